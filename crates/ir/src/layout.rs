@@ -1,0 +1,260 @@
+//! Layouts: how a tensor lies on the mesh.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use crate::error::IrError;
+use crate::mesh::{Axis, Mesh};
+
+/// How the elements of a sharded dim are dealt to the shards. It is part of the type: masks,
+/// positions and random keys use its local-to-global index map.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum Order {
+    /// Shard `i` holds the `i`-th contiguous block.
+    #[default]
+    Block,
+    /// Element `j` lies on shard `j mod n`.
+    Striped,
+    /// Of `2n` blocks, shard `i` holds blocks `i` and `2n−1−i`: equal work under a causal mask.
+    Zigzag,
+}
+
+impl Order {
+    /// The name used in layouts; block order is not written.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Order::Block => "block",
+            Order::Striped => "striped",
+            Order::Zigzag => "zigzag",
+        }
+    }
+
+    /// The global index of element `local` on shard `shard` of `shards`, for a dim of `size`
+    /// (padded) elements.
+    pub fn global(self, local: usize, shard: usize, shards: usize, size: usize) -> usize {
+        let block = size / shards;
+        match self {
+            Order::Block => shard * block + local,
+            Order::Striped => local * shards + shard,
+            Order::Zigzag => {
+                let half = block / 2;
+                if local < half {
+                    shard * half + local
+                } else {
+                    (2 * shards - 1 - shard) * half + (local - half)
+                }
+            }
+        }
+    }
+}
+
+/// The axes that shard one dim, major to minor, and the order of its elements.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Sharding {
+    /// Major to minor.
+    pub axes: Vec<Axis>,
+    /// How elements are dealt; only meaningful where `axes` is not empty.
+    pub order: Order,
+}
+
+/// For every dim the ordered axes that shard it, plus the axes over which the value is a partial
+/// sum. An axis in neither is replicated.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Layout {
+    dims: Vec<Sharding>,
+    partial: BTreeSet<Axis>,
+}
+
+impl Layout {
+    /// Replicated over every axis.
+    pub fn replicated(rank: usize) -> Self {
+        Self {
+            dims: vec![Sharding::default(); rank],
+            partial: BTreeSet::new(),
+        }
+    }
+
+    /// A layout of these shardings and partial axes; no axis may appear twice.
+    pub fn new(dims: Vec<Sharding>, partial: BTreeSet<Axis>) -> Result<Self, IrError> {
+        let layout = Self { dims, partial };
+        let mut seen = layout.partial.clone();
+        for axis in layout.dims.iter().flat_map(|d| &d.axes) {
+            if !seen.insert(*axis) {
+                return Err(IrError::Layout {
+                    layout: layout.to_string(),
+                    what: format!("axis `{axis}` appears twice"),
+                });
+            }
+        }
+        Ok(layout)
+    }
+
+    /// Reads the inside of the braces: `0:dp 1:cp,tp@zigzag P:ep`. Names of split axes expand.
+    pub fn parse(text: &str, rank: usize, mesh: &Mesh) -> Result<Self, IrError> {
+        let bad = |what: String| IrError::Layout {
+            layout: format!("{{{text}}}"),
+            what,
+        };
+        let mut dims = vec![Sharding::default(); rank];
+        let mut partial = BTreeSet::new();
+        for part in text.split_whitespace() {
+            let (key, names) = part
+                .split_once(':')
+                .ok_or_else(|| bad(format!("`{part}` is not `dim:axes` or `P:axes`")))?;
+            let (names, order) = match names.split_once('@') {
+                None => (names, Order::Block),
+                Some((names, "striped")) => (names, Order::Striped),
+                Some((names, "zigzag")) => (names, Order::Zigzag),
+                Some((_, other)) => {
+                    return Err(bad(format!("unknown order `{other}` (striped, zigzag)")));
+                }
+            };
+            let mut axes = Vec::new();
+            for name in names.split(',') {
+                axes.extend(mesh.expand(name)?);
+            }
+            match (key, key.parse::<usize>()) {
+                ("P", _) => partial.extend(axes),
+                // A unit is one flat dim, written `*`.
+                ("*", _) if rank == 1 => dims[0] = Sharding { axes, order },
+                (_, Ok(dim)) if dim < rank => dims[dim] = Sharding { axes, order },
+                _ => return Err(bad(format!("no dim `{key}` in a tensor of {rank} dims"))),
+            }
+        }
+        Self::new(dims, partial)
+    }
+
+    /// The shardings, one per dim.
+    pub fn dims(&self) -> &[Sharding] {
+        &self.dims
+    }
+
+    /// The axes that shard a dim, major to minor.
+    pub fn axes(&self, dim: usize) -> &[Axis] {
+        &self.dims[dim].axes
+    }
+
+    /// The axes over which the value is a partial sum.
+    pub fn partial(&self) -> &BTreeSet<Axis> {
+        &self.partial
+    }
+
+    /// Whether every rank holds the whole value.
+    pub fn is_replicated(&self) -> bool {
+        self.partial.is_empty() && self.dims.iter().all(|d| d.axes.is_empty())
+    }
+
+    /// The same layout with the axes of one dim replaced.
+    pub fn with_axes(&self, dim: usize, axes: Vec<Axis>) -> Result<Self, IrError> {
+        let mut dims = self.dims.clone();
+        let order = if axes.is_empty() {
+            Order::Block
+        } else {
+            dims[dim].order
+        };
+        dims[dim] = Sharding { axes, order };
+        Self::new(dims, self.partial.clone())
+    }
+
+    /// The same layout with another partial set.
+    pub fn with_partial(&self, partial: BTreeSet<Axis>) -> Result<Self, IrError> {
+        Self::new(self.dims.clone(), partial)
+    }
+
+    /// What one axis does to this value: shards a dim, makes it partial, or nothing.
+    pub fn role(&self, axis: Axis) -> AxisRole {
+        if self.partial.contains(&axis) {
+            return AxisRole::Partial;
+        }
+        match self.dims.iter().position(|d| d.axes.contains(&axis)) {
+            Some(dim) => AxisRole::Sharded(dim),
+            None => AxisRole::Replicated,
+        }
+    }
+}
+
+/// What one mesh axis does to a value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AxisRole {
+    /// Every rank along the axis holds the same.
+    Replicated,
+    /// The axis shards this dim.
+    Sharded(usize),
+    /// The value is the sum over the axis of what its ranks hold.
+    Partial,
+}
+
+impl fmt::Display for AxisRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AxisRole::Replicated => f.write_str("replicated"),
+            AxisRole::Sharded(dim) => write!(f, "sharded on dim {dim}"),
+            AxisRole::Partial => f.write_str("a partial sum"),
+        }
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let join = |axes: &mut dyn Iterator<Item = &Axis>| {
+            axes.map(Axis::to_string).collect::<Vec<_>>().join(",")
+        };
+        let mut parts = Vec::new();
+        for (dim, sharding) in self.dims.iter().enumerate() {
+            if sharding.axes.is_empty() {
+                continue;
+            }
+            let order = match sharding.order {
+                Order::Block => String::new(),
+                other => format!("@{}", other.name()),
+            };
+            parts.push(format!("{dim}:{}{order}", join(&mut sharding.axes.iter())));
+        }
+        if !self.partial.is_empty() {
+            parts.push(format!("P:{}", join(&mut self.partial.iter())));
+        }
+        write!(f, "{{{}}}", parts.join(" "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_print_and_parse_back() {
+        let mesh: Mesh = "dp=2 cp=2 tp=4 ep=2".parse().unwrap();
+        for text in [
+            "{}",
+            "{0:dp}",
+            "{0:dp 1:cp,tp P:ep}",
+            "{1:cp@zigzag}",
+            "{1:cp@striped}",
+        ] {
+            let inner = &text[1..text.len() - 1];
+            assert_eq!(Layout::parse(inner, 3, &mesh).unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_layout_with_an_axis_twice_is_refused() {
+        let mesh: Mesh = "dp=2".parse().unwrap();
+        let error = Layout::parse("0:dp 1:dp", 2, &mesh)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("axis `dp` appears twice"), "{error}");
+        assert!(Layout::parse("0:dp P:dp", 2, &mesh).is_err());
+        assert!(Layout::parse("2:dp", 2, &mesh).is_err());
+    }
+
+    #[test]
+    fn every_order_is_a_bijection() {
+        for order in [Order::Block, Order::Striped, Order::Zigzag] {
+            let mut seen: Vec<usize> = (0..4)
+                .flat_map(|shard| (0..4).map(move |local| order.global(local, shard, 4, 16)))
+                .collect();
+            seen.sort_unstable();
+            assert_eq!(seen, (0..16).collect::<Vec<_>>(), "{order:?}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The device mesh: named axes, each a number of ranks.
+//!
+//! A mesh holds only *atoms*. Splitting `tp` in a mesh with `tp=4` replaces it by `tp.0=2 tp.1=2`;
+//! the name `tp` then expands to both wherever it is read. No other code does sub-axis arithmetic.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::IrError;
+
+/// The longest axis name that fits, in bytes.
+const NAME: usize = 15;
+
+/// The name of a mesh axis (`dp`, `tp`, `tp.0`…): a short string kept inline, so that layouts are
+/// cheap to compare and copy and mean the same on every mesh that has an axis of that name.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Axis {
+    bytes: [u8; NAME],
+    len: u8,
+}
+
+impl Axis {
+    /// An axis of this name: letters, digits, `_` and `.`, starting with a letter.
+    pub fn new(name: &str) -> Result<Self, IrError> {
+        let legal = name.len() <= NAME
+            && name.starts_with(|c: char| c.is_ascii_alphabetic())
+            && name
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'.');
+        // `P` introduces the partial-sum set in a layout's text and can't also name an axis.
+        if !legal || name == "P" {
+            return Err(IrError::AxisName {
+                name: name.to_owned(),
+                longest: NAME,
+            });
+        }
+        let mut bytes = [0; NAME];
+        bytes[..name.len()].copy_from_slice(name.as_bytes());
+        Ok(Self {
+            bytes,
+            len: name.len() as u8,
+        })
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        std::str::from_utf8(&self.bytes[..usize::from(self.len)]).unwrap_or("?")
+    }
+
+    fn is_part_of(&self, whole: &str) -> bool {
+        self.name()
+            .strip_prefix(whole)
+            .is_some_and(|rest| rest.starts_with('.'))
+    }
+}
+
+impl fmt::Display for Axis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl fmt::Debug for Axis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Named axes and their sizes, slowest-varying first. The ranks are all coordinate tuples.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Mesh {
+    axes: Vec<(Axis, usize)>,
+}
+
+impl Mesh {
+    /// The mesh of one rank, with no axis.
+    pub fn single() -> Self {
+        Self::default()
+    }
+
+    /// A mesh with these axes, slowest-varying first.
+    pub fn new<'a>(axes: impl IntoIterator<Item = (&'a str, usize)>) -> Result<Self, IrError> {
+        let mut mesh = Self::default();
+        for (name, size) in axes {
+            let axis = Axis::new(name)?;
+            if size == 0 {
+                return Err(IrError::EmptyAxis { axis });
+            }
+            if mesh.size(axis).is_some() {
+                return Err(IrError::DuplicateAxis { axis });
+            }
+            mesh.axes.push((axis, size));
+        }
+        Ok(mesh)
+    }
+
+    /// This mesh with `name` split into `name.0 × name.1 × …` of these sizes.
+    pub fn split(&self, name: &str, sizes: &[usize]) -> Result<Self, IrError> {
+        let axis = Axis::new(name)?;
+        let size = self.size(axis).ok_or_else(|| self.unknown(name))?;
+        if sizes.iter().product::<usize>() != size {
+            return Err(IrError::Split {
+                axis,
+                size,
+                parts: sizes.to_vec(),
+            });
+        }
+        let mut axes = Vec::new();
+        for &(a, n) in &self.axes {
+            if a != axis {
+                axes.push((a, n));
+                continue;
+            }
+            for (i, &part) in sizes.iter().enumerate() {
+                axes.push((Axis::new(&format!("{name}.{i}"))?, part));
+            }
+        }
+        Ok(Self { axes })
+    }
+
+    /// The atoms that a name stands for: itself, or the parts it was split into, major to minor.
+    pub fn expand(&self, name: &str) -> Result<Vec<Axis>, IrError> {
+        let atoms: Vec<Axis> = (self.axes.iter().map(|&(axis, _)| axis))
+            .filter(|axis| axis.name() == name || axis.is_part_of(name))
+            .collect();
+        if atoms.is_empty() {
+            Err(self.unknown(name))
+        } else {
+            Ok(atoms)
+        }
+    }
+
+    /// The atoms with their sizes, slowest-varying first.
+    pub fn axes(&self) -> impl Iterator<Item = (Axis, usize)> + '_ {
+        self.axes.iter().copied()
+    }
+
+    /// The number of ranks along an axis, if the mesh has it.
+    pub fn size(&self, axis: Axis) -> Option<usize> {
+        self.axes.iter().find(|(a, _)| *a == axis).map(|&(_, n)| n)
+    }
+
+    /// The number of blocks that a list of axes cuts a dim into. An axis that the mesh does not
+    /// have counts as one; the verifier reports it before any such number is used.
+    pub fn count(&self, axes: &[Axis]) -> usize {
+        axes.iter().map(|&a| self.size(a).unwrap_or(1)).product()
+    }
+
+    /// The number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.axes.iter().map(|&(_, n)| n).product()
+    }
+
+    fn unknown(&self, name: &str) -> IrError {
+        IrError::UnknownAxis {
+            name: name.to_owned(),
+            mesh: self.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (axis, size)) in self.axes.iter().enumerate() {
+            write!(f, "{}{axis}={size}", if i > 0 { " " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Mesh {
+    type Err = IrError;
+
+    /// Reads `dp=2 tp=4`.
+    fn from_str(text: &str) -> Result<Self, IrError> {
+        let axes = text.split_whitespace().map(|part| {
+            part.split_once('=')
+                .and_then(|(name, size)| Some((name, size.parse().ok()?)))
+                .ok_or_else(|| IrError::MeshText {
+                    part: part.to_owned(),
+                })
+        });
+        Mesh::new(axes.collect::<Result<Vec<_>, _>>()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_split_axis_is_a_name_for_its_atoms() {
+        let mesh: Mesh = "dp=2 tp=4".parse().unwrap();
+        let split = mesh.split("tp", &[2, 2]).unwrap();
+        assert_eq!(split.to_string(), "dp=2 tp.0=2 tp.1=2");
+        assert_eq!(split.ranks(), 8);
+        let names: Vec<String> = split
+            .expand("tp")
+            .unwrap()
+            .iter()
+            .map(Axis::to_string)
+            .collect();
+        assert_eq!(names, ["tp.0", "tp.1"]);
+        assert_eq!(split.count(&split.expand("tp").unwrap()), 4);
+    }
+
+    #[test]
+    fn impossible_meshes_are_refused() {
+        assert!("dp=2 dp=2".parse::<Mesh>().is_err());
+        assert!("dp=0".parse::<Mesh>().is_err());
+        assert!("dp".parse::<Mesh>().is_err());
+        assert!("P=2".parse::<Mesh>().is_err());
+        let mesh: Mesh = "tp=4".parse().unwrap();
+        assert_eq!(
+            mesh.split("tp", &[3, 2]).unwrap_err().to_string(),
+            "axis `tp` has 4 ranks and can't split into 3 × 2 = 6"
+        );
+        assert!(mesh.expand("cp").unwrap_err().to_string().contains("tp=4"));
+    }
+}

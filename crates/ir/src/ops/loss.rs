@@ -1,0 +1,170 @@
+//! Cross-entropy, apart and fused with the projection before it.
+
+use super::{OpDef, Shaped};
+use crate::attr::{AttrReader, Attrs};
+use crate::dtype::DType;
+use crate::error::IrError;
+use crate::rule::Rule;
+use crate::types::TensorType;
+use crate::vjp::Vjp;
+
+/// Operands logits `[…, v]`, targets `[…]` (negative: ignored); results −log p(target), zero where
+/// ignored, and the log-sum-exp of each row.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct CrossEntropy;
+
+/// `(softmax − onehot) · dnll`: operands logits, targets, log-sum-exp, dnll.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct CrossEntropyGrad;
+
+/// Projection, cross-entropy and both gradients in chunks of rows, so that the logits of only one
+/// chunk exist at a time.
+///
+/// Operands x `[…, d]`, w (`[d, v]`, or `[v, d]` if `transposed`), targets, and dnll, one number
+/// for all rows. Results: −log p(target), dx, dw. It stands for exactly
+/// `matmul, cross_entropy, broadcast, cross_entropy_grad, matmul, matmul`, and is formed by a pass
+/// where a program holds all of these.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LinearCrossEntropy {
+    /// Whether w is `[v, d]`, as a tied embedding is.
+    pub transposed: bool,
+    /// Rows per chunk.
+    pub chunk: usize,
+    /// The element type of dw.
+    pub out: DType,
+}
+
+pub(super) fn read_linear(attrs: &mut AttrReader) -> Result<LinearCrossEntropy, String> {
+    Ok(LinearCrossEntropy {
+        transposed: attrs.take("transposed")?,
+        chunk: attrs.take("chunk")?,
+        out: attrs.take("out")?,
+    })
+}
+
+fn rows<'a>(logits: &'a TensorType, targets: &TensorType) -> Result<&'a [usize], String> {
+    let (Some((_, rows)), true) = (logits.shape.split_last(), logits.dtype.is_float()) else {
+        return Err(format!(
+            "the first operand is {logits}, expected a float with a last dim"
+        ));
+    };
+    super::dtype_is("targets", targets, DType::I32)?;
+    super::shape_is("targets", targets, rows)?;
+    Ok(rows)
+}
+
+impl OpDef for CrossEntropy {
+    fn name(&self) -> &'static str {
+        "cross_entropy"
+    }
+
+    fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
+        super::arity(ins, 2)?;
+        let row = (ins[0].dtype.accumulator(), rows(ins[0], ins[1])?.to_vec());
+        Ok(vec![row.clone(), row])
+    }
+
+    fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+        Rule::declare("... v, ... -> ..., ...", ins, outs).lowered("v")
+    }
+
+    fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
+        if g.cotangent(1).is_some() {
+            return Err(g.refuse(0, "the log-sum-exp is a statistic and carries no gradient"));
+        }
+        let operands = [g.input(0), g.input(1), g.output(1), g.dy()?];
+        let dx = g.emit(CrossEntropyGrad, &operands)?;
+        g.set(0, dx)
+    }
+}
+
+impl OpDef for CrossEntropyGrad {
+    fn name(&self) -> &'static str {
+        "cross_entropy_grad"
+    }
+
+    fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
+        super::arity(ins, 4)?;
+        let rows = rows(ins[0], ins[1])?;
+        super::shape_is("the log-sum-exp", ins[2], rows)?;
+        super::shape_is("dnll", ins[3], rows)?;
+        Ok(vec![(ins[0].dtype, ins[0].shape.clone())])
+    }
+
+    fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+        Rule::declare("... v, ..., ..., ... -> ... v", ins, outs).linear(&[&[3]])
+    }
+
+    fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
+        Err(g.refuse(0, "second derivatives are not formed"))
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(0, 0)]
+    }
+}
+
+impl LinearCrossEntropy {
+    /// The vocabulary size, from w's shape.
+    pub fn vocab(&self, w: &[usize]) -> usize {
+        w[usize::from(!self.transposed)]
+    }
+}
+
+impl OpDef for LinearCrossEntropy {
+    fn name(&self) -> &'static str {
+        "linear_cross_entropy"
+    }
+
+    fn attrs(&self) -> Attrs {
+        Attrs::new()
+            .with("transposed", self.transposed)
+            .with("chunk", self.chunk)
+            .with("out", self.out)
+    }
+
+    fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
+        super::arity(ins, 4)?;
+        let (x, w) = (ins[0], ins[1]);
+        let rows = rows(x, ins[2])?.to_vec();
+        let width = x.shape[rows.len()];
+        if w.shape.len() != 2 || w.shape[usize::from(self.transposed)] != width {
+            return Err(format!(
+                "x is {x} and w is {w}; the width of x must be a dim of w"
+            ));
+        }
+        if self.chunk == 0 {
+            return Err("a chunk needs at least one row".to_owned());
+        }
+        super::shape_is("dnll", ins[3], &[])?;
+        let accumulator = x.dtype.accumulator();
+        super::dtype_is("dnll", ins[3], accumulator)?;
+        Ok(vec![
+            (accumulator, rows),
+            (x.dtype, x.shape.clone()),
+            (self.out, w.shape.clone()),
+        ])
+    }
+
+    fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+        let w = if self.transposed { "v d" } else { "d v" };
+        let text = format!("... d, {w}, ..., -> ..., ... d, {w}");
+        Rule::declare(&text, ins, outs).whole("d").lowered("v")
+    }
+
+    fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
+        Err(g.refuse(0, "it holds its own gradient"))
+    }
+
+    fn flops(&self, ins: &[&[usize]], _outs: &[&[usize]]) -> u64 {
+        let elements: u64 = ins[0].iter().map(|&n| n as u64).product();
+        6 * elements * self.vocab(ins[1]) as u64
+    }
+
+    /// The logits of one chunk, and the log-sum-exp of its rows.
+    fn scratch(&self, ins: &[&TensorType]) -> usize {
+        let (x, w) = (ins[0], ins[1]);
+        let rows = x.elements() / x.shape.last().copied().unwrap_or(1).max(1);
+        self.chunk.min(rows) * self.vocab(&w.shape) * x.dtype.size()
+    }
+}

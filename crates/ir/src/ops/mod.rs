@@ -1,0 +1,289 @@
+//! The ops. Each file says everything about its ops once: name, attributes, shapes, sharding
+//! rule, how partial sums pass, gradient, FLOPs. Type check, autodiff, propagation, partitioning,
+//! cost and text read that; only the kernels live elsewhere.
+
+mod attention;
+mod collective;
+mod elementwise;
+mod embedding;
+mod fused;
+mod loss;
+mod matmul;
+mod norm;
+mod optimizer;
+mod random;
+mod reduce;
+mod rotary;
+mod shape;
+mod softmax;
+
+use crate::attr::{AttrReader, Attrs};
+use crate::dtype::DType;
+use crate::error::IrError;
+use crate::mesh::Axis;
+use crate::rule::Rule;
+use crate::types::TensorType;
+use crate::vjp::Vjp;
+
+pub use attention::{Attention, AttentionGrad, AttentionKind};
+pub use collective::{Collective, CollectiveKind};
+pub use elementwise::{
+    Binary, BinaryKind, Cast, Compare, CompareKind, Fill, Scale, Select, Shift, Unary, UnaryGrad,
+    UnaryKind,
+};
+pub use embedding::{Embedding, EmbeddingGrad};
+pub use fused::{Fused, FusedArg, FusedStep};
+pub use loss::{CrossEntropy, CrossEntropyGrad, LinearCrossEntropy};
+pub use matmul::{Extents, Matmul, Spec};
+pub use norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
+pub use optimizer::{AdamW, Sgd, SumSquares};
+pub use random::Dropout;
+pub use reduce::{Broadcast, Reduce, ReduceKind};
+pub use rotary::{RopeScaling, Rotary};
+pub use shape::{Concat, Pad, Reshape, Slice, Transpose};
+pub use softmax::{Softmax, SoftmaxGrad};
+
+/// Element type and global shape of a result, before its layout is known.
+pub type Shaped = (DType, Vec<usize>);
+
+/// Everything that is said about an op.
+pub trait OpDef {
+    /// The name in program text.
+    fn name(&self) -> &'static str;
+
+    /// The attributes that the text prints, enough to read the op back.
+    fn attrs(&self) -> Attrs {
+        Attrs::new()
+    }
+
+    /// The mesh axes a collective acts on, printed in angle brackets.
+    fn axes(&self) -> &[Axis] {
+        &[]
+    }
+
+    /// Result element types and shapes, or what does not fit.
+    fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String>;
+
+    /// The sharding rule for these shapes.
+    fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule;
+
+    /// Sets the gradients of the operands that want one.
+    fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError>;
+
+    /// FLOPs for these shapes: those of matrix products; elementwise work counts as nothing.
+    fn flops(&self, _ins: &[&[usize]], _outs: &[&[usize]]) -> u64 {
+        0
+    }
+
+    /// Whether packed units are legal operands.
+    fn accepts_units(&self) -> bool {
+        false
+    }
+
+    /// Pairs (operand, result) that may share memory when the operand is not needed afterwards
+    /// and both have the same number of bytes.
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[]
+    }
+
+    /// Bytes of scratch memory that engines need to run it, beside operands and results.
+    fn scratch(&self, _ins: &[&TensorType]) -> usize {
+        0
+    }
+}
+
+macro_rules! ops {
+    ($($variant:ident($inner:ty)),* $(,)?) => {
+        /// An op with its attributes. The set is closed, so that an engine which forgets one does
+        /// not compile.
+        #[derive(Clone, PartialEq, Debug)]
+        #[allow(missing_docs, reason = "each variant is documented at its own type")]
+        pub enum Op { $($variant($inner)),* }
+
+        impl OpDef for Op {
+            fn name(&self) -> &'static str { match self { $(Op::$variant(op) => op.name()),* } }
+            fn attrs(&self) -> Attrs { match self { $(Op::$variant(op) => op.attrs()),* } }
+            fn axes(&self) -> &[Axis] { match self { $(Op::$variant(op) => op.axes()),* } }
+            fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
+                match self { $(Op::$variant(op) => op.infer(ins)),* }
+            }
+            fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+                match self { $(Op::$variant(op) => op.rule(ins, outs)),* }
+            }
+            fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
+                match self { $(Op::$variant(op) => op.vjp(g)),* }
+            }
+            fn flops(&self, ins: &[&[usize]], outs: &[&[usize]]) -> u64 {
+                match self { $(Op::$variant(op) => op.flops(ins, outs)),* }
+            }
+            fn accepts_units(&self) -> bool {
+                match self { $(Op::$variant(op) => op.accepts_units()),* }
+            }
+            fn in_place(&self) -> &'static [(usize, usize)] {
+                match self { $(Op::$variant(op) => op.in_place()),* }
+            }
+            fn scratch(&self, ins: &[&TensorType]) -> usize {
+                match self { $(Op::$variant(op) => op.scratch(ins)),* }
+            }
+        }
+
+        $(impl From<$inner> for Op {
+            fn from(op: $inner) -> Self { Op::$variant(op) }
+        })*
+    };
+}
+
+ops! {
+    Matmul(Matmul),
+    Unary(Unary),
+    UnaryGrad(UnaryGrad),
+    Binary(Binary),
+    Compare(Compare),
+    Select(Select),
+    Scale(Scale),
+    Shift(Shift),
+    Cast(Cast),
+    Fill(Fill),
+    Fused(Fused),
+    Reduce(Reduce),
+    Broadcast(Broadcast),
+    Reshape(Reshape),
+    Transpose(Transpose),
+    Slice(Slice),
+    Pad(Pad),
+    Concat(Concat),
+    Embedding(Embedding),
+    EmbeddingGrad(EmbeddingGrad),
+    RmsNorm(RmsNorm),
+    RmsNormGrad(RmsNormGrad),
+    LayerNorm(LayerNorm),
+    LayerNormGrad(LayerNormGrad),
+    Rotary(Rotary),
+    Attention(Attention),
+    AttentionGrad(AttentionGrad),
+    Softmax(Softmax),
+    SoftmaxGrad(SoftmaxGrad),
+    Dropout(Dropout),
+    CrossEntropy(CrossEntropy),
+    CrossEntropyGrad(CrossEntropyGrad),
+    LinearCrossEntropy(LinearCrossEntropy),
+    AdamW(AdamW),
+    Sgd(Sgd),
+    SumSquares(SumSquares),
+    Collective(Collective),
+}
+
+impl Op {
+    /// Reads an op back from its name, axes and attributes.
+    pub fn read(name: &str, axes: Vec<Axis>, attrs: &mut AttrReader) -> Result<Op, String> {
+        if let Some(op) = elementwise::read(name, attrs) {
+            return op;
+        }
+        if let Some(op) = collective::read(name, axes, attrs) {
+            return op;
+        }
+        Ok(match name {
+            "matmul" => matmul::read(attrs)?.into(),
+            "fused" => fused::read(attrs)?.into(),
+            "sum" | "max_over" => reduce::read(name, attrs)?.into(),
+            "broadcast" => Broadcast {
+                shape: attrs.take_list("shape")?,
+                dims: attrs.take_list("dims")?,
+            }
+            .into(),
+            "reshape" => Reshape {
+                shape: attrs.take_list("shape")?,
+            }
+            .into(),
+            "transpose" => Transpose {
+                perm: attrs.take_list("perm")?,
+            }
+            .into(),
+            "slice" => Slice {
+                dim: attrs.take("dim")?,
+                start: attrs.take("start")?,
+                len: attrs.take("len")?,
+            }
+            .into(),
+            "pad" => Pad {
+                dim: attrs.take("dim")?,
+                before: attrs.take("before")?,
+                after: attrs.take("after")?,
+            }
+            .into(),
+            "concat" => Concat {
+                dim: attrs.take("dim")?,
+            }
+            .into(),
+            "embedding" => Embedding.into(),
+            "embedding_grad" => EmbeddingGrad {
+                vocab: attrs.take("vocab")?,
+                out: attrs.take("out")?,
+            }
+            .into(),
+            "rms_norm" => RmsNorm {
+                eps: attrs.take("eps")?,
+            }
+            .into(),
+            "rms_norm_grad" => RmsNormGrad {
+                out: attrs.take("out")?,
+            }
+            .into(),
+            "layer_norm" => LayerNorm {
+                eps: attrs.take("eps")?,
+            }
+            .into(),
+            "layer_norm_grad" => LayerNormGrad {
+                out: attrs.take("out")?,
+            }
+            .into(),
+            "rotary" => rotary::read(attrs)?.into(),
+            "attention" => attention::read(attrs)?.into(),
+            "attention_grad" => AttentionGrad {
+                of: attention::read(attrs)?,
+            }
+            .into(),
+            "softmax" => Softmax.into(),
+            "softmax_grad" => SoftmaxGrad.into(),
+            "dropout" => Dropout {
+                p: attrs.take("p")?,
+                site: attrs.take("site")?,
+            }
+            .into(),
+            "cross_entropy" => CrossEntropy.into(),
+            "cross_entropy_grad" => CrossEntropyGrad.into(),
+            "linear_cross_entropy" => loss::read_linear(attrs)?.into(),
+            "adamw" => optimizer::read_adamw(attrs)?.into(),
+            "sgd" => optimizer::read_sgd(attrs)?.into(),
+            "sum_squares" => SumSquares.into(),
+            _ => return Err(format!("unknown op `{name}`")),
+        })
+    }
+}
+
+/// Fails unless there are exactly `n` operands.
+fn arity(ins: &[&TensorType], n: usize) -> Result<(), String> {
+    if ins.len() == n {
+        Ok(())
+    } else {
+        Err(format!("takes {n} operands, got {}", ins.len()))
+    }
+}
+
+/// Fails unless the operand has this shape.
+fn shape_is(what: &str, ty: &TensorType, shape: &[usize]) -> Result<(), String> {
+    if ty.shape == shape {
+        Ok(())
+    } else {
+        Err(format!("{what} is {ty}, expected the shape {shape:?}"))
+    }
+}
+
+/// Fails unless the operand has this element type.
+fn dtype_is(what: &str, ty: &TensorType, dtype: DType) -> Result<(), String> {
+    if ty.dtype == dtype {
+        Ok(())
+    } else {
+        Err(format!("{what} is {ty}, expected {dtype}"))
+    }
+}

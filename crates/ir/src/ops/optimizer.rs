@@ -1,0 +1,201 @@
+//! Optimizer updates over packed units, and the norm that clipping needs.
+//!
+//! An update is linear in nothing: a gradient that is still a partial sum does not type-check.
+
+use super::{OpDef, Shaped};
+use crate::attr::{AttrReader, Attrs};
+use crate::dtype::DType;
+use crate::error::IrError;
+use crate::rule::Rule;
+use crate::types::TensorType;
+use crate::vjp::Vjp;
+
+/// AdamW (Loshchilov and Hutter, 2019), as `torch.optim.AdamW` defines it.
+///
+/// Operands w, g, m, v and the scalars lr, step (from 1) and clip, by which g is multiplied.
+/// Results w, m, v; if `narrow` is set, w is a master and a fourth result is its copy in that type.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct AdamW {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub decay: f64,
+    /// The element type of the copy that programs read, if w is a master.
+    pub narrow: Option<DType>,
+}
+
+/// Stochastic gradient descent with momentum, as `torch.optim.SGD` defines it (L2 decay, no
+/// dampening).
+///
+/// Operands w, g, momentum buffer, lr, step, clip; results w, momentum buffer and, as in AdamW, a
+/// copy. The buffer is there even with `momentum = 0`, so that one script serves both.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Sgd {
+    /// The momentum; 0 for plain descent.
+    pub momentum: f64,
+    /// Nesterov's form.
+    pub nesterov: bool,
+    /// L2 decay, added to the gradient.
+    pub decay: f64,
+    /// The element type of the copy that programs read, if w is a master.
+    pub narrow: Option<DType>,
+}
+
+/// The sum of squares of a unit, in its accumulator type.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SumSquares;
+
+fn narrow_text(narrow: Option<DType>) -> String {
+    narrow.map_or("none".to_owned(), |d| d.to_string())
+}
+
+fn read_narrow(attrs: &mut AttrReader) -> Result<Option<DType>, String> {
+    match attrs.take::<String>("narrow")?.as_str() {
+        "none" => Ok(None),
+        text => text.parse().map(Some),
+    }
+}
+
+pub(super) fn read_adamw(attrs: &mut AttrReader) -> Result<AdamW, String> {
+    Ok(AdamW {
+        beta1: attrs.take("beta1")?,
+        beta2: attrs.take("beta2")?,
+        eps: attrs.take("eps")?,
+        decay: attrs.take("decay")?,
+        narrow: read_narrow(attrs)?,
+    })
+}
+
+pub(super) fn read_sgd(attrs: &mut AttrReader) -> Result<Sgd, String> {
+    Ok(Sgd {
+        momentum: attrs.take("momentum")?,
+        nesterov: attrs.take("nesterov")?,
+        decay: attrs.take("decay")?,
+        narrow: read_narrow(attrs)?,
+    })
+}
+
+/// Checks `states` buffers of one length after the gradient, then lr, step and clip.
+fn update(
+    ins: &[&TensorType],
+    states: usize,
+    narrow: Option<DType>,
+) -> Result<Vec<Shaped>, String> {
+    super::arity(ins, 5 + states)?;
+    let w = ins[0];
+    super::shape_is("the gradient", ins[1], &w.shape)?;
+    for state in &ins[2..2 + states] {
+        super::shape_is("a state", state, &w.shape)?;
+        super::dtype_is("a state", state, w.dtype)?;
+    }
+    for scalar in &ins[2 + states..] {
+        super::shape_is("a scalar", scalar, &[])?;
+        super::dtype_is("a scalar", scalar, w.dtype.accumulator())?;
+    }
+    let mut results = vec![(w.dtype, w.shape.clone()); 1 + states];
+    results.extend(narrow.map(|dtype| (dtype, w.shape.clone())));
+    Ok(results)
+}
+
+fn update_rule(ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+    Rule::elementwise(ins, outs)
+}
+
+impl OpDef for AdamW {
+    fn name(&self) -> &'static str {
+        "adamw"
+    }
+
+    fn attrs(&self) -> Attrs {
+        Attrs::new()
+            .with("beta1", self.beta1)
+            .with("beta2", self.beta2)
+            .with("eps", self.eps)
+            .with("decay", self.decay)
+            .with("narrow", narrow_text(self.narrow))
+    }
+
+    fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
+        update(ins, 2, self.narrow)
+    }
+
+    fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+        update_rule(ins, outs)
+    }
+
+    fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
+        Err(g.refuse(0, "updates end a step"))
+    }
+
+    fn accepts_units(&self) -> bool {
+        true
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(0, 0), (2, 1), (3, 2)]
+    }
+}
+
+impl OpDef for Sgd {
+    fn name(&self) -> &'static str {
+        "sgd"
+    }
+
+    fn attrs(&self) -> Attrs {
+        Attrs::new()
+            .with("momentum", self.momentum)
+            .with("nesterov", self.nesterov)
+            .with("decay", self.decay)
+            .with("narrow", narrow_text(self.narrow))
+    }
+
+    fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
+        update(ins, 1, self.narrow)
+    }
+
+    fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+        update_rule(ins, outs)
+    }
+
+    fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
+        Err(g.refuse(0, "updates end a step"))
+    }
+
+    fn accepts_units(&self) -> bool {
+        true
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(0, 0), (2, 1)]
+    }
+}
+
+impl OpDef for SumSquares {
+    fn name(&self) -> &'static str {
+        "sum_squares"
+    }
+
+    fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
+        super::arity(ins, 1)?;
+        Ok(vec![(ins[0].dtype.accumulator(), Vec::new())])
+    }
+
+    /// Squares of shards add up, so a sharded operand gives a partial sum; a partial operand is
+    /// refused, because the square of a sum is not the sum of squares.
+    fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+        let names: Vec<String> = (0..ins[0].len()).map(|i| format!("x{i}")).collect();
+        Rule::declare(&format!("{} -> ", names.join(" ")), ins, outs)
+    }
+
+    fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
+        Err(g.refuse(0, "use square and sum where a gradient is needed"))
+    }
+
+    fn accepts_units(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,68 @@
+//! Dropout, with masks that depend on nothing but the element's global place.
+
+use super::{OpDef, Shaped};
+use crate::attr::Attrs;
+use crate::dtype::DType;
+use crate::error::IrError;
+use crate::rule::Rule;
+use crate::types::TensorType;
+use crate::vjp::Vjp;
+
+/// Zeroes each element with probability `p` and scales the rest by `1/(1−p)`: operands x, key.
+///
+/// The mask is a pure function of the key (`i32[5]`: seed low, seed high, step, segment instance,
+/// first sample of the micro-batch), the site and the element's index, where the leading dim
+/// counts global samples. It is never stored: the gradient is the same op on dy.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Dropout {
+    /// The probability of zero.
+    pub p: f64,
+    /// Tells the dropouts of one segment apart.
+    pub site: u32,
+}
+
+/// Words of the key that random ops take: seed low, seed high, step, segment instance, first
+/// sample of the micro-batch.
+pub(super) const KEY_WORDS: usize = 5;
+
+/// Fails unless the operand is a random key.
+pub(super) fn key_is(ty: &TensorType) -> Result<(), String> {
+    super::dtype_is("the random key", ty, DType::I32)?;
+    super::shape_is("the random key", ty, &[KEY_WORDS])
+}
+
+impl OpDef for Dropout {
+    fn name(&self) -> &'static str {
+        "dropout"
+    }
+
+    fn attrs(&self) -> Attrs {
+        Attrs::new().with("p", self.p).with("site", self.site)
+    }
+
+    fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
+        super::arity(ins, 2)?;
+        if !(0.0..1.0).contains(&self.p) {
+            return Err(format!("p = {} is not a probability below 1", self.p));
+        }
+        key_is(ins[1])?;
+        Ok(vec![(ins[0].dtype, ins[0].shape.clone())])
+    }
+
+    fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
+        let names: Vec<String> = (0..ins[0].len()).map(|i| format!("x{i}")).collect();
+        let x = names.join(" ");
+        Rule::declare(&format!("{x}, key -> {x}"), ins, outs)
+            .whole("key")
+            .linear(&[&[0]])
+    }
+
+    fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
+        let dx = g.emit(*self, &[g.dy()?, g.input(1)])?;
+        g.set(0, dx)
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(0, 0)]
+    }
+}

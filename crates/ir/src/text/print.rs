@@ -1,0 +1,80 @@
+//! Printing.
+
+use std::fmt;
+
+use crate::ops::{Op, OpDef};
+use crate::program::{Instr, Phase, Program, ValueId};
+
+/// The name of a value: an input's own, else `%` and its number.
+pub fn value_name(program: &Program, value: ValueId) -> String {
+    match program.inputs().iter().find(|p| p.value == value) {
+        Some(port) => port.name.clone(),
+        None => format!("%{}", value.0),
+    }
+}
+
+/// `op<axes>(operands, attributes)`.
+pub fn call(program: &Program, op: &Op, inputs: &[ValueId]) -> String {
+    let axes: Vec<String> = op.axes().iter().map(ToString::to_string).collect();
+    let axes = if axes.is_empty() {
+        String::new()
+    } else {
+        format!("<{}>", axes.join(","))
+    };
+    let mut args: Vec<String> = inputs.iter().map(|&v| value_name(program, v)).collect();
+    args.extend(
+        op.attrs()
+            .iter()
+            .map(|(key, value)| format!("{key}={value}")),
+    );
+    format!("{}{axes}({})", op.name(), args.join(", "))
+}
+
+/// One instruction with its result types.
+pub fn instr(program: &Program, instr: &Instr) -> String {
+    let names: Vec<String> = instr
+        .outputs
+        .iter()
+        .map(|&v| value_name(program, v))
+        .collect();
+    let types: Vec<String> = instr
+        .outputs
+        .iter()
+        .map(|&v| program.ty(v).to_string())
+        .collect();
+    let call = call(program, &instr.op, &instr.inputs);
+    let phase = match instr.phase {
+        Phase::F => "",
+        Phase::B => " @B",
+        Phase::W => " @W",
+    };
+    format!(
+        "{} = {call} : {}{phase}",
+        names.join(", "),
+        types.join(", ")
+    )
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "mesh {}", self.mesh())?;
+        writeln!(f, "program {} {{", self.name)?;
+        for port in self.inputs() {
+            writeln!(
+                f,
+                "  {}: {} {}",
+                port.name,
+                port.role.name(),
+                self.ty(port.value)
+            )?;
+        }
+        for i in self.instrs() {
+            writeln!(f, "  {}", instr(self, i))?;
+        }
+        for port in self.outputs() {
+            let value = value_name(self, port.value);
+            writeln!(f, "  return {}: {} {value}", port.name, port.role.name())?;
+        }
+        writeln!(f, "}}")
+    }
+}

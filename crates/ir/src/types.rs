@@ -1,0 +1,178 @@
+//! The type of a value: element type, global shape, layout.
+
+use std::fmt;
+
+use crate::dtype::DType;
+use crate::error::IrError;
+use crate::layout::Layout;
+use crate::mesh::Mesh;
+
+/// What sort of value a type describes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Form {
+    /// An ordinary tensor.
+    #[default]
+    Tensor,
+    /// Local blocks of several parameters packed into one flat padded buffer, of which each rank
+    /// of the sharding axes holds a contiguous part. Only elementwise ops, optimizer updates and
+    /// collectives accept it.
+    Unit,
+    /// The handle of a collective that was started and not yet waited for; used exactly once.
+    Pending,
+}
+
+/// Element type, **global** shape and layout of a value. Local shapes follow from the layout.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct TensorType {
+    /// The element type.
+    pub dtype: DType,
+    /// The global shape.
+    pub shape: Vec<usize>,
+    /// How it lies on the mesh.
+    pub layout: Layout,
+    /// Tensor, unit, or pending collective.
+    pub form: Form,
+}
+
+impl TensorType {
+    /// A tensor replicated over every axis.
+    pub fn new(dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
+        let shape = shape.into();
+        let layout = Layout::replicated(shape.len());
+        Self {
+            dtype,
+            shape,
+            layout,
+            form: Form::Tensor,
+        }
+    }
+
+    /// A packed unit of this many elements, replicated.
+    pub fn unit(dtype: DType, elements: usize) -> Self {
+        Self {
+            form: Form::Unit,
+            ..Self::new(dtype, [elements])
+        }
+    }
+
+    /// The same value in another layout.
+    pub fn with_layout(&self, layout: Layout) -> Self {
+        Self {
+            layout,
+            ..self.clone()
+        }
+    }
+
+    /// Elements of the whole value.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Bytes of the whole value.
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.dtype.size()
+    }
+
+    /// The shape that one rank holds: each dim divided by its shard count, rounded up where the
+    /// global size does not divide (the last shard is then padded).
+    pub fn local_shape(&self, mesh: &Mesh) -> Vec<usize> {
+        (self.shape.iter().zip(self.layout.dims()))
+            .map(|(&size, sharding)| size.div_ceil(mesh.count(&sharding.axes)))
+            .collect()
+    }
+
+    /// Bytes that one rank holds.
+    pub fn local_bytes(&self, mesh: &Mesh) -> usize {
+        self.local_shape(mesh).iter().product::<usize>() * self.dtype.size()
+    }
+
+    /// Reads `bf16[8,4096]{0:dp P:tp}`, `f32[*1024]{*:dp}` or `pending f32[8]`.
+    pub fn parse(text: &str, mesh: &Mesh) -> Result<Self, IrError> {
+        let bad = || IrError::operands("type", format!("`{text}` is not `dtype[dims]{{layout}}`"));
+        let trimmed = text.trim();
+        let (pending, rest) = match trimmed.strip_prefix("pending ") {
+            Some(rest) => (true, rest),
+            None => (false, trimmed),
+        };
+        let (dtype, rest) = rest.split_once('[').ok_or_else(bad)?;
+        let (dims, rest) = rest.split_once(']').ok_or_else(bad)?;
+        let (unit, dims) = match dims.strip_prefix('*') {
+            Some(dims) => (true, dims),
+            None => (false, dims),
+        };
+        let shape = (dims.split(',').filter(|d| !d.is_empty()))
+            .map(|d| d.trim().parse().map_err(|_| bad()))
+            .collect::<Result<Vec<usize>, _>>()?;
+        let rest = rest.trim();
+        let inner = match rest.strip_prefix('{').and_then(|r| r.strip_suffix('}')) {
+            Some(inner) => inner,
+            None if rest.is_empty() => "",
+            None => return Err(bad()),
+        };
+        let dtype = dtype
+            .trim()
+            .parse()
+            .map_err(|what: String| IrError::operands("type", what))?;
+        let layout = Layout::parse(inner, shape.len(), mesh)?;
+        let form = match (pending, unit) {
+            (true, _) => Form::Pending,
+            (false, true) => Form::Unit,
+            (false, false) => Form::Tensor,
+        };
+        Ok(Self {
+            dtype,
+            shape,
+            layout,
+            form,
+        })
+    }
+}
+
+impl fmt::Display for TensorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dims: Vec<String> = self.shape.iter().map(usize::to_string).collect();
+        let (prefix, star) = match self.form {
+            Form::Tensor => ("", ""),
+            Form::Unit => ("", "*"),
+            Form::Pending => ("pending ", ""),
+        };
+        write!(f, "{prefix}{}[{star}{}]", self.dtype, dims.join(","))?;
+        if self.layout.is_replicated() {
+            return Ok(());
+        }
+        let layout = self.layout.to_string();
+        match self.form {
+            Form::Unit => write!(f, "{}", layout.replacen("0:", "*:", 1)),
+            _ => write!(f, "{layout}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_print_and_parse_back() {
+        let mesh: Mesh = "dp=2 tp=4".parse().unwrap();
+        for text in [
+            "f32[]",
+            "bf16[8,4096,2048]{0:dp 1:tp}",
+            "f32[*1024]{*:dp P:tp}",
+            "pending f32[8,16]{0:dp}",
+            "i32[4]",
+        ] {
+            assert_eq!(TensorType::parse(text, &mesh).unwrap().to_string(), text);
+        }
+        assert!(TensorType::parse("f31[8]", &mesh).is_err());
+        assert!(TensorType::parse("f32 8", &mesh).is_err());
+    }
+
+    #[test]
+    fn uneven_dims_round_up() {
+        let mesh: Mesh = "tp=2".parse().unwrap();
+        let ty = TensorType::parse("f32[50257,768]{0:tp}", &mesh).unwrap();
+        assert_eq!(ty.local_shape(&mesh), [25129, 768]);
+        assert_eq!(ty.local_bytes(&mesh), 25129 * 768 * 4);
+    }
+}

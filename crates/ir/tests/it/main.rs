@@ -1,0 +1,4 @@
+//! What the verifier refuses, and that programs print and parse back.
+#![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+mod text;
+mod verifier;

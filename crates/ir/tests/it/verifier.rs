@@ -1,0 +1,202 @@
+//! Wrong programs do not build, and the message says what to do.
+
+use phalanx_ir::ops::{AdamW, Binary, BinaryKind, Collective, CollectiveKind};
+use phalanx_ir::{Axis, Builder, DType, IrError, Mesh, Program, Role, text, verify};
+
+fn mesh() -> Mesh {
+    "dp=2 tp=4".parse().unwrap()
+}
+
+/// Builds a program of typed inputs and one op, and returns the refusal.
+fn refusal(inputs: &[&str], op: impl Into<phalanx_ir::Op>) -> IrError {
+    let b = Builder::on("test", DType::F32, mesh());
+    let names = ["a", "b", "c", "d", "e", "f", "g"];
+    let values: Vec<_> = inputs
+        .iter()
+        .zip(names)
+        .map(|(ty, name)| b.typed(name, Role::Data, ty))
+        .collect();
+    b.apply(op, &values);
+    b.finish().unwrap_err()
+}
+
+fn check(error: IrError, expected: &[&str]) {
+    let text = error.to_string();
+    for part in expected {
+        assert!(text.contains(part), "missing `{part}` in:\n{text}");
+    }
+}
+
+#[test]
+fn adding_a_replicated_value_to_a_partial_sum_is_refused() {
+    let b = Builder::on("block", DType::F32, mesh());
+    let x = b.typed("x", Role::Boundary, "f32[8,64]{0:dp 1:tp}");
+    let w = b.typed("w", Role::Param, "f32[64,32]{0:tp}");
+    let bias = b.typed("bias", Role::Param, "f32[32]");
+    let y = x.matmul(w) + bias;
+    b.output("y", y);
+    check(
+        b.finish().unwrap_err(),
+        &[
+            "add: operand 0 is a partial sum over `tp`, operand 1 is replicated over `tp`",
+            "%3 = matmul(x, w, spec=ay,yz->az, out=f32, add=false) : f32[8,32]{0:dp P:tp}",
+            "bias is f32[32]",
+            "would count it 4 times (tp = 4)",
+            "all_reduce<tp> or reduce_scatter<tp>",
+        ],
+    );
+}
+
+#[test]
+fn multiplying_two_partial_sums_is_refused() {
+    let error = refusal(
+        &["f32[8]{P:tp}", "f32[8]{P:tp}"],
+        Binary {
+            kind: BinaryKind::Mul,
+        },
+    );
+    check(
+        error,
+        &[
+            "mul",
+            "partial sums over `tp`",
+            "cross terms",
+            "reduce a first",
+        ],
+    );
+    // Over different axes it is legal: each operand is linear by itself.
+    let b = Builder::on("test", DType::F32, mesh());
+    let y = b.typed("a", Role::Data, "f32[8]{P:tp}") * b.typed("b", Role::Data, "f32[8]{P:dp}");
+    assert_eq!(y.ty().to_string(), "f32[8]{P:dp,tp}");
+}
+
+#[test]
+fn an_axis_on_two_factors_is_refused() {
+    let b = Builder::on("test", DType::F32, mesh());
+    let x = b.typed("x", Role::Data, "f32[8,64]{0:tp}");
+    let w = b.typed("w", Role::Param, "f32[64,32]{1:tp}");
+    b.output("y", x.matmul(w));
+    check(
+        b.finish().unwrap_err(),
+        &[
+            "axis `tp` shards two factors, `a` and `z`",
+            "gather one operand",
+        ],
+    );
+}
+
+#[test]
+fn a_gather_that_is_not_at_the_minor_end_is_refused() {
+    let op = Collective {
+        kind: CollectiveKind::AllGather { dim: 0 },
+        axes: vec![Axis::new("dp").unwrap()],
+        start: false,
+    };
+    let error = refusal(&["f32[16,4]{0:dp,tp}"], op);
+    check(
+        error,
+        &[
+            "all_gather",
+            "[dp] is not the minor end of dim 0",
+            "[dp, tp]",
+        ],
+    );
+}
+
+#[test]
+fn an_update_of_a_partial_gradient_is_refused() {
+    let adamw = AdamW {
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        decay: 0.1,
+        narrow: None,
+    };
+    let unit = "f32[*64]{*:tp}";
+    let error = refusal(
+        &[
+            unit,
+            "f32[*64]{*:tp P:dp}",
+            unit,
+            unit,
+            "f32[]",
+            "f32[]",
+            "f32[]",
+        ],
+        adamw,
+    );
+    check(
+        error,
+        &[
+            "adamw: operand 1 is a partial sum over `dp`",
+            "each of the 2 ranks would update with its own share",
+            "reduce b first (all_reduce<dp> or reduce_scatter<dp>)",
+        ],
+    );
+}
+
+#[test]
+fn a_nonlinear_function_of_a_partial_sum_is_refused() {
+    let op = phalanx_ir::ops::Unary {
+        kind: phalanx_ir::ops::UnaryKind::Gelu,
+    };
+    check(
+        refusal(&["f32[8]{P:tp}"], op),
+        &["gelu of a sum is not the sum of gelu"],
+    );
+}
+
+fn parsed(body: &str) -> Program {
+    text::parse(&format!("mesh dp=2 tp=4\nprogram t {{\n{body}\n}}\n")).unwrap()
+}
+
+#[test]
+fn a_started_collective_is_waited_for_exactly_once() {
+    let good = parsed(
+        "x: data f32[8]{P:tp}
+         %1 = all_reduce_start<tp>(x) : pending f32[8]
+         %2 = done(%1) : f32[8]
+         return y: probe %2",
+    );
+    verify(&good).unwrap();
+    let never = parsed("x: data f32[8]{P:tp}\n%1 = all_reduce_start<tp>(x) : pending f32[8]");
+    assert!(
+        verify(&never)
+            .unwrap_err()
+            .to_string()
+            .contains("waited for 0 times")
+    );
+    let early = parsed(
+        "x: data f32[8]{P:tp}
+         %1 = all_reduce_start<tp>(x) : pending f32[8]
+         %2 = neg(%1) : f32[8]
+         %3 = done(%1) : f32[8]",
+    );
+    assert!(
+        verify(&early)
+            .unwrap_err()
+            .to_string()
+            .contains("still running")
+    );
+}
+
+#[test]
+fn a_result_declared_in_another_layout_is_refused() {
+    let program = parsed("x: data f32[8,4]{0:dp}\n%1 = exp(x) : f32[8,4]");
+    let error = verify(&program).unwrap_err();
+    assert!(
+        error.to_string().contains("result 0 has the layout {0:dp}"),
+        "{error}"
+    );
+}
+
+#[test]
+fn units_are_read_only_by_elementwise_ops() {
+    let program = parsed("u: state f32[*8]\n%1 = softmax(u) : f32[*8]");
+    assert!(
+        verify(&program)
+            .unwrap_err()
+            .to_string()
+            .contains("is a packed unit")
+    );
+}
