@@ -1,0 +1,202 @@
+//! The joint graph: forward and backward in one program.
+
+use std::collections::BTreeSet;
+
+use phalanx_ir::ops::{Binary, BinaryKind};
+use phalanx_ir::vjp::Vjp;
+use phalanx_ir::{DType, IrError, Op, OpDef, Phase, Program, Role, TensorType, ValueId};
+
+/// A forward program followed by its backward, instructions tagged F, B or W.
+///
+/// Beside the forward's own, its inputs are a cotangent for each boundary output, its outputs a
+/// cotangent for each differentiated boundary input and a gradient for each parameter.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Joint {
+    /// The program.
+    pub program: Program,
+}
+
+/// The name of the cotangent of a boundary value.
+pub fn cotangent_name(boundary: &str) -> String {
+    format!("d.{boundary}")
+}
+
+/// Forms the joint graph of a segment's forward program. Parameter gradients come out in `grads`,
+/// the element type that they are accumulated in.
+///
+/// The cotangent of a loss is one: its scale (1/valid tokens) is part of the forward.
+pub fn joint(forward: &Program, grads: DType) -> Result<Joint, IrError> {
+    let mut reverse = Reverse::new(forward, grads);
+    reverse.seed(forward)?;
+    for index in (0..forward.instrs().len()).rev() {
+        reverse.step(forward, index)?;
+    }
+    reverse.outputs(forward);
+    let program = assign_phases(&reverse.program, forward.instrs().len());
+    Ok(Joint {
+        program: program.canonical(),
+    })
+}
+
+struct Reverse {
+    program: Program,
+    /// The gradient formed so far of each forward value.
+    gradients: Vec<Option<ValueId>>,
+    /// The element type that the gradient of each value has, if it is needed at all.
+    wanted: Vec<Option<DType>>,
+}
+
+impl Reverse {
+    fn new(forward: &Program, grads: DType) -> Self {
+        let mut wanted = vec![None; forward.values().len()];
+        for port in forward.inputs() {
+            let dtype = forward.ty(port.value).dtype;
+            wanted[port.value.index()] = match port.role {
+                Role::Param => Some(grads),
+                Role::Boundary if dtype.is_float() => Some(dtype),
+                _ => None,
+            };
+        }
+        for instr in forward.instrs() {
+            if instr.inputs.iter().any(|v| wanted[v.index()].is_some()) {
+                for &value in &instr.outputs {
+                    let dtype = forward.ty(value).dtype;
+                    wanted[value.index()] = dtype.is_float().then_some(dtype);
+                }
+            }
+        }
+        let gradients = vec![None; forward.values().len()];
+        Self {
+            program: forward.clone(),
+            gradients,
+            wanted,
+        }
+    }
+
+    /// Cotangents of the outputs: inputs of the joint program, and one for each loss.
+    fn seed(&mut self, forward: &Program) -> Result<(), IrError> {
+        for port in forward.outputs() {
+            if self.wanted[port.value.index()].is_none() {
+                continue;
+            }
+            let ty = forward.ty(port.value).clone();
+            let seed = match port.role {
+                Role::Boundary => {
+                    self.program
+                        .input(cotangent_name(&port.name), Role::Cotangent, ty)
+                }
+                Role::Loss if ty.shape.is_empty() => {
+                    self.program.constant(ty.dtype, &[], 1.0, Phase::B)?
+                }
+                Role::Loss => {
+                    let what = format!("the loss is {ty}; sum it to a single number");
+                    return Err(IrError::operands("loss", what));
+                }
+                _ => continue,
+            };
+            self.accumulate(port.value, seed)?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, forward: &Program, index: usize) -> Result<(), IrError> {
+        let instr = &forward.instrs()[index];
+        let cotangents: Vec<Option<ValueId>> = instr
+            .outputs
+            .iter()
+            .map(|v| self.gradients[v.index()])
+            .collect();
+        let wanted: Vec<Option<DType>> = instr
+            .inputs
+            .iter()
+            .map(|v| self.wanted[v.index()])
+            .collect();
+        if cotangents.iter().all(Option::is_none) || wanted.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        let mut vjp = Vjp::new(&mut self.program, instr.clone(), cotangents, wanted.clone());
+        instr.op.vjp(&mut vjp)?;
+        for ((&operand, gradient), wanted) in instr.inputs.iter().zip(vjp.finish()).zip(wanted) {
+            if let (Some(gradient), Some(_)) = (gradient, wanted) {
+                self.accumulate(operand, gradient)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn accumulate(&mut self, value: ValueId, gradient: ValueId) -> Result<(), IrError> {
+        let sum = match self.gradients[value.index()] {
+            None => gradient,
+            Some(old) => {
+                let add = Op::Binary(Binary {
+                    kind: BinaryKind::Add,
+                });
+                self.program.push(add, &[old, gradient], Phase::B)?[0]
+            }
+        };
+        self.gradients[value.index()] = Some(sum);
+        Ok(())
+    }
+
+    fn outputs(&mut self, forward: &Program) {
+        for port in forward.inputs() {
+            let Some(gradient) = self.gradients[port.value.index()] else {
+                continue;
+            };
+            match port.role {
+                Role::Boundary => {
+                    self.program
+                        .output(cotangent_name(&port.name), Role::Cotangent, gradient);
+                }
+                Role::Param => self.program.output(&port.name, Role::Gradient, gradient),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// B holds the ancestors of the input cotangents and of every backward instruction that reads a
+/// weight; W is the rest. So W reads no weights, also in segments without a differentiated input.
+fn assign_phases(program: &Program, forward: usize) -> Program {
+    let weights: BTreeSet<ValueId> = program.inputs_with(Role::Param).map(|p| p.value).collect();
+    let mut in_b: BTreeSet<ValueId> = program
+        .outputs_with(Role::Cotangent)
+        .map(|p| p.value)
+        .collect();
+    let backward = &program.instrs()[forward..];
+    let mut phases = vec![Phase::W; backward.len()];
+    for (i, instr) in backward.iter().enumerate().rev() {
+        let needed = instr.outputs.iter().any(|v| in_b.contains(v));
+        let reads_weight = instr.inputs.iter().any(|v| weights.contains(v));
+        if needed || reads_weight {
+            phases[i] = Phase::B;
+            in_b.extend(&instr.inputs);
+        }
+    }
+    let mut out = Program::new(&program.name, program.mesh().clone());
+    let mut map = vec![ValueId(u32::MAX); program.values().len()];
+    for port in program.inputs() {
+        map[port.value.index()] = out.input(&port.name, port.role, program.ty(port.value).clone());
+    }
+    for (i, instr) in program.instrs().iter().enumerate() {
+        let phase = if i < forward {
+            Phase::F
+        } else {
+            phases[i - forward]
+        };
+        let inputs: Vec<ValueId> = instr.inputs.iter().map(|v| map[v.index()]).collect();
+        let types: Vec<TensorType> = instr
+            .outputs
+            .iter()
+            .map(|&v| program.ty(v).clone())
+            .collect();
+        let outputs = out.push_unchecked(instr.op.clone(), &inputs, types, phase);
+        for (old, new) in instr.outputs.iter().zip(outputs) {
+            map[old.index()] = new;
+        }
+    }
+    for port in program.outputs() {
+        out.output(&port.name, port.role, map[port.value.index()]);
+    }
+    out
+}

@@ -1,0 +1,375 @@
+//! Cutting a joint graph into the programs that scripts run.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
+
+use phalanx_ir::ops::{Attention, AttentionKind};
+use phalanx_ir::{Instr, Op, Phase, Program, Role, TensorType, ValueId};
+
+use crate::joint::Joint;
+
+/// Which residuals the backward makes again instead of reading what F kept.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Recompute {
+    /// None: F keeps everything that the backward reads.
+    #[default]
+    None,
+    /// The quadratic part of a materialised attention (Korthikanti et al., 2022); flash attention
+    /// keeps nothing quadratic, so nothing changes there.
+    Selective,
+    /// All: F keeps only its inputs (Chen et al., 2016).
+    Full,
+}
+
+impl Recompute {
+    /// Every policy.
+    pub const ALL: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
+
+    fn remakes(self, instr: &Instr, value: ValueId) -> bool {
+        match self {
+            Recompute::None => false,
+            Recompute::Full => true,
+            Recompute::Selective => {
+                let materialised = matches!(
+                    instr.op,
+                    Op::Attention(Attention {
+                        kind: AttentionKind::Materialised,
+                        ..
+                    })
+                );
+                // The first result is the attention's output, which the next projection keeps.
+                materialised && instr.outputs[0] != value
+            }
+        }
+    }
+}
+
+impl fmt::Display for Recompute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Recompute::None => "none",
+            Recompute::Selective => "selective",
+            Recompute::Full => "full",
+        })
+    }
+}
+
+impl FromStr for Recompute {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        (Recompute::ALL.into_iter().find(|r| r.to_string() == text))
+            .ok_or_else(|| format!("`{text}` is not none, selective or full"))
+    }
+}
+
+/// The programs of one segment.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Phases {
+    /// Forward.
+    pub f: Program,
+    /// Gradients of inputs.
+    pub b: Program,
+    /// Gradients of weights.
+    pub w: Program,
+    /// The unsplit backward.
+    pub bw: Program,
+    /// Forward and backward at once.
+    pub fbw: Program,
+}
+
+impl Phases {
+    /// What F keeps for the backward, by name: its residual outputs, and its boundary inputs that
+    /// the backward reads. This is what the memory of a micro-batch in flight is made of.
+    pub fn residuals(&self) -> Vec<(&str, &TensorType)> {
+        let kept = self
+            .f
+            .outputs_with(Role::Residual)
+            .map(|p| (p.name.as_str(), self.f.ty(p.value)));
+        let inputs = self
+            .bw
+            .inputs_with(Role::Boundary)
+            .map(|p| (p.name.as_str(), self.bw.ty(p.value)));
+        kept.chain(inputs).collect()
+    }
+}
+
+/// Cuts a joint graph.
+pub fn slice(joint: &Joint, recompute: Recompute) -> Phases {
+    use Phase::{B, F, W};
+    let cut = Cut::new(&joint.program, recompute);
+    let none = BTreeSet::new();
+    Phases {
+        f: cut.program("F", &[F], &[], &cut.kept),
+        b: cut.program("B", &[B], &cut.remade_for(&[B, W]), &cut.handed),
+        w: cut.program("W", &[W], &cut.constants_for(&[W]), &none),
+        bw: cut.program("BW", &[B, W], &cut.remade_for(&[B, W]), &none),
+        fbw: cut.program("FBW", &[F, B, W], &[], &none),
+    }
+}
+
+struct Cut<'a> {
+    joint: &'a Program,
+    /// The instruction that makes each value, if one does.
+    maker: Vec<Option<usize>>,
+    /// Values made from weights and constants alone: remade wherever they are read.
+    free: Vec<bool>,
+    /// Forward values that F keeps.
+    kept: BTreeSet<ValueId>,
+    /// Values that B hands to W beside those that F keeps.
+    handed: BTreeSet<ValueId>,
+}
+
+impl<'a> Cut<'a> {
+    fn new(joint: &'a Program, recompute: Recompute) -> Self {
+        let mut maker = vec![None; joint.values().len()];
+        let mut free = vec![false; joint.values().len()];
+        for port in joint.inputs_with(Role::Param) {
+            free[port.value.index()] = true;
+        }
+        for (index, instr) in joint.instrs().iter().enumerate() {
+            let all_free = instr.inputs.iter().all(|v| free[v.index()]);
+            for value in &instr.outputs {
+                maker[value.index()] = Some(index);
+                free[value.index()] = all_free;
+            }
+        }
+        let mut cut = Self {
+            joint,
+            maker,
+            free,
+            kept: BTreeSet::new(),
+            handed: BTreeSet::new(),
+        };
+        let read = cut.forward_values_read_by(&[Phase::B, Phase::W]);
+        let remade: BTreeSet<ValueId> = (read.iter().copied())
+            .filter(|&v| cut.made_by(v).is_some_and(|i| recompute.remakes(i, v)))
+            .collect();
+        cut.kept = cut.leaves_of(&read, &remade);
+        cut.handed = cut.handed_to_w();
+        cut
+    }
+
+    fn made_by(&self, value: ValueId) -> Option<&'a Instr> {
+        self.maker[value.index()].map(|i| &self.joint.instrs()[i])
+    }
+
+    fn is_forward(&self, value: ValueId) -> bool {
+        self.made_by(value).is_some_and(|i| i.phase == Phase::F)
+    }
+
+    fn forward_values_read_by(&self, phases: &[Phase]) -> BTreeSet<ValueId> {
+        let readers = self
+            .joint
+            .instrs()
+            .iter()
+            .filter(|i| phases.contains(&i.phase));
+        let mut read: BTreeSet<ValueId> = readers.flat_map(|i| i.inputs.iter().copied()).collect();
+        // A gradient or cotangent may itself be a forward value, passed through.
+        for port in self.joint.outputs() {
+            if matches!(port.role, Role::Cotangent | Role::Gradient) {
+                read.insert(port.value);
+            }
+        }
+        read.into_iter()
+            .filter(|&v| self.is_forward(v) && !self.free[v.index()])
+            .collect()
+    }
+
+    /// What must be kept so that every value read can be had: itself, unless it is remade; then
+    /// what its maker reads, and so on until kept values and inputs.
+    fn leaves_of(&self, read: &BTreeSet<ValueId>, remade: &BTreeSet<ValueId>) -> BTreeSet<ValueId> {
+        let mut kept: BTreeSet<ValueId> = read.difference(remade).copied().collect();
+        let mut stack: Vec<ValueId> = remade.iter().copied().collect();
+        let mut seen: BTreeSet<ValueId> = remade.clone();
+        // Under full recomputation everything is remade, down to the inputs.
+        let everything = kept.is_empty();
+        while let Some(value) = stack.pop() {
+            let Some(instr) = self.made_by(value) else {
+                continue;
+            };
+            for &operand in &instr.inputs {
+                let settled = !self.is_forward(operand)
+                    || self.free[operand.index()]
+                    || kept.contains(&operand);
+                if settled || !seen.insert(operand) {
+                    continue;
+                }
+                if everything || remade.contains(&operand) {
+                    stack.push(operand);
+                } else {
+                    kept.insert(operand);
+                }
+            }
+        }
+        kept
+    }
+
+    /// Forward instructions that the backward phases run again, in order.
+    fn remade_for(&self, phases: &[Phase]) -> Vec<usize> {
+        let read = self.forward_reads(phases);
+        self.closure(read.into_iter().filter(|v| !self.kept.contains(v)))
+    }
+
+    /// Forward instructions of constants alone, which even W may run again: it reads no weights,
+    /// so values made from weights come from B.
+    fn constants_for(&self, phases: &[Phase]) -> Vec<usize> {
+        let constants = self
+            .forward_reads(phases)
+            .into_iter()
+            .filter(|&v| self.is_constant(v));
+        self.closure(constants)
+    }
+
+    fn forward_reads(&self, phases: &[Phase]) -> BTreeSet<ValueId> {
+        let readers = self
+            .joint
+            .instrs()
+            .iter()
+            .filter(|i| phases.contains(&i.phase));
+        readers
+            .flat_map(|i| i.inputs.iter().copied())
+            .filter(|&v| self.is_forward(v))
+            .collect()
+    }
+
+    fn is_constant(&self, value: ValueId) -> bool {
+        self.made_by(value)
+            .is_some_and(|instr| instr.inputs.iter().all(|&v| self.is_constant(v)))
+    }
+
+    fn closure(&self, roots: impl Iterator<Item = ValueId>) -> Vec<usize> {
+        let mut instrs = BTreeSet::new();
+        let mut stack: Vec<ValueId> = roots.collect();
+        while let Some(value) = stack.pop() {
+            let Some(index) = self.maker[value.index()] else {
+                continue;
+            };
+            if self.kept.contains(&value) || !self.is_forward(value) || !instrs.insert(index) {
+                continue;
+            }
+            stack.extend(&self.joint.instrs()[index].inputs);
+        }
+        instrs.into_iter().collect()
+    }
+
+    /// What W reads that neither F keeps nor W can make: values of B, and forward values that B
+    /// remade.
+    fn handed_to_w(&self) -> BTreeSet<ValueId> {
+        let mut read: BTreeSet<ValueId> = (self.joint.instrs().iter())
+            .filter(|i| i.phase == Phase::W)
+            .flat_map(|i| i.inputs.iter().copied())
+            .collect();
+        for port in self.joint.outputs_with(Role::Gradient) {
+            // A gradient that B has formed leaves with B; one that is an input is W's to pass on.
+            if self
+                .made_by(port.value)
+                .is_some_and(|i| i.phase == Phase::F)
+            {
+                read.insert(port.value);
+            }
+        }
+        (read.into_iter())
+            .filter(|&v| match self.made_by(v) {
+                None => false,
+                Some(instr) => instr.phase != Phase::W && !self.kept.contains(&v),
+            })
+            .filter(|&v| !self.is_constant(v))
+            .collect()
+    }
+
+    /// A program of the instructions of `phases`, after the forward instructions `remade`;
+    /// `leaving` are values that it must hand on.
+    fn program(
+        &self,
+        suffix: &str,
+        phases: &[Phase],
+        remade: &[usize],
+        leaving: &BTreeSet<ValueId>,
+    ) -> Program {
+        let instrs: Vec<&Instr> = (self.joint.instrs().iter().enumerate())
+            .filter(|(i, instr)| phases.contains(&instr.phase) || remade.contains(i))
+            .map(|(_, instr)| instr)
+            .collect();
+        let made: BTreeSet<ValueId> = instrs
+            .iter()
+            .flat_map(|i| i.outputs.iter().copied())
+            .collect();
+        let outputs = self.outputs(phases, leaving);
+        let mut read: BTreeSet<ValueId> = instrs
+            .iter()
+            .flat_map(|i| i.inputs.iter().copied())
+            .collect();
+        read.extend(outputs.iter().map(|(_, _, v)| *v));
+
+        let name = format!("{}.{suffix}", self.joint.name);
+        let mut out = Program::new(name, self.joint.mesh().clone());
+        let mut map: BTreeMap<ValueId, ValueId> = BTreeMap::new();
+        for port in self
+            .joint
+            .inputs()
+            .iter()
+            .filter(|p| read.contains(&p.value))
+        {
+            let ty = self.joint.ty(port.value).clone();
+            map.insert(port.value, out.input(&port.name, port.role, ty));
+        }
+        for &value in read.difference(&made) {
+            let ty = self.joint.ty(value).clone();
+            map.entry(value)
+                .or_insert_with(|| out.input(residual_name(value), Role::Residual, ty));
+        }
+        for instr in instrs {
+            let inputs: Vec<ValueId> = instr.inputs.iter().map(|v| map[v]).collect();
+            let types = instr
+                .outputs
+                .iter()
+                .map(|&v| self.joint.ty(v).clone())
+                .collect();
+            // A clone belongs to the phase that runs it.
+            let phase = if phases.contains(&instr.phase) {
+                instr.phase
+            } else {
+                phases[0]
+            };
+            let results = out.push_unchecked(instr.op.clone(), &inputs, types, phase);
+            map.extend(instr.outputs.iter().copied().zip(results));
+        }
+        for (name, role, value) in outputs {
+            out.output(name, role, map[&value]);
+        }
+        out.canonical()
+    }
+
+    /// An output leaves with the phase that makes its value. One that only passes through (an
+    /// identity's cotangent, say) leaves with the phase whose business it is.
+    fn outputs(
+        &self,
+        phases: &[Phase],
+        leaving: &BTreeSet<ValueId>,
+    ) -> Vec<(String, Role, ValueId)> {
+        let mut outputs = Vec::new();
+        for port in self.joint.outputs() {
+            let maker = self.made_by(port.value).map_or(Phase::F, |i| i.phase);
+            let phase = match port.role {
+                Role::Cotangent => maker.max(Phase::B),
+                Role::Gradient if maker == Phase::F => Phase::W,
+                _ => maker,
+            };
+            if phases.contains(&phase) {
+                outputs.push((port.name.clone(), port.role, port.value));
+            }
+        }
+        outputs.extend(
+            leaving
+                .iter()
+                .map(|&v| (residual_name(v), Role::Residual, v)),
+        );
+        outputs
+    }
+}
+
+fn residual_name(value: ValueId) -> String {
+    format!("r{}", value.0)
+}
