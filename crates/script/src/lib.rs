@@ -1,1 +1,34 @@
+//! What a rank does in a step, as data.
+//!
+//! A [`Script`] is a list of [`Action`]s over typed programs and named buffers. Each action is issued
+//! in order on a [`Lane`] and starts when its lane is free and its inputs are ready: dependencies are
+//! the reads and writes of buffers plus explicit edges ([`order`]). The runtime executes a script,
+//! the planner ([`memory`]) sizes it, and later the simulator times it and the pictures draw it:
+//! they all read this one description, under this one rule.
+//!
+//! The checker ([`check()`]) types gradient buffers by the contributions they hold, so a script that
+//! would lose, double or forget one is refused before it runs.
 #![forbid(unsafe_code)]
+
+pub mod action;
+pub mod build;
+pub mod check;
+mod error;
+pub mod memory;
+pub mod order;
+pub mod schedule;
+pub mod slots;
+pub mod unit;
+
+pub use action::{
+    Action, Buffer, BufferId, Category, Contribution, Kind, Lane, ProgramId, Run, Script, Source,
+    View, Write,
+};
+pub use build::{Compiled, Optimizer, Precision, TrainPlan, eval_script, train_script};
+pub use check::check;
+pub use error::ScriptError;
+pub use memory::{MemoryPlan, plan, plan_beside};
+pub use order::HappensBefore;
+pub use schedule::{Part, Step, accumulate, merge_adjacent};
+pub use slots::{Place, Slots};
+pub use unit::{Member, Unit, units};

@@ -1,0 +1,174 @@
+//! An engine that is as late as it may be.
+//!
+//! It queues every call and runs it only when somebody waits, in a random order that respects
+//! nothing but the events which the caller named. A call that reads what an unnamed, still queued
+//! call will write finds poison (all bits set: a NaN in every float type) instead. So a script or an
+//! executor that relies on calls being done in order fails here, on any machine, without a device
+//! that is really asynchronous.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use phalanx_ir::Program;
+use phalanx_ir::random::Stream;
+use phalanx_script::{Lane, Slots};
+
+use crate::{Args, Engine, EngineError, Event, Span, Target};
+
+/// Runs the calls of another engine late and out of order.
+pub struct Late<E: Engine> {
+    inner: E,
+    queue: Vec<Call<E::Kernel>>,
+    next: u64,
+    draws: u64,
+    random: Stream,
+    poisoned: usize,
+}
+
+struct Call<K> {
+    event: Event,
+    kernel: Rc<K>,
+    inputs: Vec<Span>,
+    outputs: Vec<Target>,
+    workspace: Span,
+    after: BTreeSet<Event>,
+}
+
+impl<K> Call<K> {
+    fn writes(&self, span: &Span) -> bool {
+        self.outputs.iter().any(|t| t.span.overlaps(span))
+    }
+}
+
+impl<E: Engine> Late<E> {
+    /// Wraps an engine; the seed decides the order among calls that are ready.
+    pub fn new(inner: E, seed: u64) -> Self {
+        let random = Stream::named(seed, "late engine");
+        Self {
+            inner,
+            queue: Vec::new(),
+            next: 0,
+            draws: 0,
+            random,
+            poisoned: 0,
+        }
+    }
+
+    /// How many reads found poison so far.
+    pub fn poisoned_reads(&self) -> usize {
+        self.poisoned
+    }
+
+    /// Runs queued calls, in any order that their events allow, until `event` has happened.
+    fn run_until(&mut self, event: Event) -> Result<(), EngineError> {
+        while self.queue.iter().any(|c| c.event == event) {
+            let pending: BTreeSet<Event> = self.queue.iter().map(|c| c.event).collect();
+            let ready: Vec<usize> = (0..self.queue.len())
+                .filter(|&i| self.queue[i].after.is_disjoint(&pending))
+                .collect();
+            let draw = self.random.below(self.draws, ready.len().max(1) as u64);
+            self.draws += 1;
+            let Some(&index) = ready.get(draw as usize) else {
+                return Err(EngineError::Failed {
+                    program: "late engine".to_owned(),
+                    why: "queued calls wait for each other".to_owned(),
+                });
+            };
+            let call = self.queue.remove(index);
+            self.poison_unsynchronised(&call)?;
+            let Call {
+                inputs,
+                outputs,
+                workspace,
+                ..
+            } = &call;
+            let args = Args {
+                inputs,
+                outputs,
+                workspace: *workspace,
+            };
+            let done = self.inner.launch(&call.kernel, &args, Lane::Compute, &[])?;
+            self.inner.wait(done)?;
+        }
+        Ok(())
+    }
+
+    /// What an earlier call that is still queued was to write, but this call did not wait for.
+    fn poison_unsynchronised(&mut self, call: &Call<E::Kernel>) -> Result<(), EngineError> {
+        let added = call.outputs.iter().filter(|t| t.add).map(|t| t.span);
+        for span in call.inputs.iter().copied().chain(added) {
+            let early = |c: &&Call<E::Kernel>| c.event < call.event && c.writes(&span);
+            if self.queue.iter().any(|c| early(&c)) {
+                self.poisoned += 1;
+                self.inner.upload(span.offset, &vec![0xFF; span.bytes])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<E: Engine> Engine for Late<E> {
+    type Kernel = Rc<E::Kernel>;
+
+    fn name(&self) -> &'static str {
+        "late"
+    }
+
+    fn compile(&mut self, program: &Program, slots: &Slots) -> Result<Self::Kernel, EngineError> {
+        self.inner.compile(program, slots).map(Rc::new)
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<(), EngineError> {
+        self.inner.reserve(bytes)
+    }
+
+    fn launch(
+        &mut self,
+        kernel: &Self::Kernel,
+        args: &Args<'_>,
+        _lane: Lane,
+        after: &[Event],
+    ) -> Result<Event, EngineError> {
+        let event = Event(self.next);
+        self.next += 1;
+        self.queue.push(Call {
+            event,
+            kernel: kernel.clone(),
+            inputs: args.inputs.to_vec(),
+            outputs: args.outputs.to_vec(),
+            workspace: args.workspace,
+            after: after.iter().copied().collect(),
+        });
+        Ok(event)
+    }
+
+    fn wait(&mut self, event: Event) -> Result<(), EngineError> {
+        self.run_until(event)
+    }
+
+    fn upload(&mut self, offset: usize, bytes: &[u8]) -> Result<(), EngineError> {
+        self.inner.upload(offset, bytes)
+    }
+
+    fn download(&mut self, offset: usize, out: &mut [u8]) -> Result<(), EngineError> {
+        self.inner.download(offset, out)?;
+        let span = Span {
+            offset,
+            bytes: out.len(),
+        };
+        if self.queue.iter().any(|c| c.writes(&span)) {
+            self.poisoned += 1;
+            out.fill(0xFF);
+        }
+        Ok(())
+    }
+
+    fn launch_observed(
+        &mut self,
+        kernel: &Self::Kernel,
+        args: &Args<'_>,
+        pattern: u8,
+    ) -> Result<Option<Vec<Vec<bool>>>, EngineError> {
+        self.inner.launch_observed(kernel, args, pattern)
+    }
+}

@@ -1,0 +1,307 @@
+//! Issuing actions.
+
+use std::collections::BTreeMap;
+
+use phalanx_engine::{Args, Engine, EngineError, Event, Span, Target};
+use phalanx_script::{
+    BufferId, HappensBefore, Kind, Lane, MemoryPlan, Script, ScriptError, Source, Write, check,
+    plan_beside,
+};
+
+/// Why a script could not be run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RuntimeError {
+    /// The script is wrong.
+    #[error(transparent)]
+    Script(#[from] ScriptError),
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The script talks to other ranks, and there are none.
+    #[error("`{action}` needs other ranks, but this rank runs alone")]
+    Alone {
+        /// The action's label.
+        action: String,
+    },
+    /// The host gave a buffer the wrong number of bytes.
+    #[error("buffer `{buffer}` has {expected} bytes, got {found}")]
+    Bytes {
+        /// The buffer's name.
+        buffer: String,
+        /// Its bytes.
+        expected: usize,
+        /// What was given.
+        found: usize,
+    },
+}
+
+/// Which of an executor's scripts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ScriptId(usize);
+
+impl ScriptId {
+    pub(crate) fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// One rank's engine with the scripts it can run; they share one arena, and the state in it.
+pub struct Executor<E: Engine> {
+    pub(crate) engine: E,
+    pub(crate) scripts: Vec<Loaded<E::Kernel>>,
+    arena: usize,
+    reserved: bool,
+    /// Reused from step to step, so that running allocates nothing.
+    events: Vec<Event>,
+    after: Vec<Event>,
+}
+
+pub(crate) struct Loaded<K> {
+    pub(crate) script: Script,
+    pub(crate) plan: MemoryPlan,
+    pub(crate) kernels: Vec<K>,
+    pub(crate) calls: Vec<Call>,
+    /// By action: earlier actions to wait for, those that share memory with it included.
+    before: Vec<Vec<usize>>,
+}
+
+/// An action with every place resolved.
+pub(crate) struct Call {
+    pub(crate) kernel: usize,
+    pub(crate) lane: Lane,
+    pub(crate) inputs: Vec<Span>,
+    pub(crate) outputs: Vec<Target>,
+    pub(crate) workspace: Span,
+}
+
+impl<E: Engine> Executor<E> {
+    /// An executor with nothing to run yet.
+    pub fn new(engine: E) -> Self {
+        Self {
+            engine,
+            scripts: Vec::new(),
+            arena: 0,
+            reserved: false,
+            events: Vec::new(),
+            after: Vec::new(),
+        }
+    }
+
+    /// Checks, plans and compiles a script. Later scripts find the state of the first one where it
+    /// is: buffers that hold something between scripts must have the same numbers in all of them.
+    pub fn load(&mut self, script: Script) -> Result<ScriptId, RuntimeError> {
+        check(&script)?;
+        let plan = plan_beside(&script, self.scripts.first().map(|s| &s.plan))?;
+        let kernels = (script.programs.iter())
+            .map(|entry| self.engine.compile(&entry.program, &entry.slots))
+            .collect::<Result<Vec<_>, _>>()?;
+        let calls = calls(&script, &plan)?;
+        let before = edges(&script, &calls)?;
+        self.arena = self.arena.max(plan.arena);
+        self.events.reserve(script.actions.len());
+        self.after.reserve(script.actions.len());
+        self.scripts.push(Loaded {
+            script,
+            plan,
+            kernels,
+            calls,
+            before,
+        });
+        Ok(ScriptId(self.scripts.len() - 1))
+    }
+
+    /// Allocates the arena; called once, when all scripts are loaded.
+    pub fn reserve(&mut self) -> Result<(), RuntimeError> {
+        if !std::mem::replace(&mut self.reserved, true) {
+            self.engine.reserve(self.arena)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of the arena.
+    pub fn arena(&self) -> usize {
+        self.arena
+    }
+
+    /// A loaded script.
+    pub fn script(&self, id: ScriptId) -> &Script {
+        &self.scripts[id.0].script
+    }
+
+    /// A loaded script's memory plan.
+    pub fn plan(&self, id: ScriptId) -> &MemoryPlan {
+        &self.scripts[id.0].plan
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &E {
+        &self.engine
+    }
+
+    /// The engine, to change its settings.
+    pub fn engine_mut(&mut self) -> &mut E {
+        &mut self.engine
+    }
+
+    /// Runs a script once and returns when all its actions have ended.
+    pub fn run(&mut self, id: ScriptId) -> Result<(), RuntimeError> {
+        let loaded = &self.scripts[id.0];
+        self.events.clear();
+        for (call, before) in loaded.calls.iter().zip(&loaded.before) {
+            self.after.clear();
+            self.after.extend(before.iter().map(|&b| self.events[b]));
+            let Call {
+                inputs,
+                outputs,
+                workspace,
+                ..
+            } = call;
+            let args = Args {
+                inputs,
+                outputs,
+                workspace: *workspace,
+            };
+            let kernel = &loaded.kernels[call.kernel];
+            self.events
+                .push(self.engine.launch(kernel, &args, call.lane, &self.after)?);
+        }
+        for &event in &self.events {
+            self.engine.wait(event)?;
+        }
+        Ok(())
+    }
+
+    /// Fills a buffer from the host.
+    pub fn write(
+        &mut self,
+        id: ScriptId,
+        buffer: BufferId,
+        bytes: &[u8],
+    ) -> Result<(), RuntimeError> {
+        let span = self.span(id, buffer, bytes.len())?;
+        Ok(self.engine.upload(span.offset, bytes)?)
+    }
+
+    /// Reads a buffer to the host.
+    pub fn read(
+        &mut self,
+        id: ScriptId,
+        buffer: BufferId,
+        out: &mut [u8],
+    ) -> Result<(), RuntimeError> {
+        let span = self.span(id, buffer, out.len())?;
+        Ok(self.engine.download(span.offset, out)?)
+    }
+
+    fn span(&self, id: ScriptId, buffer: BufferId, found: usize) -> Result<Span, RuntimeError> {
+        let loaded = &self.scripts[id.0];
+        let spec = &loaded.script.buffers[buffer.0];
+        if spec.bytes != found {
+            return Err(RuntimeError::Bytes {
+                buffer: spec.name.clone(),
+                expected: spec.bytes,
+                found,
+            });
+        }
+        Ok(Span {
+            offset: loaded.plan.offsets[buffer.0],
+            bytes: spec.bytes,
+        })
+    }
+}
+
+/// Resolves every view of every action to a piece of the arena.
+fn calls(script: &Script, plan: &MemoryPlan) -> Result<Vec<Call>, RuntimeError> {
+    let mut calls = Vec::with_capacity(script.actions.len());
+    for (index, action) in script.actions.iter().enumerate() {
+        let (Kind::Run(run) | Kind::Update { run, .. }) = &action.kind else {
+            return Err(RuntimeError::Alone {
+                action: action.label.clone(),
+            });
+        };
+        let entry = &script.programs[run.program.0];
+        let bytes = |value| entry.program.ty(value).local_bytes(entry.program.mesh());
+        let at = |view: &phalanx_script::View| plan.offsets[view.buffer.0] + view.offset;
+        let inputs = (entry.program.inputs().iter().zip(&run.inputs))
+            .map(|(port, view)| Span {
+                offset: at(view),
+                bytes: bytes(port.value),
+            })
+            .collect();
+        let outputs = (entry.program.outputs().iter().zip(&run.outputs))
+            .map(|(port, (view, write))| Target {
+                span: Span {
+                    offset: at(view),
+                    bytes: bytes(port.value),
+                },
+                add: *write == Write::Add,
+            })
+            .collect();
+        let offset = plan.workspaces[index].unwrap_or(0);
+        let workspace = Span {
+            offset,
+            bytes: entry.slots.extent,
+        };
+        calls.push(Call {
+            kernel: run.program.0,
+            lane: action.lane,
+            inputs,
+            outputs,
+            workspace,
+        });
+    }
+    Ok(calls)
+}
+
+/// What each action waits for: what its buffers and lane imply, and every earlier action whose
+/// memory it uses again, which the planner allowed only because it comes before.
+fn edges(script: &Script, calls: &[Call]) -> Result<Vec<Vec<usize>>, RuntimeError> {
+    let order = HappensBefore::of(script)?;
+    let touched = |call: &Call| -> Vec<Span> {
+        let outputs = call.outputs.iter().map(|t| t.span);
+        call.inputs
+            .iter()
+            .copied()
+            .chain(outputs)
+            .chain([call.workspace])
+            .collect()
+    };
+    // Persistent memory is never shared, so only spans of passing buffers can collide.
+    let mut last: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    let mut edges = Vec::with_capacity(calls.len());
+    for (index, call) in calls.iter().enumerate() {
+        let mut before = order.direct(index).to_vec();
+        for span in touched(call) {
+            for (_, users) in last.range(..span.offset + span.bytes) {
+                for &user in users {
+                    let collides = touched(&calls[user]).iter().any(|s| s.overlaps(&span));
+                    if user != index && collides && !before.contains(&user) {
+                        before.push(user);
+                    }
+                }
+            }
+        }
+        // An action that another one in the list already comes after need not be named.
+        let implied: Vec<usize> = (before.iter().copied())
+            .filter(|&a| before.iter().any(|&b| a != b && order.before(a, b)))
+            .collect();
+        before.retain(|b| !implied.contains(b));
+        for span in touched(call) {
+            last.entry(span.offset).or_default().push(index);
+        }
+        edges.push(before);
+    }
+    Ok(edges)
+}
+
+/// Buffers that the host fills before each run.
+impl<E: Engine> Executor<E> {
+    /// The script's buffers that the host must fill, with their names.
+    pub fn host_inputs(&self, id: ScriptId) -> impl Iterator<Item = (BufferId, &str)> {
+        let script = &self.scripts[id.0].script;
+        (script.buffers.iter().enumerate())
+            .filter(|(_, b)| b.source == Source::Host)
+            .map(|(i, b)| (BufferId(i), b.name.as_str()))
+    }
+}

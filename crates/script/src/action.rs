@@ -1,0 +1,302 @@
+//! Scripts: actions, lanes, buffers.
+
+use std::fmt;
+
+use phalanx_ir::{Axis, Program};
+
+use crate::slots::Slots;
+
+/// Where an action is issued. Actions of one lane start in order; lanes run side by side.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[allow(missing_docs, reason = "the names are what they carry")]
+pub enum Lane {
+    Compute,
+    Gather,
+    Reduce,
+    Send,
+    Receive,
+    Copy,
+    Host,
+}
+
+/// What a buffer's bytes are counted as.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Category {
+    /// Parameters as programs read them.
+    Weights,
+    /// Gradient accumulators.
+    Gradients,
+    /// Optimizer state, master weights among it.
+    Optimizer,
+    /// What a forward keeps for its backward.
+    Residuals,
+    /// What lives only within or between a few actions.
+    Workspace,
+    /// Buffers of collectives and messages.
+    Communication,
+    /// Batches and the numbers of the step.
+    Inputs,
+}
+
+impl Category {
+    /// Every category, in printing order.
+    pub const ALL: [Category; 7] = [
+        Category::Weights,
+        Category::Gradients,
+        Category::Optimizer,
+        Category::Residuals,
+        Category::Workspace,
+        Category::Communication,
+        Category::Inputs,
+    ];
+
+    /// The name in tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Category::Weights => "weights",
+            Category::Gradients => "gradients",
+            Category::Optimizer => "optimizer",
+            Category::Residuals => "residuals",
+            Category::Workspace => "workspace",
+            Category::Communication => "communication",
+            Category::Inputs => "inputs",
+        }
+    }
+}
+
+impl fmt::Display for Category {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Index of a buffer in its script.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct BufferId(pub usize);
+
+/// Index of a program in its script.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ProgramId(pub usize);
+
+/// Where the contents of a buffer come from before the first action writes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// Nowhere: an action writes it before any reads it, and nothing outlives its last use.
+    Script,
+    /// Persistent: it holds state from before the script, and after it.
+    State,
+    /// The host writes it before each step.
+    Host,
+    /// An action writes it and the host reads it after the step.
+    Result,
+}
+
+/// A named piece of memory of a rank.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Buffer {
+    /// The name, such as `blocks.3/r17@mb0`.
+    pub name: String,
+    /// What its bytes count as.
+    pub category: Category,
+    /// Its bytes, on this rank.
+    pub bytes: usize,
+    /// Where its first contents come from.
+    pub source: Source,
+}
+
+/// Part of a buffer, from a byte offset; the length follows from the program's value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct View {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// The first byte.
+    pub offset: usize,
+}
+
+/// Whether a result replaces what its buffer holds or is added to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Write {
+    Overwrite,
+    Add,
+}
+
+/// One summand of a parameter's gradient: what one instance made of one micro-batch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Contribution {
+    /// The parameter's number in the model.
+    pub param: usize,
+    /// The instance that read it.
+    pub instance: usize,
+    /// The micro-batch.
+    pub microbatch: usize,
+}
+
+/// A run of a program: every port bound to a view.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Run {
+    /// The program.
+    pub program: ProgramId,
+    /// For each of its inputs.
+    pub inputs: Vec<View>,
+    /// For each of its outputs.
+    pub outputs: Vec<(View, Write)>,
+    /// For each output that is a parameter's gradient, what it contributes.
+    pub contributes: Vec<(usize, Contribution)>,
+}
+
+/// What an action does.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Kind {
+    /// Runs a segment's phase or a program of the step's end.
+    Run(Run),
+    /// Updates a unit from its complete gradient.
+    Update {
+        /// The run of the update program.
+        run: Run,
+        /// The unit's gradient buffer.
+        gradient: BufferId,
+    },
+    /// Sums a gradient buffer over axes: what was partial becomes complete.
+    Reduce {
+        /// The gradient buffer.
+        gradient: BufferId,
+        /// The axes summed over.
+        axes: Vec<Axis>,
+    },
+    /// Gathers a sharded unit into a buffer that programs read.
+    Gather {
+        /// The stored shard.
+        from: BufferId,
+        /// The gathered unit.
+        into: BufferId,
+        /// The axes gathered over.
+        axes: Vec<Axis>,
+    },
+    /// Ends the life of a gathered unit.
+    Release {
+        /// The gathered unit.
+        buffer: BufferId,
+    },
+    /// Sends a buffer to a rank.
+    Send {
+        /// The buffer.
+        buffer: BufferId,
+        /// The receiver.
+        to: usize,
+    },
+    /// Receives a buffer from a rank.
+    Receive {
+        /// The buffer.
+        buffer: BufferId,
+        /// The sender.
+        from: usize,
+    },
+}
+
+/// One thing that a rank does.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Action {
+    /// In words, for errors, traces and pictures: `blocks.3 BW mb 0`.
+    pub label: String,
+    /// Where it is issued.
+    pub lane: Lane,
+    /// What it does.
+    pub kind: Kind,
+    /// Earlier actions that it waits for beside those that its buffers imply.
+    pub after: Vec<usize>,
+}
+
+/// A program with the places of its values.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Entry {
+    /// The program.
+    pub program: Program,
+    /// Where its values lie.
+    pub slots: Slots,
+}
+
+/// What a rank does in a step: actions over buffers and programs.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Script {
+    /// The buffers.
+    pub buffers: Vec<Buffer>,
+    /// The distinct programs.
+    pub programs: Vec<Entry>,
+    /// What is done, in order of issue.
+    pub actions: Vec<Action>,
+    /// Every contribution that each gradient buffer must hold when its unit is updated.
+    pub complete: Vec<(BufferId, Vec<Contribution>)>,
+    /// The axes over which gradient buffers start as partial sums.
+    pub partial: Vec<(BufferId, Vec<Axis>)>,
+}
+
+impl Script {
+    /// Adds a buffer.
+    pub fn buffer(&mut self, buffer: Buffer) -> BufferId {
+        self.buffers.push(buffer);
+        BufferId(self.buffers.len() - 1)
+    }
+
+    /// Adds a program, or finds the same one.
+    pub fn program(&mut self, program: &Program) -> ProgramId {
+        if let Some(found) = self.programs.iter().position(|e| e.program == *program) {
+            return ProgramId(found);
+        }
+        let slots = Slots::assign(program);
+        self.programs.push(Entry {
+            program: program.clone(),
+            slots,
+        });
+        ProgramId(self.programs.len() - 1)
+    }
+
+    /// The buffer of this name.
+    pub fn named(&self, name: &str) -> Option<BufferId> {
+        self.buffers
+            .iter()
+            .position(|b| b.name == name)
+            .map(BufferId)
+    }
+}
+
+impl Action {
+    /// The run, if the action runs a program.
+    pub fn run(&self) -> Option<&Run> {
+        match &self.kind {
+            Kind::Run(run) | Kind::Update { run, .. } => Some(run),
+            _ => None,
+        }
+    }
+
+    /// Buffers that the action reads.
+    pub fn reads(&self) -> Vec<BufferId> {
+        match &self.kind {
+            Kind::Run(run) | Kind::Update { run, .. } => {
+                let added = run.outputs.iter().filter(|(_, w)| *w == Write::Add);
+                run.inputs
+                    .iter()
+                    .chain(added.map(|(v, _)| v))
+                    .map(|v| v.buffer)
+                    .collect()
+            }
+            Kind::Reduce { gradient, .. } => vec![*gradient],
+            Kind::Gather { from, .. } => vec![*from],
+            Kind::Send { buffer, .. } => vec![*buffer],
+            Kind::Release { .. } | Kind::Receive { .. } => vec![],
+        }
+    }
+
+    /// Buffers that the action writes.
+    pub fn writes(&self) -> Vec<BufferId> {
+        match &self.kind {
+            Kind::Run(run) | Kind::Update { run, .. } => {
+                run.outputs.iter().map(|(v, _)| v.buffer).collect()
+            }
+            Kind::Reduce { gradient, .. } => vec![*gradient],
+            Kind::Gather { into, .. } => vec![*into],
+            Kind::Receive { buffer, .. } | Kind::Release { buffer } => vec![*buffer],
+            Kind::Send { .. } => vec![],
+        }
+    }
+}

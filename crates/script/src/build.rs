@@ -1,0 +1,248 @@
+//! From a model and a schedule to a script: every port of every run gets its buffer.
+
+mod bind;
+mod finish;
+
+use std::collections::BTreeMap;
+
+use phalanx_autodiff::Phases;
+use phalanx_ir::{DType, Model, Program, Role};
+
+use crate::action::{
+    Action, Buffer, BufferId, Category, Contribution, Kind, Lane, Script, Source, View, Write,
+};
+use crate::error::ScriptError;
+use crate::schedule::{Part, Step};
+use crate::unit::Unit;
+use bind::Binder;
+
+/// The programs of each distinct segment of a model.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// By segment.
+    pub phases: Vec<Phases>,
+}
+
+impl Compiled {
+    /// The program that a step runs.
+    pub fn program(&self, segment: usize, part: Part) -> &Program {
+        let phases = &self.phases[segment];
+        match part {
+            Part::F => &phases.f,
+            Part::B => &phases.b,
+            Part::W => &phases.w,
+            Part::BW => &phases.bw,
+            Part::FBW => &phases.fbw,
+        }
+    }
+}
+
+/// Element types of what lives between steps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Precision {
+    /// Weights as programs read them.
+    pub weights: DType,
+    /// Gradients as they are stored and accumulated.
+    pub grads: DType,
+    /// Optimizer state; weights narrower than this have masters of it.
+    pub state: DType,
+}
+
+impl Precision {
+    /// Whether weights are copies of wider masters.
+    pub fn has_masters(&self) -> bool {
+        self.weights != self.state
+    }
+}
+
+/// The update rule; `decay` applies to units that decay.
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[allow(missing_docs, reason = "the fields are those of the ops")]
+pub enum Optimizer {
+    AdamW {
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        decay: f64,
+    },
+    Sgd {
+        momentum: f64,
+        nesterov: bool,
+        decay: f64,
+    },
+}
+
+impl Optimizer {
+    /// How many state buffers it keeps beside a master.
+    pub fn states(&self) -> usize {
+        match self {
+            Optimizer::AdamW { .. } => 2,
+            Optimizer::Sgd { .. } => 1,
+        }
+    }
+}
+
+/// The buffers of one unit.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnitBuffers {
+    /// What programs read.
+    pub weights: BufferId,
+    /// The accumulator.
+    pub gradient: BufferId,
+    /// The wide copy that is updated, if weights are narrow.
+    pub master: Option<BufferId>,
+    /// Moments or momentum.
+    pub states: Vec<BufferId>,
+}
+
+/// A training step as a script, with the names that its host needs.
+#[derive(Clone, Debug)]
+pub struct TrainPlan {
+    /// The script.
+    pub script: Script,
+    /// The packed parameters.
+    pub units: Vec<Unit>,
+    /// Their buffers.
+    pub buffers: Vec<UnitBuffers>,
+    /// Where the loss is found after the step.
+    pub loss: BufferId,
+    /// Where the gradient norm is found after the step.
+    pub grad_norm: BufferId,
+}
+
+/// The script of one training step: the schedule's runs, the norm, then the updates.
+pub fn train_script(
+    model: &Model,
+    compiled: &Compiled,
+    steps: &[Step],
+    units: &[Unit],
+    precision: Precision,
+    optimizer: Optimizer,
+    clip: Option<f64>,
+) -> Result<TrainPlan, ScriptError> {
+    let mut script = Script::default();
+    let buffers = unit_buffers(&mut script, units, precision, optimizer);
+    let mut binder = Binder::new(model, compiled, units, &buffers, precision, script);
+    for step in steps {
+        binder.step(*step)?;
+    }
+    let mut script = binder.finish(steps)?;
+    complete(&mut script, model, units, &buffers, steps);
+    let (loss, grad_norm) =
+        finish::append(&mut script, units, &buffers, precision, optimizer, clip)?;
+    Ok(TrainPlan {
+        script,
+        units: units.to_vec(),
+        buffers,
+        loss,
+        grad_norm,
+    })
+}
+
+/// A forward-only script over the weights of a training plan: what evaluation runs. Its state
+/// buffers are those of the plan, under the same numbers; losses of its micro-batches are summed
+/// into `loss`.
+pub fn eval_script(
+    model: &Model,
+    compiled: &Compiled,
+    microbatches: usize,
+    plan: &TrainPlan,
+    precision: Precision,
+) -> Result<(Script, BufferId), ScriptError> {
+    let mut script = Script {
+        buffers: plan.script.buffers.clone(),
+        ..Script::default()
+    };
+    // Transient buffers of the training step keep their numbers but have no life here.
+    script.programs.clear();
+    let mut binder = Binder::new(
+        model,
+        compiled,
+        &plan.units,
+        &plan.buffers,
+        precision,
+        script,
+    );
+    for microbatch in 0..microbatches {
+        for instance in 0..model.instances().len() {
+            binder.step(Step {
+                instance,
+                part: Part::F,
+                microbatch,
+            })?;
+        }
+    }
+    let mut script = binder.finish(&[])?;
+    let loss = finish::sum_losses(&mut script, "eval_loss")?;
+    Ok((script, loss))
+}
+
+fn unit_buffers(
+    script: &mut Script,
+    units: &[Unit],
+    precision: Precision,
+    optimizer: Optimizer,
+) -> Vec<UnitBuffers> {
+    let mut state = |name: String, category: Category, dtype: DType, elements: usize| {
+        let bytes = elements * dtype.size();
+        script.buffer(Buffer {
+            name,
+            category,
+            bytes,
+            source: Source::State,
+        })
+    };
+    (units.iter())
+        .map(|unit| UnitBuffers {
+            weights: state(
+                format!("{}/weights", unit.name),
+                Category::Weights,
+                precision.weights,
+                unit.elements,
+            ),
+            gradient: state(
+                format!("{}/gradient", unit.name),
+                Category::Gradients,
+                precision.grads,
+                unit.elements,
+            ),
+            master: precision.has_masters().then(|| {
+                let name = format!("{}/master", unit.name);
+                state(name, Category::Optimizer, precision.state, unit.elements)
+            }),
+            states: (0..optimizer.states())
+                .map(|i| {
+                    let name = format!("{}/state{i}", unit.name);
+                    state(name, Category::Optimizer, precision.state, unit.elements)
+                })
+                .collect(),
+        })
+        .collect()
+}
+
+/// What every accumulator must hold before its update: one contribution of each user of each
+/// member, for each micro-batch.
+fn complete(
+    script: &mut Script,
+    model: &Model,
+    units: &[Unit],
+    buffers: &[UnitBuffers],
+    steps: &[Step],
+) {
+    let microbatches = steps.iter().map(|s| s.microbatch + 1).max().unwrap_or(0);
+    for (unit, buffers) in units.iter().zip(buffers) {
+        let mut all = Vec::new();
+        for member in &unit.members {
+            for (instance, bound) in model.instances().iter().enumerate() {
+                if bound.params.values().any(|&p| p == member.param) {
+                    all.extend((0..microbatches).map(|microbatch| Contribution {
+                        param: member.param,
+                        instance,
+                        microbatch,
+                    }));
+                }
+            }
+        }
+        script.complete.push((buffers.gradient, all));
+    }
+}

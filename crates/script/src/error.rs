@@ -1,0 +1,67 @@
+//! Why a script is refused.
+
+use phalanx_ir::IrError;
+
+/// Every way in which a script can be wrong.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScriptError {
+    /// A gradient buffer would hold something else than the sum of all contributions.
+    #[error("action {action} ({what}): {why}\n  {help}")]
+    Gradient {
+        /// The action's number.
+        action: usize,
+        /// The action in words.
+        what: String,
+        /// What would go wrong.
+        why: String,
+        /// The usual fix.
+        help: String,
+    },
+    /// An action reads a buffer that nothing has written.
+    #[error("action {action} ({what}) reads `{buffer}`, which nothing has written before it")]
+    Unwritten {
+        /// The action's number.
+        action: usize,
+        /// The action in words.
+        what: String,
+        /// The buffer's name.
+        buffer: String,
+    },
+    /// A binding whose buffer is smaller than the program's value.
+    #[error(
+        "action {action} ({what}): `{port}` needs {needed} bytes of `{buffer}`, which has {found}"
+    )]
+    TooSmall {
+        /// The action's number.
+        action: usize,
+        /// The action in words.
+        what: String,
+        /// The program's port.
+        port: String,
+        /// The buffer's name.
+        buffer: String,
+        /// Bytes that the value has.
+        needed: usize,
+        /// Bytes from the view's start to the buffer's end.
+        found: usize,
+    },
+    /// Edges and lanes that wait for each other.
+    #[error(
+        "action {action} ({what}) waits for action {on}, which is issued after it on a lane that waits for it"
+    )]
+    Cycle {
+        /// The action's number.
+        action: usize,
+        /// The action in words.
+        what: String,
+        /// The action waited for.
+        on: usize,
+    },
+    /// A schedule that leaves something out or does it twice.
+    #[error("schedule: {0}")]
+    Schedule(String),
+    /// A program that could not be built.
+    #[error(transparent)]
+    Ir(#[from] IrError),
+}

@@ -1,0 +1,214 @@
+//! The memory planner: an arena for a whole script, from lifetimes alone.
+//!
+//! Two buffers may share memory only if one's last use happens before the other's first write.
+
+use crate::action::{BufferId, Category, Script, Source};
+use crate::error::ScriptError;
+use crate::order::HappensBefore;
+use crate::slots::ALIGN;
+
+/// Where every buffer of a script lies, and what that costs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MemoryPlan {
+    /// By buffer: the offset in the arena.
+    pub offsets: Vec<usize>,
+    /// By action: the offset of its program's workspace, where it needs one.
+    pub workspaces: Vec<Option<usize>>,
+    /// Bytes of the arena.
+    pub arena: usize,
+    /// By category: the largest sum of live bytes at any action, gaps not counted.
+    pub peaks: Vec<(Category, usize)>,
+    /// The first and last action that uses each buffer; persistent ones live throughout.
+    pub lives: Vec<Option<(usize, usize)>>,
+}
+
+impl MemoryPlan {
+    /// The planned peak of one category.
+    pub fn peak(&self, category: Category) -> usize {
+        self.peaks
+            .iter()
+            .find(|(c, _)| *c == category)
+            .map_or(0, |(_, bytes)| *bytes)
+    }
+}
+
+/// Plans the arena of a script.
+pub fn plan(script: &Script) -> Result<MemoryPlan, ScriptError> {
+    plan_beside(script, None)
+}
+
+/// Plans a script that runs on the state of another one's arena: buffers that hold something
+/// between scripts stay where `base` has them, under the same numbers.
+pub fn plan_beside(script: &Script, base: Option<&MemoryPlan>) -> Result<MemoryPlan, ScriptError> {
+    let order = HappensBefore::of(script)?;
+    let uses = uses(script);
+    let lives = lives(script, &uses);
+    let mut pieces: Vec<Piece> = Vec::new();
+    for (index, buffer) in script.buffers.iter().enumerate() {
+        let uses = match (&lives[index], buffer.source) {
+            (None, _) => continue,
+            (Some(_), Source::Script) => uses[index].clone(),
+            // It holds something before the first action or after the last one.
+            (Some(_), _) => Vec::new(),
+        };
+        let fixed = (base.filter(|_| buffer.source != Source::Script))
+            .filter(|b| b.lives.get(index).is_some_and(Option::is_some))
+            .map(|b| b.offsets[index]);
+        let offset = fixed.unwrap_or(0);
+        let owner = Owner::Buffer(index);
+        pieces.push(Piece {
+            owner,
+            bytes: buffer.bytes,
+            uses,
+            offset,
+            fixed: fixed.is_some(),
+        });
+    }
+    for (index, action) in script.actions.iter().enumerate() {
+        let extent = action
+            .run()
+            .map_or(0, |r| script.programs[r.program.0].slots.extent);
+        if extent > 0 {
+            let owner = Owner::Workspace(index);
+            let uses = vec![index];
+            pieces.push(Piece {
+                owner,
+                bytes: extent,
+                uses,
+                offset: 0,
+                fixed: false,
+            });
+        }
+    }
+    place(&mut pieces, &order);
+
+    let mut offsets = vec![0; script.buffers.len()];
+    let mut workspaces = vec![None; script.actions.len()];
+    for piece in &pieces {
+        match piece.owner {
+            Owner::Buffer(index) => offsets[index] = piece.offset,
+            Owner::Workspace(action) => workspaces[action] = Some(piece.offset),
+        }
+    }
+    let arena = pieces.iter().map(|p| p.offset + p.bytes).max().unwrap_or(0);
+    let peaks = peaks(script, &lives);
+    Ok(MemoryPlan {
+        offsets,
+        workspaces,
+        arena: arena.next_multiple_of(ALIGN),
+        peaks,
+        lives,
+    })
+}
+
+enum Owner {
+    Buffer(usize),
+    Workspace(usize),
+}
+
+struct Piece {
+    owner: Owner,
+    bytes: usize,
+    /// The actions that use it; empty if it lives throughout.
+    uses: Vec<usize>,
+    offset: usize,
+    /// Whether the offset is settled already.
+    fixed: bool,
+}
+
+impl Piece {
+    /// Whether every use of one comes before every use of the other.
+    fn may_share(&self, other: &Piece, order: &HappensBefore) -> bool {
+        let all = |a: &Piece, b: &Piece| {
+            let (Some(&first), false) = (b.uses.first(), a.uses.is_empty()) else {
+                return false;
+            };
+            // The first use of a buffer writes it, and its later uses come after that one.
+            a.uses.iter().all(|&u| order.before(u, first))
+        };
+        all(self, other) || all(other, self)
+    }
+}
+
+/// Large pieces first, each at the lowest offset where it overlaps nothing it may not share with.
+fn place(pieces: &mut [Piece], order: &HappensBefore) {
+    let mut placed: Vec<usize> = (0..pieces.len()).filter(|&i| pieces[i].fixed).collect();
+    let mut queue: Vec<usize> = (0..pieces.len()).filter(|&i| !pieces[i].fixed).collect();
+    queue.sort_by_key(|&i| (!pieces[i].uses.is_empty(), usize::MAX - pieces[i].bytes, i));
+    for i in queue {
+        let mut others: Vec<(usize, usize)> = (placed.iter())
+            .filter(|&&j| !pieces[i].may_share(&pieces[j], order))
+            .map(|&j| (pieces[j].offset, pieces[j].bytes))
+            .collect();
+        others.sort_unstable();
+        let mut at = 0;
+        for (offset, bytes) in others {
+            if at + pieces[i].bytes <= offset {
+                break;
+            }
+            at = at.max((offset + bytes).next_multiple_of(ALIGN));
+        }
+        pieces[i].offset = at;
+        placed.push(i);
+    }
+}
+
+/// The actions that use each buffer, in order.
+fn uses(script: &Script) -> Vec<Vec<usize>> {
+    let mut uses: Vec<Vec<usize>> = vec![Vec::new(); script.buffers.len()];
+    for (index, action) in script.actions.iter().enumerate() {
+        for BufferId(buffer) in action.reads().into_iter().chain(action.writes()) {
+            if uses[buffer].last() != Some(&index) {
+                uses[buffer].push(index);
+            }
+        }
+    }
+    uses
+}
+
+fn lives(script: &Script, uses: &[Vec<usize>]) -> Vec<Option<(usize, usize)>> {
+    let end = script.actions.len().saturating_sub(1);
+    (script.buffers.iter().zip(uses))
+        .map(
+            |(buffer, uses)| match (buffer.source, uses.first(), uses.last()) {
+                (Source::Script, Some(&first), Some(&last)) => Some((first, last)),
+                (Source::Script, ..) => None,
+                // An accumulator is born by its first write and dies by its last use, but its memory is
+                // the host's to look at between steps, so it is never shared.
+                _ => Some((0, end)),
+            },
+        )
+        .collect()
+}
+
+fn peaks(script: &Script, lives: &[Option<(usize, usize)>]) -> Vec<(Category, usize)> {
+    let steps = script.actions.len().max(1);
+    let mut changes = vec![[0isize; Category::ALL.len()]; steps + 1];
+    let slot = |category: Category| category as usize;
+    for (buffer, life) in script.buffers.iter().zip(lives) {
+        if let Some((first, last)) = life {
+            changes[*first][slot(buffer.category)] += buffer.bytes as isize;
+            changes[*last + 1][slot(buffer.category)] -= buffer.bytes as isize;
+        }
+    }
+    let mut live = [0isize; Category::ALL.len()];
+    let mut peaks = [0isize; Category::ALL.len()];
+    for (index, change) in changes[..steps].iter().enumerate() {
+        let run = script.actions.get(index).and_then(|a| a.run());
+        let workspace = run.map_or(0, |r| script.programs[r.program.0].slots.peak as isize);
+        for category in Category::ALL {
+            let c = slot(category);
+            live[c] += change[c];
+            let extra = if category == Category::Workspace {
+                workspace
+            } else {
+                0
+            };
+            peaks[c] = peaks[c].max(live[c] + extra);
+        }
+    }
+    Category::ALL
+        .into_iter()
+        .map(|c| (c, peaks[slot(c)] as usize))
+        .collect()
+}

@@ -1,0 +1,368 @@
+//! Where the values of one program lie: in its inputs, in its outputs, or in its workspace.
+//!
+//! A reshape is the same memory under another type. An op that may work in place takes the memory
+//! of an operand that dies with it. What is left is packed into a workspace by lifetimes.
+
+use phalanx_ir::{Op, OpDef, Program, Role, TensorType, ValueId};
+
+/// Every buffer starts at a multiple of this many bytes: a cache line, and the widest vector.
+pub const ALIGN: usize = 64;
+
+/// Where a value lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// In the view bound to this input.
+    Input(usize),
+    /// In the view bound to this output.
+    Output(usize),
+    /// At this offset of the workspace.
+    Workspace(usize),
+    /// Nowhere: nothing reads it, and nothing need write it.
+    Unused,
+}
+
+/// The places of a program's values.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Slots {
+    /// By value.
+    pub places: Vec<Place>,
+    /// By instruction: the offset of its scratch memory in the workspace, where it needs some.
+    pub scratch: Vec<Option<usize>>,
+    /// Outputs that are not where their value lies, as (output, value): to be copied at the end.
+    pub copies: Vec<(usize, ValueId)>,
+    /// Bytes from the workspace's start to its end.
+    pub extent: usize,
+    /// The largest sum of live workspace bytes at any instruction; gaps not counted.
+    pub peak: usize,
+    /// Live ranges of workspace blocks.
+    pub blocks: Vec<Block>,
+}
+
+/// A piece of the workspace and the instructions during which it is alive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Block {
+    /// Where it starts.
+    pub offset: usize,
+    /// Its bytes.
+    pub bytes: usize,
+    /// The instruction that first writes it.
+    pub birth: usize,
+    /// The last instruction that uses it.
+    pub death: usize,
+}
+
+impl Slots {
+    /// Finds a place for every value.
+    pub fn assign(program: &Program) -> Self {
+        let mut classes = Classes::new(program);
+        classes.join_reshapes();
+        classes.join_in_place();
+        classes.pack()
+    }
+}
+
+/// Values that share memory, as a union-find forest.
+struct Classes<'a> {
+    program: &'a Program,
+    parent: Vec<usize>,
+    last_use: Vec<Option<usize>>,
+    birth: Vec<usize>,
+    input: Vec<Option<usize>>,
+    output: Vec<Option<usize>>,
+    copies: Vec<(usize, ValueId)>,
+}
+
+impl<'a> Classes<'a> {
+    fn new(program: &'a Program) -> Self {
+        let n = program.values().len();
+        let mut classes = Self {
+            program,
+            parent: (0..n).collect(),
+            last_use: program.last_uses(),
+            birth: vec![0; n],
+            input: vec![None; n],
+            output: vec![None; n],
+            copies: Vec::new(),
+        };
+        for (i, port) in program.inputs().iter().enumerate() {
+            classes.input[port.value.index()] = Some(i);
+        }
+        for (index, instr) in program.instrs().iter().enumerate() {
+            for value in &instr.outputs {
+                classes.birth[value.index()] = index;
+            }
+        }
+        for (o, port) in program.outputs().iter().enumerate() {
+            let v = port.value.index();
+            if classes.input[v].is_some() || classes.output[v].is_some() {
+                classes.copies.push((o, port.value));
+            } else {
+                classes.output[v] = Some(o);
+            }
+        }
+        classes
+    }
+
+    fn root(&self, mut v: usize) -> usize {
+        while self.parent[v] != v {
+            v = self.parent[v];
+        }
+        v
+    }
+
+    fn bytes(&self, v: usize) -> usize {
+        self.program.values()[v].local_bytes(self.program.mesh())
+    }
+
+    /// Merges class `b` into class `a`.
+    fn join(&mut self, a: usize, b: usize) {
+        let (a, b) = (self.root(a), self.root(b));
+        if a == b {
+            return;
+        }
+        self.parent[b] = a;
+        self.last_use[a] = self.last_use[a].max(self.last_use[b]);
+        self.birth[a] = self.birth[a].min(self.birth[b]);
+        self.input[a] = self.input[a].or(self.input[b]);
+        self.output[a] = match (self.output[a], self.output[b]) {
+            (Some(first), Some(second)) => {
+                self.copies
+                    .push((second, self.program.outputs()[second].value));
+                Some(first)
+            }
+            (first, second) => first.or(second),
+        };
+    }
+
+    /// A reshape's result is its operand.
+    fn join_reshapes(&mut self) {
+        for instr in self.program.instrs() {
+            if !matches!(instr.op, Op::Reshape(_)) {
+                continue;
+            }
+            let (a, b) = (
+                self.root(instr.inputs[0].index()),
+                self.root(instr.outputs[0].index()),
+            );
+            // An input's memory can't also be an output's: that output is copied at the end. A
+            // gradient that is added to can't hold anything else meanwhile, but it is only ever
+            // written once, so its producer may write it in place of the reshape.
+            if self.input[a].is_some()
+                && let Some(output) = self.output[b].take()
+            {
+                self.copies
+                    .push((output, self.program.outputs()[output].value));
+            }
+            self.join(a, b);
+        }
+    }
+
+    /// An op that may work in place takes the memory of an operand that dies with it.
+    fn join_in_place(&mut self) {
+        for (index, instr) in self.program.instrs().iter().enumerate() {
+            for &(operand, result) in instr.op.in_place() {
+                let (Some(x), Some(y)) = (instr.inputs.get(operand), instr.outputs.get(result))
+                else {
+                    continue;
+                };
+                if matches!(instr.op, Op::Reshape(_)) {
+                    continue;
+                }
+                let (a, b) = (self.root(x.index()), self.root(y.index()));
+                let dies = self.last_use[a] == Some(index) && self.input[a].is_none();
+                let read_twice = instr
+                    .inputs
+                    .iter()
+                    .filter(|v| self.root(v.index()) == a)
+                    .count()
+                    > 1;
+                let fresh = self.birth[b] == index && self.output[a].is_none();
+                let same = self.bytes(x.index()) == self.bytes(y.index());
+                if dies && !read_twice && fresh && same && !self.accumulates(b) && a != b {
+                    self.join(b, a);
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Whether the class lies in an output that may be added to, whose memory is not free to use.
+    fn accumulates(&self, root: usize) -> bool {
+        self.output[root].is_some_and(|o| {
+            matches!(
+                self.program.outputs()[o].role,
+                Role::Gradient | Role::Cotangent
+            )
+        })
+    }
+
+    fn pack(mut self) -> Slots {
+        let mut roots: Vec<usize> = (0..self.parent.len())
+            .filter(|&v| self.parent[v] == v)
+            .filter(|&v| self.input[v].is_none() && self.output[v].is_none())
+            .filter(|&v| self.last_use[v].is_some())
+            .collect();
+        roots.sort_by_key(|&v| (usize::MAX - self.bytes(v), self.birth[v]));
+        let mut wanted: Vec<(Option<usize>, Option<usize>, Block)> = Vec::new();
+        for &v in &roots {
+            let death = self.last_use[v].unwrap_or(0);
+            let block = Block {
+                offset: 0,
+                bytes: self.bytes(v),
+                birth: self.birth[v],
+                death,
+            };
+            wanted.push((Some(v), None, block));
+        }
+        for (index, instr) in self.program.instrs().iter().enumerate() {
+            let types: Vec<&TensorType> =
+                instr.inputs.iter().map(|&v| self.program.ty(v)).collect();
+            let bytes = instr.op.scratch(&types);
+            if bytes > 0 {
+                let block = Block {
+                    offset: 0,
+                    bytes,
+                    birth: index,
+                    death: index,
+                };
+                wanted.push((None, Some(index), block));
+            }
+        }
+        let mut places = vec![Place::Unused; self.parent.len()];
+        let mut scratch = vec![None; self.program.instrs().len()];
+        let mut blocks: Vec<Block> = Vec::new();
+        for (value, instr, mut block) in wanted {
+            block.offset = lowest_gap(&blocks, &block);
+            blocks.push(block);
+            if let Some(v) = value {
+                places[v] = Place::Workspace(block.offset);
+            }
+            if let Some(i) = instr {
+                scratch[i] = Some(block.offset);
+            }
+        }
+        for v in 0..self.parent.len() {
+            let root = self.root(v);
+            places[v] = match (self.input[root], self.output[root]) {
+                (Some(i), _) => Place::Input(i),
+                (None, Some(o)) => Place::Output(o),
+                (None, None) => places[root],
+            };
+        }
+        let copies = std::mem::take(&mut self.copies);
+        let extent = blocks.iter().map(|b| b.offset + b.bytes).max().unwrap_or(0);
+        let peak = peak(&blocks, self.program.instrs().len());
+        Slots {
+            places,
+            scratch,
+            copies,
+            extent: extent.next_multiple_of(ALIGN),
+            peak,
+            blocks,
+        }
+    }
+}
+
+/// The lowest offset at which a block overlaps no block that lives at the same time.
+fn lowest_gap(placed: &[Block], block: &Block) -> usize {
+    let mut others: Vec<&Block> = placed
+        .iter()
+        .filter(|b| b.birth <= block.death && block.birth <= b.death)
+        .collect();
+    others.sort_by_key(|b| b.offset);
+    let mut at = 0;
+    for other in others {
+        if at + block.bytes <= other.offset {
+            break;
+        }
+        at = at.max((other.offset + other.bytes).next_multiple_of(ALIGN));
+    }
+    at
+}
+
+fn peak(blocks: &[Block], instrs: usize) -> usize {
+    (0..=instrs)
+        .map(|i| {
+            blocks
+                .iter()
+                .filter(|b| b.birth <= i && i <= b.death)
+                .map(|b| b.bytes)
+                .sum()
+        })
+        .max()
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_ir::{Builder, DType};
+
+    #[test]
+    fn reshapes_share_and_elementwise_ops_work_in_place() {
+        let b = Builder::new("t", DType::F32);
+        let x = b.data("x", DType::F32, [8, 16]);
+        let y = x
+            .matmul(b.param("w", [16, 32]))
+            .reshape([8, 4, 8])
+            .relu()
+            .tanh();
+        b.output("y", y);
+        let program = b.finish().unwrap();
+        let slots = Slots::assign(&program);
+        let places: Vec<Place> = slots.places[2..].to_vec();
+        assert_eq!(
+            places,
+            [Place::Output(0); 4],
+            "the product is written where the output goes"
+        );
+        assert_eq!(slots.extent, 0);
+    }
+
+    #[test]
+    fn a_value_that_is_read_again_keeps_its_memory() {
+        let b = Builder::new("t", DType::F32);
+        let x = b.data("x", DType::F32, [8, 16]).scale(2.0);
+        b.output("y", x.relu() * x);
+        let program = b.finish().unwrap();
+        let slots = Slots::assign(&program);
+        assert_ne!(slots.places[1], slots.places[2]);
+        assert_eq!(slots.peak, 8 * 16 * 4);
+    }
+
+    #[test]
+    fn an_output_that_is_an_input_is_copied() {
+        let b = Builder::new("t", DType::F32);
+        let x = b.data("x", DType::F32, [8]);
+        b.output("y", x.reshape([2, 4]));
+        let program = b.finish().unwrap();
+        let slots = Slots::assign(&program);
+        assert_eq!(slots.copies, [(0, program.outputs()[0].value)]);
+        assert_eq!(slots.places, [Place::Input(0); 2]);
+    }
+
+    #[test]
+    fn blocks_that_live_together_do_not_overlap() {
+        let b = Builder::new("t", DType::F32);
+        let x = b.data("x", DType::F32, [16, 16]);
+        let mut sum = x.matmul(x);
+        let mut parts = vec![sum];
+        for _ in 0..6 {
+            sum = sum.matmul(x);
+            parts.push(sum);
+        }
+        for part in parts {
+            sum = sum.matmul(part);
+        }
+        b.output("y", sum);
+        let slots = Slots::assign(&b.finish().unwrap());
+        for (i, a) in slots.blocks.iter().enumerate() {
+            for b in &slots.blocks[..i] {
+                let together = a.birth <= b.death && b.birth <= a.death;
+                let overlap = a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+                assert!(!(together && overlap));
+            }
+        }
+        assert!(slots.extent >= slots.peak);
+    }
+}
