@@ -9,7 +9,7 @@ use crate::scratch::Scratch;
 #[test]
 fn the_map_shows_the_bytes() {
     let scratch = Scratch::new("map");
-    let content: Vec<u8> = (0..100_000u32).map(|i| (i * 31 >> 3) as u8).collect();
+    let content: Vec<u8> = (0..100_000u32).map(|i| ((i * 31) >> 3) as u8).collect();
     fs::write(scratch.file("data"), &content).unwrap();
     let map = FileMap::open(&scratch.file("data")).unwrap();
     assert_eq!(&map[..], &content[..]);
