@@ -10,6 +10,7 @@ mod corpus;
 mod error;
 mod loader;
 mod markov;
+mod queue;
 mod sampling;
 mod text;
 mod tokens;

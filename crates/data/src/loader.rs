@@ -6,9 +6,9 @@
 //! consumer, the others being filled or waiting; after the first round nothing is allocated.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
+use crate::queue::Queue;
 use crate::sampling::setting;
 use crate::{Corpus, DEFAULT_VAL_FRACTION, DataError, Sampler, Split};
 
@@ -105,7 +105,7 @@ pub struct Loader {
     plan: Plan,
     counter: u64,
     current: Batch,
-    lines: Option<Lines>,
+    lines: Arc<Lines>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -119,21 +119,19 @@ impl Loader {
         config.check()?;
         let sampler = Sampler::new(&*corpus, config.seed, config.seq_len, config.val_fraction)?;
         let plan = Plan { sampler, config };
-        // Room for every buffer in both directions: sending never waits.
-        let (free, to_fill) = sync_channel(plan.config.prefetch + 1);
-        let (filled, ready) = sync_channel(plan.config.prefetch + 1);
+        let lines = Arc::new(Lines::new(plan.config.prefetch));
         for _ in 0..plan.config.prefetch {
-            // The receiver is still in this function, and there is room.
-            let _ = free.send(plan.buffer());
+            lines.free.push(plan.buffer());
         }
         let worker = Worker {
             plan: plan.clone(),
             corpus,
             next: start,
+            lines: Arc::clone(&lines),
         };
         let thread = std::thread::Builder::new()
             .name("loader".into())
-            .spawn(move || worker.run(&to_fill, &filled))
+            .spawn(move || worker.run())
             .map_err(|error| DataError::Stopped {
                 sample: start,
                 reason: error.to_string(),
@@ -142,7 +140,7 @@ impl Loader {
             current: plan.buffer(),
             plan,
             counter: start,
-            lines: Some(Lines { free, ready }),
+            lines,
             thread: Some(thread),
         })
     }
@@ -150,15 +148,13 @@ impl Loader {
     /// The next batch; it stays valid until the next call.
     #[allow(clippy::should_implement_trait)] // A lent batch cannot be an `Iterator`'s item.
     pub fn next(&mut self) -> Result<&Batch, DataError> {
-        let stopped = || DataError::Stopped {
+        let batch = self.lines.ready.pop().ok_or_else(|| DataError::Stopped {
             sample: self.counter,
-            reason: "it had failed before; the first error says why".into(),
-        };
-        let lines = self.lines.as_ref().ok_or_else(stopped)?;
-        let batch = lines.ready.recv().map_err(|_| stopped())??;
-        let used = std::mem::replace(&mut self.current, batch);
-        // A worker that has just failed takes no more buffers; its error is the next message.
-        let _ = lines.free.send(used);
+            reason: "it ended after an error or a panic that was reported before".into(),
+        })??;
+        self.lines
+            .free
+            .push(std::mem::replace(&mut self.current, batch));
         self.counter += self.plan.config.batch_size as u64;
         Ok(&self.current)
     }
@@ -183,8 +179,8 @@ impl Loader {
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        // With both lines cut, the thread's next send or receive fails and it ends.
-        self.lines = None;
+        // The thread ends at its next look for a free buffer.
+        self.lines.close();
         if let Some(thread) = self.thread.take() {
             // A panic there has been reported where it happened.
             let _ = thread.join();
@@ -192,11 +188,27 @@ impl Drop for Loader {
     }
 }
 
-/// The consumer's ends of the two channels.
+/// The two ways a buffer goes: empty to the worker, full to the consumer.
 #[derive(Debug)]
 struct Lines {
-    free: SyncSender<Batch>,
-    ready: Receiver<Result<Batch, DataError>>,
+    free: Queue<Batch>,
+    ready: Queue<Result<Batch, DataError>>,
+}
+
+impl Lines {
+    /// Room for every buffer there is, the consumer's included.
+    fn new(prefetch: usize) -> Self {
+        Self {
+            free: Queue::new(prefetch + 1),
+            ready: Queue::new(prefetch + 1),
+        }
+    }
+
+    /// Ends both: no empty buffer is filled any more, full ones can still be taken.
+    fn close(&self) {
+        self.free.abandon();
+        self.ready.close();
+    }
 }
 
 /// Everything that decides what a batch holds.
@@ -278,20 +290,29 @@ struct Worker {
     plan: Plan,
     corpus: Arc<dyn Corpus>,
     next: u64,
+    lines: Arc<Lines>,
 }
 
 impl Worker {
-    fn run(mut self, to_fill: &Receiver<Batch>, filled: &SyncSender<Result<Batch, DataError>>) {
+    fn run(mut self) {
         let mut row = vec![0; self.plan.config.seq_len + 1];
-        while let Ok(mut batch) = to_fill.recv() {
+        while let Some(mut batch) = self.lines.free.pop() {
             let outcome = self
                 .plan
                 .fill(&*self.corpus, self.next, &mut row, &mut batch);
             self.next += self.plan.config.batch_size as u64;
             let failed = outcome.is_err();
-            if filled.send(outcome.map(|()| batch)).is_err() || failed {
+            self.lines.ready.push(outcome.map(|()| batch));
+            if failed {
                 return;
             }
         }
+    }
+}
+
+impl Drop for Worker {
+    /// Also when a corpus panics: the consumer must not wait for a batch that never comes.
+    fn drop(&mut self) {
+        self.lines.close();
     }
 }

@@ -196,6 +196,31 @@ fn an_error_arrives_in_its_place() {
     assert!(message.contains("before sample 8"), "{message}");
 }
 
+/// A bug in a corpus must not leave the consumer waiting for ever.
+#[test]
+fn a_panic_in_the_thread_is_an_error_here() {
+    struct Broken;
+    impl Corpus for Broken {
+        fn len_tokens(&self) -> u64 {
+            1000
+        }
+        fn vocab(&self) -> usize {
+            10
+        }
+        fn read(&self, _: u64, _: &mut [i32]) -> Result<(), DataError> {
+            panic!("a bug in the corpus")
+        }
+        fn describe(&self) -> String {
+            "a broken corpus".into()
+        }
+    }
+    let mut loader = Loader::new(Arc::new(Broken), LoaderConfig::new(0, 8, 4), 0).unwrap();
+    assert!(matches!(
+        loader.next(),
+        Err(DataError::Stopped { sample: 0, .. })
+    ));
+}
+
 #[test]
 fn dropping_ends_the_thread() {
     let (_, corpus) = watched(usize::MAX);
