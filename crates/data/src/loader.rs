@@ -146,8 +146,7 @@ impl Loader {
     }
 
     /// The next batch; it stays valid until the next call.
-    #[allow(clippy::should_implement_trait)] // A lent batch cannot be an `Iterator`'s item.
-    pub fn next(&mut self) -> Result<&Batch, DataError> {
+    pub fn next_batch(&mut self) -> Result<&Batch, DataError> {
         let batch = self.lines.ready.pop().ok_or_else(|| DataError::Stopped {
             sample: self.counter,
             reason: "it ended after an error or a panic that was reported before".into(),

@@ -7,16 +7,16 @@
 //!
 //! | probability | next token                                                     |
 //! |-------------|----------------------------------------------------------------|
-//! | 0.4         | first half, at place label₁(previous)                          |
-//! | 0.1         | first half, at place label₁(previous) + ⌊h/2⌋ (mod h)          |
-//! | 0.4         | second half, at place label₂(the one before)                   |
-//! | 0.1         | second half, at place label₂(the one before) + ⌊h/2⌋ (mod h)   |
+//! | 13/32       | first half, at place label₁(previous)                          |
+//! | 3/32        | first half, at place label₁(previous) + ⌊h/2⌋ (mod h)          |
+//! | 13/32       | second half, at place label₂(the one before)                   |
+//! | 3/32        | second half, at place label₂(the one before) + ⌊h/2⌋ (mod h)   |
 //!
 //! **Its entropy rate is exact.** Whatever the two previous tokens are, the four candidates
 //! differ: two lie in one half, two in the other, and within a half their places differ by ⌊h/2⌋,
 //! which is not 0 mod h for h ≥ 2. So the entropy of the next token given all before it is
-//! H = −2·(0.4 ln 0.4 + 0.1 ln 0.1) ≈ 1.1935 nats in every context, and no stationary
-//! distribution is needed. H is below 0.55 ln V from V = 9 on; 10 is the smallest allowed.
+//! H = −2·(13/32 ln 13/32 + 3/32 ln 3/32) ≈ 1.1757 nats in every context, and no stationary
+//! distribution is needed. (Five random bits decide, so the probabilities are exact too.) H is below 0.55 ln V from V = 9 on; 10 is the smallest allowed.
 //!
 //! **Unigram statistics are useless.** If both previous tokens are uniform over the A used ones
 //! (however they depend on each other), then a label is uniform over `0..h`, hence so is each
@@ -39,9 +39,8 @@ use crate::corpus::checked_range;
 use crate::{Corpus, DataError};
 
 const BLOCK: u64 = 2048;
-/// The probabilities of the two candidates of either half; together they make ½.
-const LIKELY: f64 = 0.4;
-const UNLIKELY: f64 = 0.1;
+/// How many in sixteen are the likely candidate of their half.
+const LIKELY: u8 = 13;
 const LEAST_VOCAB: usize = 10;
 
 /// The built-in order-2 Markov corpus.
@@ -87,7 +86,9 @@ impl MarkovCorpus {
     /// The entropy of a token given all before it in its block, in nats: the source's rate,
     /// without the restarts that [`Corpus::entropy_floor`] includes.
     pub fn entropy_rate(&self) -> f64 {
-        -2.0 * (LIKELY * LIKELY.ln() + UNLIKELY * UNLIKELY.ln())
+        let likely = f64::from(LIKELY) / 32.0;
+        let unlikely = 0.5 - likely;
+        -2.0 * (likely * likely.ln() + unlikely * unlikely.ln())
     }
 
     /// How many of the vocabulary's tokens occur; all of them equally often.
@@ -95,17 +96,22 @@ impl MarkovCorpus {
         2 * self.halves[0].len()
     }
 
-    /// The token that follows `before`, `previous` when the die shows `die` in `[0, 1)`.
-    fn follow(&self, before: i32, previous: i32, die: f64) -> i32 {
-        let (side, source) = if die < 0.5 {
-            (0, previous)
-        } else {
-            (1, before)
-        };
+    /// The token that follows `before`, `previous`; five random bits of `die` decide which.
+    fn follow(&self, before: i32, previous: i32, die: u8) -> i32 {
+        let side = usize::from(die & 1);
+        let source = if side == 0 { previous } else { before };
         let half = &self.halves[side];
-        let likely = die - 0.5 * (side as f64) < LIKELY;
-        let shift = if likely { 0 } else { half.len() / 2 };
-        half[(self.labels[side][source as usize] as usize + shift) % half.len()]
+        let shift = if (die >> 1) & 15 < LIKELY {
+            0
+        } else {
+            half.len() / 2
+        };
+        let place = self.labels[side][source as usize] as usize + shift;
+        half[if place < half.len() {
+            place
+        } else {
+            place - half.len()
+        }]
     }
 }
 
@@ -120,13 +126,20 @@ impl Corpus for MarkovCorpus {
 
     fn read(&self, at: u64, out: &mut [i32]) -> Result<(), DataError> {
         let range = checked_range(self, at, out.len())?;
-        let dice = Stream::named(self.seed, "markov tokens");
+        let starts = Stream::named(self.seed, "markov starts");
+        let throws = Stream::named(self.seed, "markov tokens");
+        let mut dice = [0; 16];
         let (mut before, mut previous) = (0, 0);
+        // Blocks start at multiples of sixteen, so the first turn always throws the dice.
         for position in at - at % BLOCK..range.end as u64 {
+            let die = (position % 16) as usize;
+            if die == 0 {
+                dice = bytes(throws.words(position / 16));
+            }
             let token = if position % BLOCK < 2 {
-                dice.below(position, self.used_tokens() as u64) as i32
+                starts.below(position, self.used_tokens() as u64) as i32
             } else {
-                self.follow(before, previous, dice.uniform(position))
+                self.follow(before, previous, dice[die])
             };
             (before, previous) = (previous, token);
             if position >= at {
@@ -148,6 +161,15 @@ impl Corpus for MarkovCorpus {
             self.tokens, self.vocab, self.seed
         )
     }
+}
+
+/// The sixteen bytes of four words, in an order that is the same on every machine.
+fn bytes(words: [u32; 4]) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    for (out, word) in bytes.chunks_exact_mut(4).zip(words) {
+        out.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
 }
 
 /// `0..n` in a random order (Fisher and Yates).

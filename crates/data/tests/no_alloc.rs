@@ -14,12 +14,12 @@ fn a_warm_loader_allocates_nothing() {
     let corpus = Arc::new(MarkovCorpus::new(1, 64, 100_000).unwrap());
     let mut loader = Loader::new(corpus, LoaderConfig::new(1, 32, 8), 0).unwrap();
     for _ in 0..20 {
-        loader.next().unwrap();
+        loader.next_batch().unwrap();
     }
     let start = counts();
     assert!(start.allocations > 0, "the counter works");
     for _ in 0..500 {
-        loader.next().unwrap();
+        loader.next_batch().unwrap();
     }
     assert_eq!((counts() - start).allocations, 0);
 }

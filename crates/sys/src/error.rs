@@ -67,7 +67,6 @@ impl SysError {
     pub fn on_file(path: &Path, doing: &'static str, source: io::Error) -> Self {
         let path = path.to_path_buf();
         match source.kind() {
-            io::ErrorKind::NotFound => Self::Missing { path },
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull {
                 path,
                 doing,

@@ -11,6 +11,7 @@
 //! length again whenever the caller wants to (a loader does so at every pass over the data).
 
 use std::fs::File;
+use std::io;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
@@ -31,9 +32,15 @@ impl FileMap {
     pub fn open(path: &Path) -> Result<Self, SysError> {
         let fail = |doing| move |source| SysError::on_file(path, doing, source);
         // Asked before opening, because opening a pipe would wait for its other end.
-        let kind = std::fs::metadata(path)
-            .map_err(fail("looking for it"))?
-            .file_type();
+        let kind = match std::fs::metadata(path) {
+            Ok(metadata) => metadata.file_type(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(SysError::Missing {
+                    path: path.to_path_buf(),
+                });
+            }
+            Err(error) => return Err(fail("looking for it")(error)),
+        };
         if !kind.is_file() {
             let found = if kind.is_dir() {
                 "a folder"

@@ -14,7 +14,7 @@ fn markov(tokens: u64) -> Arc<dyn Corpus> {
 
 fn take(loader: &mut Loader, count: usize) -> Vec<Batch> {
     (0..count)
-        .map(|_| loader.next().expect("a batch").clone())
+        .map(|_| loader.next_batch().expect("a batch").clone())
         .collect()
 }
 
@@ -29,7 +29,7 @@ fn rows_are_the_samples_the_sampler_names() {
     let mut loader = Loader::new(Arc::clone(&corpus), config, 0).unwrap();
     // Beyond one epoch, so that the change of order is crossed inside a batch.
     for step in 0..30 {
-        let batch = loader.next().unwrap();
+        let batch = loader.next_batch().unwrap();
         assert_eq!(
             (batch.step, batch.first_sample, batch.valid_tokens),
             (step, 4 * step, 64)
@@ -76,7 +76,7 @@ fn ignored_tokens_are_masked_and_not_counted() {
     };
     let mut masked = Loader::new(markov(4000), config, 0).unwrap();
     let mut plain = Loader::new(markov(4000), plain, 0).unwrap();
-    let (masked, plain) = (masked.next().unwrap(), plain.next().unwrap());
+    let (masked, plain) = (masked.next_batch().unwrap(), plain.next_batch().unwrap());
     assert_eq!(masked.ids, plain.ids);
     let fives = plain.targets.iter().filter(|&&target| target == 5).count();
     assert!(fives > 0, "the test needs a batch that has some");
@@ -178,7 +178,7 @@ fn loading_runs_ahead_and_is_bounded() {
     let mut loader = Loader::new(corpus, config, 0).unwrap();
     wait_for(&reads, 12);
     for taken in 1..10 {
-        loader.next().unwrap();
+        loader.next_batch().unwrap();
         wait_for(&reads, 12 + 4 * taken);
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(reads.load(SeqCst), 12 + 4 * taken);
@@ -190,9 +190,12 @@ fn an_error_arrives_in_its_place() {
     let (_, corpus) = watched(10);
     let mut loader = Loader::new(corpus, LoaderConfig::new(0, 8, 4), 0).unwrap();
     take(&mut loader, 2);
-    assert!(matches!(loader.next(), Err(DataError::BeyondEnd { .. })));
+    assert!(matches!(
+        loader.next_batch(),
+        Err(DataError::BeyondEnd { .. })
+    ));
     assert_eq!(loader.state(), 8, "a batch that failed was not given out");
-    let message = loader.next().unwrap_err().to_string();
+    let message = loader.next_batch().unwrap_err().to_string();
     assert!(message.contains("before sample 8"), "{message}");
 }
 
@@ -216,7 +219,7 @@ fn a_panic_in_the_thread_is_an_error_here() {
     }
     let mut loader = Loader::new(Arc::new(Broken), LoaderConfig::new(0, 8, 4), 0).unwrap();
     assert!(matches!(
-        loader.next(),
+        loader.next_batch(),
         Err(DataError::Stopped { sample: 0, .. })
     ));
 }
@@ -287,7 +290,10 @@ fn settings_that_cannot_work_are_refused() {
         ignore_token: Some(5),
         ..good
     };
-    let error = Loader::new(fives, masked, 0).unwrap().next().unwrap_err();
+    let error = Loader::new(fives, masked, 0)
+        .unwrap()
+        .next_batch()
+        .unwrap_err();
     assert!(
         matches!(error, DataError::NothingToPredict { token: 5, .. }),
         "{error:?}"
