@@ -1,1 +1,24 @@
+//! Where tokens come from and in which order: corpora, sampling, and the loader.
+//!
+//! A [`Corpus`] is a long row of tokens that can be read anywhere. [`Sampler`] decides, as a pure
+//! function of seed, epoch and index, which piece of it is the n-th training sample. [`Loader`]
+//! turns consecutive samples into batches on a thread of its own; its whole state is the number
+//! of samples given out, so a run resumes exactly where it stopped.
+#![forbid(unsafe_code)]
 
+mod corpus;
+mod error;
+mod loader;
+mod markov;
+mod queue;
+mod sampling;
+mod text;
+mod tokens;
+
+pub use corpus::{Corpus, check_vocabulary};
+pub use error::DataError;
+pub use loader::{Batch, IGNORED, Loader, LoaderConfig};
+pub use markov::MarkovCorpus;
+pub use sampling::{DEFAULT_VAL_FRACTION, Permutation, Sampler, Split};
+pub use text::TextFile;
+pub use tokens::{TokenFile, TokenWidth};

@@ -1,0 +1,7 @@
+//! The data crate, as its users see it.
+
+mod files;
+mod loader;
+mod markov;
+mod sampling;
+mod scratch;
