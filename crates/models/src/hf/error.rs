@@ -2,26 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
+use phalanx_sys::SysError;
+
 /// Why a model folder or weight file was not read or not written.
 #[derive(Debug, thiserror::Error)]
 pub enum HfError {
     /// The operating system refused to read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Read(SysError),
     /// The operating system refused to write (a full disk, for example). The previous file of that
     /// name, if there was one, is untouched.
-    #[error("cannot write {}: {source}; a file that was there before is unchanged", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Write(SysError),
     /// A folder without weights in a format that can be read.
     #[error("{} holds no model.safetensors and no model.safetensors.index.json (found: {found}); \
              weights in other formats can be converted by loading them with transformers and calling \
@@ -83,21 +75,11 @@ pub enum HfError {
 impl HfError {
     /// Whether the input was at fault (nothing has been started) rather than the attempt to write.
     pub fn is_bad_input(&self) -> bool {
-        !matches!(self, HfError::Write { .. })
+        !matches!(self, HfError::Write(_))
     }
 
     pub(super) fn read(path: &Path, source: std::io::Error) -> Self {
-        HfError::Read {
-            path: path.into(),
-            source,
-        }
-    }
-
-    pub(super) fn write(path: &Path, source: std::io::Error) -> Self {
-        HfError::Write {
-            path: path.into(),
-            source,
-        }
+        HfError::Read(SysError::on_file(path, "reading it", source))
     }
 
     pub(super) fn corrupt(

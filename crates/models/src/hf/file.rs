@@ -11,6 +11,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use phalanx_sys::disk::write_atomic;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 
@@ -53,7 +54,7 @@ impl TensorFile {
         file.read_exact(&mut header).map_err(read_error)?;
         let header: Metadata = serde_json::from_slice(&header)
             .map_err(|e| HfError::corrupt(path, e.to_string(), "a safetensors header"))?;
-        let expected = data_start + header.data_len() as u64;
+        let expected = data_start.saturating_add(header.data_len() as u64);
         if length != expected {
             return Err(short(&format!("{expected} bytes, as its header says")));
         }
@@ -137,7 +138,7 @@ pub(super) fn write<'a>(
         }
         Ok(())
     };
-    write_atomic(path, fill).map_err(|e| HfError::write(path, e))
+    write_atomic(path, fill).map_err(HfError::Write)
 }
 
 /// The header, padded with spaces so that the data starts at a multiple of eight bytes.
@@ -163,16 +164,5 @@ fn header(metadata: &BTreeMap<String, String>, entries: &[Entry]) -> Vec<u8> {
 /// Writes a text file atomically.
 pub(super) fn write_text(path: &Path, text: &str) -> Result<(), HfError> {
     let fill = |out: &mut dyn Write| out.write_all(text.as_bytes());
-    write_atomic(path, fill).map_err(|e| HfError::write(path, e))
-}
-
-fn write_atomic(
-    path: &Path,
-    fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-) -> io::Result<()> {
-    let tmp = path.with_extension("tmp");
-    let mut file = File::create(&tmp)?;
-    fill(&mut file)?;
-    file.sync_all()?;
-    std::fs::rename(tmp, path)
+    write_atomic(path, fill).map_err(HfError::Write)
 }

@@ -188,15 +188,21 @@ fn open_files(dir: &Path) -> Result<(PathBuf, Vec<TensorFile>), HfError> {
 
 /// Opens the shards of an index and checks that index and shards name the same tensors.
 fn open_shards(dir: &Path, index: &Path) -> Result<Vec<TensorFile>, HfError> {
+    let shards = read_index(index)?;
+    // A shard that is not there comes first: it explains what else seems wrong.
+    if let Some((shard, tensors)) = shards.iter().find(|(name, _)| !dir.join(name).exists()) {
+        let tensor = tensors.first().map_or("", String::as_str);
+        let found = format!("the file name `{shard}`, which does not exist");
+        return Err(HfError::tensor(
+            index,
+            tensor,
+            found,
+            "a file of this folder",
+        ));
+    }
     let mut files = Vec::new();
-    for (shard, tensors) in read_index(index)? {
+    for (shard, tensors) in shards {
         let path = dir.join(&shard);
-        if !path.exists() {
-            let tensor = tensors.first().map_or("", String::as_str);
-            let found = format!("the file name `{shard}`, which does not exist");
-            let expected = "a file of this folder";
-            return Err(HfError::tensor(index, tensor, found, expected));
-        }
         let file = TensorFile::open(&path)?;
         let held: BTreeSet<String> = file.names().into_iter().collect();
         if let Some(absent) = tensors.difference(&held).next() {

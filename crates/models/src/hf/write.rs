@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use phalanx_ir::DType;
+use phalanx_sys::SysError;
 
 use super::config::{parse_config, write_config};
 use super::error::HfError;
@@ -47,7 +48,8 @@ pub fn save(
         })
         .collect();
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-    std::fs::create_dir_all(dir).map_err(|e| HfError::write(dir, e))?;
+    let made = std::fs::create_dir_all(dir);
+    made.map_err(|e| HfError::Write(SysError::on_file(dir, "making this folder", e)))?;
     file::write(&path, &metadata, &entries, |i| gather(&groups[i], tensors))?;
     file::write_text(&config_path, &config)
 }

@@ -58,6 +58,7 @@ fn damaged_headers_are_refused() {
     };
     let overlapping = r#"{"a":{"dtype":"F32","shape":[8],"data_offsets":[0,32]},
                           "b":{"dtype":"F32","shape":[8],"data_offsets":[16,64]}}"#;
+    let endless = endless_header();
     let rows = [
         (
             [&u64::MAX.to_le_bytes()[..], &whole[8..]].concat(),
@@ -81,6 +82,7 @@ fn damaged_headers_are_refused() {
             "header",
         ),
         (with_header(overlapping), "header"),
+        (with_header(&endless), "as its header says"),
     ];
     for (bytes, part) in rows {
         std::fs::write(&path, bytes).unwrap();
@@ -89,7 +91,20 @@ fn damaged_headers_are_refused() {
     }
 }
 
-/// Every byte of the header is damaged in turn. Most changes must be noticed; a few are harmless
+/// A header that is consistent in itself and claims nearly 2^64 bytes.
+fn endless_header() -> String {
+    let size = 1u64 << 60;
+    let entries: Vec<String> = (0..16)
+        .map(|i| {
+            let count = if i == 15 { size - 1 } else { size };
+            let (start, end) = (i * size, i * size + count);
+            format!(r#""{i}":{{"dtype":"U8","shape":[{count}],"data_offsets":[{start},{end}]}}"#)
+        })
+        .collect();
+    format!("{{{}}}", entries.join(","))
+}
+
+/// Bytes all along the header are damaged in turn. Most changes must be noticed; a few are harmless
 /// (a letter of the metadata, white space), and those must load the same tensors or be refused.
 #[test]
 fn no_damaged_header_byte_is_a_panic() {
@@ -207,7 +222,7 @@ fn an_index_that_does_not_fit_its_shards_is_refused() {
 #[test]
 fn folders_without_a_model_are_refused() {
     let dir = scratch("empty");
-    refused(&dir, &["config.json", "No such file"]);
+    refused(&dir, &["config.json", "no such file"]);
     refused(&dir.join("nowhere"), &["nowhere", "config.json"]);
     let dir = copy("gpt2", "no-weights");
     std::fs::rename(dir.join(FILE), dir.join("pytorch_model.bin")).unwrap();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use phalanx_models::hf::Tensor;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
-pub const CASES: [&str; 7] = [
+pub(crate) const CASES: [&str; 7] = [
     "gpt2",
     "gpt2_bare",
     "llama_gqa",
@@ -16,16 +16,16 @@ pub const CASES: [&str; 7] = [
     "llama_rope_new",
 ];
 
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
 }
 
-pub fn case(name: &str) -> PathBuf {
+pub(crate) fn case(name: &str) -> PathBuf {
     root().join(name)
 }
 
 /// An empty folder for one test.
-pub fn scratch(name: &str) -> PathBuf {
+pub(crate) fn scratch(name: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     if dir.exists() {
         std::fs::remove_dir_all(&dir).unwrap();
@@ -35,7 +35,7 @@ pub fn scratch(name: &str) -> PathBuf {
 }
 
 /// A copy of a model's files that a test may damage.
-pub fn copy(case_name: &str, scratch_name: &str) -> PathBuf {
+pub(crate) fn copy(case_name: &str, scratch_name: &str) -> PathBuf {
     let dir = scratch(scratch_name);
     for entry in std::fs::read_dir(case(case_name)).unwrap() {
         let path = entry.unwrap().path();
@@ -47,10 +47,10 @@ pub fn copy(case_name: &str, scratch_name: &str) -> PathBuf {
     dir
 }
 
-pub type Raw = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+pub(crate) type Raw = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
 /// The tensors of a file, read by the `safetensors` crate.
-pub fn read_raw(path: &Path) -> Raw {
+pub(crate) fn read_raw(path: &Path) -> Raw {
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     file.iter()
@@ -62,7 +62,7 @@ pub fn read_raw(path: &Path) -> Raw {
 }
 
 /// Writes tensors with the `safetensors` crate.
-pub fn write_raw(path: &Path, tensors: &Raw) {
+pub(crate) fn write_raw(path: &Path, tensors: &Raw) {
     let views: Vec<(&str, TensorView<'_>)> = tensors
         .iter()
         .map(|(name, (dtype, shape, data))| {
@@ -74,7 +74,7 @@ pub fn write_raw(path: &Path, tensors: &Raw) {
 }
 
 /// A tensor of an oracle file in double precision; integers too.
-pub fn numbers(raw: &Raw, name: &str) -> (Vec<usize>, Vec<f64>) {
+pub(crate) fn numbers(raw: &Raw, name: &str) -> (Vec<usize>, Vec<f64>) {
     let (dtype, shape, data) = &raw[name];
     let values = match dtype {
         Dtype::F64 => data
@@ -95,7 +95,7 @@ pub fn numbers(raw: &Raw, name: &str) -> (Vec<usize>, Vec<f64>) {
 }
 
 /// The largest difference, relative to the largest expected entry.
-pub fn error(found: &[f64], expected: &[f64]) -> f64 {
+pub(crate) fn error(found: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let scale = expected.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
     let worst = found
@@ -105,7 +105,7 @@ pub fn error(found: &[f64], expected: &[f64]) -> f64 {
     worst / scale
 }
 
-pub fn shapes(tensors: &BTreeMap<String, Tensor>) -> BTreeMap<String, Vec<usize>> {
+pub(crate) fn shapes(tensors: &BTreeMap<String, Tensor>) -> BTreeMap<String, Vec<usize>> {
     tensors
         .iter()
         .map(|(name, tensor)| (name.clone(), tensor.shape.clone()))
