@@ -1,0 +1,306 @@
+//! `config.json` to and from a [`Spec`].
+//!
+//! The file describes many variants of an architecture; a reader that ignored what it does not know
+//! would compute something else than the model. So the keys that change the mathematics are listed
+//! ([`COMMON_RULES`], [`GPT_RULES`], [`LLAMA_RULES`]) with the values that are implemented, and any
+//! other value is refused by name. Keys outside those lists (token ids, dropout, generation settings)
+//! do not change what the weights compute and are not read.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::error::HfError;
+use super::keys::{Keys, Rule, rule, shown};
+use super::spec::{GptSpec, LlamaSpec, RopeScaling, RopeSpec, Spec};
+use super::tensor::Stored;
+
+/// Reads the configuration file of a model folder.
+pub fn read_config(path: &Path) -> Result<Spec, HfError> {
+    let text = std::fs::read_to_string(path).map_err(|e| HfError::read(path, e))?;
+    parse_config(&text, path)
+}
+
+/// Reads a configuration from its text; `path` is where it came from, for messages.
+pub fn parse_config(text: &str, path: &Path) -> Result<Spec, HfError> {
+    let value: Value = serde_json::from_str(text)
+        .map_err(|e| HfError::corrupt(path, e.to_string(), "a JSON object"))?;
+    let Value::Object(map) = &value else {
+        let found = format!("a JSON document that is {}", shown(&value));
+        return Err(HfError::corrupt(path, found, "a JSON object"));
+    };
+    let keys = Keys {
+        path,
+        within: "",
+        map,
+    };
+    let Some(kind) = keys.get("model_type") else {
+        return Err(keys.missing("model_type", "\"gpt2\" or \"llama\""));
+    };
+    keys.enforce(COMMON_RULES)?;
+    match kind.as_str() {
+        Some("gpt2") => parse_gpt(&keys).map(Spec::Gpt),
+        Some("llama") => parse_llama(&keys).map(Spec::Llama),
+        _ => Err(keys.unsupported("model_type", kind, "\"gpt2\", \"llama\"")),
+    }
+}
+
+/// The text of a configuration file.
+///
+/// Rotary settings are written in the older spelling, which every version of `transformers` reads.
+/// Dropout is written as zero and token ids as absent: the model does not know its tokenizer.
+pub(super) fn write_config(spec: &Spec, stored: Stored) -> String {
+    let mut value = match spec {
+        Spec::Gpt(spec) => gpt_json(spec),
+        Spec::Llama(spec) => llama_json(spec),
+    };
+    value["torch_dtype"] = json!(stored.torch_name());
+    value["bos_token_id"] = Value::Null;
+    value["eos_token_id"] = Value::Null;
+    format!("{value:#}\n")
+}
+
+const COMMON_RULES: &[Rule] = &[
+    rule("quantization_config", "none", |_| false),
+    rule("sliding_window", "none", |_| false),
+    rule("layer_types", "\"full_attention\" for every layer", |v| {
+        v.as_array()
+            .is_some_and(|types| types.iter().all(|t| t == "full_attention"))
+    }),
+    rule("per_layer_config", "none", is_empty),
+    rule("pruned_heads", "none", is_empty),
+    rule(
+        "auto_map",
+        "none: code that comes with a model is not run",
+        is_empty,
+    ),
+    rule("is_encoder_decoder", "false", is_false),
+    rule("add_cross_attention", "false", is_false),
+];
+
+const GPT_RULES: &[Rule] = &[
+    rule(
+        "activation_function",
+        "\"gelu_new\" and \"gelu_pytorch_tanh\", which are the same",
+        |v| v == "gelu_new" || v == "gelu_pytorch_tanh",
+    ),
+    rule("scale_attn_weights", "true", |v| v == true),
+    rule("scale_attn_by_inverse_layer_idx", "false", is_false),
+];
+
+const LLAMA_RULES: &[Rule] = &[
+    rule("attention_bias", "false", is_false),
+    rule("mlp_bias", "false", is_false),
+    rule("hidden_act", "\"silu\" and its other name \"swish\"", |v| {
+        v == "silu" || v == "swish"
+    }),
+    rule("partial_rotary_factor", "1", is_one),
+];
+
+const ROPE_RULES: &[Rule] = &[rule("partial_rotary_factor", "1", is_one)];
+
+/// The keys of rotary settings that are understood; any other would change the frequencies.
+const ROPE_KEYS: [&str; 8] = [
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+];
+
+fn is_false(value: &Value) -> bool {
+    value == false
+}
+
+fn is_one(value: &Value) -> bool {
+    value.as_f64() == Some(1.0)
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.as_object().is_some_and(Map::is_empty)
+}
+
+fn parse_gpt(keys: &Keys<'_>) -> Result<GptSpec, HfError> {
+    keys.enforce(GPT_RULES)?;
+    let (width, heads) = (keys.need("n_embd")?, keys.need("n_head")?);
+    keys.multiple("n_embd", width, "n_head", heads)?;
+    Ok(GptSpec {
+        layers: keys.layers("n_layer")?,
+        width,
+        heads,
+        ffn: keys.size("n_inner")?.unwrap_or(4 * width),
+        vocab: keys.need("vocab_size")?,
+        context: keys.size("n_positions")?.unwrap_or(1024),
+        norm_eps: keys.positive("layer_norm_epsilon")?.unwrap_or(1e-5),
+        tied: keys.flag("tie_word_embeddings")?.unwrap_or(true),
+    })
+}
+
+fn parse_llama(keys: &Keys<'_>) -> Result<LlamaSpec, HfError> {
+    keys.enforce(LLAMA_RULES)?;
+    let (width, heads) = (keys.need("hidden_size")?, keys.need("num_attention_heads")?);
+    keys.multiple("hidden_size", width, "num_attention_heads", heads)?;
+    let kv_heads = keys.size("num_key_value_heads")?.unwrap_or(heads);
+    keys.multiple(
+        "num_attention_heads",
+        heads,
+        "num_key_value_heads",
+        kv_heads,
+    )?;
+    let head_dim = keys.size("head_dim")?.unwrap_or(width / heads);
+    if !head_dim.is_multiple_of(2) {
+        let found = head_dim.to_string();
+        return Err(keys.bad(
+            "head_dim",
+            found,
+            "an even number: rotary positions turn pairs",
+        ));
+    }
+    let context = keys.size("max_position_embeddings")?.unwrap_or(2048);
+    Ok(LlamaSpec {
+        layers: keys.layers("num_hidden_layers")?,
+        width,
+        heads,
+        kv_heads,
+        head_dim,
+        ffn: keys.need("intermediate_size")?,
+        vocab: keys.need("vocab_size")?,
+        context,
+        norm_eps: keys.positive("rms_norm_eps")?.unwrap_or(1e-6),
+        rope: parse_rope(keys, context)?,
+        tied: keys.flag("tie_word_embeddings")?.unwrap_or(false),
+    })
+}
+
+/// Rotary settings in either spelling: `rope_theta` beside `rope_scaling`, or everything in
+/// `rope_parameters`. When a file has both, the former's scaling counts, as in `transformers`.
+fn parse_rope(keys: &Keys<'_>, context: usize) -> Result<RopeSpec, HfError> {
+    let outer_theta = keys.positive("rope_theta")?.unwrap_or(10_000.0);
+    let given = |key: &'static str| {
+        let value = keys.get(key).filter(|v| !is_empty(v))?;
+        Some((key, value))
+    };
+    let Some((within, value)) = given("rope_scaling").or_else(|| given("rope_parameters")) else {
+        return Ok(RopeSpec {
+            theta: outer_theta,
+            scaling: RopeScaling::None,
+        });
+    };
+    let Value::Object(map) = value else {
+        return Err(keys.bad(within, shown(value), "an object of rotary settings"));
+    };
+    let rope = Keys {
+        path: keys.path,
+        within,
+        map,
+    };
+    let unknown = map
+        .iter()
+        .find(|(key, value)| !value.is_null() && !ROPE_KEYS.contains(&key.as_str()));
+    let kind = rope.get("rope_type").or_else(|| rope.get("type"));
+    let scaling = match kind.map(|k| (k, k.as_str())) {
+        None | Some((_, Some("default"))) => RopeScaling::None,
+        Some((_, Some("linear"))) => RopeScaling::Linear {
+            factor: rope.need_positive("factor")?,
+        },
+        Some((_, Some("llama3"))) => parse_llama3(keys, &rope, context)?,
+        Some((kind, _)) => {
+            let key = if map.contains_key("rope_type") {
+                "rope_type"
+            } else {
+                "type"
+            };
+            return Err(rope.unsupported(key, kind, "\"default\", \"linear\", \"llama3\""));
+        }
+    };
+    if let Some((key, value)) = unknown {
+        return Err(rope.unsupported(key, value, &ROPE_KEYS.join(", ")));
+    }
+    rope.enforce(ROPE_RULES)?;
+    Ok(RopeSpec {
+        theta: rope.positive("rope_theta")?.unwrap_or(outer_theta),
+        scaling,
+    })
+}
+
+fn parse_llama3(keys: &Keys<'_>, rope: &Keys<'_>, context: usize) -> Result<RopeScaling, HfError> {
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    let low_freq_factor = rope.need_positive("low_freq_factor")?;
+    let high_freq_factor = rope.need_positive("high_freq_factor")?;
+    if high_freq_factor <= low_freq_factor {
+        let expected = format!("more than `low_freq_factor` = {low_freq_factor}");
+        return Err(rope.bad("high_freq_factor", high_freq_factor.to_string(), &expected));
+    }
+    // Like `transformers`: the key outside the rotary settings counts more than the one inside.
+    let original = match keys.size(ORIGINAL)? {
+        Some(outside) => outside,
+        None => rope.size(ORIGINAL)?.unwrap_or(context),
+    };
+    Ok(RopeScaling::Llama3 {
+        factor: rope.need_positive("factor")?,
+        low_freq_factor,
+        high_freq_factor,
+        original_context: original,
+    })
+}
+
+fn gpt_json(spec: &GptSpec) -> Value {
+    json!({
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_layer": spec.layers,
+        "n_embd": spec.width,
+        "n_head": spec.heads,
+        "n_inner": spec.ffn,
+        "vocab_size": spec.vocab,
+        "n_positions": spec.context,
+        "layer_norm_epsilon": spec.norm_eps,
+        "activation_function": "gelu_new",
+        "tie_word_embeddings": spec.tied,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    })
+}
+
+fn llama_json(spec: &LlamaSpec) -> Value {
+    let scaling = match spec.rope.scaling {
+        RopeScaling::None => Value::Null,
+        RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_context,
+        } => json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low_freq_factor,
+            "high_freq_factor": high_freq_factor,
+            "original_max_position_embeddings": original_context,
+        }),
+    };
+    json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": spec.layers,
+        "hidden_size": spec.width,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate_size": spec.ffn,
+        "vocab_size": spec.vocab,
+        "max_position_embeddings": spec.context,
+        "rms_norm_eps": spec.norm_eps,
+        "rope_theta": spec.rope.theta,
+        "rope_scaling": scaling,
+        "hidden_act": "silu",
+        "attention_bias": false,
+        "mlp_bias": false,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": spec.tied,
+    })
+}

@@ -1,0 +1,124 @@
+//! What can be wrong with a model folder: each error says where, what was found, what would work.
+
+use std::path::{Path, PathBuf};
+
+use phalanx_sys::SysError;
+
+/// Why a model folder or weight file was not read or not written.
+#[derive(Debug, thiserror::Error)]
+pub enum HfError {
+    /// The operating system refused to read.
+    #[error(transparent)]
+    Read(SysError),
+    /// The operating system refused to write (a full disk, for example). The previous file of that
+    /// name, if there was one, is untouched.
+    #[error(transparent)]
+    Write(SysError),
+    /// A folder without weights in a format that can be read.
+    #[error("{} holds no model.safetensors and no model.safetensors.index.json (found: {found}); \
+             weights in other formats can be converted by loading them with transformers and calling \
+             save_pretrained", dir.display())]
+    NoWeights {
+        /// The folder.
+        dir: PathBuf,
+        /// The names of the files in it.
+        found: String,
+    },
+    /// A file is truncated, damaged, or not of the kind its name says.
+    #[error("{} is damaged: found {found}, expected {expected}; copy or download it again", path.display())]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// What is in it.
+        found: String,
+        /// What should be in it.
+        expected: String,
+    },
+    /// A setting is missing, of the wrong type, or impossible.
+    #[error("{}: `{key}`: found {found}, expected {expected}", path.display())]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// The key, with the keys around it.
+        key: String,
+        /// Its value.
+        found: String,
+        /// What would work.
+        expected: String,
+    },
+    /// A setting asks for a variant that is not implemented.
+    #[error("{}: `{key}` = {found} is not supported (supported: {supported})", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The key, with the keys around it.
+        key: String,
+        /// Its value.
+        found: String,
+        /// The values that are.
+        supported: String,
+    },
+    /// A tensor is missing, superfluous, or of the wrong shape, type or content.
+    #[error("{}: tensor `{tensor}`: found {found}, expected {expected}", path.display())]
+    Tensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor's name in that file.
+        tensor: String,
+        /// What the file holds.
+        found: String,
+        /// What the specification asks for.
+        expected: String,
+    },
+}
+
+impl HfError {
+    /// Whether the input was at fault (nothing has been started) rather than the attempt to write.
+    pub fn is_bad_input(&self) -> bool {
+        !matches!(self, HfError::Write(_))
+    }
+
+    pub(super) fn read(path: &Path, source: std::io::Error) -> Self {
+        HfError::Read(SysError::on_file(path, "reading it", source))
+    }
+
+    pub(super) fn corrupt(
+        path: &Path,
+        found: impl Into<String>,
+        expected: impl Into<String>,
+    ) -> Self {
+        HfError::Corrupt {
+            path: path.into(),
+            found: found.into(),
+            expected: expected.into(),
+        }
+    }
+
+    pub(super) fn key(
+        path: &Path,
+        key: &str,
+        found: impl Into<String>,
+        expected: impl Into<String>,
+    ) -> Self {
+        HfError::Key {
+            path: path.into(),
+            key: key.into(),
+            found: found.into(),
+            expected: expected.into(),
+        }
+    }
+
+    pub(super) fn tensor(
+        path: &Path,
+        tensor: &str,
+        found: impl Into<String>,
+        expected: impl Into<String>,
+    ) -> Self {
+        HfError::Tensor {
+            path: path.into(),
+            tensor: tensor.into(),
+            found: found.into(),
+            expected: expected.into(),
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Hugging Face model folders in and out, and the weight file of a run.
+//!
+//! The plain idea: a folder is a `config.json`, which becomes a [`Spec`] of plain numbers, and one or
+//! more `safetensors` files, whose tensors are renamed and turned into the layouts of this project
+//! ([`names`]). Everything is checked against the specification before any weight is read: a folder
+//! either loads completely or is refused with the file, the key or tensor, what was found and what
+//! was expected. Nothing is guessed: a variant whose mathematics is not implemented is refused by name.
+
+mod config;
+mod error;
+mod file;
+mod keys;
+pub mod names;
+mod params;
+mod read;
+mod spec;
+mod tensor;
+mod write;
+
+pub use config::{parse_config, read_config};
+pub use error::HfError;
+pub use params::{Params, load_params, save_params};
+pub use read::{Loaded, Source, load};
+pub use spec::{GptSpec, LlamaSpec, RopeScaling, RopeSpec, Spec};
+pub use tensor::{Tensor, Values};
+pub use write::save;

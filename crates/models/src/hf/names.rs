@@ -1,0 +1,190 @@
+//! The names and layouts of parameters here and at Hugging Face.
+//!
+//! Our weights are `[in, out]`. LLaMA's linear layers are stored `[out, in]` and are transposed;
+//! GPT-2's are `[in, out]` already, but its query, key and value lie side by side in one tensor.
+//! Every conversion in either direction follows the one table that [`params`] returns.
+
+use super::spec::{GptSpec, LlamaSpec, Spec};
+use super::tensor::Tensor;
+
+/// One of our parameters and where Hugging Face keeps it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Param {
+    /// Our name.
+    pub name: String,
+    /// Our shape; a weight is `[in, out]`.
+    pub shape: Vec<usize>,
+    /// The name of the tensor that holds it in a Hugging Face file, with the customary prefix.
+    pub hf_name: String,
+    /// How it lies in that tensor.
+    pub place: Place,
+}
+
+/// How one of our parameters lies in a Hugging Face tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It is the tensor.
+    Whole,
+    /// It is the transpose of the tensor.
+    Transposed,
+    /// It is one of equal parts along the tensor's last dim.
+    Part {
+        /// Which part.
+        part: usize,
+        /// Of how many.
+        of: usize,
+    },
+}
+
+/// The prefixes that a file may leave out: a bare base model is saved without them.
+pub const PREFIXES: [&str; 2] = ["transformer.", "model."];
+
+/// The tensor that holds the head's weights when it has its own.
+pub const HF_HEAD: &str = "lm_head.weight";
+
+/// Every parameter of a model, in the order in which the model applies them.
+pub fn params(spec: &Spec) -> Vec<Param> {
+    match spec {
+        Spec::Gpt(spec) => gpt(spec),
+        Spec::Llama(spec) => llama(spec),
+    }
+}
+
+/// Whether a tensor is a constant that some versions of `transformers` stored beside the weights
+/// (causal masks, rotary tables). They follow from the configuration and are not read.
+pub fn is_known_buffer(spec: &Spec, hf_name: &str) -> bool {
+    let known: &[&str] = match spec {
+        Spec::Gpt(_) => &["attn.bias", "attn.masked_bias"],
+        Spec::Llama(_) => &["rotary_emb.inv_freq"],
+    };
+    let bare = without_prefix(hf_name);
+    known.iter().any(|end| {
+        bare.strip_suffix(end)
+            .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    })
+}
+
+/// A Hugging Face name without the prefix that files may leave out.
+pub fn without_prefix(hf_name: &str) -> &str {
+    PREFIXES
+        .iter()
+        .find_map(|prefix| hf_name.strip_prefix(prefix))
+        .unwrap_or(hf_name)
+}
+
+impl Param {
+    /// The shape of the Hugging Face tensor.
+    pub fn hf_shape(&self) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        match self.place {
+            Place::Whole => {}
+            Place::Transposed => shape.reverse(),
+            Place::Part { of, .. } => {
+                if let Some(last) = shape.last_mut() {
+                    *last *= of;
+                }
+            }
+        }
+        shape
+    }
+
+    /// This parameter, taken out of the Hugging Face tensor that holds it.
+    pub(super) fn take_from(&self, tensor: Tensor) -> Tensor {
+        match self.place {
+            Place::Whole => tensor,
+            Place::Transposed => tensor.transposed(),
+            Place::Part { part, of } => tensor.part(part, of),
+        }
+    }
+
+    fn new(name: impl Into<String>, shape: &[usize], hf_name: impl Into<String>) -> Self {
+        Param {
+            name: name.into(),
+            shape: shape.to_vec(),
+            hf_name: hf_name.into(),
+            place: Place::Whole,
+        }
+    }
+
+    fn at(mut self, place: Place) -> Self {
+        self.place = place;
+        self
+    }
+}
+
+fn llama(spec: &LlamaSpec) -> Vec<Param> {
+    let (d, f) = (spec.width, spec.ffn);
+    let (q, kv) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
+    let mut out = vec![Param::new(
+        "embed",
+        &[spec.vocab, d],
+        "model.embed_tokens.weight",
+    )];
+    for i in 0..spec.layers {
+        let vector = |ours: &str, theirs: &str| {
+            let hf_name = format!("model.layers.{i}.{theirs}.weight");
+            Param::new(format!("blocks.{i}.{ours}"), &[d], hf_name)
+        };
+        let linear = |ours: &str, theirs: &str, from: usize, to: usize| {
+            let hf_name = format!("model.layers.{i}.{theirs}_proj.weight");
+            Param::new(format!("blocks.{i}.{ours}"), &[from, to], hf_name).at(Place::Transposed)
+        };
+        out.extend([
+            vector("norm1", "input_layernorm"),
+            linear("attn.q", "self_attn.q", d, q),
+            linear("attn.k", "self_attn.k", d, kv),
+            linear("attn.v", "self_attn.v", d, kv),
+            linear("attn.out", "self_attn.o", q, d),
+            vector("norm2", "post_attention_layernorm"),
+            linear("mlp.gate", "mlp.gate", d, f),
+            linear("mlp.up", "mlp.up", d, f),
+            linear("mlp.down", "mlp.down", f, d),
+        ]);
+    }
+    out.push(Param::new("norm", &[d], "model.norm.weight"));
+    out.extend((!spec.tied).then(|| head(d, spec.vocab)));
+    out
+}
+
+fn gpt(spec: &GptSpec) -> Vec<Param> {
+    let (d, f) = (spec.width, spec.ffn);
+    let mut out = vec![
+        Param::new("embed", &[spec.vocab, d], "transformer.wte.weight"),
+        Param::new("pos", &[spec.context, d], "transformer.wpe.weight"),
+    ];
+    for i in 0..spec.layers {
+        let hf_name = |rest: &str| format!("transformer.h.{i}.{rest}");
+        let norm = |ours: &str, theirs: &str| {
+            [("gain", "weight"), ("bias", "bias")].map(|(our_end, end)| {
+                let name = format!("blocks.{i}.{ours}.{our_end}");
+                Param::new(name, &[d], hf_name(&format!("{theirs}.{end}")))
+            })
+        };
+        let linear = |ours: &str, theirs: &str, from: usize, to: usize| {
+            let name = format!("blocks.{i}.{ours}");
+            let weight = hf_name(&format!("{theirs}.weight"));
+            let bias = hf_name(&format!("{theirs}.bias"));
+            [
+                Param::new(name.clone(), &[from, to], weight),
+                Param::new(format!("{name}_bias"), &[to], bias),
+            ]
+        };
+        out.extend(norm("norm1", "ln_1"));
+        for (part, ours) in ["attn.q", "attn.k", "attn.v"].into_iter().enumerate() {
+            let place = Place::Part { part, of: 3 };
+            out.extend(linear(ours, "attn.c_attn", d, d).map(|p| p.at(place)));
+        }
+        out.extend(linear("attn.out", "attn.c_proj", d, d));
+        out.extend(norm("norm2", "ln_2"));
+        out.extend(linear("mlp.up", "mlp.c_fc", d, f));
+        out.extend(linear("mlp.down", "mlp.c_proj", f, d));
+    }
+    out.push(Param::new("norm.gain", &[d], "transformer.ln_f.weight"));
+    out.push(Param::new("norm.bias", &[d], "transformer.ln_f.bias"));
+    out.extend((!spec.tied).then(|| head(d, spec.vocab)));
+    out
+}
+
+fn head(width: usize, vocab: usize) -> Param {
+    Param::new("head", &[width, vocab], HF_HEAD).at(Place::Transposed)
+}

@@ -1,0 +1,287 @@
+//! Reading a Hugging Face folder.
+//!
+//! [`Source::open`] reads the configuration and the headers of all weight files and matches every
+//! tensor with a parameter of the specification; after that, reading a parameter can only fail if
+//! the disk does. [`load`] reads them all.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::config::read_config;
+use super::error::HfError;
+use super::file::TensorFile;
+use super::names::{self, HF_HEAD, Param};
+use super::spec::Spec;
+use super::tensor::Tensor;
+
+/// A model read into memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// Its numbers.
+    pub spec: Spec,
+    /// Its parameters by our names and in our layouts; a tied head is absent.
+    pub tensors: BTreeMap<String, Tensor>,
+}
+
+/// Reads a whole model folder.
+pub fn load(dir: &Path) -> Result<Loaded, HfError> {
+    let source = Source::open(dir)?;
+    let tensors: Result<_, HfError> = source
+        .params()
+        .map(|param| Ok((param.name.clone(), source.read(&param.name)?)))
+        .collect();
+    Ok(Loaded {
+        tensors: tensors?,
+        spec: source.spec,
+    })
+}
+
+/// An open model folder whose files have been checked against its configuration.
+pub struct Source {
+    spec: Spec,
+    files: Vec<TensorFile>,
+    params: BTreeMap<String, Located>,
+}
+
+/// A parameter, and the file and tensor that hold it.
+struct Located {
+    param: Param,
+    file: usize,
+    stored_name: String,
+}
+
+impl Source {
+    /// Opens a folder with `config.json` and `model.safetensors`, or the shards that
+    /// `model.safetensors.index.json` names.
+    pub fn open(dir: &Path) -> Result<Self, HfError> {
+        let spec = read_config(&dir.join("config.json"))?;
+        let (main, files) = open_files(dir)?;
+        let stored = stored_tensors(&files);
+        let mut unused: BTreeSet<&str> = stored.keys().map(String::as_str).collect();
+        let mut params = BTreeMap::new();
+        let mut missing = Vec::new();
+        for param in names::params(&spec) {
+            let bare = names::without_prefix(&param.hf_name);
+            let found = stored
+                .get_key_value(param.hf_name.as_str())
+                .or_else(|| stored.get_key_value(bare));
+            let Some((name, &file)) = found else {
+                missing.push(param);
+                continue;
+            };
+            check_shape(&files[file], name, &param)?;
+            unused.remove(name.as_str());
+            let located = Located {
+                file,
+                stored_name: name.clone(),
+                param,
+            };
+            params.insert(located.param.name.clone(), located);
+        }
+        let source = Source {
+            spec,
+            files,
+            params,
+        };
+        source.refuse_missing(&main, &missing)?;
+        source.refuse_extra(&unused, &stored)?;
+        Ok(source)
+    }
+
+    /// The numbers of the model.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// Its parameters, sorted by our names.
+    pub fn params(&self) -> impl Iterator<Item = &Param> {
+        self.params.values().map(|located| &located.param)
+    }
+
+    /// Reads one parameter by our name, in our layout.
+    pub fn read(&self, name: &str) -> Result<Tensor, HfError> {
+        let Some(located) = self.params.get(name) else {
+            let path = &self.files[0].path;
+            return Err(HfError::tensor(
+                path,
+                name,
+                "no such parameter",
+                "one of the model's",
+            ));
+        };
+        let tensor = self.files[located.file].read(&located.stored_name)?;
+        Ok(located.param.take_from(tensor))
+    }
+
+    fn refuse_missing(&self, main: &Path, missing: &[Param]) -> Result<(), HfError> {
+        let Some(first) = missing.first() else {
+            return Ok(());
+        };
+        let found = match missing.len() {
+            1 => "nothing".to_owned(),
+            n => format!("nothing ({n} parameters are missing)"),
+        };
+        let expected = format!("shape {:?}", first.hf_shape());
+        Err(HfError::tensor(main, &first.hf_name, found, expected))
+    }
+
+    fn refuse_extra(
+        &self,
+        unused: &BTreeSet<&str>,
+        stored: &BTreeMap<String, usize>,
+    ) -> Result<(), HfError> {
+        for &name in unused {
+            let file = &self.files[stored[name]];
+            if names::is_known_buffer(&self.spec, name) {
+                continue;
+            }
+            if name == HF_HEAD && self.spec.tied() {
+                self.check_tied_head(file)?;
+                continue;
+            }
+            let found = format!("shape {:?}", file.shape(name).unwrap_or_default());
+            let expected = "no such tensor: config.json describes a model without it";
+            return Err(HfError::tensor(&file.path, name, found, expected));
+        }
+        Ok(())
+    }
+
+    /// Some writers store a tied head a second time. That is harmless as long as it is the embedding.
+    fn check_tied_head(&self, file: &TensorFile) -> Result<(), HfError> {
+        let embed = &self.params["embed"];
+        let same_shape = file.shape(HF_HEAD) == Some(&embed.param.shape);
+        if same_shape && file.read(HF_HEAD)? == self.read("embed")? {
+            return Ok(());
+        }
+        let found = format!("a tensor that differs from `{}`", embed.stored_name);
+        let expected = "the same values, or \"tie_word_embeddings\": false in config.json";
+        Err(HfError::tensor(&file.path, HF_HEAD, found, expected))
+    }
+}
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The weight files of a folder, and the one that is named when a tensor is in none of them.
+fn open_files(dir: &Path) -> Result<(PathBuf, Vec<TensorFile>), HfError> {
+    let single = dir.join(SINGLE);
+    if single.exists() {
+        return Ok((single.clone(), vec![TensorFile::open(&single)?]));
+    }
+    let index = dir.join(INDEX);
+    if index.exists() {
+        let files = open_shards(dir, &index)?;
+        return Ok((index, files));
+    }
+    let listing = std::fs::read_dir(dir).map_err(|e| HfError::read(dir, e))?;
+    let mut found: Vec<String> = listing
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+        .collect();
+    found.sort();
+    Err(HfError::NoWeights {
+        dir: dir.into(),
+        found: found.join(", "),
+    })
+}
+
+/// Opens the shards of an index and checks that index and shards name the same tensors.
+fn open_shards(dir: &Path, index: &Path) -> Result<Vec<TensorFile>, HfError> {
+    let shards = read_index(index)?;
+    // A shard that is not there comes first: it explains what else seems wrong.
+    if let Some((shard, tensors)) = shards.iter().find(|(name, _)| !dir.join(name).exists()) {
+        let tensor = tensors.first().map_or("", String::as_str);
+        let found = format!("the file name `{shard}`, which does not exist");
+        return Err(HfError::tensor(
+            index,
+            tensor,
+            found,
+            "a file of this folder",
+        ));
+    }
+    let mut files = Vec::new();
+    for (shard, tensors) in shards {
+        let path = dir.join(&shard);
+        let file = TensorFile::open(&path)?;
+        let held: BTreeSet<String> = file.names().into_iter().collect();
+        if let Some(absent) = tensors.difference(&held).next() {
+            let expected = format!("a tensor, as {INDEX} says");
+            return Err(HfError::tensor(&path, absent, "nothing", expected));
+        }
+        if let Some(unlisted) = held.difference(&tensors).next() {
+            let found = format!("a tensor that {INDEX} does not place in this file");
+            return Err(HfError::tensor(
+                &path,
+                unlisted,
+                found,
+                "only listed tensors",
+            ));
+        }
+        files.push(file);
+    }
+    Ok(files)
+}
+
+/// The tensors of each shard. Shard names are plain names of files in the same folder.
+fn read_index(path: &Path) -> Result<BTreeMap<String, BTreeSet<String>>, HfError> {
+    let text = std::fs::read_to_string(path).map_err(|e| HfError::read(path, e))?;
+    let value: Value = serde_json::from_str(&text)
+        .map_err(|e| HfError::corrupt(path, e.to_string(), "a JSON object"))?;
+    let Some(entries) = value.get("weight_map").and_then(Value::as_object) else {
+        return Err(HfError::key(
+            path,
+            "weight_map",
+            "nothing",
+            "an object of tensor: file",
+        ));
+    };
+    let mut shards: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (tensor, shard) in entries {
+        let name = shard
+            .as_str()
+            .filter(|s| Path::new(s).file_name().is_some_and(|n| n == *s));
+        let Some(name) = name else {
+            let key = format!("weight_map.{tensor}");
+            return Err(HfError::key(
+                path,
+                &key,
+                shard.to_string(),
+                "the name of a file",
+            ));
+        };
+        let tensors = shards.entry(name.to_owned()).or_default();
+        tensors.insert(tensor.clone());
+    }
+    if shards.is_empty() {
+        return Err(HfError::key(
+            path,
+            "weight_map",
+            "no tensors",
+            "the model's tensors",
+        ));
+    }
+    Ok(shards)
+}
+
+/// The file of every stored tensor.
+fn stored_tensors(files: &[TensorFile]) -> BTreeMap<String, usize> {
+    let files = files.iter().enumerate();
+    files
+        .flat_map(|(i, file)| file.names().into_iter().map(move |name| (name, i)))
+        .collect()
+}
+
+fn check_shape(file: &TensorFile, name: &str, param: &Param) -> Result<(), HfError> {
+    let expected = param.hf_shape();
+    let found = file.shape(name).unwrap_or_default();
+    if found == expected {
+        return Ok(());
+    }
+    Err(HfError::tensor(
+        &file.path,
+        name,
+        format!("shape {found:?}"),
+        format!("shape {expected:?}, as config.json says"),
+    ))
+}

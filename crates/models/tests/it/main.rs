@@ -1,0 +1,11 @@
+//! Hugging Face folders in and out, against files and numbers that `transformers` made.
+
+// A helper that cannot read a fixture should stop its test, like the test itself.
+#![allow(clippy::unwrap_used)]
+
+mod config;
+mod damage;
+mod exchange;
+mod fixtures;
+mod naive;
+mod params;
