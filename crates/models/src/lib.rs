@@ -1,2 +1,22 @@
+//! Models as segments of typed programs, their initial weights, and Hugging Face weights in and out.
+//!
+//! An [`Architecture`] is a handful of numbers that can write itself down as a model: [`Llama`], [`Gpt`]
+//! and [`Mlp`] are a page of tensor code each. Models of one's own are put together with a [`Chain`].
 #![forbid(unsafe_code)]
+
+mod architecture;
+mod chain;
+mod check;
+mod gpt;
 pub mod hf;
+mod init;
+mod language;
+mod llama;
+mod mlp;
+
+pub use architecture::{Architecture, BatchShape, Purpose, port};
+pub use chain::Chain;
+pub use gpt::Gpt;
+pub use init::{Real, initial_values, initialise};
+pub use llama::Llama;
+pub use mlp::Mlp;

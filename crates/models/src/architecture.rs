@@ -1,0 +1,83 @@
+//! What a trainer needs to know about a family of networks.
+
+use phalanx_ir::{DType, IrError, Model};
+
+use crate::hf::Spec;
+
+/// The names by which programs of every architecture know the inputs and outputs they share.
+pub mod port {
+    /// Data: token ids, `i32[batch, seq]`.
+    pub const IDS: &str = "ids";
+    /// Data: the token that follows each position, `i32[batch, seq]`; negative where it does not count.
+    pub const TARGETS: &str = "targets";
+    /// Scalar: 1 / the number of things the step's loss is a mean over, counted over all ranks and
+    /// micro-batches: valid targets of a language model, elements of `y` of a regression.
+    pub const INV_TOKENS: &str = "inv_tokens";
+    /// The loss: a sum times [`INV_TOKENS`].
+    pub const LOSS: &str = "loss";
+    /// Probe: the logits of a language model, `[batch, seq, vocab]`.
+    pub const LOGITS: &str = "logits";
+    /// Data: the features of a regression, `f32[batch, inputs]`.
+    pub const X: &str = "x";
+    /// Data: the values to predict, `f32[batch, outputs]`.
+    pub const Y: &str = "y";
+    /// Probe: the values predicted by a regression, `[batch, outputs]`.
+    pub const PREDICTION: &str = "prediction";
+    /// The boundary value between segments.
+    pub const H: &str = "h";
+}
+
+/// The shape of one micro-batch.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct BatchShape {
+    /// Sequences, or samples of a model without sequences.
+    pub batch: usize,
+    /// Tokens of each sequence; models without sequences do not look at it.
+    pub seq: usize,
+}
+
+/// What a model is written for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Purpose {
+    /// The loss, with dropout.
+    Train,
+    /// The loss, without dropout.
+    Evaluate,
+    /// Logits or predictions as a probe, without dropout, targets or loss.
+    Predict,
+}
+
+/// A network that can be written down as a model for any batch shape and precision.
+pub trait Architecture {
+    /// The name of the family.
+    fn name(&self) -> &str;
+
+    /// The model for a purpose. Parameters are the same, in the same order, for every purpose and shape.
+    fn build(&self, shape: BatchShape, compute: DType, purpose: Purpose) -> Result<Model, IrError>;
+
+    /// How Hugging Face knows this model; nothing if it does not.
+    fn spec(&self) -> Option<Spec> {
+        None
+    }
+
+    /// The model to train.
+    fn model(&self, shape: BatchShape, compute: DType) -> Result<Model, IrError> {
+        self.build(shape, compute, Purpose::Train)
+    }
+
+    /// The model whose loss is evaluated: without dropout.
+    fn evaluation(&self, shape: BatchShape, compute: DType) -> Result<Model, IrError> {
+        self.build(shape, compute, Purpose::Evaluate)
+    }
+
+    /// The model that emits logits (or predictions) as its only probe.
+    fn logits(&self, shape: BatchShape, compute: DType) -> Result<Model, IrError> {
+        self.build(shape, compute, Purpose::Predict)
+    }
+
+    /// The number of parameters.
+    fn parameters(&self) -> Result<usize, IrError> {
+        let shape = BatchShape { batch: 1, seq: 1 };
+        Ok(self.model(shape, DType::F32)?.elements())
+    }
+}

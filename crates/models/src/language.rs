@@ -1,0 +1,42 @@
+//! What language models share: how they end, and how their weights start.
+
+use phalanx_ir::{Builder, DType, Init, Tensor};
+
+use crate::architecture::{BatchShape, Purpose, port};
+
+/// The end of a language model: logits of every position and, unless they are all that is wanted,
+/// the cross-entropy with the targets. A tied head reads the embedding, `[vocab, width]`.
+pub(crate) fn finish<'b>(
+    b: &'b Builder,
+    x: Tensor<'b>,
+    shape: BatchShape,
+    [width, vocab]: [usize; 2],
+    tied: bool,
+    purpose: Purpose,
+) {
+    let logits = match tied {
+        true => x.matmul_transposed(b.param("embed", [vocab, width])),
+        false => x.matmul(b.param("head", [width, vocab])),
+    };
+    if purpose == Purpose::Predict {
+        return b.probe(port::LOGITS, logits);
+    }
+    let targets = b.data(port::TARGETS, DType::I32, [shape.batch, shape.seq]);
+    let total = logits.cross_entropy(targets).sum_all();
+    b.loss(port::LOSS, total * b.scalar(port::INV_TOKENS));
+}
+
+/// How a parameter starts, by its local name: gains at one, biases at zero, weights normal. What
+/// enters the residual stream is smaller by √(2·layers), so that the sum of all 2·layers branches
+/// starts with the variance of one (Radford et al., 2019).
+pub(crate) fn init(std: f64, layers: usize) -> impl Fn(&str) -> Init {
+    move |name| {
+        let last = name.rsplit('.').next().unwrap_or(name);
+        match name {
+            "attn.out" | "mlp.down" => Init::Normal(std / (2.0 * layers as f64).sqrt()),
+            _ if last == "gain" || last.starts_with("norm") => Init::Constant(1.0),
+            _ if last.ends_with("bias") => Init::Constant(0.0),
+            _ => Init::Normal(std),
+        }
+    }
+}

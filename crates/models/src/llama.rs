@@ -1,0 +1,190 @@
+//! LLaMA (Touvron et al., 2023): RMSNorm before each half of a block, rotary positions, grouped-query
+//! attention, SwiGLU, no biases.
+
+use phalanx_ir::ops::{self, AttentionKind, Rotary};
+use phalanx_ir::{Builder, DType, IrError, Model};
+
+use crate::architecture::{Architecture, BatchShape, Purpose, port};
+use crate::chain::Chain;
+use crate::check::Check;
+use crate::hf::{LlamaSpec, RopeScaling, RopeSpec, Spec};
+use crate::language;
+
+/// A LLaMA model.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Llama {
+    /// Its sizes.
+    pub spec: LlamaSpec,
+    /// What attention keeps for its gradient.
+    pub attention: AttentionKind,
+    /// The standard deviation of initial weights.
+    pub init_std: f64,
+}
+
+impl Llama {
+    /// A model of these sizes, with flash attention.
+    pub fn new(spec: LlamaSpec) -> Self {
+        Self {
+            spec,
+            attention: AttentionKind::Flash,
+            init_std: 0.02,
+        }
+    }
+
+    fn embed(&self, BatchShape { batch, seq }: BatchShape, compute: DType) -> Builder {
+        let b = Builder::new("embed", compute);
+        let ids = b.data(port::IDS, DType::I32, [batch, seq]);
+        let table = b.param("embed", [self.spec.vocab, self.spec.width]);
+        b.output(port::H, table.embedding(ids));
+        b
+    }
+
+    fn block(&self, BatchShape { batch, seq }: BatchShape, compute: DType) -> Builder {
+        let s = &self.spec;
+        let (d, size, eps) = (s.width, s.head_dim, s.norm_eps);
+        let (q_width, kv_width) = (s.heads * size, s.kv_heads * size);
+        let rotary = rotary(&s.rope);
+
+        let b = Builder::new("block", compute);
+        let h = b.boundary(port::H, [batch, seq, d]);
+
+        let x = h.rms_norm(b.param("norm1", [d]), eps);
+        let q = x.matmul(b.param("attn.q", [d, q_width]));
+        let k = x.matmul(b.param("attn.k", [d, kv_width]));
+        let v = x.matmul(b.param("attn.v", [d, kv_width]));
+        let q = q.reshape([batch, seq, s.heads, size]).rotary(rotary);
+        let k = k.reshape([batch, seq, s.kv_heads, size]).rotary(rotary);
+        let v = v.reshape([batch, seq, s.kv_heads, size]);
+        let o = q.attention(k, v, self.attention, 0.0);
+        let o = o.reshape([batch, seq, q_width]);
+        let h = h + o.matmul(b.param("attn.out", [q_width, d]));
+
+        let x = h.rms_norm(b.param("norm2", [d]), eps);
+        let gate = x.matmul(b.param("mlp.gate", [d, s.ffn])).silu();
+        let up = x.matmul(b.param("mlp.up", [d, s.ffn]));
+        b.output(
+            port::H,
+            h + (gate * up).matmul(b.param("mlp.down", [s.ffn, d])),
+        );
+        b
+    }
+
+    fn head(&self, shape: BatchShape, compute: DType, purpose: Purpose) -> Builder {
+        let s = &self.spec;
+        let b = Builder::new("head", compute);
+        let h = b.boundary(port::H, [shape.batch, shape.seq, s.width]);
+        let x = h.rms_norm(b.param("norm", [s.width]), s.norm_eps);
+        language::finish(&b, x, shape, [s.width, s.vocab], s.tied, purpose);
+        b
+    }
+
+    fn check(&self, BatchShape { batch, seq }: BatchShape) -> Result<(), IrError> {
+        let s = &self.spec;
+        let check = Check { model: "llama" };
+        let (heads, kv_heads) = (("heads", s.heads), ("kv_heads", s.kv_heads));
+        let (width, size, ffn) = (("width", s.width), ("head_dim", s.head_dim), ("ffn", s.ffn));
+        let (vocab, batch, length) = (("vocab", s.vocab), ("batch", batch), ("seq", seq));
+        check.sizes(&[
+            ("layers", s.layers),
+            width,
+            heads,
+            kv_heads,
+            size,
+            ffn,
+            vocab,
+            batch,
+            length,
+        ])?;
+        check.divides(kv_heads, heads)?;
+        check.pairs(s.head_dim)?;
+        check.context(seq, s.context)?;
+        check.positive("norm_eps", s.norm_eps)?;
+        check.positive("rope.theta", s.rope.theta)?;
+        check.positive("init_std", self.init_std)?;
+        for dims in [
+            &[width, heads, size][..],
+            &[width, ffn],
+            &[width, vocab],
+            &[batch, length, width],
+            &[batch, length, heads, size],
+            &[batch, length, ffn],
+            &[batch, length, vocab],
+        ] {
+            check.tensor(dims)?;
+        }
+        check.scores(self.attention, &[batch, heads, length, length])
+    }
+}
+
+impl Architecture for Llama {
+    fn name(&self) -> &str {
+        "llama"
+    }
+
+    fn build(&self, shape: BatchShape, compute: DType, purpose: Purpose) -> Result<Model, IrError> {
+        self.check(shape)?;
+        let init = language::init(self.init_std, self.spec.layers);
+        let mut chain = Chain::new(self.name());
+        chain.once(self.embed(shape, compute), &init)?;
+        for i in 0..self.spec.layers {
+            chain.under(&format!("blocks.{i}"), self.block(shape, compute), &init)?;
+        }
+        chain.once(self.head(shape, compute, purpose), &init)?;
+        Ok(chain.finish())
+    }
+
+    fn spec(&self) -> Option<Spec> {
+        Some(Spec::Llama(self.spec.clone()))
+    }
+}
+
+/// The op that turns queries and keys as the specification says.
+fn rotary(rope: &RopeSpec) -> Rotary {
+    let scaling = match rope.scaling {
+        RopeScaling::None => ops::RopeScaling::None,
+        RopeScaling::Linear { factor } => ops::RopeScaling::Linear { factor },
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_context,
+        } => ops::RopeScaling::Llama3 {
+            factor,
+            low: low_freq_factor,
+            high: high_freq_factor,
+            original: original_context as f64,
+        },
+    };
+    Rotary {
+        theta: rope.theta,
+        scaling,
+        inverse: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The specification and the op each know the frequencies; they must mean the same.
+    #[test]
+    fn the_op_turns_as_the_specification_says() {
+        let llama3 = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192,
+        };
+        let linear = RopeScaling::Linear { factor: 2.5 };
+        for scaling in [RopeScaling::None, linear, llama3] {
+            let rope = RopeSpec {
+                theta: 5e5,
+                scaling,
+            };
+            let (spec, op) = (rope.inverse_frequencies(64), rotary(&rope).frequencies(64));
+            for (a, b) in spec.iter().zip(op) {
+                assert!((a - b).abs() <= 1e-14 * a, "{rope:?}: {a} and {b}");
+            }
+        }
+    }
+}
