@@ -1,1 +1,16 @@
+//! The few system facilities that need unsafe code or the operating system's own words: file
+//! maps, arenas, allocation counting, memory readings and files that are replaced whole or not
+//! at all. Everything here has a safe face, so that the crates above can forbid unsafe code.
 
+pub mod arena;
+pub mod count_alloc;
+pub mod disk;
+mod error;
+pub mod memory;
+pub mod mmap;
+
+pub use arena::{Arena, HugePages};
+pub use count_alloc::CountingAllocator;
+pub use disk::write_atomic;
+pub use error::SysError;
+pub use mmap::FileMap;

@@ -127,7 +127,8 @@ fn timestamp(time: SystemTime) -> String {
 
 /// The date that lies `days` after 1 January 1970.
 fn date(days: u64) -> (u64, u64, u64) {
-    let leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+    let leap =
+        |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
     let (mut year, mut left) = (1970, days);
     while left >= 365 + u64::from(leap(year)) {
         left -= 365 + u64::from(leap(year));
@@ -162,7 +163,25 @@ mod tests {
             (4_102_444_799, "20991231-235959"),
             (4_107_542_400, "21000301-000000"),
         ] {
-            assert_eq!(timestamp(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
+            assert_eq!(
+                timestamp(UNIX_EPOCH + Duration::from_secs(seconds)),
+                expected
+            );
         }
+    }
+
+    /// `/dev/full` answers every write as a full disk does.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_full_disk_is_a_failure_with_path_and_remedy() {
+        let metrics = File::options().append(true).open("/dev/full").unwrap();
+        let path = PathBuf::from("runs/x");
+        let error = RunDir { path, metrics }.append("{}").unwrap_err();
+        assert_eq!(error.exit_code(), 1);
+        assert_eq!(
+            error.to_string(),
+            "error: cannot write runs/x/metrics.jsonl: No space left on device (os error 28)\n  \
+             usual fix: free some space, or write elsewhere with --set run.dir=DIR"
+        );
     }
 }

@@ -1,0 +1,142 @@
+//! A global allocator that counts, to prove that a step allocates nothing.
+//!
+//! A test binary installs it with `#[global_allocator]`, takes [`counts`] before and after, and
+//! compares. Calls that are allowed to allocate run inside [`exempt`]; what they allocate is
+//! counted apart, so that it can still be reported. The exemption belongs to a thread: a pool
+//! thread that works for an exempt call enters it by itself.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ops::Sub;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The system allocator with counters. Freeing is not counted; growing in place is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CountingAllocator;
+
+/// What was allocated since the process started, by all threads together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Allocations outside every exemption.
+    pub allocations: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Allocations inside an exemption.
+    pub exempt_allocations: u64,
+    /// Their bytes.
+    pub exempt_bytes: u64,
+}
+
+/// The counters now; all zero unless [`CountingAllocator`] is the global allocator.
+pub fn counts() -> Counts {
+    Counts {
+        allocations: COUNTED.allocations.load(Relaxed),
+        bytes: COUNTED.bytes.load(Relaxed),
+        exempt_allocations: EXEMPTED.allocations.load(Relaxed),
+        exempt_bytes: EXEMPTED.bytes.load(Relaxed),
+    }
+}
+
+/// Runs `work`; what this thread allocates meanwhile counts as exempt. Scopes nest.
+pub fn exempt<R>(work: impl FnOnce() -> R) -> R {
+    let _guard = Exemption::enter();
+    work()
+}
+
+/// An exemption of the current thread that lasts until it is dropped.
+///
+/// It cannot be sent to another thread, where dropping it would end the wrong exemption.
+#[derive(Debug)]
+pub struct Exemption {
+    this_thread: PhantomData<*const ()>,
+}
+
+impl Exemption {
+    /// Begins an exemption.
+    pub fn enter() -> Self {
+        DEPTH.with(|depth| depth.set(depth.get() + 1));
+        Self {
+            this_thread: PhantomData,
+        }
+    }
+}
+
+impl Drop for Exemption {
+    fn drop(&mut self) {
+        DEPTH.with(|depth| depth.set(depth.get() - 1));
+    }
+}
+
+impl Sub for Counts {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            allocations: self.allocations - earlier.allocations,
+            bytes: self.bytes - earlier.bytes,
+            exempt_allocations: self.exempt_allocations - earlier.exempt_allocations,
+            exempt_bytes: self.exempt_bytes - earlier.exempt_bytes,
+        }
+    }
+}
+
+// SAFETY: every call is passed on unchanged to the system allocator, whose guarantees hold; the
+// counting neither allocates nor panics.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size());
+        // SAFETY: the caller keeps the contract of `alloc`, passed on unchanged.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size());
+        // SAFETY: the caller keeps the contract of `alloc_zeroed`, passed on unchanged.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size);
+        // SAFETY: the caller keeps the contract of `realloc`, passed on unchanged.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps the contract of `dealloc`, passed on unchanged.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+struct Counter {
+    allocations: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Counter {
+    const fn new() -> Self {
+        Self {
+            allocations: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        }
+    }
+}
+
+static COUNTED: Counter = Counter::new();
+static EXEMPTED: Counter = Counter::new();
+
+thread_local! {
+    // Constant and without a destructor, so that touching it inside the allocator never
+    // allocates and works until the very end of a thread.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+fn count(bytes: usize) {
+    let counter = if DEPTH.with(Cell::get) > 0 {
+        &EXEMPTED
+    } else {
+        &COUNTED
+    };
+    counter.allocations.fetch_add(1, Relaxed);
+    counter.bytes.fetch_add(bytes as u64, Relaxed);
+}

@@ -1,0 +1,119 @@
+//! Files that are replaced whole or not at all.
+//!
+//! The new content goes to a temporary sibling, reaches the disk, and only then takes the name of
+//! the old file in one step. Whatever fails, and wherever, the good old file stays and the
+//! temporary is removed; after a power cut there is the old content or the new, never half.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::SysError;
+
+/// Writes `path` by way of `fill`, which sends the content to the writer it is given.
+///
+/// The folder must exist. A symbolic link at `path` is replaced, not followed.
+pub fn write_atomic(
+    path: &Path,
+    fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), SysError> {
+    let fail = |doing| move |source| SysError::on_file(path, doing, source);
+    let (temporary, file) = Temporary::beside(path)?;
+    let mut writer = BufWriter::with_capacity(1 << 20, file);
+    fill(&mut writer).map_err(fail("writing it"))?;
+    let file = writer
+        .into_inner()
+        .map_err(|error| fail("writing it")(error.into_error()))?;
+    file.sync_all().map_err(fail("bringing it to the disk"))?;
+    drop(file);
+    temporary
+        .rename_to(path)
+        .map_err(fail("renaming the finished file to it"))?;
+    sync_folder(folder_of(path)).map_err(fail("bringing its folder to the disk"))
+}
+
+/// A file that removes itself unless it was given its final name, also when `fill` panics.
+struct Temporary {
+    path: PathBuf,
+    renamed: bool,
+}
+
+impl Temporary {
+    fn beside(path: &Path) -> Result<(Self, File), SysError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let fail = |source| SysError::on_file(path, "creating a temporary file beside it", source);
+        let Some(name) = path.file_name() else {
+            return Err(fail(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "it names no file",
+            )));
+        };
+        let folder = folder_of(path);
+        if !folder.is_dir() {
+            let message = format!(
+                "the folder {} does not exist; create it first",
+                folder.display()
+            );
+            return Err(fail(io::Error::other(message)));
+        }
+        if path.is_dir() {
+            return Err(SysError::NotAFile {
+                path: path.to_path_buf(),
+                found: "a folder",
+            });
+        }
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(
+            ".{}-{}.tmp",
+            std::process::id(),
+            NEXT.fetch_add(1, Relaxed)
+        ));
+        let temporary = folder.join(hidden);
+        // `create_new`: a file of that name would be somebody else's, and is left alone.
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&temporary)
+            .map_err(fail)?;
+        Ok((
+            Self {
+                path: temporary,
+                renamed: false,
+            },
+            file,
+        ))
+    }
+
+    fn rename_to(mut self, path: &Path) -> io::Result<()> {
+        std::fs::rename(&self.path, path)?;
+        self.renamed = true;
+        Ok(())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if !self.renamed {
+            // The error that brought us here is the one worth reporting.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// Without this, a power cut could forget the new name although the content is safe.
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    if cfg!(unix) {
+        File::open(folder)?.sync_all()
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+//! A file seen as a slice of bytes, without reading it into memory first.
+//!
+//! The system brings in pages when they are touched and may drop them again, so a corpus larger
+//! than memory costs no more than the pages in use.
+//!
+//! What this cannot promise: if another program shortens the file while it is mapped, touching a
+//! page beyond the new end ends the process (SIGBUS), and if it rewrites the file, the bytes
+//! change under the reader. No portable call prevents either, so keeping data files still is the
+//! caller's duty. What can be checked is checked: the path must be a regular file, its length
+//! must be the same before and after mapping, and [`FileMap::check_unchanged`] compares the
+//! length again whenever the caller wants to (a loader does so at every pass over the data).
+
+use std::fs::File;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::SysError;
+
+/// A read-only map of a whole file.
+#[derive(Debug)]
+pub struct FileMap {
+    map: Mmap,
+    file: File,
+    path: PathBuf,
+}
+
+impl FileMap {
+    /// Maps the whole of `path`. An empty file gives an empty slice.
+    pub fn open(path: &Path) -> Result<Self, SysError> {
+        let fail = |doing| move |source| SysError::on_file(path, doing, source);
+        // Asked before opening, because opening a pipe would wait for its other end.
+        let kind = std::fs::metadata(path)
+            .map_err(fail("looking for it"))?
+            .file_type();
+        if !kind.is_file() {
+            let found = if kind.is_dir() {
+                "a folder"
+            } else {
+                "a device, pipe or socket"
+            };
+            return Err(SysError::NotAFile {
+                path: path.to_path_buf(),
+                found,
+            });
+        }
+        let file = File::open(path).map_err(fail("opening it"))?;
+        // SAFETY: the map is read-only and only lent out as `&[u8]`, and every bit pattern is a
+        // valid byte. That nobody shortens or rewrites the file meanwhile is the caller's duty,
+        // stated in the module's documentation and checked as far as a length can be.
+        let map = unsafe { Mmap::map(&file) }.map_err(fail("mapping it into memory"))?;
+        let map = Self {
+            map,
+            file,
+            path: path.to_path_buf(),
+        };
+        map.check_unchanged()?;
+        Ok(map)
+    }
+
+    /// The path the file was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Fails if the file no longer has the length it was mapped with.
+    pub fn check_unchanged(&self) -> Result<(), SysError> {
+        let metadata = self
+            .file
+            .metadata()
+            .map_err(|source| SysError::on_file(&self.path, "asking for its length", source))?;
+        let (mapped, now) = (self.map.len() as u64, metadata.len());
+        if mapped != now {
+            return Err(SysError::Changed {
+                path: self.path.clone(),
+                mapped,
+                now,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Deref for FileMap {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.map
+    }
+}

@@ -1,0 +1,5 @@
+//! The system facilities, as their users see them.
+
+mod disk;
+mod mmap;
+mod scratch;
