@@ -8,13 +8,11 @@
 use std::fmt;
 use std::path::Path;
 
-use thiserror::Error;
-
 /// A result whose error is this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a request was not carried out.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Error {
     /// The request cannot work as given; nothing was started. Exit code 2.
     #[error("{}", in_order(.0))]

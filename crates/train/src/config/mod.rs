@@ -1,6 +1,6 @@
 //! The configuration of a run: read from several sources, resolved into typed values.
 //!
-//! Keys are declared once, in the file of their section (see [`key`]). [`Config::load`] lays the
+//! Keys are declared once, in the file of their section (see [`Key`]). [`Config::load`] lays the
 //! [`Sources`] over one another and either yields a [`Config`] whose every value is legal, or an
 //! error that tells all that is wrong, with file and line.
 

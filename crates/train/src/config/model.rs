@@ -33,10 +33,10 @@ section! {
         context: Count = "train.seq_len" => seq_len;
             aka "max_position_embeddings" "n_positions" "n_ctx" "max_seq_len" "block_size",
         /// Whether the output head shares the embedding's weights.
-        tied: bool = "true for gpt2" => kind == ModelKind::Gpt2;
+        tied: bool = "true for gpt2, else false" => kind == ModelKind::Gpt2;
             aka "tie_word_embeddings" "tie_weights" "weight_tying",
         /// Whether linear layers add a bias.
-        bias: bool = "false for llama" => kind != ModelKind::Llama;
+        bias: bool = "false for llama, else true" => kind != ModelKind::Llama;
             aka "add_bias_linear" "attention_bias" "mlp_bias",
         /// Added to the variance in norms, against division by zero.
         norm_eps: Positive = "1e-5"; aka "rms_norm_eps" "layer_norm_epsilon" "norm_epsilon",
@@ -136,7 +136,7 @@ impl Model {
                 ))
             },
         );
-        let even = self.head_size() % 2 == 0 || self.kind != ModelKind::Llama;
+        let even = self.head_size().is_multiple_of(2) || self.kind != ModelKind::Llama;
         values.rule(&["model.heads", "model.width"], even || !divides, || {
             let size = self.head_size();
             let even_heads = |h: &usize| width % (2 * h) == 0;

@@ -35,7 +35,7 @@ section! {
         sync_every: Count = "1"; aka "sync_interval" "local_steps",
         /// Ranks that shards are spread over; replicated over the rest of dp.
         dp_shard: Count = "parallel.dp" => dp;
-            aka "data_parallel_shard_degree" "num_distributed_optimizer_instances" "mics_shard_size",
+            aka "data_parallel_shard_degree" "mics_shard_size",
         /// Order in which stages take micro-batches.
         schedule: PipelineSchedule = "1f1b"; aka "pipeline_parallel_schedule" "pp_style" "pp_engine",
         /// How many micro-batches a stage starts with.
@@ -100,9 +100,9 @@ choice! {
 choice! {
     /// How many micro-batches a stage starts with.
     pub enum PipelineWarmup {
-        /// As many as stages follow.
+        /// One for each stage from here to the last: p − i at stage i of p.
         Pa = "pa",
-        /// Twice as many.
+        /// Links count as stages too, for slow links: 2(p − i) − 1.
         Pb = "pb",
     }
 }

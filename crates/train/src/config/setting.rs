@@ -30,7 +30,7 @@ const LARGEST: usize = i32::MAX as usize;
 
 impl Setting for Count {
     fn expects() -> String {
-        format!("a whole number from 1 to {LARGEST}")
+        "a whole number from 1 to 2^31 - 1".into()
     }
     fn read(value: &Value) -> Option<Self> {
         NonZeroUsize::new(usize::read(value)?)
@@ -42,7 +42,7 @@ impl Setting for Count {
 
 impl Setting for usize {
     fn expects() -> String {
-        format!("a whole number from 0 to {LARGEST}")
+        "a whole number from 0 to 2^31 - 1".into()
     }
     fn read(value: &Value) -> Option<Self> {
         usize::try_from(whole(value)?)
@@ -56,7 +56,7 @@ impl Setting for usize {
 
 impl Setting for u64 {
     fn expects() -> String {
-        format!("a whole number from 0 to {}", i64::MAX)
+        "a whole number from 0 to 2^63 - 1".into()
     }
     fn read(value: &Value) -> Option<Self> {
         u64::try_from(whole(value)?).ok()
@@ -68,7 +68,7 @@ impl Setting for u64 {
 
 impl Setting for u32 {
     fn expects() -> String {
-        format!("a whole number from 0 to {}", u32::MAX)
+        "a whole number from 0 to 2^32 - 1".into()
     }
     fn read(value: &Value) -> Option<Self> {
         u32::try_from(whole(value)?).ok()
@@ -224,7 +224,10 @@ impl Setting for Bytes {
         (bytes > 0).then_some(Bytes(bytes))
     }
     fn write(&self) -> String {
-        let largest_exact = UNITS[..4].iter().rev().find(|(_, f)| self.0 % f == 0);
+        let largest_exact = UNITS[..4]
+            .iter()
+            .rev()
+            .find(|(_, f)| self.0.is_multiple_of(*f));
         match largest_exact {
             Some((unit, factor)) => quoted(&format!("{} {unit}", self.0 / factor)),
             None => self.0.to_string(),

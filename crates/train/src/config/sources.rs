@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use toml_edit::{Document, Item, Value};
 
 use super::key::Key;
-use super::suggest::closest;
+use super::suggest::{closest, not_a_section, unknown_key};
 use super::values::{Given, Values};
 use super::{keys, preset};
 use crate::error::{Error, Place, Problem, Result};
@@ -159,18 +159,17 @@ fn add_toml(values: &mut Values, text: &str, source: &str, by_user: bool) -> Res
         Error::refused(problem.fix("write `key = value`, with text values in double quotes"))
     })?;
     for (section, item) in document.as_table().iter() {
-        let Some(table) = item.as_table_like() else {
+        let known_section = super::SECTIONS.contains(&section);
+        let table = item
+            .as_table_like()
+            .filter(|table| known_section || !table.is_empty());
+        let Some(table) = table else {
             let at = line_of(text, item);
             values
                 .problems
                 .push(not_a_section(section, item, place(source, at, None)));
             continue;
         };
-        if table.is_empty() && !super::SECTIONS.contains(&section) {
-            let at = line_of(text, item);
-            let unknown = unknown_key(section, "", place(source, at, None));
-            values.problems.push(unknown);
-        }
         for (field, item) in table.iter() {
             let name = format!("{section}.{field}");
             let at = table
@@ -263,63 +262,6 @@ fn insert(values: &mut Values, key: &'static Key, value: &Value, place: Place, b
 
 fn known(name: &str) -> Option<&'static Key> {
     keys().find(|key| key.name == name)
-}
-
-/// The key that was probably meant by a name that is none: what other systems call by that name,
-/// then the same name in another section, then the nearest spelling.
-fn meant(name: &str) -> Option<&'static str> {
-    let field = name.rsplit('.').next().unwrap_or(name);
-    // Names such as `name` mean different things in different sections: the same one goes first.
-    let section = name.split('.').next().unwrap_or(name);
-    let find = |test: &dyn Fn(&Key) -> bool| {
-        let mut here = keys().filter(|key| key.section() == section);
-        let key = here.find(|key| test(key));
-        key.or_else(|| keys().find(|key| test(key)))
-            .map(|key| key.name)
-    };
-    find(&|key| key.aka.contains(&field))
-        .or_else(|| find(&|key| key.field() == field))
-        .or_else(|| closest(name, keys().map(|key| key.name)))
-        .or_else(|| {
-            let near = closest(field, keys().map(|key| key.field()))?;
-            find(&|key| key.field() == near)
-        })
-}
-
-fn unknown_key(name: &str, found: &str, place: Place) -> Problem {
-    let one_line = !found.is_empty() && !found.contains('\n');
-    let found = if one_line {
-        format!(" = {found}")
-    } else {
-        String::new()
-    };
-    let problem = Problem::new(format!("unknown key {name}{found}")).at(place);
-    if let Some(key) = meant(name) {
-        return problem.guess(key);
-    }
-    let section = name.split('.').next().unwrap_or(name);
-    let fields: Vec<&str> = keys()
-        .filter(|key| key.section() == section)
-        .map(Key::field)
-        .collect();
-    if fields.is_empty() {
-        problem.because(format!("sections: {}", super::SECTIONS.join(", ")))
-    } else {
-        problem.because(format!("[{section}] has {}", fields.join(", ")))
-    }
-}
-
-fn not_a_section(name: &str, item: &Item, place: Place) -> Problem {
-    if item.is_array_of_tables() {
-        return Problem::new(format!("[[{name}]] is a list of sections"))
-            .at(place)
-            .fix(format!("write [{name}], once"));
-    }
-    let problem = Problem::new(format!("{name} stands outside every section")).at(place);
-    match meant(name) {
-        Some(key) => problem.guess(key),
-        None => problem.because(format!("sections: {}", super::SECTIONS.join(", "))),
-    }
 }
 
 fn place(source: &str, line: Option<usize>, key: Option<&str>) -> Place {

@@ -1,4 +1,77 @@
-//! Which known name was probably meant: the nearest by edit distance, if near enough.
+//! Names that nobody knows, and which known one was probably meant.
+
+use toml_edit::Item;
+
+use super::key::Key;
+use super::{SECTIONS, keys};
+use crate::error::{Place, Problem};
+
+/// The problem of a key, found with a value, that is none.
+pub(crate) fn unknown_key(name: &str, found: &str, place: Place) -> Problem {
+    let one_line = !found.is_empty() && !found.contains('\n');
+    let found = if one_line {
+        format!(" = {found}")
+    } else {
+        String::new()
+    };
+    let problem = Problem::new(format!("unknown key {name}{found}")).at(place);
+    if let Some(key) = meant(name) {
+        return problem.guess(key);
+    }
+    let section = name.split('.').next().unwrap_or(name);
+    let fields: Vec<&str> = keys()
+        .filter(|key| key.section() == section)
+        .map(Key::field)
+        .collect();
+    if fields.is_empty() {
+        problem.because(format!("sections: {}", SECTIONS.join(", ")))
+    } else {
+        problem.because(format!("[{section}] has {}", fields.join(", ")))
+    }
+}
+
+/// The problem of something at the top of a file that is not a section.
+pub(crate) fn not_a_section(name: &str, item: &Item, place: Place) -> Problem {
+    let known = SECTIONS.contains(&name);
+    if item.is_array_of_tables() || known {
+        return Problem::new(format!("{name} is not written as a section"))
+            .at(place)
+            .fix(format!("write [{name}] once, and its keys below"));
+    }
+    if item.is_table_like() {
+        let problem = Problem::new(format!("unknown section [{name}]")).at(place);
+        return match closest(name, SECTIONS) {
+            Some(section) => problem.guess(format!("[{section}]")),
+            None => problem.because(format!("sections: {}", SECTIONS.join(", "))),
+        };
+    }
+    let problem = Problem::new(format!("{name} stands outside every section")).at(place);
+    match meant(name) {
+        Some(key) => problem.guess(key),
+        None => problem.because(format!("sections: {}", SECTIONS.join(", "))),
+    }
+}
+
+/// The key that was probably meant by a name that is none: what other systems call by that name,
+/// then the same name in another section, then the nearest spelling.
+fn meant(name: &str) -> Option<&'static str> {
+    let field = name.rsplit('.').next().unwrap_or(name);
+    // Names such as `name` mean different things in different sections: the same one goes first.
+    let section = name.split('.').next().unwrap_or(name);
+    let find = |test: &dyn Fn(&Key) -> bool| {
+        let mut here = keys().filter(|key| key.section() == section);
+        let key = here.find(|key| test(key));
+        key.or_else(|| keys().find(|key| test(key)))
+            .map(|key| key.name)
+    };
+    find(&|key| key.aka.contains(&field))
+        .or_else(|| find(&|key| key.field() == field))
+        .or_else(|| closest(name, keys().map(|key| key.name)))
+        .or_else(|| {
+            let near = closest(field, keys().map(|key| key.field()))?;
+            find(&|key| key.field() == near)
+        })
+}
 
 /// The candidate nearest to `word`, unless more than a third of the word would have to change.
 pub(crate) fn closest<'a>(

@@ -49,7 +49,8 @@ impl LossPlot {
         if let Some(floor) = floor {
             svg.floor(&frame, floor);
         }
-        svg.curve(&frame, &smooth(&losses));
+        // Twice, for a mean that fades out at its ends draws a calmer line.
+        svg.curve(&frame, &smooth(&smooth(&losses)));
         svg.rings(&frame, &held_out);
         svg.legend(!losses.is_empty(), !held_out.is_empty());
         svg.finish()
@@ -83,7 +84,7 @@ impl Frame {
             steps: (0.0, last),
             loss,
             step_ticks: ticks(0.0, last, 8),
-            loss_ticks: ticks(loss.0, loss.1, 7),
+            loss_ticks: ticks(loss.0, loss.1, 8),
         }
     }
 
@@ -223,31 +224,26 @@ impl Svg {
         self.text(LEFT + 10.0, y - 7.0, "start", INK, halo, &text);
     }
 
+    /// At the upper right, where a falling loss leaves room.
     fn legend(&mut self, has_losses: bool, has_held_out: bool) {
-        let (mut x, y) = (WIDTH - RIGHT - 8.0, 32.0);
-        if has_held_out {
-            x = self.legend_text(x, y, "held-out loss", 90.0);
-            self.ring(x, y - 4.5);
-            x -= 24.0;
-        }
+        let (x, mut y) = (WIDTH - RIGHT - 142.0, TOP + 24.0);
+        let mut entry = |svg: &mut Self, text: &str| {
+            svg.text(x + 18.0, y + 4.5, "start", INK, "", text);
+            y += 22.0;
+            y - 22.0
+        };
         if has_losses {
-            x = self.legend_text(x, y, "running mean", 88.0);
+            let y = entry(self, "loss of a step");
+            let dot = format_args!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="2.6" fill="{POINT}"/>"#);
+            self.add(dot);
+            let y = entry(self, "running mean");
             let more = r#" stroke-width="2.4""#;
-            self.line((x - 18.0, y - 4.5), (x + 2.0, y - 4.5), CURVE, more);
-            x = self.legend_text(x - 38.0, y, "loss of a step", 90.0);
-            self.add(format_args!(
-                r#"<circle cx="{x:.1}" cy="{:.1}" r="2.6" fill="{POINT}"/>"#,
-                y - 4.5
-            ));
+            self.line((x - 10.0, y), (x + 10.0, y), CURVE, more);
         }
-    }
-
-    /// Writes a label that ends at `x` and returns where its mark goes. SVG cannot measure text,
-    /// so the width that is set aside for it is given.
-    fn legend_text(&mut self, x: f64, y: f64, text: &str, width: f64) -> f64 {
-        let start = x - width;
-        self.text(start, y, "start", INK, "", text);
-        start - 10.0
+        if has_held_out {
+            let y = entry(self, "held-out loss");
+            self.ring(x, y);
+        }
     }
 
     fn finish(mut self) -> String {
