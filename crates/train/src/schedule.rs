@@ -80,7 +80,7 @@ mod tests {
         }
     }
 
-    /// Printed by transformers 4 (lr 0.5, 4 warm-up steps of 12); the warm-up is one step ahead.
+    /// Printed by transformers 5.22 (lr 0.5, 4 warm-up steps of 12); the warm-up is one step ahead.
     #[test]
     fn decay_equals_transformers_step_for_step() {
         let warm = [0.125, 0.25, 0.375, 0.5];

@@ -21,8 +21,8 @@ pub struct Key {
     pub expects: fn() -> String,
     /// The words to choose from, for keys that are a choice.
     pub words: fn() -> &'static [&'static str],
-    /// Whether a value is acceptable for this key on its own.
-    pub accepts: fn(&toml_edit::Value) -> bool,
+    /// A value in the form in which it is written back, if it is acceptable on its own.
+    pub normal: fn(&toml_edit::Value) -> Option<String>,
 }
 
 impl Key {
@@ -76,8 +76,9 @@ macro_rules! section {
                     aka: &[$($($aka),+)?],
                     expects: <$ty as $crate::config::setting::Setting>::expects,
                     words: <$ty as $crate::config::setting::Setting>::words,
-                    accepts: |value| {
-                        <$ty as $crate::config::setting::Setting>::read(value).is_some()
+                    normal: |value| {
+                        let value = <$ty as $crate::config::setting::Setting>::read(value)?;
+                        Some($crate::config::setting::Setting::write(&value))
                     },
                 },
             )+];

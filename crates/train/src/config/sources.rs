@@ -218,7 +218,7 @@ fn add_assignment(values: &mut Values, assignment: &str) {
 /// A command line has no quotes to tell the name "2024" from the number: the key decides.
 fn value_for(key: &Key, text: &str) -> Value {
     let (value, word) = (free_value(text), Value::from(text.trim()));
-    if !(key.accepts)(&value) && (key.accepts)(&word) {
+    if (key.normal)(&value).is_none() && (key.normal)(&word).is_some() {
         word
     } else {
         value
@@ -232,7 +232,9 @@ fn add_pinned(values: &mut Values, pinned: &Pinned) {
         let place = place(&pinned.source, None, Some(name));
         let written = values.given.get(key.name).filter(|given| given.by_user);
         let found = value.to_string();
-        match written.filter(|given| given.text() != found.trim()) {
+        // 0.00001 and 1e-5 agree, hence the normal form.
+        let normal = (key.normal)(&value);
+        match written.filter(|given| (key.normal)(&given.value) != normal) {
             Some(given) => values.problems.push(
                 Problem::new(format!(
                     "{name} = {} contradicts the model's {found}",

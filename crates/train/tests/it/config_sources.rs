@@ -195,21 +195,15 @@ fn a_model_folder_overrides_presets_and_contradicts_users() {
                 ("model.layers", "3".into()),
                 ("model.kind", "gpt2".into()),
                 ("model.kv_heads", "4".into()),
+                ("model.norm_eps", "1e-5".into()),
             ],
         )
     };
     assert_eq!(load(pinned(Sources::default())).model.layers.get(), 3);
-    assert_eq!(
-        load(pinned(
-            Sources::default()
-                .set("model.layers=3")
-                .set("model.kind=gpt2")
-        ))
-        .model
-        .layers
-        .get(),
-        3
-    );
+    let agreeing = Sources::default()
+        .set("model.layers=3")
+        .set("model.norm_eps=0.00001");
+    assert_eq!(load(pinned(agreeing)).model.norm_eps.get(), 1e-5);
     assert_eq!(
         refused(pinned(Sources::default().set("model.layers=5"))),
         "error: model.layers = 5 contradicts the model's 3 (--set, m/config.json)\n  model.from brings its \
