@@ -1,0 +1,299 @@
+//! `[parallel]`: how the work is divided among ranks.
+
+use toml_edit::Value;
+
+use super::key::section;
+use super::setting::{Count, Setting, choice, quoted};
+use super::values::Values;
+use crate::error::Problem;
+
+section! {
+    /// `[parallel]`: degrees of parallelism, their kinds and their tuning.
+    pub struct Parallel in "parallel" () {
+        /// Data-parallel degree: replicas that take different sequences.
+        dp: Count = "1"; aka "data_parallel_size" "data_parallel_degree" "data_parallel_replicate_degree",
+        /// Tensor-parallel degree in total (2d: q², 2.5d: q²·tp_depth, 3d: q³).
+        tp: Count = "1"; aka "tensor_model_parallel_size" "tensor_parallel_degree" "tp_size" "autotp_size",
+        /// Context-parallel degree: ranks that share a sequence.
+        cp: Count = "1"; aka "context_parallel_size" "context_parallel_degree" "sp_size" "sequence_parallel_size",
+        /// Pipeline degree: stages that hold different layers.
+        pp: Count = "1"; aka "pipeline_model_parallel_size" "pipeline_parallel_degree" "pp_size",
+        /// ZeRO stage: what data-parallel ranks shard (1: optimizer, 2: and gradients, 3: and
+        /// weights).
+        zero: ZeroStage = "0"; aka "zero_stage" "stage" "use_distributed_optimizer",
+        /// Sequence parallelism between tensor-parallel regions.
+        sp: bool = "false"; aka "sequence_parallel" "enable_sequence_parallel",
+        /// Shape of tensor parallelism.
+        tp_kind: TpKind = "1d"; aka "tp_mode" "tensor_parallel_kind",
+        /// Depth of 2.5d tensor parallelism.
+        tp_depth: Count = "1"; aka "tesseract_depth",
+        /// How attention sees the whole sequence.
+        cp_kind: CpKind = "ulysses"; aka "cp_comm_type" "sequence_parallelism_mode",
+        /// How replicas are kept in agreement.
+        sync: SyncKind = "ddp"; aka "data_parallel_kind",
+        /// Steps between averages of local-sgd and average.
+        sync_every: Count = "1"; aka "sync_interval" "local_steps",
+        /// Ranks that shards are spread over; replicated over the rest of dp.
+        dp_shard: Count = "parallel.dp" => dp;
+            aka "data_parallel_shard_degree" "mics_shard_size",
+        /// Order in which stages take micro-batches.
+        schedule: PipelineSchedule = "1f1b"; aka "pipeline_parallel_schedule" "pp_style" "pp_engine",
+        /// How many micro-batches a stage starts with.
+        warmup: PipelineWarmup = "pa"; aka "pipeline_warmup",
+        /// Model chunks per stage.
+        chunks: Count = "2 for interleaved, breadth-first and zb-v, else 1"
+            => Count::MIN.saturating_add(usize::from(schedule.is_chunked()));
+            aka "num_virtual_stages_per_rank" "virtual_pipeline_model_parallel_size" "num_model_chunks",
+        /// Order of the axes over ranks, fastest first; axes left out have degree 1.
+        order: AxisOrder = "tp-cp-dp-pp"; aka "rank_order" "axis_order",
+        /// Size of a gradient bucket of ddp in MiB; the first holds 1 MiB.
+        bucket_mib: Count = "25"; aka "bucket_cap_mb" "ddp_bucket_size",
+        /// Elements that ZeRO reduces at a time.
+        reduce_bucket_size: Count = "5e8"; aka "reduce_bucket",
+        /// Elements that ZeRO gathers at a time.
+        allgather_bucket_size: Count = "5e8"; aka "allgather_bucket" "all_gather_bucket_size",
+    }
+}
+
+choice! {
+    /// Shape of tensor parallelism.
+    pub enum TpKind {
+        /// Columns, then rows (Megatron).
+        OneD = "1d",
+        /// A square of ranks.
+        TwoD = "2d",
+        /// Several squares.
+        TwoAndAHalfD = "2.5d",
+        /// A cube of ranks.
+        ThreeD = "3d",
+    }
+}
+
+choice! {
+    /// How attention sees the whole sequence.
+    pub enum CpKind {
+        /// Heads are exchanged for positions.
+        Ulysses = "ulysses",
+        /// Keys and values are gathered.
+        AllGather = "allgather",
+        /// Keys and values go round a ring.
+        Ring = "ring",
+        /// Ring self-attention with stored scores.
+        Rsa = "rsa",
+    }
+}
+
+choice! {
+    /// How replicas are kept in agreement.
+    pub enum SyncKind {
+        /// Gradients are summed in buckets while the backward pass runs.
+        Ddp = "ddp",
+        /// One rank gathers gradients and spreads weights.
+        DataParallel = "dataparallel",
+        /// Replicas train alone and average weights now and then.
+        LocalSgd = "local-sgd",
+        /// Replicas average weights after every few steps.
+        Average = "average",
+    }
+}
+
+choice! {
+    /// How many micro-batches a stage starts with.
+    pub enum PipelineWarmup {
+        /// One for each stage from here to the last: p − i at stage i of p.
+        Pa = "pa",
+        /// Links count as stages too, for slow links: 2(p − i) − 1.
+        Pb = "pb",
+    }
+}
+
+/// Order in which pipeline stages take micro-batches.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PipelineSchedule {
+    /// One of the named schedules.
+    Named(NamedSchedule),
+    /// A schedule read from a CSV file.
+    Csv(std::path::PathBuf),
+}
+
+choice! {
+    /// The pipeline schedules that have names.
+    pub enum NamedSchedule {
+        /// One forward, one backward, with a flush.
+        OneFOneB = "1f1b",
+        /// Each micro-batch there and back before the next.
+        Naive = "naive",
+        /// All forwards, then all backwards.
+        GPipe = "gpipe",
+        /// Several chunks of layers a stage.
+        Interleaved = "interleaved",
+        /// Chunk by chunk over all micro-batches.
+        BreadthFirst = "breadth-first",
+        /// Zero bubble with the memory of 1f1b.
+        ZbH1 = "zb-h1",
+        /// Zero bubble with more memory.
+        ZbH2 = "zb-h2",
+        /// Zero bubble in the shape of a V.
+        ZbV = "zb-v",
+    }
+}
+
+impl PipelineSchedule {
+    /// Whether a stage of this schedule holds several chunks of the model by default.
+    pub fn is_chunked(&self) -> bool {
+        use NamedSchedule::{BreadthFirst, Interleaved, ZbV};
+        matches!(
+            self,
+            PipelineSchedule::Named(Interleaved | BreadthFirst | ZbV)
+        )
+    }
+}
+
+impl Setting for PipelineSchedule {
+    fn expects() -> String {
+        format!("{} | csv:FILE", NamedSchedule::expects())
+    }
+    fn read(value: &Value) -> Option<Self> {
+        match value.as_str()?.strip_prefix("csv:") {
+            Some(file) => (!file.is_empty()).then(|| PipelineSchedule::Csv(file.into())),
+            None => NamedSchedule::read(value).map(PipelineSchedule::Named),
+        }
+    }
+    fn write(&self) -> String {
+        match self {
+            PipelineSchedule::Named(name) => name.write(),
+            PipelineSchedule::Csv(file) => quoted(&format!("csv:{}", file.display())),
+        }
+    }
+    fn words() -> &'static [&'static str] {
+        NamedSchedule::words()
+    }
+}
+
+/// What data-parallel ranks shard instead of replicating.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum ZeroStage {
+    /// Nothing.
+    Zero,
+    /// Optimizer state.
+    One,
+    /// Optimizer state and gradients.
+    Two,
+    /// Optimizer state, gradients and weights.
+    Three,
+}
+
+impl Setting for ZeroStage {
+    fn expects() -> String {
+        "0, 1, 2 or 3".into()
+    }
+    fn read(value: &Value) -> Option<Self> {
+        use ZeroStage::{One, Three, Two, Zero};
+        [Zero, One, Two, Three].get(usize::read(value)?).copied()
+    }
+    fn write(&self) -> String {
+        (*self as usize).to_string()
+    }
+}
+
+choice! {
+    /// An axis of the mesh of ranks.
+    pub enum Axis {
+        /// Tensor parallelism.
+        Tp = "tp",
+        /// Context parallelism.
+        Cp = "cp",
+        /// Data parallelism.
+        Dp = "dp",
+        /// Pipeline parallelism.
+        Pp = "pp",
+    }
+}
+
+/// The axes of the mesh, fastest first, each at most once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AxisOrder(Vec<Axis>);
+
+impl AxisOrder {
+    /// The axes, fastest first.
+    pub fn axes(&self) -> &[Axis] {
+        &self.0
+    }
+}
+
+impl Setting for AxisOrder {
+    fn expects() -> String {
+        "tp, cp, dp and pp joined by `-`, each at most once, such as tp-cp-dp-pp".into()
+    }
+    fn read(value: &Value) -> Option<Self> {
+        let mut axes = Vec::new();
+        for word in value.as_str()?.split('-') {
+            let axis = Axis::read(&Value::from(word))?;
+            if axes.contains(&axis) {
+                return None;
+            }
+            axes.push(axis);
+        }
+        Some(AxisOrder(axes))
+    }
+    fn write(&self) -> String {
+        let words: Vec<&str> = self.0.iter().map(|axis| axis.name()).collect();
+        quoted(&words.join("-"))
+    }
+}
+
+impl Parallel {
+    /// Ranks of the whole run.
+    pub fn ranks(&self) -> Count {
+        [self.tp, self.cp, self.dp, self.pp]
+            .into_iter()
+            .fold(Count::MIN, Count::saturating_mul)
+    }
+
+    /// Refuses every value whose system does not exist yet. Each entry goes with the work that
+    /// builds its system.
+    pub(crate) fn check_built(&self, values: &mut Values) {
+        let written = self.write();
+        for (key, system, works) in [
+            ("parallel.dp", "data parallelism", "1"),
+            ("parallel.tp", "tensor parallelism", "1"),
+            ("parallel.cp", "context parallelism", "1"),
+            ("parallel.pp", "pipeline parallelism", "1"),
+            ("parallel.zero", "ZeRO", "0"),
+            ("parallel.sp", "sequence parallelism", "false"),
+            (
+                "parallel.tp_kind",
+                "this kind of tensor parallelism",
+                "\"1d\"",
+            ),
+            ("parallel.tp_depth", "2.5d tensor parallelism", "1"),
+            (
+                "parallel.cp_kind",
+                "this kind of context parallelism",
+                "\"ulysses\"",
+            ),
+            (
+                "parallel.sync",
+                "this way of synchronising replicas",
+                "\"ddp\"",
+            ),
+            ("parallel.sync_every", "averaging of replicas", "1"),
+            ("parallel.schedule", "this pipeline schedule", "\"1f1b\""),
+            ("parallel.warmup", "this pipeline warm-up", "\"pa\""),
+            ("parallel.chunks", "pipeline parallelism in chunks", "1"),
+            ("parallel.dp_shard", "hybrid sharding", "1"),
+        ] {
+            // A derived value that follows another key is refused with that key, not once more.
+            let given = values.given.contains_key(key);
+            let value = written.iter().find(|(name, _)| *name == key);
+            let Some((_, value)) = value.filter(|(_, value)| given && value != works) else {
+                continue;
+            };
+            values.rule(&[key], false, || {
+                Problem::new(format!("{key} = {value}: {system} is not built yet"))
+                    .because("this version trains on one rank, with as many threads as run.threads")
+                    .nearest(format!("{key} = {works}"))
+            });
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Where a configuration comes from: a preset, a file, the command line; later ones win.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use toml_edit::{Document, Item, Value};
+
+use super::key::Key;
+use super::suggest::{closest, not_a_section, unknown_key};
+use super::values::{Given, Values};
+use super::{keys, preset};
+use crate::error::{Error, Place, Problem, Result};
+
+/// The sources of one configuration, laid over one another in this order: the key table's
+/// defaults, a preset, values pinned by a model folder, a TOML file, single settings.
+///
+/// Where neither a preset nor a file is named, the preset `default` is used.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    preset: Option<String>,
+    pinned: Option<Pinned>,
+    file: Option<PathBuf>,
+    sets: Vec<String>,
+    cores: NonZeroUsize,
+}
+
+#[derive(Clone, Debug)]
+struct Pinned {
+    source: String,
+    values: Vec<(&'static str, String)>,
+}
+
+impl Default for Sources {
+    fn default() -> Self {
+        Sources {
+            preset: None,
+            pinned: None,
+            file: None,
+            sets: Vec::new(),
+            cores: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
+        }
+    }
+}
+
+impl Sources {
+    /// Starts from an embedded preset (`--preset NAME`).
+    pub fn preset(mut self, name: impl Into<String>) -> Self {
+        self.preset = Some(name.into());
+        self
+    }
+
+    /// Reads a TOML file (`CONFIG.toml`).
+    pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.file = Some(path.into());
+        self
+    }
+
+    /// Adds one setting (`--set key=value`).
+    pub fn set(mut self, assignment: impl Into<String>) -> Self {
+        self.sets.push(assignment.into());
+        self
+    }
+
+    /// Pins keys to what `source`, a model folder, says of itself. A preset yields to that; what
+    /// the user wrote must agree with it. Values are TOML text, bare words allowed.
+    pub fn pin(mut self, source: impl Into<String>, values: Vec<(&'static str, String)>) -> Self {
+        let source = source.into();
+        self.pinned = Some(Pinned { source, values });
+        self
+    }
+
+    /// Plans for a machine with this many cores instead of the one at hand.
+    pub fn cores(mut self, cores: NonZeroUsize) -> Self {
+        self.cores = cores;
+        self
+    }
+
+    /// The number of cores that defaults are derived from.
+    pub(crate) fn core_count(&self) -> NonZeroUsize {
+        self.cores
+    }
+
+    /// What a run of these sources is called when it is given no name.
+    pub(crate) fn label(&self) -> String {
+        let stem = self.file.as_deref().and_then(Path::file_stem);
+        match (stem, &self.preset) {
+            (Some(stem), _) => stem.to_string_lossy().into_owned(),
+            (None, Some(preset)) => preset.clone(),
+            (None, None) => preset::DEFAULT.into(),
+        }
+    }
+
+    /// Lays all sources over one another. Only a source that cannot be read at all is an error
+    /// here; what is wrong with single keys is noted in the values.
+    pub(crate) fn gather(&self) -> Result<Values> {
+        let mut values = Values::default();
+        let fallback = self.file.is_none().then_some(preset::DEFAULT);
+        if let Some(name) = self.preset.as_deref().or(fallback) {
+            let text = preset::text(name).ok_or_else(|| unknown_preset(name))?;
+            add_toml(&mut values, text, &format!("preset {name}"), false)?;
+        }
+        if let Some(path) = &self.file {
+            let text = read_file(path)?;
+            add_toml(&mut values, &text, &path.display().to_string(), true)?;
+        }
+        for assignment in &self.sets {
+            add_assignment(&mut values, assignment);
+        }
+        if let Some(pinned) = &self.pinned {
+            add_pinned(&mut values, pinned);
+        }
+        Ok(values)
+    }
+}
+
+/// A value as people write it on a command line: TOML, or a bare word.
+pub(crate) fn free_value(text: &str) -> Value {
+    text.trim()
+        .parse()
+        .unwrap_or_else(|_| Value::from(text.trim()))
+}
+
+fn read_file(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|error| {
+        let problem = Problem::io("cannot read the configuration", path, &error);
+        let name = path.to_string_lossy();
+        Error::refused(match preset::text(&name) {
+            Some(_) => problem.fix(format!(
+                "{name} is a preset; ask for it with --preset {name}"
+            )),
+            None => problem.fix(format!(
+                "check the path, or start from a preset: --preset {}",
+                preset::names().collect::<Vec<_>>().join(" | ")
+            )),
+        })
+    })
+}
+
+fn unknown_preset(name: &str) -> Error {
+    let known: Vec<&str> = preset::names().collect();
+    let problem = Problem::new(format!("there is no preset `{name}`"))
+        .because(format!("presets: {}", known.join(", ")));
+    Error::refused(match closest(name, known) {
+        Some(near) => problem.guess(format!("`{near}`")),
+        None => problem.fix("choose one of these, or give the path of a TOML file instead"),
+    })
+}
+
+fn add_toml(values: &mut Values, text: &str, source: &str, by_user: bool) -> Result<()> {
+    let document = Document::parse(text).map_err(|error| {
+        let place = place(
+            source,
+            error.span().map(|span| line(text, span.start)),
+            None,
+        );
+        let problem = Problem::new("this is not valid TOML").at(place);
+        let lines = error.message().lines().map(str::to_string);
+        let problem = lines.fold(problem, Problem::because);
+        Error::refused(problem.fix("write `key = value`, with text values in double quotes"))
+    })?;
+    for (section, item) in document.as_table().iter() {
+        let known_section = super::SECTIONS.contains(&section);
+        let table = item
+            .as_table_like()
+            .filter(|table| known_section || !table.is_empty());
+        let Some(table) = table else {
+            let at = line_of(text, item);
+            values
+                .problems
+                .push(not_a_section(section, item, place(source, at, None)));
+            continue;
+        };
+        for (field, item) in table.iter() {
+            let name = format!("{section}.{field}");
+            let at = table
+                .key(field)
+                .and_then(|key| key.span())
+                .map(|span| span.start);
+            let at = at
+                .map(|start| line(text, start))
+                .or_else(|| line_of(text, item));
+            let place = place(source, at, Some(&name));
+            match (known(&name), item) {
+                (Some(key), Item::Value(value)) => insert(values, key, value, place, by_user),
+                (Some(key), _) => values.problems.push(
+                    Problem::new(format!("{name} is a table"))
+                        .at(place)
+                        .because(format!("expected {}", (key.expects)())),
+                ),
+                (None, _) => {
+                    let found = item.to_string();
+                    values
+                        .problems
+                        .push(unknown_key(&name, found.trim(), place));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn add_assignment(values: &mut Values, assignment: &str) {
+    let Some((name, text)) = assignment.split_once('=') else {
+        let problem = Problem::new(format!("--set {assignment} has no value"));
+        values
+            .problems
+            .push(problem.fix("--set key=value, for example --set train.steps=100"));
+        return;
+    };
+    let name = name.trim();
+    let place = place("--set", None, Some(name));
+    match known(name) {
+        Some(key) => insert(values, key, &value_for(key, text), place, true),
+        None => values.problems.push(unknown_key(name, text, place)),
+    }
+}
+
+/// A command line has no quotes to tell the name "2024" from the number: the key decides.
+fn value_for(key: &Key, text: &str) -> Value {
+    let (value, word) = (free_value(text), Value::from(text.trim()));
+    if (key.normal)(&value).is_none() && (key.normal)(&word).is_some() {
+        word
+    } else {
+        value
+    }
+}
+
+fn add_pinned(values: &mut Values, pinned: &Pinned) {
+    for (name, text) in &pinned.values {
+        let Some(key) = known(name) else { continue };
+        let value = free_value(text);
+        let place = place(&pinned.source, None, Some(name));
+        let written = values.given.get(key.name).filter(|given| given.by_user);
+        let found = value.to_string();
+        // 0.00001 and 1e-5 agree, hence the normal form.
+        let normal = (key.normal)(&value);
+        match written.filter(|given| (key.normal)(&given.value) != normal) {
+            Some(given) => values.problems.push(
+                Problem::new(format!(
+                    "{name} = {} contradicts the model's {found}",
+                    given.text()
+                ))
+                .at(given.place.clone())
+                .at(place)
+                .because("model.from brings its own shape")
+                .fix(format!("leave {name} out")),
+            ),
+            None => insert(values, key, &value, place, false),
+        }
+    }
+}
+
+fn insert(values: &mut Values, key: &'static Key, value: &Value, place: Place, by_user: bool) {
+    let value = value.clone();
+    values.given.insert(
+        key.name,
+        Given {
+            value,
+            place,
+            by_user,
+        },
+    );
+}
+
+fn known(name: &str) -> Option<&'static Key> {
+    keys().find(|key| key.name == name)
+}
+
+fn place(source: &str, line: Option<usize>, key: Option<&str>) -> Place {
+    Place {
+        source: source.into(),
+        line,
+        key: key.map(str::to_string),
+    }
+}
+
+fn line_of(text: &str, item: &Item) -> Option<usize> {
+    item.span().map(|span| line(text, span.start))
+}
+
+fn line(text: &str, offset: usize) -> usize {
+    let before = &text.as_bytes()[..offset.min(text.len())];
+    before.iter().filter(|byte| **byte == b'\n').count() + 1
+}

@@ -1,0 +1,85 @@
+//! `[train]`: how long, on how much at a time.
+
+use super::key::section;
+use super::model::assignments;
+use super::setting::{Count, choice};
+use super::values::Values;
+use crate::error::Problem;
+
+section! {
+    /// `[train]`: steps, batch and sequence, recomputation, evaluation.
+    pub struct Train in "train" () {
+        /// Optimizer steps.
+        steps: Count = "200"; aka "train_iters" "max_steps" "num_steps" "training_steps" "iterations",
+        /// Sequences per step over all ranks, whatever the layout.
+        batch_size: Count = "32";
+            aka "global_batch_size" "train_batch_size" "batch" "global_bs",
+        /// Parts a rank's share of the batch is taken in: gradient accumulation, and what a
+        /// pipeline works on at a time.
+        microbatches: Count = "1";
+            aka "gradient_accumulation_steps" "num_microbatches" "grad_accum" "accumulation_steps",
+        /// Tokens per sequence.
+        seq_len: Count = "128";
+            aka "seq_length" "sequence_length" "max_seq_length" "encoder_seq_length" "T",
+        /// What the backward pass computes again instead of keeping it.
+        recompute: Recompute = "none";
+            aka "recompute_granularity" "activation_checkpoint" "activation_checkpointing"
+                "gradient_checkpointing",
+        /// Steps between evaluations on held-out data; 0: never.
+        eval_every: usize = "0"; aka "eval_interval" "validation_freq" "val_every" "eval_freq",
+        /// Batches per evaluation.
+        eval_batches: Count = "4"; aka "eval_iters" "validation_steps" "val_batches",
+        /// Steps between printed step lines; the JSON output and metrics.jsonl have every step.
+        log_every: Count = "10"; aka "log_interval" "log_freq" "steps_per_print" "print_every",
+    }
+}
+
+choice! {
+    /// What the backward pass computes again.
+    pub enum Recompute {
+        /// Nothing: every value that the backward pass needs is kept.
+        None = "none",
+        /// What is cheap to compute and large to keep.
+        Selective = "selective",
+        /// Everything, from each block's input.
+        Full = "full",
+    }
+}
+
+impl Train {
+    /// Sequences that one of `dp` data-parallel ranks works on at a time.
+    pub fn microbatch_size(&self, dp: Count) -> usize {
+        self.batch_size.get() / (dp.get() * self.microbatches.get())
+    }
+
+    /// Tokens per step over all ranks.
+    pub fn tokens_per_step(&self) -> usize {
+        self.batch_size.get() * self.seq_len.get()
+    }
+
+    pub(crate) fn check(&self, dp: Count, values: &mut Values) {
+        let (batch, micro) = (self.batch_size.get(), self.microbatches.get());
+        let parts = dp.get() * micro;
+        let keys = ["train.batch_size", "train.microbatches", "parallel.dp"];
+        values.rule(&keys, batch % parts == 0, || {
+            let mut near = vec![batch / parts * parts, batch.next_multiple_of(parts)];
+            near.retain(|n| *n > 0);
+            Problem::new(format!(
+                "train.batch_size = {batch} cannot be cut into train.microbatches = {micro} equal \
+                 parts on each of parallel.dp = {dp} ranks"
+            ))
+            .because("batch_size = dp × microbatches × micro-batch, all whole numbers")
+            .nearest(assignments("train.batch_size", &near))
+        });
+        let tokens = self.tokens_per_step();
+        values.rule(
+            &["train.batch_size", "train.seq_len"],
+            tokens < 1 << 32,
+            || {
+                Problem::new(format!("a step would take {tokens} tokens"))
+                    .because("a step takes fewer than 2^32")
+                    .fix("lower train.batch_size or train.seq_len")
+            },
+        );
+    }
+}

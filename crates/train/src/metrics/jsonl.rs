@@ -1,0 +1,172 @@
+//! The same facts for programs: a compact JSON object per line, numbers in full precision.
+
+use serde::Serialize;
+
+/// One training step. Its JSON has exactly these keys.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Step {
+    /// The step, counted from 1.
+    pub step: usize,
+    /// Mean loss per valid token of the step's batch, before the update.
+    pub loss: f64,
+    /// Global norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// The learning rate of the update.
+    pub lr: f64,
+    /// Tokens of all ranks per second.
+    pub tokens_per_s: f64,
+    /// Wall time of the step in milliseconds.
+    pub step_ms: f64,
+}
+
+impl Step {
+    /// The step as a line of JSON, without its end.
+    pub fn to_json(&self) -> String {
+        json(self)
+    }
+}
+
+/// One evaluation on held-out data. Its keys differ from those of a step, so that a reader who
+/// looks for `step` or `loss` finds training steps only.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Evaluation {
+    /// The step after which it took place.
+    pub after_step: usize,
+    /// Mean loss per valid token.
+    pub val_loss: f64,
+}
+
+impl Evaluation {
+    /// The evaluation as a line of JSON, without its end.
+    pub fn to_json(&self) -> String {
+        #[derive(Serialize)]
+        struct Event<'a> {
+            event: &'static str,
+            #[serde(flatten)]
+            evaluation: &'a Evaluation,
+        }
+        json(&Event {
+            event: "eval",
+            evaluation: self,
+        })
+    }
+}
+
+/// The whole run, told once at its end. What is not known is left out.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct Summary {
+    /// Steps taken.
+    pub steps: usize,
+    /// Loss of the first step.
+    pub first_loss: f64,
+    /// Loss of the last step.
+    pub last_loss: f64,
+    /// Loss of the last evaluation on held-out data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub val_loss: Option<f64>,
+    /// Entropy of the data's source: no model gets below it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub entropy_floor: Option<f64>,
+    /// Trained parameters.
+    pub parameters: u64,
+    /// Tokens of all steps.
+    pub tokens: u64,
+    /// Wall time of all steps in seconds.
+    pub seconds: f64,
+    /// Tokens per second over all steps.
+    pub tokens_per_s: f64,
+    /// Share of the measured GEMM rate that the steps reached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gemm_rate_fraction: Option<f64>,
+    /// Memory that the plan of a rank takes, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub planned_bytes: Option<u64>,
+    /// The most memory that the process held, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_rss_bytes: Option<u64>,
+    /// The run's folder.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run_dir: Option<String>,
+}
+
+impl Summary {
+    /// `{"summary":{…}}`, without the line's end.
+    pub fn to_json(&self) -> String {
+        #[derive(Serialize)]
+        struct Whole<'a> {
+            summary: &'a Summary,
+        }
+        json(&Whole { summary: self })
+    }
+}
+
+/// Plain structs of numbers and text always serialise; a number that is not finite becomes `null`,
+/// for JSON has no other word for it.
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_else(|error| unreachable!("plain data: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_has_exactly_the_contracts_keys_and_full_precision() {
+        let step = Step {
+            step: 3,
+            loss: 0.1 + 0.2,
+            grad_norm: 1.0 / 3.0,
+            lr: 3e-4,
+            tokens_per_s: 12_345.678_9,
+            step_ms: 1e-7,
+        };
+        assert_eq!(
+            step.to_json(),
+            r#"{"step":3,"loss":0.30000000000000004,"grad_norm":0.3333333333333333,"lr":0.0003,"tokens_per_s":12345.6789,"step_ms":1e-7}"#
+        );
+        let back: serde_json::Value = serde_json::from_str(&step.to_json()).unwrap();
+        assert_eq!(
+            back["loss"].as_f64().unwrap().to_bits(),
+            step.loss.to_bits()
+        );
+    }
+
+    #[test]
+    fn a_summary_and_an_evaluation_are_told_apart_from_steps() {
+        let evaluation = Evaluation {
+            after_step: 50,
+            val_loss: 2.5,
+        };
+        assert_eq!(
+            evaluation.to_json(),
+            r#"{"event":"eval","after_step":50,"val_loss":2.5}"#
+        );
+        let summary = Summary {
+            steps: 2,
+            val_loss: Some(1.5),
+            ..Summary::default()
+        };
+        let text = summary.to_json();
+        assert!(
+            text.starts_with(r#"{"summary":{"steps":2,"#) && text.ends_with("}}"),
+            "{text}"
+        );
+        assert!(
+            text.contains(r#""val_loss":1.5"#) && !text.contains("run_dir"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_loss_that_is_no_number_is_still_json() {
+        let step = Step {
+            step: 1,
+            loss: f64::NAN,
+            grad_norm: f64::INFINITY,
+            lr: 0.0,
+            tokens_per_s: 1.0,
+            step_ms: 1.0,
+        };
+        assert!(step.to_json().contains(r#""loss":null,"grad_norm":null"#));
+    }
+}

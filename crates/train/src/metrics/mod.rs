@@ -1,0 +1,11 @@
+//! What a run tells about itself: step lines for people, JSON for programs, a picture at the end.
+
+mod jsonl;
+mod line;
+mod plot;
+mod zscore;
+
+pub use jsonl::{Evaluation, Step, Summary};
+pub use line::StepLine;
+pub use plot::LossPlot;
+pub use zscore::ZScore;

@@ -1,0 +1,187 @@
+//! The folder that each run leaves behind.
+//!
+//! `runs/<name>/` holds the resolved configuration (`config.toml`), every step
+//! (`metrics.jsonl`), the loss curve (`loss.svg`) and the final weights (`model.safetensors`). A
+//! run never writes into the folder of another: if the name is taken, a number is added.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use phalanx_sys::{SysError, write_atomic};
+
+use crate::config::{Config, Loaded};
+use crate::error::{Error, Problem, Result};
+use crate::metrics::LossPlot;
+
+/// The folder of one run, open for its metrics.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    metrics: File,
+}
+
+/// The name of the resolved configuration within a run's folder.
+pub const CONFIG: &str = "config.toml";
+/// The name of the metrics within a run's folder.
+pub const METRICS: &str = "metrics.jsonl";
+/// The name of the picture within a run's folder.
+pub const PLOT: &str = "loss.svg";
+/// The name of the final weights within a run's folder.
+pub const WEIGHTS: &str = "model.safetensors";
+
+impl RunDir {
+    /// Makes a new folder for a run of `loaded` and writes the configuration into it. The folder
+    /// is named after `run.name`, or else after the time and the preset or file.
+    ///
+    /// This comes before the first step, so what goes wrong here is a refusal.
+    pub fn create(loaded: &Loaded) -> Result<Self> {
+        let name = match &loaded.config.run.name {
+            Some(name) => name.as_str().to_string(),
+            None => format!("{}-{}", timestamp(SystemTime::now()), loaded.label),
+        };
+        RunDir::create_as(&loaded.config, &name).map_err(|mut problem| {
+            problem.places.extend(loaded.place("run.dir").cloned());
+            Error::refused(problem)
+        })
+    }
+
+    fn create_as(config: &Config, name: &str) -> Result<Self, Problem> {
+        let root = &config.run.dir;
+        let told = |what: &'static str, path: &Path| {
+            let path = path.to_path_buf();
+            move |error: io::Error| Problem::io(what, &path, &error)
+        };
+        fs::create_dir_all(root).map_err(told("cannot create the folder", root))?;
+        let path = fresh_folder(root, name).map_err(told("cannot create a folder in", root))?;
+        let file = path.join(METRICS);
+        let metrics = File::options().append(true).create_new(true).open(&file);
+        let metrics = metrics.map_err(told("cannot create", &file))?;
+        let run = RunDir { path, metrics };
+        run.write_file(CONFIG, config.to_toml().as_bytes())?;
+        Ok(run)
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the final weights go.
+    pub fn weights(&self) -> PathBuf {
+        self.path.join(WEIGHTS)
+    }
+
+    /// Appends a line to `metrics.jsonl`. Each line reaches the system at once: a run that is
+    /// killed has told of every step it took.
+    pub fn append(&mut self, json: &str) -> Result<()> {
+        let line = format!("{json}\n");
+        self.metrics.write_all(line.as_bytes()).map_err(|error| {
+            let path = self.path.join(METRICS);
+            Error::failed(Problem::io("cannot write", &path, &error))
+        })
+    }
+
+    /// Writes `loss.svg`.
+    pub fn write_plot(&self, plot: &LossPlot) -> Result<()> {
+        let written = self.write_file(PLOT, plot.to_svg().as_bytes());
+        written.map_err(Error::failed)
+    }
+
+    fn write_file(&self, name: &str, content: &[u8]) -> Result<(), Problem> {
+        let path = self.path.join(name);
+        write_atomic(&path, |out| out.write_all(content)).map_err(|error| not_written(&error))
+    }
+}
+
+/// A file could not be replaced; the error names it and the remedy itself.
+fn not_written(error: &SysError) -> Problem {
+    Problem::new(error.to_string())
+}
+
+/// Creates `root/name`, or `root/name-2`, `root/name-3`, … if that exists. Creating a folder
+/// either succeeds or finds it there, so that two runs that start together part here.
+fn fresh_folder(root: &Path, name: &str) -> io::Result<PathBuf> {
+    let mut number = 1;
+    loop {
+        let path = match number {
+            1 => root.join(name),
+            _ => root.join(format!("{name}-{number}")),
+        };
+        match fs::create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// `20240229-235959`, in universal time: names that sort by time everywhere.
+fn timestamp(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
+    let (year, month, day) = date(seconds / 86_400);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
+}
+
+/// The date that lies `days` after 1 January 1970.
+fn date(days: u64) -> (u64, u64, u64) {
+    let leap =
+        |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+    let (mut year, mut left) = (1970, days);
+    while left >= 365 + u64::from(leap(year)) {
+        left -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if left < length {
+            break;
+        }
+        left -= length;
+        month += 1;
+    }
+    (year, month, left + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Checked with `date -u -d @SECONDS +%Y%m%d-%H%M%S`.
+    #[test]
+    fn timestamps_of_known_moments() {
+        for (seconds, expected) in [
+            (0, "19700101-000000"),
+            (951_827_696, "20000229-123456"),
+            (1_709_251_199, "20240229-235959"),
+            (1_709_251_200, "20240301-000000"),
+            (4_102_444_799, "20991231-235959"),
+            (4_107_542_400, "21000301-000000"),
+        ] {
+            assert_eq!(
+                timestamp(UNIX_EPOCH + Duration::from_secs(seconds)),
+                expected
+            );
+        }
+    }
+
+    /// `/dev/full` answers every write as a full disk does.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_full_disk_is_a_failure_with_path_and_remedy() {
+        let metrics = File::options().append(true).open("/dev/full").unwrap();
+        let path = PathBuf::from("runs/x");
+        let error = RunDir { path, metrics }.append("{}").unwrap_err();
+        assert_eq!(error.exit_code(), 1);
+        assert_eq!(
+            error.to_string(),
+            "error: cannot write runs/x/metrics.jsonl: No space left on device (os error 28)\n  \
+             usual fix: free some space, or write elsewhere with --set run.dir=DIR"
+        );
+    }
+}

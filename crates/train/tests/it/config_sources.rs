@@ -1,0 +1,221 @@
+//! Sources are laid over one another, and what comes out can be written and read again.
+
+use phalanx_train::config::{self, Config, Count, Float, ModelKind, Sources, preset};
+
+fn load(sources: Sources) -> Config {
+    Config::load(&sources)
+        .unwrap_or_else(|e| panic!("{e}"))
+        .config
+}
+
+fn refused(sources: Sources) -> String {
+    Config::load(&sources).unwrap_err().to_string()
+}
+
+fn file(dir: &tempfile::TempDir, text: &str) -> std::path::PathBuf {
+    let path = dir.path().join("config.toml");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn every_preset_loads_and_survives_writing_and_reading() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in preset::names() {
+        let config = load(Sources::default().preset(name));
+        let text = config.to_toml();
+        let again = load(Sources::default().file(file(&dir, &text)));
+        assert_eq!(again, config, "{name}");
+        assert_eq!(again.to_toml(), text);
+    }
+}
+
+#[test]
+fn unusual_values_survive_writing_and_reading() {
+    let dir = tempfile::tempdir().unwrap();
+    let sets = [
+        "model.from=hf:/models/a \"b\"",
+        "model.kind=gpt2",
+        "data.kind=tokens",
+        "data.path=ids.bin",
+        "data.dtype=u32",
+        "data.ignore_token=4294967295",
+        "data.seed=7",
+        "optim.kind=sgd",
+        "optim.momentum=0.9",
+        "optim.nesterov=true",
+        "optim.clip=none",
+        "optim.lr=0.30000000000000004",
+        "precision.compute=f64",
+        "run.memory_limit=1.5 GiB",
+        "run.name=2024",
+        "run.threads=3",
+        "parallel.order=tp-pp-dp",
+        "train.recompute=selective",
+        "optim.schedule=linear",
+    ];
+    let config = load(sets.iter().fold(
+        Sources::default().preset("default").set("model.kv_heads=4"),
+        |s, set| s.set(*set),
+    ));
+    assert_eq!(config.precision.weights, Float::F64);
+    assert_eq!(config.precision.grads, Float::F64);
+    assert_eq!(
+        config.run.name.as_ref().map(|name| name.as_str()),
+        Some("2024")
+    );
+    let again = load(Sources::default().file(file(&dir, &config.to_toml())));
+    assert_eq!(again, config);
+}
+
+#[test]
+fn later_sources_win_and_are_remembered() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "[train]\nsteps = 7\nbatch_size = 16\n");
+    let sources = Sources::default()
+        .preset("tiny")
+        .file(&path)
+        .set("train.batch_size=8")
+        .set("train.batch_size = 4");
+    let loaded = Config::load(&sources).unwrap();
+    let train = &loaded.config.train;
+    assert_eq!(
+        (
+            train.steps.get(),
+            train.batch_size.get(),
+            train.seq_len.get()
+        ),
+        (7, 4, 64)
+    );
+    let place = |key| loaded.place(key).map(ToString::to_string);
+    assert_eq!(place("train.steps"), Some(format!("{}:2", path.display())));
+    assert_eq!(place("train.batch_size").as_deref(), Some("--set"));
+    assert_eq!(place("train.seq_len").as_deref(), Some("preset tiny:16"));
+    assert_eq!(place("train.log_every"), None);
+    assert_eq!(loaded.label, "config");
+}
+
+#[test]
+fn every_way_to_write_a_section_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    for text in [
+        "[train]\nsteps = 9\n",
+        "train.steps = 9\n",
+        "train = { steps = 9 }\n",
+    ] {
+        assert_eq!(
+            load(Sources::default().file(file(&dir, text)))
+                .train
+                .steps
+                .get(),
+            9,
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn without_sources_the_default_preset_is_used() {
+    let bare = Config::load(&Sources::default()).unwrap();
+    assert_eq!(bare.config, load(Sources::default().preset("default")));
+    assert_eq!(bare.label, "default");
+    assert_eq!(
+        load(Sources::default().set("train.steps=3"))
+            .train
+            .steps
+            .get(),
+        3
+    );
+}
+
+#[test]
+fn presets_are_those_of_the_contract() {
+    let shape = |name: &str| {
+        let c = load(Sources::default().preset(name));
+        let m = &c.model;
+        let numbers = [
+            m.layers,
+            m.width,
+            m.heads,
+            m.kv_heads,
+            m.ffn,
+            m.vocab,
+            c.train.seq_len,
+            c.train.batch_size,
+        ];
+        (m.kind, numbers.map(Count::get), m.tied)
+    };
+    let llama = ModelKind::Llama;
+    assert_eq!(
+        shape("tiny"),
+        (llama, [8, 64, 8, 4, 128, 509, 64, 32], false)
+    );
+    assert_eq!(
+        shape("bench-13m"),
+        (llama, [6, 384, 6, 6, 1024, 8192, 256, 8], false)
+    );
+    assert_eq!(
+        shape("gpt2-124m"),
+        (
+            ModelKind::Gpt2,
+            [12, 768, 12, 12, 3072, 50304, 1024, 32],
+            true
+        )
+    );
+    assert_eq!(
+        shape("llama-0.95b"),
+        (llama, [16, 2048, 16, 16, 5632, 32000, 4096, 4], false)
+    );
+    let bench = load(Sources::default().preset("bench-13m"));
+    assert_eq!(bench.optim.clip.0.map(|norm| norm.get()), Some(1.0));
+    assert_eq!(
+        (bench.model.norm_eps.get(), bench.model.bias),
+        (1e-5, false)
+    );
+    assert_eq!(bench.precision.compute, Float::F32);
+}
+
+#[test]
+fn threads_share_the_cores_among_ranks() {
+    let threads = |cores| {
+        load(Sources::default().cores(Count::new(cores).unwrap()))
+            .run
+            .threads
+            .get()
+    };
+    assert_eq!((threads(1), threads(2), threads(64)), (1, 2, 64));
+}
+
+#[test]
+fn a_model_folder_overrides_presets_and_contradicts_users() {
+    let pinned = |sources: Sources| {
+        sources.pin(
+            "m/config.json",
+            vec![
+                ("model.layers", "3".into()),
+                ("model.kind", "gpt2".into()),
+                ("model.kv_heads", "4".into()),
+                ("model.norm_eps", "1e-5".into()),
+            ],
+        )
+    };
+    assert_eq!(load(pinned(Sources::default())).model.layers.get(), 3);
+    let agreeing = Sources::default()
+        .set("model.layers=3")
+        .set("model.norm_eps=0.00001");
+    assert_eq!(load(pinned(agreeing)).model.norm_eps.get(), 1e-5);
+    assert_eq!(
+        refused(pinned(Sources::default().set("model.layers=5"))),
+        "error: model.layers = 5 contradicts the model's 3 (--set, m/config.json)\n  model.from brings its \
+         own shape\n  usual fix: leave model.layers out"
+    );
+}
+
+#[test]
+fn zero_clip_means_no_clip() {
+    assert_eq!(
+        load(Sources::default().set("optim.clip=0")).optim.clip.0,
+        None
+    );
+    assert!(config::listing().contains("clip"));
+}
