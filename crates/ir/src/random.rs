@@ -86,6 +86,50 @@ impl Stream {
     }
 }
 
+/// Four random words for four consecutive elements of a random op: the one definition of which
+/// elements dropout keeps, in every engine and every layout.
+///
+/// * `key` is the op's key operand: seed low, seed high, step, segment instance, and the global
+///   index of the micro-batch's first sample. Its words are read as unsigned.
+/// * `site` tells the random ops of one segment apart.
+/// * `row` is the index along dim 0 of the **global** value: `key[4] + row` is the global sample.
+/// * `quad` is a quarter, rounded down, of the element's row-major index within its sample, over
+///   the **global** extents of all dims but the first. For attention probabilities that index is
+///   `(head·s + i)·t + j`, of query head, query and key.
+///
+/// Philox's key is the seed. Its counter is `quad` (low 32 bits), the global sample (low 32 bits,
+/// with the high 32 bits of `quad` folded in by exclusive or: samples of more than 2³⁴ elements
+/// do not repeat their masks), the step, and `site | instance << 16`: 65,536 sites and
+/// as many instances are told apart.
+#[inline]
+pub fn mask_words(key: [i32; 5], site: u32, row: u64, quad: u64) -> [u32; 4] {
+    let [low, high, step, instance, first] = key.map(|word| word as u32);
+    let sample = first.wrapping_add(row as u32);
+    let counter = [
+        quad as u32,
+        sample ^ (quad >> 32) as u32,
+        step,
+        site | instance << 16,
+    ];
+    philox([low, high], counter)
+}
+
+/// The smallest word that keeps an element dropped with probability `p`: p·2³², rounded up.
+///
+/// It is 2³², which no word reaches, where `p` is within 2⁻³² of one; hence the wide type.
+#[inline]
+pub fn keep_threshold(p: f64) -> u64 {
+    (p * (1u64 << 32) as f64).ceil() as u64
+}
+
+/// Whether dropout with probability `p` keeps an element: its word, number `element % 4` of
+/// [`mask_words`] at `element / 4`, is at least p·2³².
+#[inline]
+pub fn keeps(key: [i32; 5], site: u32, row: u64, element: u64, p: f64) -> bool {
+    let words = mask_words(key, site, row, element / 4);
+    u64::from(words[(element % 4) as usize]) >= keep_threshold(p)
+}
+
 /// The 64-bit FNV-1a hash: stable across builds and machines, unlike the standard hasher.
 pub fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
@@ -139,5 +183,64 @@ mod tests {
             Stream::named(1, "a").words(0),
             Stream::named(2, "a").words(0)
         );
+    }
+
+    #[test]
+    fn masks_have_the_right_frequency_and_are_independent() {
+        let n = 100_000u64;
+        let share = |key: [i32; 5], site: u32, row: u64, p: f64| {
+            (0..n).filter(|&i| keeps(key, site, row, i, p)).count() as f64 / n as f64
+        };
+        let key = [3, -4, 5, 6, 7];
+        for p in [0.0, 0.1, 0.5, 0.9] {
+            // Five standard deviations of the share of n independent draws.
+            let bound = 5.0 * (p * (1.0 - p) / n as f64).sqrt();
+            let kept = share(key, 1, 2, p);
+            assert!((kept - (1.0 - p)).abs() <= bound, "p {p}: kept {kept}");
+        }
+        // Changing any one coordinate gives a mask that agrees as often as an independent one.
+        let mut others: Vec<([i32; 5], u32, u64)> = vec![(key, 2, 2), (key, 1, 3)];
+        for word in 0..5 {
+            let mut changed = key;
+            changed[word] += 1;
+            others.push((changed, 1, 2));
+        }
+        for (other, site, row) in others {
+            let agree = (0..n)
+                .filter(|&i| keeps(key, 1, 2, i, 0.5) == keeps(other, site, row, i, 0.5))
+                .count();
+            let share = agree as f64 / n as f64;
+            assert!(
+                (share - 0.5).abs() < 0.01,
+                "{other:?} {site} {row}: {share}"
+            );
+        }
+    }
+
+    #[test]
+    fn masks_follow_the_global_sample() {
+        let (first, second) = ([1, 2, 3, 4, 0], [1, 2, 3, 4, 8]);
+        for i in 0..64 {
+            assert_eq!(
+                keeps(first, 9, 11, i, 0.3),
+                keeps(second, 9, 3, i, 0.3),
+                "row 11 of the first micro-batch is row 3 of the one that begins at sample 8"
+            );
+        }
+    }
+
+    #[test]
+    fn mask_words_are_philox_of_the_documented_counter() {
+        let words = mask_words([1, -2, 3, 4, 5], 6, 7, (8 << 32) | 9);
+        let counter = [9, 12 ^ 8, 3, 6 | 4 << 16];
+        assert_eq!(words, philox([1, u32::MAX - 1], counter));
+        let key = [1, -2, 3, 4, 5];
+        for element in 0..8 {
+            let word = mask_words(key, 6, 7, element / 4)[element as usize % 4];
+            // With p just at the word's own place the element is kept, with p above it dropped.
+            let p = f64::from(word) / 2f64.powi(32);
+            assert!(keeps(key, 6, 7, element, p));
+            assert!(!keeps(key, 6, 7, element, p + 2f64.powi(-33)));
+        }
     }
 }

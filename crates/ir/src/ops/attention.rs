@@ -22,6 +22,8 @@ pub enum AttentionKind {
 
 /// Operands q `[b,s,h,d]`, k and v `[b,t,g,d]` with `h` a multiple of `g` (query head `i` reads
 /// key head `i·g/h`), and a random key if `dropout > 0`. Scores are scaled by 1/√d.
+/// Which probabilities are dropped is [`keeps`](crate::random::keeps)'s decision. A query that
+/// sees no key at all (causal, more queries than keys) gives zeros, with log-sum-exp −∞.
 ///
 /// Results: o `[b,s,h,d]`; then flash: log-sum-exp `[b,h,s]`; materialised: probabilities
 /// `[b,h,s,t]` and, with dropout, the dropped probabilities.

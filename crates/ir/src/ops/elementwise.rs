@@ -139,7 +139,8 @@ pub struct Shift {
     pub by: f64,
 }
 
-/// Conversion to another element type, rounding to nearest even.
+/// Conversion to another element type: to floats rounding to nearest even, to `i32` towards zero
+/// (saturating, and NaN gives 0), to `bool` by whether it differs from zero.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Cast {
     /// The result's element type.

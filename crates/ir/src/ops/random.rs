@@ -12,7 +12,7 @@ use crate::vjp::Vjp;
 ///
 /// The mask is a pure function of the key (`i32[5]`: seed low, seed high, step, segment instance,
 /// first sample of the micro-batch), the site and the element's index, where the leading dim
-/// counts global samples. It is never stored: the gradient is the same op on dy.
+/// counts global samples; [`keeps`](crate::random::keeps) defines it. It is never stored: the gradient is the same op on dy.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Dropout {
     /// The probability of zero.

@@ -1,0 +1,101 @@
+//! What can go wrong when a program is interpreted.
+
+use phalanx_ir::{DType, TensorType};
+
+/// Every way in which this crate refuses something.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReferenceError {
+    /// A program input that was not given.
+    #[error("program {program}: the input `{name}`, {ty}, was not given")]
+    MissingInput {
+        /// The program's name.
+        program: String,
+        /// The input's name.
+        name: String,
+        /// Its type.
+        ty: TensorType,
+    },
+    /// A name that no input has.
+    #[error("program {program} has no input `{name}` (it has: {})", known.join(", "))]
+    UnknownInput {
+        /// The program's name.
+        program: String,
+        /// The name given.
+        name: String,
+        /// The names that exist.
+        known: Vec<String>,
+    },
+    /// An input of another element type or shape than the program declares.
+    #[error("program {program}: the input `{name}` is {ty}, but {dtype}{shape:?} was given")]
+    WrongInput {
+        /// The program's name.
+        program: String,
+        /// The input's name.
+        name: String,
+        /// The declared type.
+        ty: TensorType,
+        /// The element type given.
+        dtype: DType,
+        /// The shape given.
+        shape: Vec<usize>,
+    },
+    /// A value that is used before any instruction makes it.
+    #[error("program {program}: the value %{value} is used before it is made")]
+    Undefined {
+        /// The program's name.
+        program: String,
+        /// The value's number.
+        value: u32,
+    },
+    /// A declared result type that is not what the op gives.
+    #[error("program {program}: %{value} = {op} is declared {declared}, but is {dtype}{shape:?}")]
+    WrongResult {
+        /// The program's name.
+        program: String,
+        /// The value's number.
+        value: u32,
+        /// The op.
+        op: &'static str,
+        /// The declared type.
+        declared: TensorType,
+        /// The element type that the op gives.
+        dtype: DType,
+        /// The shape that the op gives.
+        shape: Vec<usize>,
+    },
+    /// Operands that do not fit an op.
+    #[error("{op}: {what}")]
+    Operands {
+        /// The op.
+        op: &'static str,
+        /// What does not fit.
+        what: String,
+    },
+    /// An id or target outside its table.
+    #[error("{op}: the id {id} at position {position} is not in 0..{limit}")]
+    IdOutOfRange {
+        /// The op.
+        op: &'static str,
+        /// The id.
+        id: i32,
+        /// Its row-major position in the operand of ids.
+        position: usize,
+        /// How many rows the table has.
+        limit: usize,
+    },
+    /// A number of elements or bytes that does not fill a shape.
+    #[error("{dtype}{shape:?} holds {expected} {unit}, but {got} were given")]
+    Count {
+        /// The element type.
+        dtype: DType,
+        /// The shape.
+        shape: Vec<usize>,
+        /// `elements` or `bytes`.
+        unit: &'static str,
+        /// How many would fit.
+        expected: usize,
+        /// How many there were.
+        got: usize,
+    },
+}

@@ -1,0 +1,24 @@
+//! Dropout, by the mask that `phalanx_ir::random` defines.
+
+use phalanx_ir::ops::Dropout;
+use phalanx_ir::random::keeps;
+
+use super::Call;
+use crate::error::ReferenceError;
+use crate::tensor::Tensor;
+
+pub(super) fn dropout(op: &Dropout, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let (x, key) = (call.floats(0)?, call.key(1)?);
+    // A value without dims is one sample of one element.
+    let sample: usize = call.shape(0).iter().skip(1).product();
+    let y = (x.iter().enumerate())
+        .map(|(i, x)| {
+            let (row, element) = ((i / sample) as u64, (i % sample) as u64);
+            match keeps(key, op.site, row, element, op.p) {
+                true => x / (1.0 - op.p),
+                false => 0.0,
+            }
+        })
+        .collect();
+    Ok(vec![call.result(0, y)])
+}

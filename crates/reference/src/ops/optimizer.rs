@@ -1,0 +1,55 @@
+//! Optimizer updates, as PyTorch defines them.
+
+use phalanx_ir::ops::{AdamW, Sgd};
+
+use super::Call;
+use crate::error::ReferenceError;
+use crate::tensor::Tensor;
+
+pub(super) fn adamw(op: &AdamW, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let (mut w, g) = (call.floats(0)?.to_vec(), call.floats(1)?);
+    let (mut m, mut v) = (call.floats(2)?.to_vec(), call.floats(3)?.to_vec());
+    let (lr, step, clip) = (call.scalar(4)?, call.scalar(5)?, call.scalar(6)?);
+    for i in 0..w.len() {
+        let g = g[i] * clip;
+        m[i] = op.beta1 * m[i] + (1.0 - op.beta1) * g;
+        v[i] = op.beta2 * v[i] + (1.0 - op.beta2) * g * g;
+        let first = m[i] / (1.0 - op.beta1.powf(step));
+        let second = v[i] / (1.0 - op.beta2.powf(step));
+        w[i] -= lr * op.decay * w[i];
+        w[i] -= lr * first / (second.sqrt() + op.eps);
+    }
+    Ok(updated(call, vec![w, m, v]))
+}
+
+pub(super) fn sgd(op: &Sgd, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let (mut w, g) = (call.floats(0)?.to_vec(), call.floats(1)?);
+    let mut momentum = call.floats(2)?.to_vec();
+    let (lr, clip) = (call.scalar(3)?, call.scalar(5)?);
+    for i in 0..w.len() {
+        let g = g[i] * clip + op.decay * w[i];
+        momentum[i] = op.momentum * momentum[i] + g;
+        w[i] -= match op.nesterov {
+            true => lr * (g + op.momentum * momentum[i]),
+            false => lr * momentum[i],
+        };
+    }
+    Ok(updated(call, vec![w, momentum]))
+}
+
+pub(super) fn sum_squares(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let sum = call.floats(0)?.iter().map(|x| x * x).sum();
+    Ok(vec![call.result(0, vec![sum])])
+}
+
+/// The new state and, where the op gives one, a narrower copy of the new weights as they are
+/// stored.
+fn updated(call: &Call<'_>, state: Vec<Vec<f64>>) -> Vec<Tensor> {
+    let mut results: Vec<Tensor> = (state.into_iter().enumerate())
+        .map(|(i, values)| call.result(i, values))
+        .collect();
+    if let Some((dtype, shape)) = call.outs.get(results.len()) {
+        results.push(Tensor::rounded(*dtype, shape, results[0].values()));
+    }
+    results
+}
