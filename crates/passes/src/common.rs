@@ -1,0 +1,198 @@
+//! Computing the same thing once: of two instructions with the same op, operands and result types,
+//! the second goes and its readers read the first.
+//!
+//! Phases limit this. A value of a later phase must not replace one of an earlier phase, for that
+//! would move work from the phase that needs it to one that runs after; so the kept instruction's
+//! phase is at most the removed one's. Constants are shared only within a phase: a constant costs
+//! nothing to make again, but would cost memory between phases. Recomputation makes equal
+//! instructions on purpose, so this pass belongs before it.
+
+use std::collections::HashMap;
+
+use phalanx_ir::{Axis, Form, Instr, Op, OpDef, Phase, Program, TensorType, ValueId};
+
+use crate::Rewriter;
+
+/// Merges instructions that compute the same values.
+pub fn common(program: &Program) -> Program {
+    let mut rewriter = Rewriter::new(program);
+    let mut seen: HashMap<Key, Vec<usize>> = HashMap::new();
+    for (index, instr) in program.instrs().iter().enumerate() {
+        if !may_merge(program, instr) {
+            rewriter.keep(index);
+            continue;
+        }
+        let earlier = seen.entry(key(program, &rewriter, instr)).or_default();
+        let twin = (earlier.iter())
+            .map(|&i| &program.instrs()[i])
+            .find(|twin| serves(twin, instr.phase));
+        match twin {
+            Some(twin) => {
+                for (&value, &by) in instr.outputs.iter().zip(&twin.outputs) {
+                    rewriter.replace(value, by);
+                }
+            }
+            None => {
+                earlier.push(index);
+                rewriter.keep(index);
+            }
+        }
+    }
+    rewriter.finish()
+}
+
+/// What makes two instructions the same. Attributes are compared as text, which is exact: as
+/// numbers, 0 and −0 would be equal.
+#[derive(PartialEq, Eq, Hash)]
+struct Key {
+    name: &'static str,
+    axes: Vec<Axis>,
+    attrs: Vec<(&'static str, String)>,
+    operands: Vec<ValueId>,
+    types: Vec<TensorType>,
+}
+
+fn key(program: &Program, rewriter: &Rewriter<'_>, instr: &Instr) -> Key {
+    let attrs = instr.op.attrs();
+    Key {
+        name: instr.op.name(),
+        axes: instr.op.axes().to_vec(),
+        attrs: attrs.iter().map(|(k, v)| (k, v.to_owned())).collect(),
+        operands: instr.inputs.iter().map(|&v| rewriter.resolve(v)).collect(),
+        types: (instr.outputs.iter())
+            .map(|&v| program.ty(v).clone())
+            .collect(),
+    }
+}
+
+/// The handle of a started collective is waited for exactly once, so starts stay apart.
+fn may_merge(program: &Program, instr: &Instr) -> bool {
+    (instr.outputs.iter()).all(|&v| program.ty(v).form != Form::Pending)
+}
+
+fn serves(kept: &Instr, phase: Phase) -> bool {
+    match kept.op {
+        Op::Fill(_) => kept.phase == phase,
+        _ => kept.phase <= phase,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check, check_on};
+
+    #[test]
+    fn equal_instructions_merge_and_then_their_readers_do() {
+        check(
+            "
+            x: boundary f32[4]
+            %1 = tanh(x) : f32[4]
+            %2 = scale(%1, by=2) : f32[4]
+            %3 = tanh(x) : f32[4]
+            %4 = scale(%3, by=2) : f32[4]
+            %5 = scale(%3, by=3) : f32[4]
+            %6 = add(%4, %5) : f32[4]
+            return a: boundary %2
+            return b: boundary %6",
+            common,
+            "
+            x: boundary f32[4]
+            %1 = tanh(x) : f32[4]
+            %2 = scale(%1, by=2) : f32[4]
+            %5 = scale(%1, by=3) : f32[4]
+            %6 = add(%2, %5) : f32[4]
+            return a: boundary %2
+            return b: boundary %6",
+        );
+    }
+
+    #[test]
+    fn a_later_phase_never_serves_an_earlier_one() {
+        check(
+            "
+            x: boundary f32[4]
+            %1 = tanh(x) : f32[4] @W
+            %2 = tanh(x) : f32[4] @B
+            %3 = tanh(x) : f32[4] @W
+            %4 = relu(x) : f32[4]
+            %5 = relu(x) : f32[4] @B
+            %6 = add(%1, %3) : f32[4] @W
+            %7 = add(%2, %5) : f32[4] @B
+            return w: gradient %6
+            return b: cotangent %7
+            return f: boundary %4",
+            common,
+            "
+            x: boundary f32[4]
+            %1 = tanh(x) : f32[4] @W
+            %2 = tanh(x) : f32[4] @B
+            %4 = relu(x) : f32[4]
+            %6 = add(%1, %1) : f32[4] @W
+            %7 = add(%2, %4) : f32[4] @B
+            return w: gradient %6
+            return b: cotangent %7
+            return f: boundary %4",
+        );
+    }
+
+    #[test]
+    fn constants_are_shared_within_a_phase_only_and_zeros_keep_their_sign() {
+        check(
+            "
+            %1 = fill(dtype=f32, shape=4, value=0) : f32[4]
+            %2 = fill(dtype=f32, shape=4, value=0) : f32[4]
+            %3 = fill(dtype=f32, shape=4, value=-0) : f32[4]
+            %4 = fill(dtype=f32, shape=4, value=0) : f32[4] @B
+            %5 = add(%1, %2) : f32[4]
+            return a: boundary %5
+            return b: boundary %3
+            return c: cotangent %4",
+            common,
+            "
+            %1 = fill(dtype=f32, shape=4, value=0) : f32[4]
+            %3 = fill(dtype=f32, shape=4, value=-0) : f32[4]
+            %4 = fill(dtype=f32, shape=4, value=0) : f32[4] @B
+            %5 = add(%1, %1) : f32[4]
+            return a: boundary %5
+            return b: boundary %3
+            return c: cotangent %4",
+        );
+    }
+
+    #[test]
+    fn results_in_other_layouts_are_other_values() {
+        let text = "
+            x: boundary f32[8]
+            %1 = broadcast(x, shape=4x8, dims=0) : f32[4,8]{0:dp}
+            %2 = broadcast(x, shape=4x8, dims=0) : f32[4,8]
+            return a: boundary %1
+            return b: boundary %2";
+        check_on("dp=2", text, common, text);
+    }
+
+    #[test]
+    fn collectives_merge_but_running_ones_do_not() {
+        let before = "
+            x: boundary f32[8]{P:dp}
+            %1 = all_reduce<dp>(x) : f32[8]
+            %2 = all_reduce<dp>(x) : f32[8]
+            %3 = add(%1, %2) : f32[8]
+            return y: boundary %3";
+        let after = "
+            x: boundary f32[8]{P:dp}
+            %1 = all_reduce<dp>(x) : f32[8]
+            %3 = add(%1, %1) : f32[8]
+            return y: boundary %3";
+        check_on("dp=2", before, common, after);
+        let running = "
+            x: boundary f32[8]{P:dp}
+            %1 = all_reduce_start<dp>(x) : pending f32[8]
+            %2 = all_reduce_start<dp>(x) : pending f32[8]
+            %3 = done(%1) : f32[8]
+            %4 = done(%2) : f32[8]
+            %5 = add(%3, %4) : f32[8]
+            return y: boundary %5";
+        check_on("dp=2", running, common, running);
+    }
+}

@@ -1,0 +1,92 @@
+//! Dropping what nobody needs: an instruction stays only if the program returns one of its results
+//! or an instruction that stays reads one.
+
+use phalanx_ir::Program;
+
+use crate::Rewriter;
+
+/// Drops instructions whose results are not needed. Order and inputs stay.
+pub fn dead_code(program: &Program) -> Program {
+    let needed = needed(program);
+    copy(program, Rewriter::new(program), &needed)
+}
+
+/// Drops instructions whose results are not needed, and the inputs that are then unread.
+pub fn dead_code_and_inputs(program: &Program) -> Program {
+    let needed = needed(program);
+    let inputs = Rewriter::with_inputs(program, |port| needed[port.value.index()]);
+    copy(program, inputs, &needed)
+}
+
+fn copy(program: &Program, mut rewriter: Rewriter<'_>, needed: &[bool]) -> Program {
+    for (index, instr) in program.instrs().iter().enumerate() {
+        if instr.outputs.iter().any(|v| needed[v.index()]) {
+            rewriter.keep(index);
+        }
+    }
+    rewriter.finish()
+}
+
+/// For each value, whether an output depends on it. One walk backwards suffices, since operands
+/// are made before they are read.
+fn needed(program: &Program) -> Vec<bool> {
+    let mut needed = vec![false; program.values().len()];
+    for port in program.outputs() {
+        needed[port.value.index()] = true;
+    }
+    for instr in program.instrs().iter().rev() {
+        if instr.outputs.iter().any(|v| needed[v.index()]) {
+            for value in &instr.inputs {
+                needed[value.index()] = true;
+            }
+        }
+    }
+    needed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::check;
+
+    const BEFORE: &str = "
+        x: boundary f32[4,8]
+        unread: param f32[8]
+        gain: param f32[8]
+        %1 = tanh(x) : f32[4,8]
+        %2 = add(%1, unread) : f32[4,8]
+        %3 = relu(%2) : f32[4,8]
+        %4, %5 = rms_norm(%1, gain, eps=0.00001) : f32[4,8], f32[4]
+        return y: boundary %4";
+
+    #[test]
+    fn chains_that_lead_nowhere_go() {
+        let after = "
+            x: boundary f32[4,8]
+            unread: param f32[8]
+            gain: param f32[8]
+            %1 = tanh(x) : f32[4,8]
+            %4, %5 = rms_norm(%1, gain, eps=0.00001) : f32[4,8], f32[4]
+            return y: boundary %4";
+        check(BEFORE, dead_code, after);
+    }
+
+    #[test]
+    fn unread_inputs_go_only_when_asked() {
+        let after = "
+            x: boundary f32[4,8]
+            gain: param f32[8]
+            %1 = tanh(x) : f32[4,8]
+            %4, %5 = rms_norm(%1, gain, eps=0.00001) : f32[4,8], f32[4]
+            return y: boundary %4";
+        check(BEFORE, dead_code_and_inputs, after);
+    }
+
+    #[test]
+    fn an_input_that_is_returned_stays() {
+        let text = "
+            x: boundary f32[4]
+            return y: boundary x";
+        check(text, dead_code_and_inputs, text);
+    }
+}

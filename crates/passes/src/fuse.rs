@@ -1,0 +1,343 @@
+//! Grouping elementwise instructions, so that what is between them is never stored.
+//!
+//! Greedily, in program order. A group is *open* as long as nobody outside has read one of its
+//! results; only then may it grow. It is executed at the place of its last member. Both together
+//! make any order question vanish: a reader of a group's result comes after the group was closed,
+//! so after its last member; and a member's operands exist where the member was, so also where
+//! the group is executed.
+//!
+//! An instruction joins every open group of its kind (one shape, layout and phase) that it has
+//! something to do with: it reads a result of the group, or an operand of the full shape that the
+//! group reads too. Groups that have nothing in common stay apart, for joining them would save no
+//! traffic and only keep values alive. Partial sums are left alone.
+
+use phalanx_ir::ops::{Fused, FusedArg, FusedStep};
+use phalanx_ir::{Instr, Program, ValueId};
+
+use crate::{Graph, Rewriter, dead_code};
+
+/// The most operands of a group that have the full shape: the streams a kernel reads at once.
+pub const MAX_FULL_OPERANDS: usize = 4;
+/// The most operands of a group, those that are repeated included.
+pub const MAX_OPERANDS: usize = 8;
+/// The most instructions in a group.
+pub const MAX_STEPS: usize = 12;
+
+/// Joins elementwise instructions into [`Fused`] ones. Dead code goes first, since a result that
+/// nobody reads would otherwise look like one that is internal to its group.
+pub fn fuse(program: &Program) -> Program {
+    let program = &dead_code(program);
+    let fuser = Fuser {
+        program,
+        graph: Graph::new(program),
+    };
+    let mut rewriter = Rewriter::new(program);
+    let mut places: Vec<Option<Group>> = (program.instrs().iter()).map(|_| None).collect();
+    let mut grouped = vec![false; places.len()];
+    for group in fuser.groups().into_iter().filter(|g| g.len() > 1) {
+        for &member in &group {
+            grouped[member] = true;
+        }
+        let last = group[group.len() - 1];
+        places[last] = Some(group);
+    }
+    for (index, place) in places.iter().enumerate() {
+        match place {
+            Some(group) => fuser.emit(group, &mut rewriter),
+            None if grouped[index] => {}
+            None => rewriter.keep(index),
+        }
+    }
+    rewriter.finish()
+}
+
+/// Indices of instructions, ascending.
+type Group = Vec<usize>;
+
+struct Fuser<'a> {
+    program: &'a Program,
+    graph: Graph<'a>,
+}
+
+impl Fuser<'_> {
+    /// Every elementwise instruction in exactly one group.
+    fn groups(&self) -> Vec<Group> {
+        let (mut open, mut closed): (Vec<Group>, Vec<Group>) = (Vec::new(), Vec::new());
+        for (index, instr) in self.program.instrs().iter().enumerate() {
+            let mut joined = self.accepts(instr).then(|| vec![index]);
+            // Groups that it reads come first, for those save a store; then the latest, whose
+            // values are still in the cache.
+            let (read, other): (Vec<Group>, Vec<Group>) =
+                open.into_iter().partition(|group| self.reads(instr, group));
+            let mut still_open = Vec::new();
+            for (groups, rest) in [(read, &mut closed), (other, &mut still_open)] {
+                for group in groups.into_iter().rev() {
+                    let own = joined.as_ref();
+                    match own.and_then(|own| self.union(own, &group, instr)) {
+                        Some(union) => joined = Some(union),
+                        None => rest.push(group),
+                    }
+                }
+            }
+            still_open.reverse();
+            still_open.extend(joined);
+            open = still_open;
+        }
+        closed.extend(open);
+        closed
+    }
+
+    fn accepts(&self, instr: &Instr) -> bool {
+        let whole = |v: &ValueId| self.program.ty(*v).layout.partial().is_empty();
+        Fused::accepts(&instr.op) && instr.inputs.iter().chain(&instr.outputs).all(whole)
+    }
+
+    /// The group with `own` added, if `instr` (the newest of `own`) has to do with it and a kernel
+    /// can take both.
+    fn union(&self, own: &[usize], group: &[usize], instr: &Instr) -> Option<Group> {
+        let first = &self.program.instrs()[group[0]];
+        let (ty, other) = (
+            self.program.ty(instr.outputs[0]),
+            self.program.ty(first.outputs[0]),
+        );
+        let alike = ty.shape == other.shape
+            && ty.layout == other.layout
+            && ty.form == other.form
+            && instr.phase == first.phase;
+        if !alike || !(self.reads(instr, group) || self.shares(instr, group)) {
+            return None;
+        }
+        let mut union = [group, own].concat();
+        union.sort_unstable();
+        let (full, repeated) = self.operands(&union);
+        let fits = union.len() <= MAX_STEPS
+            && full.len() <= MAX_FULL_OPERANDS
+            && full.len() + repeated.len() <= MAX_OPERANDS;
+        fits.then_some(union)
+    }
+
+    fn reads(&self, instr: &Instr, group: &[usize]) -> bool {
+        (instr.inputs.iter())
+            .filter_map(|&v| self.graph.maker(v))
+            .any(|maker| group.contains(&maker))
+    }
+
+    fn shares(&self, instr: &Instr, group: &[usize]) -> bool {
+        let (full, _) = self.operands(group);
+        instr.inputs.iter().any(|v| full.contains(v))
+    }
+
+    /// The values that a group reads from outside, each once, in order of first use: those of the
+    /// full shape, and those with fewer dims.
+    fn operands(&self, group: &[usize]) -> (Vec<ValueId>, Vec<ValueId>) {
+        let instrs = self.program.instrs();
+        let shape = &self.program.ty(instrs[group[0]].outputs[0]).shape;
+        let (mut full, mut repeated) = (Vec::new(), Vec::new());
+        for &value in group.iter().flat_map(|&i| &instrs[i].inputs) {
+            let inside = (self.graph.maker(value)).is_some_and(|m| group.contains(&m));
+            let list = match self.program.ty(value).shape == *shape {
+                true => &mut full,
+                false => &mut repeated,
+            };
+            if !inside && !list.contains(&value) {
+                list.push(value);
+            }
+        }
+        (full, repeated)
+    }
+
+    /// Operands of the full shape go first: these may give their memory to the first result. The
+    /// oldest member reads one at least, as its first operand has its result's shape.
+    fn emit(&self, group: &[usize], rewriter: &mut Rewriter<'_>) {
+        let instrs = self.program.instrs();
+        let (full, repeated) = self.operands(group);
+        let operands = [full, repeated].concat();
+        let place = |value: ValueId| {
+            let step = (self.graph.maker(value)).and_then(|m| group.iter().position(|&i| i == m));
+            match step {
+                Some(step) => FusedArg::Step(step),
+                None => FusedArg::Input(operands.iter().position(|&v| v == value).unwrap_or(0)),
+            }
+        };
+        let steps = (group.iter().map(|&i| &instrs[i]))
+            .map(|instr| FusedStep {
+                op: instr.op.clone(),
+                args: instr.inputs.iter().map(|&v| place(v)).collect(),
+                dtype: self.program.ty(instr.outputs[0]).dtype,
+            })
+            .collect();
+        let results: Vec<usize> = (0..group.len())
+            .filter(|&step| self.leaves(instrs[group[step]].outputs[0], group))
+            .collect();
+        let values: Vec<ValueId> = (results.iter())
+            .map(|&step| instrs[group[step]].outputs[0])
+            .collect();
+        let op = Fused {
+            steps,
+            results,
+            full: 0,
+        };
+        rewriter.emit(op, &operands, &values, instrs[group[0]].phase);
+    }
+
+    fn leaves(&self, value: ValueId, group: &[usize]) -> bool {
+        let outside = |reader: &usize| !group.contains(reader);
+        self.graph.returned(value) || self.graph.readers(value).iter().any(outside)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check, check_on};
+
+    #[test]
+    fn swiglu_joins_across_the_product_between() {
+        check(
+            "
+            g: boundary f32[4,8]
+            h: boundary f32[4,8]
+            bias: param f32[8]
+            w: param f32[8,8]
+            %1 = silu(g) : f32[4,8]
+            %2 = matmul(h, w, spec=ay,yz->az, out=f32, add=false) : f32[4,8]
+            %3 = mul(%1, %2) : f32[4,8]
+            %4 = add(%3, bias) : f32[4,8]
+            %5 = matmul(%4, w, spec=ay,yz->az, out=f32, add=false) : f32[4,8]
+            %6 = relu(%5) : f32[4,8]
+            return y: boundary %6",
+            fuse,
+            "
+            g: boundary f32[4,8]
+            h: boundary f32[4,8]
+            bias: param f32[8]
+            w: param f32[8,8]
+            %2 = matmul(h, w, spec=ay,yz->az, out=f32, add=false) : f32[4,8]
+            %4 = fused(g, %2, bias, body=silu(i0)/f32;mul(s0|i1)/f32;add(s1|i2)/f32, results=2, full=0) : f32[4,8]
+            %5 = matmul(%4, w, spec=ay,yz->az, out=f32, add=false) : f32[4,8]
+            %6 = relu(%5) : f32[4,8]
+            return y: boundary %6",
+        );
+    }
+
+    #[test]
+    fn a_result_that_others_read_is_stored_and_closes_the_group() {
+        check(
+            "
+            x: boundary bf16[4,8]
+            %1 = cast(x, to=f32) : f32[4,8]
+            %2 = scale(%1, by=-0.5) : f32[4,8]
+            %3 = sum(%2, dims=1, out=f32) : f32[4]
+            %4 = tanh(%2) : f32[4,8]
+            %5 = mul(%4, %1) : f32[4,8]
+            return y: boundary %5
+            return s: probe %3",
+            fuse,
+            "
+            x: boundary bf16[4,8]
+            %1, %2 = fused(x, body=cast(i0|to:f32)/f32;scale(s0|by:-0.5)/f32, results=0x1, full=0) : f32[4,8], f32[4,8]
+            %3 = sum(%2, dims=1, out=f32) : f32[4]
+            %5 = fused(%2, %1, body=tanh(i0)/f32;mul(s0|i1)/f32, results=1, full=0) : f32[4,8]
+            return y: boundary %5
+            return s: probe %3",
+        );
+    }
+
+    #[test]
+    fn siblings_that_share_a_full_operand_join_and_strangers_do_not() {
+        check(
+            "
+            dy: cotangent f32[4,8]
+            a: residual f32[4,8]
+            b: residual f32[4,8]
+            z: residual f32[4,8]
+            %1 = mul(dy, a) : f32[4,8] @B
+            %2 = relu(z) : f32[4,8] @B
+            %3 = mul(dy, b) : f32[4,8] @B
+            %4 = scale(%3, by=2) : f32[4,8] @W
+            return da: cotangent %1
+            return db: cotangent %3
+            return dz: cotangent %2
+            return g: gradient %4",
+            fuse,
+            "
+            dy: cotangent f32[4,8]
+            a: residual f32[4,8]
+            b: residual f32[4,8]
+            z: residual f32[4,8]
+            %2 = relu(z) : f32[4,8] @B
+            %1, %3 = fused(dy, a, b, body=mul(i0|i1)/f32;mul(i0|i2)/f32, results=0x1, full=0) : f32[4,8], f32[4,8] @B
+            %4 = scale(%3, by=2) : f32[4,8] @W
+            return da: cotangent %1
+            return db: cotangent %3
+            return dz: cotangent %2
+            return g: gradient %4",
+        );
+    }
+
+    #[test]
+    fn an_instruction_joins_the_groups_it_brings_together() {
+        check(
+            "
+            a: boundary f32[8]
+            b: boundary f32[8]
+            %1 = relu(a) : f32[8]
+            %2 = tanh(b) : f32[8]
+            %3 = ge(%1, %2) : bool[8]
+            %4 = select(%3, %1, %2) : f32[8]
+            return y: boundary %4",
+            fuse,
+            "
+            a: boundary f32[8]
+            b: boundary f32[8]
+            %4 = fused(a, b, body=relu(i0)/f32;tanh(i1)/f32;ge(s0|s1)/bool;select(s2|s0|s1)/f32, results=3, full=0) : f32[8]
+            return y: boundary %4",
+        );
+    }
+
+    #[test]
+    fn partial_sums_are_left_alone() {
+        let text = "
+            x: boundary f32[8]{P:tp}
+            %1 = scale(x, by=2) : f32[8]{P:tp}
+            %2 = scale(%1, by=3) : f32[8]{P:tp}
+            %3 = all_reduce<tp>(%2) : f32[8]
+            return y: boundary %3";
+        check_on("tp=2", text, fuse, text);
+    }
+
+    #[test]
+    fn groups_stay_within_what_a_kernel_takes() {
+        let mut lines = String::from("x: boundary f32[8]\n%0 = relu(x) : f32[8]\n");
+        for i in 1..MAX_STEPS + 3 {
+            lines += &format!("%{i} = relu(%{}) : f32[8]\n", i - 1);
+        }
+        lines += &format!("return y: boundary %{}", MAX_STEPS + 2);
+        let result = fuse(&crate::testing::read(&format!(
+            "mesh \nprogram p {{\n{lines}\n}}"
+        )));
+        assert_eq!(sizes(&result), [MAX_STEPS, 3]);
+
+        let mut lines = String::new();
+        for i in 0..7 {
+            lines += &format!("x{i}: boundary f32[8]\n");
+        }
+        lines += "%0 = add(x0, x1) : f32[8]\n";
+        for i in 1..6 {
+            lines += &format!("%{i} = add(%{}, x{}) : f32[8]\n", i - 1, i + 1);
+        }
+        lines += "return y: boundary %5";
+        let result = fuse(&crate::testing::read(&format!(
+            "mesh \nprogram p {{\n{lines}\n}}"
+        )));
+        assert_eq!(sizes(&result), [3, 3]);
+    }
+
+    fn sizes(program: &Program) -> Vec<usize> {
+        let steps = |i: &Instr| match &i.op {
+            phalanx_ir::Op::Fused(fused) => fused.steps.len(),
+            _ => 1,
+        };
+        program.instrs().iter().map(steps).collect()
+    }
+}
