@@ -1,1 +1,4 @@
 //! One thread's share of each operation: plain functions on slices, without threads, locks or heap.
+
+pub mod gemm;
+pub mod matrix;
