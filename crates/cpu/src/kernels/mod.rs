@@ -1,4 +1,6 @@
 //! One thread's share of each operation: plain functions on slices, without threads, locks or heap.
 
+pub mod attention;
 pub mod gemm;
 pub mod matrix;
+mod row;
