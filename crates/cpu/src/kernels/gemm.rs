@@ -54,45 +54,44 @@ impl Gemm for Packing {
     }
 }
 
-/// Elements of scratch that [`matmul`] needs for operands of type `T` and a result of type `C`.
-pub fn matmul_scratch<T: Element, C: Element>(m: usize, k: usize, n: usize) -> usize {
+/// Elements of scratch that [`matmul`] needs for operands of types `A` and `B` and a result of `C`.
+pub fn matmul_scratch<A, B, C>(m: usize, k: usize, n: usize) -> usize
+where
+    A: Element,
+    B: Element,
+    C: Element,
+{
     let [m, k, n] = [m, k, n].map(|size| size.min(BLOCK));
-    let operands = if is_float::<T>() { 0 } else { m * k + k * n };
-    let result = if is_float::<C>() { 0 } else { m * n };
-    operands + result
+    let room = |float: bool, len: usize| if float { 0 } else { len };
+    room(is_float::<A>(), m * k) + room(is_float::<B>(), k * n) + room(is_float::<C>(), m * n)
 }
 
 /// `c = a·b`, or `c += a·b` if `accumulate`; one thread's share is a block of rows or columns of `c`.
 ///
 /// # Panics
 /// If the shapes do not fit or `scratch` is shorter than [`matmul_scratch`] says.
-pub fn matmul<T, C, G>(
+pub fn matmul<A, B, C, G>(
     gemm: &G,
-    c: MatMut<C>,
-    a: Mat<T>,
-    b: Mat<T>,
+    mut c: MatMut<C>,
+    a: Mat<A>,
+    b: Mat<B>,
     accumulate: bool,
-    scratch: &mut [T::Acc],
+    scratch: &mut [A::Acc],
 ) where
-    T: Element,
-    C: Element<Acc = T::Acc>,
+    A: Element,
+    B: Element<Acc = A::Acc>,
+    C: Element<Acc = A::Acc>,
     G: Gemm,
 {
     let [m, k, n] = inner_shape(c.shape(), a.shape(), b.shape());
-    if is_float::<T>() && is_float::<C>() {
-        return gemm.multiply(
-            floats_mut::<C>(c),
-            floats::<T>(a),
-            floats::<T>(b),
-            accumulate,
-        );
+    if is_float::<A>() && is_float::<B>() && is_float::<C>() {
+        return gemm.multiply(floats_mut(c), floats(a), floats(b), accumulate);
     }
-    let mut c = c;
     for rows in blocks(m) {
         for cols in blocks(n) {
-            let target = c.reborrow().block(rows.clone(), cols.clone());
+            let c = c.reborrow().block(rows.clone(), cols.clone());
             let (a, b) = (a.block(rows.clone(), 0..k), b.block(0..k, cols));
-            block(gemm, target, a, b, accumulate, scratch);
+            block(gemm, c, a, b, accumulate, scratch);
         }
     }
 }
@@ -101,21 +100,22 @@ pub fn matmul<T, C, G>(
 const BLOCK: usize = 512;
 
 /// One block of the result, over the whole inner dimension.
-fn block<T, C, G>(
+fn block<A, B, C, G>(
     gemm: &G,
     c: MatMut<C>,
-    a: Mat<T>,
-    b: Mat<T>,
+    a: Mat<A>,
+    b: Mat<B>,
     accumulate: bool,
-    scratch: &mut [T::Acc],
+    scratch: &mut [A::Acc],
 ) where
-    T: Element,
-    C: Element<Acc = T::Acc>,
+    A: Element,
+    B: Element<Acc = A::Acc>,
+    C: Element<Acc = A::Acc>,
     G: Gemm,
 {
     let [m, n] = c.shape();
     if is_float::<C>() {
-        return sum_over_blocks(gemm, floats_mut::<C>(c), a, b, accumulate, scratch);
+        return sum_over_blocks(gemm, floats_mut(c), a, b, accumulate, scratch);
     }
     let (sums, scratch) = scratch.split_at_mut(m * n);
     // The sums lie as the result does, so that the last pass runs in order over both.
@@ -130,27 +130,40 @@ fn block<T, C, G>(
     );
 }
 
-fn sum_over_blocks<T: Element, G: Gemm>(
+fn sum_over_blocks<A, B, G>(
     gemm: &G,
-    mut c: MatMut<T::Acc>,
-    a: Mat<T>,
-    b: Mat<T>,
+    mut c: MatMut<A::Acc>,
+    a: Mat<A>,
+    b: Mat<B>,
     accumulate: bool,
-    scratch: &mut [T::Acc],
-) {
+    scratch: &mut [A::Acc],
+) where
+    A: Element,
+    B: Element<Acc = A::Acc>,
+    G: Gemm,
+{
     let [m, k, n] = inner_shape(c.shape(), a.shape(), b.shape());
-    if is_float::<T>() {
-        return gemm.multiply(c, floats::<T>(a), floats::<T>(b), accumulate);
+    if is_float::<A>() && is_float::<B>() {
+        return gemm.multiply(c, floats(a), floats(b), accumulate);
     }
     for inner in blocks(k) {
-        let (for_a, rest) = scratch.split_at_mut(m * inner.len());
         let (a, b) = (a.block(0..m, inner.clone()), b.block(inner.clone(), 0..n));
-        let (a, b) = vectorized(
-            #[inline(always)]
-            || (a.load_into(for_a), b.load_into(rest)),
-        );
+        let len = if is_float::<A>() { 0 } else { m * inner.len() };
+        let (for_a, for_b) = scratch.split_at_mut(len);
+        let (a, b) = (as_floats(a, for_a), as_floats(b, for_b));
         gemm.multiply(c.reborrow(), a, b, accumulate || inner.start > 0);
     }
+}
+
+/// The matrix itself if it holds floats, else a conversion in `scratch`.
+fn as_floats<'a, T: Element>(mat: Mat<'a, T>, scratch: &'a mut [T::Acc]) -> Mat<'a, T::Acc> {
+    if is_float::<T>() {
+        return floats(mat);
+    }
+    vectorized(
+        #[inline(always)]
+        || mat.load_into(scratch),
+    )
 }
 
 /// The ranges of at most [`BLOCK`] that make up `0..size`; one empty range if there is nothing, so
@@ -202,15 +215,20 @@ mod tests {
             .collect()
     }
 
+    fn at<T: Element>(data: &[T], strides: [usize; 2], i: usize, j: usize) -> f64 {
+        data[i * strides[0] + j * strides[1]].load().to_f64()
+    }
+
     /// Checks one product against sums in double precision, with every combination of strides.
-    fn check<T, C>(m: usize, k: usize, n: usize, tolerance: f64)
+    fn check<T, U, C>(m: usize, k: usize, n: usize, tolerance: f64)
     where
         T: Element,
+        U: Element<Acc = T::Acc>,
         C: Element<Acc = T::Acc>,
     {
-        let (a, b): (Vec<T>, Vec<T>) = (random("a", m * k), random("b", k * n));
+        let (a, b): (Vec<T>, Vec<U>) = (random("a", m * k), random("b", k * n));
         let before: Vec<C> = random("c", m * n);
-        let mut scratch = vec![T::Acc::ZERO; matmul_scratch::<T, C>(m, k, n)];
+        let mut scratch = vec![T::Acc::ZERO; matmul_scratch::<T, U, C>(m, k, n)];
         for case in 0..16 {
             let strides = |transposed: bool, rows: usize, cols: usize| match transposed {
                 true => [1, rows],
@@ -229,9 +247,6 @@ mod tests {
             );
             for i in 0..m {
                 for j in 0..n {
-                    let at = |x: &[T], s: [usize; 2], i: usize, j: usize| {
-                        x[i * s[0] + j * s[1]].load().to_f64()
-                    };
                     let sum: f64 = (0..k).map(|l| at(&a, sa, i, l) * at(&b, sb, l, j)).sum();
                     let place = i * sc[0] + j * sc[1];
                     let start = if accumulate {
@@ -260,27 +275,29 @@ mod tests {
             [1, 40, 50],
             [40, 3, 1],
         ] {
-            check::<f32, f32>(m, k, n, 2e-5);
-            check::<f64, f64>(m, k, n, 1e-13);
-            check::<bf16, f32>(m, k, n, 2e-5);
-            check::<bf16, bf16>(m, k, n, 4.1e-3);
-            check::<f32, bf16>(m, k, n, 4.1e-3);
+            check::<f32, f32, f32>(m, k, n, 2e-5);
+            check::<f64, f64, f64>(m, k, n, 1e-13);
+            check::<bf16, bf16, f32>(m, k, n, 2e-5);
+            check::<bf16, bf16, bf16>(m, k, n, 4.1e-3);
+            check::<f32, f32, bf16>(m, k, n, 4.1e-3);
+            check::<f32, bf16, f32>(m, k, n, 2e-5);
+            check::<bf16, f32, bf16>(m, k, n, 4.1e-3);
         }
     }
 
     /// Sizes above a block: sums must continue, not restart or round, from block to block.
     #[test]
     fn products_of_many_blocks() {
-        check::<bf16, f32>(20, BLOCK * 2 + 5, 30, 1e-4);
-        check::<bf16, bf16>(BLOCK + 3, 20, 10, 4.1e-3);
-        check::<bf16, bf16>(10, BLOCK + 1, BLOCK + 7, 4.1e-3);
+        check::<bf16, bf16, f32>(20, BLOCK * 2 + 5, 30, 1e-4);
+        check::<bf16, bf16, bf16>(BLOCK + 3, 20, 10, 4.1e-3);
+        check::<bf16, bf16, bf16>(10, BLOCK + 1, BLOCK + 7, 4.1e-3);
     }
 
     #[test]
     fn blocks_of_a_larger_matrix_leave_the_rest_alone() {
         let (a, b): (Vec<bf16>, Vec<bf16>) = (random("a", 6 * 4), random("b", 4 * 10));
         let mut c = vec![7f32; 60];
-        let mut scratch = vec![0f32; matmul_scratch::<bf16, f32>(2, 4, 3)];
+        let mut scratch = vec![0f32; matmul_scratch::<bf16, bf16, f32>(2, 4, 3)];
         let target = MatMut::rows_of(&mut c, 6, 10).block(1..3, 4..7);
         let (a, b) = (Mat::rows_of(&a, 6, 4), Mat::rows_of(&b, 4, 10));
         let (rows, cols) = (a.block(1..3, 0..4), b.block(0..4, 4..7));

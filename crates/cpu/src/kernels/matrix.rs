@@ -245,7 +245,7 @@ impl<T: Element> Mat<'_, T> {
     /// Copies the elements, converted for computing, to the front of `out`; returns a matrix over
     /// them whose adjacent elements were adjacent here, so that reading is always in order.
     #[inline(always)]
-    pub fn load_into(self, out: &mut [T::Acc]) -> Mat<'_, T::Acc> {
+    pub fn load_into<'b>(self, out: &'b mut [T::Acc]) -> Mat<'b, T::Acc> {
         if self.strides[1] != 1 && self.strides[0] == 1 {
             return self.t().load_into(out).t();
         }

@@ -159,9 +159,10 @@ impl<G: Gemm> Attention<'_, G> {
             (operands, k, v, dq, dk, dv)
         };
         let len = shape.keys * shape.dim;
+        let keys = tile::load(k, tile::take(&mut scratch, len));
         let loaded = Loaded {
-            keys: tile::load(k, tile::take(&mut scratch, len)),
-            keys_transposed: tile::load_transposed(k, tile::take(&mut scratch, len)),
+            keys,
+            keys_transposed: tile::load_transposed(keys, tile::take(&mut scratch, len)),
             values_transposed: tile::load_transposed(v, tile::take(&mut scratch, len)),
         };
         let sums = tile::take(&mut scratch, 2 * len);
@@ -198,9 +199,14 @@ impl<G: Gemm> Attention<'_, G> {
         };
         let (q, o, d_o) = (load(operands.q), load(operands.o), load(operands.d_o));
         let mut offsets = [T::Acc::ZERO; ROWS];
-        for (r, offset) in offsets.iter_mut().take(rows.len()).enumerate() {
-            *offset = row::dot(o.row(r), d_o.row(r));
-        }
+        vectorized(
+            #[inline(always)]
+            || {
+                for (r, offset) in offsets.iter_mut().take(rows.len()).enumerate() {
+                    *offset = row::dot(o.row(r), d_o.row(r));
+                }
+            },
+        );
         let dq_sums = &mut tile::take(&mut scratch, ROWS * dim)[..rows.len() * dim];
         let mut dq_sums = MatMut::rows_of(dq_sums, rows.len(), dim);
         for keys in shape.key_blocks(&rows, KEYS) {
@@ -273,10 +279,9 @@ impl<G: Gemm> Attention<'_, G> {
         vectorized(
             #[inline(always)]
             || {
-                for r in 0..p.shape()[0] {
-                    let offset = offsets[r];
+                for (r, offset) in offsets.iter().take(p.shape()[0]).enumerate() {
                     for (ds, p) in ds.row(r).iter_mut().zip(p.row(r)) {
-                        *ds = *p * (*ds - offset) * scale;
+                        *ds = *p * (*ds - *offset) * scale;
                     }
                 }
             },

@@ -139,7 +139,11 @@ impl Shape {
     /// The blocks of keys, of at most `size`, that some row of a tile sees; one empty block if no
     /// row sees any, so that every result is written.
     fn key_blocks(&self, rows: &Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
-        let seen = self.visible(rows.end - 1);
+        // The library packs operands whose size is not a multiple of its vectors.
+        let seen = self
+            .visible(rows.end - 1)
+            .next_multiple_of(16)
+            .min(self.keys);
         let nothing = (seen == 0).then_some(0..0);
         nothing.into_iter().chain(ranges(seen, size.max(1)))
     }
