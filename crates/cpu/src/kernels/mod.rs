@@ -5,3 +5,4 @@ pub mod cross_entropy;
 pub mod gemm;
 pub mod matrix;
 mod row;
+pub mod transpose;

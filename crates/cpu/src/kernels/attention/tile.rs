@@ -7,6 +7,7 @@ use crate::element::{Element, Float, vectorized};
 use crate::kernels::gemm::Gemm;
 use crate::kernels::matrix::{Mat, MatMut};
 use crate::kernels::row;
+use crate::kernels::transpose::transpose;
 
 /// Query rows per tile. A multiple of six, which the library's kernel takes at once, and at most 64,
 /// where it packs neither operand of the products with keys and values. Fewer waste less of the
@@ -15,9 +16,6 @@ pub(super) const ROWS: usize = 48;
 
 /// Keys per tile: the scores of one tile are 100 KiB in single precision, within the second cache.
 pub(super) const KEYS: usize = 512;
-
-/// Rows that a transposition reads at once.
-const LINE: usize = 16;
 
 /// Distance between the rows of a tile of scores. A power of two would put the elements of a column
 /// into a few sets of the first cache.
@@ -59,25 +57,7 @@ pub(super) fn load_transposed<'a, T: Element>(
     to: &'a mut [T::Acc],
 ) -> Mat<'a, T::Acc> {
     let [rows, cols] = from.shape();
-    vectorized(
-        #[inline(always)]
-        || {
-            // Sixteen rows at a time fill whole cache lines of the result.
-            let whole = rows / LINE * LINE;
-            for first in (0..whole).step_by(LINE) {
-                let lines: [&[T]; LINE] = std::array::from_fn(|i| &from.row(first + i)[..cols]);
-                for (j, out) in to.chunks_exact_mut(rows).take(cols).enumerate() {
-                    let line: [T::Acc; LINE] = std::array::from_fn(|i| lines[i][j].load());
-                    out[first..first + LINE].copy_from_slice(&line);
-                }
-            }
-            for i in whole..rows {
-                for (out, x) in to.chunks_exact_mut(rows).zip(from.row(i)) {
-                    out[i] = x.load();
-                }
-            }
-        },
-    );
+    transpose(from, MatMut::rows_of(to, cols, rows));
     Mat::rows_of(to, cols, rows)
 }
 
