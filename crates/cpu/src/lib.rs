@@ -1,1 +1,4 @@
+//! The CPU engine and its kernels.
 
+pub mod element;
+pub mod kernels;

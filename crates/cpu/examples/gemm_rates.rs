@@ -1,0 +1,148 @@
+//! Rates of the matrix products of a small transformer, on one thread and on two at once.
+//!
+//! `cargo run --release -p phalanx-cpu --example gemm_rates [rows]`
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::time::Instant;
+
+use phalanx_cpu::kernels::gemm::{Gemm, Packing};
+use phalanx_cpu::kernels::matrix::{Mat, MatMut};
+
+const ROUNDS: usize = 9;
+
+fn main() {
+    let rows: usize = std::env::args().nth(1).map_or(2048, |rows| {
+        rows.parse().expect("the argument is a number of rows")
+    });
+    println!("GFLOP/s of the median of {ROUNDS} rounds, {rows} rows; threads take rows, or for dW");
+    println!("rows | columns of the result");
+    println!(
+        "{:22}{:>8}{:>8}{:>8}{:>10}{:>9}{:>14}",
+        "", "F", "dX", "dW", "2: F", "dX", "dW"
+    );
+    for (name, k, n) in [
+        ("qkv 384x1152", 384, 1152),
+        ("out 384x384", 384, 384),
+        ("gate+up 384x2048", 384, 2048),
+        ("down 1024x384", 1024, 384),
+        ("head 384x8192", 384, 8192),
+    ] {
+        let mut buffers = Buffers::new(rows, k, n);
+        let rate = |buffers: &mut Buffers, threads, product| {
+            buffers.rate(threads, product, 2.0 * (rows * k * n) as f64 * 1e-9)
+        };
+        let mut all = Vec::new();
+        for (threads, product) in [
+            (1, Product::Forward),
+            (1, Product::Input),
+            (1, Product::WeightRows),
+            (2, Product::Forward),
+            (2, Product::Input),
+            (2, Product::WeightRows),
+            (2, Product::WeightColumns),
+        ] {
+            all.push(rate(&mut buffers, threads, product));
+        }
+        println!(
+            "{name:22}{:8.0}{:8.0}{:8.0}{:10.0}{:9.0}{:8.0} | {:3.0}",
+            all[0], all[1], all[2], all[3], all[4], all[5], all[6]
+        );
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Product {
+    /// `y = x·w`.
+    Forward,
+    /// `dx = dy·wᵀ`.
+    Input,
+    /// `dw = xᵀ·dy`, a thread taking rows of `dw`.
+    WeightRows,
+    /// `dw = xᵀ·dy`, a thread taking columns of `dw`.
+    WeightColumns,
+}
+
+struct Buffers {
+    sizes: [usize; 3],
+    x: Vec<f32>,
+    w: Vec<f32>,
+    y: Vec<f32>,
+}
+
+impl Buffers {
+    fn new(m: usize, k: usize, n: usize) -> Self {
+        let fill = |len: usize| (0..len).map(|i| (i % 17) as f32 * 0.1 - 0.8).collect();
+        Self {
+            sizes: [m, k, n],
+            x: fill(m * k),
+            w: fill(k * n),
+            y: fill(m * n),
+        }
+    }
+
+    /// One thread's share as (result, left operand, right operand).
+    fn share(&mut self, product: Product, part: usize, parts: usize) -> [MatMut<'_, f32>; 3] {
+        let [m, k, n] = self.sizes;
+        let matrix = |data: &mut Vec<f32>, rows: usize, cols: usize| {
+            // SAFETY: operands are only read through the matrices made here, and the parts of a
+            // result do not overlap.
+            unsafe { MatMut::from_raw(data.as_mut_ptr(), [rows, cols], [cols as isize, 1]) }
+        };
+        let (x, w, y) = (
+            matrix(&mut self.x, m, k),
+            matrix(&mut self.w, k, n),
+            matrix(&mut self.y, m, n),
+        );
+        let cut = |size: usize| size * part / parts..size * (part + 1) / parts;
+        match product {
+            Product::Forward => [y.block(cut(m), 0..n), x.block(cut(m), 0..k), w],
+            Product::Input => [x.block(cut(m), 0..k), y.block(cut(m), 0..n), w.t()],
+            Product::WeightRows => [w.block(cut(k), 0..n), x.t().block(cut(k), 0..m), y],
+            Product::WeightColumns => [w.block(0..k, cut(n)), x.t(), y.block(0..m, cut(n))],
+        }
+    }
+
+    fn rate(&mut self, threads: usize, product: Product, gflop: f64) -> f64 {
+        let repeats = (8.0 / gflop).ceil() as usize;
+        let mut times: Vec<f64> = (0..ROUNDS)
+            .map(|_| self.round(threads, product, repeats))
+            .collect();
+        times.sort_by(f64::total_cmp);
+        gflop * repeats as f64 / times[ROUNDS / 2]
+    }
+
+    fn round(&mut self, threads: usize, product: Product, repeats: usize) -> f64 {
+        let barrier = Barrier::new(threads);
+        let mut shares = Vec::new();
+        for part in 0..threads {
+            let share = self.share(product, part, threads);
+            // SAFETY: the threads end before this function does, and so before `self` is used.
+            shares.push(share.map(|mut mat| unsafe {
+                MatMut::<'static, f32>::from_raw(mat.as_mut_ptr(), mat.shape(), mat.strides())
+            }));
+        }
+        std::thread::scope(|scope| {
+            let handles: Vec<_> = shares
+                .into_iter()
+                .map(|[mut c, a, b]| {
+                    let barrier = &barrier;
+                    scope.spawn(move || {
+                        let (a, b): (Mat<f32>, Mat<f32>) = (a.as_ref(), b.as_ref());
+                        Packing.multiply(c.reborrow(), a, b, false);
+                        barrier.wait();
+                        let start = Instant::now();
+                        for _ in 0..repeats {
+                            Packing.multiply(black_box(c.reborrow()), a, b, false);
+                        }
+                        start.elapsed().as_secs_f64()
+                    })
+                })
+                .collect();
+            handles
+                .into_iter()
+                .map(|handle| handle.join().expect("a measuring thread panicked"))
+                .fold(0.0, f64::max)
+        })
+    }
+}

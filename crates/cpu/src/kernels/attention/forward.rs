@@ -1,0 +1,239 @@
+//! The forward pass: scores, softmax and weighted sum of values, tile by tile.
+
+use std::ops::Range;
+
+use super::tile::{self, KEYS, ROWS, Running};
+use super::{Attention, Shape};
+use crate::element::{Element, Float, vectorized};
+use crate::kernels::gemm::Gemm;
+use crate::kernels::matrix::{Mat, MatMut};
+
+/// Where the operands and results of the forward pass lie; all contiguous and row-major.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardTensors<T: Element> {
+    /// Queries `[batch, queries, heads, dim]`.
+    pub q: *const T,
+    /// Keys `[batch, keys, kv_heads, dim]`.
+    pub k: *const T,
+    /// Values `[batch, keys, kv_heads, dim]`.
+    pub v: *const T,
+    /// Output `[batch, queries, heads, dim]`.
+    pub o: *mut T,
+    /// Log-sum-exp of the scaled scores `[batch, heads, queries]`.
+    pub lse: *mut T::Acc,
+}
+
+/// The forward operands of one pair, as matrices.
+struct Operands<'a, T: Element> {
+    pair: usize,
+    q: Mat<'a, T>,
+    o: MatMut<'a, T>,
+    lse: &'a mut [T::Acc],
+    probabilities: Option<&'a mut [T]>,
+}
+
+impl Shape {
+    /// Elements of scratch for [`Attention::forward`].
+    pub fn forward_scratch(&self) -> usize {
+        self.scratch_over(self.keys.min(KEYS))
+    }
+
+    /// Elements of scratch for [`Attention::forward_materialised`].
+    pub fn forward_materialised_scratch(&self) -> usize {
+        self.scratch_over(self.keys)
+    }
+
+    fn scratch_over(&self, keys: usize) -> usize {
+        2 * self.keys * self.dim + 2 * ROWS * self.dim + tile::score_len(keys)
+    }
+}
+
+impl<G: Gemm> Attention<'_, G> {
+    /// Computes `o` and `lse` of a range of pairs.
+    ///
+    /// # Safety
+    /// The tensors must have the sizes of the shape, and nobody else may use the results of these
+    /// pairs, or write their operands, during the call.
+    ///
+    /// # Panics
+    /// If `scratch` is shorter than [`Shape::forward_scratch`].
+    pub unsafe fn forward<T: Element>(
+        &self,
+        tensors: &ForwardTensors<T>,
+        pairs: Range<usize>,
+        scratch: &mut [T::Acc],
+    ) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.forward_pairs(tensors, std::ptr::null_mut(), pairs, scratch) };
+    }
+
+    /// As [`Self::forward`], and stores the probabilities before dropout,
+    /// `[batch, heads, queries, keys]`, rounded to the type of the tensors.
+    ///
+    /// # Safety
+    /// As there.
+    ///
+    /// # Panics
+    /// If `scratch` is shorter than [`Shape::forward_materialised_scratch`].
+    pub unsafe fn forward_materialised<T: Element>(
+        &self,
+        tensors: &ForwardTensors<T>,
+        probabilities: *mut T,
+        pairs: Range<usize>,
+        scratch: &mut [T::Acc],
+    ) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.forward_pairs(tensors, probabilities, pairs, scratch) };
+    }
+
+    /// # Safety
+    /// As [`Self::forward`]; `probabilities` may be null.
+    unsafe fn forward_pairs<T: Element>(
+        &self,
+        tensors: &ForwardTensors<T>,
+        probabilities: *mut T,
+        pairs: Range<usize>,
+        scratch: &mut [T::Acc],
+    ) {
+        let shape = &self.shape;
+        let statistics = shape.group * shape.queries;
+        for pair in pairs {
+            // SAFETY: the tensors have the sizes that the places of a pair are computed from; the
+            // results of a pair are used here alone, and its rows of `lse` and probabilities are
+            // adjacent because heads are their second dimension.
+            unsafe {
+                let (k, v) = (
+                    shape.key_rows(tensors.k, pair),
+                    shape.key_rows(tensors.v, pair),
+                );
+                let operands = Operands {
+                    pair,
+                    q: shape.query_rows(tensors.q, pair),
+                    o: shape.query_rows_mut(tensors.o, pair),
+                    lse: std::slice::from_raw_parts_mut(
+                        tensors.lse.add(pair * statistics),
+                        statistics,
+                    ),
+                    probabilities: (!probabilities.is_null()).then(|| {
+                        let len = statistics * shape.keys;
+                        std::slice::from_raw_parts_mut(probabilities.add(pair * len), len)
+                    }),
+                };
+                self.forward_pair(operands, k, v, scratch);
+            }
+        }
+    }
+
+    fn forward_pair<T: Element>(
+        &self,
+        mut operands: Operands<T>,
+        k: Mat<T>,
+        v: Mat<T>,
+        mut scratch: &mut [T::Acc],
+    ) {
+        let len = self.shape.keys * self.shape.dim;
+        let k = tile::load_transposed(k, tile::take(&mut scratch, len));
+        let v = tile::load(v, tile::take(&mut scratch, len));
+        for head in 0..self.shape.group {
+            for rows in self.shape.row_tiles() {
+                self.forward_tile(&mut operands, head, rows, k, v, scratch);
+            }
+        }
+    }
+
+    fn forward_tile<T: Element>(
+        &self,
+        operands: &mut Operands<T>,
+        head: usize,
+        rows: Range<usize>,
+        k: Mat<T::Acc>,
+        v: Mat<T::Acc>,
+        mut scratch: &mut [T::Acc],
+    ) {
+        let (shape, dim) = (&self.shape, self.shape.dim);
+        let columns = head * dim..(head + 1) * dim;
+        let q = operands.q.block(rows.clone(), columns.clone());
+        let q = tile::load(q, tile::take(&mut scratch, ROWS * dim));
+        let sums = &mut tile::take(&mut scratch, ROWS * dim)[..rows.len() * dim];
+        sums.fill(T::Acc::ZERO);
+        let mut sums = MatMut::rows_of(sums, rows.len(), dim);
+        let mut running = [Running::EMPTY; ROWS];
+        let materialised = operands.probabilities.is_some();
+        // Probabilities are known only when a row is complete.
+        let block = if materialised { shape.keys } else { KEYS };
+        for keys in shape.key_blocks(&rows, block) {
+            let k = k.block(0..dim, keys.clone());
+            let mut p = tile::scores(self.gemm, q, k, scratch);
+            self.softmax(&rows, &keys, &mut p, &mut sums, &mut running);
+            if let Some(stored) = &mut operands.probabilities {
+                let stored = &mut stored[head * shape.queries * shape.keys..];
+                self.materialise(&rows, &mut p, &running, stored);
+            }
+            self.drop((operands.pair, head), &rows, &keys, &mut p);
+            let v = v.block(keys.clone(), 0..dim);
+            self.gemm
+                .multiply(sums.reborrow(), p.as_ref(), v, keys.start > 0);
+        }
+        let lse = &mut operands.lse[head * shape.queries..][rows.clone()];
+        for (lse, running) in lse.iter_mut().zip(&running) {
+            *lse = running.log_sum_exp();
+        }
+        let o = operands.o.reborrow().block(rows, columns);
+        tile::store(o, sums.as_ref(), |i| match materialised {
+            true => T::Acc::ONE,
+            false => running[i].normaliser(),
+        });
+    }
+
+    /// Turns a tile of scores into exponentials, and corrects the sums so far for the new maximum.
+    fn softmax<F: Float>(
+        &self,
+        rows: &Range<usize>,
+        keys: &Range<usize>,
+        scores: &mut MatMut<F>,
+        sums: &mut MatMut<F>,
+        running: &mut [Running<F>; ROWS],
+    ) {
+        let scale = F::from_f64(self.shape.scale);
+        vectorized(
+            #[inline(always)]
+            || {
+                for (r, i) in rows.clone().enumerate() {
+                    let (seen, unseen) = self.shape.split(i, keys, scores.row(r));
+                    let correction = running[r].update(seen, scale);
+                    unseen.fill(F::ZERO);
+                    if keys.start > 0 && correction != F::ONE {
+                        sums.row(r).iter_mut().for_each(|sum| *sum *= correction);
+                    }
+                }
+            },
+        );
+    }
+
+    /// Turns the exponentials of whole rows into probabilities, as rounded in `stored`.
+    fn materialise<T: Element>(
+        &self,
+        rows: &Range<usize>,
+        p: &mut MatMut<T::Acc>,
+        running: &[Running<T::Acc>; ROWS],
+        stored: &mut [T],
+    ) {
+        let stored = stored.chunks_exact_mut(self.shape.keys);
+        let stored = stored.skip(rows.start).take(rows.len());
+        vectorized(
+            #[inline(always)]
+            || {
+                for (r, stored) in stored.enumerate() {
+                    let normaliser = running[r].normaliser();
+                    let row = p.row(r);
+                    let (stored, unseen) = stored.split_at_mut(row.len());
+                    for (stored, p) in stored.iter_mut().zip(row) {
+                        *stored = T::store(*p * normaliser);
+                        *p = stored.load();
+                    }
+                    unseen.fill(T::default());
+                }
+            },
+        );
+    }
+}

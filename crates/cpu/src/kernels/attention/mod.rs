@@ -1,0 +1,156 @@
+//! Scaled dot-product attention, forward and backward, in tiles of query rows.
+//!
+//! A *pair* is one sequence and one key-value head; the query heads of its group are computed with
+//! it, so that keys and values are loaded once and their gradients have one owner. Pairs are
+//! independent, and a thread's share is a range of them.
+//!
+//! [`Attention::forward`] keeps only the log-sum-exp of every row and [`Attention::backward`]
+//! recomputes the probabilities from it. The `_materialised` variants store the probabilities.
+
+mod backward;
+mod dropout;
+mod forward;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+use std::ops::Range;
+
+pub use backward::BackwardTensors;
+pub use dropout::Dropout;
+pub use forward::ForwardTensors;
+
+use super::matrix::{Mat, MatMut};
+
+/// What is attended to what.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Number of sequences.
+    pub batch: usize,
+    /// Query positions per sequence.
+    pub queries: usize,
+    /// Key positions per sequence.
+    pub keys: usize,
+    /// Number of key-value heads.
+    pub kv_heads: usize,
+    /// Query heads per key-value head: query head `kv_head * group + i` attends to `kv_head`.
+    pub group: usize,
+    /// Size of a head.
+    pub dim: usize,
+    /// Whether query `i` sees only the keys up to `i + keys − queries`.
+    pub causal: bool,
+    /// Factor of the scores; positive.
+    pub scale: f64,
+}
+
+/// One attention operation: its shape, its dropout and the library for its products.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention<'a, G> {
+    /// What is attended to what.
+    pub shape: Shape,
+    /// Dropout on the probabilities.
+    pub dropout: Option<Dropout>,
+    /// The library for the products.
+    pub gemm: &'a G,
+}
+
+impl Shape {
+    /// Number of query heads.
+    pub fn heads(&self) -> usize {
+        self.kv_heads * self.group
+    }
+
+    /// Number of pairs of a sequence and a key-value head, which shares are ranges of.
+    pub fn pairs(&self) -> usize {
+        self.batch * self.kv_heads
+    }
+
+    /// How many keys, from the first, query `i` sees.
+    #[inline(always)]
+    fn visible(&self, i: usize) -> usize {
+        match self.causal {
+            true => (i + 1 + self.keys)
+                .saturating_sub(self.queries)
+                .min(self.keys),
+            false => self.keys,
+        }
+    }
+
+    /// Place of a pair in a row-major `[batch, positions, heads, dim]` tensor of which it owns
+    /// `width` adjacent columns: offset and strides of the matrix of its positions.
+    fn place(&self, pair: usize, positions: usize, width: usize) -> (usize, [isize; 2]) {
+        let (sequence, head) = (pair / self.kv_heads, pair % self.kv_heads);
+        let stride = self.kv_heads * width;
+        (
+            sequence * positions * stride + head * width,
+            [stride as isize, 1],
+        )
+    }
+
+    /// The rows of queries (or outputs) of a pair: one row per position, its heads side by side.
+    ///
+    /// # Safety
+    /// `tensor` must point to `[batch, queries, heads, dim]` elements, of which those of the pair
+    /// may be read for `'a`.
+    unsafe fn query_rows<'a, T>(&self, tensor: *const T, pair: usize) -> Mat<'a, T> {
+        let width = self.group * self.dim;
+        let (offset, strides) = self.place(pair, self.queries, width);
+        // SAFETY: the pair's rows lie within the tensor; the caller answers for their use.
+        unsafe { Mat::from_raw(tensor.add(offset), [self.queries, width], strides) }
+    }
+
+    /// As [`Self::query_rows`], for writing.
+    ///
+    /// # Safety
+    /// As there, and nobody else may use the elements of the pair for `'a`.
+    unsafe fn query_rows_mut<'a, T>(&self, tensor: *mut T, pair: usize) -> MatMut<'a, T> {
+        let width = self.group * self.dim;
+        let (offset, strides) = self.place(pair, self.queries, width);
+        // SAFETY: the pair's rows lie within the tensor; the caller answers for their use.
+        unsafe { MatMut::from_raw(tensor.add(offset), [self.queries, width], strides) }
+    }
+
+    /// The keys (or values) of a pair, one row per position.
+    ///
+    /// # Safety
+    /// `tensor` must point to `[batch, keys, kv_heads, dim]` elements, of which those of the pair
+    /// may be read for `'a`.
+    unsafe fn key_rows<'a, T>(&self, tensor: *const T, pair: usize) -> Mat<'a, T> {
+        let (offset, strides) = self.place(pair, self.keys, self.dim);
+        // SAFETY: the pair's rows lie within the tensor; the caller answers for their use.
+        unsafe { Mat::from_raw(tensor.add(offset), [self.keys, self.dim], strides) }
+    }
+
+    /// As [`Self::key_rows`], for writing.
+    ///
+    /// # Safety
+    /// As there, and nobody else may use the elements of the pair for `'a`.
+    unsafe fn key_rows_mut<'a, T>(&self, tensor: *mut T, pair: usize) -> MatMut<'a, T> {
+        let (offset, strides) = self.place(pair, self.keys, self.dim);
+        // SAFETY: the pair's rows lie within the tensor; the caller answers for their use.
+        unsafe { MatMut::from_raw(tensor.add(offset), [self.keys, self.dim], strides) }
+    }
+
+    /// The query rows of one tile after another.
+    fn row_tiles(&self) -> impl Iterator<Item = Range<usize>> {
+        ranges(self.queries, tile::ROWS)
+    }
+
+    /// The blocks of keys, of at most `size`, that some row of a tile sees; one empty block if no
+    /// row sees any, so that every result is written.
+    fn key_blocks(&self, rows: &Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+        // The library packs operands whose size is not a multiple of its vectors.
+        let seen = self
+            .visible(rows.end - 1)
+            .next_multiple_of(16)
+            .min(self.keys);
+        let nothing = (seen == 0).then_some(0..0);
+        nothing.into_iter().chain(ranges(seen, size.max(1)))
+    }
+}
+
+fn ranges(total: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..total)
+        .step_by(size)
+        .map(move |start| start..total.min(start + size))
+}

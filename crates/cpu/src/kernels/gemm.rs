@@ -1,0 +1,318 @@
+//! Matrix products: `C = A·B` or `C += A·B`, any strides, any mix of stored and result types.
+//!
+//! [`Gemm`] is the seam to a library that multiplies matrices of floats on one thread. Around it,
+//! [`matmul`] handles storage: operands that are not floats are converted block by block into
+//! scratch, sums run over the whole inner dimension in floats, and the result is rounded once.
+
+use std::any::TypeId;
+
+use super::matrix::{Mat, MatMut};
+use crate::element::{Element, Float, vectorized};
+
+/// A library that multiplies matrices of floats, on the calling thread alone.
+pub trait Gemm: Sync {
+    /// `c = a·b`, or `c += a·b` if `accumulate`.
+    ///
+    /// # Panics
+    /// If the shapes do not fit.
+    fn multiply<F: Float>(&self, c: MatMut<F>, a: Mat<F>, b: Mat<F>, accumulate: bool);
+}
+
+/// The `gemm` crate: packs operands itself, in buffers that it allocates.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Packing;
+
+impl Gemm for Packing {
+    fn multiply<F: Float>(&self, mut c: MatMut<F>, a: Mat<F>, b: Mat<F>, accumulate: bool) {
+        let [m, k, n] = inner_shape(c.shape(), a.shape(), b.shape());
+        let ([c_rs, c_cs], [a_rs, a_cs], [b_rs, b_cs]) = (c.strides(), a.strides(), b.strides());
+        // SAFETY: the shapes agree, so the library stays within the three matrices; `c` is borrowed
+        // uniquely, so it overlaps neither operand. `F` is `f32` or `f64`, which it knows.
+        unsafe {
+            gemm::gemm(
+                m,
+                n,
+                k,
+                c.as_mut_ptr(),
+                c_cs,
+                c_rs,
+                accumulate,
+                a.as_ptr(),
+                a_cs,
+                a_rs,
+                b.as_ptr(),
+                b_cs,
+                b_rs,
+                F::ONE,
+                F::ONE,
+                false,
+                false,
+                false,
+                gemm::Parallelism::None,
+            );
+        }
+    }
+}
+
+/// Elements of scratch that [`matmul`] needs for operands of types `A` and `B` and a result of `C`.
+pub fn matmul_scratch<A, B, C>(m: usize, k: usize, n: usize) -> usize
+where
+    A: Element,
+    B: Element,
+    C: Element,
+{
+    let [m, k, n] = [m, k, n].map(|size| size.min(BLOCK));
+    let room = |float: bool, len: usize| if float { 0 } else { len };
+    room(is_float::<A>(), m * k) + room(is_float::<B>(), k * n) + room(is_float::<C>(), m * n)
+}
+
+/// `c = a·b`, or `c += a·b` if `accumulate`; one thread's share is a block of rows or columns of `c`.
+///
+/// # Panics
+/// If the shapes do not fit or `scratch` is shorter than [`matmul_scratch`] says.
+pub fn matmul<A, B, C, G>(
+    gemm: &G,
+    mut c: MatMut<C>,
+    a: Mat<A>,
+    b: Mat<B>,
+    accumulate: bool,
+    scratch: &mut [A::Acc],
+) where
+    A: Element,
+    B: Element<Acc = A::Acc>,
+    C: Element<Acc = A::Acc>,
+    G: Gemm,
+{
+    let [m, k, n] = inner_shape(c.shape(), a.shape(), b.shape());
+    if is_float::<A>() && is_float::<B>() && is_float::<C>() {
+        return gemm.multiply(floats_mut(c), floats(a), floats(b), accumulate);
+    }
+    for rows in blocks(m) {
+        for cols in blocks(n) {
+            let c = c.reborrow().block(rows.clone(), cols.clone());
+            let (a, b) = (a.block(rows.clone(), 0..k), b.block(0..k, cols));
+            block(gemm, c, a, b, accumulate, scratch);
+        }
+    }
+}
+
+/// Side of the blocks that conversion works in: three of them, in single precision, are 3 MiB.
+const BLOCK: usize = 512;
+
+/// One block of the result, over the whole inner dimension.
+fn block<A, B, C, G>(
+    gemm: &G,
+    c: MatMut<C>,
+    a: Mat<A>,
+    b: Mat<B>,
+    accumulate: bool,
+    scratch: &mut [A::Acc],
+) where
+    A: Element,
+    B: Element<Acc = A::Acc>,
+    C: Element<Acc = A::Acc>,
+    G: Gemm,
+{
+    let [m, n] = c.shape();
+    if is_float::<C>() {
+        return sum_over_blocks(gemm, floats_mut(c), a, b, accumulate, scratch);
+    }
+    let (sums, scratch) = scratch.split_at_mut(m * n);
+    // The sums lie as the result does, so that the last pass runs in order over both.
+    let by_columns = c.strides()[0] == 1 && c.strides()[1] != 1;
+    let strides = if by_columns { [1, m] } else { [n, 1] };
+    let mut sums = MatMut::new(sums, [m, n], strides);
+    sum_over_blocks(gemm, sums.reborrow(), a, b, false, scratch);
+    let sums = sums.as_ref();
+    vectorized(
+        #[inline(always)]
+        || c.store_from(sums, accumulate),
+    );
+}
+
+fn sum_over_blocks<A, B, G>(
+    gemm: &G,
+    mut c: MatMut<A::Acc>,
+    a: Mat<A>,
+    b: Mat<B>,
+    accumulate: bool,
+    scratch: &mut [A::Acc],
+) where
+    A: Element,
+    B: Element<Acc = A::Acc>,
+    G: Gemm,
+{
+    let [m, k, n] = inner_shape(c.shape(), a.shape(), b.shape());
+    if is_float::<A>() && is_float::<B>() {
+        return gemm.multiply(c, floats(a), floats(b), accumulate);
+    }
+    for inner in blocks(k) {
+        let (a, b) = (a.block(0..m, inner.clone()), b.block(inner.clone(), 0..n));
+        let len = if is_float::<A>() { 0 } else { m * inner.len() };
+        let (for_a, for_b) = scratch.split_at_mut(len);
+        let (a, b) = (as_floats(a, for_a), as_floats(b, for_b));
+        gemm.multiply(c.reborrow(), a, b, accumulate || inner.start > 0);
+    }
+}
+
+/// The matrix itself if it holds floats, else a conversion in `scratch`.
+fn as_floats<'a, T: Element>(mat: Mat<'a, T>, scratch: &'a mut [T::Acc]) -> Mat<'a, T::Acc> {
+    if is_float::<T>() {
+        return floats(mat);
+    }
+    vectorized(
+        #[inline(always)]
+        || mat.load_into(scratch),
+    )
+}
+
+/// The ranges of at most [`BLOCK`] that make up `0..size`; one empty range if there is nothing, so
+/// that an empty sum still stores zeros.
+fn blocks(size: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+    (0..size.max(1))
+        .step_by(BLOCK)
+        .map(move |start| start..size.min(start + BLOCK))
+}
+
+fn is_float<T: Element>() -> bool {
+    TypeId::of::<T>() == TypeId::of::<T::Acc>()
+}
+
+/// The same matrix, for code that knows that `T` is its own accumulator.
+fn floats<T: Element>(mat: Mat<T>) -> Mat<T::Acc> {
+    assert!(is_float::<T>());
+    // SAFETY: the two types are one.
+    unsafe { Mat::from_raw(mat.as_ptr().cast(), mat.shape(), mat.strides()) }
+}
+
+/// The same matrix, for code that knows that `T` is its own accumulator.
+fn floats_mut<T: Element>(mut mat: MatMut<T>) -> MatMut<T::Acc> {
+    assert!(is_float::<T>());
+    // SAFETY: the two types are one; the borrow passes on.
+    unsafe { MatMut::from_raw(mat.as_mut_ptr().cast(), mat.shape(), mat.strides()) }
+}
+
+/// Rows of `a`, inner dimension and columns of `b`, after checking that all three matrices agree.
+fn inner_shape(c: [usize; 2], a: [usize; 2], b: [usize; 2]) -> [usize; 3] {
+    assert!(
+        a[1] == b[0] && c == [a[0], b[1]],
+        "a product of {a:?} and {b:?} does not give {c:?}"
+    );
+    [a[0], a[1], b[1]]
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+    use phalanx_ir::random::Stream;
+
+    use super::*;
+
+    fn random<T: Element>(name: &str, len: usize) -> Vec<T> {
+        let stream = Stream::named(3, name);
+        (0..len as u64)
+            .map(|i| T::store(T::Acc::from_f64(stream.normal(i))))
+            .collect()
+    }
+
+    fn at<T: Element>(data: &[T], strides: [usize; 2], i: usize, j: usize) -> f64 {
+        data[i * strides[0] + j * strides[1]].load().to_f64()
+    }
+
+    /// Checks one product against sums in double precision, with every combination of strides.
+    fn check<T, U, C>(m: usize, k: usize, n: usize, tolerance: f64)
+    where
+        T: Element,
+        U: Element<Acc = T::Acc>,
+        C: Element<Acc = T::Acc>,
+    {
+        let (a, b): (Vec<T>, Vec<U>) = (random("a", m * k), random("b", k * n));
+        let before: Vec<C> = random("c", m * n);
+        let mut scratch = vec![T::Acc::ZERO; matmul_scratch::<T, U, C>(m, k, n)];
+        for case in 0..16 {
+            let strides = |transposed: bool, rows: usize, cols: usize| match transposed {
+                true => [1, rows],
+                false => [cols, 1],
+            };
+            let (sa, sb) = (strides(case & 1 > 0, m, k), strides(case & 2 > 0, k, n));
+            let (sc, accumulate) = (strides(case & 4 > 0, m, n), case & 8 > 0);
+            let mut c = before.clone();
+            matmul(
+                &Packing,
+                MatMut::new(&mut c, [m, n], sc),
+                Mat::new(&a, [m, k], sa),
+                Mat::new(&b, [k, n], sb),
+                accumulate,
+                &mut scratch,
+            );
+            for i in 0..m {
+                for j in 0..n {
+                    let sum: f64 = (0..k).map(|l| at(&a, sa, i, l) * at(&b, sb, l, j)).sum();
+                    let place = i * sc[0] + j * sc[1];
+                    let start = if accumulate {
+                        before[place].load().to_f64()
+                    } else {
+                        0.0
+                    };
+                    let (want, got) = (start + sum, c[place].load().to_f64());
+                    let error = (got - want).abs() / (1.0 + want.abs());
+                    assert!(
+                        error <= tolerance,
+                        "{m} {k} {n}, case {case}: {got} not {want}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn products_of_every_type() {
+        for [m, k, n] in [
+            [1, 1, 1],
+            [5, 7, 3],
+            [33, 65, 17],
+            [70, 0, 9],
+            [1, 40, 50],
+            [40, 3, 1],
+        ] {
+            check::<f32, f32, f32>(m, k, n, 2e-5);
+            check::<f64, f64, f64>(m, k, n, 1e-13);
+            check::<bf16, bf16, f32>(m, k, n, 2e-5);
+            check::<bf16, bf16, bf16>(m, k, n, 4.1e-3);
+            check::<f32, f32, bf16>(m, k, n, 4.1e-3);
+            check::<f32, bf16, f32>(m, k, n, 2e-5);
+            check::<bf16, f32, bf16>(m, k, n, 4.1e-3);
+        }
+    }
+
+    /// Sizes above a block: sums must continue, not restart or round, from block to block.
+    #[test]
+    fn products_of_many_blocks() {
+        check::<bf16, bf16, f32>(20, BLOCK * 2 + 5, 30, 1e-4);
+        check::<bf16, bf16, bf16>(BLOCK + 3, 20, 10, 4.1e-3);
+        check::<bf16, bf16, bf16>(10, BLOCK + 1, BLOCK + 7, 4.1e-3);
+    }
+
+    #[test]
+    fn blocks_of_a_larger_matrix_leave_the_rest_alone() {
+        let (a, b): (Vec<bf16>, Vec<bf16>) = (random("a", 6 * 4), random("b", 4 * 10));
+        let mut c = vec![7f32; 60];
+        let mut scratch = vec![0f32; matmul_scratch::<bf16, bf16, f32>(2, 4, 3)];
+        let target = MatMut::rows_of(&mut c, 6, 10).block(1..3, 4..7);
+        let (a, b) = (Mat::rows_of(&a, 6, 4), Mat::rows_of(&b, 4, 10));
+        let (rows, cols) = (a.block(1..3, 0..4), b.block(0..4, 4..7));
+        matmul(&Packing, target, rows, cols, false, &mut scratch);
+        for (place, value) in c.iter().enumerate() {
+            let inside = (1..3).contains(&(place / 10)) && (4..7).contains(&(place % 10));
+            assert_eq!(*value != 7.0, inside, "element {place}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "does not give")]
+    fn shapes_must_fit() {
+        let (a, mut c) = ([0f32; 6], [0f32; 4]);
+        let a = Mat::rows_of(&a, 2, 3);
+        Packing.multiply(MatMut::rows_of(&mut c, 2, 2), a, a, false);
+    }
+}

@@ -1,0 +1,8 @@
+//! One thread's share of each operation: plain functions on slices, without threads, locks or heap.
+
+pub mod attention;
+pub mod cross_entropy;
+pub mod gemm;
+pub mod matrix;
+mod row;
+pub mod transpose;
