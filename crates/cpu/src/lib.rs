@@ -1,3 +1,5 @@
-//! The CPU engine: kernels over slices and the threads that run them.
+//! The CPU engine and its kernels.
 
+pub mod element;
+pub mod kernels;
 pub mod pool;
