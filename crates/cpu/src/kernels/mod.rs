@@ -1,1 +1,13 @@
 //! One thread's share of each operation: plain functions on slices, without threads, locks or heap.
+
+pub mod elementwise;
+pub mod embedding;
+mod erf;
+mod lanes;
+pub mod movement;
+pub mod norm;
+pub mod optim;
+pub mod reduce;
+pub mod rotary;
+#[cfg(test)]
+mod testing;
