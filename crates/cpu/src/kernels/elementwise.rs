@@ -4,10 +4,15 @@
 //! operation computes in the accumulator type and rounds its result to the stored type, so a group
 //! of operations executed chunk by chunk gives the same bits as the operations one after another.
 
+mod functions;
+
 use half::bf16;
 
-use super::erf::erf;
-use crate::element::{Element, Float, vectorized};
+use super::inlined::inlined;
+use crate::element::{Element, vectorized};
+use functions::{Loop1, Loop2, with_binary, with_unary, with_unary_gradient};
+
+pub(crate) use functions::larger;
 
 /// A function of one operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,48 +112,12 @@ pub fn binary_in_place<T: Element>(op: Binary, target: &mut [T], b: Operand<'_, 
 /// `out = op(a, b)`, as bytes 0 and 1.
 pub fn compare<T: Ordered>(op: Compare, a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [u8]) {
     match op {
-        Compare::Eq => zip(
-            a,
-            b,
-            out,
-            #[inline(always)]
-            |a, b| u8::from(a.key() == b.key()),
-        ),
-        Compare::Ne => zip(
-            a,
-            b,
-            out,
-            #[inline(always)]
-            |a, b| u8::from(a.key() != b.key()),
-        ),
-        Compare::Lt => zip(
-            a,
-            b,
-            out,
-            #[inline(always)]
-            |a, b| u8::from(a.key() < b.key()),
-        ),
-        Compare::Le => zip(
-            a,
-            b,
-            out,
-            #[inline(always)]
-            |a, b| u8::from(a.key() <= b.key()),
-        ),
-        Compare::Gt => zip(
-            a,
-            b,
-            out,
-            #[inline(always)]
-            |a, b| u8::from(a.key() > b.key()),
-        ),
-        Compare::Ge => zip(
-            a,
-            b,
-            out,
-            #[inline(always)]
-            |a, b| u8::from(a.key() >= b.key()),
-        ),
+        Compare::Eq => zip(a, b, out, inlined!(|a, b| u8::from(a.key() == b.key()))),
+        Compare::Ne => zip(a, b, out, inlined!(|a, b| u8::from(a.key() != b.key()))),
+        Compare::Lt => zip(a, b, out, inlined!(|a, b| u8::from(a.key() < b.key()))),
+        Compare::Le => zip(a, b, out, inlined!(|a, b| u8::from(a.key() <= b.key()))),
+        Compare::Gt => zip(a, b, out, inlined!(|a, b| u8::from(a.key() > b.key()))),
+        Compare::Ge => zip(a, b, out, inlined!(|a, b| u8::from(a.key() >= b.key()))),
     }
 }
 
@@ -158,37 +127,28 @@ pub fn select<T: Copy>(mask: &[u8], a: Operand<'_, T>, b: Operand<'_, T>, out: &
         Operand::Chunk(a) => out.copy_from_slice(a),
         Operand::Scalar(a) => out.fill(a),
     }
-    vectorized(
-        #[inline(always)]
-        || match b {
-            Operand::Chunk(b) => {
-                for ((out, b), mask) in out.iter_mut().zip(b).zip(mask) {
-                    *out = if *mask == 0 { *b } else { *out };
-                }
+    vectorized(inlined!(|| match b {
+        Operand::Chunk(b) => {
+            for ((out, b), mask) in out.iter_mut().zip(b).zip(mask) {
+                *out = if *mask == 0 { *b } else { *out };
             }
-            Operand::Scalar(b) => {
-                for (out, mask) in out.iter_mut().zip(mask) {
-                    *out = if *mask == 0 { b } else { *out };
-                }
+        }
+        Operand::Scalar(b) => {
+            for (out, mask) in out.iter_mut().zip(mask) {
+                *out = if *mask == 0 { b } else { *out };
             }
-        },
-    );
+        }
+    }));
 }
 
 /// `out = x · factor`; the factor keeps the accumulator's precision.
 pub fn scale<T: Element>(x: &[T], factor: T::Acc, out: &mut [T]) {
-    (MapTo { x, out }).run(
-        #[inline(always)]
-        |x| x * factor,
-    );
+    (MapTo { x, out }).run(inlined!(|x| x * factor));
 }
 
 /// `out = x + addend`; the addend keeps the accumulator's precision.
 pub fn add_constant<T: Element>(x: &[T], addend: T::Acc, out: &mut [T]) {
-    (MapTo { x, out }).run(
-        #[inline(always)]
-        |x| x + addend,
-    );
+    (MapTo { x, out }).run(inlined!(|x| x + addend));
 }
 
 /// A type whose elements can be compared.
@@ -223,16 +183,6 @@ impl Ordered for bf16 {
     }
 }
 
-/// A loop that waits for the function of one operand which it is to apply.
-trait Loop1<A> {
-    fn run(self, f: impl Fn(A) -> A);
-}
-
-/// A loop that waits for the function of two operands which it is to apply.
-trait Loop2<A> {
-    fn run(self, f: impl Fn(A, A) -> A);
-}
-
 struct MapTo<'a, T> {
     x: &'a [T],
     out: &'a mut [T],
@@ -241,14 +191,12 @@ struct MapTo<'a, T> {
 impl<T: Element> Loop1<T::Acc> for MapTo<'_, T> {
     #[inline(always)]
     fn run(self, f: impl Fn(T::Acc) -> T::Acc) {
-        vectorized(
-            #[inline(always)]
-            || {
-                for (out, x) in self.out.iter_mut().zip(self.x) {
-                    *out = T::store(f(x.load()));
-                }
-            },
-        );
+        let Self { x, out } = self;
+        vectorized(inlined!(|| map1(
+            x,
+            out,
+            inlined!(|x: T| T::store(f(x.load())))
+        )));
     }
 }
 
@@ -261,13 +209,8 @@ struct ZipTo<'a, T> {
 impl<T: Element> Loop2<T::Acc> for ZipTo<'_, T> {
     #[inline(always)]
     fn run(self, f: impl Fn(T::Acc, T::Acc) -> T::Acc) {
-        zip(
-            self.a,
-            self.b,
-            self.out,
-            #[inline(always)]
-            |a, b| T::store(f(a.load(), b.load())),
-        );
+        let f = inlined!(|a: T, b: T| T::store(f(a.load(), b.load())));
+        zip(self.a, self.b, self.out, f);
     }
 }
 
@@ -279,21 +222,19 @@ struct ZipInto<'a, T> {
 impl<T: Element> Loop2<T::Acc> for ZipInto<'_, T> {
     #[inline(always)]
     fn run(self, f: impl Fn(T::Acc, T::Acc) -> T::Acc) {
-        vectorized(
-            #[inline(always)]
-            || match self.b {
-                Operand::Chunk(b) => {
-                    for (a, b) in self.target.iter_mut().zip(b) {
-                        *a = T::store(f(a.load(), b.load()));
-                    }
+        let Self { target, b } = self;
+        vectorized(inlined!(|| match b {
+            Operand::Chunk(b) => {
+                for (a, b) in target.iter_mut().zip(b) {
+                    *a = T::store(f(a.load(), b.load()));
                 }
-                Operand::Scalar(b) => {
-                    for a in self.target.iter_mut() {
-                        *a = T::store(f(a.load(), b.load()));
-                    }
+            }
+            Operand::Scalar(b) => {
+                for a in target.iter_mut() {
+                    *a = T::store(f(a.load(), b.load()));
                 }
-            },
-        );
+            }
+        }));
     }
 }
 
@@ -304,232 +245,37 @@ fn zip<A: Copy, B: Copy, O>(
     out: &mut [O],
     f: impl Fn(A, B) -> O,
 ) {
-    vectorized(
-        #[inline(always)]
-        || match (a, b) {
-            (Operand::Chunk(a), Operand::Chunk(b)) => {
-                for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
-                    *out = f(*a, *b);
-                }
-            }
-            (Operand::Chunk(a), Operand::Scalar(b)) => {
-                for (out, a) in out.iter_mut().zip(a) {
-                    *out = f(*a, b);
-                }
-            }
-            (Operand::Scalar(a), Operand::Chunk(b)) => {
-                for (out, b) in out.iter_mut().zip(b) {
-                    *out = f(a, *b);
-                }
-            }
-            (Operand::Scalar(a), Operand::Scalar(b)) => {
-                for out in out.iter_mut() {
-                    *out = f(a, b);
-                }
-            }
-        },
-    );
+    vectorized(inlined!(|| match (a, b) {
+        (Operand::Chunk(a), Operand::Chunk(b)) => map2(a, b, out, f),
+        (Operand::Chunk(a), Operand::Scalar(b)) => map1(a, out, inlined!(|a| f(a, b))),
+        (Operand::Scalar(a), Operand::Chunk(b)) => map1(b, out, inlined!(|b| f(a, b))),
+        (Operand::Scalar(a), Operand::Scalar(b)) => {
+            out.iter_mut().for_each(|out| *out = f(a, b));
+        }
+    }));
 }
 
-/// Gives the loop the function that `op` names. All are written to be free of branches.
-fn with_unary<A: Float>(op: Unary, to: impl Loop1<A>) {
-    match op {
-        Unary::Neg => to.run(
-            #[inline(always)]
-            |x| -x,
-        ),
-        Unary::Exp => to.run(
-            #[inline(always)]
-            |x| x.exp(),
-        ),
-        Unary::Log => to.run(
-            #[inline(always)]
-            |x| x.ln(),
-        ),
-        Unary::Sqrt => to.run(
-            #[inline(always)]
-            |x| x.sqrt(),
-        ),
-        Unary::Rsqrt => to.run(
-            #[inline(always)]
-            |x| A::ONE / x.sqrt(),
-        ),
-        Unary::Recip => to.run(
-            #[inline(always)]
-            |x| A::ONE / x,
-        ),
-        Unary::Square => to.run(
-            #[inline(always)]
-            |x| x * x,
-        ),
-        Unary::Tanh => to.run(
-            #[inline(always)]
-            |x| x.tanh(),
-        ),
-        Unary::Sigmoid => to.run(
-            #[inline(always)]
-            |x| sigmoid(x),
-        ),
-        Unary::Relu => to.run(
-            #[inline(always)]
-            |x| if x < A::ZERO { A::ZERO } else { x },
-        ),
-        Unary::Gelu => to.run(
-            #[inline(always)]
-            |x| x * gelu_gate(x).0,
-        ),
-        Unary::GeluErf => to.run(
-            #[inline(always)]
-            |x| x * normal_distribution(x),
-        ),
-        Unary::Silu => to.run(
-            #[inline(always)]
-            |x| x * sigmoid(x),
-        ),
+#[inline(always)]
+fn map1<A: Copy, O>(a: &[A], out: &mut [O], f: impl Fn(A) -> O) {
+    for (out, a) in out.iter_mut().zip(a) {
+        *out = f(*a);
     }
 }
 
-/// Gives the loop the function `(x, dy) → dy · op′(x)`.
-fn with_unary_gradient<A: Float>(op: Unary, to: impl Loop2<A>) {
-    let half = A::from_f64(0.5);
-    match op {
-        Unary::Neg => to.run(
-            #[inline(always)]
-            |_, dy| -dy,
-        ),
-        Unary::Exp => to.run(
-            #[inline(always)]
-            |x, dy| dy * x.exp(),
-        ),
-        Unary::Log => to.run(
-            #[inline(always)]
-            |x, dy| dy / x,
-        ),
-        Unary::Sqrt => to.run(
-            #[inline(always)]
-            |x, dy| dy * half / x.sqrt(),
-        ),
-        Unary::Rsqrt => to.run(
-            #[inline(always)]
-            |x, dy| -(dy * half) / (x * x.sqrt()),
-        ),
-        Unary::Recip => to.run(
-            #[inline(always)]
-            |x, dy| -dy / (x * x),
-        ),
-        Unary::Square => to.run(
-            #[inline(always)]
-            |x, dy| dy * (x + x),
-        ),
-        Unary::Tanh => to.run(
-            #[inline(always)]
-            |x, dy| {
-                let t = x.tanh();
-                dy * (A::ONE - t * t)
-            },
-        ),
-        Unary::Sigmoid => to.run(
-            #[inline(always)]
-            |x, dy| {
-                let s = sigmoid(x);
-                dy * (s * (A::ONE - s))
-            },
-        ),
-        Unary::Relu => to.run(
-            #[inline(always)]
-            |x, dy| if x > A::ZERO { dy } else { A::ZERO },
-        ),
-        Unary::Gelu => to.run(
-            #[inline(always)]
-            |x, dy| {
-                let (gate, slope) = gelu_gate(x);
-                dy * (gate + x * slope)
-            },
-        ),
-        Unary::GeluErf => to.run(
-            #[inline(always)]
-            |x, dy| {
-                let density = (-(x * x) * half).exp() * A::from_f64(INVERSE_ROOT_TAU);
-                dy * (normal_distribution(x) + x * density)
-            },
-        ),
-        Unary::Silu => to.run(
-            #[inline(always)]
-            |x, dy| {
-                let s = sigmoid(x);
-                dy * (s + x * (s * (A::ONE - s)))
-            },
-        ),
+#[inline(always)]
+fn map2<A: Copy, B: Copy, O>(a: &[A], b: &[B], out: &mut [O], f: impl Fn(A, B) -> O) {
+    for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
+        *out = f(*a, *b);
     }
-}
-
-fn with_binary<A: Float>(op: Binary, to: impl Loop2<A>) {
-    match op {
-        Binary::Add => to.run(
-            #[inline(always)]
-            |a, b| a + b,
-        ),
-        Binary::Sub => to.run(
-            #[inline(always)]
-            |a, b| a - b,
-        ),
-        Binary::Mul => to.run(
-            #[inline(always)]
-            |a, b| a * b,
-        ),
-        Binary::Div => to.run(
-            #[inline(always)]
-            |a, b| a / b,
-        ),
-        Binary::Max => to.run(
-            #[inline(always)]
-            |a, b| larger(a, b),
-        ),
-        Binary::Min => to.run(
-            #[inline(always)]
-            |a, b| -larger(-a, -b),
-        ),
-    }
-}
-
-/// The larger of two numbers, NaN if either is.
-#[inline(always)]
-#[expect(clippy::eq_op, reason = "only NaN differs from itself")]
-pub(crate) fn larger<A: Float>(a: A, b: A) -> A {
-    if a > b || a != a { a } else { b }
-}
-
-#[inline(always)]
-fn sigmoid<A: Float>(x: A) -> A {
-    A::ONE / (A::ONE + (-x).exp())
-}
-
-/// 1 / √(2π)
-const INVERSE_ROOT_TAU: f64 = 0.398_942_280_401_432_7;
-
-#[inline(always)]
-fn normal_distribution<A: Float>(x: A) -> A {
-    let half = A::from_f64(0.5);
-    half + half * erf(x * A::from_f64(std::f64::consts::FRAC_1_SQRT_2))
-}
-
-/// The approximation of Φ that `Gelu` uses, and its derivative.
-#[inline(always)]
-fn gelu_gate<A: Float>(x: A) -> (A, A) {
-    let (root, cubic) = (A::from_f64(2.0 * INVERSE_ROOT_TAU), A::from_f64(0.044715));
-    let half = A::from_f64(0.5);
-    let x2 = x * x;
-    let t = (root * x * (A::ONE + cubic * x2)).tanh();
-    let inner_slope = root * (A::ONE + A::from_f64(3.0) * cubic * x2);
-    (half + half * t, half * (A::ONE - t * t) * inner_slope)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{
+    use super::*;
+    use crate::element::Float;
+    use crate::kernels::testing::{
         assert_close, doubles, normals, numerical_gradient, round, tolerance,
     };
-    use super::*;
 
     const UNARIES: [Unary; 13] = [
         Unary::Neg,

@@ -4,6 +4,7 @@
 //! vectorise. Here element `i` always goes to accumulator `i % LANES`, and the accumulators are
 //! combined in a fixed tree at the end.
 
+use super::inlined::inlined;
 use crate::element::{Element, Float};
 
 /// Enough independent accumulators to hide the latency of additions in 512-bit registers.
@@ -30,14 +31,21 @@ pub(crate) fn lane_fold<T: Element, R: Float, const K: usize>(
     for (j, lane) in lanes.iter_mut().enumerate().take(rest.unwrap_or(0)) {
         *lane = combine(*lane, term(parts.map(|(_, rest)| rest[j].load())));
     }
-    let mut width = LANES / 2;
-    while width > 0 {
-        for j in 0..width {
-            lanes[j] = combine(lanes[j], lanes[j + width]);
-        }
-        width /= 2;
-    }
-    lanes[0]
+    let lanes: [R; 32] = halve(lanes, &combine);
+    let lanes: [R; 16] = halve(lanes, &combine);
+    let lanes: [R; 8] = halve(lanes, &combine);
+    let lanes: [R; 4] = halve(lanes, &combine);
+    let [a, b]: [R; 2] = halve(lanes, &combine);
+    combine(a, b)
+}
+
+/// Combines the upper half of the accumulators into the lower.
+#[inline(always)]
+fn halve<R: Float, const N: usize, const H: usize>(
+    lanes: [R; N],
+    combine: impl Fn(R, R) -> R,
+) -> [R; H] {
+    std::array::from_fn(|j| combine(lanes[j], lanes[j + H]))
 }
 
 /// The sum of `term` over the elements of `K` equally long slices.
@@ -46,13 +54,7 @@ pub(crate) fn lane_sum<T: Element, R: Float, const K: usize>(
     slices: [&[T]; K],
     term: impl Fn([T::Acc; K]) -> R,
 ) -> R {
-    lane_fold(
-        slices,
-        R::ZERO,
-        term,
-        #[inline(always)]
-        |a, b| a + b,
-    )
+    lane_fold(slices, R::ZERO, term, inlined!(|a, b| a + b))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 pub mod elementwise;
 pub mod embedding;
 mod erf;
+mod inlined;
 mod lanes;
 pub mod movement;
 pub mod norm;

@@ -471,7 +471,7 @@ mod tests {
             let mut out = vec![9.0; x.len()];
             dropout(&x, 0.3, KEY, first, &mut out);
             for (i, (out, x)) in (first..).zip(out.iter().zip(&x)) {
-                let counter = [(i / 4) as u32, (i / 4 >> 32) as u32, 13, 14];
+                let counter = [(i / 4) as u32, ((i / 4) >> 32) as u32, 13, 14];
                 let word = philox([11, 12], counter)[(i % 4) as usize];
                 let kept = f64::from(word) >= 0.3 * 2f64.powi(32);
                 assert_eq!(

@@ -3,6 +3,7 @@
 //! Statistics are computed and kept in the accumulator type; a result is rounded once. Gradients of
 //! the gains are this thread's part: the caller sums the parts of all threads in a fixed order.
 
+use super::inlined::inlined;
 use super::lanes::lane_sum;
 use crate::element::{Element, Float, vectorized};
 
@@ -11,24 +12,14 @@ use crate::element::{Element, Float, vectorized};
 /// There are as many rows as elements of `rstd`, each as long as `gamma`.
 pub fn rms_norm<T: Element>(x: &[T], gamma: &[T], eps: f64, y: &mut [T], rstd: &mut [T::Acc]) {
     let d = gamma.len();
-    vectorized(
-        #[inline(always)]
-        || {
-            let rows = x.chunks_exact(d).zip(y.chunks_exact_mut(d)).zip(rstd);
-            for ((x, y), rstd) in rows {
-                let squares = lane_sum(
-                    [x],
-                    #[inline(always)]
-                    |[x]| x * x,
-                );
-                let factor = inverse_root(squares, d, eps);
-                *rstd = factor;
-                for ((y, x), gamma) in y.iter_mut().zip(x).zip(gamma) {
-                    *y = T::store(x.load() * factor * gamma.load());
-                }
-            }
-        },
-    );
+    vectorized(inlined!(|| {
+        let rows = x.chunks_exact(d).zip(y.chunks_exact_mut(d));
+        for ((x, y), rstd) in rows.zip(rstd) {
+            let squares = lane_sum([x], inlined!(|[x]| x * x));
+            *rstd = inverse_root(squares, d, eps);
+            rms_row(x, gamma, *rstd, y);
+        }
+    }));
 }
 
 /// The gradients of [`rms_norm`]: sets `dx`, and adds these rows' part of the gain's gradient to
@@ -42,28 +33,14 @@ pub fn rms_norm_gradient<T: Element>(
     dgamma: &mut [T::Acc],
 ) {
     let d = gamma.len();
-    vectorized(
-        #[inline(always)]
-        || {
-            let given = x.chunks_exact(d).zip(dy.chunks_exact(d)).zip(rstd);
-            for (((x, dy), &rstd), dx) in given.zip(dx.chunks_exact_mut(d)) {
-                let product = lane_sum(
-                    [x, dy, gamma],
-                    #[inline(always)]
-                    |[x, dy, gamma]| x * (dy * gamma),
-                );
-                let shrink = rstd * rstd * product / T::Acc::from_f64(d as f64);
-                let vectors = x.iter().zip(dy).zip(gamma);
-                for (((x, dy), gamma), (dx, dgamma)) in
-                    vectors.zip(dx.iter_mut().zip(dgamma.iter_mut()))
-                {
-                    let (x, dy) = (x.load(), dy.load());
-                    *dx = T::store(rstd * (dy * gamma.load() - x * shrink));
-                    *dgamma += dy * (x * rstd);
-                }
-            }
-        },
-    );
+    vectorized(inlined!(|| {
+        let given = x.chunks_exact(d).zip(dy.chunks_exact(d)).zip(rstd);
+        for (((x, dy), &rstd), dx) in given.zip(dx.chunks_exact_mut(d)) {
+            let product = lane_sum([x, dy, gamma], inlined!(|[x, dy, g]| x * (dy * g)));
+            let shrink = rstd * rstd * product / T::Acc::from_f64(d as f64);
+            rms_gradient_row([x, gamma, dy], rstd, shrink, dx, dgamma);
+        }
+    }));
 }
 
 /// `y = (x − mean) / sqrt(variance + eps) · gamma + beta` for every row of `x`; keeps each row's
@@ -78,30 +55,16 @@ pub fn layer_norm<T: Element>(
     rstd: &mut [T::Acc],
 ) {
     let d = gamma.len();
-    vectorized(
-        #[inline(always)]
-        || {
-            let rows = x.chunks_exact(d).zip(y.chunks_exact_mut(d));
-            for ((x, y), (mean, rstd)) in rows.zip(mean.iter_mut().zip(rstd)) {
-                let sum = lane_sum(
-                    [x],
-                    #[inline(always)]
-                    |[x]| x,
-                );
-                let centre = sum / T::Acc::from_f64(d as f64);
-                let squares = lane_sum(
-                    [x],
-                    #[inline(always)]
-                    |[x]| (x - centre) * (x - centre),
-                );
-                let factor = inverse_root(squares, d, eps);
-                (*mean, *rstd) = (centre, factor);
-                for ((y, x), (gamma, beta)) in y.iter_mut().zip(x).zip(gamma.iter().zip(beta)) {
-                    *y = T::store((x.load() - centre) * factor * gamma.load() + beta.load());
-                }
-            }
-        },
-    );
+    vectorized(inlined!(|| {
+        let rows = x.chunks_exact(d).zip(y.chunks_exact_mut(d));
+        for ((x, y), (mean, rstd)) in rows.zip(mean.iter_mut().zip(rstd)) {
+            let centre = lane_sum([x], inlined!(|[x]| x)) / T::Acc::from_f64(d as f64);
+            let squares = lane_sum([x], inlined!(|[x]| (x - centre) * (x - centre)));
+            *mean = centre;
+            *rstd = inverse_root(squares, d, eps);
+            layer_row([x, gamma, beta], centre, *rstd, y);
+        }
+    }));
 }
 
 /// What the forward pass of [`layer_norm`] had and kept.
@@ -134,34 +97,70 @@ pub fn layer_norm_gradient<T: Element>(
     } = forward;
     let d = gamma.len();
     let count = T::Acc::from_f64(d as f64);
-    vectorized(
-        #[inline(always)]
-        || {
-            let given = x.chunks_exact(d).zip(dy.chunks_exact(d));
-            let rows = given.zip(mean.iter().zip(rstd)).zip(dx.chunks_exact_mut(d));
-            for (((x, dy), (&mean, &rstd)), dx) in rows {
-                let sum = lane_sum(
-                    [dy, gamma],
-                    #[inline(always)]
-                    |[dy, gamma]| dy * gamma,
-                );
-                let product = lane_sum(
-                    [x, dy, gamma],
-                    #[inline(always)]
-                    |[x, dy, gamma]| (x - mean) * rstd * (dy * gamma),
-                );
-                let (shift, shrink) = (sum / count, product / count);
-                let vectors = x.iter().zip(dy).zip(gamma);
-                let results = dx.iter_mut().zip(dgamma.iter_mut().zip(dbeta.iter_mut()));
-                for (((x, dy), gamma), (dx, (dgamma, dbeta))) in vectors.zip(results) {
-                    let (dy, normed) = (dy.load(), (x.load() - mean) * rstd);
-                    *dx = T::store(rstd * (dy * gamma.load() - shift - normed * shrink));
-                    *dgamma += dy * normed;
-                    *dbeta += dy;
-                }
-            }
-        },
-    );
+    vectorized(inlined!(|| {
+        let given = x.chunks_exact(d).zip(dy.chunks_exact(d));
+        let rows = given.zip(mean.iter().zip(rstd)).zip(dx.chunks_exact_mut(d));
+        for (((x, dy), (&mean, &rstd)), dx) in rows {
+            let sum = lane_sum([dy, gamma], inlined!(|[dy, g]| dy * g));
+            let product = lane_sum(
+                [x, dy, gamma],
+                inlined!(|[x, dy, g]| (x - mean) * rstd * (dy * g)),
+            );
+            let means = [sum / count, product / count];
+            layer_gradient_row([x, gamma, dy], [mean, rstd], means, dx, dgamma, dbeta);
+        }
+    }));
+}
+
+#[inline(always)]
+fn rms_row<T: Element>(x: &[T], gamma: &[T], rstd: T::Acc, y: &mut [T]) {
+    for ((y, x), gamma) in y.iter_mut().zip(x).zip(gamma) {
+        *y = T::store(x.load() * rstd * gamma.load());
+    }
+}
+
+#[inline(always)]
+fn rms_gradient_row<T: Element>(
+    [x, gamma, dy]: [&[T]; 3],
+    rstd: T::Acc,
+    shrink: T::Acc,
+    dx: &mut [T],
+    dgamma: &mut [T::Acc],
+) {
+    let given = x.iter().zip(gamma).zip(dy);
+    for (((x, gamma), dy), (dx, dgamma)) in given.zip(dx.iter_mut().zip(dgamma)) {
+        let (x, dy) = (x.load(), dy.load());
+        *dx = T::store(rstd * (dy * gamma.load() - x * shrink));
+        *dgamma += dy * (x * rstd);
+    }
+}
+
+#[inline(always)]
+fn layer_row<T: Element>([x, gamma, beta]: [&[T]; 3], mean: T::Acc, rstd: T::Acc, y: &mut [T]) {
+    for ((y, x), (gamma, beta)) in y.iter_mut().zip(x).zip(gamma.iter().zip(beta)) {
+        *y = T::store((x.load() - mean) * rstd * gamma.load() + beta.load());
+    }
+}
+
+/// `sum` and `product` are the means, over the row, of `dy · gamma` and of that times the
+/// normalised `x`.
+#[inline(always)]
+fn layer_gradient_row<T: Element>(
+    [x, gamma, dy]: [&[T]; 3],
+    [mean, rstd]: [T::Acc; 2],
+    [sum, product]: [T::Acc; 2],
+    dx: &mut [T],
+    dgamma: &mut [T::Acc],
+    dbeta: &mut [T::Acc],
+) {
+    let given = x.iter().zip(gamma).zip(dy);
+    let results = dx.iter_mut().zip(dgamma.iter_mut().zip(dbeta));
+    for (((x, gamma), dy), (dx, (dgamma, dbeta))) in given.zip(results) {
+        let (dy, normed) = (dy.load(), (x.load() - mean) * rstd);
+        *dx = T::store(rstd * (dy * gamma.load() - sum - normed * product));
+        *dgamma += dy * normed;
+        *dbeta += dy;
+    }
 }
 
 #[inline(always)]

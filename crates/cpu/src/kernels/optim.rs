@@ -4,6 +4,7 @@
 //! The weights that are updated have the accumulator's type; where the program computes in a
 //! narrower type they are its master copy, and the narrow copy is written in the same pass.
 
+use super::inlined::inlined;
 use crate::element::{Element, Float, vectorized};
 
 /// How the weight decay enters an update.
@@ -71,25 +72,25 @@ impl Adam {
     {
         let [beta1, beta2] = self.betas;
         let steps = self.step as f64;
-        let (shrink, l2) = decay_factors::<A>(self.decay, self.weight_decay, self.lr);
-        let clip = A::from_f64(self.clip);
-        let (keep1, keep2) = (A::from_f64(1.0 - beta1), A::from_f64(1.0 - beta2));
-        let beta2_acc = A::from_f64(beta2);
-        let step_size = A::from_f64(self.lr / (1.0 - beta1.powf(steps)));
-        let root = A::from_f64((1.0 - beta2.powf(steps)).sqrt());
-        let eps = A::from_f64(self.eps);
-        let moments = m.iter_mut().zip(v);
-        for_each(
+        let (shrink, l2) = decay_factors(self.decay, self.weight_decay, self.lr);
+        let numbers = AdamNumbers {
+            clip: A::from_f64(self.clip),
+            shrink,
+            l2,
+            new1: A::from_f64(1.0 - beta1),
+            keep2: A::from_f64(beta2),
+            new2: A::from_f64(1.0 - beta2),
+            step_size: A::from_f64(self.lr / (1.0 - beta1.powf(steps))),
+            root: A::from_f64((1.0 - beta2.powf(steps)).sqrt()),
+            eps: A::from_f64(self.eps),
+        };
+        let moments = m.chunks_mut(BLOCK).zip(v.chunks_mut(BLOCK));
+        weights.update(
             grad,
             moments,
-            weights,
-            #[inline(always)]
-            |grad, (m, v): (&mut A, &mut A), weight| {
-                let grad = grad * clip + l2 * weight;
-                *m += (grad - *m) * keep1;
-                *v = *v * beta2_acc + grad * grad * keep2;
-                weight * shrink - step_size * (*m / (v.sqrt() / root + eps))
-            },
+            inlined!(|grad, (m, v), weights| {
+                adam_block(numbers, grad, m, v, weights);
+            }),
         );
     }
 }
@@ -103,36 +104,37 @@ impl Sgd {
         G: Element<Acc = A>,
         C: Element<Acc = A>,
     {
-        let (shrink, l2) = decay_factors::<A>(self.decay, self.weight_decay, self.lr);
-        let (clip, lr) = (A::from_f64(self.clip), A::from_f64(self.lr));
+        let (shrink, l2) = decay_factors(self.decay, self.weight_decay, self.lr);
+        let numbers = SgdNumbers {
+            clip: A::from_f64(self.clip),
+            shrink,
+            l2,
+            lr: A::from_f64(self.lr),
+            momentum: A::from_f64(self.momentum),
+            nesterov: self.nesterov,
+        };
         if self.momentum == 0.0 {
             let nothing = std::iter::repeat(());
-            for_each(
+            weights.update(
                 grad,
                 nothing,
-                weights,
-                #[inline(always)]
-                |grad, (), weight| weight * shrink - lr * (grad * clip + l2 * weight),
+                inlined!(|grad, (), weights| {
+                    plain_block(numbers, grad, weights);
+                }),
             );
             return;
         }
-        let momentum = A::from_f64(self.momentum);
         // The first step must not read the buffer, not even times zero: it may hold anything.
         if self.first {
             buffer.fill(A::ZERO);
         }
-        for_each(
+        let blocks = buffer.chunks_mut(BLOCK);
+        weights.update(
             grad,
-            buffer.iter_mut(),
-            weights,
-            #[inline(always)]
-            |grad, buffer: &mut A, weight| {
-                let grad = grad * clip + l2 * weight;
-                *buffer = *buffer * momentum + grad;
-                let ahead = grad + *buffer * momentum;
-                let direction = if self.nesterov { ahead } else { *buffer };
-                weight * shrink - lr * direction
-            },
+            blocks,
+            inlined!(|grad, buffer, weights| {
+                momentum_block(numbers, grad, buffer, weights);
+            }),
         );
     }
 }
@@ -145,35 +147,105 @@ fn decay_factors<A: Float>(decay: Decay, weight_decay: f64, lr: f64) -> (A, A) {
     }
 }
 
-/// Replaces every weight by `rule(gradient, state, weight)`, and its copy likewise.
+/// Elements that are updated at a time, so that the narrow copy is made while they are in the
+/// first-level cache.
+const BLOCK: usize = 1024;
+
+impl<A: Float, C: Element<Acc = A>> Weights<'_, A, C> {
+    /// Applies `rule(gradients, state, weights)` block by block, and writes the narrow copy.
+    #[inline(always)]
+    fn update<G: Element, S>(
+        self,
+        grad: &[G],
+        state: impl Iterator<Item = S>,
+        rule: impl Fn(&[G], S, &mut [A]),
+    ) {
+        let Self { master, copy } = self;
+        let blocks = grad.chunks(BLOCK).zip(state);
+        vectorized(inlined!(|| {
+            let mut copies = copy.map(|copy| copy.chunks_mut(BLOCK));
+            for ((grad, state), master) in blocks.zip(master.chunks_mut(BLOCK)) {
+                rule(grad, state, master);
+                if let Some(copy) = copies.as_mut().and_then(Iterator::next) {
+                    copy_block(master, copy);
+                }
+            }
+        }));
+    }
+}
+
 #[inline(always)]
-fn for_each<G, A, C, S>(
+fn copy_block<A: Float, C: Element<Acc = A>>(master: &[A], copy: &mut [C]) {
+    for (copy, weight) in copy.iter_mut().zip(master) {
+        *copy = C::store(*weight);
+    }
+}
+
+/// What one step of Adam multiplies and adds, in the type it computes in.
+#[derive(Clone, Copy)]
+struct AdamNumbers<A> {
+    clip: A,
+    shrink: A,
+    l2: A,
+    new1: A,
+    keep2: A,
+    new2: A,
+    step_size: A,
+    root: A,
+    eps: A,
+}
+
+#[inline(always)]
+fn adam_block<A: Float, G: Element<Acc = A>>(
+    by: AdamNumbers<A>,
     grad: &[G],
-    state: impl Iterator<Item = S>,
-    weights: Weights<'_, A, C>,
-    mut rule: impl FnMut(A, S, A) -> A,
-) where
-    A: Float,
-    G: Element<Acc = A>,
-    C: Element<Acc = A>,
-{
-    let given = grad.iter().zip(state).zip(weights.master);
-    vectorized(
-        #[inline(always)]
-        || match weights.copy {
-            None => {
-                for ((grad, state), weight) in given {
-                    *weight = rule(grad.load(), state, *weight);
-                }
-            }
-            Some(copy) => {
-                for (((grad, state), weight), copy) in given.zip(copy) {
-                    *weight = rule(grad.load(), state, *weight);
-                    *copy = C::store(*weight);
-                }
-            }
-        },
-    );
+    m: &mut [A],
+    v: &mut [A],
+    weights: &mut [A],
+) {
+    let moments = m.iter_mut().zip(v);
+    for ((grad, (m, v)), weight) in grad.iter().zip(moments).zip(weights) {
+        let grad = grad.load() * by.clip + by.l2 * *weight;
+        *m += (grad - *m) * by.new1;
+        *v = *v * by.keep2 + grad * grad * by.new2;
+        let denominator = v.sqrt() / by.root + by.eps;
+        *weight = *weight * by.shrink - by.step_size * (*m / denominator);
+    }
+}
+
+/// What one step of gradient descent multiplies and adds, in the type it computes in.
+#[derive(Clone, Copy)]
+struct SgdNumbers<A> {
+    clip: A,
+    shrink: A,
+    l2: A,
+    lr: A,
+    momentum: A,
+    nesterov: bool,
+}
+
+#[inline(always)]
+fn plain_block<A: Float, G: Element<Acc = A>>(by: SgdNumbers<A>, grad: &[G], weights: &mut [A]) {
+    for (grad, weight) in grad.iter().zip(weights) {
+        let grad = grad.load() * by.clip + by.l2 * *weight;
+        *weight = *weight * by.shrink - by.lr * grad;
+    }
+}
+
+#[inline(always)]
+fn momentum_block<A: Float, G: Element<Acc = A>>(
+    by: SgdNumbers<A>,
+    grad: &[G],
+    buffer: &mut [A],
+    weights: &mut [A],
+) {
+    for ((grad, buffer), weight) in grad.iter().zip(buffer).zip(weights) {
+        let grad = grad.load() * by.clip + by.l2 * *weight;
+        *buffer = *buffer * by.momentum + grad;
+        let ahead = grad + *buffer * by.momentum;
+        let direction = if by.nesterov { ahead } else { *buffer };
+        *weight = *weight * by.shrink - by.lr * direction;
+    }
 }
 
 #[cfg(test)]

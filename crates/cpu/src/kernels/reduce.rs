@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use super::elementwise::larger;
+use super::inlined::inlined;
 use super::lanes::{lane_fold, lane_sum};
 use crate::element::{Element, Float, vectorized};
 
@@ -30,24 +31,14 @@ pub fn reduce_leading<T: Element>(
     out: &mut [T],
 ) {
     match op {
-        Reduction::Sum => columns_with(
-            x,
-            inner,
-            columns,
-            out,
-            T::Acc::ZERO,
-            #[inline(always)]
-            |a, b| a + b,
-        ),
-        Reduction::Max => columns_with(
-            x,
-            inner,
-            columns,
-            out,
-            T::Acc::NEG_INFINITY,
-            #[inline(always)]
-            |a, b| larger(a, b),
-        ),
+        Reduction::Sum => {
+            let add = inlined!(|a, b| a + b);
+            columns_with(x, inner, columns, out, T::Acc::ZERO, add);
+        }
+        Reduction::Max => {
+            let max = inlined!(|a, b| larger(a, b));
+            columns_with(x, inner, columns, out, T::Acc::NEG_INFINITY, max);
+        }
     }
 }
 
@@ -67,60 +58,35 @@ pub fn reduce_middle<T: Element>(
 
 /// `[outer, inner] → [outer]`: reduces over all trailing dims, for as many rows as `x` holds.
 pub fn reduce_trailing<T: Element>(op: Reduction, x: &[T], inner: usize, out: &mut [T]) {
-    vectorized(
-        #[inline(always)]
-        || {
-            for (x, out) in x.chunks_exact(inner).zip(out) {
-                let value = match op {
-                    Reduction::Sum => lane_sum(
-                        [x],
-                        #[inline(always)]
-                        |[x]| x,
-                    ),
-                    Reduction::Max => lane_fold(
-                        [x],
-                        T::Acc::NEG_INFINITY,
-                        #[inline(always)]
-                        |[x]| x,
-                        #[inline(always)]
-                        |a, b| larger(a, b),
-                    ),
-                };
-                *out = T::store(value);
-            }
-        },
-    );
+    vectorized(inlined!(|| {
+        for (x, out) in x.chunks_exact(inner).zip(out) {
+            let itself = inlined!(|[x]: [T::Acc; 1]| x);
+            let value = match op {
+                Reduction::Sum => lane_sum([x], itself),
+                Reduction::Max => {
+                    let max = inlined!(|a, b| larger(a, b));
+                    lane_fold([x], T::Acc::NEG_INFINITY, itself, max)
+                }
+            };
+            *out = T::store(value);
+        }
+    }));
 }
 
 /// This thread's share of the sum of all elements, in double precision.
 pub fn sum<T: Element>(x: &[T]) -> f64 {
-    vectorized(
-        #[inline(always)]
-        || {
-            lane_sum(
-                [x],
-                #[inline(always)]
-                |[x]| x.to_f64(),
-            )
-        },
-    )
+    vectorized(inlined!(|| lane_sum([x], inlined!(|[x]| x.to_f64()))))
 }
 
 /// This thread's share of the sum of all squares, in double precision: what a norm is made of.
 pub fn sum_of_squares<T: Element>(x: &[T]) -> f64 {
-    vectorized(
-        #[inline(always)]
-        || {
-            lane_sum(
-                [x],
-                #[inline(always)]
-                |[x]| {
-                    let x = x.to_f64();
-                    x * x
-                },
-            )
-        },
-    )
+    vectorized(inlined!(|| lane_sum(
+        [x],
+        inlined!(|[x]| {
+            let x = x.to_f64();
+            x * x
+        })
+    )))
 }
 
 /// Columns that are reduced together: their accumulators stay in the first-level cache.
@@ -138,29 +104,26 @@ fn columns_with<T: Element>(
     start: T::Acc,
     combine: impl Fn(T::Acc, T::Acc) -> T::Acc,
 ) {
-    vectorized(
-        #[inline(always)]
-        || {
-            let firsts = columns.step_by(COLUMNS);
-            for (first, out) in firsts.zip(out.chunks_mut(COLUMNS)) {
-                let mut total = [start; COLUMNS];
-                for rows in x.chunks(ROWS * inner) {
-                    let mut part = [start; COLUMNS];
-                    for row in rows.chunks_exact(inner) {
-                        for (part, x) in part.iter_mut().zip(&row[first..first + out.len()]) {
-                            *part = combine(*part, x.load());
-                        }
-                    }
-                    for (total, part) in total.iter_mut().zip(&part[..out.len()]) {
-                        *total = combine(*total, *part);
+    vectorized(inlined!(|| {
+        let firsts = columns.step_by(COLUMNS);
+        for (first, out) in firsts.zip(out.chunks_mut(COLUMNS)) {
+            let mut total = [start; COLUMNS];
+            for rows in x.chunks(ROWS * inner) {
+                let mut part = [start; COLUMNS];
+                for row in rows.chunks_exact(inner) {
+                    for (part, x) in part.iter_mut().zip(&row[first..first + out.len()]) {
+                        *part = combine(*part, x.load());
                     }
                 }
-                for (out, total) in out.iter_mut().zip(&total) {
-                    *out = T::store(*total);
+                for (total, part) in total.iter_mut().zip(&part[..out.len()]) {
+                    *total = combine(*total, *part);
                 }
             }
-        },
-    );
+            for (out, total) in out.iter_mut().zip(&total) {
+                *out = T::store(*total);
+            }
+        }
+    }));
 }
 
 #[cfg(test)]

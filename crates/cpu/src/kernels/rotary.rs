@@ -3,6 +3,7 @@
 //! In every head, elements `i` and `i + head_dim / 2` are the two coordinates of a point, which is
 //! turned by the angle `position · frequency(i)`. The gradient turns by the opposite angle.
 
+use super::inlined::inlined;
 use crate::element::{Element, Float, vectorized};
 
 /// The inverse frequencies `theta^(−2i / head_dim)` of plain rotary embedding, one for each of the
@@ -78,47 +79,40 @@ impl<A: Float> Rotary<'_, A> {
         y: &mut [T],
         y_stride: usize,
     ) {
-        let width = self.heads * self.head_dim;
-        vectorized(
-            #[inline(always)]
-            || {
-                for row in 0..rows {
-                    let (cos, sin) = self.line(row);
-                    let x = &x[row * x_stride..][..width];
-                    let y = &mut y[row * y_stride..][..width];
-                    let heads = x.chunks_exact(self.head_dim);
-                    for (x, y) in heads.zip(y.chunks_exact_mut(self.head_dim)) {
-                        let (x0, x1) = x.split_at(self.head_dim / 2);
-                        let (y0, y1) = y.split_at_mut(self.head_dim / 2);
-                        let points = x0.iter().zip(x1).zip(y0.iter_mut().zip(y1));
-                        for (((x0, x1), (y0, y1)), (cos, sin)) in points.zip(cos.iter().zip(sin)) {
-                            (*y0, *y1) = self.turn(*x0, *x1, *cos, *sin);
-                        }
-                    }
+        let (this, width) = (*self, self.heads * self.head_dim);
+        vectorized(inlined!(|| {
+            for row in 0..rows {
+                let tables = this.line(row);
+                let x = &x[row * x_stride..][..width];
+                let y = &mut y[row * y_stride..][..width];
+                let heads = x.chunks_exact(this.head_dim);
+                for (x, y) in heads.zip(y.chunks_exact_mut(this.head_dim)) {
+                    let (y0, y1) = y.split_at_mut(this.head_dim / 2);
+                    turn(
+                        x.split_at(this.head_dim / 2),
+                        tables,
+                        this.direction,
+                        y0,
+                        y1,
+                    );
                 }
-            },
-        );
+            }
+        }));
     }
 
     /// Turns rows of `x`, which begin every `stride` elements, in place.
     pub fn rotate_in_place<T: Element<Acc = A>>(&self, rows: usize, x: &mut [T], stride: usize) {
-        let width = self.heads * self.head_dim;
-        vectorized(
-            #[inline(always)]
-            || {
-                for row in 0..rows {
-                    let (cos, sin) = self.line(row);
-                    let x = &mut x[row * stride..][..width];
-                    for x in x.chunks_exact_mut(self.head_dim) {
-                        let (x0, x1) = x.split_at_mut(self.head_dim / 2);
-                        let points = x0.iter_mut().zip(x1);
-                        for ((x0, x1), (cos, sin)) in points.zip(cos.iter().zip(sin)) {
-                            (*x0, *x1) = self.turn(*x0, *x1, *cos, *sin);
-                        }
-                    }
+        let (this, width) = (*self, self.heads * self.head_dim);
+        vectorized(inlined!(|| {
+            for row in 0..rows {
+                let tables = this.line(row);
+                let x = &mut x[row * stride..][..width];
+                for x in x.chunks_exact_mut(this.head_dim) {
+                    let (x0, x1) = x.split_at_mut(this.head_dim / 2);
+                    turn_in_place(tables, this.direction, x0, x1);
                 }
-            },
-        );
+            }
+        }));
     }
 
     #[inline(always)]
@@ -130,16 +124,42 @@ impl<A: Float> Rotary<'_, A> {
             &self.sin[line * half..][..half],
         )
     }
+}
 
-    #[inline(always)]
-    fn turn<T: Element<Acc = A>>(&self, x0: T, x1: T, cos: A, sin: A) -> (T, T) {
-        let sin = match self.direction {
-            Direction::Forward => sin,
-            Direction::Inverse => -sin,
-        };
-        let (x0, x1) = (x0.load(), x1.load());
-        (T::store(x0 * cos - x1 * sin), T::store(x1 * cos + x0 * sin))
+#[inline(always)]
+fn turn<T: Element>(
+    (x0, x1): (&[T], &[T]),
+    (cos, sin): (&[T::Acc], &[T::Acc]),
+    direction: Direction,
+    y0: &mut [T],
+    y1: &mut [T],
+) {
+    let points = x0.iter().zip(x1).zip(y0.iter_mut().zip(y1));
+    for (((x0, x1), (y0, y1)), (cos, sin)) in points.zip(cos.iter().zip(sin)) {
+        (*y0, *y1) = turn_point(*x0, *x1, *cos, *sin, direction);
     }
+}
+
+#[inline(always)]
+fn turn_in_place<T: Element>(
+    (cos, sin): (&[T::Acc], &[T::Acc]),
+    direction: Direction,
+    x0: &mut [T],
+    x1: &mut [T],
+) {
+    for ((x0, x1), (cos, sin)) in x0.iter_mut().zip(x1).zip(cos.iter().zip(sin)) {
+        (*x0, *x1) = turn_point(*x0, *x1, *cos, *sin, direction);
+    }
+}
+
+#[inline(always)]
+fn turn_point<T: Element>(x0: T, x1: T, cos: T::Acc, sin: T::Acc, direction: Direction) -> (T, T) {
+    let sin = match direction {
+        Direction::Forward => sin,
+        Direction::Inverse => -sin,
+    };
+    let (x0, x1) = (x0.load(), x1.load());
+    (T::store(x0 * cos - x1 * sin), T::store(x1 * cos + x0 * sin))
 }
 
 #[cfg(test)]
