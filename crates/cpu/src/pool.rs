@@ -6,13 +6,17 @@
 //! keeps the others waiting too long at a barrier, poisons the pool: the others leave their
 //! barriers at once and the run ends with an error that says what happened first.
 
+mod bell;
+
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use bell::{Bell, Patience};
 
 /// How the workers of a pool wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -350,81 +354,11 @@ fn panic_message(panic: &(dyn Any + Send)) -> &str {
     }
 }
 
-/// How long to look at a condition before sleeping.
-#[derive(Clone, Copy)]
-struct Patience {
-    spins: u32,
-    yields: u32,
-}
-
-/// Wakes whoever sleeps until a condition on other atomics holds; costs one load if nobody sleeps.
-#[derive(Default)]
-struct Bell {
-    sleepers: AtomicUsize,
-    lock: Mutex<()>,
-    wake: Condvar,
-}
-
-impl Bell {
-    /// To be called after every change that may make somebody's condition true.
-    fn ring(&self) {
-        // Orders the change before the look at the sleepers; a sleeper counts itself, passes the
-        // same fence, and then looks at its condition: at least one of the two sees the other.
-        fence(Ordering::SeqCst);
-        if self.sleepers.load(Ordering::Relaxed) != 0 {
-            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
-            self.wake.notify_all();
-        }
-    }
-
-    /// Waits until `ready`, at most for `limit`; tells whether it became ready.
-    fn wait(&self, patience: Patience, limit: Option<Duration>, ready: impl Fn() -> bool) -> bool {
-        for _ in 0..patience.spins {
-            if ready() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        for _ in 0..patience.yields {
-            if ready() {
-                return true;
-            }
-            std::thread::yield_now();
-        }
-        self.sleep(limit, ready)
-    }
-
-    #[cold]
-    fn sleep(&self, limit: Option<Duration>, ready: impl Fn() -> bool) -> bool {
-        let deadline = limit.map(|limit| Instant::now() + limit);
-        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        self.sleepers.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let mut is_ready = ready();
-        while !is_ready {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            guard = match left {
-                Some(Duration::ZERO) => break,
-                Some(left) => match self.wake.wait_timeout(guard, left) {
-                    Ok((guard, _)) => guard,
-                    Err(poisoned) => poisoned.into_inner().0,
-                },
-                None => self
-                    .wake
-                    .wait(guard)
-                    .unwrap_or_else(PoisonError::into_inner),
-            };
-            is_ready = ready();
-        }
-        self.sleepers.fetch_sub(1, Ordering::Relaxed);
-        is_ready
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicU64;
+    use std::time::Instant;
 
     /// Both ways of waiting must behave alike; the machine decides only which one is faster.
     fn both(timeout: Duration) -> [PoolSettings; 2] {

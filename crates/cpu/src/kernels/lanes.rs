@@ -7,10 +7,14 @@
 use super::inlined::inlined;
 use crate::element::{Element, Float};
 
-/// Enough independent accumulators to hide the latency of additions in 512-bit registers.
-const LANES: usize = 64;
+/// Accumulators; two 512-bit registers of singles.
+const LANES: usize = 32;
 
-/// Folds `term` over the elements of `K` equally long slices.
+/// Elements that are combined with each other before they join their accumulator, so that the time
+/// an accumulator takes to come back from memory does not limit the loop.
+const DEPTH: usize = 4;
+
+/// Folds `term` over the elements of `K` equally long slices; `start` is neutral to `combine`.
 #[inline(always)]
 pub(crate) fn lane_fold<T: Element, R: Float, const K: usize>(
     slices: [&[T]; K],
@@ -18,34 +22,31 @@ pub(crate) fn lane_fold<T: Element, R: Float, const K: usize>(
     term: impl Fn([T::Acc; K]) -> R,
     combine: impl Fn(R, R) -> R,
 ) -> R {
-    let parts = slices.map(|slice| slice.as_chunks::<LANES>());
-    let whole = parts.iter().map(|(chunks, _)| chunks.len()).min();
     let mut lanes = [start; LANES];
-    for c in 0..whole.unwrap_or(0) {
-        let chunk = parts.map(|(chunks, _)| &chunks[c]);
+    let n = slices.iter().map(|slice| slice.len()).min().unwrap_or(0);
+    let blocks = slices.map(|slice| slice.as_chunks::<{ LANES * DEPTH }>().0);
+    for b in 0..n / (LANES * DEPTH) {
+        let block = blocks.map(|blocks| &blocks[b]);
         for (j, lane) in lanes.iter_mut().enumerate() {
-            *lane = combine(*lane, term(chunk.map(|values| values[j].load())));
+            let at = |k: usize| term(block.map(|block| block[k * LANES + j].load()));
+            let pairs = (combine(at(0), at(1)), combine(at(2), at(3)));
+            *lane = combine(*lane, combine(pairs.0, pairs.1));
         }
     }
-    let rest = parts.iter().map(|(_, rest)| rest.len()).min();
-    for (j, lane) in lanes.iter_mut().enumerate().take(rest.unwrap_or(0)) {
-        *lane = combine(*lane, term(parts.map(|(_, rest)| rest[j].load())));
+    let rest = slices.map(|slice| &slice[n - n % (LANES * DEPTH)..n]);
+    for first in (0..n % (LANES * DEPTH)).step_by(LANES) {
+        let rest = rest.map(|rest| &rest[first..]);
+        let count = rest.iter().map(|rest| rest.len()).min().unwrap_or(0);
+        for (j, lane) in lanes.iter_mut().enumerate().take(count) {
+            *lane = combine(*lane, term(rest.map(|rest| rest[j].load())));
+        }
     }
-    let lanes: [R; 32] = halve(lanes, &combine);
-    let lanes: [R; 16] = halve(lanes, &combine);
-    let lanes: [R; 8] = halve(lanes, &combine);
-    let lanes: [R; 4] = halve(lanes, &combine);
-    let [a, b]: [R; 2] = halve(lanes, &combine);
-    combine(a, b)
-}
-
-/// Combines the upper half of the accumulators into the lower.
-#[inline(always)]
-fn halve<R: Float, const N: usize, const H: usize>(
-    lanes: [R; N],
-    combine: impl Fn(R, R) -> R,
-) -> [R; H] {
-    std::array::from_fn(|j| combine(lanes[j], lanes[j + H]))
+    for half in [16, 8, 4, 2, 1] {
+        for j in 0..half {
+            lanes[j] = combine(lanes[j], lanes[j + half]);
+        }
+    }
+    lanes[0]
 }
 
 /// The sum of `term` over the elements of `K` equally long slices.

@@ -1,5 +1,7 @@
 //! One thread's share of each operation: plain functions on slices, without threads, locks or heap.
 
+pub mod cast;
+pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
 mod erf;

@@ -1,11 +1,9 @@
-//! Moving elements without computing with them: permutations, slices, joins, casts; and dropout.
+//! Moving elements without computing with them: permutations, slices, joins.
 //!
 //! A thread's share is always a contiguous range of the result, which may begin and end anywhere.
 
-use half::bf16;
-use phalanx_ir::random::philox;
-
-use crate::element::{Element, Float, vectorized};
+use super::inlined::inlined;
+use crate::element::vectorized;
 
 /// The most dims a tensor may have here.
 pub const MAX_DIMS: usize = 8;
@@ -100,122 +98,6 @@ pub fn join_part<T: Copy>(
     }
 }
 
-/// `out = x` in another type, rounded to nearest; towards zero for integers, and NaN becomes 0.
-pub fn cast<S: Scalar, D: Scalar>(x: &[S], out: &mut [D]) {
-    vectorized(
-        #[inline(always)]
-        || {
-            for (out, x) in out.iter_mut().zip(x) {
-                *out = D::from_f64(x.to_f64());
-            }
-        },
-    );
-}
-
-/// What the random numbers of one dropout depend on, besides the element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DropoutKey {
-    /// Philox's key.
-    pub key: [u32; 2],
-    /// The upper half of Philox's counter: which op this is, in which step.
-    pub purpose: [u32; 2],
-}
-
-/// `out = x / (1 − p)` where an element is kept, which it is with probability `1 − p`, else zero.
-///
-/// `first` is the global index of the first element. Element `i` is kept iff word `i % 4` of
-/// Philox's block `i / 4` is at least `p · 2³²`. The same call on `dy` gives the gradient.
-pub fn dropout<T: Element>(x: &[T], p: f64, key: DropoutKey, first: u64, out: &mut [T]) {
-    let threshold = (p * 2f64.powi(32)) as u64;
-    let Ok(threshold) = u32::try_from(threshold) else {
-        out.fill(T::default());
-        return;
-    };
-    let factor = T::Acc::from_f64(1.0 / (1.0 - p));
-    // Up to where the first block of Philox begins.
-    let head = (first.wrapping_neg() % 4).min(out.len() as u64) as usize;
-    let (x_head, x) = x.split_at(head);
-    let (out_head, out) = out.split_at_mut(head);
-    let words = key.words(first / 4);
-    let word_of = |i: usize| words[(first % 4) as usize + i];
-    for (i, (out, x)) in out_head.iter_mut().zip(x_head).enumerate() {
-        *out = keep(*x, word_of(i), threshold, factor);
-    }
-    vectorized(
-        #[inline(always)]
-        || {
-            let mut block = first.div_ceil(4);
-            for (x, out) in x.chunks(4 * BLOCKS).zip(out.chunks_mut(4 * BLOCKS)) {
-                let mut words = [0; 4 * BLOCKS];
-                for (i, four) in words.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                    *four = key.words(block + i as u64);
-                }
-                for ((out, x), word) in out.iter_mut().zip(x).zip(&words) {
-                    *out = keep(*x, *word, threshold, factor);
-                }
-                block += BLOCKS as u64;
-            }
-        },
-    );
-}
-
-/// A stored type that can be cast to any other.
-///
-/// All go through `f64`, which holds every value of every type; a compiler sees through it where a
-/// shorter way gives the same bits.
-pub trait Scalar: Copy {
-    /// The value; exact.
-    fn to_f64(self) -> f64;
-    /// The nearest value of this type.
-    fn from_f64(value: f64) -> Self;
-}
-
-macro_rules! scalar {
-    ($($type:ty: |$x:ident| $to:expr, |$v:ident| $from:expr;)*) => {$(
-        impl Scalar for $type {
-            #[inline(always)]
-            fn to_f64(self) -> f64 {
-                let $x = self;
-                $to
-            }
-
-            #[inline(always)]
-            fn from_f64($v: f64) -> Self {
-                $from
-            }
-        }
-    )*};
-}
-
-scalar! {
-    f64: |x| x, |v| v;
-    f32: |x| f64::from(x), |v| v as f32;
-    bf16: |x| f64::from(x.load()), |v| bf16::store(v as f32);
-    i32: |x| f64::from(x), |v| v as i32;
-    u8: |x| f64::from(x), |v| u8::from(v != 0.0);
-}
-
-/// Blocks of random words that are made at a time: enough to fill the vector registers.
-const BLOCKS: usize = 64;
-
-impl DropoutKey {
-    #[inline(always)]
-    fn words(&self, block: u64) -> [u32; 4] {
-        let [low, high] = self.purpose;
-        philox(self.key, [block as u32, (block >> 32) as u32, low, high])
-    }
-}
-
-#[inline(always)]
-fn keep<T: Element>(x: T, word: u32, threshold: u32, factor: T::Acc) -> T {
-    let scaled = T::store(x.load() * factor);
-    if word >= threshold {
-        scaled
-    } else {
-        T::default()
-    }
-}
-
 /// One dim of the result: its size, and how far apart its elements are in the source.
 #[derive(Clone, Copy)]
 struct Dim {
@@ -295,25 +177,22 @@ const TILE: usize = 16;
 /// `out[r][c] = x[c · stride + r]` for `rows` rows.
 fn transpose<T: Copy>(x: &[T], stride: usize, rows: usize, out: &mut [T]) {
     let columns = out.len() / rows;
-    vectorized(
-        #[inline(always)]
-        || {
-            for r in (0..rows).step_by(TILE) {
-                for c in (0..columns).step_by(TILE) {
-                    let (height, width) = (TILE.min(rows - r), TILE.min(columns - c));
-                    if height == TILE && width == TILE {
-                        transpose_tile(x, stride, out, columns, r, c);
-                    } else {
-                        for i in r..r + height {
-                            for j in c..c + width {
-                                out[i * columns + j] = x[j * stride + i];
-                            }
-                        }
+    vectorized(inlined!(|| {
+        for r in (0..rows).step_by(TILE) {
+            for c in (0..columns).step_by(TILE) {
+                let (height, width) = (TILE.min(rows - r), TILE.min(columns - c));
+                if height == TILE && width == TILE {
+                    transpose_tile(x, stride, out, columns, r, c);
+                    continue;
+                }
+                for i in r..r + height {
+                    for j in c..c + width {
+                        out[i * columns + j] = x[j * stride + i];
                     }
                 }
             }
-        },
-    );
+        }
+    }));
 }
 
 #[inline(always)]
@@ -339,7 +218,6 @@ fn transpose_tile<T: Copy>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{doubles, normals};
     use super::*;
 
     /// Any share of the result must equal that part of the naive result.
@@ -417,89 +295,5 @@ mod tests {
                 join_part(&cut(start, length), [dim, inner], start, length, first, out);
             }
         });
-    }
-
-    #[test]
-    fn casts() {
-        fn to<S: Scalar, D: Scalar + Default + Clone>(x: &[S]) -> Vec<D> {
-            let mut out = vec![D::default(); x.len()];
-            cast(x, &mut out);
-            out
-        }
-        let x = [
-            1.5f64,
-            -2.75,
-            0.0,
-            1e10,
-            -1e10,
-            f64::NAN,
-            1.003_906_25,
-            16_777_217.0,
-        ];
-        assert_eq!(
-            to::<_, i32>(&x),
-            [1, -2, 0, i32::MAX, i32::MIN, 0, 1, 16_777_217]
-        );
-        assert_eq!(to::<_, u8>(&x), [1, 1, 0, 1, 1, 1, 1, 1]);
-        let singles = to::<_, f32>(&x);
-        assert!(
-            singles
-                .iter()
-                .zip(x)
-                .all(|(s, x)| s.to_bits() == (x as f32).to_bits())
-        );
-        let narrow = to::<_, bf16>(&singles);
-        let same = |(b, s): (&bf16, &f32)| b.to_bits() == bf16::from_f32(*s).to_bits();
-        assert!(narrow.iter().zip(&singles).all(same));
-        assert_eq!(to::<_, f64>(&narrow[..3]), x[..3]);
-        assert_eq!(to::<_, f32>(&[16_777_217, -3]), [16_777_216.0, -3.0]);
-        assert_eq!(to::<_, bf16>(&[0u8, 1]), [bf16::ZERO, bf16::ONE]);
-        assert_eq!(to::<_, i32>(&[0u8, 1]), [0, 1]);
-        assert_eq!(to::<_, u8>(&[7, 0, -1]), [1, 0, 1]);
-    }
-
-    const KEY: DropoutKey = DropoutKey {
-        key: [11, 12],
-        purpose: [13, 14],
-    };
-
-    #[test]
-    fn dropout_follows_the_global_index() {
-        let x: Vec<f32> = normals("x", 1000);
-        // Near 2³⁴ the block's number outgrows one word of the counter.
-        for first in [0, 1, 2, 3, 4, 17, (1 << 34) - 500] {
-            let mut out = vec![9.0; x.len()];
-            dropout(&x, 0.3, KEY, first, &mut out);
-            for (i, (out, x)) in (first..).zip(out.iter().zip(&x)) {
-                let counter = [(i / 4) as u32, ((i / 4) >> 32) as u32, 13, 14];
-                let word = philox([11, 12], counter)[(i % 4) as usize];
-                let kept = f64::from(word) >= 0.3 * 2f64.powi(32);
-                assert_eq!(
-                    *out,
-                    if kept { x * (1.0 / 0.7) } else { 0.0 },
-                    "element {i}"
-                );
-            }
-            let mut piece = vec![9.0; 2];
-            dropout(&x[501..503], 0.3, KEY, first + 501, &mut piece);
-            assert_eq!(piece, out[501..503]);
-        }
-    }
-
-    #[test]
-    fn dropout_keeps_its_share_and_the_mean() {
-        let x = vec![bf16::ONE; 100_000];
-        let mut out = x.clone();
-        for p in [0.1, 0.5] {
-            dropout(&x, p, KEY, 0, &mut out);
-            let kept = out.iter().filter(|v| **v != bf16::ZERO).count() as f64 / 1e5;
-            assert!((kept - (1.0 - p)).abs() < 0.006, "kept {kept} at {p}");
-            let mean = doubles(&out).iter().sum::<f64>() / 1e5;
-            assert!((mean - 1.0).abs() < 0.01, "mean {mean} at {p}");
-        }
-        dropout(&x, 0.0, KEY, 0, &mut out);
-        assert_eq!(out, x);
-        dropout(&x, 1.0, KEY, 0, &mut out);
-        assert!(out.iter().all(|v| *v == bf16::ZERO));
     }
 }

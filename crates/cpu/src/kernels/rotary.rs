@@ -82,19 +82,14 @@ impl<A: Float> Rotary<'_, A> {
         let (this, width) = (*self, self.heads * self.head_dim);
         vectorized(inlined!(|| {
             for row in 0..rows {
-                let tables = this.line(row);
+                let (cos, sin) = this.line(row);
                 let x = &x[row * x_stride..][..width];
                 let y = &mut y[row * y_stride..][..width];
                 let heads = x.chunks_exact(this.head_dim);
                 for (x, y) in heads.zip(y.chunks_exact_mut(this.head_dim)) {
+                    let (x0, x1) = x.split_at(this.head_dim / 2);
                     let (y0, y1) = y.split_at_mut(this.head_dim / 2);
-                    turn(
-                        x.split_at(this.head_dim / 2),
-                        tables,
-                        this.direction,
-                        y0,
-                        y1,
-                    );
+                    turn(x0, x1, cos, sin, this.direction, y0, y1);
                 }
             }
         }));
@@ -128,15 +123,19 @@ impl<A: Float> Rotary<'_, A> {
 
 #[inline(always)]
 fn turn<T: Element>(
-    (x0, x1): (&[T], &[T]),
-    (cos, sin): (&[T::Acc], &[T::Acc]),
+    x0: &[T],
+    x1: &[T],
+    cos: &[T::Acc],
+    sin: &[T::Acc],
     direction: Direction,
     y0: &mut [T],
     y1: &mut [T],
 ) {
-    let points = x0.iter().zip(x1).zip(y0.iter_mut().zip(y1));
-    for (((x0, x1), (y0, y1)), (cos, sin)) in points.zip(cos.iter().zip(sin)) {
-        (*y0, *y1) = turn_point(*x0, *x1, *cos, *sin, direction);
+    let half = cos.len();
+    let (x0, x1, sin) = (&x0[..half], &x1[..half], &sin[..half]);
+    let (y0, y1) = (&mut y0[..half], &mut y1[..half]);
+    for i in 0..half {
+        (y0[i], y1[i]) = turn_point(x0[i], x1[i], cos[i], sin[i], direction);
     }
 }
 
