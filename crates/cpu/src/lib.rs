@@ -2,3 +2,4 @@
 
 pub mod element;
 pub mod kernels;
+pub mod pool;

@@ -1,0 +1,114 @@
+//! The functions behind the operations' names. All are free of branches.
+
+use super::{Binary, Unary};
+use crate::element::Float;
+use crate::kernels::erf::erf;
+use crate::kernels::inlined::inlined;
+
+/// A loop that waits for the function of one operand which it is to apply.
+pub(super) trait Loop1<A> {
+    fn run(self, f: impl Fn(A) -> A);
+}
+
+/// A loop that waits for the function of two operands which it is to apply.
+pub(super) trait Loop2<A> {
+    fn run(self, f: impl Fn(A, A) -> A);
+}
+
+/// Gives the loop the function that `op` names.
+pub(super) fn with_unary<A: Float>(op: Unary, to: impl Loop1<A>) {
+    match op {
+        Unary::Neg => to.run(inlined!(|x| -x)),
+        Unary::Exp => to.run(inlined!(|x| x.exp())),
+        Unary::Log => to.run(inlined!(|x| x.ln())),
+        Unary::Sqrt => to.run(inlined!(|x| x.sqrt())),
+        Unary::Rsqrt => to.run(inlined!(|x| A::ONE / x.sqrt())),
+        Unary::Recip => to.run(inlined!(|x| A::ONE / x)),
+        Unary::Square => to.run(inlined!(|x| x * x)),
+        Unary::Tanh => to.run(inlined!(|x| x.tanh())),
+        Unary::Sigmoid => to.run(inlined!(|x| sigmoid(x))),
+        Unary::Relu => to.run(inlined!(|x| if x < A::ZERO { A::ZERO } else { x })),
+        Unary::Gelu => to.run(inlined!(|x| x * gelu_gate(x).0)),
+        Unary::GeluErf => to.run(inlined!(|x| x * normal_distribution(x))),
+        Unary::Silu => to.run(inlined!(|x| x * sigmoid(x))),
+    }
+}
+
+/// Gives the loop the function `(x, dy) → dy · op′(x)`.
+pub(super) fn with_unary_gradient<A: Float>(op: Unary, to: impl Loop2<A>) {
+    let half = A::from_f64(0.5);
+    match op {
+        Unary::Neg => to.run(inlined!(|_, dy| -dy)),
+        Unary::Exp => to.run(inlined!(|x, dy| dy * x.exp())),
+        Unary::Log => to.run(inlined!(|x, dy| dy / x)),
+        Unary::Sqrt => to.run(inlined!(|x, dy| dy * half / x.sqrt())),
+        Unary::Rsqrt => to.run(inlined!(|x, dy| -(dy * half) / (x * x.sqrt()))),
+        Unary::Recip => to.run(inlined!(|x, dy| -dy / (x * x))),
+        Unary::Square => to.run(inlined!(|x, dy| dy * (x + x))),
+        Unary::Tanh => to.run(inlined!(|x, dy| {
+            let t = x.tanh();
+            dy * (A::ONE - t * t)
+        })),
+        Unary::Sigmoid => to.run(inlined!(|x, dy| {
+            let s = sigmoid(x);
+            dy * (s * (A::ONE - s))
+        })),
+        Unary::Relu => to.run(inlined!(|x, dy| if x > A::ZERO { dy } else { A::ZERO })),
+        Unary::Gelu => to.run(inlined!(|x, dy| {
+            let (gate, slope) = gelu_gate(x);
+            dy * (gate + x * slope)
+        })),
+        Unary::GeluErf => to.run(inlined!(|x, dy| {
+            let density = (-(x * x) * half).exp() * A::from_f64(INVERSE_ROOT_TAU);
+            dy * (normal_distribution(x) + x * density)
+        })),
+        Unary::Silu => to.run(inlined!(|x, dy| {
+            let s = sigmoid(x);
+            dy * (s + x * (s * (A::ONE - s)))
+        })),
+    }
+}
+
+/// Gives the loop the function that `op` names.
+pub(super) fn with_binary<A: Float>(op: Binary, to: impl Loop2<A>) {
+    match op {
+        Binary::Add => to.run(inlined!(|a, b| a + b)),
+        Binary::Sub => to.run(inlined!(|a, b| a - b)),
+        Binary::Mul => to.run(inlined!(|a, b| a * b)),
+        Binary::Div => to.run(inlined!(|a, b| a / b)),
+        Binary::Max => to.run(inlined!(|a, b| larger(a, b))),
+        Binary::Min => to.run(inlined!(|a, b| -larger(-a, -b))),
+    }
+}
+
+/// The larger of two numbers, NaN if either is.
+#[inline(always)]
+#[expect(clippy::eq_op, reason = "only NaN differs from itself")]
+pub(crate) fn larger<A: Float>(a: A, b: A) -> A {
+    if a > b || a != a { a } else { b }
+}
+
+#[inline(always)]
+fn sigmoid<A: Float>(x: A) -> A {
+    A::ONE / (A::ONE + (-x).exp())
+}
+
+/// 1 / √(2π)
+const INVERSE_ROOT_TAU: f64 = 0.398_942_280_401_432_7;
+
+#[inline(always)]
+fn normal_distribution<A: Float>(x: A) -> A {
+    let half = A::from_f64(0.5);
+    half + half * erf(x * A::from_f64(std::f64::consts::FRAC_1_SQRT_2))
+}
+
+/// The approximation of Φ that `Gelu` uses, and its derivative.
+#[inline(always)]
+fn gelu_gate<A: Float>(x: A) -> (A, A) {
+    let (root, cubic) = (A::from_f64(2.0 * INVERSE_ROOT_TAU), A::from_f64(0.044715));
+    let half = A::from_f64(0.5);
+    let x2 = x * x;
+    let t = (root * x * (A::ONE + cubic * x2)).tanh();
+    let inner_slope = root * (A::ONE + A::from_f64(3.0) * cubic * x2);
+    (half + half * t, half * (A::ONE - t * t) * inner_slope)
+}

@@ -1,0 +1,210 @@
+//! Sums and maxima over some of a tensor's dims.
+//!
+//! A tensor is seen as `[outer, middle, inner]`, and the middle is what disappears. All orders are
+//! fixed, so a result does not depend on the instruction set; where threads split the elements of
+//! the result, it does not depend on their number either.
+
+use std::ops::Range;
+
+use super::elementwise::larger;
+use super::inlined::inlined;
+use super::lanes::{lane_fold, lane_sum};
+use crate::element::{Element, Float, vectorized};
+
+/// What becomes of the elements that are reduced to one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reduction {
+    /// Their sum, accumulated in the accumulator type.
+    Sum,
+    /// The largest; NaN if any is.
+    Max,
+}
+
+/// `[middle, inner] → [inner]`: reduces over all leading dims, for the given columns only.
+///
+/// `out` holds those columns.
+pub fn reduce_leading<T: Element>(
+    op: Reduction,
+    x: &[T],
+    inner: usize,
+    columns: Range<usize>,
+    out: &mut [T],
+) {
+    match op {
+        Reduction::Sum => {
+            let add = inlined!(|a, b| a + b);
+            columns_with(x, inner, columns, out, T::Acc::ZERO, add);
+        }
+        Reduction::Max => {
+            let max = inlined!(|a, b| larger(a, b));
+            columns_with(x, inner, columns, out, T::Acc::NEG_INFINITY, max);
+        }
+    }
+}
+
+/// `[outer, middle, inner] → [outer, inner]`, for as many outer indices as `x` holds.
+pub fn reduce_middle<T: Element>(
+    op: Reduction,
+    x: &[T],
+    middle: usize,
+    inner: usize,
+    out: &mut [T],
+) {
+    let blocks = x.chunks_exact(middle * inner);
+    for (x, out) in blocks.zip(out.chunks_exact_mut(inner)) {
+        reduce_leading(op, x, inner, 0..inner, out);
+    }
+}
+
+/// `[outer, inner] → [outer]`: reduces over all trailing dims, for as many rows as `x` holds.
+pub fn reduce_trailing<T: Element>(op: Reduction, x: &[T], inner: usize, out: &mut [T]) {
+    vectorized(inlined!(|| {
+        for (x, out) in x.chunks_exact(inner).zip(out) {
+            let itself = inlined!(|[x]: [T::Acc; 1]| x);
+            let value = match op {
+                Reduction::Sum => lane_sum([x], itself),
+                Reduction::Max => {
+                    let max = inlined!(|a, b| larger(a, b));
+                    lane_fold([x], T::Acc::NEG_INFINITY, itself, max)
+                }
+            };
+            *out = T::store(value);
+        }
+    }));
+}
+
+/// This thread's share of the sum of all elements, in double precision.
+pub fn sum<T: Element>(x: &[T]) -> f64 {
+    vectorized(inlined!(|| lane_sum([x], inlined!(|[x]| x.to_f64()))))
+}
+
+/// This thread's share of the sum of all squares, in double precision: what a norm is made of.
+pub fn sum_of_squares<T: Element>(x: &[T]) -> f64 {
+    vectorized(inlined!(|| lane_sum(
+        [x],
+        inlined!(|[x]| {
+            let x = x.to_f64();
+            x * x
+        })
+    )))
+}
+
+/// Columns that are reduced together: their accumulators stay in the first-level cache.
+const COLUMNS: usize = 512;
+
+/// Rows that are reduced into one partial result before it joins the total, so that the rounding
+/// error of a sum grows with the root of the number of rows rather than with the number.
+const ROWS: usize = 64;
+
+fn columns_with<T: Element>(
+    x: &[T],
+    inner: usize,
+    columns: Range<usize>,
+    out: &mut [T],
+    start: T::Acc,
+    combine: impl Fn(T::Acc, T::Acc) -> T::Acc,
+) {
+    vectorized(inlined!(|| {
+        let firsts = columns.step_by(COLUMNS);
+        for (first, out) in firsts.zip(out.chunks_mut(COLUMNS)) {
+            let mut total = [start; COLUMNS];
+            for rows in x.chunks(ROWS * inner) {
+                let mut part = [start; COLUMNS];
+                for row in rows.chunks_exact(inner) {
+                    for (part, x) in part.iter_mut().zip(&row[first..first + out.len()]) {
+                        *part = combine(*part, x.load());
+                    }
+                }
+                for (total, part) in total.iter_mut().zip(&part[..out.len()]) {
+                    *total = combine(*total, *part);
+                }
+            }
+            for (out, total) in out.iter_mut().zip(&total) {
+                *out = T::store(*total);
+            }
+        }
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::super::testing::{assert_close, doubles, normals, tolerance};
+    use super::*;
+
+    /// The middle dim reduced naively, in double precision.
+    fn naive(op: Reduction, x: &[f64], [outer, middle, inner]: [usize; 3]) -> Vec<f64> {
+        let mut out = Vec::new();
+        for o in 0..outer {
+            for i in 0..inner {
+                let column = (0..middle).map(|m| x[(o * middle + m) * inner + i]);
+                out.push(match op {
+                    Reduction::Sum => column.sum(),
+                    Reduction::Max => column.fold(f64::NEG_INFINITY, f64::max),
+                });
+            }
+        }
+        out
+    }
+
+    fn are_right<T: Element>() {
+        for op in [Reduction::Sum, Reduction::Max] {
+            for shape @ [outer, middle, inner] in [[2, 3, 5], [1, 130, 1100], [3, 65, 1], [4, 1, 7]]
+            {
+                let x: Vec<T> = normals("x", outer * middle * inner);
+                let mut out = vec![T::default(); outer * inner];
+                // One rounding of the result, and those of the sum, which grow like its root.
+                let limit = |terms: usize| {
+                    tolerance::<T>(1.01) + tolerance::<T::Acc>(16.0 * (terms as f64).sqrt())
+                };
+                reduce_middle(op, &x, middle, inner, &mut out);
+                assert_close(&out, &naive(op, &doubles(&x), shape), limit(middle));
+
+                let mut out = vec![T::default(); outer];
+                reduce_trailing(op, &x, middle * inner, &mut out);
+                let want = naive(op, &doubles(&x), [outer, middle * inner, 1]);
+                assert_close(&out, &want, limit(middle * inner));
+
+                let columns = inner / 3..inner;
+                let mut out = vec![T::default(); columns.len()];
+                reduce_leading(op, &x, inner, columns.clone(), &mut out);
+                let want = naive(op, &doubles(&x), [1, outer * middle, inner]);
+                assert_close(&out, &want[columns], limit(outer * middle));
+            }
+        }
+    }
+
+    #[test]
+    fn over_any_dims() {
+        are_right::<f64>();
+        are_right::<f32>();
+        are_right::<bf16>();
+    }
+
+    #[test]
+    fn shares_of_sums() {
+        let x: Vec<f32> = normals("x", 10_001);
+        let wide = doubles(&x);
+        assert!((sum(&x) - wide.iter().sum::<f64>()).abs() < 1e-10);
+        let squares: f64 = wide.iter().map(|x| x * x).sum();
+        assert!((sum_of_squares(&x) - squares).abs() < 1e-9);
+        // A single could not hold these squares, let alone their sum.
+        assert_eq!(
+            sum_of_squares(&[1e30f32, 1e30]),
+            2.0 * f64::from(1e30f32).powi(2)
+        );
+    }
+
+    #[test]
+    fn a_nan_is_the_maximum() {
+        let mut x: Vec<f32> = normals("x", 300);
+        x[123] = f32::NAN;
+        let mut out = [0.0];
+        reduce_trailing(Reduction::Max, &x, 300, &mut out);
+        assert!(out[0].is_nan());
+        let mut out = [0.0; 100];
+        reduce_leading(Reduction::Max, &x, 100, 0..100, &mut out);
+        assert!(out.iter().enumerate().all(|(i, v)| v.is_nan() == (i == 23)));
+    }
+}
