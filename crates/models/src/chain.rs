@@ -49,7 +49,7 @@ impl Chain {
     pub fn once(&mut self, segment: Builder, init: impl Fn(&str) -> Init) -> Result<(), IrError> {
         let program = segment.finish()?;
         let name = program.name.clone();
-        self.append(name, "", program, init)
+        self.append(&name, "", program, init)
     }
 
     /// Appends a segment as the instance `prefix`; the model knows its parameter `w` as `prefix.w`.
@@ -60,12 +60,23 @@ impl Chain {
         segment: Builder,
         init: impl Fn(&str) -> Init,
     ) -> Result<(), IrError> {
-        self.append(
-            prefix.to_owned(),
-            &format!("{prefix}."),
-            segment.finish()?,
-            init,
-        )
+        self.append(prefix, &format!("{prefix}."), segment.finish()?, init)
+    }
+
+    /// Appends a segment `count` times, as the instances `prefix.0`, `prefix.1`, …
+    pub fn repeat(
+        &mut self,
+        prefix: &str,
+        count: usize,
+        segment: Builder,
+        init: impl Fn(&str) -> Init,
+    ) -> Result<(), IrError> {
+        let program = segment.finish()?;
+        for i in 0..count {
+            let name = format!("{prefix}.{i}");
+            self.append(&name, &format!("{name}."), program.clone(), &init)?;
+        }
+        Ok(())
     }
 
     /// The model.
@@ -77,7 +88,7 @@ impl Chain {
     /// pulling norms and biases towards zero has no use as a regulariser.
     fn append(
         &mut self,
-        instance: String,
+        instance: &str,
         prefix: &str,
         program: Program,
         init: impl Fn(&str) -> Init,

@@ -126,9 +126,8 @@ impl Architecture for Llama {
         let init = language::init(self.init_std, self.spec.layers);
         let mut chain = Chain::new(self.name());
         chain.once(self.embed(shape, compute), &init)?;
-        for i in 0..self.spec.layers {
-            chain.under(&format!("blocks.{i}"), self.block(shape, compute), &init)?;
-        }
+        let block = self.block(shape, compute);
+        chain.repeat("blocks", self.spec.layers, block, &init)?;
         chain.once(self.head(shape, compute, purpose), &init)?;
         Ok(chain.finish())
     }
