@@ -4,9 +4,12 @@
 //! configuration to a folder of results.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod config;
 pub mod corpus;
 pub mod error;
+pub mod eval;
+pub mod explain;
 pub mod host;
 pub mod metrics;
 pub mod network;
