@@ -10,7 +10,7 @@ use crate::config::Loaded;
 use crate::corpus;
 use crate::error::{Error, Problem, Result};
 use crate::host::{HostEngine, host_engine};
-use crate::metrics::{Evaluation, LossPlot, Step, Summary};
+use crate::metrics::{Evaluation, LossPlot, Step, Summary, bytes, short};
 use crate::network::Network;
 use crate::report::{Facts, Report};
 use crate::rundir::RunDir;
@@ -95,10 +95,9 @@ impl<'a> Run<'a> {
     fn header(&self, dir: String) -> Vec<String> {
         let config = &self.loaded.config;
         let memory = self.session.memory();
-        let mib = |bytes: usize| format!("{:.1}", bytes as f64 / (1 << 20) as f64);
         let parts: Vec<String> = (Category::ALL.into_iter())
             .filter(|&category| memory.peak(category) > 0)
-            .map(|category| format!("{category} {}", mib(memory.peak(category))))
+            .map(|category| format!("{category} {}", bytes(memory.peak(category) as u64)))
             .collect();
         let floor = match self.corpus.entropy_floor() {
             Some(floor) => format!(", entropy {floor:.4}"),
@@ -107,19 +106,19 @@ impl<'a> Run<'a> {
         let train = &config.train;
         vec![
             format!(
-                "model  {}: {:.2}M parameters in {}",
+                "model  {}: {} parameters in {}",
                 self.network.describe(&config.model),
-                self.parameters as f64 / 1e6,
+                short(self.parameters as f64),
                 config.precision.weights,
             ),
             format!("data   {}{floor}", self.corpus.describe()),
             format!(
-                "step   {} sequences of {} tokens in {} micro-batches, {} thread(s)",
+                "step   {} sequences of {} tokens, micro-batches: {}, threads: {}",
                 train.batch_size, train.seq_len, train.microbatches, config.run.threads,
             ),
             format!(
-                "plan   {} MiB ({})",
-                mib(self.session.arena()),
+                "plan   {}: {}",
+                bytes(self.session.arena() as u64),
                 parts.join(", ")
             ),
             format!("run    {dir}"),
@@ -195,7 +194,7 @@ pub(crate) fn check_finite(
     };
     Err(Error::failed(
         Problem::new(format!(
-            "the {what} is {value} at step {step}, with the learning rate {lr}"
+            "the {what} is {value} at step {step}, with the learning rate {lr:e}"
         ))
         .because(before)
         .because("no weights were written; the steps before are in metrics.jsonl")
