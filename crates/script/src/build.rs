@@ -85,6 +85,25 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
+    /// AdamW with the constants that language models are usually trained with.
+    pub const fn adamw() -> Self {
+        Optimizer::AdamW {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            decay: 0.1,
+        }
+    }
+
+    /// Gradient descent with momentum (0: none) and nothing else.
+    pub const fn sgd(momentum: f64) -> Self {
+        Optimizer::Sgd {
+            momentum,
+            nesterov: false,
+            decay: 0.0,
+        }
+    }
+
     /// How many state buffers it keeps beside a master.
     pub fn states(&self) -> usize {
         match self {

@@ -25,7 +25,8 @@ pub use action::{
     View, Write,
 };
 pub use build::{
-    Compiled, ForwardPlan, Optimizer, Precision, TrainPlan, eval_script, forward_script, train_script,
+    Compiled, ForwardPlan, Optimizer, Precision, TrainPlan, eval_script, forward_script,
+    train_script,
 };
 pub use check::check;
 pub use error::ScriptError;

@@ -19,6 +19,7 @@ pub mod rundir;
 pub mod saved;
 pub mod schedule;
 pub mod session;
+pub mod steps;
 mod train;
 
 pub use train::{Output, train};

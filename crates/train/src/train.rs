@@ -1,14 +1,13 @@
 //! A training run, from a configuration to a folder of results.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use phalanx_data::{Batch, Corpus, Loader};
 use phalanx_script::Category;
 
 use crate::config::Loaded;
 use crate::corpus;
-use crate::error::{Error, Problem, Result};
+use crate::error::Result;
 use crate::host::{HostEngine, host_engine};
 use crate::metrics::{Evaluation, LossPlot, Step, Summary, bytes, short};
 use crate::network::Network;
@@ -16,7 +15,8 @@ use crate::report::{Facts, Report};
 use crate::rundir::RunDir;
 use crate::saved;
 use crate::schedule::LearningRate;
-use crate::session::{Session, Settings, StepResult};
+use crate::session::{Session, Settings};
+use crate::steps::{Taken, take_steps};
 
 pub use crate::report::Output;
 
@@ -130,36 +130,36 @@ impl<'a> Run<'a> {
         let train = &self.loaded.config.train;
         let rate = LearningRate::new(&self.loaded.config);
         let (steps, every) = (train.steps.get(), train.eval_every);
-        let mut last = None;
-        for step in 1..=steps {
-            let lr = rate.at(step);
-            let batch = self.loader.next_batch();
-            let batch = batch.map_err(|e| Error::failed(Problem::new(e.to_string())))?;
-            let begun = Instant::now();
-            let session = &mut self.session;
-            let result = corpus::with_step_data(batch, |data| session.step(data, lr))?;
-            let time = begun.elapsed();
-            check_finite(step, result, last, lr)?;
-            last = Some(result.loss);
+        let (session, held_out) = (&mut self.session, &self.held_out);
+        let observe = |session: &mut Session<HostEngine>, taken: Taken| {
+            let Taken {
+                step, result, time, ..
+            } = taken;
             let line = Step {
                 step,
                 loss: result.loss,
                 grad_norm: result.grad_norm,
-                lr,
+                lr: taken.lr,
                 tokens_per_s: train.tokens_per_step() as f64 / time.as_secs_f64(),
                 step_ms: 1e3 * time.as_secs_f64(),
             };
             report.step(line, time)?;
             if every > 0 && (step % every == 0 || step == steps) {
-                let val_loss =
-                    corpus::mean_loss(&self.held_out, |data| self.session.evaluate(data))?;
+                let val_loss = corpus::mean_loss(held_out, |data| session.evaluate(data))?;
                 report.evaluation(Evaluation {
                     after_step: step,
                     val_loss,
                 })?;
             }
-        }
-        Ok(())
+            Ok(())
+        };
+        take_steps(
+            session,
+            &mut self.loader,
+            steps,
+            |step| rate.at(step),
+            observe,
+        )
     }
 
     fn save(&mut self, report: &Report) -> Result<()> {
@@ -174,30 +174,4 @@ impl<'a> Run<'a> {
             &tensors,
         )
     }
-}
-
-/// Stops a run whose numbers have gone out of range: every further step would be wasted.
-pub(crate) fn check_finite(
-    step: usize,
-    result: StepResult,
-    last: Option<f64>,
-    lr: f64,
-) -> Result<()> {
-    let (what, value) = match (result.loss.is_finite(), result.grad_norm.is_finite()) {
-        (true, true) => return Ok(()),
-        (false, _) => ("loss", result.loss),
-        (true, false) => ("gradient norm", result.grad_norm),
-    };
-    let before = match last {
-        Some(loss) => format!("the last good loss was {loss} at step {}", step - 1),
-        None => "it was so from the first step on: look at the weights and the data".to_owned(),
-    };
-    Err(Error::failed(
-        Problem::new(format!(
-            "the {what} is {value} at step {step}, with the learning rate {lr:e}"
-        ))
-        .because(before)
-        .because("no weights were written; the steps before are in metrics.jsonl")
-        .fix("lower optim.lr, raise optim.warmup_steps, set optim.clip = 1.0, or compute in f32"),
-    ))
 }
