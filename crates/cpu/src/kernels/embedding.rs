@@ -65,6 +65,7 @@ pub fn gather<T: Element>(
     ids: &[i32],
     out: &mut [T],
 ) -> Result<(), UnknownId> {
+    assert_eq!(out.len(), ids.len() * d);
     for (position, (id, out)) in ids.iter().zip(out.chunks_exact_mut(d)).enumerate() {
         match held.find(position, *id)? {
             Some(row) => out.copy_from_slice(&table[row * d..][..d]),
@@ -127,6 +128,7 @@ where
         columns.start <= columns.end && columns.end <= d,
         "columns {columns:?} do not lie in rows of {d}"
     );
+    assert_eq!(dy.len(), ids.len() * d);
     let piece = |row: usize| {
         // SAFETY: `row` is one of the held rows and the columns lie in it, so the piece is part of
         // what the caller promised; it is used up before the next one is made.
