@@ -49,13 +49,13 @@ struct Found {
 
 /// Looks for the pattern around the `cross_entropy_grad` at this index.
 fn find(program: &Program, index: usize, chunk: NonZeroUsize) -> Option<Found> {
-    let graph = Graph::new(program);
     let instrs = program.instrs();
     let grad = &instrs[index];
     let (Op::CrossEntropyGrad(_), &[logits, targets, lse, dnll]) = (&grad.op, &grad.inputs[..])
     else {
         return None;
     };
+    let graph = Graph::new(program);
     let (project, matmul, [x, w]) = plain_product(&graph, logits)?;
     let transposed = projection(&matmul.spec)?;
     let (loss, forward) = graph.making(lse)?;
