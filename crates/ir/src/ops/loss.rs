@@ -69,9 +69,6 @@ impl OpDef for CrossEntropy {
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
-        if g.cotangent(1).is_some() {
-            return Err(g.refuse(0, "the log-sum-exp is a statistic and carries no gradient"));
-        }
         let operands = [g.input(0), g.input(1), g.output(1), g.dy()?];
         let dx = g.emit(CrossEntropyGrad, &operands)?;
         g.set(0, dx)
