@@ -20,7 +20,7 @@
 use std::num::NonZeroUsize;
 
 use phalanx_ir::ops::{LinearCrossEntropy, Matmul, Spec};
-use phalanx_ir::{Instr, Op, Phase, Program, Role, ValueId};
+use phalanx_ir::{Op, Phase, Program, Role, ValueId};
 
 use crate::{Graph, Rewriter};
 
