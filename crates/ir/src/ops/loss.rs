@@ -158,10 +158,13 @@ impl OpDef for LinearCrossEntropy {
         6 * elements * self.vocab(ins[1]) as u64
     }
 
-    /// The logits of one chunk, and the log-sum-exp of its rows.
+    /// The logits of one chunk, in the accumulator type.
     fn scratch(&self, ins: &[&TensorType]) -> usize {
         let (x, w) = (ins[0], ins[1]);
         let rows = x.elements() / x.shape.last().copied().unwrap_or(1).max(1);
-        self.chunk.min(rows) * self.vocab(&w.shape) * x.dtype.size()
+        self.chunk.min(rows) * self.vocab(&w.shape) * x.dtype.accumulator().size()
+    }
+    fn accumulates(&self, result: usize) -> bool {
+        result == 2
     }
 }

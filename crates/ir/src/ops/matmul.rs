@@ -251,6 +251,9 @@ impl OpDef for Matmul {
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(2, 0)]
     }
+    fn accumulates(&self, _result: usize) -> bool {
+        !self.add
+    }
 }
 
 #[cfg(test)]
