@@ -6,16 +6,16 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::Instant;
 
-use phalanx_cpu::kernels::gemm::{Gemm, Packing};
+use phalanx_cpu::kernels::gemm::{Packing, matmul, matmul_scratch};
 use phalanx_cpu::kernels::matrix::{Mat, MatMut};
 
-const ROUNDS: usize = 9;
+const ROUNDS: usize = 40;
 
 fn main() {
     let rows: usize = std::env::args().nth(1).map_or(2048, |rows| {
         rows.parse().expect("the argument is a number of rows")
     });
-    println!("GFLOP/s of the median of {ROUNDS} rounds, {rows} rows; threads take rows, or for dW");
+    println!("GFLOP/s of the best of {ROUNDS} rounds, {rows} rows; threads take rows, or for dW");
     println!("rows | columns of the result");
     println!(
         "{:22}{:>8}{:>8}{:>8}{:>10}{:>9}{:>14}",
@@ -104,12 +104,12 @@ impl Buffers {
     }
 
     fn rate(&mut self, threads: usize, product: Product, gflop: f64) -> f64 {
-        let repeats = (8.0 / gflop).ceil() as usize;
+        let repeats = (2.0 / gflop).ceil() as usize;
         let mut times: Vec<f64> = (0..ROUNDS)
             .map(|_| self.round(threads, product, repeats))
             .collect();
         times.sort_by(f64::total_cmp);
-        gflop * repeats as f64 / times[ROUNDS / 2]
+        gflop * repeats as f64 / times[0]
     }
 
     fn round(&mut self, threads: usize, product: Product, repeats: usize) -> f64 {
@@ -129,11 +129,16 @@ impl Buffers {
                     let barrier = &barrier;
                     scope.spawn(move || {
                         let (a, b): (Mat<f32>, Mat<f32>) = (a.as_ref(), b.as_ref());
-                        Packing.multiply(c.reborrow(), a, b, false);
+                        let ([m, k], [_, n]) = (a.shape(), b.shape());
+                        let mut scratch = vec![0.0; matmul_scratch::<f32, f32, f32>(m, k, n)];
+                        let mut product = || {
+                            matmul(&Packing, black_box(c.reborrow()), a, b, false, &mut scratch);
+                        };
+                        product();
                         barrier.wait();
                         let start = Instant::now();
                         for _ in 0..repeats {
-                            Packing.multiply(black_box(c.reborrow()), a, b, false);
+                            product();
                         }
                         start.elapsed().as_secs_f64()
                     })
