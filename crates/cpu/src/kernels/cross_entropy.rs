@@ -223,21 +223,10 @@ fn check_lengths(rows: usize, lengths: [usize; 3]) {
 #[cfg(test)]
 mod tests {
     use half::bf16;
-    use phalanx_ir::random::Stream;
 
     use super::*;
     use crate::kernels::gemm::Packing;
-
-    fn random<T: Element>(name: &str, len: usize, factor: f64) -> Vec<T> {
-        let stream = Stream::named(9, name);
-        (0..len as u64)
-            .map(|i| T::store(T::Acc::from_f64(factor * stream.normal(i))))
-            .collect()
-    }
-
-    fn doubles<T: Element>(x: &[T]) -> Vec<f64> {
-        x.iter().map(|x| x.load().to_f64()).collect()
-    }
+    use crate::kernels::testing::{doubles, random};
 
     /// Loss, log-sum-exp and gradient of one row by the definition.
     fn naive(logits: &[f64], target: i32, d_nll: f64) -> (f64, f64, Vec<f64>) {

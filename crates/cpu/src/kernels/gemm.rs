@@ -264,16 +264,9 @@ fn inner_shape(c: [usize; 2], a: [usize; 2], b: [usize; 2]) -> [usize; 3] {
 #[cfg(test)]
 mod tests {
     use half::bf16;
-    use phalanx_ir::random::Stream;
 
     use super::*;
-
-    fn random<T: Element>(name: &str, len: usize) -> Vec<T> {
-        let stream = Stream::named(3, name);
-        (0..len as u64)
-            .map(|i| T::store(T::Acc::from_f64(stream.normal(i))))
-            .collect()
-    }
+    use crate::kernels::testing::random;
 
     fn at<T: Element>(data: &[T], strides: [usize; 2], i: usize, j: usize) -> f64 {
         data[i * strides[0] + j * strides[1]].load().to_f64()
@@ -286,8 +279,8 @@ mod tests {
         U: Element<Acc = T::Acc>,
         C: Element<Acc = T::Acc>,
     {
-        let (a, b): (Vec<T>, Vec<U>) = (random("a", m * k), random("b", k * n));
-        let before: Vec<C> = random("c", m * n);
+        let (a, b): (Vec<T>, Vec<U>) = (random("a", m * k, 1.0), random("b", k * n, 1.0));
+        let before: Vec<C> = random("c", m * n, 1.0);
         let mut scratch = vec![T::Acc::ZERO; matmul_scratch::<T, U, C>(m, k, n)];
         for case in 0..16 {
             let strides = |transposed: bool, rows: usize, cols: usize| match transposed {
@@ -358,7 +351,7 @@ mod tests {
 
     #[test]
     fn blocks_of_a_larger_matrix_leave_the_rest_alone() {
-        let (a, b): (Vec<bf16>, Vec<bf16>) = (random("a", 6 * 4), random("b", 4 * 10));
+        let (a, b): (Vec<bf16>, Vec<bf16>) = (random("a", 6 * 4, 1.0), random("b", 4 * 10, 1.0));
         let mut c = vec![7f32; 60];
         let mut scratch = vec![0f32; matmul_scratch::<bf16, bf16, f32>(2, 4, 3)];
         let target = MatMut::rows_of(&mut c, 6, 10).block(1..3, 4..7);

@@ -5,4 +5,6 @@ pub mod cross_entropy;
 pub mod gemm;
 pub mod matrix;
 mod row;
+#[cfg(test)]
+mod testing;
 pub mod transpose;
