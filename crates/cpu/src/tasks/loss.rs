@@ -13,6 +13,7 @@ use crate::element::{Element, Float};
 use crate::kernels::cross_entropy as kernel;
 use crate::kernels::gemm::Packing;
 use crate::kernels::matrix::{Mat, MatMut};
+use crate::kernels::transpose::transpose;
 
 pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let inputs: Vec<Var> = (0..op.instr.inputs.len()).map(|i| op.input(i)).collect();
@@ -132,12 +133,21 @@ fn linear(
         .ok_or_else(|| op.unsupported("its scratch memory was not planned"))?;
     let rows = inputs[0].rows();
     let chunk = fused.chunk.min(rows);
-    let mut tasks: Tasks = Vec::new();
+    let types = (
+        op.program.ty(op.instr.inputs[0]),
+        op.program.ty(op.instr.inputs[1]),
+    );
+    let other = logits + fused.chunk_bytes(types.0, types.1);
+    let turn: Box<dyn Task> = for_float!(op, inputs[0].dtype, T => {
+        task(Turn::<T> { w: inputs[1].clone(), other, types: PhantomData })
+    })?;
+    let mut tasks: Tasks = vec![turn];
     for start in (0..rows).step_by(chunk.max(1)) {
         let rows = start..(start + chunk).min(rows);
         let part = Part {
             transposed: fused.transposed,
             logits,
+            other,
             rows,
             inputs: inputs.clone(),
             outputs: outputs.clone(),
@@ -152,12 +162,46 @@ fn linear(
     Ok(tasks)
 }
 
+/// Copies w the other way round, once for all chunks; its rows are shared.
+struct Turn<T> {
+    w: Var,
+    other: usize,
+    types: PhantomData<T>,
+}
+
+impl<T: Element> Task for Turn<T> {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        let rows = self.w.own_rows(share);
+        // A share of rows becomes a share of columns, which ranges of bytes can't say.
+        let bytes = 0..self.w.elements() * size_of::<T>();
+        vec![
+            self.w.reads(self.w.of_rows(&rows)),
+            Access::scratch(self.other, bytes, true),
+        ]
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        let rows = self.w.own_rows(cx.share);
+        let [height, width] = [self.w.rows(), self.w.width()];
+        // SAFETY: the task declared these accesses; workers write different columns of the copy.
+        unsafe {
+            let from = cx.get::<T>(&self.w, self.w.of_rows(&rows));
+            let from = Mat::rows_of(from, rows.len(), width);
+            let to = cx.workspace::<T>(self.other).add(rows.start);
+            let to = MatMut::from_raw(to, [width, rows.len()], [height as isize, 1]);
+            transpose(from, to);
+        }
+    }
+}
+
 /// One chunk of rows.
 #[derive(Clone)]
 struct Part {
     transposed: bool,
     /// Offset of the chunk's logits in the workspace.
     logits: usize,
+    /// Offset of w the other way round.
+    other: usize,
     rows: Range<usize>,
     /// x, w, targets, dnll.
     inputs: Vec<Var>,
@@ -184,11 +228,35 @@ impl Part {
         self.rows.start + own.start..self.rows.start + own.end
     }
 
-    /// Strides of w as `[width, classes]`.
+    /// Strides of w and of its gradient as `[width, classes]`.
     fn weight_strides(&self) -> [isize; 2] {
         match self.transposed {
             false => [self.classes() as isize, 1],
             true => [1, self.width() as isize],
+        }
+    }
+
+    /// w as `[width, classes]` and as `[classes, width]`, both row by row.
+    ///
+    /// # Safety
+    /// The copy has been made, and nobody writes either meanwhile.
+    unsafe fn weights<'a, T>(&self, cx: &'a Context<'_>) -> [Mat<'a, T>; 2] {
+        let (width, classes) = (self.width(), self.classes());
+        let (given, copy) = (
+            cx.ptr::<T>(&self.inputs[1]).cast_const(),
+            cx.workspace::<T>(self.other).cast_const(),
+        );
+        let (plain, turned) = if self.transposed {
+            (copy, given)
+        } else {
+            (given, copy)
+        };
+        // SAFETY: both hold all elements of w, in the order that their strides say.
+        unsafe {
+            [
+                Mat::from_raw(plain, [width, classes], [classes as isize, 1]),
+                Mat::from_raw(turned, [classes, width], [width as isize, 1]),
+            ]
         }
     }
 }
@@ -218,6 +286,7 @@ impl<T: Element> Task for RowsOf<T> {
             p.inputs[2].reads(rows),
             p.inputs[3].reads_all(),
             Access::scratch(p.logits, own.start * size..own.end * size, true),
+            Access::scratch(p.other, 0..p.inputs[1].elements() * size_of::<T>(), false),
         ]);
         accesses
     }
@@ -241,11 +310,7 @@ impl<T: Element> Task for RowsOf<T> {
                 return;
             }
             let x = Mat::rows_of(cx.get::<T>(&p.inputs[0], elements.clone()), count, width);
-            let weight = Mat::from_raw(
-                cx.ptr::<T>(&p.inputs[1]),
-                [width, classes],
-                p.weight_strides(),
-            );
+            let [weight, turned] = p.weights::<T>(cx);
             let logits = cx.workspace::<T::Acc>(p.logits).add(own.start * classes);
             let logits = MatMut::from_raw(logits, [count, classes], [classes as isize, 1]);
             let d_nll = T::Acc::from_f64(cx.scalar(&p.inputs[3]));
@@ -253,7 +318,7 @@ impl<T: Element> Task for RowsOf<T> {
             let dx = MatMut::rows_of(dx, count, width);
             phalanx_sys::count_alloc::exempt(|| {
                 kernel::linear_loss_and_gradient(
-                    &Packing, x, weight, targets, d_nll, logits, nll, dx, scratch,
+                    &Packing, x, weight, turned, targets, d_nll, logits, nll, dx, scratch,
                 );
             });
             if p.outputs[0].place != Place::Unused {
