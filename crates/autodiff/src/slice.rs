@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
-use phalanx_ir::ops::{Attention, AttentionKind};
+use phalanx_ir::ops::{Attention, AttentionKind, Fused};
 use phalanx_ir::{Instr, Op, Phase, Program, Role, TensorType, ValueId};
 
 use crate::joint::Joint;
@@ -143,10 +143,16 @@ impl<'a> Cut<'a> {
             handed: BTreeSet::new(),
         };
         let read = cut.forward_values_read_by(&[Phase::B, Phase::W]);
-        let remade: BTreeSet<ValueId> = (read.iter().copied())
+        let mut remade: BTreeSet<ValueId> = (read.iter().copied())
             .filter(|&v| cut.made_by(v).is_some_and(|i| recompute.remakes(i, v)))
             .collect();
-        cut.kept = cut.leaves_of(&read, &remade);
+        let cheap: Vec<ValueId> = read
+            .iter()
+            .copied()
+            .filter(|&v| cut.is_cheap(v, &read, &remade))
+            .collect();
+        remade.extend(cheap);
+        cut.kept = cut.leaves_of(&read, &remade, recompute == Recompute::Full);
         cut.handed = cut.handed_to_w();
         cut
     }
@@ -157,6 +163,26 @@ impl<'a> Cut<'a> {
 
     fn is_forward(&self, value: ValueId) -> bool {
         self.made_by(value).is_some_and(|i| i.phase == Phase::F)
+    }
+
+    /// Whether a value is an elementwise function of one value that is kept anyway, and the backward
+    /// reads it only elementwise. Then it is made again where it is read, in the same fused loop,
+    /// and costs no memory at all: SiLU of the gate in a gated layer.
+    fn is_cheap(&self, v: ValueId, read: &BTreeSet<ValueId>, remade: &BTreeSet<ValueId>) -> bool {
+        let Some(instr) = self.made_by(v) else {
+            return false;
+        };
+        let &[operand] = instr.inputs.as_slice() else {
+            return false;
+        };
+        let at_hand = match self.made_by(operand) {
+            None => true,
+            Some(_) => read.contains(&operand) && !remade.contains(&operand),
+        };
+        let elementwise = |i: &Instr| Fused::accepts(&i.op);
+        let mut readers =
+            (self.joint.instrs().iter()).filter(|i| i.phase != Phase::F && i.inputs.contains(&v));
+        elementwise(instr) && at_hand && readers.all(elementwise)
     }
 
     fn forward_values_read_by(&self, phases: &[Phase]) -> BTreeSet<ValueId> {
@@ -178,13 +204,17 @@ impl<'a> Cut<'a> {
     }
 
     /// What must be kept so that every value read can be had: itself, unless it is remade; then
-    /// what its maker reads, and so on until kept values and inputs.
-    fn leaves_of(&self, read: &BTreeSet<ValueId>, remade: &BTreeSet<ValueId>) -> BTreeSet<ValueId> {
+    /// what its maker reads, and so on until kept values and inputs (under full recomputation, inputs
+    /// alone).
+    fn leaves_of(
+        &self,
+        read: &BTreeSet<ValueId>,
+        remade: &BTreeSet<ValueId>,
+        everything: bool,
+    ) -> BTreeSet<ValueId> {
         let mut kept: BTreeSet<ValueId> = read.difference(remade).copied().collect();
         let mut stack: Vec<ValueId> = remade.iter().copied().collect();
         let mut seen: BTreeSet<ValueId> = remade.clone();
-        // Under full recomputation everything is remade, down to the inputs.
-        let everything = kept.is_empty();
         while let Some(value) = stack.pop() {
             let Some(instr) = self.made_by(value) else {
                 continue;
