@@ -41,6 +41,10 @@ const SIDE: usize = 16;
 /// A whole square. It goes through a copy because rows a power of two apart evict each other from
 /// the first cache before all their elements are used.
 #[inline(always)]
+#[expect(
+    clippy::needless_range_loop,
+    reason = "the loop counts columns of the copy, not its lines"
+)]
 fn square<T, C>(from: Mat<T>, to: &mut MatMut<C>, i: usize, j: usize)
 where
     T: Element,
