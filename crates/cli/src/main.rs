@@ -1,3 +1,52 @@
-//! The `phalanx` command.
+//! The `phalanx` command: the library's first user.
+//!
+//! Exit codes: 0 all went well; 1 something was started and then failed; 2 refused, with nothing on
+//! standard output and the reason and a remedy on standard error. A panic is a bug, and is told as one.
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod args;
+mod commands;
+mod out;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use args::Args;
+use phalanx::train::error::Error;
+
+fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            // Help and version are answers; everything else is a refusal, on standard error.
+            let _ = error.print();
+            return match error.kind() {
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+                _ => ExitCode::from(2),
+            };
+        }
+    };
+    std::panic::set_hook(Box::new(|info| out::error(&bug(info))));
+    match std::panic::catch_unwind(|| commands::run(&args)) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => fail(&error),
+        // The hook has told what happened.
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn fail(error: &Error) -> ExitCode {
+    out::error(&error.to_string());
+    ExitCode::from(error.exit_code())
+}
+
+fn bug(info: &std::panic::PanicHookInfo<'_>) -> String {
+    let what = info.payload_as_str().unwrap_or("no message");
+    let place = info.location().map(ToString::to_string).unwrap_or_default();
+    format!(
+        "error: this is a bug in phalanx: {what}\n  at {place}\n  \
+         usual fix: please report this line together with the command and the configuration"
+    )
+}

@@ -4,7 +4,7 @@
 //! another such program. They share the [`Rewriter`], which copies a program while instructions
 //! are dropped, replaced or added, and the [`Graph`], which knows who makes and who reads a value.
 //!
-//! The order that makes sense on a joint graph: [`common`], [`chunk_loss`] (before products take
+//! The order that makes sense on a joint graph: [`stored_params`], [`common`], [`chunk_loss`] (before products take
 //! addends), [`fold_add`], then, after slicing and partitioning, [`sort_free`], [`fuse`] and
 //! [`dead_code`].
 #![forbid(unsafe_code)]
@@ -17,6 +17,7 @@ mod fuse;
 mod graph;
 mod rewrite;
 mod sort_free;
+mod stored_params;
 #[cfg(test)]
 mod testing;
 
@@ -28,3 +29,4 @@ pub use fuse::{MAX_FULL_OPERANDS, MAX_OPERANDS, MAX_STEPS, fuse};
 pub use graph::Graph;
 pub use rewrite::Rewriter;
 pub use sort_free::{peak_bytes, sort_free};
+pub use stored_params::stored_params;

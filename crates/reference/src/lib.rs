@@ -6,12 +6,14 @@
 //! one, on which a collective does nothing.
 #![forbid(unsafe_code)]
 
+mod engine;
 mod error;
 mod index;
 mod interpret;
 mod ops;
 mod tensor;
 
+pub use engine::ReferenceEngine;
 pub use error::ReferenceError;
 pub use interpret::{run, run_values};
 pub use tensor::{Data, Tensor};

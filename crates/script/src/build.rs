@@ -24,6 +24,18 @@ pub struct Compiled {
 }
 
 impl Compiled {
+    /// The forward programs of a model that is never trained: its other parts are empty.
+    pub fn forward(programs: Vec<Program>) -> Self {
+        let phases = programs.into_iter().map(|f| {
+            let empty = Program::new(f.name.clone(), f.mesh().clone());
+            let [b, w, bw, fbw] = [(); 4].map(|()| empty.clone());
+            Phases { f, b, w, bw, fbw }
+        });
+        Self {
+            phases: phases.collect(),
+        }
+    }
+
     /// The program that a step runs.
     pub fn program(&self, segment: usize, part: Part) -> &Program {
         let phases = &self.phases[segment];
@@ -73,6 +85,25 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
+    /// AdamW with the constants that language models are usually trained with.
+    pub const fn adamw() -> Self {
+        Optimizer::AdamW {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            decay: 0.1,
+        }
+    }
+
+    /// Gradient descent with momentum (0: none) and nothing else.
+    pub const fn sgd(momentum: f64) -> Self {
+        Optimizer::Sgd {
+            momentum,
+            nesterov: false,
+            decay: 0.0,
+        }
+    }
+
     /// How many state buffers it keeps beside a master.
     pub fn states(&self) -> usize {
         match self {
@@ -155,7 +186,7 @@ pub fn eval_script(
     };
     // Transient buffers of the training step keep their numbers but have no life here.
     script.programs.clear();
-    let mut binder = Binder::new(
+    let binder = Binder::new(
         model,
         compiled,
         &plan.units,
@@ -163,6 +194,72 @@ pub fn eval_script(
         precision,
         script,
     );
+    let mut script = forwards(binder, model, microbatches)?;
+    let loss = finish::sum_losses(&mut script, "eval_loss")?;
+    Ok((script, loss))
+}
+
+/// A script that only runs forward, with weights of its own.
+#[derive(Clone, Debug)]
+pub struct ForwardPlan {
+    /// The script.
+    pub script: Script,
+    /// The packed parameters.
+    pub units: Vec<Unit>,
+    /// The weights of each unit.
+    pub weights: Vec<BufferId>,
+    /// Where the sum of the losses is found; zero if the model gives none.
+    pub loss: BufferId,
+}
+
+/// The script of a model that is evaluated but not trained: no gradients, no optimizer state.
+pub fn forward_script(
+    model: &Model,
+    compiled: &Compiled,
+    microbatches: usize,
+    units: &[Unit],
+    weights: DType,
+) -> Result<ForwardPlan, ScriptError> {
+    let mut script = Script::default();
+    let buffers: Vec<UnitBuffers> = (units.iter())
+        .map(|unit| {
+            let weights = script.buffer(Buffer {
+                name: format!("{}/weights", unit.name),
+                category: Category::Weights,
+                bytes: unit.elements * weights.size(),
+                source: Source::State,
+            });
+            UnitBuffers {
+                weights,
+                // No forward writes a gradient, so nothing is ever bound to this one.
+                gradient: BufferId(usize::MAX),
+                master: None,
+                states: vec![],
+            }
+        })
+        .collect();
+    let precision = Precision {
+        weights,
+        grads: weights,
+        state: weights,
+    };
+    let binder = Binder::new(model, compiled, units, &buffers, precision, script);
+    let mut script = forwards(binder, model, microbatches)?;
+    let loss = finish::sum_losses(&mut script, "eval_loss")?;
+    Ok(ForwardPlan {
+        script,
+        units: units.to_vec(),
+        weights: buffers.iter().map(|b| b.weights).collect(),
+        loss,
+    })
+}
+
+/// Every instance forward, one micro-batch after the other.
+fn forwards(
+    mut binder: Binder<'_>,
+    model: &Model,
+    microbatches: usize,
+) -> Result<Script, ScriptError> {
     for microbatch in 0..microbatches {
         for instance in 0..model.instances().len() {
             binder.step(Step {
@@ -172,9 +269,7 @@ pub fn eval_script(
             })?;
         }
     }
-    let mut script = binder.finish(&[])?;
-    let loss = finish::sum_losses(&mut script, "eval_loss")?;
-    Ok((script, loss))
+    binder.finish(&[])
 }
 
 fn unit_buffers(

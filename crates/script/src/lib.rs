@@ -24,7 +24,10 @@ pub use action::{
     Action, Buffer, BufferId, Category, Contribution, Kind, Lane, ProgramId, Run, Script, Source,
     View, Write,
 };
-pub use build::{Compiled, Optimizer, Precision, TrainPlan, eval_script, train_script};
+pub use build::{
+    Compiled, ForwardPlan, Optimizer, Precision, TrainPlan, eval_script, forward_script,
+    train_script,
+};
 pub use check::check;
 pub use error::ScriptError;
 pub use memory::{MemoryPlan, plan, plan_beside};

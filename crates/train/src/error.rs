@@ -8,6 +8,12 @@
 use std::fmt;
 use std::path::Path;
 
+use phalanx_engine::EngineError;
+use phalanx_ir::IrError;
+use phalanx_models::hf::HfError;
+use phalanx_runtime::RuntimeError;
+use phalanx_script::ScriptError;
+
 /// A result whose error is this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -46,6 +52,53 @@ impl Error {
         match self {
             Error::Refused(problems) => problems,
             Error::Failed(problem) => std::slice::from_ref(problem),
+        }
+    }
+}
+
+impl From<IrError> for Error {
+    /// A model that cannot be written down as asked: nothing has been started.
+    fn from(error: IrError) -> Self {
+        Error::refused(Problem::new(error.to_string()))
+    }
+}
+
+impl From<ScriptError> for Error {
+    fn from(error: ScriptError) -> Self {
+        Error::refused(Problem::new(error.to_string()))
+    }
+}
+
+impl From<RuntimeError> for Error {
+    fn from(error: RuntimeError) -> Self {
+        match error {
+            RuntimeError::Script(error) => error.into(),
+            RuntimeError::Engine(error) => error.into(),
+            other => Error::failed(Problem::new(other.to_string())),
+        }
+    }
+}
+
+impl From<EngineError> for Error {
+    /// Programs are compiled and memory is had before the first step; only a call fails later.
+    fn from(error: EngineError) -> Self {
+        let problem = Problem::new(error.to_string());
+        match error {
+            EngineError::Unsupported { .. } => Error::refused(problem),
+            EngineError::Memory { .. } => Error::refused(problem.fix(
+                "a smaller model or batch, more train.microbatches, or train.recompute = \"full\"",
+            )),
+            _ => Error::failed(problem),
+        }
+    }
+}
+
+impl From<HfError> for Error {
+    fn from(error: HfError) -> Self {
+        let problem = Problem::new(error.to_string());
+        match error.is_bad_input() {
+            true => Error::refused(problem),
+            false => Error::failed(problem),
         }
     }
 }

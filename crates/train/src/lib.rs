@@ -1,9 +1,25 @@
 //! Everything around the training step: configuration, learning-rate schedules, metrics and runs.
+//!
+//! [`session`] holds the step itself, as a script on an engine; [`train()`] goes from a
+//! configuration to a folder of results.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod config;
+pub mod corpus;
 pub mod error;
+pub mod eval;
+pub mod explain;
+pub mod host;
 pub mod metrics;
+pub mod network;
 pub mod progress;
+mod report;
 pub mod rundir;
+pub mod saved;
 pub mod schedule;
+pub mod session;
+pub mod steps;
+mod train;
+
+pub use train::{Output, train};

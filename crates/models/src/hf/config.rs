@@ -45,6 +45,11 @@ pub fn parse_config(text: &str, path: &Path) -> Result<Spec, HfError> {
     }
 }
 
+/// A specification as the text of a configuration file, which [`parse_config`] reads back.
+pub fn config_text(spec: &Spec) -> String {
+    write_config(spec, Stored::F32)
+}
+
 /// The text of a configuration file.
 ///
 /// Rotary settings are written in the older spelling, which every version of `transformers` reads.

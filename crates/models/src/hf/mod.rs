@@ -17,7 +17,7 @@ mod spec;
 mod tensor;
 mod write;
 
-pub use config::{parse_config, read_config};
+pub use config::{config_text, parse_config, read_config};
 pub use error::HfError;
 pub use params::{Params, load_params, save_params};
 pub use read::{Loaded, Source, load};

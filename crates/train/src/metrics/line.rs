@@ -19,7 +19,7 @@ pub struct StepLine {
     pub flops_per_s: Option<f64>,
     /// That rate as a share of the measured GEMM rate.
     pub gemm_rate_fraction: Option<f64>,
-    /// Bytes in use and bytes planned.
+    /// Bytes that the process holds, and bytes that its plan takes of them.
     pub memory: Option<(u64, u64)>,
     /// Time until the last step.
     pub eta: Option<Duration>,
@@ -52,7 +52,7 @@ impl StepLine {
             parts.push(format!("{:.0}% of GEMM rate", 100.0 * share));
         }
         if let Some((used, planned)) = self.memory {
-            parts.push(format!("mem {}", used_of_planned(used, planned)));
+            parts.push(format!("mem {} ({} planned)", bytes(used), bytes(planned)));
         }
         if let Some(eta) = self.eta {
             parts.push(paint.as_code("2", &format!("eta {}", duration(eta))));
@@ -83,7 +83,7 @@ impl Paint {
 }
 
 /// `950`, `12.4k`, `3.10M`: three digits that matter.
-fn short(number: f64) -> String {
+pub fn short(number: f64) -> String {
     match number {
         n if n.is_nan() || n < 999.5 => format!("{n:.0}"),
         n if n < 999_500.0 => format!("{}k", three_digits(n / 1e3)),
@@ -100,18 +100,14 @@ fn three_digits(number: f64) -> String {
     }
 }
 
-/// Both amounts in the unit that suits the larger one.
-fn used_of_planned(used: u64, planned: u64) -> String {
-    let (unit, bytes) = match used.max(planned) {
-        most if most < 1 << 20 => ("KiB", (1u64 << 10) as f64),
-        most if most < 1 << 30 => ("MiB", (1u64 << 20) as f64),
-        _ => ("GiB", (1u64 << 30) as f64),
+/// An amount of memory in the unit that suits it: `61.2 MiB`.
+pub fn bytes(amount: u64) -> String {
+    let (unit, size) = match amount {
+        few if few < 1 << 20 => ("KiB", 1u64 << 10),
+        some if some < 1 << 30 => ("MiB", 1 << 20),
+        _ => ("GiB", 1 << 30),
     };
-    format!(
-        "{:.1} of {:.1} {unit} planned",
-        used as f64 / bytes,
-        planned as f64 / bytes
-    )
+    format!("{:.1} {unit}", amount as f64 / size as f64)
 }
 
 /// `42s`, `5m07s`, `1h12m`, `3d04h`: the two largest units.
@@ -145,7 +141,7 @@ mod tests {
             grad_norm_z: Some(0.12),
             flops_per_s: Some(142.3e9),
             gemm_rate_fraction: Some(0.868),
-            memory: Some((64_172_851, 66_060_288)),
+            memory: Some((74_658_611, 66_060_288)),
             eta: Some(Duration::from_secs(72 * 60 + 20)),
         }
     }
@@ -155,7 +151,7 @@ mod tests {
         assert_eq!(
             example().text(false),
             "step 120/5000  loss 3.2146 (-0.3z)  gnorm 0.91 (+0.1z)  lr 3.0e-4  12.4k tok/s  142 GFLOP/s  \
-             87% of GEMM rate  mem 61.2 of 63.0 MiB planned  eta 1h12m"
+             87% of GEMM rate  mem 71.2 MiB (63.0 MiB planned)  eta 1h12m"
         );
     }
 
@@ -205,6 +201,7 @@ mod tests {
         let times = [0.4, 59.0, 59.6, 307.0, 4340.0, 273_600.0]
             .map(|s| duration(Duration::from_secs_f64(s)));
         assert_eq!(times, ["0s", "59s", "1m00s", "5m07s", "1h12m", "3d04h"]);
-        assert_eq!(used_of_planned(3 << 30, 1 << 29), "3.0 of 0.5 GiB planned");
+        let sizes = [512, 3 << 20, 5 << 29].map(bytes);
+        assert_eq!(sizes, ["0.5 KiB", "3.0 MiB", "2.5 GiB"]);
     }
 }

@@ -9,3 +9,4 @@ mod config_errors;
 mod config_keys;
 mod config_sources;
 mod run_folders;
+mod session;

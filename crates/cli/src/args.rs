@@ -1,0 +1,157 @@
+//! What can be written on the command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use phalanx::ir::DType;
+use phalanx::script::Part;
+use phalanx::train::config::{self, Sources};
+use phalanx::train::eval::ModelSource;
+
+/// Trains large models, and works out beforehand how it should be done.
+///
+/// `phalanx train` without anything else trains a small model on a built-in corpus in under a
+/// minute. `phalanx help config` lists every setting.
+#[derive(Parser, Debug)]
+#[command(name = "phalanx", version, propagate_version = true)]
+pub(crate) struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Trains a model and leaves a folder with its weights, metrics and loss curve.
+    Train(Settings),
+    /// Evaluates a model: on given tokens, or on held-out data.
+    Eval {
+        #[command(flatten)]
+        settings: Settings,
+        /// The model: hf:DIR, a Hugging Face folder, or run:DIR, the folder of a run.
+        #[arg(long, value_name = "hf:DIR|run:DIR")]
+        model: ModelSource,
+        /// Token ids, separated by commas; without them, held-out data is evaluated.
+        #[arg(
+            long,
+            value_delimiter = ',',
+            value_name = "5,17,…",
+            allow_negative_numbers = true
+        )]
+        ids: Option<Vec<i32>>,
+    },
+    /// Writes the model of a run as a Hugging Face folder.
+    Export {
+        /// The folder of a run.
+        #[arg(long, value_name = "DIR")]
+        run: PathBuf,
+        /// The folder to write, which is made if need be.
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+        /// The element type to store weights in.
+        #[arg(long, value_enum, default_value = "f32")]
+        dtype: Dtype,
+        /// Prints JSON, a compact object per line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Shows a training step before it runs: its typed programs, its script, its memory.
+    Explain {
+        #[command(flatten)]
+        settings: Settings,
+        /// Shows only the programs of this segment, such as `block`.
+        #[arg(long, value_name = "NAME")]
+        segment: Option<String>,
+        /// Shows only this part of each segment.
+        #[arg(long, value_enum, ignore_case = true)]
+        part: Option<PartArg>,
+    },
+    /// Measures.
+    #[command(subcommand)]
+    Bench(Bench),
+    /// Lists every configuration key with its default and meaning.
+    #[command(after_long_help = config::listing())]
+    Config,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Bench {
+    /// Times full training steps on random tokens, against the time of their matrix products.
+    Step(Settings),
+}
+
+/// Where a configuration comes from; later ones win.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Settings {
+    /// A configuration file.
+    #[arg(value_name = "CONFIG.toml")]
+    config: Option<PathBuf>,
+    /// Starts from an embedded configuration: default, tiny, bench-13m, gpt2-124m, llama-0.95b.
+    #[arg(long, value_name = "NAME")]
+    preset: Option<String>,
+    /// Changes one setting, such as train.steps=100; may be repeated.
+    #[arg(long, value_name = "key=value")]
+    pub(crate) set: Vec<String>,
+    /// Prints JSON, a compact object per line, on standard output and all else on standard error.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl Settings {
+    /// The sources as the library knows them.
+    pub(crate) fn sources(&self) -> Sources {
+        let mut sources = Sources::default();
+        if let Some(preset) = &self.preset {
+            sources = sources.preset(preset);
+        }
+        if let Some(path) = &self.config {
+            sources = sources.file(path);
+        }
+        self.set
+            .iter()
+            .fold(sources, |sources, set| sources.set(set))
+    }
+}
+
+/// A part of a segment.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[value(rename_all = "UPPER")]
+pub(crate) enum PartArg {
+    F,
+    B,
+    W,
+    Bw,
+    Fbw,
+}
+
+impl From<PartArg> for Part {
+    fn from(part: PartArg) -> Part {
+        match part {
+            PartArg::F => Part::F,
+            PartArg::B => Part::B,
+            PartArg::W => Part::W,
+            PartArg::Bw => Part::BW,
+            PartArg::Fbw => Part::FBW,
+        }
+    }
+}
+
+/// An element type of exported weights.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Dtype {
+    F64,
+    F32,
+    Bf16,
+    F16,
+}
+
+impl From<Dtype> for DType {
+    fn from(dtype: Dtype) -> DType {
+        match dtype {
+            Dtype::F64 => DType::F64,
+            Dtype::F32 => DType::F32,
+            Dtype::Bf16 => DType::Bf16,
+            Dtype::F16 => DType::F16,
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! What each subcommand does: a few lines on top of the library.
+
+use std::path::Path;
+
+use phalanx::ir::DType;
+use phalanx::train::error::Result;
+use phalanx::train::eval::{self, ModelSource};
+use phalanx::train::explain::{Explanation, Focus};
+use phalanx::train::saved::Saved;
+use phalanx::train::{Output, bench, config, network, train};
+use serde_json::json;
+
+use crate::args::{Args, Bench, Command, Settings};
+use crate::out;
+
+/// Carries out a command.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    match &args.command {
+        Command::Train(settings) => {
+            let output = match settings.json {
+                true => Output::Json,
+                false => Output::People,
+            };
+            train(&network::load(&settings.sources())?, output).map(|_| ())
+        }
+        Command::Eval {
+            settings,
+            model,
+            ids: Some(ids),
+        } => answer(settings, model, ids),
+        Command::Eval {
+            settings, model, ..
+        } => held_out(settings, model),
+        Command::Export {
+            run,
+            out,
+            dtype,
+            json,
+        } => export(run, out, (*dtype).into(), *json),
+        Command::Explain {
+            settings,
+            segment,
+            part,
+        } => {
+            let focus = Focus {
+                segment: segment.clone(),
+                part: part.map(Into::into),
+            };
+            explain(settings, focus)
+        }
+        Command::Bench(Bench::Step(settings)) => bench_step(settings),
+        Command::Config => {
+            out::line(config::listing().trim_end());
+            Ok(())
+        }
+    }
+}
+
+fn answer(settings: &Settings, model: &ModelSource, ids: &[i32]) -> Result<()> {
+    let answer = eval::answer(model, &settings.sources(), ids)?;
+    if settings.json {
+        out::json(&answer);
+        return Ok(());
+    }
+    out::line(&format!(
+        "loss {:.6} over {} tokens",
+        answer.loss,
+        ids.len() - 1
+    ));
+    let mut best: Vec<(usize, f64)> = answer.logits_last.iter().copied().enumerate().collect();
+    best.sort_by(|a, b| b.1.total_cmp(&a.1));
+    best.truncate(5);
+    let best: Vec<String> = best
+        .iter()
+        .map(|(id, x)| format!("{id} ({x:.3})"))
+        .collect();
+    out::line(&format!(
+        "most likely next tokens, by logit: {}",
+        best.join(", ")
+    ));
+    Ok(())
+}
+
+fn held_out(settings: &Settings, model: &ModelSource) -> Result<()> {
+    let result = eval::held_out(model, &settings.sources(), &settings.set)?;
+    if settings.json {
+        out::json(&result);
+        return Ok(());
+    }
+    let floor = match result.entropy_floor {
+        Some(floor) => format!(
+            ", {:.4} above the source's entropy {floor:.4}",
+            result.loss - floor
+        ),
+        None => String::new(),
+    };
+    out::line(&format!(
+        "loss {:.6} over {} held-out tokens{floor}",
+        result.loss, result.tokens
+    ));
+    Ok(())
+}
+
+fn export(run: &Path, dir: &Path, dtype: DType, json: bool) -> Result<()> {
+    let saved = Saved::open(run, &[])?;
+    saved.export(dir, dtype)?;
+    let parameters: usize = saved.tensors.values().map(|tensor| tensor.len()).sum();
+    if json {
+        out::json(&json!({
+            "out": dir.display().to_string(),
+            "parameters": parameters,
+            "dtype": dtype.name(),
+        }));
+    } else {
+        let dir = dir.display();
+        out::line(&format!(
+            "{dir}: config.json and model.safetensors, {parameters} parameters in {dtype}\n\
+             in Python: transformers.AutoModelForCausalLM.from_pretrained(\"{dir}\")"
+        ));
+    }
+    Ok(())
+}
+
+fn explain(settings: &Settings, focus: Focus) -> Result<()> {
+    let explanation = Explanation::new(&network::load(&settings.sources())?, focus)?;
+    match settings.json {
+        true => explanation.json().iter().for_each(|line| out::json(line)),
+        false => out::line(explanation.text().trim_end()),
+    }
+    Ok(())
+}
+
+fn bench_step(settings: &Settings) -> Result<()> {
+    let result = bench::step(&network::load(&settings.sources())?)?;
+    if settings.json {
+        out::json(&result);
+        return Ok(());
+    }
+    let share = |part: Option<f64>| match part {
+        Some(part) => format!("{:.1}%", 100.0 * part),
+        None => "not measured".to_owned(),
+    };
+    let floor = match result.floor_ms {
+        Some(ms) => format!("{ms:.1} ms"),
+        None => "not measured".to_owned(),
+    };
+    let memory = match result.peak_rss_bytes {
+        Some(bytes) => format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64),
+        None => "unknown".to_owned(),
+    };
+    out::line(&format!(
+        "step            {:.1} ms (median), {:.1} ms (best)\n\
+         tokens          {:.0} per second\n\
+         memory          {memory} at most\n\
+         in products     {} of the step\n\
+         floor           {floor}, {} of the step",
+        result.median_ms,
+        result.best_ms,
+        result.tokens_per_s,
+        share(result.gemm_fraction),
+        share(result.floor_fraction),
+    ));
+    Ok(())
+}

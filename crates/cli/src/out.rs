@@ -1,0 +1,23 @@
+//! Writing to the standard streams. A reader who has gone away is no reason to fail.
+
+use std::io::Write;
+
+/// A line, or several, on standard output.
+pub(crate) fn line(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+}
+
+/// A line, or several, on standard error.
+pub(crate) fn error(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+/// A value as compact JSON on standard output.
+pub(crate) fn json(value: &impl serde::Serialize) {
+    match serde_json::to_string(value) {
+        Ok(text) => line(&text),
+        // Plain structs of numbers and text always serialise.
+        Err(problem) => error(&format!("error: {problem}")),
+    }
+}

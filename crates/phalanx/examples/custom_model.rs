@@ -1,0 +1,60 @@
+//! Trains a model of one's own, written with the builder: a token is predicted from the one before
+//! it and from the one before that, without attention.
+//!
+//! `cargo run --release -p phalanx --example custom_model`
+
+use phalanx::data::{Corpus, MarkovCorpus};
+use phalanx::ir::{Builder, DType, Init, IrError, Model};
+use phalanx::models::Chain;
+use phalanx::{Report, Trainer};
+
+const VOCAB: usize = 32;
+const WIDTH: usize = 32;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    run(300).map(|_| ())
+}
+
+/// Trains for some steps and tells how close the model came to the entropy of its source.
+pub fn run(steps: usize) -> Result<Report, Box<dyn std::error::Error>> {
+    let corpus = MarkovCorpus::new(0, VOCAB, 1 << 24)?;
+    let floor = corpus.entropy_floor().unwrap_or(0.0);
+    let report = Trainer::of_model(trigram(16, 32)?)
+        .data(corpus)
+        .batch(32) // two micro-batches of 16
+        .schedule(|step| 1e-2 * (step as f64 / 20.0).min(1.0))
+        .steps(steps)
+        .run()?;
+    println!(
+        "loss {:.4}; the source's entropy is {floor:.4}",
+        report.last_loss()
+    );
+    Ok(report)
+}
+
+/// The model, for micro-batches of this shape.
+fn trigram(batch: usize, seq: usize) -> Result<Model, IrError> {
+    let b = Builder::new("trigram", DType::F32);
+    let ids = b.data("ids", DType::I32, [batch, seq]);
+    let present = b.param("present", [VOCAB, WIDTH]).embedding(ids);
+    // Shifted by one place: the first token of a row has none before it.
+    let past = b
+        .param("past", [VOCAB, WIDTH])
+        .embedding(ids)
+        .slice(1, 0, seq - 1);
+    let none = b.constant(DType::F32, [batch, 1, WIDTH], 0.0);
+    let h = present + b.concat(&[none, past], 1);
+    let h = h
+        .rms_norm(b.param("norm", [WIDTH]), 1e-5)
+        .matmul(b.param("up", [WIDTH, 4 * WIDTH]));
+    let logits = h.gelu().matmul(b.param("head", [4 * WIDTH, VOCAB]));
+    let losses = logits.cross_entropy(b.data("targets", DType::I32, [batch, seq]));
+    b.loss("loss", losses.sum_all() * b.scalar("inv_tokens"));
+
+    let mut chain = Chain::new("trigram");
+    chain.once(b, |name| match name {
+        "norm" => Init::Constant(1.0),
+        _ => Init::Normal(0.1),
+    })?;
+    Ok(chain.finish())
+}

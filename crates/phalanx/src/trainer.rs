@@ -1,0 +1,290 @@
+//! The shortest way from a model and data to trained weights.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use phalanx_autodiff::Recompute;
+use phalanx_ir::{DType, Model, Role};
+use phalanx_models::hf::{self, Tensor};
+use phalanx_models::{Architecture, BatchShape};
+use phalanx_script::{Optimizer, Precision};
+use phalanx_train::error::{Error, Problem, Result};
+use phalanx_train::host::host_engine;
+use phalanx_train::session::{Models, Session, Settings, initial};
+use phalanx_train::steps::{Taken, take_steps};
+
+use crate::data_source::Data;
+
+/// Trains a model. Everything but the data has a default.
+pub struct Trainer<'a> {
+    subject: Subject,
+    data: Option<Data>,
+    optimizer: Optimizer,
+    rate: Box<dyn Fn(usize) -> f64 + 'a>,
+    clip: Option<f64>,
+    steps: usize,
+    batch: Option<usize>,
+    seq_len: usize,
+    microbatches: usize,
+    compute: DType,
+    recompute: Recompute,
+    seed: u64,
+    threads: usize,
+    on_step: Box<dyn FnMut(&Taken) + 'a>,
+}
+
+enum Subject {
+    Architecture(Box<dyn Architecture>),
+    Model(Model),
+}
+
+impl<'a> Trainer<'a> {
+    /// A trainer of an architecture, which is written for any batch shape.
+    pub fn new(architecture: impl Architecture + 'static) -> Self {
+        Self::of(Subject::Architecture(Box::new(architecture)))
+    }
+
+    /// A trainer of a model that was written for one micro-batch shape.
+    pub fn of_model(model: Model) -> Self {
+        Self::of(Subject::Model(model))
+    }
+
+    fn of(subject: Subject) -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        Self {
+            subject,
+            data: None,
+            optimizer: Optimizer::adamw(),
+            rate: Box::new(|_| 3e-4),
+            clip: Some(1.0),
+            steps: 100,
+            batch: None,
+            seq_len: 128,
+            microbatches: 1,
+            compute: DType::F32,
+            recompute: Recompute::None,
+            seed: 0,
+            threads,
+            on_step: Box::new(|_| ()),
+        }
+    }
+
+    /// What to train on: a corpus, or a [`Table`](crate::Table).
+    pub fn data(mut self, data: impl Into<Data>) -> Self {
+        self.data = Some(data.into());
+        self
+    }
+
+    /// The update rule; AdamW unless told otherwise.
+    pub fn optimizer(mut self, optimizer: Optimizer) -> Self {
+        self.optimizer = optimizer;
+        self
+    }
+
+    /// A constant learning rate; 3e-4 unless told otherwise.
+    pub fn lr(self, lr: f64) -> Self {
+        self.schedule(move |_| lr)
+    }
+
+    /// The learning rate of each step, counted from 1.
+    pub fn schedule(mut self, rate: impl Fn(usize) -> f64 + 'a) -> Self {
+        self.rate = Box::new(rate);
+        self
+    }
+
+    /// The largest gradient norm; 1 unless told otherwise, any if `None`.
+    pub fn clip(mut self, clip: Option<f64>) -> Self {
+        self.clip = clip;
+        self
+    }
+
+    /// How many steps; 100 unless told otherwise.
+    pub fn steps(mut self, steps: usize) -> Self {
+        self.steps = steps;
+        self
+    }
+
+    /// Samples of each step; 32 unless told otherwise, or one micro-batch of a ready model.
+    pub fn batch(mut self, samples: usize) -> Self {
+        self.batch = Some(samples);
+        self
+    }
+
+    /// Tokens of each sample of an architecture; 128 unless told otherwise.
+    pub fn seq_len(mut self, tokens: usize) -> Self {
+        self.seq_len = tokens;
+        self
+    }
+
+    /// Parts that the batch of an architecture is taken in; a ready model brings its own size.
+    pub fn microbatches(mut self, parts: usize) -> Self {
+        self.microbatches = parts;
+        self
+    }
+
+    /// The element type that an architecture computes in; `f32` unless told otherwise.
+    pub fn compute(mut self, dtype: DType) -> Self {
+        self.compute = dtype;
+        self
+    }
+
+    /// What the backward pass makes again instead of keeping it.
+    pub fn recompute(mut self, policy: Recompute) -> Self {
+        self.recompute = policy;
+        self
+    }
+
+    /// The seed of initial weights, the order of samples and dropout.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Threads; as many as cores unless told otherwise.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// What to do after each step.
+    pub fn on_step(mut self, tell: impl FnMut(&Taken) + 'a) -> Self {
+        self.on_step = Box::new(tell);
+        self
+    }
+
+    /// Trains.
+    pub fn run(mut self) -> Result<Report> {
+        let Some(data) = self.data.take() else {
+            let problem = Problem::new("there is nothing to train on");
+            return Err(Error::refused(problem.fix("call Trainer::data")));
+        };
+        let ready = self.prepare()?;
+        let mut batches = data.open(self.seed, ready.batch, ready.seq_len, ready.microbatches)?;
+        let engine = host_engine(self.threads)?;
+        let settings = self.settings(&ready);
+        let models = Models {
+            train: ready.model,
+            evaluate: None,
+        };
+        let mut session = Session::new(engine, &models, settings, &mut initial(self.seed))?;
+        let mut losses = Vec::with_capacity(self.steps);
+        let on_step = &mut self.on_step;
+        let observe = |_: &mut Session<_>, taken: Taken| {
+            losses.push(taken.result.loss);
+            on_step(&taken);
+            Ok(())
+        };
+        take_steps(&mut session, &mut *batches, self.steps, &self.rate, observe)?;
+        Ok(Report {
+            losses,
+            params: session.params()?,
+        })
+    }
+
+    /// The model with the sizes that follow from it.
+    fn prepare(&mut self) -> Result<Ready> {
+        let model = match &self.subject {
+            Subject::Model(model) => model.clone(),
+            Subject::Architecture(architecture) => {
+                let (batch, parts) = (self.batch.unwrap_or(32), self.microbatches);
+                if parts == 0 || batch % parts != 0 {
+                    return Err(uneven(batch, &format!("{parts} micro-batches")));
+                }
+                let shape = BatchShape {
+                    batch: batch / parts,
+                    seq: self.seq_len,
+                };
+                architecture.model(shape, self.compute)?
+            }
+        };
+        let rows = (model.segments().iter())
+            .flat_map(|p| p.inputs_with(Role::Data).map(|port| p.ty(port.value)))
+            .map(|ty| (ty.shape.first().copied(), ty.shape.get(1).copied()))
+            .next();
+        let Some((Some(rows), seq_len)) = rows else {
+            let problem = Problem::new(format!("model {} reads no data", model.name));
+            return Err(Error::refused(
+                problem.fix("declare a port with Builder::data"),
+            ));
+        };
+        let batch = match &self.subject {
+            Subject::Model(_) => self.batch.unwrap_or(rows),
+            Subject::Architecture(_) => self.batch.unwrap_or(32),
+        };
+        if batch == 0 || batch % rows != 0 {
+            return Err(uneven(batch, &format!("micro-batches of {rows} samples")));
+        }
+        Ok(Ready {
+            model,
+            batch,
+            seq_len: seq_len.unwrap_or(1),
+            microbatches: batch / rows,
+        })
+    }
+
+    fn settings(&self, ready: &Ready) -> Settings {
+        let programs = ready.model.segments().iter();
+        let mut weights = programs.flat_map(|p| p.inputs_with(Role::Param).map(|w| p.ty(w.value)));
+        let weights = weights.next().map_or(self.compute, |ty| ty.dtype);
+        let state = weights.accumulator();
+        Settings {
+            precision: Precision {
+                weights: state,
+                grads: state,
+                state,
+            },
+            optimizer: self.optimizer,
+            clip: self.clip,
+            microbatches: ready.microbatches,
+            recompute: self.recompute,
+            seed: self.seed,
+            memory_limit: None,
+        }
+    }
+}
+
+struct Ready {
+    model: Model,
+    batch: usize,
+    seq_len: usize,
+    microbatches: usize,
+}
+
+fn uneven(batch: usize, parts: &str) -> Error {
+    Error::refused(
+        Problem::new(format!(
+            "a batch of {batch} samples can't be cut into {parts}"
+        ))
+        .fix("choose a batch size that divides evenly"),
+    )
+}
+
+/// What a training run leaves.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The loss of every step, before its update.
+    pub losses: Vec<f64>,
+    /// The trained parameters by name.
+    pub params: BTreeMap<String, Tensor>,
+}
+
+impl Report {
+    /// The loss of the first step, or NaN if there was none.
+    pub fn first_loss(&self) -> f64 {
+        self.losses.first().copied().unwrap_or(f64::NAN)
+    }
+
+    /// The loss of the last step, or NaN if there was none.
+    pub fn last_loss(&self) -> f64 {
+        self.losses.last().copied().unwrap_or(f64::NAN)
+    }
+
+    /// Writes the parameters as a `safetensors` file, whole or not at all.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        Ok(hf::save_params(
+            path.as_ref(),
+            &self.params,
+            &BTreeMap::new(),
+        )?)
+    }
+}

@@ -1,0 +1,9 @@
+//! Integration tests of the library.
+#![allow(missing_docs)]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test may fail by panicking, in its helpers too"
+)]
+
+mod examples;
+mod trainer;

@@ -1,0 +1,110 @@
+//! The tokens that a configuration asks for, as batches for training and for evaluation.
+
+use std::sync::Arc;
+
+use phalanx_data::{
+    Batch, Corpus, DataError, Loader, LoaderConfig, MarkovCorpus, Split, TextFile, TokenFile,
+    TokenWidth, check_vocabulary,
+};
+use phalanx_models::port;
+
+use crate::config::{self, DataKind, Loaded};
+use crate::error::{Error, Problem, Result};
+use crate::session::{Field, StepData};
+
+/// Tokens of the synthetic corpus. It is computed where it is read, so its length costs nothing;
+/// no run that learns from it comes to its end.
+const SYNTHETIC_TOKENS: u64 = 1 << 36;
+
+/// Opens the corpus of a configuration and makes sure that the model knows its tokens.
+pub fn open(loaded: &Loaded) -> Result<Arc<dyn Corpus>> {
+    let (data, vocab) = (&loaded.config.data, loaded.config.model.vocab.get());
+    let corpus = open_kind(data, vocab).and_then(|corpus| {
+        check_vocabulary(&*corpus, vocab)?;
+        Ok(corpus)
+    });
+    corpus.map_err(|error| {
+        let key = match error {
+            DataError::MarkovVocabulary { .. } | DataError::Vocabulary { .. } => "model.vocab",
+            _ => "data.path",
+        };
+        Error::refused(loaded.problem(key, error.to_string()))
+    })
+}
+
+/// A loader of training batches, from the first on.
+pub fn training(loaded: &Loaded, corpus: &Arc<dyn Corpus>) -> Result<Loader> {
+    loader(loaded, corpus, Split::Train)
+}
+
+/// The held-out batches that every evaluation of a run sees.
+pub fn held_out(loaded: &Loaded, corpus: &Arc<dyn Corpus>) -> Result<Vec<Batch>> {
+    let mut loader = loader(loaded, corpus, Split::Validation)?;
+    let wanted = loaded.config.train.eval_batches.get() as u64;
+    (0..wanted.min(loader.batches_per_pass()))
+        .map(|_| match loader.next_batch() {
+            Ok(batch) => Ok(batch.clone()),
+            Err(error) => Err(Error::refused(Problem::new(error.to_string()))),
+        })
+        .collect()
+}
+
+/// Gives a batch of tokens to `use_it` as the data of a step.
+pub fn with_step_data<T>(batch: &Batch, use_it: impl FnOnce(&StepData<'_>) -> T) -> T {
+    let fields = [
+        (port::IDS, Field::I32(&batch.ids)),
+        (port::TARGETS, Field::I32(&batch.targets)),
+    ];
+    use_it(&StepData {
+        fields: &fields,
+        count: batch.valid_tokens,
+        first_sample: batch.first_sample,
+    })
+}
+
+/// The mean loss over all valid tokens of some batches; `loss` gives the mean of one batch.
+pub fn mean_loss(
+    batches: &[Batch],
+    mut loss: impl FnMut(&StepData<'_>) -> Result<f64>,
+) -> Result<f64> {
+    let (mut sum, mut count) = (0.0, 0.0);
+    for batch in batches.iter().filter(|batch| batch.valid_tokens > 0) {
+        let tokens = batch.valid_tokens as f64;
+        sum += with_step_data(batch, &mut loss)? * tokens;
+        count += tokens;
+    }
+    Ok(sum / count)
+}
+
+fn loader(loaded: &Loaded, corpus: &Arc<dyn Corpus>, split: Split) -> Result<Loader> {
+    let config = &loaded.config;
+    let settings = LoaderConfig {
+        microbatches: config.train.microbatches.get(),
+        split,
+        val_fraction: config.data.val_fraction.get(),
+        ignore_token: config.data.ignore_token.map(|token| token as i32),
+        ..LoaderConfig::new(
+            config.data.seed,
+            config.train.seq_len.get(),
+            config.train.batch_size.get(),
+        )
+    };
+    Loader::new(Arc::clone(corpus), settings, 0)
+        .map_err(|error| Error::refused(loaded.problem("data.path", error.to_string())))
+}
+
+fn open_kind(data: &config::Data, vocab: usize) -> Result<Arc<dyn Corpus>, DataError> {
+    // Configurations without a path were refused where one is needed.
+    let path = data.path.clone().unwrap_or_default();
+    Ok(match data.kind {
+        DataKind::Synthetic => Arc::new(MarkovCorpus::new(data.seed, vocab, SYNTHETIC_TOKENS)?),
+        DataKind::Text => Arc::new(TextFile::open(&path)?),
+        DataKind::Tokens => {
+            let width = match data.dtype {
+                config::TokenWidth::U16 => TokenWidth::U16,
+                config::TokenWidth::U32 => TokenWidth::U32,
+            };
+            Arc::new(TokenFile::open(&path, Some(width), vocab)?)
+        }
+    })
+}

@@ -1,0 +1,189 @@
+//! Evaluating a model from a folder: on given tokens, or on held-out data.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use phalanx_ir::DType;
+use phalanx_models::hf::{self, Spec};
+use phalanx_models::{BatchShape, port};
+use serde::Serialize;
+
+use crate::config::{Config, Loaded, Sources};
+use crate::corpus;
+use crate::error::{Error, Problem, Result};
+use crate::host::host_engine;
+use crate::network::{self, architecture, folder};
+use crate::saved::{Saved, from_tensors};
+use crate::session::{Field, Forward, StepData};
+
+/// Where a model comes from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ModelSource {
+    /// `hf:DIR`, a folder in Hugging Face form.
+    HuggingFace(PathBuf),
+    /// `run:DIR`, the folder of a run.
+    Run(PathBuf),
+}
+
+impl FromStr for ModelSource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("hf", dir)) if !dir.is_empty() => Ok(ModelSource::HuggingFace(dir.into())),
+            Some(("run", dir)) if !dir.is_empty() => Ok(ModelSource::Run(dir.into())),
+            _ => Err("write hf:DIR for a Hugging Face folder, run:DIR for a run's".into()),
+        }
+    }
+}
+
+/// What a model makes of some tokens.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Answer {
+    /// The mean cross-entropy of each token after the first, given those before it.
+    pub loss: f64,
+    /// The logits after the last token.
+    pub logits_last: Vec<f64>,
+}
+
+/// What a model reached on held-out data.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct HeldOut {
+    /// The mean loss per valid token.
+    pub loss: f64,
+    /// How many tokens that is.
+    pub tokens: u64,
+    /// Entropy of the data's source, where it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub entropy_floor: Option<f64>,
+}
+
+/// Runs a model over one row of tokens. Of the configuration only precision and threads matter.
+pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<Answer> {
+    let config = Config::load(sources)?.config;
+    let (spec, tensors) = weights(source)?;
+    check_ids(ids, &spec)?;
+    let compute = DType::from(config.precision.compute);
+    let shape = BatchShape {
+        batch: 1,
+        seq: ids.len(),
+    };
+    let model = architecture(&config.model, spec).logits(shape, compute)?;
+    let engine = host_engine(config.run.threads.get())?;
+    let stored = config.precision.weights.into();
+    let mut forward = Forward::new(engine, &model, stored, 1, &mut from_tensors(&tensors))?;
+    forward.run(&StepData {
+        fields: &[(port::IDS, Field::I32(ids))],
+        count: 1,
+        first_sample: 0,
+    })?;
+    let logits = forward.probe(port::LOGITS, 0, compute)?;
+    let rows: Vec<&[f64]> = logits.chunks_exact(logits.len() / ids.len()).collect();
+    let losses = rows.iter().zip(&ids[1..]);
+    let total: f64 = losses
+        .map(|(row, &id)| cross_entropy(row, id as usize))
+        .sum();
+    Ok(Answer {
+        loss: total / (ids.len() - 1) as f64,
+        logits_last: rows.last().map_or(Vec::new(), |row| row.to_vec()),
+    })
+}
+
+/// Evaluates a model on held-out data: that of the run it comes from, unless told otherwise.
+pub fn held_out(source: &ModelSource, sources: &Sources, sets: &[String]) -> Result<HeldOut> {
+    let (loaded, spec, tensors) = match source {
+        ModelSource::Run(dir) => {
+            let saved = Saved::open(dir, sets)?;
+            (saved.loaded, saved.spec, saved.tensors)
+        }
+        ModelSource::HuggingFace(dir) => {
+            folder(dir)?;
+            let from = format!("model.from=hf:{}", dir.display());
+            let loaded = network::load(&sources.clone().set(from))?;
+            let hf::Loaded { spec, tensors } = hf::load(dir)?;
+            (loaded, spec, tensors)
+        }
+    };
+    evaluate(&loaded, spec, &tensors)
+}
+
+fn evaluate(
+    loaded: &Loaded,
+    spec: Spec,
+    tensors: &std::collections::BTreeMap<String, hf::Tensor>,
+) -> Result<HeldOut> {
+    let config = &loaded.config;
+    let corpus = corpus::open(loaded)?;
+    let batches = corpus::held_out(loaded, &corpus)?;
+    let shape = BatchShape {
+        batch: config.train.microbatch_size(config.parallel.dp),
+        seq: config.train.seq_len.get(),
+    };
+    let model =
+        architecture(&config.model, spec).evaluation(shape, config.precision.compute.into())?;
+    let parts = config.train.microbatches.get();
+    let engine = host_engine(config.run.threads.get())?;
+    let stored = config.precision.weights.into();
+    let mut forward = Forward::new(engine, &model, stored, parts, &mut from_tensors(tensors))?;
+    let loss = corpus::mean_loss(&batches, |data| {
+        forward.run(data)?;
+        forward.loss()
+    })?;
+    Ok(HeldOut {
+        loss,
+        tokens: batches.iter().map(|batch| batch.valid_tokens).sum(),
+        entropy_floor: corpus.entropy_floor(),
+    })
+}
+
+fn weights(source: &ModelSource) -> Result<(Spec, std::collections::BTreeMap<String, hf::Tensor>)> {
+    match source {
+        ModelSource::HuggingFace(dir) => {
+            folder(dir)?;
+            let loaded = hf::load(dir)?;
+            Ok((loaded.spec, loaded.tensors))
+        }
+        ModelSource::Run(dir) => {
+            let saved = Saved::open(dir, &[])?;
+            Ok((saved.spec, saved.tensors))
+        }
+    }
+}
+
+fn check_ids(ids: &[i32], spec: &Spec) -> Result<()> {
+    let (vocab, context) = match spec {
+        Spec::Gpt(spec) => (spec.vocab, spec.context),
+        Spec::Llama(spec) => (spec.vocab, spec.context),
+    };
+    let refuse = |problem| Err(Error::refused(problem));
+    if ids.len() < 2 {
+        return refuse(
+            Problem::new(format!("--ids has {} token(s)", ids.len()))
+                .because("a loss needs a token and the one that follows it")
+                .fix("--ids 5,17"),
+        );
+    }
+    if ids.len() > context {
+        return refuse(
+            Problem::new(format!(
+                "--ids has {} tokens, the model's context {context}",
+                ids.len()
+            ))
+            .fix(format!("give at most {context}")),
+        );
+    }
+    match ids.iter().find(|&&id| id < 0 || id as usize >= vocab) {
+        None => Ok(()),
+        Some(id) => refuse(
+            Problem::new(format!("--ids has token {id}, the vocabulary has {vocab}"))
+                .fix(format!("give ids from 0 to {}", vocab - 1)),
+        ),
+    }
+}
+
+/// −log softmax(row)[target].
+fn cross_entropy(row: &[f64], target: usize) -> f64 {
+    let most = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = row.iter().map(|x| (x - most).exp()).sum();
+    most + sum.ln() - row[target]
+}

@@ -1,0 +1,253 @@
+//! A training step, looked at before it runs: its programs, its script, its memory.
+
+use std::fmt::Write;
+
+use phalanx_ir::Model;
+use phalanx_script::{
+    Action, Category, Compiled, Kind, Lane, MemoryPlan, Part, Script, TrainPlan, plan,
+};
+use serde_json::{Value, json};
+
+use crate::config::Loaded;
+use crate::error::{Error, Problem, Result};
+use crate::network::Network;
+use crate::session::{self, Settings, compile};
+
+/// Buffers that the memory table names.
+const LARGEST: usize = 12;
+
+/// What to show.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Focus {
+    /// Only the programs of this segment.
+    pub segment: Option<String>,
+    /// Only this part of each segment.
+    pub part: Option<Part>,
+}
+
+/// A step, explained.
+pub struct Explanation {
+    model: Model,
+    compiled: Compiled,
+    plan: TrainPlan,
+    memory: MemoryPlan,
+    focus: Focus,
+}
+
+impl Explanation {
+    /// Builds the step of a configuration, without an engine and without weights.
+    pub fn new(loaded: &Loaded, focus: Focus) -> Result<Self> {
+        let network = Network::new(loaded)?;
+        let model = network.models(&loaded.config, false)?.train;
+        let settings = Settings::new(&loaded.config);
+        let compiled = compile(&model, settings.precision, settings.recompute)?;
+        let step = session::plan(&model, &settings)?;
+        let memory = plan(&step.script)?;
+        let explanation = Self {
+            model,
+            compiled,
+            plan: step,
+            memory,
+            focus,
+        };
+        explanation.check_focus()?;
+        Ok(explanation)
+    }
+
+    /// The text for people.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for (segment, part) in self.programs() {
+            let program = self.compiled.program(segment, part);
+            let instances = self.instances(segment).join(", ");
+            let _ = writeln!(text, "# {part} of {instances}\n{program}");
+        }
+        if self.focus == Focus::default() {
+            text += &self.script_text();
+            text += &self.memory_text();
+        }
+        text
+    }
+
+    /// The same as JSON objects, to be printed a line each.
+    pub fn json(&self) -> Vec<Value> {
+        let mut lines: Vec<Value> = (self.programs().into_iter())
+            .map(|(segment, part)| {
+                let program = self.compiled.program(segment, part);
+                json!({"program": {
+                    "segment": self.model.segments()[segment].name,
+                    "part": part.to_string(),
+                    "instances": self.instances(segment),
+                    "flops": program.flops(),
+                    "text": program.to_string(),
+                }})
+            })
+            .collect();
+        if self.focus == Focus::default() {
+            let script = &self.plan.script;
+            lines.extend((script.actions.iter().enumerate()).map(|(index, action)| {
+                json!({"action": {
+                    "index": index,
+                    "label": action.label,
+                    "lane": lane(action.lane),
+                    "kind": kind(&action.kind),
+                    "reads": names(script, &action.reads()),
+                    "writes": names(script, &action.writes()),
+                }})
+            }));
+            let peaks: serde_json::Map<String, Value> = (Category::ALL.into_iter())
+                .map(|c| (c.name().to_owned(), json!(self.memory.peak(c))))
+                .collect();
+            let largest: Vec<Value> = (self.largest().into_iter())
+                .map(|(name, category, bytes)| {
+                    json!({"buffer": name, "category": category.name(), "bytes": bytes})
+                })
+                .collect();
+            lines.push(json!({"memory": {
+                "arena": self.memory.arena, "peaks": peaks, "largest": largest,
+            }}));
+        }
+        lines
+    }
+
+    /// The programs to show: of every segment, those that the script runs, unless told otherwise.
+    fn programs(&self) -> Vec<(usize, Part)> {
+        let all = [Part::F, Part::B, Part::W, Part::BW, Part::FBW];
+        let script = &self.plan.script;
+        let runs = |segment, part| {
+            let program = self.compiled.program(segment, part);
+            script.programs.iter().any(|e| e.program == *program)
+        };
+        let mut shown = Vec::new();
+        for (segment, forward) in self.model.segments().iter().enumerate() {
+            if (self.focus.segment.as_ref()).is_some_and(|name| *name != forward.name) {
+                continue;
+            }
+            let chosen = all.into_iter().filter(|&part| match self.focus.part {
+                Some(wanted) => part == wanted,
+                None => self.focus.segment.is_some() || runs(segment, part),
+            });
+            shown.extend(chosen.map(|part| (segment, part)));
+        }
+        shown
+    }
+
+    fn instances(&self, segment: usize) -> Vec<&str> {
+        let instances = self.model.instances().iter();
+        let instances = instances.filter(|i| i.segment == segment);
+        instances.map(|i| i.name.as_str()).collect()
+    }
+
+    fn script_text(&self) -> String {
+        let script = &self.plan.script;
+        let mut text = format!("# script: {} actions\n", script.actions.len());
+        for (index, action) in script.actions.iter().enumerate() {
+            let Action {
+                label, lane: on, ..
+            } = action;
+            let _ = writeln!(text, "{index:4}  {:<8}{label}", lane(*on));
+            let _ = writeln!(
+                text,
+                "        reads  {}",
+                names(script, &action.reads()).join(" ")
+            );
+            let _ = writeln!(
+                text,
+                "        writes {}",
+                names(script, &action.writes()).join(" ")
+            );
+        }
+        text.push('\n');
+        text
+    }
+
+    fn memory_text(&self) -> String {
+        let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
+        let arena = self.memory.arena;
+        let mut text = format!(
+            "# memory: an arena of {arena} bytes ({:.2} MiB)\n",
+            mib(arena)
+        );
+        let _ = writeln!(
+            text,
+            "  {:<15}{:>14}{:>10}",
+            "category", "peak bytes", "MiB"
+        );
+        for category in Category::ALL {
+            let bytes = self.memory.peak(category);
+            let _ = writeln!(
+                text,
+                "  {:<15}{bytes:>14}{:>10.2}",
+                category.name(),
+                mib(bytes)
+            );
+        }
+        let _ = writeln!(
+            text,
+            "\n  {:<36}{:<15}{:>14}",
+            "largest buffers", "category", "bytes"
+        );
+        for (name, category, bytes) in self.largest() {
+            let _ = writeln!(text, "  {name:<36}{:<15}{bytes:>14}", category.name());
+        }
+        text
+    }
+
+    fn largest(&self) -> Vec<(&str, Category, usize)> {
+        let script = &self.plan.script;
+        let buffers = script.buffers.iter();
+        let mut buffers: Vec<(&str, Category, usize)> = buffers
+            .map(|b| (b.name.as_str(), b.category, b.bytes))
+            .collect();
+        for (index, action) in script.actions.iter().enumerate() {
+            if let (Some(run), Some(_)) = (action.run(), self.memory.workspaces[index]) {
+                let extent = script.programs[run.program.0].slots.extent;
+                buffers.push((&action.label, Category::Workspace, extent));
+            }
+        }
+        buffers.sort_by_key(|&(name, _, bytes)| (usize::MAX - bytes, name));
+        buffers.truncate(LARGEST);
+        buffers
+    }
+
+    fn check_focus(&self) -> Result<()> {
+        let known: Vec<&str> = (self.model.segments().iter())
+            .map(|s| s.name.as_str())
+            .collect();
+        match &self.focus.segment {
+            Some(name) if !known.contains(&name.as_str()) => Err(Error::refused(
+                Problem::new(format!("{} has no segment `{name}`", self.model.name))
+                    .fix(format!("--segment {}", known.join(" | "))),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn lane(lane: Lane) -> String {
+    format!("{lane:?}").to_lowercase()
+}
+
+fn kind(kind: &Kind) -> &'static str {
+    match kind {
+        Kind::Run(_) => "run",
+        Kind::Update { .. } => "update",
+        Kind::Reduce { .. } => "reduce",
+        Kind::Gather { .. } => "gather",
+        Kind::Release { .. } => "release",
+        Kind::Send { .. } => "send",
+        Kind::Receive { .. } => "receive",
+    }
+}
+
+/// Names of buffers, each once.
+fn names<'a>(script: &'a Script, buffers: &[phalanx_script::BufferId]) -> Vec<&'a str> {
+    let mut names: Vec<&str> = Vec::new();
+    for buffer in buffers {
+        let name = script.buffers[buffer.0].name.as_str();
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}

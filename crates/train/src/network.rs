@@ -1,0 +1,232 @@
+//! The network that a configuration describes, and the weights it starts from.
+
+use std::path::Path;
+
+use phalanx_ir::ops::AttentionKind;
+use phalanx_models::hf::{self, GptSpec, LlamaSpec, RopeScaling, RopeSpec, Spec};
+use phalanx_models::{Architecture, BatchShape, Gpt, Llama, Purpose};
+
+use crate::config::{self, Attention, Config, Loaded, ModelKind, Origin, Sources};
+use crate::error::{Error, Problem, Result};
+use crate::session::{Models, ReadParam, initial};
+
+/// A network and, if it does not start from random numbers, the folder of its weights.
+pub struct Network {
+    /// The network.
+    pub architecture: Box<dyn Architecture>,
+    weights: Option<hf::Source>,
+    seed: u64,
+}
+
+/// Reads a configuration. If it starts from a model folder, that folder brings the shape.
+pub fn load(sources: &Sources) -> Result<Loaded> {
+    let loaded = Config::load(sources)?;
+    let Some(Origin::HuggingFace(dir)) = &loaded.config.model.from else {
+        return Ok(loaded);
+    };
+    let file = dir.join("config.json");
+    let spec = hf::read_config(&file)?;
+    let pinned = sources
+        .clone()
+        .pin(file.display().to_string(), shape_keys(&spec));
+    Config::load(&pinned)
+}
+
+impl Network {
+    /// The network of a configuration; opens the model folder if there is one.
+    pub fn new(loaded: &Loaded) -> Result<Self> {
+        let config = &loaded.config;
+        refuse_unbuilt(loaded)?;
+        let weights = match &config.model.from {
+            Some(Origin::HuggingFace(dir)) => Some(hf::Source::open(dir)?),
+            None => None,
+        };
+        let spec = match &weights {
+            Some(source) => source.spec().clone(),
+            None => spec(&config.model),
+        };
+        Ok(Self {
+            architecture: architecture(&config.model, spec),
+            weights,
+            seed: config.run.seed,
+        })
+    }
+
+    /// The models of a session: for training, and for evaluation if that is wanted.
+    pub fn models(&self, config: &Config, evaluate: bool) -> Result<Models> {
+        let compute = config.precision.compute.into();
+        let shape = BatchShape {
+            batch: config.train.microbatch_size(config.parallel.dp),
+            seq: config.train.seq_len.get(),
+        };
+        let build = |purpose| self.architecture.build(shape, compute, purpose);
+        Ok(Models {
+            train: build(Purpose::Train)?,
+            evaluate: evaluate.then(|| build(Purpose::Evaluate)).transpose()?,
+        })
+    }
+
+    /// The values that each parameter starts with.
+    pub fn start(&self) -> Box<ReadParam<'_>> {
+        match &self.weights {
+            Some(source) => Box::new(|param| Ok(source.read(&param.name)?.to_f64())),
+            None => Box::new(initial(self.seed)),
+        }
+    }
+
+    /// One line for people.
+    pub fn describe(&self, config: &config::Model) -> String {
+        let from = match &config.from {
+            Some(Origin::HuggingFace(dir)) => format!(" from {}", dir.display()),
+            None => String::new(),
+        };
+        format!(
+            "{} of {} layers, width {}, {} heads, vocabulary {}{from}",
+            config.kind, config.layers, config.width, config.heads, config.vocab
+        )
+    }
+}
+
+/// The network of a specification, with the settings that a specification does not have.
+pub fn architecture(config: &config::Model, spec: Spec) -> Box<dyn Architecture> {
+    let attention = match config.attention {
+        Attention::Flash => AttentionKind::Flash,
+        Attention::Materialised => AttentionKind::Materialised,
+    };
+    let init_std = config.init_std.get();
+    match spec {
+        Spec::Llama(spec) => Box::new(Llama {
+            spec,
+            attention,
+            init_std,
+        }),
+        Spec::Gpt(spec) => Box::new(Gpt {
+            spec,
+            attention,
+            dropout: config.dropout.get(),
+            init_std,
+        }),
+    }
+}
+
+/// What is legal as a setting, but asks for a network that nobody has written.
+fn refuse_unbuilt(loaded: &Loaded) -> Result<()> {
+    let model = &loaded.config.model;
+    let kind = model.kind;
+    let mut problems = Vec::new();
+    if kind == ModelKind::Mlp {
+        problems.push(
+            loaded
+                .problem("model.kind", "model.kind = mlp: this command trains language models")
+                .because("an mlp predicts numbers from numbers, and [data] holds tokens")
+                .fix("model.kind = \"llama\" or \"gpt2\"; an mlp is trained from Rust, as in crates/phalanx/examples/mlp_regression.rs"),
+        );
+    }
+    if kind == ModelKind::Llama && model.dropout.get() > 0.0 {
+        let message = format!(
+            "model.dropout = {} with model.kind = llama",
+            model.dropout.get()
+        );
+        problems.push(
+            (loaded.problem("model.dropout", message))
+                .because("llama has no dropout")
+                .fix("model.dropout = 0.0, or model.kind = \"gpt2\""),
+        );
+    }
+    let usual = kind != ModelKind::Llama;
+    if kind != ModelKind::Mlp && model.bias != usual {
+        let message = format!("model.bias = {} with model.kind = {kind}", model.bias);
+        problems.push(
+            (loaded.problem("model.bias", message))
+                .because("llama's linear layers have no biases, gpt2's all have one")
+                .fix(format!("model.bias = {usual}")),
+        );
+    }
+    match problems.is_empty() {
+        true => Ok(()),
+        false => Err(Error::Refused(problems)),
+    }
+}
+
+fn spec(config: &config::Model) -> Spec {
+    let (layers, width, heads) = (config.layers.get(), config.width.get(), config.heads.get());
+    let (ffn, vocab, context) = (config.ffn.get(), config.vocab.get(), config.context.get());
+    let (norm_eps, tied) = (config.norm_eps.get(), config.tied);
+    match config.kind {
+        ModelKind::Gpt2 => Spec::Gpt(GptSpec {
+            layers,
+            width,
+            heads,
+            ffn,
+            vocab,
+            context,
+            norm_eps,
+            tied,
+        }),
+        ModelKind::Llama | ModelKind::Mlp => Spec::Llama(LlamaSpec {
+            layers,
+            width,
+            heads,
+            kv_heads: config.kv_heads.get(),
+            head_dim: config.head_size(),
+            ffn,
+            vocab,
+            context,
+            norm_eps,
+            rope: RopeSpec {
+                theta: config.rope_theta.get(),
+                scaling: RopeScaling::None,
+            },
+            tied,
+        }),
+    }
+}
+
+/// What a model folder says of the keys that describe a shape.
+fn shape_keys(spec: &Spec) -> Vec<(&'static str, String)> {
+    let text = |number: usize| number.to_string();
+    let (kind, sizes, norm_eps) = match spec {
+        Spec::Gpt(s) => (
+            "gpt2",
+            [
+                s.layers, s.width, s.heads, s.heads, s.ffn, s.vocab, s.context,
+            ],
+            s.norm_eps,
+        ),
+        Spec::Llama(s) => (
+            "llama",
+            [
+                s.layers, s.width, s.heads, s.kv_heads, s.ffn, s.vocab, s.context,
+            ],
+            s.norm_eps,
+        ),
+    };
+    let names = [
+        "model.layers",
+        "model.width",
+        "model.heads",
+        "model.kv_heads",
+        "model.ffn",
+        "model.vocab",
+        "model.context",
+    ];
+    let mut keys: Vec<(&'static str, String)> = names.into_iter().zip(sizes.map(text)).collect();
+    keys.push(("model.kind", kind.to_owned()));
+    keys.push(("model.tied", spec.tied().to_string()));
+    keys.push(("model.norm_eps", format!("{norm_eps:?}")));
+    if let Spec::Llama(s) = spec {
+        keys.push(("model.rope_theta", format!("{:?}", s.rope.theta)));
+    }
+    keys
+}
+
+/// The problem of a model folder that is not there, told before its parts are missed one by one.
+pub(crate) fn folder(dir: &Path) -> Result<()> {
+    match dir.is_dir() {
+        true => Ok(()),
+        false => Err(Error::refused(
+            Problem::new(format!("{} is not a folder", dir.display()))
+                .fix("give the path of a folder"),
+        )),
+    }
+}

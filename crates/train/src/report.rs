@@ -1,0 +1,225 @@
+//! What a run tells while it goes on: to people, to programs, and to its folder.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::error::Result;
+use crate::metrics::{Evaluation, LossPlot, Step, StepLine, Summary, ZScore};
+use crate::progress::{Progress, Stream};
+use crate::rundir::RunDir;
+
+/// Who reads standard output.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Output {
+    /// People: step lines, a progress bar on a terminal.
+    #[default]
+    People,
+    /// Programs: JSON, a line each; what is for people goes to standard error.
+    Json,
+    /// Nobody: only the run's folder is written.
+    Silent,
+}
+
+/// Facts of a run that its step lines need.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    pub(crate) steps: usize,
+    pub(crate) log_every: usize,
+    pub(crate) flops_per_step: u64,
+    /// FLOP/s that matrix products of this model reach on this machine.
+    pub(crate) gemm_rate: Option<f64>,
+    pub(crate) planned: u64,
+}
+
+/// Tells of a run.
+pub(crate) struct Report {
+    output: Output,
+    progress: Option<Progress>,
+    run: RunDir,
+    facts: Facts,
+    plot: LossPlot,
+    loss_z: ZScore,
+    norm_z: ZScore,
+    /// Time spent in steps.
+    spent: Duration,
+    started: Instant,
+    evaluated: Option<f64>,
+}
+
+impl Report {
+    pub(crate) fn new(output: Output, run: RunDir, facts: Facts, plot: LossPlot) -> Self {
+        let stream = match output {
+            Output::People => Some(Stream::Stdout),
+            Output::Json => Some(Stream::Stderr),
+            Output::Silent => None,
+        };
+        Self {
+            output,
+            progress: stream.map(|stream| Progress::new(facts.steps, stream)),
+            run,
+            facts,
+            plot,
+            loss_z: ZScore::new(),
+            norm_z: ZScore::new(),
+            spent: Duration::ZERO,
+            started: Instant::now(),
+            evaluated: None,
+        }
+    }
+
+    /// The run's folder.
+    pub(crate) fn dir(&self) -> &Path {
+        self.run.path()
+    }
+
+    /// The run's folder, to write to.
+    pub(crate) fn folder(&self) -> &RunDir {
+        &self.run
+    }
+
+    /// Shows a line to people.
+    pub(crate) fn line(&mut self, text: &str) {
+        if let Some(progress) = &mut self.progress {
+            progress.line(text);
+        }
+    }
+
+    /// Tells of a step that took `time`.
+    pub(crate) fn step(&mut self, step: Step, time: Duration) -> Result<()> {
+        self.spent += time;
+        self.plot.losses.push((step.step, step.loss));
+        let json = step.to_json();
+        self.run.append(&json)?;
+        self.print(&json);
+        let (loss_z, grad_norm_z) = (
+            self.loss_z.push(step.loss),
+            self.norm_z.push(step.grad_norm),
+        );
+        let last = self.facts.steps;
+        if let Some(progress) = &self.progress {
+            progress.advance(step.step, &format!("loss {:.4}", step.loss));
+        }
+        if step.step == 1 || step.step == last || step.step.is_multiple_of(self.facts.log_every) {
+            let rate = self.facts.flops_per_step as f64 / time.as_secs_f64();
+            let left = (last - step.step) as f64 / step.step as f64;
+            let memory = phalanx_sys::memory::resident_bytes();
+            let line = StepLine {
+                step,
+                steps: last,
+                loss_z,
+                grad_norm_z,
+                flops_per_s: Some(rate),
+                gemm_rate_fraction: self.facts.gemm_rate.map(|gemm| rate / gemm),
+                memory: memory.map(|used| (used, self.facts.planned)),
+                eta: (step.step < last).then(|| self.started.elapsed().mul_f64(left)),
+            };
+            let colour = self.progress.as_ref().is_some_and(Progress::colour);
+            self.line(&line.text(colour));
+        }
+        Ok(())
+    }
+
+    /// Tells of an evaluation.
+    pub(crate) fn evaluation(&mut self, evaluation: Evaluation) -> Result<()> {
+        let Evaluation {
+            after_step,
+            val_loss,
+        } = evaluation;
+        self.plot.held_out.push((after_step, val_loss));
+        self.evaluated = Some(val_loss);
+        let json = evaluation.to_json();
+        self.run.append(&json)?;
+        self.print(&json);
+        let floor = match self.plot.entropy_floor {
+            Some(floor) => format!(
+                "  ({:+.4} from the entropy floor {floor:.4})",
+                val_loss - floor
+            ),
+            None => String::new(),
+        };
+        self.line(&format!("held-out loss {val_loss:.4}{floor}"));
+        Ok(())
+    }
+
+    /// Writes the picture, and tells of the whole run.
+    pub(crate) fn finish(mut self, parameters: u64, tokens: u64) -> Result<Summary> {
+        self.run.write_plot(&self.plot)?;
+        let loss = |step: Option<&(usize, f64)>| step.map_or(f64::NAN, |(_, loss)| *loss);
+        let seconds = self.spent.as_secs_f64();
+        let flops = self.facts.flops_per_step as f64 * self.plot.losses.len() as f64;
+        let summary = Summary {
+            steps: self.plot.losses.len(),
+            first_loss: loss(self.plot.losses.first()),
+            last_loss: loss(self.plot.losses.last()),
+            val_loss: self.evaluated,
+            entropy_floor: self.plot.entropy_floor,
+            parameters,
+            tokens,
+            seconds,
+            tokens_per_s: tokens as f64 / seconds,
+            gemm_rate_fraction: self.facts.gemm_rate.map(|gemm| flops / seconds / gemm),
+            planned_bytes: Some(self.facts.planned),
+            peak_rss_bytes: phalanx_sys::memory::peak_resident_bytes(),
+            run_dir: Some(self.dir().display().to_string()),
+        };
+        let json = summary.to_json();
+        self.run.append(&json)?;
+        if let Some(progress) = &mut self.progress {
+            progress.finish();
+        }
+        for line in closing(&summary) {
+            self.line(&line);
+        }
+        self.print(&json);
+        Ok(summary)
+    }
+
+    /// A line for programs. A reader who has gone away does not stop the run.
+    fn print(&self, json: &str) {
+        if self.output == Output::Json {
+            let mut out = std::io::stdout().lock();
+            let _ = writeln!(out, "{json}").and_then(|()| out.flush());
+        }
+    }
+}
+
+/// What a reader wants to know when a run has ended, and what to do next.
+fn closing(summary: &Summary) -> Vec<String> {
+    let Summary {
+        steps,
+        first_loss,
+        last_loss,
+        tokens,
+        seconds,
+        tokens_per_s,
+        ..
+    } = summary;
+    let mut lines = vec![
+        String::new(),
+        format!("{steps} steps, {tokens} tokens in {seconds:.1} s ({tokens_per_s:.0} tok/s)"),
+    ];
+    let held_out = match summary.val_loss {
+        Some(loss) => format!("; on held-out data {loss:.4}"),
+        None => String::new(),
+    };
+    lines.push(format!("loss {first_loss:.4} → {last_loss:.4}{held_out}"));
+    if let Some(floor) = summary.entropy_floor {
+        let reached = summary.val_loss.unwrap_or(*last_loss);
+        let way = 100.0 * (first_loss - reached) / (first_loss - floor);
+        lines.push(format!(
+            "the source's entropy is {floor:.4}, and no model gets below it: {:.4} to go, {way:.0}% of the way done",
+            reached - floor
+        ));
+    }
+    if let Some(dir) = &summary.run_dir {
+        lines.extend([
+            format!("in {dir}: model.safetensors, loss.svg, metrics.jsonl, config.toml"),
+            format!("next: phalanx eval --model run:{dir}"),
+            format!("      phalanx export --run {dir} --out DIR    (for transformers)"),
+            "      phalanx train --set data.kind=text --set data.path=FILE    (your own text)"
+                .into(),
+        ]);
+    }
+    lines
+}

@@ -1,0 +1,221 @@
+//! What the host gives a step: its batch, and the numbers that its programs read.
+
+use phalanx_engine::Engine;
+use phalanx_ir::Model;
+use phalanx_models::port;
+use phalanx_runtime::{Executor, RuntimeError, ScriptId};
+use phalanx_script::BufferId;
+
+use super::numbers::encode;
+use crate::error::{Error, Problem, Result};
+
+/// One step's data: for each data port of the model its rows, those of all micro-batches.
+#[derive(Clone, Copy, Debug)]
+pub struct StepData<'a> {
+    /// The name of each data port, and its values, row after row.
+    pub fields: &'a [(&'a str, Field<'a>)],
+    /// What the loss is a mean over: valid targets of a language model, elements of a regression.
+    pub count: u64,
+    /// The global index of the first row's sample, which random masks depend on.
+    pub first_sample: u64,
+}
+
+/// The values of one data port.
+#[derive(Clone, Copy, Debug)]
+pub enum Field<'a> {
+    /// Token ids and targets.
+    I32(&'a [i32]),
+    /// Features.
+    F32(&'a [f32]),
+}
+
+impl Field<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Field::I32(values) => values.len(),
+            Field::F32(values) => values.len(),
+        }
+    }
+
+    /// The bytes of part `part` of `parts` equal parts.
+    fn bytes(&self, part: usize, parts: usize, out: &mut Vec<u8>) {
+        let size = self.len() / parts;
+        let range = part * size..(part + 1) * size;
+        out.clear();
+        match self {
+            Field::I32(values) => out.extend(values[range].iter().flat_map(|v| v.to_ne_bytes())),
+            Field::F32(values) => out.extend(values[range].iter().flat_map(|v| v.to_ne_bytes())),
+        }
+    }
+}
+
+/// The numbers of one run of a script.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scalars {
+    pub(crate) lr: f64,
+    /// The step, counted from 1.
+    pub(crate) step: u64,
+    pub(crate) seed: u64,
+}
+
+/// The buffers of one script that the host fills before each run.
+pub(crate) struct Feed {
+    script: ScriptId,
+    inputs: Vec<(BufferId, Input)>,
+    microbatches: usize,
+    /// Rows of each micro-batch.
+    rows: u64,
+    bytes: Vec<u8>,
+}
+
+enum Input {
+    Data { port: String, microbatch: usize },
+    Key { instance: usize, microbatch: usize },
+    LearningRate,
+    Step,
+    InverseCount,
+}
+
+impl Feed {
+    /// Finds out what each of the script's host buffers is for, from its name.
+    pub(crate) fn new<E: Engine>(
+        executor: &Executor<E>,
+        script: ScriptId,
+        model: &Model,
+        microbatches: usize,
+    ) -> Result<Self> {
+        let inputs: Result<Vec<_>> = (executor.host_inputs(script))
+            .map(|(buffer, name)| Ok((buffer, Input::of(name, model)?)))
+            .collect();
+        Ok(Self {
+            script,
+            inputs: inputs?,
+            microbatches,
+            rows: rows(model),
+            bytes: Vec::new(),
+        })
+    }
+
+    /// Fills every host buffer of the script.
+    pub(crate) fn write<E: Engine>(
+        &mut self,
+        executor: &mut Executor<E>,
+        data: &StepData<'_>,
+        scalars: Scalars,
+    ) -> Result<()> {
+        for (buffer, input) in &self.inputs {
+            let size = executor.script(self.script).buffers[buffer.0].bytes;
+            let bytes = &mut self.bytes;
+            match input {
+                Input::Data { port, microbatch } => {
+                    let field = data.fields.iter().find(|(name, _)| name == port);
+                    let (_, field) = field.ok_or_else(|| missing(port, data))?;
+                    field.bytes(*microbatch, self.microbatches, bytes);
+                }
+                Input::Key {
+                    instance,
+                    microbatch,
+                } => {
+                    let first = data.first_sample + *microbatch as u64 * self.rows;
+                    let (low, high) = (scalars.seed as i32, (scalars.seed >> 32) as i32);
+                    let key = [
+                        low,
+                        high,
+                        scalars.step as i32,
+                        *instance as i32,
+                        first as i32,
+                    ];
+                    bytes.clear();
+                    bytes.extend(key.iter().flat_map(|word| word.to_ne_bytes()));
+                }
+                Input::LearningRate => scalar(size, scalars.lr, bytes),
+                Input::Step => scalar(size, scalars.step as f64, bytes),
+                Input::InverseCount => scalar(size, 1.0 / data.count as f64, bytes),
+            }
+            (executor.write(self.script, *buffer, bytes)).map_err(|e| wrong_size(input, e))?;
+        }
+        Ok(())
+    }
+}
+
+impl Input {
+    fn of(name: &str, model: &Model) -> Result<Self> {
+        if let Some((front, microbatch)) = name.rsplit_once("@mb")
+            && let Ok(microbatch) = microbatch.parse()
+        {
+            let key = front.strip_suffix("/key");
+            let instance = key.and_then(|own| model.instances().iter().position(|i| i.name == own));
+            return Ok(match instance {
+                Some(instance) => Input::Key {
+                    instance,
+                    microbatch,
+                },
+                None => Input::Data {
+                    port: front.to_owned(),
+                    microbatch,
+                },
+            });
+        }
+        match name {
+            "lr" => Ok(Input::LearningRate),
+            "step" => Ok(Input::Step),
+            port::INV_TOKENS => Ok(Input::InverseCount),
+            other => Err(Error::refused(
+                Problem::new(format!(
+                    "model {} reads the scalar `{other}`, which nobody gives",
+                    model.name
+                ))
+                .because("a step gives its programs lr, step and inv_tokens")
+                .fix("read one of these, or make the number a data port"),
+            )),
+        }
+    }
+}
+
+/// Rows of a micro-batch: the extent of dim 0 of the model's data.
+fn rows(model: &Model) -> u64 {
+    let data = (model.segments().iter()).flat_map(|p| {
+        p.inputs_with(phalanx_ir::Role::Data)
+            .map(|port| p.ty(port.value))
+    });
+    let mut extents = data.filter_map(|ty| ty.shape.first().copied());
+    extents.next().unwrap_or(1) as u64
+}
+
+fn scalar(size: usize, value: f64, out: &mut Vec<u8>) {
+    let dtype = match size {
+        8 => phalanx_ir::DType::F64,
+        _ => phalanx_ir::DType::F32,
+    };
+    out.clear();
+    out.resize(size, 0);
+    encode(dtype, &[value], out);
+}
+
+fn missing(port: &str, data: &StepData<'_>) -> Error {
+    let given: Vec<&str> = data.fields.iter().map(|(name, _)| *name).collect();
+    Error::refused(
+        Problem::new(format!(
+            "the model reads the data port `{port}`, which the batch lacks"
+        ))
+        .because(format!("the batch has {}", given.join(", ")))
+        .fix("name the batch's fields as the model names its data"),
+    )
+}
+
+fn wrong_size(input: &Input, error: RuntimeError) -> Error {
+    match (input, error) {
+        (
+            Input::Data { port, .. },
+            RuntimeError::Bytes {
+                expected, found, ..
+            },
+        ) => Error::refused(
+            Problem::new(format!(
+                "a micro-batch of `{port}` has {found} bytes, the model reads {expected}"
+            ))
+            .fix("give batch size × row length values of the port's element type"),
+        ),
+        (_, error) => error.into(),
+    }
+}

@@ -1,0 +1,57 @@
+//! Numbers on their way to and from an engine: `f64` here, bytes of some element type there.
+
+use half::bf16;
+use phalanx_ir::DType;
+
+/// Writes values as `dtype` over the start of `out`. Narrow floats are rounded by way of `f32`, as
+/// an update does that narrows its masters.
+///
+/// # Panics
+/// If `dtype` is no float that engines compute in, which configurations never name.
+pub(crate) fn encode(dtype: DType, values: &[f64], out: &mut [u8]) {
+    fn fill<const N: usize>(values: &[f64], out: &mut [u8], bytes: impl Fn(f64) -> [u8; N]) {
+        for (place, &value) in out.chunks_exact_mut(N).zip(values) {
+            place.copy_from_slice(&bytes(value));
+        }
+    }
+    match dtype {
+        DType::F64 => fill(values, out, f64::to_ne_bytes),
+        DType::F32 => fill(values, out, |x| (x as f32).to_ne_bytes()),
+        DType::Bf16 => fill(values, out, |x| bf16::from_f32(x as f32).to_ne_bytes()),
+        DType::F16 | DType::I32 | DType::Bool => panic!("{dtype} values are not written"),
+    }
+}
+
+/// Reads bytes of a float type.
+///
+/// # Panics
+/// If `dtype` is no float that engines compute in.
+pub(crate) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    fn each<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Vec<f64> {
+        let (chunks, _) = bytes.as_chunks::<N>();
+        chunks.iter().map(|&chunk| value(chunk)).collect()
+    }
+    match dtype {
+        DType::F64 => each(bytes, f64::from_ne_bytes),
+        DType::F32 => each(bytes, |b| f64::from(f32::from_ne_bytes(b))),
+        DType::Bf16 => each(bytes, |b| bf16::from_ne_bytes(b).to_f64()),
+        DType::F16 | DType::I32 | DType::Bool => panic!("{dtype} values are not read"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back_as_their_type_rounds_them() {
+        let values = [0.1, -3.0, 1e-30];
+        for (dtype, eps) in [(DType::F64, 0.0), (DType::F32, 6e-8), (DType::Bf16, 4e-3)] {
+            let mut bytes = vec![0; values.len() * dtype.size()];
+            encode(dtype, &values, &mut bytes);
+            for (a, b) in values.iter().zip(decode(dtype, &bytes)) {
+                assert!((a - b).abs() <= eps * a.abs(), "{dtype}: {a} and {b}");
+            }
+        }
+    }
+}
