@@ -2,6 +2,7 @@
 //! and compound ops against the ops they stand for.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
+mod engine;
 mod equivalence;
 mod errors;
 mod gradients;
