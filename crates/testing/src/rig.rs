@@ -7,8 +7,8 @@ use phalanx_models::initial_values;
 use phalanx_reference::Tensor;
 use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{
-    BufferId, Compiled, Member, Optimizer, Precision, Step, TrainPlan, accumulate, merge_adjacent,
-    train_script, units,
+    BufferId, Compiled, Member, Optimizer, Precision, Script, Step, TrainPlan, accumulate,
+    eval_script, merge_adjacent, train_script, units,
 };
 
 use crate::compile::compile;
@@ -73,6 +73,8 @@ pub struct Batch {
 pub struct Rig<E: Engine> {
     executor: Executor<E>,
     id: ScriptId,
+    /// A forward script on the same weights, if the rig has one.
+    forward: Option<ScriptId>,
     plan: TrainPlan,
     model: Model,
     precision: Precision,
@@ -82,27 +84,43 @@ pub struct Rig<E: Engine> {
 impl<E: Engine> Rig<E> {
     /// Compiles a model for training; its parameters are zero until they are set.
     pub fn new(engine: E, model: &Model, setup: &Setup) -> Self {
-        let compiled = (setup.compile)(model, setup.precision.grads, setup.recompute);
+        Self::beside(engine, model, None, setup)
+    }
+
+    /// The same, with a model of the same parameters to look at ([`Rig::probe`]).
+    pub fn with_forward(engine: E, model: &Model, forward: &Model, setup: &Setup) -> Self {
+        Self::beside(engine, model, Some(forward), setup)
+    }
+
+    fn beside(engine: E, model: &Model, forward: Option<&Model>, setup: &Setup) -> Self {
+        let precision = setup.precision;
+        let compile = |model| (setup.compile)(model, precision.grads, setup.recompute);
         let schedule = (setup.schedule)(model.instances().len(), setup.microbatches);
+        let (optimizer, clip) = (setup.optimizer, setup.clip);
         let plan = train_script(
             model,
-            &compiled,
+            &compile(model),
             &schedule,
             &units(model),
-            setup.precision,
-            setup.optimizer,
-            setup.clip,
+            precision,
+            optimizer,
+            clip,
         )
         .unwrap();
         let mut executor = Executor::new(engine);
         let id = executor.load(plan.script.clone()).unwrap();
+        let forward = forward.map(|model| {
+            let (script, _) = eval_script(model, &compile(model), 1, &plan, precision).unwrap();
+            executor.load(script).unwrap()
+        });
         executor.reserve().unwrap();
         Self {
             executor,
             id,
+            forward,
             plan,
             model: model.clone(),
-            precision: setup.precision,
+            precision,
             steps: 0,
         }
     }
@@ -130,17 +148,21 @@ impl<E: Engine> Rig<E> {
     /// `inverse` is 1/valid targets.
     pub fn step(&mut self, batches: &[Batch], lr: f64, inverse: f64) -> (f64, f64) {
         self.steps += 1;
-        let hosts: Vec<(BufferId, String)> = (self.executor.host_inputs(self.id))
-            .map(|(buffer, name)| (buffer, name.to_owned()))
-            .collect();
-        for (buffer, name) in hosts {
-            let bytes = self.host_bytes(buffer, &name, batches, lr, inverse);
-            self.executor.write(self.id, buffer, &bytes).unwrap();
-        }
-        self.executor.run(self.id).unwrap();
+        self.run(self.id, batches, lr, inverse);
         let state = self.precision.state;
         let (loss, norm) = (self.plan.loss, self.plan.grad_norm);
         (self.fetch(loss, state)[0], self.fetch(norm, state)[0])
+    }
+
+    /// Runs the forward model on one batch and returns what its instance `instance` shows as `name`.
+    pub fn probe(&mut self, batch: &Batch, instance: &str, name: &str) -> Vec<f64> {
+        let forward = self.forward.unwrap();
+        self.run(forward, std::slice::from_ref(batch), 0.0, 0.0);
+        let script = self.executor.script(forward);
+        let buffer = script.named(&format!("{instance}/{name}@mb0")).unwrap();
+        let mut bytes = vec![0; script.buffers[buffer.0].bytes];
+        self.executor.read(forward, buffer, &mut bytes).unwrap();
+        decode(self.precision.weights, &bytes)
     }
 
     /// The gradient that the last step formed of a parameter.
@@ -169,9 +191,24 @@ impl<E: Engine> Rig<E> {
         &self.plan
     }
 
+    fn run(&mut self, id: ScriptId, batches: &[Batch], lr: f64, inverse: f64) {
+        let hosts: Vec<(BufferId, String)> = (self.executor.host_inputs(id))
+            .map(|(buffer, name)| (buffer, name.to_owned()))
+            .collect();
+        for (buffer, name) in hosts {
+            // Buffers of the other script keep their numbers but nothing here reads them.
+            let Some(ty) = read_as(self.executor.script(id), buffer) else {
+                continue;
+            };
+            let bytes = self.host_bytes(&ty, &name, batches, lr, inverse);
+            self.executor.write(id, buffer, &bytes).unwrap();
+        }
+        self.executor.run(id).unwrap();
+    }
+
     fn host_bytes(
         &self,
-        buffer: BufferId,
+        ty: &TensorType,
         name: &str,
         batches: &[Batch],
         lr: f64,
@@ -188,7 +225,6 @@ impl<E: Engine> Rig<E> {
             let key = [7, 0, self.steps as i32, number as i32, first];
             return Tensor::from_i32(&[5], &key).unwrap().to_bytes();
         }
-        let ty = self.ty(buffer);
         let scalar = |x| Tensor::scalar(ty.dtype, x).to_bytes();
         match name {
             "lr" => scalar(lr),
@@ -201,18 +237,6 @@ impl<E: Engine> Rig<E> {
                 values.to_bytes()
             }
         }
-    }
-
-    /// The type that programs read a buffer as.
-    fn ty(&self, buffer: BufferId) -> TensorType {
-        let script = &self.plan.script;
-        let mut runs = script.actions.iter().filter_map(|a| a.run());
-        let read = runs.find_map(|run| {
-            let program = &script.programs[run.program.0].program;
-            let at = run.inputs.iter().position(|v| v.buffer == buffer)?;
-            Some(program.ty(program.inputs()[at].value).clone())
-        });
-        read.unwrap()
     }
 
     fn number(&self, name: &str) -> usize {
@@ -240,7 +264,20 @@ impl<E: Engine> Rig<E> {
     fn fetch(&mut self, buffer: BufferId, dtype: DType) -> Vec<f64> {
         let mut bytes = vec![0; self.plan.script.buffers[buffer.0].bytes];
         self.executor.read(self.id, buffer, &mut bytes).unwrap();
-        let shape = [bytes.len() / dtype.size()];
-        Tensor::from_bytes(dtype, &shape, &bytes).unwrap().values()
+        decode(dtype, &bytes)
     }
+}
+
+/// The type that a script's programs read a buffer as, if any reads it.
+fn read_as(script: &Script, buffer: BufferId) -> Option<TensorType> {
+    script.actions.iter().filter_map(|a| a.run()).find_map(|run| {
+        let program = &script.programs[run.program.0].program;
+        let at = run.inputs.iter().position(|v| v.buffer == buffer)?;
+        Some(program.ty(program.inputs()[at].value).clone())
+    })
+}
+
+fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    let shape = [bytes.len() / dtype.size()];
+    Tensor::from_bytes(dtype, &shape, bytes).unwrap().values()
 }
