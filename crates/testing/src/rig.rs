@@ -270,11 +270,15 @@ impl<E: Engine> Rig<E> {
 
 /// The type that a script's programs read a buffer as, if any reads it.
 fn read_as(script: &Script, buffer: BufferId) -> Option<TensorType> {
-    script.actions.iter().filter_map(|a| a.run()).find_map(|run| {
-        let program = &script.programs[run.program.0].program;
-        let at = run.inputs.iter().position(|v| v.buffer == buffer)?;
-        Some(program.ty(program.inputs()[at].value).clone())
-    })
+    script
+        .actions
+        .iter()
+        .filter_map(|a| a.run())
+        .find_map(|run| {
+            let program = &script.programs[run.program.0].program;
+            let at = run.inputs.iter().position(|v| v.buffer == buffer)?;
+            Some(program.ty(program.inputs()[at].value).clone())
+        })
 }
 
 fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {

@@ -55,12 +55,8 @@ fn results_are_added_where_asked() {
     engine.reserve(8).unwrap();
     let narrow = |values: &[f64]| Tensor::new(DType::Bf16, &[2], values).unwrap();
     // Beside 256, a bf16 has steps of 2: 256 + 2·0.5 is a tie, which goes to 256.
-    engine
-        .upload(0, &narrow(&[0.5, 3.0]).to_bytes())
-        .unwrap();
-    engine
-        .upload(4, &narrow(&[256.0, 1.0]).to_bytes())
-        .unwrap();
+    engine.upload(0, &narrow(&[0.5, 3.0]).to_bytes()).unwrap();
+    engine.upload(4, &narrow(&[256.0, 1.0]).to_bytes()).unwrap();
     let args = Args {
         inputs: &[Span {
             offset: 0,

@@ -1,0 +1,9 @@
+//! Gradients against central differences, the phases against each other, and what they keep
+//! against closed forms.
+#![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+
+mod phases;
+mod recompute;
+mod residuals;
+mod segments;
+mod support;
