@@ -14,7 +14,9 @@
 mod compile;
 mod errors;
 mod rig;
+mod small;
 
 pub use compile::{compile, optimise};
 pub use errors::{Errors, worst};
 pub use rig::{Batch, Rig, Setup};
+pub use small::{VOCAB, gpt, llama, mlp};

@@ -4,8 +4,7 @@ use phalanx_autodiff::{Recompute, joint, slice};
 use phalanx_ir::ops::AttentionKind;
 use phalanx_ir::{DType, Mesh};
 use phalanx_models::{Architecture, BatchShape};
-
-use crate::support::{gpt, llama};
+use phalanx_testing::{gpt, llama};
 
 /// Bytes that the block of a model keeps, for 16-bit computation.
 fn kept(architecture: &dyn Architecture, shape: BatchShape, recompute: Recompute) -> usize {

@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 
 use phalanx_autodiff::Phases;
-use phalanx_ir::ops::{AttentionKind, UnaryKind};
+use phalanx_ir::ops::AttentionKind;
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Port, Program, Role};
-use phalanx_models::hf::{GptSpec, LlamaSpec, RopeScaling, RopeSpec};
-use phalanx_models::{Architecture, BatchShape, Gpt, Llama, Mlp};
+use phalanx_models::{Architecture, BatchShape};
 use phalanx_reference::{Tensor, run};
+use phalanx_testing::{VOCAB, gpt, llama, mlp};
 
 pub(crate) const SHAPE: BatchShape = BatchShape { batch: 2, seq: 5 };
-const VOCAB: usize = 11;
 
 /// The forward programs of all segments that the architectures are made of.
 pub(crate) fn segments(compute: DType) -> Vec<(String, Program)> {
@@ -34,13 +33,7 @@ pub(crate) fn segments(compute: DType) -> Vec<(String, Program)> {
             );
         }
     }
-    let mlp = Mlp {
-        inputs: 3,
-        hidden: vec![4, 4],
-        outputs: 2,
-        activation: UnaryKind::Tanh,
-    };
-    add(&mut all, "tanh", compute, &mlp);
+    add(&mut all, "tanh", compute, &mlp());
     all
 }
 
@@ -58,49 +51,6 @@ fn add(
             let name = format!("{} {} ({variant})", architecture.name(), program.name);
             all.push((name, program.clone()));
         }
-    }
-}
-
-/// Heads wider than width / heads and grouped, so that no two sizes agree by chance.
-pub(crate) fn llama(attention: AttentionKind, tied: bool) -> Llama {
-    let rope = RopeSpec {
-        theta: 100.0,
-        scaling: RopeScaling::None,
-    };
-    let spec = LlamaSpec {
-        layers: 1,
-        width: 8,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 6,
-        ffn: 12,
-        vocab: VOCAB,
-        context: 16,
-        norm_eps: 1e-5,
-        rope,
-        tied,
-    };
-    Llama {
-        attention,
-        ..Llama::new(spec)
-    }
-}
-
-pub(crate) fn gpt(attention: AttentionKind, dropout: f64) -> Gpt {
-    let spec = GptSpec {
-        layers: 1,
-        width: 8,
-        heads: 2,
-        ffn: 32,
-        vocab: VOCAB,
-        context: 6,
-        norm_eps: 1e-5,
-        tied: true,
-    };
-    Gpt {
-        attention,
-        dropout,
-        ..Gpt::new(spec)
     }
 }
 
