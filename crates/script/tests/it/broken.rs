@@ -51,7 +51,7 @@ const CASES: [Case; 17] = [
     (
         "a micro-batch left out",
         |s| drop(s.actions.remove(at(s, "embed BW mb 1"))),
-        "lacks the contribution of parameter 0 of instance 0, micro-batch 1 (3 of 4 are there)",
+        "lacks the contribution of parameter 0 of instance 0, micro-batch 1 (4 of 6 are there)",
     ),
     (
         "a user of a tied weight left out",
@@ -59,7 +59,7 @@ const CASES: [Case; 17] = [
             s.actions.remove(at(s, "embed BW mb 0"));
             s.actions.remove(at(s, "embed BW mb 1"));
         },
-        "lacks the contribution of parameter 0 of instance 0, micro-batch 0 (2 of 4 are there)",
+        "lacks the contribution of parameter 0 of instance 0, micro-batch 0 (2 of 6 are there)",
     ),
     (
         "an update before the last contribution",
