@@ -30,6 +30,8 @@ pub struct Setup {
     pub schedule: fn(usize, usize) -> Vec<Step>,
     /// From a model to programs.
     pub compile: fn(&Model, DType, Recompute) -> Compiled,
+    /// What is changed about the training script before it is loaded.
+    pub edit: fn(&mut Script),
 }
 
 impl Setup {
@@ -56,6 +58,7 @@ impl Setup {
                 merge_adjacent(&accumulate(instances, microbatches))
             },
             compile,
+            edit: |_| {},
         }
     }
 }
@@ -97,7 +100,7 @@ impl<E: Engine> Rig<E> {
         let compile = |model| (setup.compile)(model, precision.grads, setup.recompute);
         let schedule = (setup.schedule)(model.instances().len(), setup.microbatches);
         let (optimizer, clip) = (setup.optimizer, setup.clip);
-        let plan = train_script(
+        let mut plan = train_script(
             model,
             &compile(model),
             &schedule,
@@ -107,6 +110,7 @@ impl<E: Engine> Rig<E> {
             clip,
         )
         .unwrap();
+        (setup.edit)(&mut plan.script);
         let mut executor = Executor::new(engine);
         let id = executor.load(plan.script.clone()).unwrap();
         let forward = forward.map(|model| {
