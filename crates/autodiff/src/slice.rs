@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
-use phalanx_ir::ops::{Attention, AttentionKind};
+use phalanx_ir::ops::{Attention, AttentionKind, Fused};
 use phalanx_ir::{Instr, Op, Phase, Program, Role, TensorType, ValueId};
 
 use crate::joint::Joint;
@@ -183,7 +183,8 @@ impl<'a> Cut<'a> {
     fn kept_under(&self, recompute: Recompute) -> BTreeSet<ValueId> {
         let mut kept = BTreeSet::new();
         let mut seen = BTreeSet::new();
-        let mut stack: Vec<ValueId> = self.reads(&[Phase::B, Phase::W]).into_iter().collect();
+        let read = self.reads(&[Phase::B, Phase::W]);
+        let mut stack: Vec<ValueId> = read.iter().copied().collect();
         while let Some(value) = stack.pop() {
             let Some(instr) = self.made_by(value).filter(|_| !self.free[value.index()]) else {
                 continue;
@@ -191,13 +192,30 @@ impl<'a> Cut<'a> {
             if !seen.insert(value) {
                 continue;
             }
-            if is_view(instr) || recompute.remakes(instr, value) {
+            let remade = is_view(instr)
+                || recompute.remakes(instr, value)
+                || self.is_cheap(instr, value, &read);
+            if remade {
                 stack.extend(&instr.inputs);
             } else {
                 kept.insert(value);
             }
         }
         kept
+    }
+
+    /// Whether a value is an elementwise function of one value that the backward reads anyway, and
+    /// is itself read only elementwise. Then it is made again where it is read, in the same fused
+    /// loop, and costs no memory at all: SiLU of the gate in a gated layer.
+    fn is_cheap(&self, instr: &Instr, value: ValueId, read: &BTreeSet<ValueId>) -> bool {
+        let &[operand] = instr.inputs.as_slice() else {
+            return false;
+        };
+        let at_hand = self.made_by(operand).is_none() || read.contains(&operand);
+        let elementwise = |i: &Instr| Fused::accepts(&i.op);
+        let instrs = self.joint.instrs().iter();
+        let mut readers = instrs.filter(|i| i.phase != Phase::F && i.inputs.contains(&value));
+        elementwise(instr) && at_hand && readers.all(elementwise)
     }
 
     /// Forward instructions that the backward phases run again, in order, for what they read and

@@ -16,7 +16,7 @@ use phalanx_cpu::kernels::optim::{Adam, Decay, Sgd, Weights};
 use phalanx_cpu::kernels::reduce::Reduction;
 use phalanx_cpu::kernels::rotary::{Direction, Rotary};
 use phalanx_cpu::kernels::{cast, dropout, elementwise, embedding, movement, norm, reduce, rotary};
-use phalanx_cpu::pool::Pool;
+use phalanx_cpu::pool::{Pool, PoolSettings};
 
 const ROWS: usize = 2048;
 const D: usize = 384;
@@ -62,12 +62,16 @@ fn values<T: Element>(n: usize) -> Vec<T> {
 }
 
 fn pool() {
-    for threads in [1, 2] {
-        let Ok(mut pool) = Pool::new(threads) else {
+    for (threads, spin) in [(1, true), (2, true), (2, false)] {
+        let settings = PoolSettings {
+            spin,
+            ..PoolSettings::for_workers_on_this_machine(threads)
+        };
+        let Ok(mut pool) = Pool::with_settings(threads, settings) else {
             println!("the system refused {threads} threads");
             return;
         };
-        let calls = 10_000;
+        let calls = 2000;
         let run = least(|| {
             for _ in 0..calls {
                 assert!(pool.run(&|_, _| ()).is_ok());
@@ -79,7 +83,7 @@ fn pool() {
         });
         let each = |seconds: f64| seconds * 1e9 / f64::from(calls);
         println!(
-            "{threads} threads: empty run {:.0} ns, barrier {:.0} ns",
+            "{threads} threads, spin {spin}: empty run {:.0} ns, barrier {:.0} ns",
             each(run),
             each(barrier)
         );
@@ -160,8 +164,7 @@ fn rows<T: Element>() {
         "embedding gradient",
         N * (size + 2 * size_of::<T::Acc>()),
         || {
-            let add = embedding::Accumulate::Add;
-            assert!(embedding::gather_gradient(&ids, &dy, D, held, add, &mut grad).is_ok());
+            assert!(embedding::gather_gradient(&ids, &dy, D, held, true, &mut grad).is_ok());
         },
     );
 }

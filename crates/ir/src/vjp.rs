@@ -54,8 +54,13 @@ impl<'a> Vjp<'a> {
         self.cotangents[i]
     }
 
-    /// The cotangent of the first result, which is the one that carries gradients in most ops.
+    /// The cotangent of the first result, where the others are statistics that carry none: a
+    /// gradient through a statistic would be lost, and is refused.
     pub fn dy(&self) -> Result<ValueId, IrError> {
+        if let Some(extra) = (1..self.cotangents.len()).find(|&i| self.cotangents[i].is_some()) {
+            let help = format!("its result {extra} is a statistic and carries no gradient");
+            return Err(self.refuse(0, &help));
+        }
         self.cotangents[0].ok_or_else(|| self.refuse(0, "only its statistics were used"))
     }
 

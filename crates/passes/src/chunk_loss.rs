@@ -20,7 +20,7 @@
 use std::num::NonZeroUsize;
 
 use phalanx_ir::ops::{LinearCrossEntropy, Matmul, Spec};
-use phalanx_ir::{Instr, Op, Phase, Program, Role, ValueId};
+use phalanx_ir::{Op, Phase, Program, Role, ValueId};
 
 use crate::{Graph, Rewriter};
 
@@ -49,13 +49,13 @@ struct Found {
 
 /// Looks for the pattern around the `cross_entropy_grad` at this index.
 fn find(program: &Program, index: usize, chunk: NonZeroUsize) -> Option<Found> {
-    let graph = Graph::new(program);
     let instrs = program.instrs();
     let grad = &instrs[index];
     let (Op::CrossEntropyGrad(_), &[logits, targets, lse, dnll]) = (&grad.op, &grad.inputs[..])
     else {
         return None;
     };
+    let graph = Graph::new(program);
     let (project, matmul, [x, w]) = plain_product(&graph, logits)?;
     let transposed = projection(&matmul.spec)?;
     let (loss, forward) = graph.making(lse)?;
@@ -63,26 +63,11 @@ fn find(program: &Program, index: usize, chunk: NonZeroUsize) -> Option<Found> {
         && forward.inputs == [logits, targets]
         && forward.outputs[1] == lse;
     let (spread, scalar) = scalar_of(program, &graph, dnll)?;
-    let dlogits = grad.outputs[0];
-    let &[first, second] = graph.readers(dlogits) else {
-        return None;
-    };
-    let is_dx = |i: &Instr| is_product(i, &matmul.spec.grad_a(), [dlogits, w]);
-    let is_dw = |i: &Instr| is_product(i, &matmul.spec.grad_b(), [x, dlogits]);
-    let (dx, dw) = if is_dx(&instrs[first]) {
-        (first, second)
-    } else {
-        (second, first)
-    };
+    let (dx, dw) = gradients(program, &graph, &matmul.spec, [x, w, grad.outputs[0]])?;
     let mut readers = [loss, index];
     readers.sort_unstable();
-    let matches = is_loss
-        && is_dx(&instrs[dx])
-        && is_dw(&instrs[dw])
-        && graph.read_only_by(logits, &readers)
-        && graph.read_only_by(lse, &[index])
-        && !graph.returned(dlogits);
-    if !matches {
+    let hidden = graph.read_only_by(logits, &readers) && graph.read_only_by(lse, &[index]);
+    if !(is_loss && hidden) {
         return None;
     }
     let mut gone = vec![project, loss, index, dx, dw];
@@ -104,6 +89,28 @@ fn find(program: &Program, index: usize, chunk: NonZeroUsize) -> Option<Found> {
     (found.types_fit(program) && !found.is_circular(program, &graph)).then_some(found)
 }
 
+/// The products that make dx and dw from the gradient of the logits, if they alone read it.
+fn gradients(
+    program: &Program,
+    graph: &Graph<'_>,
+    spec: &Spec,
+    [x, w, dlogits]: [ValueId; 3],
+) -> Option<(usize, usize)> {
+    let &[first, second] = graph.readers(dlogits) else {
+        return None;
+    };
+    let product = |spec: &Spec, operands: [ValueId; 2]| {
+        [first, second].into_iter().find(|&i| {
+            let instr = &program.instrs()[i];
+            matches!(&instr.op, Op::Matmul(m) if !m.add && m.spec == *spec)
+                && instr.inputs == operands
+        })
+    };
+    let dx = product(&spec.grad_a(), [dlogits, w])?;
+    let dw = product(&spec.grad_b(), [x, dlogits])?;
+    (dx != dw && !graph.returned(dlogits)).then_some((dx, dw))
+}
+
 /// The product without an addend that makes a value.
 fn plain_product<'a>(
     graph: &Graph<'a>,
@@ -114,10 +121,6 @@ fn plain_product<'a>(
         (Op::Matmul(matmul), &[a, b]) if !matmul.add => Some((index, matmul, [a, b])),
         _ => None,
     }
-}
-
-fn is_product(instr: &Instr, spec: &Spec, operands: [ValueId; 2]) -> bool {
-    matches!(&instr.op, Op::Matmul(m) if !m.add && m.spec == *spec) && instr.inputs == operands
 }
 
 /// Whether a product is a projection of the last dim, and then whether by a transposed matrix.

@@ -1,15 +1,17 @@
 //! Grouping elementwise instructions, so that what is between them is never stored.
 //!
 //! Greedily, in program order. A group is *open* as long as nobody outside has read one of its
-//! results; only then may it grow. It is executed at the place of its last member. Both together
-//! make any order question vanish: a reader of a group's result comes after the group was closed,
-//! so after its last member; and a member's operands exist where the member was, so also where
-//! the group is executed.
+//! results; while it is, it grows and is executed at the place of its last member. When it is
+//! closed, its place is fixed. Where values are made and read then needs no further thought: who
+//! reads a group's result comes after the group was closed, so after its place.
 //!
 //! An instruction joins every open group of its kind (one shape, layout and phase) that it has
 //! something to do with: it reads a result of the group, or an operand of the full shape that the
 //! group reads too. Groups that have nothing in common stay apart, for joining them would save no
-//! traffic and only keep values alive. Partial sums are left alone.
+//! traffic and only keep values alive. An instruction that joins none may still go up into a closed
+//! group, if all its operands exist there and it is the last that reads some result of the
+//! group, which then need not be stored: so the halves of a gated unit's gradient meet although
+//! the products of one half stand between. Partial sums are left alone.
 
 use phalanx_ir::ops::{Fused, FusedArg, FusedStep};
 use phalanx_ir::{Instr, Program, ValueId};
@@ -32,18 +34,18 @@ pub fn fuse(program: &Program) -> Program {
         graph: Graph::new(program),
     };
     let mut rewriter = Rewriter::new(program);
-    let mut places: Vec<Option<Group>> = (program.instrs().iter()).map(|_| None).collect();
-    let mut grouped = vec![false; places.len()];
-    for group in fuser.groups().into_iter().filter(|g| g.len() > 1) {
-        for &member in &group {
+    let mut at: Vec<Option<Group>> = (program.instrs().iter()).map(|_| None).collect();
+    let mut grouped = vec![false; at.len()];
+    for group in fuser.groups().into_iter().filter(|g| g.members.len() > 1) {
+        for &member in &group.members {
             grouped[member] = true;
         }
-        let last = group[group.len() - 1];
-        places[last] = Some(group);
+        let place = group.place;
+        at[place] = Some(group);
     }
-    for (index, place) in places.iter().enumerate() {
-        match place {
-            Some(group) => fuser.emit(group, &mut rewriter),
+    for (index, group) in at.iter().enumerate() {
+        match group {
+            Some(group) => fuser.emit(&group.members, &mut rewriter),
             None if grouped[index] => {}
             None => rewriter.keep(index),
         }
@@ -51,8 +53,13 @@ pub fn fuse(program: &Program) -> Program {
     rewriter.finish()
 }
 
-/// Indices of instructions, ascending.
-type Group = Vec<usize>;
+/// Instructions that run together.
+struct Group {
+    /// Their indices, ascending.
+    members: Vec<usize>,
+    /// The index of the one where all are executed.
+    place: usize,
+}
 
 struct Fuser<'a> {
     program: &'a Program,
@@ -64,27 +71,63 @@ impl Fuser<'_> {
     fn groups(&self) -> Vec<Group> {
         let (mut open, mut closed): (Vec<Group>, Vec<Group>) = (Vec::new(), Vec::new());
         for (index, instr) in self.program.instrs().iter().enumerate() {
-            let mut joined = self.accepts(instr).then(|| vec![index]);
             // Groups that it reads come first, for those save a store; then the latest, whose
             // values are still in the cache.
             let (read, other): (Vec<Group>, Vec<Group>) =
-                open.into_iter().partition(|group| self.reads(instr, group));
+                (open.into_iter()).partition(|group| self.reads(instr, &group.members));
+            let mut joined = self.accepts(instr).then(|| vec![index]);
             let mut still_open = Vec::new();
             for (groups, rest) in [(read, &mut closed), (other, &mut still_open)] {
                 for group in groups.into_iter().rev() {
                     let own = joined.as_ref();
-                    match own.and_then(|own| self.union(own, &group, instr)) {
+                    match own.and_then(|own| self.union(own, &group.members, instr)) {
                         Some(union) => joined = Some(union),
                         None => rest.push(group),
                     }
                 }
             }
             still_open.reverse();
-            still_open.extend(joined);
+            if let Some(members) = joined
+                && !(members.len() == 1 && self.go_up(index, &mut closed))
+            {
+                still_open.push(Group {
+                    members,
+                    place: index,
+                });
+            }
             open = still_open;
         }
         closed.extend(open);
         closed
+    }
+
+    /// Puts an instruction into a closed group that it spares a store, if there is one.
+    fn go_up(&self, index: usize, closed: &mut [Group]) -> bool {
+        let instr = &self.program.instrs()[index];
+        let found = (0..closed.len()).rev().find_map(|i| {
+            let Group { members, place } = &closed[i];
+            let spares = |&v: &ValueId| {
+                (self.graph.maker(v)).is_some_and(|m| members.contains(&m))
+                    && !self.leaves(v, &[&members[..], &[index]].concat())
+            };
+            let exists = |&v: &ValueId| match self.graph.maker(v) {
+                Some(maker) if !members.contains(&maker) => {
+                    (closed.iter().find(|g| g.members.contains(&maker))).map_or(maker, |g| g.place)
+                        < *place
+                }
+                _ => true,
+            };
+            let fits = instr.inputs.iter().any(spares) && instr.inputs.iter().all(exists);
+            let union = self.union(&[index], members, instr).filter(|_| fits)?;
+            Some((i, union))
+        });
+        match found {
+            Some((i, union)) => {
+                closed[i].members = union;
+                true
+            }
+            None => false,
+        }
     }
 
     fn accepts(&self, instr: &Instr) -> bool {
@@ -94,7 +137,7 @@ impl Fuser<'_> {
 
     /// The group with `own` added, if `instr` (the newest of `own`) has to do with it and a kernel
     /// can take both.
-    fn union(&self, own: &[usize], group: &[usize], instr: &Instr) -> Option<Group> {
+    fn union(&self, own: &[usize], group: &[usize], instr: &Instr) -> Option<Vec<usize>> {
         let first = &self.program.instrs()[group[0]];
         let (ty, other) = (
             self.program.ty(instr.outputs[0]),
@@ -240,6 +283,37 @@ mod tests {
             %5 = fused(%2, %1, body=tanh(i0)/f32;mul(s0|i1)/f32, results=1, full=0) : f32[4,8]
             return y: boundary %5
             return s: probe %3",
+        );
+    }
+
+    #[test]
+    fn the_gradient_of_a_gated_unit_is_one_group_around_the_products_between() {
+        check(
+            "
+            dy: cotangent f32[4,8]
+            a: residual f32[4,8]
+            b: residual f32[4,8]
+            s: residual f32[4,8]
+            w: param f32[8,8]
+            %1 = mul(dy, b) : f32[4,8] @B
+            %2 = mul(dy, s) : f32[4,8] @B
+            %3 = matmul(%2, w, spec=az,yz->ay, out=f32, add=false) : f32[4,8] @B
+            %4 = silu_grad(a, %1) : f32[4,8] @B
+            %5 = relu_grad(%3, %2) : f32[4,8] @B
+            return da: cotangent %4
+            return db: cotangent %5",
+            fuse,
+            "
+            dy: cotangent f32[4,8]
+            a: residual f32[4,8]
+            b: residual f32[4,8]
+            s: residual f32[4,8]
+            w: param f32[8,8]
+            %2, %4 = fused(dy, b, s, a, body=mul(i0|i1)/f32;mul(i0|i2)/f32;silu_grad(i3|s0)/f32, results=1x2, full=0) : f32[4,8], f32[4,8] @B
+            %3 = matmul(%2, w, spec=az,yz->ay, out=f32, add=false) : f32[4,8] @B
+            %5 = relu_grad(%3, %2) : f32[4,8] @B
+            return da: cotangent %4
+            return db: cotangent %5",
         );
     }
 

@@ -14,7 +14,7 @@ pub enum ReferenceError {
         /// The input's name.
         name: String,
         /// Its type.
-        ty: TensorType,
+        ty: Box<TensorType>,
     },
     /// A name that no input has.
     #[error("program {program} has no input `{name}` (it has: {})", known.join(", "))]
@@ -34,7 +34,7 @@ pub enum ReferenceError {
         /// The input's name.
         name: String,
         /// The declared type.
-        ty: TensorType,
+        ty: Box<TensorType>,
         /// The element type given.
         dtype: DType,
         /// The shape given.
@@ -58,7 +58,7 @@ pub enum ReferenceError {
         /// The op.
         op: &'static str,
         /// The declared type.
-        declared: TensorType,
+        declared: Box<TensorType>,
         /// The element type that the op gives.
         dtype: DType,
         /// The shape that the op gives.

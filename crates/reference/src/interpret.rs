@@ -35,7 +35,7 @@ pub fn run_values(
                     program: program.name.clone(),
                     value: value.0,
                     op: instr.op.name(),
-                    declared: declared.clone(),
+                    declared: Box::new(declared.clone()),
                     dtype: result.dtype(),
                     shape: result.shape().to_vec(),
                 });
@@ -68,7 +68,7 @@ fn bind(
             return Err(ReferenceError::WrongInput {
                 program: program.name.clone(),
                 name: port.name.clone(),
-                ty: ty.clone(),
+                ty: Box::new(ty.clone()),
                 dtype: tensor.dtype(),
                 shape: tensor.shape().to_vec(),
             });
@@ -81,7 +81,7 @@ fn bind(
         Some(port) => Err(ReferenceError::MissingInput {
             program: program.name.clone(),
             name: port.name.clone(),
-            ty: program.ty(port.value).clone(),
+            ty: Box::new(program.ty(port.value).clone()),
         }),
     }
 }

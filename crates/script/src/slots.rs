@@ -3,7 +3,7 @@
 //! A reshape is the same memory under another type. An op that may work in place takes the memory
 //! of an operand that dies with it. What is left is packed into a workspace by lifetimes.
 
-use phalanx_ir::{Op, OpDef, Program, Role, TensorType, ValueId};
+use phalanx_ir::{Op, OpDef, Port, Program, Role, TensorType, ValueId};
 
 /// Every buffer starts at a multiple of this many bytes: a cache line, and the widest vector.
 pub const ALIGN: usize = 64;
@@ -94,13 +94,37 @@ impl<'a> Classes<'a> {
         }
         for (o, port) in program.outputs().iter().enumerate() {
             let v = port.value.index();
-            if classes.input[v].is_some() || classes.output[v].is_some() {
+            let taken = classes.input[v].is_some() || classes.output[v].is_some();
+            if taken || !classes.can_write(port) {
                 classes.copies.push((o, port.value));
             } else {
                 classes.output[v] = Some(o);
             }
         }
         classes
+    }
+
+    /// Whether the instruction that makes an output's value can write it where the output goes: a
+    /// gradient's place may have to be added to.
+    fn can_write(&self, port: &Port) -> bool {
+        if !matches!(port.role, Role::Gradient | Role::Cotangent) {
+            return true;
+        }
+        let mut value = port.value;
+        // A reshape is written by whatever makes its operand.
+        while let Some(instr) = self
+            .program
+            .instrs()
+            .iter()
+            .find(|i| i.outputs.contains(&value))
+        {
+            if !matches!(instr.op, Op::Reshape(_)) {
+                let result = instr.outputs.iter().position(|&v| v == value).unwrap_or(0);
+                return instr.op.accumulates(result);
+            }
+            value = instr.inputs[0];
+        }
+        true
     }
 
     fn root(&self, mut v: usize) -> usize {
@@ -177,7 +201,9 @@ impl<'a> Classes<'a> {
                     .count()
                     > 1;
                 let fresh = self.birth[b] == index && self.output[a].is_none();
-                let same = self.bytes(x.index()) == self.bytes(y.index());
+                // Equal bytes alone would let a repeated operand be overwritten while it is needed.
+                let shape = |v: ValueId| &self.program.ty(v).shape;
+                let same = self.bytes(x.index()) == self.bytes(y.index()) && shape(*x) == shape(*y);
                 if dies && !read_twice && fresh && same && !self.accumulates(b) && a != b {
                     self.join(b, a);
                     break;

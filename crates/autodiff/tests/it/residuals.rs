@@ -59,7 +59,7 @@ fn a_llama_layer() {
         let spec = &flash.spec;
         let (s, b, h, f, a) = (shape.seq, shape.batch, spec.width, spec.ffn, spec.heads);
         let (q, kv) = (a * spec.head_dim, spec.kv_heads * spec.head_dim);
-        let layer = s * b * (8 * h + 4 * (q + kv) + 8 * f) + 8 * s * b;
+        let layer = s * b * (8 * h + 4 * (q + kv) + 6 * f) + 8 * s * b;
         let lse = 4 * a * s * b;
         assert_eq!(kept(&flash, shape, Recompute::None), layer + lse);
         assert_eq!(kept(&flash, shape, Recompute::Selective), layer + lse);

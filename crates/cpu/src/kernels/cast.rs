@@ -7,6 +7,7 @@ use crate::element::{Element, vectorized};
 
 /// `out = x` in another type, rounded to nearest; towards zero for integers, and NaN becomes 0.
 pub fn cast<S: Scalar, D: Scalar>(x: &[S], out: &mut [D]) {
+    assert_eq!(x.len(), out.len());
     vectorized(inlined!(|| {
         for (out, x) in out.iter_mut().zip(x) {
             *out = D::from_f64(x.to_f64());

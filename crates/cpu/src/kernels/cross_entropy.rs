@@ -113,6 +113,9 @@ pub fn linear_loss<T: Element, G: Gemm>(
 /// As [`linear_loss`]; leaves in `logits` their gradient, every loss counting `d_nll`, and stores
 /// the gradient of `x`.
 ///
+/// `transposed` is the weight as `[classes, dim]`: `weight.t()`, or better a transposed copy of one
+/// of the two, since either product reads its operand slowly against its rows.
+///
 /// # Panics
 /// As there.
 #[expect(
@@ -123,6 +126,7 @@ pub fn linear_loss_and_gradient<T: Element, G: Gemm>(
     gemm: &G,
     x: Mat<T>,
     weight: Mat<T>,
+    transposed: Mat<T>,
     targets: &[i32],
     d_nll: T::Acc,
     mut logits: MatMut<T::Acc>,
@@ -143,7 +147,7 @@ pub fn linear_loss_and_gradient<T: Element, G: Gemm>(
             }
         },
     );
-    matmul(gemm, dx, logits.as_ref(), weight.t(), false, scratch);
+    matmul(gemm, dx, logits.as_ref(), transposed, false, scratch);
 }
 
 /// Elements of scratch for [`linear_weight_gradient`] with `columns` columns.
@@ -219,21 +223,10 @@ fn check_lengths(rows: usize, lengths: [usize; 3]) {
 #[cfg(test)]
 mod tests {
     use half::bf16;
-    use phalanx_ir::random::Stream;
 
     use super::*;
     use crate::kernels::gemm::Packing;
-
-    fn random<T: Element>(name: &str, len: usize, factor: f64) -> Vec<T> {
-        let stream = Stream::named(9, name);
-        (0..len as u64)
-            .map(|i| T::store(T::Acc::from_f64(factor * stream.normal(i))))
-            .collect()
-    }
-
-    fn doubles<T: Element>(x: &[T]) -> Vec<f64> {
-        x.iter().map(|x| x.load().to_f64()).collect()
-    }
+    use crate::kernels::testing::{doubles, random};
 
     /// Loss, log-sum-exp and gradient of one row by the definition.
     fn naive(logits: &[f64], target: i32, d_nll: f64) -> (f64, f64, Vec<f64>) {
@@ -338,6 +331,7 @@ mod tests {
                     &Packing,
                     Mat::rows_of(&x, rows, dim).block(part.clone(), 0..dim),
                     weight,
+                    weight.t(),
                     &targets[part.clone()],
                     d_nll,
                     MatMut::rows_of(mine, rows_here, classes),
@@ -391,6 +385,7 @@ mod tests {
         let (x, w) = (random::<f32>("x", 12, 1.0), random::<f32>("w", 20, 1.0));
         let (x, w) = (Mat::rows_of(&x, 3, 4), Mat::rows_of(&w, 4, 5));
         let (mut logits, mut dx) = (vec![0.0; 15], vec![0.0; 12]);
+        let mut scratch = vec![0.0; linear_scratch::<f32>(3, 4, 5)];
         let (mut nll, mut same) = ([0.0; 3], [1.0; 3]);
         fn view(logits: &mut [f32]) -> MatMut<'_, f32> {
             MatMut::rows_of(logits, 3, 5)
@@ -402,19 +397,20 @@ mod tests {
             &[1, -1, 4],
             view(&mut logits),
             &mut nll,
-            &mut [],
+            &mut scratch,
         );
         let (out, dx) = (view(&mut logits), MatMut::rows_of(&mut dx, 3, 4));
         linear_loss_and_gradient(
             &Packing,
             x,
             w,
+            w.t(),
             &[1, -1, 4],
             1.0,
             out,
             &mut same,
             dx,
-            &mut [],
+            &mut scratch,
         );
         assert_eq!(nll, same);
         assert!(nll[0] > 0.0 && nll[1] == 0.0);

@@ -19,6 +19,7 @@ pub struct DropoutKey {
 /// `first` is the global index of the first element. Element `i` is kept iff word `i % 4` of
 /// Philox's block `i / 4` is at least `p · 2³²`. The same call on `dy` gives the gradient.
 pub fn dropout<T: Element>(x: &[T], p: f64, key: DropoutKey, first: u64, out: &mut [T]) {
+    assert_eq!(x.len(), out.len());
     let threshold = (p * 2f64.powi(32)) as u64;
     let Ok(threshold) = u32::try_from(threshold) else {
         out.fill(T::default());

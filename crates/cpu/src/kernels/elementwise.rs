@@ -3,6 +3,7 @@
 //! The operation is looked up once per chunk; the loop behind it knows it at compile time. Every
 //! operation computes in the accumulator type and rounds its result to the stored type, so a group
 //! of operations executed chunk by chunk gives the same bits as the operations one after another.
+//! Chunks of different lengths are a mistake of the caller and panic.
 
 mod functions;
 
@@ -123,12 +124,14 @@ pub fn compare<T: Ordered>(op: Compare, a: Operand<'_, T>, b: Operand<'_, T>, ou
 
 /// `out = a` where `mask` is not zero, else `b`.
 pub fn select<T: Copy>(mask: &[u8], a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [T]) {
+    assert_eq!(mask.len(), out.len());
     match a {
         Operand::Chunk(a) => out.copy_from_slice(a),
         Operand::Scalar(a) => out.fill(a),
     }
     vectorized(inlined!(|| match b {
         Operand::Chunk(b) => {
+            assert_eq!(b.len(), out.len());
             for ((out, b), mask) in out.iter_mut().zip(b).zip(mask) {
                 *out = if *mask == 0 { *b } else { *out };
             }
@@ -225,6 +228,7 @@ impl<T: Element> Loop2<T::Acc> for ZipInto<'_, T> {
         let Self { target, b } = self;
         vectorized(inlined!(|| match b {
             Operand::Chunk(b) => {
+                assert_eq!(target.len(), b.len());
                 for (a, b) in target.iter_mut().zip(b) {
                     *a = T::store(f(a.load(), b.load()));
                 }
@@ -257,6 +261,7 @@ fn zip<A: Copy, B: Copy, O>(
 
 #[inline(always)]
 fn map1<A: Copy, O>(a: &[A], out: &mut [O], f: impl Fn(A) -> O) {
+    assert_eq!(a.len(), out.len());
     for (out, a) in out.iter_mut().zip(a) {
         *out = f(*a);
     }
@@ -264,6 +269,7 @@ fn map1<A: Copy, O>(a: &[A], out: &mut [O], f: impl Fn(A) -> O) {
 
 #[inline(always)]
 fn map2<A: Copy, B: Copy, O>(a: &[A], b: &[B], out: &mut [O], f: impl Fn(A, B) -> O) {
+    assert_eq!([a.len(), b.len()], [out.len(); 2]);
     for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
         *out = f(*a, *b);
     }

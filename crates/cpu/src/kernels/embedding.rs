@@ -65,6 +65,7 @@ pub fn gather<T: Element>(
     ids: &[i32],
     out: &mut [T],
 ) -> Result<(), UnknownId> {
+    assert_eq!(out.len(), ids.len() * d);
     for (position, (id, out)) in ids.iter().zip(out.chunks_exact_mut(d)).enumerate() {
         match held.find(position, *id)? {
             Some(row) => out.copy_from_slice(&table[row * d..][..d]),
@@ -74,24 +75,16 @@ pub fn gather<T: Element>(
     Ok(())
 }
 
-/// Whether a gradient replaces what its buffer holds or joins it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accumulate {
-    /// The first contribution: what the buffer held does not matter.
-    Overwrite,
-    /// A later one: the buffer holds the sum of the earlier ones.
-    Add,
-}
-
 /// Adds `dy[i]` to `grad[ids[i]]` in order of `i`, for the held rows; `grad` is `[held.rows, d]`.
 ///
+/// Unless it is to `accumulate`, what `grad` held before does not matter.
 /// Threads share the work by holding different rows; each goes through all ids.
 pub fn gather_gradient<T, G>(
     ids: &[i32],
     dy: &[T],
     d: usize,
     held: Held,
-    accumulate: Accumulate,
+    accumulate: bool,
     grad: &mut [G],
 ) -> Result<(), UnknownId>
 where
@@ -123,7 +116,7 @@ pub unsafe fn gather_gradient_columns<T, G>(
     dy: &[T],
     d: usize,
     held: Held,
-    accumulate: Accumulate,
+    accumulate: bool,
     grad: *mut G,
     columns: Range<usize>,
 ) -> Result<(), UnknownId>
@@ -135,12 +128,13 @@ where
         columns.start <= columns.end && columns.end <= d,
         "columns {columns:?} do not lie in rows of {d}"
     );
+    assert_eq!(dy.len(), ids.len() * d);
     let piece = |row: usize| {
         // SAFETY: `row` is one of the held rows and the columns lie in it, so the piece is part of
         // what the caller promised; it is used up before the next one is made.
         unsafe { std::slice::from_raw_parts_mut(grad.add(row * d + columns.start), columns.len()) }
     };
-    if accumulate == Accumulate::Overwrite {
+    if !accumulate {
         (0..held.rows).for_each(|row| piece(row).fill(G::default()));
     }
     vectorized(
@@ -208,7 +202,7 @@ mod tests {
             };
             let got = gather(&table, Held::all(V), D, &ids, &mut out);
             assert_eq!(got, Err(error));
-            let got = gather_gradient(&ids, &out, D, held(2, 3), Accumulate::Add, &mut grad);
+            let got = gather_gradient(&ids, &out, D, held(2, 3), true, &mut grad);
             assert_eq!(got, Err(error));
         }
     }
@@ -216,10 +210,11 @@ mod tests {
     fn gradient_is_right<T: Element, G: Element<Acc = T::Acc>>() {
         let dy: Vec<T> = normals("dy", IDS.len() * D);
         let before: Vec<G> = normals("before", V * D);
-        for accumulate in [Accumulate::Overwrite, Accumulate::Add] {
-            let mut want = match accumulate {
-                Accumulate::Overwrite => vec![0.0; V * D],
-                Accumulate::Add => doubles(&before),
+        for accumulate in [false, true] {
+            let mut want = if accumulate {
+                doubles(&before)
+            } else {
+                vec![0.0; V * D]
             };
             for (id, dy) in IDS.iter().zip(doubles(&dy).chunks(D)) {
                 for (want, dy) in want[*id as usize * D..][..D].iter_mut().zip(dy) {

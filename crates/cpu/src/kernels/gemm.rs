@@ -1,12 +1,14 @@
 //! Matrix products: `C = A·B` or `C += A·B`, any strides, any mix of stored and result types.
 //!
 //! [`Gemm`] is the seam to a library that multiplies matrices of floats on one thread. Around it,
-//! [`matmul`] handles storage: operands that are not floats are converted block by block into
-//! scratch, sums run over the whole inner dimension in floats, and the result is rounded once.
+//! [`matmul`] handles storage: operands that are not floats, or lie badly, are copied block by block
+//! into scratch, sums run over the whole inner dimension in floats, and the result is rounded once.
 
 use std::any::TypeId;
+use std::ops::Range;
 
 use super::matrix::{Mat, MatMut};
+use super::transpose::transpose;
 use crate::element::{Element, Float, vectorized};
 
 /// A library that multiplies matrices of floats, on the calling thread alone.
@@ -63,7 +65,14 @@ where
 {
     let [m, k, n] = [m, k, n].map(|size| size.min(BLOCK));
     let room = |float: bool, len: usize| if float { 0 } else { len };
-    room(is_float::<A>(), m * k) + room(is_float::<B>(), k * n) + room(is_float::<C>(), m * n)
+    let sums = room(is_float::<C>(), m * n);
+    // Whether the result lies by rows or columns, and so which operand may be copied, is not known
+    // here.
+    let [left, right] = [(is_float::<A>(), m * k), (is_float::<B>(), k * n)];
+    sums + match (left.0, right.0) {
+        (true, true) => left.1.max(right.1),
+        _ => left.1 + right.1,
+    }
 }
 
 /// `c = a·b`, or `c += a·b` if `accumulate`; one thread's share is a block of rows or columns of `c`.
@@ -71,6 +80,43 @@ where
 /// # Panics
 /// If the shapes do not fit or `scratch` is shorter than [`matmul_scratch`] says.
 pub fn matmul<A, B, C, G>(
+    gemm: &G,
+    c: MatMut<C>,
+    a: Mat<A>,
+    b: Mat<B>,
+    accumulate: bool,
+    scratch: &mut [A::Acc],
+) where
+    A: Element,
+    B: Element<Acc = A::Acc>,
+    C: Element<Acc = A::Acc>,
+    G: Gemm,
+{
+    let [m, k, n] = inner_shape(c.shape(), a.shape(), b.shape());
+    let needed = matmul_scratch::<A, B, C>(m, k, n);
+    assert!(
+        scratch.len() >= needed,
+        "a product of {m}×{k} and {k}×{n} needs {needed} elements of scratch, not {}",
+        scratch.len()
+    );
+    if by_columns(c.strides()) {
+        by_rows(gemm, c.t(), b.t(), a.t(), accumulate, scratch);
+    } else {
+        by_rows(gemm, c, a, b, accumulate, scratch);
+    }
+}
+
+/// Largest side of the blocks that copies are made in: three of them, in single precision, are
+/// 3 MiB. The `gemm` crate cuts the inner dimension at the same places, so that a copy does not
+/// change the order of a sum.
+const BLOCK: usize = 512;
+
+/// Rows from which a transposed right operand is copied. The library packs it in any case, but reads
+/// against its rows to do so, which for rows a power of two long costs a tenth of the whole product.
+const ROWS_WORTH_A_COPY: usize = 64;
+
+/// The product for a result that lies by rows: the library wants the right operand by rows too.
+fn by_rows<A, B, C, G>(
     gemm: &G,
     mut c: MatMut<C>,
     a: Mat<A>,
@@ -84,94 +130,108 @@ pub fn matmul<A, B, C, G>(
     G: Gemm,
 {
     let [m, k, n] = inner_shape(c.shape(), a.shape(), b.shape());
-    if is_float::<A>() && is_float::<B>() && is_float::<C>() {
-        return gemm.multiply(floats_mut(c), floats(a), floats(b), accumulate);
-    }
-    for rows in blocks(m) {
-        for cols in blocks(n) {
+    let copy_a = !is_float::<A>();
+    let copy_b = !is_float::<B>() || (by_columns(b.strides()) && m >= ROWS_WORTH_A_COPY);
+    let round = !is_float::<C>();
+    for cols in blocks(n, copy_b || round) {
+        for rows in blocks(m, copy_a || round) {
             let c = c.reborrow().block(rows.clone(), cols.clone());
-            let (a, b) = (a.block(rows.clone(), 0..k), b.block(0..k, cols));
-            block(gemm, c, a, b, accumulate, scratch);
+            let [m, n] = c.shape();
+            let (sums, scratch) = scratch.split_at_mut(if round { m * n } else { 0 });
+            let mut product = Sum {
+                gemm,
+                a: a.block(rows, 0..k),
+                b: b.block(0..k, cols.clone()),
+                copies: [copy_a, copy_b],
+                scratch,
+            };
+            if round {
+                let mut sums = MatMut::rows_of(sums, m, n);
+                product.store(sums.reborrow(), false);
+                store(c, sums.as_ref(), accumulate);
+            } else {
+                product.store(floats_mut(c), accumulate);
+            }
         }
     }
 }
 
-/// Side of the blocks that conversion works in: three of them, in single precision, are 3 MiB.
-const BLOCK: usize = 512;
-
-/// One block of the result, over the whole inner dimension.
-fn block<A, B, C, G>(
-    gemm: &G,
-    c: MatMut<C>,
-    a: Mat<A>,
-    b: Mat<B>,
-    accumulate: bool,
-    scratch: &mut [A::Acc],
-) where
-    A: Element,
-    B: Element<Acc = A::Acc>,
-    C: Element<Acc = A::Acc>,
-    G: Gemm,
-{
-    let [m, n] = c.shape();
-    if is_float::<C>() {
-        return sum_over_blocks(gemm, floats_mut(c), a, b, accumulate, scratch);
-    }
-    let (sums, scratch) = scratch.split_at_mut(m * n);
-    // The sums lie as the result does, so that the last pass runs in order over both.
-    let by_columns = c.strides()[0] == 1 && c.strides()[1] != 1;
-    let strides = if by_columns { [1, m] } else { [n, 1] };
-    let mut sums = MatMut::new(sums, [m, n], strides);
-    sum_over_blocks(gemm, sums.reborrow(), a, b, false, scratch);
-    let sums = sums.as_ref();
-    vectorized(
-        #[inline(always)]
-        || c.store_from(sums, accumulate),
-    );
+/// One block of a product, in floats.
+struct Sum<'a, A: Element, B, G> {
+    gemm: &'a G,
+    a: Mat<'a, A>,
+    b: Mat<'a, B>,
+    copies: [bool; 2],
+    scratch: &'a mut [A::Acc],
 }
 
-fn sum_over_blocks<A, B, G>(
-    gemm: &G,
-    mut c: MatMut<A::Acc>,
-    a: Mat<A>,
-    b: Mat<B>,
-    accumulate: bool,
-    scratch: &mut [A::Acc],
-) where
+impl<A, B, G> Sum<'_, A, B, G>
+where
     A: Element,
     B: Element<Acc = A::Acc>,
     G: Gemm,
 {
-    let [m, k, n] = inner_shape(c.shape(), a.shape(), b.shape());
-    if is_float::<A>() && is_float::<B>() {
-        return gemm.multiply(c, floats(a), floats(b), accumulate);
-    }
-    for inner in blocks(k) {
-        let (a, b) = (a.block(0..m, inner.clone()), b.block(inner.clone(), 0..n));
-        let len = if is_float::<A>() { 0 } else { m * inner.len() };
-        let (for_a, for_b) = scratch.split_at_mut(len);
-        let (a, b) = (as_floats(a, for_a), as_floats(b, for_b));
-        gemm.multiply(c.reborrow(), a, b, accumulate || inner.start > 0);
+    /// Sums over the whole inner dimension.
+    fn store(&mut self, mut c: MatMut<A::Acc>, accumulate: bool) {
+        let [m, k, n] = inner_shape(c.shape(), self.a.shape(), self.b.shape());
+        let [copy_a, copy_b] = self.copies;
+        for inner in blocks(k, copy_a || copy_b) {
+            let len = if copy_a { m * inner.len() } else { 0 };
+            let (for_a, for_b) = self.scratch.split_at_mut(len);
+            let a = self.a.block(0..m, inner.clone());
+            let a = match copy_a {
+                true => load(a, for_a),
+                false => floats(a),
+            };
+            let b = self.b.block(inner.clone(), 0..n);
+            let b = match copy_b {
+                true => load_by_rows(b, for_b),
+                false => floats(b),
+            };
+            let accumulate = accumulate || inner.start > 0;
+            self.gemm.multiply(c.reborrow(), a, b, accumulate);
+        }
     }
 }
 
-/// The matrix itself if it holds floats, else a conversion in `scratch`.
-fn as_floats<'a, T: Element>(mat: Mat<'a, T>, scratch: &'a mut [T::Acc]) -> Mat<'a, T::Acc> {
-    if is_float::<T>() {
-        return floats(mat);
-    }
+/// The matrix in floats, lying in `scratch` as it lay before.
+fn load<'a, T: Element>(mat: Mat<T>, scratch: &'a mut [T::Acc]) -> Mat<'a, T::Acc> {
     vectorized(
         #[inline(always)]
         || mat.load_into(scratch),
     )
 }
 
-/// The ranges of at most [`BLOCK`] that make up `0..size`; one empty range if there is nothing, so
-/// that an empty sum still stores zeros.
-fn blocks(size: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+/// The matrix in floats, lying in `scratch` by rows.
+fn load_by_rows<'a, T: Element>(mat: Mat<T>, scratch: &'a mut [T::Acc]) -> Mat<'a, T::Acc> {
+    if !by_columns(mat.strides()) {
+        return load(mat, scratch);
+    }
+    let [rows, cols] = mat.shape();
+    transpose(mat.t(), MatMut::rows_of(scratch, rows, cols));
+    Mat::rows_of(scratch, rows, cols)
+}
+
+fn store<C: Element>(c: MatMut<C>, sums: Mat<C::Acc>, accumulate: bool) {
+    vectorized(
+        #[inline(always)]
+        || c.store_from(sums, accumulate),
+    );
+}
+
+/// The ranges that make up `0..size`: of at most [`BLOCK`] and about equal if `bounded`, else a
+/// single one. If there is nothing, one empty range, so that an empty sum still stores zeros.
+fn blocks(size: usize, bounded: bool) -> impl Iterator<Item = Range<usize>> {
+    let count = if bounded { size.div_ceil(BLOCK) } else { 1 };
+    let step = size.div_ceil(count.max(1)).max(1);
     (0..size.max(1))
-        .step_by(BLOCK)
-        .map(move |start| start..size.min(start + BLOCK))
+        .step_by(step)
+        .map(move |start| start..size.min(start + step))
+}
+
+/// Whether the elements of a column, and not those of a row, are adjacent.
+fn by_columns(strides: [isize; 2]) -> bool {
+    strides[0] == 1 && strides[1] != 1
 }
 
 fn is_float<T: Element>() -> bool {
@@ -204,16 +264,9 @@ fn inner_shape(c: [usize; 2], a: [usize; 2], b: [usize; 2]) -> [usize; 3] {
 #[cfg(test)]
 mod tests {
     use half::bf16;
-    use phalanx_ir::random::Stream;
 
     use super::*;
-
-    fn random<T: Element>(name: &str, len: usize) -> Vec<T> {
-        let stream = Stream::named(3, name);
-        (0..len as u64)
-            .map(|i| T::store(T::Acc::from_f64(stream.normal(i))))
-            .collect()
-    }
+    use crate::kernels::testing::random;
 
     fn at<T: Element>(data: &[T], strides: [usize; 2], i: usize, j: usize) -> f64 {
         data[i * strides[0] + j * strides[1]].load().to_f64()
@@ -226,8 +279,8 @@ mod tests {
         U: Element<Acc = T::Acc>,
         C: Element<Acc = T::Acc>,
     {
-        let (a, b): (Vec<T>, Vec<U>) = (random("a", m * k), random("b", k * n));
-        let before: Vec<C> = random("c", m * n);
+        let (a, b): (Vec<T>, Vec<U>) = (random("a", m * k, 1.0), random("b", k * n, 1.0));
+        let before: Vec<C> = random("c", m * n, 1.0);
         let mut scratch = vec![T::Acc::ZERO; matmul_scratch::<T, U, C>(m, k, n)];
         for case in 0..16 {
             let strides = |transposed: bool, rows: usize, cols: usize| match transposed {
@@ -291,11 +344,14 @@ mod tests {
         check::<bf16, bf16, f32>(20, BLOCK * 2 + 5, 30, 1e-4);
         check::<bf16, bf16, bf16>(BLOCK + 3, 20, 10, 4.1e-3);
         check::<bf16, bf16, bf16>(10, BLOCK + 1, BLOCK + 7, 4.1e-3);
+        check::<f32, f32, f32>(ROWS_WORTH_A_COPY, BLOCK + 30, BLOCK + 9, 1e-4);
+        check::<f32, f32, f32>(BLOCK + 9, 30, ROWS_WORTH_A_COPY, 1e-4);
+        check::<f32, bf16, f32>(BLOCK + 9, BLOCK + 1, 65, 1e-4);
     }
 
     #[test]
     fn blocks_of_a_larger_matrix_leave_the_rest_alone() {
-        let (a, b): (Vec<bf16>, Vec<bf16>) = (random("a", 6 * 4), random("b", 4 * 10));
+        let (a, b): (Vec<bf16>, Vec<bf16>) = (random("a", 6 * 4, 1.0), random("b", 4 * 10, 1.0));
         let mut c = vec![7f32; 60];
         let mut scratch = vec![0f32; matmul_scratch::<bf16, bf16, f32>(2, 4, 3)];
         let target = MatMut::rows_of(&mut c, 6, 10).block(1..3, 4..7);

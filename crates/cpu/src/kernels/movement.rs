@@ -88,6 +88,9 @@ pub fn join_part<T: Copy>(
 ) {
     let (width, total) = (length * inner, dim * inner);
     let end = first + out.len();
+    if out.is_empty() {
+        return;
+    }
     for row in first / total..end.div_ceil(total) {
         let begins = row * total + start * inner;
         let (from, to) = (begins.max(first), (begins + width).min(end));
@@ -204,15 +207,16 @@ fn transpose_tile<T: Copy>(
     r: usize,
     c: usize,
 ) {
+    // Through a copy, because lines a power of two apart evict each other from the cache.
     let mut tile = [[x[c * stride + r]; TILE]; TILE];
-    for j in 0..TILE {
-        let source = &x[(c + j) * stride + r..][..TILE];
-        for i in 0..TILE {
-            tile[i][j] = source[i];
-        }
+    for (j, line) in tile.iter_mut().enumerate() {
+        line.copy_from_slice(&x[(c + j) * stride + r..][..TILE]);
     }
-    for (i, line) in tile.iter().enumerate() {
-        out[(r + i) * columns + c..][..TILE].copy_from_slice(line);
+    for i in 0..TILE {
+        let line = &mut out[(r + i) * columns + c..][..TILE];
+        for j in 0..TILE {
+            line[j] = tile[j][i];
+        }
     }
 }
 

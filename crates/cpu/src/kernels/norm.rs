@@ -1,5 +1,6 @@
 //! Normalisation of rows by their root mean square, or by their mean and standard deviation.
 //!
+//! Slices whose lengths do not fit each other are a mistake of the caller and panic.
 //! Statistics are computed and kept in the accumulator type; a result is rounded once. Gradients of
 //! the gains are this thread's part: the caller sums the parts of all threads in a fixed order.
 
@@ -12,6 +13,7 @@ use crate::element::{Element, Float, vectorized};
 /// There are as many rows as elements of `rstd`, each as long as `gamma`.
 pub fn rms_norm<T: Element>(x: &[T], gamma: &[T], eps: f64, y: &mut [T], rstd: &mut [T::Acc]) {
     let d = gamma.len();
+    assert_eq!([x.len(), y.len()], [rstd.len() * d; 2]);
     vectorized(inlined!(|| {
         let rows = x.chunks_exact(d).zip(y.chunks_exact_mut(d));
         for ((x, y), rstd) in rows.zip(rstd) {
@@ -33,6 +35,8 @@ pub fn rms_norm_gradient<T: Element>(
     dgamma: &mut [T::Acc],
 ) {
     let d = gamma.len();
+    assert_eq!([x.len(), dy.len(), dx.len()], [rstd.len() * d; 3]);
+    assert_eq!(dgamma.len(), d);
     vectorized(inlined!(|| {
         let given = x.chunks_exact(d).zip(dy.chunks_exact(d)).zip(rstd);
         for (((x, dy), &rstd), dx) in given.zip(dx.chunks_exact_mut(d)) {
@@ -55,6 +59,8 @@ pub fn layer_norm<T: Element>(
     rstd: &mut [T::Acc],
 ) {
     let d = gamma.len();
+    assert_eq!([x.len(), y.len()], [rstd.len() * d; 2]);
+    assert_eq!([mean.len(), beta.len()], [rstd.len(), d]);
     vectorized(inlined!(|| {
         let rows = x.chunks_exact(d).zip(y.chunks_exact_mut(d));
         for ((x, y), (mean, rstd)) in rows.zip(mean.iter_mut().zip(rstd)) {
@@ -97,6 +103,8 @@ pub fn layer_norm_gradient<T: Element>(
     } = forward;
     let d = gamma.len();
     let count = T::Acc::from_f64(d as f64);
+    assert_eq!([x.len(), dy.len(), dx.len()], [rstd.len() * d; 3]);
+    assert_eq!([mean.len(), dgamma.len(), dbeta.len()], [rstd.len(), d, d]);
     vectorized(inlined!(|| {
         let given = x.chunks_exact(d).zip(dy.chunks_exact(d));
         let rows = given.zip(mean.iter().zip(rstd)).zip(dx.chunks_exact_mut(d));

@@ -3,6 +3,7 @@
 //! The definitions are PyTorch's. Gradients are multiplied by a clip coefficient as they are read.
 //! The weights that are updated have the accumulator's type; where the program computes in a
 //! narrower type they are its master copy, and the narrow copy is written in the same pass.
+//! Slices of different lengths are a mistake of the caller and panic.
 
 use super::inlined::inlined;
 use crate::element::{Element, Float, vectorized};
@@ -84,6 +85,7 @@ impl Adam {
             root: A::from_f64((1.0 - beta2.powf(steps)).sqrt()),
             eps: A::from_f64(self.eps),
         };
+        assert_eq!([m.len(), v.len()], [grad.len(); 2]);
         let moments = m.chunks_mut(BLOCK).zip(v.chunks_mut(BLOCK));
         weights.update(
             grad,
@@ -125,6 +127,7 @@ impl Sgd {
             return;
         }
         // The first step must not read the buffer, not even times zero: it may hold anything.
+        assert_eq!(buffer.len(), grad.len());
         if self.first {
             buffer.fill(A::ZERO);
         }
@@ -161,6 +164,8 @@ impl<A: Float, C: Element<Acc = A>> Weights<'_, A, C> {
         rule: impl Fn(&[G], S, &mut [A]),
     ) {
         let Self { master, copy } = self;
+        let copied = copy.as_ref().map_or(grad.len(), |copy| copy.len());
+        assert_eq!([master.len(), copied], [grad.len(); 2]);
         let blocks = grad.chunks(BLOCK).zip(state);
         vectorized(inlined!(|| {
             let mut copies = copy.map(|copy| copy.chunks_mut(BLOCK));

@@ -50,8 +50,8 @@ pub fn reduce_middle<T: Element>(
     inner: usize,
     out: &mut [T],
 ) {
-    let blocks = x.chunks_exact(middle * inner);
-    for (x, out) in blocks.zip(out.chunks_exact_mut(inner)) {
+    for (o, out) in out.chunks_exact_mut(inner.max(1)).enumerate() {
+        let x = &x[o * middle * inner..][..middle * inner];
         reduce_leading(op, x, inner, 0..inner, out);
     }
 }
@@ -59,7 +59,8 @@ pub fn reduce_middle<T: Element>(
 /// `[outer, inner] → [outer]`: reduces over all trailing dims, for as many rows as `x` holds.
 pub fn reduce_trailing<T: Element>(op: Reduction, x: &[T], inner: usize, out: &mut [T]) {
     vectorized(inlined!(|| {
-        for (x, out) in x.chunks_exact(inner).zip(out) {
+        for (o, out) in out.iter_mut().enumerate() {
+            let x = &x[o * inner..][..inner];
             let itself = inlined!(|[x]: [T::Acc; 1]| x);
             let value = match op {
                 Reduction::Sum => lane_sum([x], itself),
@@ -194,6 +195,15 @@ mod tests {
             sum_of_squares(&[1e30f32, 1e30]),
             2.0 * f64::from(1e30f32).powi(2)
         );
+    }
+
+    #[test]
+    fn nothing_sums_to_zero() {
+        let mut out = [9.0f32; 2];
+        reduce_trailing(Reduction::Sum, &[], 0, &mut out);
+        assert_eq!(out, [0.0; 2]);
+        reduce_middle(Reduction::Max, &[], 0, 1, &mut out);
+        assert_eq!(out, [f32::NEG_INFINITY; 2]);
     }
 
     #[test]

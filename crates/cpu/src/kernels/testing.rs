@@ -64,3 +64,11 @@ pub(crate) fn numerical_gradient(x: &[f64], mut f: impl FnMut(&[f64]) -> f64) ->
 pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
+
+/// Normal numbers times `factor`, rounded to `T`; the same ones for the same name.
+pub(crate) fn random<T: Element>(name: &str, len: usize, factor: f64) -> Vec<T> {
+    let stream = Stream::named(9, name);
+    (0..len as u64)
+        .map(|i| round(factor * stream.normal(i)))
+        .collect()
+}

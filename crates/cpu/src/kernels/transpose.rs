@@ -50,6 +50,10 @@ where
     for (r, line) in copy.iter_mut().enumerate() {
         line.copy_from_slice(&from.row(i + r)[j..j + SIDE]);
     }
+    #[expect(
+        clippy::needless_range_loop,
+        reason = "it counts columns of the copy, not rows"
+    )]
     for c in 0..SIDE {
         let line: [C; SIDE] = std::array::from_fn(
             #[inline(always)]

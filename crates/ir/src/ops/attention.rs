@@ -90,7 +90,7 @@ fn check_qkv(ins: &[&TensorType]) -> Result<(), String> {
             "q is {q} and k is {k}, expected [batch, sequence, heads, size]"
         ));
     };
-    if b != kb || d != kd || h % g != 0 {
+    if b != kb || d != kd || !h.is_multiple_of(*g) {
         return Err(format!(
             "q is {q} and k is {k}; batch and head size must agree, and query heads be a \
              multiple of key heads"
@@ -117,6 +117,12 @@ impl OpDef for Attention {
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
         super::arity(ins, if self.drops() { 4 } else { 3 })?;
         check_qkv(ins)?;
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(format!(
+                "dropout = {} is not a probability below 1",
+                self.dropout
+            ));
+        }
         if self.drops() {
             key_is(ins[3])?;
         }

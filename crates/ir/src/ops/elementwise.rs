@@ -254,6 +254,9 @@ impl OpDef for Unary {
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(0, 0)]
     }
+    fn accumulates(&self, _result: usize) -> bool {
+        true
+    }
 }
 
 impl OpDef for UnaryGrad {
@@ -282,6 +285,9 @@ impl OpDef for UnaryGrad {
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(1, 0), (0, 0)]
+    }
+    fn accumulates(&self, _result: usize) -> bool {
+        true
     }
 }
 
@@ -361,6 +367,9 @@ impl OpDef for Binary {
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(0, 0), (1, 0)]
+    }
+    fn accumulates(&self, _result: usize) -> bool {
+        true
     }
 }
 
@@ -442,6 +451,9 @@ impl OpDef for Select {
         }
         Ok(())
     }
+    fn accumulates(&self, _result: usize) -> bool {
+        true
+    }
 }
 
 impl OpDef for Scale {
@@ -474,6 +486,9 @@ impl OpDef for Scale {
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(0, 0)]
     }
+    fn accumulates(&self, _result: usize) -> bool {
+        true
+    }
 }
 
 impl OpDef for Shift {
@@ -505,6 +520,9 @@ impl OpDef for Shift {
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(0, 0)]
+    }
+    fn accumulates(&self, _result: usize) -> bool {
+        true
     }
 }
 
@@ -539,6 +557,9 @@ impl OpDef for Cast {
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(0, 0)]
+    }
+    fn accumulates(&self, _result: usize) -> bool {
+        true
     }
 }
 

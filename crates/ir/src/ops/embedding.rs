@@ -83,4 +83,7 @@ impl OpDef for EmbeddingGrad {
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         Err(g.refuse(1, "second derivatives are not formed"))
     }
+    fn accumulates(&self, _result: usize) -> bool {
+        true
+    }
 }

@@ -175,4 +175,7 @@ impl OpDef for Fused {
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(0, 0), (1, 0), (2, 0), (3, 0)]
     }
+    fn accumulates(&self, _result: usize) -> bool {
+        true
+    }
 }

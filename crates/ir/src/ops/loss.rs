@@ -69,9 +69,6 @@ impl OpDef for CrossEntropy {
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
-        if g.cotangent(1).is_some() {
-            return Err(g.refuse(0, "the log-sum-exp is a statistic and carries no gradient"));
-        }
         let operands = [g.input(0), g.input(1), g.output(1), g.dy()?];
         let dx = g.emit(CrossEntropyGrad, &operands)?;
         g.set(0, dx)
@@ -105,6 +102,14 @@ impl OpDef for CrossEntropyGrad {
 }
 
 impl LinearCrossEntropy {
+    /// Bytes of the logits of one chunk, which come first in the scratch memory: a whole number of
+    /// cache lines, so that what follows is aligned.
+    pub fn chunk_bytes(&self, x: &TensorType, w: &TensorType) -> usize {
+        let rows = x.elements() / x.shape.last().copied().unwrap_or(1).max(1);
+        let logits = self.chunk.min(rows) * self.vocab(&w.shape);
+        (logits * x.dtype.accumulator().size()).next_multiple_of(64)
+    }
+
     /// The vocabulary size, from w's shape.
     pub fn vocab(&self, w: &[usize]) -> usize {
         w[usize::from(!self.transposed)]
@@ -161,10 +166,13 @@ impl OpDef for LinearCrossEntropy {
         6 * elements * self.vocab(ins[1]) as u64
     }
 
-    /// The logits of one chunk, and the log-sum-exp of its rows.
+    /// The logits of one chunk in the accumulator type, and w the other way round: one of the two
+    /// products that read it in every chunk would else gather it from memory each time.
     fn scratch(&self, ins: &[&TensorType]) -> usize {
-        let (x, w) = (ins[0], ins[1]);
-        let rows = x.elements() / x.shape.last().copied().unwrap_or(1).max(1);
-        self.chunk.min(rows) * self.vocab(&w.shape) * x.dtype.size()
+        self.chunk_bytes(ins[0], ins[1]) + ins[1].bytes()
+    }
+
+    fn accumulates(&self, result: usize) -> bool {
+        result == 2
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{OpDef, Shaped};
+use super::{Cast, OpDef, Shaped};
 use crate::attr::{AttrReader, Attrs};
 use crate::dtype::DType;
 use crate::error::IrError;
@@ -208,7 +208,13 @@ impl OpDef for Matmul {
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
-        let dy = g.dy()?;
+        let sum = g.dy()?;
+        // Where the result is wider than the operands, its cotangent is narrowed to meet them.
+        let mut dy = sum;
+        let operand = g.ty(g.input(0)).dtype;
+        if operand != self.out && (g.wants(0) || g.wants(1)) {
+            dy = g.emit(Cast { to: operand }, &[dy])?;
+        }
         if g.wants(0) {
             let op = Matmul {
                 spec: self.spec.grad_a(),
@@ -228,7 +234,7 @@ impl OpDef for Matmul {
             g.set(1, db)?;
         }
         if self.add && g.wants(2) {
-            g.set(2, dy)?;
+            g.set(2, sum)?;
         }
         Ok(())
     }
@@ -244,6 +250,9 @@ impl OpDef for Matmul {
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(2, 0)]
+    }
+    fn accumulates(&self, _result: usize) -> bool {
+        !self.add
     }
 }
 

@@ -35,7 +35,7 @@ pub use embedding::{Embedding, EmbeddingGrad};
 pub use fused::{Fused, FusedArg, FusedStep};
 pub use loss::{CrossEntropy, CrossEntropyGrad, LinearCrossEntropy};
 pub use matmul::{Extents, Matmul, Spec};
-pub use norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
+pub use norm::{LayerNorm, LayerNormGrad, NORM_PARTS, RmsNorm, RmsNormGrad};
 pub use optimizer::{AdamW, Sgd, SumSquares};
 pub use random::Dropout;
 pub use reduce::{Broadcast, Reduce, ReduceKind};
@@ -86,6 +86,11 @@ pub trait OpDef {
         &[]
     }
 
+    /// Whether engines can add a result to what its place holds, instead of replacing it.
+    fn accumulates(&self, _result: usize) -> bool {
+        false
+    }
+
     /// Bytes of scratch memory that engines need to run it, beside operands and results.
     fn scratch(&self, _ins: &[&TensorType]) -> usize {
         0
@@ -121,6 +126,9 @@ macro_rules! ops {
             }
             fn in_place(&self) -> &'static [(usize, usize)] {
                 match self { $(Op::$variant(op) => op.in_place()),* }
+            }
+            fn accumulates(&self, result: usize) -> bool {
+                match self { $(Op::$variant(op) => op.accumulates(result)),* }
             }
             fn scratch(&self, ins: &[&TensorType]) -> usize {
                 match self { $(Op::$variant(op) => op.scratch(ins)),* }

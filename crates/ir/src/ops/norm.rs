@@ -38,6 +38,16 @@ pub struct LayerNormGrad {
     pub out: DType,
 }
 
+/// Into how many parts of rows the sums over rows are cut, whatever the number of threads: so a
+/// gain's gradient has the same bits on any number of them.
+pub const NORM_PARTS: usize = 8;
+
+/// Bytes of the parts' sums, for `vectors` gradients of the width of `x`.
+fn parts(x: &TensorType, vectors: usize) -> usize {
+    let width = x.shape.last().copied().unwrap_or(0);
+    NORM_PARTS * vectors * width * x.dtype.accumulator().size()
+}
+
 /// The result shape and the statistics' shape, after checking that the vectors fit the last dim.
 fn shapes(x: &TensorType, vectors: &[&TensorType]) -> Result<(Shaped, Shaped), String> {
     let (Some((width, rows)), true) = (x.shape.split_last(), x.dtype.is_float()) else {
@@ -116,8 +126,11 @@ impl OpDef for RmsNormGrad {
         Err(g.refuse(0, "second derivatives are not formed"))
     }
 
-    fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(3, 0)]
+    fn scratch(&self, ins: &[&TensorType]) -> usize {
+        parts(ins[0], 1)
+    }
+    fn accumulates(&self, result: usize) -> bool {
+        result > 0
     }
 }
 
@@ -177,7 +190,10 @@ impl OpDef for LayerNormGrad {
         Err(g.refuse(0, "second derivatives are not formed"))
     }
 
-    fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(4, 0)]
+    fn scratch(&self, ins: &[&TensorType]) -> usize {
+        parts(ins[0], 2)
+    }
+    fn accumulates(&self, result: usize) -> bool {
+        result > 0
     }
 }

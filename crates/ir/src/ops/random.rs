@@ -61,8 +61,4 @@ impl OpDef for Dropout {
         let dx = g.emit(*self, &[g.dy()?, g.input(1)])?;
         g.set(0, dx)
     }
-
-    fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(0, 0)]
-    }
 }

@@ -152,6 +152,9 @@ impl OpDef for Reduce {
             }
         }
     }
+    fn accumulates(&self, _result: usize) -> bool {
+        self.kind == ReduceKind::Sum
+    }
 }
 
 impl OpDef for Broadcast {

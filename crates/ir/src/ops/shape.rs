@@ -96,6 +96,11 @@ fn common_factors(a: &[usize], b: &[usize]) -> Rule {
         sides: [vec![Vec::new(); a.len()], vec![Vec::new(); b.len()]],
     };
     let (mut i, mut j) = (0, 0);
+    if a.contains(&0) || b.contains(&0) {
+        // Without elements there is nothing to shard, and products say nothing about cuts.
+        cut.whole(a, 0, b, 0);
+        (i, j) = (a.len(), b.len());
+    }
     while i < a.len() || j < b.len() {
         // Take whole dims from both sides until their products agree, then cut that group.
         let (i0, j0) = (i, j);
@@ -149,16 +154,18 @@ impl Cut {
                     self.sides[1][j + db].push(factor);
                 }
             }
-            None => {
-                for (side, dims, at) in [(0, a, i), (1, b, j)] {
-                    for (k, &size) in dims.iter().enumerate() {
-                        let factor = self.factor(size, FactorKind::Whole);
-                        self.sides[side][at + k].push(factor);
-                    }
-                }
+            None => self.whole(a, i, b, j),
+        }
+    }
+
+    /// Gives each dim of two runs a factor of its own, which is never sharded.
+    fn whole(&mut self, a: &[usize], i: usize, b: &[usize], j: usize) {
+        for (side, dims, at) in [(0, a, i), (1, b, j)] {
+            for (k, &size) in dims.iter().enumerate() {
+                let factor = self.factor(size, FactorKind::Whole);
+                self.sides[side][at + k].push(factor);
             }
         }
-        // A dim of size one has no factor to carry; give it one so that it can be replicated.
     }
 }
 
@@ -439,6 +446,13 @@ mod tests {
         );
         assert_eq!(through(&[8, 16], &[128], "0:dp", "dp=2").unwrap(), "{0:dp}");
         assert_eq!(through(&[1, 6], &[6, 1], "", "dp=2").unwrap(), "{}");
+    }
+
+    #[test]
+    fn shapes_without_elements_reshape() {
+        for (from, to) in [(&[0][..], &[0, 5][..]), (&[0, 5], &[0]), (&[3, 0], &[0, 7])] {
+            assert_eq!(through(from, to, "", "dp=2").unwrap(), "{}");
+        }
     }
 
     #[test]

@@ -42,10 +42,6 @@ impl OpDef for Softmax {
         let dx = g.emit(SoftmaxGrad, &[g.output(0), g.dy()?])?;
         g.set(0, dx)
     }
-
-    fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(0, 0)]
-    }
 }
 
 impl OpDef for SoftmaxGrad {
@@ -67,9 +63,5 @@ impl OpDef for SoftmaxGrad {
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         Err(g.refuse(0, "second derivatives are not formed"))
-    }
-
-    fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(1, 0)]
     }
 }

@@ -1,4 +1,5 @@
 //! What the verifier refuses, and that programs print and parse back.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+mod gradient;
 mod text;
 mod verifier;

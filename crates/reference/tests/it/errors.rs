@@ -4,7 +4,7 @@ use phalanx_ir::ops::Op;
 use phalanx_ir::{Builder, DType, Mesh, Phase, Program, Role, TensorType, ValueId};
 use phalanx_reference::{ReferenceError, Tensor, run};
 
-use crate::support::tensor;
+use crate::support::{ids, tensor};
 
 fn sum() -> Program {
     let b = Builder::new("sum", DType::F64);
@@ -21,7 +21,7 @@ fn message(program: &Program, inputs: &[(&str, Tensor)]) -> String {
 fn inputs_are_checked_by_name_and_type() {
     let x = ("x", tensor(&[2], &[1.0, 2.0]));
     assert_eq!(
-        message(&sum(), &[x.clone()]),
+        message(&sum(), std::slice::from_ref(&x)),
         "program sum: the input `y`, f64[2], was not given"
     );
     assert_eq!(
@@ -45,15 +45,15 @@ fn inputs_are_checked_by_name_and_type() {
 #[test]
 fn ids_out_of_range_name_op_and_value() {
     let b = Builder::new("lookup", DType::F64);
-    let ids = b.data("ids", DType::I32, [3]);
-    b.output("y", b.param("table", [4, 1]).embedding(ids));
+    let rows = b.data("ids", DType::I32, [3]);
+    b.output("y", b.param("table", [4, 1]).embedding(rows));
     let program = b.finish().unwrap();
     for (bad, text) in [(4, "4"), (-1, "-1")] {
-        let ids = Tensor::from_i32(&[3], &[0, bad, 3]).unwrap();
+        let rows = ids(&[3], &[0, bad, 3]);
         assert_eq!(
             message(
                 &program,
-                &[("table", tensor(&[4, 1], &[0.0; 4])), ("ids", ids)]
+                &[("table", tensor(&[4, 1], &[0.0; 4])), ("ids", rows)]
             ),
             format!("embedding: the id {text} at position 1 is not in 0..4")
         );
@@ -61,7 +61,7 @@ fn ids_out_of_range_name_op_and_value() {
     let b = Builder::new("loss", DType::F64);
     let targets = b.data("targets", DType::I32, [2]);
     b.output("y", b.param("logits", [2, 3]).cross_entropy(targets));
-    let targets = Tensor::from_i32(&[2], &[-5, 3]).unwrap();
+    let targets = ids(&[2], &[-5, 3]);
     assert_eq!(
         message(
             &b.finish().unwrap(),
@@ -103,7 +103,7 @@ fn integers_have_no_quotient() {
     let b = Builder::new("quotient", DType::F64);
     let (x, y) = (b.data("x", DType::I32, [1]), b.data("y", DType::I32, [1]));
     b.probe("z", x / y);
-    let one = Tensor::from_i32(&[1], &[1]).unwrap();
+    let one = ids(&[1], &[1]);
     let error = message(&b.finish().unwrap(), &[("x", one.clone()), ("y", one)]);
     assert!(error.starts_with("div: operand 1 is i32[1]"), "{error}");
 }

@@ -4,11 +4,7 @@ use phalanx_ir::ops::{Attention, AttentionKind, RopeScaling, Rotary};
 use phalanx_ir::random::Stream;
 use phalanx_reference::Tensor;
 
-use crate::support::Check;
-
-fn ids(shape: &[usize], values: &[i32]) -> Tensor {
-    Tensor::from_i32(shape, values).unwrap()
-}
+use crate::support::{Check, ids};
 
 fn key() -> Tensor {
     ids(&[5], &[12, 34, 5, 6, 7])

@@ -8,4 +8,5 @@ mod errors;
 mod gradients;
 mod gradients_fused_ops;
 mod known;
+mod known_fused_ops;
 mod support;

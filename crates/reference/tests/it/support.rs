@@ -19,6 +19,11 @@ pub(crate) fn tensor(shape: &[usize], values: &[f64]) -> Tensor {
     Tensor::from_f64(shape, values).unwrap()
 }
 
+/// A tensor of `i32`.
+pub(crate) fn ids(shape: &[usize], values: &[i32]) -> Tensor {
+    Tensor::from_i32(shape, values).unwrap()
+}
+
 /// sin(0.37·i), a deterministic filling that other programs reproduce easily.
 pub(crate) fn wave(shape: &[usize], scale: f64, shift: f64) -> Tensor {
     let n: usize = shape.iter().product();

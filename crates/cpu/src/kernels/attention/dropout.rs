@@ -4,6 +4,9 @@ use phalanx_ir::random::philox;
 
 use crate::element::Float;
 
+/// Counters that are turned into random words at once.
+const LANES: usize = 16;
+
 /// Which probabilities are dropped.
 ///
 /// The decision for one probability depends on the key and its global place alone, so every layout
@@ -27,8 +30,8 @@ impl Dropout {
         self.words(sequence, head, i, j / 4)[j % 4] >= self.threshold()
     }
 
-    /// What to multiply the probabilities of query `i` with, from key `first` on: 0 where dropped,
-    /// else the reciprocal of the share that is kept.
+    /// Multiplies a row, which belongs to query `i` and the keys from `first` (a multiple of four)
+    /// on: by 0 where the probability is dropped, else by the reciprocal of the share that is kept.
     #[inline(always)]
     pub(super) fn scale<F: Float>(
         &self,
@@ -37,22 +40,22 @@ impl Dropout {
         first: usize,
         row: &mut [F],
     ) {
+        assert_eq!(first % 4, 0);
         let kept = F::from_f64(1.0 / (1.0 - self.probability));
         let threshold = self.threshold();
-        let mut j = first;
-        let mut row = row;
-        while !row.is_empty() {
-            let count = (4 - j % 4).min(row.len());
-            let words = self.words(sequence, head, i, j / 4);
-            let (now, rest) = row.split_at_mut(count);
-            for (x, word) in now.iter_mut().zip(&words[j % 4..]) {
+        for (n, part) in row.chunks_mut(4 * LANES).enumerate() {
+            let four = first / 4 + n * LANES;
+            let mut words = [[0; 4]; LANES];
+            for (lane, words) in words.iter_mut().enumerate() {
+                *words = self.words(sequence, head, i, four + lane);
+            }
+            for (x, word) in part.iter_mut().zip(words.as_flattened()) {
                 *x = if *word >= threshold {
                     *x * kept
                 } else {
                     F::ZERO
                 };
             }
-            (j, row) = (j + count, rest);
         }
     }
 

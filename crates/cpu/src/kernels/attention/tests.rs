@@ -1,11 +1,11 @@
 //! Attention against a naive version in double precision, whose gradients agree with differences.
 
 use half::bf16;
-use phalanx_ir::random::Stream;
 
 use super::*;
 use crate::element::{Element, Float};
 use crate::kernels::gemm::Packing;
+use crate::kernels::testing::{doubles, random};
 
 const SMALL: Shape = Shape {
     batch: 2,
@@ -46,11 +46,8 @@ impl Inputs {
     /// Normal numbers, rounded to `T`.
     fn random<T: Element>(shape: &Shape) -> Self {
         let tensor = |name: &str, positions: usize, heads: usize| {
-            let stream = Stream::named(5, name);
             let len = shape.batch * positions * heads * shape.dim;
-            (0..len as u64)
-                .map(|i| T::store(T::Acc::from_f64(stream.normal(i))).load().to_f64())
-                .collect()
+            doubles(&random::<T>(name, len, 1.0))
         };
         Self {
             q: tensor("q", shape.queries, shape.heads()),

@@ -163,9 +163,14 @@ impl<G> Attention<'_, G> {
         };
         let sequence = pair / self.shape.kv_heads;
         let head = pair % self.shape.kv_heads * self.shape.group + head;
-        for (r, i) in rows.clone().enumerate() {
-            let (seen, _) = self.shape.split(i, keys, tile.row(r));
-            dropout.scale((sequence, head), i, keys.start, seen);
-        }
+        vectorized(
+            #[inline(always)]
+            || {
+                for (r, i) in rows.clone().enumerate() {
+                    let (seen, _) = self.shape.split(i, keys, tile.row(r));
+                    dropout.scale((sequence, head), i, keys.start, seen);
+                }
+            },
+        );
     }
 }

@@ -1,0 +1,340 @@
+//! The CPU engine: kernels over one arena, run by a fixed pool of threads.
+
+use std::time::Instant;
+
+use phalanx_engine::{Args, Engine, EngineError, Event};
+use phalanx_ir::Program;
+use phalanx_script::{Lane, Place, Slots};
+use phalanx_sys::Arena;
+
+use crate::pool::Pool;
+use crate::tasks::{self, Context, Failure, Operation, Share, Task, Var};
+
+/// Runs programs on this machine's cores.
+///
+/// One long-lived thread per core runs a whole program on its own rows; barriers stand only where
+/// a call reads what another worker wrote. The arena holds every value that a script plans; each
+/// worker has scratch memory of its own beside it, for tiles that never leave its cache.
+pub struct CpuEngine {
+    pool: Pool,
+    arena: Option<Arena>,
+    scratch: Vec<Arena>,
+    scratch_bytes: usize,
+    failure: Failure,
+    events: u64,
+}
+
+/// A compiled program.
+pub struct Kernel {
+    name: String,
+    calls: Vec<Call>,
+    slots: Slots,
+    instrs: usize,
+}
+
+struct Call {
+    task: Box<dyn Task>,
+    /// The instruction it belongs to; copies to outputs belong to the end.
+    instr: usize,
+    /// Whether all workers must have finished what comes before.
+    barrier: bool,
+}
+
+impl CpuEngine {
+    /// An engine of this many threads, the calling one among them.
+    pub fn new(threads: usize) -> Result<Self, EngineError> {
+        let pool = Pool::new(threads.max(1)).map_err(|e| EngineError::Failed {
+            program: "thread pool".to_owned(),
+            why: format!("{threads} threads could not be started: {e}"),
+        })?;
+        Ok(Self {
+            pool,
+            arena: None,
+            scratch: Vec::new(),
+            scratch_bytes: 0,
+            failure: Failure::default(),
+            events: 0,
+        })
+    }
+
+    /// How many threads share the work.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Seconds that the first thread spent in calls that are matrix products, so far.
+    pub fn matmul_seconds(&self) -> f64 {
+        self.failure.matmul_nanoseconds() as f64 * 1e-9
+    }
+
+    /// Bytes beside the arena that kernels use while they run, over all threads.
+    pub fn scratch_bytes(&self) -> usize {
+        self.scratch_bytes * self.threads()
+    }
+
+    fn base(&self) -> *mut u8 {
+        self.arena
+            .as_ref()
+            .map_or(std::ptr::null_mut(), Arena::as_ptr)
+    }
+
+    fn bounds(&self, offset: usize, bytes: usize) -> Result<(), EngineError> {
+        let end = self.arena.as_ref().map_or(0, Arena::len);
+        if offset + bytes <= end {
+            return Ok(());
+        }
+        Err(EngineError::Failed {
+            program: "arena".to_owned(),
+            why: format!("bytes {offset}..{} lie outside its {end}", offset + bytes),
+        })
+    }
+
+    /// Grows the workers' scratch memory; done while compiling, so that running allocates nothing.
+    fn grow_scratch(&mut self, bytes: usize) -> Result<(), EngineError> {
+        if bytes <= self.scratch_bytes && !self.scratch.is_empty() {
+            return Ok(());
+        }
+        self.scratch_bytes = bytes.max(self.scratch_bytes).max(64).next_multiple_of(4096);
+        self.scratch = (0..self.pool.threads())
+            .map(|_| arena(self.scratch_bytes))
+            .collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Runs some calls of a kernel on all workers.
+    fn run(
+        &mut self,
+        kernel: &Kernel,
+        args: &Args<'_>,
+        chosen: impl Fn(&Call) -> bool + Sync,
+    ) -> Result<(), EngineError> {
+        let memory = Memory {
+            base: self.base(),
+            scratch: self
+                .scratch
+                .iter()
+                .map(Arena::as_ptr)
+                .collect::<ScratchList>(),
+        };
+        let (workers, scratch_bytes) = (self.pool.threads(), self.scratch_bytes);
+        let failure = &self.failure;
+        let outcome = self.pool.run(&|worker, barrier| {
+            let memory = &memory;
+            let cx = Context {
+                share: Share { worker, workers },
+                base: memory.base,
+                args: *args,
+                scratch: memory.scratch.0[worker],
+                scratch_bytes,
+                failure,
+            };
+            for call in kernel.calls.iter().filter(|c| chosen(c)) {
+                if call.barrier {
+                    barrier.wait();
+                }
+                if worker == 0 && call.task.is_matmul() {
+                    let start = Instant::now();
+                    call.task.run(&cx);
+                    failure.spent(start.elapsed().as_nanos() as u64);
+                } else {
+                    call.task.run(&cx);
+                }
+            }
+        });
+        let failed = |why: String| EngineError::Failed {
+            program: kernel.name.clone(),
+            why,
+        };
+        outcome.map_err(|e| failed(e.to_string()))?;
+        match self.failure.take() {
+            None => Ok(()),
+            Some(why) => Err(failed(why)),
+        }
+    }
+}
+
+/// At most this many workers' scratch addresses are kept without allocating.
+const MAX_WORKERS: usize = 256;
+
+/// Addresses of the workers' scratch memory, kept on the stack.
+struct ScratchList([*mut u8; MAX_WORKERS]);
+
+impl FromIterator<*mut u8> for ScratchList {
+    fn from_iter<I: IntoIterator<Item = *mut u8>>(pointers: I) -> Self {
+        let mut list = [std::ptr::null_mut(); MAX_WORKERS];
+        for (slot, pointer) in list.iter_mut().zip(pointers) {
+            *slot = pointer;
+        }
+        Self(list)
+    }
+}
+
+/// The addresses that workers share.
+struct Memory {
+    base: *mut u8,
+    scratch: ScratchList,
+}
+
+// SAFETY: workers touch only what their tasks declare, which barriers keep apart, and each its own
+// scratch memory.
+unsafe impl Sync for Memory {}
+
+fn arena(bytes: usize) -> Result<Arena, EngineError> {
+    Arena::new(bytes).map_err(|e| EngineError::Memory {
+        bytes,
+        why: e.to_string(),
+    })
+}
+
+impl Engine for CpuEngine {
+    type Kernel = Kernel;
+
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn compile(&mut self, program: &Program, slots: &Slots) -> Result<Kernel, EngineError> {
+        let mut calls = Vec::new();
+        for (index, instr) in program.instrs().iter().enumerate() {
+            let scratch = slots.scratch[index];
+            let operation = Operation {
+                program,
+                instr,
+                slots,
+                scratch,
+            };
+            // What nothing reads is not computed.
+            let places = instr.outputs.iter().map(|v| slots.places[v.index()]);
+            if places.clone().all(|p| p == Place::Unused) {
+                continue;
+            }
+            for task in tasks::compile(&operation)? {
+                calls.push(Call {
+                    task,
+                    instr: index,
+                    barrier: false,
+                });
+            }
+        }
+        for &(output, value) in &slots.copies {
+            let ty = program.ty(value);
+            let var = |place| Var {
+                place,
+                dtype: ty.dtype,
+                shape: ty.local_shape(program.mesh()),
+            };
+            let task = tasks::copy(var(slots.places[value.index()]), var(Place::Output(output)));
+            calls.push(Call {
+                task,
+                instr: program.instrs().len(),
+                barrier: false,
+            });
+        }
+        place_barriers(&mut calls, self.pool.threads());
+        let workers = self.pool.threads();
+        let scratch = calls
+            .iter()
+            .map(|c| c.task.scratch(workers))
+            .max()
+            .unwrap_or(0);
+        self.grow_scratch(scratch)?;
+        let instrs = program.instrs().len();
+        Ok(Kernel {
+            name: program.name.clone(),
+            calls,
+            slots: slots.clone(),
+            instrs,
+        })
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<(), EngineError> {
+        self.arena = Some(arena(bytes.max(1))?);
+        Ok(())
+    }
+
+    fn launch(
+        &mut self,
+        kernel: &Kernel,
+        args: &Args<'_>,
+        _lane: Lane,
+        _after: &[Event],
+    ) -> Result<Event, EngineError> {
+        // Calls run when they are issued, so everything before them has happened.
+        self.run(kernel, args, |_| true)?;
+        self.events += 1;
+        Ok(Event(self.events))
+    }
+
+    fn wait(&mut self, _event: Event) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn upload(&mut self, offset: usize, bytes: &[u8]) -> Result<(), EngineError> {
+        self.bounds(offset, bytes.len())?;
+        if let Some(arena) = &mut self.arena {
+            arena.as_mut_slice()[offset..offset + bytes.len()].copy_from_slice(bytes);
+        }
+        Ok(())
+    }
+
+    fn download(&mut self, offset: usize, out: &mut [u8]) -> Result<(), EngineError> {
+        self.bounds(offset, out.len())?;
+        if let Some(arena) = &mut self.arena {
+            out.copy_from_slice(&arena.as_mut_slice()[offset..offset + out.len()]);
+        }
+        Ok(())
+    }
+
+    fn launch_observed(
+        &mut self,
+        kernel: &Kernel,
+        args: &Args<'_>,
+        pattern: u8,
+    ) -> Result<Option<Vec<Vec<bool>>>, EngineError> {
+        let blocks = &kernel.slots.blocks;
+        let mut written: Vec<Vec<bool>> = blocks.iter().map(|_| Vec::new()).collect();
+        for instr in 0..=kernel.instrs {
+            for block in blocks.iter().filter(|b| b.birth == instr) {
+                let offset = args.workspace.offset + block.offset;
+                self.upload(offset, &vec![pattern; block.bytes])?;
+            }
+            self.run(kernel, args, |call| call.instr == instr)?;
+            for (block, written) in blocks.iter().zip(&mut written) {
+                if block.death == instr {
+                    let mut bytes = vec![0; block.bytes];
+                    self.download(args.workspace.offset + block.offset, &mut bytes)?;
+                    *written = bytes.iter().map(|&b| b != pattern).collect();
+                }
+            }
+        }
+        Ok(Some(written))
+    }
+}
+
+/// A call needs a barrier before it if some worker touches what another one touched since the
+/// last barrier, and one of both writes.
+fn place_barriers(calls: &mut [Call], workers: usize) {
+    let shares = |task: &dyn Task| -> Vec<Vec<tasks::Access>> {
+        (0..workers)
+            .map(|worker| task.accesses(Share { worker, workers }))
+            .collect()
+    };
+    let mut since: Vec<Vec<Vec<tasks::Access>>> = Vec::new();
+    for call in calls {
+        let own = shares(&*call.task);
+        let conflict = since.iter().any(|earlier| {
+            (0..workers).any(|a| {
+                (0..workers).filter(|&b| b != a).any(|b| {
+                    earlier[a]
+                        .iter()
+                        .any(|x| own[b].iter().any(|y| x.conflicts(y)))
+                })
+            })
+        });
+        if conflict {
+            call.barrier = true;
+            since.clear();
+        }
+        since.push(own);
+    }
+}

@@ -1,0 +1,214 @@
+//! Attention, shared by pairs of a sequence and a key head.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use phalanx_engine::EngineError;
+use phalanx_ir::Op;
+use phalanx_ir::ops::{self, AttentionKind};
+use phalanx_script::Place;
+
+use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, task};
+use crate::element::Element;
+use crate::kernels::attention::{Attention, BackwardTensors, ForwardTensors, Shape};
+use crate::kernels::dropout::{Mask, dropout};
+use crate::kernels::gemm::Packing;
+
+pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
+    let (attention, backward) = match op.instr.op {
+        Op::Attention(a) => (a, false),
+        Op::AttentionGrad(g) => (g.of, true),
+        _ => return Err(op.unsupported("it is no attention")),
+    };
+    let inputs: Vec<Var> = (0..op.instr.inputs.len()).map(|i| op.input(i)).collect();
+    let outputs: Vec<Var> = (0..op.instr.outputs.len()).map(|i| op.output(i)).collect();
+    let (q, k) = (&inputs[0].shape, &inputs[1].shape);
+    let shape = Shape {
+        batch: q[0],
+        queries: q[1],
+        keys: k[1],
+        kv_heads: k[2],
+        group: q[2] / k[2].max(1),
+        dim: q[3],
+        causal: attention.causal,
+        scale: 1.0 / (q[3] as f64).sqrt(),
+    };
+    let made = for_float!(op, inputs[0].dtype, T => {
+        task(Pairs::<T> { attention, backward, shape, inputs, outputs, types: PhantomData })
+    })?;
+    Ok(vec![made])
+}
+
+struct Pairs<T> {
+    attention: ops::Attention,
+    backward: bool,
+    shape: Shape,
+    inputs: Vec<Var>,
+    outputs: Vec<Var>,
+    types: PhantomData<T>,
+}
+
+impl<T: Element> Pairs<T> {
+    fn pairs(&self, share: Share) -> Range<usize> {
+        share.of(self.shape.pairs())
+    }
+
+    fn flash(&self) -> bool {
+        self.attention.kind == AttentionKind::Flash
+    }
+
+    fn mask(&self, cx: &Context<'_>) -> Option<Mask> {
+        let key = self.inputs.last().filter(|_| self.attention.drops())?;
+        // SAFETY: the task declared that it reads the key, which has five words.
+        let words = unsafe { cx.get::<i32>(key, 0..5) };
+        let key = std::array::from_fn(|i| words[i]);
+        Some(Mask {
+            key,
+            site: self.attention.site,
+            p: self.attention.dropout,
+        })
+    }
+
+    fn is_key(&self, index: usize) -> bool {
+        self.attention.drops() && index + 1 == self.inputs.len()
+    }
+
+    fn forward(&self, cx: &Context<'_>, pairs: Range<usize>) {
+        let attention = Attention {
+            shape: self.shape,
+            dropout: self.mask(cx),
+            gemm: &Packing,
+        };
+        let lse = if self.flash() {
+            self.outputs[1].place
+        } else {
+            Place::Unused
+        };
+        let scratch_len = self.forward_scratch();
+        let rows = self.shape.batch * self.shape.heads() * self.shape.queries;
+        let scratch = cx.scratch::<T::Acc>(scratch_len + rows);
+        let (spare, scratch) = scratch.split_at_mut(rows);
+        let tensors = ForwardTensors::<T> {
+            q: cx.ptr(&self.inputs[0]),
+            k: cx.ptr(&self.inputs[1]),
+            v: cx.ptr(&self.inputs[2]),
+            o: cx.ptr(&self.outputs[0]),
+            // The log-sum-exp has a place only if something reads it.
+            lse: match lse {
+                Place::Unused => spare.as_mut_ptr(),
+                _ => cx.ptr(&self.outputs[1]),
+            },
+        };
+        // SAFETY: the tensors have the shape's sizes, and pairs of different workers are disjoint.
+        phalanx_sys::count_alloc::exempt(|| unsafe {
+            if self.flash() {
+                attention.forward(&tensors, pairs.clone(), scratch);
+            } else {
+                let probabilities = cx.ptr::<T>(&self.outputs[1]);
+                attention.forward_materialised(&tensors, probabilities, pairs.clone(), scratch);
+            }
+        });
+        if let (false, Some(mask)) = (self.flash(), self.mask(cx)) {
+            self.drop_probabilities(cx, mask, pairs);
+        }
+    }
+
+    /// The dropped probabilities of a range of pairs, which are whole rows of the stored ones.
+    fn drop_probabilities(&self, cx: &Context<'_>, mask: Mask, pairs: Range<usize>) {
+        let size = self.shape.group * self.shape.queries * self.shape.keys;
+        let sample = size * self.shape.kv_heads;
+        let own = pairs.start * size..pairs.end * size;
+        if self.outputs[2].place == Place::Unused {
+            return;
+        }
+        // SAFETY: the task declared these accesses, and the two results are distinct.
+        unsafe {
+            let from = cx.get::<T>(&self.outputs[1], own.clone());
+            dropout(
+                from,
+                mask,
+                sample,
+                own.start,
+                cx.get_mut::<T>(&self.outputs[2], own),
+            );
+        }
+    }
+
+    fn forward_scratch(&self) -> usize {
+        match self.attention.kind {
+            AttentionKind::Flash => self.shape.forward_scratch(),
+            AttentionKind::Materialised => self.shape.forward_materialised_scratch(),
+        }
+    }
+}
+
+impl<T: Element> Task for Pairs<T> {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        let pairs = self.pairs(share);
+        // Pairs of whole sequences are contiguous pieces of every tensor; others are strided.
+        let heads = self.shape.kv_heads;
+        let whole = pairs.start % heads == 0 && pairs.end % heads == 0;
+        let part = |var: &Var| {
+            if pairs.is_empty() {
+                0..0
+            } else if whole {
+                let sample = var.elements() / self.shape.batch;
+                pairs.start / heads * sample..pairs.end / heads * sample
+            } else {
+                0..var.elements()
+            }
+        };
+        let inputs = self.inputs.iter().enumerate().map(|(i, var)| {
+            if self.is_key(i) {
+                var.reads_all()
+            } else {
+                var.reads(part(var))
+            }
+        });
+        let outputs = self.outputs.iter().filter(|v| v.place != Place::Unused);
+        inputs.chain(outputs.map(|v| v.writes(part(v)))).collect()
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        let pairs = self.pairs(cx.share);
+        if pairs.is_empty() {
+            return;
+        }
+        if !self.backward {
+            return self.forward(cx, pairs);
+        }
+        let attention = Attention {
+            shape: self.shape,
+            dropout: self.mask(cx),
+            gemm: &Packing,
+        };
+        let dy = self.inputs.len() - 1 - usize::from(self.attention.drops());
+        let scratch = cx.scratch::<T::Acc>(self.shape.backward_scratch());
+        let tensors = BackwardTensors::<T> {
+            q: cx.ptr(&self.inputs[0]),
+            k: cx.ptr(&self.inputs[1]),
+            v: cx.ptr(&self.inputs[2]),
+            o: cx.ptr(&self.inputs[3]),
+            lse: cx.ptr(&self.inputs[4]),
+            d_o: cx.ptr(&self.inputs[dy]),
+            dq: cx.ptr(&self.outputs[0]),
+            dk: cx.ptr(&self.outputs[1]),
+            dv: cx.ptr(&self.outputs[2]),
+        };
+        // SAFETY: the tensors have the shape's sizes, and pairs of different workers are disjoint.
+        phalanx_sys::count_alloc::exempt(|| unsafe {
+            if self.flash() {
+                attention.backward(&tensors, pairs, scratch);
+            } else {
+                let probabilities = cx.ptr::<T>(&self.inputs[3]);
+                attention.backward_materialised(&tensors, probabilities, pairs, scratch);
+            }
+        });
+    }
+
+    fn scratch(&self, _workers: usize) -> usize {
+        let rows = self.shape.batch * self.shape.heads() * self.shape.queries;
+        let forward = self.forward_scratch() + rows;
+        forward.max(self.shape.backward_scratch()) * size_of::<T::Acc>()
+    }
+}

@@ -1,0 +1,335 @@
+//! Matrix products of any arrangement, as strided products of the `gemm` library.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use phalanx_engine::EngineError;
+use phalanx_ir::ops::Matmul;
+
+use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_floats, task};
+use crate::element::Element;
+use crate::kernels::gemm::{Packing, matmul, matmul_scratch};
+use crate::kernels::matrix::{Mat, MatMut};
+
+pub(super) fn compile(op: &Operation<'_>, spec: &Matmul) -> Result<Tasks, EngineError> {
+    let (a, b, out) = (op.input(0), op.input(1), op.output(0));
+    let dims = Dims::new(spec, &a, &b, &out);
+    let addend = spec.add.then(|| op.input(2));
+    let made = for_floats!(op, a.dtype, out.dtype, T, C => {
+        task(Product::<T, C> { dims, a, b, out, addend, types: PhantomData })
+    })?;
+    Ok(vec![made])
+}
+
+/// A run of letters that one index can walk in every tensor that has them: its extent, and its
+/// stride in a, b and the result (0 where absent).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Axis {
+    size: usize,
+    strides: [usize; 3],
+}
+
+/// The loops of a product: one row, column and inner index for the library, the rest around it.
+#[derive(Clone, Debug)]
+struct Dims {
+    rows: Axis,
+    cols: Axis,
+    inner: Axis,
+    /// Loops over batches, and over rows and columns that could not be merged.
+    outer: Vec<Axis>,
+    /// Loops over inner letters that could not be merged: products that add up.
+    sums: Vec<Axis>,
+}
+
+const NONE: Axis = Axis {
+    size: 1,
+    strides: [0, 0, 0],
+};
+
+impl Dims {
+    fn new(matmul: &Matmul, a: &Var, b: &Var, out: &Var) -> Self {
+        let letters = matmul.spec.letters();
+        let shapes = [&a.shape, &b.shape, &out.shape];
+        let axis = |letter: char| {
+            let mut axis = NONE;
+            for (tensor, (names, shape)) in letters.iter().zip(shapes).enumerate() {
+                if let Some(dim) = names.find(letter) {
+                    axis.size = shape[dim];
+                    axis.strides[tensor] = shape[dim + 1..].iter().product();
+                }
+            }
+            axis
+        };
+        let merged = |group: &[char]| merge(group.iter().map(|&c| axis(c)));
+        let extents = matmul.spec.extents();
+        let mut outer = merged(&extents.batch);
+        let mut one = |group: &[char], rest: &mut Vec<Axis>| {
+            let mut axes = merged(group);
+            let largest = (0..axes.len()).max_by_key(|&i| axes[i].size);
+            let chosen = largest.map_or(NONE, |i| axes.remove(i));
+            rest.extend(axes);
+            chosen
+        };
+        let rows = one(&extents.rows, &mut outer);
+        let cols = one(&extents.cols, &mut outer);
+        let mut sums = Vec::new();
+        let inner = one(&extents.inner, &mut sums);
+        Self {
+            rows,
+            cols,
+            inner,
+            outer,
+            sums,
+        }
+    }
+
+    /// The axis whose shares are contiguous in the result, or the one with the most to share.
+    fn shared(&self, workers: usize) -> Shared {
+        let candidates = (self.outer.iter().enumerate())
+            .map(|(i, axis)| (Shared::Outer(i), *axis))
+            .chain([(Shared::Rows, self.rows), (Shared::Cols, self.cols)]);
+        let even = |axis: &Axis| axis.size.is_multiple_of(workers);
+        candidates
+            .max_by_key(|(_, axis)| {
+                (
+                    axis.size >= workers,
+                    even(axis),
+                    axis.strides[2] * usize::from(axis.size > 1),
+                )
+            })
+            .map_or(Shared::Rows, |(shared, _)| shared)
+    }
+
+    fn axis(&self, shared: Shared) -> Axis {
+        match shared {
+            Shared::Outer(i) => self.outer[i],
+            Shared::Rows => self.rows,
+            Shared::Cols => self.cols,
+        }
+    }
+}
+
+/// Which index the workers divide among themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shared {
+    Outer(usize),
+    Rows,
+    Cols,
+}
+
+/// Joins neighbouring axes where one index can walk both in every tensor.
+fn merge(axes: impl Iterator<Item = Axis>) -> Vec<Axis> {
+    let mut out: Vec<Axis> = Vec::new();
+    for axis in axes {
+        match out.last_mut() {
+            Some(last)
+                if (0..3).all(|t| last.strides[t] == axis.strides[t] * axis.size)
+                    || axis.size == 1 =>
+            {
+                if axis.size > 1 {
+                    *last = Axis {
+                        size: last.size * axis.size,
+                        strides: axis.strides,
+                    };
+                }
+            }
+            Some(last) if last.size == 1 => *last = axis,
+            _ => out.push(axis),
+        }
+    }
+    out
+}
+
+struct Product<T, C> {
+    dims: Dims,
+    a: Var,
+    b: Var,
+    out: Var,
+    addend: Option<Var>,
+    types: PhantomData<(T, C)>,
+}
+
+impl<T: Element, C: Element<Acc = T::Acc>> Task for Product<T, C> {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        let shared = self.dims.shared(share.workers);
+        let axis = self.dims.axis(shared);
+        let own = share.of(axis.size);
+        // Where the shared index is the slowest of a tensor, a share is a contiguous piece of it.
+        let piece = |tensor: usize, var: &Var| -> Range<usize> {
+            let stride = axis.strides[tensor];
+            if stride > 0 && stride * axis.size == var.elements() {
+                own.start * stride..own.end * stride
+            } else if own.is_empty() {
+                0..0
+            } else {
+                0..var.elements()
+            }
+        };
+        let mut accesses = vec![
+            self.a.reads(piece(0, &self.a)),
+            self.b.reads(piece(1, &self.b)),
+            self.out.writes(piece(2, &self.out)),
+        ];
+        accesses.extend(self.addend.as_ref().map(|c| c.reads(piece(2, c))));
+        accesses
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        let shared = self.dims.shared(cx.share.workers);
+        let own = cx.share.of(self.dims.axis(shared).size);
+        if own.is_empty() {
+            return;
+        }
+        let mut dims = self.dims.clone_shallow();
+        let mut start = [0; 3];
+        let axis = dims.axis_mut(shared, &self.dims);
+        for (start, stride) in start.iter_mut().zip(axis.strides) {
+            *start = own.start * stride;
+        }
+        axis.size = own.len();
+        self.loops(cx, &dims, 0, start);
+    }
+
+    fn scratch(&self, workers: usize) -> usize {
+        let d = &self.dims;
+        let cap = |shared, size: usize| {
+            if d.shared(workers) == shared {
+                size.div_ceil(workers)
+            } else {
+                size
+            }
+        };
+        let (m, n) = (
+            cap(Shared::Rows, d.rows.size),
+            cap(Shared::Cols, d.cols.size),
+        );
+        matmul_scratch::<T, T, C>(m, d.inner.size, n) * size_of::<T::Acc>()
+    }
+
+    fn is_matmul(&self) -> bool {
+        true
+    }
+}
+
+/// The loops of one worker: the library's three, and the outer sizes by reference.
+struct Own {
+    rows: Axis,
+    cols: Axis,
+    inner: Axis,
+    outer: Option<(usize, Axis)>,
+}
+
+impl Dims {
+    fn clone_shallow(&self) -> Own {
+        Own {
+            rows: self.rows,
+            cols: self.cols,
+            inner: self.inner,
+            outer: None,
+        }
+    }
+}
+
+impl Own {
+    fn axis_mut(&mut self, shared: Shared, dims: &Dims) -> &mut Axis {
+        match shared {
+            Shared::Rows => &mut self.rows,
+            Shared::Cols => &mut self.cols,
+            Shared::Outer(i) => &mut self.outer.insert((i, dims.outer[i])).1,
+        }
+    }
+}
+
+impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
+    fn loops(&self, cx: &Context<'_>, own: &Own, depth: usize, at: [usize; 3]) {
+        let Some(&axis) = self.dims.outer.get(depth) else {
+            return self.sums(cx, own, at);
+        };
+        let axis = own
+            .outer
+            .filter(|(i, _)| *i == depth)
+            .map_or(axis, |(_, a)| a);
+        for i in 0..axis.size {
+            let moved = std::array::from_fn(|t| at[t] + i * axis.strides[t]);
+            self.loops(cx, own, depth + 1, moved);
+        }
+    }
+
+    fn sums(&self, cx: &Context<'_>, own: &Own, at: [usize; 3]) {
+        let total: usize = self.dims.sums.iter().map(|a| a.size).product();
+        for index in 0..total {
+            let mut moved = at;
+            let mut rest = index;
+            for axis in self.dims.sums.iter().rev() {
+                for (m, stride) in moved.iter_mut().zip(axis.strides) {
+                    *m += rest % axis.size * stride;
+                }
+                rest /= axis.size;
+            }
+            self.product(cx, own, moved, index > 0);
+        }
+    }
+
+    fn product(&self, cx: &Context<'_>, own: &Own, at: [usize; 3], later: bool) {
+        let (m, n, k) = (own.rows, own.cols, own.inner);
+        let strides = |r: Axis, c: Axis, t: usize| [r.strides[t] as isize, c.strides[t] as isize];
+        let adds = later || cx.adds(&self.out) || self.addend.is_some();
+        // SAFETY: the axes describe these three tensors, whose places the planner gave; a worker's
+        // share of the result is its own, and the operands are written by nobody meanwhile.
+        let (a, b, mut c) = unsafe {
+            (
+                Mat::from_raw(
+                    cx.ptr::<T>(&self.a).add(at[0]),
+                    [m.size, k.size],
+                    strides(m, k, 0),
+                ),
+                Mat::from_raw(
+                    cx.ptr::<T>(&self.b).add(at[1]),
+                    [k.size, n.size],
+                    strides(k, n, 1),
+                ),
+                MatMut::from_raw(
+                    cx.ptr::<C>(&self.out).add(at[2]),
+                    [m.size, n.size],
+                    strides(m, n, 2),
+                ),
+            )
+        };
+        if let (Some(addend), false) = (&self.addend, later) {
+            self.bring(cx, addend, at[2], &mut c, [m, n]);
+        }
+        let scratch = cx.scratch(matmul_scratch::<T, T, C>(m.size, k.size, n.size));
+        phalanx_sys::count_alloc::exempt(|| matmul(&Packing, c, a, b, adds, scratch));
+    }
+
+    /// Puts the addend where the product is added to it, unless it lies there already.
+    fn bring(
+        &self,
+        cx: &Context<'_>,
+        addend: &Var,
+        at: usize,
+        c: &mut MatMut<'_, C>,
+        [m, n]: [Axis; 2],
+    ) {
+        if addend.place == self.out.place {
+            return;
+        }
+        let add = cx.adds(&self.out);
+        for i in 0..m.size {
+            for j in 0..n.size {
+                let offset = at + i * m.strides[2] + j * n.strides[2];
+                // SAFETY: the addend has the result's shape, and `offset` is an element of this
+                // worker's share of both.
+                unsafe {
+                    let from = *cx.ptr::<C>(addend).add(offset);
+                    let to = c.as_mut_ptr().add(i * m.strides[2] + j * n.strides[2]);
+                    *to = if add {
+                        C::store((*to).load() + from.load())
+                    } else {
+                        from
+                    };
+                }
+            }
+        }
+    }
+}

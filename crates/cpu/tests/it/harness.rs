@@ -1,0 +1,163 @@
+//! Runs a program on the CPU engine and on the reference interpreter with the same inputs.
+
+use phalanx_cpu::CpuEngine;
+use phalanx_engine::{Args, Engine, Span, Target};
+use phalanx_ir::random::Stream;
+use phalanx_ir::{DType, Form, Program, Role, TensorType};
+use phalanx_reference::Tensor;
+use phalanx_script::{Lane, Slots};
+
+/// Random inputs: normal floats, ids below `vocab`, small positive scalars, a random key.
+pub fn inputs(program: &Program, vocab: u32, seed: u64) -> Vec<(String, Tensor)> {
+    (program.inputs().iter())
+        .map(|port| {
+            let ty = program.ty(port.value);
+            let stream = Stream::named(seed, &port.name);
+            let tensor = match (ty.dtype, port.role) {
+                (DType::I32, Role::Scalar) => {
+                    Tensor::from_i32(&ty.shape, &[7, 1, 3, 2, 40]).unwrap()
+                }
+                (DType::I32, _) => Tensor::ids(&ty.shape, vocab, stream),
+                (dtype, Role::Scalar) => Tensor::scalar(dtype, 0.25),
+                (dtype, _) => Tensor::normal(dtype, &ty.shape, stream),
+            };
+            (port.name.clone(), tensor)
+        })
+        .collect()
+}
+
+/// The outputs of the CPU engine; `add` starts every output from what `before` holds.
+pub fn on_cpu(
+    program: &Program,
+    inputs: &[(String, Tensor)],
+    threads: usize,
+    before: Option<&[Tensor]>,
+) -> Vec<Tensor> {
+    let mut engine = CpuEngine::new(threads).unwrap();
+    let slots = Slots::assign(program);
+    let kernel = engine.compile(program, &slots).unwrap();
+    let mut end = 0;
+    let mut place = |ty: &TensorType| {
+        let span = Span {
+            offset: end,
+            bytes: ty.bytes(),
+        };
+        end = (end + span.bytes).next_multiple_of(64);
+        span
+    };
+    let ins: Vec<Span> = program
+        .inputs()
+        .iter()
+        .map(|p| place(program.ty(p.value)))
+        .collect();
+    let outs: Vec<Target> = (program.outputs().iter())
+        .map(|p| Target {
+            span: place(program.ty(p.value)),
+            // Only gradients and cotangents are ever added to.
+            add: before.is_some() && matches!(p.role, Role::Gradient | Role::Cotangent),
+        })
+        .collect();
+    let workspace = Span {
+        offset: end,
+        bytes: slots.extent,
+    };
+    engine.reserve(end + slots.extent).unwrap();
+    for ((_, tensor), span) in inputs.iter().zip(&ins) {
+        engine.upload(span.offset, &tensor.to_bytes()).unwrap();
+    }
+    // Everything else starts as garbage.
+    engine
+        .upload(workspace.offset, &vec![0xFF; slots.extent])
+        .unwrap();
+    for (index, target) in outs.iter().enumerate() {
+        let bytes = match before {
+            Some(tensors) if target.add => tensors[index].to_bytes(),
+            _ => vec![0xFF; target.span.bytes],
+        };
+        engine.upload(target.span.offset, &bytes).unwrap();
+    }
+    let args = Args {
+        inputs: &ins,
+        outputs: &outs,
+        workspace,
+    };
+    let event = engine.launch(&kernel, &args, Lane::Compute, &[]).unwrap();
+    engine.wait(event).unwrap();
+    (program.outputs().iter().zip(&outs))
+        .map(|(port, target)| {
+            let ty = program.ty(port.value);
+            let mut bytes = vec![0; target.span.bytes];
+            engine.download(target.span.offset, &mut bytes).unwrap();
+            Tensor::from_bytes(ty.dtype, &ty.shape, &bytes).unwrap()
+        })
+        .collect()
+}
+
+/// The outputs of the reference interpreter.
+pub fn on_reference(program: &Program, inputs: &[(String, Tensor)]) -> Vec<Tensor> {
+    let named: Vec<(&str, Tensor)> = inputs
+        .iter()
+        .map(|(n, t)| (n.as_str(), t.clone()))
+        .collect();
+    let outputs = phalanx_reference::run(program, &named).unwrap();
+    outputs.into_iter().map(|(_, tensor)| tensor).collect()
+}
+
+/// The largest difference relative to the largest entry.
+pub fn distance(a: &Tensor, b: &Tensor) -> f64 {
+    let (a, b) = (a.values(), b.values());
+    let scale = b.iter().fold(1e-6f64, |m, x| m.max(x.abs()));
+    let difference = |(x, y): (&f64, &f64)| if x == y { 0.0 } else { (x - y).abs() };
+    let worst = a
+        .iter()
+        .zip(&b)
+        .map(difference)
+        .fold(0.0f64, |m, d| if d.is_nan() { d } else { m.max(d) });
+    worst / scale
+}
+
+/// Checks a program on several numbers of threads, overwriting and adding.
+pub fn check(program: &Program, vocab: u32, tolerance: f64) {
+    phalanx_ir::verify(program).unwrap();
+    let inputs = inputs(program, vocab, 11);
+    let expected = on_reference(program, &inputs);
+    let close = |got: &[Tensor], expected: &[Tensor], how: &str| {
+        for ((port, got), expected) in program.outputs().iter().zip(got).zip(expected) {
+            let d = distance(got, expected);
+            assert!(
+                d <= tolerance,
+                "{how}: `{}` is off by {d:e}\n{program}",
+                port.name
+            );
+        }
+    };
+    for threads in [1, 2, 3] {
+        let got = on_cpu(program, &inputs, threads, None);
+        close(&got, &expected, &format!("{threads} threads"));
+        let added = on_cpu(program, &inputs, threads, Some(&expected));
+        let doubled: Vec<Tensor> = (program.outputs().iter().zip(&expected))
+            .map(|(port, t)| match port.role {
+                Role::Gradient | Role::Cotangent => {
+                    let twice: Vec<f64> = t.values().iter().map(|x| 2.0 * x).collect();
+                    Tensor::new(t.dtype(), t.shape(), &twice).unwrap()
+                }
+                _ => t.clone(),
+            })
+            .collect();
+        close(&added, &doubled, &format!("{threads} threads, adding"));
+    }
+}
+
+/// The tolerance of an element type, for sums of some hundred terms.
+pub fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-12,
+        DType::F32 => 2e-5,
+        _ => 3e-2,
+    }
+}
+
+/// Whether a type is an ordinary tensor's.
+pub fn is_tensor(ty: &TensorType) -> bool {
+    ty.form == Form::Tensor
+}

@@ -1,0 +1,6 @@
+//! The CPU engine against the reference interpreter, on any number of threads.
+#![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+
+mod harness;
+mod ops;
+mod segments;

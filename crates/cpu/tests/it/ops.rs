@@ -1,0 +1,373 @@
+//! Every op, alone.
+
+use phalanx_ir::ops::{
+    AdamW, Attention, AttentionGrad, AttentionKind, BinaryKind, CompareKind, EmbeddingGrad,
+    LayerNormGrad, LinearCrossEntropy, Pad, RmsNormGrad, RopeScaling, Rotary, Sgd, SoftmaxGrad,
+    SumSquares, UnaryGrad, UnaryKind,
+};
+use phalanx_ir::{Builder, DType, Role, Tensor, TensorType};
+
+use crate::harness::{check, tolerance};
+
+const FLOATS: [DType; 3] = [DType::F64, DType::F32, DType::Bf16];
+
+/// Builds a program for each float type and checks it.
+fn each(name: &str, build: impl for<'b> Fn(&'b Builder, DType)) {
+    for dtype in FLOATS {
+        let b = Builder::new(name, dtype);
+        build(&b, dtype);
+        check(&b.finish().unwrap(), 10, tolerance(dtype));
+    }
+}
+
+fn gradient<'b>(b: &'b Builder, name: &str, value: Tensor<'b>) {
+    b.port(name, Role::Gradient, value);
+}
+
+#[test]
+fn products_of_every_arrangement() {
+    for spec in [
+        "bsd,de->bse",
+        "bse,de->bsd",
+        "bsd,bse->de",
+        "bsd,ed->bse",
+        "bshd,bthd->bhst",
+        "bhst,bthd->bshd",
+        "ab,bc->ac",
+        "ba,bc->ac",
+        "ab,cb->ac",
+        "ab,bc->ca",
+        "abc,abd->cd",
+    ] {
+        each(spec, |b, dtype| {
+            let size = |c: char| 3 + (c as usize * 7) % 11;
+            let (left, _) = spec.split_once("->").unwrap();
+            let (x, y) = left.split_once(',').unwrap();
+            let shape = |s: &str| s.chars().map(size).collect::<Vec<_>>();
+            let x = b.input("x", Role::Data, TensorType::new(dtype, shape(x)));
+            let y = b.input("y", Role::Data, TensorType::new(dtype, shape(y)));
+            gradient(b, "z", x.einsum(y, spec));
+        });
+    }
+}
+
+#[test]
+fn products_with_addends() {
+    each("addend", |b, dtype| {
+        let x = b.data("x", dtype, [6, 8]);
+        let w = b.param("w", [8, 5]);
+        let spec = "ab,bc->ac".parse().unwrap();
+        let op = phalanx_ir::ops::Matmul {
+            spec,
+            out: dtype,
+            add: true,
+        };
+        let c = b.data("c", dtype, [6, 5]);
+        b.output("kept", b.apply(op.clone(), &[x, w, c]));
+        let own = c.scale(2.0);
+        b.output("in_place", b.apply(op, &[x, w, own]));
+    });
+}
+
+#[test]
+fn elementwise_functions() {
+    for kind in UnaryKind::ALL {
+        each("unary", |b, dtype| {
+            let x = b.data("x", dtype, [5, 300]);
+            // Logarithms and roots need positive arguments.
+            let x = x.square().shift(0.1);
+            b.output("y", x.unary(kind));
+            let dy = b.data("dy", dtype, [5, 300]);
+            gradient(b, "dx", b.apply(UnaryGrad { kind }, &[x, dy]));
+        });
+    }
+}
+
+#[test]
+fn binary_functions_and_repetition() {
+    let kinds = [
+        BinaryKind::Add,
+        BinaryKind::Sub,
+        BinaryKind::Mul,
+        BinaryKind::Div,
+        BinaryKind::Max,
+        BinaryKind::Min,
+    ];
+    for kind in kinds {
+        each("binary", |b, dtype| {
+            let op = phalanx_ir::ops::Binary { kind };
+            let x = b.data("x", dtype, [7, 3, 70]);
+            for (name, shape) in [
+                ("full", vec![7, 3, 70]),
+                ("row", vec![70]),
+                ("two", vec![3, 70]),
+            ] {
+                let y = b
+                    .input(name, Role::Data, TensorType::new(dtype, shape))
+                    .square()
+                    .shift(0.5);
+                b.output(&format!("of_{name}"), b.apply(op, &[x, y]));
+            }
+            let one = b
+                .input("one", Role::Data, TensorType::new(dtype, []))
+                .square()
+                .shift(0.5);
+            gradient(b, "of_one", b.apply(op, &[x, one]));
+        });
+    }
+}
+
+#[test]
+fn comparisons_selections_and_casts() {
+    each("compare", |b, dtype| {
+        let (x, y) = (b.data("x", dtype, [40, 9]), b.data("y", dtype, [40, 9]));
+        for kind in [
+            CompareKind::Eq,
+            CompareKind::Ne,
+            CompareKind::Lt,
+            CompareKind::Le,
+            CompareKind::Gt,
+            CompareKind::Ge,
+        ] {
+            b.output(
+                &format!("{kind:?}"),
+                x.compare(kind, y).select(x, y.scale(3.0)),
+            );
+        }
+        for to in [DType::F64, DType::F32, DType::Bf16, DType::I32, DType::Bool] {
+            b.output(&format!("as_{to}"), x.scale(3.0).cast(to));
+        }
+    });
+}
+
+#[test]
+fn reductions_and_repetitions() {
+    each("reduce", |b, dtype| {
+        let x = b.data("x", dtype, [4, 5, 6]);
+        for dims in [
+            vec![0],
+            vec![1],
+            vec![2],
+            vec![0, 1],
+            vec![1, 2],
+            vec![0, 2],
+            vec![0, 1, 2],
+        ] {
+            gradient(b, &format!("sum{dims:?}"), x.sum(&dims));
+            b.output(&format!("max{dims:?}"), x.max_over(&dims));
+        }
+        b.output(
+            "spread",
+            b.data("y", dtype, [4, 6]).broadcast([4, 5, 6], &[1]),
+        );
+        gradient(b, "squares", b.apply(SumSquares, &[x]));
+    });
+}
+
+#[test]
+fn movements() {
+    each("move", |b, dtype| {
+        let x = b.data("x", dtype, [4, 30, 6]);
+        b.output("t1", x.transpose(&[2, 0, 1]));
+        b.output("t2", x.transpose(&[1, 0, 2]));
+        b.output("s1", x.slice(1, 3, 20));
+        b.output("s2", x.slice(2, 1, 4));
+        gradient(b, "c", b.concat(&[x, x.scale(2.0)], 1));
+        b.output(
+            "p",
+            b.apply(
+                Pad {
+                    dim: 1,
+                    before: 2,
+                    after: 3,
+                },
+                &[x],
+            ),
+        );
+        b.output("r", x.reshape([24, 30]));
+        b.output("f", b.constant(dtype, [300, 2], 1.5));
+    });
+}
+
+#[test]
+fn norms() {
+    each("norms", |b, dtype| {
+        let (x, g, c) = (
+            b.data("x", dtype, [4, 10, 24]),
+            b.param("g", [24]),
+            b.param("c", [24]),
+        );
+        let dy = b.data("dy", dtype, [4, 10, 24]);
+        let rms = b.apply_all(phalanx_ir::ops::RmsNorm { eps: 1e-5 }, &[x, g]);
+        b.output("y", rms[0]);
+        let grads = b.apply_all(RmsNormGrad { out: dtype }, &[x, g, rms[1], dy]);
+        gradient(b, "dx", grads[0]);
+        gradient(b, "dg", grads[1]);
+        let layer = b.apply_all(phalanx_ir::ops::LayerNorm { eps: 1e-5 }, &[x, g, c]);
+        b.output("z", layer[0]);
+        let grads = b.apply_all(
+            LayerNormGrad { out: dtype },
+            &[x, g, layer[1], layer[2], dy],
+        );
+        for (name, value) in ["dx2", "dg2", "dc2"].into_iter().zip(grads) {
+            gradient(b, name, value);
+        }
+    });
+}
+
+#[test]
+fn rotations_softmax_and_dropout() {
+    each("rows", |b, dtype| {
+        let x = b.data("x", dtype, [3, 7, 2, 6]);
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low: 1.0,
+            high: 4.0,
+            original: 16.0,
+        };
+        let rotary = Rotary {
+            theta: 100.0,
+            scaling,
+            inverse: false,
+        };
+        b.output("turned", x.rotary(rotary));
+        b.output(
+            "in_place",
+            x.scale(0.5).rotary(Rotary {
+                inverse: true,
+                ..rotary
+            }),
+        );
+        let y = x.softmax();
+        b.output("y", y);
+        gradient(b, "dx", b.apply(SoftmaxGrad, &[y, x]));
+        b.output("dropped", x.dropout(0.3));
+    });
+}
+
+#[test]
+fn embeddings() {
+    each("embedding", |b, dtype| {
+        let table = b.param("table", [10, 12]);
+        let ids = b.data("ids", DType::I32, [4, 9]);
+        b.output("rows", table.embedding(ids));
+        let dy = b.data("dy", dtype, [4, 9, 12]);
+        gradient(
+            b,
+            "dtable",
+            b.apply(
+                EmbeddingGrad {
+                    vocab: 10,
+                    out: dtype,
+                },
+                &[ids, dy],
+            ),
+        );
+    });
+}
+
+#[test]
+fn attention_of_every_kind() {
+    let kinds = [AttentionKind::Flash, AttentionKind::Materialised];
+    for (kind, dropout, causal) in kinds
+        .into_iter()
+        .flat_map(|k| [(k, 0.0, true), (k, 0.2, true), (k, 0.0, false)])
+    {
+        each("attention", |b, dtype| {
+            let (batch, s, heads, groups, d) = (3, 11, 4, 2, 6);
+            let q = b.data("q", dtype, [batch, s, heads, d]);
+            let k = b.data("k", dtype, [batch, s, groups, d]);
+            let v = b.data("v", dtype, [batch, s, groups, d]);
+            let op = Attention {
+                kind,
+                causal,
+                dropout,
+                site: 5,
+            };
+            let key = if op.drops() { vec![b.key()] } else { vec![] };
+            let results = b.apply_all(op, &[&[q, k, v][..], &key].concat());
+            b.output("o", results[0]);
+            let kept = match (kind, op.drops()) {
+                (AttentionKind::Flash, _) => 0..2,
+                (AttentionKind::Materialised, false) => 1..2,
+                (AttentionKind::Materialised, true) => 1..3,
+            };
+            let d_o = b.data("do", dtype, [batch, s, heads, d]);
+            let operands = [&[q, k, v][..], &results[kept], &[d_o], &key].concat();
+            let grads = b.apply_all(AttentionGrad { of: op }, &operands);
+            for (name, value) in ["dq", "dk", "dv"].into_iter().zip(grads) {
+                gradient(b, name, value);
+            }
+        });
+    }
+}
+
+#[test]
+fn losses() {
+    each("losses", |b, dtype| {
+        let x = b.data("x", dtype, [4, 6, 8]);
+        let w = b.param("w", [8, 10]);
+        let targets = b.data("targets", DType::I32, [4, 6]);
+        let results = b.apply_all(phalanx_ir::ops::CrossEntropy, &[x.matmul(w), targets]);
+        b.output("nll", results[0]);
+        let fused = |transposed| LinearCrossEntropy {
+            transposed,
+            chunk: 7,
+            out: dtype,
+        };
+        let scale = b.scalar("scale");
+        let plain = b.apply_all(fused(false), &[x, w, targets, scale]);
+        let tied = b.param("tied", [10, 8]);
+        let other = b.apply_all(fused(true), &[x, tied, targets, scale]);
+        for (suffix, r) in [("plain", plain), ("tied", other)] {
+            b.output(&format!("nll_{suffix}"), r[0]);
+            b.output(&format!("dx_{suffix}"), r[1]);
+            gradient(b, &format!("dw_{suffix}"), r[2]);
+        }
+    });
+}
+
+#[test]
+fn updates() {
+    for (state, grads, narrow) in [
+        (DType::F64, DType::F64, None),
+        (DType::F32, DType::F32, None),
+        (DType::F32, DType::F32, Some(DType::Bf16)),
+        (DType::F32, DType::Bf16, Some(DType::Bf16)),
+    ] {
+        let b = Builder::new("updates", state);
+        let unit = |name: &str, dtype| b.input(name, Role::State, TensorType::unit(dtype, 500));
+        let (w, g, m) = (unit("w", state), unit("g", grads), unit("m", state));
+        let v = unit("v", state).square();
+        let scalars = [b.scalar("lr"), b.constant(state, [], 3.0), b.scalar("clip")];
+        let adamw = AdamW {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            decay: 0.1,
+            narrow,
+        };
+        let results = b.apply_all(adamw, &[&[w, g, m, v][..], &scalars].concat());
+        for (i, value) in results.into_iter().enumerate() {
+            b.port(&format!("adamw{i}"), Role::State, value);
+        }
+        for nesterov in [false, true] {
+            let sgd = Sgd {
+                momentum: 0.9,
+                nesterov,
+                decay: 0.1,
+                narrow,
+            };
+            let results = b.apply_all(sgd, &[&[w, g, m][..], &scalars].concat());
+            for (i, value) in results.into_iter().enumerate() {
+                b.port(&format!("sgd{nesterov}{i}"), Role::State, value);
+            }
+        }
+        let tolerance = if narrow.is_some() {
+            1e-2
+        } else {
+            tolerance(state)
+        };
+        check(&b.finish().unwrap(), 10, tolerance);
+    }
+}
