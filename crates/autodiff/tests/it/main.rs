@@ -2,8 +2,12 @@
 //! against closed forms.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
+mod check;
+mod fused_ops;
+mod ops;
 mod phases;
 mod recompute;
 mod residuals;
 mod segments;
+mod slope;
 mod support;

@@ -1,12 +1,10 @@
 //! Gradients of whole segments, as scripts get them from FBW, against central differences.
 
-use std::collections::BTreeMap;
-
 use phalanx_autodiff::{Recompute, joint, slice};
 use phalanx_ir::random::Stream;
-use phalanx_ir::{DType, Program, Role};
-use phalanx_reference::{Tensor, run};
+use phalanx_ir::{DType, Role};
 
+use crate::slope::slope;
 use crate::support::{chain, numbers, segments};
 
 /// Coordinates tried of each input.
@@ -44,37 +42,4 @@ fn coordinates(name: &str, elements: usize) -> Vec<usize> {
         true => (0..elements).collect(),
         false => (0..SAMPLES).map(draw).collect(),
     }
-}
-
-fn slope(forward: &Program, numbers: &BTreeMap<String, Tensor>, name: &str, i: usize) -> f64 {
-    const STEP: f64 = 1e-5;
-    let moved = |by: f64| {
-        let mut numbers = numbers.clone();
-        let old = &numbers[name];
-        let mut values = old.values();
-        values[i] += by;
-        let new = Tensor::from_f64(old.shape(), &values).unwrap();
-        numbers.insert(name.to_owned(), new);
-        objective(forward, &numbers)
-    };
-    (moved(STEP) - moved(-STEP)) / (2.0 * STEP)
-}
-
-/// The losses, and each boundary output times its cotangent: what the gradients are gradients of.
-fn objective(forward: &Program, numbers: &BTreeMap<String, Tensor>) -> f64 {
-    let inputs: Vec<(&str, Tensor)> = (forward.inputs().iter())
-        .map(|p| (p.name.as_str(), numbers[&p.name].clone()))
-        .collect();
-    let outputs = run(forward, &inputs).unwrap();
-    let terms = forward.outputs().iter().zip(&outputs);
-    terms
-        .map(|(port, (name, value))| match port.role {
-            Role::Loss => value.values()[0],
-            _ => {
-                let weights = numbers[&format!("d.{name}")].values();
-                let products = value.values().into_iter().zip(weights);
-                products.map(|(a, b)| a * b).sum()
-            }
-        })
-        .sum()
 }
