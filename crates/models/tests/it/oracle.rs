@@ -1,12 +1,14 @@
 //! Whole models against code nobody here wrote: logits, loss, every gradient and twenty steps of
 //! AdamW, as `transformers` (f32) and plain torch modules (f64) compute them on the fixtures.
 
+use phalanx_autodiff::Recompute;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model, Param};
 use phalanx_models::hf::{Loaded, Spec, load};
 use phalanx_models::{Architecture, BatchShape, Gpt, Llama, port};
 use phalanx_reference::{ReferenceEngine, Tensor};
-use phalanx_testing::{Batch, Errors, Rig, Setup, optimise, worst};
+use phalanx_script::Compiled;
+use phalanx_testing::{Batch, Errors, Rig, Setup, compile, optimise, worst};
 
 use crate::fixtures::{CASES, Raw, case, numbers, read_raw};
 
@@ -42,30 +44,32 @@ const F32: Tolerance = Tolerance {
 };
 
 #[test]
-fn the_reference_engine_in_f64() {
-    all(&F64, &Setup::new(DType::F64), ReferenceEngine::new);
+fn the_reference_engine() {
+    for tolerance in [&F64, &F32] {
+        all(tolerance, compile, ReferenceEngine::new);
+    }
 }
 
 #[test]
-fn the_reference_engine_in_f32() {
-    all(&F32, &Setup::new(DType::F32), ReferenceEngine::new);
-}
-
-#[test]
-fn the_reference_engine_in_f64_after_every_pass() {
-    let setup = Setup {
-        compile: optimise,
-        ..Setup::new(DType::F64)
-    };
-    all(&F64, &setup, ReferenceEngine::new);
+fn the_reference_engine_after_every_pass() {
+    for tolerance in [&F64, &F32] {
+        all(tolerance, optimise, ReferenceEngine::new);
+    }
 }
 
 /// Runs every fixture on an engine.
-fn all<E: Engine>(tolerance: &Tolerance, setup: &Setup, engine: impl Fn() -> E) {
+fn all<E: Engine>(tolerance: &Tolerance, compile: Compile, engine: impl Fn() -> E) {
+    let setup = Setup {
+        compile,
+        ..Setup::new(tolerance.dtype)
+    };
     for name in CASES {
-        Case::read(name, tolerance).compare(setup, engine());
+        Case::read(name, tolerance).compare(&setup, engine());
     }
 }
+
+/// From a model to programs.
+type Compile = fn(&Model, DType, Recompute) -> Compiled;
 
 struct Case<'a> {
     name: &'static str,
@@ -158,6 +162,25 @@ impl<'a> Case<'a> {
             if step == 0 {
                 self.gradients(rig, model);
             }
+        }
+        if self.tolerance.dtype == DType::F64 {
+            self.final_norms(rig, model);
+        }
+    }
+
+    /// Where the parameters have got to, by the norm of each.
+    fn final_norms<E: Engine>(&self, rig: &mut Rig<E>, model: &Model) {
+        for param in model.params() {
+            let squares = rig.param(&param.name).iter().map(|x| x * x).sum::<f64>();
+            let expected = self.record["final_norms_f64"][&param.name]
+                .as_f64()
+                .unwrap();
+            let error = worst(&[squares.sqrt()], &[expected]);
+            let (case, name) = (self.name, &param.name);
+            assert!(
+                error <= self.tolerance.steps,
+                "{case}: {name} is off by {error:e}"
+            );
         }
     }
 

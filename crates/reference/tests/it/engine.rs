@@ -32,7 +32,7 @@ fn a_regression_trains() {
             first: 0,
         };
         let losses: Vec<f64> = (0..60)
-            .map(|_| rig.step(&[batch.clone()], 0.02, 1.0 / 8.0).0)
+            .map(|_| rig.step(std::slice::from_ref(&batch), 0.02, 1.0 / 8.0).0)
             .collect();
         assert!(
             losses[59] < 0.1 * losses[0],

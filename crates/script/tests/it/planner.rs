@@ -6,7 +6,7 @@ use phalanx_ir::DType;
 use phalanx_models::{Architecture, BatchShape, Purpose};
 use phalanx_reference::ReferenceEngine;
 use phalanx_script::{
-    Category, HappensBefore, MemoryPlan, Script, Source, eval_script, plan, plan_beside,
+    Action, Category, HappensBefore, MemoryPlan, Script, Source, eval_script, plan, plan_beside,
 };
 use phalanx_testing::{Rig, Setup, compile, mlp};
 
@@ -19,12 +19,12 @@ fn the_order_is_that_of_lanes_buffers_and_edges() {
     for seed in 0..SCRIPTS {
         let script = random::script(seed);
         let order = HappensBefore::of(&script).unwrap();
-        let expected = closure(&script);
+        let expected = Order::of(&script);
         for b in 0..script.actions.len() {
             for a in 0..script.actions.len() {
                 assert_eq!(
                     order.before(a, b),
-                    expected[a][b],
+                    expected.before(a, b),
                     "script {seed}: {a}, {b}"
                 );
             }
@@ -39,7 +39,7 @@ fn memory_is_shared_only_in_order() {
     for seed in 0..SCRIPTS {
         let script = random::script(seed);
         let plan = plan(&script).unwrap();
-        let before = closure(&script);
+        let before = Order::of(&script);
         let pieces = pieces(&script, &plan);
         for (i, a) in pieces.iter().enumerate() {
             assert!(a.offset + a.bytes <= plan.arena, "script {seed}");
@@ -51,7 +51,7 @@ fn memory_is_shared_only_in_order() {
                 shared += 1;
                 assert!(!a.persists && !b.persists, "script {seed}");
                 let all = |x: &Piece, y: &Piece| {
-                    (x.uses.iter()).all(|&u| y.uses.iter().all(|&v| before[u][v]))
+                    (x.uses.iter()).all(|&u| y.uses.iter().all(|&v| before.before(u, v)))
                 };
                 assert!(all(a, b) || all(b, a), "script {seed}: {a:?} and {b:?}");
             }
@@ -170,7 +170,7 @@ fn pieces(script: &Script, plan: &MemoryPlan) -> Vec<Piece> {
 
 fn uses(script: &Script, buffer: usize) -> Vec<usize> {
     let actions = script.actions.iter().enumerate();
-    let used = |action: &phalanx_script::Action| {
+    let used = |action: &Action| {
         let run = action.run().unwrap();
         let outputs = run.outputs.iter().map(|(view, _)| view);
         (run.inputs.iter().chain(outputs)).any(|v| v.buffer.0 == buffer)
@@ -179,30 +179,51 @@ fn uses(script: &Script, buffer: usize) -> Vec<usize> {
 }
 
 /// Happens-before by its definition, for every pair, closed by Warshall's algorithm.
-fn closure(script: &Script) -> Vec<Vec<bool>> {
-    let n = script.actions.len();
-    let mut before = vec![vec![false; n]; n];
-    for b in 0..n {
-        for a in 0..b {
-            let (first, second) = (&script.actions[a], &script.actions[b]);
-            let conflict = (0..script.buffers.len()).any(|i| {
-                let touches = |action: &phalanx_script::Action| {
-                    let run = action.run().unwrap();
-                    let writes = run.outputs.iter().any(|(v, _)| v.buffer.0 == i);
-                    (writes, writes || run.inputs.iter().any(|v| v.buffer.0 == i))
-                };
-                let ((wa, ta), (wb, tb)) = (touches(first), touches(second));
-                ta && tb && (wa || wb)
-            });
-            before[a][b] = first.lane == second.lane || conflict || second.after.contains(&a);
-        }
-    }
-    for middle in 0..n {
-        for a in 0..n {
-            for b in 0..n {
-                before[a][b] |= before[a][middle] && before[middle][b];
+struct Order {
+    actions: usize,
+    pairs: Vec<bool>,
+}
+
+impl Order {
+    fn of(script: &Script) -> Self {
+        let n = script.actions.len();
+        let mut order = Self {
+            actions: n,
+            pairs: vec![false; n * n],
+        };
+        for b in 0..n {
+            for a in 0..b {
+                order.pairs[a * n + b] = orders(script, a, b);
             }
         }
+        for middle in 0..n {
+            for a in 0..n {
+                for b in 0..n {
+                    let through = order.before(a, middle) && order.before(middle, b);
+                    order.pairs[a * n + b] |= through;
+                }
+            }
+        }
+        order
     }
-    before
+
+    fn before(&self, a: usize, b: usize) -> bool {
+        self.pairs[a * self.actions + b]
+    }
+}
+
+/// Whether the earlier action `a` and the later one `b` share a lane, an edge, or a buffer that
+/// one of them writes.
+fn orders(script: &Script, a: usize, b: usize) -> bool {
+    let (first, second) = (&script.actions[a], &script.actions[b]);
+    let conflict = (0..script.buffers.len()).any(|i| {
+        let touches = |action: &Action| {
+            let run = action.run().unwrap();
+            let writes = run.outputs.iter().any(|(v, _)| v.buffer.0 == i);
+            (writes, writes || run.inputs.iter().any(|v| v.buffer.0 == i))
+        };
+        let ((wa, ta), (wb, tb)) = (touches(first), touches(second));
+        ta && tb && (wa || wb)
+    });
+    first.lane == second.lane || conflict || second.after.contains(&a)
 }
