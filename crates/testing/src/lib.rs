@@ -2,7 +2,8 @@
 //!
 //! [`Rig`] trains a model through a script on any engine, with nothing of the user's trainer around
 //! it, so that engines, scripts and models are tested against the same numbers in the same way.
-//! [`Errors`] is the one measure by which results are compared. No crate that users run depends on
+//! [`suite`] is what every engine must pass; [`Errors`] is the one measure by which results are
+//! compared. No crate that users run depends on
 //! this one.
 #![forbid(unsafe_code)]
 #![allow(
@@ -15,6 +16,7 @@ mod compile;
 mod errors;
 mod rig;
 mod small;
+pub mod suite;
 
 pub use compile::{compile, optimise};
 pub use errors::{Errors, worst};

@@ -190,6 +190,11 @@ impl<E: Engine> Rig<E> {
         &mut self.executor
     }
 
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
     /// The script of a step.
     pub fn plan(&self) -> &TrainPlan {
         &self.plan

@@ -6,7 +6,7 @@ use phalanx_ir::{Builder, DType};
 use phalanx_models::{Architecture, BatchShape, Mlp};
 use phalanx_reference::{ReferenceEngine, Tensor};
 use phalanx_script::{Lane, Slots};
-use phalanx_testing::{Batch, Rig, Setup};
+use phalanx_testing::{Batch, Rig, Setup, suite};
 
 use crate::support::{normal, tensor, wave};
 
@@ -41,6 +41,16 @@ fn a_regression_trains() {
             losses[59]
         );
     }
+}
+
+#[test]
+fn recomputation_keeps_the_bits() {
+    suite::recomputation_keeps_the_bits(ReferenceEngine::new);
+}
+
+#[test]
+fn a_split_backward_keeps_the_bits() {
+    suite::a_split_backward_keeps_the_bits(ReferenceEngine::new);
 }
 
 /// An output is added to what its place holds, in its own type, and overlapping operands are read
