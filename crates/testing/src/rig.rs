@@ -195,6 +195,11 @@ impl<E: Engine> Rig<E> {
         &self.model
     }
 
+    /// The number of the step's script in the executor.
+    pub fn script(&self) -> ScriptId {
+        self.id
+    }
+
     /// The script of a step.
     pub fn plan(&self) -> &TrainPlan {
         &self.plan

@@ -3,3 +3,4 @@
 
 mod forgetful;
 mod late;
+mod memory;
