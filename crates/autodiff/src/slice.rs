@@ -102,9 +102,9 @@ pub fn slice(joint: &Joint, recompute: Recompute) -> Phases {
     let none = BTreeSet::new();
     Phases {
         f: cut.program("F", &[F], &[], &cut.kept),
-        b: cut.program("B", &[B], &cut.remade_for(&[B, W]), &cut.handed),
-        w: cut.program("W", &[W], &cut.constants_for(&[W]), &none),
-        bw: cut.program("BW", &[B, W], &cut.remade_for(&[B, W]), &none),
+        b: cut.program("B", &[B], &cut.remade_for(&[B], &cut.handed), &cut.handed),
+        w: cut.program("W", &[W], &cut.remade_in_w(), &none),
+        bw: cut.program("BW", &[B, W], &cut.remade_for(&[B, W], &none), &none),
         fbw: cut.program("FBW", &[F, B, W], &[], &none),
     }
 }
@@ -142,18 +142,11 @@ impl<'a> Cut<'a> {
             kept: BTreeSet::new(),
             handed: BTreeSet::new(),
         };
-        let read = cut.forward_values_read_by(&[Phase::B, Phase::W]);
-        let mut remade: BTreeSet<ValueId> = (read.iter().copied())
-            .filter(|&v| cut.made_by(v).is_some_and(|i| recompute.remakes(i, v)))
+        cut.kept = cut.kept_under(recompute);
+        cut.handed = (cut.read_by_w().into_iter())
+            .filter(|&v| !cut.is_constant(v) && !cut.kept.contains(&v))
+            .filter(|&v| cut.made_by(v).is_some())
             .collect();
-        let cheap: Vec<ValueId> = read
-            .iter()
-            .copied()
-            .filter(|&v| cut.is_cheap(v, &read, &remade))
-            .collect();
-        remade.extend(cheap);
-        cut.kept = cut.leaves_of(&read, &remade, recompute == Recompute::Full);
-        cut.handed = cut.handed_to_w();
         cut
     }
 
@@ -165,113 +158,71 @@ impl<'a> Cut<'a> {
         self.made_by(value).is_some_and(|i| i.phase == Phase::F)
     }
 
-    /// Whether a value is an elementwise function of one value that is kept anyway, and the backward
-    /// reads it only elementwise. Then it is made again where it is read, in the same fused loop,
-    /// and costs no memory at all: SiLU of the gate in a gated layer.
-    fn is_cheap(&self, v: ValueId, read: &BTreeSet<ValueId>, remade: &BTreeSet<ValueId>) -> bool {
-        let Some(instr) = self.made_by(v) else {
-            return false;
-        };
-        let &[operand] = instr.inputs.as_slice() else {
-            return false;
-        };
-        let at_hand = match self.made_by(operand) {
-            None => true,
-            Some(_) => read.contains(&operand) && !remade.contains(&operand),
-        };
-        let elementwise = |i: &Instr| Fused::accepts(&i.op);
-        let mut readers =
-            (self.joint.instrs().iter()).filter(|i| i.phase != Phase::F && i.inputs.contains(&v));
-        elementwise(instr) && at_hand && readers.all(elementwise)
-    }
-
-    fn forward_values_read_by(&self, phases: &[Phase]) -> BTreeSet<ValueId> {
-        let readers = self
-            .joint
-            .instrs()
-            .iter()
-            .filter(|i| phases.contains(&i.phase));
-        let mut read: BTreeSet<ValueId> = readers.flat_map(|i| i.inputs.iter().copied()).collect();
-        // A gradient or cotangent may itself be a forward value, passed through.
-        for port in self.joint.outputs() {
-            if matches!(port.role, Role::Cotangent | Role::Gradient) {
-                read.insert(port.value);
-            }
-        }
-        read.into_iter()
-            .filter(|&v| self.is_forward(v) && !self.free[v.index()])
-            .collect()
-    }
-
-    /// What must be kept so that every value read can be had: itself, unless it is remade; then
-    /// what its maker reads, and so on until kept values and inputs (under full recomputation, inputs
-    /// alone).
-    fn leaves_of(
-        &self,
-        read: &BTreeSet<ValueId>,
-        remade: &BTreeSet<ValueId>,
-        everything: bool,
-    ) -> BTreeSet<ValueId> {
-        let mut kept: BTreeSet<ValueId> = read.difference(remade).copied().collect();
-        let mut stack: Vec<ValueId> = remade.iter().copied().collect();
-        let mut seen: BTreeSet<ValueId> = remade.clone();
-        while let Some(value) = stack.pop() {
-            let Some(instr) = self.made_by(value) else {
-                continue;
-            };
-            for &operand in &instr.inputs {
-                let settled = !self.is_forward(operand)
-                    || self.free[operand.index()]
-                    || kept.contains(&operand);
-                if settled || !seen.insert(operand) {
-                    continue;
-                }
-                if everything || remade.contains(&operand) {
-                    stack.push(operand);
-                } else {
-                    kept.insert(operand);
-                }
-            }
-        }
-        kept
-    }
-
-    /// Forward instructions that the backward phases run again, in order.
-    fn remade_for(&self, phases: &[Phase]) -> Vec<usize> {
-        let read = self.forward_reads(phases);
-        self.closure(read.into_iter().filter(|v| !self.kept.contains(v)))
-    }
-
-    /// Forward instructions of constants alone, which even W may run again: it reads no weights,
-    /// so values made from weights come from B.
-    fn constants_for(&self, phases: &[Phase]) -> Vec<usize> {
-        let constants = self
-            .forward_reads(phases)
-            .into_iter()
-            .filter(|&v| self.is_constant(v));
-        self.closure(constants)
-    }
-
-    fn forward_reads(&self, phases: &[Phase]) -> BTreeSet<ValueId> {
-        let readers = self
-            .joint
-            .instrs()
-            .iter()
-            .filter(|i| phases.contains(&i.phase));
-        readers
-            .flat_map(|i| i.inputs.iter().copied())
-            .filter(|&v| self.is_forward(v))
-            .collect()
-    }
-
     fn is_constant(&self, value: ValueId) -> bool {
         self.made_by(value)
             .is_some_and(|instr| instr.inputs.iter().all(|&v| self.is_constant(v)))
     }
 
-    fn closure(&self, roots: impl Iterator<Item = ValueId>) -> Vec<usize> {
+    /// What the instructions of some phases read and do not make themselves, and the outputs that
+    /// leave with them: a gradient or cotangent may itself be a forward value, passed through.
+    fn reads(&self, phases: &[Phase]) -> BTreeSet<ValueId> {
+        let instrs = self.joint.instrs().iter();
+        let own = |v: &ValueId| self.made_by(*v).is_some_and(|i| phases.contains(&i.phase));
+        let read = instrs
+            .filter(|i| phases.contains(&i.phase))
+            .flat_map(|i| i.inputs.iter().copied());
+        let leaving = self.outputs(phases, &BTreeSet::new());
+        read.chain(leaving.into_iter().map(|(_, _, v)| v))
+            .filter(|v| !own(v))
+            .collect()
+    }
+
+    /// What must be kept so that every forward value the backward reads can be had: itself,
+    /// unless it is remade; then what its maker reads, and so on. A reshape is always remade: it
+    /// is its operand, and keeping both would keep the same numbers twice.
+    fn kept_under(&self, recompute: Recompute) -> BTreeSet<ValueId> {
+        let mut kept = BTreeSet::new();
+        let mut seen = BTreeSet::new();
+        let read = self.reads(&[Phase::B, Phase::W]);
+        let mut stack: Vec<ValueId> = read.iter().copied().collect();
+        while let Some(value) = stack.pop() {
+            let Some(instr) = self.made_by(value).filter(|_| !self.free[value.index()]) else {
+                continue;
+            };
+            if !seen.insert(value) {
+                continue;
+            }
+            let remade = is_view(instr)
+                || recompute.remakes(instr, value)
+                || self.is_cheap(instr, value, &read);
+            if remade {
+                stack.extend(&instr.inputs);
+            } else {
+                kept.insert(value);
+            }
+        }
+        kept
+    }
+
+    /// Whether a value is an elementwise function of one value that the backward reads anyway, and
+    /// is itself read only elementwise. Then it is made again where it is read, in the same fused
+    /// loop, and costs no memory at all: SiLU of the gate in a gated layer.
+    fn is_cheap(&self, instr: &Instr, value: ValueId, read: &BTreeSet<ValueId>) -> bool {
+        let &[operand] = instr.inputs.as_slice() else {
+            return false;
+        };
+        let at_hand = self.made_by(operand).is_none() || read.contains(&operand);
+        let elementwise = |i: &Instr| Fused::accepts(&i.op);
+        let instrs = self.joint.instrs().iter();
+        let mut readers = instrs.filter(|i| i.phase != Phase::F && i.inputs.contains(&value));
+        elementwise(instr) && at_hand && readers.all(elementwise)
+    }
+
+    /// Forward instructions that the backward phases run again, in order, for what they read and
+    /// what they hand on.
+    fn remade_for(&self, phases: &[Phase], handed: &BTreeSet<ValueId>) -> Vec<usize> {
         let mut instrs = BTreeSet::new();
-        let mut stack: Vec<ValueId> = roots.collect();
+        let mut stack: Vec<ValueId> = self.reads(phases).union(handed).copied().collect();
         while let Some(value) = stack.pop() {
             let Some(index) = self.maker[value.index()] else {
                 continue;
@@ -284,29 +235,33 @@ impl<'a> Cut<'a> {
         instrs.into_iter().collect()
     }
 
-    /// What W reads that neither F keeps nor W can make: values of B, and forward values that B
-    /// remade.
-    fn handed_to_w(&self) -> BTreeSet<ValueId> {
-        let mut read: BTreeSet<ValueId> = (self.joint.instrs().iter())
-            .filter(|i| i.phase == Phase::W)
-            .flat_map(|i| i.inputs.iter().copied())
-            .collect();
-        for port in self.joint.outputs_with(Role::Gradient) {
-            // A gradient that B has formed leaves with B; one that is an input is W's to pass on.
-            if self
-                .made_by(port.value)
-                .is_some_and(|i| i.phase == Phase::F)
-            {
-                read.insert(port.value);
+    /// Instructions of earlier phases that even W runs again: reshapes and constants. It reads no
+    /// weights, so everything else comes from F or B.
+    fn remade_in_w(&self) -> Vec<usize> {
+        let mut instrs = BTreeSet::new();
+        let mut stack: Vec<ValueId> = self.reads(&[Phase::W]).into_iter().collect();
+        while let Some(value) = stack.pop() {
+            let settled = self.kept.contains(&value) || self.handed.contains(&value);
+            if let Some(index) = self.maker[value.index()].filter(|_| !settled) {
+                instrs.insert(index);
+                stack.extend(&self.joint.instrs()[index].inputs);
             }
         }
-        (read.into_iter())
-            .filter(|&v| match self.made_by(v) {
-                None => false,
-                Some(instr) => instr.phase != Phase::W && !self.kept.contains(&v),
-            })
-            .filter(|&v| !self.is_constant(v))
-            .collect()
+        instrs.into_iter().collect()
+    }
+
+    /// What W reads, each followed back through reshapes; not to a weight, which W may not read.
+    fn read_by_w(&self) -> BTreeSet<ValueId> {
+        let source = |mut value: ValueId| {
+            while let Some(instr) = self.made_by(value).filter(|i| is_view(i)) {
+                if self.free[instr.inputs[0].index()] && !self.is_constant(instr.inputs[0]) {
+                    break;
+                }
+                value = instr.inputs[0];
+            }
+            value
+        };
+        self.reads(&[Phase::W]).into_iter().map(source).collect()
     }
 
     /// A program of the instructions of `phases`, after the forward instructions `remade`;
@@ -322,9 +277,12 @@ impl<'a> Cut<'a> {
             .filter(|(i, instr)| phases.contains(&instr.phase) || remade.contains(i))
             .map(|(_, instr)| instr)
             .collect();
-        let made: BTreeSet<ValueId> = instrs
-            .iter()
-            .flat_map(|i| i.outputs.iter().copied())
+        // A clone may make again what was kept, beside what it is there for; the kept one is read.
+        let own = |instr: &Instr| phases.contains(&instr.phase);
+        let made: BTreeSet<ValueId> = (instrs.iter())
+            .flat_map(|i| i.outputs.iter().map(|v| (*v, own(i))))
+            .filter(|(v, own)| *own || !self.kept.contains(v))
+            .map(|(v, _)| v)
             .collect();
         let outputs = self.outputs(phases, leaving);
         let mut read: BTreeSet<ValueId> = instrs
@@ -358,13 +316,11 @@ impl<'a> Cut<'a> {
                 .map(|&v| self.joint.ty(v).clone())
                 .collect();
             // A clone belongs to the phase that runs it.
-            let phase = if phases.contains(&instr.phase) {
-                instr.phase
-            } else {
-                phases[0]
-            };
+            let phase = if own(instr) { instr.phase } else { phases[0] };
             let results = out.push_unchecked(instr.op.clone(), &inputs, types, phase);
-            map.extend(instr.outputs.iter().copied().zip(results));
+            for (&value, result) in instr.outputs.iter().zip(results) {
+                map.entry(value).or_insert(result);
+            }
         }
         for (name, role, value) in outputs {
             out.output(name, role, map[&value]);
@@ -398,6 +354,11 @@ impl<'a> Cut<'a> {
         );
         outputs
     }
+}
+
+/// Whether an instruction's result is its operand under another shape.
+fn is_view(instr: &Instr) -> bool {
+    matches!(instr.op, Op::Reshape(_))
 }
 
 fn residual_name(value: ValueId) -> String {

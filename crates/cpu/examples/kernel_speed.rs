@@ -10,13 +10,15 @@ use std::time::Instant;
 
 use half::bf16;
 use phalanx_cpu::element::{Element, Float};
-use phalanx_cpu::kernels::dropout::DropoutKey;
-use phalanx_cpu::kernels::elementwise::{Binary, Operand, Unary};
+use phalanx_cpu::kernels::dropout::Mask;
+use phalanx_cpu::kernels::elementwise::Operand;
 use phalanx_cpu::kernels::optim::{Adam, Decay, Sgd, Weights};
-use phalanx_cpu::kernels::reduce::Reduction;
 use phalanx_cpu::kernels::rotary::{Direction, Rotary};
-use phalanx_cpu::kernels::{cast, dropout, elementwise, embedding, movement, norm, reduce, rotary};
+use phalanx_cpu::kernels::{
+    cast, dropout, elementwise, embedding, movement, norm, reduce, rotary, softmax,
+};
 use phalanx_cpu::pool::{Pool, PoolSettings};
+use phalanx_ir::ops::{BinaryKind, ReduceKind, UnaryKind};
 
 const ROWS: usize = 2048;
 const D: usize = 384;
@@ -135,10 +137,10 @@ fn rows<T: Element>() {
         rotary.rotate_in_place(ROWS, &mut y, D);
     });
     report("sum over rows", N * size, || {
-        reduce::reduce_leading(Reduction::Sum, &x, D, 0..D, &mut y[..D]);
+        reduce::reduce_leading(ReduceKind::Sum, &x, D, 0..D, &mut y[..D]);
     });
     report("max over columns", N * size, || {
-        reduce::reduce_trailing(Reduction::Max, &x, D, &mut y[..ROWS]);
+        reduce::reduce_trailing(ReduceKind::Max, &x, D, &mut y[..ROWS]);
     });
     report("transpose", 2 * N * size, || {
         movement::permute(&x, &[ROWS, D], &[1, 0], 0, &mut y);
@@ -146,12 +148,17 @@ fn rows<T: Element>() {
     report("permute [8,256,6,64] to [8,6,256,64]", 2 * N * size, || {
         movement::permute(&x, &[8, 256, 6, 64], &[0, 2, 1, 3], 0, &mut y);
     });
-    let key = DropoutKey {
-        key: [1, 2],
-        purpose: [3, 4],
+    let mask = Mask {
+        key: [1, 2, 3, 4, 5],
+        site: 6,
+        p: 0.1,
     };
     report("dropout", 2 * N * size, || {
-        dropout::dropout(&x, 0.1, key, 0, &mut y);
+        dropout::dropout(&x, mask, 256 * D, 0, &mut y);
+    });
+    report("softmax", 2 * N * size, || softmax::softmax(&x, D, &mut y));
+    report("softmax gradient", 3 * N * size, || {
+        softmax::gradient(&x, &dy, D, &mut y);
     });
     let held = embedding::Held::all(8192);
     let ids: Vec<i32> = (0..ROWS as i32).map(|i| i * 7919 % 8192).collect();
@@ -185,17 +192,21 @@ fn chunks<T: Element>() {
         );
     };
     let (a, b) = (Operand::Chunk(&x[..]), Operand::Chunk(&dy[..]));
-    chunk("add", &mut |y| elementwise::binary(Binary::Add, a, b, y));
-    chunk("div", &mut |y| elementwise::binary(Binary::Div, a, b, y));
+    chunk("add", &mut |y| {
+        elementwise::binary(BinaryKind::Add, a, b, y)
+    });
+    chunk("div", &mut |y| {
+        elementwise::binary(BinaryKind::Div, a, b, y)
+    });
     chunk("scale", &mut |y| elementwise::scale(&x, factor, y));
     for op in [
-        Unary::Exp,
-        Unary::Log,
-        Unary::Tanh,
-        Unary::Sigmoid,
-        Unary::Silu,
-        Unary::Gelu,
-        Unary::GeluErf,
+        UnaryKind::Exp,
+        UnaryKind::Log,
+        UnaryKind::Tanh,
+        UnaryKind::Sigmoid,
+        UnaryKind::Silu,
+        UnaryKind::Gelu,
+        UnaryKind::GeluErf,
     ] {
         chunk(&format!("{op:?}"), &mut |y| elementwise::unary(op, &x, y));
         chunk(&format!("{op:?} gradient"), &mut |y| {

@@ -2,9 +2,10 @@
 //!
 //! It queues every call and runs it only when somebody waits, in a random order that respects
 //! nothing but the events which the caller named. A call that reads what an unnamed, still queued
-//! call will write finds poison (all bits set: a NaN in every float type) instead. So a script or an
-//! executor that relies on calls being done in order fails here, on any machine, without a device
-//! that is really asynchronous.
+//! call will write finds poison (all bits set: a NaN in every float type) instead, and a call that
+//! writes where an unnamed, still queued call reads or writes leaves poison there. So a script or
+//! an executor that relies on calls being done in order fails here, on any machine, without a
+//! device that is really asynchronous.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -38,6 +39,11 @@ impl<K> Call<K> {
     fn writes(&self, span: &Span) -> bool {
         self.outputs.iter().any(|t| t.span.overlaps(span))
     }
+
+    fn uses(&self, span: &Span) -> bool {
+        let reads = self.inputs.iter().any(|s| s.overlaps(span));
+        reads || self.writes(span) || self.workspace.overlaps(span)
+    }
 }
 
 impl<E: Engine> Late<E> {
@@ -54,7 +60,8 @@ impl<E: Engine> Late<E> {
         }
     }
 
-    /// How many reads found poison so far.
+    /// How often so far a call read, or wrote over, what a call that it did not wait for had to do
+    /// with.
     pub fn poisoned_reads(&self) -> usize {
         self.poisoned
     }
@@ -89,6 +96,7 @@ impl<E: Engine> Late<E> {
             };
             let done = self.inner.launch(&call.kernel, &args, Lane::Compute, &[])?;
             self.inner.wait(done)?;
+            self.poison_overwritten(&call)?;
         }
         Ok(())
     }
@@ -98,6 +106,19 @@ impl<E: Engine> Late<E> {
         let added = call.outputs.iter().filter(|t| t.add).map(|t| t.span);
         for span in call.inputs.iter().copied().chain(added) {
             let early = |c: &&Call<E::Kernel>| c.event < call.event && c.writes(&span);
+            if self.queue.iter().any(|c| early(&c)) {
+                self.poisoned += 1;
+                self.inner.upload(span.offset, &vec![0xFF; span.bytes])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What an earlier call that is still queued was to use, but this call has written over.
+    fn poison_overwritten(&mut self, call: &Call<E::Kernel>) -> Result<(), EngineError> {
+        let outputs = call.outputs.iter().map(|t| t.span);
+        for span in outputs.chain([call.workspace]) {
+            let early = |c: &&Call<E::Kernel>| c.event < call.event && c.uses(&span);
             if self.queue.iter().any(|c| early(&c)) {
                 self.poisoned += 1;
                 self.inner.upload(span.offset, &vec![0xFF; span.bytes])?;

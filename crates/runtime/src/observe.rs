@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use phalanx_engine::{Args, Engine, Span};
 use phalanx_script::{Category, Source};
 
-use crate::executor::{Executor, RuntimeError, ScriptId};
+use crate::executor::{Executor, Loaded, RuntimeError, ScriptId};
 
 /// By category: the largest sum, over the actions of a step, of written bytes of live buffers.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -76,7 +76,12 @@ impl<E: Engine> Executor<E> {
                     || buffer.category == Category::Gradients;
                 if born && fresh {
                     let offset = loaded.plan.offsets[index];
-                    self.engine.upload(offset, &vec![pattern; buffer.bytes])?;
+                    let padding = padding(loaded, index);
+                    let bytes: Vec<u8> = padding
+                        .iter()
+                        .map(|&p| if p { 0 } else { pattern })
+                        .collect();
+                    self.engine.upload(offset, &bytes)?;
                 }
             }
             let args = Args {
@@ -105,7 +110,10 @@ impl<E: Engine> Executor<E> {
                 // What the host or an earlier step wrote counts as written.
                 let kept = matches!(buffer.source, Source::State | Source::Host)
                     && buffer.category != Category::Gradients;
-                let changed: Vec<bool> = bytes.iter().map(|&b| kept || b != pattern).collect();
+                let padding = padding(loaded, index);
+                let changed: Vec<bool> = (bytes.iter().zip(padding))
+                    .map(|(&b, padding)| kept || padding || b != pattern)
+                    .collect();
                 let known = written
                     .buffers
                     .entry(index)
@@ -153,6 +161,22 @@ impl<E: Engine> Executor<E> {
             peaks: peaks.collect(),
         }
     }
+}
+
+/// By byte: whether it is padding between the members of a gradient's unit. No action writes it:
+/// it was zeroed with the arena and stays zero, as the norm over the whole unit expects.
+fn padding<K>(loaded: &Loaded<K>, index: usize) -> Vec<bool> {
+    let buffer = &loaded.script.buffers[index];
+    let unit = buffer.source == Source::State && buffer.category == Category::Gradients;
+    let mut padding = vec![unit; buffer.bytes];
+    let runs = loaded.calls.iter().flat_map(|call| &call.outputs);
+    let offset = loaded.plan.offsets[index];
+    for Span { offset: at, bytes } in runs.map(|target| target.span) {
+        if unit && offset <= at && at + bytes <= offset + buffer.bytes {
+            padding[at - offset..][..bytes].fill(false);
+        }
+    }
+    padding
 }
 
 fn merge(known: &mut [bool], new: &[bool]) {

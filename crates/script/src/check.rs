@@ -71,6 +71,7 @@ struct Gradients<'a> {
     complete: BTreeMap<BufferId, BTreeSet<Contribution>>,
     holds: BTreeMap<BufferId, BTreeSet<Contribution>>,
     partial: BTreeMap<BufferId, BTreeSet<Axis>>,
+    reduced: BTreeSet<BufferId>,
     updated: BTreeSet<BufferId>,
 }
 
@@ -85,6 +86,7 @@ impl<'a> Gradients<'a> {
             partial: (script.partial.iter())
                 .map(|(b, axes)| (*b, axes.iter().copied().collect()))
                 .collect(),
+            reduced: BTreeSet::new(),
             updated: BTreeSet::new(),
         }
     }
@@ -98,6 +100,12 @@ impl<'a> Gradients<'a> {
         };
         match &action.kind {
             Kind::Run(run) => {
+                for view in &run.inputs {
+                    if self.complete.contains_key(&view.buffer) {
+                        self.ready(view.buffer, &bad)?;
+                    }
+                }
+                self.written_silently(run, &bad)?;
                 for &(output, contribution) in &run.contributes {
                     let (view, write) = run.outputs[output];
                     self.contribute(view.buffer, write, contribution, &bad)?;
@@ -105,6 +113,7 @@ impl<'a> Gradients<'a> {
                 Ok(())
             }
             Kind::Reduce { gradient, axes } => {
+                self.reduced.insert(*gradient);
                 let partial = self.partial.entry(*gradient).or_default();
                 for axis in axes {
                     if !partial.remove(axis) {
@@ -117,7 +126,11 @@ impl<'a> Gradients<'a> {
                 }
                 Ok(())
             }
-            Kind::Update { gradient, .. } => self.update(*gradient, &bad),
+            Kind::Update { gradient, .. } => {
+                self.ready(*gradient, &bad)?;
+                self.updated.insert(*gradient);
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
@@ -140,6 +153,12 @@ impl<'a> Gradients<'a> {
             return Err(bad(
                 format!("`{name}` was already used for an update"),
                 "the contribution would be lost; update after the last micro-batch",
+            ));
+        }
+        if self.reduced.contains(&buffer) {
+            return Err(bad(
+                format!("`{name}` was already summed over ranks"),
+                "the contribution would stay on this rank; reduce after the last micro-batch",
             ));
         }
         let holds = self.holds.entry(buffer).or_default();
@@ -168,8 +187,30 @@ impl<'a> Gradients<'a> {
         }
     }
 
-    fn update(
-        &mut self,
+    /// A run that writes into a gradient buffer must say what it contributes.
+    fn written_silently(
+        &self,
+        run: &Run,
+        bad: &dyn Fn(String, &str) -> ScriptError,
+    ) -> Result<(), ScriptError> {
+        let said = |output: usize| run.contributes.iter().any(|(o, _)| *o == output);
+        let silent = (run.outputs.iter().enumerate())
+            .find(|(i, (view, _))| self.complete.contains_key(&view.buffer) && !said(*i));
+        match silent {
+            None => Ok(()),
+            Some((_, (view, _))) => Err(bad(
+                format!(
+                    "it writes to `{}` without saying what it contributes",
+                    self.script.buffers[view.buffer.0].name
+                ),
+                "a gradient buffer holds gradients alone; bind another buffer",
+            )),
+        }
+    }
+
+    /// Whoever reads a gradient, to update by it or for its norm, reads all of it.
+    fn ready(
+        &self,
         buffer: BufferId,
         bad: &dyn Fn(String, &str) -> ScriptError,
     ) -> Result<(), ScriptError> {
@@ -188,16 +229,15 @@ impl<'a> Gradients<'a> {
                     holds.len(),
                     complete.len()
                 ),
-                "update after every user of the parameter has added its gradient",
+                "read it after every user of the parameter has added its gradient",
             ));
         }
         if let Some(axis) = self.partial.get(&buffer).and_then(|p| p.iter().next()) {
             return Err(bad(
                 format!("`{name}` is still a partial sum over `{axis}`"),
-                "reduce it before the update",
+                "reduce it before it is read",
             ));
         }
-        self.updated.insert(buffer);
         Ok(())
     }
 

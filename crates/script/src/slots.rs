@@ -17,7 +17,7 @@ pub enum Place {
     Output(usize),
     /// At this offset of the workspace.
     Workspace(usize),
-    /// Nowhere: nothing reads it, and nothing need write it.
+    /// Nowhere: nothing reads it, nor anything else that its instruction makes.
     Unused,
 }
 
@@ -90,6 +90,18 @@ impl<'a> Classes<'a> {
         for (index, instr) in program.instrs().iter().enumerate() {
             for value in &instr.outputs {
                 classes.birth[value.index()] = index;
+            }
+        }
+        // A result that nothing reads still needs a place while its instruction makes the others.
+        for (index, instr) in program.instrs().iter().enumerate() {
+            if instr
+                .outputs
+                .iter()
+                .any(|v| classes.last_use[v.index()].is_some())
+            {
+                for value in &instr.outputs {
+                    classes.last_use[value.index()].get_or_insert(index);
+                }
             }
         }
         for (o, port) in program.outputs().iter().enumerate() {

@@ -178,21 +178,10 @@ pub fn linear_weight_gradient<T, D, G>(
     matmul(gemm, dw, x.t(), d_logits, accumulate, scratch);
 }
 
-/// Elements that the loss takes from memory at once: their maximum and the sum of their
-/// exponentials are two passes, the second of which finds them in the first cache.
-const PIECE: usize = 2048;
-
 /// Loss and log-sum-exp of one row.
 #[inline(always)]
 fn loss_of_row<T: Element>(logits: &[T], target: i32) -> (T::Acc, T::Acc) {
-    // Not negative infinity: a piece that holds nothing else would make the difference NaN.
-    let mut max = -T::Acc::MAX;
-    let mut sum = T::Acc::ZERO;
-    for piece in logits.chunks(PIECE) {
-        let new = row::maximum(piece).maximum(max);
-        sum = sum * (max - new).exp() + row::sum_of_exp(piece, new);
-        max = new;
-    }
+    let (max, sum) = row::maximum_and_sum_of_exp(logits);
     let lse = max + sum.ln();
     let nll = match usize::try_from(target) {
         Ok(target) => lse - logits[target].load(),
@@ -226,6 +215,7 @@ mod tests {
 
     use super::*;
     use crate::kernels::gemm::Packing;
+    use crate::kernels::row::PIECE;
     use crate::kernels::testing::{doubles, random};
 
     /// Loss, log-sum-exp and gradient of one row by the definition.

@@ -8,77 +8,13 @@
 mod functions;
 
 use half::bf16;
+use phalanx_ir::ops::{BinaryKind, CompareKind, UnaryKind};
 
 use super::inlined::inlined;
 use crate::element::{Element, vectorized};
 use functions::{Loop1, Loop2, with_binary, with_unary, with_unary_gradient};
 
 pub(crate) use functions::larger;
-
-/// A function of one operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Unary {
-    /// `−x`
-    Neg,
-    /// `eˣ`
-    Exp,
-    /// The natural logarithm.
-    Log,
-    /// `√x`
-    Sqrt,
-    /// `1 / √x`
-    Rsqrt,
-    /// `1 / x`
-    Recip,
-    /// `x²`
-    Square,
-    /// The hyperbolic tangent.
-    Tanh,
-    /// `1 / (1 + e⁻ˣ)`
-    Sigmoid,
-    /// `x` where positive, else zero.
-    Relu,
-    /// `x · Φ(x)`, with the normal distribution Φ approximated by a hyperbolic tangent.
-    Gelu,
-    /// `x · Φ(x)`, with Φ exact.
-    GeluErf,
-    /// `x · sigmoid(x)`
-    Silu,
-}
-
-/// A function of two operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Binary {
-    /// `a + b`
-    Add,
-    /// `a − b`
-    Sub,
-    /// `a · b`
-    Mul,
-    /// `a / b`
-    Div,
-    /// The larger; NaN if either is.
-    Max,
-    /// The smaller; NaN if either is.
-    Min,
-}
-
-/// A comparison of two operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Compare {
-    /// `a = b`
-    Eq,
-    /// `a ≠ b`
-    Ne,
-    /// `a < b`
-    Lt,
-    /// `a ≤ b`
-    Le,
-    /// `a > b`
-    Gt,
-    /// `a ≥ b`
-    Ge,
-}
 
 /// One operand: a chunk as long as the result, or one value for all of it.
 #[derive(Clone, Copy, Debug)]
@@ -90,35 +26,35 @@ pub enum Operand<'a, T> {
 }
 
 /// `out = op(x)`.
-pub fn unary<T: Element>(op: Unary, x: &[T], out: &mut [T]) {
+pub fn unary<T: Element>(op: UnaryKind, x: &[T], out: &mut [T]) {
     with_unary(op, MapTo { x, out });
 }
 
 /// `dx = dy · op′(x)`.
-pub fn unary_gradient<T: Element>(op: Unary, x: &[T], dy: &[T], dx: &mut [T]) {
+pub fn unary_gradient<T: Element>(op: UnaryKind, x: &[T], dy: &[T], dx: &mut [T]) {
     let (a, b) = (Operand::Chunk(x), Operand::Chunk(dy));
     with_unary_gradient(op, ZipTo { a, b, out: dx });
 }
 
 /// `out = op(a, b)`.
-pub fn binary<T: Element>(op: Binary, a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [T]) {
+pub fn binary<T: Element>(op: BinaryKind, a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [T]) {
     with_binary(op, ZipTo { a, b, out });
 }
 
 /// `target = op(target, b)`: adding up gradients, residual connections.
-pub fn binary_in_place<T: Element>(op: Binary, target: &mut [T], b: Operand<'_, T>) {
+pub fn binary_in_place<T: Element>(op: BinaryKind, target: &mut [T], b: Operand<'_, T>) {
     with_binary(op, ZipInto { target, b });
 }
 
 /// `out = op(a, b)`, as bytes 0 and 1.
-pub fn compare<T: Ordered>(op: Compare, a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [u8]) {
+pub fn compare<T: Ordered>(op: CompareKind, a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [u8]) {
     match op {
-        Compare::Eq => zip(a, b, out, inlined!(|a, b| u8::from(a.key() == b.key()))),
-        Compare::Ne => zip(a, b, out, inlined!(|a, b| u8::from(a.key() != b.key()))),
-        Compare::Lt => zip(a, b, out, inlined!(|a, b| u8::from(a.key() < b.key()))),
-        Compare::Le => zip(a, b, out, inlined!(|a, b| u8::from(a.key() <= b.key()))),
-        Compare::Gt => zip(a, b, out, inlined!(|a, b| u8::from(a.key() > b.key()))),
-        Compare::Ge => zip(a, b, out, inlined!(|a, b| u8::from(a.key() >= b.key()))),
+        CompareKind::Eq => zip(a, b, out, inlined!(|a, b| u8::from(a.key() == b.key()))),
+        CompareKind::Ne => zip(a, b, out, inlined!(|a, b| u8::from(a.key() != b.key()))),
+        CompareKind::Lt => zip(a, b, out, inlined!(|a, b| u8::from(a.key() < b.key()))),
+        CompareKind::Le => zip(a, b, out, inlined!(|a, b| u8::from(a.key() <= b.key()))),
+        CompareKind::Gt => zip(a, b, out, inlined!(|a, b| u8::from(a.key() > b.key()))),
+        CompareKind::Ge => zip(a, b, out, inlined!(|a, b| u8::from(a.key() >= b.key()))),
     }
 }
 
@@ -283,40 +219,24 @@ mod tests {
         assert_close, doubles, normals, numerical_gradient, round, tolerance,
     };
 
-    const UNARIES: [Unary; 13] = [
-        Unary::Neg,
-        Unary::Exp,
-        Unary::Log,
-        Unary::Sqrt,
-        Unary::Rsqrt,
-        Unary::Recip,
-        Unary::Square,
-        Unary::Tanh,
-        Unary::Sigmoid,
-        Unary::Relu,
-        Unary::Gelu,
-        Unary::GeluErf,
-        Unary::Silu,
-    ];
-
     /// By the standard library, and Φ by integrating its density with Simpson's rule.
-    fn naive(op: Unary, x: f64) -> f64 {
+    fn naive(op: UnaryKind, x: f64) -> f64 {
         match op {
-            Unary::Neg => -x,
-            Unary::Exp => x.exp(),
-            Unary::Log => x.ln(),
-            Unary::Sqrt => x.sqrt(),
-            Unary::Rsqrt => x.powf(-0.5),
-            Unary::Recip => x.powi(-1),
-            Unary::Square => x.powi(2),
-            Unary::Tanh => x.tanh(),
-            Unary::Sigmoid => 1.0 / (1.0 + (-x).exp()),
-            Unary::Relu => x.max(0.0),
-            Unary::Gelu => {
+            UnaryKind::Neg => -x,
+            UnaryKind::Exp => x.exp(),
+            UnaryKind::Log => x.ln(),
+            UnaryKind::Sqrt => x.sqrt(),
+            UnaryKind::Rsqrt => x.powf(-0.5),
+            UnaryKind::Recip => x.powi(-1),
+            UnaryKind::Square => x.powi(2),
+            UnaryKind::Tanh => x.tanh(),
+            UnaryKind::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+            UnaryKind::Relu => x.max(0.0),
+            UnaryKind::Gelu => {
                 let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
                 0.5 * x * (1.0 + inner.tanh())
             }
-            Unary::GeluErf => {
+            UnaryKind::GeluErf => {
                 let density = |t: f64| (-t * t / 2.0).exp() / std::f64::consts::TAU.sqrt();
                 let n = 1000;
                 let h = x / f64::from(2 * n);
@@ -328,18 +248,21 @@ mod tests {
                     .sum();
                 x * (0.5 + area * h / 3.0)
             }
-            Unary::Silu => x / (1.0 + (-x).exp()),
+            UnaryKind::Silu => x / (1.0 + (-x).exp()),
         }
     }
 
-    fn is_defined(op: Unary, x: f64) -> bool {
-        let positive = matches!(op, Unary::Log | Unary::Sqrt | Unary::Rsqrt | Unary::Recip);
+    fn is_defined(op: UnaryKind, x: f64) -> bool {
+        let positive = matches!(
+            op,
+            UnaryKind::Log | UnaryKind::Sqrt | UnaryKind::Rsqrt | UnaryKind::Recip
+        );
         // Near a pole or a kink, differences say nothing about the derivative.
-        !(positive && x < 0.3 || op == Unary::Relu && x.abs() < 1e-3)
+        !(positive && x < 0.3 || op == UnaryKind::Relu && x.abs() < 1e-3)
     }
 
     fn unaries_are_right<T: Element>() {
-        for op in UNARIES {
+        for op in UnaryKind::ALL {
             let mut x: Vec<T> = normals("x", 203);
             x.retain(|x| is_defined(op, x.load().to_f64()));
             let dy: Vec<T> = normals("dy", x.len());
@@ -374,11 +297,11 @@ mod tests {
         let x = [-1e4f32, -100.0, 100.0, 1e4];
         let mut out = [0.0; 4];
         for (op, want) in [
-            (Unary::Sigmoid, [0.0, 0.0, 1.0, 1.0]),
-            (Unary::Tanh, [-1.0, -1.0, 1.0, 1.0]),
-            (Unary::Silu, [0.0, 0.0, 100.0, 1e4]),
-            (Unary::Gelu, [0.0, 0.0, 100.0, 1e4]),
-            (Unary::GeluErf, [0.0, 0.0, 100.0, 1e4]),
+            (UnaryKind::Sigmoid, [0.0, 0.0, 1.0, 1.0]),
+            (UnaryKind::Tanh, [-1.0, -1.0, 1.0, 1.0]),
+            (UnaryKind::Silu, [0.0, 0.0, 100.0, 1e4]),
+            (UnaryKind::Gelu, [0.0, 0.0, 100.0, 1e4]),
+            (UnaryKind::GeluErf, [0.0, 0.0, 100.0, 1e4]),
         ] {
             unary(op, &x, &mut out);
             assert_close(&out, &want, 1e-30);
@@ -391,22 +314,22 @@ mod tests {
         let (a, b): (Vec<T>, Vec<T>) = (normals("a", 77), normals("b", 77));
         let (s, n) = (round::<T>(0.75), 77);
         for op in [
-            Binary::Add,
-            Binary::Sub,
-            Binary::Mul,
-            Binary::Div,
-            Binary::Max,
-            Binary::Min,
+            BinaryKind::Add,
+            BinaryKind::Sub,
+            BinaryKind::Mul,
+            BinaryKind::Div,
+            BinaryKind::Max,
+            BinaryKind::Min,
         ] {
             let f = |a: T, b: T| {
                 let (a, b) = (a.load().to_f64(), b.load().to_f64());
                 match op {
-                    Binary::Add => a + b,
-                    Binary::Sub => a - b,
-                    Binary::Mul => a * b,
-                    Binary::Div => a / b,
-                    Binary::Max => a.max(b),
-                    Binary::Min => a.min(b),
+                    BinaryKind::Add => a + b,
+                    BinaryKind::Sub => a - b,
+                    BinaryKind::Mul => a * b,
+                    BinaryKind::Div => a / b,
+                    BinaryKind::Max => a.max(b),
+                    BinaryKind::Min => a.min(b),
                 }
             };
             let mut out = vec![T::default(); n];
@@ -449,7 +372,7 @@ mod tests {
     #[test]
     fn a_nan_survives_max_and_min() {
         let (a, b) = ([f32::NAN, 1.0, 2.0], [1.0, f32::NAN, 3.0]);
-        for (op, last) in [(Binary::Max, 3.0), (Binary::Min, 2.0)] {
+        for (op, last) in [(BinaryKind::Max, 3.0), (BinaryKind::Min, 2.0)] {
             let mut out = [0.0; 3];
             binary(op, Operand::Chunk(&a), Operand::Chunk(&b), &mut out);
             assert!(out[0].is_nan() && out[1].is_nan() && out[2] == last);
@@ -460,12 +383,12 @@ mod tests {
     fn comparisons_and_selection() {
         let (a, b) = ([1, 2, 3, i32::MIN], [2, 2, 2, i32::MAX]);
         for (op, want) in [
-            (Compare::Eq, [0, 1, 0, 0]),
-            (Compare::Ne, [1, 0, 1, 1]),
-            (Compare::Lt, [1, 0, 0, 1]),
-            (Compare::Le, [1, 1, 0, 1]),
-            (Compare::Gt, [0, 0, 1, 0]),
-            (Compare::Ge, [0, 1, 1, 0]),
+            (CompareKind::Eq, [0, 1, 0, 0]),
+            (CompareKind::Ne, [1, 0, 1, 1]),
+            (CompareKind::Lt, [1, 0, 0, 1]),
+            (CompareKind::Le, [1, 1, 0, 1]),
+            (CompareKind::Gt, [0, 0, 1, 0]),
+            (CompareKind::Ge, [0, 1, 1, 0]),
         ] {
             let mut mask = [9; 4];
             compare(op, Operand::Chunk(&a), Operand::Chunk(&b), &mut mask);

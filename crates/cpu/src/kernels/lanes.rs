@@ -8,7 +8,7 @@ use super::inlined::inlined;
 use crate::element::{Element, Float};
 
 /// Accumulators; two 512-bit registers of singles.
-const LANES: usize = 32;
+pub(crate) const LANES: usize = 32;
 
 /// Elements that are combined with each other before they join their accumulator, so that the time
 /// an accumulator takes to come back from memory does not limit the loop.
@@ -41,12 +41,7 @@ pub(crate) fn lane_fold<T: Element, R: Float, const K: usize>(
             *lane = combine(*lane, term(rest.map(|rest| rest[j].load())));
         }
     }
-    for half in [16, 8, 4, 2, 1] {
-        for j in 0..half {
-            lanes[j] = combine(lanes[j], lanes[j + half]);
-        }
-    }
-    lanes[0]
+    combine_lanes(lanes, combine)
 }
 
 /// The sum of `term` over the elements of `K` equally long slices.
@@ -56,6 +51,17 @@ pub(crate) fn lane_sum<T: Element, R: Float, const K: usize>(
     term: impl Fn([T::Acc; K]) -> R,
 ) -> R {
     lane_fold(slices, R::ZERO, term, inlined!(|a, b| a + b))
+}
+
+/// Combines the accumulators, in a fixed tree.
+#[inline(always)]
+pub(crate) fn combine_lanes<R: Float>(mut lanes: [R; LANES], combine: impl Fn(R, R) -> R) -> R {
+    for half in [16, 8, 4, 2, 1] {
+        for j in 0..half {
+            lanes[j] = combine(lanes[j], lanes[j + half]);
+        }
+    }
+    lanes[0]
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ pub mod optim;
 pub mod reduce;
 pub mod rotary;
 mod row;
+pub mod softmax;
 #[cfg(test)]
 mod testing;
 pub mod transpose;

@@ -6,36 +6,29 @@
 
 use std::ops::Range;
 
+use phalanx_ir::ops::ReduceKind;
+
 use super::elementwise::larger;
 use super::inlined::inlined;
 use super::lanes::{lane_fold, lane_sum};
 use crate::element::{Element, Float, vectorized};
 
-/// What becomes of the elements that are reduced to one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reduction {
-    /// Their sum, accumulated in the accumulator type.
-    Sum,
-    /// The largest; NaN if any is.
-    Max,
-}
-
 /// `[middle, inner] → [inner]`: reduces over all leading dims, for the given columns only.
 ///
-/// `out` holds those columns.
+/// `out` holds those columns. A sum is taken in the accumulator type; a maximum is NaN if any element is.
 pub fn reduce_leading<T: Element>(
-    op: Reduction,
+    op: ReduceKind,
     x: &[T],
     inner: usize,
     columns: Range<usize>,
     out: &mut [T],
 ) {
     match op {
-        Reduction::Sum => {
+        ReduceKind::Sum => {
             let add = inlined!(|a, b| a + b);
             columns_with(x, inner, columns, out, T::Acc::ZERO, add);
         }
-        Reduction::Max => {
+        ReduceKind::Max => {
             let max = inlined!(|a, b| larger(a, b));
             columns_with(x, inner, columns, out, T::Acc::NEG_INFINITY, max);
         }
@@ -44,7 +37,7 @@ pub fn reduce_leading<T: Element>(
 
 /// `[outer, middle, inner] → [outer, inner]`, for as many outer indices as `x` holds.
 pub fn reduce_middle<T: Element>(
-    op: Reduction,
+    op: ReduceKind,
     x: &[T],
     middle: usize,
     inner: usize,
@@ -57,14 +50,14 @@ pub fn reduce_middle<T: Element>(
 }
 
 /// `[outer, inner] → [outer]`: reduces over all trailing dims, for as many rows as `x` holds.
-pub fn reduce_trailing<T: Element>(op: Reduction, x: &[T], inner: usize, out: &mut [T]) {
+pub fn reduce_trailing<T: Element>(op: ReduceKind, x: &[T], inner: usize, out: &mut [T]) {
     vectorized(inlined!(|| {
         for (o, out) in out.iter_mut().enumerate() {
             let x = &x[o * inner..][..inner];
             let itself = inlined!(|[x]: [T::Acc; 1]| x);
             let value = match op {
-                Reduction::Sum => lane_sum([x], itself),
-                Reduction::Max => {
+                ReduceKind::Sum => lane_sum([x], itself),
+                ReduceKind::Max => {
                     let max = inlined!(|a, b| larger(a, b));
                     lane_fold([x], T::Acc::NEG_INFINITY, itself, max)
                 }
@@ -135,14 +128,14 @@ mod tests {
     use super::*;
 
     /// The middle dim reduced naively, in double precision.
-    fn naive(op: Reduction, x: &[f64], [outer, middle, inner]: [usize; 3]) -> Vec<f64> {
+    fn naive(op: ReduceKind, x: &[f64], [outer, middle, inner]: [usize; 3]) -> Vec<f64> {
         let mut out = Vec::new();
         for o in 0..outer {
             for i in 0..inner {
                 let column = (0..middle).map(|m| x[(o * middle + m) * inner + i]);
                 out.push(match op {
-                    Reduction::Sum => column.sum(),
-                    Reduction::Max => column.fold(f64::NEG_INFINITY, f64::max),
+                    ReduceKind::Sum => column.sum(),
+                    ReduceKind::Max => column.fold(f64::NEG_INFINITY, f64::max),
                 });
             }
         }
@@ -150,7 +143,7 @@ mod tests {
     }
 
     fn are_right<T: Element>() {
-        for op in [Reduction::Sum, Reduction::Max] {
+        for op in [ReduceKind::Sum, ReduceKind::Max] {
             for shape @ [outer, middle, inner] in [[2, 3, 5], [1, 130, 1100], [3, 65, 1], [4, 1, 7]]
             {
                 let x: Vec<T> = normals("x", outer * middle * inner);
@@ -200,9 +193,9 @@ mod tests {
     #[test]
     fn nothing_sums_to_zero() {
         let mut out = [9.0f32; 2];
-        reduce_trailing(Reduction::Sum, &[], 0, &mut out);
+        reduce_trailing(ReduceKind::Sum, &[], 0, &mut out);
         assert_eq!(out, [0.0; 2]);
-        reduce_middle(Reduction::Max, &[], 0, 1, &mut out);
+        reduce_middle(ReduceKind::Max, &[], 0, 1, &mut out);
         assert_eq!(out, [f32::NEG_INFINITY; 2]);
     }
 
@@ -211,10 +204,10 @@ mod tests {
         let mut x: Vec<f32> = normals("x", 300);
         x[123] = f32::NAN;
         let mut out = [0.0];
-        reduce_trailing(Reduction::Max, &x, 300, &mut out);
+        reduce_trailing(ReduceKind::Max, &x, 300, &mut out);
         assert!(out[0].is_nan());
         let mut out = [0.0; 100];
-        reduce_leading(Reduction::Max, &x, 100, 0..100, &mut out);
+        reduce_leading(ReduceKind::Max, &x, 100, 0..100, &mut out);
         assert!(out.iter().enumerate().all(|(i, v)| v.is_nan() == (i == 23)));
     }
 }

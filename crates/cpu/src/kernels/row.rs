@@ -1,27 +1,15 @@
-//! Reductions over one row, written so that the compiler may use all lanes of a vector.
-//!
-//! Sums of floats may not be reordered by the compiler, so the order is fixed here: `LANES` partial
-//! results, each over every `LANES`-th element, combined at the end. It is the same order for every
-//! instruction set and every split over threads.
+//! Reductions over one row, in the fixed order of [`super::lanes`].
 
+use super::elementwise::larger;
+use super::inlined::inlined;
+use super::lanes::{LANES, combine_lanes, lane_fold, lane_sum};
 use crate::element::{Element, Float};
 
-const LANES: usize = 32;
-
-/// The largest element; negative infinity for an empty row. NaN is passed over.
+/// The largest element; negative infinity for an empty row, NaN if any element is.
 #[inline(always)]
 pub(crate) fn maximum<T: Element>(row: &[T]) -> T::Acc {
-    let lanes = reduce(
-        row,
-        T::Acc::NEG_INFINITY,
-        #[inline(always)]
-        |best, x| x.load().maximum(best),
-    );
-    combine(
-        lanes,
-        #[inline(always)]
-        |a, b| b.maximum(a),
-    )
+    let max = inlined!(|a, b| larger(a, b));
+    lane_fold([row], T::Acc::NEG_INFINITY, inlined!(|[x]| x), max)
 }
 
 /// Replaces every `x` by `exp(x·scale − shift)` and returns their sum.
@@ -39,80 +27,36 @@ pub(crate) fn exp_in_place<F: Float>(row: &mut [F], scale: F, shift: F) -> F {
         *x = x.mul_add(scale, -shift).exp();
         *sum += *x;
     }
-    combine(
-        sums,
-        #[inline(always)]
-        |a, b| a + b,
-    )
+    combine_lanes(sums, inlined!(|a, b| a + b))
 }
 
-/// The sum of `exp(x − shift)`.
+/// A number `m` and the sum of `exp(x − m)`, whose logarithm plus `m` is the row's log-sum-exp.
+///
+/// `m` is the largest element, so that nothing overflows, or the least finite number if there is
+/// nothing but negative infinity.
 #[inline(always)]
-pub(crate) fn sum_of_exp<T: Element>(row: &[T], shift: T::Acc) -> T::Acc {
-    let lanes = reduce(
-        row,
-        T::Acc::ZERO,
-        #[inline(always)]
-        |sum, x| sum + (x.load() - shift).exp(),
-    );
-    combine(
-        lanes,
-        #[inline(always)]
-        |a, b| a + b,
-    )
+pub(crate) fn maximum_and_sum_of_exp<T: Element>(row: &[T]) -> (T::Acc, T::Acc) {
+    // Not negative infinity: a piece that holds nothing else would make the difference NaN.
+    let mut max = -T::Acc::MAX;
+    let mut sum = T::Acc::ZERO;
+    for piece in row.chunks(PIECE) {
+        let new = larger(maximum(piece), max);
+        let terms = lane_sum([piece], inlined!(|[x]| (x - new).exp()));
+        sum = sum * (max - new).exp() + terms;
+        max = new;
+    }
+    (max, sum)
 }
 
 /// The inner product of two rows of the same length.
 #[inline(always)]
-pub(crate) fn dot<F: Float>(a: &[F], b: &[F]) -> F {
-    let mut sums = [F::ZERO; LANES];
-    let (mut left, mut right) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    for (x, y) in (&mut left).zip(&mut right) {
-        for ((x, y), sum) in x.iter().zip(y).zip(&mut sums) {
-            *sum = x.mul_add(*y, *sum);
-        }
-    }
-    for ((x, y), sum) in left
-        .remainder()
-        .iter()
-        .zip(right.remainder())
-        .zip(&mut sums)
-    {
-        *sum = x.mul_add(*y, *sum);
-    }
-    combine(
-        sums,
-        #[inline(always)]
-        |a, b| a + b,
-    )
+pub(crate) fn dot<T: Element>(a: &[T], b: &[T]) -> T::Acc {
+    lane_sum([a, b], inlined!(|[a, b]| a * b))
 }
 
-#[inline(always)]
-fn reduce<T: Element, F: Float>(row: &[T], start: F, step: impl Fn(F, T) -> F) -> [F; LANES] {
-    let mut lanes = [start; LANES];
-    let mut chunks = row.chunks_exact(LANES);
-    for chunk in &mut chunks {
-        for (x, lane) in chunk.iter().zip(&mut lanes) {
-            *lane = step(*lane, *x);
-        }
-    }
-    for (x, lane) in chunks.remainder().iter().zip(&mut lanes) {
-        *lane = step(*lane, *x);
-    }
-    lanes
-}
-
-#[inline(always)]
-fn combine<F: Float>(mut lanes: [F; LANES], step: impl Fn(F, F) -> F) -> F {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            lanes[i] = step(lanes[i], lanes[i + width]);
-        }
-        width /= 2;
-    }
-    lanes[0]
-}
+/// Elements that are taken from memory at once: their maximum and the sum of their exponentials
+/// are two passes, the second of which finds them in the first cache.
+pub(crate) const PIECE: usize = 2048;
 
 #[cfg(test)]
 mod tests {
@@ -137,16 +81,44 @@ mod tests {
                 dot(&row, &other),
                 row.iter().zip(&other).map(|(x, y)| x * y).sum(),
             );
-            close(
-                sum_of_exp(&row, 0.5),
-                row.iter().map(|x| (x - 0.5).exp()).sum(),
-            );
             let mut powers = row.clone();
             let sum = exp_in_place(&mut powers, 2.0, 0.5);
             close(sum, row.iter().map(|x| (x * 2.0 - 0.5).exp()).sum());
             for (power, x) in powers.iter().zip(&row) {
                 close(*power, (x * 2.0 - 0.5).exp());
             }
+        }
+    }
+
+    #[test]
+    fn log_sum_exp_in_pieces() {
+        let plain = |row: &[f64]| row.iter().map(|x| x.exp()).sum::<f64>().ln();
+        for len in [1, 33, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 7] {
+            let mut row: Vec<f64> = (0..len).map(|i| (i * 37 % 1019) as f64 * 0.02).collect();
+            let check = |row: &[f64]| {
+                let (max, sum) = maximum_and_sum_of_exp(row);
+                let (got, want) = (max + sum.ln(), plain(row));
+                assert!((got - want).abs() <= 1e-12 * want, "{got} {want}");
+            };
+            check(&row);
+            // A first piece of nothing but negative infinity counts for nothing.
+            if len > PIECE {
+                row[..PIECE].fill(f64::NEG_INFINITY);
+                check(&row);
+            }
+        }
+        let (max, sum) = maximum_and_sum_of_exp::<f64>(&[f64::NEG_INFINITY; 5]);
+        assert_eq!(max + sum.ln(), f64::NEG_INFINITY);
+    }
+
+    #[test]
+    fn a_nan_is_not_passed_over() {
+        for at in [0, 5, 31, 40, 127, 130, 199] {
+            let mut row = vec![1f32; 200];
+            row[at] = f32::NAN;
+            assert!(maximum(&row).is_nan());
+            let (max, sum) = maximum_and_sum_of_exp(&row);
+            assert!((max + sum.ln()).is_nan());
         }
     }
 }

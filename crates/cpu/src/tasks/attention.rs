@@ -6,7 +6,6 @@ use std::ops::Range;
 use phalanx_engine::EngineError;
 use phalanx_ir::Op;
 use phalanx_ir::ops::{self, AttentionKind};
-use phalanx_script::Place;
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, task};
 use crate::element::Element;
@@ -79,24 +78,18 @@ impl<T: Element> Pairs<T> {
             dropout: self.mask(cx),
             gemm: &Packing,
         };
-        let lse = if self.flash() {
-            self.outputs[1].place
-        } else {
-            Place::Unused
-        };
-        let scratch_len = self.forward_scratch();
-        let rows = self.shape.batch * self.shape.heads() * self.shape.queries;
-        let scratch = cx.scratch::<T::Acc>(scratch_len + rows);
+        // The materialised form makes the log-sum-exp on its way, and nobody keeps it.
+        let rows = if self.flash() { 0 } else { self.rows() };
+        let scratch = cx.scratch::<T::Acc>(rows + self.forward_scratch());
         let (spare, scratch) = scratch.split_at_mut(rows);
         let tensors = ForwardTensors::<T> {
             q: cx.ptr(&self.inputs[0]),
             k: cx.ptr(&self.inputs[1]),
             v: cx.ptr(&self.inputs[2]),
             o: cx.ptr(&self.outputs[0]),
-            // The log-sum-exp has a place only if something reads it.
-            lse: match lse {
-                Place::Unused => spare.as_mut_ptr(),
-                _ => cx.ptr(&self.outputs[1]),
+            lse: match self.attention.kind {
+                AttentionKind::Flash => cx.ptr(&self.outputs[1]),
+                AttentionKind::Materialised => spare.as_mut_ptr(),
             },
         };
         // SAFETY: the tensors have the shape's sizes, and pairs of different workers are disjoint.
@@ -118,9 +111,6 @@ impl<T: Element> Pairs<T> {
         let size = self.shape.group * self.shape.queries * self.shape.keys;
         let sample = size * self.shape.kv_heads;
         let own = pairs.start * size..pairs.end * size;
-        if self.outputs[2].place == Place::Unused {
-            return;
-        }
         // SAFETY: the task declared these accesses, and the two results are distinct.
         unsafe {
             let from = cx.get::<T>(&self.outputs[1], own.clone());
@@ -132,6 +122,11 @@ impl<T: Element> Pairs<T> {
                 cx.get_mut::<T>(&self.outputs[2], own),
             );
         }
+    }
+
+    /// Rows of scores.
+    fn rows(&self) -> usize {
+        self.shape.batch * self.shape.heads() * self.shape.queries
     }
 
     fn forward_scratch(&self) -> usize {
@@ -147,7 +142,7 @@ impl<T: Element> Task for Pairs<T> {
         let pairs = self.pairs(share);
         // Pairs of whole sequences are contiguous pieces of every tensor; others are strided.
         let heads = self.shape.kv_heads;
-        let whole = pairs.start % heads == 0 && pairs.end % heads == 0;
+        let whole = pairs.start.is_multiple_of(heads) && pairs.end.is_multiple_of(heads);
         let part = |var: &Var| {
             if pairs.is_empty() {
                 0..0
@@ -165,8 +160,9 @@ impl<T: Element> Task for Pairs<T> {
                 var.reads(part(var))
             }
         });
-        let outputs = self.outputs.iter().filter(|v| v.place != Place::Unused);
-        inputs.chain(outputs.map(|v| v.writes(part(v)))).collect()
+        inputs
+            .chain(self.outputs.iter().map(|v| v.writes(part(v))))
+            .collect()
     }
 
     fn run(&self, cx: &Context<'_>) {
@@ -200,15 +196,14 @@ impl<T: Element> Task for Pairs<T> {
             if self.flash() {
                 attention.backward(&tensors, pairs, scratch);
             } else {
-                let probabilities = cx.ptr::<T>(&self.inputs[3]);
+                let probabilities = cx.ptr::<T>(&self.inputs[4]);
                 attention.backward_materialised(&tensors, probabilities, pairs, scratch);
             }
         });
     }
 
     fn scratch(&self, _workers: usize) -> usize {
-        let rows = self.shape.batch * self.shape.heads() * self.shape.queries;
-        let forward = self.forward_scratch() + rows;
+        let forward = self.forward_scratch() + self.rows();
         forward.max(self.shape.backward_scratch()) * size_of::<T::Acc>()
     }
 }

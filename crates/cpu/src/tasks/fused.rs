@@ -45,12 +45,12 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
                 FusedArg::Step(i) => Arg::Step(i),
             })
             .collect();
-        let dtypes = args.iter().map(|arg| match arg {
+        let mut dtypes = args.iter().rev().map(|arg| match arg {
             Arg::Input(i) => inputs[*i].dtype,
             Arg::Step(i) => compiled[*i].dtype,
         });
         // The type that the step computes in is that of its last operand; a condition comes first.
-        let operand = dtypes.last().unwrap_or(step.dtype);
+        let operand = dtypes.next().unwrap_or(step.dtype);
         let float = matches!(operand, DType::F32 | DType::F64 | DType::Bf16);
         if !(float || matches!(step.op, Op::Cast(_) | Op::Compare(_))) {
             return Err(op.unsupported(format!("it has no kernel for {operand}")));
@@ -110,7 +110,7 @@ impl Group {
     /// The longest piece in which every operand that is repeated is contiguous.
     fn piece(&self) -> usize {
         let lengths = self.inputs.iter().map(Var::elements).filter(|&n| n > 1);
-        lengths.min().unwrap_or(1).min(CHUNK).max(1)
+        lengths.min().unwrap_or(1).clamp(1, CHUNK)
     }
 
     /// Bytes of chunk slots: one for each step.

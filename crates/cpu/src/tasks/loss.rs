@@ -6,7 +6,6 @@ use std::ops::Range;
 use phalanx_engine::EngineError;
 use phalanx_ir::Op;
 use phalanx_ir::ops::LinearCrossEntropy;
-use phalanx_script::Place;
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, for_floats, task};
 use crate::element::{Element, Float};
@@ -48,7 +47,7 @@ impl<T: Element> Task for Loss<T> {
                 rows.clone()
             }
         };
-        let written = self.outputs.iter().filter(|v| v.place != Place::Unused);
+        let written = self.outputs.iter();
         let reads = self.inputs.iter().map(|v| v.reads(part(v)));
         reads.chain(written.map(|v| v.writes(part(v)))).collect()
     }
@@ -69,15 +68,9 @@ impl<T: Element> Task for Loss<T> {
             }
             if !self.gradient {
                 let x = Mat::rows_of(cx.get::<T>(logits, elements), count, width);
-                let scratch = cx.scratch::<T::Acc>(2 * count);
-                let (nll, lse) = scratch.split_at_mut(count);
+                let nll = cx.get_mut::<T::Acc>(&self.outputs[0], rows.clone());
+                let lse = cx.get_mut::<T::Acc>(&self.outputs[1], rows);
                 kernel::loss(x, targets, nll, lse);
-                for (var, values) in self.outputs.iter().zip([nll, lse]) {
-                    if var.place != Place::Unused {
-                        cx.get_mut::<T::Acc>(var, rows.clone())
-                            .copy_from_slice(values);
-                    }
-                }
                 return;
             }
             let lse = cx.get::<T::Acc>(&self.inputs[2], rows.clone());
@@ -91,10 +84,6 @@ impl<T: Element> Task for Loss<T> {
                 kernel::gradient(x, targets, lse, d_nll, out);
             }
         }
-    }
-
-    fn scratch(&self, workers: usize) -> usize {
-        2 * self.inputs[0].rows().div_ceil(workers) * size_of::<T::Acc>()
     }
 }
 
@@ -276,10 +265,10 @@ impl<T: Element> Task for RowsOf<T> {
             (&p.outputs[0], rows.clone()),
             (&p.outputs[1], p.inputs[0].of_rows(&rows)),
         ];
-        let written = written
+        let mut accesses: Vec<Access> = written
             .into_iter()
-            .filter(|(v, _)| v.place != Place::Unused);
-        let mut accesses: Vec<Access> = written.map(|(v, part)| v.writes(part)).collect();
+            .map(|(v, part)| v.writes(part))
+            .collect();
         accesses.extend([
             p.inputs[0].reads(p.inputs[0].of_rows(&rows)),
             p.inputs[1].reads_all(),
@@ -300,8 +289,7 @@ impl<T: Element> Task for RowsOf<T> {
         let (rows, count) = (p.global(&own), own.len());
         let (width, classes) = (p.width(), p.classes());
         let elements = p.inputs[0].of_rows(&rows);
-        let spare = count + kernel::linear_scratch::<T>(count, width, classes);
-        let (nll, scratch) = cx.scratch::<T::Acc>(spare).split_at_mut(count);
+        let scratch = cx.scratch::<T::Acc>(kernel::linear_scratch::<T>(count, width, classes));
         // SAFETY: the task declared these accesses; the chunk's logits are its scratch memory, of
         // which each worker uses its own rows; w is described by its own strides.
         unsafe {
@@ -314,6 +302,7 @@ impl<T: Element> Task for RowsOf<T> {
             let logits = cx.workspace::<T::Acc>(p.logits).add(own.start * classes);
             let logits = MatMut::from_raw(logits, [count, classes], [classes as isize, 1]);
             let d_nll = T::Acc::from_f64(cx.scalar(&p.inputs[3]));
+            let nll = cx.get_mut::<T::Acc>(&p.outputs[0], rows.clone());
             let dx = cx.get_mut::<T>(&p.outputs[1], elements);
             let dx = MatMut::rows_of(dx, count, width);
             phalanx_sys::count_alloc::exempt(|| {
@@ -321,18 +310,14 @@ impl<T: Element> Task for RowsOf<T> {
                     &Packing, x, weight, turned, targets, d_nll, logits, nll, dx, scratch,
                 );
             });
-            if p.outputs[0].place != Place::Unused {
-                cx.get_mut::<T::Acc>(&p.outputs[0], rows)
-                    .copy_from_slice(nll);
-            }
         }
     }
 
     fn scratch(&self, workers: usize) -> usize {
         let p = &self.part;
         let count = p.rows.len().div_ceil(workers);
-        let spare = count + kernel::linear_scratch::<T>(count, p.width(), p.classes());
-        spare * size_of::<T::Acc>()
+        let elements = kernel::linear_scratch::<T>(count, p.width(), p.classes());
+        elements * size_of::<T::Acc>()
     }
 
     fn is_matmul(&self) -> bool {

@@ -63,7 +63,7 @@ impl Dims {
         let merged = |group: &[char]| merge(group.iter().map(|&c| axis(c)));
         let extents = matmul.spec.extents();
         let mut outer = merged(&extents.batch);
-        let mut one = |group: &[char], rest: &mut Vec<Axis>| {
+        let one = |group: &[char], rest: &mut Vec<Axis>| {
             let mut axes = merged(group);
             let largest = (0..axes.len()).max_by_key(|&i| axes[i].size);
             let chosen = largest.map_or(NONE, |i| axes.remove(i));

@@ -6,7 +6,6 @@ use std::ops::Range;
 use phalanx_engine::EngineError;
 use phalanx_ir::Op;
 use phalanx_ir::ops::{self, NORM_PARTS};
-use phalanx_script::Place;
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, for_floats, task};
 use crate::element::{Element, Float};
@@ -64,34 +63,44 @@ impl<T: Element> Rows<T> {
         self.outputs[0].own_rows(share)
     }
 
-    /// Elements of a value that belong to some rows: all of it if it has no rows.
-    fn part(&self, var: &Var, rows: &Range<usize>) -> Range<usize> {
-        let total = self.outputs[0].rows();
-        if rows.is_empty() {
-            0..0
-        } else if var.elements() % total == 0 && self.by_rows(var) {
-            let width = var.elements() / total;
-            rows.start * width..rows.end * width
-        } else {
-            0..var.elements()
+    /// Operands that are read whole: gains, biases, keys, tables.
+    fn whole(&self, input: usize) -> bool {
+        match self.kind {
+            Forward::RmsNorm { .. } | Forward::LayerNorm { .. } | Forward::Dropout { .. } => {
+                input > 0
+            }
+            Forward::Embedding => input == 0,
+            Forward::Softmax | Forward::SoftmaxGrad => false,
         }
     }
 
-    /// Tables, gains and keys are read whole, whatever their size.
-    fn by_rows(&self, var: &Var) -> bool {
-        let leading = &self.outputs[0].shape[..self.outputs[0].shape.len() - 1];
-        var.shape.starts_with(leading)
-            && !(matches!(self.kind, Forward::Embedding) && var.dtype == T::DTYPE)
+    /// Elements of a value that belong to some rows.
+    fn part(&self, var: &Var, rows: &Range<usize>) -> Range<usize> {
+        let width = var.elements() / self.outputs[0].rows().max(1);
+        rows.start * width..rows.end * width
+    }
+
+    /// Elements of an operand that a worker reads.
+    fn read(&self, input: usize, rows: &Range<usize>) -> Range<usize> {
+        let var = &self.inputs[input];
+        match self.whole(input) {
+            _ if rows.is_empty() => 0..0,
+            true => 0..var.elements(),
+            false => self.part(var, rows),
+        }
     }
 }
 
 impl<T: Element> Task for Rows<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let rows = self.rows(share);
-        let reads = self.inputs.iter().map(|v| v.reads(self.part(v, &rows)));
-        let written = self.outputs.iter().filter(|v| v.place != Place::Unused);
+        let reads = self
+            .inputs
+            .iter()
+            .enumerate()
+            .map(|(i, v)| v.reads(self.read(i, &rows)));
         reads
-            .chain(written.map(|v| v.writes(self.part(v, &rows))))
+            .chain(self.outputs.iter().map(|v| v.writes(self.part(v, &rows))))
             .collect()
     }
 
@@ -101,23 +110,23 @@ impl<T: Element> Task for Rows<T> {
             return;
         }
         // SAFETY: the task declared these accesses, and the types are the values'.
-        let input =
-            |i: usize| unsafe { cx.get::<T>(&self.inputs[i], self.part(&self.inputs[i], &rows)) };
+        let input = |i: usize| unsafe { cx.get::<T>(&self.inputs[i], self.read(i, &rows)) };
         // SAFETY: as above; results are distinct.
         let output = |i: usize| unsafe {
             cx.get_mut::<T>(&self.outputs[i], self.part(&self.outputs[i], &rows))
         };
         match self.kind {
             Forward::RmsNorm { eps } => {
-                self.statistics(cx, &rows, |[rstd]| {
-                    norm::rms_norm(input(0), input(1), eps, output(0), rstd);
-                });
+                // SAFETY: as above.
+                let rstd = unsafe { self.statistic(cx, 1, &rows) };
+                norm::rms_norm(input(0), input(1), eps, output(0), rstd);
             }
             Forward::LayerNorm { eps } => {
-                self.statistics(cx, &rows, |[mean, rstd]| {
-                    let (x, gain, bias) = (input(0), input(1), input(2));
-                    norm::layer_norm(x, gain, bias, eps, output(0), mean, rstd);
-                });
+                // SAFETY: as above; the two are distinct.
+                let (mean, rstd) =
+                    unsafe { (self.statistic(cx, 1, &rows), self.statistic(cx, 2, &rows)) };
+                let (x, gain, bias) = (input(0), input(1), input(2));
+                norm::layer_norm(x, gain, bias, eps, output(0), mean, rstd);
             }
             Forward::Softmax => softmax::softmax(input(0), self.outputs[0].width(), output(0)),
             Forward::SoftmaxGrad => {
@@ -150,33 +159,22 @@ impl<T: Element> Task for Rows<T> {
             }
         }
     }
-
-    fn scratch(&self, workers: usize) -> usize {
-        // Statistics that nothing reads still need a place while a norm runs.
-        let rows = self.outputs[0].rows().div_ceil(workers);
-        2 * rows * size_of::<T::Acc>()
-    }
 }
 
 impl<T: Element> Rows<T> {
-    /// The statistics' places: the results after the first, or scratch where nothing reads them.
-    fn statistics<const N: usize>(
+    /// A statistic of the rows: a result after the first.
+    ///
+    /// # Safety
+    /// The task declared the access, and holds no other reference to it.
+    #[allow(clippy::mut_from_ref, reason = "shares are disjoint")]
+    unsafe fn statistic<'a>(
         &self,
-        cx: &Context<'_>,
+        cx: &'a Context<'_>,
+        i: usize,
         rows: &Range<usize>,
-        work: impl FnOnce([&mut [T::Acc]; N]),
-    ) {
-        let mut scratch: &mut [T::Acc] = cx.scratch(N * rows.len());
-        work(std::array::from_fn(|i| {
-            let var = &self.outputs[i + 1];
-            let (own, rest) = std::mem::take(&mut scratch).split_at_mut(rows.len());
-            scratch = rest;
-            match var.place {
-                Place::Unused => own,
-                // SAFETY: the task declared this access, and statistics have the accumulator type.
-                _ => unsafe { cx.get_mut(var, rows.clone()) },
-            }
-        }));
+    ) -> &'a mut [T::Acc] {
+        // SAFETY: the caller's; statistics have the accumulator type.
+        unsafe { cx.get_mut(&self.outputs[i], rows.clone()) }
     }
 
     fn key(&self, cx: &Context<'_>) -> [i32; 5] {
@@ -295,14 +293,14 @@ impl<A: Float, C: Element<Acc = A>> Task for SumParts<A, C> {
         let own = share.of(self.vectors[0].elements());
         let bytes = NORM_PARTS * self.vectors.len() * self.vectors[0].elements() * size_of::<A>();
         let mut accesses = vec![Access::scratch(self.sums, 0..bytes, false)];
-        accesses.extend(self.used().map(|(_, v)| v.writes(own.clone())));
+        accesses.extend(self.vectors.iter().map(|v| v.writes(own.clone())));
         accesses
     }
 
     fn run(&self, cx: &Context<'_>) {
         let width = self.vectors[0].elements();
         let own = cx.share.of(width);
-        for (index, var) in self.used() {
+        for (index, var) in self.vectors.iter().enumerate() {
             let adds = cx.adds(var);
             // SAFETY: the task declared these accesses; the parts were written before the barrier
             // that lies between.
@@ -318,15 +316,6 @@ impl<A: Float, C: Element<Acc = A>> Task for SumParts<A, C> {
                 }
             }
         }
-    }
-}
-
-impl<A, C> SumParts<A, C> {
-    fn used(&self) -> impl Iterator<Item = (usize, &Var)> {
-        self.vectors
-            .iter()
-            .enumerate()
-            .filter(|(_, v)| v.place != Place::Unused)
     }
 }
 

@@ -288,9 +288,8 @@ fn attention_of_every_kind() {
             let results = b.apply_all(op, &[&[q, k, v][..], &key].concat());
             b.output("o", results[0]);
             let kept = match (kind, op.drops()) {
-                (AttentionKind::Flash, _) => 0..2,
-                (AttentionKind::Materialised, false) => 1..2,
-                (AttentionKind::Materialised, true) => 1..3,
+                (AttentionKind::Flash, _) | (AttentionKind::Materialised, false) => 0..2,
+                (AttentionKind::Materialised, true) => 0..3,
             };
             let d_o = b.data("do", dtype, [batch, s, heads, d]);
             let operands = [&[q, k, v][..], &results[kept], &[d_o], &key].concat();

@@ -39,8 +39,8 @@ pub struct Attention {
     pub site: u32,
 }
 
-/// Results dq, dk, dv. Operands flash: q, k, v, o, log-sum-exp, do\[, key\]; materialised: q, k, v,
-/// probabilities\[, dropped probabilities\], do\[, key\].
+/// Results dq, dk, dv. Operands q, k, v, o; then flash: log-sum-exp; materialised: probabilities
+/// and, with dropout, the dropped probabilities; then do and, with dropout, the key.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AttentionGrad {
     /// The attention differentiated.
@@ -53,12 +53,11 @@ impl Attention {
         self.dropout > 0.0
     }
 
-    /// Which results beside o the gradient reads.
+    /// Which results the gradient reads; o is kept anyway, for the projection after it.
     fn kept(&self) -> std::ops::Range<usize> {
         match (self.kind, self.drops()) {
-            (AttentionKind::Flash, _) => 0..2,
-            (AttentionKind::Materialised, false) => 1..2,
-            (AttentionKind::Materialised, true) => 1..3,
+            (AttentionKind::Flash, _) | (AttentionKind::Materialised, false) => 0..2,
+            (AttentionKind::Materialised, true) => 0..3,
         }
     }
 

@@ -46,7 +46,7 @@ pub(super) fn attention_grad(
             let dropped = sizes.drop(&p);
             (p, dropped)
         }
-        AttentionKind::Materialised => (call.floats(3)?.to_vec(), call.floats(last - 1)?.to_vec()),
+        AttentionKind::Materialised => (call.floats(4)?.to_vec(), call.floats(last - 1)?.to_vec()),
     };
     let [mut dq, mut dk, mut dv] = [vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]];
     for query in sizes.queries() {

@@ -17,9 +17,9 @@ mod tile;
 use std::ops::Range;
 
 pub use backward::BackwardTensors;
-pub use dropout::Dropout;
 pub use forward::ForwardTensors;
 
+use super::dropout::Mask;
 use super::matrix::{Mat, MatMut};
 
 /// What is attended to what.
@@ -48,8 +48,8 @@ pub struct Shape {
 pub struct Attention<'a, G> {
     /// What is attended to what.
     pub shape: Shape,
-    /// Dropout on the probabilities.
-    pub dropout: Option<Dropout>,
+    /// Dropout on the probabilities; a sequence is a sample.
+    pub dropout: Option<Mask>,
     /// The library for the products.
     pub gemm: &'a G,
 }

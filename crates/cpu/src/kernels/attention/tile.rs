@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Attention, Shape};
+use super::Shape;
 use crate::element::{Element, Float, vectorized};
 use crate::kernels::gemm::Gemm;
 use crate::kernels::matrix::{Mat, MatMut};
@@ -146,31 +146,5 @@ impl Shape {
     ) -> (&'a mut [F], &'a mut [F]) {
         let seen = self.visible(i).saturating_sub(keys.start).min(row.len());
         row.split_at_mut(seen)
-    }
-}
-
-impl<G> Attention<'_, G> {
-    /// Applies dropout to a tile of probabilities of a pair and one of its query heads.
-    pub(super) fn drop<F: Float>(
-        &self,
-        (pair, head): (usize, usize),
-        rows: &Range<usize>,
-        keys: &Range<usize>,
-        tile: &mut MatMut<F>,
-    ) {
-        let Some(dropout) = &self.dropout else {
-            return;
-        };
-        let sequence = pair / self.shape.kv_heads;
-        let head = pair % self.shape.kv_heads * self.shape.group + head;
-        vectorized(
-            #[inline(always)]
-            || {
-                for (r, i) in rows.clone().enumerate() {
-                    let (seen, _) = self.shape.split(i, keys, tile.row(r));
-                    dropout.scale((sequence, head), i, keys.start, seen);
-                }
-            },
-        );
     }
 }

@@ -1,6 +1,7 @@
 //! The functions behind the operations' names. All are free of branches.
 
-use super::{Binary, Unary};
+use phalanx_ir::ops::{BinaryKind, UnaryKind};
+
 use crate::element::Float;
 use crate::kernels::erf::erf;
 use crate::kernels::inlined::inlined;
@@ -16,53 +17,53 @@ pub(super) trait Loop2<A> {
 }
 
 /// Gives the loop the function that `op` names.
-pub(super) fn with_unary<A: Float>(op: Unary, to: impl Loop1<A>) {
+pub(super) fn with_unary<A: Float>(op: UnaryKind, to: impl Loop1<A>) {
     match op {
-        Unary::Neg => to.run(inlined!(|x| -x)),
-        Unary::Exp => to.run(inlined!(|x| x.exp())),
-        Unary::Log => to.run(inlined!(|x| x.ln())),
-        Unary::Sqrt => to.run(inlined!(|x| x.sqrt())),
-        Unary::Rsqrt => to.run(inlined!(|x| A::ONE / x.sqrt())),
-        Unary::Recip => to.run(inlined!(|x| A::ONE / x)),
-        Unary::Square => to.run(inlined!(|x| x * x)),
-        Unary::Tanh => to.run(inlined!(|x| x.tanh())),
-        Unary::Sigmoid => to.run(inlined!(|x| sigmoid(x))),
-        Unary::Relu => to.run(inlined!(|x| if x < A::ZERO { A::ZERO } else { x })),
-        Unary::Gelu => to.run(inlined!(|x| x * gelu_gate(x).0)),
-        Unary::GeluErf => to.run(inlined!(|x| x * normal_distribution(x))),
-        Unary::Silu => to.run(inlined!(|x| x * sigmoid(x))),
+        UnaryKind::Neg => to.run(inlined!(|x| -x)),
+        UnaryKind::Exp => to.run(inlined!(|x| x.exp())),
+        UnaryKind::Log => to.run(inlined!(|x| x.ln())),
+        UnaryKind::Sqrt => to.run(inlined!(|x| x.sqrt())),
+        UnaryKind::Rsqrt => to.run(inlined!(|x| A::ONE / x.sqrt())),
+        UnaryKind::Recip => to.run(inlined!(|x| A::ONE / x)),
+        UnaryKind::Square => to.run(inlined!(|x| x * x)),
+        UnaryKind::Tanh => to.run(inlined!(|x| x.tanh())),
+        UnaryKind::Sigmoid => to.run(inlined!(|x| sigmoid(x))),
+        UnaryKind::Relu => to.run(inlined!(|x| if x < A::ZERO { A::ZERO } else { x })),
+        UnaryKind::Gelu => to.run(inlined!(|x| x * gelu_gate(x).0)),
+        UnaryKind::GeluErf => to.run(inlined!(|x| x * normal_distribution(x))),
+        UnaryKind::Silu => to.run(inlined!(|x| x * sigmoid(x))),
     }
 }
 
 /// Gives the loop the function `(x, dy) → dy · op′(x)`.
-pub(super) fn with_unary_gradient<A: Float>(op: Unary, to: impl Loop2<A>) {
+pub(super) fn with_unary_gradient<A: Float>(op: UnaryKind, to: impl Loop2<A>) {
     let half = A::from_f64(0.5);
     match op {
-        Unary::Neg => to.run(inlined!(|_, dy| -dy)),
-        Unary::Exp => to.run(inlined!(|x, dy| dy * x.exp())),
-        Unary::Log => to.run(inlined!(|x, dy| dy / x)),
-        Unary::Sqrt => to.run(inlined!(|x, dy| dy * half / x.sqrt())),
-        Unary::Rsqrt => to.run(inlined!(|x, dy| -(dy * half) / (x * x.sqrt()))),
-        Unary::Recip => to.run(inlined!(|x, dy| -dy / (x * x))),
-        Unary::Square => to.run(inlined!(|x, dy| dy * (x + x))),
-        Unary::Tanh => to.run(inlined!(|x, dy| {
+        UnaryKind::Neg => to.run(inlined!(|_, dy| -dy)),
+        UnaryKind::Exp => to.run(inlined!(|x, dy| dy * x.exp())),
+        UnaryKind::Log => to.run(inlined!(|x, dy| dy / x)),
+        UnaryKind::Sqrt => to.run(inlined!(|x, dy| dy * half / x.sqrt())),
+        UnaryKind::Rsqrt => to.run(inlined!(|x, dy| -(dy * half) / (x * x.sqrt()))),
+        UnaryKind::Recip => to.run(inlined!(|x, dy| -dy / (x * x))),
+        UnaryKind::Square => to.run(inlined!(|x, dy| dy * (x + x))),
+        UnaryKind::Tanh => to.run(inlined!(|x, dy| {
             let t = x.tanh();
             dy * (A::ONE - t * t)
         })),
-        Unary::Sigmoid => to.run(inlined!(|x, dy| {
+        UnaryKind::Sigmoid => to.run(inlined!(|x, dy| {
             let s = sigmoid(x);
             dy * (s * (A::ONE - s))
         })),
-        Unary::Relu => to.run(inlined!(|x, dy| if x > A::ZERO { dy } else { A::ZERO })),
-        Unary::Gelu => to.run(inlined!(|x, dy| {
+        UnaryKind::Relu => to.run(inlined!(|x, dy| if x > A::ZERO { dy } else { A::ZERO })),
+        UnaryKind::Gelu => to.run(inlined!(|x, dy| {
             let (gate, slope) = gelu_gate(x);
             dy * (gate + x * slope)
         })),
-        Unary::GeluErf => to.run(inlined!(|x, dy| {
+        UnaryKind::GeluErf => to.run(inlined!(|x, dy| {
             let density = (-(x * x) * half).exp() * A::from_f64(INVERSE_ROOT_TAU);
             dy * (normal_distribution(x) + x * density)
         })),
-        Unary::Silu => to.run(inlined!(|x, dy| {
+        UnaryKind::Silu => to.run(inlined!(|x, dy| {
             let s = sigmoid(x);
             dy * (s + x * (s * (A::ONE - s)))
         })),
@@ -70,14 +71,14 @@ pub(super) fn with_unary_gradient<A: Float>(op: Unary, to: impl Loop2<A>) {
 }
 
 /// Gives the loop the function that `op` names.
-pub(super) fn with_binary<A: Float>(op: Binary, to: impl Loop2<A>) {
+pub(super) fn with_binary<A: Float>(op: BinaryKind, to: impl Loop2<A>) {
     match op {
-        Binary::Add => to.run(inlined!(|a, b| a + b)),
-        Binary::Sub => to.run(inlined!(|a, b| a - b)),
-        Binary::Mul => to.run(inlined!(|a, b| a * b)),
-        Binary::Div => to.run(inlined!(|a, b| a / b)),
-        Binary::Max => to.run(inlined!(|a, b| larger(a, b))),
-        Binary::Min => to.run(inlined!(|a, b| -larger(-a, -b))),
+        BinaryKind::Add => to.run(inlined!(|a, b| a + b)),
+        BinaryKind::Sub => to.run(inlined!(|a, b| a - b)),
+        BinaryKind::Mul => to.run(inlined!(|a, b| a * b)),
+        BinaryKind::Div => to.run(inlined!(|a, b| a / b)),
+        BinaryKind::Max => to.run(inlined!(|a, b| larger(a, b))),
+        BinaryKind::Min => to.run(inlined!(|a, b| -larger(-a, -b))),
     }
 }
 

@@ -1,11 +1,12 @@
 //! Gradients of the plain ops: elementwise, reductions, movement, products.
 
-use phalanx_ir::DType;
+use phalanx_autodiff::{Recompute, joint, slice};
 use phalanx_ir::ops::{Binary, BinaryKind, Cast, CompareKind, Matmul, Pad, UnaryKind};
 use phalanx_ir::random::Stream;
+use phalanx_ir::{Builder, DType, Program};
 use phalanx_reference::{Tensor, run};
 
-use crate::support::{Check, differentiate, normal, tensor};
+use crate::check::{Check, normal, tensor};
 
 /// Numbers away from zero, where roots, logarithms and reciprocals are tame.
 fn positive(name: &str, shape: &[usize]) -> Tensor {
@@ -13,6 +14,12 @@ fn positive(name: &str, shape: &[usize]) -> Tensor {
         .map(|x| 0.5 + x.abs())
         .collect();
     tensor(shape, &values)
+}
+
+/// Forward and backward of a program at once: the loss, then the gradients.
+fn fbw(b: Builder, grads: DType) -> Program {
+    let joint = joint(&b.finish().unwrap(), grads).unwrap();
+    slice(&joint, Recompute::None).fbw
 }
 
 #[test]
@@ -81,12 +88,12 @@ fn scale_shift_and_cast() {
 #[test]
 fn a_narrowing_cast_passes_the_cotangent_in_the_narrow_type() {
     for to in [DType::F32, DType::Bf16] {
-        let b = phalanx_ir::Builder::new("cast", DType::F64);
+        let b = Builder::new("cast", DType::F64);
         let (x, w) = (b.param("x", [6]), b.data("w", DType::F64, [6]));
         b.loss("loss", (x.cast(to).cast(DType::F64) * w).sum_all());
-        let joint = differentiate(&b.finish().unwrap());
+        let fbw = fbw(b, DType::F64);
         let w = normal("cotangent", &[6]);
-        let outputs = run(&joint, &[("x", normal("x", &[6])), ("w", w.clone())]).unwrap();
+        let outputs = run(&fbw, &[("x", normal("x", &[6])), ("w", w.clone())]).unwrap();
         let rounded = Tensor::new(to, &[6], &w.values()).unwrap();
         assert_eq!(outputs[1].1.values(), rounded.values());
     }
@@ -178,7 +185,7 @@ fn a_product_with_an_addend() {
 /// and its gradients are products of narrow operands again.
 #[test]
 fn a_product_with_a_wider_result_has_gradients() {
-    let b = phalanx_ir::Builder::new("widening", DType::F32);
+    let b = Builder::new("widening", DType::F32);
     let (x, w) = (b.param("x", [2, 3]), b.param("w", [3, 2]));
     let op = Matmul {
         spec: "ab,bc->ac".parse().unwrap(),
@@ -186,11 +193,11 @@ fn a_product_with_a_wider_result_has_gradients() {
         add: false,
     };
     b.loss("loss", b.apply(op, &[x, w]).sum_all());
-    let joint = differentiate(&b.finish().unwrap());
+    let fbw = fbw(b, DType::F32);
     let single =
         |name: &str, shape: &[usize]| Tensor::normal(DType::F32, shape, Stream::named(3, name));
     let (x, w) = (single("x", &[2, 3]), single("w", &[3, 2]));
-    let outputs = run(&joint, &[("x", x), ("w", w.clone())]).unwrap();
+    let outputs = run(&fbw, &[("x", x), ("w", w.clone())]).unwrap();
     let w = w.values();
     let expected: Vec<f64> = [0, 1, 2, 0, 1, 2]
         .map(|row| f64::from((w[2 * row] + w[2 * row + 1]) as f32))

@@ -4,7 +4,7 @@ use phalanx_ir::ops::{Attention, AttentionKind, RopeScaling, Rotary};
 use phalanx_ir::random::Stream;
 use phalanx_reference::Tensor;
 
-use crate::support::{Check, ids};
+use crate::check::{Check, ids};
 
 fn key() -> Tensor {
     ids(&[5], &[12, 34, 5, 6, 7])

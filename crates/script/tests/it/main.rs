@@ -1,0 +1,8 @@
+//! The checker against broken scripts, the planner against brute force, and gradient accumulation
+//! against one large batch.
+#![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+
+mod accumulation;
+mod broken;
+mod planner;
+mod random;

@@ -1,0 +1,229 @@
+//! The planner's promises on random scripts, each against the plainest possible computation.
+
+use std::collections::BTreeMap;
+
+use phalanx_ir::DType;
+use phalanx_models::{Architecture, BatchShape, Purpose};
+use phalanx_reference::ReferenceEngine;
+use phalanx_script::{
+    Action, Category, HappensBefore, MemoryPlan, Script, Source, eval_script, plan, plan_beside,
+};
+use phalanx_testing::{Rig, Setup, compile, mlp};
+
+use crate::random;
+
+const SCRIPTS: u64 = 400;
+
+#[test]
+fn the_order_is_that_of_lanes_buffers_and_edges() {
+    for seed in 0..SCRIPTS {
+        let script = random::script(seed);
+        let order = HappensBefore::of(&script).unwrap();
+        let expected = Order::of(&script);
+        for b in 0..script.actions.len() {
+            for a in 0..script.actions.len() {
+                assert_eq!(
+                    order.before(a, b),
+                    expected.before(a, b),
+                    "script {seed}: {a}, {b}"
+                );
+            }
+        }
+    }
+}
+
+/// Pieces of the arena that overlap are used one wholly before the other, whatever runs late.
+#[test]
+fn memory_is_shared_only_in_order() {
+    let mut shared = 0;
+    for seed in 0..SCRIPTS {
+        let script = random::script(seed);
+        let plan = plan(&script).unwrap();
+        let before = Order::of(&script);
+        let pieces = pieces(&script, &plan);
+        for (i, a) in pieces.iter().enumerate() {
+            assert!(a.offset + a.bytes <= plan.arena, "script {seed}");
+            for b in &pieces[..i] {
+                let overlap = a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+                if !overlap {
+                    continue;
+                }
+                shared += 1;
+                assert!(!a.persists && !b.persists, "script {seed}");
+                let all = |x: &Piece, y: &Piece| {
+                    (x.uses.iter()).all(|&u| y.uses.iter().all(|&v| before.before(u, v)))
+                };
+                assert!(all(a, b) || all(b, a), "script {seed}: {a:?} and {b:?}");
+            }
+        }
+    }
+    assert!(shared > 1000, "only {shared} pairs share memory");
+}
+
+#[test]
+fn peaks_are_sums_of_what_is_alive() {
+    for seed in 0..SCRIPTS {
+        let script = random::script(seed);
+        let plan = plan(&script).unwrap();
+        let mut peaks: BTreeMap<Category, usize> = BTreeMap::new();
+        let mut largest = 0;
+        for now in 0..script.actions.len() {
+            let mut live: BTreeMap<Category, usize> = BTreeMap::new();
+            for (index, buffer) in script.buffers.iter().enumerate() {
+                let uses = uses(&script, index);
+                let alive = match buffer.source {
+                    Source::Script => {
+                        uses.iter().any(|u| *u <= now) && uses.iter().any(|u| *u >= now)
+                    }
+                    _ => true,
+                };
+                if alive {
+                    *live.entry(buffer.category).or_default() += buffer.bytes;
+                }
+            }
+            let slots = &script.programs[script.actions[now].run().unwrap().program.0].slots;
+            largest = largest.max(live.values().sum::<usize>() + slots.extent);
+            *live.entry(Category::Workspace).or_default() += slots.peak;
+            for (category, bytes) in live {
+                let peak = peaks.entry(category).or_default();
+                *peak = bytes.max(*peak);
+            }
+        }
+        for category in Category::ALL {
+            let expected = peaks.get(&category).copied().unwrap_or(0);
+            assert_eq!(plan.peak(category), expected, "script {seed}: {category}");
+        }
+        // What is alive at once can't share memory.
+        assert!(plan.arena >= largest, "script {seed}");
+    }
+}
+
+/// An evaluation beside training finds the weights where they are and touches no other state.
+#[test]
+fn a_second_script_leaves_the_state_alone() {
+    let shape = BatchShape { batch: 4, seq: 1 };
+    let build = |purpose| mlp().build(shape, DType::F32, purpose).unwrap();
+    let setup = Setup::new(DType::F32);
+    let rig = Rig::new(ReferenceEngine::new(), &build(Purpose::Train), &setup);
+    let train = rig.plan();
+    let base = plan(&train.script).unwrap();
+    let evaluated = build(Purpose::Evaluate);
+    let compiled = compile(&evaluated, DType::F32, setup.recompute);
+    let (script, loss) = eval_script(&evaluated, &compiled, 2, train, setup.precision).unwrap();
+    let beside = plan_beside(&script, Some(&base)).unwrap();
+    let state: Vec<usize> = (0..train.script.buffers.len())
+        .filter(|&i| train.script.buffers[i].source != Source::Script)
+        .collect();
+    assert!(state.len() > 10);
+    for &i in &state {
+        assert_eq!(beside.offsets[i], base.offsets[i]);
+    }
+    for piece in pieces(&script, &beside).iter().filter(|p| !p.persists) {
+        for &i in &state {
+            let (offset, bytes) = (base.offsets[i], train.script.buffers[i].bytes);
+            let overlap = piece.offset < offset + bytes && offset < piece.offset + piece.bytes;
+            assert!(!overlap, "{}", train.script.buffers[i].name);
+        }
+    }
+    assert!(state.iter().all(|&i| i != loss.0));
+}
+
+#[derive(Debug)]
+struct Piece {
+    offset: usize,
+    bytes: usize,
+    uses: Vec<usize>,
+    persists: bool,
+}
+
+/// Everything that has a place: buffers that are used, and workspaces.
+fn pieces(script: &Script, plan: &MemoryPlan) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    for (index, buffer) in script.buffers.iter().enumerate() {
+        let uses = uses(script, index);
+        let persists = buffer.source != Source::Script;
+        if persists || !uses.is_empty() {
+            pieces.push(Piece {
+                offset: plan.offsets[index],
+                bytes: buffer.bytes,
+                uses,
+                persists,
+            });
+        }
+    }
+    for (index, action) in script.actions.iter().enumerate() {
+        let extent = script.programs[action.run().unwrap().program.0]
+            .slots
+            .extent;
+        assert_eq!(plan.workspaces[index].is_some(), extent > 0);
+        if let Some(offset) = plan.workspaces[index] {
+            pieces.push(Piece {
+                offset,
+                bytes: extent,
+                uses: vec![index],
+                persists: false,
+            });
+        }
+    }
+    pieces
+}
+
+fn uses(script: &Script, buffer: usize) -> Vec<usize> {
+    let actions = script.actions.iter().enumerate();
+    let used = |action: &Action| {
+        let run = action.run().unwrap();
+        let outputs = run.outputs.iter().map(|(view, _)| view);
+        (run.inputs.iter().chain(outputs)).any(|v| v.buffer.0 == buffer)
+    };
+    actions.filter(|(_, a)| used(a)).map(|(i, _)| i).collect()
+}
+
+/// Happens-before by its definition, for every pair, closed by Warshall's algorithm.
+struct Order {
+    actions: usize,
+    pairs: Vec<bool>,
+}
+
+impl Order {
+    fn of(script: &Script) -> Self {
+        let n = script.actions.len();
+        let mut order = Self {
+            actions: n,
+            pairs: vec![false; n * n],
+        };
+        for b in 0..n {
+            for a in 0..b {
+                order.pairs[a * n + b] = orders(script, a, b);
+            }
+        }
+        for middle in 0..n {
+            for a in 0..n {
+                for b in 0..n {
+                    let through = order.before(a, middle) && order.before(middle, b);
+                    order.pairs[a * n + b] |= through;
+                }
+            }
+        }
+        order
+    }
+
+    fn before(&self, a: usize, b: usize) -> bool {
+        self.pairs[a * self.actions + b]
+    }
+}
+
+/// Whether the earlier action `a` and the later one `b` share a lane, an edge, or a buffer that
+/// one of them writes.
+fn orders(script: &Script, a: usize, b: usize) -> bool {
+    let (first, second) = (&script.actions[a], &script.actions[b]);
+    let conflict = (0..script.buffers.len()).any(|i| {
+        let touches = |action: &Action| {
+            let run = action.run().unwrap();
+            let writes = run.outputs.iter().any(|(v, _)| v.buffer.0 == i);
+            (writes, writes || run.inputs.iter().any(|v| v.buffer.0 == i))
+        };
+        let ((wa, ta), (wb, tb)) = (touches(first), touches(second));
+        ta && tb && (wa || wb)
+    });
+    first.lane == second.lane || conflict || second.after.contains(&a)
+}

@@ -1,0 +1,301 @@
+//! A trainer in its smallest form: a script, an executor, and named access to what it holds.
+
+use phalanx_autodiff::Recompute;
+use phalanx_engine::Engine;
+use phalanx_ir::{DType, Model, Param, TensorType};
+use phalanx_models::initial_values;
+use phalanx_reference::Tensor;
+use phalanx_runtime::{Executor, ScriptId};
+use phalanx_script::{
+    BufferId, Compiled, Member, Optimizer, Precision, Script, Step, TrainPlan, accumulate,
+    eval_script, merge_adjacent, train_script, units,
+};
+
+use crate::compile::compile;
+
+/// How a model is trained.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Element types.
+    pub precision: Precision,
+    /// The update rule.
+    pub optimizer: Optimizer,
+    /// The largest gradient norm.
+    pub clip: Option<f64>,
+    /// Micro-batches of a step.
+    pub microbatches: usize,
+    /// What the backward makes again.
+    pub recompute: Recompute,
+    /// From instances and micro-batches to the order of runs.
+    pub schedule: fn(usize, usize) -> Vec<Step>,
+    /// From a model to programs.
+    pub compile: fn(&Model, DType, Recompute) -> Compiled,
+    /// What is changed about the training script before it is loaded.
+    pub edit: fn(&mut Script),
+}
+
+impl Setup {
+    /// AdamW as the fixtures are trained (betas 0.9 and 0.95, epsilon 1e-8, decay 0.1, clip 1) on
+    /// one micro-batch, with weights of this type; 16-bit weights have f32 masters and gradients.
+    pub fn new(weights: DType) -> Self {
+        let wide = weights.accumulator();
+        Self {
+            precision: Precision {
+                weights,
+                grads: wide,
+                state: wide,
+            },
+            optimizer: Optimizer::AdamW {
+                beta1: 0.9,
+                beta2: 0.95,
+                eps: 1e-8,
+                decay: 0.1,
+            },
+            clip: Some(1.0),
+            microbatches: 1,
+            recompute: Recompute::None,
+            schedule: |instances, microbatches| {
+                merge_adjacent(&accumulate(instances, microbatches))
+            },
+            compile,
+            edit: |_| {},
+        }
+    }
+}
+
+/// The data of one micro-batch by port name, and the global index of its first sample.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// Port name and values.
+    pub data: Vec<(String, Tensor)>,
+    /// The global index of the first sample.
+    pub first: i32,
+}
+
+/// A model in training on an engine.
+pub struct Rig<E: Engine> {
+    executor: Executor<E>,
+    id: ScriptId,
+    /// A forward script on the same weights, if the rig has one.
+    forward: Option<ScriptId>,
+    plan: TrainPlan,
+    model: Model,
+    precision: Precision,
+    steps: usize,
+}
+
+impl<E: Engine> Rig<E> {
+    /// Compiles a model for training; its parameters are zero until they are set.
+    pub fn new(engine: E, model: &Model, setup: &Setup) -> Self {
+        Self::beside(engine, model, None, setup)
+    }
+
+    /// The same, with a model of the same parameters to look at ([`Rig::probe`]).
+    pub fn with_forward(engine: E, model: &Model, forward: &Model, setup: &Setup) -> Self {
+        Self::beside(engine, model, Some(forward), setup)
+    }
+
+    fn beside(engine: E, model: &Model, forward: Option<&Model>, setup: &Setup) -> Self {
+        let precision = setup.precision;
+        let compile = |model| (setup.compile)(model, precision.grads, setup.recompute);
+        let schedule = (setup.schedule)(model.instances().len(), setup.microbatches);
+        let (optimizer, clip) = (setup.optimizer, setup.clip);
+        let mut plan = train_script(
+            model,
+            &compile(model),
+            &schedule,
+            &units(model),
+            precision,
+            optimizer,
+            clip,
+        )
+        .unwrap();
+        (setup.edit)(&mut plan.script);
+        let mut executor = Executor::new(engine);
+        let id = executor.load(plan.script.clone()).unwrap();
+        let forward = forward.map(|model| {
+            let (script, _) = eval_script(model, &compile(model), 1, &plan, precision).unwrap();
+            executor.load(script).unwrap()
+        });
+        executor.reserve().unwrap();
+        Self {
+            executor,
+            id,
+            forward,
+            plan,
+            model: model.clone(),
+            precision,
+            steps: 0,
+        }
+    }
+
+    /// Sets every parameter to its initial values.
+    pub fn initialise(&mut self, seed: u64) {
+        self.set_params(|param| initial_values(param, seed, 0..param.elements()).collect());
+    }
+
+    /// Sets every parameter, and its master if it has one.
+    pub fn set_params(&mut self, values: impl Fn(&Param) -> Vec<f64>) {
+        for index in 0..self.model.params().len() {
+            let values = values(&self.model.params()[index]);
+            let (unit, member) = self.place(index);
+            let buffers = self.plan.buffers[unit].clone();
+            let Precision { weights, state, .. } = self.precision;
+            self.store(buffers.weights, member, weights, &values);
+            if let Some(master) = buffers.master {
+                self.store(master, member, state, &values);
+            }
+        }
+    }
+
+    /// Runs one step, whose micro-batches these are, and returns loss and gradient norm.
+    /// `inverse` is 1/valid targets.
+    pub fn step(&mut self, batches: &[Batch], lr: f64, inverse: f64) -> (f64, f64) {
+        self.steps += 1;
+        self.run(self.id, batches, lr, inverse);
+        let state = self.precision.state;
+        let (loss, norm) = (self.plan.loss, self.plan.grad_norm);
+        (self.fetch(loss, state)[0], self.fetch(norm, state)[0])
+    }
+
+    /// Runs the forward model on one batch and returns what its instance `instance` shows as `name`.
+    pub fn probe(&mut self, batch: &Batch, instance: &str, name: &str) -> Vec<f64> {
+        let forward = self.forward.unwrap();
+        self.run(forward, std::slice::from_ref(batch), 0.0, 0.0);
+        let script = self.executor.script(forward);
+        let buffer = script.named(&format!("{instance}/{name}@mb0")).unwrap();
+        let mut bytes = vec![0; script.buffers[buffer.0].bytes];
+        self.executor.read(forward, buffer, &mut bytes).unwrap();
+        decode(self.precision.weights, &bytes)
+    }
+
+    /// The gradient that the last step formed of a parameter.
+    pub fn gradient(&mut self, name: &str) -> Vec<f64> {
+        let (unit, member) = self.place(self.number(name));
+        let values = self.fetch(self.plan.buffers[unit].gradient, self.precision.grads);
+        values[member.offset..][..member.elements].to_vec()
+    }
+
+    /// A parameter as the optimizer sees it.
+    pub fn param(&mut self, name: &str) -> Vec<f64> {
+        let (unit, member) = self.place(self.number(name));
+        let buffers = &self.plan.buffers[unit];
+        let buffer = buffers.master.unwrap_or(buffers.weights);
+        let values = self.fetch(buffer, self.precision.state);
+        values[member.offset..][..member.elements].to_vec()
+    }
+
+    /// The executor.
+    pub fn executor(&mut self) -> &mut Executor<E> {
+        &mut self.executor
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The number of the step's script in the executor.
+    pub fn script(&self) -> ScriptId {
+        self.id
+    }
+
+    /// The script of a step.
+    pub fn plan(&self) -> &TrainPlan {
+        &self.plan
+    }
+
+    fn run(&mut self, id: ScriptId, batches: &[Batch], lr: f64, inverse: f64) {
+        let hosts: Vec<(BufferId, String)> = (self.executor.host_inputs(id))
+            .map(|(buffer, name)| (buffer, name.to_owned()))
+            .collect();
+        for (buffer, name) in hosts {
+            // Buffers of the other script keep their numbers but nothing here reads them.
+            let Some(ty) = read_as(self.executor.script(id), buffer) else {
+                continue;
+            };
+            let bytes = self.host_bytes(&ty, &name, batches, lr, inverse);
+            self.executor.write(id, buffer, &bytes).unwrap();
+        }
+        self.executor.run(id).unwrap();
+    }
+
+    fn host_bytes(
+        &self,
+        ty: &TensorType,
+        name: &str,
+        batches: &[Batch],
+        lr: f64,
+        inverse: f64,
+    ) -> Vec<u8> {
+        let (stem, microbatch) = match name.rsplit_once("@mb") {
+            Some((stem, index)) => (stem, index.parse().unwrap()),
+            None => (name, 0),
+        };
+        if let Some(instance) = stem.strip_suffix("/key") {
+            let all = self.model.instances();
+            let number = all.iter().position(|i| i.name == instance).unwrap();
+            let first = batches[microbatch].first;
+            let key = [7, 0, self.steps as i32, number as i32, first];
+            return Tensor::from_i32(&[5], &key).unwrap().to_bytes();
+        }
+        let scalar = |x| Tensor::scalar(ty.dtype, x).to_bytes();
+        match name {
+            "lr" => scalar(lr),
+            "step" => scalar(self.steps as f64),
+            "inv_tokens" => scalar(inverse),
+            _ => {
+                let mut data = batches[microbatch].data.iter();
+                let (_, values) = data.find(|(n, _)| n == stem).unwrap();
+                assert_eq!(values.dtype(), ty.dtype, "the data `{stem}`");
+                values.to_bytes()
+            }
+        }
+    }
+
+    fn number(&self, name: &str) -> usize {
+        let mut params = self.model.params().iter();
+        params.position(|p| p.name == name).unwrap()
+    }
+
+    /// The unit of a parameter and its place in it.
+    fn place(&self, param: usize) -> (usize, Member) {
+        let units = self.plan.units.iter().enumerate();
+        let mut members = units.flat_map(|(i, unit)| unit.members.iter().map(move |m| (i, *m)));
+        members.find(|(_, m)| m.param == param).unwrap()
+    }
+
+    fn store(&mut self, buffer: BufferId, member: Member, dtype: DType, values: &[f64]) {
+        let mut bytes = vec![0; self.plan.script.buffers[buffer.0].bytes];
+        self.executor.read(self.id, buffer, &mut bytes).unwrap();
+        let new = Tensor::new(dtype, &[values.len()], values).unwrap();
+        let (at, new) = (member.offset * dtype.size(), new.to_bytes());
+        bytes[at..at + new.len()].copy_from_slice(&new);
+        self.executor.write(self.id, buffer, &bytes).unwrap();
+    }
+
+    /// All elements of a buffer.
+    fn fetch(&mut self, buffer: BufferId, dtype: DType) -> Vec<f64> {
+        let mut bytes = vec![0; self.plan.script.buffers[buffer.0].bytes];
+        self.executor.read(self.id, buffer, &mut bytes).unwrap();
+        decode(dtype, &bytes)
+    }
+}
+
+/// The type that a script's programs read a buffer as, if any reads it.
+fn read_as(script: &Script, buffer: BufferId) -> Option<TensorType> {
+    script
+        .actions
+        .iter()
+        .filter_map(|a| a.run())
+        .find_map(|run| {
+            let program = &script.programs[run.program.0].program;
+            let at = run.inputs.iter().position(|v| v.buffer == buffer)?;
+            Some(program.ty(program.inputs()[at].value).clone())
+        })
+}
+
+fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    let shape = [bytes.len() / dtype.size()];
+    Tensor::from_bytes(dtype, &shape, bytes).unwrap().values()
+}
