@@ -1,5 +1,4 @@
-//! Trains a model of one's own, written with the builder: a token is predicted from the one before
-//! it and from the one before that, without attention.
+//! Trains a model of one's own: a token is predicted from the two before it, without attention.
 //!
 //! `cargo run --release -p phalanx --example custom_model`
 

@@ -18,7 +18,7 @@ use crate::host::host_engine;
 use crate::network::Network;
 use crate::products::{Product, median, products, time_products};
 use crate::schedule::LearningRate;
-use crate::session::{Session, Settings};
+use crate::session::{Models, Session, Settings};
 
 /// Steps before the clock starts.
 const WARM_UP: usize = 3;
@@ -82,15 +82,11 @@ pub fn gemm_rate(config: &Config, model: &Model) -> Result<Option<f64>> {
     };
     let mut engine = host_engine(config.run.threads.get())?;
     let seconds = time_products(&mut engine, &[cut], types(config), ROUNDS)?;
-    Ok(seconds.first().map(|seconds| cut.flops() as f64 / seconds))
+    Ok(seconds.first().map(|s| cut.flops() as f64 / s.best))
 }
 
 /// The time of each step, and seconds inside matmul calls over all of them.
-fn steps(
-    config: &Config,
-    network: &Network,
-    models: &crate::session::Models,
-) -> Result<(Vec<f64>, f64)> {
+fn steps(config: &Config, network: &Network, models: &Models) -> Result<(Vec<f64>, f64)> {
     let engine = host_engine(config.run.threads.get())?;
     let settings = Settings::new(config);
     let mut session = Session::new(engine, models, settings, &mut *network.start())?;
@@ -115,7 +111,7 @@ fn floor_seconds(config: &Config, model: &Model) -> Result<f64> {
     let mut engine = host_engine(config.run.threads.get())?;
     let seconds = time_products(&mut engine, &products, types(config), ROUNDS)?;
     let each = seconds.iter().zip(counts);
-    let microbatch: f64 = each.map(|(seconds, count)| seconds * count as f64).sum();
+    let microbatch: f64 = each.map(|(s, count)| s.median * count as f64).sum();
     Ok(microbatch * config.train.microbatches.get() as f64)
 }
 
