@@ -124,7 +124,7 @@ fn export(run: &Path, dir: &Path, dtype: DType, json: bool) -> Result<()> {
 fn explain(settings: &Settings, focus: Focus) -> Result<()> {
     let explanation = Explanation::new(&network::load(&settings.sources())?, focus)?;
     match settings.json {
-        true => explanation.json().iter().for_each(|line| out::json(line)),
+        true => explanation.json().iter().for_each(out::json),
         false => out::line(explanation.text().trim_end()),
     }
     Ok(())

@@ -10,7 +10,7 @@ use phalanx_models::{Architecture, BatchShape};
 use phalanx_script::{Optimizer, Precision};
 use phalanx_train::error::{Error, Problem, Result};
 use phalanx_train::host::host_engine;
-use phalanx_train::session::{Models, Session, Settings, initial};
+use phalanx_train::session::{MemoryLimit, Models, Session, Settings, initial};
 use phalanx_train::steps::{Taken, take_steps};
 
 use crate::data_source::Data;
@@ -238,7 +238,7 @@ impl<'a> Trainer<'a> {
             microbatches: ready.microbatches,
             recompute: self.recompute,
             seed: self.seed,
-            memory_limit: None,
+            memory_limit: MemoryLimit::of_machine(),
         }
     }
 }

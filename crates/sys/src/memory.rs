@@ -10,6 +10,22 @@ pub fn peak_resident_bytes() -> Option<u64> {
     field("VmHWM:")
 }
 
+/// Bytes of memory that this machine has, or that the process is allowed where that is fewer;
+/// `None` where the system does not say.
+pub fn machine_bytes() -> Option<u64> {
+    let total = parse(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")?;
+    // Containers are limited by their control group, which says "max" where there is no limit.
+    let limits = [
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ];
+    let limits = limits
+        .iter()
+        .filter_map(|path| std::fs::read_to_string(path).ok());
+    let limits = limits.filter_map(|text| text.trim().parse().ok());
+    Some(limits.fold(total, u64::min))
+}
+
 fn field(name: &str) -> Option<u64> {
     parse(&std::fs::read_to_string("/proc/self/status").ok()?, name)
 }
@@ -32,6 +48,12 @@ mod tests {
         assert_eq!(parse(status, "VmHWM:"), Some(20 * 1024));
         assert_eq!(parse(status, "VmSwap:"), None);
         assert_eq!(parse(status, "VmData:"), None);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_machine_holds_more_than_this_process() {
+        assert!(machine_bytes().unwrap() >= resident_bytes().unwrap());
     }
 
     #[cfg(target_os = "linux")]

@@ -47,7 +47,18 @@ fn configurations_that_cannot_work_are_told_with_their_place() {
     set("precision.compute=f16").refused(&["bf16"]);
     set("model.kind=mlp").refused(&["mlp_regression"]);
     set("model.dropout=0.1").refused(&["llama has no dropout"]);
-    set("run.memory_limit=1000").refused(&["run.memory_limit = 1000"]);
+    let large = phalanx(
+        dir,
+        &[&[
+            "train",
+            "--preset",
+            "llama-0.95b",
+            "--set",
+            "train.batch_size=4096",
+        ]],
+    );
+    large.refused(&["this machine has", "train.microbatches"]);
+    set("run.memory_limit=1000").refused(&["run.memory_limit allows 1000"]);
     assert!(!dir.join("runs").exists(), "nothing was started");
 }
 

@@ -26,7 +26,7 @@ pub use compile::{compile, compile_forward};
 pub use feed::{Field, StepData};
 pub use forward::Forward;
 pub(crate) use numbers::encode;
-pub use settings::Settings;
+pub use settings::{MemoryLimit, Settings};
 pub use store::{ReadParam, initial};
 
 use crate::error::{Error, Problem, Result};
@@ -93,7 +93,9 @@ impl<E: Engine> Session<E> {
         let evaluate = (models.evaluate.as_ref())
             .map(|evaluated| load_evaluation(&mut executor, evaluated, &plan, &settings))
             .transpose()?;
-        check_memory(executor.arena(), &settings)?;
+        if let Some(limit) = settings.memory_limit {
+            limit.check(executor.arena())?;
+        }
         executor.reserve()?;
 
         let store = Store::new(train, model, plan.units.clone());
@@ -228,17 +230,4 @@ fn load_evaluation<E: Engine>(
     let script = executor.load(script)?;
     let feed = Feed::new(executor, script, model, parts)?;
     Ok((script, feed, loss))
-}
-
-fn check_memory(arena: usize, settings: &Settings) -> Result<()> {
-    match settings.memory_limit {
-        Some(limit) if arena as u64 > limit => Err(Error::refused(
-            Problem::new(format!(
-                "the plan takes {arena} bytes, run.memory_limit = {limit} allows fewer"
-            ))
-            .because("weights, gradients, optimizer state and activations of one micro-batch")
-            .fix("raise train.microbatches, set train.recompute = \"full\", or raise the limit"),
-        )),
-        _ => Ok(()),
-    }
 }

@@ -5,6 +5,8 @@ use phalanx_ir::DType;
 use phalanx_script::{Optimizer, Precision};
 
 use crate::config::{self, Config, OptimKind};
+use crate::error::{Error, Problem, Result};
+use crate::metrics::bytes;
 
 /// How a model is trained, apart from the model and the data.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -22,7 +24,43 @@ pub struct Settings {
     /// The seed of random masks.
     pub seed: u64,
     /// Bytes that the plan may take, if there is a limit.
-    pub memory_limit: Option<u64>,
+    pub memory_limit: Option<MemoryLimit>,
+}
+
+/// How many bytes a plan may take, and who says so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MemoryLimit {
+    /// The configuration, with `run.memory_limit`.
+    Asked(u64),
+    /// The machine, which has no more.
+    Machine(u64),
+}
+
+impl MemoryLimit {
+    /// What this machine has.
+    pub fn of_machine() -> Option<Self> {
+        phalanx_sys::memory::machine_bytes().map(MemoryLimit::Machine)
+    }
+
+    /// Refuses a plan that takes more.
+    pub(crate) fn check(self, arena: usize) -> Result<()> {
+        let (limit, who) = match self {
+            MemoryLimit::Asked(limit) => (limit, "run.memory_limit allows"),
+            MemoryLimit::Machine(limit) => (limit, "this machine has"),
+        };
+        if arena as u64 <= limit {
+            return Ok(());
+        }
+        Err(Error::refused(
+            Problem::new(format!(
+                "the plan takes {arena} bytes ({}), {who} {limit} ({})",
+                bytes(arena as u64),
+                bytes(limit)
+            ))
+            .because("weights, gradients, optimizer state and the activations of one micro-batch")
+            .fix("more train.microbatches, train.recompute = \"full\", or a smaller model"),
+        ))
+    }
 }
 
 impl Settings {
@@ -54,7 +92,10 @@ impl Settings {
                 config::Recompute::Full => Recompute::Full,
             },
             seed: config.run.seed,
-            memory_limit: config.run.memory_limit.map(|bytes| bytes.0),
+            memory_limit: match config.run.memory_limit {
+                Some(limit) => Some(MemoryLimit::Asked(limit.0)),
+                None => MemoryLimit::of_machine(),
+            },
         }
     }
 }

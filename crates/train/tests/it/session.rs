@@ -370,7 +370,7 @@ fn a_plan_beyond_the_limit_is_refused() {
     let error = error.unwrap_err();
     assert_eq!(error.exit_code(), 2);
     assert!(
-        error.to_string().contains("run.memory_limit = 1024"),
+        error.to_string().contains("run.memory_limit allows 1024"),
         "{error}"
     );
 }
