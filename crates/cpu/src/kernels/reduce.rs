@@ -231,7 +231,7 @@ mod tests {
     fn a_nan_is_the_maximum() {
         let mut x: Vec<f32> = normals("x", 300);
         x[123] = f32::NAN;
-        let mut out = [0.0];
+        let mut out = [0f32];
         reduce_trailing(ReduceKind::Max, &x, 300, false, &mut out);
         assert!(out[0].is_nan());
         let mut out = [0f32; 100];
