@@ -13,7 +13,7 @@ use phalanx_ir::ops::AttentionKind;
 use phalanx_ir::random::Stream;
 use phalanx_models::{Architecture, BatchShape, Llama, port};
 use phalanx_reference::{ReferenceEngine, Tensor};
-use phalanx_script::accumulate;
+use phalanx_script::{Category, accumulate};
 
 use crate::compile::{compile, optimise};
 use crate::errors::Errors;
@@ -119,6 +119,26 @@ pub fn late_calls_keep_the_bits<E: Engine>(
         assert_eq!(rig.executor().engine().poisoned_reads(), 0, "seed {seed}");
         assert_same_bits(&found, &expected, &format!("late, seed {seed}"));
     }
+}
+
+/// What a step writes, measured byte by byte, is what the plan says: in every category, or but for
+/// the workspace on an engine that has none in its arena.
+pub fn memory_is_written_as_planned<E: Engine>(engine: impl Fn() -> E, workspace: bool) {
+    for_each_case(|what, model, setup| {
+        for recompute in Recompute::ALL {
+            let setup = Setup {
+                recompute,
+                ..setup.clone()
+            };
+            let mut rig = prepare(engine(), model, &setup);
+            step(&mut rig, SHAPE, VOCAB);
+            for (category, planned, measured) in rig.memory() {
+                if workspace || category != Category::Workspace {
+                    assert_eq!(measured, planned, "{what}, {recompute}: {category}");
+                }
+            }
+        }
+    });
 }
 
 /// Every small language model, in every precision, with and without passes.

@@ -11,6 +11,9 @@ fn the_engine_suite() {
     for threads in [1, 2, 3] {
         let engine = || CpuEngine::new(threads).unwrap();
         suite::numbers_are_the_interpreters(engine);
+        if threads == 1 {
+            suite::memory_is_written_as_planned(engine, true);
+        }
         if threads < 3 {
             suite::a_run_can_be_repeated(engine);
             suite::recomputation_keeps_the_bits(engine);
