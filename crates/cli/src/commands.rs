@@ -136,14 +136,6 @@ fn bench_step(settings: &Settings) -> Result<()> {
         out::json(&result);
         return Ok(());
     }
-    let share = |part: Option<f64>| match part {
-        Some(part) => format!("{:.1}%", 100.0 * part),
-        None => "not measured".to_owned(),
-    };
-    let floor = match result.floor_ms {
-        Some(ms) => format!("{ms:.1} ms"),
-        None => "not measured".to_owned(),
-    };
     let memory = match result.peak_rss_bytes {
         Some(bytes) => format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64),
         None => "unknown".to_owned(),
@@ -152,13 +144,14 @@ fn bench_step(settings: &Settings) -> Result<()> {
         "step            {:.1} ms (median), {:.1} ms (best)\n\
          tokens          {:.0} per second\n\
          memory          {memory} at most\n\
-         in products     {} of the step\n\
-         floor           {floor}, {} of the step",
+         in products     {:.1}% of the step\n\
+         floor           {:.1} ms, {:.1}% of the step",
         result.median_ms,
         result.best_ms,
         result.tokens_per_s,
-        share(result.gemm_fraction),
-        share(result.floor_fraction),
+        100.0 * result.gemm_fraction,
+        result.floor_ms,
+        100.0 * result.floor_fraction,
     ));
     Ok(())
 }

@@ -1,9 +1,8 @@
-//! Trains a model of one's own, written with the builder: a token is predicted from the one before
-//! it and from the one before that, without attention.
+//! Trains a model of one's own: a token is predicted from the two before it, without attention.
 //!
 //! `cargo run --release -p phalanx --example custom_model`
 
-use phalanx::data::{Corpus, MarkovCorpus};
+use phalanx::data::MarkovCorpus;
 use phalanx::ir::{Builder, DType, Init, IrError, Model};
 use phalanx::models::Chain;
 use phalanx::{Report, Trainer};
@@ -18,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// Trains for some steps and tells how close the model came to the entropy of its source.
 pub fn run(steps: usize) -> Result<Report, Box<dyn std::error::Error>> {
     let corpus = MarkovCorpus::new(0, VOCAB, 1 << 24)?;
-    let floor = corpus.entropy_floor().unwrap_or(0.0);
+    let floor = corpus.entropy_rate();
     let report = Trainer::of_model(trigram(16, 32)?)
         .data(corpus)
         .batch(32) // two micro-batches of 16
@@ -37,7 +36,7 @@ fn trigram(batch: usize, seq: usize) -> Result<Model, IrError> {
     let b = Builder::new("trigram", DType::F32);
     let ids = b.data("ids", DType::I32, [batch, seq]);
     let present = b.param("present", [VOCAB, WIDTH]).embedding(ids);
-    // Shifted by one place: the first token of a row has none before it.
+    // The first token of a row has none before it.
     let past = b
         .param("past", [VOCAB, WIDTH])
         .embedding(ids)

@@ -4,28 +4,30 @@
 //! forward, the gradient of its input and the gradient of its weight, at the rate that products of
 //! just these shapes reach on this machine, in the same run.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
-use phalanx_data::{Batch, IGNORED};
+use phalanx_data::Batch;
 use phalanx_ir::random::Stream;
-use phalanx_ir::{Model, Op, Program, Role, ValueId};
+use phalanx_ir::{DType, Model};
 use serde::Serialize;
 
 use crate::config::{Config, Loaded};
 use crate::corpus;
 use crate::error::Result;
-use crate::host::{self, host_engine};
+use crate::host::host_engine;
 use crate::network::Network;
+use crate::products::{Product, median, products, time_products};
 use crate::schedule::LearningRate;
-use crate::session::{Session, Settings};
+use crate::session::{Models, Session, Settings};
 
 /// Steps before the clock starts.
 const WARM_UP: usize = 3;
 /// Steps that are timed.
 const TIMED: usize = 12;
+/// Rounds of each product.
+const ROUNDS: usize = 7;
 
-/// What `bench step` tells. What this machine's engine cannot measure is absent.
+/// What `bench step` tells.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct StepBench {
     /// The median time of a step.
@@ -34,157 +36,91 @@ pub struct StepBench {
     pub best_ms: f64,
     /// Tokens per second at the median.
     pub tokens_per_s: f64,
-    /// The most memory that the process held.
+    /// The most memory that the process held, as far as the system says.
     pub peak_rss_bytes: Option<u64>,
     /// The share of the steps' time inside matmul calls.
-    pub gemm_fraction: Option<f64>,
+    pub gemm_fraction: f64,
     /// Time of the linear layers and the head at the measured GEMM rate.
-    pub floor_ms: Option<f64>,
+    pub floor_ms: f64,
     /// The floor as a share of the median.
-    pub floor_fraction: Option<f64>,
+    pub floor_fraction: f64,
 }
 
 /// Times full steps, clipping and optimizer included, on random tokens.
 pub fn step(loaded: &Loaded) -> Result<StepBench> {
     let config = &loaded.config;
     let network = Network::new(loaded)?;
-    let models = network.models(config, false)?;
-    let engine = host_engine(config.run.threads.get())?;
-    let settings = Settings::new(config);
-    let mut session = Session::new(engine, &models, settings, &mut *network.start())?;
-    let rate = LearningRate::new(config);
-    let (mut times, mut in_products) = (Vec::new(), 0.0);
-    for step in 1..=WARM_UP + TIMED {
-        let batch = random_batch(config, step as u64);
-        let before = host::product_seconds(session.engine());
-        let begun = Instant::now();
-        corpus::with_step_data(&batch, |data| session.step(data, rate.at(step)))?;
-        if step > WARM_UP {
-            times.push(begun.elapsed().as_secs_f64());
-            let after = host::product_seconds(session.engine());
-            in_products += after.zip(before).map_or(f64::NAN, |(a, b)| a - b);
-        }
-    }
-    let peak_rss_bytes = phalanx_sys::memory::peak_resident_bytes();
-    let floor = floor_seconds(&models.train, config.train.microbatches.get(), |product| {
-        host::time_product(session.engine_mut(), product)
-    });
+    let model = network.models(config, false)?;
+    let (mut times, gemm_seconds) = steps(config, &network, &model)?;
+    // The steps' memory is free again by now, so the products do not add to the peak.
+    let floor = floor_seconds(config, &model.train)?;
     let total: f64 = times.iter().sum();
-    times.sort_by(f64::total_cmp);
-    let median = (times[(TIMED - 1) / 2] + times[TIMED / 2]) / 2.0;
+    let median = median(&mut times);
     Ok(StepBench {
         median_ms: 1e3 * median,
         best_ms: 1e3 * times[0],
         tokens_per_s: config.train.tokens_per_step() as f64 / median,
-        peak_rss_bytes,
-        gemm_fraction: Some(in_products / total).filter(|share| share.is_finite()),
-        floor_ms: floor.map(|seconds| 1e3 * seconds),
-        floor_fraction: floor.map(|seconds| seconds / median),
+        peak_rss_bytes: phalanx_sys::memory::peak_resident_bytes(),
+        gemm_fraction: gemm_seconds / total,
+        floor_ms: 1e3 * floor,
+        floor_fraction: floor / median,
     })
 }
 
-/// Which product of a linear layer.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Pass {
-    /// `y = x·w`: `[rows, from] · [from, to]`.
-    Forward,
-    /// `dx = dy·wᵀ`: `[rows, to] · [to, from]`.
-    InputGradient,
-    /// `dw = xᵀ·dy`: `[from, rows] · [rows, to]`.
-    WeightGradient,
-}
-
-/// A product of a linear layer of this shape.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Product {
-    /// Which.
-    pub pass: Pass,
-    /// Rows of the layer's input: the tokens of a micro-batch.
-    pub rows: usize,
-    /// Width of its input.
-    pub from: usize,
-    /// Width of its output.
-    pub to: usize,
-    /// Whether the weight is stored as `[to, from]`, as a tied head's is.
-    pub transposed: bool,
-}
-
-impl Product {
-    /// Multiplications and additions.
-    pub fn flops(&self) -> u64 {
-        2 * (self.rows * self.from * self.to) as u64
-    }
-}
-
-/// The products of a model's linear layers and head in one step of one micro-batch, each with how
-/// often it occurs. Attention's own products are not among them.
-pub fn products(model: &Model) -> BTreeMap<Product, usize> {
-    let mut products = BTreeMap::new();
-    for instance in model.instances() {
-        for product in segment_products(&model.segments()[instance.segment]) {
-            *products.entry(product).or_default() += 1;
-        }
-    }
-    products
-}
-
-/// Seconds that all products take, each distinct one timed once.
-fn floor_seconds(
-    model: &Model,
-    microbatches: usize,
-    mut time: impl FnMut(&Product) -> Option<f64>,
-) -> Option<f64> {
-    let mut total = 0.0;
-    for (product, count) in products(model) {
-        total += (count * microbatches) as f64 * time(&product)?;
-    }
-    Some(total)
-}
-
-fn segment_products(forward: &Program) -> Vec<Product> {
-    let is_param = |value: ValueId| {
-        forward
-            .inputs_with(Role::Param)
-            .any(|port| port.value == value)
+/// The FLOP/s of the product that a model spends most on, on one that is cut to a size that takes
+/// milliseconds: what the step line compares with.
+pub fn gemm_rate(config: &Config, model: &Model) -> Result<Option<f64>> {
+    let work = |(product, count): &(Product, usize)| product.flops() * *count as u64;
+    let Some((largest, _)) = products(model).into_iter().max_by_key(work) else {
+        return Ok(None);
     };
-    // What depends on data alone has no gradient.
-    let mut differentiated = vec![false; forward.values().len()];
-    for port in forward.inputs() {
-        differentiated[port.value.index()] = matches!(port.role, Role::Param | Role::Boundary);
-    }
-    let mut products = Vec::new();
-    for instr in forward.instrs() {
-        let wanted = instr.inputs.iter().any(|v| differentiated[v.index()]);
-        for value in &instr.outputs {
-            differentiated[value.index()] = wanted;
+    let cut = Product {
+        rows: largest.rows.min(1024),
+        from: largest.from.min(2048),
+        to: largest.to.min(2048),
+        ..largest
+    };
+    let mut engine = host_engine(config.run.threads.get())?;
+    let seconds = time_products(&mut engine, &[cut], types(config), ROUNDS)?;
+    Ok(seconds.first().map(|s| cut.flops() as f64 / s.best))
+}
+
+/// The time of each step, and seconds inside matmul calls over all of them.
+fn steps(config: &Config, network: &Network, models: &Models) -> Result<(Vec<f64>, f64)> {
+    let engine = host_engine(config.run.threads.get())?;
+    let settings = Settings::new(config);
+    let mut session = Session::new(engine, models, settings, &mut *network.start())?;
+    let rate = LearningRate::new(config);
+    let (mut times, mut before) = (Vec::new(), 0.0);
+    for step in 1..=WARM_UP + TIMED {
+        if step == WARM_UP + 1 {
+            before = session.engine().matmul_seconds();
         }
-        let (Op::Matmul(op), [x, w, ..]) = (&instr.op, &instr.inputs[..]) else {
-            continue;
-        };
-        if !is_param(*w) || forward.ty(*w).shape.len() != 2 {
-            continue;
-        }
-        let weight = &forward.ty(*w).shape;
-        let [_, letters, out] = op.spec.letters();
-        let transposed = letters.chars().next() == out.chars().last();
-        let (from, to) = match transposed {
-            true => (weight[1], weight[0]),
-            false => (weight[0], weight[1]),
-        };
-        let rows = forward.ty(*x).shape.iter().product::<usize>() / from;
-        let product = |pass| Product {
-            pass,
-            rows,
-            from,
-            to,
-            transposed,
-        };
-        products.extend([Pass::Forward, Pass::WeightGradient].map(product));
-        if differentiated[x.index()] {
-            products.push(product(Pass::InputGradient));
+        let batch = random_batch(config, step as u64);
+        let begun = Instant::now();
+        corpus::with_step_data(&batch, |data| session.step(data, rate.at(step)))?;
+        if step > WARM_UP {
+            times.push(begun.elapsed().as_secs_f64());
         }
     }
-    products
+    Ok((times, session.engine().matmul_seconds() - before))
+}
+
+fn floor_seconds(config: &Config, model: &Model) -> Result<f64> {
+    let (products, counts): (Vec<Product>, Vec<usize>) = products(model).into_iter().unzip();
+    let mut engine = host_engine(config.run.threads.get())?;
+    let seconds = time_products(&mut engine, &products, types(config), ROUNDS)?;
+    let each = seconds.iter().zip(counts);
+    let microbatch: f64 = each.map(|(s, count)| s.median * count as f64).sum();
+    Ok(microbatch * config.train.microbatches.get() as f64)
+}
+
+/// The types of a product's operands, and of a weight's gradient.
+fn types(config: &Config) -> [DType; 2] {
+    [
+        config.precision.compute.into(),
+        config.precision.grads.into(),
+    ]
 }
 
 /// A batch of random tokens, the same for the same step.
@@ -198,13 +134,11 @@ pub fn random_batch(config: &Config, step: u64) -> Batch {
             .map(|i| stream.below(first + i, vocab) as i32)
             .collect()
     };
-    let (ids, targets) = (row(0), row(1));
-    debug_assert!(!targets.contains(&IGNORED));
     Batch {
         step: step - 1,
         first_sample: (step - 1) * config.train.batch_size.get() as u64,
-        ids,
-        targets,
+        ids: row(0),
+        targets: row(1),
         valid_tokens: tokens as u64,
     }
 }

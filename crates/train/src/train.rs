@@ -5,6 +5,7 @@ use std::sync::Arc;
 use phalanx_data::{Batch, Corpus, Loader};
 use phalanx_script::Category;
 
+use crate::bench::gemm_rate;
 use crate::config::Loaded;
 use crate::corpus;
 use crate::error::Result;
@@ -44,6 +45,7 @@ struct Run<'a> {
     held_out: Vec<Batch>,
     session: Session<HostEngine>,
     parameters: usize,
+    gemm_rate: Option<f64>,
 }
 
 impl<'a> Run<'a> {
@@ -58,6 +60,7 @@ impl<'a> Run<'a> {
             false => Vec::new(),
         };
         let models = network.models(config, evaluates)?;
+        let gemm_rate = gemm_rate(config, &models.train)?;
         let engine = host_engine(config.run.threads.get())?;
         let settings = Settings::new(config);
         let session = Session::new(engine, &models, settings, &mut *network.start())?;
@@ -69,6 +72,7 @@ impl<'a> Run<'a> {
             held_out,
             session,
             parameters: models.train.elements(),
+            gemm_rate,
         })
     }
 
@@ -78,7 +82,7 @@ impl<'a> Run<'a> {
             steps: train.steps.get(),
             log_every: train.log_every.get(),
             flops_per_step: self.session.flops_per_step(),
-            gemm_rate: None,
+            gemm_rate: self.gemm_rate,
             planned: self.session.arena() as u64,
         }
     }

@@ -25,6 +25,7 @@ use phalanx_script::{
 pub use compile::{compile, compile_forward};
 pub use feed::{Field, StepData};
 pub use forward::Forward;
+pub(crate) use numbers::encode;
 pub use settings::Settings;
 pub use store::{ReadParam, initial};
 

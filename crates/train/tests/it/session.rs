@@ -1,5 +1,6 @@
 //! A session's numbers, against derivatives, formulas and other ways of taking the same step.
 
+use phalanx_cpu::CpuEngine;
 use phalanx_engine::Late;
 use phalanx_ir::random::Stream;
 use phalanx_models::hf::Tensor;
@@ -321,6 +322,32 @@ fn a_late_engine_takes_the_same_steps() {
     let mut late = start_from(engine, &loaded, &mut initial(0)).unwrap();
     assert_eq!(late.run(2), start(&loaded).run(2));
     assert_eq!(late.session.engine().poisoned_reads(), 0);
+}
+
+/// The CPU engine against the interpreter, which shares no code with it.
+#[test]
+fn the_cpu_engine_takes_the_same_steps() {
+    for loaded in [
+        config(&["train.microbatches=2"]),
+        gpt(&["model.dropout=0.2"]),
+    ] {
+        let mut truth = start(&loaded);
+        let expected = truth.run(3);
+        for threads in [1, 2] {
+            let run = || {
+                let engine = CpuEngine::new(threads).unwrap();
+                let mut trained = start_from(engine, &loaded, &mut initial(0)).unwrap();
+                (trained.run(3), trained.session.params().unwrap())
+            };
+            let (found, params) = run();
+            for (a, b) in expected.iter().zip(&found) {
+                assert!((a.loss - b.loss).abs() < 1e-12, "{a:?} and {b:?}");
+                assert!((a.grad_norm - b.grad_norm).abs() < 1e-11, "{a:?} and {b:?}");
+            }
+            close(&truth.session.params().unwrap(), &params, 1e-9);
+            assert_eq!((found, params), run(), "the same bits again");
+        }
+    }
 }
 
 #[test]

@@ -1,0 +1,80 @@
+//! Running the command in a folder of its own.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// Settings that make a run of a second or less.
+pub(crate) const SMALL: &[&str] = &[
+    "--set",
+    "model.layers=1",
+    "--set",
+    "model.width=16",
+    "--set",
+    "model.heads=2",
+    "--set",
+    "model.kv_heads=1",
+    "--set",
+    "model.ffn=24",
+    "--set",
+    "model.vocab=32",
+    "--set",
+    "train.seq_len=16",
+    "--set",
+    "train.batch_size=8",
+    "--set",
+    "run.threads=1",
+];
+
+/// What a command did.
+pub(crate) struct Done {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Done {
+    /// Standard output as JSON, a line each.
+    pub(crate) fn json(&self) -> Vec<Value> {
+        let lines = self.out.lines();
+        lines
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+
+    /// Asserts that all went well.
+    pub(crate) fn ok(self) -> Self {
+        assert_eq!(self.code, 0, "{}", self.err);
+        self
+    }
+
+    /// Asserts a refusal: exit code 2, nothing on standard output, these words on standard error.
+    pub(crate) fn refused(&self, words: &[&str]) {
+        assert_eq!((self.code, self.out.as_str()), (2, ""), "{}", self.err);
+        for word in words {
+            assert!(self.err.contains(word), "`{word}` is not in: {}", self.err);
+        }
+    }
+}
+
+/// Runs `phalanx` with these arguments in `dir`.
+pub(crate) fn phalanx(dir: &Path, args: &[&[&str]]) -> Done {
+    let output: Output = Command::new(env!("CARGO_BIN_EXE_phalanx"))
+        .current_dir(dir)
+        .args(args.concat())
+        .env_remove("NO_COLOR")
+        .output()
+        .unwrap();
+    Done {
+        code: output.status.code().unwrap(),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// A small finished run in `dir`, as `run`.
+pub(crate) fn small_run(dir: &Path) {
+    let settings = ["--set", "train.steps=3", "--set", "run.name=a"];
+    phalanx(dir, &[&["train"], SMALL, &settings]).ok();
+}

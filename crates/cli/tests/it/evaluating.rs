@@ -1,0 +1,110 @@
+//! `phalanx eval` and `phalanx export`: a model goes out and comes back the same.
+
+use crate::command::{phalanx, small_run};
+
+#[test]
+fn an_exported_model_answers_as_the_run_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    small_run(dir);
+    let exported = phalanx(
+        dir,
+        &[&["export", "--run", "runs/a", "--out", "hf", "--json"]],
+    )
+    .ok();
+    assert_eq!(exported.json()[0]["dtype"], "f32");
+    let answer = |model: &str, more: &[&str]| {
+        let args = ["eval", "--model", model, "--ids", "3,1,4,1,5", "--json"];
+        let lines = phalanx(dir, &[&args, more]).ok().json();
+        assert_eq!(lines.len(), 1);
+        let loss = lines[0]["loss"].as_f64().unwrap();
+        let logits = lines[0]["logits_last"].as_array().unwrap().iter();
+        let logits: Vec<f64> = logits.map(|x| x.as_f64().unwrap()).collect();
+        (loss, logits)
+    };
+    let run = answer("run:runs/a", &[]);
+    assert_eq!(run.1.len(), 32);
+    assert_eq!(run, answer("hf:hf", &[]));
+    // In f64 the same numbers come out, up to what f32 rounds away.
+    let (loss, logits) = answer("hf:hf", &["--set", "precision.compute=f64"]);
+    assert!((loss - run.0).abs() < 1e-5, "{loss} and {}", run.0);
+    assert!(logits.iter().zip(&run.1).all(|(a, b)| (a - b).abs() < 1e-5));
+    assert_ne!(logits, run.1);
+}
+
+#[test]
+fn a_run_is_evaluated_on_its_own_held_out_data() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    small_run(dir);
+    let metrics = std::fs::read_to_string(dir.join("runs/a/metrics.jsonl")).unwrap();
+    let told: Vec<serde_json::Value> = metrics
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let told = told
+        .iter()
+        .rev()
+        .find(|line| line["event"] == "eval")
+        .unwrap();
+    let lines = phalanx(dir, &[&["eval", "--model", "run:runs/a", "--json"]])
+        .ok()
+        .json();
+    assert_eq!(lines[0]["loss"], told["val_loss"]);
+    assert_eq!(lines[0]["tokens"], 4 * 8 * 16);
+    assert!(lines[0]["entropy_floor"].is_number());
+}
+
+/// Training goes on from exported weights: the first loss is near where the run ended.
+#[test]
+fn training_starts_from_a_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    small_run(dir);
+    phalanx(
+        dir,
+        &[&["export", "--run", "runs/a", "--out", "hf", "--dtype", "f64"]],
+    )
+    .ok();
+    let args = [
+        "train",
+        "--json",
+        "--set",
+        "model.from=hf:hf",
+        "--set",
+        "train.seq_len=16",
+    ];
+    let small = [
+        "--set",
+        "train.steps=1",
+        "--set",
+        "train.batch_size=8",
+        "--set",
+        "data.seed=0",
+    ];
+    let resumed = phalanx(dir, &[&args, &small, &["--set", "run.seed=7"]])
+        .ok()
+        .json();
+    let scratch = [
+        "--set",
+        "model.vocab=32",
+        "--set",
+        "model.width=16",
+        "--set",
+        "model.layers=1",
+    ];
+    let expected = phalanx(dir, &[&["eval", "--model", "run:runs/a", "--json"]])
+        .ok()
+        .json();
+    let (a, b) = (&resumed[0]["loss"], &expected[0]["loss"]);
+    assert!(
+        (a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 0.1,
+        "{a} and {b}"
+    );
+    // What contradicts the folder is refused, with both places.
+    let done = phalanx(
+        dir,
+        &[&args, &small, &scratch, &["--set", "model.width=24"]],
+    );
+    done.refused(&["model.width = 24 contradicts the model's 16", "config.json"]);
+}

@@ -1,0 +1,12 @@
+//! Integration tests of the command, by running it.
+#![allow(missing_docs)]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test may fail by panicking, in its helpers too"
+)]
+
+mod command;
+mod evaluating;
+mod explaining;
+mod refusals;
+mod training;

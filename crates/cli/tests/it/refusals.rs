@@ -1,0 +1,119 @@
+//! Bad input: exit code 2, nothing on standard output, a reason and a remedy.
+
+use std::fs;
+
+use crate::command::{SMALL, phalanx, small_run};
+
+#[test]
+fn usage_errors_are_refusals_and_help_is_an_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    phalanx(dir, &[&["fly"]]).refused(&["fly", "--help"]);
+    phalanx(dir, &[&["train", "--speed", "9"]]).refused(&["--speed"]);
+    phalanx(dir, &[&[]]).refused(&["train"]);
+    phalanx(dir, &[&["bench"]]).refused(&["step"]);
+    phalanx(dir, &[&["eval", "--model", "models/a"]]).refused(&["hf:DIR", "run:DIR"]);
+    for help in [
+        ["--help"].as_slice(),
+        &["train", "--help"],
+        &["bench", "step", "--help"],
+    ] {
+        assert!(phalanx(dir, &[help]).ok().out.contains("Usage"));
+    }
+    let listing = phalanx(dir, &[&["help", "config"]]).ok().out;
+    assert!(listing.contains("[optim]") && listing.contains("warmup_steps"));
+    assert!(phalanx(dir, &[&["config"]]).ok().out.starts_with("[model]"));
+}
+
+#[test]
+fn configurations_that_cannot_work_are_told_with_their_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::write(
+        dir.join("bad.toml"),
+        "[model]\nheads = 5\n\n[train]\nstpes = 9\n",
+    )
+    .unwrap();
+    phalanx(dir, &[&["train", "bad.toml", "--json"]]).refused(&[
+        "bad.toml:5",
+        "did you mean train.steps?",
+        "bad.toml:2",
+        "model.heads = 4",
+    ]);
+    phalanx(dir, &[&["train", "gone.toml"]]).refused(&["gone.toml", "usual fix"]);
+    phalanx(dir, &[&["train", "--preset", "tinny"]]).refused(&["did you mean `tiny`?"]);
+    let set = |assignment| phalanx(dir, &[&["train", "--set", assignment]]);
+    set("parallel.dp=2").refused(&["parallel.dp"]);
+    set("precision.compute=f16").refused(&["bf16"]);
+    set("model.kind=mlp").refused(&["mlp_regression"]);
+    set("model.dropout=0.1").refused(&["llama has no dropout"]);
+    set("run.memory_limit=1000").refused(&["run.memory_limit = 1000"]);
+    assert!(!dir.join("runs").exists(), "nothing was started");
+}
+
+#[test]
+fn data_that_cannot_be_read_is_told_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let data = |kind: &str, path: &str| {
+        let (kind, path) = (format!("data.kind={kind}"), format!("data.path={path}"));
+        phalanx(
+            dir,
+            &[&["train", "--json"], &["--set", &kind, "--set", &path]],
+        )
+    };
+    data("text", "gone.txt").refused(&["gone.txt"]);
+    fs::write(dir.join("empty.txt"), "").unwrap();
+    data("text", "empty.txt").refused(&["empty.txt", "empty"]);
+    fs::write(dir.join("short.txt"), "abc").unwrap();
+    data("text", "short.txt").refused(&["short.txt", "too short"]);
+    fs::write(dir.join("odd.bin"), [1, 0, 2]).unwrap();
+    data("tokens", "odd.bin").refused(&["odd.bin", "truncated"]);
+    let tokens: Vec<u8> = (0..4096u16).flat_map(u16::to_le_bytes).collect();
+    fs::write(dir.join("large.bin"), tokens).unwrap();
+    data("tokens", "large.bin").refused(&["token 256", "vocabulary of 256"]);
+    phalanx(dir, &[&["train", "--set", "data.kind=text"]]).refused(&["data.path"]);
+}
+
+#[test]
+fn folders_that_hold_no_model_are_told_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let eval = |model: &str| {
+        phalanx(
+            dir,
+            &[&["eval", "--model", model, "--ids", "1,2", "--json"]],
+        )
+    };
+    eval("hf:gone").refused(&["gone"]);
+    eval("run:gone").refused(&["gone"]);
+    fs::create_dir(dir.join("empty")).unwrap();
+    eval("hf:empty").refused(&["config.json"]);
+    eval("run:empty").refused(&["model.safetensors"]);
+    phalanx(dir, &[&["export", "--run", "gone", "--out", "x"]]).refused(&["gone"]);
+    phalanx(dir, &[&["train", "--set", "model.from=hf:gone"]]).refused(&["gone"]);
+
+    small_run(dir);
+    let weights = dir.join("runs/a/model.safetensors");
+    let bytes = fs::read(&weights).unwrap();
+    fs::write(&weights, &bytes[..bytes.len() / 2]).unwrap();
+    eval("run:runs/a").refused(&["model.safetensors", "damaged"]);
+    phalanx(dir, &[&["export", "--run", "runs/a", "--out", "x"]]).refused(&["damaged"]);
+    assert!(!dir.join("x").exists());
+    fs::write(&weights, bytes).unwrap();
+    let ids = |ids: &str| phalanx(dir, &[&["eval", "--model", "run:runs/a", "--ids", ids]]);
+    ids("1,99").refused(&["token 99", "0 to 31"]);
+    ids("1,-2").refused(&["token -2"]);
+    ids("7").refused(&["--ids 5,17"]);
+    ids("1,x").refused(&["x"]);
+    ids(&["1"; 17].join(",")).refused(&["context 16"]);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_place_that_cannot_be_written_is_refused_before_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("runs"), "a file in the way").unwrap();
+    let done = phalanx(dir.path(), &[&["train"], SMALL]);
+    done.refused(&["runs", "usual fix"]);
+}

@@ -1,0 +1,142 @@
+//! `phalanx train`: what it prints, what it leaves, how it fails.
+
+use std::fs;
+
+use crate::command::{SMALL, phalanx, small_run};
+
+const STEP_KEYS: [&str; 6] = ["step", "loss", "grad_norm", "lr", "tokens_per_s", "step_ms"];
+
+#[test]
+fn json_has_a_line_per_step_and_a_summary_at_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = [
+        "--json",
+        "--set",
+        "train.steps=4",
+        "--set",
+        "train.eval_every=2",
+    ];
+    let done = phalanx(dir.path(), &[&["train"], SMALL, &settings]).ok();
+    let lines = done.json();
+    let steps: Vec<_> = lines.iter().filter(|l| l.get("step").is_some()).collect();
+    assert_eq!(steps.len(), 4);
+    for (i, step) in steps.iter().enumerate() {
+        let object = step.as_object().unwrap();
+        assert_eq!(object.len(), STEP_KEYS.len());
+        assert!(
+            STEP_KEYS.iter().all(|key| object[*key].is_number()),
+            "{step}"
+        );
+        assert_eq!(step["step"], i + 1);
+    }
+    let evaluations: Vec<_> = lines.iter().filter(|l| l["event"] == "eval").collect();
+    assert_eq!(evaluations.len(), 2);
+    assert!(
+        evaluations
+            .iter()
+            .all(|e| e.get("loss").is_none() && e["val_loss"].is_number())
+    );
+    let summary = &lines.last().unwrap()["summary"];
+    assert_eq!(summary["steps"], 4);
+    assert_eq!(summary["last_loss"], steps[3]["loss"]);
+    assert!(
+        done.err.contains("step 4/4"),
+        "people read standard error: {}",
+        done.err
+    );
+    // The folder tells the same.
+    let run = dir.path().join(summary["run_dir"].as_str().unwrap());
+    assert_eq!(
+        fs::read_to_string(run.join("metrics.jsonl")).unwrap(),
+        done.out
+    );
+}
+
+#[test]
+fn a_run_leaves_its_folder_and_can_be_repeated_from_it() {
+    let dir = tempfile::tempdir().unwrap();
+    small_run(dir.path());
+    let run = dir.path().join("runs/a");
+    for name in [
+        "config.toml",
+        "metrics.jsonl",
+        "loss.svg",
+        "model.safetensors",
+    ] {
+        assert!(run.join(name).is_file(), "{name}");
+    }
+    assert!(
+        fs::read_to_string(run.join("loss.svg"))
+            .unwrap()
+            .starts_with("<svg")
+    );
+    // The same configuration gives the same bits, in another folder.
+    phalanx(dir.path(), &[&["train", "runs/a/config.toml"]]).ok();
+    let again = dir.path().join("runs/a-2");
+    let weights = |run: &std::path::Path| fs::read(run.join("model.safetensors")).unwrap();
+    assert_eq!(weights(&run), weights(&again));
+}
+
+#[test]
+fn people_see_what_is_trained_how_it_goes_and_what_comes_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let done = phalanx(
+        dir.path(),
+        &[&["train"], SMALL, &["--set", "train.steps=12"]],
+    )
+    .ok();
+    for words in [
+        "llama of 1 layers",
+        "parameters",
+        "Markov",
+        "plan ",
+        "step 10/12",
+        "tok/s",
+        "GFLOP/s",
+        "held-out loss",
+        "entropy",
+        "model.safetensors",
+        "phalanx export",
+    ] {
+        assert!(
+            done.out.contains(words),
+            "`{words}` is not in: {}",
+            done.out
+        );
+    }
+    assert!(
+        !done.out.contains('\x1b'),
+        "no colours away from a terminal"
+    );
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_the_run_and_leaves_no_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = ["--json", "--set", "optim.lr=1e30", "--set", "run.name=a"];
+    let done = phalanx(dir.path(), &[&["train"], SMALL, &settings]);
+    assert_eq!(done.code, 1, "{}", done.err);
+    assert!(done.err.contains("at step 2"), "{}", done.err);
+    assert!(done.err.contains("the last good loss was"), "{}", done.err);
+    assert!(done.err.contains("usual fix"), "{}", done.err);
+    assert!(done.json().iter().all(|line| line["loss"].is_number()));
+    assert!(!dir.path().join("runs/a/model.safetensors").exists());
+}
+
+#[test]
+fn any_text_can_be_trained_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "the quick brown fox jumps over the lazy dog. ".repeat(40);
+    fs::write(dir.path().join("fox.txt"), text).unwrap();
+    fs::write(
+        dir.path().join("fox.toml"),
+        "[model]\nlayers = 1\nwidth = 16\nheads = 2\n[data]\nkind = \"text\"\npath = \"fox.txt\"\n\
+         [train]\nsteps = 30\nbatch_size = 8\nseq_len = 16\n[optim]\nlr = 0.01\n",
+    )
+    .unwrap();
+    let done = phalanx(dir.path(), &[&["train", "fox.toml", "--json"]]).ok();
+    let summary = &done.json().pop().unwrap()["summary"];
+    let loss = |key: &str| summary[key].as_f64().unwrap();
+    assert!(loss("last_loss") < 0.7 * loss("first_loss"), "{summary}");
+    assert!(summary.get("entropy_floor").is_none());
+}
