@@ -137,10 +137,10 @@ fn rows<T: Element>() {
         rotary.rotate_in_place(ROWS, &mut y, D);
     });
     report("sum over rows", N * size, || {
-        reduce::reduce_leading(ReduceKind::Sum, &x, D, 0..D, &mut y[..D]);
+        reduce::reduce_leading(ReduceKind::Sum, &x, D, 0..D, false, &mut y[..D]);
     });
     report("max over columns", N * size, || {
-        reduce::reduce_trailing(ReduceKind::Max, &x, D, &mut y[..ROWS]);
+        reduce::reduce_trailing(ReduceKind::Max, &x, D, false, &mut y[..ROWS]);
     });
     report("transpose", 2 * N * size, || {
         movement::permute(&x, &[ROWS, D], &[1, 0], 0, &mut y);

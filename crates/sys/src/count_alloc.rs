@@ -1,7 +1,7 @@
 //! A global allocator that counts, to prove that a step allocates nothing.
 //!
 //! A test binary installs it with `#[global_allocator]`, takes [`counts`] before and after, and
-//! compares. Calls that are allowed to allocate run inside [`exempt`]; what they allocate is
+//! compares; the command installs it too, to report what the matrix library allocates. Calls that are allowed to allocate run inside [`exempt`]; what they allocate is
 //! counted apart, so that it can still be reported. The exemption belongs to a thread: a pool
 //! thread that works for an exempt call enters it by itself.
 
@@ -26,6 +26,8 @@ pub struct Counts {
     pub exempt_allocations: u64,
     /// Their bytes.
     pub exempt_bytes: u64,
+    /// Bytes of the largest of them, ever.
+    pub exempt_largest: u64,
 }
 
 /// The counters now; all zero unless [`CountingAllocator`] is the global allocator.
@@ -35,6 +37,7 @@ pub fn counts() -> Counts {
         bytes: COUNTED.bytes.load(Relaxed),
         exempt_allocations: EXEMPTED.allocations.load(Relaxed),
         exempt_bytes: EXEMPTED.bytes.load(Relaxed),
+        exempt_largest: EXEMPTED.largest.load(Relaxed),
     }
 }
 
@@ -77,6 +80,7 @@ impl Sub for Counts {
             bytes: self.bytes - earlier.bytes,
             exempt_allocations: self.exempt_allocations - earlier.exempt_allocations,
             exempt_bytes: self.exempt_bytes - earlier.exempt_bytes,
+            exempt_largest: self.exempt_largest,
         }
     }
 }
@@ -111,6 +115,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 struct Counter {
     allocations: AtomicU64,
     bytes: AtomicU64,
+    largest: AtomicU64,
 }
 
 impl Counter {
@@ -118,6 +123,7 @@ impl Counter {
         Self {
             allocations: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            largest: AtomicU64::new(0),
         }
     }
 }
@@ -138,5 +144,6 @@ fn count(bytes: usize) {
         &COUNTED
     };
     counter.allocations.fetch_add(1, Relaxed);
+    counter.largest.fetch_max(bytes as u64, Relaxed);
     counter.bytes.fetch_add(bytes as u64, Relaxed);
 }

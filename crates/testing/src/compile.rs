@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use phalanx_autodiff::{Joint, Phases, Recompute, joint, slice};
 use phalanx_ir::{DType, Model, Program};
-use phalanx_passes::{chunk_loss, common, dead_code, fold_add, fuse, sort_free};
+use phalanx_passes::{chunk_loss, common, dead_code_and_inputs, fold_add, fuse, sort_free};
 use phalanx_script::Compiled;
 
 /// The plain programs of every segment, as reverse mode forms them.
@@ -15,22 +15,21 @@ pub fn compile(model: &Model, grads: DType, recompute: Recompute) -> Compiled {
     }
 }
 
-/// The same after every pass, with losses in chunks of a few rows so that chunking shows on small
-/// models.
+/// The same after every pass, as a trainer runs them: where forward and backward are one program,
+/// the loss is in chunks, here of a few rows, so that small models have several.
 pub fn optimise(model: &Model, grads: DType, recompute: Recompute) -> Compiled {
     let chunk = NonZeroUsize::new(5).unwrap();
+    let finish = |program: &Program| fuse(&sort_free(&dead_code_and_inputs(program)));
+    let cut = |program: &Program| {
+        let program = fold_add(program);
+        slice(&Joint { program }, recompute)
+    };
     let phases = |forward: &Program| {
-        let program = joint(forward, grads).unwrap().program;
-        let program = fold_add(&chunk_loss(&common(&program), chunk));
-        let Phases { f, b, w, bw, fbw } = slice(&Joint { program }, recompute);
-        let finish = |program: Program| dead_code(&fuse(&sort_free(&program)));
-        Phases {
-            f: finish(f),
-            b: finish(b),
-            w: finish(w),
-            bw: finish(bw),
-            fbw: finish(fbw),
-        }
+        let whole = common(&joint(forward, grads).unwrap().program);
+        let Phases { f, b, w, bw, .. } = cut(&whole);
+        let fbw = cut(&chunk_loss(&whole, chunk)).fbw;
+        let [f, b, w, bw, fbw] = [f, b, w, bw, fbw].map(|program| finish(&program));
+        Phases { f, b, w, bw, fbw }
     };
     Compiled {
         phases: model.segments().iter().map(phases).collect(),

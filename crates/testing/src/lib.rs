@@ -1,7 +1,7 @@
 //! What the tests of several crates share.
 //!
 //! [`Rig`] trains a model through a script on any engine, with nothing of the user's trainer around
-//! it, so that engines, scripts and models are tested against the same numbers in the same way.
+//! it (also in unusual orders: [`schedules`]), so that engines, scripts and models are tested against the same numbers in the same way.
 //! [`suite`] is what every engine must pass; [`Errors`] is the one measure by which results are
 //! compared. No crate that users run depends on
 //! this one.
@@ -15,10 +15,11 @@
 mod compile;
 mod errors;
 mod rig;
+pub mod schedules;
 mod small;
 pub mod suite;
 
 pub use compile::{compile, optimise};
 pub use errors::{Errors, worst};
 pub use rig::{Batch, Rig, Setup};
-pub use small::{VOCAB, gpt, llama, mlp};
+pub use small::{VOCAB, gpt, llama, mlp, tiny};

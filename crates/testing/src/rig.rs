@@ -7,8 +7,8 @@ use phalanx_models::initial_values;
 use phalanx_reference::Tensor;
 use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{
-    BufferId, Compiled, Member, Optimizer, Precision, Script, Step, TrainPlan, accumulate,
-    eval_script, merge_adjacent, train_script, units,
+    BufferId, Category, Compiled, Member, Optimizer, Precision, Script, Step, TrainPlan,
+    accumulate, eval_script, merge_adjacent, train_script, units,
 };
 
 use crate::compile::compile;
@@ -195,9 +195,13 @@ impl<E: Engine> Rig<E> {
         &self.model
     }
 
-    /// The number of the step's script in the executor.
-    pub fn script(&self) -> ScriptId {
-        self.id
+    /// By category: the bytes that a step was planned to write, and those that it was seen to.
+    pub fn memory(&mut self) -> Vec<(Category, usize, usize)> {
+        let observed = self.executor.observe(self.id).unwrap();
+        let plan = self.executor.plan(self.id);
+        let rows = observed.peaks.into_iter();
+        rows.map(|(category, bytes)| (category, plan.peak(category), bytes))
+            .collect()
     }
 
     /// The script of a step.

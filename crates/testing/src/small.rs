@@ -60,3 +60,25 @@ pub fn mlp() -> Mlp {
         activation: UnaryKind::Tanh,
     }
 }
+
+/// The preset `tiny`, its width and what follows from it divided by `narrower`: 8 layers, 8 heads
+/// and 4 key heads all the same.
+pub fn tiny(narrower: usize) -> Llama {
+    let rope = RopeSpec {
+        theta: 10000.0,
+        scaling: RopeScaling::None,
+    };
+    Llama::new(LlamaSpec {
+        layers: 8,
+        width: 64 / narrower,
+        heads: 8,
+        kv_heads: 4,
+        head_dim: 8 / narrower,
+        ffn: 128 / narrower,
+        vocab: 509,
+        context: 64,
+        norm_eps: 1e-5,
+        rope,
+        tied: false,
+    })
+}

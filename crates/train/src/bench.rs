@@ -123,7 +123,8 @@ fn types(config: &Config) -> [DType; 2] {
     ]
 }
 
-fn random_batch(config: &Config, step: u64) -> Batch {
+/// A batch of random tokens, the same for the same step.
+pub fn random_batch(config: &Config, step: u64) -> Batch {
     let tokens = config.train.tokens_per_step();
     let vocab = config.model.vocab.get() as u64;
     let stream = Stream::named(config.run.seed, "bench tokens");

@@ -15,54 +15,76 @@ use crate::element::{Element, Float, vectorized};
 
 /// `[middle, inner] → [inner]`: reduces over all leading dims, for the given columns only.
 ///
-/// `out` holds those columns. A sum is taken in the accumulator type; a maximum is NaN if any element is.
-pub fn reduce_leading<T: Element>(
+/// `out` holds those columns, and takes part in the reduction if `accumulate`. A sum is taken in
+/// the accumulator type; a maximum is NaN if any element is.
+pub fn reduce_leading<T: Element, C: Element<Acc = T::Acc>>(
     op: ReduceKind,
     x: &[T],
     inner: usize,
     columns: Range<usize>,
-    out: &mut [T],
+    accumulate: bool,
+    out: &mut [C],
 ) {
     match op {
         ReduceKind::Sum => {
             let add = inlined!(|a, b| a + b);
-            columns_with(x, inner, columns, out, T::Acc::ZERO, add);
+            columns_with(x, inner, columns, accumulate, out, T::Acc::ZERO, add);
         }
         ReduceKind::Max => {
             let max = inlined!(|a, b| larger(a, b));
-            columns_with(x, inner, columns, out, T::Acc::NEG_INFINITY, max);
+            columns_with(
+                x,
+                inner,
+                columns,
+                accumulate,
+                out,
+                T::Acc::NEG_INFINITY,
+                max,
+            );
         }
     }
 }
 
 /// `[outer, middle, inner] → [outer, inner]`, for as many outer indices as `x` holds.
-pub fn reduce_middle<T: Element>(
+pub fn reduce_middle<T: Element, C: Element<Acc = T::Acc>>(
     op: ReduceKind,
     x: &[T],
     middle: usize,
     inner: usize,
-    out: &mut [T],
+    accumulate: bool,
+    out: &mut [C],
 ) {
     for (o, out) in out.chunks_exact_mut(inner.max(1)).enumerate() {
         let x = &x[o * middle * inner..][..middle * inner];
-        reduce_leading(op, x, inner, 0..inner, out);
+        reduce_leading(op, x, inner, 0..inner, accumulate, out);
     }
 }
 
 /// `[outer, inner] → [outer]`: reduces over all trailing dims, for as many rows as `x` holds.
-pub fn reduce_trailing<T: Element>(op: ReduceKind, x: &[T], inner: usize, out: &mut [T]) {
+pub fn reduce_trailing<T: Element, C: Element<Acc = T::Acc>>(
+    op: ReduceKind,
+    x: &[T],
+    inner: usize,
+    accumulate: bool,
+    out: &mut [C],
+) {
     vectorized(inlined!(|| {
         for (o, out) in out.iter_mut().enumerate() {
             let x = &x[o * inner..][..inner];
             let itself = inlined!(|[x]: [T::Acc; 1]| x);
+            let old = out.load();
             let value = match op {
-                ReduceKind::Sum => lane_sum([x], itself),
+                ReduceKind::Sum => {
+                    let sum = lane_sum([x], itself);
+                    if accumulate { old + sum } else { sum }
+                }
                 ReduceKind::Max => {
                     let max = inlined!(|a, b| larger(a, b));
-                    lane_fold([x], T::Acc::NEG_INFINITY, itself, max)
+                    let top = lane_fold([x], T::Acc::NEG_INFINITY, itself, max);
+                    if accumulate { larger(old, top) } else { top }
                 }
             };
-            *out = T::store(value);
+            *out = C::store(value);
         }
     }));
 }
@@ -90,11 +112,12 @@ const COLUMNS: usize = 512;
 /// error of a sum grows with the root of the number of rows rather than with the number.
 const ROWS: usize = 64;
 
-fn columns_with<T: Element>(
+fn columns_with<T: Element, C: Element<Acc = T::Acc>>(
     x: &[T],
     inner: usize,
     columns: Range<usize>,
-    out: &mut [T],
+    accumulate: bool,
+    out: &mut [C],
     start: T::Acc,
     combine: impl Fn(T::Acc, T::Acc) -> T::Acc,
 ) {
@@ -113,8 +136,13 @@ fn columns_with<T: Element>(
                     *total = combine(*total, *part);
                 }
             }
-            for (out, total) in out.iter_mut().zip(&total) {
-                *out = T::store(*total);
+            for (out, &total) in out.iter_mut().zip(&total) {
+                let value = if accumulate {
+                    combine(out.load(), total)
+                } else {
+                    total
+                };
+                *out = C::store(value);
             }
         }
     }));
@@ -152,17 +180,17 @@ mod tests {
                 let limit = |terms: usize| {
                     tolerance::<T>(1.01) + tolerance::<T::Acc>(16.0 * (terms as f64).sqrt())
                 };
-                reduce_middle(op, &x, middle, inner, &mut out);
+                reduce_middle(op, &x, middle, inner, false, &mut out);
                 assert_close(&out, &naive(op, &doubles(&x), shape), limit(middle));
 
                 let mut out = vec![T::default(); outer];
-                reduce_trailing(op, &x, middle * inner, &mut out);
+                reduce_trailing(op, &x, middle * inner, false, &mut out);
                 let want = naive(op, &doubles(&x), [outer, middle * inner, 1]);
                 assert_close(&out, &want, limit(middle * inner));
 
                 let columns = inner / 3..inner;
                 let mut out = vec![T::default(); columns.len()];
-                reduce_leading(op, &x, inner, columns.clone(), &mut out);
+                reduce_leading(op, &x, inner, columns.clone(), false, &mut out);
                 let want = naive(op, &doubles(&x), [1, outer * middle, inner]);
                 assert_close(&out, &want[columns], limit(outer * middle));
             }
@@ -193,9 +221,9 @@ mod tests {
     #[test]
     fn nothing_sums_to_zero() {
         let mut out = [9.0f32; 2];
-        reduce_trailing(ReduceKind::Sum, &[], 0, &mut out);
+        reduce_trailing::<f32, f32>(ReduceKind::Sum, &[], 0, false, &mut out);
         assert_eq!(out, [0.0; 2]);
-        reduce_middle(ReduceKind::Max, &[], 0, 1, &mut out);
+        reduce_middle::<f32, f32>(ReduceKind::Max, &[], 0, 1, false, &mut out);
         assert_eq!(out, [f32::NEG_INFINITY; 2]);
     }
 
@@ -203,11 +231,11 @@ mod tests {
     fn a_nan_is_the_maximum() {
         let mut x: Vec<f32> = normals("x", 300);
         x[123] = f32::NAN;
-        let mut out = [0.0];
-        reduce_trailing(ReduceKind::Max, &x, 300, &mut out);
+        let mut out = [0f32];
+        reduce_trailing(ReduceKind::Max, &x, 300, false, &mut out);
         assert!(out[0].is_nan());
-        let mut out = [0.0; 100];
-        reduce_leading(ReduceKind::Max, &x, 100, 0..100, &mut out);
+        let mut out = [0f32; 100];
+        reduce_leading(ReduceKind::Max, &x, 100, 0..100, false, &mut out);
         assert!(out.iter().enumerate().all(|(i, v)| v.is_nan() == (i == 23)));
     }
 }

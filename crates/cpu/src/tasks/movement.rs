@@ -32,7 +32,7 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
             dim: c.dim,
             first: 0,
         },
-        Op::Broadcast(b) => Kind::Repeat(b.dims.clone()),
+        Op::Broadcast(b) => Kind::Repeat(strides(&out.shape, &b.dims)),
         _ => return Err(op.unsupported("it does not move elements")),
     };
     Ok(vec![Box::new(Move { kind, inputs, out })])
@@ -59,7 +59,7 @@ enum Kind {
         dim: usize,
         first: usize,
     },
-    /// Repetition along these dims.
+    /// Repetition: the stride of each dim of the result in the operand, 0 where it is repeated.
     Repeat(Vec<usize>),
     Copy,
 }
@@ -109,7 +109,7 @@ impl Move {
                     at += var.shape[*dim];
                 }
             }
-            Kind::Repeat(dims) => repeat(input(0), &self.out.shape, dims, first, out),
+            Kind::Repeat(strides) => repeat(input(0), &self.out.shape, strides, first, out),
             Kind::Copy => out.copy_from_slice(&input(0)[first..first + out.len()]),
             Kind::Fill(_) => {}
         }
@@ -170,17 +170,18 @@ impl Task for Move {
     }
 }
 
-/// The elements of a repetition from number `first` on.
-fn repeat<T: Copy>(x: &[T], shape: &[usize], dims: &[usize], first: usize, out: &mut [T]) {
-    // The stride of each dim of the result in the operand: 0 where it is repeated.
+fn strides(shape: &[usize], repeated: &[usize]) -> Vec<usize> {
     let mut strides = vec![0; shape.len()];
     let mut stride = 1;
-    for dim in (0..shape.len()).rev() {
-        if !dims.contains(&dim) {
-            strides[dim] = stride;
-            stride *= shape[dim];
-        }
+    for dim in (0..shape.len()).rev().filter(|d| !repeated.contains(d)) {
+        strides[dim] = stride;
+        stride *= shape[dim];
     }
+    strides
+}
+
+/// The elements of a repetition from number `first` on.
+fn repeat<T: Copy>(x: &[T], shape: &[usize], strides: &[usize], first: usize, out: &mut [T]) {
     for (i, out) in out.iter_mut().enumerate() {
         let mut rest = first + i;
         let mut at = 0;

@@ -15,17 +15,19 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let (x, out) = (op.input(0), op.output(0));
     let (kind, dims) = match &op.instr.op {
         Op::SumSquares(_) => (Kind::Squares, (0..x.shape.len()).collect()),
-        Op::Reduce(r) if r.kind == ReduceKind::Sum => (Kind::Sum, r.dims.clone()),
-        Op::Reduce(r) => (Kind::Max, r.dims.clone()),
+        Op::Reduce(r) => (Kind::Reduce(r.kind), r.dims.clone()),
         _ => return Err(op.unsupported("it is no reduction")),
     };
-    let whole = dims.len() == x.shape.len();
     let owner = op.instr.outputs[0].index();
     let made = for_floats!(op, x.dtype, out.dtype, T, C => {
-        if whole {
-            task(Total::<T, C> { owner, kind, x, out, types: PhantomData })
-        } else {
-            task(Partly::<T, C> { kind, dims, x, out, types: PhantomData })
+        match kind {
+            Kind::Reduce(reduce) if dims.len() < x.shape.len() => {
+                let blocks = blocks(&x.shape, &dims).ok_or_else(|| {
+                    op.unsupported(format!("dims {dims:?} are not neighbours: transpose first"))
+                })?;
+                task(Partly::<T, C> { op: reduce, blocks, x, out, types: PhantomData })
+            }
+            _ => task(Total::<T, C> { owner, kind, x, out, types: PhantomData }),
         }
     })?;
     Ok(vec![made])
@@ -33,8 +35,7 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    Sum,
-    Max,
+    Reduce(ReduceKind),
     Squares,
 }
 
@@ -73,9 +74,9 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for Total<T, C> {
             )
         };
         let value = match self.kind {
-            Kind::Sum => reduce::sum(x),
+            Kind::Reduce(ReduceKind::Sum) => reduce::sum(x),
             Kind::Squares => reduce::sum_of_squares(x),
-            Kind::Max => x
+            Kind::Reduce(ReduceKind::Max) => x
                 .iter()
                 .fold(f64::NEG_INFINITY, |m, v| m.max(v.load().to_f64())),
         };
@@ -88,86 +89,40 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for Total<T, C> {
     }
 }
 
-/// A reduction over some dims: one result at a time, columns of the result shared.
+/// A reduction over some dims; elements of the result are shared.
 struct Partly<T, C> {
-    kind: Kind,
-    dims: Vec<usize>,
+    op: ReduceKind,
+    /// Dims of the operand before, among and after those reduced.
+    blocks: [usize; 3],
     x: Var,
     out: Var,
     types: PhantomData<(T, C)>,
 }
 
 impl<T: Element, C: Element<Acc = T::Acc>> Partly<T, C> {
-    /// Dims of the operand before, among and after those reduced, if these are neighbours.
-    fn blocks(&self) -> Option<[usize; 3]> {
-        let (first, last) = (*self.dims.first()?, *self.dims.last()?);
-        let together = last - first + 1 == self.dims.len();
-        let product = |r: Range<usize>| self.x.shape[r].iter().product::<usize>();
-        together.then(|| {
-            [
-                product(0..first),
-                product(first..last + 1),
-                product(last + 1..self.x.shape.len()),
-            ]
-        })
-    }
-
+    /// Whole outer indices if there are several, else columns of the one.
     fn own(&self, share: Share) -> Range<usize> {
-        share.of(self.out.elements())
-    }
-
-    /// The operand's index of the first element that result `index` is made of, and the walk over
-    /// the rest: (extent, stride) of each reduced dim.
-    fn walk(&self, index: usize) -> (usize, Vec<(usize, usize)>) {
-        let shape = &self.x.shape;
-        let stride = |dim: usize| shape[dim + 1..].iter().product::<usize>();
-        let mut rest = index;
-        let mut at = 0;
-        for dim in (0..shape.len()).rev().filter(|d| !self.dims.contains(d)) {
-            at += rest % shape[dim] * stride(dim);
-            rest /= shape[dim];
-        }
-        (
-            at,
-            self.dims.iter().map(|&d| (shape[d], stride(d))).collect(),
-        )
-    }
-
-    fn one(&self, x: &[T], index: usize) -> T::Acc {
-        let (start, dims) = self.walk(index);
-        let count: usize = dims.iter().map(|(n, _)| n).product();
-        let mut sum = 0.0;
-        let mut max = f64::NEG_INFINITY;
-        for i in 0..count {
-            let mut rest = i;
-            let mut at = start;
-            for (n, stride) in dims.iter().rev() {
-                at += rest % n * stride;
-                rest /= n;
+        let [outer, _, inner] = self.blocks;
+        match outer {
+            1 => share.of(inner),
+            _ => {
+                let own = share.of(outer);
+                own.start * inner..own.end * inner
             }
-            let value = x[at].load().to_f64();
-            sum += value;
-            max = max.max(value);
         }
-        T::Acc::from_f64(if self.kind == Kind::Max { max } else { sum })
     }
-}
-
-/// Whether two element types are one.
-fn same<T: Element, C: Element>() -> bool {
-    T::DTYPE == C::DTYPE
 }
 
 impl<T: Element, C: Element<Acc = T::Acc>> Task for Partly<T, C> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let own = self.own(share);
-        let reads = match self.blocks() {
+        let [outer, middle, _] = self.blocks;
+        let read = match outer {
             _ if own.is_empty() => 0..0,
-            // Trailing dims: a share of the results is a share of the rows.
-            Some([_, n, 1]) => own.start * n..own.end * n,
-            _ => 0..self.x.elements(),
+            1 => 0..self.x.elements(),
+            _ => own.start * middle..own.end * middle,
         };
-        vec![self.x.reads(reads), self.out.writes(own)]
+        vec![self.x.reads(read), self.out.writes(own)]
     }
 
     fn run(&self, cx: &Context<'_>) {
@@ -176,32 +131,32 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for Partly<T, C> {
             return;
         }
         let adds = cx.adds(&self.out);
-        let op = if self.kind == Kind::Max {
-            ReduceKind::Max
-        } else {
-            ReduceKind::Sum
-        };
-        // SAFETY: the task declared these accesses; where the types are equal, so are the slices.
+        let [outer, middle, inner] = self.blocks;
+        // SAFETY: the task declared these accesses.
         unsafe {
-            match self.blocks() {
-                Some([_, n, 1]) if same::<T, C>() && !adds => {
-                    let x = cx.get::<T>(&self.x, own.start * n..own.end * n);
-                    reduce::reduce_trailing(op, x, n, cx.get_mut::<T>(&self.out, own));
-                }
-                Some([1, _, inner]) if same::<T, C>() && !adds => {
-                    let x = cx.get::<T>(&self.x, 0..self.x.elements());
-                    let out = cx.get_mut::<T>(&self.out, own.clone());
-                    reduce::reduce_leading(op, x, inner, own, out);
-                }
-                _ => {
-                    let x = cx.get::<T>(&self.x, 0..self.x.elements());
-                    let out = cx.get_mut::<C>(&self.out, own.clone());
-                    for (out, index) in out.iter_mut().zip(own) {
-                        let old = if adds { out.load() } else { T::Acc::ZERO };
-                        *out = C::store(old + self.one(x, index));
-                    }
-                }
+            let out = cx.get_mut::<C>(&self.out, own.clone());
+            if outer == 1 {
+                let x = cx.get::<T>(&self.x, 0..self.x.elements());
+                return reduce::reduce_leading(self.op, x, inner, own, adds, out);
+            }
+            let x = cx.get::<T>(&self.x, own.start * middle..own.end * middle);
+            match inner {
+                1 => reduce::reduce_trailing(self.op, x, middle, adds, out),
+                _ => reduce::reduce_middle(self.op, x, middle, inner, adds, out),
             }
         }
     }
+}
+
+/// Dims before, among and after those reduced, if these are neighbours.
+fn blocks(shape: &[usize], dims: &[usize]) -> Option<[usize; 3]> {
+    let (first, last) = (*dims.first()?, *dims.last()?);
+    let product = |r: Range<usize>| shape[r].iter().product::<usize>();
+    (last - first + 1 == dims.len()).then(|| {
+        [
+            product(0..first),
+            product(first..last + 1),
+            product(last + 1..shape.len()),
+        ]
+    })
 }

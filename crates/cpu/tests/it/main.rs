@@ -4,3 +4,4 @@
 mod harness;
 mod ops;
 mod segments;
+mod suite;

@@ -57,7 +57,7 @@ pub fn instr(program: &Program, instr: &Instr) -> String {
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "mesh {}", self.mesh())?;
+        writeln!(f, "{}", format!("mesh {}", self.mesh()).trim_end())?;
         writeln!(f, "program {} {{", self.name)?;
         for port in self.inputs() {
             writeln!(

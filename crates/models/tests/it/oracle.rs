@@ -2,6 +2,7 @@
 //! AdamW, as `transformers` (f32) and plain torch modules (f64) compute them on the fixtures.
 
 use phalanx_autodiff::Recompute;
+use phalanx_cpu::CpuEngine;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model, Param};
 use phalanx_models::hf::{Loaded, Spec, load};
@@ -54,6 +55,22 @@ fn the_reference_engine() {
 fn the_reference_engine_after_every_pass() {
     for tolerance in [&F64, &F32] {
         all(tolerance, optimise, ReferenceEngine::new);
+    }
+}
+
+#[test]
+fn the_cpu_engine() {
+    for tolerance in [&F64, &F32] {
+        all(tolerance, compile, || CpuEngine::new(1).unwrap());
+    }
+}
+
+#[test]
+fn the_cpu_engine_after_every_pass() {
+    for threads in [1, 2, 3] {
+        for tolerance in [&F64, &F32] {
+            all(tolerance, optimise, || CpuEngine::new(threads).unwrap());
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::architectures::{build, small_gpt, small_llama, small_mlp};
 
 /// On one device the text starts with an empty mesh, which is left out here.
 fn compare(found: &phalanx_ir::Program, expected: &str) {
-    let expected = format!("mesh \n{}\n", expected.trim());
+    let expected = format!("mesh\n{}\n", expected.trim());
     let found_text = found.to_string();
     assert!(found_text == expected, "found\n{found_text}");
     assert_eq!(text::parse(&expected).unwrap(), *found);

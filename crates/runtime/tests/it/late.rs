@@ -4,133 +4,48 @@
 use std::collections::BTreeSet;
 
 use phalanx_engine::{Args, Engine, Late, Span, Target};
-use phalanx_ir::random::Stream;
-use phalanx_ir::{Builder, DType, Model};
-use phalanx_models::hf::{LlamaSpec, RopeScaling, RopeSpec};
-use phalanx_models::{Architecture, BatchShape, Llama};
-use phalanx_reference::{ReferenceEngine, Tensor};
-use phalanx_script::{Lane, Part, Script, Slots, Step};
-use phalanx_testing::{Batch, Rig, Setup};
+use phalanx_ir::{Builder, DType};
+use phalanx_models::{Architecture, BatchShape};
+use phalanx_reference::ReferenceEngine;
+use phalanx_script::{Lane, Slots};
+use phalanx_testing::schedules::{all_deferred, spread_lanes};
+use phalanx_testing::suite::{self, MICROBATCHES};
+use phalanx_testing::{Rig, Setup, tiny};
 
 use crate::forgetful::Forgetful;
 
 const SHAPE: BatchShape = BatchShape { batch: 2, seq: 6 };
-const MICROBATCHES: usize = 2;
-const VOCAB: usize = 61;
 
-/// The preset `tiny` with narrower layers, as the interpreter is slow: as many layers and heads.
-fn tiny() -> Model {
-    let rope = RopeSpec {
-        theta: 10000.0,
-        scaling: RopeScaling::None,
-    };
-    let spec = LlamaSpec {
-        layers: 8,
-        width: 16,
-        heads: 8,
-        kv_heads: 4,
-        head_dim: 2,
-        ffn: 24,
-        vocab: VOCAB,
-        context: 64,
-        norm_eps: 1e-5,
-        rope,
-        tied: false,
-    };
-    Llama::new(spec).model(SHAPE, DType::F32).unwrap()
-}
-
-/// Everything forwards, then B of all micro-batches, then W: much that need not wait.
-fn split(instances: usize, microbatches: usize) -> Vec<Step> {
-    let mut steps = Vec::new();
-    for part in [Part::F, Part::B, Part::W] {
-        for microbatch in 0..microbatches {
-            let step = |instance| Step {
-                instance,
-                part,
-                microbatch,
-            };
-            match part {
-                Part::F => steps.extend((0..instances).map(step)),
-                _ => steps.extend((0..instances).rev().map(step)),
-            }
-        }
-    }
-    steps
-}
-
-/// Spreads the actions over lanes without rhyme or reason: only what buffers imply orders them.
-fn spread(script: &mut Script) {
-    let lanes = [
-        Lane::Compute,
-        Lane::Gather,
-        Lane::Reduce,
-        Lane::Copy,
-        Lane::Host,
-    ];
-    let stream = Stream::named(11, "lanes");
-    for (index, action) in script.actions.iter_mut().enumerate() {
-        action.lane = lanes[stream.below(index as u64, lanes.len() as u64) as usize];
-    }
-}
-
-fn setup() -> Setup {
-    Setup {
+/// The preset `tiny` with narrower layers, as the interpreter is slow.
+fn rig<E: Engine>(engine: E) -> Rig<E> {
+    let setup = Setup {
         microbatches: MICROBATCHES,
-        schedule: split,
-        edit: spread,
+        schedule: all_deferred,
+        edit: spread_lanes,
         ..Setup::new(DType::F32)
-    }
-}
-
-fn batches(step: usize) -> Vec<Batch> {
-    let ids = |name: &str, microbatch: usize| {
-        let stream = Stream::named(13, &format!("{name} {step} {microbatch}"));
-        let ids = Tensor::ids(&[SHAPE.batch, SHAPE.seq], VOCAB as u32, stream);
-        (name.to_owned(), ids)
     };
-    (0..MICROBATCHES)
-        .map(|i| Batch {
-            data: vec![ids("ids", i), ids("targets", i)],
-            first: (i * SHAPE.batch) as i32,
-        })
-        .collect()
+    let model = tiny(4).model(SHAPE, DType::F32).unwrap();
+    let mut rig = Rig::new(engine, &model, &setup);
+    rig.initialise(1);
+    rig
 }
 
-/// Losses and gradient norms of some steps.
-fn train<E: Engine>(rig: &mut Rig<E>, steps: usize) -> Vec<(f64, f64)> {
-    rig.initialise(1);
-    let inverse = 1.0 / (MICROBATCHES * SHAPE.batch * SHAPE.seq) as f64;
-    (0..steps)
-        .map(|step| rig.step(&batches(step), 1e-3, inverse))
-        .collect()
+fn step<E: Engine>(rig: &mut Rig<E>) -> (f64, f64) {
+    let batches = suite::batches(SHAPE, tiny(4).spec.vocab);
+    rig.step(&batches, 1e-3, 0.05)
 }
 
 #[test]
-fn late_calls_give_the_same_bits() {
-    let (model, setup) = (tiny(), setup());
-    let expected = train(&mut Rig::new(ReferenceEngine::new(), &model, &setup), 3);
-    assert!(
-        expected
-            .iter()
-            .all(|(loss, norm)| loss.is_finite() && *norm > 0.0)
-    );
-    for seed in 0..6 {
-        let late = Late::new(ReferenceEngine::new(), seed);
-        let mut rig = Rig::new(late, &model, &setup);
-        assert_eq!(train(&mut rig, 3), expected, "seed {seed}");
-        assert_eq!(rig.executor().engine().poisoned_reads(), 0, "seed {seed}");
-    }
+fn late_calls_keep_the_bits() {
+    suite::late_calls_keep_the_bits(ReferenceEngine::new, &tiny(4), SHAPE);
 }
 
 #[test]
 fn an_executor_that_names_no_events_is_found_out() {
-    let model = tiny();
     for seed in 0..4 {
         let late = Late::new(ReferenceEngine::new(), seed);
-        let engine = Forgetful::new(late, |_| true);
-        let mut rig = Rig::new(engine, &model, &setup());
-        let (loss, norm) = train(&mut rig, 1)[0];
+        let mut rig = rig(Forgetful::new(late, |_| true));
+        let (loss, norm) = step(&mut rig);
         assert!(rig.executor().engine().inner.poisoned_reads() > 0);
         assert!(
             loss.is_nan() || norm.is_nan(),
@@ -186,19 +101,13 @@ fn a_write_over_what_a_queued_call_reads_is_found_out() {
 /// Every single call that has to wait: one of a few orders shows that it did not.
 #[test]
 fn a_single_missing_edge_is_found_out() {
-    let model = tiny();
-    let actions = Rig::new(ReferenceEngine::new(), &model, &setup())
-        .plan()
-        .script
-        .actions
-        .len();
+    let actions = rig(ReferenceEngine::new()).plan().script.actions.len();
     // The first call waits for nothing.
-    for missing in (1..actions).step_by(5) {
+    for missing in (1..actions).step_by(7) {
         let found = (0..12).any(|seed| {
             let late = Late::new(ReferenceEngine::new(), seed);
-            let engine = Forgetful::new(late, move |call| call == missing);
-            let mut rig = Rig::new(engine, &model, &setup());
-            train(&mut rig, 1);
+            let mut rig = rig(Forgetful::new(late, move |call| call == missing));
+            step(&mut rig);
             rig.executor().engine().inner.poisoned_reads() > 0
         });
         assert!(found, "nobody noticed that call {missing} does not wait");

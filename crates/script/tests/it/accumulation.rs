@@ -6,7 +6,8 @@ use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Model};
 use phalanx_models::{Architecture, BatchShape, Gpt};
 use phalanx_reference::{ReferenceEngine, Tensor};
-use phalanx_script::{Part, Step, Write, accumulate};
+use phalanx_script::{Write, accumulate};
+use phalanx_testing::schedules::{all_deferred, deferred, in_flight, split};
 use phalanx_testing::{Batch, Errors, Rig, Setup, VOCAB, gpt};
 
 const SEQ: usize = 4;
@@ -40,32 +41,6 @@ fn batches(microbatches: usize) -> Vec<Batch> {
         .collect()
 }
 
-/// B of all instances first, then all W, which nothing waits for.
-fn deferred(instances: usize, microbatches: usize) -> Vec<Step> {
-    let mut steps = Vec::new();
-    for microbatch in 0..microbatches {
-        let step = |part| {
-            move |instance| Step {
-                instance,
-                part,
-                microbatch,
-            }
-        };
-        steps.extend((0..instances).map(step(Part::F)));
-        steps.extend((0..instances).rev().map(step(Part::B)));
-        steps.extend((0..instances).map(step(Part::W)));
-    }
-    steps
-}
-
-/// All forwards before the first backward, as a pipeline's stage has them in flight.
-fn in_flight(instances: usize, microbatches: usize) -> Vec<Step> {
-    let all = accumulate(instances, microbatches);
-    let forwards = all.iter().filter(|s| s.part == Part::F);
-    let backwards = all.iter().filter(|s| s.part == Part::BW);
-    forwards.chain(backwards).copied().collect()
-}
-
 fn trained(gpt: &Gpt, setup: &Setup) -> (Vec<(f64, f64)>, Rig<ReferenceEngine>) {
     let model = model(gpt, SAMPLES / setup.microbatches);
     let mut rig = Rig::new(ReferenceEngine::new(), &model, setup);
@@ -83,7 +58,14 @@ fn micro_batches_add_up_to_one_batch() {
     for dropout in [0.0, 0.2] {
         let gpt = gpt(AttentionKind::Flash, dropout);
         let (expected, mut whole) = trained(&gpt, &plain);
-        let schedules = [plain.schedule, accumulate, deferred, in_flight];
+        let schedules = [
+            plain.schedule,
+            accumulate,
+            split,
+            deferred,
+            in_flight,
+            all_deferred,
+        ];
         for (index, schedule) in schedules.into_iter().enumerate() {
             for microbatches in [1, 2, 3] {
                 for recompute in [Recompute::None, Recompute::Full] {

@@ -89,6 +89,10 @@ pub(crate) fn read_scalar<E: Engine>(
 ) -> Result<f64> {
     let mut room = [0; 8];
     executor.read(script, buffer, &mut room[..bytes])?;
-    let dtype = if bytes == 8 { DType::F64 } else { DType::F32 };
-    Ok(decode(dtype, &room[..bytes])[0])
+    let [a, b, c, d, ..] = room;
+    Ok(if bytes == 8 {
+        f64::from_le_bytes(room)
+    } else {
+        f32::from_le_bytes([a, b, c, d]).into()
+    })
 }

@@ -1,0 +1,135 @@
+//! The invariants of ARCHITECTURE.md that a machine can check: which way dependencies point, what
+//! pure crates stay away from, and where unsafe code lives.
+#![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Every crate with its height: dependencies point to lower ones.
+const HEIGHTS: [(&str, u32); 15] = [
+    ("phalanx-ir", 0),
+    ("phalanx-sys", 0),
+    ("phalanx-autodiff", 1),
+    ("phalanx-passes", 1),
+    ("phalanx-models", 1),
+    ("phalanx-data", 1),
+    ("phalanx-script", 2),
+    ("phalanx-engine", 3),
+    ("phalanx-reference", 4),
+    ("phalanx-cpu", 4),
+    ("phalanx-runtime", 4),
+    ("phalanx-testing", 5),
+    ("phalanx-train", 6),
+    ("phalanx", 7),
+    ("phalanx-cli", 8),
+];
+
+/// Crates that do no I/O, spawn no threads and hold no unsafe code.
+const PURE: [&str; 6] = ["ir", "autodiff", "passes", "script", "engine", "reference"];
+
+/// Crates that may hold unsafe code.
+const UNSAFE: [&str; 2] = ["cpu", "sys"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .unwrap()
+}
+
+/// Every source file of a crate, with its text.
+fn sources(krate: &str) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().join("crates").join(krate).join("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                found.push((path, text));
+            }
+        }
+    }
+    assert!(!found.is_empty(), "{krate} has no source");
+    found
+}
+
+#[test]
+fn dependencies_point_downwards() {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "metadata",
+            "--no-deps",
+            "--offline",
+            "--format-version",
+            "1",
+        ])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let height = |name: &str| HEIGHTS.iter().find(|(n, _)| *n == name).map(|(_, h)| *h);
+    let packages = metadata["packages"].as_array().unwrap();
+    assert_eq!(
+        packages.len(),
+        HEIGHTS.len(),
+        "every crate has its height here"
+    );
+    for package in packages {
+        let name = package["name"].as_str().unwrap();
+        let own = height(name).unwrap_or_else(|| panic!("{name} has no height"));
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let (other, normal) = (
+                dependency["name"].as_str().unwrap(),
+                dependency["kind"].is_null(),
+            );
+            if let (Some(below), true) = (height(other), normal) {
+                assert!(below < own, "{name} must not depend on {other}");
+            }
+        }
+    }
+}
+
+#[test]
+fn pure_crates_stay_pure() {
+    for krate in PURE {
+        for (path, text) in sources(krate) {
+            for word in [
+                "std::fs",
+                "std::net",
+                "std::process",
+                "std::thread",
+                "std::env",
+            ] {
+                assert!(!text.contains(word), "{} uses {word}", path.display());
+            }
+        }
+        let lib = root().join("crates").join(krate).join("src/lib.rs");
+        assert!(
+            fs::read_to_string(lib)
+                .unwrap()
+                .contains("#![forbid(unsafe_code)]"),
+            "{krate}"
+        );
+    }
+}
+
+#[test]
+fn unsafe_code_lives_in_two_crates() {
+    for folder in fs::read_dir(root().join("crates")).unwrap() {
+        let krate = folder.unwrap().file_name().into_string().unwrap();
+        if UNSAFE.contains(&krate.as_str()) {
+            continue;
+        }
+        for (path, text) in sources(&krate) {
+            let code = text.lines().filter(|l| !l.trim_start().starts_with("//"));
+            let found = code.filter(|l| l.contains("unsafe") && !l.contains("unsafe_code"));
+            assert_eq!(found.count(), 0, "{} holds unsafe code", path.display());
+        }
+    }
+}
