@@ -41,6 +41,7 @@ mod data_source;
 mod trainer;
 
 pub use phalanx_autodiff as autodiff;
+pub use phalanx_cpu as cpu;
 pub use phalanx_data as data;
 pub use phalanx_engine as engine;
 pub use phalanx_ir as ir;

@@ -14,7 +14,7 @@ mod store;
 use std::collections::BTreeMap;
 
 use phalanx_engine::Engine;
-use phalanx_ir::{DType, Model};
+use phalanx_ir::Model;
 use phalanx_models::hf;
 use phalanx_runtime::{Executor, Observed, ScriptId};
 use phalanx_script::{
@@ -210,11 +210,6 @@ impl<E: Engine> Session<E> {
         let runs = script.actions.iter().filter_map(|action| action.run());
         runs.map(|run| script.programs[run.program.0].program.flops())
             .sum()
-    }
-
-    /// The element type of weights.
-    pub fn weights_dtype(&self) -> DType {
-        self.settings.precision.weights
     }
 }
 
