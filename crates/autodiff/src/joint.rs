@@ -33,9 +33,7 @@ pub fn joint(forward: &Program, grads: DType) -> Result<Joint, IrError> {
     }
     reverse.outputs(forward);
     let program = assign_phases(&reverse.program, forward.instrs().len());
-    Ok(Joint {
-        program: program.canonical(),
-    })
+    Ok(Joint { program: program.canonical() })
 }
 
 struct Reverse {
@@ -66,11 +64,7 @@ impl Reverse {
             }
         }
         let gradients = vec![None; forward.values().len()];
-        Self {
-            program: forward.clone(),
-            gradients,
-            wanted,
-        }
+        Self { program: forward.clone(), gradients, wanted }
     }
 
     /// Cotangents of the outputs: inputs of the joint program, and one for each loss.
@@ -82,8 +76,7 @@ impl Reverse {
             let ty = forward.ty(port.value).clone();
             let seed = match port.role {
                 Role::Boundary => {
-                    self.program
-                        .input(cotangent_name(&port.name), Role::Cotangent, ty)
+                    self.program.input(cotangent_name(&port.name), Role::Cotangent, ty)
                 }
                 Role::Loss if ty.shape.is_empty() => {
                     self.program.constant(ty.dtype, &[], 1.0, Phase::B)?
@@ -101,16 +94,10 @@ impl Reverse {
 
     fn step(&mut self, forward: &Program, index: usize) -> Result<(), IrError> {
         let instr = &forward.instrs()[index];
-        let cotangents: Vec<Option<ValueId>> = instr
-            .outputs
-            .iter()
-            .map(|v| self.gradients[v.index()])
-            .collect();
-        let wanted: Vec<Option<DType>> = instr
-            .inputs
-            .iter()
-            .map(|v| self.wanted[v.index()])
-            .collect();
+        let cotangents: Vec<Option<ValueId>> =
+            instr.outputs.iter().map(|v| self.gradients[v.index()]).collect();
+        let wanted: Vec<Option<DType>> =
+            instr.inputs.iter().map(|v| self.wanted[v.index()]).collect();
         if cotangents.iter().all(Option::is_none) || wanted.iter().all(Option::is_none) {
             return Ok(());
         }
@@ -128,9 +115,7 @@ impl Reverse {
         let sum = match self.gradients[value.index()] {
             None => gradient,
             Some(old) => {
-                let add = Op::Binary(Binary {
-                    kind: BinaryKind::Add,
-                });
+                let add = Op::Binary(Binary { kind: BinaryKind::Add });
                 self.program.push(add, &[old, gradient], Phase::B)?[0]
             }
         };
@@ -145,8 +130,7 @@ impl Reverse {
             };
             match port.role {
                 Role::Boundary => {
-                    self.program
-                        .output(cotangent_name(&port.name), Role::Cotangent, gradient);
+                    self.program.output(cotangent_name(&port.name), Role::Cotangent, gradient);
                 }
                 Role::Param => self.program.output(&port.name, Role::Gradient, gradient),
                 _ => {}
@@ -159,10 +143,8 @@ impl Reverse {
 /// weight; W is the rest. So W reads no weights, also in segments without a differentiated input.
 fn assign_phases(program: &Program, forward: usize) -> Program {
     let weights: BTreeSet<ValueId> = program.inputs_with(Role::Param).map(|p| p.value).collect();
-    let mut in_b: BTreeSet<ValueId> = program
-        .outputs_with(Role::Cotangent)
-        .map(|p| p.value)
-        .collect();
+    let mut in_b: BTreeSet<ValueId> =
+        program.outputs_with(Role::Cotangent).map(|p| p.value).collect();
     let backward = &program.instrs()[forward..];
     let mut phases = vec![Phase::W; backward.len()];
     for (i, instr) in backward.iter().enumerate().rev() {
@@ -179,17 +161,9 @@ fn assign_phases(program: &Program, forward: usize) -> Program {
         map[port.value.index()] = out.input(&port.name, port.role, program.ty(port.value).clone());
     }
     for (i, instr) in program.instrs().iter().enumerate() {
-        let phase = if i < forward {
-            Phase::F
-        } else {
-            phases[i - forward]
-        };
+        let phase = if i < forward { Phase::F } else { phases[i - forward] };
         let inputs: Vec<ValueId> = instr.inputs.iter().map(|v| map[v.index()]).collect();
-        let types: Vec<TensorType> = instr
-            .outputs
-            .iter()
-            .map(|&v| program.ty(v).clone())
-            .collect();
+        let types: Vec<TensorType> = instr.outputs.iter().map(|&v| program.ty(v).clone()).collect();
         let outputs = out.push_unchecked(instr.op.clone(), &inputs, types, phase);
         for (old, new) in instr.outputs.iter().zip(outputs) {
             map[old.index()] = new;

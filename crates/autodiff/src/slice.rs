@@ -33,10 +33,7 @@ impl Recompute {
             Recompute::Selective => {
                 let materialised = matches!(
                     instr.op,
-                    Op::Attention(Attention {
-                        kind: AttentionKind::Materialised,
-                        ..
-                    })
+                    Op::Attention(Attention { kind: AttentionKind::Materialised, .. })
                 );
                 // The first result is the attention's output, which the next projection keeps.
                 materialised && instr.outputs[0] != value
@@ -83,14 +80,10 @@ impl Phases {
     /// What F keeps for the backward, by name: its residual outputs, and its boundary inputs that
     /// the backward reads. This is what the memory of a micro-batch in flight is made of.
     pub fn residuals(&self) -> Vec<(&str, &TensorType)> {
-        let kept = self
-            .f
-            .outputs_with(Role::Residual)
-            .map(|p| (p.name.as_str(), self.f.ty(p.value)));
-        let inputs = self
-            .bw
-            .inputs_with(Role::Boundary)
-            .map(|p| (p.name.as_str(), self.bw.ty(p.value)));
+        let kept =
+            self.f.outputs_with(Role::Residual).map(|p| (p.name.as_str(), self.f.ty(p.value)));
+        let inputs =
+            self.bw.inputs_with(Role::Boundary).map(|p| (p.name.as_str(), self.bw.ty(p.value)));
         kept.chain(inputs).collect()
     }
 }
@@ -135,13 +128,7 @@ impl<'a> Cut<'a> {
                 free[value.index()] = all_free;
             }
         }
-        let mut cut = Self {
-            joint,
-            maker,
-            free,
-            kept: BTreeSet::new(),
-            handed: BTreeSet::new(),
-        };
+        let mut cut = Self { joint, maker, free, kept: BTreeSet::new(), handed: BTreeSet::new() };
         cut.kept = cut.kept_under(recompute);
         cut.handed = (cut.read_by_w().into_iter())
             .filter(|&v| !cut.is_constant(v) && !cut.kept.contains(&v))
@@ -159,8 +146,7 @@ impl<'a> Cut<'a> {
     }
 
     fn is_constant(&self, value: ValueId) -> bool {
-        self.made_by(value)
-            .is_some_and(|instr| instr.inputs.iter().all(|&v| self.is_constant(v)))
+        self.made_by(value).is_some_and(|instr| instr.inputs.iter().all(|&v| self.is_constant(v)))
     }
 
     /// What the instructions of some phases read and do not make themselves, and the outputs that
@@ -168,13 +154,10 @@ impl<'a> Cut<'a> {
     fn reads(&self, phases: &[Phase]) -> BTreeSet<ValueId> {
         let instrs = self.joint.instrs().iter();
         let own = |v: &ValueId| self.made_by(*v).is_some_and(|i| phases.contains(&i.phase));
-        let read = instrs
-            .filter(|i| phases.contains(&i.phase))
-            .flat_map(|i| i.inputs.iter().copied());
+        let read =
+            instrs.filter(|i| phases.contains(&i.phase)).flat_map(|i| i.inputs.iter().copied());
         let leaving = self.outputs(phases, &BTreeSet::new());
-        read.chain(leaving.into_iter().map(|(_, _, v)| v))
-            .filter(|v| !own(v))
-            .collect()
+        read.chain(leaving.into_iter().map(|(_, _, v)| v)).filter(|v| !own(v)).collect()
     }
 
     /// What must be kept so that every forward value the backward reads can be had: itself,
@@ -285,36 +268,24 @@ impl<'a> Cut<'a> {
             .map(|(v, _)| v)
             .collect();
         let outputs = self.outputs(phases, leaving);
-        let mut read: BTreeSet<ValueId> = instrs
-            .iter()
-            .flat_map(|i| i.inputs.iter().copied())
-            .collect();
+        let mut read: BTreeSet<ValueId> =
+            instrs.iter().flat_map(|i| i.inputs.iter().copied()).collect();
         read.extend(outputs.iter().map(|(_, _, v)| *v));
 
         let name = format!("{}.{suffix}", self.joint.name);
         let mut out = Program::new(name, self.joint.mesh().clone());
         let mut map: BTreeMap<ValueId, ValueId> = BTreeMap::new();
-        for port in self
-            .joint
-            .inputs()
-            .iter()
-            .filter(|p| read.contains(&p.value))
-        {
+        for port in self.joint.inputs().iter().filter(|p| read.contains(&p.value)) {
             let ty = self.joint.ty(port.value).clone();
             map.insert(port.value, out.input(&port.name, port.role, ty));
         }
         for &value in read.difference(&made) {
             let ty = self.joint.ty(value).clone();
-            map.entry(value)
-                .or_insert_with(|| out.input(residual_name(value), Role::Residual, ty));
+            map.entry(value).or_insert_with(|| out.input(residual_name(value), Role::Residual, ty));
         }
         for instr in instrs {
             let inputs: Vec<ValueId> = instr.inputs.iter().map(|v| map[v]).collect();
-            let types = instr
-                .outputs
-                .iter()
-                .map(|&v| self.joint.ty(v).clone())
-                .collect();
+            let types = instr.outputs.iter().map(|&v| self.joint.ty(v).clone()).collect();
             // A clone belongs to the phase that runs it.
             let phase = if own(instr) { instr.phase } else { phases[0] };
             let results = out.push_unchecked(instr.op.clone(), &inputs, types, phase);
@@ -347,11 +318,7 @@ impl<'a> Cut<'a> {
                 outputs.push((port.name.clone(), port.role, port.value));
             }
         }
-        outputs.extend(
-            leaving
-                .iter()
-                .map(|&v| (residual_name(v), Role::Residual, v)),
-        );
+        outputs.extend(leaving.iter().map(|&v| (residual_name(v), Role::Residual, v)));
         outputs
     }
 }

@@ -32,12 +32,7 @@ pub(crate) enum Command {
         #[arg(long, value_name = "hf:DIR|run:DIR")]
         model: ModelSource,
         /// Token ids, separated by commas; without them, held-out data is evaluated.
-        #[arg(
-            long,
-            value_delimiter = ',',
-            value_name = "5,17,…",
-            allow_negative_numbers = true
-        )]
+        #[arg(long, value_delimiter = ',', value_name = "5,17,…", allow_negative_numbers = true)]
         ids: Option<Vec<i32>>,
     },
     /// Writes the model of a run as a Hugging Face folder.
@@ -107,9 +102,7 @@ impl Settings {
         if let Some(path) = &self.config {
             sources = sources.file(path);
         }
-        self.set
-            .iter()
-            .fold(sources, |sources, set| sources.set(set))
+        self.set.iter().fold(sources, |sources, set| sources.set(set))
     }
 }
 

@@ -23,29 +23,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             };
             train(&network::load(&settings.sources())?, output).map(|_| ())
         }
-        Command::Eval {
-            settings,
-            model,
-            ids: Some(ids),
-        } => answer(settings, model, ids),
-        Command::Eval {
-            settings, model, ..
-        } => held_out(settings, model),
-        Command::Export {
-            run,
-            out,
-            dtype,
-            json,
-        } => export(run, out, (*dtype).into(), *json),
-        Command::Explain {
-            settings,
-            segment,
-            part,
-        } => {
-            let focus = Focus {
-                segment: segment.clone(),
-                part: part.map(Into::into),
-            };
+        Command::Eval { settings, model, ids: Some(ids) } => answer(settings, model, ids),
+        Command::Eval { settings, model, .. } => held_out(settings, model),
+        Command::Export { run, out, dtype, json } => export(run, out, (*dtype).into(), *json),
+        Command::Explain { settings, segment, part } => {
+            let focus = Focus { segment: segment.clone(), part: part.map(Into::into) };
             explain(settings, focus)
         }
         Command::Bench(Bench::Step(settings)) => bench_step(settings),
@@ -62,22 +44,12 @@ fn answer(settings: &Settings, model: &ModelSource, ids: &[i32]) -> Result<()> {
         out::json(&answer);
         return Ok(());
     }
-    out::line(&format!(
-        "loss {:.6} over {} tokens",
-        answer.loss,
-        ids.len() - 1
-    ));
+    out::line(&format!("loss {:.6} over {} tokens", answer.loss, ids.len() - 1));
     let mut best: Vec<(usize, f64)> = answer.logits_last.iter().copied().enumerate().collect();
     best.sort_by(|a, b| b.1.total_cmp(&a.1));
     best.truncate(5);
-    let best: Vec<String> = best
-        .iter()
-        .map(|(id, x)| format!("{id} ({x:.3})"))
-        .collect();
-    out::line(&format!(
-        "most likely next tokens, by logit: {}",
-        best.join(", ")
-    ));
+    let best: Vec<String> = best.iter().map(|(id, x)| format!("{id} ({x:.3})")).collect();
+    out::line(&format!("most likely next tokens, by logit: {}", best.join(", ")));
     Ok(())
 }
 
@@ -88,16 +60,12 @@ fn held_out(settings: &Settings, model: &ModelSource) -> Result<()> {
         return Ok(());
     }
     let floor = match result.entropy_floor {
-        Some(floor) => format!(
-            ", {:.4} above the source's entropy {floor:.4}",
-            result.loss - floor
-        ),
+        Some(floor) => {
+            format!(", {:.4} above the source's entropy {floor:.4}", result.loss - floor)
+        }
         None => String::new(),
     };
-    out::line(&format!(
-        "loss {:.6} over {} held-out tokens{floor}",
-        result.loss, result.tokens
-    ));
+    out::line(&format!("loss {:.6} over {} held-out tokens{floor}", result.loss, result.tokens));
     Ok(())
 }
 

@@ -13,15 +13,12 @@ use phalanx_cpu::kernels::matrix::{Mat, MatMut};
 const ROUNDS: usize = 15;
 
 fn main() {
-    let rows: usize = std::env::args().nth(1).map_or(2048, |rows| {
-        rows.parse().expect("the argument is a number of rows")
-    });
+    let rows: usize = std::env::args()
+        .nth(1)
+        .map_or(2048, |rows| rows.parse().expect("the argument is a number of rows"));
     println!("GFLOP/s of the best of {ROUNDS} rounds, {rows} rows; threads take rows, or for dW");
     println!("rows | columns of the result");
-    println!(
-        "{:22}{:>8}{:>8}{:>8}{:>10}{:>9}{:>14}",
-        "", "F", "dX", "dW", "2: F", "dX", "dW"
-    );
+    println!("{:22}{:>8}{:>8}{:>8}{:>10}{:>9}{:>14}", "", "F", "dX", "dW", "2: F", "dX", "dW");
     for (name, k, n) in [
         ("qkv 384x1152", 384, 1152),
         ("out 384x384", 384, 384),
@@ -104,27 +101,15 @@ impl Buffers {
             }
             Product::Input => {
                 let mine = cut(m, part);
-                (
-                    block(m, k, [mine.clone(), 0..k]),
-                    y.block(mine, 0..n),
-                    w.t(),
-                )
+                (block(m, k, [mine.clone(), 0..k]), y.block(mine, 0..n), w.t())
             }
             Product::WeightRows => {
                 let mine = cut(k, part);
-                (
-                    block(k, n, [mine.clone(), 0..n]),
-                    x.t().block(mine, 0..m),
-                    y,
-                )
+                (block(k, n, [mine.clone(), 0..n]), x.t().block(mine, 0..m), y)
             }
             Product::WeightColumns => {
                 let mine = cut(n, part);
-                (
-                    block(k, n, [0..k, mine.clone()]),
-                    x.t(),
-                    y.block(0..m, mine),
-                )
+                (block(k, n, [0..k, mine.clone()]), x.t(), y.block(0..m, mine))
             }
         };
         (0..parts).map(share).collect()
@@ -132,9 +117,8 @@ impl Buffers {
 
     fn rate(&mut self, threads: usize, product: Product, gflop: f64) -> f64 {
         let repeats = (2.0 / gflop).ceil() as usize;
-        let mut times: Vec<f64> = (0..ROUNDS)
-            .map(|_| self.round(threads, product, repeats))
-            .collect();
+        let mut times: Vec<f64> =
+            (0..ROUNDS).map(|_| self.round(threads, product, repeats)).collect();
         times.sort_by(f64::total_cmp);
         gflop * repeats as f64 / times[0]
     }

@@ -50,25 +50,16 @@ fn least(mut call: impl FnMut()) -> f64 {
 
 fn report(name: &str, bytes: usize, call: impl FnMut()) {
     let seconds = least(call);
-    println!(
-        "{name:34} {:9.1} us {:7.1} GB/s",
-        seconds * 1e6,
-        bytes as f64 / seconds / 1e9
-    );
+    println!("{name:34} {:9.1} us {:7.1} GB/s", seconds * 1e6, bytes as f64 / seconds / 1e9);
 }
 
 fn values<T: Element>(n: usize) -> Vec<T> {
-    (0..n)
-        .map(|i| T::store(T::Acc::from_f64((i * 7919 % 1000) as f64 / 400.0 - 1.2)))
-        .collect()
+    (0..n).map(|i| T::store(T::Acc::from_f64((i * 7919 % 1000) as f64 / 400.0 - 1.2))).collect()
 }
 
 fn pool() {
     for (threads, spin) in [(1, true), (2, true), (2, false)] {
-        let settings = PoolSettings {
-            spin,
-            ..PoolSettings::for_workers_on_this_machine(threads)
-        };
+        let settings = PoolSettings { spin, ..PoolSettings::for_workers_on_this_machine(threads) };
         let Ok(mut pool) = Pool::with_settings(threads, settings) else {
             println!("the system refused {threads} threads");
             return;
@@ -108,12 +99,7 @@ fn rows<T: Element>() {
         norm::layer_norm(&x, &gamma, &gamma, 1e-5, &mut y, &mut mean, &mut rstd);
     });
     report("layer_norm_gradient", 3 * N * size, || {
-        let forward = norm::LayerNormed {
-            x: &x,
-            gamma: &gamma,
-            mean: &mean,
-            rstd: &rstd,
-        };
+        let forward = norm::LayerNormed { x: &x, gamma: &gamma, mean: &mean, rstd: &rstd };
         norm::layer_norm_gradient(forward, &dy, &mut y, &mut dgamma, &mut dbeta);
     });
     let mut frequencies = [0.0; 32];
@@ -130,9 +116,7 @@ fn rows<T: Element>() {
         first_row: 0,
         direction: Direction::Forward,
     };
-    report("rotary", 2 * N * size, || {
-        rotary.rotate(ROWS, &x, D, &mut y, D)
-    });
+    report("rotary", 2 * N * size, || rotary.rotate(ROWS, &x, D, &mut y, D));
     report("rotary in place", 2 * N * size, || {
         rotary.rotate_in_place(ROWS, &mut y, D);
     });
@@ -148,11 +132,7 @@ fn rows<T: Element>() {
     report("permute [8,256,6,64] to [8,6,256,64]", 2 * N * size, || {
         movement::permute(&x, &[8, 256, 6, 64], &[0, 2, 1, 3], 0, &mut y);
     });
-    let mask = Mask {
-        key: [1, 2, 3, 4, 5],
-        site: 6,
-        p: 0.1,
-    };
+    let mask = Mask { key: [1, 2, 3, 4, 5], site: 6, p: 0.1 };
     report("dropout", 2 * N * size, || {
         dropout::dropout(&x, mask, 256 * D, 0, &mut y);
     });
@@ -167,13 +147,9 @@ fn rows<T: Element>() {
     report("embedding", 2 * N * size, || {
         assert!(embedding::gather(&table, held, D, &ids, &mut y).is_ok());
     });
-    report(
-        "embedding gradient",
-        N * (size + 2 * size_of::<T::Acc>()),
-        || {
-            assert!(embedding::gather_gradient(&ids, &dy, D, held, true, &mut grad).is_ok());
-        },
-    );
+    report("embedding gradient", N * (size + 2 * size_of::<T::Acc>()), || {
+        assert!(embedding::gather_gradient(&ids, &dy, D, held, true, &mut grad).is_ok());
+    });
 }
 
 /// Chunks in the first-level cache: what matters is the time of a call.
@@ -185,19 +161,11 @@ fn chunks<T: Element>() {
     let mut chunk = |name: &str, call: &mut dyn FnMut(&mut [T])| {
         let seconds = least(|| (0..calls).for_each(|_| call(black_box(&mut y))));
         let each = seconds / f64::from(calls);
-        println!(
-            "{name:34} {:9.3} us {:7.2} elements/ns",
-            each * 1e6,
-            CHUNK as f64 / each / 1e9
-        );
+        println!("{name:34} {:9.3} us {:7.2} elements/ns", each * 1e6, CHUNK as f64 / each / 1e9);
     };
     let (a, b) = (Operand::Chunk(&x[..]), Operand::Chunk(&dy[..]));
-    chunk("add", &mut |y| {
-        elementwise::binary(BinaryKind::Add, a, b, y)
-    });
-    chunk("div", &mut |y| {
-        elementwise::binary(BinaryKind::Div, a, b, y)
-    });
+    chunk("add", &mut |y| elementwise::binary(BinaryKind::Add, a, b, y));
+    chunk("div", &mut |y| elementwise::binary(BinaryKind::Div, a, b, y));
     chunk("scale", &mut |y| elementwise::scale(&x, factor, y));
     for op in [
         UnaryKind::Exp,
@@ -232,17 +200,10 @@ fn flat<G: Element<Acc = f32>>() {
         clip: 0.5,
     };
     let written = if narrow { size } else { 0 };
-    report(
-        &format!("AdamW, gradients {}", G::DTYPE),
-        FLAT * (24 + size + written),
-        || {
-            let weights = Weights {
-                master: &mut weights[..],
-                copy: narrow.then_some(&mut copy[..]),
-            };
-            adam.update(&grad, &mut m, &mut v, weights);
-        },
-    );
+    report(&format!("AdamW, gradients {}", G::DTYPE), FLAT * (24 + size + written), || {
+        let weights = Weights { master: &mut weights[..], copy: narrow.then_some(&mut copy[..]) };
+        adam.update(&grad, &mut m, &mut v, weights);
+    });
     let sgd = Sgd {
         lr: 1e-3,
         momentum: 0.9,
@@ -256,21 +217,13 @@ fn flat<G: Element<Acc = f32>>() {
         &format!("SGD with momentum, gradients {}", G::DTYPE),
         FLAT * (16 + size + written),
         || {
-            let weights = Weights {
-                master: &mut weights[..],
-                copy: narrow.then_some(&mut copy[..]),
-            };
+            let weights =
+                Weights { master: &mut weights[..], copy: narrow.then_some(&mut copy[..]) };
             sgd.update(&grad, &mut m, weights);
         },
     );
-    report(
-        &format!("sum of squares, {}", G::DTYPE),
-        FLAT * size,
-        || {
-            black_box(reduce::sum_of_squares(&grad));
-        },
-    );
-    report("cast f32 to bf16", FLAT * 6, || {
-        cast::cast(&m, &mut narrowed)
+    report(&format!("sum of squares, {}", G::DTYPE), FLAT * size, || {
+        black_box(reduce::sum_of_squares(&grad));
     });
+    report("cast f32 to bf16", FLAT * 6, || cast::cast(&m, &mut narrowed));
 }

@@ -74,11 +74,7 @@ pub trait Float:
     fn tanh(self) -> Self {
         let m = (-(self.abs() + self.abs())).exp_m1_nonpositive();
         let magnitude = -m / (m + Self::ONE + Self::ONE);
-        if self < Self::ZERO {
-            -magnitude
-        } else {
-            magnitude
-        }
+        if self < Self::ZERO { -magnitude } else { magnitude }
     }
 }
 
@@ -182,11 +178,7 @@ macro_rules! float {
                 let (half_scale, m1) = self.reduce();
                 let value = $float::mul_add(m1, half_scale, half_scale) * 2.0;
                 let value = if self < $smallest { 0.0 } else { value };
-                if self > $largest {
-                    $float::INFINITY
-                } else {
-                    value
-                }
+                if self > $largest { $float::INFINITY } else { value }
             }
 
             #[inline(always)]
@@ -274,10 +266,7 @@ mod tests {
     fn exp_of_doubles() {
         for x in sweep(-708.0, 709.78, 400_000) {
             let (got, want) = (Float::exp(x), x.exp());
-            assert!(
-                (got / want - 1.0).abs() <= 4.5e-16,
-                "exp({x}): {got} not {want}"
-            );
+            assert!((got / want - 1.0).abs() <= 4.5e-16, "exp({x}): {got} not {want}");
         }
     }
 
@@ -304,10 +293,7 @@ mod tests {
             let error = ulps_f32(Float::tanh(single), f64::from(single).tanh());
             assert!(error <= 4.0, "tanh({single}): {error} ulp");
             let (got, want) = (Float::tanh(x), x.tanh());
-            assert!(
-                (got - want).abs() <= 1e-15 * want.abs(),
-                "tanh({x}): {got} not {want}"
-            );
+            assert!((got - want).abs() <= 1e-15 * want.abs(), "tanh({x}): {got} not {want}");
         }
         assert_eq!(Float::tanh(f32::INFINITY), 1.0);
         assert_eq!(Float::tanh(f32::NEG_INFINITY), -1.0);

@@ -73,9 +73,7 @@ impl CpuEngine {
     }
 
     fn base(&self) -> *mut u8 {
-        self.arena
-            .as_ref()
-            .map_or(std::ptr::null_mut(), Arena::as_ptr)
+        self.arena.as_ref().map_or(std::ptr::null_mut(), Arena::as_ptr)
     }
 
     fn bounds(&self, offset: usize, bytes: usize) -> Result<(), EngineError> {
@@ -110,11 +108,7 @@ impl CpuEngine {
     ) -> Result<(), EngineError> {
         let memory = Memory {
             base: self.base(),
-            scratch: self
-                .scratch
-                .iter()
-                .map(Arena::as_ptr)
-                .collect::<ScratchList>(),
+            scratch: self.scratch.iter().map(Arena::as_ptr).collect::<ScratchList>(),
         };
         let (workers, scratch_bytes) = (self.pool.threads(), self.scratch_bytes);
         let failure = &self.failure;
@@ -141,10 +135,7 @@ impl CpuEngine {
                 }
             }
         });
-        let failed = |why: String| EngineError::Failed {
-            program: kernel.name.clone(),
-            why,
-        };
+        let failed = |why: String| EngineError::Failed { program: kernel.name.clone(), why };
         outcome.map_err(|e| failed(e.to_string()))?;
         match self.failure.take() {
             None => Ok(()),
@@ -180,10 +171,7 @@ struct Memory {
 unsafe impl Sync for Memory {}
 
 fn arena(bytes: usize) -> Result<Arena, EngineError> {
-    Arena::new(bytes).map_err(|e| EngineError::Memory {
-        bytes,
-        why: e.to_string(),
-    })
+    Arena::new(bytes).map_err(|e| EngineError::Memory { bytes, why: e.to_string() })
 }
 
 impl Engine for CpuEngine {
@@ -197,54 +185,28 @@ impl Engine for CpuEngine {
         let mut calls = Vec::new();
         for (index, instr) in program.instrs().iter().enumerate() {
             let scratch = slots.scratch[index];
-            let operation = Operation {
-                program,
-                instr,
-                slots,
-                scratch,
-            };
+            let operation = Operation { program, instr, slots, scratch };
             // What nothing reads is not computed.
             let places = instr.outputs.iter().map(|v| slots.places[v.index()]);
             if places.clone().all(|p| p == Place::Unused) {
                 continue;
             }
             for task in tasks::compile(&operation)? {
-                calls.push(Call {
-                    task,
-                    instr: index,
-                    barrier: false,
-                });
+                calls.push(Call { task, instr: index, barrier: false });
             }
         }
         for &(output, value) in &slots.copies {
             let ty = program.ty(value);
-            let var = |place| Var {
-                place,
-                dtype: ty.dtype,
-                shape: ty.local_shape(program.mesh()),
-            };
+            let var = |place| Var { place, dtype: ty.dtype, shape: ty.local_shape(program.mesh()) };
             let task = tasks::copy(var(slots.places[value.index()]), var(Place::Output(output)));
-            calls.push(Call {
-                task,
-                instr: program.instrs().len(),
-                barrier: false,
-            });
+            calls.push(Call { task, instr: program.instrs().len(), barrier: false });
         }
         place_barriers(&mut calls, self.pool.threads());
         let workers = self.pool.threads();
-        let scratch = calls
-            .iter()
-            .map(|c| c.task.scratch(workers))
-            .max()
-            .unwrap_or(0);
+        let scratch = calls.iter().map(|c| c.task.scratch(workers)).max().unwrap_or(0);
         self.grow_scratch(scratch)?;
         let instrs = program.instrs().len();
-        Ok(Kernel {
-            name: program.name.clone(),
-            calls,
-            slots: slots.clone(),
-            instrs,
-        })
+        Ok(Kernel { name: program.name.clone(), calls, slots: slots.clone(), instrs })
     }
 
     fn reserve(&mut self, bytes: usize) -> Result<(), EngineError> {
@@ -315,20 +277,16 @@ impl Engine for CpuEngine {
 /// last barrier, and one of both writes.
 fn place_barriers(calls: &mut [Call], workers: usize) {
     let shares = |task: &dyn Task| -> Vec<Vec<tasks::Access>> {
-        (0..workers)
-            .map(|worker| task.accesses(Share { worker, workers }))
-            .collect()
+        (0..workers).map(|worker| task.accesses(Share { worker, workers })).collect()
     };
     let mut since: Vec<Vec<Vec<tasks::Access>>> = Vec::new();
     for call in calls {
         let own = shares(&*call.task);
         let conflict = since.iter().any(|earlier| {
             (0..workers).any(|a| {
-                (0..workers).filter(|&b| b != a).any(|b| {
-                    earlier[a]
-                        .iter()
-                        .any(|x| own[b].iter().any(|y| x.conflicts(y)))
-                })
+                (0..workers)
+                    .filter(|&b| b != a)
+                    .any(|b| earlier[a].iter().any(|x| own[b].iter().any(|y| x.conflicts(y))))
             })
         });
         if conflict {

@@ -33,10 +33,7 @@ impl PoolSettings {
     /// all pools of all ranks.
     pub fn for_workers_on_this_machine(workers: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        Self {
-            spin: workers <= cores,
-            timeout: Duration::from_secs(60),
-        }
+        Self { spin: workers <= cores, timeout: Duration::from_secs(60) }
     }
 }
 
@@ -140,9 +137,7 @@ impl Barrier<'_> {
             return;
         }
         let round = shared.round.load(Ordering::Relaxed);
-        shared.seen[self.worker]
-            .0
-            .store(round.wrapping_add(1), Ordering::Relaxed);
+        shared.seen[self.worker].0.store(round.wrapping_add(1), Ordering::Relaxed);
         if shared.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == shared.threads {
             // Everybody else waits for the round to change, so nobody can arrive in between.
             shared.arrived.0.store(0, Ordering::Relaxed);
@@ -156,11 +151,10 @@ impl Barrier<'_> {
     fn wait_for_round_after(&self, round: u32) {
         let shared = self.shared;
         let passed = || shared.round.load(Ordering::Acquire) != round;
-        let in_time = shared.bell.wait(
-            shared.patience(BARRIER_SPINS),
-            Some(shared.settings.timeout),
-            || passed() || shared.poisoned.load(Ordering::Acquire),
-        );
+        let in_time =
+            shared.bell.wait(shared.patience(BARRIER_SPINS), Some(shared.settings.timeout), || {
+                passed() || shared.poisoned.load(Ordering::Acquire)
+            });
         if passed() {
             return;
         }
@@ -290,10 +284,7 @@ impl Shared {
 
     /// Runs the job as `worker`, turning a panic into the pool's failure.
     fn perform(&self, worker: usize, job: &Job<'_>) {
-        let barrier = Barrier {
-            shared: self,
-            worker,
-        };
+        let barrier = Barrier { shared: self, worker };
         // A poisoned pool runs nothing any more, so no later job sees what this one left half done;
         // the caller learns of the failure from `run` and decides about its own data.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(worker, &barrier)))
@@ -314,10 +305,7 @@ impl Shared {
         self.failure
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert_with(|| PoolError {
-                worker,
-                message: message.to_owned(),
-            });
+            .get_or_insert_with(|| PoolError { worker, message: message.to_owned() });
         self.poisoned.store(true, Ordering::Release);
         self.bell.ring();
     }
@@ -336,10 +324,7 @@ impl Shared {
         if self.settings.spin {
             Patience { spins, yields: 0 }
         } else {
-            Patience {
-                spins: 0,
-                yields: YIELDS,
-            }
+            Patience { spins: 0, yields: YIELDS }
         }
     }
 }
@@ -439,10 +424,7 @@ mod tests {
                     .unwrap_err();
                 assert_eq!(error.worker, culprit);
                 assert_eq!(error.message, format!("row {} is missing", 40 + culprit));
-                assert!(
-                    start.elapsed() < LONG / 2,
-                    "the others waited for the timeout"
-                );
+                assert!(start.elapsed() < LONG / 2, "the others waited for the timeout");
                 let again = pool.run(&|_, _| panic!("a poisoned pool runs nothing"));
                 assert_eq!(again.unwrap_err(), error);
             }

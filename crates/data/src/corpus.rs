@@ -45,11 +45,6 @@ pub(crate) fn checked_range(
     let tokens = corpus.len_tokens();
     match at.checked_add(wanted as u64) {
         Some(end) if end <= tokens => Ok(at as usize..end as usize),
-        _ => Err(DataError::BeyondEnd {
-            corpus: corpus.describe(),
-            at,
-            wanted,
-            tokens,
-        }),
+        _ => Err(DataError::BeyondEnd { corpus: corpus.describe(), at, wanted, tokens }),
     }
 }

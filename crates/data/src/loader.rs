@@ -54,22 +54,14 @@ impl LoaderConfig {
     fn check(&self) -> Result<(), DataError> {
         let (batch, parts) = (self.batch_size, self.microbatches);
         if batch == 0 {
-            return Err(setting(
-                "batch_size",
-                batch,
-                "a batch needs at least one sample",
-            ));
+            return Err(setting("batch_size", batch, "a batch needs at least one sample"));
         }
         if parts == 0 || batch % parts != 0 {
             let remedy = format!("it must divide batch_size = {batch} into equal parts");
             return Err(setting("microbatches", parts, remedy));
         }
         if self.prefetch == 0 {
-            return Err(setting(
-                "prefetch",
-                0,
-                "at least one batch must be made ahead",
-            ));
+            return Err(setting("prefetch", 0, "at least one batch must be made ahead"));
         }
         Ok(())
     }
@@ -123,26 +115,12 @@ impl Loader {
         for _ in 0..plan.config.prefetch {
             lines.free.push(plan.buffer());
         }
-        let worker = Worker {
-            plan: plan.clone(),
-            corpus,
-            next: start,
-            lines: Arc::clone(&lines),
-        };
+        let worker = Worker { plan: plan.clone(), corpus, next: start, lines: Arc::clone(&lines) };
         let thread = std::thread::Builder::new()
             .name("loader".into())
             .spawn(move || worker.run())
-            .map_err(|error| DataError::Stopped {
-                sample: start,
-                reason: error.to_string(),
-            })?;
-        Ok(Self {
-            current: plan.buffer(),
-            plan,
-            counter: start,
-            lines,
-            thread: Some(thread),
-        })
+            .map_err(|error| DataError::Stopped { sample: start, reason: error.to_string() })?;
+        Ok(Self { current: plan.buffer(), plan, counter: start, lines, thread: Some(thread) })
     }
 
     /// The next batch; it stays valid until the next call.
@@ -151,9 +129,7 @@ impl Loader {
             sample: self.counter,
             reason: "it ended after an error or a panic that was reported before".into(),
         })??;
-        self.lines
-            .free
-            .push(std::mem::replace(&mut self.current, batch));
+        self.lines.free.push(std::mem::replace(&mut self.current, batch));
         self.counter += self.plan.config.batch_size as u64;
         Ok(&self.current)
     }
@@ -197,10 +173,7 @@ struct Lines {
 impl Lines {
     /// Room for every buffer there is, the consumer's included.
     fn new(prefetch: usize) -> Self {
-        Self {
-            free: Queue::new(prefetch + 1),
-            ready: Queue::new(prefetch + 1),
-        }
+        Self { free: Queue::new(prefetch + 1), ready: Queue::new(prefetch + 1) }
     }
 
     /// Ends both: no empty buffer is filled any more, full ones can still be taken.
@@ -220,11 +193,7 @@ struct Plan {
 impl Plan {
     fn buffer(&self) -> Batch {
         let tokens = self.config.batch_size * self.config.seq_len;
-        Batch {
-            ids: vec![0; tokens],
-            targets: vec![IGNORED; tokens],
-            ..Batch::default()
-        }
+        Batch { ids: vec![0; tokens], targets: vec![IGNORED; tokens], ..Batch::default() }
     }
 
     /// Where sample `global` starts, and whether it counts. The rows that fill up the last batch
@@ -254,10 +223,7 @@ impl Plan {
         let length = self.config.seq_len;
         batch.step = first / self.config.batch_size as u64;
         batch.first_sample = first;
-        let rows = batch
-            .ids
-            .chunks_exact_mut(length)
-            .zip(batch.targets.chunks_exact_mut(length));
+        let rows = batch.ids.chunks_exact_mut(length).zip(batch.targets.chunks_exact_mut(length));
         for (sample, (ids, targets)) in (first..).zip(rows) {
             let (start, counts) = self.place(sample);
             corpus.read(start, row)?;
@@ -267,11 +233,7 @@ impl Plan {
                 *target = if ignored { IGNORED } else { token };
             }
         }
-        let valid = batch
-            .targets
-            .iter()
-            .filter(|&&target| target != IGNORED)
-            .count();
+        let valid = batch.targets.iter().filter(|&&target| target != IGNORED).count();
         batch.valid_tokens = valid as u64;
         match self.config.ignore_token {
             Some(token) if valid == 0 => Err(DataError::NothingToPredict {
@@ -296,9 +258,7 @@ impl Worker {
     fn run(mut self) {
         let mut row = vec![0; self.plan.config.seq_len + 1];
         while let Some(mut batch) = self.lines.free.pop() {
-            let outcome = self
-                .plan
-                .fill(&*self.corpus, self.next, &mut row, &mut batch);
+            let outcome = self.plan.fill(&*self.corpus, self.next, &mut row, &mut batch);
             self.next += self.plan.config.batch_size as u64;
             let failed = outcome.is_err();
             self.lines.ready.push(outcome.map(|()| batch));

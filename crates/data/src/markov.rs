@@ -60,11 +60,7 @@ impl MarkovCorpus {
     pub fn new(seed: u64, vocab: usize, tokens: u64) -> Result<Self, DataError> {
         let most = i32::MAX as usize;
         if !(LEAST_VOCAB..=most).contains(&vocab) {
-            return Err(DataError::MarkovVocabulary {
-                least: LEAST_VOCAB,
-                most,
-                found: vocab,
-            });
+            return Err(DataError::MarkovVocabulary { least: LEAST_VOCAB, most, found: vocab });
         }
         let half = vocab / 2;
         let dealt = shuffled(seed, "markov halves", 2 * half);
@@ -101,17 +97,9 @@ impl MarkovCorpus {
         let side = usize::from(die & 1);
         let source = if side == 0 { previous } else { before };
         let half = &self.halves[side];
-        let shift = if (die >> 1) & 15 < LIKELY {
-            0
-        } else {
-            half.len() / 2
-        };
+        let shift = if (die >> 1) & 15 < LIKELY { 0 } else { half.len() / 2 };
         let place = self.labels[side][source as usize] as usize + shift;
-        half[if place < half.len() {
-            place
-        } else {
-            place - half.len()
-        }]
+        half[if place < half.len() { place } else { place - half.len() }]
     }
 }
 

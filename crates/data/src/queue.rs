@@ -22,14 +22,8 @@ struct State<T> {
 impl<T> Queue<T> {
     /// A queue with room for `room` items; the caller never puts in more.
     pub(crate) fn new(room: usize) -> Self {
-        let state = State {
-            items: VecDeque::with_capacity(room),
-            closed: false,
-        };
-        Self {
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-        }
+        let state = State { items: VecDeque::with_capacity(room), closed: false };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// Puts an item in, without waiting; one that comes after the end is dropped.

@@ -42,11 +42,7 @@ impl Sampler {
         val_fraction: f64,
     ) -> Result<Self, DataError> {
         if seq_len == 0 {
-            return Err(setting(
-                "seq_len",
-                seq_len,
-                "a sample needs at least one token",
-            ));
+            return Err(setting("seq_len", seq_len, "a sample needs at least one token"));
         }
         if !(0.0..1.0).contains(&val_fraction) {
             let remedy = "a share from 0 up to, but not including, 1 would work";
@@ -64,12 +60,7 @@ impl Sampler {
             });
         }
         let validation = ((pieces as f64 * val_fraction).round() as u64).clamp(1, pieces - 1);
-        Ok(Self {
-            seed,
-            seq_len,
-            train: pieces - validation,
-            validation,
-        })
+        Ok(Self { seed, seq_len, train: pieces - validation, validation })
     }
 
     /// How many samples one pass over `split` has.
@@ -119,12 +110,7 @@ impl Permutation {
     pub fn new(seed: u64, epoch: u64, n: u64) -> Self {
         let [a, b, ..] = Stream::named(seed, "sample order").words(0);
         let bits = u64::BITS - n.saturating_sub(1).leading_zeros();
-        Self {
-            key: [a, b],
-            epoch,
-            n,
-            half_bits: bits.div_ceil(2).max(1),
-        }
+        Self { key: [a, b], epoch, n, half_bits: bits.div_ceil(2).max(1) }
     }
 
     /// The number at place `index`, which must be below n.
@@ -141,12 +127,7 @@ impl Permutation {
         let mask = (1u64 << self.half_bits) - 1;
         let (mut left, mut right) = (number >> self.half_bits, number & mask);
         for round in 0..Self::ROUNDS {
-            let counter = [
-                right as u32,
-                round,
-                self.epoch as u32,
-                (self.epoch >> 32) as u32,
-            ];
+            let counter = [right as u32, round, self.epoch as u32, (self.epoch >> 32) as u32];
             let [word, ..] = philox(self.key, counter);
             (left, right) = (right, left ^ (u64::from(word) & mask));
         }
@@ -160,9 +141,5 @@ pub(crate) fn setting(
     found: impl std::fmt::Display,
     remedy: impl Into<String>,
 ) -> DataError {
-    DataError::Setting {
-        setting,
-        found: found.to_string(),
-        remedy: remedy.into(),
-    }
+    DataError::Setting { setting, found: found.to_string(), remedy: remedy.into() }
 }

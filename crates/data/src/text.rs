@@ -18,9 +18,7 @@ impl TextFile {
     pub fn open(path: &Path) -> Result<Self, DataError> {
         let map = FileMap::open(path)?;
         if map.is_empty() {
-            return Err(DataError::Empty {
-                path: path.to_path_buf(),
-            });
+            return Err(DataError::Empty { path: path.to_path_buf() });
         }
         Ok(Self { map })
     }
@@ -45,10 +43,6 @@ impl Corpus for TextFile {
     }
 
     fn describe(&self) -> String {
-        format!(
-            "text file {} ({} bytes)",
-            self.map.path().display(),
-            self.map.len()
-        )
+        format!("text file {} ({} bytes)", self.map.path().display(), self.map.len())
     }
 }

@@ -28,9 +28,7 @@ impl TokenWidth {
         let extension = path.extension().and_then(|extension| extension.to_str());
         extension
             .and_then(|extension| extension.parse().ok())
-            .ok_or_else(|| DataError::UnknownWidth {
-                path: path.to_path_buf(),
-            })
+            .ok_or_else(|| DataError::UnknownWidth { path: path.to_path_buf() })
     }
 
     fn bytes(self) -> usize {
@@ -68,9 +66,7 @@ impl TokenFile {
         let width = width.map_or_else(|| TokenWidth::of_name(path), Ok)?;
         let map = FileMap::open(path)?;
         if map.is_empty() {
-            return Err(DataError::Empty {
-                path: path.to_path_buf(),
-            });
+            return Err(DataError::Empty { path: path.to_path_buf() });
         }
         if map.len() % width.bytes() != 0 {
             return Err(DataError::Truncated {
@@ -80,11 +76,7 @@ impl TokenFile {
             });
         }
         // Ids are handed on as `i32`, so no vocabulary is larger than that allows.
-        let file = Self {
-            map,
-            width,
-            vocab: vocab.min(i32::MAX as usize),
-        };
+        let file = Self { map, width, vocab: vocab.min(i32::MAX as usize) };
         if file.map.len() <= CHECKED_AT_OPENING {
             file.check(0, &file.map)?;
         }
@@ -94,12 +86,8 @@ impl TokenFile {
     /// Fails at the first token of `bytes`, which start at token `at`, that is out of vocabulary.
     fn check(&self, at: u64, bytes: &[u8]) -> Result<(), DataError> {
         let bad = match self.width {
-            TokenWidth::U16 => bytes
-                .chunks_exact(2)
-                .position(|pair| u16_at(pair) >= self.vocab),
-            TokenWidth::U32 => bytes
-                .chunks_exact(4)
-                .position(|quad| u32_at(quad) >= self.vocab),
+            TokenWidth::U16 => bytes.chunks_exact(2).position(|pair| u16_at(pair) >= self.vocab),
+            TokenWidth::U32 => bytes.chunks_exact(4).position(|quad| u32_at(quad) >= self.vocab),
         };
         let Some(bad) = bad else { return Ok(()) };
         let position = at + bad as u64;

@@ -50,14 +50,7 @@ impl<E: Engine> Late<E> {
     /// Wraps an engine; the seed decides the order among calls that are ready.
     pub fn new(inner: E, seed: u64) -> Self {
         let random = Stream::named(seed, "late engine");
-        Self {
-            inner,
-            queue: Vec::new(),
-            next: 0,
-            draws: 0,
-            random,
-            poisoned: 0,
-        }
+        Self { inner, queue: Vec::new(), next: 0, draws: 0, random, poisoned: 0 }
     }
 
     /// How often so far a call read, or wrote over, what a call that it did not wait for had to do
@@ -83,17 +76,8 @@ impl<E: Engine> Late<E> {
             };
             let call = self.queue.remove(index);
             self.poison_unsynchronised(&call)?;
-            let Call {
-                inputs,
-                outputs,
-                workspace,
-                ..
-            } = &call;
-            let args = Args {
-                inputs,
-                outputs,
-                workspace: *workspace,
-            };
+            let Call { inputs, outputs, workspace, .. } = &call;
+            let args = Args { inputs, outputs, workspace: *workspace };
             let done = self.inner.launch(&call.kernel, &args, Lane::Compute, &[])?;
             self.inner.wait(done)?;
             self.poison_overwritten(&call)?;
@@ -173,10 +157,7 @@ impl<E: Engine> Engine for Late<E> {
 
     fn download(&mut self, offset: usize, out: &mut [u8]) -> Result<(), EngineError> {
         self.inner.download(offset, out)?;
-        let span = Span {
-            offset,
-            bytes: out.len(),
-        };
+        let span = Span { offset, bytes: out.len() };
         if self.queue.iter().any(|c| c.writes(&span)) {
             self.poisoned += 1;
             out.fill(0xFF);

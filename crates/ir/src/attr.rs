@@ -23,14 +23,7 @@ impl Attrs {
     /// Adds a list, printed as `1x2x3`; an empty list prints as `none`.
     pub fn list(self, key: &'static str, values: &[usize]) -> Self {
         let text: Vec<String> = values.iter().map(usize::to_string).collect();
-        self.with(
-            key,
-            if text.is_empty() {
-                "none".to_owned()
-            } else {
-                text.join("x")
-            },
-        )
+        self.with(key, if text.is_empty() { "none".to_owned() } else { text.join("x") })
     }
 
     /// The pairs in printing order.
@@ -48,22 +41,13 @@ pub struct AttrReader {
 impl AttrReader {
     /// A reader of `key=value` texts.
     pub fn new<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        Self {
-            values: pairs
-                .into_iter()
-                .map(|(k, v)| (k.to_owned(), v.to_owned()))
-                .collect(),
-        }
+        Self { values: pairs.into_iter().map(|(k, v)| (k.to_owned(), v.to_owned())).collect() }
     }
 
     /// Takes a value that must be there.
     pub fn take<T: FromStr>(&mut self, key: &str) -> Result<T, String> {
-        let text = self
-            .values
-            .remove(key)
-            .ok_or_else(|| format!("missing attribute `{key}`"))?;
-        text.parse()
-            .map_err(|_| format!("`{key}={text}` is not a legal value"))
+        let text = self.values.remove(key).ok_or_else(|| format!("missing attribute `{key}`"))?;
+        text.parse().map_err(|_| format!("`{key}={text}` is not a legal value"))
     }
 
     /// Takes a list written `1x2x3`.

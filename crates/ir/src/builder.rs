@@ -58,15 +58,8 @@ impl Builder {
 
     /// A program on a mesh, whose inputs may carry layouts.
     pub fn on(name: &str, compute: DType, mesh: Mesh) -> Self {
-        let state = State {
-            program: Program::new(name, mesh),
-            error: None,
-            sites: 0,
-        };
-        Self {
-            state: RefCell::new(state),
-            compute,
-        }
+        let state = State { program: Program::new(name, mesh), error: None, sites: 0 };
+        Self { state: RefCell::new(state), compute }
     }
 
     /// The element type that parameters have and most values are computed in.
@@ -109,11 +102,7 @@ impl Builder {
 
     /// A number of the step, in the accumulator type of the compute type.
     pub fn scalar(&self, name: &str) -> Tensor<'_> {
-        self.input(
-            name,
-            Role::Scalar,
-            TensorType::new(self.compute.accumulator(), []),
-        )
+        self.input(name, Role::Scalar, TensorType::new(self.compute.accumulator(), []))
     }
 
     /// The random key of this segment instance and micro-batch.
@@ -128,11 +117,7 @@ impl Builder {
         shape: [usize; N],
         value: f64,
     ) -> Tensor<'_> {
-        let op = crate::ops::Fill {
-            dtype,
-            shape: shape.to_vec(),
-            value,
-        };
+        let op = crate::ops::Fill { dtype, shape: shape.to_vec(), value };
         self.apply(op, &[])
     }
 
@@ -173,10 +158,7 @@ impl Builder {
         if state.error.is_none() {
             match state.program.push(op.into(), &ids, Phase::F) {
                 Ok(results) => {
-                    return results
-                        .into_iter()
-                        .map(|id| Tensor { builder: self, id })
-                        .collect();
+                    return results.into_iter().map(|id| Tensor { builder: self, id }).collect();
                 }
                 Err(error) => state.error = Some(error),
             }
@@ -253,11 +235,7 @@ impl<'b> Tensor<'b> {
     pub fn einsum(self, other: Tensor<'b>, spec: &str) -> Tensor<'b> {
         match spec.parse::<Spec>() {
             Ok(spec) => {
-                let op = Matmul {
-                    spec,
-                    out: self.dtype(),
-                    add: false,
-                };
+                let op = Matmul { spec, out: self.dtype(), add: false };
                 self.builder.apply(op, &[self, other])
             }
             Err(what) => {
@@ -290,12 +268,7 @@ impl<'b> Tensor<'b> {
         kind: AttentionKind,
         dropout: f64,
     ) -> Tensor<'b> {
-        let op = Attention {
-            kind,
-            causal: true,
-            dropout,
-            site: self.builder.site(),
-        };
+        let op = Attention { kind, causal: true, dropout, site: self.builder.site() };
         let mut operands = vec![self, k, v];
         if op.drops() {
             operands.push(self.builder.key());
@@ -323,10 +296,7 @@ impl<'b> Tensor<'b> {
         if p == 0.0 {
             return self;
         }
-        let op = Dropout {
-            p,
-            site: self.builder.site(),
-        };
+        let op = Dropout { p, site: self.builder.site() };
         self.builder.apply(op, &[self, self.builder.key()])
     }
 
@@ -377,11 +347,7 @@ impl<'b> Tensor<'b> {
 
     /// Conversion to another element type.
     pub fn cast(self, to: DType) -> Tensor<'b> {
-        if self.dtype() == to {
-            self
-        } else {
-            self.builder.apply(Cast { to }, &[self])
-        }
+        if self.dtype() == to { self } else { self.builder.apply(Cast { to }, &[self]) }
     }
 
     /// The elementwise maximum.
@@ -407,11 +373,7 @@ impl<'b> Tensor<'b> {
     /// The sum over some dims, in the accumulator type.
     pub fn sum(self, dims: &[usize]) -> Tensor<'b> {
         let out = self.dtype().accumulator();
-        let op = Reduce {
-            kind: ReduceKind::Sum,
-            dims: dims.to_vec(),
-            out,
-        };
+        let op = Reduce { kind: ReduceKind::Sum, dims: dims.to_vec(), out };
         self.builder.apply(op, &[self])
     }
 
@@ -423,43 +385,23 @@ impl<'b> Tensor<'b> {
 
     /// The maximum over some dims.
     pub fn max_over(self, dims: &[usize]) -> Tensor<'b> {
-        let op = Reduce {
-            kind: ReduceKind::Max,
-            dims: dims.to_vec(),
-            out: self.dtype(),
-        };
+        let op = Reduce { kind: ReduceKind::Max, dims: dims.to_vec(), out: self.dtype() };
         self.builder.apply(op, &[self])
     }
 
     /// Repetition along new dims of the result's shape.
     pub fn broadcast<const N: usize>(self, shape: [usize; N], dims: &[usize]) -> Tensor<'b> {
-        self.builder.apply(
-            Broadcast {
-                shape: shape.to_vec(),
-                dims: dims.to_vec(),
-            },
-            &[self],
-        )
+        self.builder.apply(Broadcast { shape: shape.to_vec(), dims: dims.to_vec() }, &[self])
     }
 
     /// Another shape of as many elements.
     pub fn reshape<const N: usize>(self, shape: [usize; N]) -> Tensor<'b> {
-        self.builder.apply(
-            Reshape {
-                shape: shape.to_vec(),
-            },
-            &[self],
-        )
+        self.builder.apply(Reshape { shape: shape.to_vec() }, &[self])
     }
 
     /// Result dim `i` is this tensor's dim `perm[i]`.
     pub fn transpose(self, perm: &[usize]) -> Tensor<'b> {
-        self.builder.apply(
-            Transpose {
-                perm: perm.to_vec(),
-            },
-            &[self],
-        )
+        self.builder.apply(Transpose { perm: perm.to_vec() }, &[self])
     }
 
     /// `len` elements of a dim from `start`.

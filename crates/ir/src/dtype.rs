@@ -24,14 +24,8 @@ pub enum DType {
 
 impl DType {
     /// Every element type, in printing order.
-    pub const ALL: [DType; 6] = [
-        DType::F64,
-        DType::F32,
-        DType::Bf16,
-        DType::F16,
-        DType::I32,
-        DType::Bool,
-    ];
+    pub const ALL: [DType; 6] =
+        [DType::F64, DType::F32, DType::Bf16, DType::F16, DType::I32, DType::Bool];
 
     /// Bytes of one element.
     pub const fn size(self) -> usize {
@@ -81,11 +75,8 @@ impl FromStr for DType {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        DType::ALL
-            .into_iter()
-            .find(|d| d.name() == text)
-            .ok_or_else(|| {
-                format!("unknown element type `{text}` (known: f64, f32, bf16, f16, i32, bool)")
-            })
+        DType::ALL.into_iter().find(|d| d.name() == text).ok_or_else(|| {
+            format!("unknown element type `{text}` (known: f64, f32, bf16, f16, i32, bool)")
+        })
     }
 }

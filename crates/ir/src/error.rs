@@ -31,10 +31,7 @@ pub enum IrError {
         axis: Axis,
     },
     /// A split whose parts do not multiply to the axis.
-    #[error(
-        "axis `{axis}` has {size} ranks and can't split into {}",
-        product(parts)
-    )]
+    #[error("axis `{axis}` has {size} ranks and can't split into {}", product(parts))]
     Split {
         /// The axis.
         axis: Axis,
@@ -107,10 +104,7 @@ pub enum IrError {
 impl IrError {
     /// An operand error of a named op.
     pub fn operands(op: &str, what: impl Into<String>) -> Self {
-        Self::Operands {
-            op: op.to_owned(),
-            what: what.into(),
-        }
+        Self::Operands { op: op.to_owned(), what: what.into() }
     }
 }
 

@@ -68,10 +68,7 @@ pub struct Layout {
 impl Layout {
     /// Replicated over every axis.
     pub fn replicated(rank: usize) -> Self {
-        Self {
-            dims: vec![Sharding::default(); rank],
-            partial: BTreeSet::new(),
-        }
+        Self { dims: vec![Sharding::default(); rank], partial: BTreeSet::new() }
     }
 
     /// A layout of these shardings and partial axes; no axis may appear twice.
@@ -91,10 +88,7 @@ impl Layout {
 
     /// Reads the inside of the braces: `0:dp 1:cp,tp@zigzag P:ep`. Names of split axes expand.
     pub fn parse(text: &str, rank: usize, mesh: &Mesh) -> Result<Self, IrError> {
-        let bad = |what: String| IrError::Layout {
-            layout: format!("{{{text}}}"),
-            what,
-        };
+        let bad = |what: String| IrError::Layout { layout: format!("{{{text}}}"), what };
         let mut dims = vec![Sharding::default(); rank];
         let mut partial = BTreeSet::new();
         for part in text.split_whitespace() {
@@ -147,11 +141,7 @@ impl Layout {
     /// The same layout with the axes of one dim replaced.
     pub fn with_axes(&self, dim: usize, axes: Vec<Axis>) -> Result<Self, IrError> {
         let mut dims = self.dims.clone();
-        let order = if axes.is_empty() {
-            Order::Block
-        } else {
-            dims[dim].order
-        };
+        let order = if axes.is_empty() { Order::Block } else { dims[dim].order };
         dims[dim] = Sharding { axes, order };
         Self::new(dims, self.partial.clone())
     }
@@ -224,13 +214,7 @@ mod tests {
     #[test]
     fn layouts_print_and_parse_back() {
         let mesh: Mesh = "dp=2 cp=2 tp=4 ep=2".parse().unwrap();
-        for text in [
-            "{}",
-            "{0:dp}",
-            "{0:dp 1:cp,tp P:ep}",
-            "{1:cp@zigzag}",
-            "{1:cp@striped}",
-        ] {
+        for text in ["{}", "{0:dp}", "{0:dp 1:cp,tp P:ep}", "{1:cp@zigzag}", "{1:cp@striped}"] {
             let inner = &text[1..text.len() - 1];
             assert_eq!(Layout::parse(inner, 3, &mesh).unwrap().to_string(), text);
         }
@@ -239,9 +223,7 @@ mod tests {
     #[test]
     fn a_layout_with_an_axis_twice_is_refused() {
         let mesh: Mesh = "dp=2".parse().unwrap();
-        let error = Layout::parse("0:dp 1:dp", 2, &mesh)
-            .unwrap_err()
-            .to_string();
+        let error = Layout::parse("0:dp 1:dp", 2, &mesh).unwrap_err().to_string();
         assert!(error.contains("axis `dp` appears twice"), "{error}");
         assert!(Layout::parse("0:dp P:dp", 2, &mesh).is_err());
         assert!(Layout::parse("2:dp", 2, &mesh).is_err());

@@ -24,22 +24,14 @@ impl Axis {
     pub fn new(name: &str) -> Result<Self, IrError> {
         let legal = name.len() <= NAME
             && name.starts_with(|c: char| c.is_ascii_alphabetic())
-            && name
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'.');
+            && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'.');
         // `P` introduces the partial-sum set in a layout's text and can't also name an axis.
         if !legal || name == "P" {
-            return Err(IrError::AxisName {
-                name: name.to_owned(),
-                longest: NAME,
-            });
+            return Err(IrError::AxisName { name: name.to_owned(), longest: NAME });
         }
         let mut bytes = [0; NAME];
         bytes[..name.len()].copy_from_slice(name.as_bytes());
-        Ok(Self {
-            bytes,
-            len: name.len() as u8,
-        })
+        Ok(Self { bytes, len: name.len() as u8 })
     }
 
     /// The name.
@@ -48,9 +40,7 @@ impl Axis {
     }
 
     fn is_part_of(&self, whole: &str) -> bool {
-        self.name()
-            .strip_prefix(whole)
-            .is_some_and(|rest| rest.starts_with('.'))
+        self.name().strip_prefix(whole).is_some_and(|rest| rest.starts_with('.'))
     }
 }
 
@@ -99,11 +89,7 @@ impl Mesh {
         let axis = Axis::new(name)?;
         let size = self.size(axis).ok_or_else(|| self.unknown(name))?;
         if sizes.iter().product::<usize>() != size {
-            return Err(IrError::Split {
-                axis,
-                size,
-                parts: sizes.to_vec(),
-            });
+            return Err(IrError::Split { axis, size, parts: sizes.to_vec() });
         }
         let mut axes = Vec::new();
         for &(a, n) in &self.axes {
@@ -123,11 +109,7 @@ impl Mesh {
         let atoms: Vec<Axis> = (self.axes.iter().map(|&(axis, _)| axis))
             .filter(|axis| axis.name() == name || axis.is_part_of(name))
             .collect();
-        if atoms.is_empty() {
-            Err(self.unknown(name))
-        } else {
-            Ok(atoms)
-        }
+        if atoms.is_empty() { Err(self.unknown(name)) } else { Ok(atoms) }
     }
 
     /// The atoms with their sizes, slowest-varying first.
@@ -152,10 +134,7 @@ impl Mesh {
     }
 
     fn unknown(&self, name: &str) -> IrError {
-        IrError::UnknownAxis {
-            name: name.to_owned(),
-            mesh: self.to_string(),
-        }
+        IrError::UnknownAxis { name: name.to_owned(), mesh: self.to_string() }
     }
 }
 
@@ -176,9 +155,7 @@ impl FromStr for Mesh {
         let axes = text.split_whitespace().map(|part| {
             part.split_once('=')
                 .and_then(|(name, size)| Some((name, size.parse().ok()?)))
-                .ok_or_else(|| IrError::MeshText {
-                    part: part.to_owned(),
-                })
+                .ok_or_else(|| IrError::MeshText { part: part.to_owned() })
         });
         Mesh::new(axes.collect::<Result<Vec<_>, _>>()?)
     }
@@ -194,12 +171,7 @@ mod tests {
         let split = mesh.split("tp", &[2, 2]).unwrap();
         assert_eq!(split.to_string(), "dp=2 tp.0=2 tp.1=2");
         assert_eq!(split.ranks(), 8);
-        let names: Vec<String> = split
-            .expand("tp")
-            .unwrap()
-            .iter()
-            .map(Axis::to_string)
-            .collect();
+        let names: Vec<String> = split.expand("tp").unwrap().iter().map(Axis::to_string).collect();
         assert_eq!(names, ["tp.0", "tp.1"]);
         assert_eq!(split.count(&split.expand("tp").unwrap()), 4);
     }

@@ -68,12 +68,7 @@ impl Model {
     /// An empty model.
     pub fn new(name: impl Into<String>) -> Self {
         let name = name.into();
-        Self {
-            name,
-            params: Vec::new(),
-            segments: Vec::new(),
-            instances: Vec::new(),
-        }
+        Self { name, params: Vec::new(), segments: Vec::new(), instances: Vec::new() }
     }
 
     /// Adds a segment's forward program and returns its number.
@@ -131,11 +126,7 @@ impl Model {
                 )));
             }
         }
-        self.instances.push(Instance {
-            name,
-            segment,
-            params,
-        });
+        self.instances.push(Instance { name, segment, params });
         Ok(())
     }
 
@@ -177,9 +168,6 @@ impl Model {
     }
 
     fn bad(&self, what: String) -> IrError {
-        IrError::Model {
-            model: self.name.clone(),
-            what,
-        }
+        IrError::Model { model: self.name.clone(), what }
     }
 }

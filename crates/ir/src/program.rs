@@ -193,21 +193,13 @@ impl Program {
     /// Declares an input.
     pub fn input(&mut self, name: impl Into<String>, role: Role, ty: TensorType) -> ValueId {
         let value = self.fresh(ty);
-        self.inputs.push(Port {
-            name: name.into(),
-            value,
-            role,
-        });
+        self.inputs.push(Port { name: name.into(), value, role });
         value
     }
 
     /// Declares an output.
     pub fn output(&mut self, name: impl Into<String>, role: Role, value: ValueId) {
-        self.outputs.push(Port {
-            name: name.into(),
-            value,
-            role,
-        });
+        self.outputs.push(Port { name: name.into(), value, role });
     }
 
     /// Appends an instruction; its result types follow from the op's rule.
@@ -219,16 +211,8 @@ impl Program {
     ) -> Result<Vec<ValueId>, IrError> {
         let types: Vec<&TensorType> = inputs.iter().map(|&v| self.ty(v)).collect();
         let results = self.result_types(&op, inputs, &types)?;
-        let outputs = results
-            .into_iter()
-            .map(|ty| self.fresh(ty))
-            .collect::<Vec<_>>();
-        self.instrs.push(Instr {
-            op,
-            inputs: inputs.to_vec(),
-            outputs: outputs.clone(),
-            phase,
-        });
+        let outputs = results.into_iter().map(|ty| self.fresh(ty)).collect::<Vec<_>>();
+        self.instrs.push(Instr { op, inputs: inputs.to_vec(), outputs: outputs.clone(), phase });
         Ok(outputs)
     }
 
@@ -241,16 +225,8 @@ impl Program {
         types: Vec<TensorType>,
         phase: Phase,
     ) -> Vec<ValueId> {
-        let outputs = types
-            .into_iter()
-            .map(|ty| self.fresh(ty))
-            .collect::<Vec<_>>();
-        self.instrs.push(Instr {
-            op,
-            inputs: inputs.to_vec(),
-            outputs: outputs.clone(),
-            phase,
-        });
+        let outputs = types.into_iter().map(|ty| self.fresh(ty)).collect::<Vec<_>>();
+        self.instrs.push(Instr { op, inputs: inputs.to_vec(), outputs: outputs.clone(), phase });
         outputs
     }
 
@@ -262,11 +238,7 @@ impl Program {
         value: f64,
         phase: Phase,
     ) -> Result<ValueId, IrError> {
-        let op = Op::Fill(crate::ops::Fill {
-            dtype,
-            shape: shape.to_vec(),
-            value,
-        });
+        let op = Op::Fill(crate::ops::Fill { dtype, shape: shape.to_vec(), value });
         Ok(self.push(op, &[], phase)?[0])
     }
 
@@ -281,22 +253,12 @@ impl Program {
             values.push(self.ty(old).clone());
         }
         let ports = |ports: &[Port]| -> Vec<Port> {
-            ports
-                .iter()
-                .map(|p| Port {
-                    value: new[p.value.index()],
-                    ..p.clone()
-                })
-                .collect()
+            ports.iter().map(|p| Port { value: new[p.value.index()], ..p.clone() }).collect()
         };
         let ids =
             |ids: &[ValueId]| -> Vec<ValueId> { ids.iter().map(|v| new[v.index()]).collect() };
         let instrs = (self.instrs.iter())
-            .map(|i| Instr {
-                inputs: ids(&i.inputs),
-                outputs: ids(&i.outputs),
-                ..i.clone()
-            })
+            .map(|i| Instr { inputs: ids(&i.inputs), outputs: ids(&i.outputs), ..i.clone() })
             .collect();
         Self {
             name: self.name.clone(),
@@ -318,9 +280,7 @@ impl Program {
         let shapes = |ids: &[ValueId]| -> Vec<&[usize]> {
             ids.iter().map(|&v| self.ty(v).shape.as_slice()).collect()
         };
-        instr
-            .op
-            .flops(&shapes(&instr.inputs), &shapes(&instr.outputs))
+        instr.op.flops(&shapes(&instr.inputs), &shapes(&instr.outputs))
     }
 
     /// For each value, the index of the last instruction that reads it; outputs count as read at
@@ -349,9 +309,7 @@ impl Program {
         inputs: &[ValueId],
         types: &[&TensorType],
     ) -> Result<Vec<TensorType>, IrError> {
-        let shaped = op
-            .infer(types)
-            .map_err(|what| IrError::operands(op.name(), what))?;
+        let shaped = op.infer(types).map_err(|what| IrError::operands(op.name(), what))?;
         let form = match types.first().map(|t| t.form) {
             Some(Form::Unit) if op.accepts_units() => Form::Unit,
             _ => Form::Tensor,
@@ -368,12 +326,7 @@ impl Program {
             .map(|((dtype, shape), layout)| {
                 // A reduction over a unit gives an ordinary scalar.
                 let form = if shape.len() == 1 { form } else { Form::Tensor };
-                TensorType {
-                    dtype,
-                    shape,
-                    layout,
-                    form,
-                }
+                TensorType { dtype, shape, layout, form }
             })
             .collect())
     }

@@ -16,12 +16,8 @@ pub fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     for _ in 0..10 {
         let p0 = M0 * u64::from(c0);
         let p1 = M1 * u64::from(c2);
-        (c0, c1, c2, c3) = (
-            (p1 >> 32) as u32 ^ c1 ^ k0,
-            p1 as u32,
-            (p0 >> 32) as u32 ^ c3 ^ k1,
-            p0 as u32,
-        );
+        (c0, c1, c2, c3) =
+            ((p1 >> 32) as u32 ^ c1 ^ k0, p1 as u32, (p0 >> 32) as u32 ^ c3 ^ k1, p0 as u32);
         k0 = k0.wrapping_add(W0);
         k1 = k1.wrapping_add(W1);
     }
@@ -41,25 +37,14 @@ pub struct Stream {
 impl Stream {
     /// The stream of `seed` for a named purpose (a parameter's name, `"batch order"`, …).
     pub fn named(seed: u64, purpose: &str) -> Self {
-        Self {
-            key: [seed as u32, (seed >> 32) as u32],
-            purpose: fnv1a(purpose.as_bytes()),
-        }
+        Self { key: [seed as u32, (seed >> 32) as u32], purpose: fnv1a(purpose.as_bytes()) }
     }
 
     /// The four words at `index`.
     #[inline]
     pub fn words(self, index: u64) -> [u32; 4] {
         let p = self.purpose;
-        philox(
-            self.key,
-            [
-                index as u32,
-                (index >> 32) as u32,
-                p as u32,
-                (p >> 32) as u32,
-            ],
-        )
+        philox(self.key, [index as u32, (index >> 32) as u32, p as u32, (p >> 32) as u32])
     }
 
     /// A number uniform in `[0, 1)`, with 53 random bits.
@@ -105,12 +90,7 @@ impl Stream {
 pub fn mask_words(key: [i32; 5], site: u32, row: u64, quad: u64) -> [u32; 4] {
     let [low, high, step, instance, first] = key.map(|word| word as u32);
     let sample = first.wrapping_add(row as u32);
-    let counter = [
-        quad as u32,
-        sample ^ (quad >> 32) as u32,
-        step,
-        site | instance << 16,
-    ];
+    let counter = [quad as u32, sample ^ (quad >> 32) as u32, step, site | instance << 16];
     philox([low, high], counter)
 }
 
@@ -148,10 +128,7 @@ mod tests {
     /// Known answers published with Random123 (kat_vectors, philox4x32-10).
     #[test]
     fn philox_known_answers() {
-        assert_eq!(
-            philox([0, 0], [0; 4]),
-            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]
-        );
+        assert_eq!(philox([0, 0], [0; 4]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         assert_eq!(
             philox([u32::MAX; 2], [u32::MAX; 4]),
             [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
@@ -175,14 +152,8 @@ mod tests {
 
     #[test]
     fn streams_of_different_purposes_differ() {
-        assert_ne!(
-            Stream::named(1, "a").words(0),
-            Stream::named(1, "b").words(0)
-        );
-        assert_ne!(
-            Stream::named(1, "a").words(0),
-            Stream::named(2, "a").words(0)
-        );
+        assert_ne!(Stream::named(1, "a").words(0), Stream::named(1, "b").words(0));
+        assert_ne!(Stream::named(1, "a").words(0), Stream::named(2, "a").words(0));
     }
 
     #[test]
@@ -210,10 +181,7 @@ mod tests {
                 .filter(|&i| keeps(key, 1, 2, i, 0.5) == keeps(other, site, row, i, 0.5))
                 .count();
             let share = agree as f64 / n as f64;
-            assert!(
-                (share - 0.5).abs() < 0.01,
-                "{other:?} {site} {row}: {share}"
-            );
+            assert!((share - 0.5).abs() < 0.01, "{other:?} {site} {row}: {share}");
         }
     }
 

@@ -73,13 +73,7 @@ impl Rule {
         let inputs = side(left, inputs);
         let outputs = side(right, outputs);
         let factors = reader.factors();
-        Self {
-            factors,
-            inputs,
-            outputs,
-            linear: Vec::new(),
-            addends: Vec::new(),
-        }
+        Self { factors, inputs, outputs, linear: Vec::new(), addends: Vec::new() }
     }
 
     /// The rule of an elementwise op: dims align at the right, so an operand with fewer dims is
@@ -87,17 +81,11 @@ impl Rule {
     pub fn elementwise(inputs: &[&[usize]], outputs: &[&[usize]]) -> Self {
         let full = outputs.first().copied().unwrap_or(&[]);
         let dims = |shape: &&[usize]| -> Vec<Dim> {
-            (0..shape.len())
-                .map(|i| vec![full.len() - shape.len() + i])
-                .collect()
+            (0..shape.len()).map(|i| vec![full.len() - shape.len() + i]).collect()
         };
         Self {
             factors: (full.iter().enumerate())
-                .map(|(i, &size)| Factor {
-                    name: letter(i),
-                    size,
-                    kind: FactorKind::Free,
-                })
+                .map(|(i, &size)| Factor { name: letter(i), size, kind: FactorKind::Free })
                 .collect(),
             inputs: inputs.iter().map(dims).collect(),
             outputs: outputs.iter().map(dims).collect(),
@@ -150,10 +138,7 @@ impl Rule {
             }
             for &addend in &self.addends {
                 if index == 0 && *inputs[addend] != expected {
-                    return Err(RuleError::Addend {
-                        operand: addend,
-                        expected,
-                    });
+                    return Err(RuleError::Addend { operand: addend, expected });
                 }
             }
         }
@@ -166,15 +151,11 @@ impl Rule {
         let assignment = self.assign(mesh, inputs, &[])?;
         let partial = self.linear_partials(&assignment, inputs)?;
         let results = 0..self.outputs.len();
-        let layouts: Vec<Layout> = results
-            .map(|index| self.expected(index, &assignment, &partial))
-            .collect();
+        let layouts: Vec<Layout> =
+            results.map(|index| self.expected(index, &assignment, &partial)).collect();
         for &addend in &self.addends {
             if *inputs[addend] != layouts[0] {
-                return Err(RuleError::Addend {
-                    operand: addend,
-                    expected: layouts[0].clone(),
-                });
+                return Err(RuleError::Addend { operand: addend, expected: layouts[0].clone() });
             }
         }
         Ok(layouts)
@@ -214,10 +195,8 @@ impl Rule {
                 }
             }
         }
-        let assignment: Vec<Sharding> = found
-            .into_iter()
-            .map(|f| f.map(|(_, s)| s).unwrap_or_default())
-            .collect();
+        let assignment: Vec<Sharding> =
+            found.into_iter().map(|f| f.map(|(_, s)| s).unwrap_or_default()).collect();
         self.one_factor_per_axis(&assignment)?;
         Ok(assignment)
     }
@@ -257,15 +236,7 @@ impl Rule {
     ) -> Result<Vec<(usize, Sharding)>, RuleError> {
         let sharding = &layout.dims()[dim];
         let mut out: Vec<(usize, Sharding)> = (factors.iter())
-            .map(|&f| {
-                (
-                    f,
-                    Sharding {
-                        axes: Vec::new(),
-                        order: sharding.order,
-                    },
-                )
-            })
+            .map(|&f| (f, Sharding { axes: Vec::new(), order: sharding.order }))
             .collect();
         let mut at = 0;
         let mut left = factors.first().map_or(1, |&f| self.factors[f].size);
@@ -283,22 +254,10 @@ impl Rule {
                 left /= n;
             } else if !last && n.is_multiple_of(left) {
                 let factor = self.factors[factors[at]].name.clone();
-                return Err(RuleError::Straddle {
-                    axis,
-                    operand,
-                    factor,
-                    left,
-                    size: n,
-                });
+                return Err(RuleError::Straddle { axis, operand, factor, left, size: n });
             } else if !last && at > 0 {
                 let factor = self.factors[factors[at]].name.clone();
-                return Err(RuleError::Uneven {
-                    axis,
-                    operand,
-                    factor,
-                    left,
-                    size: n,
-                });
+                return Err(RuleError::Uneven { axis, operand, factor, left, size: n });
             } else {
                 left = left.div_ceil(n);
             }
@@ -319,20 +278,14 @@ impl Rule {
         inputs: &[&Layout],
     ) -> Result<BTreeSet<Axis>, RuleError> {
         let operands = || (0..inputs.len()).filter(|i| !self.addends.contains(i));
-        let axes: BTreeSet<Axis> = operands()
-            .flat_map(|i| inputs[i].partial().iter().copied())
-            .collect();
+        let axes: BTreeSet<Axis> =
+            operands().flat_map(|i| inputs[i].partial().iter().copied()).collect();
         for &axis in &axes {
-            let partial: Vec<usize> = operands()
-                .filter(|&i| inputs[i].partial().contains(&axis))
-                .collect();
+            let partial: Vec<usize> =
+                operands().filter(|&i| inputs[i].partial().contains(&axis)).collect();
             if let Some(factor) = assignment.iter().position(|s| s.axes.contains(&axis)) {
                 let factor = self.factors[factor].name.clone();
-                return Err(RuleError::PartialAndSharded {
-                    axis,
-                    operand: partial[0],
-                    factor,
-                });
+                return Err(RuleError::PartialAndSharded { axis, operand: partial[0], factor });
             }
             if !self.linear.contains(&partial) {
                 return Err(RuleError::NotLinear {
@@ -357,13 +310,8 @@ impl Rule {
         }
         let dims = (dims.iter())
             .map(|factors| Sharding {
-                axes: factors
-                    .iter()
-                    .flat_map(|&f| assignment[f].axes.clone())
-                    .collect(),
-                order: factors
-                    .first()
-                    .map_or_else(Default::default, |&f| assignment[f].order),
+                axes: factors.iter().flat_map(|&f| assignment[f].axes.clone()).collect(),
+                order: factors.first().map_or_else(Default::default, |&f| assignment[f].order),
             })
             .collect();
         // The assignment has each axis on one factor and the partial axes on none, so this holds.
@@ -518,11 +466,7 @@ impl Reader {
             }
         }
         (self.names.into_iter().zip(self.sizes))
-            .map(|(name, size)| Factor {
-                name,
-                size: size.unwrap_or(1),
-                kind: FactorKind::Free,
-            })
+            .map(|(name, size)| Factor { name, size: size.unwrap_or(1), kind: FactorKind::Free })
             .collect()
     }
 }
@@ -554,29 +498,18 @@ mod tests {
     use super::*;
 
     fn layouts(mesh: &Mesh, texts: &[(&str, usize)]) -> Vec<Layout> {
-        texts
-            .iter()
-            .map(|(t, rank)| Layout::parse(t, *rank, mesh).unwrap())
-            .collect()
+        texts.iter().map(|(t, rank)| Layout::parse(t, *rank, mesh).unwrap()).collect()
     }
 
     fn infer(rule: &Rule, mesh: &Mesh, ins: &[(&str, usize)]) -> Result<Vec<String>, RuleError> {
         let ins = layouts(mesh, ins);
         let refs: Vec<&Layout> = ins.iter().collect();
-        Ok(rule
-            .infer(mesh, &refs)?
-            .iter()
-            .map(Layout::to_string)
-            .collect())
+        Ok(rule.infer(mesh, &refs)?.iter().map(Layout::to_string).collect())
     }
 
     fn matmul() -> Rule {
-        Rule::declare(
-            "b s d, d e -> b s e",
-            &[&[8, 16, 32], &[32, 64]],
-            &[&[8, 16, 64]],
-        )
-        .linear(&[&[0], &[1]])
+        Rule::declare("b s d, d e -> b s e", &[&[8, 16, 32], &[32, 64]], &[&[8, 16, 64]])
+            .linear(&[&[0], &[1]])
     }
 
     #[test]
@@ -605,24 +538,11 @@ mod tests {
             &[&[2, 8, 8, 4], &[2, 8, 2, 4]],
             &[&[2, 8, 8, 4]],
         );
-        let sizes: Vec<(String, usize)> = rule
-            .factors
-            .iter()
-            .map(|f| (f.name.clone(), f.size))
-            .collect();
+        let sizes: Vec<(String, usize)> =
+            rule.factors.iter().map(|f| (f.name.clone(), f.size)).collect();
         assert!(sizes.contains(&("g".into(), 2)) && sizes.contains(&("r".into(), 4)));
         let error = infer(&rule, &mesh, &[("2:tp", 4), ("", 4)]).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                RuleError::Straddle {
-                    left: 2,
-                    size: 4,
-                    ..
-                }
-            ),
-            "{error:?}"
-        );
+        assert!(matches!(error, RuleError::Straddle { left: 2, size: 4, .. }), "{error:?}");
         let split = mesh.split("tp", &[2, 2]).unwrap();
         let got = infer(&rule, &split, &[("2:tp", 4), ("2:tp.0", 4)]).unwrap();
         assert_eq!(got, ["{2:tp.0,tp.1}"]);

@@ -39,28 +39,17 @@ impl TensorType {
     pub fn new(dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
         let shape = shape.into();
         let layout = Layout::replicated(shape.len());
-        Self {
-            dtype,
-            shape,
-            layout,
-            form: Form::Tensor,
-        }
+        Self { dtype, shape, layout, form: Form::Tensor }
     }
 
     /// A packed unit of this many elements, replicated.
     pub fn unit(dtype: DType, elements: usize) -> Self {
-        Self {
-            form: Form::Unit,
-            ..Self::new(dtype, [elements])
-        }
+        Self { form: Form::Unit, ..Self::new(dtype, [elements]) }
     }
 
     /// The same value in another layout.
     pub fn with_layout(&self, layout: Layout) -> Self {
-        Self {
-            layout,
-            ..self.clone()
-        }
+        Self { layout, ..self.clone() }
     }
 
     /// Elements of the whole value.
@@ -109,22 +98,14 @@ impl TensorType {
             None if rest.is_empty() => "",
             None => return Err(bad()),
         };
-        let dtype = dtype
-            .trim()
-            .parse()
-            .map_err(|what: String| IrError::operands("type", what))?;
+        let dtype = dtype.trim().parse().map_err(|what: String| IrError::operands("type", what))?;
         let layout = Layout::parse(inner, shape.len(), mesh)?;
         let form = match (pending, unit) {
             (true, _) => Form::Pending,
             (false, true) => Form::Unit,
             (false, false) => Form::Tensor,
         };
-        Ok(Self {
-            dtype,
-            shape,
-            layout,
-            form,
-        })
+        Ok(Self { dtype, shape, layout, form })
     }
 }
 

@@ -52,11 +52,8 @@ pub fn verify(program: &Program) -> Result<(), Box<VerifyError>> {
     }
     for instr in program.instrs() {
         if let Some(value) = instr.inputs.iter().find(|v| !defined[v.index()]) {
-            let what = format!(
-                "{}: operand %{} is used before it is made",
-                instr.op.name(),
-                value.0
-            );
+            let what =
+                format!("{}: operand %{} is used before it is made", instr.op.name(), value.0);
             return Err(Box::new(error(program, instr, None, what, vec![])));
         }
         check_forms(program, instr)?;
@@ -71,11 +68,7 @@ pub fn verify(program: &Program) -> Result<(), Box<VerifyError>> {
 
 fn known_axes(program: &Program, value: ValueId) -> Result<(), Box<VerifyError>> {
     let layout = &program.ty(value).layout;
-    let axes = layout
-        .dims()
-        .iter()
-        .flat_map(|d| &d.axes)
-        .chain(layout.partial());
+    let axes = layout.dims().iter().flat_map(|d| &d.axes).chain(layout.partial());
     match axes.copied().find(|&a| program.mesh().size(a).is_none()) {
         None => Ok(()),
         Some(axis) => Err(Box::new(VerifyError {
@@ -94,10 +87,7 @@ fn check_forms(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError>>
         let ty = program.ty(value);
         let (what, help) = match ty.form {
             Form::Pending if !done => (
-                format!(
-                    "{}: operand {ty} is a collective that is still running",
-                    instr.op.name()
-                ),
+                format!("{}: operand {ty} is a collective that is still running", instr.op.name()),
                 "wait for it with done first",
             ),
             Form::Unit if !instr.op.accepts_units() => (
@@ -107,13 +97,7 @@ fn check_forms(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError>>
             ),
             _ => continue,
         };
-        return Err(Box::new(error(
-            program,
-            instr,
-            None,
-            what,
-            vec![help.to_owned()],
-        )));
+        return Err(Box::new(error(program, instr, None, what, vec![help.to_owned()])));
     }
     Ok(())
 }
@@ -131,10 +115,7 @@ fn check_shapes(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError>
         .map(|&v| (program.ty(v).dtype, program.ty(v).shape.clone()))
         .collect();
     if shaped != declared {
-        let what = format!(
-            "{}: the results are {shaped:?}, not {declared:?}",
-            instr.op.name()
-        );
+        let what = format!("{}: the results are {shaped:?}, not {declared:?}", instr.op.name());
         return Err(Box::new(error(program, instr, None, what, vec![])));
     }
     Ok(())
@@ -147,44 +128,23 @@ fn check_layouts(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError
         return match collective.result(operand, program.mesh()) {
             Ok(result) if result == *declared => Ok(()),
             Ok(result) => {
-                let what = format!(
-                    "{}: the result is {result}, not {declared}",
-                    instr.op.name()
-                );
+                let what = format!("{}: the result is {result}, not {declared}", instr.op.name());
                 Err(Box::new(error(program, instr, axis, what, vec![])))
             }
-            Err(reason) => Err(Box::new(error(
-                program,
-                instr,
-                axis,
-                reason.to_string(),
-                vec![],
-            ))),
+            Err(reason) => Err(Box::new(error(program, instr, axis, reason.to_string(), vec![]))),
         };
     }
     let shapes = |ids: &[ValueId]| -> Vec<&[usize]> {
-        ids.iter()
-            .map(|&v| program.ty(v).shape.as_slice())
-            .collect()
+        ids.iter().map(|&v| program.ty(v).shape.as_slice()).collect()
     };
     let layouts =
         |ids: &[ValueId]| -> Vec<&Layout> { ids.iter().map(|&v| &program.ty(v).layout).collect() };
-    let rule = instr
-        .op
-        .rule(&shapes(&instr.inputs), &shapes(&instr.outputs));
-    match rule.check(
-        program.mesh(),
-        &layouts(&instr.inputs),
-        &layouts(&instr.outputs),
-    ) {
+    let rule = instr.op.rule(&shapes(&instr.inputs), &shapes(&instr.outputs));
+    match rule.check(program.mesh(), &layouts(&instr.inputs), &layouts(&instr.outputs)) {
         Ok(_) => Ok(()),
-        Err(reason) => Err(Box::new(explain(
-            program,
-            &instr.op,
-            &instr.inputs,
-            &instr.outputs,
-            reason,
-        ))),
+        Err(reason) => {
+            Err(Box::new(explain(program, &instr.op, &instr.inputs, &instr.outputs, reason)))
+        }
     }
 }
 
@@ -198,10 +158,7 @@ fn check_handles(program: &Program) -> Result<(), Box<VerifyError>> {
             let uses = program.instrs().iter().flat_map(|i| &i.inputs);
             let count = uses.filter(|&&v| v == handle).count();
             if count != 1 {
-                let what = format!(
-                    "{}: its handle is waited for {count} times",
-                    instr.op.name()
-                );
+                let what = format!("{}: its handle is waited for {count} times", instr.op.name());
                 let help = "every start needs exactly one done".to_owned();
                 return Err(Box::new(error(program, instr, None, what, vec![help])));
             }
@@ -220,12 +177,7 @@ pub(crate) fn explain(
 ) -> VerifyError {
     let name = op.name();
     let (axis, what, help) = match &reason {
-        RuleError::NotLinear {
-            axis,
-            partial,
-            groups,
-            operands,
-        } => {
+        RuleError::NotLinear { axis, partial, groups, operands } => {
             let others = (0..*operands).find(|i| !partial.contains(i));
             let what = match others {
                 Some(other) if groups.iter().any(|g| g.contains(&other)) => format!(
@@ -237,36 +189,19 @@ pub(crate) fn explain(
                 _ if partial.len() > 1 => {
                     format!("{name}: operands {partial:?} are all partial sums over `{axis}`")
                 }
-                _ => format!(
-                    "{name}: operand {} is a partial sum over `{axis}`",
-                    partial[0]
-                ),
+                _ => format!("{name}: operand {} is a partial sum over `{axis}`", partial[0]),
             };
-            (
-                Some(*axis),
-                what,
-                partial_help(program, name, *axis, inputs, partial, groups),
-            )
+            (Some(*axis), what, partial_help(program, name, *axis, inputs, partial, groups))
         }
-        RuleError::PartialAndSharded {
-            axis,
-            operand,
-            factor,
-        } => (
+        RuleError::PartialAndSharded { axis, operand, factor } => (
             Some(*axis),
             format!(
                 "{name}: operand {operand} is a partial sum over `{axis}`, which also shards \
                  factor `{factor}`"
             ),
-            vec![format!(
-                "usual fix: reduce operand {operand} over `{axis}` first"
-            )],
+            vec![format!("usual fix: reduce operand {operand} over `{axis}` first")],
         ),
-        RuleError::TwoFactors {
-            axis,
-            first,
-            second,
-        } => (
+        RuleError::TwoFactors { axis, first, second } => (
             Some(*axis),
             format!("{name}: axis `{axis}` shards two factors, `{first}` and `{second}`"),
             vec![
@@ -274,11 +209,7 @@ pub(crate) fn explain(
                 format!("usual fix: gather one operand over `{axis}` first"),
             ],
         ),
-        RuleError::Disagree {
-            factor,
-            first,
-            second,
-        } => (
+        RuleError::Disagree { factor, first, second } => (
             None,
             format!("{name}: operands {first} and {second} shard factor `{factor}` differently"),
             vec![
@@ -294,30 +225,15 @@ pub(crate) fn explain(
             ),
             vec![format!("usual fix: gather it over `{axis}` first")],
         ),
-        RuleError::Straddle {
-            axis,
-            operand,
-            factor,
-            left,
-            size,
-        } => (
+        RuleError::Straddle { axis, operand, factor, left, size } => (
             Some(*axis),
             format!(
                 "{name}: axis `{axis}` ({size} ranks) of operand {operand} covers the last {left} \
                  of factor `{factor}` and part of the next"
             ),
-            vec![format!(
-                "usual fix: split `{axis}` as {left} × {}",
-                size / left
-            )],
+            vec![format!("usual fix: split `{axis}` as {left} × {}", size / left)],
         ),
-        RuleError::Uneven {
-            axis,
-            operand,
-            factor,
-            left,
-            size,
-        } => (
+        RuleError::Uneven { axis, operand, factor, left, size } => (
             Some(*axis),
             format!(
                 "{name}: axis `{axis}` ({size} ranks) of operand {operand} does not divide the \
@@ -392,30 +308,18 @@ fn error(
     help: Vec<String>,
 ) -> VerifyError {
     let context = context(program, &instr.op, &instr.inputs, &instr.outputs);
-    VerifyError {
-        program: program.name.clone(),
-        axis,
-        what,
-        context,
-        help,
-    }
+    VerifyError { program: program.name.clone(), axis, what, context, help }
 }
 
 /// The instructions that made the operands, then the instruction with its operands' types.
 fn context(program: &Program, op: &Op, inputs: &[ValueId], outputs: &[ValueId]) -> Vec<String> {
     let made = |v: &ValueId| program.instrs().iter().find(|i| i.outputs.contains(v));
-    let mut lines: Vec<String> = inputs
-        .iter()
-        .filter_map(made)
-        .map(|i| text::instr(program, i))
-        .collect();
+    let mut lines: Vec<String> =
+        inputs.iter().filter_map(made).map(|i| text::instr(program, i)).collect();
     lines.dedup();
     let mut line = text::call(program, op, inputs);
     if !outputs.is_empty() {
-        let names: Vec<String> = outputs
-            .iter()
-            .map(|&v| text::value_name(program, v))
-            .collect();
+        let names: Vec<String> = outputs.iter().map(|&v| text::value_name(program, v)).collect();
         line = format!("{} = {line}", names.join(", "));
     }
     let operands: Vec<String> = (inputs.iter())

@@ -25,13 +25,7 @@ impl<'a> Vjp<'a> {
         wanted: Vec<Option<DType>>,
     ) -> Self {
         let gradients = vec![None; instr.inputs.len()];
-        Self {
-            program,
-            instr,
-            cotangents,
-            wanted,
-            gradients,
-        }
+        Self { program, instr, cotangents, wanted, gradients }
     }
 
     /// Operand `i` of the differentiated instruction.
@@ -109,26 +103,14 @@ impl<'a> Vjp<'a> {
         let mut value = value;
         if extra > 0 {
             let dims = (0..extra).collect();
-            value = self.emit(
-                Reduce {
-                    kind: ReduceKind::Sum,
-                    dims,
-                    out: wanted,
-                },
-                &[value],
-            )?;
+            value = self.emit(Reduce { kind: ReduceKind::Sum, dims, out: wanted }, &[value])?;
         }
         if self.ty(value).dtype != wanted {
             value = self.emit(Cast { to: wanted }, &[value])?;
         }
         self.gradients[i] = Some(match self.gradients[i] {
             None => value,
-            Some(old) => self.emit(
-                Binary {
-                    kind: BinaryKind::Add,
-                },
-                &[old, value],
-            )?,
+            Some(old) => self.emit(Binary { kind: BinaryKind::Add }, &[old, value])?,
         });
         Ok(())
     }
@@ -142,10 +124,6 @@ impl<'a> Vjp<'a> {
     pub fn refuse(&self, operand: usize, help: &str) -> IrError {
         use crate::ops::OpDef;
         let op = self.instr.op.name().to_owned();
-        IrError::NoGradient {
-            op,
-            operand,
-            help: help.to_owned(),
-        }
+        IrError::NoGradient { op, operand, help: help.to_owned() }
     }
 }

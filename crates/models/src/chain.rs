@@ -39,9 +39,7 @@ pub struct Chain {
 impl Chain {
     /// A model of this name, still empty.
     pub fn new(name: &str) -> Self {
-        Self {
-            model: Model::new(name),
-        }
+        Self { model: Model::new(name) }
     }
 
     /// Appends a segment whose parameters the model knows by the segment's own names. A name that

@@ -105,10 +105,7 @@ impl Check {
     pub(crate) fn that(&self, holds: bool, what: impl FnOnce() -> String) -> Result<(), IrError> {
         match holds {
             true => Ok(()),
-            false => Err(IrError::Model {
-                model: self.model.to_owned(),
-                what: what(),
-            }),
+            false => Err(IrError::Model { model: self.model.to_owned(), what: what() }),
         }
     }
 }

@@ -26,12 +26,7 @@ pub struct Gpt {
 impl Gpt {
     /// A model of these sizes, with flash attention and without dropout.
     pub fn new(spec: GptSpec) -> Self {
-        Self {
-            spec,
-            attention: AttentionKind::Flash,
-            dropout: 0.0,
-            init_std: 0.02,
-        }
+        Self { spec, attention: AttentionKind::Flash, dropout: 0.0, init_std: 0.02 }
     }
 
     fn embed(&self, BatchShape { batch, seq }: BatchShape, compute: DType, p: f64) -> Builder {
@@ -52,17 +47,12 @@ impl Gpt {
         let x = self.norm(&b, "norm1", h);
         let [q, k, v] = ["attn.q", "attn.k", "attn.v"]
             .map(|name| linear(&b, name, x, [d, d]).reshape([batch, seq, heads, d / heads]));
-        let o = q
-            .attention(k, v, self.attention, p)
-            .reshape([batch, seq, d]);
+        let o = q.attention(k, v, self.attention, p).reshape([batch, seq, d]);
         let h = h + linear(&b, "attn.out", o, [d, d]).dropout(p);
 
         let x = self.norm(&b, "norm2", h);
         let inner = linear(&b, "mlp.up", x, [d, ffn]).gelu();
-        b.output(
-            port::H,
-            h + linear(&b, "mlp.down", inner, [ffn, d]).dropout(p),
-        );
+        b.output(port::H, h + linear(&b, "mlp.down", inner, [ffn, d]).dropout(p));
         b
     }
 
@@ -86,15 +76,7 @@ impl Gpt {
         let check = Check { model: "gpt2" };
         let (width, heads, ffn) = (("width", s.width), ("heads", s.heads), ("ffn", s.ffn));
         let (vocab, batch, length) = (("vocab", s.vocab), ("batch", batch), ("seq", seq));
-        check.sizes(&[
-            ("layers", s.layers),
-            width,
-            heads,
-            ffn,
-            vocab,
-            batch,
-            length,
-        ])?;
+        check.sizes(&[("layers", s.layers), width, heads, ffn, vocab, batch, length])?;
         check.divides(heads, width)?;
         check.context(seq, s.context)?;
         check.positive("norm_eps", s.norm_eps)?;

@@ -37,12 +37,7 @@ impl Real for bf16 {
 /// # Panics
 /// If `range` reaches beyond the parameter, or `out` has another length: the caller's mistake.
 pub fn initialise<T: Real>(param: &Param, seed: u64, range: Range<usize>, out: &mut [T]) {
-    assert_eq!(
-        range.len(),
-        out.len(),
-        "the range and room of `{}`",
-        param.name
-    );
+    assert_eq!(range.len(), out.len(), "the range and room of `{}`", param.name);
     for (place, value) in out.iter_mut().zip(initial_values(param, seed, range)) {
         *place = T::nearest(value);
     }
@@ -58,11 +53,7 @@ pub fn initial_values(
     range: Range<usize>,
 ) -> impl Iterator<Item = f64> + use<> {
     let (elements, init) = (param.elements(), param.init);
-    assert!(
-        range.end <= elements,
-        "elements {range:?} of `{}`, which has {elements}",
-        param.name
-    );
+    assert!(range.end <= elements, "elements {range:?} of `{}`, which has {elements}", param.name);
     let stream = Stream::named(seed, &param.name);
     range.map(move |i| match init {
         Init::Constant(value) => value,

@@ -24,11 +24,7 @@ pub struct Llama {
 impl Llama {
     /// A model of these sizes, with flash attention.
     pub fn new(spec: LlamaSpec) -> Self {
-        Self {
-            spec,
-            attention: AttentionKind::Flash,
-            init_std: 0.02,
-        }
+        Self { spec, attention: AttentionKind::Flash, init_std: 0.02 }
     }
 
     fn embed(&self, BatchShape { batch, seq }: BatchShape, compute: DType) -> Builder {
@@ -62,10 +58,7 @@ impl Llama {
         let x = h.rms_norm(b.param("norm2", [d]), eps);
         let gate = x.matmul(b.param("mlp.gate", [d, s.ffn])).silu();
         let up = x.matmul(b.param("mlp.up", [d, s.ffn]));
-        b.output(
-            port::H,
-            h + (gate * up).matmul(b.param("mlp.down", [s.ffn, d])),
-        );
+        b.output(port::H, h + (gate * up).matmul(b.param("mlp.down", [s.ffn, d])));
         b
     }
 
@@ -142,23 +135,16 @@ fn rotary(rope: &RopeSpec) -> Rotary {
     let scaling = match rope.scaling {
         RopeScaling::None => ops::RopeScaling::None,
         RopeScaling::Linear { factor } => ops::RopeScaling::Linear { factor },
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_context,
-        } => ops::RopeScaling::Llama3 {
-            factor,
-            low: low_freq_factor,
-            high: high_freq_factor,
-            original: original_context as f64,
-        },
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+            ops::RopeScaling::Llama3 {
+                factor,
+                low: low_freq_factor,
+                high: high_freq_factor,
+                original: original_context as f64,
+            }
+        }
     };
-    Rotary {
-        theta: rope.theta,
-        scaling,
-        inverse: false,
-    }
+    Rotary { theta: rope.theta, scaling, inverse: false }
 }
 
 #[cfg(test)]
@@ -176,10 +162,7 @@ mod tests {
         };
         let linear = RopeScaling::Linear { factor: 2.5 };
         for scaling in [RopeScaling::None, linear, llama3] {
-            let rope = RopeSpec {
-                theta: 5e5,
-                scaling,
-            };
+            let rope = RopeSpec { theta: 5e5, scaling };
             let (spec, op) = (rope.inverse_frequencies(64), rotary(&rope).frequencies(64));
             for (a, b) in spec.iter().zip(op) {
                 assert!((a - b).abs() <= 1e-14 * a, "{rope:?}: {a} and {b}");

@@ -56,9 +56,8 @@ impl Mlp {
     fn check(&self, batch: usize) -> Result<(), IrError> {
         let check = Check { model: "mlp" };
         let hidden = self.hidden.iter().enumerate();
-        let hidden: Vec<(String, usize)> = hidden
-            .map(|(i, &width)| (format!("hidden[{i}]"), width))
-            .collect();
+        let hidden: Vec<(String, usize)> =
+            hidden.map(|(i, &width)| (format!("hidden[{i}]"), width)).collect();
         let mut widths = vec![("inputs", self.inputs)];
         widths.extend(hidden.iter().map(|(name, width)| (name.as_str(), *width)));
         widths.push(("outputs", self.outputs));

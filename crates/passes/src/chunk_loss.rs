@@ -76,11 +76,7 @@ fn find(program: &Program, index: usize, chunk: NonZeroUsize) -> Option<Found> {
     }
     let dw = instrs[dw].outputs[0];
     let found = Found {
-        op: LinearCrossEntropy {
-            transposed,
-            chunk: chunk.get(),
-            out: program.ty(dw).dtype,
-        },
+        op: LinearCrossEntropy { transposed, chunk: chunk.get(), out: program.ty(dw).dtype },
         operands: [x, w, targets, scalar],
         results: [forward.outputs[0], instrs[dx].outputs[0], dw],
         gone,
@@ -259,15 +255,9 @@ mod tests {
             .replace("aby,abz->yz", "aby,abz->zy")
             .replace("x: boundary f32", "x: boundary bf16")
             .replace("w: param f32", "w: param bf16")
-            .replace(
-                "abz, out=f32, add=false) : f32",
-                "abz, out=bf16, add=false) : bf16",
-            )
+            .replace("abz, out=f32, add=false) : f32", "abz, out=bf16, add=false) : bf16")
             .replace("%8) : f32", "%8) : bf16")
-            .replace(
-                "aby, out=f32, add=false) : f32",
-                "aby, out=bf16, add=false) : bf16",
-            );
+            .replace("aby, out=f32, add=false) : f32", "aby, out=bf16, add=false) : bf16");
         check(
             &before,
             pass,
@@ -296,10 +286,7 @@ mod tests {
             // The gradient depends on the loss itself.
             BEFORE.replace("mul(%6, inv_tokens)", "mul(%6, %5)"),
             // The gradient of w is missing.
-            (BEFORE.lines())
-                .filter(|l| !l.contains("%11"))
-                .collect::<Vec<_>>()
-                .join("\n"),
+            (BEFORE.lines()).filter(|l| !l.contains("%11")).collect::<Vec<_>>().join("\n"),
         ];
         for text in &variants {
             assert_ne!(text, BEFORE);

@@ -23,9 +23,8 @@ pub fn common(program: &Program) -> Program {
             continue;
         }
         let earlier = seen.entry(key(program, &rewriter, instr)).or_default();
-        let twin = (earlier.iter())
-            .map(|&i| &program.instrs()[i])
-            .find(|twin| serves(twin, instr.phase));
+        let twin =
+            (earlier.iter()).map(|&i| &program.instrs()[i]).find(|twin| serves(twin, instr.phase));
         match twin {
             Some(twin) => {
                 for (&value, &by) in instr.outputs.iter().zip(&twin.outputs) {
@@ -59,9 +58,7 @@ fn key(program: &Program, rewriter: &Rewriter<'_>, instr: &Instr) -> Key {
         axes: instr.op.axes().to_vec(),
         attrs: attrs.iter().map(|(k, v)| (k, v.to_owned())).collect(),
         operands: instr.inputs.iter().map(|&v| rewriter.resolve(v)).collect(),
-        types: (instr.outputs.iter())
-            .map(|&v| program.ty(v).clone())
-            .collect(),
+        types: (instr.outputs.iter()).map(|&v| program.ty(v).clone()).collect(),
     }
 }
 

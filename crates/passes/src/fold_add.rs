@@ -48,10 +48,7 @@ fn folds(program: &Program) -> Vec<Option<Fold>> {
     let graph = Graph::new(program);
     (program.instrs().iter().enumerate())
         .map(|(index, instr)| {
-            let Op::Binary(Binary {
-                kind: BinaryKind::Add,
-            }) = instr.op
-            else {
+            let Op::Binary(Binary { kind: BinaryKind::Add }) = instr.op else {
                 return None;
             };
             let [left, right] = [instr.inputs[0], instr.inputs[1]];
@@ -84,10 +81,7 @@ fn fold(
         && program.ty(addend) == result;
     fits.then(|| Fold {
         product,
-        op: Matmul {
-            add: true,
-            ..op.clone()
-        },
+        op: Matmul { add: true, ..op.clone() },
         a: made.inputs[0],
         b: made.inputs[1],
         addend,

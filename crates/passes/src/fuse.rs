@@ -29,10 +29,7 @@ pub const MAX_STEPS: usize = 12;
 /// nobody reads would otherwise look like one that is internal to its group.
 pub fn fuse(program: &Program) -> Program {
     let program = &dead_code(program);
-    let fuser = Fuser {
-        program,
-        graph: Graph::new(program),
-    };
+    let fuser = Fuser { program, graph: Graph::new(program) };
     let mut rewriter = Rewriter::new(program);
     let mut at: Vec<Option<Group>> = (program.instrs().iter()).map(|_| None).collect();
     let mut grouped = vec![false; at.len()];
@@ -90,10 +87,7 @@ impl Fuser<'_> {
             if let Some(members) = joined
                 && !(members.len() == 1 && self.go_up(index, &mut closed))
             {
-                still_open.push(Group {
-                    members,
-                    place: index,
-                });
+                still_open.push(Group { members, place: index });
             }
             open = still_open;
         }
@@ -139,10 +133,7 @@ impl Fuser<'_> {
     /// can take both.
     fn union(&self, own: &[usize], group: &[usize], instr: &Instr) -> Option<Vec<usize>> {
         let first = &self.program.instrs()[group[0]];
-        let (ty, other) = (
-            self.program.ty(instr.outputs[0]),
-            self.program.ty(first.outputs[0]),
-        );
+        let (ty, other) = (self.program.ty(instr.outputs[0]), self.program.ty(first.outputs[0]));
         let alike = ty.shape == other.shape
             && ty.layout == other.layout
             && ty.form == other.form
@@ -212,14 +203,9 @@ impl Fuser<'_> {
         let results: Vec<usize> = (0..group.len())
             .filter(|&step| self.leaves(instrs[group[step]].outputs[0], group))
             .collect();
-        let values: Vec<ValueId> = (results.iter())
-            .map(|&step| instrs[group[step]].outputs[0])
-            .collect();
-        let op = Fused {
-            steps,
-            results,
-            full: 0,
-        };
+        let values: Vec<ValueId> =
+            (results.iter()).map(|&step| instrs[group[step]].outputs[0]).collect();
+        let op = Fused { steps, results, full: 0 };
         rewriter.emit(op, &operands, &values, instrs[group[0]].phase);
     }
 
@@ -387,9 +373,7 @@ mod tests {
             lines += &format!("%{i} = relu(%{}) : f32[8]\n", i - 1);
         }
         lines += &format!("return y: boundary %{}", MAX_STEPS + 2);
-        let result = fuse(&crate::testing::read(&format!(
-            "mesh \nprogram p {{\n{lines}\n}}"
-        )));
+        let result = fuse(&crate::testing::read(&format!("mesh \nprogram p {{\n{lines}\n}}")));
         assert_eq!(sizes(&result), [MAX_STEPS, 3]);
 
         let mut lines = String::new();
@@ -401,9 +385,7 @@ mod tests {
             lines += &format!("%{i} = add(%{}, x{}) : f32[8]\n", i - 1, i + 1);
         }
         lines += "return y: boundary %5";
-        let result = fuse(&crate::testing::read(&format!(
-            "mesh \nprogram p {{\n{lines}\n}}"
-        )));
+        let result = fuse(&crate::testing::read(&format!("mesh \nprogram p {{\n{lines}\n}}")));
         assert_eq!(sizes(&result), [3, 3]);
     }
 

@@ -70,10 +70,7 @@ impl<'a> Rewriter<'a> {
     /// If nothing has made it yet.
     pub fn resolve(&self, value: ValueId) -> ValueId {
         self.map[value.index()].unwrap_or_else(|| {
-            panic!(
-                "in `{}` a rewrite reads %{} before anything makes it",
-                self.old.name, value.0
-            )
+            panic!("in `{}` a rewrite reads %{} before anything makes it", self.old.name, value.0)
         })
     }
 

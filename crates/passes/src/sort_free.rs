@@ -51,9 +51,8 @@ struct State {
 
 impl<'a> Ledger<'a> {
     fn new(program: &'a Program) -> Self {
-        let mut bytes: Vec<usize> = (program.values().iter())
-            .map(|ty| ty.local_bytes(program.mesh()))
-            .collect();
+        let mut bytes: Vec<usize> =
+            (program.values().iter()).map(|ty| ty.local_bytes(program.mesh())).collect();
         for port in program.inputs() {
             if !matches!(port.role, Role::Residual | Role::Cotangent | Role::Boundary) {
                 bytes[port.value.index()] = 0;
@@ -64,11 +63,7 @@ impl<'a> Ledger<'a> {
                 bytes[port.value.index()] = 0;
             }
         }
-        Self {
-            program,
-            graph: Graph::new(program),
-            bytes,
-        }
+        Self { program, graph: Graph::new(program), bytes }
     }
 
     fn start(&self) -> State {
@@ -116,20 +111,14 @@ impl<'a> Ledger<'a> {
     fn peak(&self, order: impl Iterator<Item = usize>) -> usize {
         let mut state = self.start();
         let first = state.live;
-        order
-            .map(|index| self.step(&mut state, index))
-            .fold(first, usize::max)
+        order.map(|index| self.step(&mut state, index)).fold(first, usize::max)
     }
 
     fn greedy(&self) -> Vec<usize> {
         let instrs = self.program.instrs();
         let mut state = self.start();
         let mut missing: Vec<usize> = (instrs.iter())
-            .map(|i| {
-                (i.inputs.iter())
-                    .filter(|&&v| self.graph.maker(v).is_some())
-                    .count()
-            })
+            .map(|i| (i.inputs.iter()).filter(|&&v| self.graph.maker(v).is_some()).count())
             .collect();
         let mut ready: Vec<usize> = (0..instrs.len()).filter(|&i| missing[i] == 0).collect();
         let mut order = Vec::with_capacity(instrs.len());

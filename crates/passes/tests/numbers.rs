@@ -1,10 +1,7 @@
 //! Every pass keeps what a program computes: on random programs, and on a transformer with its
 //! gradients. The reference interpreter is the judge.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that can't build its program has failed"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that can't build its program has failed")]
 
 mod support;
 
@@ -48,10 +45,7 @@ fn check(program: &Program, seed: u64) {
         verify(&after).unwrap_or_else(|e| panic!("{name}, seed {seed}: {e}\n{after}"));
         check_phases(name, &after);
         let distance = distance(&before, &numbers(&after, seed));
-        assert!(
-            distance <= tolerance,
-            "{name}, seed {seed}: {distance:e}\n{program}\n{after}"
-        );
+        assert!(distance <= tolerance, "{name}, seed {seed}: {distance:e}\n{program}\n{after}");
         assert_eq!(after.inputs(), program.inputs(), "{name}");
         assert_eq!(after, after.canonical(), "{name}");
     }
@@ -142,14 +136,8 @@ fn the_head_of_a_transformer_is_chunked() {
     for tied in [false, true] {
         let program = joint(&transformer(DType::F32, tied));
         let after = chunked(&program);
-        assert_eq!(
-            count(&after, |op| matches!(op, Op::LinearCrossEntropy(_))),
-            1
-        );
-        assert_eq!(
-            count(&after, |op| op.name().starts_with("cross_entropy")),
-            0
-        );
+        assert_eq!(count(&after, |op| matches!(op, Op::LinearCrossEntropy(_))), 1);
+        assert_eq!(count(&after, |op| op.name().starts_with("cross_entropy")), 0);
         let logits = after.values().iter().filter(|ty| ty.shape == [2, 6, 24]);
         assert_eq!(logits.count(), 0);
         // The three products of the head are gone, and nothing else is.

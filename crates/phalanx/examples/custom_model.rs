@@ -24,10 +24,7 @@ pub fn run(steps: usize) -> Result<Report, Box<dyn std::error::Error>> {
         .schedule(|step| 1e-2 * (step as f64 / 20.0).min(1.0))
         .steps(steps)
         .run()?;
-    println!(
-        "loss {:.4}; the source's entropy is {floor:.4}",
-        report.last_loss()
-    );
+    println!("loss {:.4}; the source's entropy is {floor:.4}", report.last_loss());
     Ok(report)
 }
 
@@ -37,15 +34,10 @@ fn trigram(batch: usize, seq: usize) -> Result<Model, IrError> {
     let ids = b.data("ids", DType::I32, [batch, seq]);
     let present = b.param("present", [VOCAB, WIDTH]).embedding(ids);
     // The first token of a row has none before it.
-    let past = b
-        .param("past", [VOCAB, WIDTH])
-        .embedding(ids)
-        .slice(1, 0, seq - 1);
+    let past = b.param("past", [VOCAB, WIDTH]).embedding(ids).slice(1, 0, seq - 1);
     let none = b.constant(DType::F32, [batch, 1, WIDTH], 0.0);
     let h = present + b.concat(&[none, past], 1);
-    let h = h
-        .rms_norm(b.param("norm", [WIDTH]), 1e-5)
-        .matmul(b.param("up", [WIDTH, 4 * WIDTH]));
+    let h = h.rms_norm(b.param("norm", [WIDTH]), 1e-5).matmul(b.param("up", [WIDTH, 4 * WIDTH]));
     let logits = h.gelu().matmul(b.param("head", [4 * WIDTH, VOCAB]));
     let losses = logits.cross_entropy(b.data("targets", DType::I32, [batch, seq]));
     b.loss("loss", losses.sum_all() * b.scalar("inv_tokens"));

@@ -18,40 +18,19 @@ pub fn run(steps: usize) -> Result<Report, phalanx::Error> {
     let points: Vec<[f32; 2]> = (0..SAMPLES).map(|i| [at(i, 32), at(i / 32, 16)]).collect();
     let values = points.iter().map(|[x, y]| (3.0 * x).sin() * y).collect();
 
-    let model = Mlp {
-        inputs: 2,
-        hidden: vec![32, 32],
-        outputs: 1,
-        activation: UnaryKind::Tanh,
-    };
+    let model = Mlp { inputs: 2, hidden: vec![32, 32], outputs: 1, activation: UnaryKind::Tanh };
     let report = Trainer::new(model)
-        .data(
-            Table::new(SAMPLES)
-                .input("x", points.concat())
-                .target("y", values),
-        )
-        .optimizer(Optimizer::AdamW {
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-            decay: 0.0,
-        })
+        .data(Table::new(SAMPLES).input("x", points.concat()).target("y", values))
+        .optimizer(Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, decay: 0.0 })
         .lr(1e-2)
         .batch(64)
         .steps(steps)
         .on_step(|taken| {
             if taken.step % 100 == 0 {
-                println!(
-                    "step {:4}  mean squared error {:.6}",
-                    taken.step, taken.result.loss
-                );
+                println!("step {:4}  mean squared error {:.6}", taken.step, taken.result.loss);
             }
         })
         .run()?;
-    println!(
-        "mean squared error {:.6} → {:.6}",
-        report.first_loss(),
-        report.last_loss()
-    );
+    println!("mean squared error {:.6} → {:.6}", report.first_loss(), report.last_loss());
     Ok(report)
 }

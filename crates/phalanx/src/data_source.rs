@@ -57,10 +57,8 @@ impl Data {
         match self {
             Data::Table(table) => Ok(Box::new(table.open(seed, batch)?)),
             Data::Tokens(corpus) => {
-                let config = LoaderConfig {
-                    microbatches,
-                    ..LoaderConfig::new(seed, seq_len, batch)
-                };
+                let config =
+                    LoaderConfig { microbatches, ..LoaderConfig::new(seed, seq_len, batch) };
                 let loader = Loader::new(corpus, config, 0);
                 let loader = loader.map_err(|e| Error::refused(Problem::new(e.to_string())))?;
                 Ok(Box::new(loader))
@@ -87,10 +85,7 @@ struct Column {
 impl Table {
     /// A table of this many samples, still without columns.
     pub fn new(samples: usize) -> Self {
-        Self {
-            samples,
-            columns: Vec::new(),
-        }
+        Self { samples, columns: Vec::new() }
     }
 
     /// Adds what the model reads as the data port `name`, sample after sample.
@@ -105,11 +100,7 @@ impl Table {
 
     fn column(mut self, name: &str, values: Vec<f32>, target: bool) -> Self {
         let name = name.to_owned();
-        self.columns.push(Column {
-            name,
-            values,
-            target,
-        });
+        self.columns.push(Column { name, values, target });
         self
     }
 
@@ -132,13 +123,7 @@ impl Table {
             ));
         }
         let rooms = vec![Vec::new(); self.columns.len()];
-        Ok(TableBatches {
-            table: self,
-            seed,
-            batch,
-            next: 0,
-            rooms,
-        })
+        Ok(TableBatches { table: self, seed, batch, next: 0, rooms })
     }
 }
 
@@ -172,13 +157,8 @@ impl Batches for TableBatches {
         let columns = self.table.columns.iter().zip(&self.rooms);
         let count = columns.clone().filter(|(column, _)| column.target);
         let count = count.map(|(_, room)| room.len() as u64).sum();
-        let fields: Vec<(&str, Field<'_>)> = columns
-            .map(|(column, room)| (column.name.as_str(), Field::F32(room)))
-            .collect();
-        run(&StepData {
-            fields: &fields,
-            count,
-            first_sample,
-        })
+        let fields: Vec<(&str, Field<'_>)> =
+            columns.map(|(column, room)| (column.name.as_str(), Field::F32(room))).collect();
+        run(&StepData { fields: &fields, count, first_sample })
     }
 }

@@ -162,10 +162,7 @@ impl<'a> Trainer<'a> {
         let mut batches = data.open(self.seed, ready.batch, ready.seq_len, ready.microbatches)?;
         let engine = host_engine(self.threads)?;
         let settings = self.settings(&ready);
-        let models = Models {
-            train: ready.model,
-            evaluate: None,
-        };
+        let models = Models { train: ready.model, evaluate: None };
         let mut session = Session::new(engine, &models, settings, &mut initial(self.seed))?;
         let mut losses = Vec::with_capacity(self.steps);
         let on_step = &mut self.on_step;
@@ -175,10 +172,7 @@ impl<'a> Trainer<'a> {
             Ok(())
         };
         take_steps(&mut session, &mut *batches, self.steps, &self.rate, observe)?;
-        Ok(Report {
-            losses,
-            params: session.params()?,
-        })
+        Ok(Report { losses, params: session.params()? })
     }
 
     /// The model with the sizes that follow from it.
@@ -190,10 +184,7 @@ impl<'a> Trainer<'a> {
                 if parts == 0 || batch % parts != 0 {
                     return Err(uneven(batch, &format!("{parts} micro-batches")));
                 }
-                let shape = BatchShape {
-                    batch: batch / parts,
-                    seq: self.seq_len,
-                };
+                let shape = BatchShape { batch: batch / parts, seq: self.seq_len };
                 architecture.model(shape, self.compute)?
             }
         };
@@ -203,9 +194,7 @@ impl<'a> Trainer<'a> {
             .next();
         let Some((Some(rows), seq_len)) = rows else {
             let problem = Problem::new(format!("model {} reads no data", model.name));
-            return Err(Error::refused(
-                problem.fix("declare a port with Builder::data"),
-            ));
+            return Err(Error::refused(problem.fix("declare a port with Builder::data")));
         };
         let batch = match &self.subject {
             Subject::Model(_) => self.batch.unwrap_or(rows),
@@ -214,12 +203,7 @@ impl<'a> Trainer<'a> {
         if batch == 0 || batch % rows != 0 {
             return Err(uneven(batch, &format!("micro-batches of {rows} samples")));
         }
-        Ok(Ready {
-            model,
-            batch,
-            seq_len: seq_len.unwrap_or(1),
-            microbatches: batch / rows,
-        })
+        Ok(Ready { model, batch, seq_len: seq_len.unwrap_or(1), microbatches: batch / rows })
     }
 
     fn settings(&self, ready: &Ready) -> Settings {
@@ -228,11 +212,7 @@ impl<'a> Trainer<'a> {
         let weights = weights.next().map_or(self.compute, |ty| ty.dtype);
         let state = weights.accumulator();
         Settings {
-            precision: Precision {
-                weights: state,
-                grads: state,
-                state,
-            },
+            precision: Precision { weights: state, grads: state, state },
             optimizer: self.optimizer,
             clip: self.clip,
             microbatches: ready.microbatches,
@@ -252,10 +232,8 @@ struct Ready {
 
 fn uneven(batch: usize, parts: &str) -> Error {
     Error::refused(
-        Problem::new(format!(
-            "a batch of {batch} samples can't be cut into {parts}"
-        ))
-        .fix("choose a batch size that divides evenly"),
+        Problem::new(format!("a batch of {batch} samples can't be cut into {parts}"))
+            .fix("choose a batch size that divides evenly"),
     )
 }
 
@@ -281,10 +259,6 @@ impl Report {
 
     /// Writes the parameters as a `safetensors` file, whole or not at all.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        Ok(hf::save_params(
-            path.as_ref(),
-            &self.params,
-            &BTreeMap::new(),
-        )?)
+        Ok(hf::save_params(path.as_ref(), &self.params, &BTreeMap::new())?)
     }
 }

@@ -41,8 +41,7 @@ impl ReferenceEngine {
             } else {
                 result.to_bytes()
             };
-            self.place(&program.name, target.span)?
-                .copy_from_slice(&bytes);
+            self.place(&program.name, target.span)?.copy_from_slice(&bytes);
         }
         Ok(())
     }
@@ -58,9 +57,7 @@ impl ReferenceEngine {
 
     fn place(&mut self, program: &str, span: Span) -> Result<&mut [u8], EngineError> {
         let len = self.arena.len();
-        self.arena
-            .get_mut(range(span))
-            .ok_or_else(|| outside(program, span, len))
+        self.arena.get_mut(range(span)).ok_or_else(|| outside(program, span, len))
     }
 }
 
@@ -79,10 +76,7 @@ impl Engine for ReferenceEngine {
         let mut arena = Vec::new();
         arena
             .try_reserve_exact(bytes)
-            .map_err(|e| EngineError::Memory {
-                bytes,
-                why: e.to_string(),
-            })?;
+            .map_err(|e| EngineError::Memory { bytes, why: e.to_string() })?;
         arena.resize(bytes, 0);
         self.arena = arena;
         Ok(())
@@ -105,19 +99,13 @@ impl Engine for ReferenceEngine {
     }
 
     fn upload(&mut self, offset: usize, bytes: &[u8]) -> Result<(), EngineError> {
-        let span = Span {
-            offset,
-            bytes: bytes.len(),
-        };
+        let span = Span { offset, bytes: bytes.len() };
         self.place("upload", span)?.copy_from_slice(bytes);
         Ok(())
     }
 
     fn download(&mut self, offset: usize, out: &mut [u8]) -> Result<(), EngineError> {
-        let span = Span {
-            offset,
-            bytes: out.len(),
-        };
+        let span = Span { offset, bytes: out.len() };
         out.copy_from_slice(self.place("download", span)?);
         Ok(())
     }
@@ -135,9 +123,8 @@ impl Engine for ReferenceEngine {
 
 /// The sum of what a place holds and a result, rounded to their element type.
 fn sum(held: &Tensor, result: &Tensor) -> Result<Tensor, ReferenceError> {
-    let values: Vec<f64> = (held.values().iter().zip(result.values()))
-        .map(|(a, b)| a + b)
-        .collect();
+    let values: Vec<f64> =
+        (held.values().iter().zip(result.values())).map(|(a, b)| a + b).collect();
     Tensor::new(held.dtype(), held.shape(), &values)
 }
 

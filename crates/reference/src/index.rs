@@ -5,9 +5,7 @@
 
 /// The distance between neighbours along each dim, in row-major order.
 pub(crate) fn strides(shape: &[usize]) -> Vec<usize> {
-    (0..shape.len())
-        .map(|dim| shape[dim + 1..].iter().product())
-        .collect()
+    (0..shape.len()).map(|dim| shape[dim + 1..].iter().product()).collect()
 }
 
 /// The offset of each element of `shape`, visited in row-major order, when a step along each dim
@@ -15,9 +13,7 @@ pub(crate) fn strides(shape: &[usize]) -> Vec<usize> {
 pub(crate) fn offsets(shape: &[usize], strides: &[usize]) -> Vec<usize> {
     let mut all = vec![0];
     for (&size, &stride) in shape.iter().zip(strides) {
-        all = (all.iter())
-            .flat_map(|&base| (0..size).map(move |i| base + i * stride))
-            .collect();
+        all = (all.iter()).flat_map(|&base| (0..size).map(move |i| base + i * stride)).collect();
     }
     all
 }

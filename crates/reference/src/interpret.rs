@@ -87,8 +87,6 @@ fn bind(
 }
 
 fn defined<T>(program: &Program, value: ValueId, tensor: Option<T>) -> Result<T, ReferenceError> {
-    tensor.ok_or_else(|| ReferenceError::Undefined {
-        program: program.name.clone(),
-        value: value.0,
-    })
+    tensor
+        .ok_or_else(|| ReferenceError::Undefined { program: program.name.clone(), value: value.0 })
 }

@@ -86,11 +86,9 @@ impl Tensor {
         let data = match dtype {
             DType::F64 => Data::Float(words(bytes).map(f64::from_le_bytes).collect()),
             DType::F32 => Data::Float(words(bytes).map(|w| f32::from_le_bytes(w).into()).collect()),
-            DType::Bf16 => Data::Float(
-                words(bytes)
-                    .map(|w| bf16::from_le_bytes(w).into())
-                    .collect(),
-            ),
+            DType::Bf16 => {
+                Data::Float(words(bytes).map(|w| bf16::from_le_bytes(w).into()).collect())
+            }
             DType::F16 => Data::Float(words(bytes).map(|w| f16::from_le_bytes(w).into()).collect()),
             DType::I32 => Data::Int(words(bytes).map(i32::from_le_bytes).collect()),
             DType::Bool => Data::Bool(bytes.iter().map(|&b| b != 0).collect()),
@@ -200,13 +198,7 @@ fn count(
     if got == expected {
         return Ok(());
     }
-    Err(ReferenceError::Count {
-        dtype,
-        shape: shape.to_vec(),
-        unit,
-        expected,
-        got,
-    })
+    Err(ReferenceError::Count { dtype, shape: shape.to_vec(), unit, expected, got })
 }
 
 fn words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> {
@@ -247,10 +239,7 @@ mod tests {
     #[test]
     fn wrong_counts_are_errors() {
         let error = Tensor::from_f64(&[2, 2], &[1.0]).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "f64[2, 2] holds 4 elements, but 1 were given"
-        );
+        assert_eq!(error.to_string(), "f64[2, 2] holds 4 elements, but 1 were given");
         assert!(Tensor::from_bytes(DType::F32, &[2], &[0; 7]).is_err());
         assert!(Tensor::from_i32(&[2], &[0; 3]).is_err());
         assert!(Tensor::from_bool(&[], &[]).is_err());

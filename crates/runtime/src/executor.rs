@@ -101,13 +101,7 @@ impl<E: Engine> Executor<E> {
         self.arena = self.arena.max(plan.arena);
         self.events.reserve(script.actions.len());
         self.after.reserve(script.actions.len());
-        self.scripts.push(Loaded {
-            script,
-            plan,
-            kernels,
-            calls,
-            before,
-        });
+        self.scripts.push(Loaded { script, plan, kernels, calls, before });
         Ok(ScriptId(self.scripts.len() - 1))
     }
 
@@ -151,20 +145,10 @@ impl<E: Engine> Executor<E> {
         for (call, before) in loaded.calls.iter().zip(&loaded.before) {
             self.after.clear();
             self.after.extend(before.iter().map(|&b| self.events[b]));
-            let Call {
-                inputs,
-                outputs,
-                workspace,
-                ..
-            } = call;
-            let args = Args {
-                inputs,
-                outputs,
-                workspace: *workspace,
-            };
+            let Call { inputs, outputs, workspace, .. } = call;
+            let args = Args { inputs, outputs, workspace: *workspace };
             let kernel = &loaded.kernels[call.kernel];
-            self.events
-                .push(self.engine.launch(kernel, &args, call.lane, &self.after)?);
+            self.events.push(self.engine.launch(kernel, &args, call.lane, &self.after)?);
         }
         for &event in &self.events {
             self.engine.wait(event)?;
@@ -204,10 +188,7 @@ impl<E: Engine> Executor<E> {
                 found,
             });
         }
-        Ok(Span {
-            offset: loaded.plan.offsets[buffer.0],
-            bytes: spec.bytes,
-        })
+        Ok(Span { offset: loaded.plan.offsets[buffer.0], bytes: spec.bytes })
     }
 }
 
@@ -216,40 +197,23 @@ fn calls(script: &Script, plan: &MemoryPlan) -> Result<Vec<Call>, RuntimeError> 
     let mut calls = Vec::with_capacity(script.actions.len());
     for (index, action) in script.actions.iter().enumerate() {
         let (Kind::Run(run) | Kind::Update { run, .. }) = &action.kind else {
-            return Err(RuntimeError::Alone {
-                action: action.label.clone(),
-            });
+            return Err(RuntimeError::Alone { action: action.label.clone() });
         };
         let entry = &script.programs[run.program.0];
         let bytes = |value| entry.program.ty(value).local_bytes(entry.program.mesh());
         let at = |view: &phalanx_script::View| plan.offsets[view.buffer.0] + view.offset;
         let inputs = (entry.program.inputs().iter().zip(&run.inputs))
-            .map(|(port, view)| Span {
-                offset: at(view),
-                bytes: bytes(port.value),
-            })
+            .map(|(port, view)| Span { offset: at(view), bytes: bytes(port.value) })
             .collect();
         let outputs = (entry.program.outputs().iter().zip(&run.outputs))
             .map(|(port, (view, write))| Target {
-                span: Span {
-                    offset: at(view),
-                    bytes: bytes(port.value),
-                },
+                span: Span { offset: at(view), bytes: bytes(port.value) },
                 add: *write == Write::Add,
             })
             .collect();
         let offset = plan.workspaces[index].unwrap_or(0);
-        let workspace = Span {
-            offset,
-            bytes: entry.slots.extent,
-        };
-        calls.push(Call {
-            kernel: run.program.0,
-            lane: action.lane,
-            inputs,
-            outputs,
-            workspace,
-        });
+        let workspace = Span { offset, bytes: entry.slots.extent };
+        calls.push(Call { kernel: run.program.0, lane: action.lane, inputs, outputs, workspace });
     }
     Ok(calls)
 }
@@ -260,12 +224,7 @@ fn edges(script: &Script, calls: &[Call]) -> Result<Vec<Vec<usize>>, RuntimeErro
     let order = HappensBefore::of(script)?;
     let touched = |call: &Call| -> Vec<Span> {
         let outputs = call.outputs.iter().map(|t| t.span);
-        call.inputs
-            .iter()
-            .copied()
-            .chain(outputs)
-            .chain([call.workspace])
-            .collect()
+        call.inputs.iter().copied().chain(outputs).chain([call.workspace]).collect()
     };
     // Persistent memory is never shared, so only spans of passing buffers can collide.
     let mut last: BTreeMap<usize, Vec<usize>> = BTreeMap::new();

@@ -50,10 +50,7 @@ impl<E: Engine> Executor<E> {
             if buffer.source == Source::Script || loaded.plan.lives[index].is_none() {
                 continue;
             }
-            let span = Span {
-                offset: loaded.plan.offsets[index],
-                bytes: buffer.bytes,
-            };
+            let span = Span { offset: loaded.plan.offsets[index], bytes: buffer.bytes };
             let mut bytes = vec![0; span.bytes];
             self.engine.download(span.offset, &mut bytes)?;
             saved.push((span, bytes));
@@ -77,24 +74,16 @@ impl<E: Engine> Executor<E> {
                 if born && fresh {
                     let offset = loaded.plan.offsets[index];
                     let padding = padding(loaded, index);
-                    let bytes: Vec<u8> = padding
-                        .iter()
-                        .map(|&p| if p { 0 } else { pattern })
-                        .collect();
+                    let bytes: Vec<u8> =
+                        padding.iter().map(|&p| if p { 0 } else { pattern }).collect();
                     self.engine.upload(offset, &bytes)?;
                 }
             }
-            let args = Args {
-                inputs: &call.inputs,
-                outputs: &call.outputs,
-                workspace: call.workspace,
-            };
+            let args =
+                Args { inputs: &call.inputs, outputs: &call.outputs, workspace: call.workspace };
             let kernel = &loaded.kernels[call.kernel];
             if let Some(blocks) = self.engine.launch_observed(kernel, &args, pattern)? {
-                let known = written
-                    .blocks
-                    .entry(action)
-                    .or_insert_with(|| blocks.clone());
+                let known = written.blocks.entry(action).or_insert_with(|| blocks.clone());
                 for (known, block) in known.iter_mut().zip(&blocks) {
                     merge(known, block);
                 }
@@ -105,8 +94,7 @@ impl<E: Engine> Executor<E> {
                     continue;
                 }
                 let mut bytes = vec![0; buffer.bytes];
-                self.engine
-                    .download(loaded.plan.offsets[index], &mut bytes)?;
+                self.engine.download(loaded.plan.offsets[index], &mut bytes)?;
                 // What the host or an earlier step wrote counts as written.
                 let kept = matches!(buffer.source, Source::State | Source::Host)
                     && buffer.category != Category::Gradients;
@@ -114,10 +102,8 @@ impl<E: Engine> Executor<E> {
                 let changed: Vec<bool> = (bytes.iter().zip(padding))
                     .map(|(&b, padding)| kept || padding || b != pattern)
                     .collect();
-                let known = written
-                    .buffers
-                    .entry(index)
-                    .or_insert_with(|| vec![false; bytes.len()]);
+                let known =
+                    written.buffers.entry(index).or_insert_with(|| vec![false; bytes.len()]);
                 merge(known, &changed);
             }
         }
@@ -134,9 +120,8 @@ impl<E: Engine> Executor<E> {
                 let alive = loaded.plan.lives[*index]
                     .is_some_and(|(first, last)| first <= action && action <= last);
                 if alive {
-                    *live
-                        .entry(loaded.script.buffers[*index].category)
-                        .or_default() += count(bytes);
+                    *live.entry(loaded.script.buffers[*index].category).or_default() +=
+                        count(bytes);
                 }
             }
             if let Some(masks) = written.blocks.get(&action) {
@@ -154,12 +139,8 @@ impl<E: Engine> Executor<E> {
                 *peak = (*peak).max(bytes);
             }
         }
-        let peaks = Category::ALL
-            .into_iter()
-            .map(|c| (c, peaks.get(&c).copied().unwrap_or(0)));
-        Observed {
-            peaks: peaks.collect(),
-        }
+        let peaks = Category::ALL.into_iter().map(|c| (c, peaks.get(&c).copied().unwrap_or(0)));
+        Observed { peaks: peaks.collect() }
     }
 }
 

@@ -244,19 +244,13 @@ impl Script {
             return ProgramId(found);
         }
         let slots = Slots::assign(program);
-        self.programs.push(Entry {
-            program: program.clone(),
-            slots,
-        });
+        self.programs.push(Entry { program: program.clone(), slots });
         ProgramId(self.programs.len() - 1)
     }
 
     /// The buffer of this name.
     pub fn named(&self, name: &str) -> Option<BufferId> {
-        self.buffers
-            .iter()
-            .position(|b| b.name == name)
-            .map(BufferId)
+        self.buffers.iter().position(|b| b.name == name).map(BufferId)
     }
 }
 
@@ -274,11 +268,7 @@ impl Action {
         match &self.kind {
             Kind::Run(run) | Kind::Update { run, .. } => {
                 let added = run.outputs.iter().filter(|(_, w)| *w == Write::Add);
-                run.inputs
-                    .iter()
-                    .chain(added.map(|(v, _)| v))
-                    .map(|v| v.buffer)
-                    .collect()
+                run.inputs.iter().chain(added.map(|(v, _)| v)).map(|v| v.buffer).collect()
             }
             Kind::Reduce { gradient, .. } => vec![*gradient],
             Kind::Gather { from, .. } => vec![*from],

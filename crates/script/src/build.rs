@@ -31,9 +31,7 @@ impl Compiled {
             let [b, w, bw, fbw] = [(); 4].map(|()| empty.clone());
             Phases { f, b, w, bw, fbw }
         });
-        Self {
-            phases: phases.collect(),
-        }
+        Self { phases: phases.collect() }
     }
 
     /// The program that a step runs.
@@ -71,37 +69,19 @@ impl Precision {
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[allow(missing_docs, reason = "the fields are those of the ops")]
 pub enum Optimizer {
-    AdamW {
-        beta1: f64,
-        beta2: f64,
-        eps: f64,
-        decay: f64,
-    },
-    Sgd {
-        momentum: f64,
-        nesterov: bool,
-        decay: f64,
-    },
+    AdamW { beta1: f64, beta2: f64, eps: f64, decay: f64 },
+    Sgd { momentum: f64, nesterov: bool, decay: f64 },
 }
 
 impl Optimizer {
     /// AdamW with the constants that language models are usually trained with.
     pub const fn adamw() -> Self {
-        Optimizer::AdamW {
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            decay: 0.1,
-        }
+        Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 }
     }
 
     /// Gradient descent with momentum (0: none) and nothing else.
     pub const fn sgd(momentum: f64) -> Self {
-        Optimizer::Sgd {
-            momentum,
-            nesterov: false,
-            decay: 0.0,
-        }
+        Optimizer::Sgd { momentum, nesterov: false, decay: 0.0 }
     }
 
     /// How many state buffers it keeps beside a master.
@@ -161,13 +141,7 @@ pub fn train_script(
     complete(&mut script, model, units, &buffers, steps);
     let (loss, grad_norm) =
         finish::append(&mut script, units, &buffers, precision, optimizer, clip)?;
-    Ok(TrainPlan {
-        script,
-        units: units.to_vec(),
-        buffers,
-        loss,
-        grad_norm,
-    })
+    Ok(TrainPlan { script, units: units.to_vec(), buffers, loss, grad_norm })
 }
 
 /// A forward-only script over the weights of a training plan: what evaluation runs. Its state
@@ -180,20 +154,10 @@ pub fn eval_script(
     plan: &TrainPlan,
     precision: Precision,
 ) -> Result<(Script, BufferId), ScriptError> {
-    let mut script = Script {
-        buffers: plan.script.buffers.clone(),
-        ..Script::default()
-    };
+    let mut script = Script { buffers: plan.script.buffers.clone(), ..Script::default() };
     // Transient buffers of the training step keep their numbers but have no life here.
     script.programs.clear();
-    let binder = Binder::new(
-        model,
-        compiled,
-        &plan.units,
-        &plan.buffers,
-        precision,
-        script,
-    );
+    let binder = Binder::new(model, compiled, &plan.units, &plan.buffers, precision, script);
     let mut script = forwards(binder, model, microbatches)?;
     let loss = finish::sum_losses(&mut script, "eval_loss")?;
     Ok((script, loss))
@@ -238,11 +202,7 @@ pub fn forward_script(
             }
         })
         .collect();
-    let precision = Precision {
-        weights,
-        grads: weights,
-        state: weights,
-    };
+    let precision = Precision { weights, grads: weights, state: weights };
     let binder = Binder::new(model, compiled, units, &buffers, precision, script);
     let mut script = forwards(binder, model, microbatches)?;
     let loss = finish::sum_losses(&mut script, "eval_loss")?;
@@ -262,11 +222,7 @@ fn forwards(
 ) -> Result<Script, ScriptError> {
     for microbatch in 0..microbatches {
         for instance in 0..model.instances().len() {
-            binder.step(Step {
-                instance,
-                part: Part::F,
-                microbatch,
-            })?;
+            binder.step(Step { instance, part: Part::F, microbatch })?;
         }
     }
     binder.finish(&[])
@@ -280,12 +236,7 @@ fn unit_buffers(
 ) -> Vec<UnitBuffers> {
     let mut state = |name: String, category: Category, dtype: DType, elements: usize| {
         let bytes = elements * dtype.size();
-        script.buffer(Buffer {
-            name,
-            category,
-            bytes,
-            source: Source::State,
-        })
+        script.buffer(Buffer { name, category, bytes, source: Source::State })
     };
     (units.iter())
         .map(|unit| UnitBuffers {

@@ -42,10 +42,7 @@ pub fn check(script: &Script) -> Result<(), ScriptError> {
 fn sizes(script: &Script, index: usize, action: &Action, run: &Run) -> Result<(), ScriptError> {
     let program = &script.programs[run.program.0].program;
     let inputs = program.inputs().iter().zip(&run.inputs);
-    let outputs = program
-        .outputs()
-        .iter()
-        .zip(run.outputs.iter().map(|(view, _)| view));
+    let outputs = program.outputs().iter().zip(run.outputs.iter().map(|(view, _)| view));
     for (port, view) in inputs.chain(outputs) {
         let needed = program.ty(port.value).local_bytes(program.mesh());
         let buffer = &script.buffers[view.buffer.0];
@@ -162,17 +159,11 @@ impl<'a> Gradients<'a> {
             ));
         }
         let holds = self.holds.entry(buffer).or_default();
-        let same: Vec<Contribution> = holds
-            .iter()
-            .filter(|c| c.param == new.param)
-            .copied()
-            .collect();
+        let same: Vec<Contribution> =
+            holds.iter().filter(|c| c.param == new.param).copied().collect();
         match (write, same.first()) {
             (Write::Overwrite, Some(lost)) => Err(bad(
-                format!(
-                    "overwriting `{name}` loses the contribution of {}",
-                    describe(lost)
-                ),
+                format!("overwriting `{name}` loses the contribution of {}", describe(lost)),
                 "only the first contribution of a step overwrites; later ones add",
             )),
             (Write::Add, None) => Err(bad(

@@ -25,10 +25,7 @@ pub struct MemoryPlan {
 impl MemoryPlan {
     /// The planned peak of one category.
     pub fn peak(&self, category: Category) -> usize {
-        self.peaks
-            .iter()
-            .find(|(c, _)| *c == category)
-            .map_or(0, |(_, bytes)| *bytes)
+        self.peaks.iter().find(|(c, _)| *c == category).map_or(0, |(_, bytes)| *bytes)
     }
 }
 
@@ -56,28 +53,14 @@ pub fn plan_beside(script: &Script, base: Option<&MemoryPlan>) -> Result<MemoryP
             .map(|b| b.offsets[index]);
         let offset = fixed.unwrap_or(0);
         let owner = Owner::Buffer(index);
-        pieces.push(Piece {
-            owner,
-            bytes: buffer.bytes,
-            uses,
-            offset,
-            fixed: fixed.is_some(),
-        });
+        pieces.push(Piece { owner, bytes: buffer.bytes, uses, offset, fixed: fixed.is_some() });
     }
     for (index, action) in script.actions.iter().enumerate() {
-        let extent = action
-            .run()
-            .map_or(0, |r| script.programs[r.program.0].slots.extent);
+        let extent = action.run().map_or(0, |r| script.programs[r.program.0].slots.extent);
         if extent > 0 {
             let owner = Owner::Workspace(index);
             let uses = vec![index];
-            pieces.push(Piece {
-                owner,
-                bytes: extent,
-                uses,
-                offset: 0,
-                fixed: false,
-            });
+            pieces.push(Piece { owner, bytes: extent, uses, offset: 0, fixed: false });
         }
     }
     place(&mut pieces, &order);
@@ -92,13 +75,7 @@ pub fn plan_beside(script: &Script, base: Option<&MemoryPlan>) -> Result<MemoryP
     }
     let arena = pieces.iter().map(|p| p.offset + p.bytes).max().unwrap_or(0);
     let peaks = peaks(script, &lives);
-    Ok(MemoryPlan {
-        offsets,
-        workspaces,
-        arena: arena.next_multiple_of(ALIGN),
-        peaks,
-        lives,
-    })
+    Ok(MemoryPlan { offsets, workspaces, arena: arena.next_multiple_of(ALIGN), peaks, lives })
 }
 
 enum Owner {
@@ -169,15 +146,13 @@ fn uses(script: &Script) -> Vec<Vec<usize>> {
 fn lives(script: &Script, uses: &[Vec<usize>]) -> Vec<Option<(usize, usize)>> {
     let end = script.actions.len().saturating_sub(1);
     (script.buffers.iter().zip(uses))
-        .map(
-            |(buffer, uses)| match (buffer.source, uses.first(), uses.last()) {
-                (Source::Script, Some(&first), Some(&last)) => Some((first, last)),
-                (Source::Script, ..) => None,
-                // An accumulator is born by its first write and dies by its last use, but its memory is
-                // the host's to look at between steps, so it is never shared.
-                _ => Some((0, end)),
-            },
-        )
+        .map(|(buffer, uses)| match (buffer.source, uses.first(), uses.last()) {
+            (Source::Script, Some(&first), Some(&last)) => Some((first, last)),
+            (Source::Script, ..) => None,
+            // An accumulator is born by its first write and dies by its last use, but its memory is
+            // the host's to look at between steps, so it is never shared.
+            _ => Some((0, end)),
+        })
         .collect()
 }
 
@@ -199,16 +174,9 @@ fn peaks(script: &Script, lives: &[Option<(usize, usize)>]) -> Vec<(Category, us
         for category in Category::ALL {
             let c = slot(category);
             live[c] += change[c];
-            let extra = if category == Category::Workspace {
-                workspace
-            } else {
-                0
-            };
+            let extra = if category == Category::Workspace { workspace } else { 0 };
             peaks[c] = peaks[c].max(live[c] + extra);
         }
     }
-    Category::ALL
-        .into_iter()
-        .map(|c| (c, peaks[slot(c)] as usize))
-        .collect()
+    Category::ALL.into_iter().map(|c| (c, peaks[slot(c)] as usize)).collect()
 }

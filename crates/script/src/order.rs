@@ -24,10 +24,7 @@ impl HappensBefore {
         let mut lanes: BTreeMap<Lane, usize> = BTreeMap::new();
         let mut writers: BTreeMap<BufferId, usize> = BTreeMap::new();
         let mut readers: BTreeMap<BufferId, Vec<usize>> = BTreeMap::new();
-        let mut order = Self {
-            direct: Vec::with_capacity(n),
-            all: Vec::with_capacity(n),
-        };
+        let mut order = Self { direct: Vec::with_capacity(n), all: Vec::with_capacity(n) };
         for (index, action) in script.actions.iter().enumerate() {
             let mut before = Vec::new();
             for &on in &action.after {

@@ -6,10 +6,7 @@ use std::fmt;
 
 /// Which program of a segment is run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[allow(
-    missing_docs,
-    reason = "the phases are described in the autodiff crate"
-)]
+#[allow(missing_docs, reason = "the phases are described in the autodiff crate")]
 pub enum Part {
     F,
     B,
@@ -40,13 +37,7 @@ impl fmt::Display for Part {
 pub fn accumulate(instances: usize, microbatches: usize) -> Vec<Step> {
     let mut steps = Vec::new();
     for microbatch in 0..microbatches {
-        let step = |part| {
-            move |instance| Step {
-                instance,
-                part,
-                microbatch,
-            }
-        };
+        let step = |part| move |instance| Step { instance, part, microbatch };
         steps.extend((0..instances).map(step(Part::F)));
         steps.extend((0..instances).rev().map(step(Part::BW)));
     }

@@ -94,11 +94,7 @@ impl<'a> Classes<'a> {
         }
         // A result that nothing reads still needs a place while its instruction makes the others.
         for (index, instr) in program.instrs().iter().enumerate() {
-            if instr
-                .outputs
-                .iter()
-                .any(|v| classes.last_use[v.index()].is_some())
-            {
+            if instr.outputs.iter().any(|v| classes.last_use[v.index()].is_some()) {
                 for value in &instr.outputs {
                     classes.last_use[value.index()].get_or_insert(index);
                 }
@@ -124,12 +120,7 @@ impl<'a> Classes<'a> {
         }
         let mut value = port.value;
         // A reshape is written by whatever makes its operand.
-        while let Some(instr) = self
-            .program
-            .instrs()
-            .iter()
-            .find(|i| i.outputs.contains(&value))
-        {
+        while let Some(instr) = self.program.instrs().iter().find(|i| i.outputs.contains(&value)) {
             if !matches!(instr.op, Op::Reshape(_)) {
                 let result = instr.outputs.iter().position(|&v| v == value).unwrap_or(0);
                 return instr.op.accumulates(result);
@@ -162,8 +153,7 @@ impl<'a> Classes<'a> {
         self.input[a] = self.input[a].or(self.input[b]);
         self.output[a] = match (self.output[a], self.output[b]) {
             (Some(first), Some(second)) => {
-                self.copies
-                    .push((second, self.program.outputs()[second].value));
+                self.copies.push((second, self.program.outputs()[second].value));
                 Some(first)
             }
             (first, second) => first.or(second),
@@ -176,18 +166,14 @@ impl<'a> Classes<'a> {
             if !matches!(instr.op, Op::Reshape(_)) {
                 continue;
             }
-            let (a, b) = (
-                self.root(instr.inputs[0].index()),
-                self.root(instr.outputs[0].index()),
-            );
+            let (a, b) = (self.root(instr.inputs[0].index()), self.root(instr.outputs[0].index()));
             // An input's memory can't also be an output's: that output is copied at the end. A
             // gradient that is added to can't hold anything else meanwhile, but it is only ever
             // written once, so its producer may write it in place of the reshape.
             if self.input[a].is_some()
                 && let Some(output) = self.output[b].take()
             {
-                self.copies
-                    .push((output, self.program.outputs()[output].value));
+                self.copies.push((output, self.program.outputs()[output].value));
             }
             self.join(a, b);
         }
@@ -206,12 +192,8 @@ impl<'a> Classes<'a> {
                 }
                 let (a, b) = (self.root(x.index()), self.root(y.index()));
                 let dies = self.last_use[a] == Some(index) && self.input[a].is_none();
-                let read_twice = instr
-                    .inputs
-                    .iter()
-                    .filter(|v| self.root(v.index()) == a)
-                    .count()
-                    > 1;
+                let read_twice =
+                    instr.inputs.iter().filter(|v| self.root(v.index()) == a).count() > 1;
                 let fresh = self.birth[b] == index && self.output[a].is_none();
                 // Equal bytes alone would let a repeated operand be overwritten while it is needed.
                 let shape = |v: ValueId| &self.program.ty(v).shape;
@@ -227,10 +209,7 @@ impl<'a> Classes<'a> {
     /// Whether the class lies in an output that may be added to, whose memory is not free to use.
     fn accumulates(&self, root: usize) -> bool {
         self.output[root].is_some_and(|o| {
-            matches!(
-                self.program.outputs()[o].role,
-                Role::Gradient | Role::Cotangent
-            )
+            matches!(self.program.outputs()[o].role, Role::Gradient | Role::Cotangent)
         })
     }
 
@@ -244,12 +223,7 @@ impl<'a> Classes<'a> {
         let mut wanted: Vec<(Option<usize>, Option<usize>, Block)> = Vec::new();
         for &v in &roots {
             let death = self.last_use[v].unwrap_or(0);
-            let block = Block {
-                offset: 0,
-                bytes: self.bytes(v),
-                birth: self.birth[v],
-                death,
-            };
+            let block = Block { offset: 0, bytes: self.bytes(v), birth: self.birth[v], death };
             wanted.push((Some(v), None, block));
         }
         for (index, instr) in self.program.instrs().iter().enumerate() {
@@ -257,12 +231,7 @@ impl<'a> Classes<'a> {
                 instr.inputs.iter().map(|&v| self.program.ty(v)).collect();
             let bytes = instr.op.scratch(&types);
             if bytes > 0 {
-                let block = Block {
-                    offset: 0,
-                    bytes,
-                    birth: index,
-                    death: index,
-                };
+                let block = Block { offset: 0, bytes, birth: index, death: index };
                 wanted.push((None, Some(index), block));
             }
         }
@@ -290,23 +259,14 @@ impl<'a> Classes<'a> {
         let copies = std::mem::take(&mut self.copies);
         let extent = blocks.iter().map(|b| b.offset + b.bytes).max().unwrap_or(0);
         let peak = peak(&blocks, self.program.instrs().len());
-        Slots {
-            places,
-            scratch,
-            copies,
-            extent: extent.next_multiple_of(ALIGN),
-            peak,
-            blocks,
-        }
+        Slots { places, scratch, copies, extent: extent.next_multiple_of(ALIGN), peak, blocks }
     }
 }
 
 /// The lowest offset at which a block overlaps no block that lives at the same time.
 fn lowest_gap(placed: &[Block], block: &Block) -> usize {
-    let mut others: Vec<&Block> = placed
-        .iter()
-        .filter(|b| b.birth <= block.death && block.birth <= b.death)
-        .collect();
+    let mut others: Vec<&Block> =
+        placed.iter().filter(|b| b.birth <= block.death && block.birth <= b.death).collect();
     others.sort_by_key(|b| b.offset);
     let mut at = 0;
     for other in others {
@@ -320,13 +280,7 @@ fn lowest_gap(placed: &[Block], block: &Block) -> usize {
 
 fn peak(blocks: &[Block], instrs: usize) -> usize {
     (0..=instrs)
-        .map(|i| {
-            blocks
-                .iter()
-                .filter(|b| b.birth <= i && i <= b.death)
-                .map(|b| b.bytes)
-                .sum()
-        })
+        .map(|i| blocks.iter().filter(|b| b.birth <= i && i <= b.death).map(|b| b.bytes).sum())
         .max()
         .unwrap_or(0)
 }
@@ -340,20 +294,12 @@ mod tests {
     fn reshapes_share_and_elementwise_ops_work_in_place() {
         let b = Builder::new("t", DType::F32);
         let x = b.data("x", DType::F32, [8, 16]);
-        let y = x
-            .matmul(b.param("w", [16, 32]))
-            .reshape([8, 4, 8])
-            .relu()
-            .tanh();
+        let y = x.matmul(b.param("w", [16, 32])).reshape([8, 4, 8]).relu().tanh();
         b.output("y", y);
         let program = b.finish().unwrap();
         let slots = Slots::assign(&program);
         let places: Vec<Place> = slots.places[2..].to_vec();
-        assert_eq!(
-            places,
-            [Place::Output(0); 4],
-            "the product is written where the output goes"
-        );
+        assert_eq!(places, [Place::Output(0); 4], "the product is written where the output goes");
         assert_eq!(slots.extent, 0);
     }
 

@@ -37,11 +37,7 @@ pub fn units(model: &Model) -> Vec<Unit> {
     for instance in model.instances() {
         for decay in [true, false] {
             let mut unit = Unit {
-                name: format!(
-                    "{}.{}",
-                    instance.name,
-                    if decay { "decay" } else { "plain" }
-                ),
+                name: format!("{}.{}", instance.name, if decay { "decay" } else { "plain" }),
                 decay,
                 members: Vec::new(),
                 elements: 0,
@@ -54,11 +50,7 @@ pub fn units(model: &Model) -> Vec<Unit> {
                     continue;
                 }
                 let elements = spec.elements();
-                unit.members.push(Member {
-                    param,
-                    offset: unit.elements,
-                    elements,
-                });
+                unit.members.push(Member { param, offset: unit.elements, elements });
                 unit.elements += elements.next_multiple_of(ALIGN / 2);
             }
             if !unit.members.is_empty() {

@@ -49,9 +49,7 @@ impl Arena {
         }
         #[cfg(not(target_os = "linux"))]
         let _ = pages;
-        Ok(Self {
-            map: Some(map.into()),
-        })
+        Ok(Self { map: Some(map.into()) })
     }
 
     /// The first byte. Dangling, but aligned to 4096, when the arena is empty.

@@ -59,9 +59,7 @@ impl Exemption {
     /// Begins an exemption.
     pub fn enter() -> Self {
         DEPTH.with(|depth| depth.set(depth.get() + 1));
-        Self {
-            this_thread: PhantomData,
-        }
+        Self { this_thread: PhantomData }
     }
 }
 
@@ -138,11 +136,7 @@ thread_local! {
 }
 
 fn count(bytes: usize) {
-    let counter = if DEPTH.with(Cell::get) > 0 {
-        &EXEMPTED
-    } else {
-        &COUNTED
-    };
+    let counter = if DEPTH.with(Cell::get) > 0 { &EXEMPTED } else { &COUNTED };
     counter.allocations.fetch_add(1, Relaxed);
     counter.largest.fetch_max(bytes as u64, Relaxed);
     counter.bytes.fetch_add(bytes as u64, Relaxed);

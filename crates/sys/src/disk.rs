@@ -22,14 +22,10 @@ pub fn write_atomic(
     let (temporary, file) = Temporary::beside(path)?;
     let mut writer = BufWriter::with_capacity(1 << 20, file);
     fill(&mut writer).map_err(fail("writing it"))?;
-    let file = writer
-        .into_inner()
-        .map_err(|error| fail("writing it")(error.into_error()))?;
+    let file = writer.into_inner().map_err(|error| fail("writing it")(error.into_error()))?;
     file.sync_all().map_err(fail("bringing it to the disk"))?;
     drop(file);
-    temporary
-        .rename_to(path)
-        .map_err(fail("renaming the finished file to it"))?;
+    temporary.rename_to(path).map_err(fail("renaming the finished file to it"))?;
     sync_folder(folder_of(path)).map_err(fail("bringing its folder to the disk"))
 }
 
@@ -44,46 +40,25 @@ impl Temporary {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let fail = |source| SysError::on_file(path, "creating a temporary file beside it", source);
         let Some(name) = path.file_name() else {
-            return Err(fail(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "it names no file",
-            )));
+            return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, "it names no file")));
         };
         let folder = folder_of(path);
         if !folder.is_dir() {
-            let message = format!(
-                "the folder {} does not exist; create it first",
-                folder.display()
-            );
+            let message =
+                format!("the folder {} does not exist; create it first", folder.display());
             return Err(fail(io::Error::other(message)));
         }
         if path.is_dir() {
-            return Err(SysError::NotAFile {
-                path: path.to_path_buf(),
-                found: "a folder",
-            });
+            return Err(SysError::NotAFile { path: path.to_path_buf(), found: "a folder" });
         }
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name);
-        hidden.push(format!(
-            ".{}-{}.tmp",
-            std::process::id(),
-            NEXT.fetch_add(1, Relaxed)
-        ));
+        hidden.push(format!(".{}-{}.tmp", std::process::id(), NEXT.fetch_add(1, Relaxed)));
         let temporary = folder.join(hidden);
         // `create_new`: a file of that name would be somebody else's, and is left alone.
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&temporary)
-            .map_err(fail)?;
-        Ok((
-            Self {
-                path: temporary,
-                renamed: false,
-            },
-            file,
-        ))
+        let file =
+            OpenOptions::new().write(true).create_new(true).open(&temporary).map_err(fail)?;
+        Ok((Self { path: temporary, renamed: false }, file))
     }
 
     fn rename_to(mut self, path: &Path) -> io::Result<()> {
@@ -111,9 +86,5 @@ fn folder_of(path: &Path) -> &Path {
 
 /// Without this, a power cut could forget the new name although the content is safe.
 fn sync_folder(folder: &Path) -> io::Result<()> {
-    if cfg!(unix) {
-        File::open(folder)?.sync_all()
-    } else {
-        Ok(())
-    }
+    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
 }

@@ -67,23 +67,15 @@ impl SysError {
     pub fn on_file(path: &Path, doing: &'static str, source: io::Error) -> Self {
         let path = path.to_path_buf();
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull {
-                path,
-                doing,
-                source,
-            },
-            _ => Self::File {
-                path,
-                doing,
-                source,
-            },
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Self::DiskFull { path, doing, source }
+            }
+            _ => Self::File { path, doing, source },
         }
     }
 }
 
 fn here() -> String {
-    std::env::current_dir().map_or_else(
-        |_| "the current folder".into(),
-        |path| path.display().to_string(),
-    )
+    std::env::current_dir()
+        .map_or_else(|_| "the current folder".into(), |path| path.display().to_string())
 }

@@ -15,13 +15,8 @@ pub fn peak_resident_bytes() -> Option<u64> {
 pub fn machine_bytes() -> Option<u64> {
     let total = parse(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")?;
     // Containers are limited by their control group, which says "max" where there is no limit.
-    let limits = [
-        "/sys/fs/cgroup/memory.max",
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-    ];
-    let limits = limits
-        .iter()
-        .filter_map(|path| std::fs::read_to_string(path).ok());
+    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let limits = limits.iter().filter_map(|path| std::fs::read_to_string(path).ok());
     let limits = limits.filter_map(|text| text.trim().parse().ok());
     Some(limits.fold(total, u64::min))
 }

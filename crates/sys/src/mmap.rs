@@ -35,33 +35,20 @@ impl FileMap {
         let kind = match std::fs::metadata(path) {
             Ok(metadata) => metadata.file_type(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(SysError::Missing {
-                    path: path.to_path_buf(),
-                });
+                return Err(SysError::Missing { path: path.to_path_buf() });
             }
             Err(error) => return Err(fail("looking for it")(error)),
         };
         if !kind.is_file() {
-            let found = if kind.is_dir() {
-                "a folder"
-            } else {
-                "a device, pipe or socket"
-            };
-            return Err(SysError::NotAFile {
-                path: path.to_path_buf(),
-                found,
-            });
+            let found = if kind.is_dir() { "a folder" } else { "a device, pipe or socket" };
+            return Err(SysError::NotAFile { path: path.to_path_buf(), found });
         }
         let file = File::open(path).map_err(fail("opening it"))?;
         // SAFETY: the map is read-only and only lent out as `&[u8]`, and every bit pattern is a
         // valid byte. That nobody shortens or rewrites the file meanwhile is the caller's duty,
         // stated in the module's documentation and checked as far as a length can be.
         let map = unsafe { Mmap::map(&file) }.map_err(fail("mapping it into memory"))?;
-        let map = Self {
-            map,
-            file,
-            path: path.to_path_buf(),
-        };
+        let map = Self { map, file, path: path.to_path_buf() };
         map.check_unchanged()?;
         Ok(map)
     }
@@ -79,11 +66,7 @@ impl FileMap {
             .map_err(|source| SysError::on_file(&self.path, "asking for its length", source))?;
         let (mapped, now) = (self.map.len() as u64, metadata.len());
         if mapped != now {
-            return Err(SysError::Changed {
-                path: self.path.clone(),
-                mapped,
-                now,
-            });
+            return Err(SysError::Changed { path: self.path.clone(), mapped, now });
         }
         Ok(())
     }

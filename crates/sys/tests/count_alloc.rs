@@ -28,14 +28,7 @@ fn allocations_are_counted_and_exemptions_kept_apart() {
         black_box(Box::new([0u8; 64]));
     });
     let spent = counts() - start;
-    assert_eq!(
-        (
-            spent.allocations,
-            spent.exempt_allocations,
-            spent.exempt_bytes
-        ),
-        (0, 1, 64)
-    );
+    assert_eq!((spent.allocations, spent.exempt_allocations, spent.exempt_bytes), (0, 1, 64));
 
     // An exemption here says nothing about another thread's allocations.
     let start = counts();

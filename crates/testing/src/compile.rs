@@ -10,9 +10,7 @@ use phalanx_script::Compiled;
 /// The plain programs of every segment, as reverse mode forms them.
 pub fn compile(model: &Model, grads: DType, recompute: Recompute) -> Compiled {
     let phases = |program: &Program| slice(&joint(program, grads).unwrap(), recompute);
-    Compiled {
-        phases: model.segments().iter().map(phases).collect(),
-    }
+    Compiled { phases: model.segments().iter().map(phases).collect() }
 }
 
 /// The same after every pass, as a trainer runs them: where forward and backward are one program,
@@ -31,7 +29,5 @@ pub fn optimise(model: &Model, grads: DType, recompute: Recompute) -> Compiled {
         let [f, b, w, bw, fbw] = [f, b, w, bw, fbw].map(|program| finish(&program));
         Phases { f, b, w, bw, fbw }
     };
-    Compiled {
-        phases: model.segments().iter().map(phases).collect(),
-    }
+    Compiled { phases: model.segments().iter().map(phases).collect() }
 }

@@ -6,11 +6,7 @@
 //! compared. No crate that users run depends on
 //! this one.
 #![forbid(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::missing_panics_doc,
-    reason = "a test that fails should stop"
-)]
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test that fails should stop")]
 
 mod compile;
 mod errors;

@@ -40,17 +40,8 @@ impl Setup {
     pub fn new(weights: DType) -> Self {
         let wide = weights.accumulator();
         Self {
-            precision: Precision {
-                weights,
-                grads: wide,
-                state: wide,
-            },
-            optimizer: Optimizer::AdamW {
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
-                decay: 0.1,
-            },
+            precision: Precision { weights, grads: wide, state: wide },
+            optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 },
             clip: Some(1.0),
             microbatches: 1,
             recompute: Recompute::None,
@@ -118,15 +109,7 @@ impl<E: Engine> Rig<E> {
             executor.load(script).unwrap()
         });
         executor.reserve().unwrap();
-        Self {
-            executor,
-            id,
-            forward,
-            plan,
-            model: model.clone(),
-            precision,
-            steps: 0,
-        }
+        Self { executor, id, forward, plan, model: model.clone(), precision, steps: 0 }
     }
 
     /// Sets every parameter to its initial values.
@@ -200,8 +183,7 @@ impl<E: Engine> Rig<E> {
         let observed = self.executor.observe(self.id).unwrap();
         let plan = self.executor.plan(self.id);
         let rows = observed.peaks.into_iter();
-        rows.map(|(category, bytes)| (category, plan.peak(category), bytes))
-            .collect()
+        rows.map(|(category, bytes)| (category, plan.peak(category), bytes)).collect()
     }
 
     /// The script of a step.
@@ -288,15 +270,11 @@ impl<E: Engine> Rig<E> {
 
 /// The type that a script's programs read a buffer as, if any reads it.
 fn read_as(script: &Script, buffer: BufferId) -> Option<TensorType> {
-    script
-        .actions
-        .iter()
-        .filter_map(|a| a.run())
-        .find_map(|run| {
-            let program = &script.programs[run.program.0].program;
-            let at = run.inputs.iter().position(|v| v.buffer == buffer)?;
-            Some(program.ty(program.inputs()[at].value).clone())
-        })
+    script.actions.iter().filter_map(|a| a.run()).find_map(|run| {
+        let program = &script.programs[run.program.0].program;
+        let at = run.inputs.iter().position(|v| v.buffer == buffer)?;
+        Some(program.ty(program.inputs()[at].value).clone())
+    })
 }
 
 fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {

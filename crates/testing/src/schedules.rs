@@ -10,11 +10,7 @@ pub fn split(instances: usize, microbatches: usize) -> Vec<Step> {
         part => vec![part],
     };
     (accumulate(instances, microbatches).into_iter())
-        .flat_map(|step| {
-            parts(step)
-                .into_iter()
-                .map(move |part| Step { part, ..step })
-        })
+        .flat_map(|step| parts(step).into_iter().map(move |part| Step { part, ..step }))
         .collect()
 }
 
@@ -40,13 +36,7 @@ pub fn all_deferred(instances: usize, microbatches: usize) -> Vec<Step> {
 /// Spreads a script's actions over lanes without rhyme or reason, so that nothing but buffers
 /// orders them.
 pub fn spread_lanes(script: &mut Script) {
-    let lanes = [
-        Lane::Compute,
-        Lane::Gather,
-        Lane::Reduce,
-        Lane::Copy,
-        Lane::Host,
-    ];
+    let lanes = [Lane::Compute, Lane::Gather, Lane::Reduce, Lane::Copy, Lane::Host];
     let stream = Stream::named(11, "lanes");
     for (index, action) in script.actions.iter_mut().enumerate() {
         action.lane = lanes[stream.below(index as u64, lanes.len() as u64) as usize];
@@ -62,13 +52,8 @@ fn phase_by_phase(parts: &[Part], instances: usize, microbatches: usize) -> Vec<
 
 /// One part of every instance: forwards in order, the rest in reverse.
 fn sweep(part: Part, instances: usize, microbatch: usize) -> Vec<Step> {
-    let mut steps: Vec<Step> = (0..instances)
-        .map(|instance| Step {
-            instance,
-            part,
-            microbatch,
-        })
-        .collect();
+    let mut steps: Vec<Step> =
+        (0..instances).map(|instance| Step { instance, part, microbatch }).collect();
     if part != Part::F {
         steps.reverse();
     }

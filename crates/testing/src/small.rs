@@ -9,10 +9,7 @@ pub const VOCAB: usize = 11;
 
 /// One layer with grouped heads that are wider than width / heads, so that few sizes agree by chance.
 pub fn llama(attention: AttentionKind, tied: bool) -> Llama {
-    let rope = RopeSpec {
-        theta: 100.0,
-        scaling: RopeScaling::None,
-    };
+    let rope = RopeSpec { theta: 100.0, scaling: RopeScaling::None };
     let spec = LlamaSpec {
         layers: 1,
         width: 8,
@@ -26,10 +23,7 @@ pub fn llama(attention: AttentionKind, tied: bool) -> Llama {
         rope,
         tied,
     };
-    Llama {
-        attention,
-        ..Llama::new(spec)
-    }
+    Llama { attention, ..Llama::new(spec) }
 }
 
 /// An inner width of four times the width, as closed forms have it, and a tied head.
@@ -44,30 +38,18 @@ pub fn gpt(attention: AttentionKind, dropout: f64) -> Gpt {
         norm_eps: 1e-5,
         tied: true,
     };
-    Gpt {
-        attention,
-        dropout,
-        ..Gpt::new(spec)
-    }
+    Gpt { attention, dropout, ..Gpt::new(spec) }
 }
 
 /// Two hidden layers.
 pub fn mlp() -> Mlp {
-    Mlp {
-        inputs: 3,
-        hidden: vec![4, 4],
-        outputs: 2,
-        activation: UnaryKind::Tanh,
-    }
+    Mlp { inputs: 3, hidden: vec![4, 4], outputs: 2, activation: UnaryKind::Tanh }
 }
 
 /// The preset `tiny`, its width and what follows from it divided by `narrower`: 8 layers, 8 heads
 /// and 4 key heads all the same.
 pub fn tiny(narrower: usize) -> Llama {
-    let rope = RopeSpec {
-        theta: 10000.0,
-        scaling: RopeScaling::None,
-    };
+    let rope = RopeSpec { theta: 10000.0, scaling: RopeScaling::None };
     Llama::new(LlamaSpec {
         layers: 8,
         width: 64 / narrower,

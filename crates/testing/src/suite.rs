@@ -30,10 +30,7 @@ const DTYPES: [DType; 3] = [DType::F64, DType::F32, DType::Bf16];
 pub fn recomputation_keeps_the_bits<E: Engine>(engine: impl Fn() -> E) {
     for_each_case(|what, model, setup| {
         let of = |recompute| {
-            let setup = Setup {
-                recompute,
-                ..setup.clone()
-            };
+            let setup = Setup { recompute, ..setup.clone() };
             train(engine(), model, &setup)
         };
         let expected = of(Recompute::None);
@@ -47,10 +44,7 @@ pub fn recomputation_keeps_the_bits<E: Engine>(engine: impl Fn() -> E) {
 pub fn a_split_backward_keeps_the_bits<E: Engine>(engine: impl Fn() -> E) {
     for_each_case(|what, model, setup| {
         let of = |schedule| {
-            let setup = Setup {
-                schedule,
-                ..setup.clone()
-            };
+            let setup = Setup { schedule, ..setup.clone() };
             train(engine(), model, &setup)
         };
         let expected = of(accumulate);
@@ -76,11 +70,7 @@ pub fn numbers_are_the_interpreters<E: Engine>(engine: impl Fn() -> E) {
             _ => 0.05,
         };
         let mut errors = Errors::new();
-        let expected = step(
-            &mut prepare(ReferenceEngine::new(), model, setup),
-            SHAPE,
-            VOCAB,
-        );
+        let expected = step(&mut prepare(ReferenceEngine::new(), model, setup), SHAPE, VOCAB);
         for (name, found) in step(&mut prepare(engine(), model, setup), SHAPE, VOCAB) {
             // Not parameters: AdamW turns the rounding noise of gradients that vanish into steps.
             if !name.starts_with("new ") {
@@ -126,10 +116,7 @@ pub fn late_calls_keep_the_bits<E: Engine>(
 pub fn memory_is_written_as_planned<E: Engine>(engine: impl Fn() -> E, workspace: bool) {
     for_each_case(|what, model, setup| {
         for recompute in Recompute::ALL {
-            let setup = Setup {
-                recompute,
-                ..setup.clone()
-            };
+            let setup = Setup { recompute, ..setup.clone() };
             let mut rig = prepare(engine(), model, &setup);
             step(&mut rig, SHAPE, VOCAB);
             for (category, planned, measured) in rig.memory() {
@@ -161,11 +148,7 @@ fn for_each_case(test: impl Fn(&str, &dyn Architecture, &Setup)) {
                     schedule: accumulate,
                     ..Setup::new(dtype)
                 };
-                test(
-                    &format!("{name}, {dtype}, {passes}"),
-                    model.as_ref(),
-                    &setup,
-                );
+                test(&format!("{name}, {dtype}, {passes}"), model.as_ref(), &setup);
             }
         }
     }
@@ -194,12 +177,7 @@ fn step<E: Engine>(rig: &mut Rig<E>, shape: BatchShape, vocab: usize) -> Results
     let mut results = Results::new();
     results.insert("loss".to_owned(), vec![loss]);
     results.insert("norm".to_owned(), vec![norm]);
-    let names: Vec<String> = rig
-        .model()
-        .params()
-        .iter()
-        .map(|p| p.name.clone())
-        .collect();
+    let names: Vec<String> = rig.model().params().iter().map(|p| p.name.clone()).collect();
     for name in names {
         results.insert(format!("gradient of {name}"), rig.gradient(&name));
         results.insert(format!("new {name}"), rig.param(&name));

@@ -34,10 +34,7 @@ const PURE: [&str; 6] = ["ir", "autodiff", "passes", "script", "engine", "refere
 const UNSAFE: [&str; 2] = ["cpu", "sys"];
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../..")
-        .canonicalize()
-        .unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
 /// Every source file of a crate, with its text.
@@ -62,32 +59,20 @@ fn sources(krate: &str) -> Vec<(PathBuf, String)> {
 #[test]
 fn dependencies_point_downwards() {
     let output = Command::new(env!("CARGO"))
-        .args([
-            "metadata",
-            "--no-deps",
-            "--offline",
-            "--format-version",
-            "1",
-        ])
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
         .current_dir(root())
         .output()
         .unwrap();
     let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
     let height = |name: &str| HEIGHTS.iter().find(|(n, _)| *n == name).map(|(_, h)| *h);
     let packages = metadata["packages"].as_array().unwrap();
-    assert_eq!(
-        packages.len(),
-        HEIGHTS.len(),
-        "every crate has its height here"
-    );
+    assert_eq!(packages.len(), HEIGHTS.len(), "every crate has its height here");
     for package in packages {
         let name = package["name"].as_str().unwrap();
         let own = height(name).unwrap_or_else(|| panic!("{name} has no height"));
         for dependency in package["dependencies"].as_array().unwrap() {
-            let (other, normal) = (
-                dependency["name"].as_str().unwrap(),
-                dependency["kind"].is_null(),
-            );
+            let (other, normal) =
+                (dependency["name"].as_str().unwrap(), dependency["kind"].is_null());
             if let (Some(below), true) = (height(other), normal) {
                 assert!(below < own, "{name} must not depend on {other}");
             }
@@ -99,23 +84,12 @@ fn dependencies_point_downwards() {
 fn pure_crates_stay_pure() {
     for krate in PURE {
         for (path, text) in sources(krate) {
-            for word in [
-                "std::fs",
-                "std::net",
-                "std::process",
-                "std::thread",
-                "std::env",
-            ] {
+            for word in ["std::fs", "std::net", "std::process", "std::thread", "std::env"] {
                 assert!(!text.contains(word), "{} uses {word}", path.display());
             }
         }
         let lib = root().join("crates").join(krate).join("src/lib.rs");
-        assert!(
-            fs::read_to_string(lib)
-                .unwrap()
-                .contains("#![forbid(unsafe_code)]"),
-            "{krate}"
-        );
+        assert!(fs::read_to_string(lib).unwrap().contains("#![forbid(unsafe_code)]"), "{krate}");
     }
 }
 

@@ -117,10 +117,7 @@ fn floor_seconds(config: &Config, model: &Model) -> Result<f64> {
 
 /// The types of a product's operands, and of a weight's gradient.
 fn types(config: &Config) -> [DType; 2] {
-    [
-        config.precision.compute.into(),
-        config.precision.grads.into(),
-    ]
+    [config.precision.compute.into(), config.precision.grads.into()]
 }
 
 /// A batch of random tokens, the same for the same step.
@@ -130,9 +127,7 @@ pub fn random_batch(config: &Config, step: u64) -> Batch {
     let stream = Stream::named(config.run.seed, "bench tokens");
     let row = |purpose: u64| -> Vec<i32> {
         let first = (2 * step + purpose) * tokens as u64;
-        (0..tokens as u64)
-            .map(|i| stream.below(first + i, vocab) as i32)
-            .collect()
+        (0..tokens as u64).map(|i| stream.below(first + i, vocab) as i32).collect()
     };
     Batch {
         step: step - 1,

@@ -51,10 +51,7 @@ pub fn held_out(loaded: &Loaded, corpus: &Arc<dyn Corpus>) -> Result<Vec<Batch>>
 
 /// Gives a batch of tokens to `use_it` as the data of a step.
 pub fn with_step_data<T>(batch: &Batch, use_it: impl FnOnce(&StepData<'_>) -> T) -> T {
-    let fields = [
-        (port::IDS, Field::I32(&batch.ids)),
-        (port::TARGETS, Field::I32(&batch.targets)),
-    ];
+    let fields = [(port::IDS, Field::I32(&batch.ids)), (port::TARGETS, Field::I32(&batch.targets))];
     use_it(&StepData {
         fields: &fields,
         count: batch.valid_tokens,

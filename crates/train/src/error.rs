@@ -125,12 +125,7 @@ pub struct Problem {
 impl Problem {
     /// A problem of which only the message is known so far.
     pub fn new(message: impl Into<String>) -> Self {
-        Problem {
-            message: message.into(),
-            places: Vec::new(),
-            because: Vec::new(),
-            remedy: None,
-        }
+        Problem { message: message.into(), places: Vec::new(), because: Vec::new(), remedy: None }
     }
 
     /// Adds the place a value came from.

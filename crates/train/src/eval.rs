@@ -64,10 +64,7 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
     let (spec, tensors) = weights(source)?;
     check_ids(ids, &spec)?;
     let compute = DType::from(config.precision.compute);
-    let shape = BatchShape {
-        batch: 1,
-        seq: ids.len(),
-    };
+    let shape = BatchShape { batch: 1, seq: ids.len() };
     let model = architecture(&config.model, spec).logits(shape, compute)?;
     let engine = host_engine(config.run.threads.get())?;
     let stored = config.precision.weights.into();
@@ -80,9 +77,7 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
     let logits = forward.probe(port::LOGITS, 0, compute)?;
     let rows: Vec<&[f64]> = logits.chunks_exact(logits.len() / ids.len()).collect();
     let losses = rows.iter().zip(&ids[1..]);
-    let total: f64 = losses
-        .map(|(row, &id)| cross_entropy(row, id as usize))
-        .sum();
+    let total: f64 = losses.map(|(row, &id)| cross_entropy(row, id as usize)).sum();
     Ok(Answer {
         loss: total / (ids.len() - 1) as f64,
         logits_last: rows.last().map_or(Vec::new(), |row| row.to_vec()),
@@ -165,11 +160,8 @@ fn check_ids(ids: &[i32], spec: &Spec) -> Result<()> {
     }
     if ids.len() > context {
         return refuse(
-            Problem::new(format!(
-                "--ids has {} tokens, the model's context {context}",
-                ids.len()
-            ))
-            .fix(format!("give at most {context}")),
+            Problem::new(format!("--ids has {} tokens, the model's context {context}", ids.len()))
+                .fix(format!("give at most {context}")),
         );
     }
     match ids.iter().find(|&&id| id < 0 || id as usize >= vocab) {

@@ -43,13 +43,7 @@ impl Explanation {
         let compiled = compile(&model, settings.precision, settings.recompute)?;
         let step = session::plan(&model, &settings)?;
         let memory = plan(&step.script)?;
-        let explanation = Self {
-            model,
-            compiled,
-            plan: step,
-            memory,
-            focus,
-        };
+        let explanation = Self { model, compiled, plan: step, memory, focus };
         explanation.check_focus()?;
         Ok(explanation)
     }
@@ -142,20 +136,10 @@ impl Explanation {
         let script = &self.plan.script;
         let mut text = format!("# script: {} actions\n", script.actions.len());
         for (index, action) in script.actions.iter().enumerate() {
-            let Action {
-                label, lane: on, ..
-            } = action;
+            let Action { label, lane: on, .. } = action;
             let _ = writeln!(text, "{index:4}  {:<8}{label}", lane(*on));
-            let _ = writeln!(
-                text,
-                "        reads  {}",
-                names(script, &action.reads()).join(" ")
-            );
-            let _ = writeln!(
-                text,
-                "        writes {}",
-                names(script, &action.writes()).join(" ")
-            );
+            let _ = writeln!(text, "        reads  {}", names(script, &action.reads()).join(" "));
+            let _ = writeln!(text, "        writes {}", names(script, &action.writes()).join(" "));
         }
         text.push('\n');
         text
@@ -164,29 +148,13 @@ impl Explanation {
     fn memory_text(&self) -> String {
         let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
         let arena = self.memory.arena;
-        let mut text = format!(
-            "# memory: an arena of {arena} bytes ({:.2} MiB)\n",
-            mib(arena)
-        );
-        let _ = writeln!(
-            text,
-            "  {:<15}{:>14}{:>10}",
-            "category", "peak bytes", "MiB"
-        );
+        let mut text = format!("# memory: an arena of {arena} bytes ({:.2} MiB)\n", mib(arena));
+        let _ = writeln!(text, "  {:<15}{:>14}{:>10}", "category", "peak bytes", "MiB");
         for category in Category::ALL {
             let bytes = self.memory.peak(category);
-            let _ = writeln!(
-                text,
-                "  {:<15}{bytes:>14}{:>10.2}",
-                category.name(),
-                mib(bytes)
-            );
+            let _ = writeln!(text, "  {:<15}{bytes:>14}{:>10.2}", category.name(), mib(bytes));
         }
-        let _ = writeln!(
-            text,
-            "\n  {:<36}{:<15}{:>14}",
-            "largest buffers", "category", "bytes"
-        );
+        let _ = writeln!(text, "\n  {:<36}{:<15}{:>14}", "largest buffers", "category", "bytes");
         for (name, category, bytes) in self.largest() {
             let _ = writeln!(text, "  {name:<36}{:<15}{bytes:>14}", category.name());
         }
@@ -196,9 +164,8 @@ impl Explanation {
     fn largest(&self) -> Vec<(&str, Category, usize)> {
         let script = &self.plan.script;
         let buffers = script.buffers.iter();
-        let mut buffers: Vec<(&str, Category, usize)> = buffers
-            .map(|b| (b.name.as_str(), b.category, b.bytes))
-            .collect();
+        let mut buffers: Vec<(&str, Category, usize)> =
+            buffers.map(|b| (b.name.as_str(), b.category, b.bytes)).collect();
         for (index, action) in script.actions.iter().enumerate() {
             if let (Some(run), Some(_)) = (action.run(), self.memory.workspaces[index]) {
                 let extent = script.programs[run.program.0].slots.extent;
@@ -211,9 +178,7 @@ impl Explanation {
     }
 
     fn check_focus(&self) -> Result<()> {
-        let known: Vec<&str> = (self.model.segments().iter())
-            .map(|s| s.name.as_str())
-            .collect();
+        let known: Vec<&str> = (self.model.segments().iter()).map(|s| s.name.as_str()).collect();
         match &self.focus.segment {
             Some(name) if !known.contains(&name.as_str()) => Err(Error::refused(
                 Problem::new(format!("{} has no segment `{name}`", self.model.name))

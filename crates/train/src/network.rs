@@ -26,9 +26,7 @@ pub fn load(sources: &Sources) -> Result<Loaded> {
     };
     let file = dir.join("config.json");
     let spec = hf::read_config(&file)?;
-    let pinned = sources
-        .clone()
-        .pin(file.display().to_string(), shape_keys(&spec));
+    let pinned = sources.clone().pin(file.display().to_string(), shape_keys(&spec));
     Config::load(&pinned)
 }
 
@@ -45,11 +43,7 @@ impl Network {
             Some(source) => source.spec().clone(),
             None => spec(&config.model),
         };
-        Ok(Self {
-            architecture: architecture(&config.model, spec),
-            weights,
-            seed: config.run.seed,
-        })
+        Ok(Self { architecture: architecture(&config.model, spec), weights, seed: config.run.seed })
     }
 
     /// The models of a session: for training, and for evaluation if that is wanted.
@@ -95,17 +89,10 @@ pub fn architecture(config: &config::Model, spec: Spec) -> Box<dyn Architecture>
     };
     let init_std = config.init_std.get();
     match spec {
-        Spec::Llama(spec) => Box::new(Llama {
-            spec,
-            attention,
-            init_std,
-        }),
-        Spec::Gpt(spec) => Box::new(Gpt {
-            spec,
-            attention,
-            dropout: config.dropout.get(),
-            init_std,
-        }),
+        Spec::Llama(spec) => Box::new(Llama { spec, attention, init_std }),
+        Spec::Gpt(spec) => {
+            Box::new(Gpt { spec, attention, dropout: config.dropout.get(), init_std })
+        }
     }
 }
 
@@ -123,10 +110,7 @@ fn refuse_unbuilt(loaded: &Loaded) -> Result<()> {
         );
     }
     if kind == ModelKind::Llama && model.dropout.get() > 0.0 {
-        let message = format!(
-            "model.dropout = {} with model.kind = llama",
-            model.dropout.get()
-        );
+        let message = format!("model.dropout = {} with model.kind = llama", model.dropout.get());
         problems.push(
             (loaded.problem("model.dropout", message))
                 .because("llama has no dropout")
@@ -153,16 +137,9 @@ fn spec(config: &config::Model) -> Spec {
     let (ffn, vocab, context) = (config.ffn.get(), config.vocab.get(), config.context.get());
     let (norm_eps, tied) = (config.norm_eps.get(), config.tied);
     match config.kind {
-        ModelKind::Gpt2 => Spec::Gpt(GptSpec {
-            layers,
-            width,
-            heads,
-            ffn,
-            vocab,
-            context,
-            norm_eps,
-            tied,
-        }),
+        ModelKind::Gpt2 => {
+            Spec::Gpt(GptSpec { layers, width, heads, ffn, vocab, context, norm_eps, tied })
+        }
         ModelKind::Llama | ModelKind::Mlp => Spec::Llama(LlamaSpec {
             layers,
             width,
@@ -173,10 +150,7 @@ fn spec(config: &config::Model) -> Spec {
             vocab,
             context,
             norm_eps,
-            rope: RopeSpec {
-                theta: config.rope_theta.get(),
-                scaling: RopeScaling::None,
-            },
+            rope: RopeSpec { theta: config.rope_theta.get(), scaling: RopeScaling::None },
             tied,
         }),
     }
@@ -186,18 +160,12 @@ fn spec(config: &config::Model) -> Spec {
 fn shape_keys(spec: &Spec) -> Vec<(&'static str, String)> {
     let text = |number: usize| number.to_string();
     let (kind, sizes, norm_eps) = match spec {
-        Spec::Gpt(s) => (
-            "gpt2",
-            [
-                s.layers, s.width, s.heads, s.heads, s.ffn, s.vocab, s.context,
-            ],
-            s.norm_eps,
-        ),
+        Spec::Gpt(s) => {
+            ("gpt2", [s.layers, s.width, s.heads, s.heads, s.ffn, s.vocab, s.context], s.norm_eps)
+        }
         Spec::Llama(s) => (
             "llama",
-            [
-                s.layers, s.width, s.heads, s.kv_heads, s.ffn, s.vocab, s.context,
-            ],
+            [s.layers, s.width, s.heads, s.kv_heads, s.ffn, s.vocab, s.context],
             s.norm_eps,
         ),
     };

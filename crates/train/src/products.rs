@@ -62,11 +62,7 @@ impl Product {
                 let spec = format!("ri,ro->{letters}").parse();
                 let spec =
                     spec.map_err(|what: String| phalanx_ir::IrError::operands("matmul", what));
-                let op = phalanx_ir::ops::Matmul {
-                    spec: spec?,
-                    out: grads,
-                    add: false,
-                };
+                let op = phalanx_ir::ops::Matmul { spec: spec?, out: grads, add: false };
                 b.apply(op, &[value("x", x), value("y", y)])
             }
         };
@@ -134,9 +130,8 @@ pub fn time_products<E: Engine>(
 /// Fills an arena with numbers of ordinary size, piece by piece.
 fn fill<E: Engine>(engine: &mut E, arena: usize, dtype: DType) -> Result<()> {
     const PIECE: usize = 1 << 16;
-    let numbers: Vec<f64> = (0..PIECE / dtype.size())
-        .map(|i| (i % 17) as f64 * 0.1 - 0.8)
-        .collect();
+    let numbers: Vec<f64> =
+        (0..PIECE / dtype.size()).map(|i| (i % 17) as f64 * 0.1 - 0.8).collect();
     let mut piece = vec![0; PIECE];
     encode(dtype, &numbers, &mut piece);
     for offset in (0..arena).step_by(PIECE) {
@@ -175,38 +170,22 @@ impl<K> Call<K> {
         let ports = program.inputs().iter();
         let inputs = ports.map(|port| place(bytes(port.value))).collect();
         let ports = program.outputs().iter();
-        let outputs = ports.map(|port| Target {
-            span: place(bytes(port.value)),
-            add: false,
-        });
+        let outputs = ports.map(|port| Target { span: place(bytes(port.value)), add: false });
         let outputs = outputs.collect();
         let workspace = place(slots.extent);
-        Ok(Self {
-            kernel,
-            inputs,
-            outputs,
-            workspace,
-            bytes: end,
-        })
+        Ok(Self { kernel, inputs, outputs, workspace, bytes: end })
     }
 
     fn run<E: Engine<Kernel = K>>(&self, engine: &mut E) -> Result<()> {
-        let args = Args {
-            inputs: &self.inputs,
-            outputs: &self.outputs,
-            workspace: self.workspace,
-        };
+        let args = Args { inputs: &self.inputs, outputs: &self.outputs, workspace: self.workspace };
         let event = engine.launch(&self.kernel, &args, Lane::Compute, &[])?;
         Ok(engine.wait(event)?)
     }
 }
 
 fn segment_products(forward: &Program) -> Vec<Product> {
-    let is_param = |value: ValueId| {
-        forward
-            .inputs_with(Role::Param)
-            .any(|port| port.value == value)
-    };
+    let is_param =
+        |value: ValueId| forward.inputs_with(Role::Param).any(|port| port.value == value);
     // What depends on data alone has no gradient.
     let mut differentiated = vec![false; forward.values().len()];
     for port in forward.inputs() {
@@ -232,13 +211,7 @@ fn segment_products(forward: &Program) -> Vec<Product> {
             false => (weight[0], weight[1]),
         };
         let rows = forward.ty(*x).shape.iter().product::<usize>() / from;
-        let product = |pass| Product {
-            pass,
-            rows,
-            from,
-            to,
-            transposed,
-        };
+        let product = |pass| Product { pass, rows, from, to, transposed };
         products.extend([Pass::Forward, Pass::WeightGradient].map(product));
         if differentiated[x.index()] {
             products.push(product(Pass::InputGradient));
@@ -261,8 +234,7 @@ mod tests {
             outputs: 2,
             activation: phalanx_ir::ops::UnaryKind::Relu,
         };
-        mlp.model(BatchShape { batch: 5, seq: 1 }, DType::F32)
-            .unwrap()
+        mlp.model(BatchShape { batch: 5, seq: 1 }, DType::F32).unwrap()
     }
 
     /// Three layers have nine products, less the gradient of the data.

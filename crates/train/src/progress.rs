@@ -39,10 +39,7 @@ impl Style {
     }
 
     fn choose(terminal: bool, bar: bool, no_color: bool, dumb: bool) -> Self {
-        Style {
-            colour: terminal && !no_color && !dumb,
-            bar: bar && !dumb,
-        }
+        Style { colour: terminal && !no_color && !dumb, bar: bar && !dumb }
     }
 }
 
@@ -118,11 +115,7 @@ fn bar(steps: usize, colour: bool) -> ProgressBar {
         "{bar:32} {pos}/{len}  {msg}  {elapsed} elapsed, {eta} to go"
     };
     let style = ProgressStyle::with_template(template);
-    bar.set_style(
-        style
-            .unwrap_or_else(|_| ProgressStyle::default_bar())
-            .progress_chars("━╸─"),
-    );
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸─"));
     bar.enable_steady_tick(Duration::from_millis(250));
     bar
 }
@@ -138,10 +131,7 @@ mod tests {
 
     impl Write for Shared {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0
-                .lock()
-                .map_err(|_| io::ErrorKind::Other)?
-                .extend(bytes);
+            self.0.lock().map_err(|_| io::ErrorKind::Other)?.extend(bytes);
             Ok(bytes.len())
         }
         fn flush(&mut self) -> io::Result<()> {
@@ -160,10 +150,7 @@ mod tests {
         }
     }
 
-    const PLAIN: Style = Style {
-        colour: false,
-        bar: false,
-    };
+    const PLAIN: Style = Style { colour: false, bar: false };
 
     #[test]
     fn away_from_a_terminal_there_are_only_the_lines() {
@@ -189,9 +176,6 @@ mod tests {
         assert_eq!(Style::choose(true, true, false, false), style(true, true));
         assert_eq!(Style::choose(true, true, true, false), style(false, true));
         assert_eq!(Style::choose(true, true, false, true), style(false, false));
-        assert_eq!(
-            Style::choose(false, false, false, false),
-            style(false, false)
-        );
+        assert_eq!(Style::choose(false, false, false, false), style(false, false));
     }
 }

@@ -92,10 +92,7 @@ impl Report {
         let json = step.to_json();
         self.run.append(&json)?;
         self.print(&json);
-        let (loss_z, grad_norm_z) = (
-            self.loss_z.push(step.loss),
-            self.norm_z.push(step.grad_norm),
-        );
+        let (loss_z, grad_norm_z) = (self.loss_z.push(step.loss), self.norm_z.push(step.grad_norm));
         let last = self.facts.steps;
         if let Some(progress) = &self.progress {
             progress.advance(step.step, &format!("loss {:.4}", step.loss));
@@ -122,20 +119,16 @@ impl Report {
 
     /// Tells of an evaluation.
     pub(crate) fn evaluation(&mut self, evaluation: Evaluation) -> Result<()> {
-        let Evaluation {
-            after_step,
-            val_loss,
-        } = evaluation;
+        let Evaluation { after_step, val_loss } = evaluation;
         self.plot.held_out.push((after_step, val_loss));
         self.evaluated = Some(val_loss);
         let json = evaluation.to_json();
         self.run.append(&json)?;
         self.print(&json);
         let floor = match self.plot.entropy_floor {
-            Some(floor) => format!(
-                "  ({:+.4} from the entropy floor {floor:.4})",
-                val_loss - floor
-            ),
+            Some(floor) => {
+                format!("  ({:+.4} from the entropy floor {floor:.4})", val_loss - floor)
+            }
             None => String::new(),
         };
         self.line(&format!("held-out loss {val_loss:.4}{floor}"));
@@ -186,15 +179,7 @@ impl Report {
 
 /// What a reader wants to know when a run has ended, and what to do next.
 fn closing(summary: &Summary) -> Vec<String> {
-    let Summary {
-        steps,
-        first_loss,
-        last_loss,
-        tokens,
-        seconds,
-        tokens_per_s,
-        ..
-    } = summary;
+    let Summary { steps, first_loss, last_loss, tokens, seconds, tokens_per_s, .. } = summary;
     let mut lines = vec![
         String::new(),
         format!("{steps} steps, {tokens} tokens in {seconds:.1} s ({tokens_per_s:.0} tok/s)"),

@@ -163,10 +163,7 @@ mod tests {
             (4_102_444_799, "20991231-235959"),
             (4_107_542_400, "21000301-000000"),
         ] {
-            assert_eq!(
-                timestamp(UNIX_EPOCH + Duration::from_secs(seconds)),
-                expected
-            );
+            assert_eq!(timestamp(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
         }
     }
 

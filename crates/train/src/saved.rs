@@ -61,18 +61,11 @@ impl Saved {
         let params = hf::load_params(&path)?;
         let text = params.metadata.get(SPEC).ok_or_else(|| {
             Error::refused(
-                Problem::new(format!(
-                    "{} does not say which model it holds",
-                    path.display()
-                ))
-                .fix("give a file that `phalanx train` wrote"),
+                Problem::new(format!("{} does not say which model it holds", path.display()))
+                    .fix("give a file that `phalanx train` wrote"),
             )
         })?;
-        Ok(Self {
-            spec: hf::parse_config(text, &path)?,
-            loaded,
-            tensors: params.tensors,
-        })
+        Ok(Self { spec: hf::parse_config(text, &path)?, loaded, tensors: params.tensors })
     }
 
     /// Its network.

@@ -43,10 +43,7 @@ impl LearningRate {
         if step <= self.warmup {
             return self.peak * step as f64 / self.warmup as f64;
         }
-        let (past, length) = (
-            step - 1 - self.warmup,
-            self.steps.saturating_sub(self.warmup),
-        );
+        let (past, length) = (step - 1 - self.warmup, self.steps.saturating_sub(self.warmup));
         let progress = (past as f64 / length.max(1) as f64).min(1.0);
         let height = match self.shape {
             LrSchedule::Constant => return self.peak,
@@ -63,13 +60,7 @@ mod tests {
 
     fn rates(shape: LrSchedule, warmup: usize, steps: usize, min_ratio: f64) -> Vec<f64> {
         let peak = 0.5;
-        let rate = LearningRate {
-            peak,
-            shape,
-            warmup,
-            steps,
-            min_ratio,
-        };
+        let rate = LearningRate { peak, shape, warmup, steps, min_ratio };
         (1..=steps).map(|step| rate.at(step)).collect()
     }
 
@@ -95,14 +86,8 @@ mod tests {
             0.06712710518496048,
         ];
         let linear = [0.5, 0.4375, 0.375, 0.3125, 0.25, 0.1875, 0.125, 0.0625];
-        close(
-            &rates(LrSchedule::Cosine, 4, 12, 0.1),
-            &[&warm[..], &cosine_to_a_tenth].concat(),
-        );
-        close(
-            &rates(LrSchedule::Linear, 4, 12, 0.0),
-            &[&warm[..], &linear].concat(),
-        );
+        close(&rates(LrSchedule::Cosine, 4, 12, 0.1), &[&warm[..], &cosine_to_a_tenth].concat());
+        close(&rates(LrSchedule::Linear, 4, 12, 0.0), &[&warm[..], &linear].concat());
         // Printed by torch's CosineAnnealingLR(T_max = 8, eta_min = 0.05).
         close(&rates(LrSchedule::Cosine, 0, 8, 0.1), &cosine_to_a_tenth);
     }
@@ -118,15 +103,9 @@ mod tests {
 
     #[test]
     fn constant_only_warms_up() {
-        close(
-            &rates(LrSchedule::Constant, 2, 4, 0.0),
-            &[0.25, 0.5, 0.5, 0.5],
-        );
+        close(&rates(LrSchedule::Constant, 2, 4, 0.0), &[0.25, 0.5, 0.5, 0.5]);
         close(&rates(LrSchedule::Constant, 0, 2, 0.0), &[0.5, 0.5]);
-        close(
-            &rates(LrSchedule::Cosine, 3, 3, 0.0),
-            &[0.5 / 3.0, 1.0 / 3.0, 0.5],
-        );
+        close(&rates(LrSchedule::Cosine, 3, 3, 0.0), &[0.5 / 3.0, 1.0 / 3.0, 0.5]);
     }
 
     #[test]

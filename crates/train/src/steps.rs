@@ -64,12 +64,7 @@ pub fn take_steps<E: Engine>(
         })?;
         check_finite(step, result, last, lr)?;
         last = Some(result.loss);
-        let taken = Taken {
-            step,
-            result,
-            lr,
-            time,
-        };
+        let taken = Taken { step, result, lr, time };
         observe(session, taken)?;
     }
     Ok(())
@@ -87,11 +82,8 @@ fn check_finite(step: usize, result: StepResult, last: Option<f64>, lr: f64) -> 
     };
     let message = format!("the {what} is {value} at step {step}, with the learning rate {lr:e}");
     Err(Error::failed(
-        Problem::new(message)
-            .because(before)
-            .because("no weights were written")
-            .fix(
-                "lower the learning rate, warm it up for longer, clip gradients, or compute in f32",
-            ),
+        Problem::new(message).because(before).because("no weights were written").fix(
+            "lower the learning rate, warm it up for longer, clip gradients, or compute in f32",
+        ),
     ))
 }

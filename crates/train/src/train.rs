@@ -120,11 +120,7 @@ impl<'a> Run<'a> {
                 "step   {} sequences of {} tokens, micro-batches: {}, threads: {}",
                 train.batch_size, train.seq_len, train.microbatches, config.run.threads,
             ),
-            format!(
-                "plan   {}: {}",
-                bytes(self.session.arena() as u64),
-                parts.join(", ")
-            ),
+            format!("plan   {}: {}", bytes(self.session.arena() as u64), parts.join(", ")),
             format!("run    {dir}"),
             String::new(),
         ]
@@ -136,9 +132,7 @@ impl<'a> Run<'a> {
         let (steps, every) = (train.steps.get(), train.eval_every);
         let (session, held_out) = (&mut self.session, &self.held_out);
         let observe = |session: &mut Session<HostEngine>, taken: Taken| {
-            let Taken {
-                step, result, time, ..
-            } = taken;
+            let Taken { step, result, time, .. } = taken;
             let line = Step {
                 step,
                 loss: result.loss,
@@ -150,20 +144,11 @@ impl<'a> Run<'a> {
             report.step(line, time)?;
             if every > 0 && (step % every == 0 || step == steps) {
                 let val_loss = corpus::mean_loss(held_out, |data| session.evaluate(data))?;
-                report.evaluation(Evaluation {
-                    after_step: step,
-                    val_loss,
-                })?;
+                report.evaluation(Evaluation { after_step: step, val_loss })?;
             }
             Ok(())
         };
-        take_steps(
-            session,
-            &mut self.loader,
-            steps,
-            |step| rate.at(step),
-            observe,
-        )
+        take_steps(session, &mut self.loader, steps, |step| rate.at(step), observe)
     }
 
     fn save(&mut self, report: &Report) -> Result<()> {
@@ -171,11 +156,6 @@ impl<'a> Run<'a> {
             return Ok(());
         };
         let tensors = self.session.params()?;
-        saved::save(
-            &report.folder().weights(),
-            &spec,
-            self.session.steps(),
-            &tensors,
-        )
+        saved::save(&report.folder().weights(), &spec, self.session.steps(), &tensors)
     }
 }

@@ -15,11 +15,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// What one step allocates once two have run.
 fn warm_step(preset: &str, sets: &[&str], threads: usize) -> Counts {
-    let small = [
-        "train.batch_size=4",
-        "model.layers=2",
-        "train.microbatches=2",
-    ];
+    let small = ["train.batch_size=4", "model.layers=2", "train.microbatches=2"];
     let sources = Sources::default().preset(preset);
     let sources = small.iter().chain(sets).fold(sources, |s, set| s.set(*set));
     let loaded = Config::load(&sources).unwrap();
@@ -50,27 +46,18 @@ fn a_warm_step_allocates_only_in_matrix_products() {
         "train.seq_len=16",
         "model.dropout=0.1",
     ];
-    let materialised = [
-        &gpt[..],
-        &["model.attention=materialised", "train.recompute=full"],
-    ]
-    .concat();
+    let materialised =
+        [&gpt[..], &["model.attention=materialised", "train.recompute=full"]].concat();
     for threads in [1, 2] {
         for (preset, sets) in [
             ("tiny", vec![]),
-            (
-                "tiny",
-                vec!["precision.compute=bf16", "precision.weights=bf16"],
-            ),
+            ("tiny", vec!["precision.compute=bf16", "precision.weights=bf16"]),
             ("tiny", vec!["optim.kind=sgd", "train.recompute=selective"]),
             ("gpt2-124m", gpt.to_vec()),
             ("gpt2-124m", materialised.clone()),
         ] {
             let allocated = warm_step(preset, &sets, threads);
-            assert_eq!(
-                allocated.allocations, 0,
-                "{preset} {sets:?} on {threads} threads"
-            );
+            assert_eq!(allocated.allocations, 0, "{preset} {sets:?} on {threads} threads");
             assert!(allocated.exempt_allocations > 0, "the counter works");
         }
     }

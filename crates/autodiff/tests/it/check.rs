@@ -71,17 +71,11 @@ impl Check {
         handles.extend(self.data.iter().map(|d| input(Role::Data, d)));
         let y = expression(&b, &handles);
         let shape = y.shape();
-        let weights = b.input(
-            "weights",
-            Role::Data,
-            TensorType::new(y.dtype(), shape.clone()),
-        );
+        let weights = b.input("weights", Role::Data, TensorType::new(y.dtype(), shape.clone()));
         b.loss("loss", (y * weights).sum_all().cast(DType::F64));
         let program = b.finish().unwrap();
         let stream = Stream::named(23, &self.name);
-        let dtype = program
-            .ty(program.input_named("weights").unwrap().value)
-            .dtype;
+        let dtype = program.ty(program.input_named("weights").unwrap().value).dtype;
         let mut all: Vec<(String, Tensor)> = [self.params.clone(), self.data].concat();
         all.push(("weights".to_owned(), Tensor::normal(dtype, &shape, stream)));
 

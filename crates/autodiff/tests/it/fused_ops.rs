@@ -35,23 +35,10 @@ fn norms() {
 
 #[test]
 fn rotary_with_each_scaling() {
-    let llama3 = RopeScaling::Llama3 {
-        factor: 8.0,
-        low: 1.0,
-        high: 4.0,
-        original: 64.0,
-    };
-    for scaling in [
-        RopeScaling::None,
-        RopeScaling::Linear { factor: 4.0 },
-        llama3,
-    ] {
+    let llama3 = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64.0 };
+    for scaling in [RopeScaling::None, RopeScaling::Linear { factor: 4.0 }, llama3] {
         for inverse in [false, true] {
-            let rotary = Rotary {
-                theta: 100.0,
-                scaling,
-                inverse,
-            };
+            let rotary = Rotary { theta: 100.0, scaling, inverse };
             Check::new(format!("rotary {scaling} {inverse}"))
                 .param("x", &[2, 3, 2, 8])
                 .run(|_, v| v[0].rotary(rotary));
@@ -66,12 +53,7 @@ fn attentions_with_grouped_heads_masks_and_dropout() {
             for dropout in [0.0, 0.4] {
                 // Heads equal, grouped, all on one; sequences equal, more keys, more queries.
                 for (h, g, s, t) in [(2, 2, 3, 3), (4, 2, 2, 4), (2, 1, 4, 2)] {
-                    let op = Attention {
-                        kind,
-                        causal,
-                        dropout,
-                        site: 3,
-                    };
+                    let op = Attention { kind, causal, dropout, site: 3 };
                     let mut check = Check::new(format!("{op:?} {h} {g} {s} {t}"))
                         .param("q", &[2, s, h, 2])
                         .param("k", &[2, t, g, 2])
@@ -88,17 +70,12 @@ fn attentions_with_grouped_heads_masks_and_dropout() {
 
 #[test]
 fn softmaxes() {
-    Check::new("softmax")
-        .param("x", &[3, 5])
-        .run(|_, v| v[0].softmax());
+    Check::new("softmax").param("x", &[3, 5]).run(|_, v| v[0].softmax());
 }
 
 #[test]
 fn dropouts() {
-    Check::new("dropout")
-        .param("x", &[4, 5])
-        .data("key", key())
-        .run(|_, v| v[0].dropout(0.4));
+    Check::new("dropout").param("x", &[4, 5]).data("key", key()).run(|_, v| v[0].dropout(0.4));
 }
 
 #[test]
@@ -125,11 +102,7 @@ fn a_small_model() {
         .data("targets", targets)
         .data("key", key())
         .run(|_, v| {
-            let rotary = Rotary {
-                theta: 10.0,
-                scaling: RopeScaling::None,
-                inverse: false,
-            };
+            let rotary = Rotary { theta: 10.0, scaling: RopeScaling::None, inverse: false };
             let h = v[0].embedding(v[6]);
             let x = h.rms_norm(v[1], 1e-5);
             let q = x.matmul(v[2]).reshape([2, 4, 2, 2]).rotary(rotary);

@@ -10,9 +10,7 @@ use crate::check::{Check, normal, tensor};
 
 /// Numbers away from zero, where roots, logarithms and reciprocals are tame.
 fn positive(name: &str, shape: &[usize]) -> Tensor {
-    let values: Vec<f64> = (normal(name, shape).values().iter())
-        .map(|x| 0.5 + x.abs())
-        .collect();
+    let values: Vec<f64> = (normal(name, shape).values().iter()).map(|x| 0.5 + x.abs()).collect();
     tensor(shape, &values)
 }
 
@@ -26,10 +24,8 @@ fn fbw(b: Builder, grads: DType) -> Program {
 fn unary_kinds() {
     for kind in UnaryKind::ALL {
         let name = format!("{kind:?}");
-        let needs_positive = matches!(
-            kind,
-            UnaryKind::Log | UnaryKind::Sqrt | UnaryKind::Rsqrt | UnaryKind::Recip
-        );
+        let needs_positive =
+            matches!(kind, UnaryKind::Log | UnaryKind::Sqrt | UnaryKind::Rsqrt | UnaryKind::Recip);
         let x = match needs_positive {
             true => positive(&name, &[3, 4]),
             false => normal(&name, &[3, 4]),
@@ -55,9 +51,7 @@ fn binary_kinds_on_equal_shapes_and_repeated_suffixes() {
 
 #[test]
 fn a_value_used_twice_gets_both_gradients() {
-    Check::new("twice")
-        .param("x", &[5])
-        .run(|_, v| v[0] * v[0] + v[0]);
+    Check::new("twice").param("x", &[5]).run(|_, v| v[0] * v[0] + v[0]);
 }
 
 #[test]
@@ -72,15 +66,9 @@ fn select_takes_the_side_of_its_condition() {
 
 #[test]
 fn scale_shift_and_cast() {
-    Check::new("scale")
-        .param("x", &[4])
-        .run(|_, v| v[0].scale(-1.7));
-    Check::new("shift")
-        .param("x", &[4])
-        .run(|_, v| v[0].shift(0.3).square());
-    Check::new("cast")
-        .param("x", &[4])
-        .run(|b, v| b.apply(Cast { to: DType::F64 }, &[v[0]]));
+    Check::new("scale").param("x", &[4]).run(|_, v| v[0].scale(-1.7));
+    Check::new("shift").param("x", &[4]).run(|_, v| v[0].shift(0.3).square());
+    Check::new("cast").param("x", &[4]).run(|b, v| b.apply(Cast { to: DType::F64 }, &[v[0]]));
 }
 
 /// Differences cannot see through rounding, so here the gradient is known: the cotangent, rounded
@@ -102,44 +90,24 @@ fn a_narrowing_cast_passes_the_cotangent_in_the_narrow_type() {
 #[test]
 fn sums_and_maxima() {
     for dims in [&[][..], &[0], &[1], &[0, 2], &[0, 1, 2]] {
-        Check::new(format!("sum {dims:?}"))
-            .param("x", &[2, 3, 4])
-            .run(|_, v| v[0].sum(dims));
-        Check::new(format!("max {dims:?}"))
-            .param("x", &[2, 3, 4])
-            .run(|_, v| v[0].max_over(dims));
+        Check::new(format!("sum {dims:?}")).param("x", &[2, 3, 4]).run(|_, v| v[0].sum(dims));
+        Check::new(format!("max {dims:?}")).param("x", &[2, 3, 4]).run(|_, v| v[0].max_over(dims));
     }
 }
 
 #[test]
 fn broadcasts() {
-    Check::new("broadcast")
-        .param("x", &[3, 2])
-        .run(|_, v| v[0].broadcast([4, 3, 5, 2], &[0, 2]));
-    Check::new("broadcast of a scalar")
-        .param("x", &[])
-        .run(|_, v| v[0].broadcast([2, 2], &[0, 1]));
+    Check::new("broadcast").param("x", &[3, 2]).run(|_, v| v[0].broadcast([4, 3, 5, 2], &[0, 2]));
+    Check::new("broadcast of a scalar").param("x", &[]).run(|_, v| v[0].broadcast([2, 2], &[0, 1]));
 }
 
 #[test]
 fn movement() {
-    Check::new("reshape")
-        .param("x", &[4, 6])
-        .run(|_, v| v[0].reshape([2, 2, 6]));
-    Check::new("transpose")
-        .param("x", &[2, 3, 4])
-        .run(|_, v| v[0].transpose(&[2, 0, 1]));
-    Check::new("slice")
-        .param("x", &[2, 5, 3])
-        .run(|_, v| v[0].slice(1, 1, 3));
-    let pad = Pad {
-        dim: 1,
-        before: 2,
-        after: 1,
-    };
-    Check::new("pad")
-        .param("x", &[2, 3])
-        .run(|b, v| b.apply(pad, &[v[0]]));
+    Check::new("reshape").param("x", &[4, 6]).run(|_, v| v[0].reshape([2, 2, 6]));
+    Check::new("transpose").param("x", &[2, 3, 4]).run(|_, v| v[0].transpose(&[2, 0, 1]));
+    Check::new("slice").param("x", &[2, 5, 3]).run(|_, v| v[0].slice(1, 1, 3));
+    let pad = Pad { dim: 1, before: 2, after: 1 };
+    Check::new("pad").param("x", &[2, 3]).run(|b, v| b.apply(pad, &[v[0]]));
     Check::new("concat")
         .param("x", &[2, 1, 3])
         .param("y", &[2, 4, 3])
@@ -160,20 +128,13 @@ fn products_of_every_arrangement() {
         ("ab,ab->", &[3, 2], &[3, 2]),
         ("a,a->a", &[3], &[3]),
     ] {
-        Check::new(spec)
-            .param("a", a)
-            .param("b", b)
-            .run(|_, v| v[0].einsum(v[1], spec));
+        Check::new(spec).param("a", a).param("b", b).run(|_, v| v[0].einsum(v[1], spec));
     }
 }
 
 #[test]
 fn a_product_with_an_addend() {
-    let op = Matmul {
-        spec: "ab,bc->ca".parse().unwrap(),
-        out: DType::F64,
-        add: true,
-    };
+    let op = Matmul { spec: "ab,bc->ca".parse().unwrap(), out: DType::F64, add: true };
     Check::new("addend")
         .param("a", &[3, 4])
         .param("b", &[4, 2])
@@ -187,11 +148,7 @@ fn a_product_with_an_addend() {
 fn a_product_with_a_wider_result_has_gradients() {
     let b = Builder::new("widening", DType::F32);
     let (x, w) = (b.param("x", [2, 3]), b.param("w", [3, 2]));
-    let op = Matmul {
-        spec: "ab,bc->ac".parse().unwrap(),
-        out: DType::F64,
-        add: false,
-    };
+    let op = Matmul { spec: "ab,bc->ac".parse().unwrap(), out: DType::F64, add: false };
     b.loss("loss", b.apply(op, &[x, w]).sum_all());
     let fbw = fbw(b, DType::F32);
     let single =
@@ -199,8 +156,7 @@ fn a_product_with_a_wider_result_has_gradients() {
     let (x, w) = (single("x", &[2, 3]), single("w", &[3, 2]));
     let outputs = run(&fbw, &[("x", x), ("w", w.clone())]).unwrap();
     let w = w.values();
-    let expected: Vec<f64> = [0, 1, 2, 0, 1, 2]
-        .map(|row| f64::from((w[2 * row] + w[2 * row + 1]) as f32))
-        .to_vec();
+    let expected: Vec<f64> =
+        [0, 1, 2, 0, 1, 2].map(|row| f64::from((w[2 * row] + w[2 * row + 1]) as f32)).to_vec();
     assert_eq!(outputs[1].1.values(), expected);
 }

@@ -27,11 +27,7 @@ fn a_gpt_layer() {
         for dropout in [0.0, 0.3] {
             let flash = gpt(AttentionKind::Flash, dropout);
             let (s, b, h, a) = (shape.seq, shape.batch, flash.spec.width, flash.spec.heads);
-            assert_eq!(
-                flash.spec.ffn,
-                4 * h,
-                "the form is for an inner width of 4h"
-            );
+            assert_eq!(flash.spec.ffn, 4 * h, "the form is for an inner width of 4h");
             let statistics = 16 * s * b;
             let layer = 32 * s * b * h + statistics;
             let lse = 4 * a * s * b;
@@ -42,10 +38,7 @@ fn a_gpt_layer() {
             let materialised = gpt(AttentionKind::Materialised, dropout);
             let copies = if dropout > 0.0 { 2 } else { 1 };
             let quadratic = copies * 2 * a * s * s * b;
-            assert_eq!(
-                kept(&materialised, shape, Recompute::None),
-                layer + quadratic
-            );
+            assert_eq!(kept(&materialised, shape, Recompute::None), layer + quadratic);
             assert_eq!(kept(&materialised, shape, Recompute::Selective), layer);
             assert_eq!(kept(&materialised, shape, Recompute::Full), 2 * s * b * h);
         }
@@ -67,10 +60,7 @@ fn a_llama_layer() {
 
         let materialised = llama(AttentionKind::Materialised, false);
         let quadratic = 2 * a * s * s * b;
-        assert_eq!(
-            kept(&materialised, shape, Recompute::None),
-            layer + quadratic
-        );
+        assert_eq!(kept(&materialised, shape, Recompute::None), layer + quadratic);
         assert_eq!(kept(&materialised, shape, Recompute::Selective), layer);
         assert_eq!(kept(&materialised, shape, Recompute::Full), 2 * s * b * h);
     }

@@ -27,9 +27,8 @@ pub(crate) fn slope(
 
 /// The losses, and each boundary output times its cotangent: what the gradients are gradients of.
 fn objective(forward: &Program, numbers: &BTreeMap<String, Tensor>) -> f64 {
-    let inputs: Vec<(&str, Tensor)> = (forward.inputs().iter())
-        .map(|p| (p.name.as_str(), numbers[&p.name].clone()))
-        .collect();
+    let inputs: Vec<(&str, Tensor)> =
+        (forward.inputs().iter()).map(|p| (p.name.as_str(), numbers[&p.name].clone())).collect();
     let outputs = run(forward, &inputs).unwrap();
     let terms = forward.outputs().iter().zip(&outputs);
     terms

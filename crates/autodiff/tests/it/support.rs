@@ -17,12 +17,7 @@ pub(crate) fn segments(compute: DType) -> Vec<(String, Program)> {
     let mut all = Vec::new();
     for attention in [AttentionKind::Flash, AttentionKind::Materialised] {
         for tied in [false, true] {
-            add(
-                &mut all,
-                &format!("{attention} tied {tied}"),
-                compute,
-                &llama(attention, tied),
-            );
+            add(&mut all, &format!("{attention} tied {tied}"), compute, &llama(attention, tied));
         }
         for dropout in [0.0, 0.3] {
             add(
@@ -56,9 +51,8 @@ fn add(
 
 /// Numbers for every input of a program, and for the cotangents of its boundary outputs.
 pub(crate) fn numbers(forward: &Program) -> BTreeMap<String, Tensor> {
-    let mut all: BTreeMap<String, Tensor> = (forward.inputs().iter())
-        .map(|port| (port.name.clone(), number(forward, port)))
-        .collect();
+    let mut all: BTreeMap<String, Tensor> =
+        (forward.inputs().iter()).map(|port| (port.name.clone(), number(forward, port))).collect();
     for port in forward.outputs_with(Role::Boundary) {
         let ty = forward.ty(port.value);
         let name = format!("d.{}", port.name);
@@ -100,9 +94,8 @@ pub(crate) fn chain(programs: &[&Program], numbers: &BTreeMap<String, Tensor>) -
     let mut known = numbers.clone();
     let mut results = Results::new();
     for program in programs {
-        let inputs: Vec<(&str, Tensor)> = (program.inputs().iter())
-            .map(|p| (p.name.as_str(), known[&p.name].clone()))
-            .collect();
+        let inputs: Vec<(&str, Tensor)> =
+            (program.inputs().iter()).map(|p| (p.name.as_str(), known[&p.name].clone())).collect();
         let outputs = run(program, &inputs).unwrap();
         for (port, (name, value)) in program.outputs().iter().zip(outputs) {
             let before = match port.role {
@@ -133,11 +126,7 @@ pub(crate) fn assert_same_bits(found: &Results, expected: &Results, what: &str) 
 /// Every chain of phases that computes a segment and its gradients.
 pub(crate) fn chains(phases: &Phases) -> [(&'static str, Vec<&Program>); 3] {
     let Phases { f, b, w, bw, fbw } = phases;
-    [
-        ("FBW", vec![fbw]),
-        ("F, BW", vec![f, bw]),
-        ("F, B, W", vec![f, b, w]),
-    ]
+    [("FBW", vec![fbw]), ("F, BW", vec![f, bw]), ("F, B, W", vec![f, b, w])]
 }
 
 /// The element types that programs are computed in, each with one that gradients are kept in.

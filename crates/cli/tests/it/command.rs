@@ -38,9 +38,7 @@ impl Done {
     /// Standard output as JSON, a line each.
     pub(crate) fn json(&self) -> Vec<Value> {
         let lines = self.out.lines();
-        lines
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect()
+        lines.map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     /// Asserts that all went well.

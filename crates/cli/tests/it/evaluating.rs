@@ -7,11 +7,7 @@ fn an_exported_model_answers_as_the_run_does() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     small_run(dir);
-    let exported = phalanx(
-        dir,
-        &[&["export", "--run", "runs/a", "--out", "hf", "--json"]],
-    )
-    .ok();
+    let exported = phalanx(dir, &[&["export", "--run", "runs/a", "--out", "hf", "--json"]]).ok();
     assert_eq!(exported.json()[0]["dtype"], "f32");
     let answer = |model: &str, more: &[&str]| {
         let args = ["eval", "--model", model, "--ids", "3,1,4,1,5", "--json"];
@@ -38,18 +34,10 @@ fn a_run_is_evaluated_on_its_own_held_out_data() {
     let dir = dir.path();
     small_run(dir);
     let metrics = std::fs::read_to_string(dir.join("runs/a/metrics.jsonl")).unwrap();
-    let told: Vec<serde_json::Value> = metrics
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    let told = told
-        .iter()
-        .rev()
-        .find(|line| line["event"] == "eval")
-        .unwrap();
-    let lines = phalanx(dir, &[&["eval", "--model", "run:runs/a", "--json"]])
-        .ok()
-        .json();
+    let told: Vec<serde_json::Value> =
+        metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let told = told.iter().rev().find(|line| line["event"] == "eval").unwrap();
+    let lines = phalanx(dir, &[&["eval", "--model", "run:runs/a", "--json"]]).ok().json();
     assert_eq!(lines[0]["loss"], told["val_loss"]);
     assert_eq!(lines[0]["tokens"], 4 * 8 * 16);
     assert!(lines[0]["entropy_floor"].is_number());
@@ -61,50 +49,15 @@ fn training_starts_from_a_folder() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     small_run(dir);
-    phalanx(
-        dir,
-        &[&["export", "--run", "runs/a", "--out", "hf", "--dtype", "f64"]],
-    )
-    .ok();
-    let args = [
-        "train",
-        "--json",
-        "--set",
-        "model.from=hf:hf",
-        "--set",
-        "train.seq_len=16",
-    ];
-    let small = [
-        "--set",
-        "train.steps=1",
-        "--set",
-        "train.batch_size=8",
-        "--set",
-        "data.seed=0",
-    ];
-    let resumed = phalanx(dir, &[&args, &small, &["--set", "run.seed=7"]])
-        .ok()
-        .json();
-    let scratch = [
-        "--set",
-        "model.vocab=32",
-        "--set",
-        "model.width=16",
-        "--set",
-        "model.layers=1",
-    ];
-    let expected = phalanx(dir, &[&["eval", "--model", "run:runs/a", "--json"]])
-        .ok()
-        .json();
+    phalanx(dir, &[&["export", "--run", "runs/a", "--out", "hf", "--dtype", "f64"]]).ok();
+    let args = ["train", "--json", "--set", "model.from=hf:hf", "--set", "train.seq_len=16"];
+    let small = ["--set", "train.steps=1", "--set", "train.batch_size=8", "--set", "data.seed=0"];
+    let resumed = phalanx(dir, &[&args, &small, &["--set", "run.seed=7"]]).ok().json();
+    let scratch = ["--set", "model.vocab=32", "--set", "model.width=16", "--set", "model.layers=1"];
+    let expected = phalanx(dir, &[&["eval", "--model", "run:runs/a", "--json"]]).ok().json();
     let (a, b) = (&resumed[0]["loss"], &expected[0]["loss"]);
-    assert!(
-        (a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 0.1,
-        "{a} and {b}"
-    );
+    assert!((a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 0.1, "{a} and {b}");
     // What contradicts the folder is refused, with both places.
-    let done = phalanx(
-        dir,
-        &[&args, &small, &scratch, &["--set", "model.width=24"]],
-    );
+    let done = phalanx(dir, &[&args, &small, &scratch, &["--set", "model.width=24"]]);
     done.refused(&["model.width = 24 contradicts the model's 16", "config.json"]);
 }

@@ -21,10 +21,7 @@ fn a_step_is_shown_as_programs_script_and_memory() {
     }
     let part = ["--segment", "block", "--part", "W"];
     let text = phalanx(dir.path(), &[&["explain"], SMALL, &part]).ok().out;
-    assert!(
-        text.contains("program block.W") && !text.contains("# script:"),
-        "{text}"
-    );
+    assert!(text.contains("program block.W") && !text.contains("# script:"), "{text}");
     let wrong = phalanx(dir.path(), &[&["explain"], SMALL, &["--segment", "blok"]]);
     wrong.refused(&["embed | block | head"]);
 }
@@ -32,40 +29,23 @@ fn a_step_is_shown_as_programs_script_and_memory() {
 #[test]
 fn the_json_programs_parse_and_the_parts_of_memory_fit_the_arena() {
     let dir = tempfile::tempdir().unwrap();
-    let lines = phalanx(dir.path(), &[&["explain", "--json"], SMALL])
-        .ok()
-        .json();
-    let programs = lines
-        .iter()
-        .filter_map(|line| line["program"]["text"].as_str());
+    let lines = phalanx(dir.path(), &[&["explain", "--json"], SMALL]).ok().json();
+    let programs = lines.iter().filter_map(|line| line["program"]["text"].as_str());
     let names: Vec<String> = programs.map(|text| parse(text).unwrap().name).collect();
-    assert_eq!(
-        names,
-        ["embed.F", "embed.BW", "block.F", "block.BW", "head.FBW"]
-    );
+    assert_eq!(names, ["embed.F", "embed.BW", "block.F", "block.BW", "head.FBW"]);
     let actions = lines.iter().filter(|line| line.get("action").is_some());
-    assert!(
-        actions
-            .clone()
-            .all(|line| line["action"]["lane"] == "compute")
-    );
+    assert!(actions.clone().all(|line| line["action"]["lane"] == "compute"));
     assert!(actions.count() > 5);
     let memory = &lines.last().unwrap()["memory"];
     let peaks = memory["peaks"].as_object().unwrap();
-    let most = peaks
-        .values()
-        .map(|bytes| bytes.as_u64().unwrap())
-        .max()
-        .unwrap();
+    let most = peaks.values().map(|bytes| bytes.as_u64().unwrap()).max().unwrap();
     assert!(most <= memory["arena"].as_u64().unwrap());
 }
 
 #[test]
 fn a_benchmark_has_exactly_the_contracts_keys() {
     let dir = tempfile::tempdir().unwrap();
-    let lines = phalanx(dir.path(), &[&["bench", "step", "--json"], SMALL])
-        .ok()
-        .json();
+    let lines = phalanx(dir.path(), &[&["bench", "step", "--json"], SMALL]).ok().json();
     let row = lines[0].as_object().unwrap();
     let keys = [
         "median_ms",
@@ -77,14 +57,8 @@ fn a_benchmark_has_exactly_the_contracts_keys() {
         "floor_fraction",
     ];
     assert_eq!((lines.len(), row.len()), (1, keys.len()));
-    assert!(
-        keys.iter().all(|key| row[*key].as_f64().unwrap() > 0.0),
-        "{row:?}"
-    );
+    assert!(keys.iter().all(|key| row[*key].as_f64().unwrap() > 0.0), "{row:?}");
     assert!(row["best_ms"].as_f64() <= row["median_ms"].as_f64());
     assert!(row["gemm_fraction"].as_f64().unwrap() < 1.0);
-    assert!(
-        !dir.path().join("runs").exists(),
-        "a benchmark leaves no run"
-    );
+    assert!(!dir.path().join("runs").exists(), "a benchmark leaves no run");
 }

@@ -13,11 +13,7 @@ fn usage_errors_are_refusals_and_help_is_an_answer() {
     phalanx(dir, &[&[]]).refused(&["train"]);
     phalanx(dir, &[&["bench"]]).refused(&["step"]);
     phalanx(dir, &[&["eval", "--model", "models/a"]]).refused(&["hf:DIR", "run:DIR"]);
-    for help in [
-        ["--help"].as_slice(),
-        &["train", "--help"],
-        &["bench", "step", "--help"],
-    ] {
+    for help in [["--help"].as_slice(), &["train", "--help"], &["bench", "step", "--help"]] {
         assert!(phalanx(dir, &[help]).ok().out.contains("Usage"));
     }
     let listing = phalanx(dir, &[&["help", "config"]]).ok().out;
@@ -29,11 +25,7 @@ fn usage_errors_are_refusals_and_help_is_an_answer() {
 fn configurations_that_cannot_work_are_told_with_their_place() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    fs::write(
-        dir.join("bad.toml"),
-        "[model]\nheads = 5\n\n[train]\nstpes = 9\n",
-    )
-    .unwrap();
+    fs::write(dir.join("bad.toml"), "[model]\nheads = 5\n\n[train]\nstpes = 9\n").unwrap();
     phalanx(dir, &[&["train", "bad.toml", "--json"]]).refused(&[
         "bad.toml:5",
         "did you mean train.steps?",
@@ -47,16 +39,8 @@ fn configurations_that_cannot_work_are_told_with_their_place() {
     set("precision.compute=f16").refused(&["bf16"]);
     set("model.kind=mlp").refused(&["mlp_regression"]);
     set("model.dropout=0.1").refused(&["llama has no dropout"]);
-    let large = phalanx(
-        dir,
-        &[&[
-            "train",
-            "--preset",
-            "llama-0.95b",
-            "--set",
-            "train.batch_size=4096",
-        ]],
-    );
+    let large =
+        phalanx(dir, &[&["train", "--preset", "llama-0.95b", "--set", "train.batch_size=4096"]]);
     large.refused(&["this machine has", "train.microbatches"]);
     set("run.memory_limit=1000").refused(&["run.memory_limit allows 1000"]);
     assert!(!dir.join("runs").exists(), "nothing was started");
@@ -68,10 +52,7 @@ fn data_that_cannot_be_read_is_told_by_name() {
     let dir = dir.path();
     let data = |kind: &str, path: &str| {
         let (kind, path) = (format!("data.kind={kind}"), format!("data.path={path}"));
-        phalanx(
-            dir,
-            &[&["train", "--json"], &["--set", &kind, "--set", &path]],
-        )
+        phalanx(dir, &[&["train", "--json"], &["--set", &kind, "--set", &path]])
     };
     data("text", "gone.txt").refused(&["gone.txt"]);
     fs::write(dir.join("empty.txt"), "").unwrap();
@@ -90,12 +71,7 @@ fn data_that_cannot_be_read_is_told_by_name() {
 fn folders_that_hold_no_model_are_told_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let eval = |model: &str| {
-        phalanx(
-            dir,
-            &[&["eval", "--model", model, "--ids", "1,2", "--json"]],
-        )
-    };
+    let eval = |model: &str| phalanx(dir, &[&["eval", "--model", model, "--ids", "1,2", "--json"]]);
     eval("hf:gone").refused(&["gone"]);
     eval("run:gone").refused(&["gone"]);
     fs::create_dir(dir.join("empty")).unwrap();

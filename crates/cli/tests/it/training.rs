@@ -9,13 +9,7 @@ const STEP_KEYS: [&str; 6] = ["step", "loss", "grad_norm", "lr", "tokens_per_s",
 #[test]
 fn json_has_a_line_per_step_and_a_summary_at_the_end() {
     let dir = tempfile::tempdir().unwrap();
-    let settings = [
-        "--json",
-        "--set",
-        "train.steps=4",
-        "--set",
-        "train.eval_every=2",
-    ];
+    let settings = ["--json", "--set", "train.steps=4", "--set", "train.eval_every=2"];
     let done = phalanx(dir.path(), &[&["train"], SMALL, &settings]).ok();
     let lines = done.json();
     let steps: Vec<_> = lines.iter().filter(|l| l.get("step").is_some()).collect();
@@ -23,33 +17,19 @@ fn json_has_a_line_per_step_and_a_summary_at_the_end() {
     for (i, step) in steps.iter().enumerate() {
         let object = step.as_object().unwrap();
         assert_eq!(object.len(), STEP_KEYS.len());
-        assert!(
-            STEP_KEYS.iter().all(|key| object[*key].is_number()),
-            "{step}"
-        );
+        assert!(STEP_KEYS.iter().all(|key| object[*key].is_number()), "{step}");
         assert_eq!(step["step"], i + 1);
     }
     let evaluations: Vec<_> = lines.iter().filter(|l| l["event"] == "eval").collect();
     assert_eq!(evaluations.len(), 2);
-    assert!(
-        evaluations
-            .iter()
-            .all(|e| e.get("loss").is_none() && e["val_loss"].is_number())
-    );
+    assert!(evaluations.iter().all(|e| e.get("loss").is_none() && e["val_loss"].is_number()));
     let summary = &lines.last().unwrap()["summary"];
     assert_eq!(summary["steps"], 4);
     assert_eq!(summary["last_loss"], steps[3]["loss"]);
-    assert!(
-        done.err.contains("step 4/4"),
-        "people read standard error: {}",
-        done.err
-    );
+    assert!(done.err.contains("step 4/4"), "people read standard error: {}", done.err);
     // The folder tells the same.
     let run = dir.path().join(summary["run_dir"].as_str().unwrap());
-    assert_eq!(
-        fs::read_to_string(run.join("metrics.jsonl")).unwrap(),
-        done.out
-    );
+    assert_eq!(fs::read_to_string(run.join("metrics.jsonl")).unwrap(), done.out);
 }
 
 #[test]
@@ -57,19 +37,10 @@ fn a_run_leaves_its_folder_and_can_be_repeated_from_it() {
     let dir = tempfile::tempdir().unwrap();
     small_run(dir.path());
     let run = dir.path().join("runs/a");
-    for name in [
-        "config.toml",
-        "metrics.jsonl",
-        "loss.svg",
-        "model.safetensors",
-    ] {
+    for name in ["config.toml", "metrics.jsonl", "loss.svg", "model.safetensors"] {
         assert!(run.join(name).is_file(), "{name}");
     }
-    assert!(
-        fs::read_to_string(run.join("loss.svg"))
-            .unwrap()
-            .starts_with("<svg")
-    );
+    assert!(fs::read_to_string(run.join("loss.svg")).unwrap().starts_with("<svg"));
     // The same configuration gives the same bits, in another folder.
     phalanx(dir.path(), &[&["train", "runs/a/config.toml"]]).ok();
     let again = dir.path().join("runs/a-2");
@@ -80,11 +51,7 @@ fn a_run_leaves_its_folder_and_can_be_repeated_from_it() {
 #[test]
 fn people_see_what_is_trained_how_it_goes_and_what_comes_next() {
     let dir = tempfile::tempdir().unwrap();
-    let done = phalanx(
-        dir.path(),
-        &[&["train"], SMALL, &["--set", "train.steps=12"]],
-    )
-    .ok();
+    let done = phalanx(dir.path(), &[&["train"], SMALL, &["--set", "train.steps=12"]]).ok();
     for words in [
         "llama of 1 layers",
         "parameters",
@@ -98,16 +65,9 @@ fn people_see_what_is_trained_how_it_goes_and_what_comes_next() {
         "model.safetensors",
         "phalanx export",
     ] {
-        assert!(
-            done.out.contains(words),
-            "`{words}` is not in: {}",
-            done.out
-        );
+        assert!(done.out.contains(words), "`{words}` is not in: {}", done.out);
     }
-    assert!(
-        !done.out.contains('\x1b'),
-        "no colours away from a terminal"
-    );
+    assert!(!done.out.contains('\x1b'), "no colours away from a terminal");
 }
 
 #[test]

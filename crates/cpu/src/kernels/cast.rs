@@ -62,28 +62,11 @@ mod tests {
             cast(x, &mut out);
             out
         }
-        let x = [
-            1.5f64,
-            -2.75,
-            0.0,
-            1e10,
-            -1e10,
-            f64::NAN,
-            1.003_906_25,
-            16_777_217.0,
-        ];
-        assert_eq!(
-            to::<_, i32>(&x),
-            [1, -2, 0, i32::MAX, i32::MIN, 0, 1, 16_777_217]
-        );
+        let x = [1.5f64, -2.75, 0.0, 1e10, -1e10, f64::NAN, 1.003_906_25, 16_777_217.0];
+        assert_eq!(to::<_, i32>(&x), [1, -2, 0, i32::MAX, i32::MIN, 0, 1, 16_777_217]);
         assert_eq!(to::<_, u8>(&x), [1, 1, 0, 1, 1, 1, 1, 1]);
         let singles = to::<_, f32>(&x);
-        assert!(
-            singles
-                .iter()
-                .zip(x)
-                .all(|(s, x)| s.to_bits() == (x as f32).to_bits())
-        );
+        assert!(singles.iter().zip(x).all(|(s, x)| s.to_bits() == (x as f32).to_bits()));
         let narrow = to::<_, bf16>(&singles);
         let same = |(b, s): (&bf16, &f32)| b.to_bits() == bf16::from_f32(*s).to_bits();
         assert!(narrow.iter().zip(&singles).all(same));

@@ -118,10 +118,7 @@ pub fn linear_loss<T: Element, G: Gemm>(
 ///
 /// # Panics
 /// As there.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "three results and their operands"
-)]
+#[expect(clippy::too_many_arguments, reason = "three results and their operands")]
 pub fn linear_loss_and_gradient<T: Element, G: Gemm>(
     gemm: &G,
     x: Mat<T>,
@@ -239,13 +236,7 @@ mod tests {
         let logits: Vec<T> = random("logits", rows * classes, 3.0);
         let d_nll: Vec<T::Acc> = random("d_nll", rows, 1.0);
         let targets: Vec<i32> = (0..rows as i32)
-            .map(|i| {
-                if i % 4 == 3 {
-                    -1 - i
-                } else {
-                    i * 31 % classes as i32
-                }
-            })
+            .map(|i| if i % 4 == 3 { -1 - i } else { i * 31 % classes as i32 })
             .collect();
         let (mut nll, mut lse) = (vec![T::Acc::ZERO; rows], vec![T::Acc::ZERO; rows]);
         let view = Mat::rows_of(&logits, rows, classes);
@@ -287,12 +278,7 @@ mod tests {
         masked[PIECE] = 2.0;
         masked[PIECE + 1] = 2.0;
         let target = [PIECE as i32];
-        loss(
-            Mat::rows_of(&masked, 1, PIECE + 2),
-            &target,
-            &mut nll,
-            &mut lse,
-        );
+        loss(Mat::rows_of(&masked, 1, PIECE + 2), &target, &mut nll, &mut lse);
         close("nll", f64::from(nll[0]), 2f64.ln(), 1e-6);
     }
 
@@ -380,15 +366,7 @@ mod tests {
         fn view(logits: &mut [f32]) -> MatMut<'_, f32> {
             MatMut::rows_of(logits, 3, 5)
         }
-        linear_loss(
-            &Packing,
-            x,
-            w,
-            &[1, -1, 4],
-            view(&mut logits),
-            &mut nll,
-            &mut scratch,
-        );
+        linear_loss(&Packing, x, w, &[1, -1, 4], view(&mut logits), &mut nll, &mut scratch);
         let (out, dx) = (view(&mut logits), MatMut::rows_of(&mut dx, 3, 4));
         linear_loss_and_gradient(
             &Packing,

@@ -97,11 +97,7 @@ const QUADS: usize = 16;
 fn keep_some<T: Element>(x: &[T], words: &[u32], dropped: u32, factor: T::Acc, out: &mut [T]) {
     for ((out, x), word) in out.iter_mut().zip(x).zip(words) {
         let scaled = T::store(x.load() * factor);
-        *out = if *word > dropped {
-            scaled
-        } else {
-            T::default()
-        };
+        *out = if *word > dropped { scaled } else { T::default() };
     }
 }
 
@@ -113,11 +109,7 @@ mod tests {
     use super::super::testing::{doubles, normals};
     use super::*;
 
-    const MASK: Mask = Mask {
-        key: [11, -12, 13, 14, 15],
-        site: 16,
-        p: 0.3,
-    };
+    const MASK: Mask = Mask { key: [11, -12, 13, 14, 15], site: 16, p: 0.3 };
 
     #[track_caller]
     fn follows_the_definition(x: &[f32], mask: Mask, sample: usize, first: usize) {

@@ -131,11 +131,7 @@ impl<T: Element> Loop1<T::Acc> for MapTo<'_, T> {
     #[inline(always)]
     fn run(self, f: impl Fn(T::Acc) -> T::Acc) {
         let Self { x, out } = self;
-        vectorized(inlined!(|| map1(
-            x,
-            out,
-            inlined!(|x: T| T::store(f(x.load())))
-        )));
+        vectorized(inlined!(|| map1(x, out, inlined!(|x: T| T::store(f(x.load()))))));
     }
 }
 
@@ -253,10 +249,8 @@ mod tests {
     }
 
     fn is_defined(op: UnaryKind, x: f64) -> bool {
-        let positive = matches!(
-            op,
-            UnaryKind::Log | UnaryKind::Sqrt | UnaryKind::Rsqrt | UnaryKind::Recip
-        );
+        let positive =
+            matches!(op, UnaryKind::Log | UnaryKind::Sqrt | UnaryKind::Rsqrt | UnaryKind::Recip);
         // Near a pole or a kink, differences say nothing about the derivative.
         !(positive && x < 0.3 || op == UnaryKind::Relu && x.abs() < 1e-3)
     }
@@ -276,11 +270,7 @@ mod tests {
                 .iter()
                 .map(|x| numerical_gradient(&[*x], |x| naive(op, x[0]))[0])
                 .collect::<Vec<_>>();
-            let want: Vec<f64> = doubles(&dy)
-                .iter()
-                .zip(slopes)
-                .map(|(d, s)| d * s)
-                .collect();
+            let want: Vec<f64> = doubles(&dy).iter().zip(slopes).map(|(d, s)| d * s).collect();
             assert_close(&out, &want, tolerance::<T>(16.0).max(1e-8));
         }
     }
@@ -333,11 +323,7 @@ mod tests {
                 }
             };
             let mut out = vec![T::default(); n];
-            let (ac, bc, sc) = (
-                Operand::Chunk(&a[..]),
-                Operand::Chunk(&b[..]),
-                Operand::Scalar(s),
-            );
+            let (ac, bc, sc) = (Operand::Chunk(&a[..]), Operand::Chunk(&b[..]), Operand::Scalar(s));
             for (left, right) in [(ac, bc), (ac, sc), (sc, bc), (sc, sc)] {
                 let at = |operand: Operand<'_, T>, i: usize| match operand {
                     Operand::Chunk(values) => values[i],
@@ -394,24 +380,13 @@ mod tests {
             compare(op, Operand::Chunk(&a), Operand::Chunk(&b), &mut mask);
             assert_eq!(mask, want, "{op:?}");
             let narrow = [-1.0, 0.0, 1.0, -8.0].map(bf16::from_f32);
-            compare(
-                op,
-                Operand::Chunk(&narrow),
-                Operand::Scalar(bf16::ZERO),
-                &mut mask,
-            );
+            compare(op, Operand::Chunk(&narrow), Operand::Scalar(bf16::ZERO), &mut mask);
             assert_eq!(mask, want, "{op:?}");
             let mut out = [0; 4];
             select(&mask, Operand::Chunk(&a), Operand::Scalar(7), &mut out);
-            assert_eq!(
-                out,
-                std::array::from_fn(|i| if want[i] == 1 { a[i] } else { 7 })
-            );
+            assert_eq!(out, std::array::from_fn(|i| if want[i] == 1 { a[i] } else { 7 }));
             select(&mask, Operand::Scalar(7), Operand::Chunk(&b), &mut out);
-            assert_eq!(
-                out,
-                std::array::from_fn(|i| if want[i] == 1 { 7 } else { b[i] })
-            );
+            assert_eq!(out, std::array::from_fn(|i| if want[i] == 1 { 7 } else { b[i] }));
         }
     }
 }

@@ -33,11 +33,7 @@ pub struct Held {
 impl Held {
     /// A table that is held as a whole.
     pub fn all(vocabulary: usize) -> Self {
-        Self {
-            vocabulary,
-            first: 0,
-            rows: vocabulary,
-        }
+        Self { vocabulary, first: 0, rows: vocabulary }
     }
 
     /// Where row `id` is, if it is held.
@@ -48,11 +44,7 @@ impl Held {
                 let local = row.wrapping_sub(self.first);
                 Ok((local < self.rows).then_some(local))
             }
-            _ => Err(UnknownId {
-                position,
-                id,
-                vocabulary: self.vocabulary,
-            }),
+            _ => Err(UnknownId { position, id, vocabulary: self.vocabulary }),
         }
     }
 }
@@ -164,11 +156,7 @@ mod tests {
     const IDS: [i32; 9] = [3, 0, 6, 3, 3, 1, 0, 5, 6];
 
     fn held(first: usize, rows: usize) -> Held {
-        Held {
-            vocabulary: V,
-            first,
-            rows,
-        }
+        Held { vocabulary: V, first, rows }
     }
 
     #[test]
@@ -195,11 +183,7 @@ mod tests {
         for bad in [-1, 7, i32::MIN, i32::MAX] {
             let (mut out, mut grad) = ([0f32; 3 * D], [0f32; V * D]);
             let ids = [0, 6, bad];
-            let error = UnknownId {
-                position: 2,
-                id: bad,
-                vocabulary: V,
-            };
+            let error = UnknownId { position: 2, id: bad, vocabulary: V };
             let got = gather(&table, Held::all(V), D, &ids, &mut out);
             assert_eq!(got, Err(error));
             let got = gather_gradient(&ids, &out, D, held(2, 3), true, &mut grad);
@@ -211,11 +195,7 @@ mod tests {
         let dy: Vec<T> = normals("dy", IDS.len() * D);
         let before: Vec<G> = normals("before", V * D);
         for accumulate in [false, true] {
-            let mut want = if accumulate {
-                doubles(&before)
-            } else {
-                vec![0.0; V * D]
-            };
+            let mut want = if accumulate { doubles(&before) } else { vec![0.0; V * D] };
             for (id, dy) in IDS.iter().zip(doubles(&dy).chunks(D)) {
                 for (want, dy) in want[*id as usize * D..][..D].iter_mut().zip(dy) {
                     *want += dy;

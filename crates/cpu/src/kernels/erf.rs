@@ -56,15 +56,8 @@ const NEAR_SINGLE: [f64; 7] = [
     -0.376126267,
     0.12837917,
 ];
-const FAR_SINGLE: [f64; 7] = [
-    -3.4323474,
-    -1.8260864,
-    6.45592085,
-    0.8119633,
-    1.32302853,
-    0.54726868,
-    0.000605118391,
-];
+const FAR_SINGLE: [f64; 7] =
+    [-3.4323474, -1.8260864, 6.45592085, 0.8119633, 1.32302853, 0.54726868, 0.000605118391];
 const NEAR_DOUBLE: [f64; 12] = [
     -7.795898827002142e-10,
     1.3720064546777686e-8,
@@ -128,16 +121,10 @@ mod tests {
             let x = f64::from(i) * 1e-4;
             let want = reference(x);
             let (double, single) = (erf(x), f64::from(erf(x as f32)));
-            assert!(
-                (double - want).abs() <= 1e-14,
-                "erf({x}): {double}, not {want}"
-            );
+            assert!((double - want).abs() <= 1e-14, "erf({x}): {double}, not {want}");
             let want = reference(f64::from(x as f32));
             let allowed = 1.2e-7 * want.abs().max(1e-30);
-            assert!(
-                (single - want).abs() <= allowed,
-                "erf({x}): {single}, not {want}"
-            );
+            assert!((single - want).abs() <= allowed, "erf({x}): {single}, not {want}");
         }
         assert!(erf(f32::NAN).is_nan() && erf(f64::NAN).is_nan());
         assert_eq!((erf(f32::INFINITY), erf(f64::NEG_INFINITY)), (1.0, -1.0));

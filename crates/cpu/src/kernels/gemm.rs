@@ -224,9 +224,7 @@ fn store<C: Element>(c: MatMut<C>, sums: Mat<C::Acc>, accumulate: bool) {
 fn blocks(size: usize, bounded: bool) -> impl Iterator<Item = Range<usize>> {
     let count = if bounded { size.div_ceil(BLOCK) } else { 1 };
     let step = size.div_ceil(count.max(1)).max(1);
-    (0..size.max(1))
-        .step_by(step)
-        .map(move |start| start..size.min(start + step))
+    (0..size.max(1)).step_by(step).map(move |start| start..size.min(start + step))
 }
 
 /// Whether the elements of a column, and not those of a row, are adjacent.
@@ -254,10 +252,7 @@ fn floats_mut<T: Element>(mut mat: MatMut<T>) -> MatMut<T::Acc> {
 
 /// Rows of `a`, inner dimension and columns of `b`, after checking that all three matrices agree.
 fn inner_shape(c: [usize; 2], a: [usize; 2], b: [usize; 2]) -> [usize; 3] {
-    assert!(
-        a[1] == b[0] && c == [a[0], b[1]],
-        "a product of {a:?} and {b:?} does not give {c:?}"
-    );
+    assert!(a[1] == b[0] && c == [a[0], b[1]], "a product of {a:?} and {b:?} does not give {c:?}");
     [a[0], a[1], b[1]]
 }
 
@@ -302,17 +297,10 @@ mod tests {
                 for j in 0..n {
                     let sum: f64 = (0..k).map(|l| at(&a, sa, i, l) * at(&b, sb, l, j)).sum();
                     let place = i * sc[0] + j * sc[1];
-                    let start = if accumulate {
-                        before[place].load().to_f64()
-                    } else {
-                        0.0
-                    };
+                    let start = if accumulate { before[place].load().to_f64() } else { 0.0 };
                     let (want, got) = (start + sum, c[place].load().to_f64());
                     let error = (got - want).abs() / (1.0 + want.abs());
-                    assert!(
-                        error <= tolerance,
-                        "{m} {k} {n}, case {case}: {got} not {want}"
-                    );
+                    assert!(error <= tolerance, "{m} {k} {n}, case {case}: {got} not {want}");
                 }
             }
         }
@@ -320,14 +308,7 @@ mod tests {
 
     #[test]
     fn products_of_every_type() {
-        for [m, k, n] in [
-            [1, 1, 1],
-            [5, 7, 3],
-            [33, 65, 17],
-            [70, 0, 9],
-            [1, 40, 50],
-            [40, 3, 1],
-        ] {
+        for [m, k, n] in [[1, 1, 1], [5, 7, 3], [33, 65, 17], [70, 0, 9], [1, 40, 50], [40, 3, 1]] {
             check::<f32, f32, f32>(m, k, n, 2e-5);
             check::<f64, f64, f64>(m, k, n, 1e-13);
             check::<bf16, bf16, f32>(m, k, n, 2e-5);

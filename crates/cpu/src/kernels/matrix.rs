@@ -71,12 +71,7 @@ impl<'a, T> Mat<'a, T> {
     /// Every element must be readable, and written by nobody, for the lifetime `'a`.
     #[inline]
     pub unsafe fn from_raw(ptr: *const T, shape: [usize; 2], strides: [isize; 2]) -> Self {
-        Self {
-            ptr,
-            shape,
-            strides,
-            borrow: PhantomData,
-        }
+        Self { ptr, shape, strides, borrow: PhantomData }
     }
 
     /// The transpose, over the same elements.
@@ -96,9 +91,7 @@ impl<'a, T> Mat<'a, T> {
     #[inline]
     pub fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
         let shape = check_block(self.shape, &rows, &cols);
-        let ptr = self
-            .ptr
-            .wrapping_offset(offset(self.strides, rows.start, cols.start));
+        let ptr = self.ptr.wrapping_offset(offset(self.strides, rows.start, cols.start));
         Self { ptr, shape, ..self }
     }
 
@@ -163,12 +156,7 @@ impl<'a, T> MatMut<'a, T> {
     /// For the lifetime `'a` every element must be readable and writable, and used by nobody else.
     #[inline]
     pub unsafe fn from_raw(ptr: *mut T, shape: [usize; 2], strides: [isize; 2]) -> Self {
-        Self {
-            ptr,
-            shape,
-            strides,
-            borrow: PhantomData,
-        }
+        Self { ptr, shape, strides, borrow: PhantomData }
     }
 
     /// The same matrix for a shorter time.
@@ -201,9 +189,7 @@ impl<'a, T> MatMut<'a, T> {
     #[inline]
     pub fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
         let shape = check_block(self.shape, &rows, &cols);
-        let ptr = self
-            .ptr
-            .wrapping_offset(offset(self.strides, rows.start, cols.start));
+        let ptr = self.ptr.wrapping_offset(offset(self.strides, rows.start, cols.start));
         Self { ptr, shape, ..self }
     }
 
@@ -276,11 +262,7 @@ impl<C: Element> MatMut<'_, C> {
                 unsafe {
                     let value = *values.ptr.offset(offset(values.strides, i, j));
                     let place = self.ptr.offset(offset(self.strides, i, j));
-                    *place = C::store(if accumulate {
-                        (*place).load() + value
-                    } else {
-                        value
-                    });
+                    *place = C::store(if accumulate { (*place).load() + value } else { value });
                 }
             }
         }
@@ -304,13 +286,7 @@ fn check_extent(len: usize, [rows, cols]: [usize; 2], strides: [usize; 2]) {
 }
 
 fn check_block(shape: [usize; 2], rows: &Range<usize>, cols: &Range<usize>) -> [usize; 2] {
-    assert!(
-        rows.start <= rows.end && rows.end <= shape[0],
-        "rows {rows:?} of {shape:?}"
-    );
-    assert!(
-        cols.start <= cols.end && cols.end <= shape[1],
-        "columns {cols:?} of {shape:?}"
-    );
+    assert!(rows.start <= rows.end && rows.end <= shape[0], "rows {rows:?} of {shape:?}");
+    assert!(cols.start <= cols.end && cols.end <= shape[1], "columns {cols:?} of {shape:?}");
     [rows.len(), cols.len()]
 }

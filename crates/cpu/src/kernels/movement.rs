@@ -23,10 +23,7 @@ pub fn permute<T: Copy>(
     let walk = Walk::new(shape, permutation);
     let mut done = 0;
     while done < out.len() {
-        let (row, column) = (
-            (first + done) / walk.inner.size,
-            (first + done) % walk.inner.size,
-        );
+        let (row, column) = ((first + done) / walk.inner.size, (first + done) % walk.inner.size);
         let base = walk.row_start(row);
         let whole_rows = (out.len() - done) / walk.inner.size;
         let together = whole_rows.min(walk.rows_side_by_side(row));
@@ -42,10 +39,7 @@ pub fn permute<T: Copy>(
                 rest[..count].copy_from_slice(&from[..count]);
             } else {
                 let strided = from.iter().step_by(walk.inner.stride);
-                rest[..count]
-                    .iter_mut()
-                    .zip(strided)
-                    .for_each(|(o, x)| *o = *x);
+                rest[..count].iter_mut().zip(strided).for_each(|(o, x)| *o = *x);
             }
             done += count;
         }
@@ -123,29 +117,16 @@ impl Walk {
             strides[i - 1] = strides[i] * shape[i];
         }
         let unit = Dim { size: 1, stride: 1 };
-        let mut walk = Self {
-            outer: [unit; MAX_DIMS],
-            count: 0,
-            inner: unit,
-        };
+        let mut walk = Self { outer: [unit; MAX_DIMS], count: 0, inner: unit };
         for &p in permutation {
-            let (dim, last) = (
-                Dim {
-                    size: shape[p],
-                    stride: strides[p],
-                },
-                walk.inner,
-            );
+            let (dim, last) = (Dim { size: shape[p], stride: strides[p] }, walk.inner);
             if dim.size == 1 {
                 continue;
             }
             if last.size == 1 {
                 walk.inner = dim;
             } else if last.stride == dim.size * dim.stride {
-                walk.inner = Dim {
-                    size: last.size * dim.size,
-                    ..dim
-                };
+                walk.inner = Dim { size: last.size * dim.size, ..dim };
             } else {
                 walk.outer[walk.count] = last;
                 walk.count += 1;
@@ -227,13 +208,7 @@ mod tests {
     /// Any share of the result must equal that part of the naive result.
     fn check_shares(want: &[u32], share: impl Fn(usize, &mut [u32])) {
         let n = want.len();
-        for (first, end) in [
-            (0, n),
-            (0, n / 2),
-            (n / 2, n),
-            (n / 3, n - n / 5),
-            (1.min(n), n),
-        ] {
+        for (first, end) in [(0, n), (0, n / 2), (n / 2, n), (n / 3, n - n / 5), (1.min(n), n)] {
             let mut out = vec![u32::MAX; end - first];
             share(first, &mut out);
             assert_eq!(out, want[first..end], "elements {first}..{end} of {n}");
@@ -249,10 +224,7 @@ mod tests {
                     index[*p] = element % size;
                     element /= size;
                 }
-                let flat = index
-                    .iter()
-                    .zip(shape)
-                    .fold(0, |flat, (i, size)| flat * size + i);
+                let flat = index.iter().zip(shape).fold(0, |flat, (i, size)| flat * size + i);
                 x[flat]
             })
             .collect()
@@ -275,9 +247,7 @@ mod tests {
         ] {
             let x: Vec<u32> = (0..shape.iter().product::<usize>() as u32).collect();
             let want = naive_permute(&x, shape, permutation);
-            check_shares(&want, |first, out| {
-                permute(&x, shape, permutation, first, out)
-            });
+            check_shares(&want, |first, out| permute(&x, shape, permutation, first, out));
         }
     }
 

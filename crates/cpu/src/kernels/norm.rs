@@ -95,12 +95,7 @@ pub fn layer_norm_gradient<T: Element>(
     dgamma: &mut [T::Acc],
     dbeta: &mut [T::Acc],
 ) {
-    let LayerNormed {
-        x,
-        gamma,
-        mean,
-        rstd,
-    } = forward;
+    let LayerNormed { x, gamma, mean, rstd } = forward;
     let d = gamma.len();
     let count = T::Acc::from_f64(d as f64);
     assert_eq!([x.len(), dy.len(), dx.len()], [rstd.len() * d; 3]);
@@ -110,10 +105,8 @@ pub fn layer_norm_gradient<T: Element>(
         let rows = given.zip(mean.iter().zip(rstd)).zip(dx.chunks_exact_mut(d));
         for (((x, dy), (&mean, &rstd)), dx) in rows {
             let sum = lane_sum([dy, gamma], inlined!(|[dy, g]| dy * g));
-            let product = lane_sum(
-                [x, dy, gamma],
-                inlined!(|[x, dy, g]| (x - mean) * rstd * (dy * g)),
-            );
+            let product =
+                lane_sum([x, dy, gamma], inlined!(|[x, dy, g]| (x - mean) * rstd * (dy * g)));
             let means = [sum / count, product / count];
             layer_gradient_row([x, gamma, dy], [mean, rstd], means, dx, dgamma, dbeta);
         }
@@ -195,11 +188,7 @@ mod tests {
         let d = gamma.len() as f64;
         let mut y = Vec::new();
         for row in x.chunks(gamma.len()) {
-            let mean = if centred {
-                row.iter().sum::<f64>() / d
-            } else {
-                0.0
-            };
+            let mean = if centred { row.iter().sum::<f64>() / d } else { 0.0 };
             let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / d;
             for (x, (g, b)) in row.iter().zip(gamma.iter().zip(beta)) {
                 y.push((x - mean) / (variance + EPS).sqrt() * g + b);
@@ -255,12 +244,7 @@ mod tests {
 
         dgamma.fill(T::Acc::ONE);
         layer_norm(&x, &gamma, &beta, EPS, &mut y, &mut mean, &mut rstd);
-        let forward = LayerNormed {
-            x: &x,
-            gamma: &gamma,
-            mean: &mean,
-            rstd: &rstd,
-        };
+        let forward = LayerNormed { x: &x, gamma: &gamma, mean: &mean, rstd: &rstd };
         layer_norm_gradient(forward, &dy, &mut dx, &mut dgamma, &mut dbeta);
         let loss = |x: &[f64], g: &[f64], b: &[f64]| dot(&naive_layer(x, g, b, true), &dy64);
         let want = numerical_gradient(&x64, |x| loss(x, &gamma64, &beta64));

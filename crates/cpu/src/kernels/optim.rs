@@ -323,9 +323,7 @@ mod tests {
 
     fn gradients<G: Element>(t: u64, clip: f64) -> Vec<G> {
         let t = t as f64;
-        [0.1 * t, -0.02, 0.5 - 0.3 * t, 1e-6 * t, 4.0 / t]
-            .map(|g| round(g / clip))
-            .to_vec()
+        [0.1 * t, -0.02, 0.5 - 0.3 * t, 1e-6 * t, 4.0 / t].map(|g| round(g / clip)).to_vec()
     }
 
     /// Five steps of `update(step, gradients, weights, first state, second state)`, against
@@ -340,10 +338,8 @@ mod tests {
         let [mut m, mut v] = [(); 2].map(|()| vec![A::ZERO; 5]);
         for t in 1..=5 {
             // Every second step writes no copy, so that both loops are checked.
-            let weights = Weights {
-                master: &mut master,
-                copy: (t % 2 == 1).then_some(&mut copy[..]),
-            };
+            let weights =
+                Weights { master: &mut master, copy: (t % 2 == 1).then_some(&mut copy[..]) };
             update(t, &gradients(t, clip), weights, &mut m, &mut v);
         }
         // Narrow gradients are off by up to half a unit in their last place, and so is the sum of
@@ -364,26 +360,12 @@ mod tests {
             step: 0,
             clip: 1.0,
         };
-        let l2 = Adam {
-            decay: Decay::L2,
-            ..adamw
-        };
-        let large_eps = Adam {
-            betas: [0.8, 0.99],
-            eps: 1e-3,
-            weight_decay: 0.0,
-            ..adamw
-        };
-        let clipped = Adam {
-            clip: 0.25,
-            ..adamw
-        };
-        for (adam, want) in [
-            (adamw, &ADAMW),
-            (clipped, &ADAMW),
-            (large_eps, &ADAMW_LARGE_EPS),
-            (l2, &ADAM_L2),
-        ] {
+        let l2 = Adam { decay: Decay::L2, ..adamw };
+        let large_eps = Adam { betas: [0.8, 0.99], eps: 1e-3, weight_decay: 0.0, ..adamw };
+        let clipped = Adam { clip: 0.25, ..adamw };
+        for (adam, want) in
+            [(adamw, &ADAMW), (clipped, &ADAMW), (large_eps, &ADAMW_LARGE_EPS), (l2, &ADAM_L2)]
+        {
             five_steps::<A, G>(want, adam.clip, |step, grad, weights, m, v| {
                 Adam { step, ..adam }.update(grad, m, v, weights);
             });
@@ -400,21 +382,9 @@ mod tests {
             first: false,
             clip: 1.0,
         };
-        let momentum = Sgd {
-            momentum: 0.9,
-            weight_decay: 0.01,
-            clip: 0.5,
-            ..plain
-        };
-        let nesterov = Sgd {
-            nesterov: true,
-            ..momentum
-        };
-        for (sgd, want) in [
-            (plain, &SGD),
-            (momentum, &SGD_MOMENTUM),
-            (nesterov, &SGD_NESTEROV),
-        ] {
+        let momentum = Sgd { momentum: 0.9, weight_decay: 0.01, clip: 0.5, ..plain };
+        let nesterov = Sgd { nesterov: true, ..momentum };
+        for (sgd, want) in [(plain, &SGD), (momentum, &SGD_MOMENTUM), (nesterov, &SGD_NESTEROV)] {
             five_steps::<A, G>(want, sgd.clip, |step, grad, weights, buffer, _| {
                 // What the buffer holds before the first step must not matter.
                 let first = step == 1;
@@ -452,10 +422,7 @@ mod tests {
             clip: 1.0,
         };
         let (mut weight, mut buffer) = ([8.0f64], [0.0]);
-        let weights = Weights {
-            master: &mut weight,
-            copy: None::<&mut [f64]>,
-        };
+        let weights = Weights { master: &mut weight, copy: None::<&mut [f64]> };
         sgd.update(&[2.0f64], &mut buffer, weights);
         assert_eq!((weight, buffer), ([8.0 * 0.75 - 0.5 * 2.0], [2.0]));
     }

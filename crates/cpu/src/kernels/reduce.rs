@@ -32,15 +32,7 @@ pub fn reduce_leading<T: Element, C: Element<Acc = T::Acc>>(
         }
         ReduceKind::Max => {
             let max = inlined!(|a, b| larger(a, b));
-            columns_with(
-                x,
-                inner,
-                columns,
-                accumulate,
-                out,
-                T::Acc::NEG_INFINITY,
-                max,
-            );
+            columns_with(x, inner, columns, accumulate, out, T::Acc::NEG_INFINITY, max);
         }
     }
 }
@@ -137,11 +129,7 @@ fn columns_with<T: Element, C: Element<Acc = T::Acc>>(
                 }
             }
             for (out, &total) in out.iter_mut().zip(&total) {
-                let value = if accumulate {
-                    combine(out.load(), total)
-                } else {
-                    total
-                };
+                let value = if accumulate { combine(out.load(), total) } else { total };
                 *out = C::store(value);
             }
         }
@@ -212,10 +200,7 @@ mod tests {
         let squares: f64 = wide.iter().map(|x| x * x).sum();
         assert!((sum_of_squares(&x) - squares).abs() < 1e-9);
         // A single could not hold these squares, let alone their sum.
-        assert_eq!(
-            sum_of_squares(&[1e30f32, 1e30]),
-            2.0 * f64::from(1e30f32).powi(2)
-        );
+        assert_eq!(sum_of_squares(&[1e30f32, 1e30]), 2.0 * f64::from(1e30f32).powi(2));
     }
 
     #[test]

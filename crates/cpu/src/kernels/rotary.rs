@@ -114,10 +114,7 @@ impl<A: Float> Rotary<'_, A> {
     fn line(&self, row: usize) -> (&[A], &[A]) {
         let half = self.head_dim / 2;
         let line = (self.first_row + row) % self.seq + self.offset;
-        (
-            &self.cos[line * half..][..half],
-            &self.sin[line * half..][..half],
-        )
+        (&self.cos[line * half..][..half], &self.sin[line * half..][..half])
     }
 }
 
@@ -240,11 +237,7 @@ mod tests {
         rotary.rotate_in_place(ROWS, &mut wide, stride);
         for r in 0..ROWS {
             assert_eq!(wide[r * stride..][..WIDTH], y[r * WIDTH..][..WIDTH]);
-            assert!(
-                wide[r * stride + WIDTH..][..7]
-                    .iter()
-                    .all(|v| v.load() == T::Acc::ONE)
-            );
+            assert!(wide[r * stride + WIDTH..][..7].iter().all(|v| v.load() == T::Acc::ONE));
         }
     }
 

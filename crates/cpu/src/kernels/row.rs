@@ -65,22 +65,14 @@ mod tests {
     #[test]
     fn against_plain_sums_at_every_length() {
         for len in 0..100 {
-            let row: Vec<f64> = (0..len)
-                .map(|i| ((i * 37 % 19) as f64 - 9.0) * 0.3)
-                .collect();
+            let row: Vec<f64> = (0..len).map(|i| ((i * 37 % 19) as f64 - 9.0) * 0.3).collect();
             let other: Vec<f64> = row.iter().map(|x| 1.0 - x).collect();
             let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             assert_eq!(maximum(&row), largest);
             let close = |got: f64, want: f64| {
-                assert!(
-                    (got - want).abs() <= 1e-12 * (1.0 + want.abs()),
-                    "{got} {want}"
-                );
+                assert!((got - want).abs() <= 1e-12 * (1.0 + want.abs()), "{got} {want}");
             };
-            close(
-                dot(&row, &other),
-                row.iter().zip(&other).map(|(x, y)| x * y).sum(),
-            );
+            close(dot(&row, &other), row.iter().zip(&other).map(|(x, y)| x * y).sum());
             let mut powers = row.clone();
             let sum = exp_in_place(&mut powers, 2.0, 0.5);
             close(sum, row.iter().map(|x| (x * 2.0 - 0.5).exp()).sum());

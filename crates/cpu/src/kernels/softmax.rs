@@ -53,10 +53,7 @@ fn gradient_row<T: Element>(y: &[T], dy: &[T], along: T::Acc, dx: &mut [T]) {
 
 fn check_lengths(width: usize, [given, result]: [usize; 2]) {
     assert_eq!(given, result);
-    assert!(
-        given == 0 || given.is_multiple_of(width),
-        "{given} elements are no rows of {width}"
-    );
+    assert!(given == 0 || given.is_multiple_of(width), "{given} elements are no rows of {width}");
 }
 
 #[cfg(test)]

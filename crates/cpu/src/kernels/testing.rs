@@ -37,10 +37,7 @@ pub(crate) fn assert_close<T: Element>(got: &[T], want: &[f64], limit: f64) {
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
         let g = g.load().to_f64();
         let error = (g - w).abs() / w.abs().max(1.0);
-        assert!(
-            error <= limit,
-            "element {i}: {g} is not {w} (error {error:e}, allowed {limit:e})"
-        );
+        assert!(error <= limit, "element {i}: {g} is not {w} (error {error:e}, allowed {limit:e})");
     }
 }
 
@@ -68,7 +65,5 @@ pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
 /// Normal numbers times `factor`, rounded to `T`; the same ones for the same name.
 pub(crate) fn random<T: Element>(name: &str, len: usize, factor: f64) -> Vec<T> {
     let stream = Stream::named(9, name);
-    (0..len as u64)
-        .map(|i| round(factor * stream.normal(i)))
-        .collect()
+    (0..len as u64).map(|i| round(factor * stream.normal(i))).collect()
 }

@@ -50,10 +50,7 @@ where
     for (r, line) in copy.iter_mut().enumerate() {
         line.copy_from_slice(&from.row(i + r)[j..j + SIDE]);
     }
-    #[expect(
-        clippy::needless_range_loop,
-        reason = "it counts columns of the copy, not rows"
-    )]
+    #[expect(clippy::needless_range_loop, reason = "it counts columns of the copy, not rows")]
     for c in 0..SIDE {
         let line: [C; SIDE] = std::array::from_fn(
             #[inline(always)]
@@ -87,9 +84,8 @@ mod tests {
     #[test]
     fn every_element_moves_to_its_place() {
         for [rows, cols] in [[1, 1], [16, 16], [15, 40], [33, 17], [64, 5]] {
-            let from: Vec<bf16> = (0..rows * cols)
-                .map(|i| bf16::from_f32((i % 251) as f32))
-                .collect();
+            let from: Vec<bf16> =
+                (0..rows * cols).map(|i| bf16::from_f32((i % 251) as f32)).collect();
             let mut to = vec![f32::NAN; rows * cols];
             let out = MatMut::rows_of(&mut to, cols, rows);
             transpose(Mat::rows_of(&from, rows, cols), out);

@@ -70,10 +70,7 @@ impl Bell {
                     Ok((guard, _)) => guard,
                     Err(poisoned) => poisoned.into_inner().0,
                 },
-                None => self
-                    .wake
-                    .wait(guard)
-                    .unwrap_or_else(PoisonError::into_inner),
+                None => self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner),
             };
             is_ready = ready();
         }

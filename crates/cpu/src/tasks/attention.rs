@@ -61,11 +61,7 @@ impl<T: Element> Pairs<T> {
         // SAFETY: the task declared that it reads the key, which has five words.
         let words = unsafe { cx.get::<i32>(key, 0..5) };
         let key = std::array::from_fn(|i| words[i]);
-        Some(Mask {
-            key,
-            site: self.attention.site,
-            p: self.attention.dropout,
-        })
+        Some(Mask { key, site: self.attention.site, p: self.attention.dropout })
     }
 
     fn is_key(&self, index: usize) -> bool {
@@ -73,11 +69,7 @@ impl<T: Element> Pairs<T> {
     }
 
     fn forward(&self, cx: &Context<'_>, pairs: Range<usize>) {
-        let attention = Attention {
-            shape: self.shape,
-            dropout: self.mask(cx),
-            gemm: &Packing,
-        };
+        let attention = Attention { shape: self.shape, dropout: self.mask(cx), gemm: &Packing };
         // The materialised form makes the log-sum-exp on its way, and nobody keeps it.
         let rows = if self.flash() { 0 } else { self.rows() };
         let scratch = cx.scratch::<T::Acc>(rows + self.forward_scratch());
@@ -114,13 +106,7 @@ impl<T: Element> Pairs<T> {
         // SAFETY: the task declared these accesses, and the two results are distinct.
         unsafe {
             let from = cx.get::<T>(&self.outputs[1], own.clone());
-            dropout(
-                from,
-                mask,
-                sample,
-                own.start,
-                cx.get_mut::<T>(&self.outputs[2], own),
-            );
+            dropout(from, mask, sample, own.start, cx.get_mut::<T>(&self.outputs[2], own));
         }
     }
 
@@ -153,16 +139,11 @@ impl<T: Element> Task for Pairs<T> {
                 0..var.elements()
             }
         };
-        let inputs = self.inputs.iter().enumerate().map(|(i, var)| {
-            if self.is_key(i) {
-                var.reads_all()
-            } else {
-                var.reads(part(var))
-            }
-        });
-        inputs
-            .chain(self.outputs.iter().map(|v| v.writes(part(v))))
-            .collect()
+        let inputs =
+            self.inputs.iter().enumerate().map(|(i, var)| {
+                if self.is_key(i) { var.reads_all() } else { var.reads(part(var)) }
+            });
+        inputs.chain(self.outputs.iter().map(|v| v.writes(part(v)))).collect()
     }
 
     fn run(&self, cx: &Context<'_>) {
@@ -173,11 +154,7 @@ impl<T: Element> Task for Pairs<T> {
         if !self.backward {
             return self.forward(cx, pairs);
         }
-        let attention = Attention {
-            shape: self.shape,
-            dropout: self.mask(cx),
-            gemm: &Packing,
-        };
+        let attention = Attention { shape: self.shape, dropout: self.mask(cx), gemm: &Packing };
         let dy = self.inputs.len() - 1 - usize::from(self.attention.drops());
         let scratch = cx.scratch::<T::Acc>(self.shape.backward_scratch());
         let tensors = BackwardTensors::<T> {

@@ -27,14 +27,7 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         Op::Fused(fused) => (fused.steps.clone(), fused.results.clone()),
         single => {
             let args = (0..inputs.len()).map(FusedArg::Input).collect();
-            (
-                vec![FusedStep {
-                    op: single.clone(),
-                    args,
-                    dtype: outputs[0].dtype,
-                }],
-                vec![0],
-            )
+            (vec![FusedStep { op: single.clone(), args, dtype: outputs[0].dtype }], vec![0])
         }
     };
     let mut compiled: Vec<Step> = Vec::new();
@@ -58,19 +51,9 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         if operand == DType::F16 || step.dtype == DType::F16 {
             return Err(op.unsupported("it has no kernel for f16"));
         }
-        compiled.push(Step {
-            op: step.op.clone(),
-            args,
-            operand,
-            dtype: step.dtype,
-        });
+        compiled.push(Step { op: step.op.clone(), args, operand, dtype: step.dtype });
     }
-    Ok(vec![Box::new(Group {
-        inputs,
-        outputs,
-        steps: compiled,
-        results,
-    })])
+    Ok(vec![Box::new(Group { inputs, outputs, steps: compiled, results })])
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -132,9 +115,7 @@ impl Task for Group {
                 var.reads_all()
             }
         });
-        reads
-            .chain(self.outputs.iter().map(|var| var.writes(own.clone())))
-            .collect()
+        reads.chain(self.outputs.iter().map(|var| var.writes(own.clone()))).collect()
     }
 
     fn run(&self, cx: &Context<'_>) {
@@ -147,11 +128,7 @@ impl Task for Group {
         let piece = self.piece();
         let mut at = own.start;
         while at < own.end {
-            let border = if period == usize::MAX {
-                own.end
-            } else {
-                (at / period + 1) * period
-            };
+            let border = if period == usize::MAX { own.end } else { (at / period + 1) * period };
             let end = (at + piece).min(border).min(own.end);
             self.chunk(cx, slots, at, end - at);
             at = end;
@@ -168,13 +145,7 @@ impl Group {
         for (index, step) in self.steps.iter().enumerate() {
             let (done, rest) = slots.split_at_mut(index * SLOT);
             let out = &mut rest[..len * step.dtype.size()];
-            let chunk = Chunk {
-                group: self,
-                cx,
-                done,
-                at,
-                len,
-            };
+            let chunk = Chunk { group: self, cx, done, at, len };
             chunk.step(step, out);
         }
         for (var, &step) in self.outputs.iter().zip(&self.results) {
@@ -205,10 +176,7 @@ impl Group {
 }
 
 fn add_into<T: Element>(target: &mut [u8], bytes: &[u8]) {
-    let (target, values) = (
-        bytemuck::cast_slice_mut::<u8, T>(target),
-        bytemuck::cast_slice(bytes),
-    );
+    let (target, values) = (bytemuck::cast_slice_mut::<u8, T>(target), bytemuck::cast_slice(bytes));
     kernel::binary_in_place(BinaryKind::Add, target, Operand::Chunk(values));
 }
 
@@ -229,10 +197,7 @@ impl Chunk<'_> {
             (_, DType::F64) => self.float::<f64>(step, out),
             (_, DType::Bf16) => self.float::<half::bf16>(step, out),
             (Op::Compare(c), DType::I32) => {
-                let (a, b) = (
-                    self.operand::<i32>(step.args[0]),
-                    self.operand(step.args[1]),
-                );
+                let (a, b) = (self.operand::<i32>(step.args[0]), self.operand(step.args[1]));
                 kernel::compare(c.kind, a, b, out);
             }
             // The compiler refused everything else.
@@ -311,11 +276,7 @@ impl Chunk<'_> {
                     // SAFETY: the task declared that it reads the operand.
                     return Operand::Scalar(unsafe { self.cx.get::<T>(var, 0..1)[0] });
                 }
-                let start = if n == self.group.full() {
-                    self.at
-                } else {
-                    self.at % n
-                };
+                let start = if n == self.group.full() { self.at } else { self.at % n };
                 // SAFETY: as above; a chunk never crosses the end of a repeated operand, and
                 // results are stored only when no operand is in use any more.
                 Operand::Chunk(unsafe { self.cx.get(var, start..start + self.len) })

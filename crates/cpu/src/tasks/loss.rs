@@ -41,11 +41,7 @@ impl<T: Element> Task for Loss<T> {
         let logits = &self.inputs[0];
         let rows = logits.own_rows(share);
         let part = |var: &Var| {
-            if var.shape == logits.shape {
-                logits.of_rows(&rows)
-            } else {
-                rows.clone()
-            }
+            if var.shape == logits.shape { logits.of_rows(&rows) } else { rows.clone() }
         };
         let written = self.outputs.iter();
         let reads = self.inputs.iter().map(|v| v.reads(part(v)));
@@ -95,15 +91,10 @@ impl<T: Element> Loss<T> {
 
 /// Whether every target names a class; reports the first that does not.
 fn valid(cx: &Context<'_>, targets: &[i32], classes: usize) -> bool {
-    match targets
-        .iter()
-        .find(|&&t| usize::try_from(t).is_ok_and(|t| t >= classes))
-    {
+    match targets.iter().find(|&&t| usize::try_from(t).is_ok_and(|t| t >= classes)) {
         None => true,
         Some(t) => {
-            cx.failure.report(format!(
-                "target {t} is not below the vocabulary size {classes}"
-            ));
+            cx.failure.report(format!("target {t} is not below the vocabulary size {classes}"));
             false
         }
     }
@@ -117,15 +108,10 @@ fn linear(
     inputs: Vec<Var>,
     outputs: Vec<Var>,
 ) -> Result<Tasks, EngineError> {
-    let logits = op
-        .scratch
-        .ok_or_else(|| op.unsupported("its scratch memory was not planned"))?;
+    let logits = op.scratch.ok_or_else(|| op.unsupported("its scratch memory was not planned"))?;
     let rows = inputs[0].rows();
     let chunk = fused.chunk.min(rows);
-    let types = (
-        op.program.ty(op.instr.inputs[0]),
-        op.program.ty(op.instr.inputs[1]),
-    );
+    let types = (op.program.ty(op.instr.inputs[0]), op.program.ty(op.instr.inputs[1]));
     let other = logits + fused.chunk_bytes(types.0, types.1);
     let turn: Box<dyn Task> = for_float!(op, inputs[0].dtype, T => {
         task(Turn::<T> { w: inputs[1].clone(), other, types: PhantomData })
@@ -163,10 +149,7 @@ impl<T: Element> Task for Turn<T> {
         let rows = self.w.own_rows(share);
         // A share of rows becomes a share of columns, which ranges of bytes can't say.
         let bytes = 0..self.w.elements() * size_of::<T>();
-        vec![
-            self.w.reads(self.w.of_rows(&rows)),
-            Access::scratch(self.other, bytes, true),
-        ]
+        vec![self.w.reads(self.w.of_rows(&rows)), Access::scratch(self.other, bytes, true)]
     }
 
     fn run(&self, cx: &Context<'_>) {
@@ -231,15 +214,9 @@ impl Part {
     /// The copy has been made, and nobody writes either meanwhile.
     unsafe fn weights<'a, T>(&self, cx: &'a Context<'_>) -> [Mat<'a, T>; 2] {
         let (width, classes) = (self.width(), self.classes());
-        let (given, copy) = (
-            cx.ptr::<T>(&self.inputs[1]).cast_const(),
-            cx.workspace::<T>(self.other).cast_const(),
-        );
-        let (plain, turned) = if self.transposed {
-            (copy, given)
-        } else {
-            (given, copy)
-        };
+        let (given, copy) =
+            (cx.ptr::<T>(&self.inputs[1]).cast_const(), cx.workspace::<T>(self.other).cast_const());
+        let (plain, turned) = if self.transposed { (copy, given) } else { (given, copy) };
         // SAFETY: both hold all elements of w, in the order that their strides say.
         unsafe {
             [
@@ -261,14 +238,9 @@ impl<T: Element> Task for RowsOf<T> {
         let own = p.own(share);
         let rows = p.global(&own);
         let size = size_of::<T::Acc>() * p.classes();
-        let written = [
-            (&p.outputs[0], rows.clone()),
-            (&p.outputs[1], p.inputs[0].of_rows(&rows)),
-        ];
-        let mut accesses: Vec<Access> = written
-            .into_iter()
-            .map(|(v, part)| v.writes(part))
-            .collect();
+        let written = [(&p.outputs[0], rows.clone()), (&p.outputs[1], p.inputs[0].of_rows(&rows))];
+        let mut accesses: Vec<Access> =
+            written.into_iter().map(|(v, part)| v.writes(part)).collect();
         accesses.extend([
             p.inputs[0].reads(p.inputs[0].of_rows(&rows)),
             p.inputs[1].reads_all(),
@@ -361,11 +333,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for WeightOf<T, C> {
         }
         let (width, classes, count) = (p.width(), p.classes(), p.rows.len());
         let adds = p.rows.start > 0 || cx.adds(&p.outputs[2]);
-        let scratch = cx.scratch(kernel::linear_weight_scratch::<T, C>(
-            count,
-            width,
-            own.len(),
-        ));
+        let scratch = cx.scratch(kernel::linear_weight_scratch::<T, C>(count, width, own.len()));
         // SAFETY: the task declared these accesses; each worker writes its own classes of the
         // gradient, which is described by the strides of w.
         unsafe {
@@ -374,15 +342,10 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for WeightOf<T, C> {
             let logits = cx.workspace::<T::Acc>(p.logits);
             let logits =
                 Mat::from_raw(logits.cast_const(), [count, classes], [classes as isize, 1]);
-            let dw = MatMut::from_raw(
-                cx.ptr::<C>(&p.outputs[2]),
-                [width, classes],
-                p.weight_strides(),
-            );
-            let (logits, dw) = (
-                logits.block(0..count, own.clone()),
-                dw.block(0..width, own.clone()),
-            );
+            let dw =
+                MatMut::from_raw(cx.ptr::<C>(&p.outputs[2]), [width, classes], p.weight_strides());
+            let (logits, dw) =
+                (logits.block(0..count, own.clone()), dw.block(0..width, own.clone()));
             phalanx_sys::count_alloc::exempt(|| {
                 kernel::linear_weight_gradient(&Packing, x, logits, dw, adds, scratch);
             });

@@ -41,10 +41,7 @@ struct Dims {
     sums: Vec<Axis>,
 }
 
-const NONE: Axis = Axis {
-    size: 1,
-    strides: [0, 0, 0],
-};
+const NONE: Axis = Axis { size: 1, strides: [0, 0, 0] };
 
 impl Dims {
     fn new(matmul: &Matmul, a: &Var, b: &Var, out: &Var) -> Self {
@@ -74,13 +71,7 @@ impl Dims {
         let cols = one(&extents.cols, &mut outer);
         let mut sums = Vec::new();
         let inner = one(&extents.inner, &mut sums);
-        Self {
-            rows,
-            cols,
-            inner,
-            outer,
-            sums,
-        }
+        Self { rows, cols, inner, outer, sums }
     }
 
     /// The axis whose shares are contiguous in the result, or the one with the most to share.
@@ -91,11 +82,7 @@ impl Dims {
         let even = |axis: &Axis| axis.size.is_multiple_of(workers);
         candidates
             .max_by_key(|(_, axis)| {
-                (
-                    axis.size >= workers,
-                    even(axis),
-                    axis.strides[2] * usize::from(axis.size > 1),
-                )
+                (axis.size >= workers, even(axis), axis.strides[2] * usize::from(axis.size > 1))
             })
             .map_or(Shared::Rows, |(shared, _)| shared)
     }
@@ -127,10 +114,7 @@ fn merge(axes: impl Iterator<Item = Axis>) -> Vec<Axis> {
                     || axis.size == 1 =>
             {
                 if axis.size > 1 {
-                    *last = Axis {
-                        size: last.size * axis.size,
-                        strides: axis.strides,
-                    };
+                    *last = Axis { size: last.size * axis.size, strides: axis.strides };
                 }
             }
             Some(last) if last.size == 1 => *last = axis,
@@ -193,16 +177,9 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for Product<T, C> {
     fn scratch(&self, workers: usize) -> usize {
         let d = &self.dims;
         let cap = |shared, size: usize| {
-            if d.shared(workers) == shared {
-                size.div_ceil(workers)
-            } else {
-                size
-            }
+            if d.shared(workers) == shared { size.div_ceil(workers) } else { size }
         };
-        let (m, n) = (
-            cap(Shared::Rows, d.rows.size),
-            cap(Shared::Cols, d.cols.size),
-        );
+        let (m, n) = (cap(Shared::Rows, d.rows.size), cap(Shared::Cols, d.cols.size));
         matmul_scratch::<T, T, C>(m, d.inner.size, n) * size_of::<T::Acc>()
     }
 
@@ -221,12 +198,7 @@ struct Own {
 
 impl Dims {
     fn clone_shallow(&self) -> Own {
-        Own {
-            rows: self.rows,
-            cols: self.cols,
-            inner: self.inner,
-            outer: None,
-        }
+        Own { rows: self.rows, cols: self.cols, inner: self.inner, outer: None }
     }
 }
 
@@ -245,10 +217,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
         let Some(&axis) = self.dims.outer.get(depth) else {
             return self.sums(cx, own, at);
         };
-        let axis = own
-            .outer
-            .filter(|(i, _)| *i == depth)
-            .map_or(axis, |(_, a)| a);
+        let axis = own.outer.filter(|(i, _)| *i == depth).map_or(axis, |(_, a)| a);
         for i in 0..axis.size {
             let moved = std::array::from_fn(|t| at[t] + i * axis.strides[t]);
             self.loops(cx, own, depth + 1, moved);
@@ -278,16 +247,8 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
         // share of the result is its own, and the operands are written by nobody meanwhile.
         let (a, b, mut c) = unsafe {
             (
-                Mat::from_raw(
-                    cx.ptr::<T>(&self.a).add(at[0]),
-                    [m.size, k.size],
-                    strides(m, k, 0),
-                ),
-                Mat::from_raw(
-                    cx.ptr::<T>(&self.b).add(at[1]),
-                    [k.size, n.size],
-                    strides(k, n, 1),
-                ),
+                Mat::from_raw(cx.ptr::<T>(&self.a).add(at[0]), [m.size, k.size], strides(m, k, 0)),
+                Mat::from_raw(cx.ptr::<T>(&self.b).add(at[1]), [k.size, n.size], strides(k, n, 1)),
                 MatMut::from_raw(
                     cx.ptr::<C>(&self.out).add(at[2]),
                     [m.size, n.size],
@@ -323,11 +284,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
                 unsafe {
                     let from = *cx.ptr::<C>(addend).add(offset);
                     let to = c.as_mut_ptr().add(i * m.strides[2] + j * n.strides[2]);
-                    *to = if add {
-                        C::store((*to).load() + from.load())
-                    } else {
-                        from
-                    };
+                    *to = if add { C::store((*to).load() + from.load()) } else { from };
                 }
             }
         }

@@ -73,11 +73,7 @@ impl Var {
     pub(crate) fn access(&self, elements: Range<usize>, write: bool) -> Access {
         let size = self.dtype.size();
         let bytes = elements.start * size..elements.end * size;
-        Access {
-            place: self.place,
-            bytes,
-            write,
-        }
+        Access { place: self.place, bytes, write }
     }
 
     pub(crate) fn reads(&self, elements: Range<usize>) -> Access {
@@ -109,11 +105,7 @@ pub(crate) struct Access {
 impl Access {
     /// Bytes of an instruction's scratch memory in the workspace.
     pub(crate) fn scratch(offset: usize, bytes: Range<usize>, write: bool) -> Self {
-        Self {
-            place: Place::Workspace(offset),
-            bytes,
-            write,
-        }
+        Self { place: Place::Workspace(offset), bytes, write }
     }
 
     /// Whether two workers must not make these accesses without a barrier between them.
@@ -228,10 +220,7 @@ impl Context<'_> {
     /// This worker's scratch memory.
     #[allow(clippy::mut_from_ref, reason = "each worker has its own")]
     pub(crate) fn scratch<T: bytemuck::Pod>(&self, elements: usize) -> &mut [T] {
-        assert!(
-            elements * size_of::<T>() <= self.scratch_bytes,
-            "scratch memory is too small"
-        );
+        assert!(elements * size_of::<T>() <= self.scratch_bytes, "scratch memory is too small");
         // SAFETY: the memory is this worker's own for the run, page-aligned and initialised, and a
         // task asks for it once.
         unsafe { std::slice::from_raw_parts_mut(self.scratch.cast(), elements) }

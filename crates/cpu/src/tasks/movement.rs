@@ -20,18 +20,9 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
             return Err(op.unsupported(format!("more than {} dims", movement::MAX_DIMS)));
         }
         Op::Transpose(t) => Kind::Permute(t.perm.clone()),
-        Op::Slice(s) => Kind::Slice {
-            dim: s.dim,
-            start: s.start,
-        },
-        Op::Pad(p) => Kind::Join {
-            dim: p.dim,
-            first: p.before,
-        },
-        Op::Concat(c) => Kind::Join {
-            dim: c.dim,
-            first: 0,
-        },
+        Op::Slice(s) => Kind::Slice { dim: s.dim, start: s.start },
+        Op::Pad(p) => Kind::Join { dim: p.dim, first: p.before },
+        Op::Concat(c) => Kind::Join { dim: c.dim, first: 0 },
         Op::Broadcast(b) => Kind::Repeat(strides(&out.shape, &b.dims)),
         _ => return Err(op.unsupported("it does not move elements")),
     };
@@ -40,11 +31,7 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
 
 /// A copy of a value into an output that it does not lie in, or its addition to what is there.
 pub(crate) fn copy(from: Var, to: Var) -> Box<dyn Task> {
-    Box::new(Move {
-        kind: Kind::Copy,
-        inputs: vec![from],
-        out: to,
-    })
+    Box::new(Move { kind: Kind::Copy, inputs: vec![from], out: to })
 }
 
 enum Kind {

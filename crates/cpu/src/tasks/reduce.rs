@@ -51,15 +51,8 @@ struct Total<T, C> {
 
 impl<T: Element, C: Element<Acc = T::Acc>> Task for Total<T, C> {
     fn accesses(&self, share: Share) -> Vec<Access> {
-        let n = if self.owner % share.workers == share.worker {
-            usize::MAX
-        } else {
-            0
-        };
-        vec![
-            self.x.reads(0..self.x.elements().min(n)),
-            self.out.writes(0..n.min(1)),
-        ]
+        let n = if self.owner % share.workers == share.worker { usize::MAX } else { 0 };
+        vec![self.x.reads(0..self.x.elements().min(n)), self.out.writes(0..n.min(1))]
     }
 
     fn run(&self, cx: &Context<'_>) {
@@ -68,23 +61,16 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for Total<T, C> {
         }
         // SAFETY: the task declared these accesses.
         let (x, out) = unsafe {
-            (
-                cx.get::<T>(&self.x, 0..self.x.elements()),
-                cx.get_mut::<C>(&self.out, 0..1),
-            )
+            (cx.get::<T>(&self.x, 0..self.x.elements()), cx.get_mut::<C>(&self.out, 0..1))
         };
         let value = match self.kind {
             Kind::Reduce(ReduceKind::Sum) => reduce::sum(x),
             Kind::Squares => reduce::sum_of_squares(x),
-            Kind::Reduce(ReduceKind::Max) => x
-                .iter()
-                .fold(f64::NEG_INFINITY, |m, v| m.max(v.load().to_f64())),
+            Kind::Reduce(ReduceKind::Max) => {
+                x.iter().fold(f64::NEG_INFINITY, |m, v| m.max(v.load().to_f64()))
+            }
         };
-        let old = if cx.adds(&self.out) {
-            out[0].load()
-        } else {
-            T::Acc::ZERO
-        };
+        let old = if cx.adds(&self.out) { out[0].load() } else { T::Acc::ZERO };
         out[0] = C::store(old + T::Acc::from_f64(value));
     }
 }
@@ -152,11 +138,6 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for Partly<T, C> {
 fn blocks(shape: &[usize], dims: &[usize]) -> Option<[usize; 3]> {
     let (first, last) = (*dims.first()?, *dims.last()?);
     let product = |r: Range<usize>| shape[r].iter().product::<usize>();
-    (last - first + 1 == dims.len()).then(|| {
-        [
-            product(0..first),
-            product(first..last + 1),
-            product(last + 1..shape.len()),
-        ]
-    })
+    (last - first + 1 == dims.len())
+        .then(|| [product(0..first), product(first..last + 1), product(last + 1..shape.len())])
 }

@@ -19,13 +19,7 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         Op::Rotary(r) => rotation(op, r),
         Op::Softmax(_) => forward(op, Forward::Softmax),
         Op::SoftmaxGrad(_) => forward(op, Forward::SoftmaxGrad),
-        Op::Dropout(d) => forward(
-            op,
-            Forward::Dropout {
-                p: d.p,
-                site: d.site,
-            },
-        ),
+        Op::Dropout(d) => forward(op, Forward::Dropout { p: d.p, site: d.site }),
         Op::Embedding(_) => forward(op, Forward::Embedding),
         Op::EmbeddingGrad(_) => embedding_grad(op),
         _ => Err(op.unsupported("it does not work by rows")),
@@ -94,14 +88,8 @@ impl<T: Element> Rows<T> {
 impl<T: Element> Task for Rows<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let rows = self.rows(share);
-        let reads = self
-            .inputs
-            .iter()
-            .enumerate()
-            .map(|(i, v)| v.reads(self.read(i, &rows)));
-        reads
-            .chain(self.outputs.iter().map(|v| v.writes(self.part(v, &rows))))
-            .collect()
+        let reads = self.inputs.iter().enumerate().map(|(i, v)| v.reads(self.read(i, &rows)));
+        reads.chain(self.outputs.iter().map(|v| v.writes(self.part(v, &rows)))).collect()
     }
 
     fn run(&self, cx: &Context<'_>) {
@@ -133,11 +121,7 @@ impl<T: Element> Task for Rows<T> {
                 softmax::gradient(input(0), input(1), self.outputs[0].width(), output(0));
             }
             Forward::Dropout { p, site } => {
-                let mask = dropout::Mask {
-                    key: self.key(cx),
-                    site,
-                    p,
-                };
+                let mask = dropout::Mask { key: self.key(cx), site, p };
                 let sample = self.outputs[0].elements() / self.outputs[0].shape[0].max(1);
                 let first = rows.start * self.outputs[0].width();
                 dropout::dropout(input(0), mask, sample, first, output(0));
@@ -189,9 +173,7 @@ fn norm_grad(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let inputs: Vec<Var> = (0..op.instr.inputs.len()).map(|i| op.input(i)).collect();
     let dx = op.output(0);
     let vectors: Vec<Var> = (1..op.instr.outputs.len()).map(|i| op.output(i)).collect();
-    let sums = op
-        .scratch
-        .ok_or_else(|| op.unsupported("its scratch memory was not planned"))?;
+    let sums = op.scratch.ok_or_else(|| op.unsupported("its scratch memory was not planned"))?;
     for_floats!(op, dx.dtype, vectors[0].dtype, T, C => {
         let total = SumParts { sums, vectors: vectors.clone(), types: PhantomData };
         let total: SumParts<<T as Element>::Acc, C> = total;
@@ -213,11 +195,7 @@ struct NormGrad<T, C> {
 impl<T: Element, C: Element<Acc = T::Acc>> NormGrad<T, C> {
     /// The rows of one of the fixed parts.
     fn rows(&self, part: usize) -> Range<usize> {
-        Share {
-            worker: part,
-            workers: NORM_PARTS,
-        }
-        .of(self.dx.rows())
+        Share { worker: part, workers: NORM_PARTS }.of(self.dx.rows())
     }
 
     /// Bytes of one part's sums.
@@ -254,9 +232,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for NormGrad<T, C> {
             // SAFETY: the task declared these accesses, and the types are the values'; the parts'
             // sums lie one after the other in the instruction's scratch memory.
             unsafe {
-                let sums = cx
-                    .workspace::<T::Acc>(self.sums)
-                    .add(part * self.vectors.len() * width);
+                let sums = cx.workspace::<T::Acc>(self.sums).add(part * self.vectors.len() * width);
                 let sums = std::slice::from_raw_parts_mut(sums, self.vectors.len() * width);
                 sums.fill(T::Acc::ZERO);
                 let (first, second) = sums.split_at_mut(width);
@@ -268,12 +244,8 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for NormGrad<T, C> {
                 if self.vectors.len() == 1 {
                     norm::rms_norm_gradient(x, gamma, statistic(2), dy, dx, first);
                 } else {
-                    let normed = norm::LayerNormed {
-                        x,
-                        gamma,
-                        mean: statistic(2),
-                        rstd: statistic(3),
-                    };
+                    let normed =
+                        norm::LayerNormed { x, gamma, mean: statistic(2), rstd: statistic(3) };
                     norm::layer_norm_gradient(normed, dy, dx, first, second);
                 }
             }
@@ -408,21 +380,13 @@ struct TableGrad<T, C> {
 impl<T: Element, C: Element<Acc = T::Acc>> Task for TableGrad<T, C> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let rows = self.out.own_rows(share);
-        vec![
-            self.ids.reads_all(),
-            self.dy.reads_all(),
-            self.out.writes(self.out.of_rows(&rows)),
-        ]
+        vec![self.ids.reads_all(), self.dy.reads_all(), self.out.writes(self.out.of_rows(&rows))]
     }
 
     fn run(&self, cx: &Context<'_>) {
         let rows = self.out.own_rows(cx.share);
         let (vocabulary, width) = (self.out.rows(), self.out.width());
-        let held = embedding::Held {
-            vocabulary,
-            first: rows.start,
-            rows: rows.len(),
-        };
+        let held = embedding::Held { vocabulary, first: rows.start, rows: rows.len() };
         let adds = cx.adds(&self.out);
         // SAFETY: the task declared these accesses.
         let found = unsafe {

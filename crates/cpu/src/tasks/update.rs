@@ -32,11 +32,7 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let types = (vars.w.dtype, vars.g.dtype, copy);
     macro_rules! task {
         ($A:ty, $G:ty, $C:ty) => {
-            Box::new(Update::<$A, $G, $C> {
-                rule,
-                vars,
-                types: PhantomData,
-            })
+            Box::new(Update::<$A, $G, $C> { rule, vars, types: PhantomData })
         };
     }
     use DType::{Bf16, F32, F64};

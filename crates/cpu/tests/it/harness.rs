@@ -44,18 +44,11 @@ pub(crate) fn on_cpu(
     let kernel = engine.compile(program, &slots).unwrap();
     let mut end = 0;
     let mut place = |ty: &TensorType| {
-        let span = Span {
-            offset: end,
-            bytes: ty.bytes(),
-        };
+        let span = Span { offset: end, bytes: ty.bytes() };
         end = (end + span.bytes).next_multiple_of(64);
         span
     };
-    let ins: Vec<Span> = program
-        .inputs()
-        .iter()
-        .map(|p| place(program.ty(p.value)))
-        .collect();
+    let ins: Vec<Span> = program.inputs().iter().map(|p| place(program.ty(p.value))).collect();
     let outs: Vec<Target> = (program.outputs().iter())
         .map(|p| Target {
             span: place(program.ty(p.value)),
@@ -63,18 +56,13 @@ pub(crate) fn on_cpu(
             add: before.is_some() && matches!(p.role, Role::Gradient | Role::Cotangent),
         })
         .collect();
-    let workspace = Span {
-        offset: end,
-        bytes: slots.extent,
-    };
+    let workspace = Span { offset: end, bytes: slots.extent };
     engine.reserve(end + slots.extent).unwrap();
     for ((_, tensor), span) in inputs.iter().zip(&ins) {
         engine.upload(span.offset, &tensor.to_bytes()).unwrap();
     }
     // Everything else starts as garbage.
-    engine
-        .upload(workspace.offset, &vec![0xFF; slots.extent])
-        .unwrap();
+    engine.upload(workspace.offset, &vec![0xFF; slots.extent]).unwrap();
     for (index, target) in outs.iter().enumerate() {
         let bytes = match before {
             Some(tensors) if target.add => tensors[index].to_bytes(),
@@ -82,11 +70,7 @@ pub(crate) fn on_cpu(
         };
         engine.upload(target.span.offset, &bytes).unwrap();
     }
-    let args = Args {
-        inputs: &ins,
-        outputs: &outs,
-        workspace,
-    };
+    let args = Args { inputs: &ins, outputs: &outs, workspace };
     let event = engine.launch(&kernel, &args, Lane::Compute, &[]).unwrap();
     engine.wait(event).unwrap();
     (program.outputs().iter().zip(&outs))
@@ -101,10 +85,7 @@ pub(crate) fn on_cpu(
 
 /// The outputs of the reference interpreter.
 pub(crate) fn on_reference(program: &Program, inputs: &[(String, Tensor)]) -> Vec<Tensor> {
-    let named: Vec<(&str, Tensor)> = inputs
-        .iter()
-        .map(|(n, t)| (n.as_str(), t.clone()))
-        .collect();
+    let named: Vec<(&str, Tensor)> = inputs.iter().map(|(n, t)| (n.as_str(), t.clone())).collect();
     let outputs = phalanx_reference::run(program, &named).unwrap();
     outputs.into_iter().map(|(_, tensor)| tensor).collect()
 }
@@ -134,11 +115,7 @@ pub(crate) fn check(program: &Program, vocab: u32, tolerance: f64) {
     let close = |got: &[Tensor], expected: &[Tensor], how: &str| {
         for ((port, got), expected) in program.outputs().iter().zip(got).zip(expected) {
             let d = distance(got, expected, floor);
-            assert!(
-                d <= tolerance,
-                "{how}: `{}` is off by {d:e}\n{program}",
-                port.name
-            );
+            assert!(d <= tolerance, "{how}: `{}` is off by {d:e}\n{program}", port.name);
         }
     };
     for threads in [1, 2, 3] {

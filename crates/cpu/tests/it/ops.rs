@@ -57,11 +57,7 @@ fn products_with_addends() {
         let x = b.data("x", dtype, [6, 8]);
         let w = b.param("w", [8, 5]);
         let spec = "ab,bc->ac".parse().unwrap();
-        let op = phalanx_ir::ops::Matmul {
-            spec,
-            out: dtype,
-            add: true,
-        };
+        let op = phalanx_ir::ops::Matmul { spec, out: dtype, add: true };
         let c = b.data("c", dtype, [6, 5]);
         b.output("kept", b.apply(op.clone(), &[x, w, c]));
         let own = c.scale(2.0);
@@ -97,21 +93,13 @@ fn binary_functions_and_repetition() {
         each("binary", |b, dtype| {
             let op = phalanx_ir::ops::Binary { kind };
             let x = b.data("x", dtype, [7, 3, 70]);
-            for (name, shape) in [
-                ("full", vec![7, 3, 70]),
-                ("row", vec![70]),
-                ("two", vec![3, 70]),
-            ] {
-                let y = b
-                    .input(name, Role::Data, TensorType::new(dtype, shape))
-                    .square()
-                    .shift(0.5);
+            for (name, shape) in [("full", vec![7, 3, 70]), ("row", vec![70]), ("two", vec![3, 70])]
+            {
+                let y =
+                    b.input(name, Role::Data, TensorType::new(dtype, shape)).square().shift(0.5);
                 b.output(&format!("of_{name}"), b.apply(op, &[x, y]));
             }
-            let one = b
-                .input("one", Role::Data, TensorType::new(dtype, []))
-                .square()
-                .shift(0.5);
+            let one = b.input("one", Role::Data, TensorType::new(dtype, [])).square().shift(0.5);
             gradient(b, "of_one", b.apply(op, &[x, one]));
         });
     }
@@ -129,10 +117,7 @@ fn comparisons_selections_and_casts() {
             CompareKind::Gt,
             CompareKind::Ge,
         ] {
-            b.output(
-                &format!("{kind:?}"),
-                x.compare(kind, y).select(x, y.scale(3.0)),
-            );
+            b.output(&format!("{kind:?}"), x.compare(kind, y).select(x, y.scale(3.0)));
         }
         for to in [DType::F64, DType::F32, DType::Bf16, DType::I32, DType::Bool] {
             b.output(&format!("as_{to}"), x.scale(3.0).cast(to));
@@ -144,22 +129,11 @@ fn comparisons_selections_and_casts() {
 fn reductions_and_repetitions() {
     each("reduce", |b, dtype| {
         let x = b.data("x", dtype, [4, 5, 6]);
-        for dims in [
-            vec![0],
-            vec![1],
-            vec![2],
-            vec![0, 1],
-            vec![1, 2],
-            vec![0, 2],
-            vec![0, 1, 2],
-        ] {
+        for dims in [vec![0], vec![1], vec![2], vec![0, 1], vec![1, 2], vec![0, 2], vec![0, 1, 2]] {
             gradient(b, &format!("sum{dims:?}"), x.sum(&dims));
             b.output(&format!("max{dims:?}"), x.max_over(&dims));
         }
-        b.output(
-            "spread",
-            b.data("y", dtype, [4, 6]).broadcast([4, 5, 6], &[1]),
-        );
+        b.output("spread", b.data("y", dtype, [4, 6]).broadcast([4, 5, 6], &[1]));
         gradient(b, "squares", b.apply(SumSquares, &[x]));
     });
 }
@@ -173,17 +147,7 @@ fn movements() {
         b.output("s1", x.slice(1, 3, 20));
         b.output("s2", x.slice(2, 1, 4));
         gradient(b, "c", b.concat(&[x, x.scale(2.0)], 1));
-        b.output(
-            "p",
-            b.apply(
-                Pad {
-                    dim: 1,
-                    before: 2,
-                    after: 3,
-                },
-                &[x],
-            ),
-        );
+        b.output("p", b.apply(Pad { dim: 1, before: 2, after: 3 }, &[x]));
         b.output("r", x.reshape([24, 30]));
         b.output("f", b.constant(dtype, [300, 2], 1.5));
     });
@@ -192,11 +156,7 @@ fn movements() {
 #[test]
 fn norms() {
     each("norms", |b, dtype| {
-        let (x, g, c) = (
-            b.data("x", dtype, [4, 10, 24]),
-            b.param("g", [24]),
-            b.param("c", [24]),
-        );
+        let (x, g, c) = (b.data("x", dtype, [4, 10, 24]), b.param("g", [24]), b.param("c", [24]));
         let dy = b.data("dy", dtype, [4, 10, 24]);
         let rms = b.apply_all(phalanx_ir::ops::RmsNorm { eps: 1e-5 }, &[x, g]);
         b.output("y", rms[0]);
@@ -205,10 +165,7 @@ fn norms() {
         gradient(b, "dg", grads[1]);
         let layer = b.apply_all(phalanx_ir::ops::LayerNorm { eps: 1e-5 }, &[x, g, c]);
         b.output("z", layer[0]);
-        let grads = b.apply_all(
-            LayerNormGrad { out: dtype },
-            &[x, g, layer[1], layer[2], dy],
-        );
+        let grads = b.apply_all(LayerNormGrad { out: dtype }, &[x, g, layer[1], layer[2], dy]);
         for (name, value) in ["dx2", "dg2", "dc2"].into_iter().zip(grads) {
             gradient(b, name, value);
         }
@@ -219,25 +176,10 @@ fn norms() {
 fn rotations_softmax_and_dropout() {
     each("rows", |b, dtype| {
         let x = b.data("x", dtype, [3, 7, 2, 6]);
-        let scaling = RopeScaling::Llama3 {
-            factor: 8.0,
-            low: 1.0,
-            high: 4.0,
-            original: 16.0,
-        };
-        let rotary = Rotary {
-            theta: 100.0,
-            scaling,
-            inverse: false,
-        };
+        let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 16.0 };
+        let rotary = Rotary { theta: 100.0, scaling, inverse: false };
         b.output("turned", x.rotary(rotary));
-        b.output(
-            "in_place",
-            x.scale(0.5).rotary(Rotary {
-                inverse: true,
-                ..rotary
-            }),
-        );
+        b.output("in_place", x.scale(0.5).rotary(Rotary { inverse: true, ..rotary }));
         let y = x.softmax();
         b.output("y", y);
         gradient(b, "dx", b.apply(SoftmaxGrad, &[y, x]));
@@ -252,38 +194,22 @@ fn embeddings() {
         let ids = b.data("ids", DType::I32, [4, 9]);
         b.output("rows", table.embedding(ids));
         let dy = b.data("dy", dtype, [4, 9, 12]);
-        gradient(
-            b,
-            "dtable",
-            b.apply(
-                EmbeddingGrad {
-                    vocab: 10,
-                    out: dtype,
-                },
-                &[ids, dy],
-            ),
-        );
+        gradient(b, "dtable", b.apply(EmbeddingGrad { vocab: 10, out: dtype }, &[ids, dy]));
     });
 }
 
 #[test]
 fn attention_of_every_kind() {
     let kinds = [AttentionKind::Flash, AttentionKind::Materialised];
-    for (kind, dropout, causal) in kinds
-        .into_iter()
-        .flat_map(|k| [(k, 0.0, true), (k, 0.2, true), (k, 0.0, false)])
+    for (kind, dropout, causal) in
+        kinds.into_iter().flat_map(|k| [(k, 0.0, true), (k, 0.2, true), (k, 0.0, false)])
     {
         each("attention", |b, dtype| {
             let (batch, s, heads, groups, d) = (3, 11, 4, 2, 6);
             let q = b.data("q", dtype, [batch, s, heads, d]);
             let k = b.data("k", dtype, [batch, s, groups, d]);
             let v = b.data("v", dtype, [batch, s, groups, d]);
-            let op = Attention {
-                kind,
-                causal,
-                dropout,
-                site: 5,
-            };
+            let op = Attention { kind, causal, dropout, site: 5 };
             let key = if op.drops() { vec![b.key()] } else { vec![] };
             let results = b.apply_all(op, &[&[q, k, v][..], &key].concat());
             b.output("o", results[0]);
@@ -309,11 +235,7 @@ fn losses() {
         let targets = b.data("targets", DType::I32, [4, 6]);
         let results = b.apply_all(phalanx_ir::ops::CrossEntropy, &[x.matmul(w), targets]);
         b.output("nll", results[0]);
-        let fused = |transposed| LinearCrossEntropy {
-            transposed,
-            chunk: 7,
-            out: dtype,
-        };
+        let fused = |transposed| LinearCrossEntropy { transposed, chunk: 7, out: dtype };
         let scale = b.scalar("scale");
         let plain = b.apply_all(fused(false), &[x, w, targets, scale]);
         let tied = b.param("tied", [10, 8]);
@@ -339,34 +261,19 @@ fn updates() {
         let (w, g, m) = (unit("w", state), unit("g", grads), unit("m", state));
         let v = unit("v", state).square();
         let scalars = [b.scalar("lr"), b.constant(state, [], 3.0), b.scalar("clip")];
-        let adamw = AdamW {
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            decay: 0.1,
-            narrow,
-        };
+        let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1, narrow };
         let results = b.apply_all(adamw, &[&[w, g, m, v][..], &scalars].concat());
         for (i, value) in results.into_iter().enumerate() {
             b.port(&format!("adamw{i}"), Role::State, value);
         }
         for nesterov in [false, true] {
-            let sgd = Sgd {
-                momentum: 0.9,
-                nesterov,
-                decay: 0.1,
-                narrow,
-            };
+            let sgd = Sgd { momentum: 0.9, nesterov, decay: 0.1, narrow };
             let results = b.apply_all(sgd, &[&[w, g, m][..], &scalars].concat());
             for (i, value) in results.into_iter().enumerate() {
                 b.port(&format!("sgd{nesterov}{i}"), Role::State, value);
             }
         }
-        let tolerance = if narrow.is_some() {
-            1e-2
-        } else {
-            tolerance(state)
-        };
+        let tolerance = if narrow.is_some() { 1e-2 } else { tolerance(state) };
         check(&b.finish().unwrap(), 10, tolerance);
     }
 }

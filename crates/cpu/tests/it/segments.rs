@@ -21,10 +21,7 @@ fn llama() -> Llama {
         vocab: 10,
         context: 8,
         norm_eps: 1e-5,
-        rope: RopeSpec {
-            theta: 10_000.0,
-            scaling: RopeScaling::None,
-        },
+        rope: RopeSpec { theta: 10_000.0, scaling: RopeScaling::None },
         tied: true,
     })
 }
@@ -40,19 +37,12 @@ fn gpt() -> Gpt {
         norm_eps: 1e-5,
         tied: true,
     };
-    Gpt {
-        dropout: 0.1,
-        attention: AttentionKind::Materialised,
-        ..Gpt::new(spec)
-    }
+    Gpt { dropout: 0.1, attention: AttentionKind::Materialised, ..Gpt::new(spec) }
 }
 
 fn segments(dtype: DType) -> Vec<Program> {
     let shape = BatchShape { batch: 4, seq: 8 };
-    let models = [
-        llama().model(shape, dtype).unwrap(),
-        gpt().model(shape, dtype).unwrap(),
-    ];
+    let models = [llama().model(shape, dtype).unwrap(), gpt().model(shape, dtype).unwrap()];
     models.iter().flat_map(|m| m.segments().to_vec()).collect()
 }
 
@@ -78,9 +68,7 @@ fn fused_and_recomputed_programs_give_the_same_bits() {
     for dtype in [DType::F64, DType::F32, DType::Bf16] {
         for segment in segments(dtype) {
             let whole = joint(&segment, dtype.accumulator()).unwrap();
-            let folded = Joint {
-                program: phalanx_passes::fold_add(&whole.program),
-            };
+            let folded = Joint { program: phalanx_passes::fold_add(&whole.program) };
             let plain = slice(&folded, Recompute::None);
             let data = inputs(&plain.f, 10, 3);
             let f = on_cpu(&plain.f, &data, 2, None);

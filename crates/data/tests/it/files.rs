@@ -20,15 +20,9 @@ fn text_is_its_bytes() {
     assert_eq!(read(&text, 1, 4), [97, 0xc3, 0xaf, 118]);
     check_vocabulary(&text, 256).unwrap();
     let message = check_vocabulary(&text, 200).unwrap_err().to_string();
-    assert!(
-        message.contains("256") && message.contains("200"),
-        "{message}"
-    );
+    assert!(message.contains("256") && message.contains("200"), "{message}");
     let message = text.read(4, &mut [0; 3]).unwrap_err().to_string();
-    assert!(
-        message.contains("position 4") && message.contains("there are 6"),
-        "{message}"
-    );
+    assert!(message.contains("position 4") && message.contains("there are 6"), "{message}");
 }
 
 #[test]
@@ -50,9 +44,7 @@ fn token_files_are_little_endian() {
 #[test]
 fn missing_empty_and_truncated_files_are_refused_by_name() {
     let scratch = Scratch::new("bad");
-    let missing = TextFile::open(Path::new("no/such.txt"))
-        .unwrap_err()
-        .to_string();
+    let missing = TextFile::open(Path::new("no/such.txt")).unwrap_err().to_string();
     assert!(missing.contains("no/such.txt: no such file"), "{missing}");
     for error in [
         TextFile::open(&scratch.file("empty.txt", b"")).unwrap_err(),
@@ -64,15 +56,9 @@ fn missing_empty_and_truncated_files_are_refused_by_name() {
         let error = TokenFile::open(&scratch.file(name, &vec![0; size]), None, 10).unwrap_err();
         let message = error.to_string();
         let expected = format!("{size} bytes are {whole} tokens");
-        assert!(
-            message.contains(name) && message.contains("truncated"),
-            "{message}"
-        );
+        assert!(message.contains(name) && message.contains("truncated"), "{message}");
         assert!(message.contains(&expected), "{message}");
-        assert!(
-            message.contains(&format!("and {rest} left over")),
-            "{message}"
-        );
+        assert!(message.contains(&format!("and {rest} left over")), "{message}");
     }
 }
 
@@ -84,14 +70,7 @@ fn a_token_out_of_vocabulary_is_found_where_it_is() {
     let path = scratch.file("a.u16", &bytes);
     TokenFile::open(&path, None, 11).unwrap();
     let error = TokenFile::open(&path, None, 10).unwrap_err();
-    let DataError::TokenOutOfVocabulary {
-        position,
-        byte,
-        token,
-        vocab,
-        ..
-    } = error
-    else {
+    let DataError::TokenOutOfVocabulary { position, byte, token, vocab, .. } = error else {
         panic!("{error:?}");
     };
     assert_eq!((position, byte, token, vocab), (37, 74, 10, 10));
@@ -111,9 +90,6 @@ fn a_file_changed_after_opening_is_noticed() {
     file.set_len(50).unwrap();
     for corpus in [&tokens as &dyn Corpus, &text] {
         let message = corpus.read(0, &mut [0; 10]).unwrap_err().to_string();
-        assert!(
-            message.contains("100 bytes") && message.contains("50"),
-            "{message}"
-        );
+        assert!(message.contains("100 bytes") && message.contains("50"), "{message}");
     }
 }

@@ -16,20 +16,13 @@ fn counted_entropy<'a>(pieces: impl Iterator<Item = &'a [i32]>, order: usize) ->
     let mut contexts: HashMap<&[i32], HashMap<i32, u64>> = HashMap::new();
     let mut counted = 0.0;
     for window in pieces.flat_map(|piece| piece.windows(order + 1)) {
-        *contexts
-            .entry(&window[..order])
-            .or_default()
-            .entry(window[order])
-            .or_default() += 1;
+        *contexts.entry(&window[..order]).or_default().entry(window[order]).or_default() += 1;
         counted += 1.0;
     }
     let mut sum = 0.0;
     for counts in contexts.values() {
         let total = counts.values().sum::<u64>() as f64;
-        sum -= counts
-            .values()
-            .map(|&n| n as f64 * (n as f64 / total).ln())
-            .sum::<f64>();
+        sum -= counts.values().map(|&n| n as f64 * (n as f64 / total).ln()).sum::<f64>();
     }
     sum / counted
 }
@@ -46,26 +39,14 @@ fn the_entropy_is_what_is_stated() {
         assert!(floor < 0.55 * (vocab as f64).ln());
 
         let counted = counted_entropy(tokens.chunks(2048), 2);
-        assert!(
-            (counted - rate).abs() < 0.005,
-            "{vocab}: counted {counted}, stated {rate}"
-        );
+        assert!((counted - rate).abs() < 0.005, "{vocab}: counted {counted}, stated {rate}");
         let with_restarts = counted_entropy(once(&tokens[..]), 2);
-        assert!(
-            with_restarts > floor - 0.002 && with_restarts < floor + 0.02,
-            "{with_restarts}"
-        );
+        assert!(with_restarts > floor - 0.002 && with_restarts < floor + 0.02, "{with_restarts}");
 
         let unigram = counted_entropy(once(&tokens[..]), 0);
-        assert!(
-            (unigram - uniform).abs() < 1e-3,
-            "unigram {unigram}, ln {uniform}"
-        );
+        assert!((unigram - uniform).abs() < 1e-3, "unigram {unigram}, ln {uniform}");
         let bigram = counted_entropy(once(&tokens[..]), 1);
-        assert!(
-            bigram > floor + 0.2 * (uniform - floor),
-            "{vocab}: {bigram} and {floor}"
-        );
+        assert!(bigram > floor + 0.2 * (uniform - floor), "{vocab}: {bigram} and {floor}");
     }
 }
 
@@ -75,10 +56,7 @@ fn large_vocabularies_keep_the_rate_and_stay_uniform() {
     let corpus = MarkovCorpus::new(4, 509, 2048 * 500).unwrap();
     let tokens = sample(&corpus);
     assert_eq!(corpus.used_tokens(), 508);
-    assert!(
-        tokens.iter().all(|&token| token < 508),
-        "the odd token out never occurs"
-    );
+    assert!(tokens.iter().all(|&token| token < 508), "the odd token out never occurs");
     assert!((counted_entropy(once(&tokens[..]), 0) - 508f64.ln()).abs() < 2e-3);
     let floor = corpus.entropy_floor().unwrap();
     assert!(floor < 0.2 * 509f64.ln());
@@ -97,23 +75,12 @@ fn large_vocabularies_keep_the_rate_and_stay_uniform() {
 fn any_range_reads_the_same() {
     let corpus = MarkovCorpus::new(5, 100, 10_000).unwrap();
     let all = sample(&corpus);
-    for (at, count) in [
-        (0, 1),
-        (1, 5),
-        (2047, 3),
-        (2048, 10),
-        (4095, 4100),
-        (9_990, 10),
-        (7, 0),
-    ] {
+    for (at, count) in [(0, 1), (1, 5), (2047, 3), (2048, 10), (4095, 4100), (9_990, 10), (7, 0)] {
         let mut out = vec![-7; count];
         corpus.read(at as u64, &mut out).unwrap();
         assert_eq!(out, all[at..at + count]);
     }
-    assert!(matches!(
-        corpus.read(9_999, &mut [0; 2]),
-        Err(DataError::BeyondEnd { .. })
-    ));
+    assert!(matches!(corpus.read(9_999, &mut [0; 2]), Err(DataError::BeyondEnd { .. })));
     assert!(corpus.read(u64::MAX, &mut [0; 2]).is_err());
 }
 
@@ -127,8 +94,5 @@ fn the_seed_decides_everything() {
 #[test]
 fn a_vocabulary_too_small_is_refused() {
     let message = MarkovCorpus::new(0, 9, 100).unwrap_err().to_string();
-    assert!(
-        message.contains("10") && message.contains("found 9"),
-        "{message}"
-    );
+    assert!(message.contains("10") && message.contains("found 9"), "{message}");
 }

@@ -85,9 +85,7 @@ const QKV: &str = "b s (g r) d, b t g d, b t g d";
 fn check_qkv(ins: &[&TensorType]) -> Result<(), String> {
     let (q, k, v) = (ins[0], ins[1], ins[2]);
     let ([b, _, h, d], [kb, _, g, kd]) = (&q.shape[..], &k.shape[..]) else {
-        return Err(format!(
-            "q is {q} and k is {k}, expected [batch, sequence, heads, size]"
-        ));
+        return Err(format!("q is {q} and k is {k}, expected [batch, sequence, heads, size]"));
     };
     if b != kb || d != kd || !h.is_multiple_of(*g) {
         return Err(format!(
@@ -117,10 +115,7 @@ impl OpDef for Attention {
         super::arity(ins, if self.drops() { 4 } else { 3 })?;
         check_qkv(ins)?;
         if !(0.0..1.0).contains(&self.dropout) {
-            return Err(format!(
-                "dropout = {} is not a probability below 1",
-                self.dropout
-            ));
+            return Err(format!("dropout = {} is not a probability below 1", self.dropout));
         }
         if self.drops() {
             key_is(ins[3])?;
@@ -184,10 +179,7 @@ impl OpDef for AttentionGrad {
         super::arity(ins, 4 + kept + usize::from(self.of.drops()))?;
         check_qkv(ins)?;
         super::shape_is("do", ins[3 + kept], &ins[0].shape)?;
-        Ok(ins[..3]
-            .iter()
-            .map(|ty| (ty.dtype, ty.shape.clone()))
-            .collect())
+        Ok(ins[..3].iter().map(|ty| (ty.dtype, ty.shape.clone())).collect())
     }
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
@@ -195,9 +187,7 @@ impl OpDef for AttentionGrad {
         let key = if self.of.drops() { ", key" } else { "" };
         let text = format!("{QKV}, {}, b s (g r) d{key} -> {QKV}", kept.join(", "));
         let dy = 3 + kept.len();
-        Rule::declare(&text, ins, outs)
-            .whole("t d key")
-            .linear(&[&[dy]])
+        Rule::declare(&text, ins, outs).whole("t d key").linear(&[&[dy]])
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
@@ -205,11 +195,7 @@ impl OpDef for AttentionGrad {
     }
 
     fn flops(&self, ins: &[&[usize]], _outs: &[&[usize]]) -> u64 {
-        let n = if self.of.kind == AttentionKind::Flash {
-            5
-        } else {
-            4
-        };
+        let n = if self.of.kind == AttentionKind::Flash { 5 } else { 4 };
         products(ins, n, self.of.causal)
     }
 }

@@ -78,36 +78,18 @@ pub(super) fn read(
     attrs: &mut AttrReader,
 ) -> Option<Result<Op, String>> {
     if name == "done" {
-        return Some(Ok(Collective {
-            kind: CollectiveKind::Done,
-            axes,
-            start: false,
-        }
-        .into()));
+        return Some(Ok(Collective { kind: CollectiveKind::Done, axes, start: false }.into()));
     }
-    let index = NAMES
-        .iter()
-        .position(|(plain, start)| name == *plain || name == *start)?;
+    let index = NAMES.iter().position(|(plain, start)| name == *plain || name == *start)?;
     let kind = (|| {
         Ok(match index {
-            0 => CollectiveKind::AllGather {
-                dim: attrs.take("dim")?,
-            },
-            1 => CollectiveKind::ReduceScatter {
-                dim: attrs.take("dim")?,
-            },
+            0 => CollectiveKind::AllGather { dim: attrs.take("dim")? },
+            1 => CollectiveKind::ReduceScatter { dim: attrs.take("dim")? },
             2 => CollectiveKind::AllReduce,
-            3 => CollectiveKind::AllToAll {
-                from: attrs.take("from")?,
-                to: attrs.take("to")?,
-            },
-            4 => CollectiveKind::Shard {
-                dim: attrs.take("dim")?,
-            },
+            3 => CollectiveKind::AllToAll { from: attrs.take("from")?, to: attrs.take("to")? },
+            4 => CollectiveKind::Shard { dim: attrs.take("dim")? },
             5 => CollectiveKind::ToPartial,
-            _ => CollectiveKind::Permute {
-                dim: attrs.take("dim")?,
-            },
+            _ => CollectiveKind::Permute { dim: attrs.take("dim")? },
         })
     })();
     let start = name == NAMES[index].1;
@@ -133,9 +115,7 @@ impl Collective {
         let layout = &ty.layout;
         let bad = |what: String| IrError::operands(self.name(), format!("{what} (operand {ty})"));
         if ty.form == Form::Pending && self.kind != CollectiveKind::Done {
-            return Err(bad(
-                "the operand is still pending; wait for it with done first".into(),
-            ));
+            return Err(bad("the operand is still pending; wait for it with done first".into()));
         }
         if let Some(&axis) = self.axes.iter().find(|&&a| mesh.size(a).is_none()) {
             return Err(bad(format!("no axis `{axis}` in the mesh ({mesh})")));
@@ -170,9 +150,9 @@ impl Collective {
             CollectiveKind::AllGather { dim } => layout.with_axes(dim, cut(dim)?)?,
             CollectiveKind::AllReduce => unpartial()?,
             CollectiveKind::ReduceScatter { dim } => unpartial()?.with_axes(dim, appended(dim))?,
-            CollectiveKind::AllToAll { from, to } => layout
-                .with_axes(from, cut(from)?)?
-                .with_axes(to, appended(to))?,
+            CollectiveKind::AllToAll { from, to } => {
+                layout.with_axes(from, cut(from)?)?.with_axes(to, appended(to))?
+            }
             CollectiveKind::Shard { dim } => layout.with_axes(dim, appended(dim))?,
             CollectiveKind::ToPartial => {
                 let added = layout.partial().iter().chain(&self.axes).copied();
@@ -196,11 +176,7 @@ impl Collective {
             (false, Form::Pending) => Form::Tensor,
             (false, form) => form,
         };
-        Ok(TensorType {
-            layout: new,
-            form,
-            ..ty.clone()
-        })
+        Ok(TensorType { layout: new, form, ..ty.clone() })
     }
 
     fn dims(&self) -> Vec<usize> {
@@ -227,10 +203,7 @@ impl OpDef for Collective {
     fn attrs(&self) -> Attrs {
         match self.kind {
             CollectiveKind::AllToAll { from, to } => Attrs::new().with("from", from).with("to", to),
-            _ => self
-                .dims()
-                .first()
-                .map_or_else(Attrs::new, |d| Attrs::new().with("dim", d)),
+            _ => self.dims().first().map_or_else(Attrs::new, |d| Attrs::new().with("dim", d)),
         }
     }
 

@@ -235,11 +235,7 @@ impl OpDef for Unary {
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
         let rule = Rule::elementwise(ins, outs);
-        if self.kind == UnaryKind::Neg {
-            rule.linear(&[&[0]])
-        } else {
-            rule
-        }
+        if self.kind == UnaryKind::Neg { rule.linear(&[&[0]]) } else { rule }
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
@@ -569,10 +565,7 @@ impl OpDef for Fill {
     }
 
     fn attrs(&self) -> Attrs {
-        Attrs::new()
-            .with("dtype", self.dtype)
-            .list("shape", &self.shape)
-            .with("value", self.value)
+        Attrs::new().with("dtype", self.dtype).list("shape", &self.shape).with("value", self.value)
     }
 
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {

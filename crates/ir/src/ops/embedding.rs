@@ -33,10 +33,7 @@ impl OpDef for Embedding {
             return Err(format!("the table is {}, expected two dims", ins[0]));
         };
         super::dtype_is("ids", ins[1], DType::I32)?;
-        Ok(vec![(
-            ins[0].dtype,
-            [ins[1].shape.as_slice(), &[width]].concat(),
-        )])
+        Ok(vec![(ins[0].dtype, [ins[1].shape.as_slice(), &[width]].concat())])
     }
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
@@ -45,10 +42,7 @@ impl OpDef for Embedding {
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let vocab = g.ty(g.input(0)).shape[0];
-        let op = EmbeddingGrad {
-            vocab,
-            out: g.dtype(0),
-        };
+        let op = EmbeddingGrad { vocab, out: g.dtype(0) };
         let dtable = g.emit(op, &[g.input(1), g.dy()?])?;
         g.set(0, dtable)
     }
@@ -67,10 +61,7 @@ impl OpDef for EmbeddingGrad {
         super::arity(ins, 2)?;
         super::dtype_is("ids", ins[0], DType::I32)?;
         let Some((&width, rows)) = ins[1].shape.split_last() else {
-            return Err(format!(
-                "dy is {}, expected the ids' dims and a width",
-                ins[1]
-            ));
+            return Err(format!("dy is {}, expected the ids' dims and a width", ins[1]));
         };
         super::shape_is("ids", ins[0], rows)?;
         Ok(vec![(self.out, vec![self.vocab, width])])

@@ -78,11 +78,7 @@ impl Fused {
 pub(super) fn read(attrs: &mut AttrReader) -> Result<Fused, String> {
     let body: String = attrs.take("body")?;
     let steps = body.split(';').map(read_step).collect::<Result<_, _>>()?;
-    Ok(Fused {
-        steps,
-        results: attrs.take_list("results")?,
-        full: attrs.take("full")?,
-    })
+    Ok(Fused { steps, results: attrs.take_list("results")?, full: attrs.take("full")? })
 }
 
 fn read_step(text: &str) -> Result<FusedStep, String> {
@@ -108,11 +104,7 @@ fn read_step(text: &str) -> Result<FusedStep, String> {
     if !Fused::accepts(&op) {
         return Err(format!("`{name}` is not elementwise and can't be fused"));
     }
-    Ok(FusedStep {
-        op,
-        args,
-        dtype: dtype.parse()?,
-    })
+    Ok(FusedStep { op, args, dtype: dtype.parse()? })
 }
 
 impl OpDef for Fused {
@@ -140,11 +132,7 @@ impl OpDef for Fused {
                 .ok_or("a step reads an operand that does not exist")?;
             let (dtype, shape) = step.op.infer(&operands)?.swap_remove(0);
             if dtype != step.dtype {
-                return Err(format!(
-                    "{} gives {dtype}, not {}",
-                    step.op.name(),
-                    step.dtype
-                ));
+                return Err(format!("{} gives {dtype}, not {}", step.op.name(), step.dtype));
             }
             types.push(TensorType::new(dtype, shape));
         }

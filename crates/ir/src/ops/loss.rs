@@ -44,9 +44,7 @@ pub(super) fn read_linear(attrs: &mut AttrReader) -> Result<LinearCrossEntropy, 
 
 fn rows<'a>(logits: &'a TensorType, targets: &TensorType) -> Result<&'a [usize], String> {
     let (Some((_, rows)), true) = (logits.shape.split_last(), logits.dtype.is_float()) else {
-        return Err(format!(
-            "the first operand is {logits}, expected a float with a last dim"
-        ));
+        return Err(format!("the first operand is {logits}, expected a float with a last dim"));
     };
     super::dtype_is("targets", targets, DType::I32)?;
     super::shape_is("targets", targets, rows)?;
@@ -134,9 +132,7 @@ impl OpDef for LinearCrossEntropy {
         let rows = rows(x, ins[2])?.to_vec();
         let width = x.shape[rows.len()];
         if w.shape.len() != 2 || w.shape[usize::from(self.transposed)] != width {
-            return Err(format!(
-                "x is {x} and w is {w}; the width of x must be a dim of w"
-            ));
+            return Err(format!("x is {x} and w is {w}; the width of x must be a dim of w"));
         }
         if self.chunk == 0 {
             return Err("a chunk needs at least one row".to_owned());
@@ -144,11 +140,7 @@ impl OpDef for LinearCrossEntropy {
         super::shape_is("dnll", ins[3], &[])?;
         let accumulator = x.dtype.accumulator();
         super::dtype_is("dnll", ins[3], accumulator)?;
-        Ok(vec![
-            (accumulator, rows),
-            (x.dtype, x.shape.clone()),
-            (self.out, w.shape.clone()),
-        ])
+        Ok(vec![(accumulator, rows), (x.dtype, x.shape.clone()), (self.out, w.shape.clone())])
     }
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {

@@ -42,20 +42,12 @@ impl Spec {
 
     /// The gradient with respect to operand 0: `out,b->a`.
     pub fn grad_a(&self) -> Self {
-        Self {
-            a: self.out.clone(),
-            b: self.b.clone(),
-            out: self.a.clone(),
-        }
+        Self { a: self.out.clone(), b: self.b.clone(), out: self.a.clone() }
     }
 
     /// The gradient with respect to operand 1: `a,out->b`.
     pub fn grad_b(&self) -> Self {
-        Self {
-            a: self.a.clone(),
-            b: self.out.clone(),
-            out: self.b.clone(),
-        }
+        Self { a: self.a.clone(), b: self.out.clone(), out: self.b.clone() }
     }
 
     /// The letters sorted by what they do.
@@ -87,26 +79,17 @@ impl FromStr for Spec {
         let (left, out) = text.split_once("->").ok_or_else(|| bad("no `->`"))?;
         let (a, b) = left.split_once(',').ok_or_else(|| bad("no `,`"))?;
         for operand in [a, b, out] {
-            let unique = operand
-                .chars()
-                .enumerate()
-                .all(|(i, c)| !operand[..i].contains(c));
+            let unique = operand.chars().enumerate().all(|(i, c)| !operand[..i].contains(c));
             if !unique || !operand.chars().all(|c| c.is_ascii_lowercase()) {
                 return Err(bad("each operand needs distinct lower-case letters"));
             }
         }
         for c in a.chars().chain(b.chars()).chain(out.chars()) {
             if [a, b, out].iter().filter(|s| s.contains(c)).count() < 2 {
-                return Err(bad(&format!(
-                    "`{c}` appears only once; sum or broadcast it instead"
-                )));
+                return Err(bad(&format!("`{c}` appears only once; sum or broadcast it instead")));
             }
         }
-        Ok(Self {
-            a: a.to_owned(),
-            b: b.to_owned(),
-            out: out.to_owned(),
-        })
+        Ok(Self { a: a.to_owned(), b: b.to_owned(), out: out.to_owned() })
     }
 }
 
@@ -128,11 +111,7 @@ pub struct Matmul {
 }
 
 pub(super) fn read(attrs: &mut AttrReader) -> Result<Matmul, String> {
-    Ok(Matmul {
-        spec: attrs.take("spec")?,
-        out: attrs.take("out")?,
-        add: attrs.take("add")?,
-    })
+    Ok(Matmul { spec: attrs.take("spec")?, out: attrs.take("out")?, add: attrs.take("add")? })
 }
 
 impl OpDef for Matmul {
@@ -141,26 +120,18 @@ impl OpDef for Matmul {
     }
 
     fn attrs(&self) -> Attrs {
-        Attrs::new()
-            .with("spec", &self.spec)
-            .with("out", self.out)
-            .with("add", self.add)
+        Attrs::new().with("spec", &self.spec).with("out", self.out).with("add", self.add)
     }
 
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
         super::arity(ins, if self.add { 3 } else { 2 })?;
         let (a, b) = (ins[0], ins[1]);
         if a.dtype != b.dtype || !a.dtype.is_float() {
-            return Err(format!(
-                "operands are {a} and {b}; both must have one float type"
-            ));
+            return Err(format!("operands are {a} and {b}; both must have one float type"));
         }
         for (letters, ty) in [(&self.spec.a, a), (&self.spec.b, b)] {
             if letters.len() != ty.shape.len() {
-                return Err(format!(
-                    "`{letters}` of {} does not name the dims of {ty}",
-                    self.spec
-                ));
+                return Err(format!("`{letters}` of {} does not name the dims of {ty}", self.spec));
             }
         }
         for c in self.spec.a.chars() {
@@ -174,12 +145,8 @@ impl OpDef for Matmul {
                 ));
             }
         }
-        let shape: Vec<usize> = self
-            .spec
-            .out
-            .chars()
-            .map(|c| self.spec.size(c, &a.shape, &b.shape))
-            .collect();
+        let shape: Vec<usize> =
+            self.spec.out.chars().map(|c| self.spec.size(c, &a.shape, &b.shape)).collect();
         if let Some(c) = ins.get(2) {
             super::dtype_is("the addend", c, self.out)?;
             super::shape_is("the addend", c, &shape)?;
@@ -189,16 +156,8 @@ impl OpDef for Matmul {
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
         let spaced = |s: &str| s.chars().map(String::from).collect::<Vec<_>>().join(" ");
-        let (a, b, out) = (
-            spaced(&self.spec.a),
-            spaced(&self.spec.b),
-            spaced(&self.spec.out),
-        );
-        let addend = if self.add {
-            format!(", {out}")
-        } else {
-            String::new()
-        };
+        let (a, b, out) = (spaced(&self.spec.a), spaced(&self.spec.b), spaced(&self.spec.out));
+        let addend = if self.add { format!(", {out}") } else { String::new() };
         let mut rule =
             Rule::declare(&format!("{a}, {b}{addend} -> {out}"), ins, outs).linear(&[&[0], &[1]]);
         if self.add {
@@ -216,20 +175,12 @@ impl OpDef for Matmul {
             dy = g.emit(Cast { to: operand }, &[dy])?;
         }
         if g.wants(0) {
-            let op = Matmul {
-                spec: self.spec.grad_a(),
-                out: g.dtype(0),
-                add: false,
-            };
+            let op = Matmul { spec: self.spec.grad_a(), out: g.dtype(0), add: false };
             let da = g.emit(op, &[dy, g.input(1)])?;
             g.set(0, da)?;
         }
         if g.wants(1) {
-            let op = Matmul {
-                spec: self.spec.grad_b(),
-                out: g.dtype(1),
-                add: false,
-            };
+            let op = Matmul { spec: self.spec.grad_b(), out: g.dtype(1), add: false };
             let db = g.emit(op, &[g.input(0), dy])?;
             g.set(1, db)?;
         }
@@ -242,10 +193,7 @@ impl OpDef for Matmul {
     fn flops(&self, ins: &[&[usize]], _outs: &[&[usize]]) -> u64 {
         let extents = self.spec.extents();
         let letters = [extents.batch, extents.rows, extents.cols, extents.inner].concat();
-        2 * letters
-            .iter()
-            .map(|&c| self.spec.size(c, ins[0], ins[1]) as u64)
-            .product::<u64>()
+        2 * letters.iter().map(|&c| self.spec.size(c, ins[0], ins[1]) as u64).product::<u64>()
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {

@@ -194,19 +194,12 @@ impl Op {
             "matmul" => matmul::read(attrs)?.into(),
             "fused" => fused::read(attrs)?.into(),
             "sum" | "max_over" => reduce::read(name, attrs)?.into(),
-            "broadcast" => Broadcast {
-                shape: attrs.take_list("shape")?,
-                dims: attrs.take_list("dims")?,
+            "broadcast" => {
+                Broadcast { shape: attrs.take_list("shape")?, dims: attrs.take_list("dims")? }
+                    .into()
             }
-            .into(),
-            "reshape" => Reshape {
-                shape: attrs.take_list("shape")?,
-            }
-            .into(),
-            "transpose" => Transpose {
-                perm: attrs.take_list("perm")?,
-            }
-            .into(),
+            "reshape" => Reshape { shape: attrs.take_list("shape")? }.into(),
+            "transpose" => Transpose { perm: attrs.take_list("perm")? }.into(),
             "slice" => Slice {
                 dim: attrs.take("dim")?,
                 start: attrs.take("start")?,
@@ -219,45 +212,21 @@ impl Op {
                 after: attrs.take("after")?,
             }
             .into(),
-            "concat" => Concat {
-                dim: attrs.take("dim")?,
-            }
-            .into(),
+            "concat" => Concat { dim: attrs.take("dim")? }.into(),
             "embedding" => Embedding.into(),
-            "embedding_grad" => EmbeddingGrad {
-                vocab: attrs.take("vocab")?,
-                out: attrs.take("out")?,
+            "embedding_grad" => {
+                EmbeddingGrad { vocab: attrs.take("vocab")?, out: attrs.take("out")? }.into()
             }
-            .into(),
-            "rms_norm" => RmsNorm {
-                eps: attrs.take("eps")?,
-            }
-            .into(),
-            "rms_norm_grad" => RmsNormGrad {
-                out: attrs.take("out")?,
-            }
-            .into(),
-            "layer_norm" => LayerNorm {
-                eps: attrs.take("eps")?,
-            }
-            .into(),
-            "layer_norm_grad" => LayerNormGrad {
-                out: attrs.take("out")?,
-            }
-            .into(),
+            "rms_norm" => RmsNorm { eps: attrs.take("eps")? }.into(),
+            "rms_norm_grad" => RmsNormGrad { out: attrs.take("out")? }.into(),
+            "layer_norm" => LayerNorm { eps: attrs.take("eps")? }.into(),
+            "layer_norm_grad" => LayerNormGrad { out: attrs.take("out")? }.into(),
             "rotary" => rotary::read(attrs)?.into(),
             "attention" => attention::read(attrs)?.into(),
-            "attention_grad" => AttentionGrad {
-                of: attention::read(attrs)?,
-            }
-            .into(),
+            "attention_grad" => AttentionGrad { of: attention::read(attrs)? }.into(),
             "softmax" => Softmax.into(),
             "softmax_grad" => SoftmaxGrad.into(),
-            "dropout" => Dropout {
-                p: attrs.take("p")?,
-                site: attrs.take("site")?,
-            }
-            .into(),
+            "dropout" => Dropout { p: attrs.take("p")?, site: attrs.take("site")? }.into(),
             "cross_entropy" => CrossEntropy.into(),
             "cross_entropy_grad" => CrossEntropyGrad.into(),
             "linear_cross_entropy" => loss::read_linear(attrs)?.into(),
@@ -271,11 +240,7 @@ impl Op {
 
 /// Fails unless there are exactly `n` operands.
 fn arity(ins: &[&TensorType], n: usize) -> Result<(), String> {
-    if ins.len() == n {
-        Ok(())
-    } else {
-        Err(format!("takes {n} operands, got {}", ins.len()))
-    }
+    if ins.len() == n { Ok(()) } else { Err(format!("takes {n} operands, got {}", ins.len())) }
 }
 
 /// Fails unless the operand has this shape.
@@ -289,9 +254,5 @@ fn shape_is(what: &str, ty: &TensorType, shape: &[usize]) -> Result<(), String> 
 
 /// Fails unless the operand has this element type.
 fn dtype_is(what: &str, ty: &TensorType, dtype: DType) -> Result<(), String> {
-    if ty.dtype == dtype {
-        Ok(())
-    } else {
-        Err(format!("{what} is {ty}, expected {dtype}"))
-    }
+    if ty.dtype == dtype { Ok(()) } else { Err(format!("{what} is {ty}, expected {dtype}")) }
 }

@@ -57,10 +57,7 @@ fn shapes(x: &TensorType, vectors: &[&TensorType]) -> Result<(Shaped, Shaped), S
         super::dtype_is("a gain or bias", vector, x.dtype)?;
         super::shape_is("a gain or bias", vector, &[*width])?;
     }
-    Ok((
-        (x.dtype, x.shape.clone()),
-        (x.dtype.accumulator(), rows.to_vec()),
-    ))
+    Ok(((x.dtype, x.shape.clone()), (x.dtype.accumulator(), rows.to_vec())))
 }
 
 fn statistics(x: &TensorType, stats: &[&TensorType], dy: &TensorType) -> Result<(), String> {
@@ -117,9 +114,7 @@ impl OpDef for RmsNormGrad {
     }
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
-        Rule::declare("... d, d, ..., ... d -> ... d, d", ins, outs)
-            .lowered("d")
-            .linear(&[&[3]])
+        Rule::declare("... d, d, ..., ... d -> ... d, d", ins, outs).lowered("d").linear(&[&[3]])
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {

@@ -52,9 +52,7 @@ impl OpDef for Dropout {
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
         let names: Vec<String> = (0..ins[0].len()).map(|i| format!("x{i}")).collect();
         let x = names.join(" ");
-        Rule::declare(&format!("{x}, key -> {x}"), ins, outs)
-            .whole("key")
-            .linear(&[&[0]])
+        Rule::declare(&format!("{x}, key -> {x}"), ins, outs).whole("key").linear(&[&[0]])
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {

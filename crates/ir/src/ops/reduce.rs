@@ -37,16 +37,8 @@ pub struct Broadcast {
 }
 
 pub(super) fn read(name: &str, attrs: &mut AttrReader) -> Result<Reduce, String> {
-    let kind = if name == "sum" {
-        ReduceKind::Sum
-    } else {
-        ReduceKind::Max
-    };
-    Ok(Reduce {
-        kind,
-        dims: attrs.take_list("dims")?,
-        out: attrs.take("out")?,
-    })
+    let kind = if name == "sum" { ReduceKind::Sum } else { ReduceKind::Max };
+    Ok(Reduce { kind, dims: attrs.take_list("dims")?, out: attrs.take("out")? })
 }
 
 fn without<T: Copy>(items: &[T], dims: &[usize]) -> Vec<T> {
@@ -57,12 +49,7 @@ fn without<T: Copy>(items: &[T], dims: &[usize]) -> Vec<T> {
 /// Declares `a b c -> b` for a tensor of `rank` dims of which `dims` are missing on one side.
 fn letters(rank: usize, dims: &[usize]) -> (String, String) {
     let names: Vec<usize> = (0..rank).collect();
-    let text = |ids: &[usize]| {
-        ids.iter()
-            .map(|i| format!("x{i}"))
-            .collect::<Vec<_>>()
-            .join(" ")
-    };
+    let text = |ids: &[usize]| ids.iter().map(|i| format!("x{i}")).collect::<Vec<_>>().join(" ");
     (text(&names), text(&without(&names, dims)))
 }
 
@@ -82,10 +69,7 @@ impl OpDef for Reduce {
         super::arity(ins, 1)?;
         let rank = ins[0].shape.len();
         if self.dims.iter().any(|&d| d >= rank) || !self.dims.is_sorted_by(|a, b| a < b) {
-            return Err(format!(
-                "can't reduce the dims {:?} of {}",
-                self.dims, ins[0]
-            ));
+            return Err(format!("can't reduce the dims {:?} of {}", self.dims, ins[0]));
         }
         if self.kind == ReduceKind::Max && self.out != ins[0].dtype {
             return Err(format!(
@@ -112,42 +96,21 @@ impl OpDef for Reduce {
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let (x, dy) = (g.input(0), g.dy()?);
         let ty = g.ty(x).clone();
-        let spread = Broadcast {
-            shape: ty.shape,
-            dims: self.dims.clone(),
-        };
+        let spread = Broadcast { shape: ty.shape, dims: self.dims.clone() };
         let spread_dy = g.emit(spread.clone(), &[dy])?;
         match self.kind {
             ReduceKind::Sum => g.set(0, spread_dy),
             // Shared equally among the elements that attain the maximum, as PyTorch's amax does.
             ReduceKind::Max => {
                 let top = g.emit(spread.clone(), &[g.output(0)])?;
-                let hit = g.emit(
-                    Compare {
-                        kind: CompareKind::Eq,
-                    },
-                    &[x, top],
-                )?;
+                let hit = g.emit(Compare { kind: CompareKind::Eq }, &[x, top])?;
                 let (one, zero) = (g.constant_like(x, 1.0)?, g.constant_like(x, 0.0)?);
                 let hits = g.emit(Select, &[hit, one, zero])?;
-                let sum = Reduce {
-                    kind: ReduceKind::Sum,
-                    ..self.clone()
-                };
+                let sum = Reduce { kind: ReduceKind::Sum, ..self.clone() };
                 let count = g.emit(sum, &[hits])?;
                 let count = g.emit(spread, &[count])?;
-                let share = g.emit(
-                    Binary {
-                        kind: BinaryKind::Div,
-                    },
-                    &[spread_dy, count],
-                )?;
-                let dx = g.emit(
-                    Binary {
-                        kind: BinaryKind::Mul,
-                    },
-                    &[share, hits],
-                )?;
+                let share = g.emit(Binary { kind: BinaryKind::Div }, &[spread_dy, count])?;
+                let dx = g.emit(Binary { kind: BinaryKind::Mul }, &[share, hits])?;
                 g.set(0, dx)
             }
         }
@@ -163,9 +126,7 @@ impl OpDef for Broadcast {
     }
 
     fn attrs(&self) -> Attrs {
-        Attrs::new()
-            .list("shape", &self.shape)
-            .list("dims", &self.dims)
+        Attrs::new().list("shape", &self.shape).list("dims", &self.dims)
     }
 
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
@@ -181,11 +142,7 @@ impl OpDef for Broadcast {
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let dims = self.dims.clone();
-        let op = Reduce {
-            kind: ReduceKind::Sum,
-            dims,
-            out: g.dtype(0),
-        };
+        let op = Reduce { kind: ReduceKind::Sum, dims, out: g.dtype(0) };
         let dx = g.emit(op, &[g.dy()?])?;
         g.set(0, dx)
     }

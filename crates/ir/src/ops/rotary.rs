@@ -58,12 +58,7 @@ impl RopeScaling {
         match self {
             RopeScaling::None => frequency,
             RopeScaling::Linear { factor } => frequency / factor,
-            RopeScaling::Llama3 {
-                factor,
-                low,
-                high,
-                original,
-            } => {
+            RopeScaling::Llama3 { factor, low, high, original } => {
                 let wavelength = std::f64::consts::TAU / frequency;
                 if wavelength < original / high {
                     frequency
@@ -83,12 +78,7 @@ impl fmt::Display for RopeScaling {
         match self {
             RopeScaling::None => f.write_str("none"),
             RopeScaling::Linear { factor } => write!(f, "linear:{factor}"),
-            RopeScaling::Llama3 {
-                factor,
-                low,
-                high,
-                original,
-            } => {
+            RopeScaling::Llama3 { factor, low, high, original } => {
                 write!(f, "llama3:{factor}:{low}:{high}:{original}")
             }
         }
@@ -101,22 +91,15 @@ impl FromStr for RopeScaling {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = text.split(':');
         let kind = parts.next().unwrap_or_default();
-        let numbers: Vec<f64> = parts
-            .map(str::parse)
-            .collect::<Result<_, _>>()
-            .map_err(|e| format!("{text}: {e}"))?;
+        let numbers: Vec<f64> =
+            parts.map(str::parse).collect::<Result<_, _>>().map_err(|e| format!("{text}: {e}"))?;
         match (kind, numbers[..].as_ref()) {
             ("none", []) => Ok(RopeScaling::None),
             ("linear", &[factor]) => Ok(RopeScaling::Linear { factor }),
-            ("llama3", &[factor, low, high, original]) => Ok(RopeScaling::Llama3 {
-                factor,
-                low,
-                high,
-                original,
-            }),
-            _ => Err(format!(
-                "`{text}` is not none, linear:F or llama3:F:LOW:HIGH:CONTEXT"
-            )),
+            ("llama3", &[factor, low, high, original]) => {
+                Ok(RopeScaling::Llama3 { factor, low, high, original })
+            }
+            _ => Err(format!("`{text}` is not none, linear:F or llama3:F:LOW:HIGH:CONTEXT")),
         }
     }
 }
@@ -156,19 +139,11 @@ impl OpDef for Rotary {
     }
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
-        Rule::declare("b s h d -> b s h d", ins, outs)
-            .whole("d")
-            .linear(&[&[0]])
+        Rule::declare("b s h d -> b s h d", ins, outs).whole("d").linear(&[&[0]])
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
-        let dx = g.emit(
-            Rotary {
-                inverse: !self.inverse,
-                ..*self
-            },
-            &[g.dy()?],
-        )?;
+        let dx = g.emit(Rotary { inverse: !self.inverse, ..*self }, &[g.dy()?])?;
         g.set(0, dx)
     }
 

@@ -91,10 +91,8 @@ impl OpDef for Reshape {
 /// Cuts both shapes into common factors, so that shards flow through a reshape: `[h·d] → [h, d]`
 /// has the factors h and d. Where the dims share no cut, the factors are whole.
 fn common_factors(a: &[usize], b: &[usize]) -> Rule {
-    let mut cut = Cut {
-        factors: Vec::new(),
-        sides: [vec![Vec::new(); a.len()], vec![Vec::new(); b.len()]],
-    };
+    let mut cut =
+        Cut { factors: Vec::new(), sides: [vec![Vec::new(); a.len()], vec![Vec::new(); b.len()]] };
     let (mut i, mut j) = (0, 0);
     if a.contains(&0) || b.contains(&0) {
         // Without elements there is nothing to shard, and products say nothing about cuts.
@@ -136,11 +134,7 @@ struct Cut {
 
 impl Cut {
     fn factor(&mut self, size: usize, kind: FactorKind) -> usize {
-        self.factors.push(Factor {
-            name: format!("f{}", self.factors.len()),
-            size,
-            kind,
-        });
+        self.factors.push(Factor { name: format!("f{}", self.factors.len()), size, kind });
         self.factors.len() - 1
     }
 
@@ -215,15 +209,9 @@ impl OpDef for Transpose {
         let mut sorted = self.perm.clone();
         sorted.sort_unstable();
         if sorted != (0..ins[0].shape.len()).collect::<Vec<_>>() {
-            return Err(format!(
-                "{:?} is not a permutation of the dims of {}",
-                self.perm, ins[0]
-            ));
+            return Err(format!("{:?} is not a permutation of the dims of {}", self.perm, ins[0]));
         }
-        Ok(vec![(
-            ins[0].dtype,
-            self.perm.iter().map(|&p| ins[0].shape[p]).collect(),
-        )])
+        Ok(vec![(ins[0].dtype, self.perm.iter().map(|&p| ins[0].shape[p]).collect())])
     }
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
@@ -250,19 +238,12 @@ impl OpDef for Transpose {
 fn along(dim: usize, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
     let side = |prefix: &str, rank: usize| {
         let name = |i| {
-            if i == dim {
-                format!("{prefix}{i}")
-            } else {
-                format!("x{i}")
-            }
+            if i == dim { format!("{prefix}{i}") } else { format!("x{i}") }
         };
         (0..rank).map(name).collect::<Vec<_>>().join(" ")
     };
-    let left: Vec<String> = ins
-        .iter()
-        .enumerate()
-        .map(|(k, s)| side(&format!("i{k}_"), s.len()))
-        .collect();
+    let left: Vec<String> =
+        ins.iter().enumerate().map(|(k, s)| side(&format!("i{k}_"), s.len())).collect();
     let right = side("o", outs[0].len());
     let whole: Vec<String> = (0..ins.len()).map(|k| format!("i{k}_{dim}")).collect();
     let all: Vec<usize> = (0..ins.len()).collect();
@@ -277,10 +258,7 @@ impl OpDef for Slice {
     }
 
     fn attrs(&self) -> Attrs {
-        Attrs::new()
-            .with("dim", self.dim)
-            .with("start", self.start)
-            .with("len", self.len)
+        Attrs::new().with("dim", self.dim).with("start", self.start).with("len", self.len)
     }
 
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
@@ -308,14 +286,7 @@ impl OpDef for Slice {
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let size = g.ty(g.input(0)).shape[self.dim];
         let after = size - self.start - self.len;
-        let dx = g.emit(
-            Pad {
-                dim: self.dim,
-                before: self.start,
-                after,
-            },
-            &[g.dy()?],
-        )?;
+        let dx = g.emit(Pad { dim: self.dim, before: self.start, after }, &[g.dy()?])?;
         g.set(0, dx)
     }
 }
@@ -326,18 +297,13 @@ impl OpDef for Pad {
     }
 
     fn attrs(&self) -> Attrs {
-        Attrs::new()
-            .with("dim", self.dim)
-            .with("before", self.before)
-            .with("after", self.after)
+        Attrs::new().with("dim", self.dim).with("before", self.before).with("after", self.after)
     }
 
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
         super::arity(ins, 1)?;
         let mut shape = ins[0].shape.clone();
-        let size = shape
-            .get_mut(self.dim)
-            .ok_or(format!("{} has no dim {}", ins[0], self.dim))?;
+        let size = shape.get_mut(self.dim).ok_or(format!("{} has no dim {}", ins[0], self.dim))?;
         *size += self.before + self.after;
         Ok(vec![(ins[0].dtype, shape)])
     }
@@ -348,14 +314,7 @@ impl OpDef for Pad {
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let len = g.ty(g.input(0)).shape[self.dim];
-        let dx = g.emit(
-            Slice {
-                dim: self.dim,
-                start: self.before,
-                len,
-            },
-            &[g.dy()?],
-        )?;
+        let dx = g.emit(Slice { dim: self.dim, start: self.before, len }, &[g.dy()?])?;
         g.set(0, dx)
     }
 }
@@ -380,10 +339,7 @@ impl OpDef for Concat {
                 && other.shape.len() == shape.len()
                 && (0..shape.len()).all(|i| i == self.dim || other.shape[i] == shape[i]);
             if !fits {
-                return Err(format!(
-                    "{other} does not continue {first} along dim {}",
-                    self.dim
-                ));
+                return Err(format!("{other} does not continue {first} along dim {}", self.dim));
             }
             shape[self.dim] += other.shape[self.dim];
         }
@@ -399,14 +355,7 @@ impl OpDef for Concat {
         for i in 0..g.inputs() {
             let len = g.ty(g.input(i)).shape[self.dim];
             if g.wants(i) {
-                let dx = g.emit(
-                    Slice {
-                        dim: self.dim,
-                        start,
-                        len,
-                    },
-                    &[g.dy()?],
-                )?;
+                let dx = g.emit(Slice { dim: self.dim, start, len }, &[g.dy()?])?;
                 g.set(i, dx)?;
             }
             start += len;
@@ -440,10 +389,7 @@ mod tests {
             through(&[8, 16, 32], &[8, 16, 4, 8], "0:dp 2:tp", "dp=2 tp=4").unwrap(),
             "{0:dp 2:tp}"
         );
-        assert_eq!(
-            through(&[8, 16, 4, 8], &[8, 16, 32], "2:tp", "tp=4").unwrap(),
-            "{2:tp}"
-        );
+        assert_eq!(through(&[8, 16, 4, 8], &[8, 16, 32], "2:tp", "tp=4").unwrap(), "{2:tp}");
         assert_eq!(through(&[8, 16], &[128], "0:dp", "dp=2").unwrap(), "{0:dp}");
         assert_eq!(through(&[1, 6], &[6, 1], "", "dp=2").unwrap(), "{}");
     }

@@ -17,9 +17,7 @@ pub struct SoftmaxGrad;
 fn like_first(ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
     let x = ins[0];
     if !x.dtype.is_float() || x.shape.is_empty() {
-        return Err(format!(
-            "operand is {x}, expected a float with at least one dim"
-        ));
+        return Err(format!("operand is {x}, expected a float with at least one dim"));
     }
     Ok(vec![(x.dtype, x.shape.clone())])
 }
@@ -56,9 +54,7 @@ impl OpDef for SoftmaxGrad {
     }
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
-        Rule::declare("... d, ... d -> ... d", ins, outs)
-            .lowered("d")
-            .linear(&[&[1]])
+        Rule::declare("... d, ... d -> ... d", ins, outs).lowered("d").linear(&[&[1]])
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {

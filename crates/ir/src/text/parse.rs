@@ -12,24 +12,15 @@ use crate::types::TensorType;
 /// Reads a program as it prints. Types are taken as written; run the verifier to check them.
 pub fn parse(text: &str) -> Result<Program, IrError> {
     let mut lines = text.lines().enumerate().map(|(i, l)| (i + 1, l.trim()));
-    let mut lines = lines
-        .by_ref()
-        .filter(|(_, l)| !l.is_empty() && !l.starts_with("//"));
+    let mut lines = lines.by_ref().filter(|(_, l)| !l.is_empty() && !l.starts_with("//"));
     let (line, mesh) = lines.next().ok_or_else(|| bad(0, "the text is empty"))?;
-    let mesh = mesh
-        .strip_prefix("mesh")
-        .ok_or_else(|| bad(line, "expected `mesh …`"))?;
+    let mesh = mesh.strip_prefix("mesh").ok_or_else(|| bad(line, "expected `mesh …`"))?;
     let mesh: Mesh = mesh.trim().parse()?;
-    let (line, head) = lines
-        .next()
-        .ok_or_else(|| bad(line, "expected `program name {`"))?;
+    let (line, head) = lines.next().ok_or_else(|| bad(line, "expected `program name {`"))?;
     let name = (head.strip_prefix("program "))
         .and_then(|h| h.strip_suffix('{'))
         .ok_or_else(|| bad(line, "expected `program name {`"))?;
-    let mut reader = Reader {
-        program: Program::new(name.trim(), mesh),
-        names: HashMap::new(),
-    };
+    let mut reader = Reader { program: Program::new(name.trim(), mesh), names: HashMap::new() };
     for (line, text) in lines {
         if text == "}" {
             return Ok(reader.program);
@@ -40,10 +31,7 @@ pub fn parse(text: &str) -> Result<Program, IrError> {
 }
 
 fn bad(line: usize, what: impl Into<String>) -> IrError {
-    IrError::Text {
-        line,
-        what: what.into(),
-    }
+    IrError::Text { line, what: what.into() }
 }
 
 struct Reader {
@@ -76,10 +64,7 @@ impl Reader {
             _ => (rest, Phase::F),
         };
         let (call, types) = rest.split_once(" : ").ok_or("expected ` : type`")?;
-        let types = split_types(types)
-            .into_iter()
-            .map(|t| self.ty(t))
-            .collect::<Result<_, _>>()?;
+        let types = split_types(types).into_iter().map(|t| self.ty(t)).collect::<Result<_, _>>()?;
         let (head, args) = call
             .split_once('(')
             .and_then(|(head, args)| Some((head, args.strip_suffix(')')?)))
@@ -90,12 +75,7 @@ impl Reader {
         };
         let mut atoms = Vec::new();
         for axis in axes.split(',').filter(|a| !a.is_empty()) {
-            atoms.extend(
-                self.program
-                    .mesh()
-                    .expand(axis)
-                    .map_err(|e| e.to_string())?,
-            );
+            atoms.extend(self.program.mesh().expand(axis).map_err(|e| e.to_string())?);
         }
         let mut operands = Vec::new();
         let mut pairs = Vec::new();
@@ -111,11 +91,7 @@ impl Reader {
         let values = self.program.push_unchecked(op, &operands, types, phase);
         let names: Vec<&str> = results.split(", ").collect();
         if names.len() != values.len() {
-            return Err(format!(
-                "{} names for {} results",
-                names.len(),
-                values.len()
-            ));
+            return Err(format!("{} names for {} results", names.len(), values.len()));
         }
         for (name, value) in names.into_iter().zip(values) {
             self.names.insert(name.to_owned(), value);
@@ -124,10 +100,7 @@ impl Reader {
     }
 
     fn value(&self, name: &str) -> Result<ValueId, String> {
-        self.names
-            .get(name)
-            .copied()
-            .ok_or_else(|| format!("no value `{name}` so far"))
+        self.names.get(name).copied().ok_or_else(|| format!("no value `{name}` so far"))
     }
 
     fn ty(&self, text: &str) -> Result<TensorType, String> {

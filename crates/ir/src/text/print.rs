@@ -16,43 +16,23 @@ pub fn value_name(program: &Program, value: ValueId) -> String {
 /// `op<axes>(operands, attributes)`.
 pub fn call(program: &Program, op: &Op, inputs: &[ValueId]) -> String {
     let axes: Vec<String> = op.axes().iter().map(ToString::to_string).collect();
-    let axes = if axes.is_empty() {
-        String::new()
-    } else {
-        format!("<{}>", axes.join(","))
-    };
+    let axes = if axes.is_empty() { String::new() } else { format!("<{}>", axes.join(",")) };
     let mut args: Vec<String> = inputs.iter().map(|&v| value_name(program, v)).collect();
-    args.extend(
-        op.attrs()
-            .iter()
-            .map(|(key, value)| format!("{key}={value}")),
-    );
+    args.extend(op.attrs().iter().map(|(key, value)| format!("{key}={value}")));
     format!("{}{axes}({})", op.name(), args.join(", "))
 }
 
 /// One instruction with its result types.
 pub fn instr(program: &Program, instr: &Instr) -> String {
-    let names: Vec<String> = instr
-        .outputs
-        .iter()
-        .map(|&v| value_name(program, v))
-        .collect();
-    let types: Vec<String> = instr
-        .outputs
-        .iter()
-        .map(|&v| program.ty(v).to_string())
-        .collect();
+    let names: Vec<String> = instr.outputs.iter().map(|&v| value_name(program, v)).collect();
+    let types: Vec<String> = instr.outputs.iter().map(|&v| program.ty(v).to_string()).collect();
     let call = call(program, &instr.op, &instr.inputs);
     let phase = match instr.phase {
         Phase::F => "",
         Phase::B => " @B",
         Phase::W => " @W",
     };
-    format!(
-        "{} = {call} : {}{phase}",
-        names.join(", "),
-        types.join(", ")
-    )
+    format!("{} = {call} : {}{phase}", names.join(", "), types.join(", "))
 }
 
 impl fmt::Display for Program {
@@ -60,13 +40,7 @@ impl fmt::Display for Program {
         writeln!(f, "{}", format!("mesh {}", self.mesh()).trim_end())?;
         writeln!(f, "program {} {{", self.name)?;
         for port in self.inputs() {
-            writeln!(
-                f,
-                "  {}: {} {}",
-                port.name,
-                port.role.name(),
-                self.ty(port.value)
-            )?;
+            writeln!(f, "  {}: {} {}", port.name, port.role.name(), self.ty(port.value))?;
         }
         for i in self.instrs() {
             writeln!(f, "  {}", instr(self, i))?;

@@ -6,12 +6,7 @@ use phalanx_ir::{DType, IrError, Mesh, OpDef, Phase, Program, Role, TensorType};
 
 fn attention(kind: AttentionKind, dropout: f64) -> Op {
     let (causal, site) = (true, 1);
-    Op::from(Attention {
-        kind,
-        causal,
-        dropout,
-        site,
-    })
+    Op::from(Attention { kind, causal, dropout, site })
 }
 
 /// The op's vjp when its second result has a cotangent too.

@@ -12,42 +12,17 @@ fn everything() -> Program {
     let x = b.param("embed", [32, 16]).embedding(ids);
     let q = x.matmul(b.param("q", [16, 16])).reshape([2, 8, 4, 4]);
     let k = x.matmul(b.param("k", [16, 8])).reshape([2, 8, 2, 4]);
-    let scaling = RopeScaling::Llama3 {
-        factor: 8.0,
-        low: 1.0,
-        high: 4.0,
-        original: 64.0,
-    };
-    let rotary = Rotary {
-        theta: 10_000.0,
-        scaling,
-        inverse: false,
-    };
-    let o = q
-        .rotary(rotary)
-        .attention(k.rotary(rotary), k, AttentionKind::Flash, 0.1);
+    let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64.0 };
+    let rotary = Rotary { theta: 10_000.0, scaling, inverse: false };
+    let o = q.rotary(rotary).attention(k.rotary(rotary), k, AttentionKind::Flash, 0.1);
     let m = q.attention(k, k, AttentionKind::Materialised, 0.1);
-    let h = (o + m)
-        .reshape([2, 8, 16])
-        .rms_norm(b.param("n1", [16]), 1e-5);
-    let h = h
-        .layer_norm(b.param("g", [16]), b.param("c", [16]), 1e-5)
-        .dropout(0.25);
+    let h = (o + m).reshape([2, 8, 16]).rms_norm(b.param("n1", [16]), 1e-5);
+    let h = h.layer_norm(b.param("g", [16]), b.param("c", [16]), 1e-5).dropout(0.25);
     let h = h.gelu() * h.silu() / h.square().shift(1.0) - h.relu().tanh().scale(0.5);
-    let t = h
-        .transpose(&[1, 0, 2])
-        .slice(0, 2, 4)
-        .softmax()
-        .max_over(&[2])
-        .cast(DType::F32);
-    let t = t
-        .compare(CompareKind::Lt, t.scale(2.0))
-        .select(t, t.scale(3.0));
+    let t = h.transpose(&[1, 0, 2]).slice(0, 2, 4).softmax().max_over(&[2]).cast(DType::F32);
+    let t = t.compare(CompareKind::Lt, t.scale(2.0)).select(t, t.scale(3.0));
     b.probe("t", b.concat(&[t, t], 1).broadcast([4, 4, 3], &[2]));
-    let logits = h
-        .max(h.scale(0.5))
-        .min(h)
-        .matmul_transposed(b.param("head", [32, 16]));
+    let logits = h.max(h.scale(0.5)).min(h).matmul_transposed(b.param("head", [32, 16]));
     let nll = logits.cross_entropy(b.data("targets", DType::I32, [2, 8]));
     b.loss("loss", nll.sum_all() * b.scalar("inv_tokens"));
     b.finish().unwrap()
@@ -57,10 +32,7 @@ fn round_trip(program: &Program) {
     let printed = program.to_string();
     let back = text::parse(&printed).unwrap_or_else(|e| panic!("{e}\n{printed}"));
     assert_eq!(back.to_string(), printed);
-    assert!(
-        back == *program,
-        "the values are numbered differently:\n{printed}"
-    );
+    assert!(back == *program, "the values are numbered differently:\n{printed}");
     verify(&back).unwrap();
 }
 
@@ -75,24 +47,10 @@ fn updates_on_units_print_and_parse_back() {
     let unit = |name: &str| b.typed(name, Role::State, "f32[*64]");
     let scalars = [b.scalar("lr"), b.scalar("step"), b.scalar("clip")];
     let narrow = Some(DType::Bf16);
-    let adamw = AdamW {
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        decay: 0.1,
-        narrow,
-    };
+    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1, narrow };
     let [lr, step, clip] = scalars;
-    b.apply(
-        adamw,
-        &[unit("w"), unit("g"), unit("m"), unit("v"), lr, step, clip],
-    );
-    let sgd = Sgd {
-        momentum: 0.9,
-        nesterov: true,
-        decay: 0.0,
-        narrow: None,
-    };
+    b.apply(adamw, &[unit("w"), unit("g"), unit("m"), unit("v"), lr, step, clip]);
+    let sgd = Sgd { momentum: 0.9, nesterov: true, decay: 0.0, narrow: None };
     b.apply(sgd, &[unit("w"), unit("g"), unit("m"), lr, step, clip]);
     b.probe("norm", b.apply(SumSquares, &[unit("g")]));
     round_trip(&b.finish().unwrap());
@@ -102,21 +60,9 @@ fn updates_on_units_print_and_parse_back() {
 fn the_chunked_loss_prints_and_parses_back() {
     let b = Builder::new("head", DType::F32);
     let x = b.boundary("h", [2, 8, 16]);
-    let op = LinearCrossEntropy {
-        transposed: false,
-        chunk: 4,
-        out: DType::F32,
-    };
+    let op = LinearCrossEntropy { transposed: false, chunk: 4, out: DType::F32 };
     let targets = b.data("targets", DType::I32, [2, 8]);
-    b.apply_all(
-        op,
-        &[
-            x,
-            b.param("head", [16, 32]),
-            targets,
-            b.scalar("inv_tokens"),
-        ],
-    );
+    b.apply_all(op, &[x, b.param("head", [16, 32]), targets, b.scalar("inv_tokens")]);
     round_trip(&b.finish().unwrap());
 }
 
@@ -148,10 +94,7 @@ fn unreadable_text_names_its_line() {
     let error = text::parse(bad).unwrap_err().to_string();
     assert_eq!(error, "line 4: unknown op `frobnicate`");
     let bad = "mesh\nprogram t {\n  %1 = exp(y) : f32[8]\n}\n";
-    assert_eq!(
-        text::parse(bad).unwrap_err().to_string(),
-        "line 3: no value `y` so far"
-    );
+    assert_eq!(text::parse(bad).unwrap_err().to_string(), "line 3: no value `y` so far");
 }
 
 #[test]
@@ -161,8 +104,5 @@ fn the_first_mistake_is_the_one_reported() {
     let y = x.matmul(b.param("w", [9, 3]));
     b.output("z", y.rms_norm(b.param("n", [5]), 1e-5));
     let error = b.finish().unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "matmul: `y` of ay,yz->az is 8 in f32[4,8] and 9 in f32[9,3]"
-    );
+    assert_eq!(error, "matmul: `y` of ay,yz->az is 8 in f32[4,8] and 9 in f32[9,3]");
 }

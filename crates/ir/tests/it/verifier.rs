@@ -11,11 +11,8 @@ fn mesh() -> Mesh {
 fn refusal(inputs: &[&str], op: impl Into<phalanx_ir::Op>) -> IrError {
     let b = Builder::on("test", DType::F32, mesh());
     let names = ["a", "b", "c", "d", "e", "f", "g"];
-    let values: Vec<_> = inputs
-        .iter()
-        .zip(names)
-        .map(|(ty, name)| b.typed(name, Role::Data, ty))
-        .collect();
+    let values: Vec<_> =
+        inputs.iter().zip(names).map(|(ty, name)| b.typed(name, Role::Data, ty)).collect();
     b.apply(op, &values);
     b.finish().unwrap_err()
 }
@@ -49,21 +46,8 @@ fn adding_a_replicated_value_to_a_partial_sum_is_refused() {
 
 #[test]
 fn multiplying_two_partial_sums_is_refused() {
-    let error = refusal(
-        &["f32[8]{P:tp}", "f32[8]{P:tp}"],
-        Binary {
-            kind: BinaryKind::Mul,
-        },
-    );
-    check(
-        error,
-        &[
-            "mul",
-            "partial sums over `tp`",
-            "cross terms",
-            "reduce a first",
-        ],
-    );
+    let error = refusal(&["f32[8]{P:tp}", "f32[8]{P:tp}"], Binary { kind: BinaryKind::Mul });
+    check(error, &["mul", "partial sums over `tp`", "cross terms", "reduce a first"]);
     // Over different axes it is legal: each operand is linear by itself.
     let b = Builder::on("test", DType::F32, mesh());
     let y = b.typed("a", Role::Data, "f32[8]{P:tp}") * b.typed("b", Role::Data, "f32[8]{P:dp}");
@@ -78,10 +62,7 @@ fn an_axis_on_two_factors_is_refused() {
     b.output("y", x.matmul(w));
     check(
         b.finish().unwrap_err(),
-        &[
-            "axis `tp` shards two factors, `a` and `z`",
-            "gather one operand",
-        ],
+        &["axis `tp` shards two factors, `a` and `z`", "gather one operand"],
     );
 }
 
@@ -93,38 +74,15 @@ fn a_gather_that_is_not_at_the_minor_end_is_refused() {
         start: false,
     };
     let error = refusal(&["f32[16,4]{0:dp,tp}"], op);
-    check(
-        error,
-        &[
-            "all_gather",
-            "[dp] is not the minor end of dim 0",
-            "[dp, tp]",
-        ],
-    );
+    check(error, &["all_gather", "[dp] is not the minor end of dim 0", "[dp, tp]"]);
 }
 
 #[test]
 fn an_update_of_a_partial_gradient_is_refused() {
-    let adamw = AdamW {
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        decay: 0.1,
-        narrow: None,
-    };
+    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1, narrow: None };
     let unit = "f32[*64]{*:tp}";
-    let error = refusal(
-        &[
-            unit,
-            "f32[*64]{*:tp P:dp}",
-            unit,
-            unit,
-            "f32[]",
-            "f32[]",
-            "f32[]",
-        ],
-        adamw,
-    );
+    let error =
+        refusal(&[unit, "f32[*64]{*:tp P:dp}", unit, unit, "f32[]", "f32[]", "f32[]"], adamw);
     check(
         error,
         &[
@@ -137,13 +95,8 @@ fn an_update_of_a_partial_gradient_is_refused() {
 
 #[test]
 fn a_nonlinear_function_of_a_partial_sum_is_refused() {
-    let op = phalanx_ir::ops::Unary {
-        kind: phalanx_ir::ops::UnaryKind::Gelu,
-    };
-    check(
-        refusal(&["f32[8]{P:tp}"], op),
-        &["gelu of a sum is not the sum of gelu"],
-    );
+    let op = phalanx_ir::ops::Unary { kind: phalanx_ir::ops::UnaryKind::Gelu };
+    check(refusal(&["f32[8]{P:tp}"], op), &["gelu of a sum is not the sum of gelu"]);
 }
 
 fn parsed(body: &str) -> Program {
@@ -160,43 +113,25 @@ fn a_started_collective_is_waited_for_exactly_once() {
     );
     verify(&good).unwrap();
     let never = parsed("x: data f32[8]{P:tp}\n%1 = all_reduce_start<tp>(x) : pending f32[8]");
-    assert!(
-        verify(&never)
-            .unwrap_err()
-            .to_string()
-            .contains("waited for 0 times")
-    );
+    assert!(verify(&never).unwrap_err().to_string().contains("waited for 0 times"));
     let early = parsed(
         "x: data f32[8]{P:tp}
          %1 = all_reduce_start<tp>(x) : pending f32[8]
          %2 = neg(%1) : f32[8]
          %3 = done(%1) : f32[8]",
     );
-    assert!(
-        verify(&early)
-            .unwrap_err()
-            .to_string()
-            .contains("still running")
-    );
+    assert!(verify(&early).unwrap_err().to_string().contains("still running"));
 }
 
 #[test]
 fn a_result_declared_in_another_layout_is_refused() {
     let program = parsed("x: data f32[8,4]{0:dp}\n%1 = exp(x) : f32[8,4]");
     let error = verify(&program).unwrap_err();
-    assert!(
-        error.to_string().contains("result 0 has the layout {0:dp}"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("result 0 has the layout {0:dp}"), "{error}");
 }
 
 #[test]
 fn units_are_read_only_by_elementwise_ops() {
     let program = parsed("u: state f32[*8]\n%1 = softmax(u) : f32[*8]");
-    assert!(
-        verify(&program)
-            .unwrap_err()
-            .to_string()
-            .contains("is a packed unit")
-    );
+    assert!(verify(&program).unwrap_err().to_string().contains("is a packed unit"));
 }

@@ -29,11 +29,7 @@ pub fn parse_config(text: &str, path: &Path) -> Result<Spec, HfError> {
         let found = format!("a JSON document that is {}", shown(&value));
         return Err(HfError::corrupt(path, found, "a JSON object"));
     };
-    let keys = Keys {
-        path,
-        within: "",
-        map,
-    };
+    let keys = Keys { path, within: "", map };
     let Some(kind) = keys.get("model_type") else {
         return Err(keys.missing("model_type", "\"gpt2\" or \"llama\""));
     };
@@ -69,16 +65,11 @@ const COMMON_RULES: &[Rule] = &[
     rule("quantization_config", "none", |_| false),
     rule("sliding_window", "none", |_| false),
     rule("layer_types", "\"full_attention\" for every layer", |v| {
-        v.as_array()
-            .is_some_and(|types| types.iter().all(|t| t == "full_attention"))
+        v.as_array().is_some_and(|types| types.iter().all(|t| t == "full_attention"))
     }),
     rule("per_layer_config", "none", is_empty),
     rule("pruned_heads", "none", is_empty),
-    rule(
-        "auto_map",
-        "none: code that comes with a model is not run",
-        is_empty,
-    ),
+    rule("auto_map", "none: code that comes with a model is not run", is_empty),
     rule("is_encoder_decoder", "false", is_false),
     rule("add_cross_attention", "false", is_false),
 ];
@@ -96,9 +87,7 @@ const GPT_RULES: &[Rule] = &[
 const LLAMA_RULES: &[Rule] = &[
     rule("attention_bias", "false", is_false),
     rule("mlp_bias", "false", is_false),
-    rule("hidden_act", "\"silu\" and its other name \"swish\"", |v| {
-        v == "silu" || v == "swish"
-    }),
+    rule("hidden_act", "\"silu\" and its other name \"swish\"", |v| v == "silu" || v == "swish"),
     rule("partial_rotary_factor", "1", is_one),
 ];
 
@@ -149,20 +138,11 @@ fn parse_llama(keys: &Keys<'_>) -> Result<LlamaSpec, HfError> {
     let (width, heads) = (keys.need("hidden_size")?, keys.need("num_attention_heads")?);
     keys.multiple("hidden_size", width, "num_attention_heads", heads)?;
     let kv_heads = keys.size("num_key_value_heads")?.unwrap_or(heads);
-    keys.multiple(
-        "num_attention_heads",
-        heads,
-        "num_key_value_heads",
-        kv_heads,
-    )?;
+    keys.multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)?;
     let head_dim = keys.size("head_dim")?.unwrap_or(width / heads);
     if !head_dim.is_multiple_of(2) {
         let found = head_dim.to_string();
-        return Err(keys.bad(
-            "head_dim",
-            found,
-            "an even number: rotary positions turn pairs",
-        ));
+        return Err(keys.bad("head_dim", found, "an even number: rotary positions turn pairs"));
     }
     let context = keys.size("max_position_embeddings")?.unwrap_or(2048);
     Ok(LlamaSpec {
@@ -189,35 +169,21 @@ fn parse_rope(keys: &Keys<'_>, context: usize) -> Result<RopeSpec, HfError> {
         Some((key, value))
     };
     let Some((within, value)) = given("rope_scaling").or_else(|| given("rope_parameters")) else {
-        return Ok(RopeSpec {
-            theta: outer_theta,
-            scaling: RopeScaling::None,
-        });
+        return Ok(RopeSpec { theta: outer_theta, scaling: RopeScaling::None });
     };
     let Value::Object(map) = value else {
         return Err(keys.bad(within, shown(value), "an object of rotary settings"));
     };
-    let rope = Keys {
-        path: keys.path,
-        within,
-        map,
-    };
-    let unknown = map
-        .iter()
-        .find(|(key, value)| !value.is_null() && !ROPE_KEYS.contains(&key.as_str()));
+    let rope = Keys { path: keys.path, within, map };
+    let unknown =
+        map.iter().find(|(key, value)| !value.is_null() && !ROPE_KEYS.contains(&key.as_str()));
     let kind = rope.get("rope_type").or_else(|| rope.get("type"));
     let scaling = match kind.map(|k| (k, k.as_str())) {
         None | Some((_, Some("default"))) => RopeScaling::None,
-        Some((_, Some("linear"))) => RopeScaling::Linear {
-            factor: rope.need_positive("factor")?,
-        },
+        Some((_, Some("linear"))) => RopeScaling::Linear { factor: rope.need_positive("factor")? },
         Some((_, Some("llama3"))) => parse_llama3(keys, &rope, context)?,
         Some((kind, _)) => {
-            let key = if map.contains_key("rope_type") {
-                "rope_type"
-            } else {
-                "type"
-            };
+            let key = if map.contains_key("rope_type") { "rope_type" } else { "type" };
             return Err(rope.unsupported(key, kind, "\"default\", \"linear\", \"llama3\""));
         }
     };
@@ -225,10 +191,7 @@ fn parse_rope(keys: &Keys<'_>, context: usize) -> Result<RopeSpec, HfError> {
         return Err(rope.unsupported(key, value, &ROPE_KEYS.join(", ")));
     }
     rope.enforce(ROPE_RULES)?;
-    Ok(RopeSpec {
-        theta: rope.positive("rope_theta")?.unwrap_or(outer_theta),
-        scaling,
-    })
+    Ok(RopeSpec { theta: rope.positive("rope_theta")?.unwrap_or(outer_theta), scaling })
 }
 
 fn parse_llama3(keys: &Keys<'_>, rope: &Keys<'_>, context: usize) -> Result<RopeScaling, HfError> {
@@ -275,18 +238,15 @@ fn llama_json(spec: &LlamaSpec) -> Value {
     let scaling = match spec.rope.scaling {
         RopeScaling::None => Value::Null,
         RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_context,
-        } => json!({
-            "rope_type": "llama3",
-            "factor": factor,
-            "low_freq_factor": low_freq_factor,
-            "high_freq_factor": high_freq_factor,
-            "original_max_position_embeddings": original_context,
-        }),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+            json!({
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low_freq_factor,
+                "high_freq_factor": high_freq_factor,
+                "original_max_position_embeddings": original_context,
+            })
+        }
     };
     json!({
         "architectures": ["LlamaForCausalLM"],

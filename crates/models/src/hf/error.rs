@@ -80,9 +80,7 @@ impl HfError {
 
     pub(super) fn read(path: &Path, source: std::io::Error) -> Self {
         HfError::Read(match source.kind() {
-            std::io::ErrorKind::NotFound => SysError::Missing {
-                path: path.to_path_buf(),
-            },
+            std::io::ErrorKind::NotFound => SysError::Missing { path: path.to_path_buf() },
             _ => SysError::on_file(path, "reading it", source),
         })
     }
@@ -92,11 +90,7 @@ impl HfError {
         found: impl Into<String>,
         expected: impl Into<String>,
     ) -> Self {
-        HfError::Corrupt {
-            path: path.into(),
-            found: found.into(),
-            expected: expected.into(),
-        }
+        HfError::Corrupt { path: path.into(), found: found.into(), expected: expected.into() }
     }
 
     pub(super) fn key(

@@ -58,12 +58,7 @@ impl TensorFile {
         if length != expected {
             return Err(short(&format!("{expected} bytes, as its header says")));
         }
-        Ok(TensorFile {
-            path: path.into(),
-            file,
-            data_start,
-            header,
-        })
+        Ok(TensorFile { path: path.into(), file, data_start, header })
     }
 
     /// The names of its tensors, sorted.
@@ -91,10 +86,7 @@ impl TensorFile {
             let expected = "F32, F64, BF16 or F16";
             return Err(HfError::tensor(&self.path, name, found, expected));
         };
-        Ok(Tensor {
-            shape: info.shape.clone(),
-            values,
-        })
+        Ok(Tensor { shape: info.shape.clone(), values })
     }
 
     /// The bytes of one tensor as they are stored.

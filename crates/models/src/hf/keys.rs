@@ -18,11 +18,7 @@ pub(super) const fn rule(
     supported: &'static str,
     accepts: fn(&Value) -> bool,
 ) -> Rule {
-    Rule {
-        key,
-        supported,
-        accepts,
-    }
+    Rule { key, supported, accepts }
 }
 
 /// One JSON object of the file, read with errors that name the key. `null` is the same as absent.
@@ -54,9 +50,7 @@ impl Keys<'_> {
     pub(super) fn size(&self, key: &str) -> Result<Option<usize>, HfError> {
         let expected = "a whole number from 1 to 2^30";
         self.read(key, expected, |value| {
-            let size = value
-                .as_u64()
-                .filter(|n| (1..=Self::LARGEST_SIZE).contains(n))?;
+            let size = value.as_u64().filter(|n| (1..=Self::LARGEST_SIZE).contains(n))?;
             usize::try_from(size).ok()
         })
     }
@@ -137,11 +131,7 @@ impl Keys<'_> {
     }
 
     fn full(&self, key: &str) -> String {
-        if self.within.is_empty() {
-            key.to_owned()
-        } else {
-            format!("{}.{key}", self.within)
-        }
+        if self.within.is_empty() { key.to_owned() } else { format!("{}.{key}", self.within) }
     }
 }
 

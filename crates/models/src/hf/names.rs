@@ -59,17 +59,13 @@ pub fn is_known_buffer(spec: &Spec, hf_name: &str) -> bool {
     };
     let bare = without_prefix(hf_name);
     known.iter().any(|end| {
-        bare.strip_suffix(end)
-            .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        bare.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     })
 }
 
 /// A Hugging Face name without the prefix that files may leave out.
 pub fn without_prefix(hf_name: &str) -> &str {
-    PREFIXES
-        .iter()
-        .find_map(|prefix| hf_name.strip_prefix(prefix))
-        .unwrap_or(hf_name)
+    PREFIXES.iter().find_map(|prefix| hf_name.strip_prefix(prefix)).unwrap_or(hf_name)
 }
 
 impl Param {
@@ -115,11 +111,7 @@ impl Param {
 fn llama(spec: &LlamaSpec) -> Vec<Param> {
     let (d, f) = (spec.width, spec.ffn);
     let (q, kv) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
-    let mut out = vec![Param::new(
-        "embed",
-        &[spec.vocab, d],
-        "model.embed_tokens.weight",
-    )];
+    let mut out = vec![Param::new("embed", &[spec.vocab, d], "model.embed_tokens.weight")];
     for i in 0..spec.layers {
         let vector = |ours: &str, theirs: &str| {
             let hf_name = format!("model.layers.{i}.{theirs}.weight");

@@ -61,12 +61,7 @@ pub fn load_params(path: &Path) -> Result<Params, HfError> {
         return Err(HfError::key(path, "__metadata__.format", found, expected));
     }
     let names = file.names();
-    let tensors: Result<_, HfError> = names
-        .into_iter()
-        .map(|name| Ok((name.clone(), file.read(&name)?)))
-        .collect();
-    Ok(Params {
-        tensors: tensors?,
-        metadata,
-    })
+    let tensors: Result<_, HfError> =
+        names.into_iter().map(|name| Ok((name.clone(), file.read(&name)?))).collect();
+    Ok(Params { tensors: tensors?, metadata })
 }

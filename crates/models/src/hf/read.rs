@@ -28,14 +28,9 @@ pub struct Loaded {
 /// Reads a whole model folder.
 pub fn load(dir: &Path) -> Result<Loaded, HfError> {
     let source = Source::open(dir)?;
-    let tensors: Result<_, HfError> = source
-        .params()
-        .map(|param| Ok((param.name.clone(), source.read(&param.name)?)))
-        .collect();
-    Ok(Loaded {
-        tensors: tensors?,
-        spec: source.spec,
-    })
+    let tensors: Result<_, HfError> =
+        source.params().map(|param| Ok((param.name.clone(), source.read(&param.name)?))).collect();
+    Ok(Loaded { tensors: tensors?, spec: source.spec })
 }
 
 /// An open model folder whose files have been checked against its configuration.
@@ -64,27 +59,18 @@ impl Source {
         let mut missing = Vec::new();
         for param in names::params(&spec) {
             let bare = names::without_prefix(&param.hf_name);
-            let found = stored
-                .get_key_value(param.hf_name.as_str())
-                .or_else(|| stored.get_key_value(bare));
+            let found =
+                stored.get_key_value(param.hf_name.as_str()).or_else(|| stored.get_key_value(bare));
             let Some((name, &file)) = found else {
                 missing.push(param);
                 continue;
             };
             check_shape(&files[file], name, &param)?;
             unused.remove(name.as_str());
-            let located = Located {
-                file,
-                stored_name: name.clone(),
-                param,
-            };
+            let located = Located { file, stored_name: name.clone(), param };
             params.insert(located.param.name.clone(), located);
         }
-        let source = Source {
-            spec,
-            files,
-            params,
-        };
+        let source = Source { spec, files, params };
         source.refuse_missing(&main, &missing)?;
         source.refuse_extra(&unused, &stored)?;
         Ok(source)
@@ -104,12 +90,7 @@ impl Source {
     pub fn read(&self, name: &str) -> Result<Tensor, HfError> {
         let Some(located) = self.params.get(name) else {
             let path = &self.files[0].path;
-            return Err(HfError::tensor(
-                path,
-                name,
-                "no such parameter",
-                "one of the model's",
-            ));
+            return Err(HfError::tensor(path, name, "no such parameter", "one of the model's"));
         };
         let tensor = self.files[located.file].read(&located.stored_name)?;
         Ok(located.param.take_from(tensor))
@@ -180,10 +161,7 @@ fn open_files(dir: &Path) -> Result<(PathBuf, Vec<TensorFile>), HfError> {
         .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
         .collect();
     found.sort();
-    Err(HfError::NoWeights {
-        dir: dir.into(),
-        found: found.join(", "),
-    })
+    Err(HfError::NoWeights { dir: dir.into(), found: found.join(", ") })
 }
 
 /// Opens the shards of an index and checks that index and shards name the same tensors.
@@ -193,12 +171,7 @@ fn open_shards(dir: &Path, index: &Path) -> Result<Vec<TensorFile>, HfError> {
     if let Some((shard, tensors)) = shards.iter().find(|(name, _)| !dir.join(name).exists()) {
         let tensor = tensors.first().map_or("", String::as_str);
         let found = format!("the file name `{shard}`, which does not exist");
-        return Err(HfError::tensor(
-            index,
-            tensor,
-            found,
-            "a file of this folder",
-        ));
+        return Err(HfError::tensor(index, tensor, found, "a file of this folder"));
     }
     let mut files = Vec::new();
     for (shard, tensors) in shards {
@@ -211,12 +184,7 @@ fn open_shards(dir: &Path, index: &Path) -> Result<Vec<TensorFile>, HfError> {
         }
         if let Some(unlisted) = held.difference(&tensors).next() {
             let found = format!("a tensor that {INDEX} does not place in this file");
-            return Err(HfError::tensor(
-                &path,
-                unlisted,
-                found,
-                "only listed tensors",
-            ));
+            return Err(HfError::tensor(&path, unlisted, found, "only listed tensors"));
         }
         files.push(file);
     }
@@ -229,37 +197,20 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, BTreeSet<String>>, HfError
     let value: Value = serde_json::from_str(&text)
         .map_err(|e| HfError::corrupt(path, e.to_string(), "a JSON object"))?;
     let Some(entries) = value.get("weight_map").and_then(Value::as_object) else {
-        return Err(HfError::key(
-            path,
-            "weight_map",
-            "nothing",
-            "an object of tensor: file",
-        ));
+        return Err(HfError::key(path, "weight_map", "nothing", "an object of tensor: file"));
     };
     let mut shards: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (tensor, shard) in entries {
-        let name = shard
-            .as_str()
-            .filter(|s| Path::new(s).file_name().is_some_and(|n| n == *s));
+        let name = shard.as_str().filter(|s| Path::new(s).file_name().is_some_and(|n| n == *s));
         let Some(name) = name else {
             let key = format!("weight_map.{tensor}");
-            return Err(HfError::key(
-                path,
-                &key,
-                shard.to_string(),
-                "the name of a file",
-            ));
+            return Err(HfError::key(path, &key, shard.to_string(), "the name of a file"));
         };
         let tensors = shards.entry(name.to_owned()).or_default();
         tensors.insert(tensor.clone());
     }
     if shards.is_empty() {
-        return Err(HfError::key(
-            path,
-            "weight_map",
-            "no tensors",
-            "the model's tensors",
-        ));
+        return Err(HfError::key(path, "weight_map", "no tensors", "the model's tensors"));
     }
     Ok(shards)
 }
@@ -267,9 +218,7 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, BTreeSet<String>>, HfError
 /// The file of every stored tensor.
 fn stored_tensors(files: &[TensorFile]) -> BTreeMap<String, usize> {
     let files = files.iter().enumerate();
-    files
-        .flat_map(|(i, file)| file.names().into_iter().map(move |name| (name, i)))
-        .collect()
+    files.flat_map(|(i, file)| file.names().into_iter().map(move |name| (name, i))).collect()
 }
 
 fn check_shape(file: &TensorFile, name: &str, param: &Param) -> Result<(), HfError> {

@@ -107,12 +107,7 @@ impl RopeScaling {
         match *self {
             RopeScaling::None => frequency,
             RopeScaling::Linear { factor } => frequency / factor,
-            RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_context,
-            } => {
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
                 let turns = original_context as f64 * frequency / TAU;
                 let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
                 let kept = kept.clamp(0.0, 1.0);

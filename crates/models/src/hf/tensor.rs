@@ -25,18 +25,12 @@ pub enum Values {
 impl Tensor {
     /// A single-precision tensor.
     pub fn f32(shape: impl Into<Vec<usize>>, values: Vec<f32>) -> Self {
-        Tensor {
-            shape: shape.into(),
-            values: Values::F32(values),
-        }
+        Tensor { shape: shape.into(), values: Values::F32(values) }
     }
 
     /// A double-precision tensor.
     pub fn f64(shape: impl Into<Vec<usize>>, values: Vec<f64>) -> Self {
-        Tensor {
-            shape: shape.into(),
-            values: Values::F64(values),
-        }
+        Tensor { shape: shape.into(), values: Values::F64(values) }
     }
 
     /// The values in single precision, rounded where they were wider.
@@ -230,10 +224,7 @@ fn transpose<T: Copy + Default>(source: &[T], rows: usize, cols: usize) -> Vec<T
 }
 
 fn columns<T: Copy>(source: &[T], width: usize, range: std::ops::Range<usize>) -> Vec<T> {
-    source
-        .chunks_exact(width)
-        .flat_map(|row| row[range.clone()].iter().copied())
-        .collect()
+    source.chunks_exact(width).flat_map(|row| row[range.clone()].iter().copied()).collect()
 }
 
 fn side_by_side<T: Copy>(parts: &[&[T]], share: usize) -> Vec<T> {

@@ -25,12 +25,7 @@ pub fn save(
     let (config_path, path) = (dir.join("config.json"), dir.join("model.safetensors"));
     let Some(stored) = Stored::of(dtype) else {
         let expected = "f64, f32, bf16 or f16";
-        return Err(HfError::key(
-            &config_path,
-            "torch_dtype",
-            dtype.name(),
-            expected,
-        ));
+        return Err(HfError::key(&config_path, "torch_dtype", dtype.name(), expected));
     };
     let config = write_config(spec, stored);
     // What could not be read back must not be written: the reader knows which models are possible.
@@ -41,11 +36,7 @@ pub fn save(
     let groups = groups(&params);
     let entries: Vec<Entry> = groups
         .iter()
-        .map(|group| Entry {
-            name: group[0].hf_name.clone(),
-            shape: group[0].hf_shape(),
-            stored,
-        })
+        .map(|group| Entry { name: group[0].hf_name.clone(), shape: group[0].hf_shape(), stored })
         .collect();
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let made = std::fs::create_dir_all(dir);
@@ -85,10 +76,7 @@ fn check(path: &Path, params: &[Param], tensors: &BTreeMap<String, Tensor>) -> R
         return Err(HfError::tensor(path, name, found, expected));
     }
     let known: BTreeSet<&str> = params.iter().map(|p| p.name.as_str()).collect();
-    match tensors
-        .iter()
-        .find(|(name, _)| !known.contains(name.as_str()))
-    {
+    match tensors.iter().find(|(name, _)| !known.contains(name.as_str())) {
         None => Ok(()),
         Some((name, tensor)) => {
             let found = format!("shape {:?}", tensor.shape);

@@ -19,10 +19,7 @@ pub(crate) fn small_llama() -> Llama {
         vocab: 37,
         context: 32,
         norm_eps: 1e-5,
-        rope: RopeSpec {
-            theta: 10_000.0,
-            scaling: RopeScaling::None,
-        },
+        rope: RopeSpec { theta: 10_000.0, scaling: RopeScaling::None },
         tied: false,
     })
 }
@@ -39,19 +36,11 @@ pub(crate) fn small_gpt() -> Gpt {
         norm_eps: 1e-5,
         tied: true,
     };
-    Gpt {
-        dropout: 0.1,
-        ..Gpt::new(spec)
-    }
+    Gpt { dropout: 0.1, ..Gpt::new(spec) }
 }
 
 pub(crate) fn small_mlp() -> Mlp {
-    Mlp {
-        inputs: 5,
-        hidden: vec![7, 7, 7],
-        outputs: 2,
-        activation: UnaryKind::Tanh,
-    }
+    Mlp { inputs: 5, hidden: vec![7, 7, 7], outputs: 2, activation: UnaryKind::Tanh }
 }
 
 fn llama(layers: usize, width: usize, heads: usize, ffn: usize, vocab: usize) -> Llama {
@@ -115,12 +104,8 @@ fn parameters_are_those_that_weights_are_imported_by() {
         m.spec.tied = false;
         m
     };
-    let all: [&dyn Architecture; 4] = [
-        &small_llama(),
-        &tied(small_llama()),
-        &small_gpt(),
-        &untied(small_gpt()),
-    ];
+    let all: [&dyn Architecture; 4] =
+        [&small_llama(), &tied(small_llama()), &small_gpt(), &untied(small_gpt())];
     for architecture in all {
         let expected: Vec<(String, Vec<usize>)> = names::params(&architecture.spec().unwrap())
             .into_iter()
@@ -214,10 +199,7 @@ fn starts_and_decay() {
     assert!(!find("blocks.0.mlp.up_bias").decay && !find("norm.gain").decay);
 
     let model = build(&small_llama(), Purpose::Train);
-    let ones = model
-        .params()
-        .iter()
-        .filter(|p| p.init == Init::Constant(1.0));
+    let ones = model.params().iter().filter(|p| p.init == Init::Constant(1.0));
     let ones: Vec<&str> = ones.map(|p| p.name.as_str()).collect();
     assert_eq!(ones.len(), 7);
     assert!(ones.iter().all(|name| name.contains("norm")));

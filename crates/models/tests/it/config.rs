@@ -65,9 +65,7 @@ fn the_two_spellings_describe_one_model() {
     let old = read_config(&case("llama_rope_old").join("config.json")).unwrap();
     let new = read_config(&case("llama_rope_new").join("config.json")).unwrap();
     assert_eq!(old, new);
-    let Spec::Llama(spec) = old else {
-        panic!("{old:?}")
-    };
+    let Spec::Llama(spec) = old else { panic!("{old:?}") };
     assert_eq!(spec.rope.theta, 500.0);
     let expected = RopeScaling::Llama3 {
         factor: 4.0,
@@ -92,18 +90,13 @@ fn sizes_and_their_defaults() {
         tied: true,
     };
     assert_eq!(spec, Spec::Gpt(expected));
-    let Ok(Spec::Gpt(bare)) = parse(&gpt_config()) else {
-        panic!()
-    };
+    let Ok(Spec::Gpt(bare)) = parse(&gpt_config()) else { panic!() };
     assert_eq!((bare.ffn, bare.context, bare.tied), (96, 1024, true));
     let mut config = llama_config();
     config["num_key_value_heads"] = Value::Null;
     let spec = llama(&config);
     assert_eq!((spec.kv_heads, spec.head_dim, spec.context), (4, 6, 2048));
-    assert_eq!(
-        (spec.norm_eps, spec.tied, spec.rope.theta),
-        (1e-6, false, 1e4)
-    );
+    assert_eq!((spec.norm_eps, spec.tied, spec.rope.theta), (1e-6, false, 1e4));
 }
 
 #[test]
@@ -138,35 +131,11 @@ fn refusal(mut config: Value, key: &str, value: Value) -> HfError {
 fn variants_that_are_not_implemented_are_refused_by_name() {
     let rope = |kind: &str| json!({"rope_type": kind, "factor": 2.0});
     let llama_rows = [
-        (
-            "attention_bias",
-            json!(true),
-            "attention_bias",
-            "true",
-            "false",
-        ),
+        ("attention_bias", json!(true), "attention_bias", "true", "false"),
         ("mlp_bias", json!(true), "mlp_bias", "true", "false"),
-        (
-            "hidden_act",
-            json!("gelu"),
-            "hidden_act",
-            "\"gelu\"",
-            "silu",
-        ),
-        (
-            "rope_scaling",
-            rope("yarn"),
-            "rope_scaling.rope_type",
-            "\"yarn\"",
-            "llama3",
-        ),
-        (
-            "rope_scaling",
-            rope("dynamic"),
-            "rope_scaling.rope_type",
-            "\"dynamic\"",
-            "linear",
-        ),
+        ("hidden_act", json!("gelu"), "hidden_act", "\"gelu\"", "silu"),
+        ("rope_scaling", rope("yarn"), "rope_scaling.rope_type", "\"yarn\"", "llama3"),
+        ("rope_scaling", rope("dynamic"), "rope_scaling.rope_type", "\"dynamic\"", "linear"),
         (
             "rope_parameters",
             rope("longrope"),
@@ -174,13 +143,7 @@ fn variants_that_are_not_implemented_are_refused_by_name() {
             "\"longrope\"",
             "linear",
         ),
-        (
-            "rope_scaling",
-            json!({"type": "yarn"}),
-            "rope_scaling.type",
-            "\"yarn\"",
-            "llama3",
-        ),
+        ("rope_scaling", json!({"type": "yarn"}), "rope_scaling.type", "\"yarn\"", "llama3"),
         (
             "rope_parameters",
             json!({"rope_type": "default", "mrope_section": [2, 1]}),
@@ -202,20 +165,8 @@ fn variants_that_are_not_implemented_are_refused_by_name() {
             "0.5",
             "1",
         ),
-        (
-            "partial_rotary_factor",
-            json!(0.25),
-            "partial_rotary_factor",
-            "0.25",
-            "1",
-        ),
-        (
-            "model_type",
-            json!("mistral"),
-            "model_type",
-            "\"mistral\"",
-            "\"llama\"",
-        ),
+        ("partial_rotary_factor", json!(0.25), "partial_rotary_factor", "0.25", "1"),
+        ("model_type", json!("mistral"), "model_type", "\"mistral\"", "\"llama\""),
         ("model_type", json!(3), "model_type", "3", "\"gpt2\""),
         (
             "quantization_config",
@@ -224,13 +175,7 @@ fn variants_that_are_not_implemented_are_refused_by_name() {
             "gptq",
             "none",
         ),
-        (
-            "sliding_window",
-            json!(4096),
-            "sliding_window",
-            "4096",
-            "none",
-        ),
+        ("sliding_window", json!(4096), "sliding_window", "4096", "none"),
         (
             "layer_types",
             json!(["full_attention", "sliding_attention"]),
@@ -238,43 +183,13 @@ fn variants_that_are_not_implemented_are_refused_by_name() {
             "sliding_attention",
             "full_attention",
         ),
-        (
-            "auto_map",
-            json!({"AutoModel": "x.Y"}),
-            "auto_map",
-            "x.Y",
-            "not run",
-        ),
-        (
-            "is_encoder_decoder",
-            json!(true),
-            "is_encoder_decoder",
-            "true",
-            "false",
-        ),
+        ("auto_map", json!({"AutoModel": "x.Y"}), "auto_map", "x.Y", "not run"),
+        ("is_encoder_decoder", json!(true), "is_encoder_decoder", "true", "false"),
     ];
     let gpt_rows = [
-        (
-            "activation_function",
-            json!("relu"),
-            "activation_function",
-            "\"relu\"",
-            "gelu_new",
-        ),
-        (
-            "activation_function",
-            json!("gelu"),
-            "activation_function",
-            "\"gelu\"",
-            "gelu_new",
-        ),
-        (
-            "scale_attn_weights",
-            json!(false),
-            "scale_attn_weights",
-            "false",
-            "true",
-        ),
+        ("activation_function", json!("relu"), "activation_function", "\"relu\"", "gelu_new"),
+        ("activation_function", json!("gelu"), "activation_function", "\"gelu\"", "gelu_new"),
+        ("scale_attn_weights", json!(false), "scale_attn_weights", "false", "true"),
         (
             "scale_attn_by_inverse_layer_idx",
             json!(true),
@@ -282,20 +197,8 @@ fn variants_that_are_not_implemented_are_refused_by_name() {
             "true",
             "false",
         ),
-        (
-            "add_cross_attention",
-            json!(true),
-            "add_cross_attention",
-            "true",
-            "false",
-        ),
-        (
-            "pruned_heads",
-            json!({"0": [1]}),
-            "pruned_heads",
-            "[1]",
-            "none",
-        ),
+        ("add_cross_attention", json!(true), "add_cross_attention", "true", "false"),
+        ("pruned_heads", json!({"0": [1]}), "pruned_heads", "[1]", "none"),
     ];
     let rows = llama_rows.map(|row| (llama_config(), row)).into_iter();
     for (config, (key, value, named, found, supported)) in
@@ -315,20 +218,12 @@ fn variants_that_are_not_implemented_are_refused_by_name() {
 fn impossible_values_are_refused() {
     let llama3 = |low: f64, high: Value| json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": low, "high_freq_factor": high});
     let rows = [
-        (
-            "hidden_size",
-            json!(25),
-            "multiple of `num_attention_heads` = 4",
-        ),
+        ("hidden_size", json!(25), "multiple of `num_attention_heads` = 4"),
         ("hidden_size", Value::Null, "found nothing"),
         ("hidden_size", json!(-24), "found -24"),
         ("hidden_size", json!("24"), "found \"24\""),
         ("hidden_size", json!(24.5), "found 24.5"),
-        (
-            "vocab_size",
-            json!(0),
-            "found 0, expected a whole number from 1",
-        ),
+        ("vocab_size", json!(0), "found 0, expected a whole number from 1"),
         ("vocab_size", json!(u64::MAX), "found 18446744073709551615"),
         ("num_hidden_layers", json!(1_000_000), "at most 65536"),
         ("num_key_value_heads", json!(3), "`num_key_value_heads` = 3"),
@@ -337,16 +232,8 @@ fn impossible_values_are_refused() {
         ("rope_theta", json!(0), "above zero"),
         ("tie_word_embeddings", json!("yes"), "true or false"),
         ("rope_scaling", json!("linear"), "an object"),
-        (
-            "rope_scaling",
-            json!({"type": "linear"}),
-            "`rope_scaling.factor`: found nothing",
-        ),
-        (
-            "rope_scaling",
-            llama3(4.0, json!(4.0)),
-            "more than `low_freq_factor` = 4",
-        ),
+        ("rope_scaling", json!({"type": "linear"}), "`rope_scaling.factor`: found nothing"),
+        ("rope_scaling", llama3(4.0, json!(4.0)), "more than `low_freq_factor` = 4"),
         (
             "rope_scaling",
             llama3(4.0, Value::Null),
@@ -356,10 +243,7 @@ fn impossible_values_are_refused() {
     ];
     for (key, value, part) in rows {
         let message = refusal(llama_config(), key, value).to_string();
-        assert!(
-            message.contains(part) && message.contains(key),
-            "`{part}` is not in: {message}"
-        );
+        assert!(message.contains(part) && message.contains(key), "`{part}` is not in: {message}");
     }
     for text in ["", "[]", "{\"model_type\": \"llama\",", "\u{0}"] {
         let refused = parse_config(text, Path::new("c.json"));

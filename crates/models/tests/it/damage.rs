@@ -31,9 +31,7 @@ fn a_file_cut_off_anywhere_is_refused() {
     let path = dir.join(FILE);
     let whole = std::fs::read(&path).unwrap();
     let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
-    let lengths = (0..header)
-        .step_by(97)
-        .chain((header..whole.len()).step_by(1001));
+    let lengths = (0..header).step_by(97).chain((header..whole.len()).step_by(1001));
     for length in lengths.chain([header - 1, whole.len() - 1]) {
         std::fs::write(&path, &whole[..length]).unwrap();
         let error = refused(&dir, &[FILE, &format!("{length} bytes")]);
@@ -41,10 +39,7 @@ fn a_file_cut_off_anywhere_is_refused() {
     }
     let longer = [whole.as_slice(), b"x"].concat();
     std::fs::write(&path, &longer).unwrap();
-    refused(
-        &dir,
-        &[FILE, &longer.len().to_string(), &whole.len().to_string()],
-    );
+    refused(&dir, &[FILE, &longer.len().to_string(), &whole.len().to_string()]);
 }
 
 #[test]
@@ -60,20 +55,11 @@ fn damaged_headers_are_refused() {
                           "b":{"dtype":"F32","shape":[8],"data_offsets":[16,64]}}"#;
     let endless = endless_header();
     let rows = [
-        (
-            [&u64::MAX.to_le_bytes()[..], &whole[8..]].concat(),
-            "18446744073709551615 bytes",
-        ),
+        ([&u64::MAX.to_le_bytes()[..], &whole[8..]].concat(), "18446744073709551615 bytes"),
         (with_header("not json"), "expected ident at line 1"),
         (with_header(r#"{"a":3}"#), "expected a safetensors header"),
-        (
-            with_header(r#"{"a":{"dtype":"F3","shape":[1],"data_offsets":[0,64]}}"#),
-            "F3",
-        ),
-        (
-            with_header(r#"{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,64]}}"#),
-            "header",
-        ),
+        (with_header(r#"{"a":{"dtype":"F3","shape":[1],"data_offsets":[0,64]}}"#), "F3"),
+        (with_header(r#"{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,64]}}"#), "header"),
         (
             with_header(&format!(
                 r#"{{"a":{{"dtype":"F32","shape":[4,{}],"data_offsets":[0,64]}}}}"#,
@@ -134,10 +120,7 @@ fn tensors_that_do_not_fit_the_configuration_are_refused() {
         (|t| drop(t.remove(Q)), &[Q, "found nothing", "[16, 16]"]),
         (
             |t| t.retain(|name, _| !name.contains("norm")),
-            &[
-                "model.layers.0.input_layernorm.weight",
-                "5 parameters are missing",
-            ],
+            &["model.layers.0.input_layernorm.weight", "5 parameters are missing"],
         ),
         (
             |t| t.get_mut(Q).unwrap().1 = vec![8, 32],
@@ -152,16 +135,9 @@ fn tensors_that_do_not_fit_the_configuration_are_refused() {
                 let bias = "model.layers.1.self_attn.q_proj.bias".to_owned();
                 t.insert(bias, (Dtype::F32, vec![16], vec![0; 64]));
             },
-            &[
-                "model.layers.1.self_attn.q_proj.bias",
-                "found shape [16]",
-                "no such tensor",
-            ],
+            &["model.layers.1.self_attn.q_proj.bias", "found shape [16]", "no such tensor"],
         ),
-        (
-            |t| t.get_mut(Q).unwrap().0 = Dtype::I32,
-            &[Q, "I32", "F32, F64, BF16 or F16"],
-        ),
+        (|t| t.get_mut(Q).unwrap().0 = Dtype::I32, &[Q, "I32", "F32, F64, BF16 or F16"]),
     ];
     for (change, parts) in rows {
         let mut tensors = good.clone();
@@ -192,22 +168,13 @@ fn an_index_that_does_not_fit_its_shards_is_refused() {
             placed(NORM, json!("other.safetensors")),
             &[INDEX, NORM, "other.safetensors", "not exist"],
         ),
-        (
-            placed("model.x", json!(SECOND)),
-            &[SECOND, "model.x", "found nothing", INDEX],
-        ),
+        (placed("model.x", json!(SECOND)), &[SECOND, "model.x", "found nothing", INDEX]),
         (unlisted.to_string(), &[SECOND, NORM, INDEX]),
-        (
-            placed(NORM, json!("../index/x")),
-            &[INDEX, NORM, "../index/x", "name of a file"],
-        ),
+        (placed(NORM, json!("../index/x")), &[INDEX, NORM, "../index/x", "name of a file"]),
         (placed(NORM, json!("..")), &[INDEX, NORM, "name of a file"]),
         (placed(NORM, json!(7)), &[INDEX, NORM, "found 7"]),
         (json!({"metadata": {}}).to_string(), &[INDEX, "weight_map"]),
-        (
-            json!({"weight_map": {}}).to_string(),
-            &[INDEX, "no tensors"],
-        ),
+        (json!({"weight_map": {}}).to_string(), &[INDEX, "no tensors"]),
         ("{\"weight_map\": {".to_owned(), &[INDEX, "line 1"]),
     ];
     for (text, parts) in rows {
@@ -226,10 +193,7 @@ fn folders_without_a_model_are_refused() {
     refused(&dir.join("nowhere"), &["nowhere", "config.json"]);
     let dir = copy("gpt2", "no-weights");
     std::fs::rename(dir.join(FILE), dir.join("pytorch_model.bin")).unwrap();
-    let error = refused(
-        &dir,
-        &["no-weights", "pytorch_model.bin", "save_pretrained"],
-    );
+    let error = refused(&dir, &["no-weights", "pytorch_model.bin", "save_pretrained"]);
     assert!(matches!(error, HfError::NoWeights { .. }));
     std::fs::create_dir(dir.join(FILE)).unwrap();
     refused(&dir, &[FILE]);

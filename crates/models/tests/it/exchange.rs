@@ -44,10 +44,7 @@ fn a_model_survives_export_and_import() {
         save(&again, &first.spec, &first.tensors, DType::F32).unwrap();
         for file in ["config.json", "model.safetensors"] {
             let bytes = |d: &std::path::Path| std::fs::read(d.join(file)).unwrap();
-            assert!(
-                bytes(&dir) == bytes(&again),
-                "{name}: {file} is not reproducible"
-            );
+            assert!(bytes(&dir) == bytes(&again), "{name}: {file} is not reproducible");
         }
     }
 }
@@ -72,11 +69,7 @@ fn every_float_type_is_written_and_read() {
             let values = t.to_f32().into_iter().map(round).collect();
             Tensor::f32(t.shape.clone(), values)
         };
-        first
-            .tensors
-            .iter()
-            .map(|(n, t)| (n.clone(), one(t)))
-            .collect()
+        first.tensors.iter().map(|(n, t)| (n.clone(), one(t))).collect()
     };
     let widened = first.tensors.iter().map(|(n, t)| {
         let third = t.to_f64().into_iter().map(|x| x / 3.0).collect();
@@ -85,16 +78,8 @@ fn every_float_type_is_written_and_read() {
     let f64s: BTreeMap<String, Tensor> = widened.collect();
     let singles = first.tensors.clone();
     let cases = [
-        (
-            DType::Bf16,
-            singles.clone(),
-            rounded(|x| bf16::from_f32(x).to_f32()),
-        ),
-        (
-            DType::F16,
-            singles.clone(),
-            rounded(|x| f16::from_f32(x).to_f32()),
-        ),
+        (DType::Bf16, singles.clone(), rounded(|x| bf16::from_f32(x).to_f32())),
+        (DType::F16, singles.clone(), rounded(|x| f16::from_f32(x).to_f32())),
         (DType::F32, singles.clone(), singles),
         (DType::F64, f64s.clone(), f64s),
     ];
@@ -134,11 +119,7 @@ fn a_tied_head_may_be_stored_again_only_if_it_is_the_embedding() {
     tensors.get_mut("lm_head.weight").unwrap().2[3] ^= 1;
     write_raw(&path, &tensors);
     let refused = load(&dir).unwrap_err().to_string();
-    for part in [
-        "lm_head.weight",
-        "model.embed_tokens.weight",
-        "tie_word_embeddings",
-    ] {
+    for part in ["lm_head.weight", "model.embed_tokens.weight", "tie_word_embeddings"] {
         assert!(refused.contains(part), "{refused}");
     }
 }
@@ -192,9 +173,8 @@ fn tensors_that_are_not_the_model_are_not_written() {
 
 fn files(dir: &std::path::Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).unwrap();
-    let mut names: Vec<String> = entries
-        .map(|e| e.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let mut names: Vec<String> =
+        entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }

@@ -77,18 +77,13 @@ pub(crate) fn write_raw(path: &Path, tensors: &Raw) {
 pub(crate) fn numbers(raw: &Raw, name: &str) -> (Vec<usize>, Vec<f64>) {
     let (dtype, shape, data) = &raw[name];
     let values = match dtype {
-        Dtype::F64 => data
-            .chunks(8)
-            .map(|b| f64::from_le_bytes(b.try_into().unwrap()))
-            .collect(),
-        Dtype::F32 => data
-            .chunks(4)
-            .map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap())))
-            .collect(),
-        Dtype::I32 => data
-            .chunks(4)
-            .map(|b| f64::from(i32::from_le_bytes(b.try_into().unwrap())))
-            .collect(),
+        Dtype::F64 => data.chunks(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect(),
+        Dtype::F32 => {
+            data.chunks(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect()
+        }
+        Dtype::I32 => {
+            data.chunks(4).map(|b| f64::from(i32::from_le_bytes(b.try_into().unwrap()))).collect()
+        }
         other => panic!("unexpected type {other}"),
     };
     (shape.clone(), values)
@@ -98,16 +93,10 @@ pub(crate) fn numbers(raw: &Raw, name: &str) -> (Vec<usize>, Vec<f64>) {
 pub(crate) fn error(found: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let scale = expected.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
-    let worst = found
-        .iter()
-        .zip(expected)
-        .fold(0.0, |m: f64, (a, b)| m.max((a - b).abs()));
+    let worst = found.iter().zip(expected).fold(0.0, |m: f64, (a, b)| m.max((a - b).abs()));
     worst / scale
 }
 
 pub(crate) fn shapes(tensors: &BTreeMap<String, Tensor>) -> BTreeMap<String, Vec<usize>> {
-    tensors
-        .iter()
-        .map(|(name, tensor)| (name.clone(), tensor.shape.clone()))
-        .collect()
+    tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shape.clone())).collect()
 }

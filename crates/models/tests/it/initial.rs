@@ -5,12 +5,7 @@ use phalanx_ir::{Init, Param};
 use phalanx_models::{initial_values, initialise};
 
 fn param(name: &str, init: Init) -> Param {
-    Param {
-        name: name.to_owned(),
-        shape: vec![300, 400],
-        init,
-        decay: true,
-    }
+    Param { name: name.to_owned(), shape: vec![300, 400], init, decay: true }
 }
 
 fn whole(param: &Param, seed: u64) -> Vec<f64> {
@@ -67,11 +62,7 @@ fn moments_follow_the_distribution() {
     assert!(mean.abs() < 4.0 * 0.5 / (3.0 * n).sqrt(), "{mean}");
     assert!((std * 3.0f64.sqrt() / 0.5 - 1.0).abs() < 0.01, "{std}");
 
-    assert!(
-        whole(&param("w", Init::Constant(0.25)), 3)
-            .iter()
-            .all(|&v| v == 0.25)
-    );
+    assert!(whole(&param("w", Init::Constant(0.25)), 3).iter().all(|&v| v == 0.25));
 }
 
 /// Weights in bf16 are copies of f32 masters, and those are the f64 values rounded.

@@ -75,10 +75,7 @@ impl Net<'_> {
         let x = self.norm("norm", &x);
         if self.model.spec.tied() {
             let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(p, q)| p * q).sum();
-            return x
-                .iter()
-                .map(|row| embed.iter().map(|e| dot(row, e)).collect())
-                .collect();
+            return x.iter().map(|row| embed.iter().map(|e| dot(row, e)).collect()).collect();
         }
         self.linear("head", &x)
     }
@@ -94,17 +91,11 @@ impl Net<'_> {
         };
         let one = |row: &Vec<f64>| -> Vec<f64> {
             let n = row.len() as f64;
-            let mean = if self.gpt {
-                row.iter().sum::<f64>() / n
-            } else {
-                0.0
-            };
+            let mean = if self.gpt { row.iter().sum::<f64>() / n } else { 0.0 };
             let square = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
             let scale = 1.0 / (square + self.eps).sqrt();
             let terms = row.iter().zip(&gain).zip(&bias);
-            terms
-                .map(|((v, g), b)| (v - mean) * scale * g + b)
-                .collect()
+            terms.map(|((v, g), b)| (v - mean) * scale * g + b).collect()
         };
         x.iter().map(one).collect()
     }
@@ -193,6 +184,5 @@ impl Net<'_> {
 
 fn add(x: &[Vec<f64>], y: &[Vec<f64>]) -> Rows {
     let rows = x.iter().zip(y);
-    rows.map(|(a, b)| a.iter().zip(b).map(|(p, q)| p + q).collect())
-        .collect()
+    rows.map(|(a, b)| a.iter().zip(b).map(|(p, q)| p + q).collect()).collect()
 }

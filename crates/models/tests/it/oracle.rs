@@ -76,10 +76,7 @@ fn the_cpu_engine_after_every_pass() {
 
 /// Runs every fixture on an engine.
 fn all<E: Engine>(tolerance: &Tolerance, compile: Compile, engine: impl Fn() -> E) {
-    let setup = Setup {
-        compile,
-        ..Setup::new(tolerance.dtype)
-    };
+    let setup = Setup { compile, ..Setup::new(tolerance.dtype) };
     for name in CASES {
         Case::read(name, tolerance).compare(&setup, engine());
     }
@@ -119,9 +116,8 @@ impl<'a> Case<'a> {
                 first: 0,
             })
             .collect();
-        let valid = pieces
-            .map(|(_, targets)| targets.iter().filter(|t| **t >= 0.0).count())
-            .collect();
+        let valid =
+            pieces.map(|(_, targets)| targets.iter().filter(|t| **t >= 0.0).count()).collect();
         Self {
             name,
             tolerance,
@@ -151,11 +147,7 @@ impl<'a> Case<'a> {
     fn logits<E: Engine>(&self, rig: &mut Rig<E>) {
         let found = rig.probe(&self.batches[0], "head", port::LOGITS);
         let error = worst(&found, &numbers(&self.expected, "logits").1);
-        assert!(
-            error <= self.tolerance.logits,
-            "{}: logits are off by {error:e}",
-            self.name
-        );
+        assert!(error <= self.tolerance.logits, "{}: logits are off by {error:e}", self.name);
     }
 
     /// Twenty steps, each on one micro-batch; step s uses batch s mod 4.
@@ -189,15 +181,10 @@ impl<'a> Case<'a> {
     fn final_norms<E: Engine>(&self, rig: &mut Rig<E>, model: &Model) {
         for param in model.params() {
             let squares = rig.param(&param.name).iter().map(|x| x * x).sum::<f64>();
-            let expected = self.record["final_norms_f64"][&param.name]
-                .as_f64()
-                .unwrap();
+            let expected = self.record["final_norms_f64"][&param.name].as_f64().unwrap();
             let error = worst(&[squares.sqrt()], &[expected]);
             let (case, name) = (self.name, &param.name);
-            assert!(
-                error <= self.tolerance.steps,
-                "{case}: {name} is off by {error:e}"
-            );
+            assert!(error <= self.tolerance.steps, "{case}: {name} is off by {error:e}");
         }
     }
 

@@ -8,14 +8,8 @@ use crate::fixtures::{case, read_raw, scratch};
 
 fn example() -> BTreeMap<String, Tensor> {
     BTreeMap::from([
-        (
-            "a.weight".to_owned(),
-            Tensor::f32([2, 3], vec![0.1, -0.0, f32::MAX, 1e-40, 2.0, 3.5]),
-        ),
-        (
-            "b".to_owned(),
-            Tensor::f64([2], vec![0.1, f64::MIN_POSITIVE]),
-        ),
+        ("a.weight".to_owned(), Tensor::f32([2, 3], vec![0.1, -0.0, f32::MAX, 1e-40, 2.0, 3.5])),
+        ("b".to_owned(), Tensor::f64([2], vec![0.1, f64::MIN_POSITIVE])),
         ("empty".to_owned(), Tensor::f32([0, 4], vec![])),
         ("scalar".to_owned(), Tensor::f32([], vec![7.0])),
     ])
@@ -31,20 +25,13 @@ fn parameters_and_metadata_come_back_exactly() {
     save_params(&path, &example(), &metadata).unwrap();
     let first = std::fs::read(&path).unwrap();
     save_params(&path, &example(), &metadata).unwrap();
-    assert_eq!(
-        std::fs::read(&path).unwrap(),
-        first,
-        "the same content, the same bytes"
-    );
+    assert_eq!(std::fs::read(&path).unwrap(), first, "the same content, the same bytes");
 
     let back = load_params(&path).unwrap();
     assert_eq!(back.tensors, example());
     assert_eq!(back.metadata, metadata);
     let raw = read_raw(&path);
-    assert_eq!(
-        raw["b"].2,
-        [0.1f64.to_le_bytes(), f64::MIN_POSITIVE.to_le_bytes()].concat()
-    );
+    assert_eq!(raw["b"].2, [0.1f64.to_le_bytes(), f64::MIN_POSITIVE.to_le_bytes()].concat());
     let header = 8 + u64::from_le_bytes(first[..8].try_into().unwrap());
     assert_eq!(header % 8, 0);
 }
@@ -53,10 +40,7 @@ fn parameters_and_metadata_come_back_exactly() {
 fn other_files_are_told_apart() {
     let refused = load_params(&case("gpt2").join("model.safetensors")).unwrap_err();
     let message = refused.to_string();
-    assert!(
-        message.contains("\"pt\"") && message.contains("\"phalanx\""),
-        "{message}"
-    );
+    assert!(message.contains("\"pt\"") && message.contains("\"phalanx\""), "{message}");
     let refused = load_params(&case("gpt2").join("oracle.safetensors")).unwrap_err();
     assert!(refused.to_string().contains("found nothing"));
     let refused = load_params(&case("gpt2").join("config.json")).unwrap_err();
@@ -72,18 +56,11 @@ fn a_failed_write_leaves_the_previous_file() {
     let mut bad = good.clone();
     bad.insert("embed".to_owned(), Tensor::f32([9], vec![0.0; 8]));
     let refused = save_params(&path, &bad, &BTreeMap::new()).unwrap_err();
-    assert!(
-        refused.to_string().contains("[9] with 8 values"),
-        "{refused}"
-    );
+    assert!(refused.to_string().contains("[9] with 8 values"), "{refused}");
     assert_eq!(load_params(&path).unwrap().tensors, good);
 
     let nowhere = dir.join("nowhere").join("model.safetensors");
     let refused = save_params(&nowhere, &good, &BTreeMap::new()).unwrap_err();
     assert!(matches!(refused, HfError::Write(_)) && !refused.is_bad_input());
-    assert_eq!(
-        std::fs::read_dir(&dir).unwrap().count(),
-        1,
-        "nothing is left behind"
-    );
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1, "nothing is left behind");
 }

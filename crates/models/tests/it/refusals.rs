@@ -6,10 +6,7 @@ use phalanx_models::{Architecture, BatchShape};
 use crate::architectures::{SHAPE, small_gpt, small_llama, small_mlp};
 
 fn refused(architecture: &dyn Architecture, shape: BatchShape) -> String {
-    architecture
-        .model(shape, DType::F32)
-        .unwrap_err()
-        .to_string()
+    architecture.model(shape, DType::F32).unwrap_err().to_string()
 }
 
 #[test]
@@ -34,10 +31,7 @@ fn llama_sizes() {
         "model llama: head_dim = 1 is odd, but rotary positions turn pairs of elements; \
          nearest that works: 2"
     );
-    assert_eq!(
-        with(|m| m.spec.kv_heads = 0),
-        "model llama: kv_heads = 0: it must be at least 1"
-    );
+    assert_eq!(with(|m| m.spec.kv_heads = 0), "model llama: kv_heads = 0: it must be at least 1");
     assert_eq!(
         with(|m| m.spec.norm_eps = f64::NAN),
         "model llama: norm_eps = NaN: it must be a finite number above 0"
@@ -86,8 +80,5 @@ fn batches() {
 fn perceptron_widths() {
     let mut model = small_mlp();
     model.hidden[1] = 0;
-    assert_eq!(
-        refused(&model, SHAPE),
-        "model mlp: hidden[1] = 0: it must be at least 1"
-    );
+    assert_eq!(refused(&model, SHAPE), "model mlp: hidden[1] = 0: it must be at least 1");
 }

@@ -16,10 +16,7 @@ const VOCAB: usize = 24;
 /// An embedding, one LLaMA block and a head with its loss, in one program.
 pub(crate) fn transformer(dtype: DType, tied: bool) -> Program {
     let b = Builder::new("transformer", dtype);
-    let (ids, targets) = (
-        b.data("ids", DType::I32, [2, 6]),
-        b.data("targets", DType::I32, [2, 6]),
-    );
+    let (ids, targets) = (b.data("ids", DType::I32, [2, 6]), b.data("targets", DType::I32, [2, 6]));
     let table = b.param("table", [VOCAB, 16]);
     let h = block(&b, table.embedding(ids));
     let logits = match tied {
@@ -40,11 +37,7 @@ pub(crate) fn block_program(dtype: DType) -> Program {
 }
 
 fn block<'b>(b: &'b Builder, h: Value<'b>) -> Value<'b> {
-    let rotary = Rotary {
-        theta: 10000.0,
-        scaling: RopeScaling::None,
-        inverse: false,
-    };
+    let rotary = Rotary { theta: 10000.0, scaling: RopeScaling::None, inverse: false };
     let heads = |x: Value<'b>| x.reshape([2, 6, 4, 4]);
     let x = h.rms_norm(b.param("norm1", [16]), 1e-5);
     let [q, k, v] = ["q", "k", "v"].map(|name| heads(x.matmul(b.param(name, [16, 16]))));
@@ -82,11 +75,7 @@ pub(crate) fn distance(a: &[(String, Tensor)], b: &[(String, Tensor)]) -> f64 {
         let (x, y) = (x.values(), y.values());
         let size = x.iter().fold(f64::MIN_POSITIVE, |m, v| m.max(v.abs()));
         for (x, y) in x.iter().zip(&y) {
-            worst = worst.max(if x.to_bits() == y.to_bits() {
-                0.0
-            } else {
-                (x - y).abs() / size
-            });
+            worst = worst.max(if x.to_bits() == y.to_bits() { 0.0 } else { (x - y).abs() / size });
         }
     }
     worst

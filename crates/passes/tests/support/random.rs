@@ -83,9 +83,7 @@ impl Maker {
 
     /// Appends an instruction in the latest phase of its operands, or sometimes a later one.
     fn push(&mut self, op: impl Into<Op>, inputs: &[ValueId]) -> ValueId {
-        let mut phase = (inputs.iter().map(|v| self.phases[v.index()]))
-            .max()
-            .unwrap_or_default();
+        let mut phase = (inputs.iter().map(|v| self.phases[v.index()])).max().unwrap_or_default();
         if self.below(8) == 0 {
             phase = phase.max([Phase::F, Phase::B, Phase::W][self.below(3)]);
         }
@@ -127,22 +125,10 @@ impl Maker {
                 let narrow = self.push(Cast { to: DType::Bf16 }, &[a]);
                 self.push(Cast { to: DType::F64 }, &[narrow])
             }
-            9 => self.push(
-                Reduce {
-                    kind: ReduceKind::Sum,
-                    dims: vec![0],
-                    out: DType::F64,
-                },
-                &[a],
-            ),
-            10 if self.below(4) == 0 => self.push(
-                Fill {
-                    dtype: DType::F64,
-                    shape: vec![SIZE, SIZE],
-                    value: by,
-                },
-                &[],
-            ),
+            9 => self.push(Reduce { kind: ReduceKind::Sum, dims: vec![0], out: DType::F64 }, &[a]),
+            10 if self.below(4) == 0 => {
+                self.push(Fill { dtype: DType::F64, shape: vec![SIZE, SIZE], value: by }, &[])
+            }
             10 => {
                 let earlier = self.below(self.program.instrs().len().max(1));
                 match self.program.instrs().get(earlier).cloned() {
@@ -158,9 +144,5 @@ impl Maker {
 }
 
 fn product() -> Matmul {
-    Matmul {
-        spec: "ay,yz->az".parse().unwrap(),
-        out: DType::F64,
-        add: false,
-    }
+    Matmul { spec: "ay,yz->az".parse().unwrap(), out: DType::F64, add: false }
 }

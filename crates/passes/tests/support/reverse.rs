@@ -30,9 +30,7 @@ pub(crate) fn joint(forward: &Program) -> Program {
             let slot = &mut grads[value.index()];
             *slot = match (*slot, grad) {
                 (Some(old), Some(new)) => {
-                    let add = Binary {
-                        kind: BinaryKind::Add,
-                    };
+                    let add = Binary { kind: BinaryKind::Add };
                     Some(program.push(add.into(), &[old, new], Phase::B).unwrap()[0])
                 }
                 (old, new) => new.or(old),
@@ -70,9 +68,7 @@ pub(crate) fn backward(joint: &Program) -> Program {
             map[value.index()] = Some(new);
             inputs.push(new);
         }
-        let made = program
-            .push(instr.op.clone(), &inputs, instr.phase)
-            .unwrap();
+        let made = program.push(instr.op.clone(), &inputs, instr.phase).unwrap();
         for (old, new) in instr.outputs.iter().zip(made) {
             map[old.index()] = Some(new);
         }

@@ -1,17 +1,9 @@
 //! The examples run, and learn what they say.
 
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "the example's own main is not called"
-)]
+#[allow(dead_code, unreachable_pub, reason = "the example's own main is not called")]
 #[path = "../../examples/custom_model.rs"]
 mod custom_model;
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "the example's own main is not called"
-)]
+#[allow(dead_code, unreachable_pub, reason = "the example's own main is not called")]
 #[path = "../../examples/mlp_regression.rs"]
 mod mlp_regression;
 
@@ -28,10 +20,7 @@ fn a_model_of_ones_own_learns_pairs() {
 fn a_perceptron_fits_a_curve() {
     let report = mlp_regression::run(300).unwrap();
     let last = report.last_loss();
-    assert!(
-        report.first_loss() > 0.1 && last < 0.02,
-        "mean squared error {last}"
-    );
+    assert!(report.first_loss() > 0.1 && last < 0.02, "mean squared error {last}");
 }
 
 #[test]

@@ -1,9 +1,6 @@
 //! Integration tests of the library.
 #![allow(missing_docs)]
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test may fail by panicking, in its helpers too"
-)]
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
 
 mod examples;
 mod trainer;

@@ -5,12 +5,7 @@ use phalanx::models::Mlp;
 use phalanx::{Optimizer, Table, Trainer};
 
 fn line() -> Mlp {
-    Mlp {
-        inputs: 1,
-        hidden: vec![],
-        outputs: 1,
-        activation: UnaryKind::Relu,
-    }
+    Mlp { inputs: 1, hidden: vec![], outputs: 1, activation: UnaryKind::Relu }
 }
 
 /// y = 3x − 1 at the four points ±1, ±2: a linear model finds it, by plain gradient descent.
@@ -36,26 +31,15 @@ fn a_line_is_found_and_every_step_is_told() {
     assert_eq!(told, (1..=100).collect::<Vec<_>>());
     let value = |name: &str| report.params[name].to_f64()[0];
     let (weight, bias) = (value("layers.0.weight"), value("layers.0.bias"));
-    assert!(
-        (weight - 3.0).abs() < 1e-4 && (bias + 1.0).abs() < 1e-4,
-        "{weight}, {bias}"
-    );
+    assert!((weight - 3.0).abs() < 1e-4 && (bias + 1.0).abs() < 1e-4, "{weight}, {bias}");
 }
 
 /// The gradient of the mean of (wx + b − y)² at the first step, by hand.
 #[test]
 fn one_step_of_descent_is_its_formula() {
-    let start = Trainer::new(line())
-        .data(table())
-        .batch(4)
-        .steps(0)
-        .run()
-        .unwrap();
+    let start = Trainer::new(line()).data(table()).batch(4).steps(0).run().unwrap();
     let value = |report: &phalanx::Report, name: &str| report.params[name].to_f64()[0];
-    let (w, b) = (
-        value(&start, "layers.0.weight"),
-        value(&start, "layers.0.bias"),
-    );
+    let (w, b) = (value(&start, "layers.0.weight"), value(&start, "layers.0.bias"));
     let (mut dw, mut db) = (0.0, 0.0);
     for x in [-2.0, -1.0, 1.0, 2.0] {
         let error = w * x + b - (3.0 * x - 1.0);
@@ -101,12 +85,7 @@ fn what_cannot_work_is_refused_with_a_remedy() {
 fn weights_are_saved_whole() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("line.safetensors");
-    let report = Trainer::new(line())
-        .data(table())
-        .batch(4)
-        .steps(1)
-        .run()
-        .unwrap();
+    let report = Trainer::new(line()).data(table()).batch(4).steps(1).run().unwrap();
     report.save(&path).unwrap();
     let read = phalanx::models::hf::load_params(&path).unwrap();
     assert_eq!(read.tensors, report.params);

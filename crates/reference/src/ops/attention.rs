@@ -66,11 +66,7 @@ pub(super) fn attention_grad(
             }
         }
     }
-    Ok(vec![
-        call.result(0, dq),
-        call.result(1, dk),
-        call.result(2, dv),
-    ])
+    Ok(vec![call.result(0, dq), call.result(1, dk), call.result(2, dv)])
 }
 
 /// One query: its sequence, its head, its place.

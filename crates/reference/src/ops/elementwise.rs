@@ -20,9 +20,7 @@ pub(super) fn unary(kind: UnaryKind, call: &Call<'_>) -> Result<Vec<Tensor>, Ref
 
 pub(super) fn unary_grad(kind: UnaryKind, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let (x, dy) = (call.floats(0)?, call.floats(1)?);
-    let dx = (x.iter().zip(dy))
-        .map(|(&x, dy)| slope(kind, x) * dy)
-        .collect();
+    let dx = (x.iter().zip(dy)).map(|(&x, dy)| slope(kind, x) * dy).collect();
     Ok(vec![call.result(0, dx)])
 }
 
@@ -172,9 +170,7 @@ fn erfc(x: f64) -> f64 {
         1.0 - 2.0 / PI.sqrt() * (-x * x).exp() * sum
     } else {
         // x + (1/2)/(x + (2/2)/(x + (3/2)/(x + …))), from the inside; 100 levels are ample at 2.
-        let fraction = (1..=100)
-            .rev()
-            .fold(x, |inner, k| x + 0.5 * f64::from(k) / inner);
+        let fraction = (1..=100).rev().fold(x, |inner, k| x + 0.5 * f64::from(k) / inner);
         (-x * x).exp() / (fraction * PI.sqrt())
     }
 }

@@ -55,25 +55,14 @@ pub(super) fn linear_cross_entropy(
     let letters: String = ('a'..).take(rows.len()).collect();
     let weight = if op.transposed { "zy" } else { "yz" };
     let text = format!("{letters}y,{weight}->{letters}z");
-    let spec: Spec = (text.parse()).map_err(|what| ReferenceError::Operands {
-        op: call.name,
-        what,
-    })?;
-    let product = |spec: Spec, out: DType| {
-        Op::Matmul(Matmul {
-            spec,
-            out,
-            add: false,
-        })
-    };
+    let spec: Spec =
+        (text.parse()).map_err(|what| ReferenceError::Operands { op: call.name, what })?;
+    let product = |spec: Spec, out: DType| Op::Matmul(Matmul { spec, out, add: false });
     let first = |op: Op, ins: &[&Tensor]| Ok(apply(&op, ins)?.swap_remove(0));
 
     let logits = first(product(spec.clone(), x.dtype()), &[x, w])?;
     let statistics = apply(&CrossEntropy.into(), &[&logits, targets])?;
-    let spread = Broadcast {
-        dims: (0..rows.len()).collect(),
-        shape: rows,
-    };
+    let spread = Broadcast { dims: (0..rows.len()).collect(), shape: rows };
     let dnll = first(spread.into(), &[dnll])?;
     let operands = [&logits, targets, &statistics[1], &dnll];
     let dlogits = first(CrossEntropyGrad.into(), &operands)?;

@@ -27,16 +27,14 @@ pub(super) fn matmul(op: &Matmul, call: &Call<'_>) -> Result<Vec<Tensor>, Refere
 
 /// The offsets into both operands while walking over some letters, in row-major order.
 fn walk(spec: &Spec, letters: &str, call: &Call<'_>) -> Vec<(usize, usize)> {
-    let sizes: Vec<usize> = (letters.chars())
-        .map(|c| spec.size(c, call.shape(0), call.shape(1)))
-        .collect();
+    let sizes: Vec<usize> =
+        (letters.chars()).map(|c| spec.size(c, call.shape(0), call.shape(1))).collect();
     let along = |operand: usize| {
         let all = strides(call.shape(operand));
         let names = spec.letters()[operand];
         // An operand that lacks a letter stays where it is.
-        let steps: Vec<usize> = (letters.chars())
-            .map(|c| names.find(c).map_or(0, |dim| all[dim]))
-            .collect();
+        let steps: Vec<usize> =
+            (letters.chars()).map(|c| names.find(c).map_or(0, |dim| all[dim])).collect();
         offsets(&sizes, &steps)
     };
     along(0).into_iter().zip(along(1)).collect()

@@ -23,9 +23,8 @@ use crate::tensor::{Data, Tensor};
 
 /// Runs one op on whole tensors.
 pub(crate) fn apply(op: &Op, ins: &[&Tensor]) -> Result<Vec<Tensor>, ReferenceError> {
-    let types: Vec<TensorType> = (ins.iter())
-        .map(|t| TensorType::new(t.dtype(), t.shape()))
-        .collect();
+    let types: Vec<TensorType> =
+        (ins.iter()).map(|t| TensorType::new(t.dtype(), t.shape())).collect();
     let name = op.name();
     let outs = (op.infer(&types.iter().collect::<Vec<_>>()))
         .map_err(|what| ReferenceError::Operands { op: name, what })?;
@@ -136,12 +135,7 @@ impl<'a> Call<'a> {
     /// The row of a table that an id at some position chooses.
     fn row(&self, id: i32, position: usize, limit: usize) -> Result<usize, ReferenceError> {
         let row = usize::try_from(id).ok().filter(|&row| row < limit);
-        row.ok_or(ReferenceError::IdOutOfRange {
-            op: self.name,
-            id,
-            position,
-            limit,
-        })
+        row.ok_or(ReferenceError::IdOutOfRange { op: self.name, id, position, limit })
     }
 
     fn wrong(&self, i: usize, expected: &str) -> ReferenceError {
@@ -150,9 +144,6 @@ impl<'a> Call<'a> {
             "operand {i} is {dtype}{:?}, expected {expected} (cast it first)",
             self.shape(i)
         );
-        ReferenceError::Operands {
-            op: self.name,
-            what,
-        }
+        ReferenceError::Operands { op: self.name, what }
     }
 }

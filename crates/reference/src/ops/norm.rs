@@ -46,9 +46,7 @@ pub(super) fn layer_norm(op: &LayerNorm, call: &Call<'_>) -> Result<Vec<Tensor>,
         stats.push(rstd);
     }
     let results = [y, means, stats];
-    Ok((results.into_iter().enumerate())
-        .map(|(i, values)| call.result(i, values))
-        .collect())
+    Ok((results.into_iter().enumerate()).map(|(i, values)| call.result(i, values)).collect())
 }
 
 pub(super) fn layer_norm_grad(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
@@ -67,9 +65,7 @@ pub(super) fn layer_norm_grad(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceE
         }
     }
     let results = [dx, dgain, dbias];
-    Ok((results.into_iter().enumerate())
-        .map(|(i, values)| call.result(i, values))
-        .collect())
+    Ok((results.into_iter().enumerate()).map(|(i, values)| call.result(i, values)).collect())
 }
 
 fn mean(values: impl Iterator<Item = f64>, n: usize) -> f64 {

@@ -45,9 +45,8 @@ pub(super) fn sum_squares(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError
 /// The new state and, where the op gives one, a narrower copy of the new weights as they are
 /// stored.
 fn updated(call: &Call<'_>, state: Vec<Vec<f64>>) -> Vec<Tensor> {
-    let mut results: Vec<Tensor> = (state.into_iter().enumerate())
-        .map(|(i, values)| call.result(i, values))
-        .collect();
+    let mut results: Vec<Tensor> =
+        (state.into_iter().enumerate()).map(|(i, values)| call.result(i, values)).collect();
     if let Some((dtype, shape)) = call.outs.get(results.len()) {
         results.push(Tensor::rounded(*dtype, shape, results[0].values()));
     }

@@ -12,12 +12,7 @@ use crate::support::{normal, tensor, wave};
 
 #[test]
 fn a_regression_trains() {
-    let mlp = Mlp {
-        inputs: 3,
-        hidden: vec![8],
-        outputs: 2,
-        activation: UnaryKind::Tanh,
-    };
+    let mlp = Mlp { inputs: 3, hidden: vec![8], outputs: 2, activation: UnaryKind::Tanh };
     let single = |t: Tensor| Tensor::new(DType::F32, t.shape(), &t.values()).unwrap();
     let data = vec![
         ("x".to_owned(), single(normal("x", &[4, 3]))),
@@ -27,19 +22,10 @@ fn a_regression_trains() {
         let model = mlp.model(BatchShape { batch: 4, seq: 1 }, dtype).unwrap();
         let mut rig = Rig::new(ReferenceEngine::new(), &model, &Setup::new(dtype));
         rig.initialise(1);
-        let batch = Batch {
-            data: data.clone(),
-            first: 0,
-        };
-        let losses: Vec<f64> = (0..60)
-            .map(|_| rig.step(std::slice::from_ref(&batch), 0.02, 1.0 / 8.0).0)
-            .collect();
-        assert!(
-            losses[59] < 0.1 * losses[0],
-            "{dtype}: from {} to {}",
-            losses[0],
-            losses[59]
-        );
+        let batch = Batch { data: data.clone(), first: 0 };
+        let losses: Vec<f64> =
+            (0..60).map(|_| rig.step(std::slice::from_ref(&batch), 0.02, 1.0 / 8.0).0).collect();
+        assert!(losses[59] < 0.1 * losses[0], "{dtype}: from {} to {}", losses[0], losses[59]);
     }
 }
 
@@ -68,17 +54,8 @@ fn results_are_added_where_asked() {
     engine.upload(0, &narrow(&[0.5, 3.0]).to_bytes()).unwrap();
     engine.upload(4, &narrow(&[256.0, 1.0]).to_bytes()).unwrap();
     let args = Args {
-        inputs: &[Span {
-            offset: 0,
-            bytes: 4,
-        }],
-        outputs: &[Target {
-            span: Span {
-                offset: 4,
-                bytes: 4,
-            },
-            add: true,
-        }],
+        inputs: &[Span { offset: 0, bytes: 4 }],
+        outputs: &[Target { span: Span { offset: 4, bytes: 4 }, add: true }],
         workspace: Span::default(),
     };
     engine.launch(&kernel, &args, Lane::Compute, &[]).unwrap();
@@ -97,23 +74,12 @@ fn failures_name_the_program() {
     let mut engine = ReferenceEngine::new();
     let kernel = engine.compile(&program, &Slots::assign(&program)).unwrap();
     engine.reserve(32).unwrap();
-    engine
-        .upload(0, &Tensor::from_i32(&[1], &[2]).unwrap().to_bytes())
-        .unwrap();
-    engine
-        .upload(8, &tensor(&[2], &[1.0, 2.0]).to_bytes())
-        .unwrap();
+    engine.upload(0, &Tensor::from_i32(&[1], &[2]).unwrap().to_bytes()).unwrap();
+    engine.upload(8, &tensor(&[2], &[1.0, 2.0]).to_bytes()).unwrap();
     let span = |offset, bytes| Span { offset, bytes };
-    let outputs = [Target {
-        span: span(24, 8),
-        add: false,
-    }];
+    let outputs = [Target { span: span(24, 8), add: false }];
     let mut run = |inputs: &[Span]| {
-        let args = Args {
-            inputs,
-            outputs: &outputs,
-            workspace: Span::default(),
-        };
+        let args = Args { inputs, outputs: &outputs, workspace: Span::default() };
         let result = engine.launch(&kernel, &args, Lane::Compute, &[]);
         result.unwrap_err().to_string()
     };

@@ -27,16 +27,8 @@ fn a_fused_group_is_its_steps() {
     use FusedArg::{Input, Step};
     for dtype in [DType::F64, DType::F32, DType::Bf16] {
         let wide = dtype.accumulator();
-        let step = |op: Op, args: &[FusedArg], dtype| FusedStep {
-            op,
-            args: args.to_vec(),
-            dtype,
-        };
-        let mul = || {
-            Op::from(Binary {
-                kind: BinaryKind::Mul,
-            })
-        };
+        let step = |op: Op, args: &[FusedArg], dtype| FusedStep { op, args: args.to_vec(), dtype };
+        let mul = || Op::from(Binary { kind: BinaryKind::Mul });
         let kind = UnaryKind::Silu;
         let op = Fused {
             steps: vec![
@@ -49,10 +41,7 @@ fn a_fused_group_is_its_steps() {
             results: vec![4, 1],
             full: 0,
         };
-        let inputs = [
-            ("x", normal(dtype, "x", &[5, 4])),
-            ("y", normal(dtype, "y", &[4])),
-        ];
+        let inputs = [("x", normal(dtype, "x", &[5, 4])), ("y", normal(dtype, "y", &[4]))];
         let fused = eval(&inputs, |b, v| b.apply_all(op, v));
         let apart = eval(&inputs, |b, v| {
             let product = v[0].silu() * v[1];
@@ -69,23 +58,12 @@ fn apart<'b>(b: &'b Builder, v: &[Value<'b>], transposed: bool, out: DType) -> V
     let [x, w, targets, dnll] = v[..] else {
         panic!("four operands");
     };
-    let text = if transposed {
-        "bsd,vd->bsv"
-    } else {
-        "bsd,dv->bsv"
-    };
+    let text = if transposed { "bsd,vd->bsv" } else { "bsd,dv->bsv" };
     let spec: Spec = text.parse().unwrap();
-    let product = |spec: Spec, out: DType| Matmul {
-        spec,
-        out,
-        add: false,
-    };
+    let product = |spec: Spec, out: DType| Matmul { spec, out, add: false };
     let logits = b.apply(product(spec.clone(), x.dtype()), &[x, w]);
     let statistics = b.apply_all(CrossEntropy, &[logits, targets]);
-    let spread = Broadcast {
-        shape: targets.shape(),
-        dims: vec![0, 1],
-    };
+    let spread = Broadcast { shape: targets.shape(), dims: vec![0, 1] };
     let dnll = b.apply(spread, &[dnll]);
     let dlogits = b.apply(CrossEntropyGrad, &[logits, targets, statistics[1], dnll]);
     let dx = b.apply(product(spec.grad_a(), x.dtype()), &[dlogits, w]);
@@ -106,11 +84,7 @@ fn linear_cross_entropy_is_its_composition() {
                 ("targets", targets),
                 ("dnll", Tensor::scalar(out, 0.25)),
             ];
-            let op = LinearCrossEntropy {
-                transposed,
-                chunk: 4,
-                out,
-            };
+            let op = LinearCrossEntropy { transposed, chunk: 4, out };
             let whole = eval(&inputs, |b, v| b.apply_all(op, v));
             let apart = eval(&inputs, |b, v| apart(b, v, transposed, out));
             assert_same_bits(&whole, &apart);

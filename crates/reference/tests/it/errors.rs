@@ -51,10 +51,7 @@ fn ids_out_of_range_name_op_and_value() {
     for (bad, text) in [(4, "4"), (-1, "-1")] {
         let rows = ids(&[3], &[0, bad, 3]);
         assert_eq!(
-            message(
-                &program,
-                &[("table", tensor(&[4, 1], &[0.0; 4])), ("ids", rows)]
-            ),
+            message(&program, &[("table", tensor(&[4, 1], &[0.0; 4])), ("ids", rows)]),
             format!("embedding: the id {text} at position 1 is not in 0..4")
         );
     }
@@ -82,20 +79,13 @@ fn wrong_programs_are_refused() {
     let inputs = [("x", tensor(&[2], &[0.0; 2]))];
     assert!(matches!(
         run(&program, &inputs),
-        Err(ReferenceError::WrongResult {
-            value: 1,
-            op: "scale",
-            ..
-        })
+        Err(ReferenceError::WrongResult { value: 1, op: "scale", .. })
     ));
 
     let mut program = Program::new("early", Mesh::single());
     let ty = vec![TensorType::new(DType::F64, [2])];
     program.push_unchecked(op(), &[ValueId(0)], ty, Phase::F);
-    assert!(matches!(
-        run(&program, &[]),
-        Err(ReferenceError::Undefined { value: 0, .. })
-    ));
+    assert!(matches!(run(&program, &[]), Err(ReferenceError::Undefined { value: 0, .. })));
 }
 
 #[test]

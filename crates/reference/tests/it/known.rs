@@ -35,16 +35,8 @@ fn unary_functions() {
     assert_eq!(of(UnaryKind::Sqrt).values(), [2.0, 0.5]);
     assert_eq!(of(UnaryKind::Rsqrt).values(), [0.5, 2.0]);
     assert_eq!(of(UnaryKind::Recip).values(), [0.25, 4.0]);
-    assert_close(
-        &of(UnaryKind::Log),
-        &[2.0 * 2f64.ln(), -2.0 * 2f64.ln()],
-        TIGHT,
-    );
-    assert_close(
-        &of(UnaryKind::Exp),
-        &[54.598150033144236, 1.2840254166877414],
-        TIGHT,
-    );
+    assert_close(&of(UnaryKind::Log), &[2.0 * 2f64.ln(), -2.0 * 2f64.ln()], TIGHT);
+    assert_close(&of(UnaryKind::Exp), &[54.598150033144236, 1.2840254166877414], TIGHT);
 }
 
 #[test]
@@ -89,22 +81,16 @@ fn comparisons_of_every_kind_and_integers() {
         (Gt, [0.0, 0.0, 1.0]),
         (Ge, [0.0, 1.0, 1.0]),
     ] {
-        let got = eval(&[("a", a.clone()), ("b", b.clone())], |_, v| {
-            vec![v[0].compare(kind, v[1])]
-        });
+        let got =
+            eval(&[("a", a.clone()), ("b", b.clone())], |_, v| vec![v[0].compare(kind, v[1])]);
         assert_eq!(got[0].values(), expected, "{kind:?}");
     }
     use BinaryKind::{Add, Max, Min, Mul, Sub};
-    for (kind, expected) in [
-        (Add, [3, 4, 5]),
-        (Sub, [-1, 0, 1]),
-        (Mul, [2, 4, 6]),
-        (Max, [2, 2, 3]),
-        (Min, [1, 2, 2]),
-    ] {
-        let got = eval(&[("a", a.clone()), ("b", b.clone())], |f, v| {
-            vec![f.apply(Binary { kind }, v)]
-        });
+    for (kind, expected) in
+        [(Add, [3, 4, 5]), (Sub, [-1, 0, 1]), (Mul, [2, 4, 6]), (Max, [2, 2, 3]), (Min, [1, 2, 2])]
+    {
+        let got =
+            eval(&[("a", a.clone()), ("b", b.clone())], |f, v| vec![f.apply(Binary { kind }, v)]);
         assert_eq!(*got[0].data(), Data::Int(expected.to_vec()), "{kind:?}");
     }
 }
@@ -123,10 +109,7 @@ fn every_instruction_rounds_to_its_type() {
     // 1 + 1.1e-7 is 1 + 2⁻²³ in single precision.
     assert_eq!(outputs[0].1.values(), [2f64.powi(-23)]);
     // 1.1e-7 = 1.8454… · 2⁻²⁴, and 0.8454 · 128 rounds to 108.
-    assert_eq!(
-        outputs[1].1.values(),
-        [(1.0 + 108.0 / 128.0) * 2f64.powi(-24)]
-    );
+    assert_eq!(outputs[1].1.values(), [(1.0 + 108.0 / 128.0) * 2f64.powi(-24)]);
     // −1100 and a little; integers are cut towards zero, singles hold it to 2⁻¹³.
     assert_eq!(*outputs[2].1.data(), Data::Int(vec![-1100]));
 }
@@ -144,23 +127,9 @@ fn reductions_and_movement() {
             v[0].reshape([3, 2]),
             v[0].transpose(&[1, 0]),
             v[0].slice(1, 1, 2),
-            b.apply(
-                Pad {
-                    dim: 1,
-                    before: 1,
-                    after: 0,
-                },
-                v,
-            ),
+            b.apply(Pad { dim: 1, before: 1, after: 0 }, v),
             b.concat(&[v[0], v[0].slice(0, 1, 1)], 0),
-            b.apply(
-                Fill {
-                    dtype: DType::I32,
-                    shape: vec![2],
-                    value: 7.0,
-                },
-                &[],
-            ),
+            b.apply(Fill { dtype: DType::I32, shape: vec![2], value: 7.0 }, &[]),
         ]
     });
     let expected: [&[f64]; 11] = [
@@ -183,10 +152,7 @@ fn reductions_and_movement() {
 
 #[test]
 fn products() {
-    let (a, b) = (
-        tensor(&[2, 2], &[1.0, 2.0, 3.0, 4.0]),
-        tensor(&[2, 2], &[5.0, 6.0, 7.0, 8.0]),
-    );
+    let (a, b) = (tensor(&[2, 2], &[1.0, 2.0, 3.0, 4.0]), tensor(&[2, 2], &[5.0, 6.0, 7.0, 8.0]));
     for (spec, expected) in [
         ("ab,bc->ac", &[19.0, 22.0, 43.0, 50.0][..]),
         ("ab,cb->ac", &[17.0, 23.0, 39.0, 53.0]),
@@ -201,9 +167,7 @@ fn products() {
             ],
         ),
     ] {
-        let got = eval(&[("a", a.clone()), ("b", b.clone())], |_, v| {
-            vec![v[0].einsum(v[1], spec)]
-        });
+        let got = eval(&[("a", a.clone()), ("b", b.clone())], |_, v| vec![v[0].einsum(v[1], spec)]);
         assert_eq!(got[0].values(), expected, "{spec}");
     }
 }
@@ -211,10 +175,9 @@ fn products() {
 #[test]
 fn embeddings() {
     let table = tensor(&[3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-    let got = eval(
-        &[("table", table), ("ids", ids(&[3], &[2, 0, 2]))],
-        |_, v| vec![v[0].embedding(v[1])],
-    );
+    let got = eval(&[("table", table), ("ids", ids(&[3], &[2, 0, 2]))], |_, v| {
+        vec![v[0].embedding(v[1])]
+    });
     assert_eq!(got[0].values(), [5.0, 6.0, 1.0, 2.0, 5.0, 6.0]);
 }
 

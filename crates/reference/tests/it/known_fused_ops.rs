@@ -95,12 +95,7 @@ fn a_query_that_sees_no_key_gives_zeros() {
         ("v", tensor(&[1, 1, 1, 2], &[3.0, 4.0])),
     ];
     let kind = AttentionKind::Flash;
-    let op = Attention {
-        kind,
-        causal: true,
-        dropout: 0.0,
-        site: 0,
-    };
+    let op = Attention { kind, causal: true, dropout: 0.0, site: 0 };
     let got = eval(&inputs, |b, v| b.apply_all(op, v));
     assert_eq!(got[0].values(), [0.0, 0.0, 3.0, 4.0]);
     assert_eq!(got[1].values()[0], f64::NEG_INFINITY);
@@ -118,15 +113,8 @@ fn attention_dropout_follows_the_published_mask() {
         ("key", ids(&[5], &key)),
     ];
     for kind in [AttentionKind::Flash, AttentionKind::Materialised] {
-        let op = Attention {
-            kind,
-            causal: false,
-            dropout: p,
-            site: 4,
-        };
-        let o = eval(&inputs, |f, v| vec![f.apply(op, v)])
-            .remove(0)
-            .values();
+        let op = Attention { kind, causal: false, dropout: p, site: 4 };
+        let o = eval(&inputs, |f, v| vec![f.apply(op, v)]).remove(0).values();
         for (n, o) in o.iter().enumerate() {
             let (row, i, head) = (n / (s * h), n / h % s, n % h);
             let kept = (0..t)
@@ -141,9 +129,7 @@ fn attention_dropout_follows_the_published_mask() {
 fn dropout_follows_the_published_mask() {
     let (key, p) = ([1, 2, 3, 4, 100], 0.25);
     let x = tensor(&[3, 2, 4], &[1.5; 24]);
-    let y = eval(&[("x", x), ("key", ids(&[5], &key))], |_, v| {
-        vec![v[0].dropout(p)]
-    });
+    let y = eval(&[("x", x), ("key", ids(&[5], &key))], |_, v| vec![v[0].dropout(p)]);
     let y = y[0].values();
     for (n, y) in y.iter().enumerate() {
         // The builder's first random op has site 1.
@@ -183,11 +169,7 @@ fn descend(states: usize, op: impl Into<phalanx_ir::Op>) -> Vec<Tensor> {
         for (i, buffer) in state[1..].iter().enumerate() {
             inputs.push((["m", "v"][i], buffer.clone()));
         }
-        inputs.extend([
-            ("lr", scalar(0.1)),
-            ("step", scalar(at)),
-            ("clip", scalar(0.5)),
-        ]);
+        inputs.extend([("lr", scalar(0.1)), ("step", scalar(at)), ("clip", scalar(0.5))]);
         state = eval(&inputs, |b, v| b.apply_all(op.clone(), v));
     }
     state
@@ -223,12 +205,7 @@ fn a_master_gives_its_narrow_copy() {
         ("step", scalar(1.0)),
         ("clip", scalar(1.0)),
     ];
-    let op = Sgd {
-        momentum: 0.9,
-        nesterov: false,
-        decay: 0.0,
-        narrow: Some(DType::Bf16),
-    };
+    let op = Sgd { momentum: 0.9, nesterov: false, decay: 0.0, narrow: Some(DType::Bf16) };
     let got = eval(&inputs, |b, v| b.apply_all(op, v));
     assert_close(&got[0], &[0.97, 2.07], 1e-7);
     assert_eq!(got[2].dtype(), DType::Bf16);

@@ -22,9 +22,7 @@ pub(crate) fn ids(shape: &[usize], values: &[i32]) -> Tensor {
 /// sin(0.37·i), a deterministic filling that other programs reproduce easily.
 pub(crate) fn wave(shape: &[usize], scale: f64, shift: f64) -> Tensor {
     let n: usize = shape.iter().product();
-    let values: Vec<f64> = (0..n)
-        .map(|i| (i as f64 * 0.37).sin() * scale + shift)
-        .collect();
+    let values: Vec<f64> = (0..n).map(|i| (i as f64 * 0.37).sin() * scale + shift).collect();
     tensor(shape, &values)
 }
 

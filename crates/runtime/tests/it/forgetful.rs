@@ -15,11 +15,7 @@ pub(crate) struct Forgetful<E> {
 impl<E> Forgetful<E> {
     pub(crate) fn new(inner: E, forgets: impl Fn(usize) -> bool + 'static) -> Self {
         let forgets = Box::new(forgets);
-        Self {
-            inner,
-            forgets,
-            calls: 0,
-        }
+        Self { inner, forgets, calls: 0 }
     }
 }
 
@@ -46,11 +42,7 @@ impl<E: Engine> Engine for Forgetful<E> {
         after: &[Event],
     ) -> Result<Event, EngineError> {
         self.calls += 1;
-        let kept = if (self.forgets)(self.calls - 1) {
-            &[]
-        } else {
-            after
-        };
+        let kept = if (self.forgets)(self.calls - 1) { &[] } else { after };
         self.inner.launch(kernel, args, lane, kept)
     }
 

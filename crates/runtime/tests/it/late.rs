@@ -47,10 +47,7 @@ fn an_executor_that_names_no_events_is_found_out() {
         let mut rig = rig(Forgetful::new(late, |_| true));
         let (loss, norm) = step(&mut rig);
         assert!(rig.executor().engine().inner.poisoned_reads() > 0);
-        assert!(
-            loss.is_nan() || norm.is_nan(),
-            "seed {seed}: {loss}, {norm}"
-        );
+        assert!(loss.is_nan() || norm.is_nan(), "seed {seed}: {loss}, {norm}");
     }
 }
 
@@ -61,10 +58,7 @@ fn a_write_over_what_a_queued_call_reads_is_found_out() {
     let b = Builder::new("double", DType::F32);
     b.output("y", b.data("x", DType::F32, [1]).scale(2.0));
     let program = b.finish().unwrap();
-    let place = |index: usize| Span {
-        offset: 4 * index,
-        bytes: 4,
-    };
+    let place = |index: usize| Span { offset: 4 * index, bytes: 4 };
     let mut results = BTreeSet::new();
     for seed in 0..8 {
         let mut engine = Late::new(ReferenceEngine::new(), seed);
@@ -76,10 +70,7 @@ fn a_write_over_what_a_queued_call_reads_is_found_out() {
         let mut launch = |from, to| {
             let args = Args {
                 inputs: &[place(from)],
-                outputs: &[Target {
-                    span: place(to),
-                    add: false,
-                }],
+                outputs: &[Target { span: place(to), add: false }],
                 workspace: Span::default(),
             };
             engine.launch(&kernel, &args, Lane::Compute, &[]).unwrap()
@@ -92,10 +83,7 @@ fn a_write_over_what_a_queued_call_reads_is_found_out() {
         results.insert(found);
     }
     // Both orders came up; the wrong one was noticed, and spoilt the result.
-    assert_eq!(
-        results.into_iter().collect::<Vec<_>>(),
-        [(0, false), (1, true)]
-    );
+    assert_eq!(results.into_iter().collect::<Vec<_>>(), [(0, false), (1, true)]);
 }
 
 /// Every single call that has to wait: one of a few orders shows that it did not.

@@ -11,11 +11,7 @@ use phalanx_testing::{Rig, Setup, VOCAB, gpt};
 const SHAPE: BatchShape = BatchShape { batch: 2, seq: 5 };
 
 fn setup(dtype: DType) -> Setup {
-    Setup {
-        microbatches: MICROBATCHES,
-        schedule: accumulate,
-        ..Setup::new(dtype)
-    }
+    Setup { microbatches: MICROBATCHES, schedule: accumulate, ..Setup::new(dtype) }
 }
 
 fn rig(setup: &Setup) -> Rig<ReferenceEngine> {
@@ -50,10 +46,7 @@ fn bytes_that_nothing_writes_are_noticed() {
         let kept = |b: &phalanx_script::Buffer| b.category == Category::Residuals;
         script.buffers.iter_mut().find(|b| kept(b)).unwrap().bytes += 64;
     }
-    let mut rig = rig(&Setup {
-        edit: enlarge,
-        ..setup(DType::F32)
-    });
+    let mut rig = rig(&Setup { edit: enlarge, ..setup(DType::F32) });
     step(&mut rig);
     for (category, planned, measured) in rig.memory() {
         match category {

@@ -27,17 +27,11 @@ impl<'a> Binder<'a> {
         precision: Precision,
         script: Script,
     ) -> Self {
-        let nowhere = View {
-            buffer: BufferId(usize::MAX),
-            offset: 0,
-        };
+        let nowhere = View { buffer: BufferId(usize::MAX), offset: 0 };
         let mut params = vec![(nowhere, nowhere); model.params().len()];
         for (unit, buffers) in units.iter().zip(buffers) {
             for member in &unit.members {
-                let at = |buffer, size| View {
-                    buffer,
-                    offset: member.offset * size,
-                };
+                let at = |buffer, size| View { buffer, offset: member.offset * size };
                 params[member.param] = (
                     at(buffers.weights, precision.weights.size()),
                     at(buffers.gradient, precision.grads.size()),
@@ -47,14 +41,7 @@ impl<'a> Binder<'a> {
         let names = (script.buffers.iter().enumerate())
             .map(|(i, b)| (b.name.clone(), BufferId(i)))
             .collect();
-        Self {
-            model,
-            compiled,
-            script,
-            names,
-            params,
-            begun: BTreeMap::new(),
-        }
+        Self { model, compiled, script, names, params, begun: BTreeMap::new() }
     }
 
     /// Appends the run of one step of the schedule.
@@ -76,33 +63,17 @@ impl<'a> Binder<'a> {
             let view = self.output(step, program, port)?;
             let summed = matches!(port.role, Role::Gradient | Role::Cotangent);
             let first = self.begun.insert((view.buffer, view.offset), ()).is_none();
-            let write = if summed && !first {
-                Write::Add
-            } else {
-                Write::Overwrite
-            };
+            let write = if summed && !first { Write::Add } else { Write::Overwrite };
             run.outputs.push((view, write));
             if port.role == Role::Gradient {
                 let (instance, microbatch) = (step.instance, step.microbatch);
                 let param = self.param(step.instance, &port.name)?;
-                run.contributes.push((
-                    index,
-                    Contribution {
-                        param,
-                        instance,
-                        microbatch,
-                    },
-                ));
+                run.contributes.push((index, Contribution { param, instance, microbatch }));
             }
         }
         let label = format!("{} {} mb {}", instance.name, step.part, step.microbatch);
         let kind = Kind::Run(run);
-        self.script.actions.push(Action {
-            label,
-            lane: Lane::Compute,
-            kind,
-            after: vec![],
-        });
+        self.script.actions.push(Action { label, lane: Lane::Compute, kind, after: vec![] });
         Ok(())
     }
 
@@ -130,11 +101,7 @@ impl<'a> Binder<'a> {
                 let param = self.param(step.instance, &port.name)?;
                 return Ok(self.params[param].0);
             }
-            Role::Data => (
-                format!("{}@mb{mb}", port.name),
-                Category::Inputs,
-                Source::Host,
-            ),
+            Role::Data => (format!("{}@mb{mb}", port.name), Category::Inputs, Source::Host),
             // A random key tells instances and micro-batches apart; other numbers are the step's.
             Role::Scalar if port.name == "key" => {
                 (format!("{own}/key@mb{mb}"), Category::Inputs, Source::Host)
@@ -145,16 +112,12 @@ impl<'a> Binder<'a> {
                 let name = format!("{producer}/{}@mb{mb}", port.name);
                 (name, Category::Workspace, Source::Script)
             }
-            Role::Residual => (
-                format!("{own}/{}@mb{mb}", port.name),
-                Category::Residuals,
-                Source::Script,
-            ),
-            Role::Cotangent => (
-                format!("{own}/{}@mb{mb}", port.name),
-                Category::Workspace,
-                Source::Script,
-            ),
+            Role::Residual => {
+                (format!("{own}/{}@mb{mb}", port.name), Category::Residuals, Source::Script)
+            }
+            Role::Cotangent => {
+                (format!("{own}/{}@mb{mb}", port.name), Category::Workspace, Source::Script)
+            }
             Role::Gradient | Role::State | Role::Loss | Role::Probe => {
                 return Err(ScriptError::Schedule(format!(
                     "`{own}` reads `{}`, which a segment can't read ({})",
@@ -181,21 +144,13 @@ impl<'a> Binder<'a> {
                 let name = format!("{producer}/{}@mb{mb}", port.name);
                 (name, Category::Workspace, Source::Script)
             }
-            Role::Residual => (
-                format!("{own}/{}@mb{mb}", port.name),
-                Category::Residuals,
-                Source::Script,
-            ),
-            Role::Probe => (
-                format!("{own}/{}@mb{mb}", port.name),
-                Category::Workspace,
-                Source::Result,
-            ),
-            _ => (
-                format!("{own}/{}@mb{mb}", port.name),
-                Category::Workspace,
-                Source::Script,
-            ),
+            Role::Residual => {
+                (format!("{own}/{}@mb{mb}", port.name), Category::Residuals, Source::Script)
+            }
+            Role::Probe => {
+                (format!("{own}/{}@mb{mb}", port.name), Category::Workspace, Source::Result)
+            }
+            _ => (format!("{own}/{}@mb{mb}", port.name), Category::Workspace, Source::Script),
         };
         Ok(self.whole(name, category, bytes, source))
     }
@@ -204,12 +159,7 @@ impl<'a> Binder<'a> {
         let buffer = match self.names.get(&name) {
             Some(&found) => found,
             None => {
-                let id = self.script.buffer(Buffer {
-                    name: name.clone(),
-                    category,
-                    bytes,
-                    source,
-                });
+                let id = self.script.buffer(Buffer { name: name.clone(), category, bytes, source });
                 self.names.insert(name, id);
                 id
             }

@@ -53,14 +53,7 @@ pub(super) fn append(
         outputs.extend(&b.states);
         outputs.extend(b.master.map(|_| b.weights));
         let label = format!("update {}", unit.name);
-        push(
-            script,
-            &label,
-            &program,
-            &inputs,
-            &outputs,
-            Some(b.gradient),
-        );
+        push(script, &label, &program, &inputs, &outputs, Some(b.gradient));
     }
     Ok((loss, grad_norm))
 }
@@ -71,9 +64,7 @@ pub(super) fn sum_losses(script: &mut Script, name: &str) -> Result<BufferId, Sc
     let dtype = loss_dtype(script).unwrap_or(DType::F32);
     let total = result(script, name, dtype);
     let b = Builder::new("losses", dtype);
-    let parts: Vec<Tensor<'_>> = (0..losses.len())
-        .map(|i| loss_input(&b, i, dtype))
-        .collect();
+    let parts: Vec<Tensor<'_>> = (0..losses.len()).map(|i| loss_input(&b, i, dtype)).collect();
     b.probe("loss", sum(&b, &parts, dtype));
     let program = b.finish()?;
     push(script, "sum of losses", &program, &losses, &[total], None);
@@ -98,11 +89,7 @@ fn losses(script: &Script) -> Vec<BufferId> {
 fn loss_dtype(script: &Script) -> Option<DType> {
     let programs = script.programs.iter().map(|e| &e.program);
     programs
-        .filter_map(|p| {
-            p.outputs_with(Role::Loss)
-                .next()
-                .map(|port| p.ty(port.value).dtype)
-        })
+        .filter_map(|p| p.outputs_with(Role::Loss).next().map(|port| p.ty(port.value).dtype))
         .next()
 }
 
@@ -127,10 +114,7 @@ fn push(
     let run = Run {
         program: script.program(program),
         inputs: inputs.iter().map(view).collect(),
-        outputs: outputs
-            .iter()
-            .map(|b| (view(b), Write::Overwrite))
-            .collect(),
+        outputs: outputs.iter().map(|b| (view(b), Write::Overwrite)).collect(),
         contributes: vec![],
     };
     let kind = match updates {
@@ -138,29 +122,16 @@ fn push(
         None => Kind::Run(run),
     };
     let label = label.to_owned();
-    script.actions.push(Action {
-        label,
-        lane: Lane::Compute,
-        kind,
-        after: vec![],
-    });
+    script.actions.push(Action { label, lane: Lane::Compute, kind, after: vec![] });
 }
 
 fn loss_input<'b>(b: &'b Builder, index: usize, dtype: DType) -> Tensor<'b> {
-    b.input(
-        &format!("loss{index}"),
-        Role::Loss,
-        TensorType::new(dtype, []),
-    )
+    b.input(&format!("loss{index}"), Role::Loss, TensorType::new(dtype, []))
 }
 
 fn sum<'b>(b: &'b Builder, parts: &[Tensor<'b>], dtype: DType) -> Tensor<'b> {
     let zero = || b.constant(dtype, [], 0.0);
-    parts
-        .iter()
-        .copied()
-        .reduce(|a, x| a + x)
-        .unwrap_or_else(zero)
+    parts.iter().copied().reduce(|a, x| a + x).unwrap_or_else(zero)
 }
 
 /// The loss is the sum of the micro-batches' losses. The norm runs over all units; gradients are
@@ -186,11 +157,7 @@ fn norm_program(
     let one = b.constant(state, [], 1.0);
     let coefficient = match clip {
         None => one,
-        Some(clip) => norm
-            .shift(1e-6)
-            .unary(UnaryKind::Recip)
-            .scale(clip)
-            .min(one),
+        Some(clip) => norm.shift(1e-6).unary(UnaryKind::Recip).scale(clip).min(one),
     };
     b.probe("loss", loss);
     b.probe("grad_norm", norm);
@@ -218,34 +185,12 @@ fn update_program(
     let narrow = precision.has_masters().then_some(precision.weights);
     let off = |decay: f64| if unit.decay { decay } else { 0.0 };
     let results = match optimizer {
-        Optimizer::AdamW {
-            beta1,
-            beta2,
-            eps,
-            decay,
-        } => b.apply_all(
-            AdamW {
-                beta1,
-                beta2,
-                eps,
-                decay: off(decay),
-                narrow,
-            },
-            &operands,
-        ),
-        Optimizer::Sgd {
-            momentum,
-            nesterov,
-            decay,
-        } => b.apply_all(
-            Sgd {
-                momentum,
-                nesterov,
-                decay: off(decay),
-                narrow,
-            },
-            &operands,
-        ),
+        Optimizer::AdamW { beta1, beta2, eps, decay } => {
+            b.apply_all(AdamW { beta1, beta2, eps, decay: off(decay), narrow }, &operands)
+        }
+        Optimizer::Sgd { momentum, nesterov, decay } => {
+            b.apply_all(Sgd { momentum, nesterov, decay: off(decay), narrow }, &operands)
+        }
     };
     for (i, value) in results.iter().enumerate() {
         b.port(&format!("o{i}"), Role::State, *value);

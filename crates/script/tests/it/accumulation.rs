@@ -58,23 +58,11 @@ fn micro_batches_add_up_to_one_batch() {
     for dropout in [0.0, 0.2] {
         let gpt = gpt(AttentionKind::Flash, dropout);
         let (expected, mut whole) = trained(&gpt, &plain);
-        let schedules = [
-            plain.schedule,
-            accumulate,
-            split,
-            deferred,
-            in_flight,
-            all_deferred,
-        ];
+        let schedules = [plain.schedule, accumulate, split, deferred, in_flight, all_deferred];
         for (index, schedule) in schedules.into_iter().enumerate() {
             for microbatches in [1, 2, 3] {
                 for recompute in [Recompute::None, Recompute::Full] {
-                    let setup = Setup {
-                        microbatches,
-                        schedule,
-                        recompute,
-                        ..plain.clone()
-                    };
+                    let setup = Setup { microbatches, schedule, recompute, ..plain.clone() };
                     let what = format!("schedule {index}, {microbatches}, {recompute}, {dropout}");
                     let (found, mut rig) = trained(&gpt, &setup);
                     for (a, b) in found.iter().zip(&expected) {
@@ -97,10 +85,7 @@ fn micro_batches_add_up_to_one_batch() {
 fn a_tied_weight_gets_two_contributions_of_every_micro_batch() {
     let gpt = gpt(AttentionKind::Flash, 0.0);
     for microbatches in [1, 2, 3] {
-        let setup = Setup {
-            microbatches,
-            ..Setup::new(DType::F64)
-        };
+        let setup = Setup { microbatches, ..Setup::new(DType::F64) };
         let model = model(&gpt, 1);
         let rig = Rig::new(ReferenceEngine::new(), &model, &setup);
         let script = &rig.plan().script;

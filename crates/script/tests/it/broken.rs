@@ -12,10 +12,7 @@ fn good() -> Script {
     let shape = BatchShape { batch: 1, seq: 4 };
     let gpt = gpt(AttentionKind::Flash, 0.0);
     let model = gpt.model(shape, DType::F32).unwrap();
-    let setup = Setup {
-        microbatches: 2,
-        ..Setup::new(DType::F32)
-    };
+    let setup = Setup { microbatches: 2, ..Setup::new(DType::F32) };
     let rig = Rig::new(ReferenceEngine::new(), &model, &setup);
     rig.plan().script.clone()
 }
@@ -142,11 +139,7 @@ const CASES: [Case; 17] = [
         },
         "`h` needs 128 bytes of `embed/h@mb0`, which has 127",
     ),
-    (
-        "an edge that points forwards",
-        |s| s.actions[2].after.push(4),
-        "waits for action 4",
-    ),
+    ("an edge that points forwards", |s| s.actions[2].after.push(4), "waits for action 4"),
 ];
 
 #[test]
@@ -212,10 +205,7 @@ fn reduce(gradient: BufferId) -> Action {
     Action {
         label: "reduce".to_owned(),
         lane: Lane::Reduce,
-        kind: Kind::Reduce {
-            gradient,
-            axes: vec![dp()],
-        },
+        kind: Kind::Reduce { gradient, axes: vec![dp()] },
         after: vec![],
     }
 }

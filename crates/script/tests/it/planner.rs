@@ -22,11 +22,7 @@ fn the_order_is_that_of_lanes_buffers_and_edges() {
         let expected = Order::of(&script);
         for b in 0..script.actions.len() {
             for a in 0..script.actions.len() {
-                assert_eq!(
-                    order.before(a, b),
-                    expected.before(a, b),
-                    "script {seed}: {a}, {b}"
-                );
+                assert_eq!(order.before(a, b), expected.before(a, b), "script {seed}: {a}, {b}");
             }
         }
     }
@@ -143,26 +139,14 @@ fn pieces(script: &Script, plan: &MemoryPlan) -> Vec<Piece> {
         let uses = uses(script, index);
         let persists = buffer.source != Source::Script;
         if persists || !uses.is_empty() {
-            pieces.push(Piece {
-                offset: plan.offsets[index],
-                bytes: buffer.bytes,
-                uses,
-                persists,
-            });
+            pieces.push(Piece { offset: plan.offsets[index], bytes: buffer.bytes, uses, persists });
         }
     }
     for (index, action) in script.actions.iter().enumerate() {
-        let extent = script.programs[action.run().unwrap().program.0]
-            .slots
-            .extent;
+        let extent = script.programs[action.run().unwrap().program.0].slots.extent;
         assert_eq!(plan.workspaces[index].is_some(), extent > 0);
         if let Some(offset) = plan.workspaces[index] {
-            pieces.push(Piece {
-                offset,
-                bytes: extent,
-                uses: vec![index],
-                persists: false,
-            });
+            pieces.push(Piece { offset, bytes: extent, uses: vec![index], persists: false });
         }
     }
     pieces
@@ -187,10 +171,7 @@ struct Order {
 impl Order {
     fn of(script: &Script) -> Self {
         let n = script.actions.len();
-        let mut order = Self {
-            actions: n,
-            pairs: vec![false; n * n],
-        };
+        let mut order = Self { actions: n, pairs: vec![false; n * n] };
         for b in 0..n {
             for a in 0..b {
                 order.pairs[a * n + b] = orders(script, a, b);

@@ -32,11 +32,7 @@ pub(crate) fn script(seed: u64) -> Script {
     let mut draw = Draw { stream, count: 0 };
     let mut script = Script::default();
     for extent in [0, 64, 192] {
-        let slots = Slots {
-            extent,
-            peak: extent * 3 / 4,
-            ..Slots::default()
-        };
+        let slots = Slots { extent, peak: extent * 3 / 4, ..Slots::default() };
         let program = nothing();
         script.programs.push(Entry { program, slots });
     }
@@ -75,10 +71,7 @@ fn action(draw: &mut Draw, index: usize, inputs: &[BufferId], outputs: &[BufferI
     let run = Run {
         program: ProgramId(draw.below(3)),
         inputs: inputs.iter().map(view).collect(),
-        outputs: outputs
-            .iter()
-            .map(|b| (view(b), Write::Overwrite))
-            .collect(),
+        outputs: outputs.iter().map(|b| (view(b), Write::Overwrite)).collect(),
         contributes: vec![],
     };
     let after = match index > 0 && draw.chance(20) {
@@ -97,12 +90,7 @@ fn buffer(script: &mut Script, draw: &mut Draw, source: Source) -> BufferId {
     let name = format!("b{}", script.buffers.len());
     let category = Category::ALL[draw.below(Category::ALL.len())];
     let bytes = 1 + draw.below(500);
-    script.buffer(Buffer {
-        name,
-        category,
-        bytes,
-        source,
-    })
+    script.buffer(Buffer { name, category, bytes, source })
 }
 
 fn nothing() -> Program {

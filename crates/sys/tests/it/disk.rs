@@ -56,18 +56,12 @@ fn a_full_disk_is_called_that() {
     fs::write(&path, "good").unwrap();
     let error = write_atomic(&path, |out| {
         out.write_all(b"half of it")?;
-        fs::OpenOptions::new()
-            .write(true)
-            .open("/dev/full")?
-            .write_all(b"x")
+        fs::OpenOptions::new().write(true).open("/dev/full")?.write_all(b"x")
     })
     .unwrap_err();
     assert!(matches!(error, SysError::DiskFull { .. }), "{error:?}");
     let message = error.to_string();
-    assert!(
-        message.contains("disk full") && message.contains("weights"),
-        "{message}"
-    );
+    assert!(message.contains("disk full") && message.contains("weights"), "{message}");
     assert_eq!(fs::read_to_string(&path).unwrap(), "good");
     assert_eq!(scratch.names(), ["weights"]);
 }

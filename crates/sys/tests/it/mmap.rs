@@ -26,16 +26,7 @@ fn what_is_not_a_file_is_refused() {
     assert!(missing.to_string().contains("absent"));
     fs::create_dir(scratch.file("folder")).unwrap();
     let folder = FileMap::open(&scratch.file("folder")).unwrap_err();
-    assert!(
-        matches!(
-            folder,
-            SysError::NotAFile {
-                found: "a folder",
-                ..
-            }
-        ),
-        "{folder:?}"
-    );
+    assert!(matches!(folder, SysError::NotAFile { found: "a folder", .. }), "{folder:?}");
 }
 
 #[test]
@@ -44,22 +35,7 @@ fn a_file_that_changes_length_is_noticed() {
     fs::write(scratch.file("data"), [1; 1000]).unwrap();
     let map = FileMap::open(&scratch.file("data")).unwrap();
     map.check_unchanged().unwrap();
-    fs::OpenOptions::new()
-        .write(true)
-        .open(map.path())
-        .unwrap()
-        .set_len(10)
-        .unwrap();
+    fs::OpenOptions::new().write(true).open(map.path()).unwrap().set_len(10).unwrap();
     let error = map.check_unchanged().unwrap_err();
-    assert!(
-        matches!(
-            error,
-            SysError::Changed {
-                mapped: 1000,
-                now: 10,
-                ..
-            }
-        ),
-        "{error:?}"
-    );
+    assert!(matches!(error, SysError::Changed { mapped: 1000, now: 10, .. }), "{error:?}");
 }

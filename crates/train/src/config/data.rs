@@ -53,10 +53,8 @@ impl Data {
         let from_file = kind != DataKind::Synthetic;
         let has_path = self.path.is_some();
         values.rule(&["data.kind", "data.path"], has_path || !from_file, || {
-            Problem::new(format!(
-                "data.kind = {kind} needs data.path, which is not set"
-            ))
-            .fix("--set data.path=FILE")
+            Problem::new(format!("data.kind = {kind} needs data.path, which is not set"))
+                .fix("--set data.path=FILE")
         });
         values.rule(&["data.path", "data.kind"], from_file || !has_path, || {
             Problem::new("data.path has no effect with data.kind = synthetic")
@@ -65,11 +63,9 @@ impl Data {
         });
         let bytes_fit = kind != DataKind::Text || vocab >= 256;
         values.rule(&["model.vocab", "data.kind"], bytes_fit, || {
-            Problem::new(format!(
-                "model.vocab = {vocab} is too small for data.kind = text"
-            ))
-            .because("text is read as bytes, and a byte has 256 values")
-            .nearest("model.vocab = 256")
+            Problem::new(format!("model.vocab = {vocab} is too small for data.kind = text"))
+                .because("text is read as bytes, and a byte has 256 values")
+                .nearest("model.vocab = 256")
         });
         let ids_fit = kind != DataKind::Synthetic || vocab >= 2;
         values.rule(&["model.vocab", "data.kind"], ids_fit, || {

@@ -33,9 +33,7 @@ impl Key {
 
     /// The part of the name after the dot.
     pub fn field(&self) -> &'static str {
-        self.name
-            .split_once('.')
-            .map_or(self.name, |(_, field)| field)
+        self.name.split_once('.').map_or(self.name, |(_, field)| field)
     }
 }
 

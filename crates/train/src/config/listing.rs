@@ -28,11 +28,7 @@ mod tests {
     fn every_key_is_listed_with_its_default() {
         let text = listing();
         for key in keys() {
-            assert!(
-                text.contains(&format!("\n  {} ", key.field())),
-                "{}",
-                key.name
-            );
+            assert!(text.contains(&format!("\n  {} ", key.field())), "{}", key.name);
             assert!(text.contains(&format!("; default {}\n", key.default)));
         }
     }

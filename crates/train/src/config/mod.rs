@@ -40,29 +40,13 @@ use crate::error::{Error, Place, Problem, Result};
 use values::Values;
 
 /// The sections, in the order of the documentation.
-pub const SECTIONS: [&str; 7] = [
-    "model",
-    "data",
-    "train",
-    "optim",
-    "precision",
-    "parallel",
-    "run",
-];
+pub const SECTIONS: [&str; 7] = ["model", "data", "train", "optim", "precision", "parallel", "run"];
 
 /// Every key, in the order of the documentation.
 pub fn keys() -> impl Iterator<Item = &'static Key> {
-    [
-        Model::KEYS,
-        Data::KEYS,
-        Train::KEYS,
-        Optim::KEYS,
-        Precision::KEYS,
-        Parallel::KEYS,
-        Run::KEYS,
-    ]
-    .into_iter()
-    .flatten()
+    [Model::KEYS, Data::KEYS, Train::KEYS, Optim::KEYS, Precision::KEYS, Parallel::KEYS, Run::KEYS]
+        .into_iter()
+        .flatten()
 }
 
 /// A resolved configuration: every key has a value, and every value is legal.
@@ -119,15 +103,8 @@ impl Config {
         if !values.problems.is_empty() {
             return Err(Error::Refused(values.problems));
         }
-        let places = values
-            .given
-            .into_iter()
-            .map(|(key, given)| (key, given.place));
-        Ok(Loaded {
-            config,
-            label: sources.label(),
-            places: places.collect(),
-        })
+        let places = values.given.into_iter().map(|(key, given)| (key, given.place));
+        Ok(Loaded { config, label: sources.label(), places: places.collect() })
     }
 
     /// The configuration as TOML, every key included. It parses back to the same configuration.
@@ -163,15 +140,7 @@ impl Config {
         let model = Model::read(values, train.seq_len);
         let optim = Optim::read(values, train.steps);
         let precision = Precision::read(values);
-        let mut config = Config {
-            model,
-            data,
-            train,
-            optim,
-            precision,
-            parallel,
-            run,
-        };
+        let mut config = Config { model, data, train, optim, precision, parallel, run };
         config.check(values);
         config
     }
@@ -196,19 +165,15 @@ impl Config {
                 "train.seq_len = {seq_len} is longer than model.context = {context}"
             ))
             .because("the model has no positions beyond its context")
-            .nearest(format!(
-                "train.seq_len = {context}, or model.context = {seq_len}"
-            ))
+            .nearest(format!("train.seq_len = {context}, or model.context = {seq_len}"))
         });
         let held_out = self.data.kind == DataKind::Synthetic || self.data.val_fraction.get() > 0.0;
         let possible = held_out || self.train.eval_every == 0;
         values.rule(&["train.eval_every", "data.val_fraction"], possible, || {
             let every = self.train.eval_every;
-            Problem::new(format!(
-                "train.eval_every = {every} with data.val_fraction = 0.0"
-            ))
-            .because("no part of the file is kept for evaluation")
-            .fix("data.val_fraction = 0.1, or train.eval_every = 0")
+            Problem::new(format!("train.eval_every = {every} with data.val_fraction = 0.0"))
+                .because("no part of the file is kept for evaluation")
+                .fix("data.val_fraction = 0.1, or train.eval_every = 0")
         });
     }
 }

@@ -117,34 +117,23 @@ impl Model {
         }
         let divides = width % heads == 0;
         values.rule(&["model.heads", "model.width"], divides, || {
-            Problem::new(format!(
-                "model.heads = {heads} does not divide model.width = {width}"
-            ))
-            .because("every head takes an equal share of the width")
-            .nearest(assignments("model.heads", &divisors_near(width, heads)))
+            Problem::new(format!("model.heads = {heads} does not divide model.width = {width}"))
+                .because("every head takes an equal share of the width")
+                .nearest(assignments("model.heads", &divisors_near(width, heads)))
         });
-        values.rule(
-            &["model.kv_heads", "model.heads"],
-            heads % kv_heads == 0,
-            || {
-                Problem::new(format!(
-                    "model.kv_heads = {kv_heads} does not divide model.heads = {heads}"
-                ))
-                .because("every key and value head serves an equal number of query heads")
-                .nearest(assignments(
-                    "model.kv_heads",
-                    &divisors_near(heads, kv_heads),
-                ))
-            },
-        );
+        values.rule(&["model.kv_heads", "model.heads"], heads % kv_heads == 0, || {
+            Problem::new(format!(
+                "model.kv_heads = {kv_heads} does not divide model.heads = {heads}"
+            ))
+            .because("every key and value head serves an equal number of query heads")
+            .nearest(assignments("model.kv_heads", &divisors_near(heads, kv_heads)))
+        });
         let even = self.head_size().is_multiple_of(2) || self.kind != ModelKind::Llama;
         values.rule(&["model.heads", "model.width"], even || !divides, || {
             let size = self.head_size();
             let even_heads = |h: &usize| width % (2 * h) == 0;
-            let near: Vec<usize> = divisors_near(width, heads)
-                .into_iter()
-                .filter(even_heads)
-                .collect();
+            let near: Vec<usize> =
+                divisors_near(width, heads).into_iter().filter(even_heads).collect();
             let problem = Problem::new(format!(
                 "model.width = {width} over model.heads = {heads} leaves heads of odd size {size}"
             ))
@@ -163,13 +152,11 @@ impl Model {
         }
         let (heads, kv_heads) = (self.heads.get(), self.kv_heads.get());
         values.rule(&["model.kv_heads", "model.kind"], kv_heads == heads, || {
-            Problem::new(format!(
-                "model.kv_heads = {kv_heads} with model.kind = gpt2"
-            ))
-            .because("gpt2 has no grouped-query attention: every head has its own keys and values")
-            .fix(format!(
-                "model.kv_heads = {heads}, or model.kind = \"llama\""
-            ))
+            Problem::new(format!("model.kv_heads = {kv_heads} with model.kind = gpt2"))
+                .because(
+                    "gpt2 has no grouped-query attention: every head has its own keys and values",
+                )
+                .fix(format!("model.kv_heads = {heads}, or model.kind = \"llama\""))
         });
     }
 
@@ -180,12 +167,9 @@ impl Model {
         let parameters = layers * width * (4 * width + 3 * ffn) + 2 * vocab * width;
         let keys = ["model.layers", "model.width", "model.ffn", "model.vocab"];
         values.rule(&keys, parameters < 1 << 43, || {
-            Problem::new(format!(
-                "this model has about {:.1e} parameters",
-                parameters as f64
-            ))
-            .because("the largest that is accepted has 8.8e12")
-            .fix("check model.layers, model.width, model.ffn and model.vocab")
+            Problem::new(format!("this model has about {:.1e} parameters", parameters as f64))
+                .because("the largest that is accepted has 8.8e12")
+                .fix("check model.layers, model.width, model.ffn and model.vocab")
         });
     }
 }

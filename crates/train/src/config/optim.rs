@@ -92,28 +92,18 @@ impl Optim {
         });
         let sgd = self.kind == OptimKind::Sgd;
         let momentum = self.momentum.get();
-        values.rule(
-            &["optim.momentum", "optim.kind"],
-            sgd || momentum == 0.0,
-            || {
-                Problem::new(format!(
-                    "optim.momentum = {momentum:?} has no effect with optim.kind = adamw"
-                ))
-                .because("AdamW's momentum is the first of optim.betas")
-                .fix("set optim.betas instead, or optim.kind = \"sgd\"")
-            },
-        );
+        values.rule(&["optim.momentum", "optim.kind"], sgd || momentum == 0.0, || {
+            Problem::new(format!(
+                "optim.momentum = {momentum:?} has no effect with optim.kind = adamw"
+            ))
+            .because("AdamW's momentum is the first of optim.betas")
+            .fix("set optim.betas instead, or optim.kind = \"sgd\"")
+        });
         let moving = sgd && momentum > 0.0;
-        values.rule(
-            &["optim.nesterov", "optim.momentum"],
-            moving || !self.nesterov,
-            || {
-                Problem::new("optim.nesterov = true without momentum")
-                    .because("Nesterov's rule looks ahead along the momentum of optim.kind = sgd")
-                    .fix(
-                        "optim.kind = \"sgd\" with optim.momentum = 0.9, or optim.nesterov = false",
-                    )
-            },
-        );
+        values.rule(&["optim.nesterov", "optim.momentum"], moving || !self.nesterov, || {
+            Problem::new("optim.nesterov = true without momentum")
+                .because("Nesterov's rule looks ahead along the momentum of optim.kind = sgd")
+                .fix("optim.kind = \"sgd\" with optim.momentum = 0.9, or optim.nesterov = false")
+        });
     }
 }

@@ -142,10 +142,7 @@ impl PipelineSchedule {
     /// Whether a stage of this schedule holds several chunks of the model by default.
     pub fn is_chunked(&self) -> bool {
         use NamedSchedule::{BreadthFirst, Interleaved, ZbV};
-        matches!(
-            self,
-            PipelineSchedule::Named(Interleaved | BreadthFirst | ZbV)
-        )
+        matches!(self, PipelineSchedule::Named(Interleaved | BreadthFirst | ZbV))
     }
 }
 
@@ -245,9 +242,7 @@ impl Setting for AxisOrder {
 impl Parallel {
     /// Ranks of the whole run.
     pub fn ranks(&self) -> Count {
-        [self.tp, self.cp, self.dp, self.pp]
-            .into_iter()
-            .fold(Count::MIN, Count::saturating_mul)
+        [self.tp, self.cp, self.dp, self.pp].into_iter().fold(Count::MIN, Count::saturating_mul)
     }
 
     /// Refuses every value whose system does not exist yet. Each entry goes with the work that
@@ -261,22 +256,10 @@ impl Parallel {
             ("parallel.pp", "pipeline parallelism", "1"),
             ("parallel.zero", "ZeRO", "0"),
             ("parallel.sp", "sequence parallelism", "false"),
-            (
-                "parallel.tp_kind",
-                "this kind of tensor parallelism",
-                "\"1d\"",
-            ),
+            ("parallel.tp_kind", "this kind of tensor parallelism", "\"1d\""),
             ("parallel.tp_depth", "2.5d tensor parallelism", "1"),
-            (
-                "parallel.cp_kind",
-                "this kind of context parallelism",
-                "\"ulysses\"",
-            ),
-            (
-                "parallel.sync",
-                "this way of synchronising replicas",
-                "\"ddp\"",
-            ),
+            ("parallel.cp_kind", "this kind of context parallelism", "\"ulysses\""),
+            ("parallel.sync", "this way of synchronising replicas", "\"ddp\""),
             ("parallel.sync_every", "averaging of replicas", "1"),
             ("parallel.schedule", "this pipeline schedule", "\"1f1b\""),
             ("parallel.warmup", "this pipeline warm-up", "\"pa\""),

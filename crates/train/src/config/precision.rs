@@ -62,10 +62,9 @@ impl Precision {
     pub(crate) fn settle(&mut self, values: &mut Values) {
         let compute = self.compute;
         check_built("precision.compute", compute, values);
-        for (key, stored) in [
-            ("precision.weights", &mut self.weights),
-            ("precision.grads", &mut self.grads),
-        ] {
+        for (key, stored) in
+            [("precision.weights", &mut self.weights), ("precision.grads", &mut self.grads)]
+        {
             // f32 is what these keys say when nobody has thought of f64: it yields.
             if compute == Float::F64 && *stored == Float::F32 {
                 *stored = Float::F64;
@@ -74,15 +73,12 @@ impl Precision {
             check_built(key, stored, values);
             let agree = (compute == Float::F64) == (stored == Float::F64);
             values.rule(&[key, "precision.compute"], agree, || {
-                let problem = Problem::new(format!(
-                    "{key} = {stored} with precision.compute = {compute}"
-                ));
+                let problem =
+                    Problem::new(format!("{key} = {stored} with precision.compute = {compute}"));
                 if compute == Float::F64 {
                     problem
                         .because("f64 makes weights, gradients and optimizer state f64 too")
-                        .fix(format!(
-                            "leave {key} out, or precision.compute = \"{stored}\""
-                        ))
+                        .fix(format!("leave {key} out, or precision.compute = \"{stored}\""))
                 } else {
                     problem
                         .because("only a computation in f64 stores f64")

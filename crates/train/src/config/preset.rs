@@ -8,10 +8,7 @@ const PRESETS: &[(&str, &str)] = &[
     ("tiny", include_str!("../../presets/tiny.toml")),
     ("bench-13m", include_str!("../../presets/bench-13m.toml")),
     ("gpt2-124m", include_str!("../../presets/gpt2-124m.toml")),
-    (
-        "llama-0.95b",
-        include_str!("../../presets/llama-0.95b.toml"),
-    ),
+    ("llama-0.95b", include_str!("../../presets/llama-0.95b.toml")),
 ];
 
 /// The names of all presets, the default one first.
@@ -21,8 +18,5 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 
 /// The TOML text of a preset.
 pub fn text(name: &str) -> Option<&'static str> {
-    PRESETS
-        .iter()
-        .find(|(known, _)| *known == name)
-        .map(|(_, text)| *text)
+    PRESETS.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }

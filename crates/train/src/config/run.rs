@@ -59,11 +59,9 @@ impl Run {
     pub(crate) fn check(&self, values: &mut Values) {
         let threads = self.threads.get();
         values.rule(&["run.threads"], threads <= MOST_THREADS, || {
-            Problem::new(format!(
-                "run.threads = {threads} is more than a rank can use"
-            ))
-            .because("a thread per core is the most that helps")
-            .nearest(format!("run.threads = {MOST_THREADS}"))
+            Problem::new(format!("run.threads = {threads} is more than a rank can use"))
+                .because("a thread per core is the most that helps")
+                .nearest(format!("run.threads = {MOST_THREADS}"))
         });
     }
 }

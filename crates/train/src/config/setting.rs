@@ -45,9 +45,7 @@ impl Setting for usize {
         "a whole number from 0 to 2^31 - 1".into()
     }
     fn read(value: &Value) -> Option<Self> {
-        usize::try_from(whole(value)?)
-            .ok()
-            .filter(|n| *n <= LARGEST)
+        usize::try_from(whole(value)?).ok().filter(|n| *n <= LARGEST)
     }
     fn write(&self) -> String {
         self.to_string()
@@ -150,10 +148,7 @@ impl Setting for [Fraction; 2] {
     }
     fn read(value: &Value) -> Option<Self> {
         let array = value.as_array().filter(|array| array.len() == 2)?;
-        Some([
-            Fraction::read(array.get(0)?)?,
-            Fraction::read(array.get(1)?)?,
-        ])
+        Some([Fraction::read(array.get(0)?)?, Fraction::read(array.get(1)?)?])
     }
     fn write(&self) -> String {
         format!("[{}, {}]", self[0].write(), self[1].write())
@@ -224,10 +219,7 @@ impl Setting for Bytes {
         (bytes > 0).then_some(Bytes(bytes))
     }
     fn write(&self) -> String {
-        let largest_exact = UNITS[..4]
-            .iter()
-            .rev()
-            .find(|(_, f)| self.0.is_multiple_of(*f));
+        let largest_exact = UNITS[..4].iter().rev().find(|(_, f)| self.0.is_multiple_of(*f));
         match largest_exact {
             Some((unit, factor)) => quoted(&format!("{} {unit}", self.0 / factor)),
             None => self.0.to_string(),
@@ -253,9 +245,7 @@ fn whole(value: &Value) -> Option<i64> {
 }
 
 fn real(value: &Value) -> Option<f64> {
-    value
-        .as_float()
-        .or_else(|| value.as_integer().map(|n| n as f64))
+    value.as_float().or_else(|| value.as_integer().map(|n| n as f64))
 }
 
 /// The shortest text that reads back as the same number; `{:?}` keeps the point in `1.0`.
@@ -320,17 +310,7 @@ mod tests {
     fn counts_accept_exponents_and_refuse_the_rest() {
         assert_eq!(read::<usize>("5e8"), Some(500_000_000));
         assert_eq!(read::<Count>("7").map(Count::get), Some(7));
-        for bad in [
-            "0",
-            "-1",
-            "1.5",
-            "nan",
-            "inf",
-            "1e30",
-            "\"7\"",
-            "true",
-            "2147483648",
-        ] {
+        for bad in ["0", "-1", "1.5", "nan", "inf", "1e30", "\"7\"", "true", "2147483648"] {
             assert_eq!(read::<Count>(bad), None, "{bad}");
         }
     }

@@ -115,9 +115,7 @@ impl Sources {
 
 /// A value as people write it on a command line: TOML, or a bare word.
 pub(crate) fn free_value(text: &str) -> Value {
-    text.trim()
-        .parse()
-        .unwrap_or_else(|_| Value::from(text.trim()))
+    text.trim().parse().unwrap_or_else(|_| Value::from(text.trim()))
 }
 
 fn read_file(path: &Path) -> Result<String> {
@@ -125,9 +123,7 @@ fn read_file(path: &Path) -> Result<String> {
         let problem = Problem::io("cannot read the configuration", path, &error);
         let name = path.to_string_lossy();
         Error::refused(match preset::text(&name) {
-            Some(_) => problem.fix(format!(
-                "{name} is a preset; ask for it with --preset {name}"
-            )),
+            Some(_) => problem.fix(format!("{name} is a preset; ask for it with --preset {name}")),
             None => problem.fix(format!(
                 "check the path, or start from a preset: --preset {}",
                 preset::names().collect::<Vec<_>>().join(" | ")
@@ -148,11 +144,7 @@ fn unknown_preset(name: &str) -> Error {
 
 fn add_toml(values: &mut Values, text: &str, source: &str, by_user: bool) -> Result<()> {
     let document = Document::parse(text).map_err(|error| {
-        let place = place(
-            source,
-            error.span().map(|span| line(text, span.start)),
-            None,
-        );
+        let place = place(source, error.span().map(|span| line(text, span.start)), None);
         let problem = Problem::new("this is not valid TOML").at(place);
         let lines = error.message().lines().map(str::to_string);
         let problem = lines.fold(problem, Problem::because);
@@ -160,25 +152,16 @@ fn add_toml(values: &mut Values, text: &str, source: &str, by_user: bool) -> Res
     })?;
     for (section, item) in document.as_table().iter() {
         let known_section = super::SECTIONS.contains(&section);
-        let table = item
-            .as_table_like()
-            .filter(|table| known_section || !table.is_empty());
+        let table = item.as_table_like().filter(|table| known_section || !table.is_empty());
         let Some(table) = table else {
             let at = line_of(text, item);
-            values
-                .problems
-                .push(not_a_section(section, item, place(source, at, None)));
+            values.problems.push(not_a_section(section, item, place(source, at, None)));
             continue;
         };
         for (field, item) in table.iter() {
             let name = format!("{section}.{field}");
-            let at = table
-                .key(field)
-                .and_then(|key| key.span())
-                .map(|span| span.start);
-            let at = at
-                .map(|start| line(text, start))
-                .or_else(|| line_of(text, item));
+            let at = table.key(field).and_then(|key| key.span()).map(|span| span.start);
+            let at = at.map(|start| line(text, start)).or_else(|| line_of(text, item));
             let place = place(source, at, Some(&name));
             match (known(&name), item) {
                 (Some(key), Item::Value(value)) => insert(values, key, value, place, by_user),
@@ -189,9 +172,7 @@ fn add_toml(values: &mut Values, text: &str, source: &str, by_user: bool) -> Res
                 ),
                 (None, _) => {
                     let found = item.to_string();
-                    values
-                        .problems
-                        .push(unknown_key(&name, found.trim(), place));
+                    values.problems.push(unknown_key(&name, found.trim(), place));
                 }
             }
         }
@@ -202,9 +183,7 @@ fn add_toml(values: &mut Values, text: &str, source: &str, by_user: bool) -> Res
 fn add_assignment(values: &mut Values, assignment: &str) {
     let Some((name, text)) = assignment.split_once('=') else {
         let problem = Problem::new(format!("--set {assignment} has no value"));
-        values
-            .problems
-            .push(problem.fix("--set key=value, for example --set train.steps=100"));
+        values.problems.push(problem.fix("--set key=value, for example --set train.steps=100"));
         return;
     };
     let name = name.trim();
@@ -218,11 +197,7 @@ fn add_assignment(values: &mut Values, assignment: &str) {
 /// A command line has no quotes to tell the name "2024" from the number: the key decides.
 fn value_for(key: &Key, text: &str) -> Value {
     let (value, word) = (free_value(text), Value::from(text.trim()));
-    if (key.normal)(&value).is_none() && (key.normal)(&word).is_some() {
-        word
-    } else {
-        value
-    }
+    if (key.normal)(&value).is_none() && (key.normal)(&word).is_some() { word } else { value }
 }
 
 fn add_pinned(values: &mut Values, pinned: &Pinned) {
@@ -236,14 +211,11 @@ fn add_pinned(values: &mut Values, pinned: &Pinned) {
         let normal = (key.normal)(&value);
         match written.filter(|given| (key.normal)(&given.value) != normal) {
             Some(given) => values.problems.push(
-                Problem::new(format!(
-                    "{name} = {} contradicts the model's {found}",
-                    given.text()
-                ))
-                .at(given.place.clone())
-                .at(place)
-                .because("model.from brings its own shape")
-                .fix(format!("leave {name} out")),
+                Problem::new(format!("{name} = {} contradicts the model's {found}", given.text()))
+                    .at(given.place.clone())
+                    .at(place)
+                    .because("model.from brings its own shape")
+                    .fix(format!("leave {name} out")),
             ),
             None => insert(values, key, &value, place, false),
         }
@@ -252,14 +224,7 @@ fn add_pinned(values: &mut Values, pinned: &Pinned) {
 
 fn insert(values: &mut Values, key: &'static Key, value: &Value, place: Place, by_user: bool) {
     let value = value.clone();
-    values.given.insert(
-        key.name,
-        Given {
-            value,
-            place,
-            by_user,
-        },
-    );
+    values.given.insert(key.name, Given { value, place, by_user });
 }
 
 fn known(name: &str) -> Option<&'static Key> {
@@ -267,11 +232,7 @@ fn known(name: &str) -> Option<&'static Key> {
 }
 
 fn place(source: &str, line: Option<usize>, key: Option<&str>) -> Place {
-    Place {
-        source: source.into(),
-        line,
-        key: key.map(str::to_string),
-    }
+    Place { source: source.into(), line, key: key.map(str::to_string) }
 }
 
 fn line_of(text: &str, item: &Item) -> Option<usize> {

@@ -9,20 +9,13 @@ use crate::error::{Place, Problem};
 /// The problem of a key, found with a value, that is none.
 pub(crate) fn unknown_key(name: &str, found: &str, place: Place) -> Problem {
     let one_line = !found.is_empty() && !found.contains('\n');
-    let found = if one_line {
-        format!(" = {found}")
-    } else {
-        String::new()
-    };
+    let found = if one_line { format!(" = {found}") } else { String::new() };
     let problem = Problem::new(format!("unknown key {name}{found}")).at(place);
     if let Some(key) = meant(name) {
         return problem.guess(key);
     }
     let section = name.split('.').next().unwrap_or(name);
-    let fields: Vec<&str> = keys()
-        .filter(|key| key.section() == section)
-        .map(Key::field)
-        .collect();
+    let fields: Vec<&str> = keys().filter(|key| key.section() == section).map(Key::field).collect();
     if fields.is_empty() {
         problem.because(format!("sections: {}", SECTIONS.join(", ")))
     } else {
@@ -61,8 +54,7 @@ fn meant(name: &str) -> Option<&'static str> {
     let find = |test: &dyn Fn(&Key) -> bool| {
         let mut here = keys().filter(|key| key.section() == section);
         let key = here.find(|key| test(key));
-        key.or_else(|| keys().find(|key| test(key)))
-            .map(|key| key.name)
+        key.or_else(|| keys().find(|key| test(key))).map(|key| key.name)
     };
     find(&|key| key.aka.contains(&field))
         .or_else(|| find(&|key| key.field() == field))

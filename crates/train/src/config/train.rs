@@ -72,14 +72,10 @@ impl Train {
             .nearest(assignments("train.batch_size", &near))
         });
         let tokens = self.tokens_per_step();
-        values.rule(
-            &["train.batch_size", "train.seq_len"],
-            tokens < 1 << 32,
-            || {
-                Problem::new(format!("a step would take {tokens} tokens"))
-                    .because("a step takes fewer than 2^32")
-                    .fix("lower train.batch_size or train.seq_len")
-            },
-        );
+        values.rule(&["train.batch_size", "train.seq_len"], tokens < 1 << 32, || {
+            Problem::new(format!("a step would take {tokens} tokens"))
+                .because("a step takes fewer than 2^32")
+                .fix("lower train.batch_size or train.seq_len")
+        });
     }
 }

@@ -58,9 +58,7 @@ impl Values {
         }
         let mut problem = tell();
         let places = keys.iter().filter_map(|key| self.given.get(key));
-        problem
-            .places
-            .extend(places.map(|given| given.place.clone()));
+        problem.places.extend(places.map(|given| given.place.clone()));
         self.problems.push(problem);
     }
 }

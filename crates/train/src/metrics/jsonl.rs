@@ -45,10 +45,7 @@ impl Evaluation {
             #[serde(flatten)]
             evaluation: &'a Evaluation,
         }
-        json(&Event {
-            event: "eval",
-            evaluation: self,
-        })
+        json(&Event { event: "eval", evaluation: self })
     }
 }
 
@@ -125,36 +122,17 @@ mod tests {
             r#"{"step":3,"loss":0.30000000000000004,"grad_norm":0.3333333333333333,"lr":0.0003,"tokens_per_s":12345.6789,"step_ms":1e-7}"#
         );
         let back: serde_json::Value = serde_json::from_str(&step.to_json()).unwrap();
-        assert_eq!(
-            back["loss"].as_f64().unwrap().to_bits(),
-            step.loss.to_bits()
-        );
+        assert_eq!(back["loss"].as_f64().unwrap().to_bits(), step.loss.to_bits());
     }
 
     #[test]
     fn a_summary_and_an_evaluation_are_told_apart_from_steps() {
-        let evaluation = Evaluation {
-            after_step: 50,
-            val_loss: 2.5,
-        };
-        assert_eq!(
-            evaluation.to_json(),
-            r#"{"event":"eval","after_step":50,"val_loss":2.5}"#
-        );
-        let summary = Summary {
-            steps: 2,
-            val_loss: Some(1.5),
-            ..Summary::default()
-        };
+        let evaluation = Evaluation { after_step: 50, val_loss: 2.5 };
+        assert_eq!(evaluation.to_json(), r#"{"event":"eval","after_step":50,"val_loss":2.5}"#);
+        let summary = Summary { steps: 2, val_loss: Some(1.5), ..Summary::default() };
         let text = summary.to_json();
-        assert!(
-            text.starts_with(r#"{"summary":{"steps":2,"#) && text.ends_with("}}"),
-            "{text}"
-        );
-        assert!(
-            text.contains(r#""val_loss":1.5"#) && !text.contains("run_dir"),
-            "{text}"
-        );
+        assert!(text.starts_with(r#"{"summary":{"steps":2,"#) && text.ends_with("}}"), "{text}");
+        assert!(text.contains(r#""val_loss":1.5"#) && !text.contains("run_dir"), "{text}");
     }
 
     #[test]

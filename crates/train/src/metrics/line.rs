@@ -29,14 +29,7 @@ impl StepLine {
     /// The line as text; in colours if `colour`.
     pub fn text(&self, colour: bool) -> String {
         let paint = Paint(colour);
-        let Step {
-            step,
-            loss,
-            grad_norm,
-            lr,
-            tokens_per_s,
-            ..
-        } = self.step;
+        let Step { step, loss, grad_norm, lr, tokens_per_s, .. } = self.step;
         let mut parts = vec![
             format!("step {step}/{}", self.steps),
             paint.as_code("1;32", &format!("loss {loss:.4}")) + &self.z(self.loss_z, paint),
@@ -74,11 +67,7 @@ struct Paint(bool);
 
 impl Paint {
     fn as_code(self, code: &str, text: &str) -> String {
-        if self.0 {
-            format!("\x1b[{code}m{text}\x1b[0m")
-        } else {
-            text.to_string()
-        }
+        if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
     }
 }
 
@@ -188,16 +177,8 @@ mod tests {
 
     #[test]
     fn numbers_and_times_have_two_or_three_digits_that_matter() {
-        let shorts = [
-            0.4, 999.0, 999.6, 9_999.0, 12_400.0, 999_499.0, 3.1e6, 2.5e9,
-        ]
-        .map(short);
-        assert_eq!(
-            shorts,
-            [
-                "0", "999", "1.00k", "10.0k", "12.4k", "999k", "3.10M", "2.50G"
-            ]
-        );
+        let shorts = [0.4, 999.0, 999.6, 9_999.0, 12_400.0, 999_499.0, 3.1e6, 2.5e9].map(short);
+        assert_eq!(shorts, ["0", "999", "1.00k", "10.0k", "12.4k", "999k", "3.10M", "2.50G"]);
         let times = [0.4, 59.0, 59.6, 307.0, 4340.0, 273_600.0]
             .map(|s| duration(Duration::from_secs_f64(s)));
         assert_eq!(times, ["0s", "59s", "1m00s", "5m07s", "1h12m", "3d04h"]);

@@ -73,10 +73,7 @@ impl Frame {
         let values = || points().map(|p| p.1).chain(floor);
         let (low, high) = match values().next() {
             None => (0.0, 1.0),
-            Some(first) => (
-                values().fold(first, f64::min),
-                values().fold(first, f64::max),
-            ),
+            Some(first) => (values().fold(first, f64::min), values().fold(first, f64::max)),
         };
         let air = 0.06 * (high - low).max(0.01 * high.abs()).max(1e-9);
         let loss = (low - air, high + air);
@@ -108,17 +105,8 @@ impl Svg {
         svg.add(format_args!(
             r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-family="system-ui, 'Helvetica Neue', Arial, sans-serif" font-size="13">"#
         ));
-        svg.add(format_args!(
-            r##"<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>"##
-        ));
-        svg.text(
-            LEFT,
-            32.0,
-            "start",
-            INK,
-            r#" font-size="17" font-weight="600""#,
-            title,
-        );
+        svg.add(format_args!(r##"<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>"##));
+        svg.text(LEFT, 32.0, "start", INK, r#" font-size="17" font-weight="600""#, title);
         svg
     }
 
@@ -146,37 +134,16 @@ impl Svg {
         for &loss in &frame.loss_ticks {
             let y = frame.y(loss);
             self.line((LEFT, y), (right, y), GRID, "");
-            self.text(
-                LEFT - 10.0,
-                y + 4.5,
-                "end",
-                SOFT,
-                "",
-                &label(loss, &frame.loss_ticks),
-            );
+            self.text(LEFT - 10.0, y + 4.5, "end", SOFT, "", &label(loss, &frame.loss_ticks));
         }
         for &step in &frame.step_ticks {
             let x = frame.x(step);
             self.line((x, TOP), (x, bottom), GRID, "");
-            self.text(
-                x,
-                bottom + 20.0,
-                "middle",
-                SOFT,
-                "",
-                &label(step, &frame.step_ticks),
-            );
+            self.text(x, bottom + 20.0, "middle", SOFT, "", &label(step, &frame.step_ticks));
         }
         self.line((LEFT, bottom), (right, bottom), INK, "");
         self.line((LEFT, TOP), (LEFT, bottom), INK, "");
-        self.text(
-            (LEFT + right) / 2.0,
-            HEIGHT - 16.0,
-            "middle",
-            INK,
-            "",
-            "step",
-        );
+        self.text((LEFT + right) / 2.0, HEIGHT - 16.0, "middle", INK, "", "step");
         let (x, y) = (22.0, (TOP + bottom) / 2.0);
         let turned = format!(r#" transform="rotate(-90 {x} {y})""#);
         self.text(x, y, "middle", INK, &turned, "loss (nats per token)");
@@ -284,15 +251,9 @@ fn ticks(low: f64, high: f64, most: usize) -> Vec<f64> {
     let least = (high - low) / most as f64;
     let power = 10f64.powf(least.log10().floor());
     let factors = [1.0, 2.0, 5.0, 10.0];
-    let factor = factors
-        .into_iter()
-        .find(|f| f * power >= least)
-        .unwrap_or(10.0);
+    let factor = factors.into_iter().find(|f| f * power >= least).unwrap_or(10.0);
     let spacing = factor * power;
-    let (first, last) = (
-        (low / spacing).ceil() as i64,
-        (high / spacing).floor() as i64,
-    );
+    let (first, last) = ((low / spacing).ceil() as i64, (high / spacing).floor() as i64);
     (first..=last).map(|i| i as f64 * spacing).collect()
 }
 
@@ -308,9 +269,7 @@ fn label(value: f64, ticks: &[f64]) -> String {
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]
@@ -331,11 +290,7 @@ mod tests {
         };
         let svg = plot.to_svg();
         assert_eq!(count(&svg, r#"r="1.8""#), 100);
-        assert_eq!(
-            count(&svg, r#"r="4.6""#),
-            2 + 1,
-            "two rings and one in the legend"
-        );
+        assert_eq!(count(&svg, r#"r="4.6""#), 2 + 1, "two rings and one in the legend");
         assert_eq!(count(&svg, "stroke-dasharray"), 1);
         assert!(svg.contains("entropy of the source 1.750") && svg.contains("a &lt; b &amp; c"));
         assert_eq!(count(&svg, "<g"), count(&svg, "</g>"));
@@ -357,20 +312,14 @@ mod tests {
     fn runs_without_a_usable_loss_still_give_a_picture() {
         let nan = vec![(1, f64::NAN), (2, f64::INFINITY)];
         for losses in [vec![], nan, vec![(1, 2.0)], vec![(1, 0.0), (2, 0.0)]] {
-            let svg = LossPlot {
-                losses,
-                ..LossPlot::default()
-            }
-            .to_svg();
+            let svg = LossPlot { losses, ..LossPlot::default() }.to_svg();
             assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         }
     }
 
     #[test]
     fn smoothing_leaves_a_straight_line_alone() {
-        let line: Vec<(f64, f64)> = (0..300)
-            .map(|i| (i as f64, 7.0 - 0.01 * i as f64))
-            .collect();
+        let line: Vec<(f64, f64)> = (0..300).map(|i| (i as f64, 7.0 - 0.01 * i as f64)).collect();
         for ((_, a), (_, b)) in smooth(&line).iter().zip(&line) {
             assert!((a - b).abs() < 1e-9);
         }
@@ -378,18 +327,10 @@ mod tests {
 
     #[test]
     fn ticks_are_round_and_labelled_apart() {
-        assert_eq!(
-            ticks(0.0, 250.0, 8),
-            [0.0, 50.0, 100.0, 150.0, 200.0, 250.0]
-        );
+        assert_eq!(ticks(0.0, 250.0, 8), [0.0, 50.0, 100.0, 150.0, 200.0, 250.0]);
         let fine = ticks(2.97, 3.04, 7);
         let labels: Vec<String> = fine.iter().map(|t| label(*t, &fine)).collect();
-        assert_eq!(
-            labels,
-            [
-                "2.97", "2.98", "2.99", "3.00", "3.01", "3.02", "3.03", "3.04"
-            ]
-        );
+        assert_eq!(labels, ["2.97", "2.98", "2.99", "3.00", "3.01", "3.02", "3.03", "3.04"]);
     }
 
     #[test]

@@ -66,11 +66,8 @@ mod tests {
     #[test]
     fn a_spike_stands_out_and_leaves_after_the_window() {
         let mut score = ZScore::new();
-        let mut steady = |n: usize| {
-            (0..n)
-                .filter_map(|i| score.push(if i % 2 == 0 { 1.0 } else { 1.1 }))
-                .last()
-        };
+        let mut steady =
+            |n: usize| (0..n).filter_map(|i| score.push(if i % 2 == 0 { 1.0 } else { 1.1 })).last();
         assert!(steady(200).is_some_and(|z| z.abs() < 1.01));
         assert!(score.push(5.0).is_some_and(|z| z > 10.0));
         assert_eq!(score.push(f64::NAN), None);

@@ -21,9 +21,7 @@ pub fn compile(
 ) -> Result<Compiled, IrError> {
     let phases = model.segments().iter();
     let phases = phases.map(|forward| phases_of(forward, precision, recompute));
-    Ok(Compiled {
-        phases: phases.collect::<Result<_, _>>()?,
-    })
+    Ok(Compiled { phases: phases.collect::<Result<_, _>>()? })
 }
 
 /// The programs of a model that only runs forward.

@@ -87,13 +87,7 @@ impl Feed {
         let inputs: Result<Vec<_>> = (executor.host_inputs(script))
             .map(|(buffer, name)| Ok((buffer, Input::of(name, model)?)))
             .collect();
-        Ok(Self {
-            script,
-            inputs: inputs?,
-            microbatches,
-            rows: rows(model),
-            bytes: Vec::new(),
-        })
+        Ok(Self { script, inputs: inputs?, microbatches, rows: rows(model), bytes: Vec::new() })
     }
 
     /// Fills every host buffer of the script.
@@ -112,19 +106,10 @@ impl Feed {
                     let (_, field) = field.ok_or_else(|| missing(port, data))?;
                     field.bytes(*microbatch, self.microbatches, bytes);
                 }
-                Input::Key {
-                    instance,
-                    microbatch,
-                } => {
+                Input::Key { instance, microbatch } => {
                     let first = data.first_sample + *microbatch as u64 * self.rows;
                     let (low, high) = (scalars.seed as i32, (scalars.seed >> 32) as i32);
-                    let key = [
-                        low,
-                        high,
-                        scalars.step as i32,
-                        *instance as i32,
-                        first as i32,
-                    ];
+                    let key = [low, high, scalars.step as i32, *instance as i32, first as i32];
                     bytes.clear();
                     bytes.extend(key.iter().flat_map(|word| word.to_ne_bytes()));
                 }
@@ -146,14 +131,8 @@ impl Input {
             let key = front.strip_suffix("/key");
             let instance = key.and_then(|own| model.instances().iter().position(|i| i.name == own));
             return Ok(match instance {
-                Some(instance) => Input::Key {
-                    instance,
-                    microbatch,
-                },
-                None => Input::Data {
-                    port: front.to_owned(),
-                    microbatch,
-                },
+                Some(instance) => Input::Key { instance, microbatch },
+                None => Input::Data { port: front.to_owned(), microbatch },
             });
         }
         match name {
@@ -174,10 +153,8 @@ impl Input {
 
 /// Rows of a micro-batch: the extent of dim 0 of the model's data.
 fn rows(model: &Model) -> u64 {
-    let data = (model.segments().iter()).flat_map(|p| {
-        p.inputs_with(phalanx_ir::Role::Data)
-            .map(|port| p.ty(port.value))
-    });
+    let data = (model.segments().iter())
+        .flat_map(|p| p.inputs_with(phalanx_ir::Role::Data).map(|port| p.ty(port.value)));
     let mut extents = data.filter_map(|ty| ty.shape.first().copied());
     extents.next().unwrap_or(1) as u64
 }
@@ -195,22 +172,15 @@ fn scalar(size: usize, value: f64, out: &mut Vec<u8>) {
 fn missing(port: &str, data: &StepData<'_>) -> Error {
     let given: Vec<&str> = data.fields.iter().map(|(name, _)| *name).collect();
     Error::refused(
-        Problem::new(format!(
-            "the model reads the data port `{port}`, which the batch lacks"
-        ))
-        .because(format!("the batch has {}", given.join(", ")))
-        .fix("name the batch's fields as the model names its data"),
+        Problem::new(format!("the model reads the data port `{port}`, which the batch lacks"))
+            .because(format!("the batch has {}", given.join(", ")))
+            .fix("name the batch's fields as the model names its data"),
     )
 }
 
 fn wrong_size(input: &Input, error: RuntimeError) -> Error {
     match (input, error) {
-        (
-            Input::Data { port, .. },
-            RuntimeError::Bytes {
-                expected, found, ..
-            },
-        ) => Error::refused(
+        (Input::Data { port, .. }, RuntimeError::Bytes { expected, found, .. }) => Error::refused(
             Problem::new(format!(
                 "a micro-batch of `{port}` has {found} bytes, the model reads {expected}"
             ))

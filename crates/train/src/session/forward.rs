@@ -39,21 +39,12 @@ impl<E: Engine> Forward<E> {
             store.fill(&mut executor, unit, &[(buffer, weights)], read)?;
         }
         let feed = Feed::new(&executor, script, model, microbatches)?;
-        Ok(Self {
-            executor,
-            script,
-            feed,
-            loss: plan.loss,
-        })
+        Ok(Self { executor, script, feed, loss: plan.loss })
     }
 
     /// Runs the model on a batch.
     pub fn run(&mut self, data: &StepData<'_>) -> Result<()> {
-        let scalars = Scalars {
-            lr: 0.0,
-            step: 0,
-            seed: 0,
-        };
+        let scalars = Scalars { lr: 0.0, step: 0, seed: 0 };
         self.feed.write(&mut self.executor, data, scalars)?;
         Ok(self.executor.run(self.script)?)
     }
@@ -74,8 +65,7 @@ impl<E: Engine> Forward<E> {
             return Err(Error::refused(Problem::new(message)));
         };
         let mut bytes = vec![0; buffers[index].bytes];
-        self.executor
-            .read(self.script, BufferId(index), &mut bytes)?;
+        self.executor.read(self.script, BufferId(index), &mut bytes)?;
         Ok(decode(dtype, &bytes))
     }
 }
@@ -90,9 +80,5 @@ pub(crate) fn read_scalar<E: Engine>(
     let mut room = [0; 8];
     executor.read(script, buffer, &mut room[..bytes])?;
     let [a, b, c, d, ..] = room;
-    Ok(if bytes == 8 {
-        f64::from_le_bytes(room)
-    } else {
-        f32::from_le_bytes([a, b, c, d]).into()
-    })
+    Ok(if bytes == 8 { f64::from_le_bytes(room) } else { f32::from_le_bytes([a, b, c, d]).into() })
 }

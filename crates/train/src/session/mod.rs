@@ -106,34 +106,19 @@ impl<E: Engine> Session<E> {
             store.fill(&mut executor, unit, &into, read)?;
         }
         let feed = Feed::new(&executor, train, model, settings.microbatches)?;
-        Ok(Self {
-            executor,
-            settings,
-            plan,
-            store,
-            train: (train, feed),
-            evaluate,
-            steps: 0,
-        })
+        Ok(Self { executor, settings, plan, store, train: (train, feed), evaluate, steps: 0 })
     }
 
     /// Takes one optimizer step with this learning rate.
     pub fn step(&mut self, data: &StepData<'_>, lr: f64) -> Result<StepResult> {
-        let scalars = Scalars {
-            lr,
-            step: self.steps + 1,
-            seed: self.settings.seed,
-        };
+        let scalars = Scalars { lr, step: self.steps + 1, seed: self.settings.seed };
         let (script, feed) = &mut self.train;
         feed.write(&mut self.executor, data, scalars)?;
         self.executor.run(*script)?;
         self.steps += 1;
         let bytes = self.settings.precision.state.size();
         let mut read = |buffer| read_scalar(&mut self.executor, *script, buffer, bytes);
-        Ok(StepResult {
-            loss: read(self.plan.loss)?,
-            grad_norm: read(self.plan.grad_norm)?,
-        })
+        Ok(StepResult { loss: read(self.plan.loss)?, grad_norm: read(self.plan.grad_norm)? })
     }
 
     /// The mean loss of a batch under the present weights, which stay as they are.
@@ -142,11 +127,7 @@ impl<E: Engine> Session<E> {
             let message = "this session was made without a model to evaluate";
             return Err(Error::refused(Problem::new(message)));
         };
-        let scalars = Scalars {
-            lr: 0.0,
-            step: self.steps,
-            seed: self.settings.seed,
-        };
+        let scalars = Scalars { lr: 0.0, step: self.steps, seed: self.settings.seed };
         feed.write(&mut self.executor, data, scalars)?;
         self.executor.run(*script)?;
         let bytes = self.executor.script(*script).buffers[loss.0].bytes;
@@ -208,8 +189,7 @@ impl<E: Engine> Session<E> {
     pub fn flops_per_step(&self) -> u64 {
         let script = self.script();
         let runs = script.actions.iter().filter_map(|action| action.run());
-        runs.map(|run| script.programs[run.program.0].program.flops())
-            .sum()
+        runs.map(|run| script.programs[run.program.0].program.flops()).sum()
     }
 }
 

@@ -75,11 +75,9 @@ impl Settings {
                 eps: optim.eps.get(),
                 decay,
             },
-            OptimKind::Sgd => Optimizer::Sgd {
-                momentum: optim.momentum.get(),
-                nesterov: optim.nesterov,
-                decay,
-            },
+            OptimKind::Sgd => {
+                Optimizer::Sgd { momentum: optim.momentum.get(), nesterov: optim.nesterov, decay }
+            }
         };
         Settings {
             precision: precision(&config.precision),

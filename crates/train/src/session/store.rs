@@ -28,11 +28,7 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn new(script: ScriptId, model: &Model, units: Vec<Unit>) -> Self {
-        Self {
-            script,
-            params: model.params().to_vec(),
-            units,
-        }
+        Self { script, params: model.params().to_vec(), units }
     }
 
     /// Fills a unit's buffers, each in its own element type; padding becomes zero.
@@ -44,9 +40,8 @@ impl Store {
         read: &mut ReadParam<'_>,
     ) -> Result<()> {
         let unit = &self.units[unit];
-        let mut bytes: Vec<Vec<u8>> = (buffers.iter())
-            .map(|(_, dtype)| vec![0; unit.elements * dtype.size()])
-            .collect();
+        let mut bytes: Vec<Vec<u8>> =
+            (buffers.iter()).map(|(_, dtype)| vec![0; unit.elements * dtype.size()]).collect();
         for member in &unit.members {
             let param = &self.params[member.param];
             let values = read(param)?;

@@ -13,9 +13,7 @@ fn every_refusal_says_what_where_and_what_would_work() {
     let expected = include_str!("refusals.txt");
     let mut actual = String::new();
     for case in expected.split("===\n").filter(|case| !case.is_empty()) {
-        let (input, _) = case
-            .split_once("---\n")
-            .expect("a case has a line of three dashes");
+        let (input, _) = case.split_once("---\n").expect("a case has a line of three dashes");
         let is_set = |line: &&str| line.starts_with("--set ");
         let toml: Vec<&str> = input.lines().filter(|line| !is_set(line)).collect();
         let sets = input.lines().filter_map(|line| line.strip_prefix("--set "));
@@ -35,9 +33,7 @@ fn refusal<'a>(toml: &str, sets: impl Iterator<Item = &'a str>) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config.toml");
     std::fs::write(&path, toml).unwrap();
-    let sources = sets.fold(Sources::default().file(&path), |sources, set| {
-        sources.set(set)
-    });
+    let sources = sets.fold(Sources::default().file(&path), |sources, set| sources.set(set));
     let error = Config::load(&sources).expect_err(toml);
     assert_eq!(error.exit_code(), 2);
     let prefix = format!("{}/", dir.path().display());
@@ -77,16 +73,7 @@ fn mutilated_files_are_refused_or_read_but_never_panic() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config.toml");
     for cut in (0..whole.len()).step_by(29) {
-        for replacement in [
-            "",
-            "\"",
-            "=",
-            "[",
-            "9999999999999999999",
-            "-",
-            "\u{1F980}",
-            "\n",
-        ] {
+        for replacement in ["", "\"", "=", "[", "9999999999999999999", "-", "\u{1F980}", "\n"] {
             let text = format!("{}{replacement}{}", &whole[..cut], &whole[cut + 1..]);
             std::fs::write(&path, text).unwrap();
             if let Err(error) = Config::load(&Sources::default().file(&path)) {

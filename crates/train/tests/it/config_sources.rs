@@ -3,9 +3,7 @@
 use phalanx_train::config::{self, Config, Count, Float, ModelKind, Sources, preset};
 
 fn load(sources: Sources) -> Config {
-    Config::load(&sources)
-        .unwrap_or_else(|e| panic!("{e}"))
-        .config
+    Config::load(&sources).unwrap_or_else(|e| panic!("{e}")).config
 }
 
 fn refused(sources: Sources) -> String {
@@ -54,16 +52,14 @@ fn unusual_values_survive_writing_and_reading() {
         "train.recompute=selective",
         "optim.schedule=linear",
     ];
-    let config = load(sets.iter().fold(
-        Sources::default().preset("default").set("model.kv_heads=4"),
-        |s, set| s.set(*set),
-    ));
+    let config = load(
+        sets.iter().fold(Sources::default().preset("default").set("model.kv_heads=4"), |s, set| {
+            s.set(*set)
+        }),
+    );
     assert_eq!(config.precision.weights, Float::F64);
     assert_eq!(config.precision.grads, Float::F64);
-    assert_eq!(
-        config.run.name.as_ref().map(|name| name.as_str()),
-        Some("2024")
-    );
+    assert_eq!(config.run.name.as_ref().map(|name| name.as_str()), Some("2024"));
     let again = load(Sources::default().file(file(&dir, &config.to_toml())));
     assert_eq!(again, config);
 }
@@ -79,14 +75,7 @@ fn later_sources_win_and_are_remembered() {
         .set("train.batch_size = 4");
     let loaded = Config::load(&sources).unwrap();
     let train = &loaded.config.train;
-    assert_eq!(
-        (
-            train.steps.get(),
-            train.batch_size.get(),
-            train.seq_len.get()
-        ),
-        (7, 4, 64)
-    );
+    assert_eq!((train.steps.get(), train.batch_size.get(), train.seq_len.get()), (7, 4, 64));
     let place = |key| loaded.place(key).map(ToString::to_string);
     assert_eq!(place("train.steps"), Some(format!("{}:2", path.display())));
     assert_eq!(place("train.batch_size").as_deref(), Some("--set"));
@@ -98,19 +87,8 @@ fn later_sources_win_and_are_remembered() {
 #[test]
 fn every_way_to_write_a_section_is_read() {
     let dir = tempfile::tempdir().unwrap();
-    for text in [
-        "[train]\nsteps = 9\n",
-        "train.steps = 9\n",
-        "train = { steps = 9 }\n",
-    ] {
-        assert_eq!(
-            load(Sources::default().file(file(&dir, text)))
-                .train
-                .steps
-                .get(),
-            9,
-            "{text}"
-        );
+    for text in ["[train]\nsteps = 9\n", "train.steps = 9\n", "train = { steps = 9 }\n"] {
+        assert_eq!(load(Sources::default().file(file(&dir, text))).train.steps.get(), 9, "{text}");
     }
 }
 
@@ -119,13 +97,7 @@ fn without_sources_the_default_preset_is_used() {
     let bare = Config::load(&Sources::default()).unwrap();
     assert_eq!(bare.config, load(Sources::default().preset("default")));
     assert_eq!(bare.label, "default");
-    assert_eq!(
-        load(Sources::default().set("train.steps=3"))
-            .train
-            .steps
-            .get(),
-        3
-    );
+    assert_eq!(load(Sources::default().set("train.steps=3")).train.steps.get(), 3);
 }
 
 #[test]
@@ -146,43 +118,23 @@ fn presets_are_those_of_the_contract() {
         (m.kind, numbers.map(Count::get), m.tied)
     };
     let llama = ModelKind::Llama;
-    assert_eq!(
-        shape("tiny"),
-        (llama, [8, 64, 8, 4, 128, 509, 64, 32], false)
-    );
-    assert_eq!(
-        shape("bench-13m"),
-        (llama, [6, 384, 6, 6, 1024, 8192, 256, 8], false)
-    );
+    assert_eq!(shape("tiny"), (llama, [8, 64, 8, 4, 128, 509, 64, 32], false));
+    assert_eq!(shape("bench-13m"), (llama, [6, 384, 6, 6, 1024, 8192, 256, 8], false));
     assert_eq!(
         shape("gpt2-124m"),
-        (
-            ModelKind::Gpt2,
-            [12, 768, 12, 12, 3072, 50304, 1024, 32],
-            true
-        )
+        (ModelKind::Gpt2, [12, 768, 12, 12, 3072, 50304, 1024, 32], true)
     );
-    assert_eq!(
-        shape("llama-0.95b"),
-        (llama, [16, 2048, 16, 16, 5632, 32000, 4096, 4], false)
-    );
+    assert_eq!(shape("llama-0.95b"), (llama, [16, 2048, 16, 16, 5632, 32000, 4096, 4], false));
     let bench = load(Sources::default().preset("bench-13m"));
     assert_eq!(bench.optim.clip.0.map(|norm| norm.get()), Some(1.0));
-    assert_eq!(
-        (bench.model.norm_eps.get(), bench.model.bias),
-        (1e-5, false)
-    );
+    assert_eq!((bench.model.norm_eps.get(), bench.model.bias), (1e-5, false));
     assert_eq!(bench.precision.compute, Float::F32);
 }
 
 #[test]
 fn threads_share_the_cores_among_ranks() {
-    let threads = |cores| {
-        load(Sources::default().cores(Count::new(cores).unwrap()))
-            .run
-            .threads
-            .get()
-    };
+    let threads =
+        |cores| load(Sources::default().cores(Count::new(cores).unwrap())).run.threads.get();
     assert_eq!((threads(1), threads(2), threads(64)), (1, 2, 64));
 }
 
@@ -200,9 +152,7 @@ fn a_model_folder_overrides_presets_and_contradicts_users() {
         )
     };
     assert_eq!(load(pinned(Sources::default())).model.layers.get(), 3);
-    let agreeing = Sources::default()
-        .set("model.layers=3")
-        .set("model.norm_eps=0.00001");
+    let agreeing = Sources::default().set("model.layers=3").set("model.norm_eps=0.00001");
     assert_eq!(load(pinned(agreeing)).model.norm_eps.get(), 1e-5);
     assert_eq!(
         refused(pinned(Sources::default().set("model.layers=5"))),
@@ -213,9 +163,6 @@ fn a_model_folder_overrides_presets_and_contradicts_users() {
 
 #[test]
 fn zero_clip_means_no_clip() {
-    assert_eq!(
-        load(Sources::default().set("optim.clip=0")).optim.clip.0,
-        None
-    );
+    assert_eq!(load(Sources::default().set("optim.clip=0")).optim.clip.0, None);
     assert!(config::listing().contains("clip"));
 }

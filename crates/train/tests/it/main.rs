@@ -1,9 +1,6 @@
 //! Integration tests of the training crate.
 #![allow(missing_docs)]
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test may fail by panicking, in its helpers too"
-)]
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
 
 mod config_errors;
 mod config_keys;

@@ -24,11 +24,7 @@ fn a_run_leaves_its_configuration_metrics_and_picture() {
     assert!(read("loss.svg").starts_with("<svg"));
     let again = Config::load(&Sources::default().file(run.path().join("config.toml"))).unwrap();
     assert_eq!(again.config, loaded.config);
-    assert_eq!(
-        fs::read_dir(run.path()).unwrap().count(),
-        3,
-        "no temporary file is left"
-    );
+    assert_eq!(fs::read_dir(run.path()).unwrap().count(), 3, "no temporary file is left");
     assert_eq!(run.weights(), run.path().join("model.safetensors"));
 }
 
@@ -37,13 +33,7 @@ fn no_run_writes_into_the_folder_of_another() {
     let root = tempfile::tempdir().unwrap();
     let names: Vec<String> = (0..3)
         .map(|_| RunDir::create(&loaded(root.path(), "same")).unwrap())
-        .map(|run| {
-            run.path()
-                .file_name()
-                .unwrap()
-                .to_string_lossy()
-                .into_owned()
-        })
+        .map(|run| run.path().file_name().unwrap().to_string_lossy().into_owned())
         .collect();
     assert_eq!(names, ["same", "same-2", "same-3"]);
 }
@@ -52,12 +42,7 @@ fn no_run_writes_into_the_folder_of_another() {
 fn a_nameless_run_is_called_after_the_time_and_the_preset() {
     let root = tempfile::tempdir().unwrap();
     let run = RunDir::create(&loaded(root.path(), "none")).unwrap();
-    let name = run
-        .path()
-        .file_name()
-        .unwrap()
-        .to_string_lossy()
-        .into_owned();
+    let name = run.path().file_name().unwrap().to_string_lossy().into_owned();
     let (date, rest) = name.split_once('-').unwrap();
     assert!(date.len() == 8 && date.starts_with("20"), "{name}");
     assert!(rest.ends_with("-default"), "{name}");
@@ -73,10 +58,7 @@ fn a_folder_that_cannot_be_made_is_refused_with_a_remedy() {
     let text = error.to_string();
     let first = format!("error: cannot create the folder {}", file.display());
     assert!(text.starts_with(&first), "{text}");
-    assert!(
-        text.contains("(--set)") && text.contains("usual fix: move the file"),
-        "{text}"
-    );
+    assert!(text.contains("(--set)") && text.contains("usual fix: move the file"), "{text}");
     assert_eq!(fs::read_to_string(&file).unwrap(), "in the way");
 }
 

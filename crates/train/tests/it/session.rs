@@ -79,12 +79,7 @@ fn start_from<E: phalanx_engine::Engine>(
 }
 
 fn start(loaded: &Loaded) -> Trained<ReferenceEngine> {
-    start_from(
-        ReferenceEngine::new(),
-        loaded,
-        &mut initial(loaded.config.run.seed),
-    )
-    .unwrap()
+    start_from(ReferenceEngine::new(), loaded, &mut initial(loaded.config.run.seed)).unwrap()
 }
 
 impl<E: phalanx_engine::Engine> Trained<E> {
@@ -102,23 +97,17 @@ impl<E: phalanx_engine::Engine> Trained<E> {
         let targets: Vec<i32> = (0..self.tokens).map(masked).collect();
         let count = targets.iter().filter(|&&t| t >= 0).count() as u64;
         let fields = [("ids", Field::I32(&ids)), ("targets", Field::I32(&targets))];
-        let data = StepData {
-            fields: &fields,
-            count,
-            first_sample: step * self.rows as u64,
-        };
+        let data = StepData { fields: &fields, count, first_sample: step * self.rows as u64 };
         run(&mut self.session, &data)
     }
 
     fn step(&mut self, step: u64) -> StepResult {
         let rate = self.rate;
-        self.with_batch(step, |session, data| session.step(data, rate))
-            .unwrap()
+        self.with_batch(step, |session, data| session.step(data, rate)).unwrap()
     }
 
     fn evaluate(&mut self, step: u64) -> f64 {
-        self.with_batch(step, |session, data| session.evaluate(data))
-            .unwrap()
+        self.with_batch(step, |session, data| session.evaluate(data)).unwrap()
     }
 
     fn run(&mut self, steps: u64) -> Vec<StepResult> {
@@ -156,10 +145,7 @@ fn micro_batches_make_the_step_of_the_whole_batch() {
                 assert!((a.loss - b.loss).abs() < 1e-13, "{a:?} and {b:?}");
                 assert!((a.grad_norm - b.grad_norm).abs() < 1e-12, "{a:?} and {b:?}");
             }
-            let (a, b) = (
-                whole.session.params().unwrap(),
-                cut.session.params().unwrap(),
-            );
+            let (a, b) = (whole.session.params().unwrap(), cut.session.params().unwrap());
             close(&a, &b, 1e-9);
         }
     }
@@ -174,10 +160,7 @@ fn dropout_does_not_depend_on_micro_batches() {
     let (a, b, c) = (whole.step(0), cut.step(0), without.step(0));
     assert!((a.loss - b.loss).abs() < 1e-13, "{a:?} and {b:?}");
     assert!((a.loss - c.loss).abs() > 1e-3, "no mask: {a:?} and {c:?}");
-    let (a, b) = (
-        whole.session.gradients().unwrap(),
-        cut.session.gradients().unwrap(),
-    );
+    let (a, b) = (whole.session.gradients().unwrap(), cut.session.gradients().unwrap());
     close(&a, &b, 1e-13);
 }
 
@@ -207,10 +190,7 @@ fn gradients_are_the_derivatives_of_the_loss() {
             };
             let expected = (loss(1e-5) - loss(-1e-5)) / 2e-5;
             let found = gradient[at];
-            assert!(
-                (found - expected).abs() < 1e-8,
-                "{name}: {found} and {expected}"
-            );
+            assert!((found - expected).abs() < 1e-8, "{name}: {found} and {expected}");
         }
         assert!((result.grad_norm - squares.sqrt()).abs() < 1e-12);
     }
@@ -220,11 +200,7 @@ fn gradients_are_the_derivatives_of_the_loss() {
 #[test]
 fn adamw_is_its_formula() {
     let clip = 0.05;
-    let loaded = config(&[
-        "optim.clip=0.05",
-        "optim.weight_decay=0.2",
-        "train.microbatches=2",
-    ]);
+    let loaded = config(&["optim.clip=0.05", "optim.weight_decay=0.2", "train.microbatches=2"]);
     let mut trained = start(&loaded);
     let (lr, decay, [b1, b2]) = (trained.rate, 0.2, [0.9, 0.95]);
     let decays: BTreeMap<String, bool> = (models(&loaded).train.params().iter())
@@ -241,9 +217,7 @@ fn adamw_is_its_formula() {
         for (name, before) in &before {
             let decay = if decays[name] { decay } else { 0.0 };
             let (before, after) = (before.to_f64(), after[name].to_f64());
-            let moments = moments
-                .entry(name.clone())
-                .or_insert(vec![(0.0, 0.0); before.len()]);
+            let moments = moments.entry(name.clone()).or_insert(vec![(0.0, 0.0); before.len()]);
             for (i, g) in gradients[name].to_f64().iter().enumerate() {
                 let (g, (m, v)) = (g * factor, &mut moments[i]);
                 *m = b1 * *m + (1.0 - b1) * g;
@@ -251,10 +225,7 @@ fn adamw_is_its_formula() {
                 let (m, v) = (*m / (1.0 - b1.powi(t)), *v / (1.0 - b2.powi(t)));
                 let expected = before[i] * (1.0 - lr * decay) - lr * m / (v.sqrt() + 1e-8);
                 let found = after[i];
-                assert!(
-                    (found - expected).abs() < 1e-12,
-                    "{name}[{i}]: {found}, {expected}"
-                );
+                assert!((found - expected).abs() < 1e-12, "{name}[{i}]: {found}, {expected}");
             }
         }
     }
@@ -278,31 +249,11 @@ fn recomputation_changes_no_bit() {
 #[test]
 fn every_precision_learns_a_batch_by_heart() {
     for sets in [
-        [
-            "precision.compute=f32",
-            "precision.weights=f32",
-            "precision.grads=f32",
-        ],
-        [
-            "precision.compute=bf16",
-            "precision.weights=f32",
-            "precision.grads=f32",
-        ],
-        [
-            "precision.compute=bf16",
-            "precision.weights=bf16",
-            "precision.grads=f32",
-        ],
-        [
-            "precision.compute=bf16",
-            "precision.weights=bf16",
-            "precision.grads=bf16",
-        ],
-        [
-            "precision.compute=f32",
-            "precision.weights=bf16",
-            "precision.grads=f32",
-        ],
+        ["precision.compute=f32", "precision.weights=f32", "precision.grads=f32"],
+        ["precision.compute=bf16", "precision.weights=f32", "precision.grads=f32"],
+        ["precision.compute=bf16", "precision.weights=bf16", "precision.grads=f32"],
+        ["precision.compute=bf16", "precision.weights=bf16", "precision.grads=bf16"],
+        ["precision.compute=f32", "precision.weights=bf16", "precision.grads=f32"],
     ] {
         let mut trained = start(&config(&sets));
         trained.rate = 0.02;
@@ -327,10 +278,7 @@ fn a_late_engine_takes_the_same_steps() {
 /// The CPU engine against the interpreter, which shares no code with it.
 #[test]
 fn the_cpu_engine_takes_the_same_steps() {
-    for loaded in [
-        config(&["train.microbatches=2"]),
-        gpt(&["model.dropout=0.2"]),
-    ] {
+    for loaded in [config(&["train.microbatches=2"]), gpt(&["model.dropout=0.2"])] {
         let mut truth = start(&loaded);
         let expected = truth.run(3);
         for threads in [1, 2] {
@@ -369,10 +317,7 @@ fn a_plan_beyond_the_limit_is_refused() {
     let error = start_from(ReferenceEngine::new(), &loaded, &mut initial(0)).map(|_| ());
     let error = error.unwrap_err();
     assert_eq!(error.exit_code(), 2);
-    assert!(
-        error.to_string().contains("run.memory_limit allows 1024"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("run.memory_limit allows 1024"), "{error}");
 }
 
 #[test]
@@ -380,11 +325,7 @@ fn a_batch_that_does_not_fit_is_refused_by_name() {
     let mut trained = start(&config(&[]));
     let ids = [1; 5];
     let mut step = |fields: &[(&str, Field<'_>)]| {
-        let data = StepData {
-            fields,
-            count: 1,
-            first_sample: 0,
-        };
+        let data = StepData { fields, count: 1, first_sample: 0 };
         trained.session.step(&data, 0.1).unwrap_err().to_string()
     };
     assert!(step(&[("idz", Field::I32(&ids))]).contains("`ids`"));

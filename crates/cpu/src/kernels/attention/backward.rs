@@ -147,14 +147,9 @@ impl<G: Gemm> Attention<'_, G> {
                 d_o: shape.query_rows(tensors.d_o, pair),
                 source,
             };
-            let (k, v) = (
-                shape.key_rows(tensors.k, pair),
-                shape.key_rows(tensors.v, pair),
-            );
-            let (dk, dv) = (
-                shape.key_rows_mut(tensors.dk, pair),
-                shape.key_rows_mut(tensors.dv, pair),
-            );
+            let (k, v) = (shape.key_rows(tensors.k, pair), shape.key_rows(tensors.v, pair));
+            let (dk, dv) =
+                (shape.key_rows_mut(tensors.dk, pair), shape.key_rows_mut(tensors.dv, pair));
             let dq = shape.query_rows_mut(tensors.dq, pair);
             (operands, k, v, dq, dk, dv)
         };

@@ -20,9 +20,8 @@ impl<G> Attention<'_, G> {
         tile: &mut MatMut<F>,
     ) {
         let shape = &self.shape;
-        let Some((mask, dropped)) = self
-            .dropout
-            .and_then(|mask| Some((mask, mask.last_dropped()?)))
+        let Some((mask, dropped)) =
+            self.dropout.and_then(|mask| Some((mask, mask.last_dropped()?)))
         else {
             return;
         };
@@ -51,10 +50,6 @@ impl<G> Attention<'_, G> {
 #[inline(always)]
 fn keep_some<F: Float>(row: &mut [F], words: &[u32], dropped: u32, factor: F) {
     for (x, word) in row.iter_mut().zip(words) {
-        *x = if *word > dropped {
-            *x * factor
-        } else {
-            F::ZERO
-        };
+        *x = if *word > dropped { *x * factor } else { F::ZERO };
     }
 }

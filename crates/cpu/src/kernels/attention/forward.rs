@@ -102,10 +102,7 @@ impl<G: Gemm> Attention<'_, G> {
             // results of a pair are used here alone, and its rows of `lse` and probabilities are
             // adjacent because heads are their second dimension.
             unsafe {
-                let (k, v) = (
-                    shape.key_rows(tensors.k, pair),
-                    shape.key_rows(tensors.v, pair),
-                );
+                let (k, v) = (shape.key_rows(tensors.k, pair), shape.key_rows(tensors.v, pair));
                 let operands = Operands {
                     pair,
                     q: shape.query_rows(tensors.q, pair),
@@ -171,8 +168,7 @@ impl<G: Gemm> Attention<'_, G> {
             }
             self.drop((operands.pair, head), &rows, &keys, &mut p);
             let v = v.block(keys.clone(), 0..dim);
-            self.gemm
-                .multiply(sums.reborrow(), p.as_ref(), v, keys.start > 0);
+            self.gemm.multiply(sums.reborrow(), p.as_ref(), v, keys.start > 0);
         }
         let lse = &mut operands.lse[head * shape.queries..][rows.clone()];
         for (lse, running) in lse.iter_mut().zip(&running) {

@@ -69,9 +69,7 @@ impl Shape {
     #[inline(always)]
     fn visible(&self, i: usize) -> usize {
         match self.causal {
-            true => (i + 1 + self.keys)
-                .saturating_sub(self.queries)
-                .min(self.keys),
+            true => (i + 1 + self.keys).saturating_sub(self.queries).min(self.keys),
             false => self.keys,
         }
     }
@@ -81,10 +79,7 @@ impl Shape {
     fn place(&self, pair: usize, positions: usize, width: usize) -> (usize, [isize; 2]) {
         let (sequence, head) = (pair / self.kv_heads, pair % self.kv_heads);
         let stride = self.kv_heads * width;
-        (
-            sequence * positions * stride + head * width,
-            [stride as isize, 1],
-        )
+        (sequence * positions * stride + head * width, [stride as isize, 1])
     }
 
     /// The rows of queries (or outputs) of a pair: one row per position, its heads side by side.
@@ -140,17 +135,12 @@ impl Shape {
     /// row sees any, so that every result is written.
     fn key_blocks(&self, rows: &Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
         // The library packs operands whose size is not a multiple of its vectors.
-        let seen = self
-            .visible(rows.end - 1)
-            .next_multiple_of(16)
-            .min(self.keys);
+        let seen = self.visible(rows.end - 1).next_multiple_of(16).min(self.keys);
         let nothing = (seen == 0).then_some(0..0);
         nothing.into_iter().chain(ranges(seen, size.max(1)))
     }
 }
 
 fn ranges(total: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..total)
-        .step_by(size)
-        .map(move |start| start..total.min(start + size))
+    (0..total).step_by(size).map(move |start| start..total.min(start + size))
 }

@@ -19,11 +19,7 @@ const SMALL: Shape = Shape {
     scale: 0.4,
 };
 
-const DROPOUT: Mask = Mask {
-    key: [11, -12, 13, 14, 4],
-    site: 6,
-    p: 0.3,
-};
+const DROPOUT: Mask = Mask { key: [11, -12, 13, 14, 4], site: 6, p: 0.3 };
 
 /// All tensors of one attention, computed by the kernels in shares of the pairs.
 struct Computed<T: Element> {
@@ -79,11 +75,7 @@ fn compute<T: Element>(
         dk: vec![nan; k.len()],
         dv: vec![nan; k.len()],
     };
-    let attention = Attention {
-        shape,
-        dropout,
-        gemm: &Packing,
-    };
+    let attention = Attention { shape, dropout, gemm: &Packing };
     let forward = ForwardTensors {
         q: q.as_ptr(),
         k: k.as_ptr(),
@@ -162,10 +154,8 @@ fn naive(shape: Shape, dropout: Option<Mask>, x: &Inputs) -> Naive {
             .collect();
         let sum: f64 = powers.iter().sum();
         out.lse.push(sum.ln());
-        let p: Vec<f64> = powers
-            .iter()
-            .map(|power| if sum > 0.0 { power / sum } else { 0.0 })
-            .collect();
+        let p: Vec<f64> =
+            powers.iter().map(|power| if sum > 0.0 { power / sum } else { 0.0 }).collect();
         let factor = |j: usize| match dropout {
             Some(Mask { key, site, p }) => {
                 let element = ((head * s + i) * t + j) as u64;
@@ -176,9 +166,7 @@ fn naive(shape: Shape, dropout: Option<Mask>, x: &Inputs) -> Naive {
             }
             None => 1.0,
         };
-        let dp: Vec<f64> = (0..t)
-            .map(|j| dot(&x.d_o, query, &x.v, keys[j]) * factor(j))
-            .collect();
+        let dp: Vec<f64> = (0..t).map(|j| dot(&x.d_o, query, &x.v, keys[j]) * factor(j)).collect();
         let mean: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
         for j in 0..t {
             let ds = p[j] * (dp[j] - mean) * shape.scale;
@@ -235,41 +223,19 @@ fn small_causal_and_full() {
 fn grouped_heads_of_odd_sizes() {
     let (group, dim) = (3, 13);
     for causal in [true, false] {
-        check_all_types(
-            Shape {
-                group,
-                dim,
-                causal,
-                ..SMALL
-            },
-            None,
-        );
+        check_all_types(Shape { group, dim, causal, ..SMALL }, None);
     }
 }
 
 /// Several tiles of rows, the last one short, and several blocks of keys.
 #[test]
 fn more_than_one_tile() {
-    let shape = Shape {
-        batch: 1,
-        queries: 2 * tile::ROWS + 9,
-        keys: 2 * tile::ROWS + 9,
-        ..SMALL
-    };
+    let shape = Shape { batch: 1, queries: 2 * tile::ROWS + 9, keys: 2 * tile::ROWS + 9, ..SMALL };
     check_all_types(shape, None);
     let keys = tile::KEYS + 70;
     for causal in [true, false] {
         let (kv_heads, queries) = (1, 70);
-        check_all_types(
-            Shape {
-                keys,
-                kv_heads,
-                queries,
-                causal,
-                ..shape
-            },
-            None,
-        );
+        check_all_types(Shape { keys, kv_heads, queries, causal, ..shape }, None);
     }
 }
 
@@ -277,11 +243,7 @@ fn more_than_one_tile() {
 #[test]
 fn queries_that_see_nothing() {
     let (queries, keys) = (tile::ROWS + 10, 4);
-    let shape = Shape {
-        queries,
-        keys,
-        ..SMALL
-    };
+    let shape = Shape { queries, keys, ..SMALL };
     check_all_types(shape, None);
     let inputs = Inputs::random::<f32>(&shape);
     let computed = compute::<f32>(shape, None, &inputs, false);
@@ -294,12 +256,7 @@ fn queries_that_see_nothing() {
 fn dropout_in_both_passes() {
     for (group, keys) in [(1, 9), (2, 7), (3, 5), (1, 6), (2, 8)] {
         for causal in [true, false] {
-            let shape = Shape {
-                group,
-                keys,
-                causal,
-                ..SMALL
-            };
+            let shape = Shape { group, keys, causal, ..SMALL };
             check_all_types(shape, Some(DROPOUT));
         }
     }
@@ -307,13 +264,8 @@ fn dropout_in_both_passes() {
 
 #[test]
 fn dropout_over_several_tiles() {
-    let shape = Shape {
-        batch: 1,
-        kv_heads: 1,
-        queries: tile::ROWS + 7,
-        keys: tile::KEYS + 71,
-        ..SMALL
-    };
+    let shape =
+        Shape { batch: 1, kv_heads: 1, queries: tile::ROWS + 7, keys: tile::KEYS + 71, ..SMALL };
     check_all_types(shape, Some(DROPOUT));
 }
 
@@ -321,13 +273,7 @@ fn dropout_over_several_tiles() {
 #[test]
 fn gradients_against_differences() {
     for (causal, dropout, group) in [(true, None, 2), (false, Some(DROPOUT), 1)] {
-        let shape = Shape {
-            causal,
-            group,
-            dim: 3,
-            keys: 6,
-            ..SMALL
-        };
+        let shape = Shape { causal, group, dim: 3, keys: 6, ..SMALL };
         let mut inputs = Inputs::random::<f64>(&shape);
         let computed = compute::<f64>(shape, dropout, &inputs, false);
         let loss = |inputs: &Inputs| -> f64 {

@@ -101,10 +101,7 @@ pub(super) struct Running<F> {
 }
 
 impl<F: Float> Running<F> {
-    pub(super) const EMPTY: Self = Self {
-        max: F::NEG_INFINITY,
-        sum: F::ZERO,
-    };
+    pub(super) const EMPTY: Self = Self { max: F::NEG_INFINITY, sum: F::ZERO };
 
     /// Takes in a row of scores, replacing them by exponentials relative to the new maximum.
     /// Returns what everything relative to the old maximum must be multiplied with.
@@ -127,11 +124,7 @@ impl<F: Float> Running<F> {
 
     /// What turns the exponentials into probabilities; zero if there was no score.
     pub(super) fn normaliser(self) -> F {
-        if self.sum == F::ZERO {
-            F::ZERO
-        } else {
-            F::ONE / self.sum
-        }
+        if self.sum == F::ZERO { F::ZERO } else { F::ONE / self.sum }
     }
 }
 
