@@ -43,6 +43,12 @@ struct Call {
 impl CpuEngine {
     /// An engine of this many threads, the calling one among them.
     pub fn new(threads: usize) -> Result<Self, EngineError> {
+        if threads > MAX_WORKERS {
+            return Err(EngineError::Failed {
+                program: "thread pool".to_owned(),
+                why: format!("{threads} threads are more than {MAX_WORKERS}; use more ranks"),
+            });
+        }
         let pool = Pool::new(threads.max(1)).map_err(|e| EngineError::Failed {
             program: "thread pool".to_owned(),
             why: format!("{threads} threads could not be started: {e}"),
@@ -106,10 +112,12 @@ impl CpuEngine {
         args: &Args<'_>,
         chosen: impl Fn(&Call) -> bool + Sync,
     ) -> Result<(), EngineError> {
-        let memory = Memory {
-            base: self.base(),
-            scratch: self.scratch.iter().map(Arena::as_ptr).collect::<ScratchList>(),
-        };
+        // On the stack, because running allocates nothing.
+        let mut scratch = [std::ptr::null_mut(); MAX_WORKERS];
+        for (slot, arena) in scratch.iter_mut().zip(&self.scratch) {
+            *slot = arena.as_ptr();
+        }
+        let memory = Memory { base: self.base(), scratch };
         let (workers, scratch_bytes) = (self.pool.threads(), self.scratch_bytes);
         let failure = &self.failure;
         let outcome = self.pool.run(&|worker, barrier| {
@@ -118,7 +126,7 @@ impl CpuEngine {
                 share: Share { worker, workers },
                 base: memory.base,
                 args: *args,
-                scratch: memory.scratch.0[worker],
+                scratch: memory.scratch[worker],
                 scratch_bytes,
                 failure,
             };
@@ -144,26 +152,13 @@ impl CpuEngine {
     }
 }
 
-/// At most this many workers' scratch addresses are kept without allocating.
-const MAX_WORKERS: usize = 256;
-
-/// Addresses of the workers' scratch memory, kept on the stack.
-struct ScratchList([*mut u8; MAX_WORKERS]);
-
-impl FromIterator<*mut u8> for ScratchList {
-    fn from_iter<I: IntoIterator<Item = *mut u8>>(pointers: I) -> Self {
-        let mut list = [std::ptr::null_mut(); MAX_WORKERS];
-        for (slot, pointer) in list.iter_mut().zip(pointers) {
-            *slot = pointer;
-        }
-        Self(list)
-    }
-}
+/// The most threads an engine may have.
+pub const MAX_WORKERS: usize = 256;
 
 /// The addresses that workers share.
 struct Memory {
     base: *mut u8,
-    scratch: ScratchList,
+    scratch: [*mut u8; MAX_WORKERS],
 }
 
 // SAFETY: workers touch only what their tasks declare, which barriers keep apart, and each its own

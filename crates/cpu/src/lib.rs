@@ -12,4 +12,4 @@ pub mod kernels;
 pub mod pool;
 mod tasks;
 
-pub use engine::{CpuEngine, Kernel};
+pub use engine::{CpuEngine, Kernel, MAX_WORKERS};

@@ -28,6 +28,8 @@ impl Gemm for Packing {
     fn multiply<F: Float>(&self, mut c: MatMut<F>, a: Mat<F>, b: Mat<F>, accumulate: bool) {
         let [m, k, n] = inner_shape(c.shape(), a.shape(), b.shape());
         let ([c_rs, c_cs], [a_rs, a_cs], [b_rs, b_cs]) = (c.strides(), a.strides(), b.strides());
+        // The library allocates its packing buffers, which a step's own bookkeeping must not count.
+        let _exempt = phalanx_sys::count_alloc::Exemption::enter();
         // SAFETY: the shapes agree, so the library stays within the three matrices; `c` is borrowed
         // uniquely, so it overlaps neither operand. `F` is `f32` or `f64`, which it knows.
         unsafe {

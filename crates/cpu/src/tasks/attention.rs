@@ -72,7 +72,8 @@ impl<T: Element> Pairs<T> {
         let attention = Attention { shape: self.shape, dropout: self.mask(cx), gemm: &Packing };
         // The materialised form makes the log-sum-exp on its way, and nobody keeps it.
         let rows = if self.flash() { 0 } else { self.rows() };
-        let scratch = cx.scratch::<T::Acc>(rows + self.forward_scratch());
+        // SAFETY: no other slice of it is in use.
+        let scratch = unsafe { cx.scratch::<T::Acc>(rows + self.forward_scratch()) };
         let (spare, scratch) = scratch.split_at_mut(rows);
         let tensors = ForwardTensors::<T> {
             q: cx.ptr(&self.inputs[0]),
@@ -85,14 +86,14 @@ impl<T: Element> Pairs<T> {
             },
         };
         // SAFETY: the tensors have the shape's sizes, and pairs of different workers are disjoint.
-        phalanx_sys::count_alloc::exempt(|| unsafe {
+        unsafe {
             if self.flash() {
                 attention.forward(&tensors, pairs.clone(), scratch);
             } else {
                 let probabilities = cx.ptr::<T>(&self.outputs[1]);
                 attention.forward_materialised(&tensors, probabilities, pairs.clone(), scratch);
             }
-        });
+        }
         if let (false, Some(mask)) = (self.flash(), self.mask(cx)) {
             self.drop_probabilities(cx, mask, pairs);
         }
@@ -156,7 +157,8 @@ impl<T: Element> Task for Pairs<T> {
         }
         let attention = Attention { shape: self.shape, dropout: self.mask(cx), gemm: &Packing };
         let dy = self.inputs.len() - 1 - usize::from(self.attention.drops());
-        let scratch = cx.scratch::<T::Acc>(self.shape.backward_scratch());
+        // SAFETY: no other slice of it is in use.
+        let scratch = unsafe { cx.scratch::<T::Acc>(self.shape.backward_scratch()) };
         let tensors = BackwardTensors::<T> {
             q: cx.ptr(&self.inputs[0]),
             k: cx.ptr(&self.inputs[1]),
@@ -169,14 +171,14 @@ impl<T: Element> Task for Pairs<T> {
             dv: cx.ptr(&self.outputs[2]),
         };
         // SAFETY: the tensors have the shape's sizes, and pairs of different workers are disjoint.
-        phalanx_sys::count_alloc::exempt(|| unsafe {
+        unsafe {
             if self.flash() {
                 attention.backward(&tensors, pairs, scratch);
             } else {
                 let probabilities = cx.ptr::<T>(&self.inputs[4]);
                 attention.backward_materialised(&tensors, probabilities, pairs, scratch);
             }
-        });
+        }
     }
 
     fn scratch(&self, _workers: usize) -> usize {

@@ -120,7 +120,8 @@ impl Task for Group {
 
     fn run(&self, cx: &Context<'_>) {
         let own = self.own(cx.share);
-        let slots: &mut [u8] = cx.scratch(self.slots());
+        // SAFETY: no other slice of it is in use.
+        let slots: &mut [u8] = unsafe { cx.scratch(self.slots()) };
         let period = (self.inputs.iter().map(Var::elements))
             .filter(|&n| n > 1 && n < self.full())
             .min()
@@ -200,8 +201,11 @@ impl Chunk<'_> {
                 let (a, b) = (self.operand::<i32>(step.args[0]), self.operand(step.args[1]));
                 kernel::compare(c.kind, a, b, out);
             }
-            // The compiler refused everything else.
-            _ => {}
+            (Op::Compare(c), _) => {
+                let (a, b) = (self.operand::<u8>(step.args[0]), self.operand(step.args[1]));
+                kernel::compare(c.kind, a, b, out);
+            }
+            (op, dtype) => unreachable!("the compiler refuses {op:?} of {dtype}"),
         }
     }
 

@@ -261,7 +261,9 @@ impl<T: Element> Task for RowsOf<T> {
         let (rows, count) = (p.global(&own), own.len());
         let (width, classes) = (p.width(), p.classes());
         let elements = p.inputs[0].of_rows(&rows);
-        let scratch = cx.scratch::<T::Acc>(kernel::linear_scratch::<T>(count, width, classes));
+        // SAFETY: no other slice of it is in use.
+        let scratch =
+            unsafe { cx.scratch::<T::Acc>(kernel::linear_scratch::<T>(count, width, classes)) };
         // SAFETY: the task declared these accesses; the chunk's logits are its scratch memory, of
         // which each worker uses its own rows; w is described by its own strides.
         unsafe {
@@ -277,11 +279,9 @@ impl<T: Element> Task for RowsOf<T> {
             let nll = cx.get_mut::<T::Acc>(&p.outputs[0], rows.clone());
             let dx = cx.get_mut::<T>(&p.outputs[1], elements);
             let dx = MatMut::rows_of(dx, count, width);
-            phalanx_sys::count_alloc::exempt(|| {
-                kernel::linear_loss_and_gradient(
-                    &Packing, x, weight, turned, targets, d_nll, logits, nll, dx, scratch,
-                );
-            });
+            kernel::linear_loss_and_gradient(
+                &Packing, x, weight, turned, targets, d_nll, logits, nll, dx, scratch,
+            );
         }
     }
 
@@ -315,14 +315,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for WeightOf<T, C> {
         };
         let x = p.inputs[0].reads(p.inputs[0].of_rows(&p.rows));
         let logits = Access::scratch(p.logits, 0..bytes, false);
-        // Shares of the gradient are disjoint columns, which ranges of bytes can't say: that the
-        // same worker owns the same columns in every chunk makes a barrier needless.
-        let first = p.rows.start == 0;
-        let mut accesses = vec![x, logits];
-        if first || p.transposed {
-            accesses.push(p.outputs[2].writes(written));
-        }
-        accesses
+        vec![x, logits, p.outputs[2].writes(written)]
     }
 
     fn run(&self, cx: &Context<'_>) {
@@ -333,7 +326,9 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for WeightOf<T, C> {
         }
         let (width, classes, count) = (p.width(), p.classes(), p.rows.len());
         let adds = p.rows.start > 0 || cx.adds(&p.outputs[2]);
-        let scratch = cx.scratch(kernel::linear_weight_scratch::<T, C>(count, width, own.len()));
+        // SAFETY: no other slice of it is in use.
+        let scratch =
+            unsafe { cx.scratch(kernel::linear_weight_scratch::<T, C>(count, width, own.len())) };
         // SAFETY: the task declared these accesses; each worker writes its own classes of the
         // gradient, which is described by the strides of w.
         unsafe {
@@ -346,9 +341,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for WeightOf<T, C> {
                 MatMut::from_raw(cx.ptr::<C>(&p.outputs[2]), [width, classes], p.weight_strides());
             let (logits, dw) =
                 (logits.block(0..count, own.clone()), dw.block(0..width, own.clone()));
-            phalanx_sys::count_alloc::exempt(|| {
-                kernel::linear_weight_gradient(&Packing, x, logits, dw, adds, scratch);
-            });
+            kernel::linear_weight_gradient(&Packing, x, logits, dw, adds, scratch);
         }
     }
 

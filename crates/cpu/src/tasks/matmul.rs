@@ -24,7 +24,7 @@ pub(super) fn compile(op: &Operation<'_>, spec: &Matmul) -> Result<Tasks, Engine
 /// A run of letters that one index can walk in every tensor that has them: its extent, and its
 /// stride in a, b and the result (0 where absent).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Axis {
+struct Loop {
     size: usize,
     strides: [usize; 3],
 }
@@ -32,16 +32,16 @@ struct Axis {
 /// The loops of a product: one row, column and inner index for the library, the rest around it.
 #[derive(Clone, Debug)]
 struct Dims {
-    rows: Axis,
-    cols: Axis,
-    inner: Axis,
+    rows: Loop,
+    cols: Loop,
+    inner: Loop,
     /// Loops over batches, and over rows and columns that could not be merged.
-    outer: Vec<Axis>,
+    outer: Vec<Loop>,
     /// Loops over inner letters that could not be merged: products that add up.
-    sums: Vec<Axis>,
+    sums: Vec<Loop>,
 }
 
-const NONE: Axis = Axis { size: 1, strides: [0, 0, 0] };
+const NONE: Loop = Loop { size: 1, strides: [0, 0, 0] };
 
 impl Dims {
     fn new(matmul: &Matmul, a: &Var, b: &Var, out: &Var) -> Self {
@@ -60,7 +60,7 @@ impl Dims {
         let merged = |group: &[char]| merge(group.iter().map(|&c| axis(c)));
         let extents = matmul.spec.extents();
         let mut outer = merged(&extents.batch);
-        let one = |group: &[char], rest: &mut Vec<Axis>| {
+        let one = |group: &[char], rest: &mut Vec<Loop>| {
             let mut axes = merged(group);
             let largest = (0..axes.len()).max_by_key(|&i| axes[i].size);
             let chosen = largest.map_or(NONE, |i| axes.remove(i));
@@ -79,7 +79,7 @@ impl Dims {
         let candidates = (self.outer.iter().enumerate())
             .map(|(i, axis)| (Shared::Outer(i), *axis))
             .chain([(Shared::Rows, self.rows), (Shared::Cols, self.cols)]);
-        let even = |axis: &Axis| axis.size.is_multiple_of(workers);
+        let even = |axis: &Loop| axis.size.is_multiple_of(workers);
         candidates
             .max_by_key(|(_, axis)| {
                 (axis.size >= workers, even(axis), axis.strides[2] * usize::from(axis.size > 1))
@@ -87,7 +87,7 @@ impl Dims {
             .map_or(Shared::Rows, |(shared, _)| shared)
     }
 
-    fn axis(&self, shared: Shared) -> Axis {
+    fn axis(&self, shared: Shared) -> Loop {
         match shared {
             Shared::Outer(i) => self.outer[i],
             Shared::Rows => self.rows,
@@ -105,8 +105,8 @@ enum Shared {
 }
 
 /// Joins neighbouring axes where one index can walk both in every tensor.
-fn merge(axes: impl Iterator<Item = Axis>) -> Vec<Axis> {
-    let mut out: Vec<Axis> = Vec::new();
+fn merge(axes: impl Iterator<Item = Loop>) -> Vec<Loop> {
+    let mut out: Vec<Loop> = Vec::new();
     for axis in axes {
         match out.last_mut() {
             Some(last)
@@ -114,7 +114,7 @@ fn merge(axes: impl Iterator<Item = Axis>) -> Vec<Axis> {
                     || axis.size == 1 =>
             {
                 if axis.size > 1 {
-                    *last = Axis { size: last.size * axis.size, strides: axis.strides };
+                    *last = Loop { size: last.size * axis.size, strides: axis.strides };
                 }
             }
             Some(last) if last.size == 1 => *last = axis,
@@ -190,10 +190,10 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for Product<T, C> {
 
 /// The loops of one worker: the library's three, and the outer sizes by reference.
 struct Own {
-    rows: Axis,
-    cols: Axis,
-    inner: Axis,
-    outer: Option<(usize, Axis)>,
+    rows: Loop,
+    cols: Loop,
+    inner: Loop,
+    outer: Option<(usize, Loop)>,
 }
 
 impl Dims {
@@ -203,7 +203,7 @@ impl Dims {
 }
 
 impl Own {
-    fn axis_mut(&mut self, shared: Shared, dims: &Dims) -> &mut Axis {
+    fn axis_mut(&mut self, shared: Shared, dims: &Dims) -> &mut Loop {
         match shared {
             Shared::Rows => &mut self.rows,
             Shared::Cols => &mut self.cols,
@@ -241,7 +241,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
 
     fn product(&self, cx: &Context<'_>, own: &Own, at: [usize; 3], later: bool) {
         let (m, n, k) = (own.rows, own.cols, own.inner);
-        let strides = |r: Axis, c: Axis, t: usize| [r.strides[t] as isize, c.strides[t] as isize];
+        let strides = |r: Loop, c: Loop, t: usize| [r.strides[t] as isize, c.strides[t] as isize];
         let adds = later || cx.adds(&self.out) || self.addend.is_some();
         // SAFETY: the axes describe these three tensors, whose places the planner gave; a worker's
         // share of the result is its own, and the operands are written by nobody meanwhile.
@@ -259,8 +259,9 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
         if let (Some(addend), false) = (&self.addend, later) {
             self.bring(cx, addend, at[2], &mut c, [m, n]);
         }
-        let scratch = cx.scratch(matmul_scratch::<T, T, C>(m.size, k.size, n.size));
-        phalanx_sys::count_alloc::exempt(|| matmul(&Packing, c, a, b, adds, scratch));
+        // SAFETY: no other slice of it is in use.
+        let scratch = unsafe { cx.scratch(matmul_scratch::<T, T, C>(m.size, k.size, n.size)) };
+        matmul(&Packing, c, a, b, adds, scratch);
     }
 
     /// Puts the addend where the product is added to it, unless it lies there already.
@@ -270,20 +271,24 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
         addend: &Var,
         at: usize,
         c: &mut MatMut<'_, C>,
-        [m, n]: [Axis; 2],
+        [m, n]: [Loop; 2],
     ) {
         if addend.place == self.out.place {
             return;
         }
         let add = cx.adds(&self.out);
         for i in 0..m.size {
-            for j in 0..n.size {
-                let offset = at + i * m.strides[2] + j * n.strides[2];
-                // SAFETY: the addend has the result's shape, and `offset` is an element of this
-                // worker's share of both.
-                unsafe {
-                    let from = *cx.ptr::<C>(addend).add(offset);
-                    let to = c.as_mut_ptr().add(i * m.strides[2] + j * n.strides[2]);
+            // SAFETY: the addend has the result's shape, and the row is part of this worker's share
+            // of both; they do not overlap, because they lie in different places.
+            unsafe {
+                let from = cx.ptr::<C>(addend).add(at + i * m.strides[2]);
+                let to = c.as_mut_ptr().add(i * m.strides[2]);
+                if n.strides[2] == 1 && !add {
+                    std::ptr::copy_nonoverlapping(from, to, n.size);
+                    continue;
+                }
+                for j in (0..n.size).map(|j| j * n.strides[2]) {
+                    let (from, to) = (*from.add(j), to.add(j));
                     *to = if add { C::store((*to).load() + from.load()) } else { from };
                 }
             }

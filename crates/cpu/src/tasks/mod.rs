@@ -218,11 +218,14 @@ impl Context<'_> {
     }
 
     /// This worker's scratch memory.
+    ///
+    /// # Safety
+    /// No other slice of it is in use: a second one would alias the first.
     #[allow(clippy::mut_from_ref, reason = "each worker has its own")]
-    pub(crate) fn scratch<T: bytemuck::Pod>(&self, elements: usize) -> &mut [T] {
+    pub(crate) unsafe fn scratch<T: bytemuck::Pod>(&self, elements: usize) -> &mut [T] {
         assert!(elements * size_of::<T>() <= self.scratch_bytes, "scratch memory is too small");
-        // SAFETY: the memory is this worker's own for the run, page-aligned and initialised, and a
-        // task asks for it once.
+        // SAFETY: the memory is this worker's own for the run, page-aligned and initialised; the
+        // caller uses no other slice of it.
         unsafe { std::slice::from_raw_parts_mut(self.scratch.cast(), elements) }
     }
 

@@ -22,10 +22,12 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let made = for_floats!(op, x.dtype, out.dtype, T, C => {
         match kind {
             Kind::Reduce(reduce) if dims.len() < x.shape.len() => {
-                let blocks = blocks(&x.shape, &dims).ok_or_else(|| {
-                    op.unsupported(format!("dims {dims:?} are not neighbours: transpose first"))
-                })?;
-                task(Partly::<T, C> { op: reduce, blocks, x, out, types: PhantomData })
+                match blocks(&x.shape, &dims) {
+                    Some(blocks) => {
+                        task(Partly::<T, C> { op: reduce, blocks, x, out, types: PhantomData })
+                    }
+                    None => task(Scattered::<T, C>::new(reduce, &dims, x, out)),
+                }
             }
             _ => task(Total::<T, C> { owner, kind, x, out, types: PhantomData }),
         }
@@ -140,4 +142,70 @@ fn blocks(shape: &[usize], dims: &[usize]) -> Option<[usize; 3]> {
     let product = |r: Range<usize>| shape[r].iter().product::<usize>();
     (last - first + 1 == dims.len())
         .then(|| [product(0..first), product(first..last + 1), product(last + 1..shape.len())])
+}
+
+/// A reduction over dims that are not neighbours: each result walks over its own elements.
+struct Scattered<T, C> {
+    op: ReduceKind,
+    /// Extent and stride in the operand of every dim that stays, and of every one that goes.
+    kept: Vec<(usize, usize)>,
+    reduced: Vec<(usize, usize)>,
+    x: Var,
+    out: Var,
+    types: PhantomData<(T, C)>,
+}
+
+impl<T: Element, C: Element<Acc = T::Acc>> Scattered<T, C> {
+    fn new(op: ReduceKind, dims: &[usize], x: Var, out: Var) -> Self {
+        let walk = |gone: bool| -> Vec<(usize, usize)> {
+            (0..x.shape.len())
+                .filter(|d| dims.contains(d) == gone)
+                .map(|d| (x.shape[d], x.shape[d + 1..].iter().product()))
+                .collect()
+        };
+        Self { op, kept: walk(false), reduced: walk(true), x, out, types: PhantomData }
+    }
+
+    fn one(&self, x: &[T], index: usize) -> f64 {
+        let first = place(&self.kept, index);
+        let count: usize = self.reduced.iter().map(|(n, _)| n).product();
+        let values = (0..count).map(|i| x[first + place(&self.reduced, i)].load().to_f64());
+        match self.op {
+            ReduceKind::Sum => values.sum(),
+            ReduceKind::Max => {
+                values.fold(f64::NEG_INFINITY, |m, v| if v > m || v.is_nan() { v } else { m })
+            }
+        }
+    }
+}
+
+/// The operand's index of number `index` of a walk over dims, the last one fastest.
+fn place(dims: &[(usize, usize)], index: usize) -> usize {
+    let mut rest = index;
+    let mut at = 0;
+    for &(n, stride) in dims.iter().rev() {
+        at += rest % n * stride;
+        rest /= n;
+    }
+    at
+}
+
+impl<T: Element, C: Element<Acc = T::Acc>> Task for Scattered<T, C> {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        vec![self.x.reads_all(), self.out.writes(share.of(self.out.elements()))]
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        let own = cx.share.of(self.out.elements());
+        let adds = cx.adds(&self.out);
+        // SAFETY: the task declared these accesses.
+        let (x, out) = unsafe {
+            let x = cx.get::<T>(&self.x, 0..self.x.elements());
+            (x, cx.get_mut::<C>(&self.out, own.clone()))
+        };
+        for (out, index) in out.iter_mut().zip(own) {
+            let old = if adds { out.load() } else { T::Acc::ZERO };
+            *out = C::store(old + T::Acc::from_f64(self.one(x, index)));
+        }
+    }
 }

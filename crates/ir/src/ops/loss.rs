@@ -21,9 +21,10 @@ pub struct CrossEntropyGrad;
 /// chunk exist at a time.
 ///
 /// Operands x `[…, d]`, w (`[d, v]`, or `[v, d]` if `transposed`), targets, and dnll, one number
-/// for all rows. Results: −log p(target), dx, dw. It stands for exactly
-/// `matmul, cross_entropy, broadcast, cross_entropy_grad, matmul, matmul`, and is formed by a pass
-/// where a program holds all of these.
+/// for all rows. Results: −log p(target), dx, dw. It stands for
+/// `matmul, cross_entropy, broadcast, cross_entropy_grad, matmul, matmul`, with logits and their
+/// gradient in the accumulator type, since they never leave the op; it is formed by a pass where a
+/// program holds all of these.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LinearCrossEntropy {
     /// Whether w is `[v, d]`, as a tied embedding is.

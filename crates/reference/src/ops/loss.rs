@@ -1,7 +1,7 @@
 //! Cross-entropy of rows of logits, apart and with the projection before it.
 
 use phalanx_ir::ops::{
-    Broadcast, CrossEntropy, CrossEntropyGrad, LinearCrossEntropy, Matmul, Spec,
+    Broadcast, Cast, CrossEntropy, CrossEntropyGrad, LinearCrossEntropy, Matmul, Spec,
 };
 use phalanx_ir::{DType, Op};
 
@@ -60,13 +60,17 @@ pub(super) fn linear_cross_entropy(
     let product = |spec: Spec, out: DType| Op::Matmul(Matmul { spec, out, add: false });
     let first = |op: Op, ins: &[&Tensor]| Ok(apply(&op, ins)?.swap_remove(0));
 
-    let logits = first(product(spec.clone(), x.dtype()), &[x, w])?;
+    // Logits and their gradient never leave the op, and stay in the accumulator type.
+    let (narrow, wide) = (x.dtype(), x.dtype().accumulator());
+    let widen = |t: &Tensor| first(Cast { to: wide }.into(), &[t]);
+    let (x, w) = (&widen(x)?, &widen(w)?);
+    let logits = first(product(spec.clone(), wide), &[x, w])?;
     let statistics = apply(&CrossEntropy.into(), &[&logits, targets])?;
     let spread = Broadcast { dims: (0..rows.len()).collect(), shape: rows };
     let dnll = first(spread.into(), &[dnll])?;
     let operands = [&logits, targets, &statistics[1], &dnll];
     let dlogits = first(CrossEntropyGrad.into(), &operands)?;
-    let dx = first(product(spec.grad_a(), x.dtype()), &[&dlogits, w])?;
+    let dx = first(product(spec.grad_a(), narrow), &[&dlogits, w])?;
     let dw = first(product(spec.grad_b(), op.out), &[x, &dlogits])?;
     Ok(vec![statistics[0].clone(), dx, dw])
 }

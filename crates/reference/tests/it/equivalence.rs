@@ -73,7 +73,8 @@ fn apart<'b>(b: &'b Builder, v: &[Value<'b>], transposed: bool, out: DType) -> V
 
 #[test]
 fn linear_cross_entropy_is_its_composition() {
-    for dtype in [DType::F64, DType::F32, DType::Bf16] {
+    // In 16 bit the logits stay wider inside the op than a program would store them.
+    for dtype in [DType::F64, DType::F32] {
         for transposed in [false, true] {
             let w: &[usize] = if transposed { &[7, 4] } else { &[4, 7] };
             let out = dtype.accumulator();
