@@ -152,7 +152,7 @@ impl Barrier<'_> {
         let shared = self.shared;
         let passed = || shared.round.load(Ordering::Acquire) != round;
         let wait = || {
-            shared.bell.wait(shared.patience(BARRIER_SPINS), Some(shared.settings.timeout), || {
+            shared.bell.wait(shared.patience(), Some(shared.settings.timeout), || {
                 passed() || shared.poisoned.load(Ordering::Acquire)
             })
         };
@@ -193,12 +193,12 @@ impl Barrier<'_> {
 /// The payload with which a worker leaves a barrier that somebody else poisoned.
 struct LeftPoisonedBarrier;
 
-/// Looks at a condition this often before sleeping, when cores are not oversubscribed: about two
-/// milliseconds at a barrier, against which the wake-up from sleep no longer matters.
-const BARRIER_SPINS: u32 = 100_000;
-/// The same between runs: long enough for the next step to begin, short enough that an idle pool
-/// gives its cores back.
-const IDLE_SPINS: u32 = 20_000;
+/// How often a worker looks without giving up its core, when cores are not oversubscribed: about
+/// a tenth of a millisecond, which is longer than workers of an undisturbed pool are apart.
+const SPINS: u32 = 5_000;
+/// How often it then looks between offers of its core: alone on the machine that costs another
+/// millisecond of looking, but where others compete for the cores, the late partner gets one.
+const PATIENT_YIELDS: u32 = 2_000;
 /// How often a worker yields before sleeping, when it may not spin.
 const YIELDS: u32 = 16;
 
@@ -268,9 +268,8 @@ impl Shared {
     fn serve(&self, worker: usize) {
         let mut done = 0;
         loop {
-            self.bell.wait(self.patience(IDLE_SPINS), None, || {
-                self.generation.load(Ordering::Acquire) != done
-            });
+            self.bell
+                .wait(self.patience(), None, || self.generation.load(Ordering::Acquire) != done);
             done = done.wrapping_add(1);
             if self.closing.load(Ordering::Acquire) {
                 return;
@@ -299,7 +298,7 @@ impl Shared {
     }
 
     fn await_finish(&self) {
-        self.bell.wait(self.patience(BARRIER_SPINS), None, || {
+        self.bell.wait(self.patience(), None, || {
             self.finished.0.load(Ordering::Acquire) == self.threads - 1
         });
     }
@@ -324,9 +323,9 @@ impl Shared {
         }
     }
 
-    fn patience(&self, spins: u32) -> Patience {
+    fn patience(&self) -> Patience {
         if self.settings.spin {
-            Patience { spins, yields: 0 }
+            Patience { spins: SPINS, yields: PATIENT_YIELDS }
         } else {
             Patience { spins: 0, yields: YIELDS }
         }
