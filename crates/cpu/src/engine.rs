@@ -271,6 +271,9 @@ impl Engine for CpuEngine {
 /// A call needs a barrier before it if some worker touches what another one touched since the
 /// last barrier, and one of both writes.
 fn place_barriers(calls: &mut [Call], workers: usize) {
+    if workers == 1 {
+        return;
+    }
     let shares = |task: &dyn Task| -> Vec<Vec<tasks::Access>> {
         (0..workers).map(|worker| task.accesses(Share { worker, workers })).collect()
     };
