@@ -151,6 +151,20 @@ impl Layout {
         Self::new(self.dims.clone(), partial)
     }
 
+    /// The axes that do not do the same in both layouts; those that both have, where only the order
+    /// of axes or elements differs.
+    pub fn differing_axes(&self, other: &Self) -> Vec<Axis> {
+        let all: BTreeSet<Axis> = (self.all_axes().chain(other.all_axes())).collect();
+        let differing: Vec<Axis> =
+            all.iter().copied().filter(|&a| self.role(a) != other.role(a)).collect();
+        if differing.is_empty() { all.into_iter().collect() } else { differing }
+    }
+
+    /// Every axis that shards a dim or that the value is partial over.
+    pub fn all_axes(&self) -> impl Iterator<Item = Axis> + '_ {
+        self.dims.iter().flat_map(|d| &d.axes).chain(&self.partial).copied()
+    }
+
     /// What one axis does to this value: shards a dim, makes it partial, or nothing.
     pub fn role(&self, axis: Axis) -> AxisRole {
         if self.partial.contains(&axis) {

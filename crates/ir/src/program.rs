@@ -321,7 +321,7 @@ impl Program {
         let outs: Vec<&[usize]> = shaped.iter().map(|(_, s)| s.as_slice()).collect();
         let layouts: Vec<&Layout> = types.iter().map(|t| &t.layout).collect();
         let layouts = (op.rule(&ins, &outs).infer(&self.mesh, &layouts))
-            .map_err(|reason| Box::new(verify::explain(self, op, inputs, &[], reason)))?;
+            .map_err(|reason| Box::new(verify::explain(self, op, inputs, &[], &reason)))?;
         Ok((shaped.into_iter().zip(layouts))
             .map(|((dtype, shape), layout)| {
                 // A reduction over a unit gives an ordinary scalar.

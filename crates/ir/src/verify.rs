@@ -9,7 +9,7 @@ use crate::layout::Layout;
 use crate::mesh::Axis;
 use crate::ops::{CollectiveKind, Op, OpDef};
 use crate::program::{Instr, Program, ValueId};
-use crate::rule::RuleError;
+use crate::refusal::{Case, RuleError};
 use crate::text;
 use crate::types::{Form, TensorType};
 
@@ -143,7 +143,7 @@ fn check_layouts(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError
     match rule.check(program.mesh(), &layouts(&instr.inputs), &layouts(&instr.outputs)) {
         Ok(_) => Ok(()),
         Err(reason) => {
-            Err(Box::new(explain(program, &instr.op, &instr.inputs, &instr.outputs, reason)))
+            Err(Box::new(explain(program, &instr.op, &instr.inputs, &instr.outputs, &reason)))
         }
     }
 }
@@ -173,130 +173,17 @@ pub(crate) fn explain(
     op: &Op,
     inputs: &[ValueId],
     outputs: &[ValueId],
-    reason: RuleError,
+    reason: &RuleError,
 ) -> VerifyError {
-    let name = op.name();
-    let (axis, what, help) = match &reason {
-        RuleError::NotLinear { axis, partial, groups, operands } => {
-            let others = (0..*operands).find(|i| !partial.contains(i));
-            let what = match others {
-                Some(other) if groups.iter().any(|g| g.contains(&other)) => format!(
-                    "{name}: operand {} is a partial sum over `{axis}`, operand {other} is {} \
-                     over `{axis}`",
-                    partial[0],
-                    program.ty(inputs[other]).layout.role(*axis)
-                ),
-                _ if partial.len() > 1 => {
-                    format!("{name}: operands {partial:?} are all partial sums over `{axis}`")
-                }
-                _ => format!("{name}: operand {} is a partial sum over `{axis}`", partial[0]),
-            };
-            (Some(*axis), what, partial_help(program, name, *axis, inputs, partial, groups))
-        }
-        RuleError::PartialAndSharded { axis, operand, factor } => (
-            Some(*axis),
-            format!(
-                "{name}: operand {operand} is a partial sum over `{axis}`, which also shards \
-                 factor `{factor}`"
-            ),
-            vec![format!("usual fix: reduce operand {operand} over `{axis}` first")],
-        ),
-        RuleError::TwoFactors { axis, first, second } => (
-            Some(*axis),
-            format!("{name}: axis `{axis}` shards two factors, `{first}` and `{second}`"),
-            vec![
-                "each rank would compute only the diagonal blocks of the result".to_owned(),
-                format!("usual fix: gather one operand over `{axis}` first"),
-            ],
-        ),
-        RuleError::Disagree { factor, first, second } => (
-            None,
-            format!("{name}: operands {first} and {second} shard factor `{factor}` differently"),
-            vec![
-                "usual fix: bring one operand into the layout of the other (all_gather, shard \
-                  or all_to_all)"
-                    .to_owned(),
-            ],
-        ),
-        RuleError::Whole { axis, factor } => (
-            Some(*axis),
-            format!(
-                "{name}: factor `{factor}` is sharded by `{axis}`, but its kernel needs all of it"
-            ),
-            vec![format!("usual fix: gather it over `{axis}` first")],
-        ),
-        RuleError::Straddle { axis, operand, factor, left, size } => (
-            Some(*axis),
-            format!(
-                "{name}: axis `{axis}` ({size} ranks) of operand {operand} covers the last {left} \
-                 of factor `{factor}` and part of the next"
-            ),
-            vec![format!("usual fix: split `{axis}` as {left} × {}", size / left)],
-        ),
-        RuleError::Uneven { axis, operand, factor, left, size } => (
-            Some(*axis),
-            format!(
-                "{name}: axis `{axis}` ({size} ranks) of operand {operand} does not divide the \
-                 {left} of factor `{factor}`"
-            ),
-            vec!["only the major factor of a compound dim may be padded".to_owned()],
-        ),
-        RuleError::Addend { operand, expected } => (
-            None,
-            format!("{name}: operand {operand} is added to the result and must lie as {expected}"),
-            vec!["usual fix: reduce the product before adding, or reshard the addend".to_owned()],
-        ),
-        RuleError::Result { index, expected } => (
-            None,
-            format!("{name}: result {index} has the layout {expected}"),
-            vec!["usual fix: add the collective that gives the declared layout".to_owned()],
-        ),
-        RuleError::UnknownAxis { axis } => (
-            Some(*axis),
-            format!("{name}: the mesh has no axis `{axis}`"),
-            vec![format!("the mesh is: {}", program.mesh())],
-        ),
-    };
+    let operands =
+        (inputs.iter()).map(|&v| (text::value_name(program, v), &program.ty(v).layout)).collect();
+    let case = Case { op: op.name(), mesh: program.mesh(), operands };
     VerifyError {
         program: program.name.clone(),
-        axis,
-        what,
+        axis: reason.axis(),
+        what: reason.what(&case),
         context: context(program, op, inputs, outputs),
-        help,
-    }
-}
-
-fn partial_help(
-    program: &Program,
-    name: &str,
-    axis: Axis,
-    inputs: &[ValueId],
-    partial: &[usize],
-    groups: &[Vec<usize>],
-) -> Vec<String> {
-    let ranks = program.mesh().size(axis).unwrap_or(1);
-    let value = text::value_name(program, inputs[partial[0]]);
-    let reduce =
-        format!("usual fix: reduce {value} first (all_reduce<{axis}> or reduce_scatter<{axis}>)");
-    match name {
-        "add" | "sub" => vec![
-            format!(
-                "adding a replicated value to a partial sum would count it {ranks} times \
-                 ({axis} = {ranks})"
-            ),
-            format!("{reduce}, or add the other operand on coordinate 0 only (to_partial<{axis}>)"),
-        ],
-        "adamw" | "sgd" => vec![
-            format!("each of the {ranks} ranks would update with its own share of the gradient"),
-            reduce,
-        ],
-        _ if groups.is_empty() => {
-            vec![format!("{name} of a sum is not the sum of {name}"), reduce]
-        }
-        _ => vec![
-            format!("a product of two partial sums over `{axis}` holds cross terms of no rank"),
-            reduce,
-        ],
+        help: reason.help(&case),
     }
 }
 

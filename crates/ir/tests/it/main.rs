@@ -1,5 +1,6 @@
 //! What the verifier refuses, and that programs print and parse back.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+mod axes;
 mod gradient;
 mod text;
 mod verifier;
