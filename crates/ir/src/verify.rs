@@ -5,11 +5,12 @@
 
 use std::fmt;
 
+use crate::error::IrError;
 use crate::layout::Layout;
 use crate::mesh::Axis;
 use crate::ops::{CollectiveKind, Op, OpDef};
-use crate::program::{Instr, Program, ValueId};
-use crate::refusal::{Case, RuleError};
+use crate::program::{Instr, Program, Role, ValueId};
+use crate::refusal::{Case, RuleError, reduce_first};
 use crate::text;
 use crate::types::{Form, TensorType};
 
@@ -48,7 +49,7 @@ pub fn verify(program: &Program) -> Result<(), Box<VerifyError>> {
     let mut defined = vec![false; program.values().len()];
     for port in program.inputs() {
         defined[port.value.index()] = true;
-        known_axes(program, port.value)?;
+        check_type(program, port.value)?;
     }
     for instr in program.instrs() {
         if let Some(value) = instr.inputs.iter().find(|v| !defined[v.index()]) {
@@ -59,26 +60,59 @@ pub fn verify(program: &Program) -> Result<(), Box<VerifyError>> {
         check_forms(program, instr)?;
         check_shapes(program, instr)?;
         check_layouts(program, instr)?;
-        for value in &instr.outputs {
+        for &value in &instr.outputs {
+            check_type(program, value)?;
             defined[value.index()] = true;
         }
     }
-    check_handles(program)
+    check_handles(program)?;
+    check_outputs(program)
 }
 
-fn known_axes(program: &Program, value: ValueId) -> Result<(), Box<VerifyError>> {
-    let layout = &program.ty(value).layout;
-    let axes = layout.dims().iter().flat_map(|d| &d.axes).chain(layout.partial());
-    match axes.copied().find(|&a| program.mesh().size(a).is_none()) {
-        None => Ok(()),
-        Some(axis) => Err(Box::new(VerifyError {
+/// The layout of a value can hold its shape.
+fn check_type(program: &Program, value: ValueId) -> Result<(), Box<VerifyError>> {
+    let Err(reason) = program.ty(value).check(program.mesh()) else { return Ok(()) };
+    let axis = match &reason {
+        IrError::TypeLayout { axis, .. } => Some(*axis),
+        _ => None,
+    };
+    let made = program.instrs().iter().find(|i| i.outputs.contains(&value));
+    Err(Box::new(VerifyError {
+        program: program.name.clone(),
+        axis,
+        what: format!("{}: {reason}", text::value_name(program, value)),
+        context: made.map(|i| text::instr(program, i)).into_iter().collect(),
+        help: vec![format!("the mesh is: {}", program.mesh())],
+    }))
+}
+
+/// What other programs read must be complete: the script that hands it on knows of no reduction.
+/// Gradients may be partial, their unit's reduction sums them; so may what is only looked at or
+/// kept for a later phase of the same program.
+fn check_outputs(program: &Program) -> Result<(), Box<VerifyError>> {
+    for port in program.outputs() {
+        let partial = program.ty(port.value).layout.partial();
+        let complete = matches!(port.role, Role::Boundary | Role::Cotangent | Role::Loss);
+        let (true, Some(&axis)) = (complete, partial.first()) else { continue };
+        let made = program.instrs().iter().find(|i| i.outputs.contains(&port.value));
+        let axes: Vec<Axis> = partial.iter().copied().collect();
+        return Err(Box::new(VerifyError {
             program: program.name.clone(),
             axis: Some(axis),
-            what: format!("input {}: the mesh has no axis `{axis}`", program.ty(value)),
-            context: vec![],
-            help: vec![format!("the mesh is: {}", program.mesh())],
-        })),
+            what: format!(
+                "{} output {} is a partial sum over `{axis}`: {}",
+                port.role.name(),
+                port.name,
+                program.ty(port.value)
+            ),
+            context: made.map(|i| text::instr(program, i)).into_iter().collect(),
+            help: vec![
+                "who reads it would take one rank's share for the whole".to_owned(),
+                reduce_first(&text::value_name(program, port.value), &axes),
+            ],
+        }));
     }
+    Ok(())
 }
 
 fn check_forms(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError>> {
@@ -86,7 +120,7 @@ fn check_forms(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError>>
     for &value in &instr.inputs {
         let ty = program.ty(value);
         let (what, help) = match ty.form {
-            Form::Pending if !done => (
+            _ if ty.pending && !done => (
                 format!("{}: operand {ty} is a collective that is still running", instr.op.name()),
                 "wait for it with done first",
             ),
@@ -152,7 +186,7 @@ fn check_layouts(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError
 fn check_handles(program: &Program) -> Result<(), Box<VerifyError>> {
     for instr in program.instrs() {
         for &handle in &instr.outputs {
-            if program.ty(handle).form != Form::Pending {
+            if !program.ty(handle).pending {
                 continue;
             }
             let uses = program.instrs().iter().flat_map(|i| &i.inputs);
