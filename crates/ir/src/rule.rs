@@ -86,7 +86,7 @@ impl Rule {
         };
         Self {
             factors: (full.iter().enumerate())
-                .map(|(i, &size)| Factor { name: letter(i), size, kind: FactorKind::Free })
+                .map(|(i, &size)| Factor { name: position(i), size, kind: FactorKind::Free })
                 .collect(),
             inputs: inputs.iter().map(dims).collect(),
             outputs: outputs.iter().map(dims).collect(),
@@ -397,7 +397,7 @@ impl Reader {
             if token == ["..."] {
                 // Leading dims align at the left: they are the same dims in every operand.
                 for i in 0..shape.len() - named {
-                    let factor = self.factor(&format!("{}'", letter(i)));
+                    let factor = self.factor(&position(i));
                     self.sizes[factor] = Some(shape[dims.len()]);
                     dims.push(vec![factor]);
                 }
@@ -454,8 +454,10 @@ fn tokens(text: &str) -> Vec<Vec<&str>> {
     out
 }
 
-fn letter(index: usize) -> String {
-    char::from(b'a' + (index % 26) as u8).to_string()
+/// The name of a factor that is known by its place alone, the same in every op: so a gradient
+/// speaks of the factors of the op it belongs to.
+fn position(index: usize) -> String {
+    format!("x{index}")
 }
 
 #[cfg(test)]

@@ -132,6 +132,11 @@ impl TensorType {
         let shape = (dims.split(',').filter(|d| !d.is_empty()))
             .map(|d| d.trim().parse().map_err(|_| bad()))
             .collect::<Result<Vec<usize>, _>>()?;
+        // A unit is one flat dim, and a size in bytes must be countable whatever the element type.
+        let widest = crate::ops::product(&shape).and_then(|n| n.checked_mul(8));
+        if (unit && shape.len() != 1) || widest.is_none() {
+            return Err(bad());
+        }
         let rest = rest.trim();
         let inner = match rest.strip_prefix('{').and_then(|r| r.strip_suffix('}')) {
             Some(inner) => inner,
@@ -181,6 +186,8 @@ mod tests {
             assert_eq!(TensorType::parse(text, &mesh).unwrap().to_string(), text);
         }
         assert!(TensorType::parse("f31[8]", &mesh).is_err());
+        assert!(TensorType::parse("f32[*8,4]", &mesh).is_err());
+        assert!(TensorType::parse("f32[4294967296,4294967296]", &mesh).is_err());
         assert!(TensorType::parse("f32 8", &mesh).is_err());
     }
 
