@@ -30,6 +30,17 @@ pub enum IrError {
         /// The axis.
         axis: Axis,
     },
+    /// An axis and a part of it in one mesh.
+    #[error(
+        "the mesh has both `{whole}` and its part `{part}`; a split axis is written by its parts \
+         alone"
+    )]
+    AxisAndPart {
+        /// The whole axis.
+        whole: Axis,
+        /// The part.
+        part: Axis,
+    },
     /// A split whose parts do not multiply to the axis.
     #[error("axis `{axis}` has {size} ranks and can't split into {}", product(parts))]
     Split {
@@ -60,6 +71,16 @@ pub enum IrError {
         /// The layout's text.
         layout: String,
         /// What is wrong with it.
+        what: String,
+    },
+    /// A layout that can't hold a value of this shape.
+    #[error("{ty}: {what}")]
+    TypeLayout {
+        /// The type's text.
+        ty: String,
+        /// The axis concerned.
+        axis: Axis,
+        /// What does not fit, with the values.
         what: String,
     },
     /// An op applied to operands whose shapes or element types do not fit.

@@ -107,13 +107,24 @@ impl Layout {
             for name in names.split(',') {
                 axes.extend(mesh.expand(name)?);
             }
-            match (key, key.parse::<usize>()) {
-                ("P", _) => partial.extend(axes),
+            let dim = match (key, key.parse::<usize>()) {
+                ("P", _) if order != Order::Block => {
+                    return Err(bad(format!("a partial sum has no order (`{part}`)")));
+                }
+                ("P", _) if partial.is_empty() => {
+                    partial = axes.into_iter().collect();
+                    continue;
+                }
+                ("P", _) => return Err(bad("`P` is given twice".to_owned())),
                 // A unit is one flat dim, written `*`.
-                ("*", _) if rank == 1 => dims[0] = Sharding { axes, order },
-                (_, Ok(dim)) if dim < rank => dims[dim] = Sharding { axes, order },
+                ("*", _) if rank == 1 => 0,
+                (_, Ok(dim)) if dim < rank => dim,
                 _ => return Err(bad(format!("no dim `{key}` in a tensor of {rank} dims"))),
+            };
+            if !dims[dim].axes.is_empty() {
+                return Err(bad(format!("dim {dim} is given twice")));
             }
+            dims[dim] = Sharding { axes, order };
         }
         Self::new(dims, partial)
     }
@@ -149,6 +160,20 @@ impl Layout {
     /// The same layout with another partial set.
     pub fn with_partial(&self, partial: BTreeSet<Axis>) -> Result<Self, IrError> {
         Self::new(self.dims.clone(), partial)
+    }
+
+    /// The axes that do not do the same in both layouts; those that both have, where only the order
+    /// of axes or elements differs.
+    pub fn differing_axes(&self, other: &Self) -> Vec<Axis> {
+        let all: BTreeSet<Axis> = (self.all_axes().chain(other.all_axes())).collect();
+        let differing: Vec<Axis> =
+            all.iter().copied().filter(|&a| self.role(a) != other.role(a)).collect();
+        if differing.is_empty() { all.into_iter().collect() } else { differing }
+    }
+
+    /// Every axis that shards a dim or that the value is partial over.
+    pub fn all_axes(&self) -> impl Iterator<Item = Axis> + '_ {
+        self.dims.iter().flat_map(|d| &d.axes).chain(&self.partial).copied()
     }
 
     /// What one axis does to this value: shards a dim, makes it partial, or nothing.
@@ -227,6 +252,15 @@ mod tests {
         assert!(error.contains("axis `dp` appears twice"), "{error}");
         assert!(Layout::parse("0:dp P:dp", 2, &mesh).is_err());
         assert!(Layout::parse("2:dp", 2, &mesh).is_err());
+        let mesh: Mesh = "a=2 b=2".parse().unwrap();
+        for (text, what) in [
+            ("0:a 0:b", "dim 0 is given twice"),
+            ("P:a P:b", "`P` is given twice"),
+            ("P:a@zigzag", "a partial sum has no order"),
+        ] {
+            let error = Layout::parse(text, 2, &mesh).unwrap_err().to_string();
+            assert!(error.contains(what), "{error}");
+        }
     }
 
     #[test]

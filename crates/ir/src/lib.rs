@@ -19,6 +19,7 @@ pub mod model;
 pub mod ops;
 pub mod program;
 pub mod random;
+mod refusal;
 pub mod rule;
 pub mod text;
 pub mod types;

@@ -79,6 +79,14 @@ impl Mesh {
             if mesh.size(axis).is_some() {
                 return Err(IrError::DuplicateAxis { axis });
             }
+            // The name of a whole stands for its parts, so it can't also be an axis of its own.
+            for &(other, _) in &mesh.axes {
+                for (whole, part) in [(axis, other), (other, axis)] {
+                    if part.is_part_of(whole.name()) {
+                        return Err(IrError::AxisAndPart { whole, part });
+                    }
+                }
+            }
             mesh.axes.push((axis, size));
         }
         Ok(mesh)
@@ -179,6 +187,10 @@ mod tests {
     #[test]
     fn impossible_meshes_are_refused() {
         assert!("dp=2 dp=2".parse::<Mesh>().is_err());
+        for both in ["tp=2 tp.0=2", "tp.0=2 tp=2"] {
+            let error = both.parse::<Mesh>().unwrap_err().to_string();
+            assert!(error.contains("`tp` and its part `tp.0`"), "{error}");
+        }
         assert!("dp=0".parse::<Mesh>().is_err());
         assert!("dp".parse::<Mesh>().is_err());
         assert!("P=2".parse::<Mesh>().is_err());

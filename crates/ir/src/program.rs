@@ -1,5 +1,7 @@
 //! A program: a straight-line typed list of instructions over global shapes.
 
+use std::collections::HashMap;
+
 use crate::dtype::DType;
 use crate::error::IrError;
 use crate::layout::Layout;
@@ -284,13 +286,19 @@ impl Program {
     }
 
     /// For each value, the index of the last instruction that reads it; outputs count as read at
-    /// the end, values never read have none.
+    /// the end, values never read have none. A started collective reads its operand until its done.
     pub fn last_uses(&self) -> Vec<Option<usize>> {
         let mut last = vec![None; self.values.len()];
+        let mut started: HashMap<ValueId, &[ValueId]> = HashMap::new();
         for (index, instr) in self.instrs.iter().enumerate() {
             for value in &instr.inputs {
                 last[value.index()] = Some(index);
+                for operand in started.remove(value).unwrap_or_default() {
+                    last[operand.index()] = Some(index);
+                }
             }
+            let handles = instr.outputs.iter().filter(|&&v| self.ty(v).pending);
+            started.extend(handles.map(|&handle| (handle, instr.inputs.as_slice())));
         }
         for port in &self.outputs {
             last[port.value.index()] = Some(self.instrs.len());
@@ -321,12 +329,12 @@ impl Program {
         let outs: Vec<&[usize]> = shaped.iter().map(|(_, s)| s.as_slice()).collect();
         let layouts: Vec<&Layout> = types.iter().map(|t| &t.layout).collect();
         let layouts = (op.rule(&ins, &outs).infer(&self.mesh, &layouts))
-            .map_err(|reason| Box::new(verify::explain(self, op, inputs, &[], reason)))?;
+            .map_err(|reason| Box::new(verify::explain(self, op, inputs, &[], &reason)))?;
         Ok((shaped.into_iter().zip(layouts))
             .map(|((dtype, shape), layout)| {
                 // A reduction over a unit gives an ordinary scalar.
                 let form = if shape.len() == 1 { form } else { Form::Tensor };
-                TensorType { dtype, shape, layout, form }
+                TensorType { dtype, shape, layout, form, pending: false }
             })
             .collect())
     }

@@ -11,8 +11,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::layout::{Layout, Sharding};
+use crate::layout::{Layout, Order, Sharding};
 use crate::mesh::{Axis, Mesh};
+pub use crate::refusal::{Place, RuleError};
 
 /// What sharding a factor means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,7 +86,7 @@ impl Rule {
         };
         Self {
             factors: (full.iter().enumerate())
-                .map(|(i, &size)| Factor { name: letter(i), size, kind: FactorKind::Free })
+                .map(|(i, &size)| Factor { name: position(i), size, kind: FactorKind::Free })
                 .collect(),
             inputs: inputs.iter().map(dims).collect(),
             outputs: outputs.iter().map(dims).collect(),
@@ -132,9 +133,10 @@ impl Rule {
         let assignment = self.assign(mesh, inputs, outputs)?;
         let partial = self.linear_partials(&assignment, inputs)?;
         for (index, layout) in outputs.iter().enumerate() {
-            let expected = self.expected(index, &assignment, &partial);
+            let expected = self.expected(mesh, index, &assignment, &partial)?;
             if **layout != expected {
-                return Err(RuleError::Result { index, expected });
+                let axes = layout.differing_axes(&expected);
+                return Err(RuleError::Result { index, axes, expected });
             }
             for &addend in &self.addends {
                 if index == 0 && *inputs[addend] != expected {
@@ -151,8 +153,9 @@ impl Rule {
         let assignment = self.assign(mesh, inputs, &[])?;
         let partial = self.linear_partials(&assignment, inputs)?;
         let results = 0..self.outputs.len();
-        let layouts: Vec<Layout> =
-            results.map(|index| self.expected(index, &assignment, &partial)).collect();
+        let layouts = results
+            .map(|index| self.expected(mesh, index, &assignment, &partial))
+            .collect::<Result<Vec<Layout>, RuleError>>()?;
         for &addend in &self.addends {
             if *inputs[addend] != layouts[0] {
                 return Err(RuleError::Addend { operand: addend, expected: layouts[0].clone() });
@@ -170,16 +173,18 @@ impl Rule {
         outputs: &[&Layout],
     ) -> Result<Vec<Sharding>, RuleError> {
         let mut found: Vec<Option<(usize, Sharding)>> = vec![None; self.factors.len()];
-        let operands = self.inputs.iter().zip(inputs).enumerate();
-        for (operand, (dims, layout)) in operands {
-            for (dim, factors) in dims.iter().enumerate() {
-                for (factor, sharding) in self.fill(mesh, operand, dim, factors, layout)? {
+        for (operand, (dims, layout)) in self.inputs.iter().zip(inputs).enumerate() {
+            for (factors, sharding) in dims.iter().zip(layout.dims()) {
+                for (factor, sharding) in
+                    self.fill(mesh, Place::Operand(operand), factors, sharding)?
+                {
                     match &found[factor] {
                         None => found[factor] = Some((operand, sharding)),
                         Some((_, other)) if *other == sharding => {}
-                        Some((first, _)) => {
+                        Some((first, other)) => {
                             return Err(RuleError::Disagree {
                                 factor: self.factors[factor].name.clone(),
+                                axes: differing(other, &sharding),
                                 first: *first,
                                 second: operand,
                             });
@@ -188,9 +193,15 @@ impl Rule {
                 }
             }
         }
-        for (dims, layout) in self.outputs.iter().zip(outputs) {
-            for (dim, factors) in dims.iter().enumerate() {
-                for (factor, sharding) in self.fill(mesh, usize::MAX, dim, factors, layout)? {
+        for (result, (dims, layout)) in self.outputs.iter().zip(outputs).enumerate() {
+            for (factors, sharding) in dims.iter().zip(layout.dims()) {
+                if factors.iter().all(|&f| found[f].is_some()) {
+                    // What follows from the operands is compared as a whole later.
+                    continue;
+                }
+                for (factor, sharding) in
+                    self.fill(mesh, Place::Result(result), factors, sharding)?
+                {
                     found[factor].get_or_insert((usize::MAX, sharding));
                 }
             }
@@ -225,48 +236,46 @@ impl Rule {
     }
 
     /// Deals the axes of one dim to its factors: they fill the major factor, and the next factor
-    /// gets axes only when the major one is exhausted.
+    /// gets axes only when the major one is exhausted. Inside a compound every factor must divide
+    /// evenly: the padding of one factor would lie between the elements of the next.
     fn fill(
         &self,
         mesh: &Mesh,
-        operand: usize,
-        dim: usize,
+        place: Place,
         factors: &[usize],
-        layout: &Layout,
+        sharding: &Sharding,
     ) -> Result<Vec<(usize, Sharding)>, RuleError> {
-        let sharding = &layout.dims()[dim];
-        let mut out: Vec<(usize, Sharding)> = (factors.iter())
-            .map(|&f| (f, Sharding { axes: Vec::new(), order: sharding.order }))
-            .collect();
-        let mut at = 0;
-        let mut left = factors.first().map_or(1, |&f| self.factors[f].size);
+        let size = |at: usize| factors.get(at).map_or(1, |&f| self.factors[f].size);
+        let compound = (0..factors.len()).filter(|&at| size(at) != 1).count() > 1;
+        if let (true, Some(&axis)) =
+            (compound && sharding.order != Order::Block, sharding.axes.first())
+        {
+            return Err(RuleError::Order { axis, place, order: sharding.order });
+        }
+        let mut out: Vec<(usize, Sharding)> =
+            factors.iter().map(|&f| (f, Sharding::default())).collect();
+        let (mut at, mut left) = (0, size(0));
         for &axis in &sharding.axes {
             let n = mesh.size(axis).ok_or(RuleError::UnknownAxis { axis })?;
             while left == 1 && at + 1 < factors.len() {
                 at += 1;
-                left = self.factors[factors[at]].size;
+                left = size(at);
             }
-            let Some((_, filled)) = out.get_mut(at) else {
+            let Some((factor, filled)) = out.get_mut(at) else {
                 return Err(RuleError::UnknownAxis { axis });
             };
-            let last = at + 1 == factors.len();
-            if left.is_multiple_of(n) {
-                left /= n;
-            } else if !last && n.is_multiple_of(left) {
-                let factor = self.factors[factors[at]].name.clone();
-                return Err(RuleError::Straddle { axis, operand, factor, left, size: n });
-            } else if !last && at > 0 {
-                let factor = self.factors[factors[at]].name.clone();
-                return Err(RuleError::Uneven { axis, operand, factor, left, size: n });
-            } else {
-                left = left.div_ceil(n);
+            if !left.is_multiple_of(n) && compound {
+                let factor = self.factors[*factor].name.clone();
+                let last = at + 1 == factors.len();
+                return Err(if !last && n.is_multiple_of(left) {
+                    RuleError::Straddle { axis, place, factor, left, size: n }
+                } else {
+                    RuleError::Uneven { axis, place, factor, left, size: n }
+                });
             }
+            left = left.div_ceil(n);
             filled.axes.push(axis);
-        }
-        for (_, filled) in &mut out {
-            if filled.axes.is_empty() {
-                filled.order = crate::layout::Order::Block;
-            }
+            filled.order = sharding.order;
         }
         Ok(out)
     }
@@ -299,7 +308,14 @@ impl Rule {
         Ok(axes)
     }
 
-    fn expected(&self, index: usize, assignment: &[Sharding], partial: &BTreeSet<Axis>) -> Layout {
+    /// The layout of a result that follows from what each factor is sharded by.
+    fn expected(
+        &self,
+        mesh: &Mesh,
+        index: usize,
+        assignment: &[Sharding],
+        partial: &BTreeSet<Axis>,
+    ) -> Result<Layout, RuleError> {
         let dims = &self.outputs[index];
         let has = |factor: usize| dims.iter().any(|d| d.contains(&factor));
         let mut partial = partial.clone();
@@ -309,109 +325,58 @@ impl Rule {
             }
         }
         let dims = (dims.iter())
-            .map(|factors| Sharding {
-                axes: factors.iter().flat_map(|&f| assignment[f].axes.clone()).collect(),
-                order: factors.first().map_or_else(Default::default, |&f| assignment[f].order),
-            })
-            .collect();
+            .map(|factors| self.joined(mesh, index, factors, assignment))
+            .collect::<Result<Vec<Sharding>, RuleError>>()?;
         // The assignment has each axis on one factor and the partial axes on none, so this holds.
-        Layout::new(dims, partial).unwrap_or_default()
+        Ok(Layout::new(dims, partial).unwrap_or_default())
+    }
+
+    /// The sharding of a result's dim, from its factors'. Only a sharding that deals its axes back
+    /// to the same factors describes the data that the ranks hold: axes of a minor factor would be
+    /// read as axes of the major one, unless that is exhausted.
+    fn joined(
+        &self,
+        mesh: &Mesh,
+        index: usize,
+        factors: &[usize],
+        assignment: &[Sharding],
+    ) -> Result<Sharding, RuleError> {
+        let mut open: Option<(usize, usize)> = None;
+        for &factor in factors {
+            let axes = &assignment[factor].axes;
+            let cut = axes.iter().copied().filter(|&a| mesh.size(a) != Some(1)).collect::<Vec<_>>();
+            if let (Some((major, left)), false) = (open, cut.is_empty()) {
+                return Err(RuleError::Minor {
+                    index,
+                    axes: cut,
+                    operand: self.inputs.iter().position(|d| d.concat().contains(&factor)),
+                    minor: self.factors[factor].name.clone(),
+                    major: self.factors[major].name.clone(),
+                    left,
+                });
+            }
+            let left = self.factors[factor].size.div_ceil(mesh.count(&cut));
+            if left != 1 {
+                open = open.or(Some((factor, left)));
+            }
+        }
+        let carriers = || factors.iter().map(|&f| &assignment[f]).filter(|s| !s.axes.is_empty());
+        let sharding = Sharding {
+            axes: carriers().flat_map(|s| s.axes.iter().copied()).collect(),
+            order: carriers().next().map_or(Order::Block, |s| s.order),
+        };
+        self.fill(mesh, Place::Result(index), factors, &sharding)?;
+        Ok(sharding)
     }
 }
 
-/// Why layouts do not fit a rule. Operands are numbered from 0; `usize::MAX` is the result.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum RuleError {
-    /// The mesh has no such axis.
-    UnknownAxis {
-        /// The axis.
-        axis: Axis,
-    },
-    /// Two operands shard one factor differently.
-    Disagree {
-        /// The factor.
-        factor: String,
-        /// The first operand.
-        first: usize,
-        /// The operand that differs.
-        second: usize,
-    },
-    /// One axis shards two factors.
-    TwoFactors {
-        /// The axis.
-        axis: Axis,
-        /// One factor.
-        first: String,
-        /// The other.
-        second: String,
-    },
-    /// A factor that the kernel needs whole is sharded.
-    Whole {
-        /// The axis.
-        axis: Axis,
-        /// The factor.
-        factor: String,
-    },
-    /// An axis covers the end of one factor and the start of the next.
-    Straddle {
-        /// The axis.
-        axis: Axis,
-        /// The operand.
-        operand: usize,
-        /// The factor that ends inside the axis.
-        factor: String,
-        /// What is left of that factor.
-        left: usize,
-        /// The size of the axis.
-        size: usize,
-    },
-    /// A minor factor of a compound dim would have to be padded.
-    Uneven {
-        /// The axis.
-        axis: Axis,
-        /// The operand.
-        operand: usize,
-        /// The factor.
-        factor: String,
-        /// What is left of it.
-        left: usize,
-        /// The size of the axis.
-        size: usize,
-    },
-    /// The operands that are partial over an axis are not one of the op's linear groups.
-    NotLinear {
-        /// The axis.
-        axis: Axis,
-        /// The operands that are partial over it.
-        partial: Vec<usize>,
-        /// What the op is linear in.
-        groups: Vec<Vec<usize>>,
-        /// How many operands there are.
-        operands: usize,
-    },
-    /// An operand is partial over an axis that shards a factor of the op.
-    PartialAndSharded {
-        /// The axis.
-        axis: Axis,
-        /// The partial operand.
-        operand: usize,
-        /// The sharded factor.
-        factor: String,
-    },
-    /// An operand that is added to the result has another layout than it.
-    Addend {
-        /// The operand.
-        operand: usize,
-        /// The layout it needs.
-        expected: Layout,
-    },
-    /// A result is declared with another layout than follows from the operands.
-    Result {
-        /// Which result.
-        index: usize,
-        /// The layout that follows.
-        expected: Layout,
-    },
+/// The axes in which two shardings differ; all of them where only the order does.
+fn differing(a: &Sharding, b: &Sharding) -> Vec<Axis> {
+    let only = |x: &Sharding, y: &Sharding| -> Vec<Axis> {
+        x.axes.iter().copied().filter(|axis| !y.axes.contains(axis)).collect()
+    };
+    let found = [only(a, b), only(b, a)].concat();
+    if found.is_empty() { a.axes.clone() } else { found }
 }
 
 /// Reads declarations, giving each factor a number and a size.
@@ -432,7 +397,7 @@ impl Reader {
             if token == ["..."] {
                 // Leading dims align at the left: they are the same dims in every operand.
                 for i in 0..shape.len() - named {
-                    let factor = self.factor(&format!("{}'", letter(i)));
+                    let factor = self.factor(&position(i));
                     self.sizes[factor] = Some(shape[dims.len()]);
                     dims.push(vec![factor]);
                 }
@@ -489,8 +454,10 @@ fn tokens(text: &str) -> Vec<Vec<&str>> {
     out
 }
 
-fn letter(index: usize) -> String {
-    char::from(b'a' + (index % 26) as u8).to_string()
+/// The name of a factor that is known by its place alone, the same in every op: so a gradient
+/// speaks of the factors of the op it belongs to.
+fn position(index: usize) -> String {
+    format!("x{index}")
 }
 
 #[cfg(test)]
@@ -546,6 +513,53 @@ mod tests {
         let split = mesh.split("tp", &[2, 2]).unwrap();
         let got = infer(&rule, &split, &[("2:tp", 4), ("2:tp.0", 4)]).unwrap();
         assert_eq!(got, ["{2:tp.0,tp.1}"]);
+    }
+
+    #[test]
+    fn a_result_keeps_the_axes_of_a_minor_factor_only_behind_an_exhausted_major_one() {
+        let mesh: Mesh = "a=2 b=2 tp=8 one=1".parse().unwrap();
+        let merge = Rule::declare("x y -> (x y)", &[&[8, 16]], &[&[128]]);
+        assert_eq!(infer(&merge, &mesh, &[("0:tp", 2)]).unwrap(), ["{0:tp}"]);
+        assert_eq!(infer(&merge, &mesh, &[("0:tp 1:a", 2)]).unwrap(), ["{0:tp,a}"]);
+        assert_eq!(infer(&merge, &mesh, &[("0:a 1:one", 2)]).unwrap(), ["{0:a,one}"]);
+        for layout in ["1:tp", "1:a", "0:a 1:b"] {
+            let error = infer(&merge, &mesh, &[(layout, 2)]).unwrap_err();
+            assert!(matches!(error, RuleError::Minor { operand: Some(0), .. }), "{error:?}");
+            // Neither is it accepted as declared.
+            let ins = layouts(&mesh, &[(layout, 2)]);
+            let outs = layouts(&mesh, &[("0:tp", 1)]);
+            assert!(merge.check(&mesh, &[&ins[0]], &[&outs[0]]).is_err());
+        }
+    }
+
+    #[test]
+    fn no_factor_of_a_compound_is_padded() {
+        let mesh: Mesh = "a=2 b=3".parse().unwrap();
+        let split = Rule::declare("(x y) -> x y", &[&[10]], &[&[2, 5]]);
+        for layout in ["0:b", "0:a,b"] {
+            let error = infer(&split, &mesh, &[(layout, 1)]).unwrap_err();
+            assert!(matches!(error, RuleError::Uneven { size: 3, .. }), "{layout}: {error:?}");
+        }
+        // A padded dim does not flow into a compound either.
+        let merge = Rule::declare("x y -> (x y)", &[&[5, 2]], &[&[10]]);
+        let error = infer(&merge, &mesh, &[("0:a", 2)]).unwrap_err();
+        assert!(matches!(error, RuleError::Uneven { place: Place::Result(0), .. }), "{error:?}");
+        // A dim of one factor may be padded.
+        let plain = Rule::declare("x -> x", &[&[5]], &[&[5]]);
+        assert_eq!(infer(&plain, &mesh, &[("0:a", 1)]).unwrap(), ["{0:a}"]);
+    }
+
+    #[test]
+    fn the_order_comes_from_the_factor_that_carries_axes() {
+        let mesh: Mesh = "a=2".parse().unwrap();
+        let merge = Rule::declare("x y -> (x y)", &[&[1, 16]], &[&[16]]);
+        assert_eq!(infer(&merge, &mesh, &[("1:a@zigzag", 2)]).unwrap(), ["{0:a@zigzag}"]);
+        let merge = Rule::declare("x y -> (x y)", &[&[8, 16]], &[&[128]]);
+        let error = infer(&merge, &mesh, &[("0:a@striped", 2)]).unwrap_err();
+        assert!(matches!(error, RuleError::Order { .. }), "{error:?}");
+        let split = Rule::declare("(x y) -> x y", &[&[128]], &[&[8, 16]]);
+        let error = infer(&split, &mesh, &[("0:a@striped", 1)]).unwrap_err();
+        assert!(matches!(error, RuleError::Order { .. }), "{error:?}");
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::dtype::DType;
 use crate::error::IrError;
-use crate::layout::Layout;
-use crate::mesh::Mesh;
+use crate::layout::{Layout, Order};
+use crate::mesh::{Axis, Mesh};
 
 /// What sort of value a type describes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -17,8 +17,6 @@ pub enum Form {
     /// of the sharding axes holds a contiguous part. Only elementwise ops, optimizer updates and
     /// collectives accept it.
     Unit,
-    /// The handle of a collective that was started and not yet waited for; used exactly once.
-    Pending,
 }
 
 /// Element type, **global** shape and layout of a value. Local shapes follow from the layout.
@@ -30,8 +28,11 @@ pub struct TensorType {
     pub shape: Vec<usize>,
     /// How it lies on the mesh.
     pub layout: Layout,
-    /// Tensor, unit, or pending collective.
+    /// Tensor or unit.
     pub form: Form,
+    /// Whether this is the handle of a collective that was started and not yet waited for; it is
+    /// used exactly once, and waiting gives the value that the rest of the type describes.
+    pub pending: bool,
 }
 
 impl TensorType {
@@ -39,7 +40,7 @@ impl TensorType {
     pub fn new(dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
         let shape = shape.into();
         let layout = Layout::replicated(shape.len());
-        Self { dtype, shape, layout, form: Form::Tensor }
+        Self { dtype, shape, layout, form: Form::Tensor, pending: false }
     }
 
     /// A packed unit of this many elements, replicated.
@@ -75,6 +76,45 @@ impl TensorType {
         self.local_shape(mesh).iter().product::<usize>() * self.dtype.size()
     }
 
+    /// Fails if the layout can't hold a value of this shape: an unknown axis, a zigzag dim that
+    /// does not cut into its blocks, or padding over several axes. A dim that does not divide is
+    /// padded to a multiple of its shards; over one axis that is the same number in every layout
+    /// the value can have, over several it would depend on which of them shard the dim.
+    pub fn check(&self, mesh: &Mesh) -> Result<(), IrError> {
+        let bad = |axis: Axis, what: String| {
+            Err(IrError::TypeLayout { ty: self.to_string(), axis, what })
+        };
+        if let Some(axis) = self.layout.all_axes().find(|&a| mesh.size(a).is_none()) {
+            return bad(axis, format!("no axis `{axis}` in the mesh ({mesh})"));
+        }
+        for (dim, (&size, sharding)) in self.shape.iter().zip(self.layout.dims()).enumerate() {
+            let axes = &sharding.axes;
+            let (Some(&axis), shards) = (axes.first(), mesh.count(axes)) else { continue };
+            if sharding.order == Order::Zigzag && !size.is_multiple_of(2 * shards) {
+                let blocks = 2 * shards;
+                return bad(
+                    axis,
+                    format!(
+                        "dim {dim} has {size} elements, which do not cut into the {blocks} blocks of \
+                     a zigzag over {axes:?}"
+                    ),
+                );
+            }
+            let several = axes.iter().filter(|&&a| mesh.size(a) != Some(1)).count() > 1;
+            if several && !size.is_multiple_of(shards) {
+                return bad(
+                    axis,
+                    format!(
+                        "dim {dim} has {size} elements, which the {shards} shards of {axes:?} do not \
+                     divide; the padded size must be the same in every layout, so only a single \
+                     axis may shard it"
+                    ),
+                );
+            }
+        }
+        Ok(())
+    }
+
     /// Reads `bf16[8,4096]{0:dp P:tp}`, `f32[*1024]{*:dp}` or `pending f32[8]`.
     pub fn parse(text: &str, mesh: &Mesh) -> Result<Self, IrError> {
         let bad = || IrError::operands("type", format!("`{text}` is not `dtype[dims]{{layout}}`"));
@@ -92,6 +132,11 @@ impl TensorType {
         let shape = (dims.split(',').filter(|d| !d.is_empty()))
             .map(|d| d.trim().parse().map_err(|_| bad()))
             .collect::<Result<Vec<usize>, _>>()?;
+        // A unit is one flat dim, and a size in bytes must be countable whatever the element type.
+        let widest = crate::ops::product(&shape).and_then(|n| n.checked_mul(8));
+        if (unit && shape.len() != 1) || widest.is_none() {
+            return Err(bad());
+        }
         let rest = rest.trim();
         let inner = match rest.strip_prefix('{').and_then(|r| r.strip_suffix('}')) {
             Some(inner) => inner,
@@ -100,23 +145,16 @@ impl TensorType {
         };
         let dtype = dtype.trim().parse().map_err(|what: String| IrError::operands("type", what))?;
         let layout = Layout::parse(inner, shape.len(), mesh)?;
-        let form = match (pending, unit) {
-            (true, _) => Form::Pending,
-            (false, true) => Form::Unit,
-            (false, false) => Form::Tensor,
-        };
-        Ok(Self { dtype, shape, layout, form })
+        let form = if unit { Form::Unit } else { Form::Tensor };
+        Ok(Self { dtype, shape, layout, form, pending })
     }
 }
 
 impl fmt::Display for TensorType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dims: Vec<String> = self.shape.iter().map(usize::to_string).collect();
-        let (prefix, star) = match self.form {
-            Form::Tensor => ("", ""),
-            Form::Unit => ("", "*"),
-            Form::Pending => ("pending ", ""),
-        };
+        let prefix = if self.pending { "pending " } else { "" };
+        let star = if self.form == Form::Unit { "*" } else { "" };
         write!(f, "{prefix}{}[{star}{}]", self.dtype, dims.join(","))?;
         if self.layout.is_replicated() {
             return Ok(());
@@ -141,11 +179,15 @@ mod tests {
             "bf16[8,4096,2048]{0:dp 1:tp}",
             "f32[*1024]{*:dp P:tp}",
             "pending f32[8,16]{0:dp}",
+            "pending f32[*8]",
+            "pending f32[*8]{*:dp}",
             "i32[4]",
         ] {
             assert_eq!(TensorType::parse(text, &mesh).unwrap().to_string(), text);
         }
         assert!(TensorType::parse("f31[8]", &mesh).is_err());
+        assert!(TensorType::parse("f32[*8,4]", &mesh).is_err());
+        assert!(TensorType::parse("f32[4294967296,4294967296]", &mesh).is_err());
         assert!(TensorType::parse("f32 8", &mesh).is_err());
     }
 
@@ -155,5 +197,21 @@ mod tests {
         let ty = TensorType::parse("f32[50257,768]{0:tp}", &mesh).unwrap();
         assert_eq!(ty.local_shape(&mesh), [25129, 768]);
         assert_eq!(ty.local_bytes(&mesh), 25129 * 768 * 4);
+    }
+
+    #[test]
+    fn padding_over_several_axes_is_refused() {
+        let mesh: Mesh = "a=2 b=2 one=1".parse().unwrap();
+        let check = |text: &str| TensorType::parse(text, &mesh).unwrap().check(&mesh);
+        for legal in
+            ["f32[50257]{0:a}", "f32[50257]{0:a,one}", "f32[8]{0:a,b}", "f32[8]{0:a@zigzag}"]
+        {
+            check(legal).unwrap();
+        }
+        let error = check("f32[3,10]{1:a,b}").unwrap_err().to_string();
+        for part in ["dim 1 has 10", "4 shards of [a, b]", "same in every layout"] {
+            assert!(error.contains(part), "{error}");
+        }
+        assert!(check("f32[10]{0:a@zigzag}").unwrap_err().to_string().contains("4 blocks"));
     }
 }

@@ -5,11 +5,12 @@
 
 use std::fmt;
 
+use crate::error::IrError;
 use crate::layout::Layout;
 use crate::mesh::Axis;
 use crate::ops::{CollectiveKind, Op, OpDef};
-use crate::program::{Instr, Program, ValueId};
-use crate::rule::RuleError;
+use crate::program::{Instr, Program, Role, ValueId};
+use crate::refusal::{Case, RuleError, reduce_first};
 use crate::text;
 use crate::types::{Form, TensorType};
 
@@ -48,7 +49,7 @@ pub fn verify(program: &Program) -> Result<(), Box<VerifyError>> {
     let mut defined = vec![false; program.values().len()];
     for port in program.inputs() {
         defined[port.value.index()] = true;
-        known_axes(program, port.value)?;
+        check_type(program, port.value)?;
     }
     for instr in program.instrs() {
         if let Some(value) = instr.inputs.iter().find(|v| !defined[v.index()]) {
@@ -59,26 +60,59 @@ pub fn verify(program: &Program) -> Result<(), Box<VerifyError>> {
         check_forms(program, instr)?;
         check_shapes(program, instr)?;
         check_layouts(program, instr)?;
-        for value in &instr.outputs {
+        for &value in &instr.outputs {
+            check_type(program, value)?;
             defined[value.index()] = true;
         }
     }
-    check_handles(program)
+    check_handles(program)?;
+    check_outputs(program)
 }
 
-fn known_axes(program: &Program, value: ValueId) -> Result<(), Box<VerifyError>> {
-    let layout = &program.ty(value).layout;
-    let axes = layout.dims().iter().flat_map(|d| &d.axes).chain(layout.partial());
-    match axes.copied().find(|&a| program.mesh().size(a).is_none()) {
-        None => Ok(()),
-        Some(axis) => Err(Box::new(VerifyError {
+/// The layout of a value can hold its shape.
+fn check_type(program: &Program, value: ValueId) -> Result<(), Box<VerifyError>> {
+    let Err(reason) = program.ty(value).check(program.mesh()) else { return Ok(()) };
+    let axis = match &reason {
+        IrError::TypeLayout { axis, .. } => Some(*axis),
+        _ => None,
+    };
+    let made = program.instrs().iter().find(|i| i.outputs.contains(&value));
+    Err(Box::new(VerifyError {
+        program: program.name.clone(),
+        axis,
+        what: format!("{}: {reason}", text::value_name(program, value)),
+        context: made.map(|i| text::instr(program, i)).into_iter().collect(),
+        help: vec![format!("the mesh is: {}", program.mesh())],
+    }))
+}
+
+/// What other programs read must be complete: the script that hands it on knows of no reduction.
+/// Gradients may be partial, their unit's reduction sums them; so may what is only looked at or
+/// kept for a later phase of the same program.
+fn check_outputs(program: &Program) -> Result<(), Box<VerifyError>> {
+    for port in program.outputs() {
+        let partial = program.ty(port.value).layout.partial();
+        let complete = matches!(port.role, Role::Boundary | Role::Cotangent | Role::Loss);
+        let (true, Some(&axis)) = (complete, partial.first()) else { continue };
+        let made = program.instrs().iter().find(|i| i.outputs.contains(&port.value));
+        let axes: Vec<Axis> = partial.iter().copied().collect();
+        return Err(Box::new(VerifyError {
             program: program.name.clone(),
             axis: Some(axis),
-            what: format!("input {}: the mesh has no axis `{axis}`", program.ty(value)),
-            context: vec![],
-            help: vec![format!("the mesh is: {}", program.mesh())],
-        })),
+            what: format!(
+                "{} output {} is a partial sum over `{axis}`: {}",
+                port.role.name(),
+                port.name,
+                program.ty(port.value)
+            ),
+            context: made.map(|i| text::instr(program, i)).into_iter().collect(),
+            help: vec![
+                "who reads it would take one rank's share for the whole".to_owned(),
+                reduce_first(&text::value_name(program, port.value), &axes),
+            ],
+        }));
     }
+    Ok(())
 }
 
 fn check_forms(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError>> {
@@ -86,7 +120,7 @@ fn check_forms(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError>>
     for &value in &instr.inputs {
         let ty = program.ty(value);
         let (what, help) = match ty.form {
-            Form::Pending if !done => (
+            _ if ty.pending && !done => (
                 format!("{}: operand {ty} is a collective that is still running", instr.op.name()),
                 "wait for it with done first",
             ),
@@ -143,7 +177,7 @@ fn check_layouts(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError
     match rule.check(program.mesh(), &layouts(&instr.inputs), &layouts(&instr.outputs)) {
         Ok(_) => Ok(()),
         Err(reason) => {
-            Err(Box::new(explain(program, &instr.op, &instr.inputs, &instr.outputs, reason)))
+            Err(Box::new(explain(program, &instr.op, &instr.inputs, &instr.outputs, &reason)))
         }
     }
 }
@@ -152,7 +186,7 @@ fn check_layouts(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError
 fn check_handles(program: &Program) -> Result<(), Box<VerifyError>> {
     for instr in program.instrs() {
         for &handle in &instr.outputs {
-            if program.ty(handle).form != Form::Pending {
+            if !program.ty(handle).pending {
                 continue;
             }
             let uses = program.instrs().iter().flat_map(|i| &i.inputs);
@@ -173,130 +207,17 @@ pub(crate) fn explain(
     op: &Op,
     inputs: &[ValueId],
     outputs: &[ValueId],
-    reason: RuleError,
+    reason: &RuleError,
 ) -> VerifyError {
-    let name = op.name();
-    let (axis, what, help) = match &reason {
-        RuleError::NotLinear { axis, partial, groups, operands } => {
-            let others = (0..*operands).find(|i| !partial.contains(i));
-            let what = match others {
-                Some(other) if groups.iter().any(|g| g.contains(&other)) => format!(
-                    "{name}: operand {} is a partial sum over `{axis}`, operand {other} is {} \
-                     over `{axis}`",
-                    partial[0],
-                    program.ty(inputs[other]).layout.role(*axis)
-                ),
-                _ if partial.len() > 1 => {
-                    format!("{name}: operands {partial:?} are all partial sums over `{axis}`")
-                }
-                _ => format!("{name}: operand {} is a partial sum over `{axis}`", partial[0]),
-            };
-            (Some(*axis), what, partial_help(program, name, *axis, inputs, partial, groups))
-        }
-        RuleError::PartialAndSharded { axis, operand, factor } => (
-            Some(*axis),
-            format!(
-                "{name}: operand {operand} is a partial sum over `{axis}`, which also shards \
-                 factor `{factor}`"
-            ),
-            vec![format!("usual fix: reduce operand {operand} over `{axis}` first")],
-        ),
-        RuleError::TwoFactors { axis, first, second } => (
-            Some(*axis),
-            format!("{name}: axis `{axis}` shards two factors, `{first}` and `{second}`"),
-            vec![
-                "each rank would compute only the diagonal blocks of the result".to_owned(),
-                format!("usual fix: gather one operand over `{axis}` first"),
-            ],
-        ),
-        RuleError::Disagree { factor, first, second } => (
-            None,
-            format!("{name}: operands {first} and {second} shard factor `{factor}` differently"),
-            vec![
-                "usual fix: bring one operand into the layout of the other (all_gather, shard \
-                  or all_to_all)"
-                    .to_owned(),
-            ],
-        ),
-        RuleError::Whole { axis, factor } => (
-            Some(*axis),
-            format!(
-                "{name}: factor `{factor}` is sharded by `{axis}`, but its kernel needs all of it"
-            ),
-            vec![format!("usual fix: gather it over `{axis}` first")],
-        ),
-        RuleError::Straddle { axis, operand, factor, left, size } => (
-            Some(*axis),
-            format!(
-                "{name}: axis `{axis}` ({size} ranks) of operand {operand} covers the last {left} \
-                 of factor `{factor}` and part of the next"
-            ),
-            vec![format!("usual fix: split `{axis}` as {left} × {}", size / left)],
-        ),
-        RuleError::Uneven { axis, operand, factor, left, size } => (
-            Some(*axis),
-            format!(
-                "{name}: axis `{axis}` ({size} ranks) of operand {operand} does not divide the \
-                 {left} of factor `{factor}`"
-            ),
-            vec!["only the major factor of a compound dim may be padded".to_owned()],
-        ),
-        RuleError::Addend { operand, expected } => (
-            None,
-            format!("{name}: operand {operand} is added to the result and must lie as {expected}"),
-            vec!["usual fix: reduce the product before adding, or reshard the addend".to_owned()],
-        ),
-        RuleError::Result { index, expected } => (
-            None,
-            format!("{name}: result {index} has the layout {expected}"),
-            vec!["usual fix: add the collective that gives the declared layout".to_owned()],
-        ),
-        RuleError::UnknownAxis { axis } => (
-            Some(*axis),
-            format!("{name}: the mesh has no axis `{axis}`"),
-            vec![format!("the mesh is: {}", program.mesh())],
-        ),
-    };
+    let operands =
+        (inputs.iter()).map(|&v| (text::value_name(program, v), &program.ty(v).layout)).collect();
+    let case = Case { op: op.name(), mesh: program.mesh(), operands };
     VerifyError {
         program: program.name.clone(),
-        axis,
-        what,
+        axis: reason.axis(),
+        what: reason.what(&case),
         context: context(program, op, inputs, outputs),
-        help,
-    }
-}
-
-fn partial_help(
-    program: &Program,
-    name: &str,
-    axis: Axis,
-    inputs: &[ValueId],
-    partial: &[usize],
-    groups: &[Vec<usize>],
-) -> Vec<String> {
-    let ranks = program.mesh().size(axis).unwrap_or(1);
-    let value = text::value_name(program, inputs[partial[0]]);
-    let reduce =
-        format!("usual fix: reduce {value} first (all_reduce<{axis}> or reduce_scatter<{axis}>)");
-    match name {
-        "add" | "sub" => vec![
-            format!(
-                "adding a replicated value to a partial sum would count it {ranks} times \
-                 ({axis} = {ranks})"
-            ),
-            format!("{reduce}, or add the other operand on coordinate 0 only (to_partial<{axis}>)"),
-        ],
-        "adamw" | "sgd" => vec![
-            format!("each of the {ranks} ranks would update with its own share of the gradient"),
-            reduce,
-        ],
-        _ if groups.is_empty() => {
-            vec![format!("{name} of a sum is not the sum of {name}"), reduce]
-        }
-        _ => vec![
-            format!("a product of two partial sums over `{axis}` holds cross terms of no rank"),
-            reduce,
-        ],
+        help: reason.help(&case),
     }
 }
 

@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use phalanx_ir::{Axis, Form, Instr, Op, OpDef, Phase, Program, TensorType, ValueId};
+use phalanx_ir::{Axis, Instr, Op, OpDef, Phase, Program, TensorType, ValueId};
 
 use crate::Rewriter;
 
@@ -64,7 +64,7 @@ fn key(program: &Program, rewriter: &Rewriter<'_>, instr: &Instr) -> Key {
 
 /// The handle of a started collective is waited for exactly once, so starts stay apart.
 fn may_merge(program: &Program, instr: &Instr) -> bool {
-    (instr.outputs.iter()).all(|&v| program.ty(v).form != Form::Pending)
+    (instr.outputs.iter()).all(|&v| !program.ty(v).pending)
 }
 
 fn serves(kept: &Instr, phase: Phase) -> bool {

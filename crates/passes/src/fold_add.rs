@@ -179,14 +179,14 @@ mod tests {
             c: boundary f32[4,8]{P:tp}
             %1 = matmul(x, w, spec=ay,yz->az, out=f32, add=false) : f32[4,8]{P:tp}
             %2 = add(%1, c) : f32[4,8]{P:tp}
-            return y: boundary %2",
+            return y: probe %2",
             fold_add,
             "
             x: boundary f32[4,8]{1:tp}
             w: param f32[8,8]{0:tp}
             c: boundary f32[4,8]{P:tp}
             %2 = matmul(x, w, c, spec=ay,yz->az, out=f32, add=true) : f32[4,8]{P:tp}
-            return y: boundary %2",
+            return y: probe %2",
         );
     }
 }

@@ -9,14 +9,14 @@
 //! outlive it, and gradients and state go to buffers that exist anyway, so none of them counts.
 //! Bytes are those of one rank. Sharing in place and scratch memory are not considered.
 
-use phalanx_ir::{Form, Program, Role, ValueId};
+use phalanx_ir::{Program, Role, ValueId};
 
 use crate::{Graph, Rewriter};
 
 /// Reorders independent instructions to lower the peak of live bytes. Programs with running
 /// collectives stay as they are: where a start and its done stand was chosen to overlap them.
 pub fn sort_free(program: &Program) -> Program {
-    if program.values().iter().any(|ty| ty.form == Form::Pending) {
+    if program.values().iter().any(|ty| ty.pending) {
         return program.clone();
     }
     let ledger = Ledger::new(program);

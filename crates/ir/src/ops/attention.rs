@@ -177,7 +177,16 @@ impl OpDef for AttentionGrad {
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
         let kept = self.of.kept().len();
         super::arity(ins, 4 + kept + usize::from(self.of.drops()))?;
-        check_qkv(ins)?;
+        // The random key, if there is one, comes last here and fourth in the forward.
+        let mut forward = ins[..3].to_vec();
+        forward.extend(&ins[4 + kept..]);
+        let results = self.of.infer(&forward)?;
+        let what = ["o", "the log-sum-exp or the probabilities", "the dropped probabilities"];
+        for ((what, ty), (dtype, shape)) in what.iter().zip(&ins[3..]).zip(&results) {
+            super::dtype_is(what, ty, *dtype)?;
+            super::shape_is(what, ty, shape)?;
+        }
+        super::dtype_is("do", ins[3 + kept], ins[0].dtype)?;
         super::shape_is("do", ins[3 + kept], &ins[0].shape)?;
         Ok(ins[..3].iter().map(|ty| (ty.dtype, ty.shape.clone())).collect())
     }

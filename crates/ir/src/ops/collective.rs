@@ -5,12 +5,15 @@
 //! all-to-all moves a suffix from one dim to another. A collective may be split into `start`, which
 //! gives a pending handle, and `done`, which waits for it: both buffers live until then.
 
+use std::fmt;
+
 use super::{Op, OpDef, Shaped};
 use crate::attr::{AttrReader, Attrs};
 use crate::error::IrError;
+use crate::layout::{AxisRole, Layout, Order};
 use crate::mesh::{Axis, Mesh};
 use crate::rule::Rule;
-use crate::types::{Form, TensorType};
+use crate::types::TensorType;
 use crate::vjp::Vjp;
 
 /// What a collective does to a layout.
@@ -112,71 +115,24 @@ impl Collective {
 
     /// The type of the result, or why the collective can't act on this operand.
     pub fn result(&self, ty: &TensorType, mesh: &Mesh) -> Result<TensorType, IrError> {
-        let layout = &ty.layout;
-        let bad = |what: String| IrError::operands(self.name(), format!("{what} (operand {ty})"));
-        if ty.form == Form::Pending && self.kind != CollectiveKind::Done {
-            return Err(bad("the operand is still pending; wait for it with done first".into()));
+        let change = Change { collective: self, ty };
+        if ty.pending != (self.kind == CollectiveKind::Done) {
+            return Err(change.bad(if ty.pending {
+                "the operand is still pending; wait for it with done first"
+            } else {
+                "done waits for a started collective"
+            }));
         }
         if let Some(&axis) = self.axes.iter().find(|&&a| mesh.size(a).is_none()) {
-            return Err(bad(format!("no axis `{axis}` in the mesh ({mesh})")));
+            return Err(change.bad(format!("no axis `{axis}` in the mesh ({mesh})")));
         }
         if let Some(dim) = self.dims().into_iter().find(|&d| d >= ty.shape.len()) {
-            return Err(bad(format!("there is no dim {dim}")));
+            return Err(change.bad(format!("there is no dim {dim}")));
         }
-        let cut = |dim: usize| -> Result<Vec<Axis>, IrError> {
-            layout.axes(dim).strip_suffix(self.axes.as_slice()).map(<[Axis]>::to_vec).ok_or_else(|| {
-                bad(format!(
-                    "{:?} is not the minor end of dim {dim}, which is sharded by {:?}; gather the \
-                     minor axes first, or permute the dim",
-                    self.axes,
-                    layout.axes(dim)
-                ))
-            })
-        };
-        let appended = |dim: usize| [layout.axes(dim), &self.axes].concat();
-        let unpartial = || {
-            let mut partial = layout.partial().clone();
-            for axis in &self.axes {
-                if !partial.remove(axis) {
-                    return Err(bad(format!(
-                        "the operand is {} over `{axis}`, not a partial sum",
-                        layout.role(*axis)
-                    )));
-                }
-            }
-            layout.with_partial(partial)
-        };
-        let new = match self.kind {
-            CollectiveKind::AllGather { dim } => layout.with_axes(dim, cut(dim)?)?,
-            CollectiveKind::AllReduce => unpartial()?,
-            CollectiveKind::ReduceScatter { dim } => unpartial()?.with_axes(dim, appended(dim))?,
-            CollectiveKind::AllToAll { from, to } => {
-                layout.with_axes(from, cut(from)?)?.with_axes(to, appended(to))?
-            }
-            CollectiveKind::Shard { dim } => layout.with_axes(dim, appended(dim))?,
-            CollectiveKind::ToPartial => {
-                let added = layout.partial().iter().chain(&self.axes).copied();
-                layout.with_partial(added.collect())?
-            }
-            CollectiveKind::Permute { dim } => {
-                if mesh.count(&self.axes) != mesh.count(layout.axes(dim)) {
-                    return Err(bad(format!("dim {dim} would change its number of shards")));
-                }
-                layout.with_axes(dim, self.axes.clone())?
-            }
-            CollectiveKind::Done => {
-                if ty.form != Form::Pending {
-                    return Err(bad("done waits for a started collective".into()));
-                }
-                layout.clone()
-            }
-        };
-        let form = match (self.start, ty.form) {
-            (true, _) => Form::Pending,
-            (false, Form::Pending) => Form::Tensor,
-            (false, form) => form,
-        };
-        Ok(TensorType { layout: new, form, ..ty.clone() })
+        let layout = change.layout(mesh)?;
+        let result = TensorType { layout, pending: self.start, ..ty.clone() };
+        result.check(mesh)?;
+        Ok(result)
     }
 
     fn dims(&self) -> Vec<usize> {
@@ -187,6 +143,102 @@ impl Collective {
             | CollectiveKind::Permute { dim } => vec![dim],
             CollectiveKind::AllToAll { from, to } => vec![from, to],
             CollectiveKind::AllReduce | CollectiveKind::ToPartial | CollectiveKind::Done => vec![],
+        }
+    }
+}
+
+/// A collective and the operand whose layout it changes.
+struct Change<'a> {
+    collective: &'a Collective,
+    ty: &'a TensorType,
+}
+
+impl Change<'_> {
+    fn bad(&self, what: impl fmt::Display) -> IrError {
+        IrError::operands(self.collective.name(), format!("{what} (operand {})", self.ty))
+    }
+
+    fn layout(&self, mesh: &Mesh) -> Result<Layout, IrError> {
+        let (layout, axes) = (&self.ty.layout, &self.collective.axes);
+        match self.collective.kind {
+            CollectiveKind::AllGather { dim } => layout.with_axes(dim, self.cut(dim)?),
+            CollectiveKind::AllReduce => self.summed(),
+            CollectiveKind::ReduceScatter { dim } => {
+                self.summed()?.with_axes(dim, self.appended(dim)?)
+            }
+            CollectiveKind::AllToAll { from, to } => {
+                layout.with_axes(from, self.cut(from)?)?.with_axes(to, self.appended(to)?)
+            }
+            CollectiveKind::Shard { dim } => {
+                self.needs(AxisRole::Replicated)?;
+                layout.with_axes(dim, self.appended(dim)?)
+            }
+            CollectiveKind::ToPartial => {
+                // Of a partial sum it would zero the other ranks' shares, of a shard their data.
+                self.needs(AxisRole::Replicated)?;
+                layout.with_partial(layout.partial().iter().chain(axes).copied().collect())
+            }
+            CollectiveKind::Permute { dim } => {
+                if mesh.count(axes) != mesh.count(layout.axes(dim)) {
+                    return Err(self.bad(format!("dim {dim} would change its number of shards")));
+                }
+                layout.with_axes(dim, axes.clone())
+            }
+            CollectiveKind::Done => Ok(layout.clone()),
+        }
+    }
+
+    /// The axes of a dim without the collective's, which must be its minor end.
+    fn cut(&self, dim: usize) -> Result<Vec<Axis>, IrError> {
+        let (axes, own) = (self.ty.layout.axes(dim), &self.collective.axes);
+        let rest = axes.strip_suffix(own.as_slice()).ok_or_else(|| {
+            self.bad(format!(
+                "{own:?} is not the minor end of dim {dim}, which is sharded by {axes:?}; gather \
+                 the minor axes first, or permute the dim"
+            ))
+        })?;
+        self.in_blocks(dim, rest)?;
+        Ok(rest.to_vec())
+    }
+
+    /// The axes of a dim with the collective's at the minor end.
+    fn appended(&self, dim: usize) -> Result<Vec<Axis>, IrError> {
+        let axes = self.ty.layout.axes(dim);
+        self.in_blocks(dim, axes)?;
+        Ok([axes, &self.collective.axes].concat())
+    }
+
+    /// Fails if axes stay on a dim that is not dealt in blocks: what a part of its axes holds is
+    /// then no block, so it can only change as a whole.
+    fn in_blocks(&self, dim: usize, staying: &[Axis]) -> Result<(), IrError> {
+        let order = self.ty.layout.dims()[dim].order;
+        if order == Order::Block || staying.is_empty() {
+            return Ok(());
+        }
+        Err(self.bad(format!(
+            "dim {dim} is {} and changes only as a whole, but {staying:?} would stay; gather or \
+             move all of {:?}",
+            order.name(),
+            self.ty.layout.axes(dim)
+        )))
+    }
+
+    fn summed(&self) -> Result<Layout, IrError> {
+        self.needs(AxisRole::Partial)?;
+        let mut partial = self.ty.layout.partial().clone();
+        partial.retain(|axis| !self.collective.axes.contains(axis));
+        self.ty.layout.with_partial(partial)
+    }
+
+    /// Fails unless every axis of the collective does this to the operand.
+    fn needs(&self, role: AxisRole) -> Result<(), IrError> {
+        let layout = &self.ty.layout;
+        match self.collective.axes.iter().find(|&&a| layout.role(a) != role) {
+            None => Ok(()),
+            Some(&axis) => {
+                let found = layout.role(axis);
+                Err(self.bad(format!("the operand is {found} over `{axis}`, not {role}")))
+            }
         }
     }
 }

@@ -121,6 +121,12 @@ impl OpDef for Fused {
 
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
         let full = ins.get(self.full).ok_or("no operand has the full shape")?;
+        if let Some(other) = ins.iter().find(|ty| !full.shape.ends_with(&ty.shape)) {
+            return Err(format!("operand {other} is not repeated along leading dims of {full}"));
+        }
+        if self.results.is_empty() {
+            return Err("a group needs at least one result".to_owned());
+        }
         let mut types: Vec<TensorType> = Vec::new();
         for step in &self.steps {
             let operands = (step.args.iter())

@@ -82,8 +82,10 @@ impl OpDef for CrossEntropyGrad {
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
         super::arity(ins, 4)?;
         let rows = rows(ins[0], ins[1])?;
-        super::shape_is("the log-sum-exp", ins[2], rows)?;
-        super::shape_is("dnll", ins[3], rows)?;
+        for (what, ty) in [("the log-sum-exp", ins[2]), ("dnll", ins[3])] {
+            super::shape_is(what, ty, rows)?;
+            super::dtype_is(what, ty, ins[0].dtype.accumulator())?;
+        }
         Ok(vec![(ins[0].dtype, ins[0].shape.clone())])
     }
 
@@ -135,6 +137,7 @@ impl OpDef for LinearCrossEntropy {
         if w.shape.len() != 2 || w.shape[usize::from(self.transposed)] != width {
             return Err(format!("x is {x} and w is {w}; the width of x must be a dim of w"));
         }
+        super::dtype_is("w", w, x.dtype)?;
         if self.chunk == 0 {
             return Err("a chunk needs at least one row".to_owned());
         }

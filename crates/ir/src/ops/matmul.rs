@@ -79,7 +79,7 @@ impl FromStr for Spec {
         let (left, out) = text.split_once("->").ok_or_else(|| bad("no `->`"))?;
         let (a, b) = left.split_once(',').ok_or_else(|| bad("no `,`"))?;
         for operand in [a, b, out] {
-            let unique = operand.chars().enumerate().all(|(i, c)| !operand[..i].contains(c));
+            let unique = operand.char_indices().all(|(i, c)| !operand[..i].contains(c));
             if !unique || !operand.chars().all(|c| c.is_ascii_lowercase()) {
                 return Err(bad("each operand needs distinct lower-case letters"));
             }

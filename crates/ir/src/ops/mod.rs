@@ -243,6 +243,11 @@ fn arity(ins: &[&TensorType], n: usize) -> Result<(), String> {
     if ins.len() == n { Ok(()) } else { Err(format!("takes {n} operands, got {}", ins.len())) }
 }
 
+/// The number of elements of a shape, if it can be counted.
+pub(crate) fn product(shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(1usize, |n, &size| n.checked_mul(size))
+}
+
 /// Fails unless the operand has this shape.
 fn shape_is(what: &str, ty: &TensorType, shape: &[usize]) -> Result<(), String> {
     if ty.shape == shape {

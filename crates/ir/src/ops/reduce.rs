@@ -131,7 +131,11 @@ impl OpDef for Broadcast {
 
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
         super::arity(ins, 1)?;
-        super::shape_is("the operand", ins[0], &without(&self.shape, &self.dims))?;
+        let (rank, dims) = (self.shape.len(), &self.dims);
+        if dims.iter().any(|&d| d >= rank) || !dims.is_sorted_by(|a, b| a < b) {
+            return Err(format!("{dims:?} are not ascending dims of the shape {:?}", self.shape));
+        }
+        super::shape_is("the operand", ins[0], &without(&self.shape, dims))?;
         Ok(vec![(ins[0].dtype, self.shape.clone())])
     }
 

@@ -61,13 +61,11 @@ impl OpDef for Reshape {
 
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
         super::arity(ins, 1)?;
-        let wanted: usize = self.shape.iter().product();
-        if wanted != ins[0].elements() {
+        let elements = ins[0].elements();
+        if super::product(&self.shape) != Some(elements) {
             return Err(format!(
-                "{} has {} elements, the shape {:?} has {wanted}",
-                ins[0],
-                ins[0].elements(),
-                self.shape
+                "{} has {elements} elements, the shape {:?} has another number of them",
+                ins[0], self.shape
             ));
         }
         Ok(vec![(ins[0].dtype, self.shape.clone())])
@@ -265,14 +263,11 @@ impl OpDef for Slice {
         super::arity(ins, 1)?;
         let mut shape = ins[0].shape.clone();
         match shape.get_mut(self.dim) {
-            Some(size) if self.start + self.len <= *size => *size = self.len,
+            Some(size) if self.start <= *size && self.len <= *size - self.start => *size = self.len,
             _ => {
                 return Err(format!(
-                    "elements {}..{} of dim {} are not all in {}",
-                    self.start,
-                    self.start + self.len,
-                    self.dim,
-                    ins[0]
+                    "{} elements from {} of dim {} are not all in {}",
+                    self.len, self.start, self.dim, ins[0]
                 ));
             }
         }
@@ -304,7 +299,9 @@ impl OpDef for Pad {
         super::arity(ins, 1)?;
         let mut shape = ins[0].shape.clone();
         let size = shape.get_mut(self.dim).ok_or(format!("{} has no dim {}", ins[0], self.dim))?;
-        *size += self.before + self.after;
+        *size = (size.checked_add(self.before))
+            .and_then(|n| n.checked_add(self.after))
+            .ok_or_else(|| format!("{} and {} zeros are too many", self.before, self.after))?;
         Ok(vec![(ins[0].dtype, shape)])
     }
 
@@ -341,7 +338,8 @@ impl OpDef for Concat {
             if !fits {
                 return Err(format!("{other} does not continue {first} along dim {}", self.dim));
             }
-            shape[self.dim] += other.shape[self.dim];
+            shape[self.dim] = (shape[self.dim].checked_add(other.shape[self.dim]))
+                .ok_or_else(|| format!("dim {} would be too long", self.dim))?;
         }
         Ok(vec![(first.dtype, shape)])
     }

@@ -50,6 +50,7 @@ impl OpDef for SoftmaxGrad {
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
         super::arity(ins, 2)?;
         super::shape_is("dy", ins[1], &ins[0].shape)?;
+        super::dtype_is("dy", ins[1], ins[0].dtype)?;
         like_first(ins)
     }
 

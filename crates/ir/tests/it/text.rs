@@ -6,7 +6,7 @@ use phalanx_ir::ops::{
 use phalanx_ir::{Builder, DType, Program, Role, text, verify};
 
 /// A program that uses every op of the forward builder.
-fn everything() -> Program {
+pub(crate) fn everything() -> Program {
     let b = Builder::new("everything", DType::Bf16);
     let ids = b.data("ids", DType::I32, [2, 8]);
     let x = b.param("embed", [32, 16]).embedding(ids);

@@ -135,3 +135,97 @@ fn units_are_read_only_by_elementwise_ops() {
     let program = parsed("u: state f32[*8]\n%1 = softmax(u) : f32[*8]");
     assert!(verify(&program).unwrap_err().to_string().contains("is a packed unit"));
 }
+
+#[test]
+fn only_a_replicated_value_becomes_partial_or_sharded() {
+    let of = |op: &str, ty: &str, to: &str| {
+        let program = parsed(&format!("x: data {ty}\n%1 = {op} : {to}"));
+        verify(&program).map_err(|e| e.to_string())
+    };
+    of("to_partial<tp>(x)", "f32[8]{0:dp}", "f32[8]{0:dp P:tp}").unwrap();
+    for ty in ["f32[8]{P:tp}", "f32[8]{0:tp}"] {
+        for (op, to) in
+            [("to_partial<tp>(x)", "f32[8]{P:tp}"), ("shard<tp>(x, dim=0)", "f32[8]{0:tp}")]
+        {
+            let error = of(op, ty, to).unwrap_err();
+            assert!(error.contains("over `tp`, not replicated"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn padding_over_two_axes_is_refused_wherever_it_stands() {
+    let input = parsed("x: data f32[10]{0:dp,tp}");
+    let error = verify(&input).unwrap_err();
+    assert_eq!(error.axis, Some(Axis::new("dp").unwrap()));
+    assert!(error.to_string().contains("the same in every layout"), "{error}");
+    let scattered =
+        parsed("x: data f32[10]{0:dp P:tp}\n%1 = reduce_scatter<tp>(x, dim=0) : f32[10]{0:dp,tp}");
+    let error = verify(&scattered).unwrap_err().to_string();
+    assert!(error.contains("the same in every layout"), "{error}");
+    verify(&parsed("w: param f32[50257,8]{0:dp}\n%1 = exp(w) : f32[50257,8]{0:dp}")).unwrap();
+}
+
+#[test]
+fn a_dim_that_is_not_in_blocks_changes_as_a_whole() {
+    let of = |op: &str, ty: &str, to: &str| {
+        verify(&parsed(&format!("x: data {ty}\n%1 = {op} : {to}"))).map_err(|e| e.to_string())
+    };
+    for order in ["striped", "zigzag"] {
+        let ty = format!("f32[16,8]{{0:dp,tp@{order}}}");
+        of("all_gather<dp,tp>(x, dim=0)", &ty, "f32[16,8]").unwrap();
+        of("all_to_all<dp,tp>(x, from=0, to=1)", &ty, "f32[16,8]{1:dp,tp}").unwrap();
+        for (op, to) in [
+            ("all_gather<tp>(x, dim=0)", format!("f32[16,8]{{0:dp@{order}}}")),
+            ("all_to_all<tp>(x, from=0, to=1)", format!("f32[16,8]{{0:dp@{order} 1:tp}}")),
+        ] {
+            let error = of(op, &ty, &to).unwrap_err();
+            assert!(error.contains("changes only as a whole"), "{error}");
+        }
+        let (one, both) = (format!("f32[16,8]{{0:dp@{order}}}"), &ty);
+        let error = of("shard<tp>(x, dim=0)", &one, both).unwrap_err();
+        assert!(error.contains("changes only as a whole"), "{error}");
+    }
+}
+
+#[test]
+fn a_started_collective_of_a_unit_gives_back_a_unit() {
+    let good = parsed(
+        "u: state f32[*8]{*:tp}
+         %1 = all_gather_start<tp>(u, dim=0) : pending f32[*8]
+         %2 = done(%1) : f32[*8]
+         return y: probe %2",
+    );
+    verify(&good).unwrap();
+    assert_eq!(text::parse(&good.to_string()).unwrap(), good);
+}
+
+#[test]
+fn the_operand_of_a_started_collective_lives_until_its_done() {
+    let program = parsed(
+        "x: data f32[8]{P:tp}
+         a: data f32[8]
+         %2 = all_reduce_start<tp>(x) : pending f32[8]
+         %3 = exp(a) : f32[8]
+         %4 = done(%2) : f32[8]
+         %5 = add(%3, %4) : f32[8]
+         return y: probe %5",
+    );
+    verify(&program).unwrap();
+    assert_eq!(program.last_uses(), [Some(2), Some(1), Some(2), Some(3), Some(3), Some(4)]);
+}
+
+#[test]
+fn what_other_programs_read_is_complete() {
+    for role in ["boundary", "cotangent", "loss"] {
+        let program = parsed(&format!("x: data f32[]{{P:tp}}\nreturn y: {role} x"));
+        let error = verify(&program).unwrap_err();
+        assert_eq!(error.axis, Some(Axis::new("tp").unwrap()));
+        let text = error.to_string();
+        assert!(text.contains(&format!("{role} output y is a partial sum")), "{text}");
+        assert!(text.contains("all_reduce<tp>"), "{text}");
+    }
+    for role in ["gradient", "probe", "residual"] {
+        verify(&parsed(&format!("x: data f32[]{{P:tp}}\nreturn y: {role} x"))).unwrap();
+    }
+}

@@ -1,0 +1,105 @@
+//! Every op, each as an instruction of a program of its own: those of the forward builder, their
+//! gradients, and the few that passes and scripts form.
+
+use std::collections::BTreeSet;
+
+use phalanx_ir::vjp::Vjp;
+use phalanx_ir::{Instr, Op, OpDef, Phase, Program, Role, TensorType, ValueId, text, verify};
+
+macro_rules! variants {
+    ($($variant:ident)*) => {
+        const ALL: &[&str] = &[$(stringify!($variant)),*];
+
+        fn variant(op: &Op) -> &'static str {
+            match op { $(Op::$variant(_) => stringify!($variant)),* }
+        }
+    };
+}
+
+variants! {
+    Matmul Unary UnaryGrad Binary Compare Select Scale Shift Cast Fill Fused Reduce Broadcast
+    Reshape Transpose Slice Pad Concat Embedding EmbeddingGrad RmsNorm RmsNormGrad LayerNorm
+    LayerNormGrad Rotary Attention AttentionGrad Softmax SoftmaxGrad Dropout CrossEntropy
+    CrossEntropyGrad LinearCrossEntropy AdamW Sgd SumSquares Collective
+}
+
+/// What only passes and scripts form.
+const FORMED: &str = "mesh a=2
+program formed {
+  x: data f32[8,4]
+  row: data f32[4]
+  w: param f32[4,16]
+  targets: data i32[8]
+  s: scalar f32[]
+  u: state f32[*8]
+  p: data f32[8,4]{P:a}
+  d: data f32[8,4]{0:a}
+  %1 = fused(x, row, body=mul(i0|i1)/f32;exp(s0)/f32, results=1, full=0) : f32[8,4]
+  %2, %3, %4 = linear_cross_entropy(x, w, targets, s, transposed=false, chunk=4, out=f32) : f32[8], f32[8,4], f32[4,16]
+  %5, %6, %7 = adamw(u, u, u, u, s, s, s, beta1=0.9, beta2=0.95, eps=0.1, decay=0, narrow=none) : f32[*8], f32[*8], f32[*8]
+  %8, %9 = sgd(u, u, u, s, s, s, momentum=0.9, nesterov=true, decay=0, narrow=none) : f32[*8], f32[*8]
+  %10 = sum_squares(u) : f32[]
+  %11 = pad(x, dim=1, before=1, after=2) : f32[8,7]
+  %12 = all_gather<a>(d, dim=0) : f32[8,4]
+  %13 = reduce_scatter<a>(p, dim=1) : f32[8,4]{1:a}
+  %14 = all_reduce<a>(p) : f32[8,4]
+  %15 = all_to_all<a>(d, from=0, to=1) : f32[8,4]{1:a}
+  %16 = shard<a>(x, dim=0) : f32[8,4]{0:a}
+  %17 = to_partial<a>(x) : f32[8,4]{P:a}
+  %18 = permute<a>(d, dim=0) : f32[8,4]{0:a}
+}
+";
+
+/// One program for each instruction of these programs and of their gradients.
+pub(crate) fn every_op() -> Vec<Program> {
+    let formed = text::parse(FORMED).unwrap();
+    verify(&formed).unwrap();
+    let mut out = Vec::new();
+    for program in [crate::text::everything(), formed] {
+        for instr in program.instrs() {
+            out.push(alone(&program, instr));
+        }
+        for (joint, instr, _) in gradients(&program) {
+            let formed = joint.instrs().iter().skip_while(|i| **i != instr).skip(1);
+            out.extend(formed.map(|i| alone(&joint, i)));
+        }
+    }
+    let found: BTreeSet<&str> = out.iter().map(|p| variant(&p.instrs()[0].op)).collect();
+    assert_eq!(found, ALL.iter().copied().collect(), "every op is there");
+    out
+}
+
+/// For each instruction that has a gradient: a program of it and its gradient, the instruction in
+/// that program, and the gradients of its operands. The cotangent is the input `dy`.
+pub(crate) fn gradients(program: &Program) -> Vec<(Program, Instr, Vec<Option<ValueId>>)> {
+    let mut out = Vec::new();
+    for instr in program.instrs() {
+        let mut joint = alone(program, instr);
+        let instr = joint.instrs()[0].clone();
+        let dy = joint.ty(instr.outputs[0]).clone();
+        let mut cotangents = vec![None; instr.outputs.len()];
+        cotangents[0] = Some(joint.input("dy", Role::Cotangent, dy));
+        let wanted = (instr.inputs.iter())
+            .map(|&v| Some(joint.ty(v).dtype).filter(|d| d.is_float()))
+            .collect();
+        let mut vjp = Vjp::new(&mut joint, instr.clone(), cotangents, wanted);
+        if instr.op.vjp(&mut vjp).is_ok() {
+            let gradients = vjp.finish();
+            out.push((joint, instr, gradients));
+        }
+    }
+    out
+}
+
+/// A program of one instruction, whose operands are inputs.
+fn alone(program: &Program, instr: &Instr) -> Program {
+    let mut new = Program::new("alone", program.mesh().clone());
+    let types = |ids: &[ValueId]| -> Vec<TensorType> {
+        ids.iter().map(|&v| program.ty(v).clone()).collect()
+    };
+    let inputs: Vec<ValueId> = (types(&instr.inputs).into_iter().enumerate())
+        .map(|(i, ty)| new.input(format!("in{i}"), Role::Data, ty))
+        .collect();
+    new.push_unchecked(instr.op.clone(), &inputs, types(&instr.outputs), Phase::F);
+    new
+}
