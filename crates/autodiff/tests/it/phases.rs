@@ -90,7 +90,7 @@ fn nothing_made_from_weights_alone_is_kept_or_handed_on() {
         let numbers = numbers(&forward);
         let expected = chain(&[&phases.fbw], &numbers);
         for (order, programs) in chains(&phases) {
-            assert_same_bits(&chain(&programs, &numbers), &expected, &order);
+            assert_same_bits(&chain(&programs, &numbers), &expected, order);
         }
     }
 }
