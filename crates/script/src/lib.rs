@@ -21,8 +21,8 @@ pub mod slots;
 pub mod unit;
 
 pub use action::{
-    Action, Buffer, BufferId, Category, Contribution, Kind, Lane, ProgramId, Run, Script, Source,
-    View, Write,
+    Accumulator, Action, Buffer, BufferId, Category, Contribution, Kind, Lane, Names, ProgramId,
+    Run, Script, Source, View, Write,
 };
 pub use build::{
     Compiled, ForwardPlan, Optimizer, Precision, TrainPlan, eval_script, forward_script,
