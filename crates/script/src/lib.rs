@@ -13,6 +13,7 @@
 pub mod action;
 pub mod build;
 pub mod check;
+pub mod compile;
 mod error;
 pub mod memory;
 pub mod order;
@@ -29,6 +30,7 @@ pub use build::{
     train_script,
 };
 pub use check::check;
+pub use compile::Lowering;
 pub use error::ScriptError;
 pub use memory::{MemoryPlan, plan, plan_beside};
 pub use order::HappensBefore;
