@@ -1,6 +1,6 @@
 //! The joint graph: forward and backward in one program.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_ir::ops::{Binary, BinaryKind};
 use phalanx_ir::vjp::Vjp;
@@ -16,9 +16,17 @@ pub struct Joint {
     pub program: Program,
 }
 
+/// What the name of a cotangent starts with.
+const COTANGENT: &str = "d.";
+
 /// The name of the cotangent of a boundary value.
 pub fn cotangent_name(boundary: &str) -> String {
-    format!("d.{boundary}")
+    format!("{COTANGENT}{boundary}")
+}
+
+/// The boundary value that a cotangent of this name belongs to.
+pub fn boundary_name(cotangent: &str) -> Option<&str> {
+    cotangent.strip_prefix(COTANGENT)
 }
 
 /// Forms the joint graph of a segment's forward program. Parameter gradients come out in `grads`,
@@ -140,9 +148,10 @@ impl Reverse {
 }
 
 /// B holds the ancestors of the input cotangents and of every backward instruction that reads a
-/// weight; W is the rest. So W reads no weights, also in segments without a differentiated input.
+/// weight, or what is made from weights alone; W is the rest. So W reads no weights, also in
+/// segments without a differentiated input.
 fn assign_phases(program: &Program, forward: usize) -> Program {
-    let weights: BTreeSet<ValueId> = program.inputs_with(Role::Param).map(|p| p.value).collect();
+    let weights = made_of_weights(program);
     let mut in_b: BTreeSet<ValueId> =
         program.outputs_with(Role::Cotangent).map(|p| p.value).collect();
     let backward = &program.instrs()[forward..];
@@ -155,22 +164,41 @@ fn assign_phases(program: &Program, forward: usize) -> Program {
             in_b.extend(&instr.inputs);
         }
     }
-    let mut out = Program::new(&program.name, program.mesh().clone());
-    let mut map = vec![ValueId(u32::MAX); program.values().len()];
-    for port in program.inputs() {
-        map[port.value.index()] = out.input(&port.name, port.role, program.ty(port.value).clone());
-    }
-    for (i, instr) in program.instrs().iter().enumerate() {
-        let phase = if i < forward { Phase::F } else { phases[i - forward] };
-        let inputs: Vec<ValueId> = instr.inputs.iter().map(|v| map[v.index()]).collect();
-        let types: Vec<TensorType> = instr.outputs.iter().map(|&v| program.ty(v).clone()).collect();
-        let outputs = out.push_unchecked(instr.op.clone(), &inputs, types, phase);
-        for (old, new) in instr.outputs.iter().zip(outputs) {
-            map[old.index()] = new;
+    with_phases(program, |i| if i < forward { Phase::F } else { phases[i - forward] })
+}
+
+/// The weights, and what follows from them and constants alone: a weight in another shape or type.
+fn made_of_weights(program: &Program) -> BTreeSet<ValueId> {
+    let mut weights: BTreeSet<ValueId> =
+        program.inputs_with(Role::Param).map(|p| p.value).collect();
+    let mut constants: BTreeSet<ValueId> = BTreeSet::new();
+    for instr in program.instrs() {
+        let mut inputs = instr.inputs.iter();
+        if inputs.clone().all(|v| constants.contains(v)) {
+            constants.extend(&instr.outputs);
+        } else if inputs.all(|v| constants.contains(v) || weights.contains(v)) {
+            weights.extend(&instr.outputs);
         }
     }
+    weights
+}
+
+/// The same program with other phases, by instruction.
+fn with_phases(program: &Program, phase: impl Fn(usize) -> Phase) -> Program {
+    let mut out = Program::new(&program.name, program.mesh().clone());
+    let mut map: BTreeMap<ValueId, ValueId> = BTreeMap::new();
+    for port in program.inputs() {
+        let ty = program.ty(port.value).clone();
+        map.insert(port.value, out.input(&port.name, port.role, ty));
+    }
+    for (i, instr) in program.instrs().iter().enumerate() {
+        let inputs: Vec<ValueId> = instr.inputs.iter().map(|v| map[v]).collect();
+        let types: Vec<TensorType> = instr.outputs.iter().map(|&v| program.ty(v).clone()).collect();
+        let outputs = out.push_unchecked(instr.op.clone(), &inputs, types, phase(i));
+        map.extend(instr.outputs.iter().copied().zip(outputs));
+    }
     for port in program.outputs() {
-        out.output(&port.name, port.role, map[port.value.index()]);
+        out.output(&port.name, port.role, map[&port.value]);
     }
     out
 }

@@ -100,6 +100,12 @@ impl Model {
         params: BTreeMap<String, usize>,
     ) -> Result<(), IrError> {
         let name = name.into();
+        // Buffers, keys and checkpoints are named after instances.
+        if self.instances.iter().any(|i| i.name == name) {
+            return Err(
+                self.bad(format!("two instances are called `{name}`; each needs its own name"))
+            );
+        }
         let program = &self.segments[segment];
         for port in program.inputs_with(Role::Param) {
             let shape = &program.ty(port.value).shape;
@@ -169,5 +175,21 @@ impl Model {
 
     fn bad(&self, what: String) -> IrError {
         IrError::Model { model: self.name.clone(), what }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_instances_cannot_share_a_name() {
+        let mut model = Model::new("twins");
+        let segment = model.segment(Program::new("s", crate::mesh::Mesh::single()));
+        model.append("a", segment, BTreeMap::new()).unwrap();
+        model.append("b", segment, BTreeMap::new()).unwrap();
+        let error = model.append("a", segment, BTreeMap::new()).unwrap_err().to_string();
+        assert!(error.contains("two instances are called `a`"), "{error}");
+        assert_eq!(model.instances().len(), 2);
     }
 }

@@ -1,7 +1,5 @@
 //! Issuing actions.
 
-use std::collections::BTreeMap;
-
 use phalanx_engine::{Args, Engine, EngineError, Event, Span, Target};
 use phalanx_script::{
     BufferId, HappensBefore, Kind, Lane, MemoryPlan, Script, ScriptError, Source, Write, check,
@@ -62,8 +60,8 @@ pub(crate) struct Loaded<K> {
     pub(crate) plan: MemoryPlan,
     pub(crate) kernels: Vec<K>,
     pub(crate) calls: Vec<Call>,
-    /// By action: earlier actions to wait for, those that share memory with it included.
-    before: Vec<Vec<usize>>,
+    /// What each action waits for.
+    order: HappensBefore,
 }
 
 /// An action with every place resolved.
@@ -97,11 +95,13 @@ impl<E: Engine> Executor<E> {
             .map(|entry| self.engine.compile(&entry.program, &entry.slots))
             .collect::<Result<Vec<_>, _>>()?;
         let calls = calls(&script, &plan)?;
-        let before = edges(&script, &calls)?;
+        // The planner lets buffers share memory only where this order keeps their uses apart, so
+        // waiting by it is enough for memory that is used again, too.
+        let order = HappensBefore::of(&script)?;
         self.arena = self.arena.max(plan.arena);
         self.events.reserve(script.actions.len());
         self.after.reserve(script.actions.len());
-        self.scripts.push(Loaded { script, plan, kernels, calls, before });
+        self.scripts.push(Loaded { script, plan, kernels, calls, order });
         Ok(ScriptId(self.scripts.len() - 1))
     }
 
@@ -142,9 +142,9 @@ impl<E: Engine> Executor<E> {
     pub fn run(&mut self, id: ScriptId) -> Result<(), RuntimeError> {
         let loaded = &self.scripts[id.0];
         self.events.clear();
-        for (call, before) in loaded.calls.iter().zip(&loaded.before) {
+        for (index, call) in loaded.calls.iter().enumerate() {
             self.after.clear();
-            self.after.extend(before.iter().map(|&b| self.events[b]));
+            self.after.extend(loaded.order.direct(index).iter().map(|&b| self.events[b]));
             let Call { inputs, outputs, workspace, .. } = call;
             let args = Args { inputs, outputs, workspace: *workspace };
             let kernel = &loaded.kernels[call.kernel];
@@ -216,42 +216,6 @@ fn calls(script: &Script, plan: &MemoryPlan) -> Result<Vec<Call>, RuntimeError> 
         calls.push(Call { kernel: run.program.0, lane: action.lane, inputs, outputs, workspace });
     }
     Ok(calls)
-}
-
-/// What each action waits for: what its buffers and lane imply, and every earlier action whose
-/// memory it uses again, which the planner allowed only because it comes before.
-fn edges(script: &Script, calls: &[Call]) -> Result<Vec<Vec<usize>>, RuntimeError> {
-    let order = HappensBefore::of(script)?;
-    let touched = |call: &Call| -> Vec<Span> {
-        let outputs = call.outputs.iter().map(|t| t.span);
-        call.inputs.iter().copied().chain(outputs).chain([call.workspace]).collect()
-    };
-    // Persistent memory is never shared, so only spans of passing buffers can collide.
-    let mut last: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-    let mut edges = Vec::with_capacity(calls.len());
-    for (index, call) in calls.iter().enumerate() {
-        let mut before = order.direct(index).to_vec();
-        for span in touched(call) {
-            for (_, users) in last.range(..span.offset + span.bytes) {
-                for &user in users {
-                    let collides = touched(&calls[user]).iter().any(|s| s.overlaps(&span));
-                    if user != index && collides && !before.contains(&user) {
-                        before.push(user);
-                    }
-                }
-            }
-        }
-        // An action that another one in the list already comes after need not be named.
-        let implied: Vec<usize> = (before.iter().copied())
-            .filter(|&a| before.iter().any(|&b| a != b && order.before(a, b)))
-            .collect();
-        before.retain(|b| !implied.contains(b));
-        for span in touched(call) {
-            last.entry(span.offset).or_default().push(index);
-        }
-        edges.push(before);
-    }
-    Ok(edges)
 }
 
 /// Buffers that the host fills before each run.

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 
 use phalanx_engine::{Args, Engine, Span};
-use phalanx_script::{Category, Source};
+use phalanx_script::{Buffer, BufferId, Category, Script, Source};
 
-use crate::executor::{Executor, Loaded, RuntimeError, ScriptId};
+use crate::executor::{Executor, RuntimeError, ScriptId};
 
 /// By category: the largest sum, over the actions of a step, of written bytes of live buffers.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -65,17 +65,15 @@ impl<E: Engine> Executor<E> {
         written: &mut Written,
     ) -> Result<(), RuntimeError> {
         let loaded = &self.scripts[id.index()];
+        let fresh: Vec<bool> =
+            (0..loaded.script.buffers.len()).map(|i| is_fresh(&loaded.script, i)).collect();
         for (action, call) in loaded.calls.iter().enumerate() {
             for (index, buffer) in loaded.script.buffers.iter().enumerate() {
                 let born = loaded.plan.lives[index].is_some_and(|(first, _)| first == action);
-                // Gradients and results are formed anew by every step, though their memory stays.
-                let fresh = matches!(buffer.source, Source::Script | Source::Result)
-                    || buffer.category == Category::Gradients;
-                if born && fresh {
+                if born && fresh[index] {
                     let offset = loaded.plan.offsets[index];
-                    let padding = padding(loaded, index);
                     let bytes: Vec<u8> =
-                        padding.iter().map(|&p| if p { 0 } else { pattern }).collect();
+                        padding(buffer).iter().map(|&p| if p { 0 } else { pattern }).collect();
                     self.engine.upload(offset, &bytes)?;
                 }
             }
@@ -96,11 +94,8 @@ impl<E: Engine> Executor<E> {
                 let mut bytes = vec![0; buffer.bytes];
                 self.engine.download(loaded.plan.offsets[index], &mut bytes)?;
                 // What the host or an earlier step wrote counts as written.
-                let kept = matches!(buffer.source, Source::State | Source::Host)
-                    && buffer.category != Category::Gradients;
-                let padding = padding(loaded, index);
-                let changed: Vec<bool> = (bytes.iter().zip(padding))
-                    .map(|(&b, padding)| kept || padding || b != pattern)
+                let changed: Vec<bool> = (bytes.iter().zip(padding(buffer)))
+                    .map(|(&b, padding)| !fresh[index] || padding || b != pattern)
                     .collect();
                 let known =
                     written.buffers.entry(index).or_insert_with(|| vec![false; bytes.len()]);
@@ -144,20 +139,27 @@ impl<E: Engine> Executor<E> {
     }
 }
 
-/// By byte: whether it is padding between the members of a gradient's unit. No action writes it:
-/// it was zeroed with the arena and stays zero, as the norm over the whole unit expects.
-fn padding<K>(loaded: &Loaded<K>, index: usize) -> Vec<bool> {
-    let buffer = &loaded.script.buffers[index];
-    let unit = buffer.source == Source::State && buffer.category == Category::Gradients;
-    let mut padding = vec![unit; buffer.bytes];
-    let runs = loaded.calls.iter().flat_map(|call| &call.outputs);
-    let offset = loaded.plan.offsets[index];
-    for Span { offset: at, bytes } in runs.map(|target| target.span) {
-        if unit && offset <= at && at + bytes <= offset + buffer.bytes {
-            padding[at - offset..][..bytes].fill(false);
-        }
+/// By byte: whether it is padding, which no action writes: it was zeroed with the arena and stays
+/// zero, as the norm over the whole unit expects.
+fn padding(buffer: &Buffer) -> Vec<bool> {
+    let mut padding = vec![false; buffer.bytes];
+    for range in &buffer.padding {
+        padding[range.clone()].fill(true);
     }
     padding
+}
+
+/// Whether a script forms a buffer's contents anew. Gradients are, where the script trains, though
+/// their memory stays.
+fn is_fresh(script: &Script, index: usize) -> bool {
+    let buffer = &script.buffers[index];
+    match buffer.source {
+        Source::Script | Source::Result => true,
+        Source::State | Source::Host => {
+            buffer.category == Category::Gradients
+                && script.actions.iter().any(|a| a.writes().contains(&BufferId(index)))
+        }
+    }
 }
 
 fn merge(known: &mut [bool], new: &[bool]) {

@@ -1,8 +1,9 @@
 //! Scripts: actions, lanes, buffers.
 
 use std::fmt;
+use std::ops::Range;
 
-use phalanx_ir::{Axis, Program};
+use phalanx_ir::{Axis, DType, Program};
 
 use crate::slots::Slots;
 
@@ -102,6 +103,8 @@ pub struct Buffer {
     pub bytes: usize,
     /// Where its first contents come from.
     pub source: Source,
+    /// Bytes that are there for alignment alone: zero from the start, and no action writes them.
+    pub padding: Vec<Range<usize>>,
 }
 
 /// Part of a buffer, from a byte offset; the length follows from the program's value.
@@ -225,10 +228,45 @@ pub struct Script {
     pub programs: Vec<Entry>,
     /// What is done, in order of issue.
     pub actions: Vec<Action>,
-    /// Every contribution that each gradient buffer must hold when its unit is updated.
-    pub complete: Vec<(BufferId, Vec<Contribution>)>,
-    /// The axes over which gradient buffers start as partial sums.
-    pub partial: Vec<(BufferId, Vec<Axis>)>,
+    /// The gradient buffers.
+    pub accumulators: Vec<Accumulator>,
+    /// What the numbers in contributions stand for.
+    pub names: Names,
+}
+
+/// A gradient buffer: what it must hold when its unit is updated.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Accumulator {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// The element type that is added in.
+    pub dtype: DType,
+    /// Every summand.
+    pub complete: Vec<Contribution>,
+}
+
+/// The names of a model's parameters and instances, by their numbers.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Names {
+    pub params: Vec<String>,
+    pub instances: Vec<String>,
+}
+
+impl Names {
+    /// A contribution in words.
+    pub fn describe(&self, contribution: &Contribution) -> String {
+        let name = |names: &[String], index: usize| match names.get(index) {
+            Some(name) => format!("`{name}`"),
+            None => format!("number {index}"),
+        };
+        format!(
+            "parameter {} of instance {}, micro-batch {}",
+            name(&self.params, contribution.param),
+            name(&self.instances, contribution.instance),
+            contribution.microbatch
+        )
+    }
 }
 
 impl Script {
@@ -285,8 +323,16 @@ impl Action {
             }
             Kind::Reduce { gradient, .. } => vec![*gradient],
             Kind::Gather { into, .. } => vec![*into],
-            Kind::Receive { buffer, .. } | Kind::Release { buffer } => vec![*buffer],
-            Kind::Send { .. } => vec![],
+            Kind::Receive { buffer, .. } => vec![*buffer],
+            Kind::Send { .. } | Kind::Release { .. } => vec![],
+        }
+    }
+
+    /// The buffer whose life the action ends: it waits for all who use it, and leaves nothing there.
+    pub fn ends(&self) -> Option<BufferId> {
+        match self.kind {
+            Kind::Release { buffer } => Some(buffer),
+            _ => None,
         }
     }
 }

@@ -9,12 +9,13 @@ use phalanx_autodiff::Phases;
 use phalanx_ir::{DType, Model, Program, Role};
 
 use crate::action::{
-    Action, Buffer, BufferId, Category, Contribution, Kind, Lane, Script, Source, View, Write,
+    Accumulator, Action, Buffer, BufferId, Category, Contribution, Kind, Lane, Names, Script,
+    Source, View, Write,
 };
 use crate::error::ScriptError;
 use crate::schedule::{Part, Step};
 use crate::unit::Unit;
-use bind::Binder;
+use bind::{Binder, Places};
 
 /// The programs of each distinct segment of a model.
 #[derive(Clone, Debug)]
@@ -133,12 +134,17 @@ pub fn train_script(
 ) -> Result<TrainPlan, ScriptError> {
     let mut script = Script::default();
     let buffers = unit_buffers(&mut script, units, precision, optimizer);
-    let mut binder = Binder::new(model, compiled, units, &buffers, precision, script);
+    let (weights, gradients) = places(model, units, &buffers, precision);
+    let mut binder = Binder::new(model, compiled, weights, Some(gradients), script);
     for step in steps {
         binder.step(*step)?;
     }
     let mut script = binder.finish(steps)?;
-    complete(&mut script, model, units, &buffers, steps);
+    script.accumulators = accumulators(model, units, &buffers, precision.grads, steps);
+    script.names = Names {
+        params: model.params().iter().map(|p| p.name.clone()).collect(),
+        instances: model.instances().iter().map(|i| i.name.clone()).collect(),
+    };
     let (loss, grad_norm) =
         finish::append(&mut script, units, &buffers, precision, optimizer, clip)?;
     Ok(TrainPlan { script, units: units.to_vec(), buffers, loss, grad_norm })
@@ -157,7 +163,8 @@ pub fn eval_script(
     let mut script = Script { buffers: plan.script.buffers.clone(), ..Script::default() };
     // Transient buffers of the training step keep their numbers but have no life here.
     script.programs.clear();
-    let binder = Binder::new(model, compiled, &plan.units, &plan.buffers, precision, script);
+    let (weights, _) = places(model, &plan.units, &plan.buffers, precision);
+    let binder = Binder::new(model, compiled, weights, None, script);
     let mut script = forwards(binder, model, microbatches)?;
     let loss = finish::sum_losses(&mut script, "eval_loss")?;
     Ok((script, loss))
@@ -185,33 +192,14 @@ pub fn forward_script(
     weights: DType,
 ) -> Result<ForwardPlan, ScriptError> {
     let mut script = Script::default();
-    let buffers: Vec<UnitBuffers> = (units.iter())
-        .map(|unit| {
-            let weights = script.buffer(Buffer {
-                name: format!("{}/weights", unit.name),
-                category: Category::Weights,
-                bytes: unit.elements * weights.size(),
-                source: Source::State,
-            });
-            UnitBuffers {
-                weights,
-                // No forward writes a gradient, so nothing is ever bound to this one.
-                gradient: BufferId(usize::MAX),
-                master: None,
-                states: vec![],
-            }
-        })
+    let buffers: Vec<BufferId> = (units.iter())
+        .map(|unit| script.buffer(unit_buffer(unit, "weights", Category::Weights, weights)))
         .collect();
-    let precision = Precision { weights, grads: weights, state: weights };
-    let binder = Binder::new(model, compiled, units, &buffers, precision, script);
+    let places = Places::new(model, units, &buffers, weights);
+    let binder = Binder::new(model, compiled, places, None, script);
     let mut script = forwards(binder, model, microbatches)?;
     let loss = finish::sum_losses(&mut script, "eval_loss")?;
-    Ok(ForwardPlan {
-        script,
-        units: units.to_vec(),
-        weights: buffers.iter().map(|b| b.weights).collect(),
-        loss,
-    })
+    Ok(ForwardPlan { script, units: units.to_vec(), weights: buffers, loss })
 }
 
 /// Every instance forward, one micro-batch after the other.
@@ -234,49 +222,61 @@ fn unit_buffers(
     precision: Precision,
     optimizer: Optimizer,
 ) -> Vec<UnitBuffers> {
-    let mut state = |name: String, category: Category, dtype: DType, elements: usize| {
-        let bytes = elements * dtype.size();
-        script.buffer(Buffer { name, category, bytes, source: Source::State })
-    };
     (units.iter())
-        .map(|unit| UnitBuffers {
-            weights: state(
-                format!("{}/weights", unit.name),
-                Category::Weights,
-                precision.weights,
-                unit.elements,
-            ),
-            gradient: state(
-                format!("{}/gradient", unit.name),
-                Category::Gradients,
-                precision.grads,
-                unit.elements,
-            ),
-            master: precision.has_masters().then(|| {
-                let name = format!("{}/master", unit.name);
-                state(name, Category::Optimizer, precision.state, unit.elements)
-            }),
-            states: (0..optimizer.states())
-                .map(|i| {
-                    let name = format!("{}/state{i}", unit.name);
-                    state(name, Category::Optimizer, precision.state, unit.elements)
-                })
-                .collect(),
+        .map(|unit| {
+            let mut state = |what: &str, category: Category, dtype: DType| {
+                script.buffer(unit_buffer(unit, what, category, dtype))
+            };
+            UnitBuffers {
+                weights: state("weights", Category::Weights, precision.weights),
+                gradient: state("gradient", Category::Gradients, precision.grads),
+                master: (precision.has_masters())
+                    .then(|| state("master", Category::Optimizer, precision.state)),
+                states: (0..optimizer.states())
+                    .map(|i| state(&format!("state{i}"), Category::Optimizer, precision.state))
+                    .collect(),
+            }
         })
         .collect()
 }
 
-/// What every accumulator must hold before its update: one contribution of each user of each
-/// member, for each micro-batch.
-fn complete(
-    script: &mut Script,
+/// A buffer with a place for every member of a unit, which outlives the script.
+fn unit_buffer(unit: &Unit, what: &str, category: Category, dtype: DType) -> Buffer {
+    Buffer {
+        name: format!("{}/{what}", unit.name),
+        category,
+        bytes: unit.elements * dtype.size(),
+        source: Source::State,
+        padding: unit.padding(dtype),
+    }
+}
+
+/// Where the weights and the gradients of a plan's units are found.
+fn places(
     model: &Model,
     units: &[Unit],
     buffers: &[UnitBuffers],
+    precision: Precision,
+) -> (Places, Places) {
+    let weights: Vec<BufferId> = buffers.iter().map(|b| b.weights).collect();
+    let gradients: Vec<BufferId> = buffers.iter().map(|b| b.gradient).collect();
+    (
+        Places::new(model, units, &weights, precision.weights),
+        Places::new(model, units, &gradients, precision.grads),
+    )
+}
+
+/// What every accumulator must hold before its update: one contribution of each user of each
+/// member, for each micro-batch.
+fn accumulators(
+    model: &Model,
+    units: &[Unit],
+    buffers: &[UnitBuffers],
+    dtype: DType,
     steps: &[Step],
-) {
+) -> Vec<Accumulator> {
     let microbatches = steps.iter().map(|s| s.microbatch + 1).max().unwrap_or(0);
-    for (unit, buffers) in units.iter().zip(buffers) {
+    let of = |unit: &Unit| {
         let mut all = Vec::new();
         for member in &unit.members {
             for (instance, bound) in model.instances().iter().enumerate() {
@@ -289,6 +289,9 @@ fn complete(
                 }
             }
         }
-        script.complete.push((buffers.gradient, all));
-    }
+        all
+    };
+    (units.iter().zip(buffers))
+        .map(|(unit, b)| Accumulator { buffer: b.gradient, dtype, complete: of(unit) })
+        .collect()
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use phalanx_ir::Axis;
+use phalanx_ir::{Axis, DType, TensorType};
 
 use crate::action::{Action, BufferId, Contribution, Kind, Run, Script, Source, Write};
 use crate::error::ScriptError;
@@ -18,11 +18,12 @@ pub fn check(script: &Script) -> Result<(), ScriptError> {
         .collect();
     let mut gradients = Gradients::new(script);
     // Accumulators persist, but what they hold from the step before is not a contribution.
-    for (buffer, _) in &script.complete {
-        written.remove(buffer);
+    for accumulator in &script.accumulators {
+        written.remove(&accumulator.buffer);
     }
     for (index, action) in script.actions.iter().enumerate() {
-        let unwritten = action.reads().into_iter().find(|b| !written.contains(b));
+        let mut used = action.reads().into_iter().chain(action.ends());
+        let unwritten = used.find(|b| !written.contains(b));
         if let Some(run) = action.run() {
             sizes(script, index, action, run)?;
         }
@@ -35,6 +36,9 @@ pub fn check(script: &Script) -> Result<(), ScriptError> {
             });
         }
         written.extend(action.writes());
+        if let Some(ended) = action.ends() {
+            written.remove(&ended);
+        }
     }
     gradients.all_used()
 }
@@ -65,24 +69,26 @@ fn sizes(script: &Script, index: usize, action: &Action, run: &Run) -> Result<()
 /// still a partial sum.
 struct Gradients<'a> {
     script: &'a Script,
-    complete: BTreeMap<BufferId, BTreeSet<Contribution>>,
+    complete: BTreeMap<BufferId, (DType, BTreeSet<Contribution>)>,
     holds: BTreeMap<BufferId, BTreeSet<Contribution>>,
     partial: BTreeMap<BufferId, BTreeSet<Axis>>,
     reduced: BTreeSet<BufferId>,
     updated: BTreeSet<BufferId>,
 }
 
+/// An error of an action, from what would go wrong and the usual fix.
+type Bad<'b> = &'b dyn Fn(String, &str) -> ScriptError;
+
 impl<'a> Gradients<'a> {
     fn new(script: &'a Script) -> Self {
+        let accumulators = script.accumulators.iter();
         Self {
             script,
-            complete: (script.complete.iter())
-                .map(|(b, all)| (*b, all.iter().copied().collect()))
+            complete: accumulators
+                .map(|a| (a.buffer, (a.dtype, a.complete.iter().copied().collect())))
                 .collect(),
             holds: BTreeMap::new(),
-            partial: (script.partial.iter())
-                .map(|(b, axes)| (*b, axes.iter().copied().collect()))
-                .collect(),
+            partial: BTreeMap::new(),
             reduced: BTreeSet::new(),
             updated: BTreeSet::new(),
         }
@@ -96,40 +102,87 @@ impl<'a> Gradients<'a> {
             help: help.to_owned(),
         };
         match &action.kind {
-            Kind::Run(run) => {
-                for view in &run.inputs {
-                    if self.complete.contains_key(&view.buffer) {
-                        self.ready(view.buffer, &bad)?;
-                    }
+            Kind::Run(run) => self.run(run, &bad),
+            Kind::Update { run, gradient } => {
+                if !run.inputs.iter().any(|view| view.buffer == *gradient) {
+                    return Err(bad(
+                        format!("it does not read `{}`, which it is to update by", {
+                            self.name(*gradient)
+                        }),
+                        "bind the unit's gradient to the update program",
+                    ));
                 }
-                self.written_silently(run, &bad)?;
-                for &(output, contribution) in &run.contributes {
-                    let (view, write) = run.outputs[output];
-                    self.contribute(view.buffer, write, contribution, &bad)?;
-                }
-                Ok(())
-            }
-            Kind::Reduce { gradient, axes } => {
-                self.reduced.insert(*gradient);
-                let partial = self.partial.entry(*gradient).or_default();
-                for axis in axes {
-                    if !partial.remove(axis) {
-                        let name = &self.script.buffers[gradient.0].name;
-                        return Err(bad(
-                            format!("`{name}` is not a partial sum over `{axis}`"),
-                            "summing it again would multiply it by the axis's size",
-                        ));
-                    }
-                }
-                Ok(())
-            }
-            Kind::Update { gradient, .. } => {
                 self.ready(*gradient, &bad)?;
+                self.run(run, &bad)?;
                 self.updated.insert(*gradient);
                 Ok(())
             }
+            Kind::Reduce { gradient, axes } => self.reduce(*gradient, axes, &bad),
             _ => Ok(()),
         }
+    }
+
+    /// Whatever program runs: it reads whole gradients, and writes only what it declares.
+    fn run(&mut self, run: &Run, bad: Bad<'_>) -> Result<(), ScriptError> {
+        for view in &run.inputs {
+            if self.complete.contains_key(&view.buffer) {
+                self.ready(view.buffer, bad)?;
+            }
+        }
+        self.written_silently(run, bad)?;
+        let program = &self.script.programs[run.program.0].program;
+        for &(output, contribution) in &run.contributes {
+            let (view, write) = run.outputs[output];
+            let ty = program.ty(program.outputs()[output].value);
+            self.same_type(view.buffer, ty, contribution, bad)?;
+            self.contribute(view.buffer, write, contribution, bad)?;
+        }
+        Ok(())
+    }
+
+    fn reduce(
+        &mut self,
+        gradient: BufferId,
+        axes: &[Axis],
+        bad: Bad<'_>,
+    ) -> Result<(), ScriptError> {
+        self.reduced.insert(gradient);
+        let partial = self.partial.entry(gradient).or_default();
+        match axes.iter().find(|axis| !partial.remove(axis)) {
+            None => Ok(()),
+            Some(axis) => Err(bad(
+                format!("`{}` is not a partial sum over `{axis}`", self.name(gradient)),
+                "summing it again would multiply it by the axis's size",
+            )),
+        }
+    }
+
+    /// What is added has the accumulator's element type; where it is a partial sum, so is the
+    /// accumulator from then on.
+    fn same_type(
+        &mut self,
+        buffer: BufferId,
+        ty: &TensorType,
+        contribution: Contribution,
+        bad: Bad<'_>,
+    ) -> Result<(), ScriptError> {
+        self.partial.entry(buffer).or_default().extend(ty.layout.partial());
+        match self.complete.get(&buffer) {
+            Some((dtype, _)) if *dtype != ty.dtype => Err(bad(
+                format!(
+                    "`{}` is accumulated in {dtype}, but {} comes in {}",
+                    self.name(buffer),
+                    self.script.names.describe(&contribution),
+                    ty.dtype
+                ),
+                "form gradients in the type that they are accumulated in",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn name(&self, buffer: BufferId) -> &'a str {
+        &self.script.buffers[buffer.0].name
     }
 
     fn contribute(
@@ -137,15 +190,10 @@ impl<'a> Gradients<'a> {
         buffer: BufferId,
         write: Write,
         new: Contribution,
-        bad: &dyn Fn(String, &str) -> ScriptError,
+        bad: Bad<'_>,
     ) -> Result<(), ScriptError> {
-        let name = &self.script.buffers[buffer.0].name;
-        let describe = |c: &Contribution| {
-            format!(
-                "parameter {} of instance {}, micro-batch {}",
-                c.param, c.instance, c.microbatch
-            )
-        };
+        let name = self.name(buffer);
+        let describe = |c: &Contribution| self.script.names.describe(c);
         if self.updated.contains(&buffer) {
             return Err(bad(
                 format!("`{name}` was already used for an update"),
@@ -179,11 +227,7 @@ impl<'a> Gradients<'a> {
     }
 
     /// A run that writes into a gradient buffer must say what it contributes.
-    fn written_silently(
-        &self,
-        run: &Run,
-        bad: &dyn Fn(String, &str) -> ScriptError,
-    ) -> Result<(), ScriptError> {
+    fn written_silently(&self, run: &Run, bad: Bad<'_>) -> Result<(), ScriptError> {
         let said = |output: usize| run.contributes.iter().any(|(o, _)| *o == output);
         let silent = (run.outputs.iter().enumerate())
             .find(|(i, (view, _))| self.complete.contains_key(&view.buffer) && !said(*i));
@@ -192,7 +236,7 @@ impl<'a> Gradients<'a> {
             Some((_, (view, _))) => Err(bad(
                 format!(
                     "it writes to `{}` without saying what it contributes",
-                    self.script.buffers[view.buffer.0].name
+                    self.name(view.buffer)
                 ),
                 "a gradient buffer holds gradients alone; bind another buffer",
             )),
@@ -200,23 +244,16 @@ impl<'a> Gradients<'a> {
     }
 
     /// Whoever reads a gradient, to update by it or for its norm, reads all of it.
-    fn ready(
-        &self,
-        buffer: BufferId,
-        bad: &dyn Fn(String, &str) -> ScriptError,
-    ) -> Result<(), ScriptError> {
-        let name = &self.script.buffers[buffer.0].name;
+    fn ready(&self, buffer: BufferId, bad: Bad<'_>) -> Result<(), ScriptError> {
+        let name = self.name(buffer);
         let empty = BTreeSet::new();
         let holds = self.holds.get(&buffer).unwrap_or(&empty);
-        let complete = self.complete.get(&buffer).unwrap_or(&empty);
+        let complete = self.complete.get(&buffer).map_or(&empty, |(_, all)| all);
         if let Some(missing) = complete.difference(holds).next() {
             return Err(bad(
                 format!(
-                    "`{name}` lacks the contribution of parameter {} of instance {}, micro-batch \
-                     {} ({} of {} are there)",
-                    missing.param,
-                    missing.instance,
-                    missing.microbatch,
+                    "`{name}` lacks the contribution of {} ({} of {} are there)",
+                    self.script.names.describe(missing),
                     holds.len(),
                     complete.len()
                 ),
@@ -239,9 +276,7 @@ impl<'a> Gradients<'a> {
             Some(buffer) if !self.complete.is_empty() => Err(ScriptError::Gradient {
                 action: end,
                 what: "the end of the script".to_owned(),
-                why: format!("`{}` was formed, but nothing is updated by it", {
-                    &self.script.buffers[buffer.0].name
-                }),
+                why: format!("`{}` was formed, but nothing is updated by it", self.name(*buffer)),
                 help: "add its update".to_owned(),
             }),
             _ => Ok(()),

@@ -46,9 +46,10 @@ pub enum ScriptError {
         /// Bytes from the view's start to the buffer's end.
         found: usize,
     },
-    /// Edges and lanes that wait for each other.
+    /// An explicit edge that does not point to an earlier action.
     #[error(
-        "action {action} ({what}) waits for action {on}, which is issued after it on a lane that waits for it"
+        "action {action} ({what}) waits for action {on}, which is not issued before it\n  \
+         edges point to earlier actions; issue action {on} first"
     )]
     Cycle {
         /// The action's number.
@@ -57,6 +58,18 @@ pub enum ScriptError {
         what: String,
         /// The action waited for.
         on: usize,
+    },
+    /// A boundary value that reaches no loss, so that its cotangent is never formed.
+    #[error(
+        "`{instance}` gives the boundary value `{boundary}`, but no later segment is differentiated \
+         by it, so its backward has no cotangent\n  return `{boundary}` as a probe if it is only \
+         looked at, leave it out, or let a segment that leads to the loss read it"
+    )]
+    NotDifferentiated {
+        /// The instance that gives it.
+        instance: String,
+        /// The boundary value.
+        boundary: String,
     },
     /// A schedule that leaves something out or does it twice.
     #[error("schedule: {0}")]

@@ -13,6 +13,7 @@
 pub mod action;
 pub mod build;
 pub mod check;
+pub mod compile;
 mod error;
 pub mod memory;
 pub mod order;
@@ -21,14 +22,15 @@ pub mod slots;
 pub mod unit;
 
 pub use action::{
-    Action, Buffer, BufferId, Category, Contribution, Kind, Lane, ProgramId, Run, Script, Source,
-    View, Write,
+    Accumulator, Action, Buffer, BufferId, Category, Contribution, Kind, Lane, Names, ProgramId,
+    Run, Script, Source, View, Write,
 };
 pub use build::{
     Compiled, ForwardPlan, Optimizer, Precision, TrainPlan, eval_script, forward_script,
     train_script,
 };
 pub use check::check;
+pub use compile::Lowering;
 pub use error::ScriptError;
 pub use memory::{MemoryPlan, plan, plan_beside};
 pub use order::HappensBefore;

@@ -134,7 +134,8 @@ fn place(pieces: &mut [Piece], order: &HappensBefore) {
 fn uses(script: &Script) -> Vec<Vec<usize>> {
     let mut uses: Vec<Vec<usize>> = vec![Vec::new(); script.buffers.len()];
     for (index, action) in script.actions.iter().enumerate() {
-        for BufferId(buffer) in action.reads().into_iter().chain(action.writes()) {
+        let used = action.reads().into_iter().chain(action.writes()).chain(action.ends());
+        for BufferId(buffer) in used {
             if uses[buffer].last() != Some(&index) {
                 uses[buffer].push(index);
             }

@@ -41,33 +41,46 @@ impl HappensBefore {
             for buffer in action.reads() {
                 before.extend(writers.get(&buffer));
             }
-            for buffer in action.writes() {
-                before.extend(writers.get(&buffer));
-                before.extend(readers.remove(&buffer).unwrap_or_default());
+            // Ending a life is ordered as a write is: after all uses, and before the next write.
+            let changes: Vec<BufferId> = action.writes().into_iter().chain(action.ends()).collect();
+            for buffer in &changes {
+                before.extend(writers.get(buffer));
+                before.extend(readers.remove(buffer).unwrap_or_default());
             }
             for buffer in action.reads() {
                 readers.entry(buffer).or_default().push(index);
             }
-            for buffer in action.writes() {
+            for buffer in changes {
                 writers.insert(buffer, index);
             }
-            before.sort_unstable();
-            before.dedup();
             before.retain(|&b| b != index);
-            let mut all = vec![0; words];
-            for &b in &before {
-                all[b / 64] |= 1 << (b % 64);
-                for (word, earlier) in all.iter_mut().zip(&order.all[b]) {
-                    *word |= earlier;
-                }
-            }
-            order.direct.push(before);
-            order.all.push(all);
+            order.push(before, words);
         }
         Ok(order)
     }
 
-    /// The actions that must end before this one starts, without those implied by others.
+    /// Adds an action that comes after these ones. Latest first, an action that is already known to
+    /// come before is implied by a later one, so it need not be waited for by name.
+    fn push(&mut self, mut before: Vec<usize>, words: usize) {
+        before.sort_unstable_by(|a, b| b.cmp(a));
+        let mut all = vec![0u64; words];
+        before.retain(|&b| {
+            let implied = all[b / 64] >> (b % 64) & 1 == 1;
+            if !implied {
+                all[b / 64] |= 1 << (b % 64);
+                for (word, earlier) in all.iter_mut().zip(&self.all[b]) {
+                    *word |= earlier;
+                }
+            }
+            !implied
+        });
+        before.reverse();
+        self.direct.push(before);
+        self.all.push(all);
+    }
+
+    /// The actions that this one waits for, without those that come before another of them. Waiting
+    /// for these is waiting for all that [`HappensBefore::before`] names.
     pub fn direct(&self, action: usize) -> &[usize] {
         &self.direct[action]
     }

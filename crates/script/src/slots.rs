@@ -3,7 +3,11 @@
 //! A reshape is the same memory under another type. An op that may work in place takes the memory
 //! of an operand that dies with it. What is left is packed into a workspace by lifetimes.
 
-use phalanx_ir::{Op, OpDef, Port, Program, Role, TensorType, ValueId};
+mod family;
+
+use phalanx_ir::{Op, OpDef, Program, Role, TensorType, ValueId};
+
+use family::Families;
 
 /// Every buffer starts at a multiple of this many bytes: a cache line, and the widest vector.
 pub const ALIGN: usize = 64;
@@ -100,34 +104,17 @@ impl<'a> Classes<'a> {
                 }
             }
         }
+        let families = Families::new(program);
         for (o, port) in program.outputs().iter().enumerate() {
             let v = port.value.index();
             let taken = classes.input[v].is_some() || classes.output[v].is_some();
-            if taken || !classes.can_write(port) {
+            if taken || !families.can_write(port) {
                 classes.copies.push((o, port.value));
             } else {
                 classes.output[v] = Some(o);
             }
         }
         classes
-    }
-
-    /// Whether the instruction that makes an output's value can write it where the output goes: a
-    /// gradient's place may have to be added to.
-    fn can_write(&self, port: &Port) -> bool {
-        if !matches!(port.role, Role::Gradient | Role::Cotangent) {
-            return true;
-        }
-        let mut value = port.value;
-        // A reshape is written by whatever makes its operand.
-        while let Some(instr) = self.program.instrs().iter().find(|i| i.outputs.contains(&value)) {
-            if !matches!(instr.op, Op::Reshape(_)) {
-                let result = instr.outputs.iter().position(|&v| v == value).unwrap_or(0);
-                return instr.op.accumulates(result);
-            }
-            value = instr.inputs[0];
-        }
-        true
     }
 
     fn root(&self, mut v: usize) -> usize {
@@ -323,6 +310,39 @@ mod tests {
         let slots = Slots::assign(&program);
         assert_eq!(slots.copies, [(0, program.outputs()[0].value)]);
         assert_eq!(slots.places, [Place::Input(0); 2]);
+    }
+
+    /// Under accumulation the place of a gradient holds the old sum plus the new value, which is
+    /// not what another reader or another output of the value is to find.
+    #[test]
+    fn a_gradient_that_has_other_readers_is_copied() {
+        let gradients = |both: bool, read: bool, reshaped: bool| {
+            let b = Builder::new("t", DType::F32);
+            let x = b.data("x", DType::F32, [8, 16]);
+            let g = x.matmul(b.param("w", [16, 4]));
+            let other = if reshaped { g.reshape([32]) } else { g };
+            b.port("g", Role::Gradient, g);
+            if both {
+                b.port("h", Role::Gradient, other);
+            }
+            if read {
+                b.output("y", other.relu());
+            }
+            let program = b.finish().unwrap();
+            let slots = Slots::assign(&program);
+            let copied: Vec<usize> = slots.copies.iter().map(|(o, _)| *o).collect();
+            let product = program.outputs()[0].value;
+            (copied, slots.places[product.index()])
+        };
+        assert_eq!(gradients(false, false, false), (vec![], Place::Output(0)));
+        for reshaped in [false, true] {
+            let (copied, place) = gradients(true, false, reshaped);
+            assert_eq!(copied, [0, 1]);
+            assert!(matches!(place, Place::Workspace(_)), "{place:?}");
+            let (copied, place) = gradients(false, true, reshaped);
+            assert_eq!(copied, [0]);
+            assert!(!matches!(place, Place::Output(0)), "{place:?}");
+        }
     }
 
     #[test]

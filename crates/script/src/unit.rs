@@ -1,7 +1,9 @@
 //! Units: parameters packed into flat buffers, so that updates and later collectives touch few,
 //! large pieces.
 
-use phalanx_ir::Model;
+use std::ops::Range;
+
+use phalanx_ir::{DType, Model};
 
 use crate::slots::ALIGN;
 
@@ -27,6 +29,17 @@ pub struct Unit {
     pub members: Vec<Member>,
     /// Elements in all, padding included. Padding is zero and stays zero.
     pub elements: usize,
+}
+
+impl Unit {
+    /// The bytes between and after its members, in elements of this type.
+    pub fn padding(&self, dtype: DType) -> Vec<Range<usize>> {
+        let starts = self.members.iter().skip(1).map(|m| m.offset).chain([self.elements]);
+        (self.members.iter().zip(starts))
+            .map(|(m, next)| (m.offset + m.elements) * dtype.size()..next * dtype.size())
+            .filter(|range| !range.is_empty())
+            .collect()
+    }
 }
 
 /// Groups a model's parameters by the first instance that reads them and by decay. Each member

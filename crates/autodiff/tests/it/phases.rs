@@ -1,7 +1,7 @@
 //! F, B, W, BW and FBW are cuts of one graph: however a schedule runs them, the bits are the same.
 
 use phalanx_autodiff::{Recompute, joint, slice};
-use phalanx_ir::{DType, Op, Program, Role, verify};
+use phalanx_ir::{Builder, DType, Op, Program, Role, TensorType, verify};
 use phalanx_passes::{Graph, dead_code};
 
 use crate::support::{DTYPES, assert_same_bits, chain, chains, numbers, segments};
@@ -54,6 +54,43 @@ fn w_reads_no_weights() {
             let phases = slice(&joint(&forward, DType::F32).unwrap(), recompute);
             let weights = phases.w.inputs_with(Role::Param).count();
             assert_eq!(weights, 0, "{name}, {recompute}");
+        }
+    }
+}
+
+/// Nor what is made from weights alone: a cast or reshaped weight is made again where it is read, and
+/// what reads it belongs in B, also in a first segment, which has no cotangent to give.
+#[test]
+fn nothing_made_from_weights_alone_is_kept_or_handed_on() {
+    let weight = [7, 3];
+    let b = Builder::new("first", DType::F32);
+    let x = b.data("x", DType::F32, [5, 4]);
+    let stored = |name: &str, shape: &[usize]| {
+        b.input(name, Role::Param, TensorType::new(DType::F64, shape))
+    };
+    let cast = stored("cast", &weight).cast(DType::F32);
+    let reshaped = stored("reshaped", &[9]).cast(DType::F32).reshape([3, 3]).scale(2.0);
+    let h = x.matmul(b.param("w", [4, 7])).tanh();
+    b.output("h", h.matmul(cast).tanh().matmul(reshaped).tanh());
+    let forward = b.finish().unwrap();
+    for recompute in Recompute::ALL {
+        let joint = joint(&forward, DType::F64).unwrap();
+        let phases = slice(&joint, recompute);
+        assert_eq!(phases.w.inputs_with(Role::Param).count(), 0, "{recompute}");
+        for program in [&phases.f, &phases.b] {
+            for port in program.outputs_with(Role::Residual) {
+                let shape = &program.ty(port.value).shape;
+                assert!(shape[0] == 5, "{recompute}: {} hands on {shape:?}", program.name);
+            }
+        }
+        // Both products that read weights are in B, the three weight gradients in W; the last
+        // activation reads what comes after all three products of the forward.
+        let again = if recompute == Recompute::Full { 3 } else { 0 };
+        assert_eq!([&phases.b, &phases.w].map(products), [2 + again, 3], "{recompute}");
+        let numbers = numbers(&forward);
+        let expected = chain(&[&phases.fbw], &numbers);
+        for (order, programs) in chains(&phases) {
+            assert_same_bits(&chain(&programs, &numbers), &expected, order);
         }
     }
 }

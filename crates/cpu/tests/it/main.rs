@@ -4,4 +4,5 @@
 mod harness;
 mod ops;
 mod segments;
+mod shared_gradient;
 mod suite;

@@ -1,47 +1,54 @@
 //! Binding the ports of runs to buffers.
 
 use super::{
-    Action, BTreeMap, Buffer, BufferId, Category, Compiled, Contribution, Kind, Lane, Model, Part,
-    Precision, Program, Role, Script, ScriptError, Source, Step, Unit, UnitBuffers, View, Write,
+    Action, BTreeMap, Buffer, BufferId, Category, Compiled, Contribution, DType, Kind, Lane, Model,
+    Part, Program, Role, Script, ScriptError, Source, Step, Unit, View, Write,
 };
 use crate::action::Run;
+use phalanx_autodiff::{boundary_name, cotangent_name};
 use phalanx_ir::Port;
+use std::collections::BTreeSet;
+
+/// By parameter: the view that holds it in its unit's buffer.
+pub(super) struct Places(Vec<Option<View>>);
+
+impl Places {
+    /// Places in one buffer for each unit, whose elements have this type.
+    pub(super) fn new(model: &Model, units: &[Unit], buffers: &[BufferId], dtype: DType) -> Self {
+        let mut views = vec![None; model.params().len()];
+        for (unit, &buffer) in units.iter().zip(buffers) {
+            for member in &unit.members {
+                views[member.param] = Some(View { buffer, offset: member.offset * dtype.size() });
+            }
+        }
+        Self(views)
+    }
+}
 
 pub(super) struct Binder<'a> {
     model: &'a Model,
     compiled: &'a Compiled,
     script: Script,
     names: BTreeMap<String, BufferId>,
-    /// By parameter: the views of its weights and its gradient.
-    params: Vec<(View, View)>,
+    weights: Places,
+    /// None in scripts that only run forward.
+    gradients: Option<Places>,
     /// Views that something was already added to, by buffer and offset.
-    begun: BTreeMap<(BufferId, usize), ()>,
+    begun: BTreeSet<(BufferId, usize)>,
 }
 
 impl<'a> Binder<'a> {
     pub(super) fn new(
         model: &'a Model,
         compiled: &'a Compiled,
-        units: &[Unit],
-        buffers: &[UnitBuffers],
-        precision: Precision,
+        weights: Places,
+        gradients: Option<Places>,
         script: Script,
     ) -> Self {
-        let nowhere = View { buffer: BufferId(usize::MAX), offset: 0 };
-        let mut params = vec![(nowhere, nowhere); model.params().len()];
-        for (unit, buffers) in units.iter().zip(buffers) {
-            for member in &unit.members {
-                let at = |buffer, size| View { buffer, offset: member.offset * size };
-                params[member.param] = (
-                    at(buffers.weights, precision.weights.size()),
-                    at(buffers.gradient, precision.grads.size()),
-                );
-            }
-        }
         let names = (script.buffers.iter().enumerate())
             .map(|(i, b)| (b.name.clone(), BufferId(i)))
             .collect();
-        Self { model, compiled, script, names, params, begun: BTreeMap::new() }
+        Self { model, compiled, script, names, weights, gradients, begun: BTreeSet::new() }
     }
 
     /// Appends the run of one step of the schedule.
@@ -62,7 +69,7 @@ impl<'a> Binder<'a> {
         for (index, port) in program.outputs().iter().enumerate() {
             let view = self.output(step, program, port)?;
             let summed = matches!(port.role, Role::Gradient | Role::Cotangent);
-            let first = self.begun.insert((view.buffer, view.offset), ()).is_none();
+            let first = self.begun.insert((view.buffer, view.offset));
             let write = if summed && !first { Write::Add } else { Write::Overwrite };
             run.outputs.push((view, write));
             if port.role == Role::Gradient {
@@ -98,8 +105,7 @@ impl<'a> Binder<'a> {
         let bytes = program.ty(port.value).local_bytes(program.mesh());
         let (name, category, source) = match port.role {
             Role::Param => {
-                let param = self.param(step.instance, &port.name)?;
-                return Ok(self.params[param].0);
+                return self.place(Some(&self.weights), step.instance, &port.name);
             }
             Role::Data => (format!("{}@mb{mb}", port.name), Category::Inputs, Source::Host),
             // A random key tells instances and micro-batches apart; other numbers are the step's.
@@ -116,6 +122,7 @@ impl<'a> Binder<'a> {
                 (format!("{own}/{}@mb{mb}", port.name), Category::Residuals, Source::Script)
             }
             Role::Cotangent => {
+                self.is_differentiated(step.instance, boundary_of(port)?)?;
                 (format!("{own}/{}@mb{mb}", port.name), Category::Workspace, Source::Script)
             }
             Role::Gradient | Role::State | Role::Loss | Role::Probe => {
@@ -135,12 +142,10 @@ impl<'a> Binder<'a> {
         let bytes = program.ty(port.value).local_bytes(program.mesh());
         let (name, category, source) = match port.role {
             Role::Gradient => {
-                let param = self.param(step.instance, &port.name)?;
-                return Ok(self.params[param].1);
+                return self.place(self.gradients.as_ref(), step.instance, &port.name);
             }
             Role::Cotangent => {
-                let boundary = port.name.strip_prefix("d.").unwrap_or(&port.name);
-                let producer = self.producer(step.instance, boundary)?;
+                let producer = self.producer(step.instance, boundary_of(port)?)?;
                 let name = format!("{producer}/{}@mb{mb}", port.name);
                 (name, Category::Workspace, Source::Script)
             }
@@ -159,7 +164,13 @@ impl<'a> Binder<'a> {
         let buffer = match self.names.get(&name) {
             Some(&found) => found,
             None => {
-                let id = self.script.buffer(Buffer { name: name.clone(), category, bytes, source });
+                let id = self.script.buffer(Buffer {
+                    name: name.clone(),
+                    category,
+                    bytes,
+                    source,
+                    padding: vec![],
+                });
                 self.names.insert(name, id);
                 id
             }
@@ -172,6 +183,41 @@ impl<'a> Binder<'a> {
         instance.params.get(local).copied().ok_or_else(|| {
             ScriptError::Schedule(format!("`{}` binds no parameter `{local}`", instance.name))
         })
+    }
+
+    fn place(
+        &self,
+        places: Option<&Places>,
+        instance: usize,
+        local: &str,
+    ) -> Result<View, ScriptError> {
+        let param = self.param(instance, local)?;
+        places.and_then(|p| p.0[param]).ok_or_else(|| {
+            ScriptError::Schedule(format!(
+                "`{}` uses `{}`, which no unit of this script holds",
+                self.model.instances()[instance].name,
+                self.model.params()[param].name
+            ))
+        })
+    }
+
+    /// Whether some later instance gives the cotangent of a boundary value that this one gives.
+    fn is_differentiated(&self, instance: usize, boundary: &str) -> Result<(), ScriptError> {
+        let own = self.model.instances()[instance].name.as_str();
+        let wanted = cotangent_name(boundary);
+        let gives = |later: usize| {
+            let segment = self.model.instances()[later].segment;
+            let backward = self.compiled.program(segment, Part::BW);
+            backward.outputs_with(Role::Cotangent).any(|p| p.name == wanted)
+                && self.producer(later, boundary).is_ok_and(|name| name == own)
+        };
+        match (instance + 1..self.model.instances().len()).any(gives) {
+            true => Ok(()),
+            false => Err(ScriptError::NotDifferentiated {
+                instance: own.to_owned(),
+                boundary: boundary.to_owned(),
+            }),
+        }
     }
 
     /// The last instance before this one that gives the boundary value.
@@ -191,4 +237,11 @@ impl<'a> Binder<'a> {
                 ))
             })
     }
+}
+
+/// The boundary value that a cotangent's port belongs to.
+fn boundary_of(port: &Port) -> Result<&str, ScriptError> {
+    boundary_name(&port.name).ok_or_else(|| {
+        ScriptError::Schedule(format!("`{}` is not the name of a cotangent", port.name))
+    })
 }

@@ -26,6 +26,7 @@ pub(super) fn append(
         category: Category::Workspace,
         bytes: precision.state.size(),
         source: Source::Script,
+        padding: vec![],
     });
     let program = norm_program(losses.len(), units, precision, clip)?;
     let mut inputs: Vec<BufferId> = losses;
@@ -40,6 +41,7 @@ pub(super) fn append(
             category: Category::Inputs,
             bytes: precision.state.size(),
             source: Source::Host,
+            padding: vec![],
         }),
     };
     let (lr, step) = (scalar(script, "lr"), scalar(script, "step"));
@@ -99,6 +101,7 @@ fn result(script: &mut Script, name: &str, dtype: DType) -> BufferId {
         category: Category::Workspace,
         bytes: dtype.size(),
         source: Source::Result,
+        padding: vec![],
     })
 }
 

@@ -1,11 +1,17 @@
 //! Scripts that are wrong in one place, each made from a good one by one edit.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use phalanx_ir::ops::AttentionKind;
-use phalanx_ir::{Axis, DType, Role};
+use phalanx_ir::{Axis, Builder, DType, Init, Mesh, Model, Param, Phase, Program, Role};
 use phalanx_models::{Architecture, BatchShape};
 use phalanx_reference::ReferenceEngine;
-use phalanx_script::{Action, BufferId, Kind, Lane, Run, Script, Write, check};
-use phalanx_testing::{Rig, Setup, gpt};
+use phalanx_script::action::Entry;
+use phalanx_script::{
+    Action, BufferId, HappensBefore, Kind, Lane, ProgramId, Run, Script, Slots, Write, accumulate,
+    check, train_script, units,
+};
+use phalanx_testing::{Rig, Setup, compile, gpt};
 
 /// Two micro-batches through a model whose embedding is tied to its head.
 fn good() -> Script {
@@ -25,7 +31,7 @@ fn the_script_is_good() {
 /// What is done to the script, and what the error must say.
 type Case = (&'static str, fn(&mut Script), &'static str);
 
-const CASES: [Case; 17] = [
+const CASES: [Case; 24] = [
     (
         "an overwrite that loses what is there",
         |s| run(s, "blocks.0 BW mb 1").outputs[1].1 = Write::Overwrite,
@@ -48,7 +54,7 @@ const CASES: [Case; 17] = [
     (
         "a micro-batch left out",
         |s| drop(s.actions.remove(at(s, "embed BW mb 1"))),
-        "lacks the contribution of parameter 0 of instance 0, micro-batch 1 (4 of 6 are there)",
+        "lacks the contribution of parameter `embed` of instance `embed`, micro-batch 1 (4 of 6 are there)",
     ),
     (
         "a user of a tied weight left out",
@@ -56,7 +62,7 @@ const CASES: [Case; 17] = [
             s.actions.remove(at(s, "embed BW mb 0"));
             s.actions.remove(at(s, "embed BW mb 1"));
         },
-        "lacks the contribution of parameter 0 of instance 0, micro-batch 0 (2 of 6 are there)",
+        "lacks the contribution of parameter `embed` of instance `embed`, micro-batch 0 (2 of 6 are there)",
     ),
     (
         "an update before the last contribution",
@@ -66,18 +72,18 @@ const CASES: [Case; 17] = [
     (
         "a norm before the last contribution",
         |s| before(s, "norm and clip", "embed BW mb 1"),
-        "lacks the contribution of parameter 0",
+        "lacks the contribution of parameter `embed`",
     ),
     (
         "an update of a partial sum",
-        |s| s.partial.push((gradient(s, "blocks.0.decay"), vec![dp()])),
+        |s| partial(s, "blocks.0.decay"),
         "is still a partial sum over `dp`",
     ),
     (
         "a norm of a partial sum, reduced only afterwards",
         |s| {
             let unit = gradient(s, "blocks.0.decay");
-            s.partial.push((unit, vec![dp()]));
+            partial(s, "blocks.0.decay");
             let place = at(s, "norm and clip") + 1;
             s.actions.insert(place, reduce(unit));
         },
@@ -87,7 +93,7 @@ const CASES: [Case; 17] = [
         "a sum over an axis twice",
         |s| {
             let unit = gradient(s, "blocks.0.decay");
-            s.partial.push((unit, vec![dp()]));
+            partial(s, "blocks.0.decay");
             let place = at(s, "norm and clip");
             s.actions.insert(place, reduce(unit));
             s.actions.insert(place, reduce(unit));
@@ -98,7 +104,7 @@ const CASES: [Case; 17] = [
         "a contribution after the sum over ranks",
         |s| {
             let unit = gradient(s, "blocks.0.decay");
-            s.partial.push((unit, vec![dp()]));
+            partial(s, "blocks.0.decay");
             let place = at(s, "blocks.0 BW mb 1");
             s.actions.insert(place, reduce(unit));
         },
@@ -140,6 +146,64 @@ const CASES: [Case; 17] = [
         "`h` needs 128 bytes of `embed/h@mb0`, which has 127",
     ),
     ("an edge that points forwards", |s| s.actions[2].after.push(4), "waits for action 4"),
+    (
+        "a gradient that is formed in another type than it is accumulated in",
+        |s| s.accumulators[0].dtype = DType::Bf16,
+        "is accumulated in bf16, but parameter `embed` of instance `head`, micro-batch 0 comes in f32",
+    ),
+    (
+        "an update that does not read its gradient",
+        |s| {
+            let unit = gradient(s, "blocks.0.plain");
+            let other = gradient(s, "blocks.0.decay");
+            let inputs = &mut run(s, "update blocks.0.plain").inputs;
+            inputs.iter_mut().filter(|v| v.buffer == unit).for_each(|v| v.buffer = other);
+        },
+        "it does not read `blocks.0.plain/gradient`",
+    ),
+    (
+        "an update that reads another gradient too, before its last contribution",
+        |s| {
+            let other = gradient(s, "embed.decay");
+            before(s, "update head.plain", "embed BW mb 1");
+            run(s, "update head.plain").inputs[2].buffer = other;
+        },
+        "`embed.decay/gradient` lacks the contribution of parameter `embed`",
+    ),
+    (
+        "an update that writes to a gradient",
+        |s| {
+            let unit = gradient(s, "blocks.0.decay");
+            run(s, "update blocks.0.decay").outputs[1].0.buffer = unit;
+        },
+        "without saying what it contributes",
+    ),
+    (
+        "a read after the release",
+        |s| {
+            let h = s.named("embed/h@mb0").unwrap();
+            let place = at(s, "blocks.0 BW mb 0");
+            s.actions.insert(place, release(h));
+        },
+        "reads `embed/h@mb0`, which nothing has written before it",
+    ),
+    (
+        "a release of what nothing has written",
+        |s| {
+            let h = s.named("embed/h@mb0").unwrap();
+            s.actions.insert(0, release(h));
+        },
+        "`embed/h@mb0`, which nothing has written before it",
+    ),
+    (
+        "a release before the first use",
+        |s| {
+            let h = s.named("embed/h@mb1").unwrap();
+            let place = at(s, "blocks.0 F mb 1");
+            s.actions.insert(place, release(h));
+        },
+        "(blocks.0 F mb 1) reads `embed/h@mb1`",
+    ),
 ];
 
 #[test]
@@ -162,10 +226,100 @@ fn broken_scripts_are_refused() {
 fn a_partial_gradient_that_is_summed_once_is_accepted() {
     let mut script = good();
     let unit = gradient(&script, "blocks.0.decay");
-    script.partial.push((unit, vec![dp()]));
+    partial(&mut script, "blocks.0.decay");
     let place = at(&script, "norm and clip");
     script.actions.insert(place, reduce(unit));
     check(&script).unwrap();
+}
+
+/// A release after the last use is accepted, and the buffer may be written and read again.
+#[test]
+fn a_buffer_that_is_released_may_be_written_again() {
+    let mut script = good();
+    let h = script.named("embed/h@mb0").unwrap();
+    let norm = at(&script, "norm and clip");
+    let again = at(&script, "embed F mb 0");
+    let (write, read) = (script.actions[again].clone(), script.actions[again + 1].clone());
+    assert!(read.reads().contains(&h) && write.writes().contains(&h));
+    script.actions.splice(norm..norm, [release(h), write, read, release(h)]);
+    check(&script).unwrap();
+    let order = HappensBefore::of(&script).unwrap();
+    assert!(order.before(norm, norm + 1) && order.before(norm + 2, norm + 3));
+    script.actions.remove(norm + 1);
+    check(&script).unwrap_err();
+}
+
+/// A boundary value that no segment on the way to the loss reads.
+#[test]
+fn a_boundary_value_that_leads_nowhere_is_refused() {
+    let b = Builder::new("first", DType::F32);
+    let x = b.data("x", DType::F32, [2, 3]).matmul(b.param("w", [3, 3]));
+    b.output("used", x);
+    b.output("astray", x.tanh());
+    let first = b.finish().unwrap();
+    let b = Builder::new("last", DType::F32);
+    b.loss("loss", b.boundary("used", [2, 3]).sum_all());
+    let mut model = Model::new("astray");
+    let segments = [model.segment(first), model.segment(b.finish().unwrap())];
+    let (shape, init) = (vec![3, 3], Init::Constant(1.0));
+    let w = model.param(Param { name: "w".to_owned(), shape, init, decay: true }).unwrap();
+    model.append("first", segments[0], BTreeMap::from([("w".to_owned(), w)])).unwrap();
+    model.append("last", segments[1], BTreeMap::new()).unwrap();
+    let setup = Setup::new(DType::F32);
+    let Err(error) = train_script(
+        &model,
+        &compile(&model, DType::F32, setup.recompute),
+        &accumulate(2, 1),
+        &units(&model),
+        setup.precision,
+        setup.optimizer,
+        None,
+    ) else {
+        panic!("it is accepted");
+    };
+    let text = error.to_string();
+    assert!(text.contains("`first` gives the boundary value `astray`"), "{text}");
+    assert!(text.contains("as a probe"), "{text}");
+}
+
+fn release(buffer: BufferId) -> Action {
+    let kind = Kind::Release { buffer };
+    Action { label: "release".to_owned(), lane: Lane::Gather, kind, after: vec![] }
+}
+
+/// Makes every contribution to a unit's gradient a partial sum over `dp`: each program that gives one
+/// becomes another of the same ports, whose outputs come from nowhere.
+fn partial(script: &mut Script, unit: &str) {
+    let buffer = gradient(script, unit);
+    for index in 0..script.actions.len() {
+        let Some(run) = script.actions[index].run().cloned() else { continue };
+        let adds = |o: usize| {
+            run.contributes.iter().any(|(c, _)| *c == o) && run.outputs[o].0.buffer == buffer
+        };
+        if !(0..run.outputs.len()).any(adds) {
+            continue;
+        }
+        let old = script.programs[run.program.0].program.clone();
+        let mut new = Program::new("partial", Mesh::new([("dp", 2)]).unwrap());
+        for port in old.inputs() {
+            new.input(&port.name, port.role, old.ty(port.value).clone());
+        }
+        for (o, port) in old.outputs().iter().enumerate() {
+            let mut ty = old.ty(port.value).clone();
+            if adds(o) {
+                ty.layout = ty.layout.with_partial(BTreeSet::from([dp()])).unwrap();
+            }
+            let op = old.instrs()[0].op.clone();
+            let value = new.push_unchecked(op, &[], vec![ty], Phase::W)[0];
+            new.output(&port.name, port.role, value);
+        }
+        let program = ProgramId(script.programs.len());
+        script.programs.push(Entry { program: new, slots: Slots::default() });
+        let (Kind::Run(run) | Kind::Update { run, .. }) = &mut script.actions[index].kind else {
+            panic!("it runs a program");
+        };
+        run.program = program;
+    }
 }
 
 fn dp() -> Axis {

@@ -28,6 +28,39 @@ fn the_order_is_that_of_lanes_buffers_and_edges() {
     }
 }
 
+/// Waiting for the direct predecessors is waiting for all, and none of them is named in vain.
+#[test]
+fn direct_predecessors_imply_all_others_and_not_each_other() {
+    for seed in 0..SCRIPTS {
+        let script = random::script(seed);
+        let order = HappensBefore::of(&script).unwrap();
+        let expected = Order::of(&script);
+        for b in 0..script.actions.len() {
+            let direct = order.direct(b);
+            for a in 0..script.actions.len() {
+                let reached = direct.iter().any(|&d| d == a || expected.before(a, d));
+                assert_eq!(reached, expected.before(a, b), "script {seed}: {a}, {b}");
+            }
+            let implied = |a: usize| direct.iter().any(|&d| expected.before(a, d));
+            assert!(!direct.iter().any(|&a| implied(a)), "script {seed}: {b} after {direct:?}");
+        }
+    }
+}
+
+/// However many actions touch the same buffers, each waits for few: on one lane, for one.
+#[test]
+fn thousands_of_actions_wait_for_few() {
+    let actions = 5000;
+    let mut script = random::script_of(3, actions);
+    let edges = |script: &Script| -> usize {
+        let order = HappensBefore::of(script).unwrap();
+        (0..actions).map(|i| order.direct(i).len()).sum()
+    };
+    assert!(edges(&script) < 4 * actions, "{} edges", edges(&script));
+    script.actions.iter_mut().for_each(|a| a.lane = phalanx_script::Lane::Compute);
+    assert_eq!(edges(&script), actions - 1);
+}
+
 /// Pieces of the arena that overlap are used one wholly before the other, whatever runs late.
 #[test]
 fn memory_is_shared_only_in_order() {

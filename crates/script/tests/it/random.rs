@@ -28,6 +28,12 @@ impl Draw {
 
 /// A script that reads only what was written, with workspaces of made-up sizes.
 pub(crate) fn script(seed: u64) -> Script {
+    let mut draw = Draw { stream: Stream::named(seed, "actions"), count: 0 };
+    script_of(seed, 4 + draw.below(28))
+}
+
+/// The same with so many actions.
+pub(crate) fn script_of(seed: u64, actions: usize) -> Script {
     let stream = Stream::named(seed, "script");
     let mut draw = Draw { stream, count: 0 };
     let mut script = Script::default();
@@ -41,7 +47,7 @@ pub(crate) fn script(seed: u64) -> Script {
         let source = [Source::State, Source::Host][draw.below(2)];
         written.push(buffer(&mut script, &mut draw, source));
     }
-    for index in 0..4 + draw.below(28) {
+    for index in 0..actions {
         let mut inputs: Vec<BufferId> = Vec::new();
         for _ in 0..draw.below(3).min(written.len()) {
             inputs.push(written[draw.below(written.len())]);
@@ -90,7 +96,7 @@ fn buffer(script: &mut Script, draw: &mut Draw, source: Source) -> BufferId {
     let name = format!("b{}", script.buffers.len());
     let category = Category::ALL[draw.below(Category::ALL.len())];
     let bytes = 1 + draw.below(500);
-    script.buffer(Buffer { name, category, bytes, source })
+    script.buffer(Buffer { name, category, bytes, source, padding: vec![] })
 }
 
 fn nothing() -> Program {
