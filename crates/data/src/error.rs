@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use phalanx_sys::SysError;
 
+use crate::TokenWidth;
+
 /// Why data cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
@@ -31,6 +33,16 @@ pub enum DataError {
     UnknownWidth {
         /// The file.
         path: PathBuf,
+    },
+    /// The file's name tells another width than the one that was asked for.
+    #[error("{path}: a name that ends in .{named} promises tokens of type {named}, but {asked} was asked for; ask for {named}, or rename the file if its name is wrong", path = path.display())]
+    OtherWidth {
+        /// The file.
+        path: PathBuf,
+        /// What its name says.
+        named: TokenWidth,
+        /// What was asked for.
+        asked: TokenWidth,
     },
     /// A name for the width of a token that is neither u16 nor u32.
     #[error("unknown token width `{found}`; u16 and u32 would work")]

@@ -41,7 +41,6 @@ use crate::{Corpus, DataError};
 const BLOCK: u64 = 2048;
 /// How many in sixteen are the likely candidate of their half.
 const LIKELY: u8 = 13;
-const LEAST_VOCAB: usize = 10;
 
 /// The built-in order-2 Markov corpus.
 #[derive(Clone, Debug)]
@@ -56,11 +55,15 @@ pub struct MarkovCorpus {
 }
 
 impl MarkovCorpus {
+    /// The smallest vocabulary it can be built over.
+    pub const LEAST_VOCAB: usize = 10;
+
     /// A corpus of `tokens` tokens over a vocabulary of `vocab`, all of it determined by `seed`.
     pub fn new(seed: u64, vocab: usize, tokens: u64) -> Result<Self, DataError> {
         let most = i32::MAX as usize;
-        if !(LEAST_VOCAB..=most).contains(&vocab) {
-            return Err(DataError::MarkovVocabulary { least: LEAST_VOCAB, most, found: vocab });
+        let least = Self::LEAST_VOCAB;
+        if !(least..=most).contains(&vocab) {
+            return Err(DataError::MarkovVocabulary { least, most, found: vocab });
         }
         let half = vocab / 2;
         let dealt = shuffled(seed, "markov halves", 2 * half);

@@ -1,5 +1,6 @@
 //! Flat files of token ids, little-endian, two or four bytes each, mapped into memory.
 
+use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -39,6 +40,15 @@ impl TokenWidth {
     }
 }
 
+impl fmt::Display for TokenWidth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::U16 => "u16",
+            Self::U32 => "u32",
+        })
+    }
+}
+
 impl FromStr for TokenWidth {
     type Err = DataError;
 
@@ -61,9 +71,16 @@ pub struct TokenFile {
 
 impl TokenFile {
     /// Opens `path` for a model with `vocab` token ids; the width comes from the name unless it
-    /// is given.
+    /// is given. A width that contradicts the name is refused: every id would be wrong, and all
+    /// might still lie in the vocabulary.
     pub fn open(path: &Path, width: Option<TokenWidth>, vocab: usize) -> Result<Self, DataError> {
-        let width = width.map_or_else(|| TokenWidth::of_name(path), Ok)?;
+        let width = match (TokenWidth::of_name(path), width) {
+            (Ok(named), Some(asked)) if named != asked => {
+                return Err(DataError::OtherWidth { path: path.to_path_buf(), named, asked });
+            }
+            (_, Some(asked)) => asked,
+            (named, None) => named?,
+        };
         let map = FileMap::open(path)?;
         if map.is_empty() {
             return Err(DataError::Empty { path: path.to_path_buf() });

@@ -1,13 +1,13 @@
 //! LLaMA (Touvron et al., 2023): RMSNorm before each half of a block, rotary positions, grouped-query
 //! attention, SwiGLU, no biases.
 
-use phalanx_ir::ops::{self, AttentionKind, Rotary};
+use phalanx_ir::ops::AttentionKind;
 use phalanx_ir::{Builder, DType, IrError, Model};
 
 use crate::architecture::{Architecture, BatchShape, Purpose, port};
 use crate::chain::Chain;
 use crate::check::Check;
-use crate::hf::{LlamaSpec, RopeScaling, RopeSpec, Spec};
+use crate::hf::{LlamaSpec, Spec};
 use crate::language;
 
 /// A LLaMA model.
@@ -39,7 +39,7 @@ impl Llama {
         let s = &self.spec;
         let (d, size, eps) = (s.width, s.head_dim, s.norm_eps);
         let (q_width, kv_width) = (s.heads * size, s.kv_heads * size);
-        let rotary = rotary(&s.rope);
+        let rotary = s.rope.rotary();
 
         let b = Builder::new("block", compute);
         let h = b.boundary(port::H, [batch, seq, d]);
@@ -127,46 +127,5 @@ impl Architecture for Llama {
 
     fn spec(&self) -> Option<Spec> {
         Some(Spec::Llama(self.spec.clone()))
-    }
-}
-
-/// The op that turns queries and keys as the specification says.
-fn rotary(rope: &RopeSpec) -> Rotary {
-    let scaling = match rope.scaling {
-        RopeScaling::None => ops::RopeScaling::None,
-        RopeScaling::Linear { factor } => ops::RopeScaling::Linear { factor },
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-            ops::RopeScaling::Llama3 {
-                factor,
-                low: low_freq_factor,
-                high: high_freq_factor,
-                original: original_context as f64,
-            }
-        }
-    };
-    Rotary { theta: rope.theta, scaling, inverse: false }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The specification and the op each know the frequencies; they must mean the same.
-    #[test]
-    fn the_op_turns_as_the_specification_says() {
-        let llama3 = RopeScaling::Llama3 {
-            factor: 8.0,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_context: 8192,
-        };
-        let linear = RopeScaling::Linear { factor: 2.5 };
-        for scaling in [RopeScaling::None, linear, llama3] {
-            let rope = RopeSpec { theta: 5e5, scaling };
-            let (spec, op) = (rope.inverse_frequencies(64), rotary(&rope).frequencies(64));
-            for (a, b) in spec.iter().zip(op) {
-                assert!((a - b).abs() <= 1e-14 * a, "{rope:?}: {a} and {b}");
-            }
-        }
     }
 }

@@ -18,18 +18,45 @@ pub fn write_atomic(
     path: &Path,
     fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<(), SysError> {
-    let fail = |doing| move |source| SysError::on_file(path, doing, source);
-    let (temporary, file) = Temporary::beside(path)?;
-    let mut writer = BufWriter::with_capacity(1 << 20, file);
-    fill(&mut writer).map_err(fail("writing it"))?;
-    let file = writer.into_inner().map_err(|error| fail("writing it")(error.into_error()))?;
-    file.sync_all().map_err(fail("bringing it to the disk"))?;
-    drop(file);
-    temporary.rename_to(path).map_err(fail("renaming the finished file to it"))?;
-    sync_folder(folder_of(path)).map_err(fail("bringing its folder to the disk"))
+    Staged::write(path, fill)?.put_in_place()
+}
+
+/// New content of a file, safe on the disk but still under a temporary name; dropped, it is gone.
+///
+/// Files that belong together are all staged before the first is put in place: whatever fails
+/// while they are written, a full disk above all, then leaves every old file as it was.
+#[derive(Debug)]
+pub struct Staged {
+    path: PathBuf,
+    temporary: Temporary,
+}
+
+impl Staged {
+    /// Writes the content that `path` is to have, by way of `fill`.
+    pub fn write(
+        path: &Path,
+        fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<Self, SysError> {
+        let fail = |doing| move |source| SysError::on_file(path, doing, source);
+        let (temporary, file) = Temporary::beside(path)?;
+        let mut writer = BufWriter::with_capacity(1 << 20, file);
+        fill(&mut writer).map_err(fail("writing it"))?;
+        let file = writer.into_inner().map_err(|error| fail("writing it")(error.into_error()))?;
+        file.sync_all().map_err(fail("bringing it to the disk"))?;
+        Ok(Self { path: path.to_path_buf(), temporary })
+    }
+
+    /// Gives the new content its name.
+    pub fn put_in_place(self) -> Result<(), SysError> {
+        let path = &*self.path;
+        let fail = |doing| move |source| SysError::on_file(path, doing, source);
+        self.temporary.rename_to(path).map_err(fail("renaming the finished file to it"))?;
+        sync_folder(folder_of(path)).map_err(fail("bringing its folder to the disk"))
+    }
 }
 
 /// A file that removes itself unless it was given its final name, also when `fill` panics.
+#[derive(Debug)]
 struct Temporary {
     path: PathBuf,
     renamed: bool,

@@ -11,6 +11,6 @@ pub mod mmap;
 
 pub use arena::{Arena, HugePages};
 pub use count_alloc::CountingAllocator;
-pub use disk::write_atomic;
+pub use disk::{Staged, write_atomic};
 pub use error::SysError;
 pub use mmap::FileMap;

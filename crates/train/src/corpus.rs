@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use phalanx_data::{
     Batch, Corpus, DataError, Loader, LoaderConfig, MarkovCorpus, Split, TextFile, TokenFile,
-    TokenWidth, check_vocabulary,
+    check_vocabulary,
 };
 use phalanx_models::port;
 
@@ -26,9 +26,17 @@ pub fn open(loaded: &Loaded) -> Result<Arc<dyn Corpus>> {
     corpus.map_err(|error| {
         let key = match error {
             DataError::MarkovVocabulary { .. } | DataError::Vocabulary { .. } => "model.vocab",
+            DataError::OtherWidth { .. } => "data.dtype",
             _ => "data.path",
         };
-        Error::refused(loaded.problem(key, error.to_string()))
+        let problem = loaded.problem(key, error.to_string());
+        Error::refused(match error {
+            DataError::UnknownWidth { .. } => problem.fix("--set data.dtype=u16, or u32"),
+            DataError::OtherWidth { named, .. } => {
+                problem.fix(format!("leave data.dtype out, or --set data.dtype={named}"))
+            }
+            _ => problem,
+        })
     })
 }
 
@@ -96,12 +104,6 @@ fn open_kind(data: &config::Data, vocab: usize) -> Result<Arc<dyn Corpus>, DataE
     Ok(match data.kind {
         DataKind::Synthetic => Arc::new(MarkovCorpus::new(data.seed, vocab, SYNTHETIC_TOKENS)?),
         DataKind::Text => Arc::new(TextFile::open(&path)?),
-        DataKind::Tokens => {
-            let width = match data.dtype {
-                config::TokenWidth::U16 => TokenWidth::U16,
-                config::TokenWidth::U32 => TokenWidth::U32,
-            };
-            Arc::new(TokenFile::open(&path, Some(width), vocab)?)
-        }
+        DataKind::Tokens => Arc::new(TokenFile::open(&path, data.dtype, vocab)?),
     })
 }

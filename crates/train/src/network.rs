@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use phalanx_ir::ops::AttentionKind;
 use phalanx_models::hf::{self, GptSpec, LlamaSpec, RopeScaling, RopeSpec, Spec};
 use phalanx_models::{Architecture, BatchShape, Gpt, Llama, Purpose};
 
-use crate::config::{self, Attention, Config, Loaded, ModelKind, Origin, Sources};
+use crate::config::{self, Config, Loaded, ModelKind, Origin, Sources};
 use crate::error::{Error, Problem, Result};
 use crate::session::{Models, ReadParam, initial};
 
@@ -83,10 +82,7 @@ impl Network {
 
 /// The network of a specification, with the settings that a specification does not have.
 pub fn architecture(config: &config::Model, spec: Spec) -> Box<dyn Architecture> {
-    let attention = match config.attention {
-        Attention::Flash => AttentionKind::Flash,
-        Attention::Materialised => AttentionKind::Materialised,
-    };
+    let attention = config.attention;
     let init_std = config.init_std.get();
     match spec {
         Spec::Llama(spec) => Box::new(Llama { spec, attention, init_std }),
@@ -157,7 +153,7 @@ fn spec(config: &config::Model) -> Spec {
 }
 
 /// What a model folder says of the keys that describe a shape.
-fn shape_keys(spec: &Spec) -> Vec<(&'static str, String)> {
+pub(crate) fn shape_keys(spec: &Spec) -> Vec<(&'static str, String)> {
     let text = |number: usize| number.to_string();
     let (kind, sizes, norm_eps) = match spec {
         Spec::Gpt(s) => {

@@ -11,8 +11,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use phalanx_sys::{SysError, write_atomic};
 
-use crate::config::{Config, Loaded};
-use crate::error::{Error, Problem, Result};
+use crate::config::Loaded;
+use crate::error::{Error, Place, Problem, Result};
 use crate::metrics::LossPlot;
 
 /// The folder of one run, open for its metrics.
@@ -35,31 +35,31 @@ impl RunDir {
     /// Makes a new folder for a run of `loaded` and writes the configuration into it. The folder
     /// is named after `run.name`, or else after the time and the preset or file.
     ///
-    /// This comes before the first step, so what goes wrong here is a refusal.
+    /// This comes before the first step, so what goes wrong here is a refusal; except that a full
+    /// disk says nothing against the request, and is a failure like any other on the way.
     pub fn create(loaded: &Loaded) -> Result<Self> {
         let name = match &loaded.config.run.name {
             Some(name) => name.as_str().to_string(),
             None => format!("{}-{}", timestamp(SystemTime::now()), loaded.label),
         };
-        RunDir::create_as(&loaded.config, &name).map_err(|mut problem| {
-            problem.places.extend(loaded.place("run.dir").cloned());
-            Error::refused(problem)
-        })
-    }
-
-    fn create_as(config: &Config, name: &str) -> Result<Self, Problem> {
-        let root = &config.run.dir;
+        let root = &loaded.config.run.dir;
+        let place = loaded.place("run.dir");
         let told = |what: &'static str, path: &Path| {
             let path = path.to_path_buf();
-            move |error: io::Error| Problem::io(what, &path, &error)
+            move |error: io::Error| {
+                not_made(Problem::io(what, &path, &error), is_full(error.kind()), place)
+            }
         };
         fs::create_dir_all(root).map_err(told("cannot create the folder", root))?;
-        let path = fresh_folder(root, name).map_err(told("cannot create a folder in", root))?;
+        let path = fresh_folder(root, &name).map_err(told("cannot create a folder in", root))?;
         let file = path.join(METRICS);
         let metrics = File::options().append(true).create_new(true).open(&file);
         let metrics = metrics.map_err(told("cannot create", &file))?;
         let run = RunDir { path, metrics };
-        run.write_file(CONFIG, config.to_toml().as_bytes())?;
+        run.write_file(CONFIG, loaded.config.to_toml().as_bytes()).map_err(|error| {
+            let full = matches!(error, SysError::DiskFull { .. });
+            not_made(not_written(&error), full, place)
+        })?;
         Ok(run)
     }
 
@@ -86,13 +86,22 @@ impl RunDir {
     /// Writes `loss.svg`.
     pub fn write_plot(&self, plot: &LossPlot) -> Result<()> {
         let written = self.write_file(PLOT, plot.to_svg().as_bytes());
-        written.map_err(Error::failed)
+        written.map_err(|error| Error::failed(not_written(&error)))
     }
 
-    fn write_file(&self, name: &str, content: &[u8]) -> Result<(), Problem> {
-        let path = self.path.join(name);
-        write_atomic(&path, |out| out.write_all(content)).map_err(|error| not_written(&error))
+    fn write_file(&self, name: &str, content: &[u8]) -> Result<(), SysError> {
+        write_atomic(&self.path.join(name), |out| out.write_all(content))
     }
+}
+
+/// The folder could not be made where `place` asked for it.
+fn not_made(mut problem: Problem, full: bool, place: Option<&Place>) -> Error {
+    problem.places.extend(place.cloned());
+    if full { Error::failed(problem) } else { Error::refused(problem) }
+}
+
+fn is_full(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// A file could not be replaced; the error names it and the remedy itself.
@@ -165,6 +174,18 @@ mod tests {
         ] {
             assert_eq!(timestamp(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
         }
+    }
+
+    /// Only the disk is to blame when it is full; every other reason is the request's.
+    #[test]
+    fn a_full_disk_is_no_refusal_even_before_the_first_step() {
+        let code = |kind: io::ErrorKind| {
+            let problem = Problem::io("cannot create", Path::new("runs/x"), &kind.into());
+            not_made(problem, is_full(kind), None).exit_code()
+        };
+        assert_eq!(code(io::ErrorKind::StorageFull), 1);
+        assert_eq!(code(io::ErrorKind::QuotaExceeded), 1);
+        assert_eq!(code(io::ErrorKind::PermissionDenied), 2);
     }
 
     /// `/dev/full` answers every write as a full disk does.

@@ -41,6 +41,17 @@ fn token_files_are_little_endian() {
     assert!("u8".parse::<TokenWidth>().is_err());
 }
 
+/// Halves of wide ids are valid ids too, so only the name can tell.
+#[test]
+fn a_width_that_contradicts_the_name_is_refused() {
+    let scratch = Scratch::new("contradiction");
+    let path = scratch.file("a.u32", &[5, 0, 0, 0, 6, 0, 0, 0]);
+    assert_eq!(TokenFile::open(&path, Some(TokenWidth::U32), 10).unwrap().len_tokens(), 2);
+    let error = TokenFile::open(&path, Some(TokenWidth::U16), 10).unwrap_err();
+    let expected = "a.u32: a name that ends in .u32 promises tokens of type u32, but u16 was";
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
 #[test]
 fn missing_empty_and_truncated_files_are_refused_by_name() {
     let scratch = Scratch::new("bad");

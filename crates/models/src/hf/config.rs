@@ -8,11 +8,12 @@
 
 use std::path::Path;
 
+use phalanx_ir::ops::RopeScaling;
 use serde_json::{Map, Value, json};
 
 use super::error::HfError;
 use super::keys::{Keys, Rule, rule, shown};
-use super::spec::{GptSpec, LlamaSpec, RopeScaling, RopeSpec, Spec};
+use super::spec::{GptSpec, LlamaSpec, RopeSpec, Spec};
 use super::tensor::Stored;
 
 /// Reads the configuration file of a model folder.
@@ -196,11 +197,11 @@ fn parse_rope(keys: &Keys<'_>, context: usize) -> Result<RopeSpec, HfError> {
 
 fn parse_llama3(keys: &Keys<'_>, rope: &Keys<'_>, context: usize) -> Result<RopeScaling, HfError> {
     const ORIGINAL: &str = "original_max_position_embeddings";
-    let low_freq_factor = rope.need_positive("low_freq_factor")?;
-    let high_freq_factor = rope.need_positive("high_freq_factor")?;
-    if high_freq_factor <= low_freq_factor {
-        let expected = format!("more than `low_freq_factor` = {low_freq_factor}");
-        return Err(rope.bad("high_freq_factor", high_freq_factor.to_string(), &expected));
+    let low = rope.need_positive("low_freq_factor")?;
+    let high = rope.need_positive("high_freq_factor")?;
+    if high <= low {
+        let expected = format!("more than `low_freq_factor` = {low}");
+        return Err(rope.bad("high_freq_factor", high.to_string(), &expected));
     }
     // Like `transformers`: the key outside the rotary settings counts more than the one inside.
     let original = match keys.size(ORIGINAL)? {
@@ -209,9 +210,9 @@ fn parse_llama3(keys: &Keys<'_>, rope: &Keys<'_>, context: usize) -> Result<Rope
     };
     Ok(RopeScaling::Llama3 {
         factor: rope.need_positive("factor")?,
-        low_freq_factor,
-        high_freq_factor,
-        original_context: original,
+        low,
+        high,
+        original: original as f64,
     })
 }
 
@@ -238,13 +239,13 @@ fn llama_json(spec: &LlamaSpec) -> Value {
     let scaling = match spec.rope.scaling {
         RopeScaling::None => Value::Null,
         RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+        RopeScaling::Llama3 { factor, low, high, original } => {
             json!({
                 "rope_type": "llama3",
                 "factor": factor,
-                "low_freq_factor": low_freq_factor,
-                "high_freq_factor": high_freq_factor,
-                "original_max_position_embeddings": original_context,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": original as u64,
             })
         }
     };

@@ -11,7 +11,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use phalanx_sys::disk::write_atomic;
+use phalanx_sys::Staged;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 
@@ -113,14 +113,14 @@ pub(super) struct Entry {
     pub(super) stored: Stored,
 }
 
-/// Writes a file atomically: the entries in the order given, each tensor asked for once, when its
-/// turn comes, so that converted copies never exist all at once.
-pub(super) fn write<'a>(
+/// Stages a file: the entries in the order given, each tensor asked for once, when its turn comes,
+/// so that converted copies never exist all at once.
+pub(super) fn stage<'a>(
     path: &Path,
     metadata: &BTreeMap<String, String>,
     entries: &[Entry],
     tensor: impl Fn(usize) -> Cow<'a, Tensor>,
-) -> Result<(), HfError> {
+) -> Result<Staged, HfError> {
     let header = header(metadata, entries);
     let fill = |out: &mut dyn Write| -> io::Result<()> {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
@@ -130,7 +130,7 @@ pub(super) fn write<'a>(
         }
         Ok(())
     };
-    write_atomic(path, fill).map_err(HfError::Write)
+    Staged::write(path, fill).map_err(HfError::Write)
 }
 
 /// The header, padded with spaces so that the data starts at a multiple of eight bytes.
@@ -151,10 +151,4 @@ fn header(metadata: &BTreeMap<String, String>, entries: &[Entry]) -> Vec<u8> {
     let mut text = Value::Object(map).to_string().into_bytes();
     text.resize(text.len().next_multiple_of(8), b' ');
     text
-}
-
-/// Writes a text file atomically.
-pub(super) fn write_text(path: &Path, text: &str) -> Result<(), HfError> {
-    let fill = |out: &mut dyn Write| out.write_all(text.as_bytes());
-    write_atomic(path, fill).map_err(HfError::Write)
 }

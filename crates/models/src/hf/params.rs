@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::error::HfError;
-use super::file::{Entry, TensorFile, write};
+use super::file::{Entry, TensorFile, stage};
 use super::tensor::Tensor;
 
 /// The header entry that tells this project's files from others, and its value.
@@ -43,7 +43,8 @@ pub fn save_params(
         });
     }
     let in_order: Vec<&Tensor> = tensors.values().collect();
-    write(path, &metadata, &entries, |i| Cow::Borrowed(in_order[i]))
+    let staged = stage(path, &metadata, &entries, |i| Cow::Borrowed(in_order[i]))?;
+    staged.put_in_place().map_err(HfError::Write)
 }
 
 /// Reads what [`save_params`] wrote.

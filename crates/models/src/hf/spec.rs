@@ -1,6 +1,6 @@
 //! The numbers that define a model, free of any file format.
 
-use std::f64::consts::TAU;
+use phalanx_ir::ops::{RopeScaling, Rotary};
 
 /// A model that can be exchanged with Hugging Face.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,52 +68,10 @@ pub struct RopeSpec {
     pub scaling: RopeScaling,
 }
 
-/// How rotary frequencies are stretched to longer contexts.
-#[derive(Clone, Debug, PartialEq)]
-pub enum RopeScaling {
-    /// Not at all.
-    None,
-    /// All frequencies are divided by `factor`.
-    Linear {
-        /// The divisor.
-        factor: f64,
-    },
-    /// Slow frequencies are divided by `factor`, fast ones are kept, with a ramp in between. Slow and
-    /// fast are judged by the turns a frequency makes in the original context.
-    Llama3 {
-        /// The divisor of slow frequencies.
-        factor: f64,
-        /// At most this many turns: slow.
-        low_freq_factor: f64,
-        /// At least this many turns: fast.
-        high_freq_factor: f64,
-        /// The context the model was first trained with.
-        original_context: usize,
-    },
-}
-
 impl RopeSpec {
-    /// The angle by which pair `i` of a head (entries `i` and `i + head_dim / 2`) turns per position.
-    pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f64> {
-        (0..head_dim / 2)
-            .map(|i| self.theta.powf(-2.0 * i as f64 / head_dim as f64))
-            .map(|f| self.scaling.apply(f))
-            .collect()
-    }
-}
-
-impl RopeScaling {
-    fn apply(&self, frequency: f64) -> f64 {
-        match *self {
-            RopeScaling::None => frequency,
-            RopeScaling::Linear { factor } => frequency / factor,
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-                let turns = original_context as f64 * frequency / TAU;
-                let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
-                let kept = kept.clamp(0.0, 1.0);
-                (1.0 - kept) * frequency / factor + kept * frequency
-            }
-        }
+    /// The op that turns queries and keys so.
+    pub fn rotary(&self) -> Rotary {
+        Rotary { theta: self.theta, scaling: self.scaling, inverse: false }
     }
 }
 

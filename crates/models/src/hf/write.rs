@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
 use std::path::Path;
 
 use phalanx_ir::DType;
-use phalanx_sys::SysError;
+use phalanx_sys::{Staged, SysError};
 
 use super::config::{parse_config, write_config};
 use super::error::HfError;
@@ -14,8 +15,9 @@ use super::names::{self, Param, Place};
 use super::spec::Spec;
 use super::tensor::{Stored, Tensor};
 
-/// Writes `config.json` and `model.safetensors` into `dir`, which is made if need be. Each file is
-/// written atomically. A tied head is not written: the configuration says where it is.
+/// Writes `config.json` and `model.safetensors` into `dir`, which is made if need be. Both are
+/// written in full before either takes its name, so that a failure leaves no mixture of old and
+/// new. A tied head is not written: the configuration says where it is.
 pub fn save(
     dir: &Path,
     spec: &Spec,
@@ -41,8 +43,10 @@ pub fn save(
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let made = std::fs::create_dir_all(dir);
     made.map_err(|e| HfError::Write(SysError::on_file(dir, "making this folder", e)))?;
-    file::write(&path, &metadata, &entries, |i| gather(&groups[i], tensors))?;
-    file::write_text(&config_path, &config)
+    let weights = file::stage(&path, &metadata, &entries, |i| gather(&groups[i], tensors))?;
+    let text = |out: &mut dyn Write| out.write_all(config.as_bytes());
+    let config = Staged::write(&config_path, text).map_err(HfError::Write)?;
+    weights.put_in_place().and_then(|()| config.put_in_place()).map_err(HfError::Write)
 }
 
 /// The parameters that share a tensor at Hugging Face, sorted by that tensor's name. Parts are in

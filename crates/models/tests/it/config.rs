@@ -38,7 +38,7 @@ fn rotary_frequencies_are_those_of_transformers_in_every_spelling() {
     assert!(table.len() >= 10);
     for row in &table {
         let spec = llama(&row["config"]);
-        let found = spec.rope.inverse_frequencies(spec.head_dim);
+        let found = spec.rope.rotary().frequencies(spec.head_dim);
         let expected = row["inv_freq"].as_array().unwrap();
         assert_eq!(found.len(), expected.len());
         for (f, e) in found.iter().zip(expected) {
@@ -56,7 +56,7 @@ fn rotary_frequencies_of_the_fixtures_match_in_f64() {
         };
         let oracle = read_raw(&case(name).join("oracle_f64.safetensors"));
         let (_, expected) = numbers(&oracle, "inv_freq");
-        assert!(error(&spec.rope.inverse_frequencies(spec.head_dim), &expected) < 1e-15);
+        assert!(error(&spec.rope.rotary().frequencies(spec.head_dim), &expected) < 1e-15);
     }
 }
 
@@ -67,12 +67,7 @@ fn the_two_spellings_describe_one_model() {
     assert_eq!(old, new);
     let Spec::Llama(spec) = old else { panic!("{old:?}") };
     assert_eq!(spec.rope.theta, 500.0);
-    let expected = RopeScaling::Llama3 {
-        factor: 4.0,
-        low_freq_factor: 1.0,
-        high_freq_factor: 4.0,
-        original_context: 32,
-    };
+    let expected = RopeScaling::Llama3 { factor: 4.0, low: 1.0, high: 4.0, original: 32.0 };
     assert_eq!(spec.rope.scaling, expected);
 }
 

@@ -129,7 +129,7 @@ impl Net<'_> {
         let Spec::Llama(spec) = &self.model.spec else {
             return;
         };
-        let frequencies = spec.rope.inverse_frequencies(self.head_dim);
+        let frequencies = spec.rope.rotary().frequencies(self.head_dim);
         for (t, row) in x.iter_mut().enumerate() {
             for head in row.chunks_mut(self.head_dim) {
                 let half = head.len() / 2;

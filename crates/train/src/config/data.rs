@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use phalanx_data::{MarkovCorpus, TokenWidth};
+
 use super::key::section;
-use super::setting::{Fraction, choice};
+use super::setting::{Fraction, choice, words};
 use super::values::Values;
 use crate::error::Problem;
 
@@ -14,10 +16,11 @@ section! {
         kind: DataKind = "synthetic"; aka "dataset" "dataset_type" "mock_data",
         /// The file, for text and tokens.
         path: Option<PathBuf> = "none"; aka "data_path" "dataset_path" "train_file" "file",
-        /// Size of one id in a file of tokens, little-endian.
-        dtype: TokenWidth = "u16"; aka "token_dtype" "token_size",
+        /// Size of one id in a file of tokens, little-endian. A name that ends in .u16 or .u32 says
+        /// it; a file of another name needs this key.
+        dtype: Option<TokenWidth> = "by the file's name" => None; aka "token_dtype" "token_size",
         /// Share of the file, from its end, that is kept for evaluation.
-        val_fraction: Fraction = "0.1"; aka "val_split" "validation_split" "split" "eval_fraction",
+        val_fraction: Fraction = "0.05"; aka "val_split" "validation_split" "split" "eval_fraction",
         /// A target with this id does not count in the loss.
         ignore_token: Option<u32> = "none"; aka "ignore_index" "pad_token_id" "pad_token" "ignore_id",
         /// Seed of the synthetic source and of the order of samples.
@@ -37,15 +40,7 @@ choice! {
     }
 }
 
-choice! {
-    /// Size of one id in a file of tokens.
-    pub enum TokenWidth {
-        /// Two bytes an id.
-        U16 = "u16",
-        /// Four bytes an id.
-        U32 = "u32",
-    }
-}
+words!(TokenWidth { U16 = "u16", U32 = "u32", });
 
 impl Data {
     pub(crate) fn check(&self, vocab: usize, values: &mut Values) {
@@ -67,11 +62,25 @@ impl Data {
                 .because("text is read as bytes, and a byte has 256 values")
                 .nearest("model.vocab = 256")
         });
-        let ids_fit = kind != DataKind::Synthetic || vocab >= 2;
+        let least = MarkovCorpus::LEAST_VOCAB;
+        let ids_fit = kind != DataKind::Synthetic || vocab >= least;
         values.rule(&["model.vocab", "data.kind"], ids_fit, || {
-            Problem::new(format!("model.vocab = {vocab} leaves nothing to predict"))
-                .because("the synthetic source needs at least two different tokens")
-                .nearest("model.vocab = 2")
+            Problem::new(format!("model.vocab = {vocab} is too small for data.kind = synthetic"))
+                .because(format!("the synthetic source needs at least {least} different tokens"))
+                .nearest(format!("model.vocab = {least}"))
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The library and the command hold out the same share.
+    #[test]
+    fn the_held_out_share_is_the_librarys() {
+        let key = Data::KEYS.iter().find(|key| key.name == "data.val_fraction");
+        let text = key.expect("it is a key").default;
+        assert_eq!(text.parse(), Ok(phalanx_data::DEFAULT_VAL_FRACTION));
     }
 }

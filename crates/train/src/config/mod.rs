@@ -21,10 +21,10 @@ mod values;
 
 use std::collections::BTreeMap;
 
-pub use data::{Data, DataKind, TokenWidth};
+pub use data::{Data, DataKind};
 pub use key::Key;
 pub use listing::listing;
-pub use model::{Attention, Model, ModelKind, Origin};
+pub use model::{Model, ModelKind, Origin};
 pub use optim::{Clip, LrSchedule, Optim, OptimKind};
 pub use parallel::{
     Axis, AxisOrder, CpKind, NamedSchedule, Parallel, PipelineSchedule, PipelineWarmup, SyncKind,
@@ -34,7 +34,7 @@ pub use precision::{Float, Precision};
 pub use run::{Run, RunName};
 pub use setting::{Bytes, Count, Fraction, NonNegative, Positive, Ratio, Setting};
 pub use sources::Sources;
-pub use train::{Recompute, Train};
+pub use train::Train;
 
 use crate::error::{Error, Place, Problem, Result};
 use values::Values;
@@ -173,7 +173,10 @@ impl Config {
             let every = self.train.eval_every;
             Problem::new(format!("train.eval_every = {every} with data.val_fraction = 0.0"))
                 .because("no part of the file is kept for evaluation")
-                .fix("data.val_fraction = 0.1, or train.eval_every = 0")
+                .fix(format!(
+                    "data.val_fraction = {}, or train.eval_every = 0",
+                    phalanx_data::DEFAULT_VAL_FRACTION
+                ))
         });
     }
 }

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use phalanx_ir::ops::AttentionKind;
 use toml_edit::Value;
 
 use super::key::section;
-use super::setting::{Count, Fraction, Positive, Setting, choice, quoted};
+use super::setting::{Count, Fraction, Positive, Setting, choice, quoted, words};
 use super::values::Values;
 use crate::error::Problem;
 
@@ -45,7 +46,7 @@ section! {
         /// Share of elements that dropout sets to zero during training.
         dropout: Fraction = "0.0"; aka "hidden_dropout" "attention_dropout" "resid_pdrop",
         /// Attention that never stores the score matrix (flash), or one that does.
-        attention: Attention = "flash"; aka "attn_type" "attention_backend" "attn_implementation",
+        attention: AttentionKind = "flash"; aka "attn_type" "attention_backend" "attn_implementation",
         /// Standard deviation of the initial weights.
         init_std: Positive = "0.02"; aka "init_method_std" "initializer_range",
         /// Folder with weights in Hugging Face form to start from, as "hf:DIR". Its config.json
@@ -66,15 +67,7 @@ choice! {
     }
 }
 
-choice! {
-    /// How attention is computed.
-    pub enum Attention {
-        /// In tiles; the score matrix is never stored.
-        Flash = "flash",
-        /// With the score matrix stored.
-        Materialised = "materialised",
-    }
-}
+words!(AttentionKind { Flash = "flash", Materialised = "materialised", });
 
 /// Where initial weights come from.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -19,15 +19,15 @@ section! {
         /// Seed of initial weights and dropout, and of the data unless data.seed is set.
         seed: u64 = "0"; aka "random_seed",
         /// Threads of each rank; 1: no pool.
-        threads: Count = "cores ÷ ranks, at least 1" => threads_per_rank(cores, ranks);
+        threads: Count = "cores ÷ ranks, from 1 to 256" => threads_per_rank(cores, ranks);
             aka "num_threads" "n_threads" "omp_num_threads" "nproc",
         /// Memory that the plan of a rank may take; "none": no limit of ours.
         memory_limit: Option<Bytes> = "none"; aka "max_memory" "memory_budget",
     }
 }
 
-/// The most threads a rank may have; more is a slip of the keyboard.
-const MOST_THREADS: usize = 1024;
+/// The most threads a rank may have: as many as the CPU engine plans the work of a call for.
+const MOST_THREADS: usize = 256;
 
 /// The name of a run's folder: one path component without surprises.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -60,12 +60,14 @@ impl Run {
         let threads = self.threads.get();
         values.rule(&["run.threads"], threads <= MOST_THREADS, || {
             Problem::new(format!("run.threads = {threads} is more than a rank can use"))
-                .because("a thread per core is the most that helps")
+                .because(format!(
+                    "the CPU engine divides a call among at most {MOST_THREADS} threads"
+                ))
                 .nearest(format!("run.threads = {MOST_THREADS}"))
         });
     }
 }
 
 fn threads_per_rank(cores: Count, ranks: Count) -> Count {
-    Count::new(cores.get() / ranks.get()).unwrap_or(Count::MIN)
+    Count::new((cores.get() / ranks.get()).min(MOST_THREADS)).unwrap_or(Count::MIN)
 }

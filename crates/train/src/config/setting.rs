@@ -279,16 +279,26 @@ macro_rules! choice {
             }
         }
 
+        $crate::config::setting::words!($name { $($variant = $word,)+ });
+    };
+}
+pub(crate) use choice;
+
+/// Makes an enum, of this crate or another, a key type that is a choice between words.
+macro_rules! words {
+    ($name:ty { $($variant:ident = $word:literal,)+ }) => {
         impl $crate::config::setting::Setting for $name {
             fn expects() -> String {
                 format!("one of {}", Self::words().join(" | "))
             }
             fn read(value: &toml_edit::Value) -> Option<Self> {
-                let word = value.as_str()?;
-                Self::ALL.iter().copied().find(|choice| choice.name() == word)
+                match value.as_str()? {
+                    $($word => Some(<$name>::$variant),)+
+                    _ => None,
+                }
             }
             fn write(&self) -> String {
-                $crate::config::setting::quoted(self.name())
+                $crate::config::setting::quoted(match self { $(<$name>::$variant => $word),+ })
             }
             fn words() -> &'static [&'static str] {
                 &[$($word),+]
@@ -296,7 +306,7 @@ macro_rules! choice {
         }
     };
 }
-pub(crate) use choice;
+pub(crate) use words;
 
 #[cfg(test)]
 mod tests {

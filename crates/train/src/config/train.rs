@@ -1,8 +1,10 @@
 //! `[train]`: how long, on how much at a time.
 
+use phalanx_autodiff::Recompute;
+
 use super::key::section;
 use super::model::assignments;
-use super::setting::{Count, choice};
+use super::setting::{Count, words};
 use super::values::Values;
 use crate::error::Problem;
 
@@ -21,7 +23,9 @@ section! {
         /// Tokens per sequence.
         seq_len: Count = "128";
             aka "seq_length" "sequence_length" "max_seq_length" "encoder_seq_length" "T",
-        /// What the backward pass computes again instead of keeping it.
+        /// What the backward pass computes again instead of keeping it. full: everything, from
+        /// each block's input. selective: the probabilities of a materialised attention; flash
+        /// attention keeps none, so with it selective changes nothing.
         recompute: Recompute = "none";
             aka "recompute_granularity" "activation_checkpoint" "activation_checkpointing"
                 "gradient_checkpointing",
@@ -34,17 +38,7 @@ section! {
     }
 }
 
-choice! {
-    /// What the backward pass computes again.
-    pub enum Recompute {
-        /// Nothing: every value that the backward pass needs is kept.
-        None = "none",
-        /// What is cheap to compute and large to keep.
-        Selective = "selective",
-        /// Everything, from each block's input.
-        Full = "full",
-    }
-}
+words!(Recompute { None = "none", Selective = "selective", Full = "full", });
 
 impl Train {
     /// Sequences that one of `dp` data-parallel ranks works on at a time.

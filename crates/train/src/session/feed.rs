@@ -1,7 +1,7 @@
 //! What the host gives a step: its batch, and the numbers that its programs read.
 
 use phalanx_engine::Engine;
-use phalanx_ir::Model;
+use phalanx_ir::{DType, Model, Role, TensorType};
 use phalanx_models::port;
 use phalanx_runtime::{Executor, RuntimeError, ScriptId};
 use phalanx_script::BufferId;
@@ -30,6 +30,13 @@ pub enum Field<'a> {
 }
 
 impl Field<'_> {
+    fn dtype(&self) -> DType {
+        match self {
+            Field::I32(_) => DType::I32,
+            Field::F32(_) => DType::F32,
+        }
+    }
+
     fn len(&self) -> usize {
         match self {
             Field::I32(values) => values.len(),
@@ -69,7 +76,7 @@ pub(crate) struct Feed {
 }
 
 enum Input {
-    Data { port: String, microbatch: usize },
+    Data { port: String, dtype: DType, microbatch: usize },
     Key { instance: usize, microbatch: usize },
     LearningRate,
     Step,
@@ -101,9 +108,12 @@ impl Feed {
             let size = executor.script(self.script).buffers[buffer.0].bytes;
             let bytes = &mut self.bytes;
             match input {
-                Input::Data { port, microbatch } => {
+                Input::Data { port, dtype, microbatch } => {
                     let field = data.fields.iter().find(|(name, _)| name == port);
                     let (_, field) = field.ok_or_else(|| missing(port, data))?;
+                    if field.dtype() != *dtype {
+                        return Err(other_type(port, field.dtype(), *dtype));
+                    }
                     field.bytes(*microbatch, self.microbatches, bytes);
                 }
                 Input::Key { instance, microbatch } => {
@@ -130,10 +140,13 @@ impl Input {
         {
             let key = front.strip_suffix("/key");
             let instance = key.and_then(|own| model.instances().iter().position(|i| i.name == own));
-            return Ok(match instance {
-                Some(instance) => Input::Key { instance, microbatch },
-                None => Input::Data { port: front.to_owned(), microbatch },
-            });
+            if let Some(instance) = instance {
+                return Ok(Input::Key { instance, microbatch });
+            }
+            if let Some((_, ty)) = data_ports(model).find(|(port, _)| *port == front) {
+                let (port, dtype) = (front.to_owned(), ty.dtype);
+                return Ok(Input::Data { port, dtype, microbatch });
+            }
         }
         match name {
             "lr" => Ok(Input::LearningRate),
@@ -153,16 +166,20 @@ impl Input {
 
 /// Rows of a micro-batch: the extent of dim 0 of the model's data.
 fn rows(model: &Model) -> u64 {
-    let data = (model.segments().iter())
-        .flat_map(|p| p.inputs_with(phalanx_ir::Role::Data).map(|port| p.ty(port.value)));
-    let mut extents = data.filter_map(|ty| ty.shape.first().copied());
+    let mut extents = data_ports(model).filter_map(|(_, ty)| ty.shape.first().copied());
     extents.next().unwrap_or(1) as u64
+}
+
+/// The name and the type of each data port of a model's segments.
+fn data_ports(model: &Model) -> impl Iterator<Item = (&str, &TensorType)> {
+    let segments = model.segments().iter();
+    segments.flat_map(|p| p.inputs_with(Role::Data).map(|port| (&*port.name, p.ty(port.value))))
 }
 
 fn scalar(size: usize, value: f64, out: &mut Vec<u8>) {
     let dtype = match size {
-        8 => phalanx_ir::DType::F64,
-        _ => phalanx_ir::DType::F32,
+        8 => DType::F64,
+        _ => DType::F32,
     };
     out.clear();
     out.resize(size, 0);
@@ -175,6 +192,15 @@ fn missing(port: &str, data: &StepData<'_>) -> Error {
         Problem::new(format!("the model reads the data port `{port}`, which the batch lacks"))
             .because(format!("the batch has {}", given.join(", ")))
             .fix("name the batch's fields as the model names its data"),
+    )
+}
+
+/// Numbers of the wrong type may have the right size, and would be read as other numbers.
+fn other_type(port: &str, found: DType, expected: DType) -> Error {
+    Error::refused(
+        Problem::new(format!("the batch gives `{port}` as {found}, the model reads {expected}"))
+            .because(format!("the model declares the data port `{port}` with {expected} elements"))
+            .fix(format!("give {expected} values, or declare the port as {found}")),
     )
 }
 

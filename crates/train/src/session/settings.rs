@@ -84,11 +84,7 @@ impl Settings {
             optimizer,
             clip: optim.clip.0.map(|norm| norm.get()),
             microbatches: config.train.microbatches.get(),
-            recompute: match config.train.recompute {
-                config::Recompute::None => Recompute::None,
-                config::Recompute::Selective => Recompute::Selective,
-                config::Recompute::Full => Recompute::Full,
-            },
+            recompute: config.train.recompute,
             seed: config.run.seed,
             memory_limit: match config.run.memory_limit {
                 Some(limit) => Some(MemoryLimit::Asked(limit.0)),

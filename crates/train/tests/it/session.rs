@@ -43,6 +43,7 @@ fn gpt(sets: &[&str]) -> Loaded {
         "model.vocab=11",
         "model.context=6",
         "train.batch_size=4",
+        "train.microbatches=1",
         "train.seq_len=6",
         "precision.compute=f64",
         "model.init_std=0.3",
@@ -330,4 +331,7 @@ fn a_batch_that_does_not_fit_is_refused_by_name() {
     };
     assert!(step(&[("idz", Field::I32(&ids))]).contains("`ids`"));
     assert!(step(&[("ids", Field::I32(&ids))]).contains("20 bytes"));
+    // As many bytes, but other numbers.
+    let said = step(&[("ids", Field::F32(&[1.0; 5]))]);
+    assert!(said.contains("gives `ids` as f32, the model reads i32"), "{said}");
 }
