@@ -127,7 +127,7 @@ fn absurd_attributes_are_refused() {
     let huge = usize::MAX;
     for call in [
         format!("slice(x, dim=0, start={huge}, len=2) : f32[8]"),
-        format!("slice(x, dim=7, start=0, len=2) : f32[8]"),
+        "slice(x, dim=7, start=0, len=2) : f32[8]".to_owned(),
         format!("pad(x, dim=0, before={huge}, after={huge}) : f32[8]"),
         format!("reshape(x, shape={huge}x{huge}) : f32[8]"),
         "broadcast(x, shape=8, dims=9) : f32[8]".to_owned(),
