@@ -5,7 +5,7 @@
 //! instruction that makes some of its results, or [`Rewriter::replace`] a result by another value.
 //! The rewriter numbers the new values, so that the result is in canonical form.
 
-use phalanx_ir::{Op, Phase, Port, Program, ValueId};
+use phalanx_ir::{Op, Phase, Port, Program, TensorType, ValueId};
 
 /// A new program that grows out of an old one.
 ///
@@ -27,11 +27,22 @@ impl<'a> Rewriter<'a> {
 
     /// Starts a program with only those inputs that `keep` accepts.
     pub fn with_inputs(old: &'a Program, keep: impl Fn(&Port) -> bool) -> Self {
+        Self::start(old, |port| keep(port).then(|| old.ty(port.value).clone()))
+    }
+
+    /// Starts a program whose inputs have other types. Where a reader needs the old one, an
+    /// instruction that makes it from the input must be emitted first.
+    pub fn with_types(old: &'a Program, ty: impl Fn(&Port) -> TensorType) -> Self {
+        Self::start(old, |port| Some(ty(port)))
+    }
+
+    /// Starts a program with those inputs that have a type.
+    fn start(old: &'a Program, ty: impl Fn(&Port) -> Option<TensorType>) -> Self {
         let mut new = Program::new(old.name.clone(), old.mesh().clone());
         let mut map = vec![None; old.values().len()];
-        for port in old.inputs().iter().filter(|p| keep(p)) {
-            let ty = old.ty(port.value).clone();
-            map[port.value.index()] = Some(new.input(port.name.clone(), port.role, ty));
+        for port in old.inputs() {
+            map[port.value.index()] =
+                ty(port).map(|ty| new.input(port.name.clone(), port.role, ty));
         }
         Self { old, new, map }
     }

@@ -5,7 +5,9 @@
 //! they are accumulated in, and never pass through the cast.
 
 use phalanx_ir::ops::Cast;
-use phalanx_ir::{DType, Phase, Program, Role, ValueId};
+use phalanx_ir::{DType, Phase, Port, Program, Role, TensorType};
+
+use crate::rewrite::Rewriter;
 
 /// Declares every parameter in `stored` and casts it to the type the program computes in.
 pub fn stored_params(program: &Program, stored: DType) -> Program {
@@ -13,35 +15,17 @@ pub fn stored_params(program: &Program, stored: DType) -> Program {
     if !program.inputs_with(Role::Param).any(|p| differs(p.value)) {
         return program.clone();
     }
-    let mut out = Program::new(program.name.clone(), program.mesh().clone());
-    let mut map = vec![ValueId(u32::MAX); program.values().len()];
-    let mut casts = Vec::new();
-    for port in program.inputs() {
-        let mut ty = program.ty(port.value).clone();
-        if port.role == Role::Param && ty.dtype != stored {
-            casts.push(port.value);
-            ty.dtype = stored;
-        }
-        map[port.value.index()] = out.input(&port.name, port.role, ty);
+    let is_cast = |port: &Port| port.role == Role::Param && differs(port.value);
+    let mut rewriter = Rewriter::with_types(program, |port| {
+        let ty = program.ty(port.value).clone();
+        if is_cast(port) { TensorType { dtype: stored, ..ty } } else { ty }
+    });
+    for port in program.inputs().iter().filter(|p| is_cast(p)) {
+        let cast = Cast { to: program.ty(port.value).dtype };
+        rewriter.emit(cast, &[port.value], &[port.value], Phase::F);
     }
-    for value in casts {
-        let ty = program.ty(value).clone();
-        let cast = Cast { to: ty.dtype };
-        let inputs = [map[value.index()]];
-        map[value.index()] = out.push_unchecked(cast.into(), &inputs, vec![ty], Phase::F)[0];
-    }
-    for instr in program.instrs() {
-        let inputs: Vec<ValueId> = instr.inputs.iter().map(|v| map[v.index()]).collect();
-        let types = instr.outputs.iter().map(|&v| program.ty(v).clone());
-        let made = out.push_unchecked(instr.op.clone(), &inputs, types.collect(), instr.phase);
-        for (old, new) in instr.outputs.iter().zip(made) {
-            map[old.index()] = new;
-        }
-    }
-    for port in program.outputs() {
-        out.output(&port.name, port.role, map[port.value.index()]);
-    }
-    out.canonical()
+    (0..program.instrs().len()).for_each(|index| rewriter.keep(index));
+    rewriter.finish()
 }
 
 #[cfg(test)]
