@@ -86,7 +86,7 @@ pub(crate) struct Settings {
     preset: Option<String>,
     /// Changes one setting, such as train.steps=100; may be repeated.
     #[arg(long, value_name = "key=value")]
-    pub(crate) set: Vec<String>,
+    set: Vec<String>,
     /// Prints JSON, a compact object per line, on standard output and all else on standard error.
     #[arg(long)]
     pub(crate) json: bool,

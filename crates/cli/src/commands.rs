@@ -6,6 +6,7 @@ use phalanx::ir::DType;
 use phalanx::train::error::Result;
 use phalanx::train::eval::{self, ModelSource};
 use phalanx::train::explain::{Explanation, Focus};
+use phalanx::train::metrics::bytes;
 use phalanx::train::saved::Saved;
 use phalanx::train::{Output, bench, config, network, train};
 use serde_json::json;
@@ -54,7 +55,7 @@ fn answer(settings: &Settings, model: &ModelSource, ids: &[i32]) -> Result<()> {
 }
 
 fn held_out(settings: &Settings, model: &ModelSource) -> Result<()> {
-    let result = eval::held_out(model, &settings.sources(), &settings.set)?;
+    let result = eval::held_out(model, &settings.sources())?;
     if settings.json {
         out::json(&result);
         return Ok(());
@@ -70,7 +71,7 @@ fn held_out(settings: &Settings, model: &ModelSource) -> Result<()> {
 }
 
 fn export(run: &Path, dir: &Path, dtype: DType, json: bool) -> Result<()> {
-    let saved = Saved::open(run, &[])?;
+    let saved = Saved::open(run, &config::Sources::default())?;
     saved.export(dir, dtype)?;
     let parameters: usize = saved.tensors.values().map(|tensor| tensor.len()).sum();
     if json {
@@ -104,19 +105,22 @@ fn bench_step(settings: &Settings) -> Result<()> {
         out::json(&result);
         return Ok(());
     }
-    let memory = match result.peak_rss_bytes {
-        Some(bytes) => format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64),
-        None => "unknown".to_owned(),
-    };
+    let known = |amount: Option<u64>| amount.map_or("unknown".to_owned(), bytes);
     out::line(&format!(
         "step            {:.1} ms (median), {:.1} ms (best)\n\
          tokens          {:.0} per second\n\
-         memory          {memory} at most\n\
+         memory          {} at most\n\
+         kernel scratch  {} beside the plan\n\
+         GEMM packing    {} at most in a block, {} allocated in a step\n\
          in products     {:.1}% of the step\n\
          floor           {:.1} ms, {:.1}% of the step",
         result.median_ms,
         result.best_ms,
         result.tokens_per_s,
+        known(result.peak_rss_bytes),
+        bytes(result.kernel_scratch_bytes),
+        known(result.gemm_packing_bytes),
+        known(result.gemm_packing_bytes_per_step),
         100.0 * result.gemm_fraction,
         result.floor_ms,
         100.0 * result.floor_fraction,

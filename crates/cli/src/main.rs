@@ -15,6 +15,11 @@ use clap::error::ErrorKind;
 
 use args::Args;
 use phalanx::train::error::Error;
+use phalanx_sys::CountingAllocator;
+
+/// Counts allocations, so that `bench step` can tell what the matrix library packs.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
     let args = match Args::try_parse() {

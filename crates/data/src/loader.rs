@@ -82,15 +82,6 @@ pub struct Batch {
     pub valid_tokens: u64,
 }
 
-impl Batch {
-    /// Inputs and targets of part `part` of `parts` equal parts.
-    pub fn microbatch(&self, part: usize, parts: usize) -> (&[i32], &[i32]) {
-        let size = self.ids.len() / parts;
-        let range = part * size..(part + 1) * size;
-        (&self.ids[range.clone()], &self.targets[range])
-    }
-}
-
 /// Gives out batches; a thread of its own makes the next ones meanwhile.
 #[derive(Debug)]
 pub struct Loader {
@@ -144,11 +135,6 @@ impl Loader {
     pub fn batches_per_pass(&self) -> u64 {
         let samples = self.plan.sampler.samples(self.plan.config.split);
         samples.div_ceil(self.plan.config.batch_size as u64)
-    }
-
-    /// The rule that says which sample is where.
-    pub fn sampler(&self) -> &Sampler {
-        &self.plan.sampler
     }
 }
 

@@ -8,20 +8,10 @@ use memmap2::{MmapMut, MmapRaw};
 
 use crate::SysError;
 
-/// Whether to ask for transparent huge pages.
-///
-/// Off by default: on the training step they changed nothing beyond noise and cost over 100 MB of
-/// resident memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HugePages {
-    /// Ordinary pages.
-    #[default]
-    Off,
-    /// Advise the system to use huge pages; a system that cannot is left alone.
-    Advise,
-}
-
 /// Page-aligned memory, zero at birth, freed on drop.
+///
+/// Its pages are ordinary ones: on the training step transparent huge pages changed nothing beyond
+/// noise and cost over 100 MB of resident memory.
 #[derive(Debug)]
 pub struct Arena {
     // A mapping of no bytes does not exist, so an empty arena holds none.
@@ -29,26 +19,13 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Reserves `bytes` bytes with ordinary pages.
+    /// Reserves `bytes` bytes.
     pub fn new(bytes: usize) -> Result<Self, SysError> {
-        Self::with_pages(bytes, HugePages::Off)
-    }
-
-    /// Reserves `bytes` bytes with the pages asked for.
-    pub fn with_pages(bytes: usize, pages: HugePages) -> Result<Self, SysError> {
         if bytes == 0 {
             return Ok(Self { map: None });
         }
         let map =
             MmapMut::map_anon(bytes).map_err(|source| SysError::OutOfMemory { bytes, source })?;
-        #[cfg(target_os = "linux")]
-        if pages == HugePages::Advise {
-            // Advice, not a demand: a kernel built without huge pages refuses it, and the memory
-            // is just as usable.
-            let _ = map.advise(memmap2::Advice::HugePage);
-        }
-        #[cfg(not(target_os = "linux"))]
-        let _ = pages;
         Ok(Self { map: Some(map.into()) })
     }
 
@@ -88,15 +65,13 @@ mod tests {
 
     #[test]
     fn memory_is_aligned_zero_and_writable() {
-        for pages in [HugePages::Off, HugePages::Advise] {
-            let mut arena = Arena::with_pages(3 << 20, pages).unwrap();
-            assert_eq!(arena.len(), 3 << 20);
-            assert_eq!(arena.as_ptr() as usize % 4096, 0);
-            assert!(arena.as_mut_slice().iter().all(|&byte| byte == 0));
-            arena.as_mut_slice().fill(7);
-            // SAFETY: the last byte lies inside the arena and was written just above.
-            assert_eq!(unsafe { *arena.as_ptr().add(arena.len() - 1) }, 7);
-        }
+        let mut arena = Arena::new(3 << 20).unwrap();
+        assert_eq!(arena.len(), 3 << 20);
+        assert_eq!(arena.as_ptr() as usize % 4096, 0);
+        assert!(arena.as_mut_slice().iter().all(|&byte| byte == 0));
+        arena.as_mut_slice().fill(7);
+        // SAFETY: the last byte lies inside the arena and was written just above.
+        assert_eq!(unsafe { *arena.as_ptr().add(arena.len() - 1) }, 7);
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod error;
 pub mod memory;
 pub mod mmap;
 
-pub use arena::{Arena, HugePages};
+pub use arena::Arena;
 pub use count_alloc::CountingAllocator;
 pub use disk::{Staged, write_atomic};
 pub use error::SysError;

@@ -9,6 +9,7 @@ use std::time::Instant;
 use phalanx_data::Batch;
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Model};
+use phalanx_sys::count_alloc::{Counts, counts};
 use serde::Serialize;
 
 use crate::config::{Config, Loaded};
@@ -16,7 +17,7 @@ use crate::corpus;
 use crate::error::Result;
 use crate::host::host_engine;
 use crate::network::Network;
-use crate::products::{Product, median, products, time_products};
+use crate::products::{Pass, Product, median, products, time_products};
 use crate::schedule::LearningRate;
 use crate::session::{Models, Session, Settings};
 
@@ -38,6 +39,14 @@ pub struct StepBench {
     pub tokens_per_s: f64,
     /// The most memory that the process held, as far as the system says.
     pub peak_rss_bytes: Option<u64>,
+    /// Memory beside the plan that kernels use while they run, over all threads.
+    pub kernel_scratch_bytes: u64,
+    /// The largest block that the matrix library packed operands into. Known where the counting
+    /// allocator is the global one, as in the command.
+    pub gemm_packing_bytes: Option<u64>,
+    /// What it allocated for that in a warm step altogether, block after block; known likewise.
+    /// Blocks that it keeps from one step to the next are not among them.
+    pub gemm_packing_bytes_per_step: Option<u64>,
     /// The share of the steps' time inside matmul calls.
     pub gemm_fraction: f64,
     /// Time of the linear layers and the head at the measured GEMM rate.
@@ -51,7 +60,8 @@ pub fn step(loaded: &Loaded) -> Result<StepBench> {
     let config = &loaded.config;
     let network = Network::new(loaded)?;
     let model = network.models(config, false)?;
-    let (mut times, gemm_seconds) = steps(config, &network, &model)?;
+    let Timed { mut times, gemm_seconds, kernel_scratch, packed } =
+        steps(config, &network, &model)?;
     // The steps' memory is free again by now, so the products do not add to the peak.
     let floor = floor_seconds(config, &model.train)?;
     let total: f64 = times.iter().sum();
@@ -61,40 +71,64 @@ pub fn step(loaded: &Loaded) -> Result<StepBench> {
         best_ms: 1e3 * times[0],
         tokens_per_s: config.train.tokens_per_step() as f64 / median,
         peak_rss_bytes: phalanx_sys::memory::peak_resident_bytes(),
+        kernel_scratch_bytes: kernel_scratch as u64,
+        gemm_packing_bytes: packed.map(|counts| counts.exempt_largest),
+        gemm_packing_bytes_per_step: packed.map(|counts| counts.exempt_bytes / TIMED as u64),
         gemm_fraction: gemm_seconds / total,
         floor_ms: 1e3 * floor,
         floor_fraction: floor / median,
     })
 }
 
-/// The FLOP/s of the product that a model spends most on, on one that is cut to a size that takes
-/// milliseconds: what the step line compares with.
+/// The FLOP/s of the products that a model spends most on, one of each kind, cut to a size that
+/// takes milliseconds: what the step line compares with. `None` for a model without products.
 pub fn gemm_rate(config: &Config, model: &Model) -> Result<Option<f64>> {
     let work = |(product, count): &(Product, usize)| product.flops() * *count as u64;
-    let Some((largest, _)) = products(model).into_iter().max_by_key(work) else {
+    let all = products(model);
+    let largest = [Pass::Forward, Pass::InputGradient, Pass::WeightGradient].map(|pass| {
+        let of_kind = all.iter().map(|(p, n)| (*p, *n)).filter(|(p, _)| p.pass == pass);
+        of_kind.max_by_key(work)
+    });
+    let cut: Vec<Product> = (largest.into_iter().flatten())
+        .map(|(p, _)| Product {
+            rows: p.rows.min(1024),
+            from: p.from.min(2048),
+            to: p.to.min(2048),
+            ..p
+        })
+        .collect();
+    if cut.is_empty() {
         return Ok(None);
-    };
-    let cut = Product {
-        rows: largest.rows.min(1024),
-        from: largest.from.min(2048),
-        to: largest.to.min(2048),
-        ..largest
-    };
+    }
     let mut engine = host_engine(config.run.threads.get())?;
-    let seconds = time_products(&mut engine, &[cut], types(config), ROUNDS)?;
-    Ok(seconds.first().map(|s| cut.flops() as f64 / s.best))
+    let seconds = time_products(&mut engine, &cut, types(config), ROUNDS)?;
+    let seconds: f64 = seconds.iter().map(|s| s.best).sum();
+    let flops: u64 = cut.iter().map(Product::flops).sum();
+    Ok(Some(flops as f64 / seconds))
 }
 
-/// The time of each step, and seconds inside matmul calls over all of them.
-fn steps(config: &Config, network: &Network, models: &Models) -> Result<(Vec<f64>, f64)> {
+/// What was measured of the timed steps.
+struct Timed {
+    /// The time of each.
+    times: Vec<f64>,
+    /// Seconds inside matmul calls over all of them.
+    gemm_seconds: f64,
+    /// Bytes of the kernels' scratch memory.
+    kernel_scratch: usize,
+    /// What they allocated, if that is counted; inside matrix products only packing allocates.
+    packed: Option<Counts>,
+}
+
+fn steps(config: &Config, network: &Network, models: &Models) -> Result<Timed> {
     let engine = host_engine(config.run.threads.get())?;
     let settings = Settings::new(config);
     let mut session = Session::new(engine, models, settings, &mut *network.start())?;
     let rate = LearningRate::new(config);
-    let (mut times, mut before) = (Vec::new(), 0.0);
+    let (mut times, mut before, mut allocated) = (Vec::new(), 0.0, counts());
     for step in 1..=WARM_UP + TIMED {
         if step == WARM_UP + 1 {
             before = session.engine().matmul_seconds();
+            allocated = counts();
         }
         let batch = random_batch(config, step as u64);
         let begun = Instant::now();
@@ -103,7 +137,13 @@ fn steps(config: &Config, network: &Network, models: &Models) -> Result<(Vec<f64
             times.push(begun.elapsed().as_secs_f64());
         }
     }
-    Ok((times, session.engine().matmul_seconds() - before))
+    let counted = allocated != Counts::default();
+    Ok(Timed {
+        times,
+        gemm_seconds: session.engine().matmul_seconds() - before,
+        kernel_scratch: session.engine().scratch_bytes(),
+        packed: counted.then(|| counts() - allocated),
+    })
 }
 
 fn floor_seconds(config: &Config, model: &Model) -> Result<f64> {

@@ -58,10 +58,23 @@ pub struct HeldOut {
     pub entropy_floor: Option<f64>,
 }
 
-/// Runs a model over one row of tokens. Of the configuration only precision and threads matter.
+/// Runs a model over one row of tokens. Of the configuration, which is that of the run with
+/// `sources` laid over it, only precision, attention and threads matter.
 pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<Answer> {
-    let config = Config::load(sources)?.config;
-    let (spec, tensors) = weights(source)?;
+    let (config, spec, tensors) = match source {
+        ModelSource::Run(dir) => {
+            let Saved { loaded, spec, tensors } = Saved::open(dir, sources)?;
+            (loaded.config, spec, tensors)
+        }
+        ModelSource::HuggingFace(dir) => {
+            // The folder's shape is not laid under the configuration: what does not fit the data
+            // and batch of a preset can still answer.
+            let config = Config::load(sources)?.config;
+            folder(dir)?;
+            let hf::Loaded { spec, tensors } = hf::load(dir)?;
+            (config, spec, tensors)
+        }
+    };
     check_ids(ids, &spec)?;
     let compute = DType::from(config.precision.compute);
     let shape = BatchShape { batch: 1, seq: ids.len() };
@@ -84,12 +97,13 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
     })
 }
 
-/// Evaluates a model on held-out data: that of the run it comes from, unless told otherwise.
-pub fn held_out(source: &ModelSource, sources: &Sources, sets: &[String]) -> Result<HeldOut> {
+/// Evaluates a model on held-out data: that of the run it comes from, unless `sources`, laid over
+/// the run's configuration, say otherwise.
+pub fn held_out(source: &ModelSource, sources: &Sources) -> Result<HeldOut> {
     let (loaded, spec, tensors) = match source {
         ModelSource::Run(dir) => {
-            let saved = Saved::open(dir, sets)?;
-            (saved.loaded, saved.spec, saved.tensors)
+            let Saved { loaded, spec, tensors } = Saved::open(dir, sources)?;
+            (loaded, spec, tensors)
         }
         ModelSource::HuggingFace(dir) => {
             folder(dir)?;
@@ -129,20 +143,6 @@ fn evaluate(
         tokens: batches.iter().map(|batch| batch.valid_tokens).sum(),
         entropy_floor: corpus.entropy_floor(),
     })
-}
-
-fn weights(source: &ModelSource) -> Result<(Spec, std::collections::BTreeMap<String, hf::Tensor>)> {
-    match source {
-        ModelSource::HuggingFace(dir) => {
-            folder(dir)?;
-            let loaded = hf::load(dir)?;
-            Ok((loaded.spec, loaded.tensors))
-        }
-        ModelSource::Run(dir) => {
-            let saved = Saved::open(dir, &[])?;
-            Ok((saved.spec, saved.tensors))
-        }
-    }
 }
 
 fn check_ids(ids: &[i32], spec: &Spec) -> Result<()> {

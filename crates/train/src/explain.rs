@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use phalanx_ir::Model;
+use phalanx_runtime::Executor;
 use phalanx_script::{
     Action, Category, Compiled, Kind, Lane, MemoryPlan, Part, Script, TrainPlan, plan,
 };
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::config::Loaded;
 use crate::error::{Error, Problem, Result};
+use crate::host::host_engine;
 use crate::network::Network;
 use crate::session::{self, Settings, compile};
 
@@ -31,11 +33,13 @@ pub struct Explanation {
     compiled: Compiled,
     plan: TrainPlan,
     memory: MemoryPlan,
+    /// Bytes beside the arena that this machine's kernels use, over all threads.
+    kernel_scratch: usize,
     focus: Focus,
 }
 
 impl Explanation {
-    /// Builds the step of a configuration, without an engine and without weights.
+    /// Builds the step of a configuration, and compiles it, without memory and without weights.
     pub fn new(loaded: &Loaded, focus: Focus) -> Result<Self> {
         let network = Network::new(loaded)?;
         let model = network.models(&loaded.config, false)?.train;
@@ -43,7 +47,10 @@ impl Explanation {
         let compiled = compile(&model, settings.precision, settings.recompute)?;
         let step = session::plan(&model, &settings)?;
         let memory = plan(&step.script)?;
-        let explanation = Self { model, compiled, plan: step, memory, focus };
+        let mut executor = Executor::new(host_engine(loaded.config.run.threads.get())?);
+        executor.load(step.script.clone())?;
+        let kernel_scratch = executor.engine().scratch_bytes();
+        let explanation = Self { model, compiled, plan: step, memory, kernel_scratch, focus };
         explanation.check_focus()?;
         Ok(explanation)
     }
@@ -99,6 +106,7 @@ impl Explanation {
                 .collect();
             lines.push(json!({"memory": {
                 "arena": self.memory.arena, "peaks": peaks, "largest": largest,
+                "kernel_scratch_bytes": self.kernel_scratch,
             }}));
         }
         lines
@@ -158,6 +166,14 @@ impl Explanation {
         for (name, category, bytes) in self.largest() {
             let _ = writeln!(text, "  {name:<36}{:<15}{bytes:>14}", category.name());
         }
+        let scratch = self.kernel_scratch;
+        let _ = writeln!(text, "\n  beside the arena");
+        let _ = writeln!(text, "  {:<36}{:<15}{scratch:>14}", "scratch of the kernels", "");
+        let _ = writeln!(
+            text,
+            "  the matrix library packs its operands into blocks of its own, which only a run can \
+             tell: phalanx bench step"
+        );
         text
     }
 

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use phalanx_ir::DType;
-use phalanx_models::hf::{self, Spec};
-use phalanx_models::{Architecture, hf::Tensor};
+use phalanx_models::hf::{self, Spec, Tensor};
 
 use crate::config::{Config, Loaded, Sources};
 use crate::error::{Error, Problem, Result};
@@ -42,8 +41,9 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Reads the folder of a run; `sets` change single settings, as `--set` does.
-    pub fn open(dir: &Path, sets: &[String]) -> Result<Self> {
+    /// Reads the folder of a run; its configuration is what it trained with, and `over` laid over
+    /// that. The shape stays the model's own.
+    pub fn open(dir: &Path, over: &Sources) -> Result<Self> {
         network::folder(dir)?;
         let path = dir.join(rundir::WEIGHTS);
         if !path.exists() {
@@ -53,11 +53,6 @@ impl Saved {
                     .fix("give the folder of a finished run, such as runs/NAME"),
             ));
         }
-        let mut sources = Sources::default().file(dir.join(rundir::CONFIG));
-        for set in sets {
-            sources = sources.set(set);
-        }
-        let loaded = Config::load(&sources)?;
         let params = hf::load_params(&path)?;
         let text = params.metadata.get(SPEC).ok_or_else(|| {
             Error::refused(
@@ -65,12 +60,11 @@ impl Saved {
                     .fix("give a file that `phalanx train` wrote"),
             )
         })?;
-        Ok(Self { spec: hf::parse_config(text, &path)?, loaded, tensors: params.tensors })
-    }
-
-    /// Its network.
-    pub fn architecture(&self) -> Box<dyn Architecture> {
-        network::architecture(&self.loaded.config.model, self.spec.clone())
+        let spec = hf::parse_config(text, &path)?;
+        let sources = over.clone().run(dir.join(rundir::CONFIG));
+        let shape = network::shape_keys(&spec);
+        let loaded = Config::load(&sources.pin(path.display().to_string(), shape))?;
+        Ok(Self { spec, loaded, tensors: params.tensors })
     }
 
     /// Writes the model as a Hugging Face folder.

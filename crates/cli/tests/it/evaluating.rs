@@ -43,6 +43,33 @@ fn a_run_is_evaluated_on_its_own_held_out_data() {
     assert!(lines[0]["entropy_floor"].is_number());
 }
 
+/// The run's own configuration is the ground, and a preset, a file and single settings lie on it,
+/// with and without ids.
+#[test]
+fn settings_are_laid_over_those_of_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    small_run(dir);
+    std::fs::write(dir.join("f64.toml"), "[precision]\ncompute = \"f64\"\n").unwrap();
+    std::fs::write(dir.join("wide.toml"), "[model]\nwidth = 24\n").unwrap();
+    let eval = ["eval", "--model", "run:runs/a", "--json"];
+    let set = ["--set", "precision.compute=f64"];
+    for ids in [&[][..], &["--ids", "3,1,4,1,5"]] {
+        let loss = |more: &[&str]| {
+            let lines = phalanx(dir, &[&eval, ids, more]).ok().json();
+            lines[0]["loss"].as_f64().unwrap()
+        };
+        let (plain, by_file, by_set) = (loss(&[]), loss(&["f64.toml"]), loss(&set));
+        assert_eq!(by_file, by_set);
+        assert_ne!(by_file, plain);
+        assert!((by_file - plain).abs() < 1e-4, "{by_file} and {plain}");
+        // A preset yields to the model's shape; what the user writes must agree with it.
+        phalanx(dir, &[&eval, ids, &["--preset", "tiny", "--set", "train.seq_len=16"]]).ok();
+        let done = phalanx(dir, &[&eval, ids, &["wide.toml"]]);
+        done.refused(&["model.width = 24 contradicts the model's 16"]);
+    }
+}
+
 /// Training goes on from exported weights: the first loss is near where the run ended.
 #[test]
 fn training_starts_from_a_folder() {

@@ -16,6 +16,7 @@ fn a_step_is_shown_as_programs_script_and_memory() {
         "# memory:",
         "residuals",
         "largest buffers",
+        "beside the arena",
     ] {
         assert!(text.contains(words), "`{words}` is not in: {text}");
     }
@@ -40,10 +41,11 @@ fn the_json_programs_parse_and_the_parts_of_memory_fit_the_arena() {
     let peaks = memory["peaks"].as_object().unwrap();
     let most = peaks.values().map(|bytes| bytes.as_u64().unwrap()).max().unwrap();
     assert!(most <= memory["arena"].as_u64().unwrap());
+    assert!(memory["kernel_scratch_bytes"].as_u64().unwrap() > 0);
 }
 
 #[test]
-fn a_benchmark_has_exactly_the_contracts_keys() {
+fn a_benchmark_has_the_contracts_keys_and_the_memory_beside_the_plan() {
     let dir = tempfile::tempdir().unwrap();
     let lines = phalanx(dir.path(), &[&["bench", "step", "--json"], SMALL]).ok().json();
     let row = lines[0].as_object().unwrap();
@@ -52,6 +54,9 @@ fn a_benchmark_has_exactly_the_contracts_keys() {
         "best_ms",
         "tokens_per_s",
         "peak_rss_bytes",
+        "kernel_scratch_bytes",
+        "gemm_packing_bytes",
+        "gemm_packing_bytes_per_step",
         "gemm_fraction",
         "floor_ms",
         "floor_fraction",

@@ -59,11 +59,11 @@ fn data_that_cannot_be_read_is_told_by_name() {
     data("text", "empty.txt").refused(&["empty.txt", "empty"]);
     fs::write(dir.join("short.txt"), "abc").unwrap();
     data("text", "short.txt").refused(&["short.txt", "too short"]);
-    fs::write(dir.join("odd.bin"), [1, 0, 2]).unwrap();
-    data("tokens", "odd.bin").refused(&["odd.bin", "truncated"]);
+    fs::write(dir.join("odd.u16"), [1, 0, 2]).unwrap();
+    data("tokens", "odd.u16").refused(&["odd.u16", "truncated"]);
     let tokens: Vec<u8> = (0..4096u16).flat_map(u16::to_le_bytes).collect();
-    fs::write(dir.join("large.bin"), tokens).unwrap();
-    data("tokens", "large.bin").refused(&["token 256", "vocabulary of 256"]);
+    fs::write(dir.join("large.u16"), tokens).unwrap();
+    data("tokens", "large.u16").refused(&["token 256", "vocabulary of 256"]);
     phalanx(dir, &[&["train", "--set", "data.kind=text"]]).refused(&["data.path"]);
 }
 

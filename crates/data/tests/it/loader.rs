@@ -30,10 +30,9 @@ fn rows_are_the_samples_the_sampler_names() {
             let (epoch, index) = sampler.epoch(4 * step + row);
             let mut tokens = [0; 17];
             corpus.read(sampler.train_start(epoch, index), &mut tokens).unwrap();
-            let (ids, targets) = batch.microbatch(row as usize / 2, 2);
-            let range = (row as usize % 2) * 16..(row as usize % 2 + 1) * 16;
-            assert_eq!(ids[range.clone()], tokens[..16]);
-            assert_eq!(targets[range], tokens[1..]);
+            let range = row as usize * 16..(row as usize + 1) * 16;
+            assert_eq!(batch.ids[range.clone()], tokens[..16]);
+            assert_eq!(batch.targets[range], tokens[1..]);
         }
         assert_eq!(loader.state(), 4 * (step + 1));
     }

@@ -171,6 +171,18 @@ fn tensors_that_are_not_the_model_are_not_written() {
     }
 }
 
+/// The second file cannot be written, so the first stays as it was.
+#[test]
+fn a_failed_export_leaves_no_mixture() {
+    let dir = scratch("no-mixture");
+    let model = load(&case("gpt2")).unwrap();
+    std::fs::write(dir.join("model.safetensors"), "old").unwrap();
+    std::fs::create_dir(dir.join("config.json")).unwrap();
+    save(&dir, &model.spec, &model.tensors, DType::F32).unwrap_err();
+    assert_eq!(std::fs::read(dir.join("model.safetensors")).unwrap(), b"old");
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2, "nothing is left behind");
+}
+
 fn files(dir: &std::path::Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).unwrap();
     let mut names: Vec<String> =

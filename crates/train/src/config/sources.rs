@@ -12,11 +12,13 @@ use super::{keys, preset};
 use crate::error::{Error, Place, Problem, Result};
 
 /// The sources of one configuration, laid over one another in this order: the key table's
-/// defaults, a preset, values pinned by a model folder, a TOML file, single settings.
+/// defaults, the configuration of a run, a preset, values pinned by a model folder, a TOML file,
+/// single settings.
 ///
-/// Where neither a preset nor a file is named, the preset `default` is used.
+/// Where neither a run nor a preset nor a file is named, the preset `default` is used.
 #[derive(Clone, Debug)]
 pub struct Sources {
+    run: Option<PathBuf>,
     preset: Option<String>,
     pinned: Option<Pinned>,
     file: Option<PathBuf>,
@@ -33,6 +35,7 @@ struct Pinned {
 impl Default for Sources {
     fn default() -> Self {
         Sources {
+            run: None,
             preset: None,
             pinned: None,
             file: None,
@@ -43,6 +46,12 @@ impl Default for Sources {
 }
 
 impl Sources {
+    /// Starts from the configuration that a run left behind.
+    pub fn run(mut self, config: impl Into<PathBuf>) -> Self {
+        self.run = Some(config.into());
+        self
+    }
+
     /// Starts from an embedded preset (`--preset NAME`).
     pub fn preset(mut self, name: impl Into<String>) -> Self {
         self.preset = Some(name.into());
@@ -94,7 +103,12 @@ impl Sources {
     /// here; what is wrong with single keys is noted in the values.
     pub(crate) fn gather(&self) -> Result<Values> {
         let mut values = Values::default();
-        let fallback = self.file.is_none().then_some(preset::DEFAULT);
+        if let Some(path) = &self.run {
+            let text = read_file(path)?;
+            add_toml(&mut values, &text, &path.display().to_string(), false)?;
+        }
+        let bare = self.run.is_none() && self.file.is_none();
+        let fallback = bare.then_some(preset::DEFAULT);
         if let Some(name) = self.preset.as_deref().or(fallback) {
             let text = preset::text(name).ok_or_else(|| unknown_preset(name))?;
             add_toml(&mut values, text, &format!("preset {name}"), false)?;

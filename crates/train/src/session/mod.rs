@@ -180,11 +180,6 @@ impl<E: Engine> Session<E> {
         self.executor.engine()
     }
 
-    /// The engine, to change its settings.
-    pub fn engine_mut(&mut self) -> &mut E {
-        self.executor.engine_mut()
-    }
-
     /// FLOPs of the programs of one step, multiplications and additions counted apart.
     pub fn flops_per_step(&self) -> u64 {
         let script = self.script();
