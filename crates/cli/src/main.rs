@@ -35,7 +35,13 @@ fn main() -> ExitCode {
     };
     std::panic::set_hook(Box::new(|info| out::error(&bug(info))));
     match std::panic::catch_unwind(|| commands::run(&args)) {
-        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Ok(())) => match phalanx::train::output::lost() {
+            None => ExitCode::SUCCESS,
+            Some(why) => {
+                out::error(&format!("error: cannot write standard output: {why}"));
+                ExitCode::FAILURE
+            }
+        },
         Ok(Err(error)) => fail(&error),
         // The hook has told what happened.
         Err(_) => ExitCode::FAILURE,

@@ -5,7 +5,7 @@ use std::io::Write;
 /// A line, or several, on standard output.
 pub(crate) fn line(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+    phalanx::train::output::note(writeln!(out, "{text}").and_then(|()| out.flush()));
 }
 
 /// A line, or several, on standard error.

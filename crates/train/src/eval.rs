@@ -1,5 +1,6 @@
 //! Evaluating a model from a folder: on given tokens, or on held-out data.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -91,8 +92,9 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
     let rows: Vec<&[f64]> = logits.chunks_exact(logits.len() / ids.len()).collect();
     let losses = rows.iter().zip(&ids[1..]);
     let total: f64 = losses.map(|(row, &id)| cross_entropy(row, id as usize)).sum();
+    let logits = rows.last().map_or(0.0, |row| row.iter().sum());
     Ok(Answer {
-        loss: total / (ids.len() - 1) as f64,
+        loss: finite(total / (ids.len() - 1) as f64, logits, &tensors)?,
         logits_last: rows.last().map_or(Vec::new(), |row| row.to_vec()),
     })
 }
@@ -119,7 +121,7 @@ pub fn held_out(source: &ModelSource, sources: &Sources) -> Result<HeldOut> {
 fn evaluate(
     loaded: &Loaded,
     spec: Spec,
-    tensors: &std::collections::BTreeMap<String, hf::Tensor>,
+    tensors: &BTreeMap<String, hf::Tensor>,
 ) -> Result<HeldOut> {
     let config = &loaded.config;
     let corpus = corpus::open(loaded)?;
@@ -139,10 +141,27 @@ fn evaluate(
         forward.loss()
     })?;
     Ok(HeldOut {
-        loss,
+        loss: finite(loss, 0.0, tensors)?,
         tokens: batches.iter().map(|batch| batch.valid_tokens).sum(),
         entropy_floor: corpus.entropy_floor(),
     })
+}
+
+/// The loss, if it and the logits are numbers; else a failure that names weights that are not.
+fn finite(loss: f64, logits: f64, tensors: &BTreeMap<String, hf::Tensor>) -> Result<f64> {
+    if loss.is_finite() && logits.is_finite() {
+        return Ok(loss);
+    }
+    let broken = tensors.iter().find(|(_, t)| t.to_f64().iter().any(|x| !x.is_finite()));
+    let problem = Problem::new(format!("the model's answer is not a number: the loss is {loss}"));
+    Err(Error::failed(match broken {
+        Some((name, _)) => problem
+            .because(format!("parameter `{name}` holds values that are not finite"))
+            .fix("weights from before the training diverged"),
+        None => problem
+            .because("all weights are finite, so the computation overflows")
+            .fix("--set precision.compute=f64"),
+    }))
 }
 
 fn check_ids(ids: &[i32], spec: &Spec) -> Result<()> {

@@ -13,6 +13,7 @@ pub mod explain;
 pub mod host;
 pub mod metrics;
 pub mod network;
+pub mod output;
 pub mod products;
 pub mod progress;
 mod report;

@@ -76,7 +76,7 @@ impl Progress {
     pub fn line(&mut self, text: &str) {
         let out = &mut self.out;
         let mut write = || {
-            let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+            crate::output::note(writeln!(out, "{text}").and_then(|()| out.flush()));
         };
         match &self.bar {
             Some(bar) => bar.suspend(write),

@@ -172,7 +172,7 @@ impl Report {
     fn print(&self, json: &str) {
         if self.output == Output::Json {
             let mut out = std::io::stdout().lock();
-            let _ = writeln!(out, "{json}").and_then(|()| out.flush());
+            crate::output::note(writeln!(out, "{json}").and_then(|()| out.flush()));
         }
     }
 }

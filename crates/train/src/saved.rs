@@ -69,6 +69,13 @@ impl Saved {
 
     /// Writes the model as a Hugging Face folder.
     pub fn export(&self, dir: &Path, dtype: DType) -> Result<()> {
+        if dir.join(rundir::CONFIG).exists() {
+            let message = format!("{} is a run's folder", dir.display());
+            let problem = Problem::new(message)
+                .because("exporting there would replace the run's own weights")
+                .fix("another folder for --out");
+            return Err(Error::refused(problem));
+        }
         Ok(hf::save(dir, &self.spec, &self.tensors, dtype)?)
     }
 }

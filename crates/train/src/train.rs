@@ -16,7 +16,7 @@ use crate::report::{Facts, Report};
 use crate::rundir::RunDir;
 use crate::saved;
 use crate::schedule::LearningRate;
-use crate::session::{Session, Settings};
+use crate::session::{self, Session, Settings};
 use crate::steps::{Taken, take_steps};
 
 pub use crate::report::Output;
@@ -52,17 +52,23 @@ impl<'a> Run<'a> {
     fn prepare(loaded: &'a Loaded) -> Result<Self> {
         let config = &loaded.config;
         let network = Network::new(loaded)?;
+        let evaluates = config.train.eval_every > 0;
+        let models = network.models(config, evaluates)?;
+        let settings = Settings::new(config);
+        // What can't fit is refused before data are opened and weights are made.
+        if let Some(limit) = settings.memory_limit {
+            limit.check(
+                phalanx_script::plan(&session::plan(&models.train, &settings)?.script)?.arena,
+            )?;
+        }
         let corpus = corpus::open(loaded)?;
         let loader = corpus::training(loaded, &corpus)?;
-        let evaluates = config.train.eval_every > 0;
         let held_out = match evaluates {
             true => corpus::held_out(loaded, &corpus)?,
             false => Vec::new(),
         };
-        let models = network.models(config, evaluates)?;
         let gemm_rate = gemm_rate(config, &models.train)?;
         let engine = host_engine(config.run.threads.get())?;
-        let settings = Settings::new(config);
         let session = Session::new(engine, &models, settings, &mut *network.start())?;
         Ok(Self {
             loaded,
@@ -89,7 +95,12 @@ impl<'a> Run<'a> {
 
     fn plot(&self) -> LossPlot {
         LossPlot {
-            title: format!("{} · {}", self.loaded.label, self.corpus.describe()),
+            // The details in parentheses are in the header and the configuration; here they would
+            // run off the picture.
+            title: {
+                let data = self.corpus.describe();
+                format!("{} · {}", self.loaded.label, data.split(" (").next().unwrap_or_default())
+            },
             entropy_floor: self.corpus.entropy_floor(),
             ..LossPlot::default()
         }

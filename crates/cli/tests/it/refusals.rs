@@ -104,3 +104,35 @@ fn a_place_that_cannot_be_written_is_refused_before_the_start() {
     let done = phalanx(dir.path(), &[&["train"], SMALL]);
     done.refused(&["runs", "usual fix"]);
 }
+
+#[test]
+fn an_export_never_replaces_a_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    small_run(dir);
+    let weights = dir.join("runs/a/model.safetensors");
+    let before = std::fs::read(&weights).unwrap();
+    let export = ["export", "--run", "runs/a", "--out", "runs/a"];
+    phalanx(dir, &[&export]).refused(&["is a run's folder", "another folder for --out"]);
+    assert!(std::fs::read(&weights).unwrap() == before, "the run's weights were touched");
+}
+
+#[test]
+fn output_that_a_full_disk_swallows_is_a_failure() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let done = std::process::Command::new(env!("CARGO_BIN_EXE_phalanx"))
+        .arg("config")
+        .stdout(full)
+        .output()
+        .unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    let told = String::from_utf8(done.stderr).unwrap();
+    assert!(told.contains("cannot write standard output"), "{told}");
+}
+
+#[test]
+fn a_model_that_cannot_fit_is_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let huge = ["train", "--preset", "tiny", "--set", "model.vocab=2147483647"];
+    phalanx(dir.path(), &[&huge]).refused(&["this machine has", "usual fix"]);
+}

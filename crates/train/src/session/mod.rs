@@ -124,7 +124,7 @@ impl<E: Engine> Session<E> {
     /// The mean loss of a batch under the present weights, which stay as they are.
     pub fn evaluate(&mut self, data: &StepData<'_>) -> Result<f64> {
         let Some((script, feed, loss)) = &mut self.evaluate else {
-            let message = "this session was made without a model to evaluate";
+            let message = "the session was made without a model to evaluate";
             return Err(Error::refused(Problem::new(message)));
         };
         let scalars = Scalars { lr: 0.0, step: self.steps, seed: self.settings.seed };
