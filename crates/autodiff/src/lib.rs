@@ -1,7 +1,7 @@
 //! Reverse mode on the logical program of a segment.
 //!
-//! [`joint`] appends the backward of a forward program to it and tags each instruction F, B or W.
-//! [`slice`] cuts that joint graph into the programs that scripts run:
+//! [`joint()`] appends the backward of a forward program to it and tags each instruction F, B or W.
+//! [`slice()`] cuts that joint graph into the programs that scripts run:
 //!
 //! | program | what it computes | used when |
 //! |---|---|---|
