@@ -141,6 +141,33 @@ impl Mesh {
         self.axes.iter().map(|&(_, n)| n).product()
     }
 
+    /// The coordinate of a rank along an axis; 0 along an axis that the mesh does not have.
+    pub fn coordinate(&self, rank: usize, axis: Axis) -> usize {
+        let Some(at) = self.axes.iter().position(|(a, _)| *a == axis) else { return 0 };
+        let faster: usize = self.axes[at + 1..].iter().map(|&(_, n)| n).product();
+        rank / faster % self.axes[at].1
+    }
+
+    /// Which of the blocks that a list of axes cuts a dim into a rank holds.
+    pub fn shard(&self, rank: usize, axes: &[Axis]) -> usize {
+        axes.iter().fold(0, |shard, &axis| {
+            shard * self.size(axis).unwrap_or(1) + self.coordinate(rank, axis)
+        })
+    }
+
+    /// The ranks that differ from a rank along these axes alone, itself included, in the order of
+    /// the blocks they hold: who takes part in a collective over the axes.
+    pub fn group(&self, rank: usize, axes: &[Axis]) -> Vec<usize> {
+        let mut ranks: Vec<usize> = (0..self.ranks())
+            .filter(|&other| {
+                let same = |a: Axis| self.coordinate(other, a) == self.coordinate(rank, a);
+                self.axes.iter().all(|&(a, _)| axes.contains(&a) || same(a))
+            })
+            .collect();
+        ranks.sort_by_key(|&other| self.shard(other, axes));
+        ranks
+    }
+
     fn unknown(&self, name: &str) -> IrError {
         IrError::UnknownAxis { name: name.to_owned(), mesh: self.to_string() }
     }
@@ -182,6 +209,21 @@ mod tests {
         let names: Vec<String> = split.expand("tp").unwrap().iter().map(Axis::to_string).collect();
         assert_eq!(names, ["tp.0", "tp.1"]);
         assert_eq!(split.count(&split.expand("tp").unwrap()), 4);
+    }
+
+    #[test]
+    fn ranks_have_coordinates_and_groups() {
+        let mesh: Mesh = "dp=2 cp=3 tp=2".parse().unwrap();
+        let [dp, cp, tp] = ["dp", "cp", "tp"].map(|name| Axis::new(name).unwrap());
+        // Rank 9 is dp 1, cp 1, tp 1; the last axis varies fastest.
+        assert_eq!([dp, cp, tp].map(|a| mesh.coordinate(9, a)), [1, 1, 1]);
+        assert_eq!(mesh.shard(9, &[tp, cp]), 4);
+        assert_eq!(mesh.group(9, &[tp]), [8, 9]);
+        assert_eq!(mesh.group(9, &[dp]), [3, 9]);
+        assert_eq!(mesh.group(9, &[cp, tp]), [6, 7, 8, 9, 10, 11]);
+        // The order of the axes is the order of the group.
+        assert_eq!(mesh.group(9, &[tp, cp]), [6, 8, 10, 7, 9, 11]);
+        assert_eq!(mesh.group(9, &[]), [9]);
     }
 
     #[test]

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use crate::dtype::DType;
 use crate::error::IrError;
-use crate::layout::Layout;
 use crate::mesh::Mesh;
 use crate::ops::{Op, OpDef};
+use crate::rule::Rule;
 use crate::types::{Form, TensorType};
 use crate::verify;
 
@@ -285,6 +285,14 @@ impl Program {
         instr.op.flops(&shapes(&instr.inputs), &shapes(&instr.outputs))
     }
 
+    /// The sharding rule of an instruction.
+    pub fn rule(&self, instr: &Instr) -> Rule {
+        let shapes = |ids: &[ValueId]| -> Vec<&[usize]> {
+            ids.iter().map(|&v| self.ty(v).shape.as_slice()).collect()
+        };
+        instr.op.rule(&shapes(&instr.inputs), &shapes(&instr.outputs))
+    }
+
     /// For each value, the index of the last instruction that reads it; outputs count as read at
     /// the end, values never read have none. A started collective reads its operand until its done.
     pub fn last_uses(&self) -> Vec<Option<usize>> {
@@ -327,15 +335,16 @@ impl Program {
         }
         let ins: Vec<&[usize]> = types.iter().map(|t| t.shape.as_slice()).collect();
         let outs: Vec<&[usize]> = shaped.iter().map(|(_, s)| s.as_slice()).collect();
-        let layouts: Vec<&Layout> = types.iter().map(|t| &t.layout).collect();
-        let layouts = (op.rule(&ins, &outs).infer(&self.mesh, &layouts))
+        let results = (op.rule(&ins, &outs).infer(&self.mesh, types))
             .map_err(|reason| Box::new(verify::explain(self, op, inputs, &[], &reason)))?;
-        Ok((shaped.into_iter().zip(layouts))
-            .map(|((dtype, shape), layout)| {
+        (shaped.into_iter().zip(results))
+            .map(|((dtype, shape), (layout, padded))| {
                 // A reduction over a unit gives an ordinary scalar.
                 let form = if shape.len() == 1 { form } else { Form::Tensor };
-                TensorType { dtype, shape, layout, form, pending: false }
+                let mut ty = TensorType::new(dtype, shape).with_padded(padded)?;
+                (ty.form, ty.layout) = (form, layout);
+                Ok(ty)
             })
-            .collect())
+            .collect()
     }
 }

@@ -63,7 +63,7 @@ pub enum RuleError {
         /// The size of the axis.
         size: usize,
     },
-    /// A factor of a compound dim would have to be padded.
+    /// The shards do not divide a factor.
     Uneven {
         /// The axis.
         axis: Axis,
@@ -75,6 +75,37 @@ pub enum RuleError {
         left: usize,
         /// The size of the axis.
         size: usize,
+        /// The padded extent that the shards would divide, where the factor may be padded.
+        padded: Option<usize>,
+    },
+    /// One factor is padded to two extents.
+    Padding {
+        /// The factor.
+        factor: String,
+        /// Two places that have it, and their padded extents.
+        places: [(Place, usize); 2],
+    },
+    /// A padded dim does not end with a whole number of its major factor's parts.
+    SplitPadding {
+        /// The operand or result.
+        place: Place,
+        /// The major factor.
+        factor: String,
+        /// The padded extent of the dim.
+        padded: usize,
+        /// The elements of one part of the major factor.
+        minor: usize,
+    },
+    /// A padded factor would lie inside another.
+    MinorPadding {
+        /// The operand or result.
+        place: Place,
+        /// The padded factor.
+        factor: String,
+        /// Its size.
+        size: usize,
+        /// Its padded extent.
+        padded: usize,
     },
     /// A compound dim whose elements are not dealt in blocks.
     Order {
@@ -124,6 +155,8 @@ pub enum RuleError {
     Addend {
         /// The operand.
         operand: usize,
+        /// The axes in which the two layouts differ.
+        axes: Vec<Axis>,
         /// The layout it needs.
         expected: Layout,
     },
@@ -162,8 +195,11 @@ impl RuleError {
             | RuleError::PartialAndSharded { axis, .. } => Some(*axis),
             RuleError::Disagree { axes, .. }
             | RuleError::Minor { axes, .. }
+            | RuleError::Addend { axes, .. }
             | RuleError::Result { axes, .. } => axes.first().copied(),
-            RuleError::Addend { .. } => None,
+            RuleError::Padding { .. }
+            | RuleError::SplitPadding { .. }
+            | RuleError::MinorPadding { .. } => None,
         }
     }
 
@@ -191,9 +227,19 @@ impl RuleError {
                 "axis `{axis}` ({size} ranks) of {place} covers the last {left} of factor \
                  `{factor}` and part of the next"
             ),
-            RuleError::Uneven { axis, place, factor, left, size } => format!(
+            RuleError::Uneven { axis, place, factor, left, size, .. } => format!(
                 "axis `{axis}` ({size} ranks) of {place} does not divide the {left} of factor \
                  `{factor}`"
+            ),
+            RuleError::Padding { factor, places: [(first, a), (second, b)] } => {
+                format!("{first} pads factor `{factor}` to {a}, {second} to {b}")
+            }
+            RuleError::SplitPadding { place, factor, padded, minor } => format!(
+                "{place} is padded to {padded} elements, no multiple of the {minor} of one part \
+                 of factor `{factor}`"
+            ),
+            RuleError::MinorPadding { place, factor, size, padded } => format!(
+                "factor `{factor}` ({size} padded to {padded}) would lie inside another in {place}"
             ),
             RuleError::Order { axis, place, order } => format!(
                 "{place} is {} over `{axis}` on a dim made of several factors",
@@ -204,7 +250,7 @@ impl RuleError {
                  `{major}`, of which {left} are left",
                 quoted(axes)
             ),
-            RuleError::Addend { operand, expected } => {
+            RuleError::Addend { operand, expected, .. } => {
                 format!("operand {operand} is added to the result and must lie as {expected}")
             }
             RuleError::Result { index, axes, expected } => format!(
@@ -250,9 +296,20 @@ impl RuleError {
             RuleError::Straddle { axis, left, size, .. } => {
                 format!("usual fix: split `{axis}` as {left} × {}", size / left)
             }
-            RuleError::Uneven { .. } => "a factor of a compound dim can't be padded: the padded \
-                                         size must be the same in every layout"
-                .to_owned(),
+            RuleError::Uneven { padded: Some(padded), .. } => {
+                format!("usual fix: pad the factor to {padded} in every type that has it")
+            }
+            RuleError::Uneven { padded: None, .. } | RuleError::MinorPadding { .. } => {
+                "only the major factor of a dim can be padded: other padding would lie between \
+                 its elements"
+                    .to_owned()
+            }
+            RuleError::Padding { places: [(_, a), (_, b)], .. } => {
+                format!("the padded size must be the same in every layout: usual fix: {}", a.max(b))
+            }
+            RuleError::SplitPadding { padded, minor, .. } => {
+                format!("usual fix: pad to {}", padded.next_multiple_of((*minor).max(1)))
+            }
             RuleError::Order { axis, .. } => {
                 format!("usual fix: gather it over `{axis}`, or lay it in blocks")
             }

@@ -20,12 +20,19 @@ pub enum Form {
 }
 
 /// Element type, **global** shape and layout of a value. Local shapes follow from the layout.
+///
+/// A dim whose size its shards would not divide is padded: `f32[10~12]{0:a,b}` has 10 elements,
+/// laid out as 12. The padded extent is the same in every layout of the value (and of all values
+/// whose dims are joined through factors), so collectives move whole blocks. Padding holds
+/// anything; kernels that take elements together keep to the valid ones.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct TensorType {
     /// The element type.
     pub dtype: DType,
     /// The global shape.
     pub shape: Vec<usize>,
+    /// The extent of each dim with its padding; what shards divide.
+    padded: Vec<usize>,
     /// How it lies on the mesh.
     pub layout: Layout,
     /// Tensor or unit.
@@ -40,7 +47,7 @@ impl TensorType {
     pub fn new(dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
         let shape = shape.into();
         let layout = Layout::replicated(shape.len());
-        Self { dtype, shape, layout, form: Form::Tensor, pending: false }
+        Self { dtype, padded: shape.clone(), shape, layout, form: Form::Tensor, pending: false }
     }
 
     /// A packed unit of this many elements, replicated.
@@ -53,6 +60,22 @@ impl TensorType {
         Self { layout, ..self.clone() }
     }
 
+    /// The same value with its dims padded to these extents, none smaller than its size.
+    pub fn with_padded(&self, padded: Vec<usize>) -> Result<Self, IrError> {
+        let fits = padded.len() == self.shape.len()
+            && padded.iter().zip(&self.shape).all(|(padded, size)| padded >= size);
+        if !fits {
+            let what = format!("can't be padded to {padded:?}");
+            return Err(IrError::operands("type", format!("{self} {what}")));
+        }
+        Ok(Self { padded, ..self.clone() })
+    }
+
+    /// The extent of each dim with its padding.
+    pub fn padded(&self) -> &[usize] {
+        &self.padded
+    }
+
     /// Elements of the whole value.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
@@ -63,12 +86,30 @@ impl TensorType {
         self.elements() * self.dtype.size()
     }
 
-    /// The shape that one rank holds: each dim divided by its shard count, rounded up where the
-    /// global size does not divide (the last shard is then padded).
+    /// The shape that one rank holds: each padded dim divided by its shard count.
     pub fn local_shape(&self, mesh: &Mesh) -> Vec<usize> {
-        (self.shape.iter().zip(self.layout.dims()))
-            .map(|(&size, sharding)| size.div_ceil(mesh.count(&sharding.axes)))
+        (self.padded.iter().zip(self.layout.dims()))
+            .map(|(&padded, sharding)| padded / mesh.count(&sharding.axes))
             .collect()
+    }
+
+    /// How many elements of each dim are valid on a rank: the rest of its local shape is padding.
+    /// They are the first ones in every order, and there may be none.
+    pub fn local_valid(&self, mesh: &Mesh, rank: usize) -> Vec<usize> {
+        let dims = self.shape.iter().zip(&self.padded).zip(self.layout.dims());
+        dims.map(|((&size, &padded), sharding)| {
+            let shards = mesh.count(&sharding.axes);
+            let shard = mesh.shard(rank, &sharding.axes);
+            let global = |local| sharding.order.global(local, shard, shards, padded);
+            // The local-to-global map is increasing, so validity changes once.
+            let (mut valid, mut end) = (0, padded / shards);
+            while valid < end {
+                let middle = valid.midpoint(end);
+                if global(middle) < size { valid = middle + 1 } else { end = middle }
+            }
+            valid
+        })
+        .collect()
     }
 
     /// Bytes that one rank holds.
@@ -76,10 +117,8 @@ impl TensorType {
         self.local_shape(mesh).iter().product::<usize>() * self.dtype.size()
     }
 
-    /// Fails if the layout can't hold a value of this shape: an unknown axis, a zigzag dim that
-    /// does not cut into its blocks, or padding over several axes. A dim that does not divide is
-    /// padded to a multiple of its shards; over one axis that is the same number in every layout
-    /// the value can have, over several it would depend on which of them shard the dim.
+    /// Fails if the layout can't hold a value of this shape: an unknown axis, or a padded extent
+    /// that its shards (in zigzag order twice as many blocks) do not divide.
     pub fn check(&self, mesh: &Mesh) -> Result<(), IrError> {
         let bad = |axis: Axis, what: String| {
             Err(IrError::TypeLayout { ty: self.to_string(), axis, what })
@@ -87,27 +126,20 @@ impl TensorType {
         if let Some(axis) = self.layout.all_axes().find(|&a| mesh.size(a).is_none()) {
             return bad(axis, format!("no axis `{axis}` in the mesh ({mesh})"));
         }
-        for (dim, (&size, sharding)) in self.shape.iter().zip(self.layout.dims()).enumerate() {
+        for (dim, (&padded, sharding)) in self.padded.iter().zip(self.layout.dims()).enumerate() {
             let axes = &sharding.axes;
             let (Some(&axis), shards) = (axes.first(), mesh.count(axes)) else { continue };
-            if sharding.order == Order::Zigzag && !size.is_multiple_of(2 * shards) {
-                let blocks = 2 * shards;
+            let (blocks, what) = match sharding.order {
+                Order::Zigzag => (2 * shards, "blocks of a zigzag over"),
+                _ => (shards, "shards of"),
+            };
+            if !padded.is_multiple_of(blocks) {
+                let (size, enough) = (self.shape[dim], padded.next_multiple_of(blocks));
                 return bad(
                     axis,
                     format!(
-                        "dim {dim} has {size} elements, which do not cut into the {blocks} blocks of \
-                     a zigzag over {axes:?}"
-                    ),
-                );
-            }
-            let several = axes.iter().filter(|&&a| mesh.size(a) != Some(1)).count() > 1;
-            if several && !size.is_multiple_of(shards) {
-                return bad(
-                    axis,
-                    format!(
-                        "dim {dim} has {size} elements, which the {shards} shards of {axes:?} do not \
-                     divide; the padded size must be the same in every layout, so only a single \
-                     axis may shard it"
+                        "dim {dim} has {padded} elements, which the {blocks} {what} {axes:?} do \
+                         not divide; pad it (`{size}~{enough}`)"
                     ),
                 );
             }
@@ -115,7 +147,7 @@ impl TensorType {
         Ok(())
     }
 
-    /// Reads `bf16[8,4096]{0:dp P:tp}`, `f32[*1024]{*:dp}` or `pending f32[8]`.
+    /// Reads `bf16[8,4096]{0:dp P:tp}`, `f32[10~12]`, `f32[*1024]{*:dp}` or `pending f32[8]`.
     pub fn parse(text: &str, mesh: &Mesh) -> Result<Self, IrError> {
         let bad = || IrError::operands("type", format!("`{text}` is not `dtype[dims]{{layout}}`"));
         let trimmed = text.trim();
@@ -129,12 +161,18 @@ impl TensorType {
             Some(dims) => (true, dims),
             None => (false, dims),
         };
-        let shape = (dims.split(',').filter(|d| !d.is_empty()))
-            .map(|d| d.trim().parse().map_err(|_| bad()))
-            .collect::<Result<Vec<usize>, _>>()?;
+        let number = |text: &str| text.trim().parse::<usize>().map_err(|_| bad());
+        let extents = (dims.split(',').filter(|d| !d.is_empty()))
+            .map(|d| match d.split_once('~') {
+                Some((size, padded)) => Ok((number(size)?, number(padded)?)),
+                None => number(d).map(|size| (size, size)),
+            })
+            .collect::<Result<Vec<(usize, usize)>, IrError>>()?;
+        let (shape, padded): (Vec<usize>, Vec<usize>) = extents.into_iter().unzip();
         // A unit is one flat dim, and a size in bytes must be countable whatever the element type.
-        let widest = crate::ops::product(&shape).and_then(|n| n.checked_mul(8));
-        if (unit && shape.len() != 1) || widest.is_none() {
+        let widest = crate::ops::product(&padded).and_then(|n| n.checked_mul(8));
+        let smaller = padded.iter().zip(&shape).any(|(padded, size)| padded < size);
+        if (unit && shape.len() != 1) || smaller || widest.is_none() {
             return Err(bad());
         }
         let rest = rest.trim();
@@ -146,13 +184,19 @@ impl TensorType {
         let dtype = dtype.trim().parse().map_err(|what: String| IrError::operands("type", what))?;
         let layout = Layout::parse(inner, shape.len(), mesh)?;
         let form = if unit { Form::Unit } else { Form::Tensor };
-        Ok(Self { dtype, shape, layout, form, pending })
+        Ok(Self { dtype, shape, padded, layout, form, pending })
     }
 }
 
 impl fmt::Display for TensorType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dims: Vec<String> = self.shape.iter().map(usize::to_string).collect();
+        let dims: Vec<String> = (self.shape.iter().zip(&self.padded))
+            .map(
+                |(size, padded)| {
+                    if size == padded { size.to_string() } else { format!("{size}~{padded}") }
+                },
+            )
+            .collect();
         let prefix = if self.pending { "pending " } else { "" };
         let star = if self.form == Form::Unit { "*" } else { "" };
         write!(f, "{prefix}{}[{star}{}]", self.dtype, dims.join(","))?;
@@ -182,6 +226,7 @@ mod tests {
             "pending f32[*8]",
             "pending f32[*8]{*:dp}",
             "i32[4]",
+            "f32[10~16,7]{0:dp,tp}",
         ] {
             assert_eq!(TensorType::parse(text, &mesh).unwrap().to_string(), text);
         }
@@ -192,26 +237,39 @@ mod tests {
     }
 
     #[test]
-    fn uneven_dims_round_up() {
-        let mesh: Mesh = "tp=2".parse().unwrap();
-        let ty = TensorType::parse("f32[50257,768]{0:tp}", &mesh).unwrap();
-        assert_eq!(ty.local_shape(&mesh), [25129, 768]);
-        assert_eq!(ty.local_bytes(&mesh), 25129 * 768 * 4);
-    }
-
-    #[test]
-    fn padding_over_several_axes_is_refused() {
+    fn shards_divide_the_padded_extent() {
         let mesh: Mesh = "a=2 b=2 one=1".parse().unwrap();
         let check = |text: &str| TensorType::parse(text, &mesh).unwrap().check(&mesh);
-        for legal in
-            ["f32[50257]{0:a}", "f32[50257]{0:a,one}", "f32[8]{0:a,b}", "f32[8]{0:a@zigzag}"]
+        for legal in ["f32[50257~50258]{0:a}", "f32[8]{0:a,b}", "f32[5~8]{0:a@zigzag}", "f32[5~8]"]
         {
             check(legal).unwrap();
         }
         let error = check("f32[3,10]{1:a,b}").unwrap_err().to_string();
-        for part in ["dim 1 has 10", "4 shards of [a, b]", "same in every layout"] {
+        for part in ["dim 1 has 10", "4 shards of [a, b]", "pad it (`10~12`)"] {
             assert!(error.contains(part), "{error}");
         }
         assert!(check("f32[10]{0:a@zigzag}").unwrap_err().to_string().contains("4 blocks"));
+        let ty = TensorType::parse("f32[50257~50260,768]{0:a,b}", &mesh).unwrap();
+        assert_eq!(ty.local_shape(&mesh), [12565, 768]);
+        assert_eq!(ty.local_bytes(&mesh), 12565 * 768 * 4);
+        assert_eq!(ty.bytes(), 50257 * 768 * 4);
+        assert!(TensorType::parse("f32[10~8]", &mesh).is_err());
+        assert!(ty.with_padded(vec![50260, 700]).is_err());
+    }
+
+    #[test]
+    fn valid_elements_come_first_on_every_rank_and_add_up() {
+        let mesh: Mesh = "a=2 b=2".parse().unwrap();
+        for (text, expected) in [
+            ("f32[5~8]{0:a,b}", [2, 2, 1, 0]),
+            ("f32[5~8]{0:a,b@striped}", [2, 1, 1, 1]),
+            ("f32[5~8]{0:a,b@zigzag}", [1, 1, 1, 2]),
+            ("f32[2~8]{0:a,b}", [2, 0, 0, 0]),
+            ("f32[5~8]{0:b}", [4, 1, 4, 1]),
+        ] {
+            let ty = TensorType::parse(text, &mesh).unwrap();
+            let valid: Vec<usize> = (0..4).map(|rank| ty.local_valid(&mesh, rank)[0]).collect();
+            assert_eq!(valid, expected, "{text}");
+        }
     }
 }

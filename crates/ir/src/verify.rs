@@ -6,7 +6,6 @@
 use std::fmt;
 
 use crate::error::IrError;
-use crate::layout::Layout;
 use crate::mesh::Axis;
 use crate::ops::{CollectiveKind, Op, OpDef};
 use crate::program::{Instr, Program, Role, ValueId};
@@ -168,13 +167,10 @@ fn check_layouts(program: &Program, instr: &Instr) -> Result<(), Box<VerifyError
             Err(reason) => Err(Box::new(error(program, instr, axis, reason.to_string(), vec![]))),
         };
     }
-    let shapes = |ids: &[ValueId]| -> Vec<&[usize]> {
-        ids.iter().map(|&v| program.ty(v).shape.as_slice()).collect()
-    };
-    let layouts =
-        |ids: &[ValueId]| -> Vec<&Layout> { ids.iter().map(|&v| &program.ty(v).layout).collect() };
-    let rule = instr.op.rule(&shapes(&instr.inputs), &shapes(&instr.outputs));
-    match rule.check(program.mesh(), &layouts(&instr.inputs), &layouts(&instr.outputs)) {
+    let types =
+        |ids: &[ValueId]| -> Vec<&TensorType> { ids.iter().map(|&v| program.ty(v)).collect() };
+    let (inputs, outputs) = (types(&instr.inputs), types(&instr.outputs));
+    match program.rule(instr).check(program.mesh(), &inputs, &outputs) {
         Ok(_) => Ok(()),
         Err(reason) => {
             Err(Box::new(explain(program, &instr.op, &instr.inputs, &instr.outputs, &reason)))

@@ -5,7 +5,7 @@
 //! they are accumulated in, and never pass through the cast.
 
 use phalanx_ir::ops::Cast;
-use phalanx_ir::{DType, Phase, Port, Program, Role, TensorType};
+use phalanx_ir::{DType, Phase, Port, Program, Role};
 
 use crate::rewrite::Rewriter;
 
@@ -17,8 +17,11 @@ pub fn stored_params(program: &Program, stored: DType) -> Program {
     }
     let is_cast = |port: &Port| port.role == Role::Param && differs(port.value);
     let mut rewriter = Rewriter::with_types(program, |port| {
-        let ty = program.ty(port.value).clone();
-        if is_cast(port) { TensorType { dtype: stored, ..ty } } else { ty }
+        let mut ty = program.ty(port.value).clone();
+        if is_cast(port) {
+            ty.dtype = stored;
+        }
+        ty
     });
     for port in program.inputs().iter().filter(|p| is_cast(p)) {
         let cast = Cast { to: program.ty(port.value).dtype };

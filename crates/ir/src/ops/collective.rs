@@ -130,7 +130,8 @@ impl Collective {
             return Err(change.bad(format!("there is no dim {dim}")));
         }
         let layout = change.layout(mesh)?;
-        let result = TensorType { layout, pending: self.start, ..ty.clone() };
+        let mut result = ty.with_layout(layout);
+        result.pending = self.start;
         result.check(mesh)?;
         Ok(result)
     }

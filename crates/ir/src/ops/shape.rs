@@ -68,6 +68,17 @@ impl OpDef for Reshape {
                 ins[0], self.shape
             ));
         }
+        // Elements of dims that share no cut with the result's change places, their padding too.
+        let rule = common_factors(&ins[0].shape, &self.shape);
+        let whole = |dim: &Dim| dim.iter().any(|&f| rule.factors[f].kind == FactorKind::Whole);
+        let padded = |dim: usize| ins[0].padded()[dim] != ins[0].shape[dim];
+        let dims = rule.inputs[0].iter().enumerate();
+        if let Some((dim, _)) =
+            dims.into_iter().find(|&(dim, factors)| whole(factors) && padded(dim))
+        {
+            let shape = &self.shape;
+            return Err(format!("dim {dim} of {} is padded and has no part in {shape:?}", ins[0]));
+        }
         Ok(vec![(ins[0].dtype, self.shape.clone())])
     }
 
@@ -365,6 +376,7 @@ impl OpDef for Concat {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::DType;
     use crate::layout::Layout;
     use crate::mesh::Mesh;
     use crate::rule::RuleError;
@@ -378,7 +390,8 @@ mod tests {
         let mesh: Mesh = mesh.parse().unwrap();
         let rule = Reshape { shape: to.to_vec() }.rule(&[from], &[to]);
         let layout = Layout::parse(layout, from.len(), &mesh).unwrap();
-        Ok(rule.infer(&mesh, &[&layout])?[0].to_string())
+        let operand = TensorType::new(DType::F32, from).with_layout(layout);
+        Ok(rule.infer(&mesh, &[&operand])?[0].0.to_string())
     }
 
     #[test]
@@ -404,5 +417,23 @@ mod tests {
         assert!(through(&[6], &[2, 3], "0:a", "a=2").is_ok());
         let error = through(&[4, 6], &[6, 4], "0:a", "a=2").unwrap_err();
         assert!(matches!(error, RuleError::Whole { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn padding_passes_where_it_stays_at_the_end() {
+        let mesh: Mesh = "a=2".parse().unwrap();
+        let of = |text: &str, to: &[usize]| {
+            let ty = TensorType::parse(text, &mesh).unwrap();
+            let op = Reshape { shape: to.to_vec() };
+            let shaped = op.infer(&[&ty])?;
+            let rule = op.rule(&[&ty.shape], &[&shaped[0].1]);
+            let mut results = rule.infer(&mesh, &[&ty]).map_err(|e| format!("{e:?}"))?;
+            Ok::<Vec<usize>, String>(results.remove(0).1)
+        };
+        assert_eq!(of("f32[3~4,4]{0:a}", &[12]).unwrap(), [16]);
+        assert_eq!(of("f32[2,12~16]{1:a}", &[2, 3, 4]).unwrap(), [2, 4, 4]);
+        assert!(of("f32[4,3~4]", &[12]).unwrap_err().contains("MinorPadding"));
+        let error = of("f32[4,9~10]{1:a}", &[6, 6]).unwrap_err();
+        assert!(error.contains("dim 1 of f32[4,9~10]{1:a} is padded"), "{error}");
     }
 }

@@ -4,19 +4,12 @@
 use std::collections::BTreeMap;
 
 use phalanx_ir::rule::{Dim, FactorKind};
-use phalanx_ir::{Instr, Op, OpDef, Program, Rule, ValueId};
+use phalanx_ir::{Op, OpDef, Rule, ValueId};
 
 use crate::every::gradients;
 
 /// Per dim of a value, the names of its factors; none where the dim is left out.
 type Names = Vec<Option<Vec<String>>>;
-
-fn rule(program: &Program, instr: &Instr) -> Rule {
-    let shapes = |ids: &[ValueId]| -> Vec<&[usize]> {
-        ids.iter().map(|&v| program.ty(v).shape.as_slice()).collect()
-    };
-    instr.op.rule(&shapes(&instr.inputs), &shapes(&instr.outputs))
-}
 
 /// The names of a value's dims. Left out are dims that an op which moves elements needs whole:
 /// slice, pad, concatenation and reshape give them a factor of their own on either side, which is
@@ -36,7 +29,7 @@ fn names(op: &Op, rule: &Rule, dims: &[Dim]) -> Names {
 fn a_gradient_has_the_factor_names_of_its_op() {
     let mut compared = 0;
     for (joint, instr, gradients) in gradients(&crate::text::everything()) {
-        let forward = rule(&joint, &instr);
+        let forward = joint.rule(&instr);
         let mut known: BTreeMap<ValueId, Names> = BTreeMap::new();
         for (i, dims) in forward.inputs.iter().enumerate() {
             let names = names(&instr.op, &forward, dims);
@@ -48,7 +41,7 @@ fn a_gradient_has_the_factor_names_of_its_op() {
         known.insert(joint.input_named("dy").unwrap().value, results[0].clone());
         known.extend(instr.outputs.iter().copied().zip(results));
         for step in joint.instrs().iter().filter(|i| **i != instr) {
-            let backward = rule(&joint, step);
+            let backward = joint.rule(step);
             let values = step.inputs.iter().zip(&backward.inputs);
             for (value, dims) in values.chain(step.outputs.iter().zip(&backward.outputs)) {
                 let Some(expected) = known.get(value) else { continue };

@@ -154,16 +154,25 @@ fn only_a_replicated_value_becomes_partial_or_sharded() {
 }
 
 #[test]
-fn padding_over_two_axes_is_refused_wherever_it_stands() {
+fn uneven_dims_are_padded_alike_in_every_layout() {
     let input = parsed("x: data f32[10]{0:dp,tp}");
     let error = verify(&input).unwrap_err();
     assert_eq!(error.axis, Some(Axis::new("dp").unwrap()));
-    assert!(error.to_string().contains("the same in every layout"), "{error}");
+    assert!(error.to_string().contains("pad it (`10~"), "{error}");
+    verify(&parsed(
+        "x: data f32[10~16]{0:dp P:tp}\n\
+         %1 = reduce_scatter<tp>(x, dim=0) : f32[10~16]{0:dp,tp}\n\
+         %2 = all_gather<tp>(%1, dim=0) : f32[10~16]{0:dp}",
+    ))
+    .unwrap();
     let scattered =
         parsed("x: data f32[10]{0:dp P:tp}\n%1 = reduce_scatter<tp>(x, dim=0) : f32[10]{0:dp,tp}");
     let error = verify(&scattered).unwrap_err().to_string();
-    assert!(error.contains("the same in every layout"), "{error}");
-    verify(&parsed("w: param f32[50257,8]{0:dp}\n%1 = exp(w) : f32[50257,8]{0:dp}")).unwrap();
+    assert!(error.contains("pad it (`10~"), "{error}");
+    let changed = parsed("x: data f32[10~12]{0:dp}\n%1 = exp(x) : f32[10~14]{0:dp}");
+    let error = verify(&changed).unwrap_err().to_string();
+    assert!(error.contains("operand 0 pads factor `x0` to 12, result 0 to 14"), "{error}");
+    assert!(error.contains("usual fix: 14"), "{error}");
 }
 
 #[test]

@@ -1,0 +1,267 @@
+//! Checking layouts against a rule: axes are dealt to factors, factors to results.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::padding::carrier;
+use super::{FactorKind, Place, Rule, RuleError};
+use crate::layout::{Layout, Order, Sharding};
+use crate::mesh::{Axis, Mesh};
+
+/// A rule on a mesh, with the padded extent of each factor.
+pub(super) struct Check<'a> {
+    pub(super) rule: &'a Rule,
+    pub(super) mesh: &'a Mesh,
+    pub(super) extents: &'a [usize],
+}
+
+impl Check<'_> {
+    /// What each factor is sharded by, if the layouts fit the rule.
+    pub(super) fn types(
+        &self,
+        inputs: &[&Layout],
+        outputs: &[&Layout],
+    ) -> Result<Vec<Sharding>, RuleError> {
+        let assignment = self.assign(inputs, outputs)?;
+        let partial = self.linear_partials(&assignment, inputs)?;
+        for (index, layout) in outputs.iter().enumerate() {
+            let expected = self.expected(index, &assignment, &partial)?;
+            if **layout != expected {
+                let axes = layout.differing_axes(&expected);
+                return Err(RuleError::Result { index, axes, expected });
+            }
+            if index == 0 {
+                self.addends(inputs, &expected)?;
+            }
+        }
+        Ok(assignment)
+    }
+
+    /// The layouts of the results; a factor that only results have stays replicated.
+    pub(super) fn results(&self, inputs: &[&Layout]) -> Result<Vec<Layout>, RuleError> {
+        let assignment = self.assign(inputs, &[])?;
+        let partial = self.linear_partials(&assignment, inputs)?;
+        let results = 0..self.rule.outputs.len();
+        let layouts = results
+            .map(|index| self.expected(index, &assignment, &partial))
+            .collect::<Result<Vec<Layout>, RuleError>>()?;
+        if let Some(first) = layouts.first() {
+            self.addends(inputs, first)?;
+        }
+        Ok(layouts)
+    }
+
+    /// What is added to the first result lies as it does.
+    fn addends(&self, inputs: &[&Layout], expected: &Layout) -> Result<(), RuleError> {
+        match self.rule.addends.iter().find(|&&a| inputs[a] != expected) {
+            None => Ok(()),
+            Some(&operand) => {
+                let axes = inputs[operand].differing_axes(expected);
+                Err(RuleError::Addend { operand, axes, expected: expected.clone() })
+            }
+        }
+    }
+
+    /// What each factor is sharded by, from operands first and then from results that have
+    /// factors of their own.
+    fn assign(&self, inputs: &[&Layout], outputs: &[&Layout]) -> Result<Vec<Sharding>, RuleError> {
+        let mut found: Vec<Option<(usize, Sharding)>> = vec![None; self.rule.factors.len()];
+        for (operand, (dims, layout)) in self.rule.inputs.iter().zip(inputs).enumerate() {
+            for (factors, sharding) in dims.iter().zip(layout.dims()) {
+                for (factor, sharding) in self.fill(Place::Operand(operand), factors, sharding)? {
+                    match &found[factor] {
+                        None => found[factor] = Some((operand, sharding)),
+                        Some((_, other)) if *other == sharding => {}
+                        Some((first, other)) => {
+                            return Err(RuleError::Disagree {
+                                factor: self.rule.factors[factor].name.clone(),
+                                axes: differing(other, &sharding),
+                                first: *first,
+                                second: operand,
+                            });
+                        }
+                    }
+                }
+            }
+        }
+        for (result, (dims, layout)) in self.rule.outputs.iter().zip(outputs).enumerate() {
+            for (factors, sharding) in dims.iter().zip(layout.dims()) {
+                if factors.iter().all(|&f| found[f].is_some()) {
+                    // What follows from the operands is compared as a whole later.
+                    continue;
+                }
+                for (factor, sharding) in self.fill(Place::Result(result), factors, sharding)? {
+                    found[factor].get_or_insert((usize::MAX, sharding));
+                }
+            }
+        }
+        let assignment: Vec<Sharding> =
+            found.into_iter().map(|f| f.map(|(_, s)| s).unwrap_or_default()).collect();
+        self.one_factor_per_axis(&assignment)?;
+        Ok(assignment)
+    }
+
+    fn one_factor_per_axis(&self, assignment: &[Sharding]) -> Result<(), RuleError> {
+        let mut owner: BTreeMap<Axis, usize> = BTreeMap::new();
+        for (factor, sharding) in assignment.iter().enumerate() {
+            for &axis in &sharding.axes {
+                if let Some(&first) = owner.get(&axis) {
+                    return Err(RuleError::TwoFactors {
+                        axis,
+                        first: self.rule.factors[first].name.clone(),
+                        second: self.rule.factors[factor].name.clone(),
+                    });
+                }
+                owner.insert(axis, factor);
+                if self.rule.factors[factor].kind == FactorKind::Whole {
+                    return Err(RuleError::Whole {
+                        axis,
+                        factor: self.rule.factors[factor].name.clone(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Deals the axes of one dim to its factors: they fill the major factor, and the next factor
+    /// gets axes only when the major one is exhausted. Every shard count divides the padded extent.
+    fn fill(
+        &self,
+        place: Place,
+        factors: &[usize],
+        sharding: &Sharding,
+    ) -> Result<Vec<(usize, Sharding)>, RuleError> {
+        let size = |at: usize| factors.get(at).map_or(1, |&f| self.extents[f]);
+        let compound = (0..factors.len()).filter(|&at| size(at) != 1).count() > 1;
+        if let (true, Some(&axis)) =
+            (compound && sharding.order != Order::Block, sharding.axes.first())
+        {
+            return Err(RuleError::Order { axis, place, order: sharding.order });
+        }
+        let mut out: Vec<(usize, Sharding)> =
+            factors.iter().map(|&f| (f, Sharding::default())).collect();
+        let (mut at, mut left) = (0, size(0));
+        for &axis in &sharding.axes {
+            let n = self.mesh.size(axis).ok_or(RuleError::UnknownAxis { axis })?;
+            while left == 1 && at + 1 < factors.len() {
+                at += 1;
+                left = size(at);
+            }
+            let Some((factor, filled)) = out.get_mut(at) else {
+                return Err(RuleError::UnknownAxis { axis });
+            };
+            if !left.is_multiple_of(n) {
+                let (size, factor) = (n, self.rule.factors[*factor].name.clone());
+                let last = at + 1 == factors.len();
+                if !last && n.is_multiple_of(left) {
+                    return Err(RuleError::Straddle { axis, place, factor, left, size });
+                }
+                let shards = self.mesh.count(&filled.axes) * n;
+                let enough = self.extents[factors[at]].next_multiple_of(shards);
+                let padded = (carrier(self.rule, factors) == Some(at)).then_some(enough);
+                return Err(RuleError::Uneven { axis, place, factor, left, size, padded });
+            }
+            left /= n;
+            filled.axes.push(axis);
+            filled.order = sharding.order;
+        }
+        Ok(out)
+    }
+
+    /// The axes over which operands are partial, if they form linear groups.
+    fn linear_partials(
+        &self,
+        assignment: &[Sharding],
+        inputs: &[&Layout],
+    ) -> Result<BTreeSet<Axis>, RuleError> {
+        let operands = || (0..inputs.len()).filter(|i| !self.rule.addends.contains(i));
+        let axes: BTreeSet<Axis> =
+            operands().flat_map(|i| inputs[i].partial().iter().copied()).collect();
+        for &axis in &axes {
+            let partial: Vec<usize> =
+                operands().filter(|&i| inputs[i].partial().contains(&axis)).collect();
+            if let Some(factor) = assignment.iter().position(|s| s.axes.contains(&axis)) {
+                let factor = self.rule.factors[factor].name.clone();
+                return Err(RuleError::PartialAndSharded { axis, operand: partial[0], factor });
+            }
+            if !self.rule.linear.contains(&partial) {
+                return Err(RuleError::NotLinear {
+                    axis,
+                    partial,
+                    groups: self.rule.linear.clone(),
+                    operands: inputs.len(),
+                });
+            }
+        }
+        Ok(axes)
+    }
+
+    /// The layout of a result that follows from what each factor is sharded by.
+    fn expected(
+        &self,
+        index: usize,
+        assignment: &[Sharding],
+        partial: &BTreeSet<Axis>,
+    ) -> Result<Layout, RuleError> {
+        let dims = &self.rule.outputs[index];
+        let has = |factor: usize| dims.iter().any(|d| d.contains(&factor));
+        let mut partial = partial.clone();
+        for (factor, sharding) in assignment.iter().enumerate() {
+            if self.rule.factors[factor].kind == FactorKind::Free && !has(factor) {
+                partial.extend(sharding.axes.iter().copied());
+            }
+        }
+        let dims = (dims.iter())
+            .map(|factors| self.joined(index, factors, assignment))
+            .collect::<Result<Vec<Sharding>, RuleError>>()?;
+        // The assignment has each axis on one factor and the partial axes on none, so this holds.
+        Ok(Layout::new(dims, partial).unwrap_or_default())
+    }
+
+    /// The sharding of a result's dim, from its factors'. Only a sharding that deals its axes back
+    /// to the same factors describes the data that the ranks hold: axes of a minor factor would be
+    /// read as axes of the major one, unless that is exhausted.
+    fn joined(
+        &self,
+        index: usize,
+        factors: &[usize],
+        assignment: &[Sharding],
+    ) -> Result<Sharding, RuleError> {
+        let mut open: Option<(usize, usize)> = None;
+        for &factor in factors {
+            let axes = &assignment[factor].axes;
+            let cut =
+                axes.iter().copied().filter(|&a| self.mesh.size(a) != Some(1)).collect::<Vec<_>>();
+            if let (Some((major, left)), false) = (open, cut.is_empty()) {
+                return Err(RuleError::Minor {
+                    index,
+                    axes: cut,
+                    operand: self.rule.inputs.iter().position(|d| d.concat().contains(&factor)),
+                    minor: self.rule.factors[factor].name.clone(),
+                    major: self.rule.factors[major].name.clone(),
+                    left,
+                });
+            }
+            let left = self.extents[factor] / self.mesh.count(&cut);
+            if left != 1 {
+                open = open.or(Some((factor, left)));
+            }
+        }
+        let carriers = || factors.iter().map(|&f| &assignment[f]).filter(|s| !s.axes.is_empty());
+        let sharding = Sharding {
+            axes: carriers().flat_map(|s| s.axes.iter().copied()).collect(),
+            order: carriers().next().map_or(Order::Block, |s| s.order),
+        };
+        self.fill(Place::Result(index), factors, &sharding)?;
+        Ok(sharding)
+    }
+}
+
+/// The axes in which two shardings differ; all of them where only the order does.
+fn differing(a: &Sharding, b: &Sharding) -> Vec<Axis> {
+    let only = |x: &Sharding, y: &Sharding| -> Vec<Axis> {
+        x.axes.iter().copied().filter(|axis| !y.axes.contains(axis)).collect()
+    };
+    let found = [only(a, b), only(b, a)].concat();
+    if found.is_empty() { a.axes.clone() } else { found }
+}
