@@ -18,6 +18,7 @@ mod error;
 pub mod memory;
 pub mod order;
 pub mod schedule;
+pub mod sharing;
 pub mod slots;
 pub mod unit;
 
@@ -26,8 +27,8 @@ pub use action::{
     Run, Script, Source, View, Write,
 };
 pub use build::{
-    Compiled, ForwardPlan, Optimizer, Precision, TrainPlan, eval_script, forward_script,
-    train_script,
+    Compiled, ForwardPlan, Held, Optimizer, Precision, Ranks, TrainPlan, Training, UnitBuffers,
+    eval_script, forward_script, train_script,
 };
 pub use check::check;
 pub use compile::Lowering;
@@ -35,5 +36,6 @@ pub use error::ScriptError;
 pub use memory::{MemoryPlan, plan, plan_beside};
 pub use order::HappensBefore;
 pub use schedule::{Part, Step, accumulate, merge_adjacent};
+pub use sharing::{Grouping, Keep, Sharded, Sharing};
 pub use slots::{Place, Slots};
 pub use unit::{Member, Unit, units};

@@ -290,6 +290,13 @@ impl Operation<'_> {
         }
     }
 
+    /// The number in the whole of the first element that this rank holds of a flat value.
+    pub(crate) fn first_element(&self, value: ValueId) -> usize {
+        let (ty, mesh) = (self.program.ty(value), self.program.mesh());
+        let axes = ty.layout.dims().first().map_or(&[][..], |d| &d.axes);
+        mesh.shard(0, axes) * ty.local_shape(mesh).iter().product::<usize>()
+    }
+
     pub(crate) fn unsupported(&self, why: impl Into<String>) -> EngineError {
         EngineError::Unsupported {
             engine: "cpu",

@@ -1,7 +1,7 @@
 //! Every op, alone.
 
 use phalanx_ir::ops::{
-    AdamW, Attention, AttentionGrad, AttentionKind, BinaryKind, CompareKind, EmbeddingGrad,
+    AdamW, Attention, AttentionGrad, AttentionKind, BinaryKind, CompareKind, Decay, EmbeddingGrad,
     LayerNormGrad, LinearCrossEntropy, Pad, RmsNormGrad, RopeScaling, Rotary, Sgd, SoftmaxGrad,
     SumSquares, UnaryGrad, UnaryKind,
 };
@@ -261,13 +261,13 @@ fn updates() {
         let (w, g, m) = (unit("w", state), unit("g", grads), unit("m", state));
         let v = unit("v", state).square();
         let scalars = [b.scalar("lr"), b.constant(state, [], 3.0), b.scalar("clip")];
-        let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1, narrow };
+        let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: Decay::all(0.1), narrow };
         let results = b.apply_all(adamw, &[&[w, g, m, v][..], &scalars].concat());
         for (i, value) in results.into_iter().enumerate() {
             b.port(&format!("adamw{i}"), Role::State, value);
         }
         for nesterov in [false, true] {
-            let sgd = Sgd { momentum: 0.9, nesterov, decay: 0.1, narrow };
+            let sgd = Sgd { momentum: 0.9, nesterov, decay: Decay::all(0.1), narrow };
             let results = b.apply_all(sgd, &[&[w, g, m][..], &scalars].concat());
             for (i, value) in results.into_iter().enumerate() {
                 b.port(&format!("sgd{nesterov}{i}"), Role::State, value);

@@ -37,7 +37,7 @@ pub use fused::{Fused, FusedArg, FusedStep};
 pub use loss::{CrossEntropy, CrossEntropyGrad, LinearCrossEntropy};
 pub use matmul::{Extents, Matmul, Spec};
 pub use norm::{LayerNorm, LayerNormGrad, NORM_PARTS, RmsNorm, RmsNormGrad};
-pub use optimizer::{AdamW, Sgd, SumSquares};
+pub use optimizer::{AdamW, Decay, Sgd, SumSquares};
 pub use random::Dropout;
 pub use reduce::{Broadcast, Reduce, ReduceKind};
 pub use reshape::Reshape;

@@ -15,40 +15,41 @@ pub(super) struct Places(Vec<Option<View>>);
 impl Places {
     /// Places in one buffer for each unit, whose elements have this type.
     pub(super) fn new(model: &Model, units: &[Unit], buffers: &[BufferId], dtype: DType) -> Self {
-        let mut views = vec![None; model.params().len()];
+        let mut places = Self(vec![None; model.params().len()]);
         for (unit, &buffer) in units.iter().zip(buffers) {
-            for member in &unit.members {
-                views[member.param] = Some(View { buffer, offset: member.offset * dtype.size() });
-            }
+            places.set(unit, buffer, dtype);
         }
-        Self(views)
+        places
+    }
+
+    /// Places the members of a unit in another buffer.
+    pub(super) fn set(&mut self, unit: &Unit, buffer: BufferId, dtype: DType) {
+        for member in &unit.members {
+            self.0[member.param] = Some(View { buffer, offset: member.offset * dtype.size() });
+        }
     }
 }
 
 pub(super) struct Binder<'a> {
     model: &'a Model,
     compiled: &'a Compiled,
-    script: Script,
+    pub(super) script: Script,
     names: BTreeMap<String, BufferId>,
-    weights: Places,
-    /// None in scripts that only run forward.
-    gradients: Option<Places>,
-    /// Views that something was already added to, by buffer and offset.
-    begun: BTreeSet<(BufferId, usize)>,
+    /// Where the next run finds its parameters.
+    pub(super) weights: Places,
+    /// Where it forms their gradients; none in scripts that only run forward.
+    pub(super) gradients: Option<Places>,
+    /// Views that something was already written to, by buffer and offset.
+    pub(super) begun: BTreeSet<(BufferId, usize)>,
 }
 
 impl<'a> Binder<'a> {
-    pub(super) fn new(
-        model: &'a Model,
-        compiled: &'a Compiled,
-        weights: Places,
-        gradients: Option<Places>,
-        script: Script,
-    ) -> Self {
+    pub(super) fn new(model: &'a Model, compiled: &'a Compiled, script: Script) -> Self {
         let names = (script.buffers.iter().enumerate())
             .map(|(i, b)| (b.name.clone(), BufferId(i)))
             .collect();
-        Self { model, compiled, script, names, weights, gradients, begun: BTreeSet::new() }
+        let weights = Places::new(model, &[], &[], DType::F32);
+        Self { model, compiled, script, names, weights, gradients: None, begun: BTreeSet::new() }
     }
 
     /// Appends the run of one step of the schedule.
@@ -62,8 +63,13 @@ impl<'a> Binder<'a> {
             outputs: Vec::new(),
             contributes: Vec::new(),
         };
+        let backward = matches!(step.part, Part::B | Part::W | Part::BW);
         for port in program.inputs() {
             let view = self.input(step, program, port)?;
+            // A boundary value that a backward reads counts as a residual.
+            if backward && port.role == Role::Boundary {
+                self.script.buffers[view.buffer.0].category = Category::Residuals;
+            }
             run.inputs.push(view);
         }
         for (index, port) in program.outputs().iter().enumerate() {
@@ -82,21 +88,6 @@ impl<'a> Binder<'a> {
         let kind = Kind::Run(run);
         self.script.actions.push(Action { label, lane: Lane::Compute, kind, after: vec![] });
         Ok(())
-    }
-
-    /// The finished script. A boundary value that a backward reads counts as a residual.
-    pub(super) fn finish(mut self, steps: &[Step]) -> Result<Script, ScriptError> {
-        for (step, action) in steps.iter().zip(&self.script.actions) {
-            let backward = matches!(step.part, Part::B | Part::W | Part::BW);
-            let Some(run) = action.run() else { continue };
-            let program = &self.script.programs[run.program.0].program;
-            for (port, view) in program.inputs().iter().zip(&run.inputs) {
-                if backward && port.role == Role::Boundary {
-                    self.script.buffers[view.buffer.0].category = Category::Residuals;
-                }
-            }
-        }
-        Ok(self.script)
     }
 
     fn input(&mut self, step: Step, program: &Program, port: &Port) -> Result<View, ScriptError> {

@@ -18,8 +18,8 @@ use phalanx_ir::Model;
 use phalanx_models::hf;
 use phalanx_runtime::{Executor, Observed, ScriptId};
 use phalanx_script::{
-    BufferId, MemoryPlan, Script, TrainPlan, accumulate, eval_script, merge_adjacent, train_script,
-    units,
+    BufferId, Held, MemoryPlan, Ranks, Script, TrainPlan, Training, accumulate, eval_script,
+    merge_adjacent, train_script,
 };
 
 pub use compile::{compile, compile_forward};
@@ -67,15 +67,15 @@ pub struct Session<E: Engine> {
 pub fn plan(model: &Model, settings: &Settings) -> Result<TrainPlan> {
     let compiled = compile(model, settings.precision, settings.recompute)?;
     let schedule = accumulate(model.instances().len(), settings.microbatches);
-    Ok(train_script(
+    Ok(train_script(&Training {
         model,
-        &compiled,
-        &merge_adjacent(&schedule),
-        &units(model),
-        settings.precision,
-        settings.optimizer,
-        settings.clip,
-    )?)
+        compiled: &compiled,
+        steps: &merge_adjacent(&schedule),
+        precision: settings.precision,
+        optimizer: settings.optimizer,
+        clip: settings.clip,
+        ranks: Ranks::alone(),
+    })?)
 }
 
 impl<E: Engine> Session<E> {
@@ -100,9 +100,7 @@ impl<E: Engine> Session<E> {
 
         let store = Store::new(train, model, plan.units.clone());
         for (unit, buffers) in plan.buffers.iter().enumerate() {
-            let precision = settings.precision;
-            let mut into = vec![(buffers.weights, precision.weights)];
-            into.extend(buffers.master.map(|master| (master, precision.state)));
+            let into: Vec<&Held> = [&buffers.weights].into_iter().chain(&buffers.master).collect();
             store.fill(&mut executor, unit, &into, read)?;
         }
         let feed = Feed::new(&executor, train, model, settings.microbatches)?;
@@ -142,16 +140,14 @@ impl<E: Engine> Session<E> {
     /// The parameters by name, in full precision: masters where there are some.
     pub fn params(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
         let buffers = self.plan.buffers.iter();
-        let buffers = buffers.map(|b| b.master.unwrap_or(b.weights));
-        let dtype = self.settings.precision.state;
-        self.store.tensors(&mut self.executor, buffers, dtype)
+        let buffers = buffers.map(|b| b.master.as_ref().unwrap_or(&b.weights));
+        self.store.tensors(&mut self.executor, buffers)
     }
 
     /// The gradients of the last step by parameter name, before clipping.
     pub fn gradients(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
-        let buffers = self.plan.buffers.iter().map(|b| b.gradient);
-        let dtype = self.settings.precision.grads;
-        self.store.tensors(&mut self.executor, buffers, dtype)
+        let buffers = self.plan.buffers.iter().map(|b| &b.gradient);
+        self.store.tensors(&mut self.executor, buffers)
     }
 
     /// The script of a step.
@@ -196,7 +192,7 @@ fn load_evaluation<E: Engine>(
 ) -> Result<(ScriptId, Feed, BufferId)> {
     let (precision, parts) = (settings.precision, settings.microbatches);
     let compiled = compile_forward(model, precision.weights)?;
-    let (script, loss) = eval_script(model, &compiled, parts, plan, precision)?;
+    let (script, loss) = eval_script(model, &compiled, parts, plan, precision, Ranks::alone())?;
     let script = executor.load(script)?;
     let feed = Feed::new(executor, script, model, parts)?;
     Ok((script, feed, loss))
