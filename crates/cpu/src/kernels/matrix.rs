@@ -13,8 +13,7 @@ use crate::element::Element;
 #[derive(Debug)]
 pub struct Mat<'a, T> {
     ptr: *const T,
-    shape: [usize; 2],
-    strides: [isize; 2],
+    grid: Grid,
     borrow: PhantomData<&'a T>,
 }
 
@@ -22,9 +21,15 @@ pub struct Mat<'a, T> {
 #[derive(Debug)]
 pub struct MatMut<'a, T> {
     ptr: *mut T,
+    grid: Grid,
+    borrow: PhantomData<&'a mut T>,
+}
+
+/// Which elements a matrix addresses, whatever may be done with them.
+#[derive(Clone, Copy, Debug)]
+struct Grid {
     shape: [usize; 2],
     strides: [isize; 2],
-    borrow: PhantomData<&'a mut T>,
 }
 
 impl<T> Clone for Mat<'_, T> {
@@ -71,17 +76,13 @@ impl<'a, T> Mat<'a, T> {
     /// Every element must be readable, and written by nobody, for the lifetime `'a`.
     #[inline]
     pub unsafe fn from_raw(ptr: *const T, shape: [usize; 2], strides: [isize; 2]) -> Self {
-        Self { ptr, shape, strides, borrow: PhantomData }
+        Self { ptr, grid: Grid { shape, strides }, borrow: PhantomData }
     }
 
     /// The transpose, over the same elements.
     #[inline]
     pub fn t(self) -> Self {
-        Self {
-            shape: [self.shape[1], self.shape[0]],
-            strides: [self.strides[1], self.strides[0]],
-            ..self
-        }
+        Self { grid: self.grid.t(), ..self }
     }
 
     /// A block of rows and columns.
@@ -90,21 +91,20 @@ impl<'a, T> Mat<'a, T> {
     /// If it is not within the matrix.
     #[inline]
     pub fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
-        let shape = check_block(self.shape, &rows, &cols);
-        let ptr = self.ptr.wrapping_offset(offset(self.strides, rows.start, cols.start));
-        Self { ptr, shape, ..self }
+        let start = self.grid.at(rows.start, cols.start);
+        Self { ptr: self.ptr.wrapping_offset(start), grid: self.grid.block(rows, cols), ..self }
     }
 
     /// Number of rows and columns.
     #[inline]
     pub fn shape(&self) -> [usize; 2] {
-        self.shape
+        self.grid.shape
     }
 
     /// Elements from one row, and from one column, to the next.
     #[inline]
     pub fn strides(&self) -> [isize; 2] {
-        self.strides
+        self.grid.strides
     }
 
     /// Address of element (0, 0).
@@ -119,13 +119,9 @@ impl<'a, T> Mat<'a, T> {
     /// If there is no such row or its elements are not adjacent.
     #[inline(always)]
     pub fn row(&self, i: usize) -> &'a [T] {
-        let [rows, cols] = self.shape;
-        assert!(i < rows && (self.strides[1] == 1 || cols <= 1));
+        let (start, cols) = self.grid.row(i);
         // SAFETY: row `i` exists, and its `cols` elements are adjacent and borrowed for `'a`.
-        unsafe {
-            let start = self.ptr.offset(offset(self.strides, i, 0));
-            std::slice::from_raw_parts(start, cols)
-        }
+        unsafe { std::slice::from_raw_parts(self.ptr.offset(start), cols) }
     }
 }
 
@@ -156,7 +152,7 @@ impl<'a, T> MatMut<'a, T> {
     /// For the lifetime `'a` every element must be readable and writable, and used by nobody else.
     #[inline]
     pub unsafe fn from_raw(ptr: *mut T, shape: [usize; 2], strides: [isize; 2]) -> Self {
-        Self { ptr, shape, strides, borrow: PhantomData }
+        Self { ptr, grid: Grid { shape, strides }, borrow: PhantomData }
     }
 
     /// The same matrix for a shorter time.
@@ -169,17 +165,13 @@ impl<'a, T> MatMut<'a, T> {
     #[inline]
     pub fn as_ref(&self) -> Mat<'_, T> {
         // SAFETY: the unique borrow of the elements is lent for reading.
-        unsafe { Mat::from_raw(self.ptr, self.shape, self.strides) }
+        unsafe { Mat::from_raw(self.ptr, self.shape(), self.strides()) }
     }
 
     /// The transpose, over the same elements.
     #[inline]
     pub fn t(self) -> Self {
-        Self {
-            shape: [self.shape[1], self.shape[0]],
-            strides: [self.strides[1], self.strides[0]],
-            ..self
-        }
+        Self { grid: self.grid.t(), ..self }
     }
 
     /// A block of rows and columns.
@@ -188,21 +180,20 @@ impl<'a, T> MatMut<'a, T> {
     /// If it is not within the matrix.
     #[inline]
     pub fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
-        let shape = check_block(self.shape, &rows, &cols);
-        let ptr = self.ptr.wrapping_offset(offset(self.strides, rows.start, cols.start));
-        Self { ptr, shape, ..self }
+        let start = self.grid.at(rows.start, cols.start);
+        Self { ptr: self.ptr.wrapping_offset(start), grid: self.grid.block(rows, cols), ..self }
     }
 
     /// Number of rows and columns.
     #[inline]
     pub fn shape(&self) -> [usize; 2] {
-        self.shape
+        self.grid.shape
     }
 
     /// Elements from one row, and from one column, to the next.
     #[inline]
     pub fn strides(&self) -> [isize; 2] {
-        self.strides
+        self.grid.strides
     }
 
     /// Address of element (0, 0).
@@ -217,13 +208,9 @@ impl<'a, T> MatMut<'a, T> {
     /// If there is no such row or its elements are not adjacent.
     #[inline(always)]
     pub fn row(&mut self, i: usize) -> &mut [T] {
-        let [rows, cols] = self.shape;
-        assert!(i < rows && (self.strides[1] == 1 || cols <= 1));
+        let (start, cols) = self.grid.row(i);
         // SAFETY: row `i` exists, and its `cols` elements are adjacent and borrowed uniquely.
-        unsafe {
-            let start = self.ptr.offset(offset(self.strides, i, 0));
-            std::slice::from_raw_parts_mut(start, cols)
-        }
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.offset(start), cols) }
     }
 }
 
@@ -232,15 +219,15 @@ impl<T: Element> Mat<'_, T> {
     /// them whose adjacent elements were adjacent here, so that reading is always in order.
     #[inline(always)]
     pub fn load_into<'b>(self, out: &'b mut [T::Acc]) -> Mat<'b, T::Acc> {
-        if self.strides[1] != 1 && self.strides[0] == 1 {
+        if by_columns(self.strides()) {
             return self.t().load_into(out).t();
         }
-        let [rows, cols] = self.shape;
+        let [rows, cols] = self.shape();
         let out = &mut out[..rows * cols];
         for (i, line) in out.chunks_exact_mut(cols.max(1)).enumerate() {
             for (j, o) in line.iter_mut().enumerate() {
                 // SAFETY: (i, j) is within the shape, so the element may be read.
-                *o = unsafe { (*self.ptr.offset(offset(self.strides, i, j))).load() };
+                *o = unsafe { (*self.ptr.offset(self.grid.at(i, j))).load() };
             }
         }
         Mat::rows_of(out, rows, cols)
@@ -251,17 +238,17 @@ impl<C: Element> MatMut<'_, C> {
     /// Stores `values`, or adds them to what is there.
     #[inline(always)]
     pub fn store_from(self, values: Mat<'_, C::Acc>, accumulate: bool) {
-        assert_eq!(self.shape, values.shape);
-        if self.strides[1] != 1 && self.strides[0] == 1 {
+        assert_eq!(self.shape(), values.shape());
+        if by_columns(self.strides()) {
             return self.t().store_from(values.t(), accumulate);
         }
-        let [rows, cols] = self.shape;
+        let [rows, cols] = self.shape();
         for i in 0..rows {
             for j in 0..cols {
                 // SAFETY: (i, j) is within both shapes; the elements here are borrowed uniquely.
                 unsafe {
-                    let value = *values.ptr.offset(offset(values.strides, i, j));
-                    let place = self.ptr.offset(offset(self.strides, i, j));
+                    let value = *values.ptr.offset(values.grid.at(i, j));
+                    let place = self.ptr.offset(self.grid.at(i, j));
                     *place = C::store(if accumulate { (*place).load() + value } else { value });
                 }
             }
@@ -269,9 +256,40 @@ impl<C: Element> MatMut<'_, C> {
     }
 }
 
+impl Grid {
+    #[inline(always)]
+    fn t(self) -> Self {
+        let ([rows, cols], [down, right]) = (self.shape, self.strides);
+        Self { shape: [cols, rows], strides: [right, down] }
+    }
+
+    /// Elements from (0, 0) to (i, j).
+    #[inline(always)]
+    fn at(self, i: usize, j: usize) -> isize {
+        i as isize * self.strides[0] + j as isize * self.strides[1]
+    }
+
+    #[inline(always)]
+    fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
+        let shape = self.shape;
+        assert!(rows.start <= rows.end && rows.end <= shape[0], "rows {rows:?} of {shape:?}");
+        assert!(cols.start <= cols.end && cols.end <= shape[1], "columns {cols:?} of {shape:?}");
+        Self { shape: [rows.len(), cols.len()], ..self }
+    }
+
+    /// Where row `i` starts and how many elements it has, which must be adjacent.
+    #[inline(always)]
+    fn row(self, i: usize) -> (isize, usize) {
+        let [rows, cols] = self.shape;
+        assert!(i < rows && (self.strides[1] == 1 || cols <= 1));
+        (self.at(i, 0), cols)
+    }
+}
+
+/// Whether the elements of a column, and not those of a row, are adjacent.
 #[inline(always)]
-fn offset(strides: [isize; 2], i: usize, j: usize) -> isize {
-    i as isize * strides[0] + j as isize * strides[1]
+pub(super) fn by_columns(strides: [isize; 2]) -> bool {
+    strides[0] == 1 && strides[1] != 1
 }
 
 fn check_extent(len: usize, [rows, cols]: [usize; 2], strides: [usize; 2]) {
@@ -283,10 +301,4 @@ fn check_extent(len: usize, [rows, cols]: [usize; 2], strides: [usize; 2]) {
             last + 1
         );
     }
-}
-
-fn check_block(shape: [usize; 2], rows: &Range<usize>, cols: &Range<usize>) -> [usize; 2] {
-    assert!(rows.start <= rows.end && rows.end <= shape[0], "rows {rows:?} of {shape:?}");
-    assert!(cols.start <= cols.end && cols.end <= shape[1], "columns {cols:?} of {shape:?}");
-    [rows.len(), cols.len()]
 }
