@@ -3,17 +3,12 @@
 mod bind;
 mod finish;
 
-use std::collections::BTreeMap;
-
 use phalanx_autodiff::Phases;
-use phalanx_ir::{DType, Model, Program, Role};
+use phalanx_ir::{DType, Model, Program};
 
-use crate::action::{
-    Accumulator, Action, Buffer, BufferId, Category, Contribution, Kind, Lane, Names, Script,
-    Source, View, Write,
-};
+use crate::action::{Accumulator, Buffer, BufferId, Category, Contribution, Names, Script, Source};
 use crate::error::ScriptError;
-use crate::schedule::{Part, Step};
+use crate::schedule::{Part, Turn};
 use crate::unit::Unit;
 use bind::{Binder, Places};
 
@@ -35,7 +30,7 @@ impl Compiled {
         Self { phases: phases.collect() }
     }
 
-    /// The program that a step runs.
+    /// The program that a turn runs.
     pub fn program(&self, segment: usize, part: Part) -> &Program {
         let phases = &self.phases[segment];
         match part {
@@ -122,11 +117,11 @@ pub struct TrainPlan {
     pub grad_norm: BufferId,
 }
 
-/// The script of one training step: the schedule's runs, the norm, then the updates.
+/// The script of one training step: the schedule's turns, the norm, then the updates.
 pub fn train_script(
     model: &Model,
     compiled: &Compiled,
-    steps: &[Step],
+    turns: &[Turn],
     units: &[Unit],
     precision: Precision,
     optimizer: Optimizer,
@@ -136,11 +131,11 @@ pub fn train_script(
     let buffers = unit_buffers(&mut script, units, precision, optimizer);
     let (weights, gradients) = places(model, units, &buffers, precision);
     let mut binder = Binder::new(model, compiled, weights, Some(gradients), script);
-    for step in steps {
-        binder.step(*step)?;
+    for turn in turns {
+        binder.turn(*turn)?;
     }
-    let mut script = binder.finish(steps)?;
-    script.accumulators = accumulators(model, units, &buffers, precision.grads, steps);
+    let mut script = binder.finish(turns)?;
+    script.accumulators = accumulators(model, units, &buffers, precision.grads, turns);
     script.names = Names {
         params: model.params().iter().map(|p| p.name.clone()).collect(),
         instances: model.instances().iter().map(|i| i.name.clone()).collect(),
@@ -160,9 +155,8 @@ pub fn eval_script(
     plan: &TrainPlan,
     precision: Precision,
 ) -> Result<(Script, BufferId), ScriptError> {
-    let mut script = Script { buffers: plan.script.buffers.clone(), ..Script::default() };
     // Transient buffers of the training step keep their numbers but have no life here.
-    script.programs.clear();
+    let script = Script { buffers: plan.script.buffers.clone(), ..Script::default() };
     let (weights, _) = places(model, &plan.units, &plan.buffers, precision);
     let binder = Binder::new(model, compiled, weights, None, script);
     let mut script = forwards(binder, model, microbatches)?;
@@ -210,7 +204,7 @@ fn forwards(
 ) -> Result<Script, ScriptError> {
     for microbatch in 0..microbatches {
         for instance in 0..model.instances().len() {
-            binder.step(Step { instance, part: Part::F, microbatch })?;
+            binder.turn(Turn { instance, part: Part::F, microbatch })?;
         }
     }
     binder.finish(&[])
@@ -273,9 +267,9 @@ fn accumulators(
     units: &[Unit],
     buffers: &[UnitBuffers],
     dtype: DType,
-    steps: &[Step],
+    turns: &[Turn],
 ) -> Vec<Accumulator> {
-    let microbatches = steps.iter().map(|s| s.microbatch + 1).max().unwrap_or(0);
+    let microbatches = turns.iter().map(|t| t.microbatch + 1).max().unwrap_or(0);
     let of = |unit: &Unit| {
         let mut all = Vec::new();
         for member in &unit.members {

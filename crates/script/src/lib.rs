@@ -34,6 +34,6 @@ pub use compile::Lowering;
 pub use error::ScriptError;
 pub use memory::{MemoryPlan, plan, plan_beside};
 pub use order::HappensBefore;
-pub use schedule::{Part, Step, accumulate, merge_adjacent};
-pub use slots::{Place, Slots};
+pub use schedule::{Part, Turn, accumulate, merge_adjacent};
+pub use slots::{Slot, Slots};
 pub use unit::{Member, Unit, units};

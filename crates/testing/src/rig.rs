@@ -7,7 +7,7 @@ use phalanx_models::initial_values;
 use phalanx_reference::Tensor;
 use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{
-    BufferId, Category, Compiled, Member, Optimizer, Precision, Script, Step, TrainPlan,
+    BufferId, Category, Compiled, Member, Optimizer, Precision, Script, TrainPlan, Turn,
     accumulate, eval_script, merge_adjacent, train_script, units,
 };
 
@@ -27,7 +27,7 @@ pub struct Setup {
     /// What the backward makes again.
     pub recompute: Recompute,
     /// From instances and micro-batches to the order of runs.
-    pub schedule: fn(usize, usize) -> Vec<Step>,
+    pub schedule: fn(usize, usize) -> Vec<Turn>,
     /// From a model to programs.
     pub compile: fn(&Model, DType, Recompute) -> Compiled,
     /// What is changed about the training script before it is loaded.

@@ -3,11 +3,12 @@
 use phalanx_ir::ops::{AdamW, Sgd, SumSquares, UnaryKind};
 use phalanx_ir::{Builder, DType, Program, Role, Tensor, TensorType};
 
-use super::{
-    Action, Buffer, BufferId, Category, Kind, Lane, Optimizer, Precision, Script, ScriptError,
-    Source, Unit, UnitBuffers, View, Write,
+use super::{Optimizer, Precision, UnitBuffers};
+use crate::action::{
+    Action, Buffer, BufferId, Category, Kind, Lane, Run, Script, Source, View, Write,
 };
-use crate::action::Run;
+use crate::error::ScriptError;
+use crate::unit::Unit;
 
 /// Appends the norm and the updates; returns where loss and gradient norm are found.
 pub(super) fn append(
