@@ -9,28 +9,20 @@ use std::ops::Range;
 
 use crate::element::Element;
 
-/// A matrix that is read.
+/// A matrix behind a pointer `P`, which borrows its elements as a `B` would.
 #[derive(Debug)]
-pub struct Mat<'a, T> {
-    ptr: *const T,
-    grid: Grid,
-    borrow: PhantomData<&'a T>,
-}
-
-/// A matrix that is written; no other matrix or slice in use addresses its elements.
-#[derive(Debug)]
-pub struct MatMut<'a, T> {
-    ptr: *mut T,
-    grid: Grid,
-    borrow: PhantomData<&'a mut T>,
-}
-
-/// Which elements a matrix addresses, whatever may be done with them.
-#[derive(Clone, Copy, Debug)]
-struct Grid {
+pub struct Strided<P, B> {
+    ptr: P,
     shape: [usize; 2],
     strides: [isize; 2],
+    borrow: PhantomData<B>,
 }
+
+/// A matrix that is read.
+pub type Mat<'a, T> = Strided<*const T, &'a T>;
+
+/// A matrix that is written; no other matrix or slice in use addresses its elements.
+pub type MatMut<'a, T> = Strided<*mut T, &'a mut T>;
 
 impl<T> Clone for Mat<'_, T> {
     #[inline]
@@ -48,6 +40,73 @@ unsafe impl<T: Sync> Send for Mat<'_, T> {}
 unsafe impl<T: Sync> Sync for Mat<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for MatMut<'_, T> {}
+
+/// A raw pointer to elements.
+trait Pointer {
+    /// The address so many elements on.
+    fn moved(self, elements: isize) -> Self;
+}
+
+impl<T> Pointer for *const T {
+    #[inline(always)]
+    fn moved(self, elements: isize) -> Self {
+        self.wrapping_offset(elements)
+    }
+}
+
+impl<T> Pointer for *mut T {
+    #[inline(always)]
+    fn moved(self, elements: isize) -> Self {
+        self.wrapping_offset(elements)
+    }
+}
+
+#[allow(private_bounds, reason = "there are two kinds of pointers")]
+impl<P: Pointer, B> Strided<P, B> {
+    /// The transpose, over the same elements.
+    #[inline]
+    pub fn t(self) -> Self {
+        let ([rows, cols], [down, right]) = (self.shape, self.strides);
+        Self { shape: [cols, rows], strides: [right, down], ..self }
+    }
+
+    /// A block of rows and columns.
+    ///
+    /// # Panics
+    /// If it is not within the matrix.
+    #[inline]
+    pub fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
+        let shape = check_block(self.shape, &rows, &cols);
+        let start = self.offset(rows.start, cols.start);
+        Self { ptr: self.ptr.moved(start), shape, ..self }
+    }
+
+    /// Number of rows and columns.
+    #[inline]
+    pub fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    /// Elements from one row, and from one column, to the next.
+    #[inline]
+    pub fn strides(&self) -> [isize; 2] {
+        self.strides
+    }
+
+    /// Elements from (0, 0) to (i, j).
+    #[inline(always)]
+    fn offset(&self, i: usize, j: usize) -> isize {
+        i as isize * self.strides[0] + j as isize * self.strides[1]
+    }
+
+    /// Where row `i` starts and how many elements it has, which must be adjacent.
+    #[inline(always)]
+    fn row_at(&self, i: usize) -> (isize, usize) {
+        let [rows, cols] = self.shape;
+        assert!(i < rows && (self.strides[1] == 1 || cols <= 1));
+        (self.offset(i, 0), cols)
+    }
+}
 
 impl<'a, T> Mat<'a, T> {
     /// A `rows × cols` matrix whose element `(i, j)` is `data[i * strides[0] + j * strides[1]]`.
@@ -76,35 +135,7 @@ impl<'a, T> Mat<'a, T> {
     /// Every element must be readable, and written by nobody, for the lifetime `'a`.
     #[inline]
     pub unsafe fn from_raw(ptr: *const T, shape: [usize; 2], strides: [isize; 2]) -> Self {
-        Self { ptr, grid: Grid { shape, strides }, borrow: PhantomData }
-    }
-
-    /// The transpose, over the same elements.
-    #[inline]
-    pub fn t(self) -> Self {
-        Self { grid: self.grid.t(), ..self }
-    }
-
-    /// A block of rows and columns.
-    ///
-    /// # Panics
-    /// If it is not within the matrix.
-    #[inline]
-    pub fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
-        let start = self.grid.at(rows.start, cols.start);
-        Self { ptr: self.ptr.wrapping_offset(start), grid: self.grid.block(rows, cols), ..self }
-    }
-
-    /// Number of rows and columns.
-    #[inline]
-    pub fn shape(&self) -> [usize; 2] {
-        self.grid.shape
-    }
-
-    /// Elements from one row, and from one column, to the next.
-    #[inline]
-    pub fn strides(&self) -> [isize; 2] {
-        self.grid.strides
+        Self { ptr, shape, strides, borrow: PhantomData }
     }
 
     /// Address of element (0, 0).
@@ -119,7 +150,7 @@ impl<'a, T> Mat<'a, T> {
     /// If there is no such row or its elements are not adjacent.
     #[inline(always)]
     pub fn row(&self, i: usize) -> &'a [T] {
-        let (start, cols) = self.grid.row(i);
+        let (start, cols) = self.row_at(i);
         // SAFETY: row `i` exists, and its `cols` elements are adjacent and borrowed for `'a`.
         unsafe { std::slice::from_raw_parts(self.ptr.offset(start), cols) }
     }
@@ -152,7 +183,7 @@ impl<'a, T> MatMut<'a, T> {
     /// For the lifetime `'a` every element must be readable and writable, and used by nobody else.
     #[inline]
     pub unsafe fn from_raw(ptr: *mut T, shape: [usize; 2], strides: [isize; 2]) -> Self {
-        Self { ptr, grid: Grid { shape, strides }, borrow: PhantomData }
+        Self { ptr, shape, strides, borrow: PhantomData }
     }
 
     /// The same matrix for a shorter time.
@@ -168,34 +199,6 @@ impl<'a, T> MatMut<'a, T> {
         unsafe { Mat::from_raw(self.ptr, self.shape(), self.strides()) }
     }
 
-    /// The transpose, over the same elements.
-    #[inline]
-    pub fn t(self) -> Self {
-        Self { grid: self.grid.t(), ..self }
-    }
-
-    /// A block of rows and columns.
-    ///
-    /// # Panics
-    /// If it is not within the matrix.
-    #[inline]
-    pub fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
-        let start = self.grid.at(rows.start, cols.start);
-        Self { ptr: self.ptr.wrapping_offset(start), grid: self.grid.block(rows, cols), ..self }
-    }
-
-    /// Number of rows and columns.
-    #[inline]
-    pub fn shape(&self) -> [usize; 2] {
-        self.grid.shape
-    }
-
-    /// Elements from one row, and from one column, to the next.
-    #[inline]
-    pub fn strides(&self) -> [isize; 2] {
-        self.grid.strides
-    }
-
     /// Address of element (0, 0).
     #[inline]
     pub fn as_mut_ptr(&mut self) -> *mut T {
@@ -208,7 +211,7 @@ impl<'a, T> MatMut<'a, T> {
     /// If there is no such row or its elements are not adjacent.
     #[inline(always)]
     pub fn row(&mut self, i: usize) -> &mut [T] {
-        let (start, cols) = self.grid.row(i);
+        let (start, cols) = self.row_at(i);
         // SAFETY: row `i` exists, and its `cols` elements are adjacent and borrowed uniquely.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.offset(start), cols) }
     }
@@ -227,7 +230,7 @@ impl<T: Element> Mat<'_, T> {
         for (i, line) in out.chunks_exact_mut(cols.max(1)).enumerate() {
             for (j, o) in line.iter_mut().enumerate() {
                 // SAFETY: (i, j) is within the shape, so the element may be read.
-                *o = unsafe { (*self.ptr.offset(self.grid.at(i, j))).load() };
+                *o = unsafe { (*self.ptr.offset(self.offset(i, j))).load() };
             }
         }
         Mat::rows_of(out, rows, cols)
@@ -247,42 +250,12 @@ impl<C: Element> MatMut<'_, C> {
             for j in 0..cols {
                 // SAFETY: (i, j) is within both shapes; the elements here are borrowed uniquely.
                 unsafe {
-                    let value = *values.ptr.offset(values.grid.at(i, j));
-                    let place = self.ptr.offset(self.grid.at(i, j));
+                    let value = *values.ptr.offset(values.offset(i, j));
+                    let place = self.ptr.offset(self.offset(i, j));
                     *place = C::store(if accumulate { (*place).load() + value } else { value });
                 }
             }
         }
-    }
-}
-
-impl Grid {
-    #[inline(always)]
-    fn t(self) -> Self {
-        let ([rows, cols], [down, right]) = (self.shape, self.strides);
-        Self { shape: [cols, rows], strides: [right, down] }
-    }
-
-    /// Elements from (0, 0) to (i, j).
-    #[inline(always)]
-    fn at(self, i: usize, j: usize) -> isize {
-        i as isize * self.strides[0] + j as isize * self.strides[1]
-    }
-
-    #[inline(always)]
-    fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
-        let shape = self.shape;
-        assert!(rows.start <= rows.end && rows.end <= shape[0], "rows {rows:?} of {shape:?}");
-        assert!(cols.start <= cols.end && cols.end <= shape[1], "columns {cols:?} of {shape:?}");
-        Self { shape: [rows.len(), cols.len()], ..self }
-    }
-
-    /// Where row `i` starts and how many elements it has, which must be adjacent.
-    #[inline(always)]
-    fn row(self, i: usize) -> (isize, usize) {
-        let [rows, cols] = self.shape;
-        assert!(i < rows && (self.strides[1] == 1 || cols <= 1));
-        (self.at(i, 0), cols)
     }
 }
 
@@ -301,4 +274,10 @@ fn check_extent(len: usize, [rows, cols]: [usize; 2], strides: [usize; 2]) {
             last + 1
         );
     }
+}
+
+fn check_block(shape: [usize; 2], rows: &Range<usize>, cols: &Range<usize>) -> [usize; 2] {
+    assert!(rows.start <= rows.end && rows.end <= shape[0], "rows {rows:?} of {shape:?}");
+    assert!(cols.start <= cols.end && cols.end <= shape[1], "columns {cols:?} of {shape:?}");
+    [rows.len(), cols.len()]
 }
