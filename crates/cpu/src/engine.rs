@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use phalanx_engine::{Args, Engine, EngineError, Event};
 use phalanx_ir::Program;
-use phalanx_script::{Lane, Place, Slots};
+use phalanx_script::{Lane, Slot, Slots};
 use phalanx_sys::Arena;
 
 use crate::pool::Pool;
@@ -182,8 +182,8 @@ impl Engine for CpuEngine {
             let scratch = slots.scratch[index];
             let operation = Operation { program, instr, slots, scratch };
             // What nothing reads is not computed.
-            let places = instr.outputs.iter().map(|v| slots.places[v.index()]);
-            if places.clone().all(|p| p == Place::Unused) {
+            let results = instr.outputs.iter().map(|v| slots.by_value[v.index()]);
+            if results.clone().all(|slot| slot == Slot::Unused) {
                 continue;
             }
             for task in tasks::compile(&operation)? {
@@ -192,8 +192,8 @@ impl Engine for CpuEngine {
         }
         for &(output, value) in &slots.copies {
             let ty = program.ty(value);
-            let var = |place| Var { place, dtype: ty.dtype, shape: ty.local_shape(program.mesh()) };
-            let task = tasks::copy(var(slots.places[value.index()]), var(Place::Output(output)));
+            let var = |slot| Var { slot, dtype: ty.dtype, shape: ty.local_shape(program.mesh()) };
+            let task = tasks::copy(var(slots.by_value[value.index()]), var(Slot::Output(output)));
             calls.push(Call { task, instr: program.instrs().len(), barrier: false });
         }
         place_barriers(&mut calls, self.pool.threads());

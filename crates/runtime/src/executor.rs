@@ -47,7 +47,7 @@ impl ScriptId {
 /// One rank's engine with the scripts it can run; they share one arena, and the state in it.
 pub struct Executor<E: Engine> {
     pub(crate) engine: E,
-    pub(crate) scripts: Vec<Loaded<E::Kernel>>,
+    pub(crate) scripts: Vec<LoadedScript<E::Kernel>>,
     arena: usize,
     reserved: bool,
     /// Reused from step to step, so that running allocates nothing.
@@ -55,7 +55,7 @@ pub struct Executor<E: Engine> {
     after: Vec<Event>,
 }
 
-pub(crate) struct Loaded<K> {
+pub(crate) struct LoadedScript<K> {
     pub(crate) script: Script,
     pub(crate) plan: MemoryPlan,
     pub(crate) kernels: Vec<K>,
@@ -102,7 +102,7 @@ impl<E: Engine> Executor<E> {
         self.arena = self.arena.max(plan.arena);
         self.events.reserve(script.actions.len());
         self.after.reserve(script.actions.len());
-        self.scripts.push(Loaded { script, plan, kernels, calls, after });
+        self.scripts.push(LoadedScript { script, plan, kernels, calls, after });
         Ok(ScriptId(self.scripts.len() - 1))
     }
 
@@ -132,11 +132,6 @@ impl<E: Engine> Executor<E> {
     /// The engine.
     pub fn engine(&self) -> &E {
         &self.engine
-    }
-
-    /// The engine, to change its settings.
-    pub fn engine_mut(&mut self) -> &mut E {
-        &mut self.engine
     }
 
     /// Runs a script once and returns when all its actions have ended.

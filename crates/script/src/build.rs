@@ -7,8 +7,6 @@ mod hold;
 mod programs;
 mod reduce;
 
-use std::collections::BTreeMap;
-
 use phalanx_autodiff::Phases;
 use phalanx_ir::{DType, Mesh, Model, Port, Program, Role, TensorType};
 
@@ -17,7 +15,7 @@ use crate::action::{
     Write,
 };
 use crate::error::ScriptError;
-use crate::schedule::{Part, Step};
+use crate::schedule::{Part, Turn};
 use crate::sharing::{Sharded, Sharing};
 use crate::unit::{Unit, units};
 use bind::{Binder, Places};
@@ -71,7 +69,7 @@ impl Compiled {
     }
 }
 
-/// Element types of what lives between steps.
+/// Element types of what lives between turns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Precision {
     /// Weights as programs read them.
@@ -125,7 +123,7 @@ pub struct Training<'a> {
     /// Its programs.
     pub compiled: &'a Compiled,
     /// The order of their runs.
-    pub steps: &'a [Step],
+    pub turns: &'a [Turn],
     /// Element types.
     pub precision: Precision,
     /// The update rule.
@@ -174,7 +172,7 @@ pub struct TrainPlan {
 /// The script of one training step: the schedule's runs, with gathers and reductions where units
 /// are shared, the norm, then the updates.
 pub fn train_script(training: &Training<'_>) -> Result<TrainPlan, ScriptError> {
-    let Training { model, compiled, steps, precision, optimizer, ranks, .. } = *training;
+    let Training { model, compiled, turns, precision, optimizer, ranks, .. } = *training;
     let units = units(model, compiled, ranks.mesh, precision.grads, ranks.sharing)?;
     let mut script = Script::default();
     let buffers = hold::buffers(&mut script, &units, precision, optimizer, ranks);
@@ -185,12 +183,12 @@ pub fn train_script(training: &Training<'_>) -> Result<TrainPlan, ScriptError> {
     let weights: Vec<BufferId> = buffers.iter().map(|b| b.weights.buffer).collect();
     let mut binder = Binder::new(model, compiled, script);
     binder.weights = Places::new(model, &units, &weights, precision.weights);
-    let mut collector = Collector::new(training, &units, &weights, steps);
+    let mut collector = Collector::new(training, &units, &weights, turns);
     let mut reducer = Reducer::new(training, &units, &buffers, &mut binder);
-    for (index, step) in steps.iter().enumerate() {
+    for (index, turn) in turns.iter().enumerate() {
         collector.before(index, &mut binder)?;
-        reducer.before(*step, &mut binder)?;
-        binder.step(*step)?;
+        reducer.before(*turn, &mut binder)?;
+        binder.turn(*turn)?;
         collector.after(index, &mut binder);
         reducer.after(index, &mut binder)?;
     }
@@ -265,9 +263,9 @@ impl Forward<'_> {
         weights: &[BufferId],
     ) -> Result<(Script, BufferId), ScriptError> {
         let instances = self.model.instances().len();
-        let steps: Vec<Step> = (0..self.microbatches)
+        let turns: Vec<Turn> = (0..self.microbatches)
             .flat_map(|microbatch| {
-                (0..instances).map(move |instance| Step { instance, part: Part::F, microbatch })
+                (0..instances).map(move |instance| Turn { instance, part: Part::F, microbatch })
             })
             .collect();
         let mut binder = Binder::new(self.model, self.compiled, script);
@@ -278,10 +276,10 @@ impl Forward<'_> {
             weights: self.weights,
             ranks: self.ranks,
         };
-        let mut collector = Collector::of(source, units, weights, &steps);
-        for (index, step) in steps.iter().enumerate() {
+        let mut collector = Collector::of(source, units, weights, &turns);
+        for (index, turn) in turns.iter().enumerate() {
             collector.before(index, &mut binder)?;
-            binder.step(*step)?;
+            binder.turn(*turn)?;
             collector.after(index, &mut binder);
         }
         let mut script = binder.script;

@@ -135,8 +135,8 @@ impl<'a> Gradients<'a> {
         for &(output, contribution) in &run.contributes {
             let (view, write) = run.outputs[output];
             let ty = program.ty(program.outputs()[output].value);
-            self.same_type(view.buffer, ty, contribution, bad)?;
             self.contribute(view.buffer, write, &BTreeSet::from([contribution]), bad)?;
+            self.same_type(view.buffer, ty, contribution, bad)?;
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ pub const ALIGN: usize = 64;
 
 /// Where a value lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum Slot {
     /// In the view bound to this input.
     Input(usize),
     /// In the view bound to this output.
@@ -25,11 +25,11 @@ pub enum Place {
     Unused,
 }
 
-/// The places of a program's values.
+/// The slots of a program's values.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Slots {
     /// By value.
-    pub places: Vec<Place>,
+    pub by_value: Vec<Slot>,
     /// By instruction: the offset of its scratch memory in the workspace, where it needs some.
     pub scratch: Vec<Option<usize>>,
     /// Outputs that are not where their value lies, as (output, value): to be copied at the end.
@@ -56,7 +56,7 @@ pub struct Block {
 }
 
 impl Slots {
-    /// Finds a place for every value.
+    /// Finds a slot for every value.
     pub fn assign(program: &Program) -> Self {
         let mut classes = Classes::new(program);
         classes.join_views();
@@ -216,14 +216,14 @@ impl<'a> Classes<'a> {
                 wanted.push((None, Some(index), block));
             }
         }
-        let mut places = vec![Place::Unused; self.parent.len()];
+        let mut by_value = vec![Slot::Unused; self.parent.len()];
         let mut scratch = vec![None; self.program.instrs().len()];
         let mut blocks: Vec<Block> = Vec::new();
         for (value, instr, mut block) in wanted {
             block.offset = lowest_gap(&blocks, &block);
             blocks.push(block);
             if let Some(v) = value {
-                places[v] = Place::Workspace(block.offset);
+                by_value[v] = Slot::Workspace(block.offset);
             }
             if let Some(i) = instr {
                 scratch[i] = Some(block.offset);
@@ -231,16 +231,16 @@ impl<'a> Classes<'a> {
         }
         for v in 0..self.parent.len() {
             let root = self.root(v);
-            places[v] = match (self.input[root], self.output[root]) {
-                (Some(i), _) => Place::Input(i),
-                (None, Some(o)) => Place::Output(o),
-                (None, None) => places[root],
+            by_value[v] = match (self.input[root], self.output[root]) {
+                (Some(i), _) => Slot::Input(i),
+                (None, Some(o)) => Slot::Output(o),
+                (None, None) => by_value[root],
             };
         }
         let copies = std::mem::take(&mut self.copies);
         let extent = blocks.iter().map(|b| b.offset + b.bytes).max().unwrap_or(0);
         let peak = peak(&blocks, self.program.instrs().len());
-        Slots { places, scratch, copies, extent: extent.next_multiple_of(ALIGN), peak, blocks }
+        Slots { by_value, scratch, copies, extent: extent.next_multiple_of(ALIGN), peak, blocks }
     }
 }
 
@@ -279,8 +279,8 @@ mod tests {
         b.output("y", y);
         let program = b.finish().unwrap();
         let slots = Slots::assign(&program);
-        let places: Vec<Place> = slots.places[2..].to_vec();
-        assert_eq!(places, [Place::Output(0); 4], "the product is written where the output goes");
+        let places: Vec<Slot> = slots.by_value[2..].to_vec();
+        assert_eq!(places, [Slot::Output(0); 4], "the product is written where the output goes");
         assert_eq!(slots.extent, 0);
     }
 
@@ -291,7 +291,7 @@ mod tests {
         b.output("y", x.relu() * x);
         let program = b.finish().unwrap();
         let slots = Slots::assign(&program);
-        assert_ne!(slots.places[1], slots.places[2]);
+        assert_ne!(slots.by_value[1], slots.by_value[2]);
         assert_eq!(slots.peak, 8 * 16 * 4);
     }
 
@@ -303,7 +303,7 @@ mod tests {
         let program = b.finish().unwrap();
         let slots = Slots::assign(&program);
         assert_eq!(slots.copies, [(0, program.outputs()[0].value)]);
-        assert_eq!(slots.places, [Place::Input(0); 2]);
+        assert_eq!(slots.by_value, [Slot::Input(0); 2]);
     }
 
     /// Under accumulation the place of a gradient holds the old sum plus the new value, which is
@@ -326,16 +326,16 @@ mod tests {
             let slots = Slots::assign(&program);
             let copied: Vec<usize> = slots.copies.iter().map(|(o, _)| *o).collect();
             let product = program.outputs()[0].value;
-            (copied, slots.places[product.index()])
+            (copied, slots.by_value[product.index()])
         };
-        assert_eq!(gradients(false, false, false), (vec![], Place::Output(0)));
+        assert_eq!(gradients(false, false, false), (vec![], Slot::Output(0)));
         for reshaped in [false, true] {
             let (copied, place) = gradients(true, false, reshaped);
             assert_eq!(copied, [0, 1]);
-            assert!(matches!(place, Place::Workspace(_)), "{place:?}");
+            assert!(matches!(place, Slot::Workspace(_)), "{place:?}");
             let (copied, place) = gradients(false, true, reshaped);
             assert_eq!(copied, [0]);
-            assert!(!matches!(place, Place::Output(0)), "{place:?}");
+            assert!(!matches!(place, Slot::Output(0)), "{place:?}");
         }
     }
 

@@ -7,8 +7,8 @@ use phalanx_models::initial_values;
 use phalanx_reference::Tensor;
 use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{
-    BufferId, Category, Compiled, Member, Optimizer, Precision, Ranks, Script, Step, TrainPlan,
-    Training, accumulate, eval_script, merge_adjacent, train_script,
+    BufferId, Category, Compiled, Member, Optimizer, Precision, Ranks, Script, TrainPlan, Training,
+    Turn, accumulate, eval_script, merge_adjacent, train_script,
 };
 
 use crate::compile::compile;
@@ -27,7 +27,7 @@ pub struct Setup {
     /// What the backward makes again.
     pub recompute: Recompute,
     /// From instances and micro-batches to the order of runs.
-    pub schedule: fn(usize, usize) -> Vec<Step>,
+    pub schedule: fn(usize, usize) -> Vec<Turn>,
     /// From a model to programs.
     pub compile: fn(&Model, DType, Recompute) -> Compiled,
     /// What is changed about the training script before it is loaded.
@@ -94,7 +94,7 @@ impl<E: Engine> Rig<E> {
         let mut plan = train_script(&Training {
             model,
             compiled: &compile(model),
-            steps: &schedule,
+            turns: &schedule,
             precision,
             optimizer,
             clip,

@@ -273,7 +273,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
         c: &mut MatMut<'_, C>,
         [m, n]: [Loop; 2],
     ) {
-        if addend.place == self.out.place {
+        if addend.slot == self.out.slot {
             return;
         }
         let add = cx.adds(&self.out);

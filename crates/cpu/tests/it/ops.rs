@@ -81,15 +81,7 @@ fn elementwise_functions() {
 
 #[test]
 fn binary_functions_and_repetition() {
-    let kinds = [
-        BinaryKind::Add,
-        BinaryKind::Sub,
-        BinaryKind::Mul,
-        BinaryKind::Div,
-        BinaryKind::Max,
-        BinaryKind::Min,
-    ];
-    for kind in kinds {
+    for kind in BinaryKind::ALL {
         each("binary", |b, dtype| {
             let op = phalanx_ir::ops::Binary { kind };
             let x = b.data("x", dtype, [7, 3, 70]);
@@ -109,14 +101,7 @@ fn binary_functions_and_repetition() {
 fn comparisons_selections_and_casts() {
     each("compare", |b, dtype| {
         let (x, y) = (b.data("x", dtype, [40, 9]), b.data("y", dtype, [40, 9]));
-        for kind in [
-            CompareKind::Eq,
-            CompareKind::Ne,
-            CompareKind::Lt,
-            CompareKind::Le,
-            CompareKind::Gt,
-            CompareKind::Ge,
-        ] {
+        for kind in CompareKind::ALL {
             b.output(&format!("{kind:?}"), x.compare(kind, y).select(x, y.scale(3.0)));
         }
         for to in [DType::F64, DType::F32, DType::Bf16, DType::I32, DType::Bool] {

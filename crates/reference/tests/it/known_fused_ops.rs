@@ -7,8 +7,9 @@ use phalanx_ir::ops::{
 };
 use phalanx_ir::random::keeps;
 use phalanx_reference::Tensor;
+use phalanx_testing::{ids, normal, tensor};
 
-use crate::support::{assert_close, eval, ids, normal, tensor, wave};
+use crate::support::{assert_close, eval, wave};
 
 const TIGHT: f64 = 1e-14;
 

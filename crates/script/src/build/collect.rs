@@ -9,7 +9,7 @@ use phalanx_ir::DType;
 
 use super::{
     Action, Binder, Buffer, BufferId, Category, Compiled, Kind, Lane, Model, Ranks, Role, Run,
-    ScriptError, Sharded, Step, Training, Unit, View, Write, programs,
+    ScriptError, Sharded, Training, Turn, Unit, View, Write, programs,
 };
 use crate::action;
 use crate::schedule::Part;
@@ -47,24 +47,24 @@ impl<'a> Collector<'a> {
         training: &Training<'a>,
         units: &'a [Unit],
         weights: &[BufferId],
-        steps: &[Step],
+        turns: &[Turn],
     ) -> Self {
         let Training { model, compiled, ranks, precision, .. } = *training;
         let source = Source { model, compiled, weights: precision.weights, ranks };
-        Self::of(source, units, weights, steps)
+        Self::of(source, units, weights, turns)
     }
 
     pub(super) fn of(
         source: Source<'a>,
         units: &'a [Unit],
         weights: &[BufferId],
-        steps: &[Step],
+        turns: &[Turn],
     ) -> Self {
         let stays = match source.ranks.sharing.sharded() {
-            Sharded::Weights => stays(source, units, steps),
+            Sharded::Weights => stays(source, units, turns),
             _ => Vec::new(),
         };
-        let releases = vec![Vec::new(); steps.len()];
+        let releases = vec![Vec::new(); turns.len()];
         Self { source, units, shards: weights.to_vec(), stays, releases }
     }
 
@@ -139,13 +139,13 @@ impl<'a> Collector<'a> {
 }
 
 /// When each unit is there, in order of first use.
-fn stays(source: Source<'_>, units: &[Unit], steps: &[Step]) -> Vec<Stay> {
+fn stays(source: Source<'_>, units: &[Unit], turns: &[Turn]) -> Vec<Stay> {
     let mut stays: Vec<Stay> = Vec::new();
-    for (run, step) in steps.iter().enumerate() {
-        for unit in read_units(source, units, *step) {
+    for (run, turn) in turns.iter().enumerate() {
+        for unit in read_units(source, units, *turn) {
             let open = stays.iter_mut().rev().find(|s| s.unit == unit);
             match open {
-                Some(stay) if kept(source, units, unit, steps, stay.first, run) => {
+                Some(stay) if kept(source, units, unit, turns, stay.first, run) => {
                     stay.last = run;
                 }
                 _ => stays.push(Stay { unit, first: run, last: run, buffer: None }),
@@ -160,16 +160,16 @@ fn kept(
     source: Source<'_>,
     units: &[Unit],
     unit: usize,
-    steps: &[Step],
+    turns: &[Turn],
     first: usize,
     run: usize,
 ) -> bool {
-    let same = steps[first].microbatch == steps[run].microbatch;
-    let turn = steps[first].part == Part::F && steps[run].part != Part::F;
+    let same = turns[first].microbatch == turns[run].microbatch;
+    let turn = turns[first].part == Part::F && turns[run].part != Part::F;
     match source.ranks.sharing.keep {
         Keep::Run => false,
         Keep::Backward => same && turn,
-        Keep::Root => same && turn && is_root(source, &units[unit], steps[run].instance),
+        Keep::Root => same && turn && is_root(source, &units[unit], turns[run].instance),
     }
 }
 
@@ -182,9 +182,9 @@ fn is_root(source: Source<'_>, unit: &Unit, instance: usize) -> bool {
 }
 
 /// The units whose parameters a run reads, in order.
-fn read_units(source: Source<'_>, units: &[Unit], step: Step) -> Vec<usize> {
-    let instance = &source.model.instances()[step.instance];
-    let program = source.compiled.program(instance.segment, step.part);
+fn read_units(source: Source<'_>, units: &[Unit], turn: Turn) -> Vec<usize> {
+    let instance = &source.model.instances()[turn.instance];
+    let program = source.compiled.program(instance.segment, turn.part);
     let read: BTreeSet<usize> = (program.inputs_with(Role::Param))
         .filter_map(|port| instance.params.get(&port.name).copied())
         .collect();

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::{
     Action, Binder, Buffer, BufferId, Category, Contribution, Kind, Lane, Places, Program, Role,
-    Run, ScriptError, Sharded, Source, Step, Training, Unit, UnitBuffers, View, Write, programs,
+    Run, ScriptError, Sharded, Source, Training, Turn, Unit, UnitBuffers, View, Write, programs,
 };
 use crate::action::Accumulator;
 
@@ -42,12 +42,12 @@ impl<'a> Reducer<'a> {
             runs: BTreeMap::new(),
             formed: BTreeMap::new(),
         };
-        for (index, step) in training.steps.iter().enumerate() {
-            for unit in reducer.contributes_to(*step) {
-                reducer.runs.entry((unit, step.microbatch)).or_default().push(index);
+        for (index, turn) in training.turns.iter().enumerate() {
+            for unit in reducer.contributes_to(*turn) {
+                reducer.runs.entry((unit, turn.microbatch)).or_default().push(index);
             }
         }
-        let microbatches = training.steps.iter().map(|s| s.microbatch + 1).max().unwrap_or(0);
+        let microbatches = training.turns.iter().map(|s| s.microbatch + 1).max().unwrap_or(0);
         for (unit, buffer) in whole.into_iter().enumerate() {
             let complete = (0..microbatches).flat_map(|m| reducer.contributions(unit, m)).collect();
             binder.script.accumulators.push(Accumulator { buffer, dtype, complete });
@@ -58,14 +58,14 @@ impl<'a> Reducer<'a> {
     /// Points a run that forms gradients which are kept in shards to a buffer for the whole.
     pub(super) fn before(
         &mut self,
-        step: Step,
+        turn: Turn,
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
         if self.training.ranks.sharing.sharded() < Sharded::Gradients {
             return Ok(());
         }
-        let (dtype, microbatch) = (self.training.precision.grads, step.microbatch);
-        for unit in self.contributes_to(step) {
+        let (dtype, microbatch) = (self.training.precision.grads, turn.microbatch);
+        for unit in self.contributes_to(turn) {
             if !self.formed.contains_key(&(unit, microbatch)) {
                 let buffer = self.form(unit, microbatch, binder)?;
                 self.formed.insert((unit, microbatch), buffer);
@@ -80,7 +80,7 @@ impl<'a> Reducer<'a> {
 
     /// Inserts the reductions that a run completes.
     pub(super) fn after(&mut self, run: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
-        let microbatch = self.training.steps[run].microbatch;
+        let microbatch = self.training.turns[run].microbatch;
         for unit in 0..self.units.len() {
             let last = |m: usize| self.runs.get(&(unit, m)).and_then(|runs| runs.last().copied());
             if last(microbatch) != Some(run) {
@@ -230,8 +230,8 @@ impl<'a> Reducer<'a> {
     }
 
     /// The units to whose gradients a run contributes.
-    fn contributes_to(&self, step: Step) -> Vec<usize> {
-        let params = self.formed_by(step);
+    fn contributes_to(&self, turn: Turn) -> Vec<usize> {
+        let params = self.formed_by(turn);
         let gives = |unit: &Unit| unit.members.iter().any(|m| params.contains(&m.param));
         (0..self.units.len()).filter(|&u| gives(&self.units[u])).collect()
     }
@@ -252,9 +252,9 @@ impl<'a> Reducer<'a> {
     }
 
     /// The parameters whose gradients a run gives.
-    fn formed_by(&self, step: Step) -> Vec<usize> {
-        let instance = &self.training.model.instances()[step.instance];
-        let program = self.training.compiled.program(instance.segment, step.part);
+    fn formed_by(&self, turn: Turn) -> Vec<usize> {
+        let instance = &self.training.model.instances()[turn.instance];
+        let program = self.training.compiled.program(instance.segment, turn.part);
         let ports = program.outputs_with(Role::Gradient);
         ports.filter_map(|port| instance.params.get(&port.name).copied()).collect()
     }

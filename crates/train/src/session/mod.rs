@@ -70,7 +70,7 @@ pub fn plan(model: &Model, settings: &Settings) -> Result<TrainPlan> {
     Ok(train_script(&Training {
         model,
         compiled: &compiled,
-        steps: &merge_adjacent(&schedule),
+        turns: &merge_adjacent(&schedule),
         precision: settings.precision,
         optimizer: settings.optimizer,
         clip: settings.clip,
