@@ -1,10 +1,10 @@
 //! The joint graph: forward and backward in one program.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use phalanx_ir::ops::{Binary, BinaryKind};
 use phalanx_ir::vjp::Vjp;
-use phalanx_ir::{DType, IrError, Op, OpDef, Phase, Program, Role, TensorType, ValueId};
+use phalanx_ir::{DType, IrError, Op, OpDef, Phase, Program, Rewriter, Role, ValueId};
 
 /// A forward program followed by its backward, instructions tagged F, B or W.
 ///
@@ -55,7 +55,7 @@ pub fn joint(forward: &Program, grads: DType) -> Result<Joint, IrError> {
     let program = assign_phases(&reverse.program, forward.instrs().len());
     let mut origins = reverse.origins;
     origins.resize(program.instrs().len(), None);
-    Ok(Joint { program: program.canonical(), origins })
+    Ok(Joint { program, origins })
 }
 
 struct Reverse {
@@ -184,7 +184,12 @@ fn assign_phases(program: &Program, forward: usize) -> Program {
             in_b.extend(&instr.inputs);
         }
     }
-    with_phases(program, |i| if i < forward { Phase::F } else { phases[i - forward] })
+    let mut rewriter = Rewriter::new(program);
+    for index in 0..program.instrs().len() {
+        let phase = if index < forward { Phase::F } else { phases[index - forward] };
+        rewriter.keep_in(phase, index);
+    }
+    rewriter.finish()
 }
 
 /// The weights, and what follows from them and constants alone: a weight in another shape or type.
@@ -201,24 +206,4 @@ fn made_of_weights(program: &Program) -> BTreeSet<ValueId> {
         }
     }
     weights
-}
-
-/// The same program with other phases, by instruction.
-fn with_phases(program: &Program, phase: impl Fn(usize) -> Phase) -> Program {
-    let mut out = Program::new(&program.name, program.mesh().clone());
-    let mut map: BTreeMap<ValueId, ValueId> = BTreeMap::new();
-    for port in program.inputs() {
-        let ty = program.ty(port.value).clone();
-        map.insert(port.value, out.input(&port.name, port.role, ty));
-    }
-    for (i, instr) in program.instrs().iter().enumerate() {
-        let inputs: Vec<ValueId> = instr.inputs.iter().map(|v| map[v]).collect();
-        let types: Vec<TensorType> = instr.outputs.iter().map(|&v| program.ty(v).clone()).collect();
-        let outputs = out.push_unchecked(instr.op.clone(), &inputs, types, phase(i));
-        map.extend(instr.outputs.iter().copied().zip(outputs));
-    }
-    for port in program.outputs() {
-        out.output(&port.name, port.role, map[&port.value]);
-    }
-    out
 }

@@ -20,9 +20,7 @@
 use std::num::NonZeroUsize;
 
 use phalanx_ir::ops::{LinearCrossEntropy, Matmul, Spec};
-use phalanx_ir::{Op, Phase, Program, Role, ValueId};
-
-use crate::{Graph, Rewriter};
+use phalanx_ir::{Graph, Op, Phase, Program, Rewriter, Role, ValueId};
 
 /// Replaces every projection with cross-entropy and gradients by a [`LinearCrossEntropy`] that
 /// holds the logits of `chunk` rows at a time. It runs before products take addends

@@ -9,9 +9,7 @@
 
 use std::collections::HashMap;
 
-use phalanx_ir::{Axis, Instr, Op, OpDef, Phase, Program, TensorType, ValueId};
-
-use crate::Rewriter;
+use phalanx_ir::{Axis, Instr, OpDef, Phase, Program, Rewriter, TensorType, ValueId};
 
 /// Merges instructions that compute the same values.
 pub fn common(program: &Program) -> Program {
@@ -68,10 +66,8 @@ fn may_merge(program: &Program, instr: &Instr) -> bool {
 }
 
 fn serves(kept: &Instr, phase: Phase) -> bool {
-    match kept.op {
-        Op::Fill(_) => kept.phase == phase,
-        _ => kept.phase <= phase,
-    }
+    let constant = kept.inputs.is_empty();
+    if constant { kept.phase == phase } else { kept.phase <= phase }
 }
 
 #[cfg(test)]

@@ -1,9 +1,7 @@
 //! Dropping what nobody needs: an instruction stays only if the program returns one of its results
 //! or an instruction that stays reads one.
 
-use phalanx_ir::Program;
-
-use crate::Rewriter;
+use phalanx_ir::{Program, Rewriter};
 
 /// Drops instructions whose results are not needed. Order and inputs stay.
 pub fn dead_code(program: &Program) -> Program {

@@ -7,9 +7,7 @@
 //! It runs on the joint graph before phases are sliced, so that recomputed clones inherit it.
 
 use phalanx_ir::ops::{Binary, BinaryKind, Matmul};
-use phalanx_ir::{Instr, Op, Program, ValueId};
-
-use crate::{Graph, Rewriter};
+use phalanx_ir::{Graph, Instr, Op, Program, Rewriter, ValueId};
 
 /// Gives products the additions that follow them.
 pub fn fold_add(program: &Program) -> Program {

@@ -14,9 +14,9 @@
 //! the products of one half stand between. Partial sums are left alone.
 
 use phalanx_ir::ops::{Fused, FusedArg, FusedStep};
-use phalanx_ir::{Instr, Program, ValueId};
+use phalanx_ir::{Graph, Instr, Program, Rewriter, ValueId};
 
-use crate::{Graph, Rewriter, dead_code};
+use crate::dead_code;
 
 /// The most operands of a group that have the full shape: the streams a kernel reads at once.
 pub const MAX_FULL_OPERANDS: usize = 4;

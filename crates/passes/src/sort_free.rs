@@ -9,9 +9,7 @@
 //! outlive it, and gradients and state go to buffers that exist anyway, so none of them counts.
 //! Bytes are those of one rank. Sharing in place and scratch memory are not considered.
 
-use phalanx_ir::{Program, Role, ValueId};
-
-use crate::{Graph, Rewriter};
+use phalanx_ir::{Graph, Program, Rewriter, Role, ValueId};
 
 /// Reorders independent instructions to lower the peak of live bytes. Programs with running
 /// collectives stay as they are: where a start and its done stand was chosen to overlap them.

@@ -1,11 +1,11 @@
 //! Where the values of one program lie: in its inputs, in its outputs, or in its workspace.
 //!
-//! A reshape is the same memory under another type. An op that may work in place takes the memory
+//! A view (a reshape) is the same memory under another type. An op that may work in place takes the memory
 //! of an operand that dies with it. What is left is packed into a workspace by lifetimes.
 
 mod family;
 
-use phalanx_ir::{Op, OpDef, Program, Role, TensorType, ValueId};
+use phalanx_ir::{OpDef, Program, Role, TensorType, ValueId};
 
 use family::Families;
 
@@ -59,7 +59,7 @@ impl Slots {
     /// Finds a place for every value.
     pub fn assign(program: &Program) -> Self {
         let mut classes = Classes::new(program);
-        classes.join_reshapes();
+        classes.join_views();
         classes.join_in_place();
         classes.pack()
     }
@@ -147,16 +147,13 @@ impl<'a> Classes<'a> {
         };
     }
 
-    /// A reshape's result is its operand.
-    fn join_reshapes(&mut self) {
-        for instr in self.program.instrs() {
-            if !matches!(instr.op, Op::Reshape(_)) {
-                continue;
-            }
+    /// A view is its operand.
+    fn join_views(&mut self) {
+        for instr in self.program.instrs().iter().filter(|i| i.op.is_view()) {
             let (a, b) = (self.root(instr.inputs[0].index()), self.root(instr.outputs[0].index()));
             // An input's memory can't also be an output's: that output is copied at the end. A
             // gradient that is added to can't hold anything else meanwhile, but it is only ever
-            // written once, so its producer may write it in place of the reshape.
+            // written once, so its producer may write it in place of the view.
             if self.input[a].is_some()
                 && let Some(output) = self.output[b].take()
             {
@@ -174,9 +171,6 @@ impl<'a> Classes<'a> {
                 else {
                     continue;
                 };
-                if matches!(instr.op, Op::Reshape(_)) {
-                    continue;
-                }
                 let (a, b) = (self.root(x.index()), self.root(y.index()));
                 let dies = self.last_use[a] == Some(index) && self.input[a].is_none();
                 let read_twice =

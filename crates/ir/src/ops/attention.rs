@@ -153,6 +153,11 @@ impl OpDef for Attention {
         Ok(())
     }
 
+    /// The probabilities; not o, which the projection after it keeps anyway.
+    fn is_bulky(&self, result: usize) -> bool {
+        self.kind == AttentionKind::Materialised && result > 0
+    }
+
     fn flops(&self, ins: &[&[usize]], _outs: &[&[usize]]) -> u64 {
         products(ins, 2, self.causal)
     }
