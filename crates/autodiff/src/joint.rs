@@ -14,6 +14,18 @@ use phalanx_ir::{DType, IrError, Op, OpDef, Phase, Program, Rewriter, Role, Valu
 pub struct Joint {
     /// The program.
     pub program: Program,
+    /// For each instruction of the backward, the forward instruction whose gradient it is part of;
+    /// none for forward instructions and for sums of gradients from several readers. A partitioner
+    /// gives the gradient the layouts of its op. Passes that rewrite the program drop it.
+    pub origins: Vec<Option<usize>>,
+}
+
+impl From<Program> for Joint {
+    /// A joint graph that passes have rewritten since, of which origins are no longer known.
+    fn from(program: Program) -> Self {
+        let origins = vec![None; program.instrs().len()];
+        Self { program, origins }
+    }
 }
 
 /// What the name of a cotangent starts with.
@@ -40,7 +52,10 @@ pub fn joint(forward: &Program, grads: DType) -> Result<Joint, IrError> {
         reverse.step(forward, index)?;
     }
     reverse.outputs(forward);
-    Ok(Joint { program: assign_phases(&reverse.program, forward.instrs().len()) })
+    let program = assign_phases(&reverse.program, forward.instrs().len());
+    let mut origins = reverse.origins;
+    origins.resize(program.instrs().len(), None);
+    Ok(Joint { program, origins })
 }
 
 struct Reverse {
@@ -49,6 +64,8 @@ struct Reverse {
     gradients: Vec<Option<ValueId>>,
     /// The element type that the gradient of each value has, if it is needed at all.
     wanted: Vec<Option<DType>>,
+    /// The forward instruction that each instruction so far is the gradient of.
+    origins: Vec<Option<usize>>,
 }
 
 impl Reverse {
@@ -71,7 +88,7 @@ impl Reverse {
             }
         }
         let gradients = vec![None; forward.values().len()];
-        Self { program: forward.clone(), gradients, wanted }
+        Self { program: forward.clone(), gradients, wanted, origins: Vec::new() }
     }
 
     /// Cotangents of the outputs: inputs of the joint program, and one for each loss.
@@ -108,9 +125,13 @@ impl Reverse {
         if cotangents.iter().all(Option::is_none) || wanted.iter().all(Option::is_none) {
             return Ok(());
         }
+        // What was pushed since the last gradient are sums and seeds, which belong to no op.
+        self.origins.resize(self.program.instrs().len(), None);
         let mut vjp = Vjp::new(&mut self.program, instr.clone(), cotangents, wanted.clone());
         instr.op.vjp(&mut vjp)?;
-        for ((&operand, gradient), wanted) in instr.inputs.iter().zip(vjp.finish()).zip(wanted) {
+        let gradients = vjp.finish();
+        self.origins.resize(self.program.instrs().len(), Some(index));
+        for ((&operand, gradient), wanted) in instr.inputs.iter().zip(gradients).zip(wanted) {
             if let (Some(gradient), Some(_)) = (gradient, wanted) {
                 self.accumulate(operand, gradient)?;
             }

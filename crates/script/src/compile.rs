@@ -43,8 +43,7 @@ impl Lowering {
         let whole = joint(forward, self.grads)?.program;
         let whole = common(&stored(&whole, self.weights));
         let cut = |program: &Program| {
-            let program = fold_add(program);
-            slice(&Joint { program }, self.recompute)
+            slice(&Joint::from(fold_add(program)), self.recompute)
         };
         let Phases { f, b, w, bw, .. } = cut(&whole);
         // Chunks need the loss and its gradient in one program, which only FBW is.

@@ -1,0 +1,43 @@
+//! The order in which things are decided.
+
+use phalanx_autodiff::Joint;
+use phalanx_ir::{Mesh, Rule};
+
+use crate::annotate::Annotations;
+use crate::cost::Costs;
+use crate::emit::emit;
+use crate::error::SpmdError;
+use crate::lay::Grid;
+use crate::net::Net;
+use crate::padding::padding;
+use crate::pins::Pins;
+use crate::plan::Plan;
+use crate::reshard::Resharder;
+
+/// Gives every value of a joint graph its layout on a mesh, and inserts the collectives.
+///
+/// The result verifies, and [`phalanx_autodiff::slice`] cuts it as it cuts the original.
+pub fn partition(
+    joint: &Joint,
+    mesh: &Mesh,
+    annotations: &Annotations,
+    costs: &Costs,
+) -> Result<Joint, SpmdError> {
+    let grid = Grid::new(mesh)?;
+    let pins = Pins::new(joint, annotations, &grid);
+    let program = &joint.program;
+    let rules: Vec<Rule> = program.instrs().iter().map(|i| program.rule(i)).collect();
+    let padded = padding(program, &rules, &pins, &grid)?;
+    let net = Net::new(joint, rules, padded);
+    let mut plan = Plan::new(joint, &net, &grid, costs, pins);
+    for axis in 0..grid.len() {
+        if !plan.propagate(axis)? {
+            plan.choose(axis)?;
+        }
+        plan.close_params(axis);
+        plan.propagate_backward(axis)?;
+    }
+    let mut resharder = Resharder::new(&grid, costs);
+    plan.order(&mut resharder);
+    emit(joint, mesh, &plan, &mut resharder)
+}
