@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use phalanx_ir::{Axis, Instr, OpDef, Phase, Program, Rewriter, TensorType, ValueId};
+use phalanx_ir::{Axis, Instr, Op, OpDef, Phase, Program, Rewriter, TensorType, ValueId};
 
 /// Merges instructions that compute the same values.
 pub fn common(program: &Program) -> Program {
@@ -66,8 +66,12 @@ fn may_merge(program: &Program, instr: &Instr) -> bool {
 }
 
 fn serves(kept: &Instr, phase: Phase) -> bool {
-    let constant = kept.inputs.is_empty();
-    if constant { kept.phase == phase } else { kept.phase <= phase }
+    match kept.op {
+        // What was gathered for the forward is gathered again, not kept whole for the backward.
+        Op::Collective(_) if kept.phase == Phase::F => phase == Phase::F,
+        _ if kept.inputs.is_empty() => kept.phase == phase,
+        _ => kept.phase <= phase,
+    }
 }
 
 #[cfg(test)]

@@ -16,10 +16,10 @@ use crate::action::{
 };
 use crate::error::ScriptError;
 use crate::schedule::{Part, Turn};
-use crate::sharing::{Sharded, Sharing};
 use crate::unit::{Unit, units};
 use bind::{Binder, Places};
 use collect::Collector;
+use phalanx_spmd::{Sharded, Sharing};
 use reduce::Reducer;
 
 pub use hold::{Held, UnitBuffers};

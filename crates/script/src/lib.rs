@@ -18,7 +18,6 @@ mod error;
 pub mod memory;
 pub mod order;
 pub mod schedule;
-pub mod sharing;
 pub mod slots;
 pub mod unit;
 
@@ -36,6 +35,5 @@ pub use error::ScriptError;
 pub use memory::{MemoryPlan, plan, plan_beside};
 pub use order::HappensBefore;
 pub use schedule::{Part, Turn, accumulate, merge_adjacent};
-pub use sharing::{Grouping, Keep, Sharded, Sharing};
 pub use slots::{Slot, Slots};
 pub use unit::{Member, Unit, units};

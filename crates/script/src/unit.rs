@@ -13,8 +13,8 @@ use phalanx_ir::{Axis, DType, Layout, Mesh, Model, TensorType};
 
 use crate::build::Compiled;
 use crate::error::ScriptError;
-use crate::sharing::{Grouping, Sharing};
 use crate::slots::ALIGN;
+use phalanx_spmd::{Grouping, Sharing};
 
 /// One parameter's place in its unit, on one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::action;
 use crate::schedule::Part;
-use crate::sharing::Keep;
+use phalanx_spmd::Keep;
 
 /// Where the programs of the runs come from.
 #[derive(Clone, Copy)]

@@ -7,6 +7,8 @@
 
 use phalanx_ir::Axis;
 
+use crate::error::SpmdError;
+
 /// What is kept in shards, one per rank; each includes what comes before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Sharded {
@@ -53,6 +55,8 @@ pub enum Keep {
 pub struct Sharing {
     axes: Vec<Axis>,
     sharded: Sharded,
+    /// The strategy that said so.
+    by: Option<&'static str>,
     /// Which parameters lie together.
     pub grouping: Grouping,
     /// How many runs ahead a unit is gathered.
@@ -73,6 +77,7 @@ impl Sharing {
         Self {
             sharded: Sharded::Nothing,
             axes: Vec::new(),
+            by: None,
             grouping: Grouping::Segments,
             prefetch: 1,
             in_flight: 2,
@@ -87,6 +92,17 @@ impl Sharing {
         match sharded == Sharded::Nothing || axes.is_empty() {
             true => Self::none(),
             false => Self { sharded, axes, ..Self::none() },
+        }
+    }
+
+    /// Sets everything in the name of a strategy. Only one can.
+    pub fn set(&mut self, by: &'static str, sharing: Self) -> Result<(), SpmdError> {
+        match self.by {
+            Some(first) => Err(SpmdError::Sharing { first, second: by }),
+            None => {
+                *self = Self { by: Some(by), ..sharing };
+                Ok(())
+            }
         }
     }
 
