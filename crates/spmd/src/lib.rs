@@ -28,6 +28,6 @@ pub mod strategies;
 pub use annotate::{Annotations, Annotator};
 pub use cost::Costs;
 pub use error::SpmdError;
-pub use partition::partition;
+pub use partition::{partition, partition_by};
 pub use split::{Split, apply};
 pub use strategies::Strategy;
