@@ -135,6 +135,13 @@ impl<'a> Annotator<'a> {
         entry.is_some_and(|e| atoms.iter().any(|a| e.decided.contains_key(a)))
     }
 
+    /// How many shards the annotations so far cut a dim into, stored and read together.
+    pub fn shards(&self, value: ValueId, dim: usize) -> usize {
+        let entries = [self.annotations.values.get(&value), self.annotations.stored.get(&value)];
+        let axes = entries.into_iter().flatten().flat_map(|e| &e.order);
+        axes.filter(|(d, _)| *d == dim).map(|&(_, a)| self.mesh.size(a).unwrap_or(1)).product()
+    }
+
     /// What was annotated.
     pub fn finish(self) -> Annotations {
         self.annotations

@@ -31,7 +31,7 @@ pub use annotate::{Annotations, Annotator};
 pub use cost::Costs;
 pub use error::SpmdError;
 pub use model::Partition;
-pub use partition::partition;
+pub use partition::{partition, partition_by};
 pub use sharing::{Grouping, Keep, Sharded, Sharing};
 pub use split::{Split, apply};
 pub use strategies::Strategy;

@@ -96,11 +96,7 @@ impl Plan<'_> {
             }
             None => {
                 let rank = self.net.values[value].padded.len();
-                let pin = self.pins.read[value].as_ref();
-                pin.map_or_else(
-                    || Lay::replicated(rank),
-                    |p| Lay { dims: p.dims.clone(), partial: 0 },
-                )
+                self.pins.read_layout(value).unwrap_or_else(|| Lay::replicated(rank))
             }
         }
     }

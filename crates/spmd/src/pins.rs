@@ -4,7 +4,7 @@ use phalanx_autodiff::{Joint, boundary_name};
 use phalanx_ir::{Program, Role, ValueId};
 
 use crate::annotate::{Annotations, Entry};
-use crate::lay::{Axes, Grid, State};
+use crate::lay::{Axes, Grid, Lay, State};
 
 /// What is decided about a value: for the axes in `closed` everything, for the others nothing.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,6 +84,21 @@ impl Pins {
         }
         pins.close_ports(program, grid);
         pins
+    }
+
+    /// What is decided of how readers see a value.
+    pub(crate) fn read_layout(&self, value: usize) -> Option<Lay> {
+        self.read[value].as_ref().map(|p| Lay { dims: p.dims.clone(), partial: 0 })
+    }
+
+    /// What is decided of how a parameter is stored: as it is read, but for what was said of the
+    /// store, whose axes are minor.
+    pub(crate) fn stored_layout(&self, value: usize) -> Option<Lay> {
+        let (read, stored) = (self.read_layout(value)?, self.stored[value].as_ref());
+        let Some(stored) = stored else { return Some(read) };
+        let dims = read.dims.iter().zip(&stored.dims);
+        let dims = dims.map(|(r, s)| r.only(!stored.closed).join(*s)).collect();
+        Some(Lay { dims, partial: 0 })
     }
 
     /// What other programs see is decided on every axis: where nothing was said, it is replicated.

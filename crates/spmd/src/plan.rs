@@ -10,7 +10,7 @@ use crate::error::SpmdError;
 use crate::inherit::factor_maps;
 use crate::lay::{Axes, Grid, Lay, State};
 use crate::net::Net;
-use crate::pins::{Pin, Pins};
+use crate::pins::Pins;
 use crate::strat::{Choice, Strat, operand_state, result_state};
 
 /// What an axis does to a value, as far as that is known.
@@ -177,9 +177,22 @@ impl<'a> Plan<'a> {
                 Some(State::Sharded(dim)) => State::Sharded(dim),
                 _ => State::Replicated,
             };
-            if let Some(pin) = &mut self.pins.read[value] {
-                pin.close(axis, state);
+            // There may be no room beside the axes that it was asked to be read or stored on.
+            let before = self.pins.read[value].clone();
+            self.close(value, axis, state);
+            let padded = &self.net.values[value].padded;
+            if !self.input_layout(value).divides(self.grid, padded)
+                || !self.layout(value).divides(self.grid, padded)
+            {
+                self.pins.read[value] = before;
+                self.close(value, axis, State::Replicated);
             }
+        }
+    }
+
+    fn close(&mut self, value: usize, axis: usize, state: State) {
+        if let Some(pin) = &mut self.pins.read[value] {
+            pin.close(axis, state);
         }
     }
 
@@ -193,14 +206,7 @@ impl<'a> Plan<'a> {
     /// The layout that an input has when it comes in.
     pub(crate) fn input_layout(&self, value: usize) -> Lay {
         let rank = self.net.values[value].padded.len();
-        let read = self.pins.read[value]
-            .clone()
-            .unwrap_or(Pin { dims: vec![Axes::default(); rank], closed: 0 });
-        let Some(stored) = &self.pins.stored[value] else {
-            return Lay { dims: read.dims, partial: 0 };
-        };
-        let dims = read.dims.iter().zip(&stored.dims);
-        Lay { dims: dims.map(|(r, s)| r.only(!stored.closed).join(*s)).collect(), partial: 0 }
+        self.pins.stored_layout(value).unwrap_or_else(|| Lay::replicated(rank))
     }
 
     /// The layout in which readers see what a node made.
