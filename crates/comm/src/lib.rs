@@ -7,9 +7,11 @@
 //! are the same on every rank and in every run. What is called wrongly, late or never is an error
 //! that names the ranks. See `docs/communication.md`.
 
+pub mod bench;
 mod blocking;
 mod call;
 mod communicator;
+pub mod conformance;
 mod element;
 mod error;
 mod group;
