@@ -10,7 +10,9 @@ use crate::call::OpKind;
 use crate::error::Failure;
 use crate::group::Group;
 use crate::site::Site;
-use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Thread, fence, yield_now};
+use crate::sync::{
+    AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Thread, fence, moment, yield_now,
+};
 
 /// How ranks wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,6 +180,7 @@ impl Shared {
         touching.store(true, Ordering::SeqCst);
         let sound = !self.poisoned.load(Ordering::SeqCst);
         if sound {
+            moment();
             work();
         }
         touching.store(false, Ordering::Release);

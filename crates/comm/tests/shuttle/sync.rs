@@ -11,3 +11,8 @@ pub(crate) const TIMED: bool = false;
 pub(crate) fn relax() {
     yield_now();
 }
+
+/// Between looking and touching, others may run.
+pub(crate) fn moment() {
+    yield_now();
+}
