@@ -80,9 +80,28 @@ impl World {
         Self { shared: Arc::new(shared) }
     }
 
+    /// Stops the ranks from outside.
+    pub(crate) fn stopper(&self) -> Stopper {
+        Stopper { shared: self.shared.clone() }
+    }
+
     /// The endpoints, one for each rank, in order.
     pub fn into_endpoints(self) -> Vec<Endpoint> {
         (0..self.shared.ranks.len()).map(|rank| Endpoint::new(self.shared.clone(), rank)).collect()
+    }
+}
+
+/// Stops the ranks of a world from outside their endpoints.
+pub(crate) struct Stopper {
+    shared: Arc<Shared>,
+}
+
+impl Stopper {
+    /// Stops all ranks because of a failure of this one; gives the first failure.
+    pub(crate) fn stop(&self, rank: usize, message: String) -> Failure {
+        let own = || Failure { rank, message: message.clone().into() };
+        self.shared.poison(rank, || message.clone());
+        self.shared.failure().unwrap_or_else(own)
     }
 }
 
