@@ -4,16 +4,14 @@ use std::fmt::Write;
 
 use phalanx_ir::Model;
 use phalanx_runtime::Executor;
-use phalanx_script::{
-    Action, Category, Compiled, Kind, Lane, MemoryPlan, Part, Script, TrainPlan, plan,
-};
+use phalanx_script::{Action, Category, Compiled, Kind, Lane, MemoryPlan, Part, Script, TrainPlan};
 use serde_json::{Value, json};
 
 use crate::config::Loaded;
 use crate::error::{Error, Problem, Result};
 use crate::host::host_engine;
 use crate::network::Network;
-use crate::session::{self, Settings, compile};
+use crate::session::{self, Settings};
 
 /// Buffers that the memory table names.
 const LARGEST: usize = 12;
@@ -44,11 +42,10 @@ impl Explanation {
         let network = Network::new(loaded)?;
         let model = network.models(&loaded.config, false)?.train;
         let settings = Settings::new(&loaded.config);
-        let compiled = compile(&model, settings.precision, settings.recompute)?;
-        let step = session::plan(&model, &settings)?;
-        let memory = plan(&step.script)?;
+        let (compiled, step) = session::plan(&model, &settings)?;
         let mut executor = Executor::new(host_engine(loaded.config.run.threads.get())?);
-        executor.load(step.script.clone())?;
+        let script = executor.load(step.script.clone())?;
+        let memory = executor.plan(script).clone();
         let kernel_scratch = executor.engine().scratch_bytes();
         let explanation = Self { model, compiled, plan: step, memory, kernel_scratch, focus };
         explanation.check_focus()?;

@@ -18,8 +18,8 @@ use phalanx_ir::Model;
 use phalanx_models::hf;
 use phalanx_runtime::{Executor, Observed, ScriptId};
 use phalanx_script::{
-    BufferId, MemoryPlan, Script, TrainPlan, accumulate, eval_script, merge_adjacent, train_script,
-    units,
+    BufferId, Compiled, MemoryPlan, Script, TrainPlan, accumulate, eval_script, merge_adjacent,
+    train_script, units,
 };
 
 pub use compile::{compile, compile_forward};
@@ -63,11 +63,11 @@ pub struct Session<E: Engine> {
     steps: u64,
 }
 
-/// The training script of a model, before any engine is involved.
-pub fn plan(model: &Model, settings: &Settings) -> Result<TrainPlan> {
+/// The programs of a model and its training script, before any engine is involved.
+pub fn plan(model: &Model, settings: &Settings) -> Result<(Compiled, TrainPlan)> {
     let compiled = compile(model, settings.precision, settings.recompute)?;
     let schedule = accumulate(model.instances().len(), settings.microbatches);
-    Ok(train_script(
+    let plan = train_script(
         model,
         &compiled,
         &merge_adjacent(&schedule),
@@ -75,7 +75,50 @@ pub fn plan(model: &Model, settings: &Settings) -> Result<TrainPlan> {
         settings.precision,
         settings.optimizer,
         settings.clip,
-    )?)
+    )?;
+    Ok((compiled, plan))
+}
+
+/// A session of which everything is known but the weights: it takes no memory for tensors yet.
+pub struct Prepared<E: Engine> {
+    executor: Executor<E>,
+    settings: Settings,
+    plan: TrainPlan,
+    store: Store,
+    train: (ScriptId, Feed),
+    evaluate: Option<(ScriptId, Feed, BufferId)>,
+}
+
+impl<E: Engine> Prepared<E> {
+    /// Plans, compiles and loads everything, and refuses what takes more memory than it may.
+    pub fn new(engine: E, models: &Models, settings: Settings) -> Result<Self> {
+        let model = &models.train;
+        let (_, plan) = plan(model, &settings)?;
+        let mut executor = Executor::new(engine);
+        let train = executor.load(plan.script.clone())?;
+        let evaluate = (models.evaluate.as_ref())
+            .map(|evaluated| load_evaluation(&mut executor, evaluated, &plan, &settings))
+            .transpose()?;
+        if let Some(limit) = settings.memory_limit {
+            limit.check(executor.arena())?;
+        }
+        let store = Store::new(train, model, plan.units.clone());
+        let feed = Feed::new(&executor, train, model, settings.microbatches)?;
+        Ok(Self { executor, settings, plan, store, train: (train, feed), evaluate })
+    }
+
+    /// Takes the memory, and the weights to start from out of `read`.
+    pub fn start(self, read: &mut ReadParam<'_>) -> Result<Session<E>> {
+        let Self { mut executor, settings, plan, store, train, evaluate } = self;
+        executor.reserve()?;
+        for (unit, buffers) in plan.buffers.iter().enumerate() {
+            let precision = settings.precision;
+            let mut into = vec![(buffers.weights, precision.weights)];
+            into.extend(buffers.master.map(|master| (master, precision.state)));
+            store.fill(&mut executor, unit, &into, read)?;
+        }
+        Ok(Session { executor, settings, plan, store, train, evaluate, steps: 0 })
+    }
 }
 
 impl<E: Engine> Session<E> {
@@ -86,27 +129,7 @@ impl<E: Engine> Session<E> {
         settings: Settings,
         read: &mut ReadParam<'_>,
     ) -> Result<Self> {
-        let model = &models.train;
-        let plan = plan(model, &settings)?;
-        let mut executor = Executor::new(engine);
-        let train = executor.load(plan.script.clone())?;
-        let evaluate = (models.evaluate.as_ref())
-            .map(|evaluated| load_evaluation(&mut executor, evaluated, &plan, &settings))
-            .transpose()?;
-        if let Some(limit) = settings.memory_limit {
-            limit.check(executor.arena())?;
-        }
-        executor.reserve()?;
-
-        let store = Store::new(train, model, plan.units.clone());
-        for (unit, buffers) in plan.buffers.iter().enumerate() {
-            let precision = settings.precision;
-            let mut into = vec![(buffers.weights, precision.weights)];
-            into.extend(buffers.master.map(|master| (master, precision.state)));
-            store.fill(&mut executor, unit, &into, read)?;
-        }
-        let feed = Feed::new(&executor, train, model, settings.microbatches)?;
-        Ok(Self { executor, settings, plan, store, train: (train, feed), evaluate, steps: 0 })
+        Prepared::new(engine, models, settings)?.start(read)
     }
 
     /// Takes one optimizer step with this learning rate.
