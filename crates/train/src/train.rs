@@ -16,7 +16,7 @@ use crate::report::{Facts, Report};
 use crate::rundir::RunDir;
 use crate::saved;
 use crate::schedule::LearningRate;
-use crate::session::{self, Session, Settings};
+use crate::session::{Prepared, Session, Settings};
 use crate::steps::{Taken, take_steps};
 
 pub use crate::report::Output;
@@ -54,13 +54,9 @@ impl<'a> Run<'a> {
         let network = Network::new(loaded)?;
         let evaluates = config.train.eval_every > 0;
         let models = network.models(config, evaluates)?;
-        let settings = Settings::new(config);
         // What can't fit is refused before data are opened and weights are made.
-        if let Some(limit) = settings.memory_limit {
-            limit.check(
-                phalanx_script::plan(&session::plan(&models.train, &settings)?.script)?.arena,
-            )?;
-        }
+        let engine = host_engine(config.run.threads.get())?;
+        let prepared = Prepared::new(engine, &models, Settings::new(config))?;
         let corpus = corpus::open(loaded)?;
         let loader = corpus::training(loaded, &corpus)?;
         let held_out = match evaluates {
@@ -68,8 +64,7 @@ impl<'a> Run<'a> {
             false => Vec::new(),
         };
         let gemm_rate = gemm_rate(config, &models.train)?;
-        let engine = host_engine(config.run.threads.get())?;
-        let session = Session::new(engine, &models, settings, &mut *network.start())?;
+        let session = prepared.start(&mut *network.start())?;
         Ok(Self {
             loaded,
             network,
@@ -119,7 +114,13 @@ impl<'a> Run<'a> {
             None => String::new(),
         };
         let train = &config.train;
+        let preset = match &self.loaded.preset {
+            Some(preset) if *preset == self.loaded.label => format!("preset {preset}"),
+            Some(preset) => format!("{}, over preset {preset}", self.loaded.label),
+            None => format!("{}, over the defaults of `phalanx config`", self.loaded.label),
+        };
         vec![
+            format!("config {preset}"),
             format!(
                 "model  {}: {} parameters in {}",
                 self.network.describe(&config.model),
