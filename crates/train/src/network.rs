@@ -6,6 +6,7 @@ use phalanx_models::{Architecture, BatchShape, Gpt, Llama, Purpose};
 use crate::config::{self, Config, Loaded, ModelKind, Origin, Sources};
 use crate::error::{Error, Result};
 use crate::folders::Form;
+use crate::metrics::{counted, short};
 use crate::session::{Models, ReadParam, initial};
 
 /// A network and, if it does not start from random numbers, the folder of its weights.
@@ -67,17 +68,39 @@ impl Network {
         }
     }
 
-    /// One line for people.
-    pub fn describe(&self, config: &config::Model) -> String {
+    /// One line for people, about a network of so many parameters.
+    pub fn describe(&self, config: &Config, parameters: usize) -> String {
+        let weights = config.precision.weights;
+        let config = &config.model;
         let from = match &config.from {
             Some(Origin::HuggingFace(dir)) => format!(" from {}", dir.display()),
             None => String::new(),
         };
         format!(
-            "{} of {} layers, width {}, {} heads, vocabulary {}{from}",
-            config.kind, config.layers, config.width, config.heads, config.vocab
+            "{} of {}, width {}, {}, vocabulary {}{from}: {} parameters in {weights}",
+            config.kind,
+            counted(config.layers.get(), "layer"),
+            config.width,
+            counted(config.heads.get(), "head"),
+            config.vocab,
+            short(parameters as f64),
         )
     }
+}
+
+/// One line for people about the size of a step.
+pub(crate) fn describe_step(config: &Config) -> String {
+    let train = &config.train;
+    format!(
+        "{} of {}, {}, {}",
+        counted(train.batch_size.get(), "sequence"),
+        counted(train.seq_len.get(), "token"),
+        match train.microbatches.get() {
+            1 => "at once".to_owned(),
+            parts => format!("in {parts} micro-batches"),
+        },
+        counted(config.run.threads.get(), "thread"),
+    )
 }
 
 /// The network of a specification, with the settings that a specification does not have.

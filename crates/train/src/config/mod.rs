@@ -87,6 +87,15 @@ impl Loaded {
         self.given.get(key).map(|given| &given.place)
     }
 
+    /// What the configuration is called, and what it lies on.
+    pub fn origin(&self) -> String {
+        match &self.preset {
+            Some(preset) if *preset == self.label => format!("preset {preset}"),
+            Some(preset) => format!("{}, over preset {preset}", self.label),
+            None => format!("{}, over the defaults of `phalanx config`", self.label),
+        }
+    }
+
     /// Whether the user wrote the value of `key`, in a file or on the command line.
     pub fn by_user(&self, key: &str) -> bool {
         self.given.get(key).is_some_and(|given| given.by_user)
@@ -94,7 +103,11 @@ impl Loaded {
 
     /// A problem with the value of `key`, with the place it was written at.
     pub fn problem(&self, key: &str, message: impl Into<String>) -> Problem {
-        let problem = Problem::new(message);
+        self.located(key, Problem::new(message))
+    }
+
+    /// A problem with the place that the value of `key` was written at.
+    pub fn located(&self, key: &str, problem: Problem) -> Problem {
         match self.place(key) {
             Some(place) => problem.at(place.clone()),
             None => problem,

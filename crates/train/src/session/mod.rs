@@ -14,7 +14,7 @@ mod store;
 use std::collections::BTreeMap;
 
 use phalanx_engine::Engine;
-use phalanx_ir::Model;
+use phalanx_ir::{DType, Model, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::{Executor, Observed, ScriptId};
 use phalanx_script::{
@@ -175,6 +175,21 @@ impl<E: Engine> Session<E> {
         let buffers = self.plan.buffers.iter().map(|b| b.gradient);
         let dtype = self.settings.precision.grads;
         self.store.tensors(&mut self.executor, buffers, dtype)
+    }
+
+    /// Settings that keep numbers finite for longer, and that are not on yet.
+    pub(crate) fn remedies(&self) -> Vec<&'static str> {
+        let narrow = |port: &Port, program: &Program| program.ty(port.value).dtype == DType::Bf16;
+        let mut programs = self.script().programs.iter().map(|entry| &entry.program);
+        let computes_narrow = programs.any(|p| p.inputs().iter().any(|port| narrow(port, p)));
+        let mut remedies = Vec::new();
+        if self.settings.clip.is_none() {
+            remedies.push("clip gradients (optim.clip = 1.0)");
+        }
+        if computes_narrow {
+            remedies.push("compute in f32 (precision.compute)");
+        }
+        remedies
     }
 
     /// The script of a step.
