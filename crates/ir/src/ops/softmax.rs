@@ -40,6 +40,11 @@ impl OpDef for Softmax {
         let dx = g.emit(SoftmaxGrad, &[g.output(0), g.dy()?])?;
         g.set(0, dx)
     }
+
+    fn exchanges(&self) -> usize {
+        // The maximum and the sum of exponentials relative to it.
+        2
+    }
 }
 
 impl OpDef for SoftmaxGrad {
@@ -60,5 +65,10 @@ impl OpDef for SoftmaxGrad {
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         Err(g.refuse(0, "second derivatives are not formed"))
+    }
+
+    fn exchanges(&self) -> usize {
+        // The sum of y·dy.
+        1
     }
 }

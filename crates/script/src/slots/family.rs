@@ -1,6 +1,6 @@
 //! Which values are one value under several shapes, and who looks at it.
 
-use phalanx_ir::{Op, OpDef, Port, Program, Role};
+use phalanx_ir::{OpDef, Port, Program, Role};
 
 /// Values that are one value under several shapes, known by the value that all others are reshapes
 /// of.
@@ -22,7 +22,7 @@ impl<'a> Families<'a> {
         let mut origin: Vec<usize> = (0..n).collect();
         let (mut maker, mut readers, mut returned) = (vec![None; n], vec![0; n], vec![0; n]);
         for (index, instr) in program.instrs().iter().enumerate() {
-            let reshape = matches!(instr.op, Op::Reshape(_));
+            let reshape = super::is_same_memory(instr);
             for (result, value) in instr.outputs.iter().enumerate() {
                 maker[value.index()] = Some((index, result));
                 if reshape {
