@@ -51,9 +51,9 @@ impl Exchange {
         self.rows * self.numbers
     }
 
-    /// Bytes of the numbers in an instruction's scratch memory: a rank's own, then everybody's.
+    /// Bytes of the numbers in an instruction's scratch memory: those of all ranks, in their order; each rank writes its own in place.
     pub fn bytes(&self, mesh: &Mesh) -> usize {
-        (1 + mesh.count(&self.axes)) * self.elements() * self.dtype.size()
+        mesh.count(&self.axes) * self.elements() * self.dtype.size()
     }
 }
 
@@ -107,10 +107,10 @@ program t {
         let found: Vec<Option<(usize, usize)>> = (program.instrs().iter())
             .map(|i| Exchange::of(&program, i).map(|e| (e.elements(), e.bytes(program.mesh()))))
             .collect();
-        let bytes = |numbers: usize| Some((12 * numbers, 5 * 12 * numbers * 4));
+        let bytes = |numbers: usize| Some((12 * numbers, 4 * 12 * numbers * 4));
         assert_eq!(found, [bytes(1), bytes(1), bytes(3), None]);
         // The parts of the gain's gradient are four columns wide on each rank.
         let own = crate::ops::NORM_PARTS * 4 * 4;
-        assert_eq!(program.scratch_bytes(&program.instrs()[1]), own + 5 * 12 * 4);
+        assert_eq!(program.scratch_bytes(&program.instrs()[1]), own + 4 * 12 * 4);
     }
 }

@@ -5,10 +5,15 @@
 //! need one between them only if some worker touches what another one wrote.
 
 mod attention;
+mod collective;
+mod extent;
 mod fused;
 mod loss;
+mod lowered;
 mod matmul;
 mod movement;
+mod padding;
+mod placed;
 mod reduce;
 mod rows;
 mod update;
@@ -17,8 +22,8 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use phalanx_comm::Handle;
 use phalanx_engine::{Args, EngineError};
-use phalanx_ir::ops::CollectiveKind;
 use phalanx_ir::{DType, Instr, Op, OpDef, Program, ValueId};
 use phalanx_script::{Place, Slots};
 
@@ -47,9 +52,18 @@ pub(crate) struct Var {
     pub(crate) place: Place,
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<usize>,
+    /// How many elements of each dim are valid; the rest is padding.
+    pub(crate) valid: Vec<usize>,
 }
 
 impl Var {
+    /// What a rank holds of a value.
+    pub(crate) fn of(program: &Program, value: ValueId, place: Place, rank: usize) -> Self {
+        let (ty, mesh) = (program.ty(value), program.mesh());
+        let (shape, valid) = (ty.local_shape(mesh), ty.local_valid(mesh, rank));
+        Self { place, dtype: ty.dtype, shape, valid }
+    }
+
     pub(crate) fn elements(&self) -> usize {
         self.shape.iter().product()
     }
@@ -140,6 +154,11 @@ pub(crate) trait Task: Send + Sync {
     fn is_matmul(&self) -> bool {
         false
     }
+
+    /// The call that it makes, if it does nothing but talk to other ranks.
+    fn transfer(&self) -> Option<&Transfer> {
+        None
+    }
 }
 
 /// What a running task has: its share, the memory, and a place for errors.
@@ -150,6 +169,10 @@ pub(crate) struct Context<'a> {
     pub(crate) scratch: *mut u8,
     pub(crate) scratch_bytes: usize,
     pub(crate) failure: &'a Failure,
+    /// The way to other ranks, if there are any.
+    pub(crate) comm: Option<&'a Endpoint>,
+    /// By value: the calls that were started and not yet waited for.
+    pub(crate) handles: &'a [Mutex<Option<Handle>>],
 }
 
 impl Context<'_> {
@@ -250,6 +273,10 @@ impl Failure {
         }
     }
 
+    pub(crate) fn has_failed(&self) -> bool {
+        self.message.lock().is_ok_and(|m| m.is_some())
+    }
+
     pub(crate) fn take(&self) -> Option<String> {
         self.message.lock().ok().and_then(|mut m| m.take())
     }
@@ -270,6 +297,10 @@ pub(crate) struct Operation<'a> {
     pub(crate) slots: &'a Slots,
     /// Offset of the instruction's scratch memory in the workspace.
     pub(crate) scratch: Option<usize>,
+    /// This rank, in the program's mesh.
+    pub(crate) rank: usize,
+    /// The way to other ranks, if there are any.
+    pub(crate) comm: Option<&'a Endpoint>,
 }
 
 impl Operation<'_> {
@@ -282,12 +313,7 @@ impl Operation<'_> {
     }
 
     pub(crate) fn var(&self, value: ValueId) -> Var {
-        let ty = self.program.ty(value);
-        Var {
-            place: self.slots.places[value.index()],
-            dtype: ty.dtype,
-            shape: ty.local_shape(self.program.mesh()),
-        }
+        Var::of(self.program, value, self.slots.places[value.index()], self.rank)
     }
 
     pub(crate) fn unsupported(&self, why: impl Into<String>) -> EngineError {
@@ -309,6 +335,14 @@ pub(crate) fn task(task: impl Task + 'static) -> Box<dyn Task> {
 
 /// The calls of one instruction.
 pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
+    // What depends on where a rank's elements lie, or on which of them are padding, where that
+    // makes a difference.
+    if let Some(tasks) = lowered::compile(op)? {
+        return Ok(tasks);
+    }
+    if let Some(tasks) = placed::compile(op)? {
+        return Ok(tasks);
+    }
     match &op.instr.op {
         // The result is the operand, under another type.
         Op::Reshape(_) => Ok(vec![]),
@@ -339,18 +373,17 @@ pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         | Op::Softmax(_)
         | Op::SoftmaxGrad(_)
         | Op::Dropout(_) => rows::compile(op),
+        Op::ZeroPadding(_) => padding::compile(op),
         Op::Attention(_) | Op::AttentionGrad(_) => attention::compile(op),
         Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) | Op::LinearCrossEntropy(_) => {
             loss::compile(op)
         }
         Op::AdamW(_) | Op::Sgd(_) => update::compile(op),
-        Op::Collective(collective) => match collective.kind {
-            CollectiveKind::Done => Err(op.unsupported("it waits for other ranks")),
-            _ => Err(op.unsupported("collectives run through a communicator, not an engine")),
-        },
+        Op::Collective(collective) => collective::compile(op, collective),
     }
 }
 
+pub(crate) use collective::{Endpoint, Transfer};
 pub(crate) use movement::copy;
 
 /// Runs a generic constructor for the float type that a value has.

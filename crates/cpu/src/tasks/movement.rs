@@ -34,7 +34,12 @@ pub(crate) fn copy(from: Var, to: Var) -> Box<dyn Task> {
     Box::new(Move { kind: Kind::Copy, inputs: vec![from], out: to })
 }
 
-enum Kind {
+/// Any of the moves.
+pub(super) fn moved(kind: Kind, inputs: Vec<Var>, out: &Var) -> Box<dyn Task> {
+    Box::new(Move { kind, inputs, out: out.clone() })
+}
+
+pub(super) enum Kind {
     Fill(f64),
     Permute(Vec<usize>),
     Slice {
