@@ -8,9 +8,11 @@ pub mod disk;
 mod error;
 pub mod memory;
 pub mod mmap;
+mod time;
 
 pub use arena::Arena;
 pub use count_alloc::CountingAllocator;
 pub use disk::{Staged, write_atomic};
 pub use error::SysError;
 pub use mmap::FileMap;
+pub use time::thread_cpu_time;
