@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use phalanx_engine::EngineError;
 use phalanx_ir::ops::NORM_PARTS;
-use phalanx_ir::{Exchange, Op, OpDef, Part};
+use phalanx_ir::{Exchange, Op, Part};
 
 use super::collective::Gather;
 use super::extent::{common, gaps};

@@ -7,7 +7,9 @@ use phalanx_engine::EngineError;
 use phalanx_ir::Op;
 use phalanx_ir::ops::{self, NORM_PARTS};
 
-use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, for_floats, task};
+use super::{
+    Access, Context, Operation, Share, Task, Tasks, Var, for_float, for_floats, placed, task,
+};
 use crate::element::{Element, Float};
 use crate::kernels::{dropout, embedding, norm, rotary, softmax};
 
@@ -19,8 +21,11 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         Op::Rotary(r) => rotation(op, r),
         Op::Softmax(_) => forward(op, Forward::Softmax),
         Op::SoftmaxGrad(_) => forward(op, Forward::SoftmaxGrad),
-        Op::Dropout(d) => forward(op, Forward::Dropout { p: d.p, site: d.site }),
-        Op::Embedding(_) => forward(op, Forward::Embedding),
+        Op::Dropout(d) => {
+            let first = placed::first_sample(op);
+            forward(op, Forward::Dropout { p: d.p, site: d.site, first })
+        }
+        Op::Embedding(_) => forward(op, Forward::Embedding { held: placed::held(op)? }),
         Op::EmbeddingGrad(_) => embedding_grad(op),
         _ => Err(op.unsupported("it does not work by rows")),
     }
@@ -32,8 +37,15 @@ enum Forward {
     LayerNorm { eps: f64 },
     Softmax,
     SoftmaxGrad,
-    Dropout { p: f64, site: u32 },
-    Embedding,
+    /// `first` is the number of the first sample held here.
+    Dropout {
+        p: f64,
+        site: u32,
+        first: usize,
+    },
+    Embedding {
+        held: embedding::Held,
+    },
 }
 
 struct Rows<T> {
@@ -63,7 +75,7 @@ impl<T: Element> Rows<T> {
             Forward::RmsNorm { .. } | Forward::LayerNorm { .. } | Forward::Dropout { .. } => {
                 input > 0
             }
-            Forward::Embedding => input == 0,
+            Forward::Embedding { .. } => input == 0,
             Forward::Softmax | Forward::SoftmaxGrad => false,
         }
     }
@@ -120,13 +132,13 @@ impl<T: Element> Task for Rows<T> {
             Forward::SoftmaxGrad => {
                 softmax::gradient(input(0), input(1), self.outputs[0].width(), output(0));
             }
-            Forward::Dropout { p, site } => {
+            Forward::Dropout { p, site, first } => {
                 let mask = dropout::Mask { key: self.key(cx), site, p };
                 let sample = self.outputs[0].elements() / self.outputs[0].shape[0].max(1);
-                let first = rows.start * self.outputs[0].width();
+                let first = first * sample + rows.start * self.outputs[0].width();
                 dropout::dropout(input(0), mask, sample, first, output(0));
             }
-            Forward::Embedding => {
+            Forward::Embedding { held } => {
                 let table = &self.inputs[0];
                 // SAFETY: the task declared these accesses.
                 let (table_data, ids) = unsafe {
@@ -135,7 +147,6 @@ impl<T: Element> Task for Rows<T> {
                         cx.get::<i32>(&self.inputs[1], rows.clone()),
                     )
                 };
-                let held = embedding::Held::all(table.shape[0]);
                 let found = embedding::gather(table_data, held, table.width(), ids, output(0));
                 if let Err(unknown) = found {
                     cx.failure.report(unknown.to_string());
@@ -294,6 +305,7 @@ impl<A: Float, C: Element<Acc = A>> Task for SumParts<A, C> {
 fn rotation(op: &Operation<'_>, rotation: &ops::Rotary) -> Result<Tasks, EngineError> {
     let (x, out) = (op.input(0), op.output(0));
     let (seq, head_dim) = (x.shape[1], x.shape[3]);
+    let part = op.part(op.instr.inputs[0], 1);
     let frequencies = rotation.frequencies(head_dim);
     let direction = match rotation.inverse {
         false => rotary::Direction::Forward,
@@ -302,7 +314,7 @@ fn rotation(op: &Operation<'_>, rotation: &ops::Rotary) -> Result<Tasks, EngineE
     let made = for_float!(op, x.dtype, T => {
         let mut tables = vec![<T as Element>::Acc::ZERO; seq * head_dim];
         let (cos, sin) = tables.split_at_mut(seq * head_dim / 2);
-        rotary::fill_tables(0..seq, &frequencies, cos, sin);
+        rotary::fill_tables((0..seq).map(|i| part.global(i)), &frequencies, cos, sin);
         task(Rotation::<T> { x, out, tables, direction })
     })?;
     Ok(vec![made])
@@ -362,9 +374,9 @@ impl<T: Element> Task for Rotation<T> {
 }
 
 fn embedding_grad(op: &Operation<'_>) -> Result<Tasks, EngineError> {
-    let (ids, dy, out) = (op.input(0), op.input(1), op.output(0));
+    let (ids, dy, out, held) = (op.input(0), op.input(1), op.output(0), placed::held(op)?);
     let made = for_floats!(op, dy.dtype, out.dtype, T, C => {
-        task(TableGrad::<T, C> { ids, dy, out, types: PhantomData })
+        task(TableGrad::<T, C> { ids, dy, out, held, types: PhantomData })
     })?;
     Ok(vec![made])
 }
@@ -374,6 +386,7 @@ struct TableGrad<T, C> {
     ids: Var,
     dy: Var,
     out: Var,
+    held: embedding::Held,
     types: PhantomData<(T, C)>,
 }
 
@@ -385,8 +398,8 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for TableGrad<T, C> {
 
     fn run(&self, cx: &Context<'_>) {
         let rows = self.out.own_rows(cx.share);
-        let (vocabulary, width) = (self.out.rows(), self.out.width());
-        let held = embedding::Held { vocabulary, first: rows.start, rows: rows.len() };
+        let (first, width) = (self.held.first + rows.start, self.out.width());
+        let held = embedding::Held { first, rows: rows.len(), ..self.held };
         let adds = cx.adds(&self.out);
         // SAFETY: the task declared these accesses.
         let found = unsafe {
