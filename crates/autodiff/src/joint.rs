@@ -1,10 +1,10 @@
 //! The joint graph: forward and backward in one program.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use phalanx_ir::ops::{Binary, BinaryKind};
 use phalanx_ir::vjp::Vjp;
-use phalanx_ir::{DType, IrError, Op, OpDef, Phase, Program, Role, TensorType, ValueId};
+use phalanx_ir::{DType, IrError, Op, OpDef, Phase, Program, Rewriter, Role, ValueId};
 
 /// A forward program followed by its backward, instructions tagged F, B or W.
 ///
@@ -14,6 +14,18 @@ use phalanx_ir::{DType, IrError, Op, OpDef, Phase, Program, Role, TensorType, Va
 pub struct Joint {
     /// The program.
     pub program: Program,
+    /// For each instruction of the backward, the forward instruction whose gradient it is part of;
+    /// none for forward instructions and for sums of gradients from several readers. A partitioner
+    /// gives the gradient the layouts of its op. Passes that rewrite the program drop it.
+    pub origins: Vec<Option<usize>>,
+}
+
+impl From<Program> for Joint {
+    /// A joint graph that passes have rewritten since, of which origins are no longer known.
+    fn from(program: Program) -> Self {
+        let origins = vec![None; program.instrs().len()];
+        Self { program, origins }
+    }
 }
 
 /// What the name of a cotangent starts with.
@@ -41,7 +53,9 @@ pub fn joint(forward: &Program, grads: DType) -> Result<Joint, IrError> {
     }
     reverse.outputs(forward);
     let program = assign_phases(&reverse.program, forward.instrs().len());
-    Ok(Joint { program: program.canonical() })
+    let mut origins = reverse.origins;
+    origins.resize(program.instrs().len(), None);
+    Ok(Joint { program, origins })
 }
 
 struct Reverse {
@@ -50,6 +64,8 @@ struct Reverse {
     gradients: Vec<Option<ValueId>>,
     /// The element type that the gradient of each value has, if it is needed at all.
     wanted: Vec<Option<DType>>,
+    /// The forward instruction that each instruction so far is the gradient of.
+    origins: Vec<Option<usize>>,
 }
 
 impl Reverse {
@@ -72,7 +88,7 @@ impl Reverse {
             }
         }
         let gradients = vec![None; forward.values().len()];
-        Self { program: forward.clone(), gradients, wanted }
+        Self { program: forward.clone(), gradients, wanted, origins: Vec::new() }
     }
 
     /// Cotangents of the outputs: inputs of the joint program, and one for each loss.
@@ -109,9 +125,13 @@ impl Reverse {
         if cotangents.iter().all(Option::is_none) || wanted.iter().all(Option::is_none) {
             return Ok(());
         }
+        // What was pushed since the last gradient are sums and seeds, which belong to no op.
+        self.origins.resize(self.program.instrs().len(), None);
         let mut vjp = Vjp::new(&mut self.program, instr.clone(), cotangents, wanted.clone());
         instr.op.vjp(&mut vjp)?;
-        for ((&operand, gradient), wanted) in instr.inputs.iter().zip(vjp.finish()).zip(wanted) {
+        let gradients = vjp.finish();
+        self.origins.resize(self.program.instrs().len(), Some(index));
+        for ((&operand, gradient), wanted) in instr.inputs.iter().zip(gradients).zip(wanted) {
             if let (Some(gradient), Some(_)) = (gradient, wanted) {
                 self.accumulate(operand, gradient)?;
             }
@@ -164,7 +184,12 @@ fn assign_phases(program: &Program, forward: usize) -> Program {
             in_b.extend(&instr.inputs);
         }
     }
-    with_phases(program, |i| if i < forward { Phase::F } else { phases[i - forward] })
+    let mut rewriter = Rewriter::new(program);
+    for index in 0..program.instrs().len() {
+        let phase = if index < forward { Phase::F } else { phases[index - forward] };
+        rewriter.keep_in(phase, index);
+    }
+    rewriter.finish()
 }
 
 /// The weights, and what follows from them and constants alone: a weight in another shape or type.
@@ -181,24 +206,4 @@ fn made_of_weights(program: &Program) -> BTreeSet<ValueId> {
         }
     }
     weights
-}
-
-/// The same program with other phases, by instruction.
-fn with_phases(program: &Program, phase: impl Fn(usize) -> Phase) -> Program {
-    let mut out = Program::new(&program.name, program.mesh().clone());
-    let mut map: BTreeMap<ValueId, ValueId> = BTreeMap::new();
-    for port in program.inputs() {
-        let ty = program.ty(port.value).clone();
-        map.insert(port.value, out.input(&port.name, port.role, ty));
-    }
-    for (i, instr) in program.instrs().iter().enumerate() {
-        let inputs: Vec<ValueId> = instr.inputs.iter().map(|v| map[v]).collect();
-        let types: Vec<TensorType> = instr.outputs.iter().map(|&v| program.ty(v).clone()).collect();
-        let outputs = out.push_unchecked(instr.op.clone(), &inputs, types, phase(i));
-        map.extend(instr.outputs.iter().copied().zip(outputs));
-    }
-    for port in program.outputs() {
-        out.output(&port.name, port.role, map[&port.value]);
-    }
-    out
 }

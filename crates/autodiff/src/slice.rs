@@ -1,11 +1,11 @@
 //! Cutting a joint graph into the programs that scripts run.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use phalanx_ir::ops::{Attention, AttentionKind, Fused};
-use phalanx_ir::{Instr, Op, Phase, Program, Role, TensorType, ValueId};
+use phalanx_ir::ops::Fused;
+use phalanx_ir::{Graph, Instr, OpDef, Phase, Port, Program, Rewriter, Role, TensorType, ValueId};
 
 use crate::joint::Joint;
 
@@ -31,12 +31,8 @@ impl Recompute {
             Recompute::None => false,
             Recompute::Full => true,
             Recompute::Selective => {
-                let materialised = matches!(
-                    instr.op,
-                    Op::Attention(Attention { kind: AttentionKind::Materialised, .. })
-                );
-                // The first result is the attention's output, which the next projection keeps.
-                materialised && instr.outputs[0] != value
+                let result = instr.outputs.iter().position(|&v| v == value);
+                result.is_some_and(|result| instr.op.is_bulky(result))
             }
         }
     }
@@ -104,8 +100,7 @@ pub fn slice(joint: &Joint, recompute: Recompute) -> Phases {
 
 struct Cut<'a> {
     joint: &'a Program,
-    /// The instruction that makes each value, if one does.
-    maker: Vec<Option<usize>>,
+    graph: Graph<'a>,
     /// Values made from weights and constants alone: remade wherever they are read.
     free: Vec<bool>,
     /// Forward values that F keeps.
@@ -116,19 +111,18 @@ struct Cut<'a> {
 
 impl<'a> Cut<'a> {
     fn new(joint: &'a Program, recompute: Recompute) -> Self {
-        let mut maker = vec![None; joint.values().len()];
         let mut free = vec![false; joint.values().len()];
         for port in joint.inputs_with(Role::Param) {
             free[port.value.index()] = true;
         }
-        for (index, instr) in joint.instrs().iter().enumerate() {
+        for instr in joint.instrs() {
             let all_free = instr.inputs.iter().all(|v| free[v.index()]);
             for value in &instr.outputs {
-                maker[value.index()] = Some(index);
                 free[value.index()] = all_free;
             }
         }
-        let mut cut = Self { joint, maker, free, kept: BTreeSet::new(), handed: BTreeSet::new() };
+        let (kept, handed) = (BTreeSet::new(), BTreeSet::new());
+        let mut cut = Self { joint, graph: Graph::new(joint), free, kept, handed };
         cut.kept = cut.kept_under(recompute);
         cut.handed = (cut.read_by_w().into_iter())
             .filter(|&v| !cut.is_constant(v) && !cut.kept.contains(&v))
@@ -138,11 +132,7 @@ impl<'a> Cut<'a> {
     }
 
     fn made_by(&self, value: ValueId) -> Option<&'a Instr> {
-        self.maker[value.index()].map(|i| &self.joint.instrs()[i])
-    }
-
-    fn is_forward(&self, value: ValueId) -> bool {
-        self.made_by(value).is_some_and(|i| i.phase == Phase::F)
+        self.graph.making(value).map(|(_, instr)| instr)
     }
 
     fn is_constant(&self, value: ValueId) -> bool {
@@ -157,12 +147,12 @@ impl<'a> Cut<'a> {
         let read =
             instrs.filter(|i| phases.contains(&i.phase)).flat_map(|i| i.inputs.iter().copied());
         let leaving = self.outputs(phases, &BTreeSet::new());
-        read.chain(leaving.into_iter().map(|(_, _, v)| v)).filter(|v| !own(v)).collect()
+        read.chain(leaving.into_iter().map(|port| port.value)).filter(|v| !own(v)).collect()
     }
 
     /// What must be kept so that every forward value the backward reads can be had: itself,
-    /// unless it is remade; then what its maker reads, and so on. A reshape is always remade: it
-    /// is its operand, and keeping both would keep the same numbers twice.
+    /// unless it is remade; then what its maker reads, and so on. A view is always remade: it is
+    /// its operand, and keeping both would keep the same numbers twice.
     fn kept_under(&self, recompute: Recompute) -> BTreeSet<ValueId> {
         let mut kept = BTreeSet::new();
         let mut seen = BTreeSet::new();
@@ -175,7 +165,7 @@ impl<'a> Cut<'a> {
             if !seen.insert(value) {
                 continue;
             }
-            let remade = is_view(instr)
+            let remade = instr.op.is_view()
                 || recompute.remakes(instr, value)
                 || self.is_cheap(instr, value, &read);
             if remade {
@@ -196,8 +186,8 @@ impl<'a> Cut<'a> {
         };
         let at_hand = self.made_by(operand).is_none() || read.contains(&operand);
         let elementwise = |i: &Instr| Fused::accepts(&i.op);
-        let instrs = self.joint.instrs().iter();
-        let mut readers = instrs.filter(|i| i.phase != Phase::F && i.inputs.contains(&value));
+        let readers = self.graph.readers(value).iter().map(|&i| &self.joint.instrs()[i]);
+        let mut readers = readers.filter(|i| i.phase != Phase::F);
         elementwise(instr) && at_hand && readers.all(elementwise)
     }
 
@@ -207,36 +197,36 @@ impl<'a> Cut<'a> {
         let mut instrs = BTreeSet::new();
         let mut stack: Vec<ValueId> = self.reads(phases).union(handed).copied().collect();
         while let Some(value) = stack.pop() {
-            let Some(index) = self.maker[value.index()] else {
+            let Some((index, instr)) = self.graph.making(value) else {
                 continue;
             };
-            if self.kept.contains(&value) || !self.is_forward(value) || !instrs.insert(index) {
+            if self.kept.contains(&value) || instr.phase != Phase::F || !instrs.insert(index) {
                 continue;
             }
-            stack.extend(&self.joint.instrs()[index].inputs);
+            stack.extend(&instr.inputs);
         }
         instrs.into_iter().collect()
     }
 
-    /// Instructions of earlier phases that even W runs again: reshapes and constants. It reads no
+    /// Instructions of earlier phases that even W runs again: views and constants. It reads no
     /// weights, so everything else comes from F or B.
     fn remade_in_w(&self) -> Vec<usize> {
         let mut instrs = BTreeSet::new();
         let mut stack: Vec<ValueId> = self.reads(&[Phase::W]).into_iter().collect();
         while let Some(value) = stack.pop() {
             let settled = self.kept.contains(&value) || self.handed.contains(&value);
-            if let Some(index) = self.maker[value.index()].filter(|_| !settled) {
+            if let Some((index, instr)) = self.graph.making(value).filter(|_| !settled) {
                 instrs.insert(index);
-                stack.extend(&self.joint.instrs()[index].inputs);
+                stack.extend(&instr.inputs);
             }
         }
         instrs.into_iter().collect()
     }
 
-    /// What W reads, each followed back through reshapes; not to a weight, which W may not read.
+    /// What W reads, each followed back through views; not to a weight, which W may not read.
     fn read_by_w(&self) -> BTreeSet<ValueId> {
         let source = |mut value: ValueId| {
-            while let Some(instr) = self.made_by(value).filter(|i| is_view(i)) {
+            while let Some(instr) = self.made_by(value).filter(|i| i.op.is_view()) {
                 if self.free[instr.inputs[0].index()] && !self.is_constant(instr.inputs[0]) {
                     break;
                 }
@@ -256,56 +246,37 @@ impl<'a> Cut<'a> {
         remade: &[usize],
         leaving: &BTreeSet<ValueId>,
     ) -> Program {
-        let instrs: Vec<&Instr> = (self.joint.instrs().iter().enumerate())
-            .filter(|(i, instr)| phases.contains(&instr.phase) || remade.contains(i))
-            .map(|(_, instr)| instr)
+        let own = |instr: &Instr| phases.contains(&instr.phase);
+        let instrs: Vec<(usize, &Instr)> = (self.joint.instrs().iter().enumerate())
+            .filter(|(i, instr)| own(instr) || remade.contains(i))
             .collect();
         // A clone may make again what was kept, beside what it is there for; the kept one is read.
-        let own = |instr: &Instr| phases.contains(&instr.phase);
         let made: BTreeSet<ValueId> = (instrs.iter())
-            .flat_map(|i| i.outputs.iter().map(|v| (*v, own(i))))
+            .flat_map(|(_, i)| i.outputs.iter().map(|v| (*v, own(i))))
             .filter(|(v, own)| *own || !self.kept.contains(v))
             .map(|(v, _)| v)
             .collect();
         let outputs = self.outputs(phases, leaving);
         let mut read: BTreeSet<ValueId> =
-            instrs.iter().flat_map(|i| i.inputs.iter().copied()).collect();
-        read.extend(outputs.iter().map(|(_, _, v)| *v));
+            instrs.iter().flat_map(|(_, i)| i.inputs.iter().copied()).collect();
+        read.extend(outputs.iter().map(|port| port.value));
 
-        let name = format!("{}.{suffix}", self.joint.name);
-        let mut out = Program::new(name, self.joint.mesh().clone());
-        let mut map: BTreeMap<ValueId, ValueId> = BTreeMap::new();
-        for port in self.joint.inputs().iter().filter(|p| read.contains(&p.value)) {
-            let ty = self.joint.ty(port.value).clone();
-            map.insert(port.value, out.input(&port.name, port.role, ty));
+        let mut rewriter = Rewriter::with_inputs(self.joint, |p| read.contains(&p.value));
+        for &value in read.difference(&made).filter(|&&v| self.graph.maker(v).is_some()) {
+            rewriter.input(&residual_name(value), Role::Residual, value);
         }
-        for &value in read.difference(&made) {
-            let ty = self.joint.ty(value).clone();
-            map.entry(value).or_insert_with(|| out.input(residual_name(value), Role::Residual, ty));
-        }
-        for instr in instrs {
-            let inputs: Vec<ValueId> = instr.inputs.iter().map(|v| map[v]).collect();
-            let types = instr.outputs.iter().map(|&v| self.joint.ty(v).clone()).collect();
+        for (index, instr) in instrs {
             // A clone belongs to the phase that runs it.
-            let phase = if own(instr) { instr.phase } else { phases[0] };
-            let results = out.push_unchecked(instr.op.clone(), &inputs, types, phase);
-            for (&value, result) in instr.outputs.iter().zip(results) {
-                map.entry(value).or_insert(result);
-            }
+            rewriter.keep_in(if own(instr) { instr.phase } else { phases[0] }, index);
         }
-        for (name, role, value) in outputs {
-            out.output(name, role, map[&value]);
-        }
-        out.canonical()
+        let mut program = rewriter.finish_with(&outputs);
+        program.name = format!("{}.{suffix}", self.joint.name);
+        program
     }
 
     /// An output leaves with the phase that makes its value. One that only passes through (an
     /// identity's cotangent, say) leaves with the phase whose business it is.
-    fn outputs(
-        &self,
-        phases: &[Phase],
-        leaving: &BTreeSet<ValueId>,
-    ) -> Vec<(String, Role, ValueId)> {
+    fn outputs(&self, phases: &[Phase], leaving: &BTreeSet<ValueId>) -> Vec<Port> {
         let mut outputs = Vec::new();
         for port in self.joint.outputs() {
             let maker = self.made_by(port.value).map_or(Phase::F, |i| i.phase);
@@ -315,17 +286,13 @@ impl<'a> Cut<'a> {
                 _ => maker,
             };
             if phases.contains(&phase) {
-                outputs.push((port.name.clone(), port.role, port.value));
+                outputs.push(port.clone());
             }
         }
-        outputs.extend(leaving.iter().map(|&v| (residual_name(v), Role::Residual, v)));
+        let residual = |&value| Port { name: residual_name(value), value, role: Role::Residual };
+        outputs.extend(leaving.iter().map(residual));
         outputs
     }
-}
-
-/// Whether an instruction's result is its operand under another shape.
-fn is_view(instr: &Instr) -> bool {
-    matches!(instr.op, Op::Reshape(_))
 }
 
 fn residual_name(value: ValueId) -> String {

@@ -75,7 +75,7 @@ impl Team {
     }
 
     /// Runs one job on each thread, and returns when all have ended.
-    fn run_jobs(&mut self, jobs: Vec<Box<dyn FnOnce() + Send + '_>>) {
+    pub(crate) fn run_jobs(&mut self, jobs: Vec<Box<dyn FnOnce() + Send + '_>>) {
         for (worker, job) in self.workers.iter().zip(jobs) {
             // SAFETY: only the lifetime is changed. The job is dropped by the thread before it
             // says that it is done, or by `send` if the thread has ended; this function returns
@@ -138,7 +138,7 @@ fn guarded<T, E: Display>(
     Err(endpoint.failure().unwrap_or(Failure { rank, message: message.into() }))
 }
 
-fn text(panic: &(dyn Any + Send)) -> &str {
+pub(crate) fn text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without words")
 }

@@ -12,3 +12,7 @@ pub(crate) const TIMED: bool = true;
 pub(crate) fn relax() {
     std::hint::spin_loop();
 }
+
+/// A moment at which the scheduler of the test may let others run; otherwise nothing.
+#[inline(always)]
+pub(crate) fn moment() {}

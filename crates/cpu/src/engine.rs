@@ -6,7 +6,7 @@ use std::time::Instant;
 use phalanx_comm::{CommError, Communicator, Handle};
 use phalanx_engine::{Args, Engine, EngineError, Event};
 use phalanx_ir::Program;
-use phalanx_script::{Lane, Place, Slots};
+use phalanx_script::{Lane, Slot, Slots};
 use phalanx_sys::Arena;
 
 use crate::pool::{Pool, PoolSettings};
@@ -250,8 +250,10 @@ impl CpuEngine {
         // is what events are for; the arena outlives the endpoint.
         let started = unsafe { transfer.start(&cx, comm.as_mut()) };
         let program = kernel.name.clone();
-        let handle = started
-            .map_err(|e| EngineError::Failed { program: program.to_string(), why: e.to_string() })?;
+        let handle = started.map_err(|e| EngineError::Failed {
+            program: program.to_string(),
+            why: e.to_string(),
+        })?;
         self.started.push(Started { event: Event(self.events), handle, program });
         Ok(())
     }
@@ -304,8 +306,8 @@ impl Engine for CpuEngine {
             let comm = self.comm.as_ref();
             let operation = Operation { program, instr, slots, scratch, rank, comm };
             // What nothing reads is not computed.
-            let places = instr.outputs.iter().map(|v| slots.places[v.index()]);
-            if places.clone().all(|p| p == Place::Unused) {
+            let results = instr.outputs.iter().map(|v| slots.by_value[v.index()]);
+            if results.clone().all(|slot| slot == Slot::Unused) {
                 continue;
             }
             for task in tasks::compile(&operation)? {
@@ -313,8 +315,8 @@ impl Engine for CpuEngine {
             }
         }
         for &(output, value) in &slots.copies {
-            let var = |place| Var::of(program, value, place, rank);
-            let task = tasks::copy(var(slots.places[value.index()]), var(Place::Output(output)));
+            let var = |slot| Var::of(program, value, slot, rank);
+            let task = tasks::copy(var(slots.by_value[value.index()]), var(Slot::Output(output)));
             calls.push(Call { task, instr: program.instrs().len(), barrier: false });
         }
         place_barriers(&mut calls, self.pool.threads());

@@ -127,6 +127,7 @@ pub struct Program {
     inputs: Vec<Port>,
     instrs: Vec<Instr>,
     outputs: Vec<Port>,
+    notes: Vec<(ValueId, String)>,
 }
 
 impl Program {
@@ -139,6 +140,7 @@ impl Program {
             inputs: Vec::new(),
             instrs: Vec::new(),
             outputs: Vec::new(),
+            notes: Vec::new(),
         }
     }
 
@@ -170,6 +172,18 @@ impl Program {
     /// The outputs in declaration order.
     pub fn outputs(&self) -> &[Port] {
         &self.outputs
+    }
+
+    /// The layouts that the author asks for, as text: what axes are called is known only where the
+    /// program is partitioned. Notes stay with the program they were written on: gradients,
+    /// partitioning and passes read them or drop them.
+    pub fn notes(&self) -> &[(ValueId, String)] {
+        &self.notes
+    }
+
+    /// Asks for a layout of a value.
+    pub fn note(&mut self, value: ValueId, layout: impl Into<String>) {
+        self.notes.push((value, layout.into()));
     }
 
     /// The input of this name.
@@ -269,6 +283,7 @@ impl Program {
             inputs: ports(&self.inputs),
             instrs,
             outputs: ports(&self.outputs),
+            notes: self.notes.iter().map(|(v, text)| (new[v.index()], text.clone())).collect(),
         }
     }
 

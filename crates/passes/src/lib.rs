@@ -1,8 +1,9 @@
 //! Rewrites of programs that every engine profits from: program in, program out, same numbers.
 //!
 //! Each pass is one file with one idea, and takes a program that [`phalanx_ir::verify()`] accepts to
-//! another such program. They share the [`Rewriter`], which copies a program while instructions
-//! are dropped, replaced or added, and the [`Graph`], which knows who makes and who reads a value.
+//! another such program. They share the [`Rewriter`](phalanx_ir::Rewriter), which copies a
+//! program while instructions are dropped, replaced or added, and the [`Graph`](phalanx_ir::Graph),
+//! which knows who makes and who reads a value.
 //!
 //! The order that makes sense on a joint graph: [`stored_params`], [`common`], [`chunk_loss`] (before products take
 //! addends), [`fold_add`], then, after slicing and partitioning, [`sort_free`], [`fuse`] and
@@ -14,8 +15,6 @@ mod common;
 mod dead_code;
 mod fold_add;
 mod fuse;
-mod graph;
-mod rewrite;
 mod sort_free;
 mod stored_params;
 #[cfg(test)]
@@ -26,7 +25,5 @@ pub use common::common;
 pub use dead_code::{dead_code, dead_code_and_inputs};
 pub use fold_add::fold_add;
 pub use fuse::{MAX_FULL_OPERANDS, MAX_OPERANDS, MAX_STEPS, fuse};
-pub use graph::Graph;
-pub use rewrite::Rewriter;
 pub use sort_free::{peak_bytes, sort_free};
 pub use stored_params::stored_params;

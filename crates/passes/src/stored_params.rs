@@ -5,9 +5,7 @@
 //! they are accumulated in, and never pass through the cast.
 
 use phalanx_ir::ops::Cast;
-use phalanx_ir::{DType, Phase, Port, Program, Role};
-
-use crate::rewrite::Rewriter;
+use phalanx_ir::{DType, Phase, Port, Program, Rewriter, Role};
 
 /// Declares every parameter in `stored` and casts it to the type the program computes in.
 pub fn stored_params(program: &Program, stored: DType) -> Program {

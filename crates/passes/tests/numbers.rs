@@ -187,7 +187,7 @@ fn the_backward_of_a_block_peaks_no_higher() {
 }
 
 fn weights_last(program: &Program) -> Program {
-    let mut rewriter = phalanx_passes::Rewriter::new(program);
+    let mut rewriter = phalanx_ir::Rewriter::new(program);
     for phase in [Phase::F, Phase::B, Phase::W] {
         for (index, _) in (program.instrs().iter().enumerate()).filter(|(_, i)| i.phase == phase) {
             rewriter.keep(index);

@@ -10,7 +10,10 @@ use phalanx_passes::{
     chunk_loss, common, dead_code_and_inputs, fold_add, fuse, sort_free, stored_params,
 };
 
+use phalanx_spmd::Partition;
+
 use crate::build::Compiled;
+use crate::error::ScriptError;
 
 /// How a model's programs are formed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,26 +29,38 @@ pub struct Lowering {
 }
 
 impl Lowering {
-    /// The programs of every distinct segment of a model that is trained.
-    pub fn compile(&self, model: &Model) -> Result<Compiled, IrError> {
-        let phases = model.segments().iter().map(|forward| self.phases(forward));
-        Ok(Compiled { phases: phases.collect::<Result<_, _>>()? })
+    /// The programs of every distinct segment of a model that is trained, partitioned if it has
+    /// a place on a mesh.
+    pub fn compile(
+        &self,
+        model: &Model,
+        partition: Option<&Partition>,
+    ) -> Result<Compiled, ScriptError> {
+        let segments = model.segments().iter().enumerate();
+        let phases = segments.map(|(segment, forward)| {
+            let whole = joint(forward, self.grads)?;
+            self.phases(placed(whole, segment, partition)?)
+        });
+        Ok(Compiled { phases: phases.collect::<Result<_, ScriptError>>()? })
     }
 
     /// The programs of a model that only runs forward, whose parameters are stored like this.
-    pub fn compile_forward(model: &Model, weights: Option<DType>) -> Result<Compiled, IrError> {
-        let programs = model.segments().iter();
-        let programs = programs.map(|f| finished(&common(&stored(f, weights))));
-        Ok(Compiled::forward(programs.collect::<Result<_, _>>()?))
+    pub fn compile_forward(
+        model: &Model,
+        weights: Option<DType>,
+        partition: Option<&Partition>,
+    ) -> Result<Compiled, ScriptError> {
+        let segments = model.segments().iter().enumerate();
+        let programs = segments.map(|(segment, forward)| {
+            let whole = placed(Joint::from(forward.clone()), segment, partition)?;
+            finished(&common(&stored(&whole, weights)))
+        });
+        Ok(Compiled::forward(programs.collect::<Result<_, ScriptError>>()?))
     }
 
-    fn phases(&self, forward: &Program) -> Result<Phases, IrError> {
-        let whole = joint(forward, self.grads)?.program;
+    fn phases(&self, whole: Program) -> Result<Phases, ScriptError> {
         let whole = common(&stored(&whole, self.weights));
-        let cut = |program: &Program| {
-            let program = fold_add(program);
-            slice(&Joint { program }, self.recompute)
-        };
+        let cut = |program: &Program| slice(&Joint::from(fold_add(program)), self.recompute);
         let Phases { f, b, w, bw, .. } = cut(&whole);
         // Chunks need the loss and its gradient in one program, which only FBW is.
         let fbw = cut(&chunk_loss(&whole, self.loss_chunk)).fbw;
@@ -59,6 +74,19 @@ impl Lowering {
     }
 }
 
+/// The program of a joint graph, partitioned if the model has a place on a mesh. That comes first,
+/// while it is known which gradient belongs to which op.
+fn placed(
+    joint: Joint,
+    segment: usize,
+    partition: Option<&Partition>,
+) -> Result<Program, ScriptError> {
+    match partition {
+        None => Ok(joint.program),
+        Some(partition) => Ok(partition.joint(segment, &joint)?.program),
+    }
+}
+
 /// The program with its parameters in the type that they are stored in.
 fn stored(program: &Program, weights: Option<DType>) -> Program {
     match weights {
@@ -68,8 +96,8 @@ fn stored(program: &Program, weights: Option<DType>) -> Program {
 }
 
 /// The passes on a program that is not cut any further; what they made is verified.
-fn finished(program: &Program) -> Result<Program, IrError> {
+fn finished(program: &Program) -> Result<Program, ScriptError> {
     let program = fuse(&sort_free(&dead_code_and_inputs(program)));
-    verify(&program)?;
+    verify(&program).map_err(IrError::from)?;
     Ok(program)
 }

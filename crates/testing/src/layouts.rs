@@ -10,14 +10,30 @@ use phalanx_ir::{
     Axis, Form, Layout, Mesh, Op, OpDef, Order, Phase, Program, Role, TensorType, ValueId, verify,
 };
 
-use crate::ranks::Draw;
+use crate::cases::Dice;
+
+/// A mesh of up to three axes and eight ranks.
+pub fn random_mesh(dice: &mut Dice) -> Mesh {
+    let mut sizes: Vec<usize> = Vec::new();
+    for _ in 0..1 + dice.below(3) {
+        let left = 8 / sizes.iter().product::<usize>();
+        let fitting: Vec<usize> = [1, 2, 2, 2, 3, 4].into_iter().filter(|&n| n <= left).collect();
+        sizes.push(dice.pick(&fitting));
+    }
+    Mesh::new(["a", "b", "c"].into_iter().zip(sizes)).unwrap()
+}
 
 /// What an operand of an instruction is: its type but for the layout, and its role.
 pub type Operand = (Shaped, Form, Role);
 
 /// A program of one instruction whose operands and results lie in some random legal way, or nothing
 /// if what was drawn is not legal.
-pub fn random_program(op: &Op, operands: &[Operand], mesh: &Mesh, draw: &mut Draw) -> Option<Program> {
+pub fn random_program(
+    op: &Op,
+    operands: &[Operand],
+    mesh: &Mesh,
+    dice: &mut Dice,
+) -> Option<Program> {
     let plain: Vec<TensorType> = (operands.iter())
         .map(|((dtype, shape), form, _)| {
             let mut ty = TensorType::new(*dtype, shape.clone());
@@ -26,7 +42,7 @@ pub fn random_program(op: &Op, operands: &[Operand], mesh: &Mesh, draw: &mut Dra
         })
         .collect();
     let results = op.infer(&plain.iter().collect::<Vec<_>>()).unwrap();
-    let choice = Choice::random(op, operands, &results, mesh, draw)?;
+    let choice = Choice::random(op, operands, &results, mesh, dice)?;
     let mut program = Program::new(format!("{} on {mesh}", op.name()), mesh.clone());
     let inputs = (operands.iter().enumerate())
         .map(|(i, (shaped, form, role))| {
@@ -65,40 +81,42 @@ impl Choice {
         operands: &[Operand],
         results: &[Shaped],
         mesh: &Mesh,
-        draw: &mut Draw,
+        dice: &mut Dice,
     ) -> Option<Self> {
         let ins: Vec<&[usize]> = operands.iter().map(|((_, s), _, _)| s.as_slice()).collect();
         let outs: Vec<&[usize]> = results.iter().map(|(_, s)| s.as_slice()).collect();
         let rule = op.rule(&ins, &outs);
         let mut shardings = vec![Sharding::default(); rule.factors.len()];
         let mut partial = vec![BTreeSet::new(); operands.len()];
-        let free: Vec<usize> =
-            (0..rule.factors.len()).filter(|&f| rule.factors[f].kind != FactorKind::Whole).collect();
+        let free: Vec<usize> = (0..rule.factors.len())
+            .filter(|&f| rule.factors[f].kind != FactorKind::Whole)
+            .collect();
         let mut axes: Vec<Axis> = mesh.axes().map(|(axis, _)| axis).collect();
         // Axes are dealt in any order, and so lie on a dim in any order.
-        axes.sort_by_key(|_| draw.below(1000));
+        axes.sort_by_key(|_| dice.below(1000));
         for axis in axes {
-            match draw.below(10) {
+            match dice.below(10) {
                 0 | 1 => {}
                 2 | 3 if !rule.linear.is_empty() => {
-                    let group = draw.below(rule.linear.len());
+                    let group = dice.below(rule.linear.len());
                     rule.linear[group].iter().for_each(|&i| partial[i].extend([axis]));
                 }
                 _ if free.is_empty() => {}
-                _ => shardings[draw.of(&free)].axes.push(axis),
+                _ => shardings[dice.pick(&free)].axes.push(axis),
             }
         }
-        let padded = draw.percent(70);
+        let padded = dice.percent(70);
         let extents = (rule.factors.iter().zip(&mut shardings))
             .map(|(factor, sharding)| {
                 let mut blocks = mesh.count(&sharding.axes);
-                if blocks > 1 && draw.percent(15) {
-                    sharding.order = draw.of(&[Order::Striped, Order::Zigzag]);
+                if blocks > 1 && dice.percent(15) {
+                    sharding.order = dice.pick(&[Order::Striped, Order::Zigzag]);
                     blocks *= if sharding.order == Order::Zigzag { 2 } else { 1 };
                 }
                 let enough = factor.size.next_multiple_of(blocks);
-                let head = factor.name == "d" && matches!(op, Op::Attention(_) | Op::AttentionGrad(_));
-                let more = padded && !head && factor.name != "key" && draw.percent(30);
+                let head =
+                    factor.name == "d" && matches!(op, Op::Attention(_) | Op::AttentionGrad(_));
+                let more = padded && !head && factor.name != "key" && dice.percent(30);
                 enough + if more { blocks } else { 0 }
             })
             .collect();

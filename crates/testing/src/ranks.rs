@@ -1,244 +1,365 @@
-//! Partitioned programs on ranks that are threads: whole tensors in, whole tensors out.
+//! A partitioned program on simulated ranks: what every rank would hold, computed in one thread.
 //!
-//! Every rank gets its shard of each input, with poison where it is padding and random shares where
-//! it is a partial sum, runs the program on an engine of its own, and gives back what it holds of
-//! each output. Those are put together again: replicas must agree bit for bit, shares are added,
-//! and padding is not looked at.
+//! Each rank has a block of every value, padding poisoned with NaN. Ops run on the valid elements of
+//! local blocks, through the reference interpreter; collectives move blocks between ranks and are
+//! written here a second time, after their definition. Ops that need to know where a block lies
+//! (causal attention over a part of a sequence, a part of a vocabulary, dropout) see the parts along
+//! those factors together, and give each rank its own: so this checks layouts and collectives, not
+//! such kernels.
 
-use std::sync::Mutex;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
 
-use phalanx_comm::{Communicator, Endpoint, Options, World};
-use phalanx_engine::{Args, Engine, Span, Target};
-use phalanx_ir::random::Stream;
-use phalanx_ir::{DType, Mesh, Program, Role, TensorType};
-use phalanx_reference::Tensor;
-use phalanx_script::{Lane, Slots};
+use phalanx_ir::layout::Sharding;
+use phalanx_ir::ops::{Broadcast, Collective, CollectiveKind, Fill, Reshape};
+use phalanx_ir::rule::FactorKind;
+use phalanx_ir::{Axis, DType, Instr, Mesh, Op, OpDef, Phase, Program, Role, TensorType, ValueId};
+use phalanx_reference::{Tensor, run};
 
-/// Runs a program on as many ranks as its mesh has. `make` makes a rank's engine from its endpoint;
-/// inputs are given in the order of the program's ports.
-///
-/// Where `before` is given, outputs that are gradients hold that number first and are added to.
-pub fn on_ranks<E: Engine>(
-    program: &Program,
-    inputs: &[Tensor],
-    before: Option<f64>,
-    make: impl Fn(Endpoint) -> E + Sync,
-) -> Result<Vec<Tensor>, String> {
-    let mesh = program.mesh();
-    let options = Options { timeout: Duration::from_secs(20), ..Options::default() };
-    let failure: Mutex<Option<String>> = Mutex::new(None);
-    let found: Vec<Option<Vec<Vec<u8>>>> = std::thread::scope(|scope| {
-        let endpoints = World::new(mesh.ranks(), options).into_endpoints();
-        let threads: Vec<_> = (endpoints.into_iter())
-            .map(|endpoint| {
-                let (failure, make) = (&failure, &make);
-                scope.spawn(move || {
-                    let rank = endpoint.rank();
-                    let outcome = one_rank(program, inputs, before, rank, make(endpoint));
-                    outcome
-                        .map_err(|e| failure.lock().unwrap().get_or_insert(e).clone())
-                        .ok()
-                })
-            })
-            .collect();
-        threads.into_iter().map(|t| t.join().ok().flatten()).collect()
-    });
-    if let Some(failure) = failure.into_inner().unwrap() {
-        return Err(failure);
-    }
-    let found: Vec<Vec<Vec<u8>>> =
-        found.into_iter().collect::<Option<_>>().ok_or("a rank panicked")?;
-    (program.outputs().iter().enumerate())
-        .map(|(i, port)| {
-            let parts: Vec<&[u8]> = found.iter().map(|outputs| outputs[i].as_slice()).collect();
-            assemble(program.ty(port.value), mesh, &parts).map_err(|e| format!("{}: {e}", port.name))
-        })
-        .collect()
+/// A dense array of numbers, whatever their element type.
+#[derive(Clone, Debug, PartialEq)]
+struct Block {
+    shape: Vec<usize>,
+    data: Vec<f64>,
 }
 
-/// One rank: its shards in, its shards out.
-fn one_rank<E: Engine>(
+/// Runs a program on all ranks of its mesh and returns its outputs as whole tensors, partial sums
+/// summed. Panics where ranks that should hold the same do not.
+pub fn run_on_ranks(
     program: &Program,
-    inputs: &[Tensor],
-    before: Option<f64>,
-    rank: usize,
-    mut engine: E,
-) -> Result<Vec<Vec<u8>>, String> {
+    inputs: &BTreeMap<String, Tensor>,
+) -> BTreeMap<String, Tensor> {
     let mesh = program.mesh();
-    let slots = Slots::assign(program);
-    let kernel = engine.compile(program, &slots).map_err(|e| e.to_string())?;
-    let mut end = 0;
-    let mut place = |ty: &TensorType| {
-        let span = Span { offset: end, bytes: ty.local_bytes(mesh) };
-        end = (end + span.bytes).next_multiple_of(64);
-        span
-    };
-    let ins: Vec<Span> = program.inputs().iter().map(|p| place(program.ty(p.value))).collect();
-    let adds = |role| before.is_some() && matches!(role, Role::Gradient | Role::Cotangent);
-    let outs: Vec<Target> = (program.outputs().iter())
-        .map(|p| Target { span: place(program.ty(p.value)), add: adds(p.role) })
-        .collect();
-    let workspace = Span { offset: end, bytes: slots.extent };
-    let fail = |e: phalanx_engine::EngineError| e.to_string();
-    engine.reserve(end + slots.extent).map_err(fail)?;
-    // Whatever is not given is garbage.
-    engine.upload(0, &vec![0xFF; end + slots.extent]).map_err(fail)?;
-    for ((port, tensor), span) in program.inputs().iter().zip(inputs).zip(&ins) {
-        let bytes = shard(tensor, program.ty(port.value), mesh, rank);
-        engine.upload(span.offset, &bytes).map_err(fail)?;
-    }
-    for (port, target) in program.outputs().iter().zip(&outs).filter(|(_, t)| t.add) {
+    let mut values: Vec<Vec<Block>> = vec![Vec::new(); program.values().len()];
+    for port in program.inputs() {
+        let tensor = inputs.get(&port.name).unwrap_or_else(|| panic!("no input `{}`", port.name));
         let ty = program.ty(port.value);
-        let values = vec![before.unwrap_or(0.0); ty.elements()];
-        let first = Tensor::new(ty.dtype, &ty.shape, &values).map_err(|e| e.to_string())?;
-        engine.upload(target.span.offset, &shard(&first, ty, mesh, rank)).map_err(fail)?;
+        values[port.value.index()] =
+            (0..mesh.ranks()).map(|rank| scatter(tensor, ty, mesh, rank)).collect();
     }
-    let args = Args { inputs: &ins, outputs: &outs, workspace };
-    let event = engine.launch(&kernel, &args, Lane::Compute, &[]).map_err(fail)?;
-    engine.wait(event).map_err(fail)?;
-    (outs.iter())
-        .map(|target| {
-            let mut bytes = vec![0; target.span.bytes];
-            engine.download(target.span.offset, &mut bytes).map_err(fail)?;
-            Ok(bytes)
-        })
-        .collect()
-}
-
-/// What a rank holds of a value, as bytes.
-pub fn shard(tensor: &Tensor, ty: &TensorType, mesh: &Mesh, rank: usize) -> Vec<u8> {
-    let values = tensor.values();
-    let axes: Vec<_> = ty.layout.partial().iter().copied().collect();
-    let (shares, own) = (mesh.count(&axes), mesh.shard(rank, &axes));
-    let noise = |share: usize, at: usize| {
-        Stream::named(share as u64, "share of a partial sum").normal(at as u64)
-    };
-    let poison = if ty.dtype.is_float() { f64::NAN } else { f64::from(i32::MAX) };
-    let local: Vec<f64> = (places(ty, mesh, rank).into_iter())
-        .map(|place| match place {
-            None => poison,
-            // All shares but the last are noise; the last makes up for it.
-            Some(at) if own + 1 < shares => noise(own, at),
-            Some(at) => values[at] - (0..own).map(|share| noise(share, at)).sum::<f64>(),
-        })
-        .collect();
-    let shape = ty.local_shape(mesh);
-    Tensor::new(ty.dtype, &shape, &local).unwrap().to_bytes()
-}
-
-/// A whole value from what each rank holds of it.
-pub fn assemble(ty: &TensorType, mesh: &Mesh, parts: &[&[u8]]) -> Result<Tensor, String> {
-    let axes: Vec<_> = ty.layout.partial().iter().copied().collect();
-    let size = ty.dtype.size();
-    let mut found: Vec<Vec<Option<(usize, &[u8])>>> =
-        vec![vec![None; ty.elements()]; mesh.count(&axes)];
-    for (rank, bytes) in parts.iter().enumerate() {
-        let share = &mut found[mesh.shard(rank, &axes)];
-        for (local, place) in places(ty, mesh, rank).into_iter().enumerate() {
-            let Some(at) = place else { continue };
-            let element = &bytes[local * size..][..size];
-            let (first, other) = *share[at].get_or_insert((rank, element));
-            if other != element {
-                return Err(format!(
-                    "ranks {first} and {rank} hold {other:?} and {element:?} of element {at} of {ty}"
-                ));
+    for instr in program.instrs() {
+        let results = match &instr.op {
+            Op::Collective(c) => {
+                let ty = program.ty(instr.inputs[0]);
+                let blocks = &values[instr.inputs[0].index()];
+                vec![Exchange { mesh, ty, blocks }.run(c)]
             }
-        }
-    }
-    let mut sum = vec![0.0; ty.elements()];
-    for share in found {
-        let bytes: Option<Vec<u8>> =
-            share.into_iter().map(|e| e.map(|(_, e)| e.to_vec())).collect::<Option<Vec<_>>>().map(|e| e.concat());
-        let bytes = bytes.ok_or_else(|| format!("nobody holds some element of {ty}"))?;
-        let tensor = Tensor::from_bytes(ty.dtype, &ty.shape, &bytes).map_err(|e| e.to_string())?;
-        sum.iter_mut().zip(tensor.values()).for_each(|(sum, x)| *sum += x);
-    }
-    Tensor::new(ty.dtype, &ty.shape, &sum).map_err(|e| e.to_string())
-}
-
-/// By local element: its number in the whole value, or nothing for padding.
-fn places(ty: &TensorType, mesh: &Mesh, rank: usize) -> Vec<Option<usize>> {
-    let mut found = vec![Some(0)];
-    for (dim, &size) in ty.shape.iter().enumerate() {
-        let part = ty.part(dim, mesh, rank);
-        let along = |at: Option<usize>| {
-            (0..part.len()).map(move |local| {
-                let global = part.global(local);
-                at.filter(|_| global < size).map(|at| at * size + global)
-            })
+            _ => compute(program, instr, &values),
         };
-        found = found.into_iter().flat_map(along).collect();
-    }
-    found
-}
-
-/// How far results are from what they should be: the largest difference, relative to the largest
-/// number expected or, if that is larger, to one. Equal infinities do not differ.
-pub fn furthest(found: &Tensor, expected: &Tensor) -> f64 {
-    let (found, expected) = (found.values(), expected.values());
-    let finite = expected.iter().filter(|x| x.is_finite());
-    let scale = finite.fold(1.0f64, |m, x| m.max(x.abs()));
-    let apart = |(x, y): (&f64, &f64)| if x == y { 0.0 } else { (x - y).abs() };
-    let differences = found.iter().zip(&expected).map(apart);
-    differences.fold(0.0, |m: f64, d| if d.is_nan() { f64::INFINITY } else { m.max(d) }) / scale
-}
-
-/// Random numbers for one case, drawn one after the other.
-pub struct Draw {
-    stream: Stream,
-    next: u64,
-}
-
-impl Draw {
-    /// The numbers of a seed.
-    pub fn new(seed: u64) -> Self {
-        Self { stream: Stream::named(seed, "random layouts"), next: 0 }
-    }
-
-    /// A number below a bound.
-    pub fn below(&mut self, bound: usize) -> usize {
-        self.next += 1;
-        self.stream.below(self.next, bound.max(1) as u64) as usize
-    }
-
-    /// One of these.
-    pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len())]
-    }
-
-    /// Whether something with `n` chances in a hundred happens.
-    pub fn percent(&mut self, n: usize) -> bool {
-        self.below(100) < n
-    }
-
-    /// A mesh of up to three axes and eight ranks.
-    pub fn mesh(&mut self) -> Mesh {
-        let names = ["a", "b", "c"];
-        let mut sizes: Vec<usize> = Vec::new();
-        for _ in 0..1 + self.below(3) {
-            let left = 8 / sizes.iter().product::<usize>();
-            let fitting: Vec<usize> = [1, 2, 2, 2, 3, 4].into_iter().filter(|&n| n <= left).collect();
-            sizes.push(self.of(&fitting));
-        }
-        Mesh::new(names.into_iter().zip(sizes)).unwrap()
-    }
-}
-
-/// Random tensors for a program's inputs: normal floats, ids below `ids` (for the data of that
-/// type), keys for scalars of five words.
-pub fn random_inputs(program: &Program, ids: u32, seed: u64) -> Vec<Tensor> {
-    (program.inputs().iter())
-        .map(|port| {
-            let ty = program.ty(port.value);
-            let stream = Stream::named(seed, &port.name);
-            match (ty.dtype, port.role) {
-                (DType::I32, Role::Scalar) => {
-                    Tensor::from_i32(&ty.shape, &[7, 1, 3, 2, 40]).unwrap()
-                }
-                (DType::I32, _) => Tensor::ids(&ty.shape, ids, stream),
-                (dtype, _) => Tensor::normal(dtype, &ty.shape, stream),
+        for (value, blocks) in instr.outputs.iter().zip(results) {
+            let expected = program.ty(*value).local_shape(mesh);
+            for block in &blocks {
+                assert_eq!(block.shape, expected, "{} %{}", instr.op.name(), value.0);
             }
-        })
+            values[value.index()] = blocks;
+        }
+    }
+    let whole = |v: ValueId| gather(program.ty(v), mesh, &values[v.index()]);
+    program.outputs().iter().map(|p| (p.name.clone(), whole(p.value))).collect()
+}
+
+/// Every multi-index of a shape, row-major.
+fn indices(shape: &[usize]) -> impl Iterator<Item = Vec<usize>> + '_ {
+    let count: usize = shape.iter().product();
+    (0..count).map(move |mut flat| {
+        let mut index = vec![0; shape.len()];
+        for (i, &n) in index.iter_mut().zip(shape).rev() {
+            *i = flat % n;
+            flat /= n;
+        }
+        index
+    })
+}
+
+fn offset(shape: &[usize], index: &[usize]) -> usize {
+    shape.iter().zip(index).fold(0, |at, (n, i)| at * n + i)
+}
+
+/// The global index of a local one.
+fn global(ty: &TensorType, mesh: &Mesh, rank: usize, index: &[usize]) -> Vec<usize> {
+    let dims = ty.layout.dims().iter().zip(ty.padded()).zip(index);
+    dims.map(|((sharding, &padded), &local)| {
+        let shards = mesh.count(&sharding.axes);
+        sharding.order.global(local, mesh.shard(rank, &sharding.axes), shards, padded)
+    })
+    .collect()
+}
+
+fn is_valid(ty: &TensorType, index: &[usize]) -> bool {
+    index.iter().zip(&ty.shape).all(|(i, n)| i < n)
+}
+
+fn scatter(tensor: &Tensor, ty: &TensorType, mesh: &Mesh, rank: usize) -> Block {
+    assert_eq!(tensor.shape(), ty.shape);
+    let (shape, all) = (ty.local_shape(mesh), tensor.values());
+    // Of a partial sum the first rank has all.
+    let has = ty.layout.partial().iter().all(|&a| mesh.coordinate(rank, a) == 0);
+    let data = indices(&shape).map(|index| {
+        let at = global(ty, mesh, rank, &index);
+        match (is_valid(ty, &at), has) {
+            (false, _) => f64::NAN,
+            (true, false) => 0.0,
+            (true, true) => all[offset(&ty.shape, &at)],
+        }
+    });
+    Block { data: data.collect(), shape }
+}
+
+/// The whole tensor; replicas must agree.
+fn gather(ty: &TensorType, mesh: &Mesh, blocks: &[Block]) -> Tensor {
+    let sharing: BTreeSet<Axis> = ty.layout.all_axes().collect();
+    let mut copies: BTreeMap<Vec<usize>, Vec<f64>> = BTreeMap::new();
+    for (rank, block) in blocks.iter().enumerate() {
+        let replica: Vec<usize> = (mesh.axes())
+            .filter(|(axis, _)| !sharing.contains(axis))
+            .map(|(axis, _)| mesh.coordinate(rank, axis))
+            .collect();
+        let whole = copies.entry(replica).or_insert_with(|| vec![0.0; ty.elements()]);
+        for index in indices(&block.shape) {
+            let at = global(ty, mesh, rank, &index);
+            if is_valid(ty, &at) {
+                whole[offset(&ty.shape, &at)] += block.data[offset(&block.shape, &index)];
+            }
+        }
+    }
+    let mut copies = copies.into_values();
+    let first = copies.next().unwrap();
+    for other in copies {
+        let same = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-9 * a.abs().max(1.0);
+        assert!(first.iter().zip(&other).all(same), "replicas of {ty} differ");
+    }
+    Tensor::new(ty.dtype, &ty.shape, &first).unwrap()
+}
+
+/// A collective on the blocks of one value.
+struct Exchange<'a> {
+    mesh: &'a Mesh,
+    ty: &'a TensorType,
+    blocks: &'a [Block],
+}
+
+impl Exchange<'_> {
+    fn run(&self, c: &Collective) -> Vec<Block> {
+        let ranks = 0..self.mesh.ranks();
+        let group = |rank| self.mesh.group(rank, &c.axes);
+        let n = self.mesh.count(&c.axes);
+        let place = |rank| self.mesh.shard(rank, &c.axes);
+        match c.kind {
+            CollectiveKind::AllGather { dim } => {
+                ranks.map(|r| concat(group(r).into_iter().map(|q| &self.blocks[q]), dim)).collect()
+            }
+            CollectiveKind::AllReduce => ranks.map(|r| self.sum(&group(r))).collect(),
+            CollectiveKind::ReduceScatter { dim } => {
+                ranks.map(|r| cut(&self.sum(&group(r)), dim, n, place(r))).collect()
+            }
+            CollectiveKind::AllToAll { from, to } => ranks
+                .map(|r| {
+                    let parts: Vec<Block> = group(r)
+                        .into_iter()
+                        .map(|q| cut(&self.blocks[q], to, n, place(r)))
+                        .collect();
+                    concat(parts.iter(), from)
+                })
+                .collect(),
+            CollectiveKind::Shard { dim } => {
+                ranks.map(|r| cut(&self.blocks[r], dim, n, place(r))).collect()
+            }
+            CollectiveKind::ToPartial => ranks
+                .map(|r| match place(r) {
+                    0 => self.blocks[r].clone(),
+                    _ => Block {
+                        data: vec![0.0; self.blocks[r].data.len()],
+                        ..self.blocks[r].clone()
+                    },
+                })
+                .collect(),
+            CollectiveKind::Permute { dim } => {
+                ranks.map(|r| self.blocks[self.holder(r, dim, &c.axes)].clone()).collect()
+            }
+            CollectiveKind::Done => self.blocks.to_vec(),
+        }
+    }
+
+    fn sum(&self, group: &[usize]) -> Block {
+        let mut sum = self.blocks[group[0]].clone();
+        for &rank in &group[1..] {
+            for (a, b) in sum.data.iter_mut().zip(&self.blocks[rank].data) {
+                *a += b;
+            }
+        }
+        sum
+    }
+
+    /// A rank that holds the block which `rank` shall have when `axes` shard a dim.
+    fn holder(&self, rank: usize, dim: usize, axes: &[Axis]) -> usize {
+        let fits = |&other: &usize| {
+            let layout = &self.ty.layout;
+            let block = |r, d: usize| self.mesh.shard(r, layout.axes(d));
+            (0..layout.dims().len()).all(|d| match d == dim {
+                true => block(other, d) == self.mesh.shard(rank, axes),
+                false => block(other, d) == block(rank, d),
+            }) && (layout.partial().iter())
+                .all(|&a| self.mesh.coordinate(other, a) == self.mesh.coordinate(rank, a))
+        };
+        (0..self.mesh.ranks()).find(fits).unwrap()
+    }
+}
+
+fn concat<'a>(parts: impl Iterator<Item = &'a Block>, dim: usize) -> Block {
+    let parts: Vec<&Block> = parts.collect();
+    let mut shape = parts[0].shape.clone();
+    let each = shape[dim];
+    shape[dim] = each * parts.len();
+    let data = indices(&shape).map(|mut index| {
+        let part = parts[index[dim] / each];
+        index[dim] %= each;
+        part.data[offset(&part.shape, &index)]
+    });
+    Block { data: data.collect(), shape }
+}
+
+fn cut(block: &Block, dim: usize, n: usize, place: usize) -> Block {
+    let mut shape = block.shape.clone();
+    assert!(shape[dim].is_multiple_of(n));
+    shape[dim] /= n;
+    let data = indices(&shape).map(|mut index| {
+        index[dim] += place * shape[dim];
+        block.data[offset(&block.shape, &index)]
+    });
+    Block { data: data.collect(), shape }
+}
+
+/// An op on every rank.
+fn compute(program: &Program, instr: &Instr, values: &[Vec<Block>]) -> Vec<Vec<Block>> {
+    let mesh = program.mesh();
+    let rule = program.rule(instr);
+    let types = |ids: &[ValueId]| ids.iter().map(|&v| program.ty(v)).collect::<Vec<_>>();
+    let (ins, outs) = (types(&instr.inputs), types(&instr.outputs));
+    let assignment = rule.check(mesh, &ins, &outs).unwrap();
+    let joined = joined_axes(&instr.op, &rule, &assignment);
+    let mut results = vec![Vec::new(); outs.len()];
+    for rank in 0..mesh.ranks() {
+        let view = View { mesh, rank, joined: &joined };
+        let operands: Vec<Block> = (instr.inputs.iter().zip(&ins))
+            .map(|(v, ty)| view.operand(ty, &values[v.index()]))
+            .collect();
+        let shapes: Vec<Vec<usize>> = outs.iter().map(|ty| view.extents(ty)).collect();
+        let made = apply(&instr.op, &ins, &operands, &shapes);
+        for ((result, block), ty) in results.iter_mut().zip(made).zip(&outs) {
+            result.push(view.result(ty, &block));
+        }
+    }
+    results
+}
+
+/// The axes along which an op must see the parts together.
+fn joined_axes(op: &Op, rule: &phalanx_ir::Rule, assignment: &[Sharding]) -> BTreeSet<Axis> {
+    let names: &[&str] = match op {
+        Op::Embedding(_) | Op::EmbeddingGrad(_) | Op::CrossEntropyGrad(_) => &["v"],
+        Op::Attention(a) if !a.drops() => &["s"],
+        Op::AttentionGrad(a) if !a.of.drops() => &["s"],
+        Op::Rotary(_) => &["s"],
+        _ => &[],
+    };
+    let all = matches!(op, Op::Dropout(_))
+        || matches!(op, Op::Attention(a) if a.drops())
+        || matches!(op, Op::AttentionGrad(a) if a.of.drops());
+    let joined =
+        rule.factors.iter().zip(assignment).filter(|(f, _)| {
+            all || f.kind == FactorKind::Lowered || names.contains(&f.name.as_str())
+        });
+    joined.flat_map(|(_, sharding)| sharding.axes.iter().copied()).collect()
+}
+
+/// What one rank sees of values when some axes are joined.
+struct View<'a> {
+    mesh: &'a Mesh,
+    rank: usize,
+    joined: &'a BTreeSet<Axis>,
+}
+
+impl View<'_> {
+    /// Whether a dim is seen whole; its axes are joined all together or not at all.
+    fn whole(&self, ty: &TensorType, dim: usize) -> bool {
+        let axes = ty.layout.axes(dim);
+        let joined = axes.iter().filter(|a| self.joined.contains(a)).count();
+        assert!(joined == 0 || joined == axes.len(), "{ty} over {:?}", self.joined);
+        joined > 0
+    }
+
+    /// The valid elements that are seen, per dim.
+    fn extents(&self, ty: &TensorType) -> Vec<usize> {
+        let valid = ty.local_valid(self.mesh, self.rank);
+        (0..valid.len()).map(|d| if self.whole(ty, d) { ty.shape[d] } else { valid[d] }).collect()
+    }
+
+    fn operand(&self, ty: &TensorType, blocks: &[Block]) -> Block {
+        let shape = self.extents(ty);
+        let mut out = Block { data: vec![f64::NAN; shape.iter().product()], shape };
+        let joined: Vec<Axis> = self.joined.iter().copied().collect();
+        for rank in self.mesh.group(self.rank, &joined) {
+            let block = &blocks[rank];
+            for index in indices(&block.shape) {
+                let at = global(ty, self.mesh, rank, &index);
+                let seen: Vec<usize> = (0..index.len())
+                    .map(|d| if self.whole(ty, d) { at[d] } else { index[d] })
+                    .collect();
+                if is_valid(ty, &at) {
+                    out.data[offset(&out.shape, &seen)] = block.data[offset(&block.shape, &index)];
+                }
+            }
+        }
+        out
+    }
+
+    /// This rank's part of a result. Of a sum over joined axes the first rank has all.
+    fn result(&self, ty: &TensorType, block: &Block) -> Block {
+        let shape = ty.local_shape(self.mesh);
+        let partial = ty.layout.partial().intersection(self.joined);
+        let has = partial.into_iter().all(|&a| self.mesh.coordinate(self.rank, a) == 0);
+        let data = indices(&shape).map(|index| {
+            let at = global(ty, self.mesh, self.rank, &index);
+            let seen: Vec<usize> = (0..index.len())
+                .map(|d| if self.whole(ty, d) { at[d] } else { index[d] })
+                .collect();
+            match (is_valid(ty, &at), has) {
+                (false, _) => f64::NAN,
+                (true, false) => 0.0,
+                (true, true) => block.data[offset(&block.shape, &seen)],
+            }
+        });
+        Block { data: data.collect(), shape }
+    }
+}
+
+/// One op on blocks, through the reference interpreter.
+fn apply(op: &Op, types: &[&TensorType], operands: &[Block], shapes: &[Vec<usize>]) -> Vec<Block> {
+    let shape = || shapes[0].clone();
+    let local: Op = match op {
+        Op::Reshape(_) => Reshape { shape: shape() }.into(),
+        Op::Broadcast(b) => Broadcast { shape: shape(), dims: b.dims.clone() }.into(),
+        Op::Fill(f) => Fill { shape: shape(), ..f.clone() }.into(),
+        other => other.clone(),
+    };
+    let mut program = Program::new(op.name(), Mesh::single());
+    let tensors: Vec<(String, Tensor)> = (types.iter().zip(operands).enumerate())
+        .map(|(i, (ty, block))| (format!("x{i}"), tensor(ty.dtype, &block.shape, &block.data)))
+        .collect();
+    let inputs: Vec<ValueId> = (tensors.iter())
+        .map(|(name, t)| program.input(name, Role::Probe, TensorType::new(t.dtype(), t.shape())))
+        .collect();
+    let made = program.push(local, &inputs, Phase::F).unwrap();
+    for (i, value) in made.into_iter().enumerate() {
+        program.output(format!("y{i}"), Role::Probe, value);
+    }
+    let named: Vec<(&str, Tensor)> =
+        tensors.iter().map(|(name, t)| (name.as_str(), t.clone())).collect();
+    let results = run(&program, &named).unwrap();
+    results
+        .into_iter()
+        .map(|(_, t)| Block { shape: t.shape().to_vec(), data: t.values() })
         .collect()
+}
+
+fn tensor(dtype: DType, shape: &[usize], data: &[f64]) -> Tensor {
+    Tensor::new(dtype, shape, data).unwrap()
 }

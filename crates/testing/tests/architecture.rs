@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Every crate with its height: dependencies point to lower ones.
-const HEIGHTS: [(&str, u32); 16] = [
+const HEIGHTS: [(&str, u32); 17] = [
     ("phalanx-ir", 0),
     ("phalanx-sys", 0),
     ("phalanx-autodiff", 1),
@@ -17,19 +17,20 @@ const HEIGHTS: [(&str, u32); 16] = [
     ("phalanx-models", 1),
     ("phalanx-data", 1),
     ("phalanx-comm", 1),
-    ("phalanx-script", 2),
-    ("phalanx-engine", 3),
-    ("phalanx-reference", 4),
-    ("phalanx-cpu", 4),
-    ("phalanx-runtime", 4),
-    ("phalanx-testing", 5),
-    ("phalanx-train", 6),
-    ("phalanx", 7),
-    ("phalanx-cli", 8),
+    ("phalanx-spmd", 2),
+    ("phalanx-script", 3),
+    ("phalanx-engine", 4),
+    ("phalanx-reference", 5),
+    ("phalanx-cpu", 5),
+    ("phalanx-runtime", 5),
+    ("phalanx-testing", 6),
+    ("phalanx-train", 7),
+    ("phalanx", 8),
+    ("phalanx-cli", 9),
 ];
 
 /// Crates that do no I/O, spawn no threads and need no safety arguments.
-const PURE: [&str; 6] = ["ir", "autodiff", "passes", "script", "engine", "reference"];
+const PURE: [&str; 7] = ["ir", "autodiff", "passes", "spmd", "script", "engine", "reference"];
 
 /// Crates that may ask the compiler to trust them.
 const TRUSTED: [&str; 3] = ["comm", "cpu", "sys"];

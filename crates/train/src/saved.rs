@@ -8,6 +8,7 @@ use phalanx_models::hf::{self, Spec, Tensor};
 
 use crate::config::{Config, Loaded, Sources};
 use crate::error::{Error, Problem, Result};
+use crate::folders::Form;
 use crate::network;
 use crate::rundir;
 
@@ -44,7 +45,7 @@ impl Saved {
     /// Reads the folder of a run; its configuration is what it trained with, and `over` laid over
     /// that. The shape stays the model's own.
     pub fn open(dir: &Path, over: &Sources) -> Result<Self> {
-        network::folder(dir)?;
+        Form::Run.expect(dir, "phalanx eval --model hf:DIR; it needs no export")?;
         let path = dir.join(rundir::WEIGHTS);
         if !path.exists() {
             return Err(Error::refused(

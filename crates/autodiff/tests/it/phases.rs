@@ -1,8 +1,8 @@
 //! F, B, W, BW and FBW are cuts of one graph: however a schedule runs them, the bits are the same.
 
 use phalanx_autodiff::{Recompute, joint, slice};
-use phalanx_ir::{Builder, DType, Op, Program, Role, TensorType, verify};
-use phalanx_passes::{Graph, dead_code};
+use phalanx_ir::{Builder, DType, Graph, Op, Program, Role, TensorType, verify};
+use phalanx_passes::dead_code;
 
 use crate::support::{DTYPES, assert_same_bits, chain, chains, numbers, segments};
 

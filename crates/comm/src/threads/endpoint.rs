@@ -169,7 +169,7 @@ impl Endpoint {
         };
         let outside = peers.into_iter().flatten().find(|&peer| peer >= n);
         let to_itself = matches!(call.op, Op::Send { .. } | Op::Receive { .. });
-        let in_place = send == receive.cast_const() && !send.is_null();
+        let in_place = send == receive.cast_const() && call.blocks.count() > 0;
         let moves = matches!(call.op, Op::AllToAll | Op::AllToAllRagged { .. });
         let problem = if let Some(peer) = outside {
             format!("place {peer} is not in a group of {n}")

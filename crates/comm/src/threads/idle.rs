@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use super::endpoint::{Endpoint, Local};
 use super::progress::Stage;
 use crate::error::{CommError, Missing};
-use crate::sync::{TIMED, current, park_timeout, relax};
+use crate::sync::{TIMED, current, park_timeout, relax, yield_now};
 
-/// How often to look before looking at the clock, when spinning.
+/// How often to look before looking at the clock, when spinning: some microseconds.
 const LOOKS: u32 = 256;
 
 /// What waiting has cost a rank.
@@ -76,8 +76,12 @@ impl Endpoint {
             if self.shared.spin {
                 relax();
                 looks = looks.wrapping_add(1);
-                if TIMED && looks.is_multiple_of(LOOKS) {
-                    self.check_clock(goal, since)?;
+                if looks.is_multiple_of(LOOKS) {
+                    // Whoever is waited for may have lost its core to another program.
+                    yield_now();
+                    if TIMED {
+                        self.check_clock(goal, since)?;
+                    }
                 }
             } else {
                 self.sleep(goal, since)?;

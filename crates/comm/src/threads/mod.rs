@@ -9,4 +9,5 @@ mod progress;
 mod world;
 
 pub use endpoint::Endpoint;
+pub(crate) use world::Stopper;
 pub use world::{Options, Waiting, World};

@@ -10,7 +10,9 @@ use crate::call::OpKind;
 use crate::error::Failure;
 use crate::group::Group;
 use crate::site::Site;
-use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Thread, fence, yield_now};
+use crate::sync::{
+    AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Thread, fence, moment, yield_now,
+};
 
 /// How ranks wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,9 +80,28 @@ impl World {
         Self { shared: Arc::new(shared) }
     }
 
+    /// Stops the ranks from outside.
+    pub(crate) fn stopper(&self) -> Stopper {
+        Stopper { shared: self.shared.clone() }
+    }
+
     /// The endpoints, one for each rank, in order.
     pub fn into_endpoints(self) -> Vec<Endpoint> {
         (0..self.shared.ranks.len()).map(|rank| Endpoint::new(self.shared.clone(), rank)).collect()
+    }
+}
+
+/// Stops the ranks of a world from outside their endpoints.
+pub(crate) struct Stopper {
+    shared: Arc<Shared>,
+}
+
+impl Stopper {
+    /// Stops all ranks because of a failure of this one; gives the first failure.
+    pub(crate) fn stop(&self, rank: usize, message: String) -> Failure {
+        let own = || Failure { rank, message: message.clone().into() };
+        self.shared.poison(rank, || message.clone());
+        self.shared.failure().unwrap_or_else(own)
     }
 }
 
@@ -178,6 +199,7 @@ impl Shared {
         touching.store(true, Ordering::SeqCst);
         let sound = !self.poisoned.load(Ordering::SeqCst);
         if sound {
+            moment();
             work();
         }
         touching.store(false, Ordering::Release);

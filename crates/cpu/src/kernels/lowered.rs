@@ -171,11 +171,7 @@ pub fn softmax<T: Element>(x: &[T], numbers: Numbers<T::Acc>, out: &mut [T]) {
 }
 
 /// `y · (dy − Σ y·dy)`.
-pub fn softmax_gradient<T: Element>(
-    [y, dy]: [&[T]; 2],
-    numbers: Numbers<T::Acc>,
-    dx: &mut [T],
-) {
+pub fn softmax_gradient<T: Element>([y, dy]: [&[T]; 2], numbers: Numbers<T::Acc>, dx: &mut [T]) {
     vectorized(
         #[inline(always)]
         || softmax::gradient_row(y, dy, numbers[0], dx),

@@ -137,7 +137,12 @@ pub(super) fn rms_gradient_row<T: Element>(
 }
 
 #[inline(always)]
-pub(super) fn layer_row<T: Element>([x, gamma, beta]: [&[T]; 3], mean: T::Acc, rstd: T::Acc, y: &mut [T]) {
+pub(super) fn layer_row<T: Element>(
+    [x, gamma, beta]: [&[T]; 3],
+    mean: T::Acc,
+    rstd: T::Acc,
+    y: &mut [T],
+) {
     for ((y, x), (gamma, beta)) in y.iter_mut().zip(x).zip(gamma.iter().zip(beta)) {
         *y = T::store((x.load() - mean) * rstd * gamma.load() + beta.load());
     }

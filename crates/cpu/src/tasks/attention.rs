@@ -136,9 +136,11 @@ impl<T: Element> Pairs<T> {
     /// As above, row by row of what a rank holds of them.
     fn drop_rows(&self, cx: &Context<'_>, mask: Mask, pairs: Range<usize>) {
         let (shape, keys) = (&self.shape, self.inputs[1].valid[1]);
-        for row in pairs.start * shape.group * shape.queries..pairs.end * shape.group * shape.queries
+        for row in
+            pairs.start * shape.group * shape.queries..pairs.end * shape.group * shape.queries
         {
-            let (pair, rest) = (row / (shape.group * shape.queries), row % (shape.group * shape.queries));
+            let (pair, rest) =
+                (row / (shape.group * shape.queries), row % (shape.group * shape.queries));
             let (head, query) = (rest / shape.queries, rest % shape.queries);
             let (sample, first) = shape.drawn((pair, head), query);
             let own = row * shape.keys..(row + 1) * shape.keys;

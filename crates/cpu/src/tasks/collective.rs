@@ -6,11 +6,13 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use phalanx_comm::{Blocks, Call, CommError, Communicator, Group, Handle, Reduction, Site, Strides};
+use phalanx_comm::{
+    Blocks, Call, CommError, Communicator, Group, Handle, Reduction, Site, Strides,
+};
 use phalanx_engine::EngineError;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{Axis, DType, Exchange, Op, OpDef, Order, ValueId};
-use phalanx_script::Place;
+use phalanx_script::Slot;
 
 use super::movement::{self, Kind};
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, task};
@@ -26,7 +28,9 @@ pub(super) fn compile(op: &Operation<'_>, collective: &Collective) -> Result<Tas
     let mesh = op.program.mesh();
     let (n, shard) = (mesh.count(&collective.axes), mesh.shard(op.rank, &collective.axes));
     let local: Option<Box<dyn Task>> = match collective.kind {
-        CollectiveKind::ToPartial if shard > 0 => Some(movement::moved(Kind::Fill(0.0), vec![], &out)),
+        CollectiveKind::ToPartial if shard > 0 => {
+            Some(movement::moved(Kind::Fill(0.0), vec![], &out))
+        }
         CollectiveKind::ToPartial => Some(movement::copy(x.clone(), out.clone())),
         CollectiveKind::Shard { dim } => {
             in_blocks(op, op.instr.outputs[0], dim)?;
@@ -307,7 +311,7 @@ impl Gather {
         let (mesh, elements) = (op.program.mesh(), exchange.elements());
         let var = |index: usize, count: usize| {
             let at = offset + index * elements * exchange.dtype.size();
-            numbers(Place::Workspace(at), exchange.dtype, count)
+            numbers(Slot::Workspace(at), exchange.dtype, count)
         };
         let own = var(mesh.shard(op.rank, &exchange.axes), elements);
         let all = var(0, elements * mesh.count(&exchange.axes));
@@ -317,8 +321,8 @@ impl Gather {
     }
 }
 
-fn numbers(place: Place, dtype: DType, count: usize) -> Var {
-    Var { place, dtype, shape: vec![count], valid: vec![count] }
+fn numbers(slot: Slot, dtype: DType, count: usize) -> Var {
+    Var { slot, dtype, shape: vec![count], valid: vec![count] }
 }
 
 impl Task for Gather {

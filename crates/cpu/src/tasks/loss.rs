@@ -110,7 +110,7 @@ fn linear(
     outputs: Vec<Var>,
 ) -> Result<Tasks, EngineError> {
     let logits = op.scratch.ok_or_else(|| op.unsupported("its scratch memory was not planned"))?;
-    let chunk = fused.chunk.min(inputs[0].rows());
+    let size = fused.chunk.min(inputs[0].rows());
     let types = (op.program.ty(op.instr.inputs[0]), op.program.ty(op.instr.inputs[1]));
     let other = logits + fused.chunk_bytes(op.program.mesh(), types.0, types.1);
     let turn: Box<dyn Task> = for_float!(op, inputs[0].dtype, T => {
@@ -121,10 +121,10 @@ fn linear(
     tasks.extend(Blank::of(&outputs, runs.is_empty()));
     let chunks = runs.into_iter().flat_map(|run| {
         let end = run.end;
-        run.step_by(chunk.max(1)).map(move |start| start..(start + chunk).min(end))
+        run.step_by(size.max(1)).map(move |start| start..(start + size).min(end))
     });
     for (index, rows) in chunks.enumerate() {
-        let part = Part {
+        let chunk = Chunk {
             transposed: fused.transposed,
             logits,
             other,
@@ -134,8 +134,8 @@ fn linear(
             outputs: outputs.clone(),
         };
         let pair: [Box<dyn Task>; 2] = for_floats!(op, inputs[0].dtype, outputs[2].dtype, T, C => {
-            let rows = RowsOf::<T> { part: part.clone(), types: PhantomData };
-            let weight = WeightOf::<T, C> { part, types: PhantomData };
+            let rows = RowsOf::<T> { chunk: chunk.clone(), types: PhantomData };
+            let weight = WeightOf::<T, C> { chunk, types: PhantomData };
             [task(rows), task(weight)]
         })?;
         tasks.extend(pair);
@@ -217,7 +217,7 @@ impl<T: Element> Task for Turn<T> {
 
 /// One chunk of rows.
 #[derive(Clone)]
-struct Part {
+struct Chunk {
     transposed: bool,
     /// Offset of the chunk's logits in the workspace.
     logits: usize,
@@ -232,7 +232,7 @@ struct Part {
     outputs: Vec<Var>,
 }
 
-impl Part {
+impl Chunk {
     /// The vocabulary, padding included: the distance between rows of logits.
     fn extent(&self) -> usize {
         self.inputs[1].elements() / self.inputs[0].width()
@@ -285,13 +285,13 @@ impl Part {
 }
 
 struct RowsOf<T> {
-    part: Part,
+    chunk: Chunk,
     types: PhantomData<T>,
 }
 
 impl<T: Element> Task for RowsOf<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
-        let p = &self.part;
+        let p = &self.chunk;
         let own = p.own(share);
         let rows = p.global(&own);
         let size = size_of::<T::Acc>() * p.extent();
@@ -310,7 +310,7 @@ impl<T: Element> Task for RowsOf<T> {
     }
 
     fn run(&self, cx: &Context<'_>) {
-        let p = &self.part;
+        let p = &self.chunk;
         let own = p.own(cx.share);
         if own.is_empty() {
             return;
@@ -345,7 +345,7 @@ impl<T: Element> Task for RowsOf<T> {
     }
 
     fn scratch(&self, workers: usize) -> usize {
-        let p = &self.part;
+        let p = &self.chunk;
         let count = p.rows.len().div_ceil(workers);
         let elements = kernel::linear_scratch::<T>(count, p.width(), p.classes());
         elements * size_of::<T::Acc>()
@@ -357,13 +357,13 @@ impl<T: Element> Task for RowsOf<T> {
 }
 
 struct WeightOf<T, C> {
-    part: Part,
+    chunk: Chunk,
     types: PhantomData<(T, C)>,
 }
 
 impl<T: Element, C: Element<Acc = T::Acc>> Task for WeightOf<T, C> {
     fn accesses(&self, share: Share) -> Vec<Access> {
-        let p = &self.part;
+        let p = &self.chunk;
         let bytes = p.rows.len() * p.extent() * size_of::<T::Acc>();
         let own = share.of(p.classes());
         // Rows of a transposed gradient are contiguous; columns of a plain one are not.
@@ -378,7 +378,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for WeightOf<T, C> {
     }
 
     fn run(&self, cx: &Context<'_>) {
-        let p = &self.part;
+        let p = &self.chunk;
         let own = cx.share.of(p.classes());
         if own.is_empty() {
             return;
@@ -405,7 +405,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for WeightOf<T, C> {
     }
 
     fn scratch(&self, workers: usize) -> usize {
-        let p = &self.part;
+        let p = &self.chunk;
         let columns = p.classes().div_ceil(workers);
         let elements = kernel::linear_weight_scratch::<T, C>(p.rows.len(), p.width(), columns);
         elements * size_of::<T::Acc>()

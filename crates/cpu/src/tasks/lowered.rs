@@ -15,7 +15,7 @@ use phalanx_ir::{Exchange, Op, Part};
 
 use super::collective::Gather;
 use super::extent::{common, gaps};
-use super::rows::SumParts;
+use super::norm_grad::SumParts;
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, for_floats, task};
 use crate::element::{Element, Float};
 use crate::kernels::cross_entropy::gradient_of_part;
@@ -238,9 +238,7 @@ impl Shared {
                 Kind::RmsNorm { .. } => kernel::squares(x),
                 Kind::LayerNorm { .. } => kernel::moments(x),
                 Kind::Softmax => kernel::exponentials(x, None),
-                Kind::CrossEntropy => {
-                    kernel::exponentials(x, self.held(self.number(cx, 1, row)))
-                }
+                Kind::CrossEntropy => kernel::exponentials(x, self.held(self.number(cx, 1, row))),
                 Kind::SoftmaxGrad => kernel::product(x, self.row(cx, 1, row)),
                 Kind::RmsNormGrad => {
                     kernel::rms_gradient([x, self.row(cx, 1, row), self.row(cx, 3, row)])

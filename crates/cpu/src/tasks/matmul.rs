@@ -286,9 +286,8 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
         let (m, n) = (own.rows, own.cols);
         let strides = [m.strides[2] as isize, n.strides[2] as isize];
         // SAFETY: as in `product`.
-        let mut c = unsafe {
-            MatMut::from_raw(cx.ptr::<C>(&self.out).add(at), [m.size, n.size], strides)
-        };
+        let mut c =
+            unsafe { MatMut::from_raw(cx.ptr::<C>(&self.out).add(at), [m.size, n.size], strides) };
         if let Some(addend) = &self.addend {
             return self.bring(cx, addend, at, &mut c, [m, n]);
         }
@@ -314,7 +313,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
         c: &mut MatMut<'_, C>,
         [m, n]: [Loop; 2],
     ) {
-        if addend.place == self.out.place {
+        if addend.slot == self.out.slot {
             return;
         }
         let add = cx.adds(&self.out);

@@ -139,7 +139,9 @@ impl Move {
     /// Which operand, and which index of its dim, an index of the result's dim comes from.
     fn source(&self, dim: usize, index: usize) -> Option<(usize, usize)> {
         match self.kind {
-            Kind::Slice { start, .. } => (index < self.out.valid[dim]).then_some((0, start + index)),
+            Kind::Slice { start, .. } => {
+                (index < self.out.valid[dim]).then_some((0, start + index))
+            }
             Kind::Join { first, .. } => {
                 let mut rest = index.checked_sub(first)?;
                 for (part, var) in self.inputs.iter().enumerate() {

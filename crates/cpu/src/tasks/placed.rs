@@ -11,10 +11,10 @@ use phalanx_ir::ops::Rotary;
 use phalanx_ir::{Op, Part};
 
 use super::extent::{common, gaps};
-use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, for_floats, task};
+use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, task};
 use crate::element::{Element, Float};
 use crate::kernels::dropout::{Mask, dropout_of_sample};
-use crate::kernels::embedding::{Held, gather, gather_gradient};
+use crate::kernels::embedding::{Held, gather};
 use crate::kernels::rotary;
 
 /// The tasks of an op that needs this way, if it does.
@@ -23,7 +23,8 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Option<Tasks>, EngineError> 
         Op::Dropout(d) if !whole_samples(op) => {
             let (mask, value) = (Mask { key: [0; 5], site: d.site, p: d.p }, op.instr.inputs[0]);
             let (x, key, out) = (op.input(0), op.input(1), op.output(0));
-            let places = Places { parts: op.parts(value), shape: op.program.ty(value).shape.clone() };
+            let places =
+                Places { parts: op.parts(value), shape: op.program.ty(value).shape.clone() };
             for_float!(op, x.dtype, T => {
                 task(Drop::<T> { mask, places, x, key, out, types: PhantomData })
             })?
@@ -34,13 +35,6 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Option<Tasks>, EngineError> 
             let runs = ids.runs();
             for_float!(op, table.dtype, T => {
                 task(Lookup::<T> { table, ids, out, held, runs, types: PhantomData })
-            })?
-        }
-        Op::EmbeddingGrad(_) if !op.input(0).is_full() => {
-            let (ids, dy, out, held) = (op.input(0), op.input(1), op.output(0), held(op)?);
-            let runs = ids.runs();
-            for_floats!(op, dy.dtype, out.dtype, T, C => {
-                task(TableGrad::<T, C> { ids, dy, out, held, runs, types: PhantomData })
             })?
         }
         _ => return Ok(None),
@@ -116,8 +110,9 @@ impl<T: Element> Task for Drop<T> {
         for row in self.x.own_rows(cx.share) {
             let elements = row * width..(row + 1) * width;
             // SAFETY: the task declared these accesses.
-            let (x, out) =
-                unsafe { (cx.get::<T>(&self.x, elements.clone()), cx.get_mut(&self.out, elements)) };
+            let (x, out) = unsafe {
+                (cx.get::<T>(&self.x, elements.clone()), cx.get_mut(&self.out, elements))
+            };
             match *self.places.parts {
                 // A value without dims is one sample of one element.
                 [] => dropout_of_sample(x, mask, 0, 0, out),
@@ -235,7 +230,8 @@ impl<T: Element> Task for Lookup<T> {
         // SAFETY: the task declared these accesses.
         let table = unsafe { cx.get::<T>(&self.table, 0..self.table.elements()) };
         // SAFETY: as above.
-        let out = |rows: &Range<usize>| unsafe { cx.get_mut::<T>(&self.out, self.out.of_rows(rows)) };
+        let out =
+            |rows: &Range<usize>| unsafe { cx.get_mut::<T>(&self.out, self.out.of_rows(rows)) };
         for run in self.runs.iter().map(|run| common(run, &own)) {
             // SAFETY: as above.
             let ids = unsafe { cx.get::<i32>(&self.ids, run.clone()) };
@@ -244,41 +240,5 @@ impl<T: Element> Task for Lookup<T> {
             }
         }
         gaps(&self.runs, own).for_each(|rows| out(&rows).fill(T::default()));
-    }
-}
-
-/// The gradient of a table by ids, some of which are padding: each worker owns some of its rows.
-struct TableGrad<T, C> {
-    ids: Var,
-    dy: Var,
-    out: Var,
-    held: Held,
-    runs: Vec<Range<usize>>,
-    types: PhantomData<(T, C)>,
-}
-
-impl<T: Element, C: Element<Acc = T::Acc>> Task for TableGrad<T, C> {
-    fn accesses(&self, share: Share) -> Vec<Access> {
-        let rows = self.out.own_rows(share);
-        vec![self.ids.reads_all(), self.dy.reads_all(), self.out.writes(self.out.of_rows(&rows))]
-    }
-
-    fn run(&self, cx: &Context<'_>) {
-        let rows = self.out.own_rows(cx.share);
-        let held = Held { first: self.held.first + rows.start, rows: rows.len(), ..self.held };
-        // SAFETY: the task declared these accesses.
-        let grad = unsafe { cx.get_mut::<C>(&self.out, self.out.of_rows(&rows)) };
-        if !cx.adds(&self.out) {
-            grad.fill(C::default());
-        }
-        for run in &self.runs {
-            // SAFETY: as above.
-            let (ids, dy) = unsafe {
-                (cx.get::<i32>(&self.ids, run.clone()), cx.get::<T>(&self.dy, self.dy.of_rows(run)))
-            };
-            if let Err(unknown) = gather_gradient(ids, dy, self.dy.width(), held, true, grad) {
-                cx.failure.report(unknown.to_string());
-            }
-        }
     }
 }

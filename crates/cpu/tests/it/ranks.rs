@@ -9,8 +9,9 @@ use phalanx_ir::{
     Axis, DType, Exchange, Form, Layout, Mesh, Op, OpDef, Phase, Program, Role, TensorType, text,
 };
 use phalanx_reference::Tensor;
-use phalanx_testing::layouts::{Operand, random_program};
-use phalanx_testing::ranks::{Draw, furthest, on_ranks, random_inputs};
+use phalanx_testing::cases::Dice;
+use phalanx_testing::layouts::{Operand, random_mesh, random_program};
+use phalanx_testing::threads::{furthest, on_ranks, random_inputs};
 
 use crate::cases::{self, Case};
 
@@ -39,10 +40,10 @@ fn check(case: &Case, seeds: std::ops::Range<u64>, threads: usize) -> usize {
         .collect();
     let mut ran = 0;
     for seed in seeds {
-        let mut draw = Draw::new(seed);
-        let mesh = draw.mesh();
-        let Some(program) = random_program(&case.op, &operands, &mesh, &mut draw) else { continue };
-        let before = draw.percent(30).then_some(0.75);
+        let mut dice = Dice::new(seed);
+        let mesh = random_mesh(&mut dice);
+        let Some(program) = random_program(&case.op, &operands, &mesh, &mut dice) else { continue };
+        let before = dice.percent(30).then_some(0.75);
         let found = match on_ranks(&program, &tensors, before, engine(threads)) {
             Ok(found) => found,
             // Said in so many words where a kernel knows blocks alone.
@@ -94,47 +95,47 @@ fn every_op_on_two_threads_per_rank() {
 }
 
 /// A random collective and an operand that it can act on.
-fn random_collective(draw: &mut Draw) -> Option<(Mesh, TensorType, Collective)> {
-    let mesh = draw.mesh();
-    let form = if draw.percent(25) { Form::Unit } else { Form::Tensor };
-    let rank = if form == Form::Unit { 1 } else { 1 + draw.below(4) };
+fn random_collective(dice: &mut Dice) -> Option<(Mesh, TensorType, Collective)> {
+    let mesh = random_mesh(dice);
+    let form = if dice.percent(25) { Form::Unit } else { Form::Tensor };
+    let rank = if form == Form::Unit { 1 } else { 1 + dice.below(4) };
     let mut axes: Vec<Axis> = mesh.axes().map(|(axis, _)| axis).collect();
-    axes.sort_by_key(|_| draw.below(1000));
+    axes.sort_by_key(|_| dice.below(1000));
     let mut dims = vec![Vec::new(); rank];
     let mut partial = std::collections::BTreeSet::new();
     for &axis in &axes {
-        match draw.below(4) {
+        match dice.below(4) {
             0 => {}
             1 => drop(partial.insert(axis)),
-            _ => dims[draw.below(rank)].push(axis),
+            _ => dims[dice.below(rank)].push(axis),
         }
     }
     // Extents that every placement of every axis divides.
     let all: usize = mesh.ranks();
-    let shape: Vec<usize> = (0..rank).map(|_| 1 + draw.below(2 * all + 3)).collect();
+    let shape: Vec<usize> = (0..rank).map(|_| 1 + dice.below(2 * all + 3)).collect();
     let padded: Vec<usize> = shape.iter().map(|&n| n.next_multiple_of(all)).collect();
-    let dtype = draw.of(&[DType::F64, DType::F64, DType::F32, DType::Bf16]);
+    let dtype = dice.pick(&[DType::F64, DType::F64, DType::F32, DType::Bf16]);
     let mut ty = TensorType::new(dtype, shape).with_padded(padded).ok()?;
     let shardings = (dims.into_iter())
         .map(|axes| phalanx_ir::layout::Sharding { axes, ..Default::default() })
         .collect();
     (ty.form, ty.layout) = (form, Layout::new(shardings, partial).ok()?);
-    let (dim, to) = (draw.below(rank), draw.below(rank));
-    let suffix = |ty: &TensorType, draw: &mut Draw| {
+    let (dim, to) = (dice.below(rank), dice.below(rank));
+    let suffix = |ty: &TensorType, dice: &mut Dice| {
         let axes = ty.layout.axes(dim);
-        axes[draw.below(axes.len().max(1))..].to_vec()
+        axes[dice.below(axes.len().max(1))..].to_vec()
     };
-    let some = axes[draw.below(axes.len())..].to_vec();
-    let (kind, axes) = match draw.below(7) {
-        0 => (CollectiveKind::AllGather { dim }, suffix(&ty, draw)),
+    let some = axes[dice.below(axes.len())..].to_vec();
+    let (kind, axes) = match dice.below(7) {
+        0 => (CollectiveKind::AllGather { dim }, suffix(&ty, dice)),
         1 => (CollectiveKind::ReduceScatter { dim }, ty.layout.partial().iter().copied().collect()),
         2 => (CollectiveKind::AllReduce, ty.layout.partial().iter().copied().collect()),
-        3 if dim != to => (CollectiveKind::AllToAll { from: dim, to }, suffix(&ty, draw)),
+        3 if dim != to => (CollectiveKind::AllToAll { from: dim, to }, suffix(&ty, dice)),
         4 => (CollectiveKind::Shard { dim }, some),
         5 => (CollectiveKind::ToPartial, some),
         _ => (CollectiveKind::Permute { dim }, some),
     };
-    let collective = Collective { kind, axes, start: draw.percent(40) };
+    let collective = Collective { kind, axes, start: dice.percent(40) };
     (!collective.axes.is_empty() && collective.result(&ty, &mesh).is_ok())
         .then_some((mesh, ty, collective))
 }
@@ -144,8 +145,8 @@ fn random_collective(draw: &mut Draw) -> Option<(Mesh, TensorType, Collective)> 
 fn every_collective_keeps_the_value() {
     let mut ran: BTreeMap<String, usize> = BTreeMap::new();
     for seed in seeds(1500) {
-        let mut draw = Draw::new(seed);
-        let Some((mesh, ty, collective)) = random_collective(&mut draw) else { continue };
+        let mut dice = Dice::new(seed);
+        let Some((mesh, ty, collective)) = random_collective(&mut dice) else { continue };
         let name = collective.name().to_owned();
         let mut program = Program::new(format!("{name} on {mesh}"), mesh.clone());
         let (dtype, start) = (ty.dtype, collective.start);
@@ -161,10 +162,10 @@ fn every_collective_keeps_the_value() {
             let done = Collective { kind: CollectiveKind::Done, axes: vec![], start: false };
             y = program.push(done.into(), &[y], Phase::F).unwrap()[0];
         }
-        program.output("y", if draw.percent(50) { Role::Gradient } else { Role::Probe }, y);
+        program.output("y", if dice.percent(50) { Role::Gradient } else { Role::Probe }, y);
         phalanx_ir::verify(&program).unwrap();
         let inputs = random_inputs(&program, 0, seed);
-        let threads = 1 + draw.below(2);
+        let threads = 1 + dice.below(2);
         let found = on_ranks(&program, &inputs, None, engine(threads))
             .unwrap_or_else(|why| panic!("seed {seed}: {why}\n{program}"));
         let values: Vec<f64> = inputs[0].values().iter().map(|x| 2.0 * x).collect();
@@ -232,7 +233,7 @@ fn run_once(
     let ins: Vec<Span> = (0..inputs.len()).map(span).collect();
     for ((port, tensor), span) in program.inputs().iter().zip(inputs).zip(&ins) {
         let ty = program.ty(port.value);
-        let bytes = phalanx_testing::ranks::shard(tensor, ty, program.mesh(), rank);
+        let bytes = phalanx_testing::threads::shard(tensor, ty, program.mesh(), rank);
         engine.upload(span.offset, &bytes).unwrap();
     }
     let outs: Vec<Target> = (0..program.outputs().len())

@@ -68,7 +68,7 @@ fn fused_and_recomputed_programs_give_the_same_bits() {
     for dtype in [DType::F64, DType::F32, DType::Bf16] {
         for segment in segments(dtype) {
             let whole = joint(&segment, dtype.accumulator()).unwrap();
-            let folded = Joint { program: phalanx_passes::fold_add(&whole.program) };
+            let folded = Joint::from(phalanx_passes::fold_add(&whole.program));
             let plain = slice(&folded, Recompute::None);
             let data = inputs(&plain.f, 10, 3);
             let f = on_cpu(&plain.f, &data, 2, None);

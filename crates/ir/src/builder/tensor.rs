@@ -36,9 +36,21 @@ impl<'b> Tensor<'b> {
         self.ty().dtype
     }
 
+    /// The builder whose program this is a value of.
+    pub fn builder(self) -> &'b Builder {
+        self.builder
+    }
+
     /// The type.
     pub fn ty(self) -> TensorType {
         self.builder.state.borrow().program.ty(self.id).clone()
+    }
+
+    /// Asks for a layout of this value when the program is partitioned, such as `0:dp 1:tp`: what
+    /// reads it sees that layout and no other.
+    pub fn annotate(self, layout: &str) -> Tensor<'b> {
+        self.builder.state.borrow_mut().program.note(self.id, layout);
+        self
     }
 
     /// Projection of the last dim: `[…, d] · [d, e]`.

@@ -146,11 +146,12 @@ impl OpDef for Attention {
         if self.drops() {
             operands.push(g.input(3));
         }
-        let grads = g.emit_all(AttentionGrad { of: *self }, &operands)?;
-        for (operand, grad) in grads.into_iter().enumerate() {
-            g.set(operand, grad)?;
-        }
-        Ok(())
+        g.set_all_to(AttentionGrad { of: *self }, &operands)
+    }
+
+    /// The probabilities; not o, which the projection after it keeps anyway.
+    fn is_bulky(&self, result: usize) -> bool {
+        self.kind == AttentionKind::Materialised && result > 0
     }
 
     fn flops(&self, ins: &[&[usize]], _outs: &[&[usize]]) -> u64 {

@@ -70,8 +70,7 @@ impl OpDef for CrossEntropy {
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let operands = [g.input(0), g.input(1), g.output(1), g.dy()?];
-        let dx = g.emit(CrossEntropyGrad, &operands)?;
-        g.set(0, dx)
+        g.set_to(0, CrossEntropyGrad, &operands)
     }
 
     fn exchanges(&self) -> usize {

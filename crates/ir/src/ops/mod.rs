@@ -14,6 +14,7 @@ mod optimizer;
 mod padding;
 mod random;
 mod reduce;
+mod reshape;
 mod rotary;
 mod shape;
 mod softmax;
@@ -37,12 +38,13 @@ pub use fused::{Fused, FusedArg, FusedStep};
 pub use loss::{CrossEntropy, CrossEntropyGrad, LinearCrossEntropy};
 pub use matmul::{Extents, Matmul, Spec};
 pub use norm::{LayerNorm, LayerNormGrad, NORM_PARTS, RmsNorm, RmsNormGrad};
-pub use optimizer::{AdamW, Sgd, SumSquares};
+pub use optimizer::{AdamW, Decay, Sgd, SumSquares};
 pub use padding::ZeroPadding;
 pub use random::Dropout;
 pub use reduce::{Broadcast, Reduce, ReduceKind};
+pub use reshape::Reshape;
 pub use rotary::{RopeScaling, Rotary};
-pub use shape::{Concat, Pad, Reshape, Slice, Transpose};
+pub use shape::{Concat, Pad, Slice, Transpose};
 pub use softmax::{Softmax, SoftmaxGrad};
 
 /// Element type and global shape of a result, before its layout is known.
@@ -79,6 +81,17 @@ pub trait OpDef {
 
     /// Whether packed units are legal operands.
     fn accepts_units(&self) -> bool {
+        false
+    }
+
+    /// Whether its result is its operand under another shape: the same memory, and no work.
+    fn is_view(&self) -> bool {
+        false
+    }
+
+    /// Whether a result is far larger than what it is made of and cheap to make again, so that
+    /// selective recomputation does not keep it.
+    fn is_bulky(&self, _result: usize) -> bool {
         false
     }
 
@@ -132,6 +145,10 @@ macro_rules! ops {
             }
             fn accepts_units(&self) -> bool {
                 match self { $(Op::$variant(op) => op.accepts_units()),* }
+            }
+            fn is_view(&self) -> bool { match self { $(Op::$variant(op) => op.is_view()),* } }
+            fn is_bulky(&self, result: usize) -> bool {
+                match self { $(Op::$variant(op) => op.is_bulky(result)),* }
             }
             fn in_place(&self) -> &'static [(usize, usize)] {
                 match self { $(Op::$variant(op) => op.in_place()),* }

@@ -92,9 +92,7 @@ impl OpDef for RmsNorm {
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let operands = [g.input(0), g.input(1), g.output(1), g.dy()?];
-        let grads = g.emit_all(RmsNormGrad { out: g.dtype(1) }, &operands)?;
-        g.set(0, grads[0])?;
-        g.set(1, grads[1])
+        g.set_all_to(RmsNormGrad { out: g.dtype(1) }, &operands)
     }
 
     fn exchanges(&self) -> usize {
@@ -162,11 +160,7 @@ impl OpDef for LayerNorm {
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let operands = [g.input(0), g.input(1), g.output(1), g.output(2), g.dy()?];
-        let grads = g.emit_all(LayerNormGrad { out: g.dtype(1) }, &operands)?;
-        for (operand, grad) in grads.into_iter().enumerate() {
-            g.set(operand, grad)?;
-        }
-        Ok(())
+        g.set_all_to(LayerNormGrad { out: g.dtype(1) }, &operands)
     }
 
     fn exchanges(&self) -> usize {

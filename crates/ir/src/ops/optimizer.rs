@@ -2,6 +2,7 @@
 //!
 //! An update is linear in nothing: a gradient that is still a partial sum does not type-check.
 
+use super::elementwise::Elementwise;
 use super::{OpDef, Shaped};
 use crate::attr::{AttrReader, Attrs};
 use crate::dtype::DType;
@@ -9,6 +10,53 @@ use crate::error::IrError;
 use crate::rule::Rule;
 use crate::types::TensorType;
 use crate::vjp::Vjp;
+
+/// Weight decay, and which elements of a unit it applies to: the first `first` of every `block`.
+/// A unit holds the parameters that decay before those that don't, and ranks may hold different
+/// blocks of it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Decay {
+    /// The rate.
+    pub rate: f64,
+    /// How many elements of each block decay.
+    pub first: usize,
+    /// Elements of a block.
+    pub block: usize,
+}
+
+impl Decay {
+    /// Every element decays.
+    pub const fn all(rate: f64) -> Self {
+        Self { rate, first: 1, block: 1 }
+    }
+
+    /// The rate of the element of this number, and how many elements from it on have the same.
+    pub fn at(&self, element: usize) -> (f64, usize) {
+        if self.first >= self.block {
+            return (self.rate, usize::MAX);
+        }
+        match element % self.block {
+            at if at < self.first => (self.rate, self.first - at),
+            at => (0.0, self.block - at),
+        }
+    }
+
+    fn with_attrs(&self, attrs: Attrs) -> Attrs {
+        attrs.with("decay", self.rate).with("decays", self.first).with("block", self.block)
+    }
+
+    fn read(attrs: &mut AttrReader) -> Result<Self, String> {
+        let decay = Self {
+            rate: attrs.take("decay")?,
+            first: attrs.take("decays")?,
+            block: attrs.take("block")?,
+        };
+        match decay.block {
+            0 => Err("a block of 0 elements has no first ones".to_owned()),
+            _ => Ok(decay),
+        }
+    }
+}
 
 /// AdamW (Loshchilov and Hutter, 2019), as `torch.optim.AdamW` defines it.
 ///
@@ -23,7 +71,7 @@ pub struct AdamW {
     /// Added to the root of the second moment.
     pub eps: f64,
     /// Decoupled weight decay.
-    pub decay: f64,
+    pub decay: Decay,
     /// The element type of the copy that programs read, if w is a master.
     pub narrow: Option<DType>,
 }
@@ -40,7 +88,7 @@ pub struct Sgd {
     /// Nesterov's form.
     pub nesterov: bool,
     /// L2 decay, added to the gradient.
-    pub decay: f64,
+    pub decay: Decay,
     /// The element type of the copy that programs read, if w is a master.
     pub narrow: Option<DType>,
 }
@@ -48,10 +96,6 @@ pub struct Sgd {
 /// The sum of squares of a unit, in its accumulator type.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SumSquares;
-
-fn narrow_text(narrow: Option<DType>) -> String {
-    narrow.map_or("none".to_owned(), |d| d.to_string())
-}
 
 fn read_narrow(attrs: &mut AttrReader) -> Result<Option<DType>, String> {
     match attrs.take::<String>("narrow")?.as_str() {
@@ -65,7 +109,7 @@ pub(super) fn read_adamw(attrs: &mut AttrReader) -> Result<AdamW, String> {
         beta1: attrs.take("beta1")?,
         beta2: attrs.take("beta2")?,
         eps: attrs.take("eps")?,
-        decay: attrs.take("decay")?,
+        decay: Decay::read(attrs)?,
         narrow: read_narrow(attrs)?,
     })
 }
@@ -74,103 +118,98 @@ pub(super) fn read_sgd(attrs: &mut AttrReader) -> Result<Sgd, String> {
     Ok(Sgd {
         momentum: attrs.take("momentum")?,
         nesterov: attrs.take("nesterov")?,
-        decay: attrs.take("decay")?,
+        decay: Decay::read(attrs)?,
         narrow: read_narrow(attrs)?,
     })
 }
 
-/// Checks `states` buffers of one length after the gradient, then lr, step and clip.
-fn update(
-    ins: &[&TensorType],
-    states: usize,
-    narrow: Option<DType>,
-) -> Result<Vec<Shaped>, String> {
-    super::arity(ins, 5 + states)?;
-    let w = ins[0];
-    super::shape_is("the gradient", ins[1], &w.shape)?;
-    for state in &ins[2..2 + states] {
-        super::shape_is("a state", state, &w.shape)?;
-        super::dtype_is("a state", state, w.dtype)?;
-    }
-    for scalar in &ins[2 + states..] {
-        super::shape_is("a scalar", scalar, &[])?;
-        super::dtype_is("a scalar", scalar, w.dtype.accumulator())?;
-    }
-    let mut results = vec![(w.dtype, w.shape.clone()); 1 + states];
-    results.extend(narrow.map(|dtype| (dtype, w.shape.clone())));
-    Ok(results)
+/// An update in place of w and of `STATES` buffers of its length. Operands are w, g, the states,
+/// then the scalars lr, step and clip; results w, the states and, if there is one, the copy of w.
+trait Update {
+    const STATES: usize;
+
+    fn name(&self) -> &'static str;
+
+    /// The attributes beside the copy's element type.
+    fn own_attrs(&self) -> Attrs;
+
+    fn narrow(&self) -> Option<DType>;
 }
 
-fn update_rule(ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
-    Rule::elementwise(ins, outs)
+impl<T: Update> Elementwise for T {
+    const ARITY: usize = 5 + T::STATES;
+
+    fn name(&self) -> &'static str {
+        Update::name(self)
+    }
+
+    fn attrs(&self) -> Attrs {
+        let narrow = self.narrow().map_or("none".to_owned(), |d| d.to_string());
+        self.own_attrs().with("narrow", narrow)
+    }
+
+    fn results(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
+        let w = ins[0];
+        let (states, scalars) = ins[2..].split_at(T::STATES);
+        super::shape_is("the gradient", ins[1], &w.shape)?;
+        for state in states {
+            super::shape_is("a state", state, &w.shape)?;
+            super::dtype_is("a state", state, w.dtype)?;
+        }
+        for scalar in scalars {
+            super::shape_is("a scalar", scalar, &[])?;
+            super::dtype_is("a scalar", scalar, w.dtype.accumulator())?;
+        }
+        let mut results = vec![(w.dtype, w.shape.clone()); 1 + T::STATES];
+        results.extend(self.narrow().map(|dtype| (dtype, w.shape.clone())));
+        Ok(results)
+    }
+
+    fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
+        Err(g.refuse(0, "updates end a step"))
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(0, 0), (2, 1), (3, 2)][..1 + T::STATES]
+    }
+
+    fn accumulates(&self) -> bool {
+        false
+    }
 }
 
-impl OpDef for AdamW {
+impl Update for AdamW {
+    const STATES: usize = 2;
+
     fn name(&self) -> &'static str {
         "adamw"
     }
 
-    fn attrs(&self) -> Attrs {
-        Attrs::new()
-            .with("beta1", self.beta1)
-            .with("beta2", self.beta2)
-            .with("eps", self.eps)
-            .with("decay", self.decay)
-            .with("narrow", narrow_text(self.narrow))
+    fn own_attrs(&self) -> Attrs {
+        let attrs =
+            Attrs::new().with("beta1", self.beta1).with("beta2", self.beta2).with("eps", self.eps);
+        self.decay.with_attrs(attrs)
     }
 
-    fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
-        update(ins, 2, self.narrow)
-    }
-
-    fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
-        update_rule(ins, outs)
-    }
-
-    fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
-        Err(g.refuse(0, "updates end a step"))
-    }
-
-    fn accepts_units(&self) -> bool {
-        true
-    }
-
-    fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(0, 0), (2, 1), (3, 2)]
+    fn narrow(&self) -> Option<DType> {
+        self.narrow
     }
 }
 
-impl OpDef for Sgd {
+impl Update for Sgd {
+    const STATES: usize = 1;
+
     fn name(&self) -> &'static str {
         "sgd"
     }
 
-    fn attrs(&self) -> Attrs {
-        Attrs::new()
-            .with("momentum", self.momentum)
-            .with("nesterov", self.nesterov)
-            .with("decay", self.decay)
-            .with("narrow", narrow_text(self.narrow))
+    fn own_attrs(&self) -> Attrs {
+        let attrs = Attrs::new().with("momentum", self.momentum).with("nesterov", self.nesterov);
+        self.decay.with_attrs(attrs)
     }
 
-    fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
-        update(ins, 1, self.narrow)
-    }
-
-    fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
-        update_rule(ins, outs)
-    }
-
-    fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
-        Err(g.refuse(0, "updates end a step"))
-    }
-
-    fn accepts_units(&self) -> bool {
-        true
-    }
-
-    fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(0, 0), (2, 1)]
+    fn narrow(&self) -> Option<DType> {
+        self.narrow
     }
 }
 

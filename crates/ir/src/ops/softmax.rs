@@ -37,8 +37,7 @@ impl OpDef for Softmax {
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
-        let dx = g.emit(SoftmaxGrad, &[g.output(0), g.dy()?])?;
-        g.set(0, dx)
+        g.set_to(0, SoftmaxGrad, &[g.output(0), g.dy()?])
     }
 
     fn exchanges(&self) -> usize {

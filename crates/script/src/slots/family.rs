@@ -2,15 +2,14 @@
 
 use phalanx_ir::{OpDef, Port, Program, Role};
 
-/// Values that are one value under several shapes, known by the value that all others are reshapes
-/// of.
+/// Values that are one value under several shapes, known by the value that all others are views of.
 pub(super) struct Families<'a> {
     program: &'a Program,
-    /// By value: the value that it is a reshape of, in one step or several.
+    /// By value: the value that it is a view of, in one step or several.
     origin: Vec<usize>,
     /// By value: the instruction that makes it, and as which of its results.
     maker: Vec<Option<(usize, usize)>>,
-    /// By origin: how many instructions read the family, reshapes within it not counted.
+    /// By origin: how many instructions read the family, views within it not counted.
     readers: Vec<usize>,
     /// By origin: how many outputs return the family.
     returned: Vec<usize>,
@@ -22,14 +21,14 @@ impl<'a> Families<'a> {
         let mut origin: Vec<usize> = (0..n).collect();
         let (mut maker, mut readers, mut returned) = (vec![None; n], vec![0; n], vec![0; n]);
         for (index, instr) in program.instrs().iter().enumerate() {
-            let reshape = super::is_same_memory(instr);
+            let view = super::is_same_memory(instr);
             for (result, value) in instr.outputs.iter().enumerate() {
                 maker[value.index()] = Some((index, result));
-                if reshape {
+                if view {
                     origin[value.index()] = origin[instr.inputs[0].index()];
                 }
             }
-            for value in instr.inputs.iter().filter(|_| !reshape) {
+            for value in instr.inputs.iter().filter(|_| !view) {
                 readers[origin[value.index()]] += 1;
             }
         }

@@ -3,7 +3,7 @@
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model};
 use phalanx_runtime::{Executor, ScriptId};
-use phalanx_script::{BufferId, forward_script, units};
+use phalanx_script::{BufferId, Ranks, forward_script};
 
 use super::compile::compile_forward;
 use super::feed::{Feed, Scalars, StepData};
@@ -30,13 +30,13 @@ impl<E: Engine> Forward<E> {
         read: &mut ReadParam<'_>,
     ) -> Result<Self> {
         let compiled = compile_forward(model, weights)?;
-        let plan = forward_script(model, &compiled, microbatches, &units(model), weights)?;
+        let plan = forward_script(model, &compiled, microbatches, weights, Ranks::alone())?;
         let mut executor = Executor::new(engine);
         let script = executor.load(plan.script)?;
         executor.reserve()?;
         let store = Store::new(script, model, plan.units);
-        for (unit, &buffer) in plan.weights.iter().enumerate() {
-            store.fill(&mut executor, unit, &[(buffer, weights)], read)?;
+        for (unit, held) in plan.weights.iter().enumerate() {
+            store.fill(&mut executor, unit, &[held], read)?;
         }
         let feed = Feed::new(&executor, script, model, microbatches)?;
         Ok(Self { executor, script, feed, loss: plan.loss })

@@ -14,12 +14,12 @@ mod store;
 use std::collections::BTreeMap;
 
 use phalanx_engine::Engine;
-use phalanx_ir::Model;
+use phalanx_ir::{DType, Model, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::{Executor, Observed, ScriptId};
 use phalanx_script::{
-    BufferId, MemoryPlan, Script, TrainPlan, accumulate, eval_script, merge_adjacent, train_script,
-    units,
+    BufferId, Compiled, Held, MemoryPlan, Ranks, Script, TrainPlan, Training, accumulate,
+    eval_script, merge_adjacent, train_script,
 };
 
 pub use compile::{compile, compile_forward};
@@ -63,19 +63,60 @@ pub struct Session<E: Engine> {
     steps: u64,
 }
 
-/// The training script of a model, before any engine is involved.
-pub fn plan(model: &Model, settings: &Settings) -> Result<TrainPlan> {
+/// The programs of a model and its training script, before any engine is involved.
+pub fn plan(model: &Model, settings: &Settings) -> Result<(Compiled, TrainPlan)> {
     let compiled = compile(model, settings.precision, settings.recompute)?;
     let schedule = accumulate(model.instances().len(), settings.microbatches);
-    Ok(train_script(
+    let plan = train_script(&Training {
         model,
-        &compiled,
-        &merge_adjacent(&schedule),
-        &units(model),
-        settings.precision,
-        settings.optimizer,
-        settings.clip,
-    )?)
+        compiled: &compiled,
+        turns: &merge_adjacent(&schedule),
+        precision: settings.precision,
+        optimizer: settings.optimizer,
+        clip: settings.clip,
+        ranks: Ranks::alone(),
+    })?;
+    Ok((compiled, plan))
+}
+
+/// A session of which everything is known but the weights: it takes no memory for tensors yet.
+pub struct Prepared<E: Engine> {
+    executor: Executor<E>,
+    settings: Settings,
+    plan: TrainPlan,
+    store: Store,
+    train: (ScriptId, Feed),
+    evaluate: Option<(ScriptId, Feed, BufferId)>,
+}
+
+impl<E: Engine> Prepared<E> {
+    /// Plans, compiles and loads everything, and refuses what takes more memory than it may.
+    pub fn new(engine: E, models: &Models, settings: Settings) -> Result<Self> {
+        let model = &models.train;
+        let (_, plan) = plan(model, &settings)?;
+        let mut executor = Executor::new(engine);
+        let train = executor.load(plan.script.clone())?;
+        let evaluate = (models.evaluate.as_ref())
+            .map(|evaluated| load_evaluation(&mut executor, evaluated, &plan, &settings))
+            .transpose()?;
+        if let Some(limit) = settings.memory_limit {
+            limit.check(executor.arena())?;
+        }
+        let store = Store::new(train, model, plan.units.clone());
+        let feed = Feed::new(&executor, train, model, settings.microbatches)?;
+        Ok(Self { executor, settings, plan, store, train: (train, feed), evaluate })
+    }
+
+    /// Takes the memory, and the weights to start from out of `read`.
+    pub fn start(self, read: &mut ReadParam<'_>) -> Result<Session<E>> {
+        let Self { mut executor, settings, plan, store, train, evaluate } = self;
+        executor.reserve()?;
+        for (unit, buffers) in plan.buffers.iter().enumerate() {
+            let into: Vec<&Held> = [&buffers.weights].into_iter().chain(&buffers.master).collect();
+            store.fill(&mut executor, unit, &into, read)?;
+        }
+        Ok(Session { executor, settings, plan, store, train, evaluate, steps: 0 })
+    }
 }
 
 impl<E: Engine> Session<E> {
@@ -86,27 +127,7 @@ impl<E: Engine> Session<E> {
         settings: Settings,
         read: &mut ReadParam<'_>,
     ) -> Result<Self> {
-        let model = &models.train;
-        let plan = plan(model, &settings)?;
-        let mut executor = Executor::new(engine);
-        let train = executor.load(plan.script.clone())?;
-        let evaluate = (models.evaluate.as_ref())
-            .map(|evaluated| load_evaluation(&mut executor, evaluated, &plan, &settings))
-            .transpose()?;
-        if let Some(limit) = settings.memory_limit {
-            limit.check(executor.arena())?;
-        }
-        executor.reserve()?;
-
-        let store = Store::new(train, model, plan.units.clone());
-        for (unit, buffers) in plan.buffers.iter().enumerate() {
-            let precision = settings.precision;
-            let mut into = vec![(buffers.weights, precision.weights)];
-            into.extend(buffers.master.map(|master| (master, precision.state)));
-            store.fill(&mut executor, unit, &into, read)?;
-        }
-        let feed = Feed::new(&executor, train, model, settings.microbatches)?;
-        Ok(Self { executor, settings, plan, store, train: (train, feed), evaluate, steps: 0 })
+        Prepared::new(engine, models, settings)?.start(read)
     }
 
     /// Takes one optimizer step with this learning rate.
@@ -142,16 +163,29 @@ impl<E: Engine> Session<E> {
     /// The parameters by name, in full precision: masters where there are some.
     pub fn params(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
         let buffers = self.plan.buffers.iter();
-        let buffers = buffers.map(|b| b.master.unwrap_or(b.weights));
-        let dtype = self.settings.precision.state;
-        self.store.tensors(&mut self.executor, buffers, dtype)
+        let buffers = buffers.map(|b| b.master.as_ref().unwrap_or(&b.weights));
+        self.store.tensors(&mut self.executor, buffers)
     }
 
     /// The gradients of the last step by parameter name, before clipping.
     pub fn gradients(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
-        let buffers = self.plan.buffers.iter().map(|b| b.gradient);
-        let dtype = self.settings.precision.grads;
-        self.store.tensors(&mut self.executor, buffers, dtype)
+        let buffers = self.plan.buffers.iter().map(|b| &b.gradient);
+        self.store.tensors(&mut self.executor, buffers)
+    }
+
+    /// Settings that keep numbers finite for longer, and that are not on yet.
+    pub(crate) fn remedies(&self) -> Vec<&'static str> {
+        let narrow = |port: &Port, program: &Program| program.ty(port.value).dtype == DType::Bf16;
+        let mut programs = self.script().programs.iter().map(|entry| &entry.program);
+        let computes_narrow = programs.any(|p| p.inputs().iter().any(|port| narrow(port, p)));
+        let mut remedies = Vec::new();
+        if self.settings.clip.is_none() {
+            remedies.push("clip gradients (optim.clip = 1.0)");
+        }
+        if computes_narrow {
+            remedies.push("compute in f32 (precision.compute)");
+        }
+        remedies
     }
 
     /// The script of a step.
@@ -196,7 +230,7 @@ fn load_evaluation<E: Engine>(
 ) -> Result<(ScriptId, Feed, BufferId)> {
     let (precision, parts) = (settings.precision, settings.microbatches);
     let compiled = compile_forward(model, precision.weights)?;
-    let (script, loss) = eval_script(model, &compiled, parts, plan, precision)?;
+    let (script, loss) = eval_script(model, &compiled, parts, plan, precision, Ranks::alone())?;
     let script = executor.load(script)?;
     let feed = Feed::new(executor, script, model, parts)?;
     Ok((script, feed, loss))

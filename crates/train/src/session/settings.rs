@@ -3,6 +3,7 @@
 use phalanx_autodiff::Recompute;
 use phalanx_ir::DType;
 use phalanx_script::{Optimizer, Precision};
+use phalanx_sys::memory::Machine;
 
 use crate::config::{self, Config, OptimKind};
 use crate::error::{Error, Problem, Result};
@@ -32,34 +33,53 @@ pub struct Settings {
 pub enum MemoryLimit {
     /// The configuration, with `run.memory_limit`.
     Asked(u64),
-    /// The machine, which has no more.
-    Machine(u64),
+    /// The machine, which has no more at present.
+    Machine(Machine),
 }
 
 impl MemoryLimit {
     /// What this machine has.
     pub fn of_machine() -> Option<Self> {
-        phalanx_sys::memory::machine_bytes().map(MemoryLimit::Machine)
+        phalanx_sys::memory::machine().map(MemoryLimit::Machine)
     }
 
     /// Refuses a plan that takes more.
     pub(crate) fn check(self, arena: usize) -> Result<()> {
-        let (limit, who) = match self {
-            MemoryLimit::Asked(limit) => (limit, "run.memory_limit allows"),
-            MemoryLimit::Machine(limit) => (limit, "this machine has"),
+        let limit = match self {
+            MemoryLimit::Asked(limit) => limit,
+            MemoryLimit::Machine(machine) => machine.available,
         };
-        if arena as u64 <= limit {
-            return Ok(());
+        match arena as u64 <= limit {
+            true => Ok(()),
+            false => Err(Error::refused(self.problem(arena))),
         }
-        Err(Error::refused(
-            Problem::new(format!(
-                "the plan takes {arena} bytes ({}), {who} {limit} ({})",
-                bytes(arena as u64),
-                bytes(limit)
-            ))
+    }
+
+    fn problem(self, arena: usize) -> Problem {
+        let exact = |amount: u64| format!("{amount} bytes ({})", bytes(amount));
+        let less = "more train.microbatches, train.recompute = \"full\", or a smaller model";
+        let (than, fix) = match self {
+            MemoryLimit::Asked(limit) => {
+                (format!("run.memory_limit allows {}", exact(limit)), less.to_owned())
+            }
+            MemoryLimit::Machine(Machine { total, available }) if arena as u64 <= total => (
+                format!(
+                    "of the {} that this machine has, {} are free",
+                    bytes(total),
+                    exact(available)
+                ),
+                format!(
+                    "end other programs, or {less}; to try all the same, --set run.memory_limit={arena}"
+                ),
+            ),
+            MemoryLimit::Machine(Machine { total, available }) => (
+                format!("this machine has {}, {} of them free", exact(total), bytes(available)),
+                less.to_owned(),
+            ),
+        };
+        Problem::new(format!("the plan takes {}; {than}", exact(arena as u64)))
             .because("weights, gradients, optimizer state and the activations of one micro-batch")
-            .fix("more train.microbatches, train.recompute = \"full\", or a smaller model"),
-        ))
+            .fix(fix)
     }
 }
 
@@ -99,5 +119,31 @@ fn precision(config: &config::Precision) -> Precision {
         weights: DType::from(config.weights),
         grads: DType::from(config.grads),
         state: config.state(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_free_counts_and_both_amounts_are_told() {
+        let machine = MemoryLimit::Machine(Machine { total: 8 << 30, available: 2 << 30 });
+        assert_eq!(machine.check(2 << 30), Ok(()));
+        let busy = machine.check(3 << 30).unwrap_err();
+        assert_eq!(busy.exit_code(), 2);
+        assert_eq!(
+            busy.to_string().lines().next(),
+            Some(
+                "error: the plan takes 3221225472 bytes (3.0 GiB); of the 8.0 GiB that this \
+                 machine has, 2147483648 bytes (2.0 GiB) are free"
+            )
+        );
+        assert!(busy.to_string().contains("end other programs"), "{busy}");
+        let large = machine.check(9 << 30).unwrap_err().to_string();
+        assert!(large.contains("this machine has 8589934592 bytes (8.0 GiB), 2.0 GiB"), "{large}");
+        assert!(!large.contains("run.memory_limit"), "{large}");
+        // Who sets a limit has decided.
+        assert_eq!(MemoryLimit::Asked(9 << 30).check(9 << 30), Ok(()));
     }
 }

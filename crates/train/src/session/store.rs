@@ -6,7 +6,7 @@ use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model, Param};
 use phalanx_models::{hf, initial_values};
 use phalanx_runtime::{Executor, ScriptId};
-use phalanx_script::{BufferId, Unit};
+use phalanx_script::{Held, Unit};
 
 use super::numbers::{decode, encode};
 use crate::error::{Error, Problem, Result};
@@ -36,12 +36,12 @@ impl Store {
         &self,
         executor: &mut Executor<E>,
         unit: usize,
-        buffers: &[(BufferId, DType)],
+        buffers: &[&Held],
         read: &mut ReadParam<'_>,
     ) -> Result<()> {
         let unit = &self.units[unit];
         let mut bytes: Vec<Vec<u8>> =
-            (buffers.iter()).map(|(_, dtype)| vec![0; unit.elements * dtype.size()]).collect();
+            (buffers.iter()).map(|held| vec![0; held.elements.len() * held.dtype.size()]).collect();
         for member in &unit.members {
             let param = &self.params[member.param];
             let values = read(param)?;
@@ -54,27 +54,28 @@ impl Store {
                     param.elements()
                 ))));
             }
-            for (bytes, (_, dtype)) in bytes.iter_mut().zip(buffers) {
-                encode(*dtype, &values, &mut bytes[member.offset * dtype.size()..]);
+            for (bytes, held) in bytes.iter_mut().zip(buffers) {
+                let (part, at) = held.part(member);
+                encode(held.dtype, &values[part], &mut bytes[at * held.dtype.size()..]);
             }
         }
-        for (bytes, (buffer, _)) in bytes.iter().zip(buffers) {
-            executor.write(self.script, *buffer, bytes)?;
+        for (bytes, held) in bytes.iter().zip(buffers) {
+            executor.write(self.script, held.buffer, bytes)?;
         }
         Ok(())
     }
 
     /// Reads one buffer of each unit as tensors by parameter name.
-    pub(crate) fn tensors<E: Engine>(
+    pub(crate) fn tensors<'a, E: Engine>(
         &self,
         executor: &mut Executor<E>,
-        buffers: impl Iterator<Item = BufferId>,
-        dtype: DType,
+        buffers: impl Iterator<Item = &'a Held>,
     ) -> Result<BTreeMap<String, hf::Tensor>> {
         let mut tensors = BTreeMap::new();
-        for (unit, buffer) in self.units.iter().zip(buffers) {
+        for (unit, held) in self.units.iter().zip(buffers) {
+            let dtype = held.dtype;
             let mut bytes = vec![0; unit.elements * dtype.size()];
-            executor.read(self.script, buffer, &mut bytes)?;
+            executor.read(self.script, held.buffer, &mut bytes)?;
             for member in &unit.members {
                 let param = &self.params[member.param];
                 let at = member.offset * dtype.size();

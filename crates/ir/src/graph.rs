@@ -1,6 +1,6 @@
 //! Who makes and who reads each value of a program.
 
-use phalanx_ir::{Instr, Program, ValueId};
+use crate::program::{Instr, Program, ValueId};
 
 /// The edges of a program, by value.
 #[derive(Debug)]

@@ -1,15 +1,17 @@
-//! Copying a program while changing it.
+//! Copying a program, or a part of it, while changing it.
 //!
-//! A pass speaks only of values of the old program. It walks the old instructions and decides for
+//! A rewrite speaks only of values of the old program. It walks the old instructions and decides for
 //! each: [`Rewriter::keep`] it, drop it (by not keeping it), [`Rewriter::emit`] another
 //! instruction that makes some of its results, or [`Rewriter::replace`] a result by another value.
 //! The rewriter numbers the new values, so that the result is in canonical form.
 
-use phalanx_ir::{Op, Phase, Port, Program, TensorType, ValueId};
+use crate::ops::Op;
+use crate::program::{Phase, Port, Program, Role, ValueId};
+use crate::types::TensorType;
 
 /// A new program that grows out of an old one.
 ///
-/// Instructions must be kept or emitted after those that make their operands; a pass that breaks
+/// Instructions must be kept or emitted after those that make their operands; a rewrite that breaks
 /// this has a bug, and the rewriter panics with the value's number.
 #[derive(Debug)]
 pub struct Rewriter<'a> {
@@ -36,21 +38,27 @@ impl<'a> Rewriter<'a> {
         Self::start(old, |port| Some(ty(port)))
     }
 
-    /// Starts a program with those inputs that have a type.
-    fn start(old: &'a Program, ty: impl Fn(&Port) -> Option<TensorType>) -> Self {
-        let mut new = Program::new(old.name.clone(), old.mesh().clone());
-        let mut map = vec![None; old.values().len()];
-        for port in old.inputs() {
-            map[port.value.index()] =
-                ty(port).map(|ty| new.input(port.name.clone(), port.role, ty));
-        }
-        Self { old, new, map }
+    /// Adds an input of this name that stands for an old value, whoever made that. All inputs must
+    /// be there before the first instruction.
+    pub fn input(&mut self, name: &str, role: Role, value: ValueId) {
+        let ty = self.old.ty(value).clone();
+        self.map[value.index()] = Some(self.new.input(name, role, ty));
     }
 
     /// Appends the old instruction at this index as it is.
     pub fn keep(&mut self, index: usize) {
+        self.keep_in(self.old.instrs()[index].phase, index);
+    }
+
+    /// Appends the old instruction at this index in another phase. What an input stands for
+    /// already, readers still find there: an instruction that is run again for one of its results
+    /// may also make one that was kept.
+    pub fn keep_in(&mut self, phase: Phase, index: usize) {
         let instr = &self.old.instrs()[index];
-        self.emit(instr.op.clone(), &instr.inputs, &instr.outputs, instr.phase);
+        let made = self.push(instr.op.clone(), &instr.inputs, &instr.outputs, phase);
+        for (old, new) in instr.outputs.iter().zip(made) {
+            self.map[old.index()].get_or_insert(new);
+        }
     }
 
     /// Appends an instruction that reads what old values became and makes the old values
@@ -62,9 +70,7 @@ impl<'a> Rewriter<'a> {
         results: &[ValueId],
         phase: Phase,
     ) {
-        let inputs: Vec<ValueId> = inputs.iter().map(|&v| self.resolve(v)).collect();
-        let types = results.iter().map(|&v| self.old.ty(v).clone()).collect();
-        let made = self.new.push_unchecked(op.into(), &inputs, types, phase);
+        let made = self.push(op.into(), inputs, results, phase);
         for (old, new) in results.iter().zip(made) {
             self.map[old.index()] = Some(new);
         }
@@ -86,19 +92,48 @@ impl<'a> Rewriter<'a> {
     }
 
     /// The new program, with the old outputs.
-    pub fn finish(mut self) -> Program {
-        for port in self.old.outputs() {
+    pub fn finish(self) -> Program {
+        let outputs = self.old.outputs();
+        self.finish_with(outputs)
+    }
+
+    /// The new program, with these outputs, given as old values.
+    pub fn finish_with(mut self, outputs: &[Port]) -> Program {
+        for port in outputs {
             let value = self.resolve(port.value);
             self.new.output(port.name.clone(), port.role, value);
         }
         self.new
+    }
+
+    /// Starts a program with those inputs that have a type.
+    fn start(old: &'a Program, ty: impl Fn(&Port) -> Option<TensorType>) -> Self {
+        let mut new = Program::new(old.name.clone(), old.mesh().clone());
+        let mut map = vec![None; old.values().len()];
+        for port in old.inputs() {
+            map[port.value.index()] =
+                ty(port).map(|ty| new.input(port.name.clone(), port.role, ty));
+        }
+        Self { old, new, map }
+    }
+
+    fn push(
+        &mut self,
+        op: Op,
+        inputs: &[ValueId],
+        results: &[ValueId],
+        phase: Phase,
+    ) -> Vec<ValueId> {
+        let inputs: Vec<ValueId> = inputs.iter().map(|&v| self.resolve(v)).collect();
+        let types = results.iter().map(|&v| self.old.ty(v).clone()).collect();
+        self.new.push_unchecked(op, &inputs, types, phase)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use phalanx_ir::{Builder, DType};
+    use crate::{Builder, DType};
 
     fn chain() -> Program {
         let b = Builder::new("chain", DType::F32);
@@ -125,6 +160,20 @@ mod tests {
         let new = rewriter.finish();
         assert_eq!(new.instrs().len(), 1);
         assert_eq!(new.instrs()[0].inputs, [ValueId(0)]);
+        assert_eq!(new, new.canonical());
+    }
+
+    #[test]
+    fn what_an_input_stands_for_is_read_there_although_it_is_made_again() {
+        let old = chain();
+        let mut rewriter = Rewriter::new(&old);
+        let relu = &old.instrs()[0];
+        rewriter.input("kept", Role::Residual, relu.outputs[0]);
+        rewriter.keep_in(Phase::B, 0);
+        rewriter.keep_in(Phase::B, 1);
+        let new = rewriter.finish();
+        assert_eq!(new.instrs()[0].phase, Phase::B);
+        assert_eq!(new.instrs()[1].inputs, [new.input_named("kept").unwrap().value]);
         assert_eq!(new, new.canonical());
     }
 

@@ -1,0 +1,206 @@
+//! Annotations: what strategies and users ask of values, one axis at a time.
+//!
+//! An annotation decides, for one value and one axis, that the axis shards a dim or replicates the
+//! value. What nobody decided is open, which is not the same as replicated. Each strategy speaks of
+//! its own axes alone, so strategies compose in any order; two that decide the same thing
+//! differently are an error that names both.
+
+use std::collections::BTreeMap;
+
+use phalanx_ir::layout::{AxisRole, Layout, Order};
+use phalanx_ir::text::value_name;
+use phalanx_ir::{Axis, Mesh, Port, Program, Role, ValueId};
+
+use crate::error::SpmdError;
+
+/// What was decided about the values of one segment's forward program.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Annotations {
+    /// The layout that readers of a value see.
+    pub(crate) values: BTreeMap<ValueId, Entry>,
+    /// The layout that a parameter is stored in, where it is not the one it is read in.
+    pub(crate) stored: BTreeMap<ValueId, Entry>,
+}
+
+/// The decisions about one value.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Entry {
+    /// For each decided axis the dim that it shards, if any, and who said so.
+    pub(crate) decided: BTreeMap<Axis, (Option<usize>, String)>,
+    /// The sharding axes in the order in which they came: major to minor on each dim.
+    pub(crate) order: Vec<(usize, Axis)>,
+}
+
+/// Writes annotations for one segment.
+#[derive(Debug)]
+pub struct Annotator<'a> {
+    program: &'a Program,
+    mesh: &'a Mesh,
+    by: String,
+    annotations: Annotations,
+}
+
+impl<'a> Annotator<'a> {
+    /// Annotations of a forward program, starting with those that the model itself carries
+    /// ([`phalanx_ir::Tensor::annotate`]).
+    pub fn new(program: &'a Program, mesh: &'a Mesh) -> Result<Self, SpmdError> {
+        let by = "the model".to_owned();
+        let mut annotator = Self { program, mesh, by, annotations: Annotations::default() };
+        for (value, text) in program.notes() {
+            annotator.layout(*value, text)?;
+        }
+        Ok(annotator)
+    }
+
+    /// In whose name the next annotations are made.
+    pub fn by(&mut self, name: &str) -> &mut Self {
+        name.clone_into(&mut self.by);
+        self
+    }
+
+    /// The segment's forward program.
+    pub fn program(&self) -> &'a Program {
+        self.program
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &'a Mesh {
+        self.mesh
+    }
+
+    /// How many ranks an axis has, or its parts together; one if the mesh has no such axis.
+    pub fn degree(&self, axis: &str) -> usize {
+        self.mesh.expand(axis).map_or(1, |atoms| self.mesh.count(&atoms))
+    }
+
+    /// The parameters.
+    pub fn params(&self) -> Vec<&'a Port> {
+        self.program.inputs_with(Role::Param).collect()
+    }
+
+    /// Every value that flows in from or out to another segment.
+    pub fn boundaries(&self) -> Vec<ValueId> {
+        let program = self.program;
+        let ports = program.inputs_with(Role::Boundary).chain(program.outputs_with(Role::Boundary));
+        ports.map(|p| p.value).collect()
+    }
+
+    /// The axis, or all its parts, shard a dim of a value: of a parameter as it is read.
+    pub fn shard(&mut self, value: ValueId, dim: usize, axis: &str) -> Result<(), SpmdError> {
+        self.decide(value, axis, Some(dim), false)
+    }
+
+    /// The axis replicates a value.
+    pub fn replicate(&mut self, value: ValueId, axis: &str) -> Result<(), SpmdError> {
+        self.decide(value, axis, None, false)
+    }
+
+    /// The axis shards a parameter where it is stored, though it is read whole over that axis: it
+    /// is gathered before each use, and its gradient scattered.
+    pub fn store(&mut self, param: ValueId, dim: usize, axis: &str) -> Result<(), SpmdError> {
+        self.decide(param, axis, None, false)?;
+        self.decide(param, axis, Some(dim), true)
+    }
+
+    /// Decides every axis of the mesh at once: `0:dp 1:tp` leaves the value replicated over all
+    /// others.
+    pub fn layout(&mut self, value: ValueId, text: &str) -> Result<(), SpmdError> {
+        let rank = self.program.ty(value).shape.len();
+        let layout = Layout::parse(text, rank, self.mesh)?;
+        if !layout.partial().is_empty() {
+            return Err(self.bad(value, "a partial sum can't be asked for".to_owned()));
+        }
+        if let Some(dim) = layout.dims().iter().position(|d| d.order != Order::Block) {
+            let what = format!("dim {dim} has an order other than blocks, which no op moves yet");
+            return Err(self.bad(value, what));
+        }
+        for sharding in layout.dims() {
+            for &axis in &sharding.axes {
+                let AxisRole::Sharded(dim) = layout.role(axis) else { continue };
+                self.decide(value, axis.name(), Some(dim), false)?;
+            }
+        }
+        for (axis, _) in self.mesh.axes() {
+            if layout.role(axis) == AxisRole::Replicated {
+                self.decide(value, axis.name(), None, false)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether something was decided about a value and an axis.
+    pub fn is_decided(&self, value: ValueId, axis: &str) -> bool {
+        let atoms = self.mesh.expand(axis).unwrap_or_default();
+        let entry = self.annotations.values.get(&value);
+        entry.is_some_and(|e| atoms.iter().any(|a| e.decided.contains_key(a)))
+    }
+
+    /// How many shards the annotations so far cut a dim into, stored and read together.
+    pub fn shards(&self, value: ValueId, dim: usize) -> usize {
+        let entries = [self.annotations.values.get(&value), self.annotations.stored.get(&value)];
+        let axes = entries.into_iter().flatten().flat_map(|e| &e.order);
+        axes.filter(|(d, _)| *d == dim).map(|&(_, a)| self.mesh.size(a).unwrap_or(1)).product()
+    }
+
+    /// What was annotated.
+    pub fn finish(self) -> Annotations {
+        self.annotations
+    }
+
+    /// The error of a strategy that can't do what it is asked to.
+    pub fn refuse(&self, what: impl Into<String>) -> SpmdError {
+        let what = format!("{}: {}", self.by, what.into());
+        SpmdError::Strategy { segment: self.program.name.clone(), what }
+    }
+
+    fn decide(
+        &mut self,
+        value: ValueId,
+        axis: &str,
+        dim: Option<usize>,
+        stored: bool,
+    ) -> Result<(), SpmdError> {
+        if dim.is_some_and(|d| d >= self.program.ty(value).shape.len()) {
+            let what =
+                format!("there is no dim {} in {}", dim.unwrap_or(0), self.program.ty(value));
+            return Err(self.bad(value, what));
+        }
+        let entries =
+            if stored { &mut self.annotations.stored } else { &mut self.annotations.values };
+        let entry = entries.entry(value).or_default();
+        for atom in self.mesh.expand(axis)? {
+            match entry.decided.get(&atom) {
+                Some((known, _)) if *known == dim => {}
+                Some((known, by)) => {
+                    return Err(SpmdError::Conflict {
+                        segment: self.program.name.clone(),
+                        value: value_name(self.program, value),
+                        axis: atom,
+                        first_by: by.clone(),
+                        first: wish(*known),
+                        second_by: self.by.clone(),
+                        second: wish(dim),
+                    });
+                }
+                None => {
+                    entry.decided.insert(atom, (dim, self.by.clone()));
+                    entry.order.extend(dim.map(|d| (d, atom)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn bad(&self, value: ValueId, what: String) -> SpmdError {
+        SpmdError::Annotation {
+            segment: self.program.name.clone(),
+            value: value_name(self.program, value),
+            by: self.by.clone(),
+            what,
+        }
+    }
+}
+
+fn wish(dim: Option<usize>) -> String {
+    dim.map_or_else(|| "replicated".to_owned(), |d| format!("sharded on dim {d}"))
+}

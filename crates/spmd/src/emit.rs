@@ -1,0 +1,279 @@
+//! The partitioned program: every instruction with the layouts of its choices, and collectives
+//! where what a reader wants is not what there is.
+//!
+//! Versions of a value in other layouts are made once per phase and shared by all who want them:
+//! once in the forward, once in the backward (B and W together). The backward starts from one
+//! version that the forward has: what the forward gathered is gathered again, not kept.
+
+use std::collections::HashMap;
+
+use phalanx_autodiff::Joint;
+use phalanx_ir::ops::Collective;
+use phalanx_ir::{Mesh, Op, Phase, Program, Role, TensorType, ValueId};
+
+use crate::error::SpmdError;
+use crate::lay::{Grid, Lay};
+use crate::plan::Plan;
+use crate::reshard::Resharder;
+
+/// Writes the program that a plan says.
+pub(crate) fn emit(
+    joint: &Joint,
+    mesh: &Mesh,
+    plan: &Plan<'_>,
+    resharder: &mut Resharder<'_>,
+) -> Result<Joint, SpmdError> {
+    let mut emitter = Emitter {
+        joint,
+        plan,
+        grid: plan.grid,
+        resharder,
+        types: Vec::new(),
+        instrs: Vec::new(),
+        makers: Vec::new(),
+        versions: HashMap::new(),
+    };
+    let inputs: Vec<usize> = (joint.program.inputs().iter())
+        .map(|port| {
+            let lay = plan.input_layout(port.value.index());
+            emitter.fresh(port.value.index(), &lay, None)
+        })
+        .collect::<Result<_, _>>()?;
+    for (port, &new) in joint.program.inputs().iter().zip(&inputs) {
+        let value = port.value.index();
+        let lay = plan.input_layout(value);
+        // Inputs are inputs of every phase that reads them.
+        for half in [Half::Forward, Half::Backward] {
+            emitter.versions.insert((value, half), vec![(lay.clone(), new)]);
+        }
+    }
+    for node in 0..joint.program.instrs().len() {
+        emitter.node(node)?;
+    }
+    let outputs = (joint.program.outputs().iter())
+        .map(|port| emitter.output(port.value.index(), port.role))
+        .collect::<Result<Vec<usize>, SpmdError>>()?;
+    emitter.program(mesh, &inputs, &outputs)
+}
+
+/// The halves of a step between which values cross.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Half {
+    Forward,
+    Backward,
+}
+
+impl Half {
+    fn of(phase: Phase) -> Self {
+        if phase == Phase::F { Half::Forward } else { Half::Backward }
+    }
+}
+
+struct Made {
+    op: Op,
+    inputs: Vec<usize>,
+    outputs: Vec<usize>,
+    phase: Phase,
+    /// The instruction of the old program that it is; none for a collective put in between.
+    old: Option<usize>,
+}
+
+struct Emitter<'a, 'b> {
+    joint: &'a Joint,
+    plan: &'a Plan<'a>,
+    grid: &'a Grid,
+    resharder: &'a mut Resharder<'b>,
+    types: Vec<TensorType>,
+    instrs: Vec<Made>,
+    /// The new instruction that makes each new value.
+    makers: Vec<Option<usize>>,
+    /// The new values that an old value is in a half, by layout; the first is where it began.
+    versions: HashMap<(usize, Half), Vec<(Lay, usize)>>,
+}
+
+impl Emitter<'_, '_> {
+    fn node(&mut self, node: usize) -> Result<(), SpmdError> {
+        let (n, strat) = (&self.plan.net.nodes[node], &self.plan.strats[node]);
+        let instr = &self.joint.program.instrs()[node];
+        let mut inputs = Vec::with_capacity(n.ins.len());
+        for (operand, &value) in n.ins.iter().enumerate() {
+            inputs.push(self.get(value, &strat.operand(n, operand), n.phase)?);
+        }
+        let index = self.instrs.len();
+        let made: Vec<Lay> = (0..n.outs.len()).map(|r| strat.result(n, r)).collect();
+        let outputs = (n.outs.iter().zip(&made))
+            .map(|(&value, lay)| self.fresh(value, lay, Some(index)))
+            .collect::<Result<Vec<usize>, SpmdError>>()?;
+        let half = Half::of(n.phase);
+        for ((&value, lay), &new) in n.outs.iter().zip(&made).zip(&outputs) {
+            self.versions.insert((value, half), vec![(lay.clone(), new)]);
+        }
+        let op = instr.op.clone();
+        self.instrs.push(Made { op, inputs, outputs, phase: n.phase, old: Some(node) });
+        for (&value, lay) in n.outs.iter().zip(&made) {
+            let seen = self.plan.made_layout(value, lay);
+            if seen != *lay {
+                // An annotated value is a cut: readers see the annotated layout only. What was
+                // made stays beside it for the gradient of the same op, which wants just that.
+                self.get(value, &seen, n.phase)?;
+                if let Some(versions) = self.versions.get_mut(&(value, half)) {
+                    let at = versions.iter().position(|(l, _)| *l == seen).unwrap_or(0);
+                    versions.swap(0, at);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The value in a layout, made in this phase where it isn't there.
+    fn get(&mut self, value: usize, want: &Lay, phase: Phase) -> Result<usize, SpmdError> {
+        let half = Half::of(phase);
+        self.cross(value, want, half);
+        let versions = self.versions.entry((value, half)).or_default();
+        if let Some(&(_, new)) = versions.iter().find(|(lay, _)| lay == want) {
+            self.needed_in(new, phase);
+            return Ok(new);
+        }
+        let info = &self.plan.net.values[value];
+        let from = (versions.iter())
+            .map(|(lay, new)| {
+                (self.resharder.cost(lay, want, &info.padded, info.width), lay.clone(), *new)
+            })
+            .reduce(|best, other| if other.0 < best.0 { other } else { best });
+        let way = from.as_ref().and_then(|(_, lay, new)| {
+            let way = self.resharder.way(lay, want, &info.padded, info.width)?;
+            Some((*new, way.moves.clone()))
+        });
+        let Some((mut at, moves)) = way else { return Err(self.unreachable(value, want, half)) };
+        self.needed_in(at, phase);
+        for step in moves {
+            let known = self.versions.get(&(value, half)).into_iter().flatten();
+            let found = known.into_iter().find(|(lay, _)| *lay == step.to).map(|&(_, new)| new);
+            if let Some(new) = found {
+                at = new;
+                self.needed_in(at, phase);
+                continue;
+            }
+            let index = self.instrs.len();
+            let new = self.fresh(value, &step.to, Some(index))?;
+            let axes = step.axes.iter().map(|a| self.grid.name(a)).collect();
+            let op = Op::Collective(Collective { kind: step.kind, axes, start: false });
+            self.instrs.push(Made { op, inputs: vec![at], outputs: vec![new], phase, old: None });
+            self.versions.entry((value, half)).or_default().push((step.to, new));
+            at = new;
+        }
+        Ok(at)
+    }
+
+    /// Brings a forward value into the backward: in the layout that is wanted if the forward has it
+    /// and it is no larger than where the value began, else in that one. A sum is not kept open.
+    fn cross(&mut self, value: usize, want: &Lay, half: Half) {
+        let key = (value, Half::Backward);
+        if half == Half::Forward {
+            return;
+        }
+        let known = self.versions.get(&key).map_or(0, Vec::len);
+        let Some(forward) = self.versions.get(&(value, Half::Forward)) else { return };
+        let has = |lay: &Lay| {
+            self.versions.get(&key).is_some_and(|v| v.iter().any(|(known, _)| known == lay))
+        };
+        let size = |lay: &Lay| std::cmp::Reverse(lay.shards(self.grid));
+        let whole = || forward.iter().filter(|(lay, _)| lay.partial == 0);
+        let began = &forward[0];
+        let home = if began.0.partial == 0 {
+            began
+        } else {
+            whole().min_by_key(|(lay, _)| size(lay)).unwrap_or(began)
+        };
+        let exact = whole().find(|(lay, _)| lay == want && size(lay) <= size(&home.0));
+        let take = match exact {
+            Some(found) if !has(&found.0) => Some(found.clone()),
+            None if known == 0 => Some(home.clone()),
+            _ => None,
+        };
+        self.versions.entry(key).or_default().extend(take);
+    }
+
+    /// A collective that B wants belongs to B, though W wanted it first: W may run later.
+    fn needed_in(&mut self, new: usize, phase: Phase) {
+        let mut at = Some(new);
+        while let Some(value) = at {
+            let Some(index) = self.makers[value] else { return };
+            let made = &mut self.instrs[index];
+            if !matches!(made.op, Op::Collective(_)) || made.phase <= phase {
+                return;
+            }
+            made.phase = phase;
+            at = made.inputs.first().copied();
+        }
+    }
+
+    fn output(&mut self, value: usize, role: Role) -> Result<usize, SpmdError> {
+        let net = self.plan.net;
+        let made = net.values[value].maker.map(|(node, _)| net.nodes[node].phase);
+        let phase = match (role, made.unwrap_or(Phase::F)) {
+            (Role::Gradient, Phase::F) => Phase::W,
+            (Role::Cotangent, phase) => phase.max(Phase::B),
+            (_, phase) => phase,
+        };
+        let half = Half::of(phase);
+        let goal = self.plan.goals[value].iter().find(|g| g.partial == (role == Role::Gradient));
+        let key =
+            (value, if self.versions.contains_key(&(value, half)) { half } else { Half::Forward });
+        let has = self.versions.get(&key).map(|v| v[0].0.clone()).unwrap_or_default();
+        let want = match (role, goal) {
+            (Role::Gradient | Role::Cotangent, Some(&goal)) => self.plan.goal_layout(goal, &has),
+            _ => Lay { partial: 0, ..has },
+        };
+        self.get(value, &want, phase)
+    }
+
+    fn fresh(&mut self, value: usize, lay: &Lay, maker: Option<usize>) -> Result<usize, SpmdError> {
+        let old = self.joint.program.ty(ValueId(value as u32));
+        let padded = self.plan.net.values[value].padded.clone();
+        self.types.push(old.with_padded(padded)?.with_layout(self.grid.layout(lay)));
+        self.makers.push(maker);
+        Ok(self.types.len() - 1)
+    }
+
+    fn unreachable(&self, value: usize, want: &Lay, half: Half) -> SpmdError {
+        let has = self.versions.get(&(value, half)).and_then(|v| v.first());
+        SpmdError::Unreachable {
+            segment: self.joint.program.name.clone(),
+            value: self.plan.value_name(value),
+            from: has.map_or_else(String::new, |(lay, _)| self.grid.layout(lay).to_string()),
+            to: self.grid.layout(want).to_string(),
+        }
+    }
+
+    /// The instructions as a program on the mesh.
+    fn program(self, mesh: &Mesh, inputs: &[usize], outputs: &[usize]) -> Result<Joint, SpmdError> {
+        let old = &self.joint.program;
+        let mut program = Program::new(&old.name, mesh.clone());
+        let mut map = vec![ValueId(u32::MAX); self.types.len()];
+        for (port, &new) in old.inputs().iter().zip(inputs) {
+            map[new] = program.input(&port.name, port.role, self.types[new].clone());
+        }
+        let mut origins = Vec::with_capacity(self.instrs.len());
+        // Collectives in between move the instructions that origins speak of.
+        let mut moved = vec![None; old.instrs().len()];
+        for (index, made) in self.instrs.into_iter().enumerate() {
+            let origin = made.old.and_then(|node| {
+                moved[node] = Some(index);
+                self.joint.origins[node]
+            });
+            let operands: Vec<ValueId> = made.inputs.iter().map(|&v| map[v]).collect();
+            let types = made.outputs.iter().map(|&v| self.types[v].clone()).collect();
+            let results = program.push_unchecked(made.op, &operands, types, made.phase);
+            for (new, result) in made.outputs.iter().zip(results) {
+                map[*new] = result;
+            }
+            origins.push(origin.and_then(|o| moved[o]));
+        }
+        for (port, &new) in old.outputs().iter().zip(outputs) {
+            program.output(&port.name, port.role, map[new]);
+        }
+        phalanx_ir::verify(&program)?;
+        Ok(Joint { program, origins })
+    }
+}

@@ -1,0 +1,161 @@
+//! What partitioning refuses, with the values, the place and what would work.
+
+use phalanx_ir::{Axis, IrError, VerifyError};
+
+/// Why a program can't be partitioned as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum SpmdError {
+    /// A mesh with more axes than layouts can name.
+    #[error("the mesh ({mesh}) has more than {most} axes of several ranks; join some of them")]
+    TooManyAxes {
+        /// The mesh.
+        mesh: String,
+        /// The limit.
+        most: usize,
+    },
+    /// Two annotations of one value contradict each other.
+    #[error(
+        "{segment}: `{first_by}` wants {value} {first} over `{axis}`, `{second_by}` wants it \
+         {second}; drop one of the two, or split `{axis}` so that each has its own part"
+    )]
+    Conflict {
+        /// The segment.
+        segment: String,
+        /// The value.
+        value: String,
+        /// The axis.
+        axis: Axis,
+        /// Who annotated first.
+        first_by: String,
+        /// What it wants.
+        first: String,
+        /// Who annotated second.
+        second_by: String,
+        /// What it wants.
+        second: String,
+    },
+    /// Two strategies decide how ranks share parameters.
+    #[error(
+        "`{first}` and `{second}` both say how data-parallel ranks share parameters, gradients and \
+         optimizer state; keep one of the two"
+    )]
+    Sharing {
+        /// The strategy that came first.
+        first: &'static str,
+        /// The other.
+        second: &'static str,
+    },
+    /// A group of ranks that share one copy of the weights does not divide the axis.
+    #[error(
+        "{shard} ranks can't share one copy each: they do not divide the {size} ranks of `{axis}`; \
+         use a divisor of {size}"
+    )]
+    Shards {
+        /// The axis.
+        axis: String,
+        /// Its ranks.
+        size: usize,
+        /// The ranks that were to share a copy.
+        shard: usize,
+    },
+    /// An annotation that no layout can be.
+    #[error("{segment}: the annotation of {value} by `{by}`: {what}")]
+    Annotation {
+        /// The segment.
+        segment: String,
+        /// The value.
+        value: String,
+        /// Who annotated.
+        by: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// An axis covers two factors of a dim and must be split.
+    #[error(
+        "{segment}: axis `{axis}` ({size} ranks) straddles the factors of a dim of {value} \
+         ({left} parts are left in the major one); split it: {axis} = {left}×{rest}"
+    )]
+    Straddle {
+        /// The segment.
+        segment: String,
+        /// The axis.
+        axis: Axis,
+        /// Its ranks.
+        size: usize,
+        /// The value.
+        value: String,
+        /// Parts that the major factor still has.
+        left: usize,
+        /// What remains of the axis for the next factor.
+        rest: usize,
+    },
+    /// Splits of one axis that have no common refinement.
+    #[error(
+        "axis `{axis}` ({size} ranks) would have to be split at {cuts:?}, which do not divide each other"
+    )]
+    Splits {
+        /// The axis.
+        axis: String,
+        /// Its ranks.
+        size: usize,
+        /// The parts that were asked for, as products from the major end.
+        cuts: Vec<usize>,
+    },
+    /// A padded size that would lie between elements.
+    #[error(
+        "{segment}: dim {dim} of {value} has {size} elements and would be padded to {padded}, but {what}"
+    )]
+    Padding {
+        /// The segment.
+        segment: String,
+        /// The value.
+        value: String,
+        /// The dim.
+        dim: usize,
+        /// Its elements.
+        size: usize,
+        /// The padded extent.
+        padded: usize,
+        /// Why it can't be.
+        what: String,
+    },
+    /// What the strategies ask for does not fit.
+    #[error("{segment}: {what}")]
+    Strategy {
+        /// The segment.
+        segment: String,
+        /// What is wrong and what would work.
+        what: String,
+    },
+    /// No layout keeps the segment within the limit.
+    #[error(
+        "{segment}: parameters and kept values need {needed} bytes per rank even in the smallest \
+         layout found, the limit is {limit}; more ranks, a smaller batch or recomputation would help"
+    )]
+    Memory {
+        /// The segment.
+        segment: String,
+        /// Bytes per rank.
+        needed: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A layout that can't be reached from another.
+    #[error("{segment}: no sequence of collectives takes {value} from {from} to {to}")]
+    Unreachable {
+        /// The segment.
+        segment: String,
+        /// The value.
+        value: String,
+        /// The layout it has.
+        from: String,
+        /// The layout it should have.
+        to: String,
+    },
+    /// The program itself is wrong.
+    #[error(transparent)]
+    Ir(#[from] IrError),
+    /// The partitioned program does not type-check: a bug, shown with its place.
+    #[error("the partitioned program does not verify: {0}")]
+    Verify(#[from] Box<VerifyError>),
+}

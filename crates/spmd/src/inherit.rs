@@ -1,0 +1,102 @@
+//! Which factor of a forward op each factor of its gradient is.
+//!
+//! An op and its gradient speak of the same indices, so a gradient can take the choices of its op.
+//! Dims tell which is which: the gradient reads operands and results of the op, and cotangents
+//! shaped like its results. Factors that a gradient only makes (the rows of a table) go by name.
+
+use std::collections::HashMap;
+
+use phalanx_ir::Phase;
+
+use crate::net::{Net, Node};
+
+/// For each node with an origin, the factor that each factor of the origin is in it.
+pub(crate) fn factor_maps(net: &Net) -> Vec<Vec<Option<usize>>> {
+    let mut maps = vec![Vec::new(); net.nodes.len()];
+    let mut by_origin: HashMap<usize, Vec<usize>> = HashMap::new();
+    for (index, node) in net.nodes.iter().enumerate() {
+        if let Some(origin) = node.origin {
+            by_origin.entry(origin).or_default().push(index);
+        }
+    }
+    for (origin, gradients) in by_origin {
+        let mut known = Known::of(&net.nodes[origin]);
+        for index in gradients {
+            maps[index] = known.map(net, origin, index);
+        }
+    }
+    maps
+}
+
+/// The origin's factors in the dims of values, as far as they are known.
+struct Known {
+    dims: HashMap<usize, Vec<Vec<Option<usize>>>>,
+}
+
+impl Known {
+    fn of(origin: &Node) -> Self {
+        let sides = (origin.ins.iter().zip(&origin.rule.inputs))
+            .chain(origin.outs.iter().zip(&origin.rule.outputs));
+        let some = |dims: &Vec<Vec<usize>>| -> Vec<Vec<Option<usize>>> {
+            dims.iter().map(|d| d.iter().map(|&f| Some(f)).collect()).collect()
+        };
+        Self { dims: sides.map(|(&v, dims)| (v, some(dims))).collect() }
+    }
+
+    fn map(&mut self, net: &Net, origin: usize, index: usize) -> Vec<Option<usize>> {
+        let (forward, node) = (&net.nodes[origin], &net.nodes[index]);
+        let mut back: Vec<Option<usize>> = vec![None; node.rule.factors.len()];
+        for (operand, &value) in node.ins.iter().enumerate() {
+            let made_here = net.values[value].maker.is_some_and(|(m, _)| {
+                net.nodes[m].origin == Some(origin) && net.nodes[m].phase != Phase::F
+            });
+            if !made_here && !self.dims.contains_key(&value) {
+                // A cotangent: gradients are asked for with that of the first result alone.
+                let result = &forward.rule.outputs[0];
+                let some = result.iter().map(|d| d.iter().map(|&f| Some(f)).collect()).collect();
+                self.dims.insert(value, some);
+            }
+            let Some(dims) = self.dims.get(&value) else { continue };
+            for (own, theirs) in node.rule.inputs[operand].iter().zip(dims) {
+                pair(forward, node, own, theirs, &mut back);
+            }
+        }
+        for (factor, back) in back.iter_mut().enumerate() {
+            let own = &node.rule.factors[factor];
+            let same = |f: &phalanx_ir::rule::Factor| f.name == own.name && f.size == own.size;
+            *back = back.or_else(|| forward.rule.factors.iter().position(same));
+        }
+        for (dims, &value) in node.rule.outputs.iter().zip(&node.outs) {
+            let theirs = dims.iter().map(|d| d.iter().map(|&f| back[f]).collect()).collect();
+            self.dims.entry(value).or_insert(theirs);
+        }
+        let mut map = vec![None; forward.rule.factors.len()];
+        for (factor, back) in back.into_iter().enumerate() {
+            if let Some(theirs) = back {
+                map[theirs] = Some(factor);
+            }
+        }
+        map
+    }
+}
+
+/// Matches the factors of one dim, those of a single element left out.
+fn pair(
+    forward: &Node,
+    node: &Node,
+    own: &[usize],
+    theirs: &[Option<usize>],
+    back: &mut [Option<usize>],
+) {
+    let own: Vec<usize> = own.iter().copied().filter(|&f| node.rule.factors[f].size != 1).collect();
+    let theirs: Vec<usize> =
+        (theirs.iter().flatten().copied()).filter(|&f| forward.rule.factors[f].size != 1).collect();
+    let fits = own.len() == theirs.len()
+        && (own.iter().zip(&theirs))
+            .all(|(&a, &b)| node.rule.factors[a].size == forward.rule.factors[b].size);
+    if fits {
+        for (a, b) in own.into_iter().zip(theirs) {
+            back[a].get_or_insert(b);
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Layouts in a compact form, for the inner loops of the partitioner.
+//!
+//! The axes of a mesh that have more than one rank are numbered; the ordered axes of a dim are then
+//! the digits of one number, and a layout is a handful of words that hash and compare at once.
+
+use std::collections::BTreeSet;
+
+use phalanx_ir::layout::{Layout, Order, Sharding};
+use phalanx_ir::{Axis, Mesh};
+
+use crate::error::SpmdError;
+
+/// The most axes that a mesh may have, those of one rank not counted.
+const MOST: usize = 15;
+
+/// The axes of a mesh that have more than one rank: the others change nothing.
+#[derive(Clone, Debug)]
+pub(crate) struct Grid {
+    axes: Vec<(Axis, usize)>,
+}
+
+impl Grid {
+    pub(crate) fn new(mesh: &Mesh) -> Result<Self, SpmdError> {
+        let axes: Vec<(Axis, usize)> = mesh.axes().filter(|&(_, n)| n > 1).collect();
+        if axes.len() > MOST {
+            return Err(SpmdError::TooManyAxes { mesh: mesh.to_string(), most: MOST });
+        }
+        Ok(Self { axes })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.axes.len()
+    }
+
+    pub(crate) fn size(&self, axis: usize) -> usize {
+        self.axes[axis].1
+    }
+
+    pub(crate) fn name(&self, axis: usize) -> Axis {
+        self.axes[axis].0
+    }
+
+    /// The number of an axis; none if it has one rank.
+    pub(crate) fn index(&self, axis: Axis) -> Option<usize> {
+        self.axes.iter().position(|&(a, _)| a == axis)
+    }
+
+    /// How many blocks these axes cut a dim into.
+    pub(crate) fn count(&self, axes: Axes) -> usize {
+        axes.iter().map(|a| self.size(a)).product()
+    }
+
+    /// Every axis, as a set.
+    pub(crate) fn all(&self) -> u16 {
+        (1u16 << self.axes.len()) - 1
+    }
+
+    /// The layout in the form that programs have.
+    pub(crate) fn layout(&self, lay: &Lay) -> Layout {
+        let sharding = |axes: &Axes| Sharding {
+            axes: axes.iter().map(|a| self.name(a)).collect(),
+            order: Order::Block,
+        };
+        let dims = lay.dims.iter().map(sharding).collect();
+        let partial: BTreeSet<Axis> = bits(lay.partial).map(|a| self.name(a)).collect();
+        // No axis is in two places: the partitioner builds layouts from one choice per axis.
+        Layout::new(dims, partial).unwrap_or_default()
+    }
+}
+
+/// The members of a set of axes.
+pub(crate) fn bits(set: u16) -> impl Iterator<Item = usize> {
+    (0..16).filter(move |a| set >> a & 1 == 1)
+}
+
+/// An ordered list of axes, major to minor.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(crate) struct Axes(u64);
+
+impl Axes {
+    pub(crate) fn of(axes: impl IntoIterator<Item = usize>) -> Self {
+        axes.into_iter().fold(Self::default(), Self::with)
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub(crate) fn len(self) -> usize {
+        (64 - self.0.leading_zeros() as usize).div_ceil(4)
+    }
+
+    /// The list with one more axis at the minor end.
+    pub(crate) fn with(self, axis: usize) -> Self {
+        Self(self.0 << 4 | (axis as u64 + 1))
+    }
+
+    pub(crate) fn join(self, minor: Self) -> Self {
+        Self(self.0 << (4 * minor.len()) | minor.0)
+    }
+
+    pub(crate) fn iter(self) -> impl DoubleEndedIterator<Item = usize> {
+        (0..self.len()).rev().map(move |i| (self.0 >> (4 * i) & 15) as usize - 1)
+    }
+
+    pub(crate) fn contains(self, axis: usize) -> bool {
+        self.iter().any(|a| a == axis)
+    }
+
+    pub(crate) fn set(self) -> u16 {
+        self.iter().fold(0, |set, a| set | 1 << a)
+    }
+
+    /// The `n` minor axes.
+    pub(crate) fn suffix(self, n: usize) -> Self {
+        if n >= 16 { self } else { Self(self.0 & ((1 << (4 * n)) - 1)) }
+    }
+
+    /// All but the `n` minor axes.
+    pub(crate) fn without_suffix(self, n: usize) -> Self {
+        Self(self.0 >> (4 * n))
+    }
+
+    /// The axes of a set, in their order here.
+    pub(crate) fn only(self, set: u16) -> Self {
+        Self::of(self.iter().filter(|a| set >> a & 1 == 1))
+    }
+
+    /// The axes major to this one.
+    pub(crate) fn before(self, axis: usize) -> Self {
+        Self::of(self.iter().take_while(|&a| a != axis))
+    }
+}
+
+impl std::fmt::Debug for Axes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// For every dim its axes, and the set of axes over which the value is a partial sum.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub(crate) struct Lay {
+    pub(crate) dims: Vec<Axes>,
+    pub(crate) partial: u16,
+}
+
+impl Lay {
+    pub(crate) fn replicated(rank: usize) -> Self {
+        Self { dims: vec![Axes::default(); rank], partial: 0 }
+    }
+
+    /// The axes that shard a dim.
+    pub(crate) fn sharded(&self) -> u16 {
+        self.dims.iter().fold(0, |set, d| set | d.set())
+    }
+
+    /// How many ranks share the elements.
+    pub(crate) fn shards(&self, grid: &Grid) -> usize {
+        self.dims.iter().map(|&d| grid.count(d)).product()
+    }
+
+    /// Whether the shards divide a shape.
+    pub(crate) fn divides(&self, grid: &Grid, padded: &[usize]) -> bool {
+        self.dims.iter().zip(padded).all(|(&d, n)| n.is_multiple_of(grid.count(d)))
+    }
+
+    /// What one axis does.
+    pub(crate) fn state(&self, axis: usize) -> State {
+        if self.partial >> axis & 1 == 1 {
+            return State::Partial;
+        }
+        let dim = self.dims.iter().position(|d| d.contains(axis));
+        dim.map_or(State::Replicated, State::Sharded)
+    }
+}
+
+/// What one axis does to a value.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) enum State {
+    Replicated,
+    Partial,
+    Sharded(usize),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_are_lists() {
+        let axes = Axes::of([3, 0, 2]);
+        assert_eq!((axes.len(), axes.iter().collect::<Vec<_>>()), (3, vec![3, 0, 2]));
+        assert_eq!(axes.suffix(2), Axes::of([0, 2]));
+        assert_eq!(axes.without_suffix(2), Axes::of([3]));
+        assert_eq!(axes.without_suffix(1).join(axes.suffix(1)), axes);
+        assert_eq!(axes.only(0b1100), Axes::of([3, 2]));
+        assert_eq!(axes.before(2), Axes::of([3, 0]));
+        assert!(Axes::default().is_empty() && axes.contains(0) && !axes.contains(1));
+        let full = Axes::of(0..15);
+        assert_eq!((full.len(), full.suffix(15)), (15, full));
+    }
+}

@@ -1,0 +1,135 @@
+//! The joint graph as the partitioner sees it: rules, edges and sizes, by number.
+
+use phalanx_autodiff::Joint;
+use phalanx_ir::rule::{FactorKind, Rule};
+use phalanx_ir::{Phase, Role};
+
+/// An instruction.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) rule: Rule,
+    pub(crate) ins: Vec<usize>,
+    pub(crate) outs: Vec<usize>,
+    pub(crate) phase: Phase,
+    /// The forward instruction whose gradient this is part of.
+    pub(crate) origin: Option<usize>,
+    pub(crate) flops: f64,
+    /// The padded extent of each factor.
+    pub(crate) extents: Vec<usize>,
+}
+
+/// A value.
+#[derive(Debug)]
+pub(crate) struct Value {
+    pub(crate) padded: Vec<usize>,
+    /// Bytes of an element.
+    pub(crate) width: usize,
+    /// The instruction that makes it and which of its results it is.
+    pub(crate) maker: Option<(usize, usize)>,
+    /// The instructions that read it, and as which operand.
+    pub(crate) users: Vec<(usize, usize)>,
+    /// Whether it is a parameter.
+    pub(crate) is_param: bool,
+    /// Whether it follows from parameters and constants alone.
+    pub(crate) of_params: bool,
+}
+
+impl Value {
+    /// Bytes of the whole value, padding included.
+    pub(crate) fn bytes(&self) -> f64 {
+        self.padded.iter().product::<usize>() as f64 * self.width as f64
+    }
+}
+
+/// The joint graph.
+#[derive(Debug)]
+pub(crate) struct Net {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) values: Vec<Value>,
+}
+
+impl Net {
+    /// `padded` gives the padded extents of every value.
+    pub(crate) fn new(joint: &Joint, rules: Vec<Rule>, padded: Vec<Vec<usize>>) -> Self {
+        let program = &joint.program;
+        let mut values: Vec<Value> = (program.values().iter().zip(padded))
+            .map(|(ty, padded)| Value {
+                padded,
+                width: ty.dtype.size(),
+                maker: None,
+                users: Vec::new(),
+                is_param: false,
+                of_params: false,
+            })
+            .collect();
+        for port in program.inputs_with(Role::Param) {
+            let value = &mut values[port.value.index()];
+            (value.is_param, value.of_params) = (true, true);
+        }
+        let mut nodes = Vec::with_capacity(rules.len());
+        for (index, (instr, rule)) in program.instrs().iter().zip(rules).enumerate() {
+            let ins: Vec<usize> = instr.inputs.iter().map(|v| v.index()).collect();
+            let outs: Vec<usize> = instr.outputs.iter().map(|v| v.index()).collect();
+            let of_params = ins.iter().all(|&v| values[v].of_params);
+            for (result, &v) in outs.iter().enumerate() {
+                values[v].maker = Some((index, result));
+                values[v].of_params = of_params;
+            }
+            for (operand, &v) in ins.iter().enumerate() {
+                values[v].users.push((index, operand));
+            }
+            let extents = extents(&rule, &values, &ins, &outs);
+            nodes.push(Node {
+                ins,
+                outs,
+                phase: instr.phase,
+                origin: joint.origins[index],
+                flops: program.instr_flops(instr) as f64,
+                extents,
+                rule,
+            });
+        }
+        Self { nodes, values }
+    }
+}
+
+/// The padded extent of each factor, from the dims that have it.
+fn extents(rule: &Rule, values: &[Value], ins: &[usize], outs: &[usize]) -> Vec<usize> {
+    let mut extents: Vec<usize> = rule.factors.iter().map(|f| f.size).collect();
+    let sides = rule.inputs.iter().zip(ins).chain(rule.outputs.iter().zip(outs));
+    for (dims, &value) in sides {
+        for (factors, &padded) in dims.iter().zip(&values[value].padded) {
+            let Some(at) = carrier(rule, factors) else { continue };
+            let minor: usize = factors[at + 1..].iter().map(|&f| rule.factors[f].size).product();
+            extents[factors[at]] = extents[factors[at]].max(padded / minor.max(1));
+        }
+    }
+    extents
+}
+
+/// Which factor of a dim its padding belongs to: the first of more than one element.
+pub(crate) fn carrier(rule: &Rule, factors: &[usize]) -> Option<usize> {
+    let first = factors.iter().position(|&f| rule.factors[f].size != 1);
+    first.or((!factors.is_empty()).then_some(0))
+}
+
+impl Node {
+    /// Whether a factor is summed over in a result: sharding it makes the result partial.
+    pub(crate) fn contracts(&self, factor: usize, result: usize) -> bool {
+        self.rule.factors[factor].kind == FactorKind::Free
+            && !self.rule.outputs[result].iter().any(|d| d.contains(&factor))
+    }
+
+    /// Whether an operand has a factor.
+    pub(crate) fn reads(&self, operand: usize, factor: usize) -> bool {
+        self.rule.inputs[operand].iter().any(|d| d.contains(&factor))
+    }
+
+    /// Whether an operand says nothing about layouts: a number of the step, a random key.
+    pub(crate) fn neutral(&self, operand: usize) -> bool {
+        let whole = |&f: &usize| {
+            self.rule.factors[f].kind == FactorKind::Whole || self.rule.factors[f].size == 1
+        };
+        self.rule.inputs[operand].iter().flatten().all(whole)
+    }
+}

@@ -1,0 +1,130 @@
+//! Annotations as the partitioner reads them: which axes of a value are decided, by number.
+
+use phalanx_autodiff::{Joint, boundary_name};
+use phalanx_ir::{Program, Role, ValueId};
+
+use crate::annotate::{Annotations, Entry};
+use crate::lay::{Axes, Grid, Lay, State};
+
+/// What is decided about a value: for the axes in `closed` everything, for the others nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Pin {
+    pub(crate) dims: Vec<Axes>,
+    pub(crate) closed: u16,
+}
+
+impl Pin {
+    fn open(rank: usize) -> Self {
+        Self { dims: vec![Axes::default(); rank], closed: 0 }
+    }
+
+    fn of(entry: Option<&Entry>, rank: usize, grid: &Grid) -> Self {
+        let mut pin = Self::open(rank);
+        let Some(entry) = entry else { return pin };
+        for axis in entry.decided.keys().filter_map(|&a| grid.index(a)) {
+            pin.closed |= 1 << axis;
+        }
+        for &(dim, axis) in &entry.order {
+            if let Some(axis) = grid.index(axis) {
+                pin.dims[dim] = pin.dims[dim].with(axis);
+            }
+        }
+        pin
+    }
+
+    /// What one axis does, if that is decided.
+    pub(crate) fn state(&self, axis: usize) -> Option<State> {
+        if self.closed >> axis & 1 == 0 {
+            return None;
+        }
+        let dim = self.dims.iter().position(|d| d.contains(axis));
+        Some(dim.map_or(State::Replicated, State::Sharded))
+    }
+
+    /// Decides one more axis.
+    pub(crate) fn close(&mut self, axis: usize, state: State) {
+        self.closed |= 1 << axis;
+        if let State::Sharded(dim) = state {
+            self.dims[dim] = self.dims[dim].with(axis);
+        }
+    }
+}
+
+/// The pins of every value of a joint graph.
+#[derive(Clone, Debug)]
+pub(crate) struct Pins {
+    /// What readers see.
+    pub(crate) read: Vec<Option<Pin>>,
+    /// How parameters are stored; where nothing is decided, as they are read.
+    pub(crate) stored: Vec<Option<Pin>>,
+}
+
+impl Pins {
+    pub(crate) fn new(joint: &Joint, annotations: &Annotations, grid: &Grid) -> Self {
+        let program = &joint.program;
+        let rank = |v: ValueId| program.ty(v).shape.len();
+        let mut pins = Self {
+            read: vec![None; program.values().len()],
+            stored: vec![None; program.values().len()],
+        };
+        // Cotangents of outputs are inputs of the joint graph, before the results of instructions.
+        let inputs = program.inputs().len();
+        let cotangents = program.inputs_with(Role::Cotangent).count();
+        let id = |v: ValueId| {
+            let shift = if v.index() < inputs - cotangents { 0 } else { cotangents };
+            ValueId(v.0 + shift as u32)
+        };
+        for (&value, entry) in &annotations.values {
+            let value = id(value);
+            pins.read[value.index()] = Some(Pin::of(Some(entry), rank(value), grid));
+        }
+        for (&value, entry) in &annotations.stored {
+            let value = id(value);
+            pins.stored[value.index()] = Some(Pin::of(Some(entry), rank(value), grid));
+        }
+        pins.close_ports(program, grid);
+        pins
+    }
+
+    /// What is decided of how readers see a value.
+    pub(crate) fn read_layout(&self, value: usize) -> Option<Lay> {
+        self.read[value].as_ref().map(|p| Lay { dims: p.dims.clone(), partial: 0 })
+    }
+
+    /// What is decided of how a parameter is stored: as it is read, but for what was said of the
+    /// store, whose axes are minor.
+    pub(crate) fn stored_layout(&self, value: usize) -> Option<Lay> {
+        let (read, stored) = (self.read_layout(value)?, self.stored[value].as_ref());
+        let Some(stored) = stored else { return Some(read) };
+        let dims = read.dims.iter().zip(&stored.dims);
+        let dims = dims.map(|(r, s)| r.only(!stored.closed).join(*s)).collect();
+        Some(Lay { dims, partial: 0 })
+    }
+
+    /// What other programs see is decided on every axis: where nothing was said, it is replicated.
+    /// A cotangent lies as its boundary value does.
+    fn close_ports(&mut self, program: &Program, grid: &Grid) {
+        let rank = |v: ValueId| program.ty(v).shape.len();
+        for port in program.inputs().iter().filter(|p| p.role != Role::Cotangent) {
+            let pin =
+                self.read[port.value.index()].get_or_insert_with(|| Pin::open(rank(port.value)));
+            if port.role != Role::Param {
+                pin.closed = grid.all();
+            }
+        }
+        let is_input = |v: ValueId| program.inputs().iter().any(|p| p.value == v);
+        for port in program.outputs() {
+            if !matches!(port.role, Role::Boundary | Role::Loss) || is_input(port.value) {
+                continue;
+            }
+            let pin =
+                self.read[port.value.index()].get_or_insert_with(|| Pin::open(rank(port.value)));
+            pin.closed = grid.all();
+        }
+        for port in program.inputs_with(Role::Cotangent) {
+            let boundary = boundary_name(&port.name).unwrap_or(&port.name);
+            let value = program.outputs_with(Role::Boundary).find(|p| p.name == boundary);
+            self.read[port.value.index()] = value.and_then(|p| self.read[p.value.index()].clone());
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! What has been decided so far: for every instruction a choice per axis, and what follows for
+//! values.
+
+use phalanx_autodiff::Joint;
+use phalanx_ir::text::value_name;
+use phalanx_ir::{Program, Role, ValueId};
+
+use crate::cost::Costs;
+use crate::error::SpmdError;
+use crate::inherit::factor_maps;
+use crate::lay::{Axes, Grid, Lay, State};
+use crate::net::Net;
+use crate::pins::Pins;
+use crate::strat::{Choice, Strat, operand_state, result_state};
+
+/// What an axis does to a value, as far as that is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Known {
+    /// Its maker is not decided.
+    Not,
+    /// A parameter of which nothing was said: it takes what its readers want.
+    Open,
+    /// This.
+    Is(State),
+}
+
+/// Where a value must end beside what its readers want.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Goal {
+    /// The value whose dims it must have: the parameter or boundary that it is the gradient of.
+    pub(crate) like: usize,
+    /// Whether sums over axes that replicate the parameter may stay open.
+    pub(crate) partial: bool,
+}
+
+/// The state of partitioning one joint graph.
+#[derive(Debug)]
+pub(crate) struct Plan<'a> {
+    pub(crate) net: &'a Net,
+    pub(crate) grid: &'a Grid,
+    pub(crate) costs: &'a Costs,
+    program: &'a Program,
+    pub(crate) pins: Pins,
+    pub(crate) strats: Vec<Strat>,
+    /// For each node, its choice on each axis.
+    pub(crate) choices: Vec<Vec<Option<Choice>>>,
+    pub(crate) maps: Vec<Vec<Option<usize>>>,
+    /// The ends of values that leave the graph as gradients.
+    pub(crate) goals: Vec<Vec<Goal>>,
+}
+
+impl<'a> Plan<'a> {
+    pub(crate) fn new(
+        joint: &'a Joint,
+        net: &'a Net,
+        grid: &'a Grid,
+        costs: &'a Costs,
+        pins: Pins,
+    ) -> Self {
+        let program = &joint.program;
+        let mut goals = vec![Vec::new(); net.values.len()];
+        for port in program.outputs() {
+            let (name, partial) = match port.role {
+                Role::Gradient => (port.name.as_str(), true),
+                Role::Cotangent => {
+                    (phalanx_autodiff::boundary_name(&port.name).unwrap_or(&port.name), false)
+                }
+                _ => continue,
+            };
+            if let Some(of) = program.input_named(name) {
+                goals[port.value.index()].push(Goal { like: of.value.index(), partial });
+            }
+        }
+        Self {
+            net,
+            grid,
+            costs,
+            program,
+            pins,
+            strats: net.nodes.iter().map(|n| Strat::replicated(n, grid)).collect(),
+            choices: vec![vec![None; grid.len()]; net.nodes.len()],
+            maps: factor_maps(net),
+            goals,
+        }
+    }
+
+    /// What an axis does to a value for its readers.
+    pub(crate) fn state(&self, value: usize, axis: usize) -> Known {
+        if let Some(state) = self.pins.read[value].as_ref().and_then(|p| p.state(axis)) {
+            return Known::Is(state);
+        }
+        match self.net.values[value].maker {
+            None => Known::Open,
+            Some((node, result)) => match self.choices[node][axis] {
+                None => Known::Not,
+                Some(choice) => Known::Is(result_state(&self.net.nodes[node], choice, result)),
+            },
+        }
+    }
+
+    /// Takes a choice, if it fits what other axes do already; else the axis does nothing here.
+    pub(crate) fn put(&mut self, node: usize, axis: usize, choice: Choice) {
+        let n = &self.net.nodes[node];
+        let fits = match choice {
+            Choice::Factor(f) => self.strats[node].fits(n, self.grid, f, axis),
+            _ => true,
+        };
+        let choice = if fits { choice } else { Choice::Replicated };
+        self.strats[node].put(axis, choice);
+        self.choices[node][axis] = Some(choice);
+    }
+
+    /// The axes of a value's dim as far as they are known, major to minor. Axes that an annotation
+    /// decides come behind those that follow from the maker: strategies append at the minor end of
+    /// what the weights impose.
+    pub(crate) fn axes_of(&self, value: usize, dim: usize) -> Axes {
+        let pin = self.pins.read[value].as_ref();
+        let closed = pin.map_or(0, |p| p.closed);
+        let made = self.net.values[value].maker.map_or_else(Axes::default, |(node, result)| {
+            let dims = &self.net.nodes[node].rule.outputs[result][dim];
+            let joined = |axes: Axes, &f: &usize| axes.join(self.strats[node].factors[f]);
+            dims.iter().fold(Axes::default(), joined)
+        });
+        made.only(!closed).join(pin.map_or_else(Axes::default, |p| p.dims[dim]))
+    }
+
+    /// The factor of a node that an axis falls on which shards a dim of a value.
+    pub(crate) fn factor(
+        &self,
+        node: usize,
+        factors: &[usize],
+        value: usize,
+        dim: usize,
+        axis: usize,
+    ) -> Result<Option<usize>, SpmdError> {
+        let n = &self.net.nodes[node];
+        let major = self.grid.count(self.axes_of(value, dim).before(axis));
+        let factors: Vec<usize> = factors.iter().copied().filter(|&f| n.extents[f] != 1).collect();
+        let mut before = major;
+        for (at, &factor) in factors.iter().enumerate() {
+            let extent = n.extents[factor];
+            if before >= extent {
+                before /= extent.max(1);
+                continue;
+            }
+            let (left, size) = (extent / before.max(1), self.grid.size(axis));
+            if !left.is_multiple_of(size) && size.is_multiple_of(left) && at + 1 < factors.len() {
+                return Err(SpmdError::Straddle {
+                    segment: self.program.name.clone(),
+                    axis: self.grid.name(axis),
+                    size,
+                    value: self.value_name(value),
+                    left,
+                    rest: size / left,
+                });
+            }
+            return Ok(Some(factor));
+        }
+        Ok(None)
+    }
+
+    pub(crate) fn value_name(&self, value: usize) -> String {
+        value_name(self.program, ValueId(value as u32))
+    }
+
+    /// Gives open parameters what their first reader wants, once an axis is decided everywhere.
+    pub(crate) fn close_params(&mut self, axis: usize) {
+        for value in 0..self.net.values.len() {
+            if !self.net.values[value].is_param || self.state(value, axis) != Known::Open {
+                continue;
+            }
+            let wanted = self.net.values[value].users.first().map(|&(node, operand)| {
+                let choice = self.choices[node][axis].unwrap_or(Choice::Replicated);
+                operand_state(&self.net.nodes[node], choice, operand)
+            });
+            let state = match wanted {
+                Some(State::Sharded(dim)) => State::Sharded(dim),
+                _ => State::Replicated,
+            };
+            // There may be no room beside the axes that it was asked to be read or stored on.
+            let before = self.pins.read[value].clone();
+            self.close(value, axis, state);
+            let padded = &self.net.values[value].padded;
+            if !self.input_layout(value).divides(self.grid, padded)
+                || !self.layout(value).divides(self.grid, padded)
+            {
+                self.pins.read[value] = before;
+                self.close(value, axis, State::Replicated);
+            }
+        }
+    }
+
+    fn close(&mut self, value: usize, axis: usize, state: State) {
+        if let Some(pin) = &mut self.pins.read[value] {
+            pin.close(axis, state);
+        }
+    }
+
+    /// How a parameter is stored over an axis.
+    pub(crate) fn stored_state(&self, param: usize, axis: usize) -> State {
+        let stored = self.pins.stored[param].as_ref().and_then(|p| p.state(axis));
+        let read = || self.pins.read[param].as_ref().and_then(|p| p.state(axis));
+        stored.or_else(read).unwrap_or(State::Replicated)
+    }
+
+    /// The layout that an input has when it comes in.
+    pub(crate) fn input_layout(&self, value: usize) -> Lay {
+        let rank = self.net.values[value].padded.len();
+        self.pins.stored_layout(value).unwrap_or_else(|| Lay::replicated(rank))
+    }
+
+    /// The layout in which readers see what a node made.
+    pub(crate) fn made_layout(&self, value: usize, made: &Lay) -> Lay {
+        let Some(pin) = &self.pins.read[value] else { return made.clone() };
+        let dims = made.dims.iter().zip(&pin.dims);
+        Lay {
+            dims: dims.map(|(m, p)| m.only(!pin.closed).join(*p)).collect(),
+            partial: made.partial & !pin.closed,
+        }
+    }
+
+    /// The layout in which a gradient leaves, given the layout it has.
+    pub(crate) fn goal_layout(&self, goal: Goal, has: &Lay) -> Lay {
+        let like = self.input_layout(goal.like);
+        let partial = if goal.partial { has.partial & !like.sharded() } else { 0 };
+        Lay { partial, ..like }
+    }
+}

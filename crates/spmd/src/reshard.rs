@@ -1,0 +1,255 @@
+//! From one layout to another by the cheapest sequence of collectives.
+//!
+//! Layouts are nodes of a graph, collectives its edges; the way is a shortest path, found once for
+//! each pair and kept. Only moves that lead somewhere are tried: axes replicated at both ends are
+//! left alone (else a value would be sliced by an unrelated axis and gathered back), and sums are
+//! scattered only in the order that the target has.
+
+use std::collections::{BinaryHeap, HashMap};
+
+use phalanx_ir::ops::CollectiveKind;
+
+use crate::cost::Costs;
+use crate::lay::{Axes, Grid, Lay, bits};
+
+/// A collective, and the layout it leads to.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Move {
+    pub(crate) kind: CollectiveKind,
+    pub(crate) axes: Axes,
+    pub(crate) to: Lay,
+}
+
+/// A way and its cost in seconds.
+#[derive(Clone, Debug)]
+pub(crate) struct Way {
+    pub(crate) cost: f64,
+    pub(crate) moves: Vec<Move>,
+}
+
+type Key = (Lay, Lay, Vec<usize>, usize);
+
+/// Finds ways, each once.
+#[derive(Debug)]
+pub(crate) struct Resharder<'a> {
+    grid: &'a Grid,
+    costs: &'a Costs,
+    known: HashMap<Key, Option<Way>>,
+}
+
+impl<'a> Resharder<'a> {
+    pub(crate) fn new(grid: &'a Grid, costs: &'a Costs) -> Self {
+        Self { grid, costs, known: HashMap::new() }
+    }
+
+    /// The cheapest way from one layout of a value to another, if there is one.
+    pub(crate) fn way(
+        &mut self,
+        from: &Lay,
+        to: &Lay,
+        padded: &[usize],
+        width: usize,
+    ) -> Option<&Way> {
+        let key = (from.clone(), to.clone(), padded.to_vec(), width);
+        let (grid, costs) = (self.grid, self.costs);
+        let search = |key: &Key| Search { grid, costs, to: &key.1, padded, width }.run(&key.0);
+        if !self.known.contains_key(&key) {
+            let way = search(&key);
+            self.known.insert(key.clone(), way);
+        }
+        self.known.get(&key).and_then(Option::as_ref)
+    }
+
+    /// Its cost alone; unreachable layouts are infinitely far.
+    pub(crate) fn cost(&mut self, from: &Lay, to: &Lay, padded: &[usize], width: usize) -> f64 {
+        if from == to {
+            0.0
+        } else {
+            self.way(from, to, padded, width).map_or(f64::INFINITY, |w| w.cost)
+        }
+    }
+}
+
+struct Search<'a> {
+    grid: &'a Grid,
+    costs: &'a Costs,
+    to: &'a Lay,
+    padded: &'a [usize],
+    width: usize,
+}
+
+/// A layout to look at next; the cheapest comes first out of the heap.
+struct Next {
+    cost: f64,
+    order: usize,
+    lay: Lay,
+}
+
+impl PartialEq for Next {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+impl Eq for Next {}
+impl PartialOrd for Next {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Next {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        // The heap gives the greatest; earlier finds win ties, so that runs repeat.
+        other.cost.total_cmp(&self.cost).then(other.order.cmp(&self.order))
+    }
+}
+
+impl Search<'_> {
+    fn run(&self, from: &Lay) -> Option<Way> {
+        let mut found: HashMap<Lay, (f64, Option<(Lay, Move)>)> = HashMap::new();
+        let mut heap = BinaryHeap::new();
+        found.insert(from.clone(), (0.0, None));
+        heap.push(Next { cost: 0.0, order: 0, lay: from.clone() });
+        let mut order = 0;
+        while let Some(Next { cost, lay, .. }) = heap.pop() {
+            if lay == *self.to {
+                return Some(Way { cost, moves: path(&found, &lay) });
+            }
+            if cost > found[&lay].0 {
+                continue;
+            }
+            for step in self.moves(from, &lay) {
+                if !step.to.divides(self.grid, self.padded) {
+                    continue;
+                }
+                let total = cost + self.price(&lay, &step);
+                if found.get(&step.to).is_none_or(|(known, _)| total < known - 1e-15) {
+                    order += 1;
+                    heap.push(Next { cost: total, order, lay: step.to.clone() });
+                    found.insert(step.to.clone(), (total, Some((lay.clone(), step))));
+                }
+            }
+        }
+        None
+    }
+
+    fn price(&self, lay: &Lay, step: &Move) -> f64 {
+        let elements: usize = self.padded.iter().product();
+        let bytes = (elements / lay.shards(self.grid) * self.width) as f64;
+        self.costs.collective(&step.kind, self.grid.count(step.axes), bytes)
+    }
+
+    fn moves(&self, from: &Lay, lay: &Lay) -> Vec<Move> {
+        let mut all = Vec::new();
+        let (used, wanted) = (lay.sharded() | lay.partial, self.to.sharded() | self.to.partial);
+        let ends = wanted | from.sharded() | from.partial;
+        let free = ends & !used;
+        self.unshard(lay, &mut all);
+        self.sum(lay, &mut all);
+        for axis in bits(free) {
+            let axes = Axes::of([axis]);
+            for dim in 0..lay.dims.len() {
+                let to = with_dim(lay, dim, lay.dims[dim].with(axis));
+                all.push(Move { kind: CollectiveKind::Shard { dim }, axes, to });
+            }
+            if self.to.partial >> axis & 1 == 1 {
+                let to = Lay { partial: lay.partial | 1 << axis, ..lay.clone() };
+                all.push(Move { kind: CollectiveKind::ToPartial, axes, to });
+            }
+        }
+        // Several axes that a dim ends with in the target go in one slice.
+        for (dim, &target) in self.to.dims.iter().enumerate() {
+            for n in 2..=target.len() {
+                let axes = target.suffix(n);
+                if axes.set() & !free == 0 {
+                    let to = with_dim(lay, dim, lay.dims[dim].join(axes));
+                    all.push(Move { kind: CollectiveKind::Shard { dim }, axes, to });
+                }
+            }
+        }
+        all
+    }
+
+    /// Gathers, exchanges between dims, and other orders of a dim's axes.
+    fn unshard(&self, lay: &Lay, all: &mut Vec<Move>) {
+        for (dim, &axes) in lay.dims.iter().enumerate() {
+            for n in 1..=axes.len() {
+                let (rest, moved) = (axes.without_suffix(n), axes.suffix(n));
+                let without = with_dim(lay, dim, rest);
+                for to in (0..lay.dims.len()).filter(|&to| to != dim) {
+                    let there = with_dim(&without, to, without.dims[to].join(moved));
+                    let kind = CollectiveKind::AllToAll { from: dim, to };
+                    all.push(Move { kind, axes: moved, to: there });
+                }
+                all.push(Move {
+                    kind: CollectiveKind::AllGather { dim },
+                    axes: moved,
+                    to: without,
+                });
+            }
+            let target = self.to.dims[dim];
+            let elsewhere = (lay.sharded() & !axes.set()) | lay.partial;
+            let relabels = target != axes
+                && self.grid.count(target) == self.grid.count(axes)
+                && target.set() & elsewhere == 0;
+            if relabels {
+                let to = with_dim(lay, dim, target);
+                all.push(Move { kind: CollectiveKind::Permute { dim }, axes: target, to });
+            }
+            if axes.len() > 1 && axes.set() != target.set() {
+                self.reorders(lay, dim, all);
+            }
+        }
+    }
+
+    /// Orders of a dim's axes in which one other axis is minor, where it can be gathered or moved.
+    fn reorders(&self, lay: &Lay, dim: usize, all: &mut Vec<Move>) {
+        let axes = lay.dims[dim];
+        for axis in axes.iter().rev().skip(1) {
+            let order = axes.only(axes.set() & !(1 << axis)).with(axis);
+            let to = with_dim(lay, dim, order);
+            all.push(Move { kind: CollectiveKind::Permute { dim }, axes: order, to });
+        }
+    }
+
+    /// Sums: of one axis, of all that go, or scattered as a run of the target's axes.
+    fn sum(&self, lay: &Lay, all: &mut Vec<Move>) {
+        let going = lay.partial & !self.to.partial;
+        let summed = going & !self.to.sharded();
+        let mut sets: Vec<u16> = bits(going).map(|a| 1 << a).collect();
+        sets.extend([summed, going].into_iter().filter(|s| s.count_ones() > 1));
+        for set in sets {
+            let to = Lay { partial: lay.partial & !set, ..lay.clone() };
+            all.push(Move { kind: CollectiveKind::AllReduce, axes: Axes::of(bits(set)), to });
+        }
+        for (dim, &target) in self.to.dims.iter().enumerate() {
+            for end in 0..target.len() {
+                for n in 1..=target.len() - end {
+                    let run = target.without_suffix(end).suffix(n);
+                    if run.set() & !going == 0 {
+                        let rest = Lay { partial: lay.partial & !run.set(), ..lay.clone() };
+                        let to = with_dim(&rest, dim, lay.dims[dim].join(run));
+                        let kind = CollectiveKind::ReduceScatter { dim };
+                        all.push(Move { kind, axes: run, to });
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn with_dim(lay: &Lay, dim: usize, axes: Axes) -> Lay {
+    let mut lay = lay.clone();
+    lay.dims[dim] = axes;
+    lay
+}
+
+fn path(found: &HashMap<Lay, (f64, Option<(Lay, Move)>)>, end: &Lay) -> Vec<Move> {
+    let mut moves = Vec::new();
+    let mut at = end;
+    while let (_, Some((before, step))) = &found[at] {
+        moves.push(step.clone());
+        at = before;
+    }
+    moves.reverse();
+    moves
+}

@@ -1,0 +1,140 @@
+//! How one instruction runs: for each axis one choice, a factor, a linear group, or nothing.
+
+use crate::lay::{Axes, Grid, Lay, State};
+use crate::net::Node;
+use phalanx_ir::rule::FactorKind;
+
+/// What one axis does to one instruction.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) enum Choice {
+    /// Every rank along the axis does the same.
+    Replicated,
+    /// The axis shards this factor.
+    Factor(usize),
+    /// The operands of this linear group are partial sums, and so is the result.
+    Partial(usize),
+}
+
+/// The choices of all axes: the ordered axes of each factor, and the linear group of each axis that
+/// passes as a partial sum.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Strat {
+    pub(crate) factors: Vec<Axes>,
+    pub(crate) groups: Vec<Option<usize>>,
+}
+
+impl Strat {
+    pub(crate) fn replicated(node: &Node, grid: &Grid) -> Self {
+        Self {
+            factors: vec![Axes::default(); node.rule.factors.len()],
+            groups: vec![None; grid.len()],
+        }
+    }
+
+    /// Adds an axis at the minor end of its factor.
+    pub(crate) fn put(&mut self, axis: usize, choice: Choice) {
+        match choice {
+            Choice::Replicated => {}
+            Choice::Factor(f) => self.factors[f] = self.factors[f].with(axis),
+            Choice::Partial(group) => self.groups[axis] = Some(group),
+        }
+    }
+
+    /// The layout that an operand must have.
+    pub(crate) fn operand(&self, node: &Node, operand: usize) -> Lay {
+        if node.rule.addends.contains(&operand) {
+            return self.result(node, 0);
+        }
+        let in_group = |g: &usize| node.rule.linear[*g].contains(&operand);
+        let partial = (self.groups.iter().enumerate())
+            .filter(|(_, g)| g.as_ref().is_some_and(in_group))
+            .fold(0, |set, (axis, _)| set | 1 << axis);
+        Lay { dims: self.dims(&node.rule.inputs[operand]), partial }
+    }
+
+    /// The layout that a result has.
+    pub(crate) fn result(&self, node: &Node, result: usize) -> Lay {
+        let mut partial = 0;
+        for (axis, group) in self.groups.iter().enumerate() {
+            partial |= u16::from(group.is_some()) << axis;
+        }
+        for (factor, axes) in self.factors.iter().enumerate() {
+            if node.contracts(factor, result) {
+                partial |= axes.set();
+            }
+        }
+        Lay { dims: self.dims(&node.rule.outputs[result]), partial }
+    }
+
+    fn dims(&self, dims: &[Vec<usize>]) -> Vec<Axes> {
+        let join =
+            |d: &Vec<usize>| d.iter().fold(Axes::default(), |axes, &f| axes.join(self.factors[f]));
+        dims.iter().map(join).collect()
+    }
+
+    /// How many ways the work is shared.
+    pub(crate) fn shares(&self, grid: &Grid) -> usize {
+        self.factors.iter().map(|&axes| grid.count(axes)).product()
+    }
+
+    /// Whether one more axis fits on a factor: its shards divide the extent, and every factor major
+    /// to it in some dim is exhausted, since axes of a dim fill the major factor first.
+    pub(crate) fn fits(&self, node: &Node, grid: &Grid, factor: usize, axis: usize) -> bool {
+        let shards = grid.count(self.factors[factor]) * grid.size(axis);
+        let kind = node.rule.factors[factor].kind;
+        if kind == FactorKind::Whole || !node.extents[factor].is_multiple_of(shards) {
+            return false;
+        }
+        let exhausted = |&f: &usize| grid.count(self.factors[f]) == node.extents[f];
+        let dims = node.rule.inputs.iter().chain(&node.rule.outputs).flatten();
+        dims.filter_map(|d| d.iter().position(|&f| f == factor).map(|at| &d[..at]))
+            .all(|major| major.iter().all(exhausted))
+    }
+
+    /// Every choice that is legal for one more axis.
+    pub(crate) fn options(&self, node: &Node, grid: &Grid, axis: usize) -> Vec<Choice> {
+        let factors = (0..node.rule.factors.len())
+            .filter(|&f| node.rule.factors[f].size > 1 && self.fits(node, grid, f, axis));
+        let groups = (0..node.rule.linear.len()).map(Choice::Partial);
+        [Choice::Replicated].into_iter().chain(factors.map(Choice::Factor)).chain(groups).collect()
+    }
+}
+
+/// What an operand must be over an axis, for a choice.
+pub(crate) fn operand_state(node: &Node, choice: Choice, operand: usize) -> State {
+    if node.rule.addends.contains(&operand) {
+        return result_state(node, choice, 0);
+    }
+    match choice {
+        Choice::Replicated => State::Replicated,
+        Choice::Factor(f) => sharded(&node.rule.inputs[operand], f).unwrap_or(State::Replicated),
+        Choice::Partial(g) if node.rule.linear[g].contains(&operand) => State::Partial,
+        Choice::Partial(_) => State::Replicated,
+    }
+}
+
+/// What a result is over an axis, for a choice.
+pub(crate) fn result_state(node: &Node, choice: Choice, result: usize) -> State {
+    match choice {
+        Choice::Replicated => State::Replicated,
+        Choice::Partial(_) => State::Partial,
+        Choice::Factor(f) => sharded(&node.rule.outputs[result], f).unwrap_or({
+            if node.contracts(f, result) { State::Partial } else { State::Replicated }
+        }),
+    }
+}
+
+/// What the cotangent is that an instruction gives for an operand: a partial sum where the operand
+/// lacks the factor, since every rank of the axis used all of it for its own share.
+pub(crate) fn cotangent_state(node: &Node, choice: Choice, operand: usize) -> State {
+    match choice {
+        Choice::Replicated => State::Replicated,
+        Choice::Factor(f) => sharded(&node.rule.inputs[operand], f).unwrap_or(State::Partial),
+        Choice::Partial(g) if node.rule.linear[g].contains(&operand) => State::Replicated,
+        Choice::Partial(_) => State::Partial,
+    }
+}
+
+fn sharded(dims: &[Vec<usize>], factor: usize) -> Option<State> {
+    dims.iter().position(|d| d.contains(&factor)).map(State::Sharded)
+}

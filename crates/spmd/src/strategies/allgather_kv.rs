@@ -1,0 +1,57 @@
+//! All-gather KV context parallelism (as in LLaMA 3's training): each rank has a part of every
+//! sequence, and gathers the keys and values of the whole before it attends to them.
+//!
+//! Annotated are the sequence dims of what flows in and between segments; that attention needs all
+//! keys and values is in its rule, so the gathers and the reduce-scatters of their gradients appear
+//! by themselves.
+
+use phalanx_ir::Role;
+
+use super::Strategy;
+use crate::annotate::Annotator;
+use crate::error::SpmdError;
+
+/// The sequence on an axis, keys and values gathered.
+#[derive(Clone, Debug)]
+pub struct AllGatherKv {
+    /// The axis.
+    pub axis: String,
+}
+
+impl Default for AllGatherKv {
+    fn default() -> Self {
+        Self { axis: "cp".to_owned() }
+    }
+}
+
+impl Strategy for AllGatherKv {
+    fn name(&self) -> &'static str {
+        "all-gather KV"
+    }
+
+    fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
+        shard_sequence(ctx, &self.axis)
+    }
+}
+
+/// Puts the sequence of data and boundaries on an axis and reads parameters whole.
+pub(super) fn shard_sequence(ctx: &mut Annotator<'_>, axis: &str) -> Result<(), SpmdError> {
+    if ctx.degree(axis) == 1 {
+        return Ok(());
+    }
+    let program = ctx.program();
+    let data = program.inputs_with(Role::Data).map(|p| p.value);
+    for value in data.chain(ctx.boundaries()).collect::<Vec<_>>() {
+        if program.ty(value).shape.len() < 2 {
+            return Err(ctx.refuse(format!(
+                "{} has no sequence that `{axis}` could share",
+                program.ty(value)
+            )));
+        }
+        ctx.shard(value, 1, axis)?;
+    }
+    for param in ctx.params() {
+        ctx.replicate(param.value, axis)?;
+    }
+    Ok(())
+}

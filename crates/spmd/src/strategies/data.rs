@@ -1,0 +1,54 @@
+//! Data parallelism (the oldest of all): every rank has the weights and a part of the batch.
+//!
+//! The batch dim of what flows in and of what flows between segments lies on the axis; parameters
+//! are read whole. Their gradients then come out as partial sums over the axis, which the script
+//! reduces.
+
+use phalanx_ir::Role;
+
+use super::Strategy;
+use crate::annotate::Annotator;
+use crate::error::SpmdError;
+
+/// The batch on an axis.
+#[derive(Clone, Debug)]
+pub struct Data {
+    /// The axis.
+    pub axis: String,
+}
+
+impl Default for Data {
+    fn default() -> Self {
+        Self { axis: "dp".to_owned() }
+    }
+}
+
+impl Strategy for Data {
+    fn name(&self) -> &'static str {
+        "data parallelism"
+    }
+
+    fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
+        let degree = ctx.degree(&self.axis);
+        if degree == 1 {
+            return Ok(());
+        }
+        let program = ctx.program();
+        let data = program.inputs_with(Role::Data).map(|p| p.value);
+        for value in data.chain(ctx.boundaries()).collect::<Vec<_>>() {
+            let Some(&batch) = program.ty(value).shape.first() else { continue };
+            if batch < degree {
+                return Err(ctx.refuse(format!(
+                    "a batch of {batch} can't be shared by the {degree} ranks of `{}`; use at most \
+                     {batch} or a larger batch",
+                    self.axis
+                )));
+            }
+            ctx.shard(value, 0, &self.axis)?;
+        }
+        for param in ctx.params() {
+            ctx.replicate(param.value, &self.axis)?;
+        }
+        Ok(())
+    }
+}

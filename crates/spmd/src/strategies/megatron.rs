@@ -1,0 +1,258 @@
+//! Megatron's tensor parallelism (Shoeybi et al., 2019): of two products in a row the first weight is
+//! split by columns and the second by rows, so that one reduction at the end suffices.
+//!
+//! Which weight is which follows from what the program does with it. A weight whose product is
+//! followed, through elementwise ops, reshapes and attention, by another product is split by columns;
+//! the one that comes after a column-split one is split by rows. Biases lie as the result that they
+//! are added to. The embedding is split along the vocabulary, the head's projection too, and
+//! cross-entropy works on the shards. With fewer key heads than ranks, keys and values lie on the
+//! major part of the axis.
+
+use std::collections::BTreeMap;
+
+use phalanx_ir::{Instr, Mesh, Op, OpDef, Program, Role, ValueId};
+
+use super::Strategy;
+use super::find::{attentions, readers};
+use crate::annotate::Annotator;
+use crate::error::SpmdError;
+use crate::split::Split;
+
+/// Weights on an axis, by columns and rows in turn.
+#[derive(Clone, Debug)]
+pub struct Megatron {
+    /// The axis.
+    pub axis: String,
+}
+
+impl Default for Megatron {
+    fn default() -> Self {
+        Self { axis: "tp".to_owned() }
+    }
+}
+
+impl Strategy for Megatron {
+    fn name(&self) -> &'static str {
+        "Megatron tensor parallelism"
+    }
+
+    fn splits(&self, program: &Program, mesh: &Mesh) -> Result<Vec<Split>, SpmdError> {
+        let degree = mesh.expand(&self.axis).map_or(1, |a| mesh.count(&a));
+        let cut = |kv_heads| Split { axis: self.axis.clone(), major: shared(kv_heads, degree) };
+        Ok(attentions(program).iter().map(|a| cut(a.kv_heads)).collect())
+    }
+
+    fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
+        let degree = ctx.degree(&self.axis);
+        if degree == 1 {
+            return Ok(());
+        }
+        let program = ctx.program();
+        for found in attentions(program) {
+            enough_heads(ctx, &self.axis, degree, found.heads, found.kv_heads)?;
+        }
+        let columns = Columns::of(program);
+        for param in ctx.params() {
+            match columns.params.get(&param.value) {
+                None => ctx.replicate(param.value, &self.axis)?,
+                Some(&Part { dim, room }) => self.part(ctx, param.value, dim, room)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Megatron {
+    /// Shards a dim by as many parts of the axis as it has room for.
+    fn part(
+        &self,
+        ctx: &mut Annotator<'_>,
+        param: ValueId,
+        dim: usize,
+        room: Option<usize>,
+    ) -> Result<(), SpmdError> {
+        let Some(mut room) = room else { return ctx.shard(param, dim, &self.axis) };
+        let mesh = ctx.mesh();
+        for atom in mesh.expand(&self.axis)? {
+            let size = mesh.size(atom).unwrap_or(1);
+            if room >= size {
+                ctx.shard(param, dim, atom.name())?;
+                room = room.div_ceil(size);
+            } else {
+                ctx.replicate(param, atom.name())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How a parameter is split.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    dim: usize,
+    /// Where it makes keys or values: their heads, which may be fewer than the ranks.
+    room: Option<usize>,
+}
+
+/// The parameters that are split, found by walking the program.
+#[derive(Debug, Default)]
+struct Columns {
+    params: BTreeMap<ValueId, Part>,
+    /// Values that lie sharded because of a parameter: the dim.
+    sharded: BTreeMap<ValueId, usize>,
+}
+
+impl Columns {
+    fn of(program: &Program) -> Self {
+        let mut columns = Self::default();
+        for instr in program.instrs() {
+            columns.visit(program, instr);
+        }
+        columns
+    }
+
+    fn visit(&mut self, program: &Program, instr: &Instr) {
+        let is_param = |v: &ValueId| program.inputs_with(Role::Param).any(|p| p.value == *v);
+        let param = instr.inputs.iter().position(is_param);
+        let rank = |v: ValueId| program.ty(v).shape.len();
+        let out = instr.outputs[0];
+        match (&instr.op, param) {
+            (Op::Embedding(_), Some(0)) => {
+                // The vocabulary: a sum over ranks of which one has the row.
+                self.params.insert(instr.inputs[0], Part { dim: 0, room: None });
+            }
+            (Op::Matmul(m), Some(1)) if rank(instr.inputs[1]) == 2 => {
+                let (x, w) = (instr.inputs[0], instr.inputs[1]);
+                let inner = m.spec.letters()[1].find(|c| !m.spec.letters()[2].contains(c));
+                let Some(rows) = inner else { return };
+                let ends = !leads_to_product(program, out);
+                if self.sharded.get(&x) == Some(&(rank(x) - 1)) {
+                    self.params.insert(w, Part { dim: rows, room: None });
+                } else if !ends {
+                    let room = kv_heads(program, out);
+                    self.params.insert(w, Part { dim: 1 - rows, room });
+                    self.sharded.insert(out, rank(out) - 1);
+                }
+            }
+            // A bias lies as what it is added to.
+            (Op::Binary(_), Some(p)) if rank(instr.inputs[p]) == 1 => {
+                let x = instr.inputs[1 - p];
+                if self.sharded.get(&x) == Some(&(rank(x) - 1)) {
+                    self.params
+                        .insert(instr.inputs[p], Part { dim: 0, room: kv_heads(program, x) });
+                    self.sharded.insert(out, rank(out) - 1);
+                }
+            }
+            _ => self.follow(program, instr),
+        }
+    }
+
+    /// Carries the shard through ops that keep it: by the dim's place, and through the split of a
+    /// width into heads and back.
+    fn follow(&mut self, program: &Program, instr: &Instr) {
+        let Some((dim, operand)) = (instr.inputs.iter())
+            .enumerate()
+            .find_map(|(i, v)| self.sharded.get(v).map(|&d| (d, i)))
+        else {
+            return;
+        };
+        let rule = program.rule(instr);
+        let factor = rule.inputs[operand][dim].iter().find(|&&f| rule.factors[f].size > 1);
+        let Some(factor) = factor else { return };
+        let kept = rule.outputs[0].iter().position(|d| d.contains(factor));
+        if let (Some(dim), false) = (kept, matches!(instr.op, Op::Matmul(_))) {
+            self.sharded.insert(instr.outputs[0], dim);
+        }
+    }
+}
+
+/// Whether a value flows, through ops along its last dim, into another product with a parameter or
+/// into a cross-entropy.
+fn leads_to_product(program: &Program, value: ValueId) -> bool {
+    let mut seen = vec![value];
+    let mut next = 0;
+    while let Some(&value) = seen.get(next) {
+        next += 1;
+        for instr in readers(program, value) {
+            match &instr.op {
+                Op::Matmul(_) | Op::CrossEntropy(_) => return true,
+                Op::Attention(_)
+                | Op::Rotary(_)
+                | Op::Reshape(_)
+                | Op::Unary(_)
+                | Op::Cast(_)
+                | Op::Scale(_)
+                | Op::Shift(_) => {}
+                Op::Dropout(_) => {}
+                // A residual addition ends the branch; a bias or a gate does not.
+                Op::Binary(_) => {
+                    let other = |v: &&ValueId| **v != value;
+                    let partner = instr.inputs.iter().find(other);
+                    if partner.is_some_and(|&p| is_stream(program, p)) {
+                        continue;
+                    }
+                }
+                _ => continue,
+            }
+            if !seen.contains(&instr.outputs[0]) {
+                seen.push(instr.outputs[0]);
+            }
+        }
+    }
+    false
+}
+
+/// Whether a value is the residual stream: what a norm reads, or what comes in from outside.
+fn is_stream(program: &Program, value: ValueId) -> bool {
+    let outside = program.inputs().iter().any(|p| p.value == value && p.role != Role::Param);
+    let norm = |i: &Instr| i.op.name().ends_with("_norm");
+    outside || readers(program, value).any(norm)
+}
+
+/// The heads of the keys or values that a value becomes, if it does.
+fn kv_heads(program: &Program, value: ValueId) -> Option<usize> {
+    let mut seen = vec![value];
+    let mut next = 0;
+    while let Some(&value) = seen.get(next) {
+        next += 1;
+        for instr in readers(program, value) {
+            match &instr.op {
+                Op::Attention(_) if instr.inputs[1] == value || instr.inputs[2] == value => {
+                    return Some(program.ty(value).shape[2]);
+                }
+                Op::Reshape(_) | Op::Rotary(_) | Op::Binary(_) | Op::Cast(_) => {
+                    seen.push(instr.outputs[0]);
+                }
+                _ => {}
+            }
+        }
+    }
+    None
+}
+
+/// How many of the ranks have key heads of their own: all, or as many as there are key heads.
+pub(super) fn shared(kv_heads: usize, degree: usize) -> usize {
+    kv_heads.min(degree)
+}
+
+/// Fails if heads can't be dealt to the ranks of an axis.
+pub(super) fn enough_heads(
+    ctx: &Annotator<'_>,
+    axis: &str,
+    degree: usize,
+    heads: usize,
+    kv_heads: usize,
+) -> Result<(), SpmdError> {
+    if heads < degree {
+        return Err(ctx.refuse(format!(
+            "{heads} heads are fewer than the {degree} ranks of `{axis}`; use at most {heads}"
+        )));
+    }
+    if kv_heads < degree && !degree.is_multiple_of(kv_heads) {
+        return Err(ctx.refuse(format!(
+            "{kv_heads} key heads are fewer than the {degree} ranks of `{axis}` and do not divide \
+             them, so no split of the axis fits; use a multiple of {kv_heads}, or at most {kv_heads}"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! Ulysses (Jacobs et al., 2023): each rank has a part of every sequence, but in attention whole
+//! sequences of a part of the heads.
+//!
+//! Annotated are the sequences of the stream, the heads of attention's operands, and the sequence of
+//! its result; the all-to-alls between the two appear by themselves. With fewer key heads than
+//! ranks, keys and values lie on the major part of the axis and each is read by the ranks of the
+//! minor part.
+
+use phalanx_ir::{Mesh, Program};
+
+use super::Strategy;
+use super::allgather_kv::shard_sequence;
+use super::find::attentions;
+use super::megatron::{enough_heads, shared};
+use crate::annotate::Annotator;
+use crate::error::SpmdError;
+use crate::split::Split;
+
+/// The sequence on an axis, and the heads in attention.
+#[derive(Clone, Debug)]
+pub struct Ulysses {
+    /// The axis.
+    pub axis: String,
+    /// The axis that shards heads already, major to this one.
+    pub inside: String,
+}
+
+impl Default for Ulysses {
+    fn default() -> Self {
+        Self { axis: "cp".to_owned(), inside: "tp".to_owned() }
+    }
+}
+
+impl Strategy for Ulysses {
+    fn name(&self) -> &'static str {
+        "Ulysses"
+    }
+
+    fn splits(&self, program: &Program, mesh: &Mesh) -> Result<Vec<Split>, SpmdError> {
+        let degree = |axis: &str| mesh.expand(axis).map_or(1, |a| mesh.count(&a));
+        let cut = |kv_heads: usize| {
+            // What tensor parallelism leaves of the key heads on each of its ranks.
+            let left = kv_heads.div_ceil(degree(&self.inside));
+            Split { axis: self.axis.clone(), major: shared(left, degree(&self.axis)) }
+        };
+        Ok(attentions(program).iter().map(|a| cut(a.kv_heads)).collect())
+    }
+
+    fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
+        let degree = ctx.degree(&self.axis);
+        if degree == 1 {
+            return Ok(());
+        }
+        shard_sequence(ctx, &self.axis)?;
+        let (program, mesh) = (ctx.program(), ctx.mesh());
+        for found in attentions(program) {
+            let inside = ctx.degree(&self.inside);
+            let left = found.kv_heads.div_ceil(inside);
+            enough_heads(ctx, &self.axis, degree, found.heads / inside, left)?;
+            let [q, k, v] = found.qkv();
+            ctx.shard(q, 2, &self.axis)?;
+            for kv in [k, v] {
+                let mut room = left;
+                for atom in mesh.expand(&self.axis)? {
+                    let size = mesh.size(atom).unwrap_or(1);
+                    if room >= size {
+                        ctx.shard(kv, 2, atom.name())?;
+                        room = room.div_ceil(size);
+                    } else {
+                        ctx.replicate(kv, atom.name())?;
+                    }
+                }
+            }
+            ctx.shard(found.output(), 1, &self.axis)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,6 @@
+//! The partitioner on the segments of real models.
+#![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+
+mod patterns;
+mod random;
+mod support;
