@@ -1,11 +1,12 @@
 //! Where the values of one program lie: in its inputs, in its outputs, or in its workspace.
 //!
-//! A view (a reshape) is the same memory under another type. An op that may work in place takes the memory
-//! of an operand that dies with it. What is left is packed into a workspace by lifetimes.
+//! A view (a reshape) is the same memory under another type, and so is a collective that is done. An
+//! op that may work in place takes the memory of an operand that dies with it. What is left is packed into a workspace by lifetimes.
 
 mod family;
 
-use phalanx_ir::{OpDef, Program, Role, TensorType, ValueId};
+use phalanx_ir::ops::CollectiveKind;
+use phalanx_ir::{Instr, Op, OpDef, Program, Role, ValueId};
 
 use family::Families;
 
@@ -147,9 +148,9 @@ impl<'a> Classes<'a> {
         };
     }
 
-    /// A view is its operand.
+    /// A view is its operand, and what a done gives is its handle.
     fn join_views(&mut self) {
-        for instr in self.program.instrs().iter().filter(|i| i.op.is_view()) {
+        for instr in self.program.instrs().iter().filter(|i| is_same_memory(i)) {
             let (a, b) = (self.root(instr.inputs[0].index()), self.root(instr.outputs[0].index()));
             // An input's memory can't also be an output's: that output is copied at the end. A
             // gradient that is added to can't hold anything else meanwhile, but it is only ever
@@ -208,9 +209,7 @@ impl<'a> Classes<'a> {
             wanted.push((Some(v), None, block));
         }
         for (index, instr) in self.program.instrs().iter().enumerate() {
-            let types: Vec<&TensorType> =
-                instr.inputs.iter().map(|&v| self.program.ty(v)).collect();
-            let bytes = instr.op.scratch(&types);
+            let bytes = self.program.scratch_bytes(instr);
             if bytes > 0 {
                 let block = Block { offset: 0, bytes, birth: index, death: index };
                 wanted.push((None, Some(index), block));
@@ -242,6 +241,12 @@ impl<'a> Classes<'a> {
         let peak = peak(&blocks, self.program.instrs().len());
         Slots { by_value, scratch, copies, extent: extent.next_multiple_of(ALIGN), peak, blocks }
     }
+}
+
+/// Whether an instruction's result is its operand under another type.
+fn is_same_memory(instr: &Instr) -> bool {
+    let done = matches!(&instr.op, Op::Collective(c) if c.kind == CollectiveKind::Done);
+    done || instr.op.is_view()
 }
 
 /// The lowest offset at which a block overlaps no block that lives at the same time.

@@ -170,10 +170,32 @@ fn gradient_of_row<T: Element>(row: &mut [T], target: i32, lse: T::Acc, d_nll: T
     // The target's probability minus one is computed before rounding: for a sure and right
     // prediction nothing else is left of it.
     let at_target = ((row[target].load() - lse).exp() - T::Acc::ONE) * d_nll;
+    scaled_probabilities(row, lse, d_nll);
+    row[target] = T::store(at_target);
+}
+
+/// As the gradient of a row of which this is a part, for a target that counts; `held` is its place
+/// if it lies in this part.
+pub fn gradient_of_part<T: Element>(
+    row: &mut [T],
+    held: Option<usize>,
+    lse: T::Acc,
+    d_nll: T::Acc,
+) {
+    vectorized(
+        #[inline(always)]
+        || match held {
+            Some(target) => gradient_of_row(row, target as i32, lse, d_nll),
+            None => scaled_probabilities(row, lse, d_nll),
+        },
+    );
+}
+
+#[inline(always)]
+fn scaled_probabilities<T: Element>(row: &mut [T], lse: T::Acc, d_nll: T::Acc) {
     for x in row.iter_mut() {
         *x = T::store((x.load() - lse).exp() * d_nll);
     }
-    row[target] = T::store(at_target);
 }
 
 fn check_lengths(rows: usize, lengths: [usize; 3]) {

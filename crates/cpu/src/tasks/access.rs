@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use phalanx_ir::DType;
+use phalanx_ir::{DType, Program, ValueId};
 use phalanx_script::Slot;
 
 /// Which part of a task a worker does.
@@ -31,9 +31,18 @@ pub(crate) struct Var {
     pub(crate) slot: Slot,
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<usize>,
+    /// How many elements of each dim are valid; the rest is padding.
+    pub(crate) valid: Vec<usize>,
 }
 
 impl Var {
+    /// What a rank holds of a value.
+    pub(crate) fn of(program: &Program, value: ValueId, slot: Slot, rank: usize) -> Self {
+        let (ty, mesh) = (program.ty(value), program.mesh());
+        let (shape, valid) = (ty.local_shape(mesh), ty.local_valid(mesh, rank));
+        Self { slot, dtype: ty.dtype, shape, valid }
+    }
+
     pub(crate) fn elements(&self) -> usize {
         self.shape.iter().product()
     }

@@ -4,11 +4,12 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use phalanx_comm::Handle;
 use phalanx_engine::Args;
 use phalanx_ir::DType;
 use phalanx_script::Slot;
 
-use super::{Share, Var};
+use super::{Endpoint, Share, Var};
 
 /// What a running task has: its share, the memory, and a place for errors.
 pub(crate) struct Context<'a> {
@@ -18,6 +19,10 @@ pub(crate) struct Context<'a> {
     pub(crate) scratch: *mut u8,
     pub(crate) scratch_bytes: usize,
     pub(crate) failure: &'a Failure,
+    /// The way to other ranks, if there are any.
+    pub(crate) comm: Option<&'a Endpoint>,
+    /// By value: the calls that were started and not yet waited for.
+    pub(crate) handles: &'a [Mutex<Option<Handle>>],
 }
 
 impl Context<'_> {
@@ -116,6 +121,10 @@ impl Failure {
         if let Ok(mut first) = self.message.lock() {
             first.get_or_insert(message);
         }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.message.lock().is_ok_and(|m| m.is_some())
     }
 
     pub(crate) fn take(&self) -> Option<String> {

@@ -6,13 +6,18 @@
 
 mod access;
 mod attention;
+mod collective;
 mod context;
 mod embedding_grad;
+mod extent;
 mod fused;
 mod loss;
+mod lowered;
 mod matmul;
 mod movement;
 mod norm_grad;
+mod padding;
+mod placed;
 mod reduce;
 mod rotary;
 mod rows;
@@ -20,11 +25,11 @@ mod types;
 mod update;
 
 use phalanx_engine::EngineError;
-use phalanx_ir::ops::CollectiveKind;
 use phalanx_ir::{Instr, Op, OpDef, Program, ValueId};
 use phalanx_script::Slots;
 
 pub(crate) use access::{Access, Share, Var};
+pub(crate) use collective::{Endpoint, Transfer};
 pub(crate) use context::{Context, Failure};
 pub(crate) use movement::copy;
 pub(crate) use types::{for_float, for_floats};
@@ -46,6 +51,11 @@ pub(crate) trait Task: Send + Sync {
     fn is_matmul(&self) -> bool {
         false
     }
+
+    /// The call that it makes, if it does nothing but talk to other ranks.
+    fn transfer(&self) -> Option<&Transfer> {
+        None
+    }
 }
 
 /// The operands and results of one instruction, as tasks are made from them.
@@ -55,6 +65,10 @@ pub(crate) struct Operation<'a> {
     pub(crate) slots: &'a Slots,
     /// Offset of the instruction's scratch memory in the workspace.
     pub(crate) scratch: Option<usize>,
+    /// This rank, in the program's mesh.
+    pub(crate) rank: usize,
+    /// The way to other ranks, if there are any.
+    pub(crate) comm: Option<&'a Endpoint>,
 }
 
 impl Operation<'_> {
@@ -67,19 +81,14 @@ impl Operation<'_> {
     }
 
     pub(crate) fn var(&self, value: ValueId) -> Var {
-        let ty = self.program.ty(value);
-        Var {
-            slot: self.slots.by_value[value.index()],
-            dtype: ty.dtype,
-            shape: ty.local_shape(self.program.mesh()),
-        }
+        Var::of(self.program, value, self.slots.by_value[value.index()], self.rank)
     }
 
     /// The number in the whole of the first element that this rank holds of a flat value.
     pub(crate) fn first_element(&self, value: ValueId) -> usize {
-        let (ty, mesh) = (self.program.ty(value), self.program.mesh());
-        let axes = ty.layout.dims().first().map_or(&[][..], |d| &d.axes);
-        mesh.shard(0, axes) * ty.local_shape(mesh).iter().product::<usize>()
+        let part = self.parts(value).first().copied();
+        let inner: usize = self.var(value).shape.iter().skip(1).product();
+        part.map_or(0, |part| part.shard * part.len() * inner)
     }
 
     pub(crate) fn unsupported(&self, why: impl Into<String>) -> EngineError {
@@ -101,6 +110,14 @@ pub(crate) fn task(task: impl Task + 'static) -> Box<dyn Task> {
 
 /// The calls of one instruction.
 pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
+    // What depends on where a rank's elements lie, or on which of them are padding, where that
+    // makes a difference.
+    if let Some(tasks) = lowered::compile(op)? {
+        return Ok(tasks);
+    }
+    if let Some(tasks) = placed::compile(op)? {
+        return Ok(tasks);
+    }
     match &op.instr.op {
         // The result is the operand, under another type.
         Op::Reshape(_) => Ok(vec![]),
@@ -127,6 +144,7 @@ pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         | Op::Softmax(_)
         | Op::SoftmaxGrad(_)
         | Op::Dropout(_) => rows::compile(op),
+        Op::ZeroPadding(_) => padding::compile(op),
         Op::RmsNormGrad(_) | Op::LayerNormGrad(_) => norm_grad::compile(op),
         Op::EmbeddingGrad(_) => embedding_grad::compile(op),
         Op::Rotary(rotary) => rotary::compile(op, rotary),
@@ -135,9 +153,6 @@ pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
             loss::compile(op)
         }
         Op::AdamW(_) | Op::Sgd(_) => update::compile(op),
-        Op::Collective(collective) => match collective.kind {
-            CollectiveKind::Done => Err(op.unsupported("it waits for other ranks")),
-            _ => Err(op.unsupported("collectives run through a communicator, not an engine")),
-        },
+        Op::Collective(collective) => collective::compile(op, collective),
     }
 }

@@ -95,10 +95,10 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for NormGrad<T, C> {
 }
 
 /// The sum of the parts, in their order; the columns of each vector are shared.
-struct SumParts<A, C> {
-    sums: usize,
-    vectors: Vec<Var>,
-    types: PhantomData<(A, C)>,
+pub(super) struct SumParts<A, C> {
+    pub(super) sums: usize,
+    pub(super) vectors: Vec<Var>,
+    pub(super) types: PhantomData<(A, C)>,
 }
 
 impl<A: Float, C: Element<Acc = A>> Task for SumParts<A, C> {

@@ -12,6 +12,7 @@ use crate::kernels::rotary;
 pub(super) fn compile(op: &Operation<'_>, rotation: &Rotary) -> Result<Tasks, EngineError> {
     let (x, out) = (op.input(0), op.output(0));
     let (seq, head_dim) = (x.shape[1], x.shape[3]);
+    let part = op.part(op.instr.inputs[0], 1);
     let frequencies = rotation.frequencies(head_dim);
     let direction = match rotation.inverse {
         false => rotary::Direction::Forward,
@@ -20,7 +21,7 @@ pub(super) fn compile(op: &Operation<'_>, rotation: &Rotary) -> Result<Tasks, En
     let made = for_float!(op, x.dtype, T => {
         let mut tables = vec![<T as Element>::Acc::ZERO; seq * head_dim];
         let (cos, sin) = tables.split_at_mut(seq * head_dim / 2);
-        rotary::fill_tables(0..seq, &frequencies, cos, sin);
+        rotary::fill_tables((0..seq).map(|i| part.global(i)), &frequencies, cos, sin);
         task(Rotation::<T> { x, out, tables, direction })
     })?;
     Ok(vec![made])

@@ -7,7 +7,7 @@ use std::ops::Range;
 use phalanx_engine::EngineError;
 use phalanx_ir::Op;
 
-use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, task};
+use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, placed, task};
 use crate::element::Element;
 use crate::kernels::{dropout, embedding, norm, softmax};
 
@@ -17,20 +17,34 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         Op::LayerNorm(n) => forward(op, Forward::LayerNorm { eps: n.eps }),
         Op::Softmax(_) => forward(op, Forward::Softmax),
         Op::SoftmaxGrad(_) => forward(op, Forward::SoftmaxGrad),
-        Op::Dropout(d) => forward(op, Forward::Dropout { p: d.p, site: d.site }),
-        Op::Embedding(_) => forward(op, Forward::Embedding),
+        Op::Dropout(d) => {
+            let first = placed::first_sample(op);
+            forward(op, Forward::Dropout { p: d.p, site: d.site, first })
+        }
+        Op::Embedding(_) => forward(op, Forward::Embedding { held: placed::held(op)? }),
         _ => Err(op.unsupported("it does not work by rows")),
     }
 }
 
 /// The ops, each of one float type.
 enum Forward {
-    RmsNorm { eps: f64 },
-    LayerNorm { eps: f64 },
+    RmsNorm {
+        eps: f64,
+    },
+    LayerNorm {
+        eps: f64,
+    },
     Softmax,
     SoftmaxGrad,
-    Dropout { p: f64, site: u32 },
-    Embedding,
+    /// `first` is the number of the first sample held here.
+    Dropout {
+        p: f64,
+        site: u32,
+        first: usize,
+    },
+    Embedding {
+        held: embedding::Held,
+    },
 }
 
 struct Rows<T> {
@@ -60,7 +74,7 @@ impl<T: Element> Rows<T> {
             Forward::RmsNorm { .. } | Forward::LayerNorm { .. } | Forward::Dropout { .. } => {
                 input > 0
             }
-            Forward::Embedding => input == 0,
+            Forward::Embedding { .. } => input == 0,
             Forward::Softmax | Forward::SoftmaxGrad => false,
         }
     }
@@ -117,13 +131,13 @@ impl<T: Element> Task for Rows<T> {
             Forward::SoftmaxGrad => {
                 softmax::gradient(input(0), input(1), self.outputs[0].width(), output(0));
             }
-            Forward::Dropout { p, site } => {
+            Forward::Dropout { p, site, first } => {
                 let mask = dropout::Mask { key: self.key(cx), site, p };
                 let sample = self.outputs[0].elements() / self.outputs[0].shape[0].max(1);
-                let first = rows.start * self.outputs[0].width();
+                let first = first * sample + rows.start * self.outputs[0].width();
                 dropout::dropout(input(0), mask, sample, first, output(0));
             }
-            Forward::Embedding => {
+            Forward::Embedding { held } => {
                 let table = &self.inputs[0];
                 // SAFETY: the task declared these accesses.
                 let (table_data, ids) = unsafe {
@@ -132,7 +146,6 @@ impl<T: Element> Task for Rows<T> {
                         cx.get::<i32>(&self.inputs[1], rows.clone()),
                     )
                 };
-                let held = embedding::Held::all(table.shape[0]);
                 let found = embedding::gather(table_data, held, table.width(), ids, output(0));
                 if let Err(unknown) = found {
                     cx.failure.report(unknown.to_string());

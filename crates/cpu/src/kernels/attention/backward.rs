@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::tile::{self, KEYS, ROWS};
-use super::{Attention, Shape};
+use super::{Attention, Shape, ranges};
 use crate::element::{Element, Float, vectorized};
 use crate::kernels::gemm::Gemm;
 use crate::kernels::matrix::{Mat, MatMut};
@@ -153,7 +153,7 @@ impl<G: Gemm> Attention<'_, G> {
             let dq = shape.query_rows_mut(tensors.dq, pair);
             (operands, k, v, dq, dk, dv)
         };
-        let len = shape.keys * shape.dim;
+        let len = shape.valid_keys() * shape.dim;
         let keys = tile::load(k, tile::take(&mut scratch, len));
         let laid_out = LaidOut {
             keys,
@@ -164,18 +164,23 @@ impl<G: Gemm> Attention<'_, G> {
         sums.fill(T::Acc::ZERO);
         let (for_keys, for_values) = sums.split_at_mut(len);
         let mut sums = Sums {
-            dk: MatMut::rows_of(for_keys, shape.keys, shape.dim),
-            dv: MatMut::rows_of(for_values, shape.keys, shape.dim),
+            dk: MatMut::rows_of(for_keys, shape.valid_keys(), shape.dim),
+            dv: MatMut::rows_of(for_values, shape.valid_keys(), shape.dim),
         };
+        // Queries that are padding add nothing to the gradients of keys and values.
+        let queries = shape.valid_queries();
         for head in 0..shape.group {
-            for rows in shape.row_tiles() {
+            for rows in ranges(queries, ROWS) {
                 let columns = head * shape.dim..(head + 1) * shape.dim;
                 let dq = dq.reborrow().block(rows.clone(), columns);
                 self.backward_tile(&operands, &laid_out, (head, rows), dq, &mut sums, scratch);
             }
         }
-        tile::store(dk, sums.dk.as_ref(), |_| T::Acc::ONE);
-        tile::store(dv, sums.dv.as_ref(), |_| T::Acc::ONE);
+        clear(&mut dq, queries..shape.queries);
+        for (mut gradient, sums) in [(dk, sums.dk), (dv, sums.dv)] {
+            clear(&mut gradient, shape.valid_keys()..shape.keys);
+            tile::store(gradient, sums.as_ref(), |_| T::Acc::ONE);
+        }
     }
 
     fn backward_tile<T: Element>(
@@ -282,4 +287,9 @@ impl<G: Gemm> Attention<'_, G> {
             },
         );
     }
+}
+
+/// Zeros for rows of padding.
+fn clear<T: Element>(gradient: &mut MatMut<T>, rows: Range<usize>) {
+    rows.for_each(|row| gradient.row(row).fill(T::default()));
 }
