@@ -134,6 +134,11 @@ impl<E: Engine> Executor<E> {
         &self.engine
     }
 
+    /// The engine, to ask its communicator.
+    pub fn engine_mut(&mut self) -> &mut E {
+        &mut self.engine
+    }
+
     /// Runs a script once and returns when all its actions have ended.
     pub fn run(&mut self, id: ScriptId) -> Result<(), RuntimeError> {
         let loaded = &self.scripts[id.0];

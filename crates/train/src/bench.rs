@@ -118,14 +118,12 @@ struct Timed {
 }
 
 fn steps(config: &Config, network: &Network, models: &Models) -> Result<Timed> {
-    let engine = host_engine(config.run.threads.get())?;
-    let settings = Settings::new(config);
-    let mut session = Session::new(engine, models, settings, &mut *network.start())?;
+    let mut session = Session::new(models, Settings::new(config)?, &*network.start())?;
     let rate = LearningRate::new(config);
     let (mut times, mut before, mut allocated) = (Vec::new(), 0.0, counts());
     for step in 1..=WARM_UP + TIMED {
         if step == WARM_UP + 1 {
-            before = session.engine().matmul_seconds();
+            before = matmul_seconds(&mut session)?;
             allocated = counts();
         }
         let batch = random_batch(config, step as u64);
@@ -136,12 +134,20 @@ fn steps(config: &Config, network: &Network, models: &Models) -> Result<Timed> {
         }
     }
     let counted = allocated != Counts::default();
+    let packed = counted.then(|| counts() - allocated);
+    let scratch = session.on_ranks(|_, rank| Ok(rank.engine().scratch_bytes()))?;
     Ok(Timed {
         times,
-        gemm_seconds: session.engine().matmul_seconds() - before,
-        kernel_scratch: session.engine().scratch_bytes(),
-        packed: counted.then(|| counts() - allocated),
+        gemm_seconds: matmul_seconds(&mut session)? - before,
+        kernel_scratch: scratch.iter().sum(),
+        packed,
     })
+}
+
+/// Seconds that the ranks spent in matrix products so far, in the mean.
+fn matmul_seconds(session: &mut Session) -> Result<f64> {
+    let seconds = session.on_ranks(|_, rank| Ok(rank.engine().matmul_seconds()))?;
+    Ok(seconds.iter().sum::<f64>() / seconds.len() as f64)
 }
 
 fn floor_seconds(config: &Config, model: &Model) -> Result<f64> {

@@ -13,6 +13,7 @@ use phalanx_ir::IrError;
 use phalanx_models::hf::HfError;
 use phalanx_runtime::RuntimeError;
 use phalanx_script::ScriptError;
+use phalanx_spmd::SpmdError;
 use phalanx_sys::{SysError, Told};
 
 /// A result whose error is this crate's [`Error`].
@@ -72,6 +73,13 @@ impl Error {
 impl From<IrError> for Error {
     /// A model that cannot be written down as asked: nothing has been started.
     fn from(error: IrError) -> Self {
+        Error::refused(Problem::new(error.to_string()))
+    }
+}
+
+impl From<SpmdError> for Error {
+    /// A model that can't be divided among ranks as asked: nothing has been started.
+    fn from(error: SpmdError) -> Self {
         Error::refused(Problem::new(error.to_string()))
     }
 }

@@ -86,7 +86,7 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
     let model = architecture(&config.model, spec).logits(shape, compute)?;
     let engine = host_engine(config.run.threads.get())?;
     let stored = config.precision.weights.into();
-    let mut forward = Forward::new(engine, &model, stored, 1, &mut from_tensors(&tensors))?;
+    let mut forward = Forward::new(engine, &model, stored, 1, &from_tensors(&tensors))?;
     forward.run(&StepData {
         fields: &[(port::IDS, Field::I32(ids))],
         count: 1,
@@ -148,7 +148,7 @@ fn evaluate(
     let corpus = corpus::open(loaded)?;
     let batches = corpus::held_out(loaded, &corpus)?;
     let shape = BatchShape {
-        batch: config.train.microbatch_size(config.parallel.dp),
+        batch: config.train.batch_size.get() / config.train.microbatches.get(),
         seq: config.train.seq_len.get(),
     };
     let model =
@@ -156,7 +156,7 @@ fn evaluate(
     let parts = config.train.microbatches.get();
     let engine = host_engine(config.run.threads.get())?;
     let stored = config.precision.weights.into();
-    let mut forward = Forward::new(engine, &model, stored, parts, &mut from_tensors(tensors))?;
+    let mut forward = Forward::new(engine, &model, stored, parts, &from_tensors(tensors))?;
     let loss = corpus::mean_loss(&batches, |data| {
         forward.run(data)?;
         forward.loss()

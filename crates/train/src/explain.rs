@@ -14,7 +14,7 @@ use crate::config::Loaded;
 use crate::error::{Error, Problem, Result};
 use crate::host::host_engine;
 use crate::network::{Network, describe_step};
-use crate::session::{self, Settings};
+use crate::session::{Lowered, Settings};
 
 /// Buffers that the memory table names.
 const LARGEST: usize = 12;
@@ -44,19 +44,18 @@ impl Explanation {
     /// Builds the step of a configuration, and compiles it, without memory and without weights.
     pub fn new(loaded: &Loaded, focus: Focus) -> Result<Self> {
         let network = Network::new(loaded)?;
-        let model = network.models(&loaded.config, false)?.train;
-        let settings = Settings::new(&loaded.config);
-        let (compiled, step) = session::plan(&model, &settings)?;
-        let mut executor = Executor::new(host_engine(loaded.config.run.threads.get())?);
-        let script = executor.load(step.script.clone())?;
-        let memory = executor.plan(script).clone();
-        let kernel_scratch = executor.engine().scratch_bytes();
+        let models = network.models(&loaded.config, false)?;
+        let lowered = Lowered::new(&models, Settings::new(&loaded.config)?)?;
+        let (model, plan) = (models.train, lowered.plan(0)?);
+        phalanx_script::check(&plan.script)?;
+        let memory = phalanx_script::plan(&plan.script)?;
+        let kernel_scratch = kernel_scratch(&lowered, &plan)?;
+        let compiled = lowered.compiled().clone();
         let header = format!(
             "# {}\n# a step: {}\n\n",
             network.describe(&loaded.config, model.elements()),
             describe_step(&loaded.config)
         );
-        let plan = step;
         let explanation = Self { model, compiled, plan, memory, kernel_scratch, focus, header };
         explanation.check_focus()?;
         Ok(explanation)
@@ -233,4 +232,15 @@ fn names<'a>(script: &'a Script, buffers: &[phalanx_script::BufferId]) -> Vec<&'
         }
     }
     names
+}
+
+/// Bytes beside the arena that this machine's kernels use on one rank, over its threads. Kernels of
+/// a program on several ranks know their scratch memory once the ranks have met.
+fn kernel_scratch(lowered: &Lowered, plan: &TrainPlan) -> Result<usize> {
+    if lowered.mesh().ranks() > 1 {
+        return Ok(0);
+    }
+    let mut executor = Executor::new(host_engine(lowered.settings.threads)?);
+    executor.load(plan.script.clone())?;
+    Ok(executor.engine().scratch_bytes())
 }

@@ -50,7 +50,8 @@ impl Network {
     pub fn models(&self, config: &Config, evaluate: bool) -> Result<Models> {
         let compute = config.precision.compute.into();
         let shape = BatchShape {
-            batch: config.train.microbatch_size(config.parallel.dp),
+            // Of all data-parallel ranks together: programs speak of global shapes.
+            batch: config.train.batch_size.get() / config.train.microbatches.get(),
             seq: config.train.seq_len.get(),
         };
         let build = |purpose| self.architecture.build(shape, compute, purpose);
@@ -63,7 +64,11 @@ impl Network {
     /// The values that each parameter starts with.
     pub fn start(&self) -> Box<ReadParam<'_>> {
         match &self.weights {
-            Some(source) => Box::new(|param| Ok(source.read(&param.name)?.to_f64())),
+            Some(source) => {
+                Box::new(
+                    |param, elements| Ok(source.read(&param.name)?.to_f64()[elements].to_vec()),
+                )
+            }
             None => Box::new(initial(self.seed)),
         }
     }

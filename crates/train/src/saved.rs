@@ -1,6 +1,7 @@
 //! The weights that a run leaves behind, and reading a run's folder back.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use phalanx_ir::DType;
@@ -84,9 +85,9 @@ impl Saved {
 /// Gives parameters out of tensors by name, for a session or an evaluation.
 pub fn from_tensors(
     tensors: &BTreeMap<String, Tensor>,
-) -> impl FnMut(&phalanx_ir::Param) -> Result<Vec<f64>> {
-    |param| match tensors.get(&param.name) {
-        Some(tensor) => Ok(tensor.to_f64()),
+) -> impl Fn(&phalanx_ir::Param, Range<usize>) -> Result<Vec<f64>> + Sync {
+    |param, elements| match tensors.get(&param.name) {
+        Some(tensor) => Ok(tensor.to_f64().get(elements).unwrap_or_default().to_vec()),
         None => Err(Error::refused(Problem::new(format!(
             "the weights have no parameter `{}`, which the model reads",
             param.name

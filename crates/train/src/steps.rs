@@ -4,7 +4,6 @@
 use std::time::{Duration, Instant};
 
 use phalanx_data::Loader;
-use phalanx_engine::Engine;
 use phalanx_sys::interrupt;
 
 use crate::corpus::with_step_data;
@@ -47,12 +46,12 @@ pub struct Taken {
 /// Takes steps until their number reaches `steps`, and tells `observe` of each. A loss or a
 /// gradient norm that is no number ends it: every further step would be wasted. So does a user who
 /// asks for it, where somebody listens ([`interrupt`]): the steps taken stay good.
-pub fn take_steps<E: Engine>(
-    session: &mut Session<E>,
+pub fn take_steps(
+    session: &mut Session,
     batches: &mut dyn Batches,
     steps: usize,
     rate: impl Fn(usize) -> f64,
-    mut observe: impl FnMut(&mut Session<E>, Taken) -> Result<()>,
+    mut observe: impl FnMut(&mut Session, Taken) -> Result<()>,
 ) -> Result<()> {
     let mut last = None;
     for step in session.steps() as usize + 1..=steps {

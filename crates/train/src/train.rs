@@ -10,7 +10,6 @@ use crate::bench::gemm_seconds;
 use crate::config::Loaded;
 use crate::corpus;
 use crate::error::{Error, Problem, Result};
-use crate::host::{HostEngine, host_engine};
 use crate::metrics::{Evaluation, LossPlot, Step, Summary, bytes};
 use crate::network::{Network, describe_step};
 use crate::report::{Facts, Report};
@@ -62,7 +61,7 @@ struct Run<'a> {
     corpus: Arc<dyn Corpus>,
     loader: Loader,
     held_out: Vec<Batch>,
-    session: Session<HostEngine>,
+    session: Session,
     parameters: usize,
     gemm_seconds: Option<f64>,
 }
@@ -74,8 +73,7 @@ impl<'a> Run<'a> {
         let evaluates = config.train.eval_every > 0;
         let models = network.models(config, evaluates)?;
         // What can't fit is refused before data are opened and weights are made.
-        let engine = host_engine(config.run.threads.get())?;
-        let prepared = Prepared::new(engine, &models, Settings::new(config))?;
+        let prepared = Prepared::new(&models, Settings::new(config)?)?;
         let corpus = corpus::open(loaded)?;
         let loader = corpus::training(loaded, &corpus)?;
         let held_out = match evaluates {
@@ -83,7 +81,7 @@ impl<'a> Run<'a> {
             false => Vec::new(),
         };
         let gemm_seconds = gemm_seconds(config, &models.train)?;
-        let session = prepared.start(&mut *network.start())?;
+        let session = prepared.start(&*network.start())?;
         Ok(Self {
             loaded,
             network,
@@ -148,7 +146,7 @@ impl<'a> Run<'a> {
         let rate = LearningRate::new(&self.loaded.config);
         let (steps, every) = (train.steps.get(), train.eval_every);
         let (session, held_out) = (&mut self.session, &self.held_out);
-        let observe = |session: &mut Session<HostEngine>, taken: Taken| {
+        let observe = |session: &mut Session, taken: Taken| {
             let Taken { step, result, time, .. } = taken;
             let line = Step {
                 step,

@@ -5,12 +5,13 @@ use phalanx_ir::DType;
 use phalanx_script::{Optimizer, Precision};
 use phalanx_sys::memory::Machine;
 
+use super::parallel::Parallel;
 use crate::config::{self, Config, OptimKind};
 use crate::error::{Error, Problem, Result};
 use crate::metrics::bytes;
 
 /// How a model is trained, apart from the model and the data.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// Element types of weights, gradients and optimizer state.
     pub precision: Precision,
@@ -26,6 +27,10 @@ pub struct Settings {
     pub seed: u64,
     /// Bytes that the plan may take, if there is a limit.
     pub memory_limit: Option<MemoryLimit>,
+    /// The ranks, and how they divide the work.
+    pub parallel: Parallel,
+    /// Threads of each rank.
+    pub threads: usize,
 }
 
 /// How many bytes a plan may take, and who says so.
@@ -85,7 +90,7 @@ impl MemoryLimit {
 
 impl Settings {
     /// The settings that a configuration asks for.
-    pub fn new(config: &Config) -> Self {
+    pub fn new(config: &Config) -> Result<Self> {
         let optim = &config.optim;
         let decay = optim.weight_decay.get();
         let optimizer = match optim.kind {
@@ -99,7 +104,7 @@ impl Settings {
                 Optimizer::Sgd { momentum: optim.momentum.get(), nesterov: optim.nesterov, decay }
             }
         };
-        Settings {
+        Ok(Settings {
             precision: precision(&config.precision),
             optimizer,
             clip: optim.clip.0.map(|norm| norm.get()),
@@ -110,7 +115,9 @@ impl Settings {
                 Some(limit) => Some(MemoryLimit::Asked(limit.0)),
                 None => MemoryLimit::of_machine(),
             },
-        }
+            parallel: Parallel::new(&config.parallel)?,
+            threads: config.run.threads.get(),
+        })
     }
 }
 
