@@ -7,7 +7,7 @@ use super::progress::Stage;
 use crate::error::{CommError, Missing};
 use crate::sync::{TIMED, current, park_timeout, relax, yield_now};
 
-/// How often to look before looking at the clock, when spinning: some microseconds.
+/// How often to look before looking at the clock, when spinning: some ten microseconds.
 const LOOKS: u32 = 256;
 
 /// What waiting has cost a rank.

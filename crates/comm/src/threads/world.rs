@@ -34,6 +34,9 @@ pub struct Options {
     pub waiting: Waiting,
     /// How many threads each rank computes with, for [`Waiting::Auto`].
     pub threads_per_rank: usize,
+    /// Whether rank threads are bound to cores of their own, `threads_per_rank` for each, if there
+    /// are enough for all. For programs that have the machine to themselves.
+    pub bind: bool,
     /// How many calls of one group a rank can have outstanding before starting another one waits;
     /// rounded up to a power of two.
     pub depth: usize,
@@ -48,6 +51,7 @@ impl Default for Options {
             timeout: Duration::from_secs(60),
             waiting: Waiting::Auto,
             threads_per_rank: 1,
+            bind: false,
             depth: 32,
             planted_copy: None,
         }
