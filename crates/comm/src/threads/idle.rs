@@ -119,8 +119,7 @@ impl Endpoint {
         let Local { board, me, .. } = &self.groups[group];
         let is_late = |member: &usize| match stage {
             Stage::Arrive => !board.has_posted(*member, sequence),
-            Stage::Parts => board.progress(*member) < 2 * sequence + 1,
-            _ => board.progress(*member) < 2 * sequence + 2,
+            _ => board.progress(*member) <= sequence,
         };
         let late = (0..board.len()).filter(|member| member != me).filter(is_late);
         let missing: Vec<usize> = late.map(|member| board.group.ranks()[member]).collect();
