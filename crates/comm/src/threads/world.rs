@@ -17,11 +17,12 @@ use crate::sync::{
 /// How ranks wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// By looking again and again if every thread of every rank has a core, else by sleeping.
+    /// Like `Spin` if every thread of every rank has a core, else like `Park`.
     Auto,
-    /// By looking again and again: the fastest, if every thread has a core to itself.
+    /// By looking again and again for a fraction of a millisecond, then by sleeping: the fastest, if
+    /// every thread has a core to itself.
     Spin,
-    /// By sleeping, so that others can have the core.
+    /// By sleeping at once, so that others can have the core.
     Park,
 }
 
@@ -93,7 +94,7 @@ impl World {
 /// What all endpoints see.
 pub(super) struct Shared {
     pub(super) options: Options,
-    /// Whether waiting ranks spin; otherwise they must be woken.
+    /// Whether waiting ranks spin for a while.
     pub(super) spin: bool,
     pub(super) ranks: Box<[RankState]>,
     poisoned: AtomicBool,
@@ -111,16 +112,23 @@ struct Boards {
 #[derive(Default)]
 #[repr(align(128))]
 pub(super) struct RankState {
+    sleep: Sleep,
     /// Whether it is touching others' memory now.
     touching: AtomicBool,
-    /// Whether it sleeps, or is about to.
-    parked: AtomicBool,
-    /// The thread to wake.
-    thread: Mutex<Option<Thread>>,
     /// What it finished last: one more than the sequence number, the board, and kind and site.
     finished: AtomicU64,
     finished_board: AtomicU64,
     finished_call: AtomicU64,
+}
+
+/// Apart from what a rank writes in every call, because others look at it in every call.
+#[derive(Default)]
+#[repr(align(128))]
+struct Sleep {
+    /// Whether it sleeps, or is about to.
+    parked: AtomicBool,
+    /// The thread to wake.
+    thread: Mutex<Option<Thread>>,
 }
 
 impl Shared {
@@ -216,7 +224,7 @@ impl Shared {
 
     /// Says that a rank is about to sleep; it must look once more after this.
     pub(super) fn about_to_park(&self, rank: usize, thread: Thread) {
-        let state = &self.ranks[rank];
+        let state = &self.ranks[rank].sleep;
         *lock(&state.thread) = Some(thread);
         state.parked.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -224,14 +232,11 @@ impl Shared {
 
     /// Says that a rank is awake.
     pub(super) fn awake(&self, rank: usize) {
-        self.ranks[rank].parked.store(false, Ordering::Relaxed);
+        self.ranks[rank].sleep.parked.store(false, Ordering::Relaxed);
     }
 
     /// Wakes the members of a board after something changed on it.
     pub(super) fn wake_members(&self, board: &Board, me: usize) {
-        if self.spin {
-            return;
-        }
         // Orders the change before the look at who sleeps; a sleeper does it the other way round.
         fence(Ordering::SeqCst);
         for (index, &rank) in board.group.ranks().iter().enumerate() {
@@ -242,7 +247,7 @@ impl Shared {
     }
 
     fn wake(&self, rank: usize) {
-        let state = &self.ranks[rank];
+        let state = &self.ranks[rank].sleep;
         if state.parked.load(Ordering::Relaxed) && state.parked.swap(false, Ordering::SeqCst) {
             let thread = lock(&state.thread).clone();
             if let Some(thread) = thread {

@@ -20,7 +20,7 @@ fn waiting_is_not_busy() {
             endpoint.barrier(GroupId::WORLD)?;
             let after = endpoint.busy();
             let waited = after.waited - before.waited;
-            Ok::<_, CommError>((after.busy - before.busy, waited))
+            Ok::<_, CommError>((after.busy.saturating_sub(before.busy), waited))
         })
         .unwrap();
         let [(worked, _), (idle, waited)] = busy[..] else { panic!("two ranks") };
