@@ -5,6 +5,7 @@
 
 mod number;
 mod reduce;
+mod stream;
 
 pub(crate) use reduce::{Combine, Pointers, is_reducible, reduce};
 

@@ -7,7 +7,7 @@ use half::bf16;
 use phalanx_ir::DType;
 
 use super::number::Number;
-use super::{Meter, Place};
+use super::{Meter, Place, stream};
 use crate::call::Reduction;
 
 /// Elements that are combined at a time: four vectors of the widest kind for `f32`.
@@ -37,7 +37,7 @@ pub(crate) struct Pointers {
 }
 
 /// Reduces blocks of `shape` (`outer`, `rows`, elements per row) in the order of `sources`, and
-/// writes the result to all `targets`, the first of which may be added to.
+/// writes the result to all `targets`: first this rank's own, which may be added to, then others'.
 ///
 /// # Safety
 /// As for [`super::copy`]; targets may be sources too but may not overlap them otherwise. All
@@ -133,6 +133,7 @@ unsafe fn lanes<T: Number, const MAX: bool, const ACC: bool>(pointers: &Pointers
             i += 1;
         }
     }
+    stream::settle();
 }
 
 /// `N` elements from index `i` on: all are read from all sources before any is written, so that a
@@ -169,8 +170,9 @@ unsafe fn step<T: Number, const MAX: bool, const ACC: bool, const N: usize>(
         for (result, acc) in result.iter_mut().zip(acc) {
             *result = T::store(acc);
         }
-        for target in targets {
-            target.cast::<T>().add(i).cast::<[T; N]>().write(result);
+        targets[0].cast::<T>().add(i).cast::<[T; N]>().write(result);
+        for target in &targets[1..] {
+            stream::hand_over(target.cast::<T>().add(i).cast::<[T; N]>(), &result);
         }
     }
 }
