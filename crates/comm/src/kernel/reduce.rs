@@ -27,13 +27,17 @@ pub(crate) struct Combine {
     pub(crate) reduction: Reduction,
     /// Whether the result is combined with what the target holds.
     pub(crate) accumulate: bool,
+    /// Whether results for others are written past this core's caches: good if they run on other
+    /// cores, bad if they share this one.
+    pub(crate) stream: bool,
 }
 
-/// Room for the rows that are worked on, so that no call allocates.
+/// The rows that are worked on. The lists are kept, so that no call allocates.
 #[derive(Default)]
 pub(crate) struct Pointers {
     sources: Vec<*const u8>,
     targets: Vec<*mut u8>,
+    stream: bool,
 }
 
 /// Reduces blocks of `shape` (`outer`, `rows`, elements per row) in the order of `sources`, and
@@ -55,6 +59,7 @@ pub(crate) unsafe fn reduce(
     let dense = targets.iter().chain(sources).all(|place| place.is_dense(bytes));
     let [outer, rows, len] = if dense { [1, 1, shape[0] * shape[1] * shape[2]] } else { shape };
     let foreign = targets.iter().chain(sources).filter(|place| place.foreign).count();
+    pointers.stream = combine.stream;
     for o in 0..outer {
         for r in 0..rows {
             pointers.sources.clear();
@@ -146,7 +151,7 @@ unsafe fn step<T: Number, const MAX: bool, const ACC: bool, const N: usize>(
     pointers: &Pointers,
     i: usize,
 ) {
-    let Pointers { sources, targets } = pointers;
+    let Pointers { sources, targets, stream } = pointers;
     // SAFETY: the caller vouches for `N` elements from `i` on of every place.
     unsafe {
         let mut acc = [T::Acc::default(); N];
@@ -172,7 +177,12 @@ unsafe fn step<T: Number, const MAX: bool, const ACC: bool, const N: usize>(
         }
         targets[0].cast::<T>().add(i).cast::<[T; N]>().write(result);
         for target in &targets[1..] {
-            stream::hand_over(target.cast::<T>().add(i).cast::<[T; N]>(), &result);
+            let target = target.cast::<T>().add(i).cast::<[T; N]>();
+            if *stream {
+                stream::hand_over(target, &result);
+            } else {
+                target.write(result);
+            }
         }
     }
 }

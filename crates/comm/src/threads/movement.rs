@@ -26,6 +26,8 @@ pub(super) struct Movement<'a> {
     pub(super) own: &'a Posting,
     pub(super) target: Strides,
     pub(super) scratch: &'a mut Scratch,
+    /// Whether the members run on cores of their own.
+    pub(super) stream: bool,
     pub(super) meter: Meter,
 }
 
@@ -202,6 +204,7 @@ impl Movement<'_> {
             dtype: header.dtype,
             reduction: header.reduction.unwrap_or(Reduction::Sum),
             accumulate: header.accumulate,
+            stream: self.stream,
         };
         let Scratch { sources, targets, pointers } = &mut *self.scratch;
         // SAFETY: the caller's promises are passed on.

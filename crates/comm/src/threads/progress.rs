@@ -151,6 +151,7 @@ impl Endpoint {
             own: &call.posting,
             target: call.target,
             scratch: &mut self.scratch,
+            stream: self.shared.spin,
             meter: Meter::default(),
         };
         let sound = self.shared.touch(self.rank, || {
