@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod annotate;
+mod choose;
 mod cost;
 mod emit;
 mod error;

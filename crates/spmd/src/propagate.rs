@@ -390,16 +390,3 @@ impl Votes {
         }
     }
 }
-
-impl Plan<'_> {
-    /// Chooses what is open, one instruction after the other.
-    pub(crate) fn choose(&mut self, axis: usize) -> Result<(), SpmdError> {
-        loop {
-            let next = self.undecided(axis).next();
-            let Some(node) = next else { return Ok(()) };
-            let choice = self.cheapest(node, axis);
-            self.put(node, axis, choice);
-            self.propagate(axis)?;
-        }
-    }
-}
