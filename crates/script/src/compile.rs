@@ -1,14 +1,17 @@
-//! From a model to the programs that scripts run: gradients, slicing, and the passes between.
+//! From a model to the programs that scripts run: gradients, partitioning, slicing, and the passes
+//! between.
 //!
 //! The one place that knows in which order the passes come.
 
 use std::num::NonZeroUsize;
 
 use phalanx_autodiff::{Joint, Phases, Recompute, joint, slice};
-use phalanx_ir::{DType, IrError, Model, Program, verify};
+use phalanx_ir::{DType, IrError, Mesh, Model, Program, verify};
 use phalanx_passes::{
-    chunk_loss, common, dead_code_and_inputs, fold_add, fuse, sort_free, stored_params,
+    chunk_loss, common, common_at_once, dead_code_and_inputs, fold_add, fuse, sort_free,
+    stored_params,
 };
+use phalanx_spmd::{Annotations, Costs, SpmdError, partition};
 
 use crate::build::Compiled;
 
@@ -25,11 +28,35 @@ pub struct Lowering {
     pub loss_chunk: NonZeroUsize,
 }
 
+/// Where a model runs: on a mesh, with the annotations of each distinct segment, and what the
+/// partitioner weighs.
+#[derive(Clone, Copy, Debug)]
+pub struct Placement<'a> {
+    /// The mesh.
+    pub mesh: &'a Mesh,
+    /// The annotations, in the order of [`Model::segments`].
+    pub annotations: &'a [Annotations],
+    /// What open choices are weighed by.
+    pub costs: &'a Costs,
+}
+
 impl Lowering {
-    /// The programs of every distinct segment of a model that is trained.
+    /// The programs of every distinct segment of a model that is trained on one rank.
     pub fn compile(&self, model: &Model) -> Result<Compiled, IrError> {
-        let phases = model.segments().iter().map(|forward| self.phases(forward));
+        let phases =
+            model.segments().iter().map(|forward| self.phases(&joint(forward, self.grads)?));
         Ok(Compiled { phases: phases.collect::<Result<_, _>>()? })
+    }
+
+    /// The programs of every distinct segment of a model that is trained on a mesh. Partitioning
+    /// comes first of all passes: it knows of each gradient which op it belongs to, and passes then
+    /// see the layouts.
+    pub fn compile_on(&self, model: &Model, on: Placement<'_>) -> Result<Compiled, SpmdError> {
+        let phases = model.segments().iter().zip(on.annotations).map(|(forward, annotations)| {
+            let whole = joint(forward, self.grads)?;
+            Ok(self.phases(&partition(&whole, on.mesh, annotations, on.costs)?)?)
+        });
+        Ok(Compiled { phases: phases.collect::<Result<_, SpmdError>>()? })
     }
 
     /// The programs of a model that only runs forward, whose parameters are stored like this.
@@ -39,12 +66,23 @@ impl Lowering {
         Ok(Compiled::forward(programs.collect::<Result<_, _>>()?))
     }
 
-    fn phases(&self, forward: &Program) -> Result<Phases, IrError> {
-        let whole = joint(forward, self.grads)?.program;
-        let whole = common(&stored(&whole, self.weights));
-        let cut = |program: &Program| {
-            slice(&Joint::from(fold_add(program)), self.recompute)
-        };
+    /// The same on a mesh.
+    pub fn compile_forward_on(
+        model: &Model,
+        weights: Option<DType>,
+        on: Placement<'_>,
+    ) -> Result<Compiled, SpmdError> {
+        let programs = model.segments().iter().zip(on.annotations).map(|(forward, annotations)| {
+            let whole = Joint::from(forward.clone());
+            let parts = partition(&whole, on.mesh, annotations, on.costs)?;
+            Ok(finished(&common(&stored(&parts.program, weights)))?)
+        });
+        Ok(Compiled::forward(programs.collect::<Result<_, SpmdError>>()?))
+    }
+
+    fn phases(&self, joint: &Joint) -> Result<Phases, IrError> {
+        let whole = common(&stored(&joint.program, self.weights));
+        let cut = |program: &Program| slice(&Joint::from(fold_add(program)), self.recompute);
         let Phases { f, b, w, bw, .. } = cut(&whole);
         // Chunks need the loss and its gradient in one program, which only FBW is.
         let fbw = cut(&chunk_loss(&whole, self.loss_chunk)).fbw;
@@ -53,7 +91,7 @@ impl Lowering {
             b: finished(&b)?,
             w: finished(&w)?,
             bw: finished(&bw)?,
-            fbw: finished(&fbw)?,
+            fbw: finished(&common_at_once(&fbw))?,
         })
     }
 }

@@ -30,7 +30,7 @@ pub use build::{
     train_script,
 };
 pub use check::check;
-pub use compile::Lowering;
+pub use compile::{Lowering, Placement};
 pub use error::ScriptError;
 pub use memory::{MemoryPlan, plan, plan_beside};
 pub use order::HappensBefore;

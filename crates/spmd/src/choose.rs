@@ -9,6 +9,8 @@
 use std::collections::HashMap;
 
 use phalanx_ir::Phase;
+use phalanx_ir::ops::CollectiveKind;
+use phalanx_ir::rule::FactorKind;
 
 use crate::lay::State;
 use crate::plan::{Known, Plan};
@@ -109,10 +111,7 @@ impl<'a> Walk<'a> {
             let any = n.ins.iter().any(|&v| wanted[v]);
             n.outs.iter().for_each(|&v| wanted[v] |= any);
         }
-        let later = |v: &crate::net::Value| {
-            v.users.iter().any(|&(n, _)| plan.net.nodes[n].phase != Phase::F)
-        };
-        let kept = values.iter().map(|v| !v.of_params && later(v)).collect();
+        let kept = plan.kept();
         Self { plan, axis, size: plan.grid.size(axis), bytes: bytes.collect(), last, wanted, kept }
     }
 
@@ -169,7 +168,15 @@ impl<'a> Walk<'a> {
         let read = n.ins.iter().enumerate().map(|(i, &v)| bytes(operand_state(n, choice, i), v));
         let made = n.outs.iter().enumerate().map(|(r, &v)| bytes(result_state(n, choice, r), v));
         let moved: f64 = read.chain(made).sum();
-        3.0 * (n.flops / (shares * here) / costs.flops_per_s + moved / costs.memory_bytes_per_s)
+        let inside = match choice {
+            // An op that works on parts of a factor sums inside, there and back.
+            Choice::Factor(f) if n.rule.factors[f].kind == FactorKind::Lowered => {
+                4.0 * costs.collective(&CollectiveKind::AllReduce, self.size, 0.0)
+            }
+            _ => 0.0,
+        };
+        let product = n.flops / (shares * here) / costs.flops_per_s;
+        inside + 3.0 * (product + moved / costs.memory_bytes_per_s)
     }
 
     /// Bytes that a rank holds of a value in a state.

@@ -12,6 +12,7 @@ mod choose;
 mod cost;
 mod emit;
 mod error;
+mod estimate;
 mod inherit;
 mod lay;
 mod net;
@@ -28,7 +29,8 @@ pub mod strategies;
 
 pub use annotate::{Annotations, Annotator};
 pub use cost::Costs;
-pub use error::SpmdError;
+pub use error::{Conflict, SpmdError};
+pub use estimate::seconds;
 pub use partition::{partition, partition_by};
 pub use split::{Split, apply};
 pub use strategies::Strategy;

@@ -227,23 +227,36 @@ impl<'a> Plan<'a> {
         wanted
     }
 
-    /// Bytes that a rank holds of parameters and of forward values that the backward reads.
+    /// Bytes that a rank holds of parameters and of forward values that the backward reads, a value
+    /// and its views counted once.
     pub(crate) fn memory(&self) -> f64 {
         let local = |v: usize, lay: &Lay| self.net.values[v].bytes() / lay.shards(self.grid) as f64;
-        let backward = |v: usize| {
-            self.net.values[v].users.iter().any(|&(n, _)| self.net.nodes[n].phase != Phase::F)
-        };
-        let forward = |v: usize| match self.net.values[v].maker {
-            Some((n, _)) => self.net.nodes[n].phase == Phase::F,
-            None => true,
-        };
-        (0..self.net.values.len())
-            .map(|v| match &self.net.values[v] {
-                value if value.is_param => local(v, &self.input_layout(v)),
-                value if !value.of_params && forward(v) && backward(v) => local(v, &self.layout(v)),
-                _ => 0.0,
-            })
-            .sum()
+        let params = (0..self.net.values.len()).filter(|&v| self.net.values[v].is_param);
+        let params: f64 = params.map(|v| local(v, &self.input_layout(v))).sum();
+        let kept = self.kept().into_iter().enumerate().filter(|(_, kept)| *kept);
+        params + kept.map(|(v, _)| local(v, &self.layout(v))).sum::<f64>()
+    }
+
+    /// The forward values that the backward reads, by themselves or as a view.
+    pub(crate) fn kept(&self) -> Vec<bool> {
+        let mut kept = vec![false; self.net.values.len()];
+        let read = self.net.nodes.iter().filter(|n| n.phase != Phase::F).flat_map(|n| &n.ins);
+        for &value in read {
+            let mut value = value;
+            while let Some((node, _)) = self.net.values[value].maker {
+                let node = &self.net.nodes[node];
+                if !node.is_view {
+                    break;
+                }
+                value = node.ins[0];
+            }
+            let forward = match self.net.values[value].maker {
+                Some((node, _)) => self.net.nodes[node].phase == Phase::F,
+                None => true,
+            };
+            kept[value] = forward && !self.net.values[value].of_params;
+        }
+        kept
     }
 
     fn close(&mut self, value: usize, axis: usize, state: State) {

@@ -4,6 +4,7 @@
 //! want differently is an error that names both.
 
 mod allgather_kv;
+mod automatic;
 mod data;
 mod find;
 mod megatron;
@@ -17,6 +18,7 @@ use crate::error::SpmdError;
 use crate::split::Split;
 
 pub use allgather_kv::AllGatherKv;
+pub use automatic::Automatic;
 pub use data::Data;
 pub use megatron::Megatron;
 pub use sequence::Sequence;
