@@ -127,9 +127,14 @@ pub(super) struct RankState {
 struct Sleep {
     /// Whether it sleeps, or is about to.
     parked: AtomicBool,
+    /// The rank that it waits for, or `ANYBODY`.
+    waits_for: AtomicU64,
     /// The thread to wake.
     thread: Mutex<Option<Thread>>,
 }
+
+/// A sleeper that wants to know of every change.
+pub(super) const ANYBODY: u64 = u64::MAX;
 
 impl Shared {
     /// The board of a group, or of a channel between two ranks; the first to ask makes it.
@@ -222,9 +227,11 @@ impl Shared {
         format!("last finished {kind} #{} of group {group} at `{site}`", finished - 1)
     }
 
-    /// Says that a rank is about to sleep; it must look once more after this.
-    pub(super) fn about_to_park(&self, rank: usize, thread: Thread) {
+    /// Says that a rank is about to sleep until another rank, or anybody, changes something; it
+    /// must look once more after this.
+    pub(super) fn about_to_park(&self, rank: usize, waits_for: u64, thread: Thread) {
         let state = &self.ranks[rank].sleep;
+        state.waits_for.store(waits_for, Ordering::Relaxed);
         *lock(&state.thread) = Some(thread);
         state.parked.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -235,13 +242,18 @@ impl Shared {
         self.ranks[rank].sleep.parked.store(false, Ordering::Relaxed);
     }
 
-    /// Wakes the members of a board after something changed on it.
+    /// Wakes the members of a board who wait for what one of them has changed on it.
     pub(super) fn wake_members(&self, board: &Board, me: usize) {
         // Orders the change before the look at who sleeps; a sleeper does it the other way round.
         fence(Ordering::SeqCst);
-        for (index, &rank) in board.group.ranks().iter().enumerate() {
-            if index != me {
-                self.wake(rank);
+        let by = board.group.ranks()[me] as u64;
+        for &rank in board.group.ranks() {
+            let sleep = &self.ranks[rank].sleep;
+            if sleep.parked.load(Ordering::Relaxed) {
+                let waits_for = sleep.waits_for.load(Ordering::Relaxed);
+                if waits_for == by || waits_for == ANYBODY {
+                    self.wake(rank);
+                }
             }
         }
     }
