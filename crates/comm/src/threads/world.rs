@@ -10,9 +10,7 @@ use crate::call::OpKind;
 use crate::error::Failure;
 use crate::group::Group;
 use crate::site::Site;
-use crate::sync::{
-    AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Thread, fence, moment, yield_now,
-};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Thread, moment, yield_now};
 
 /// How ranks wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +155,7 @@ impl Shared {
     }
 
     pub(super) fn is_poisoned(&self) -> bool {
-        self.poisoned.load(Ordering::Acquire)
+        self.poisoned.load(Ordering::SeqCst)
     }
 
     /// Stops all ranks; only the first reason is kept.
@@ -168,7 +166,6 @@ impl Shared {
         }
         drop(failure);
         self.poisoned.store(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
         for rank in 0..self.ranks.len() {
             self.wake(rank);
         }
@@ -231,10 +228,9 @@ impl Shared {
     /// must look once more after this.
     pub(super) fn about_to_park(&self, rank: usize, waits_for: u64, thread: Thread) {
         let state = &self.ranks[rank].sleep;
-        state.waits_for.store(waits_for, Ordering::Relaxed);
+        state.waits_for.store(waits_for, Ordering::SeqCst);
         *lock(&state.thread) = Some(thread);
         state.parked.store(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
     }
 
     /// Says that a rank is awake.
@@ -244,13 +240,11 @@ impl Shared {
 
     /// Wakes the members of a board who wait for what one of them has changed on it.
     pub(super) fn wake_members(&self, board: &Board, me: usize) {
-        // Orders the change before the look at who sleeps; a sleeper does it the other way round.
-        fence(Ordering::SeqCst);
         let by = board.group.ranks()[me] as u64;
         for &rank in board.group.ranks() {
             let sleep = &self.ranks[rank].sleep;
-            if sleep.parked.load(Ordering::Relaxed) {
-                let waits_for = sleep.waits_for.load(Ordering::Relaxed);
+            if sleep.parked.load(Ordering::SeqCst) {
+                let waits_for = sleep.waits_for.load(Ordering::SeqCst);
                 if waits_for == by || waits_for == ANYBODY {
                     self.wake(rank);
                 }
@@ -260,7 +254,7 @@ impl Shared {
 
     fn wake(&self, rank: usize) {
         let state = &self.ranks[rank].sleep;
-        if state.parked.load(Ordering::Relaxed) && state.parked.swap(false, Ordering::SeqCst) {
+        if state.parked.load(Ordering::SeqCst) && state.parked.swap(false, Ordering::SeqCst) {
             let thread = lock(&state.thread).clone();
             if let Some(thread) = thread {
                 thread.unpark();
