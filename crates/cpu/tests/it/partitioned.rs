@@ -11,6 +11,9 @@ use phalanx_testing::cases::{Case, Dice, case, numbers};
 use phalanx_testing::threads::{furthest, on_ranks};
 
 /// Runs one program on ranks and compares it with the whole one.
+///
+/// Some cases are products of products of products: scores of many thousands, whose exponentials
+/// magnify the rounding of sums taken in another order. How much, the same engine on one rank shows.
 fn compare(whole: &Program, parts: &Program, seed: u64, threads: usize) -> Result<(), String> {
     let known = numbers(whole, seed);
     let named: Vec<(&str, Tensor)> = known.iter().map(|(n, t)| (n.as_str(), t.clone())).collect();
@@ -18,12 +21,16 @@ fn compare(whole: &Program, parts: &Program, seed: u64, threads: usize) -> Resul
     let inputs: Vec<Tensor> = parts.inputs().iter().map(|p| known[&p.name].clone()).collect();
     let engine = |endpoint| CpuEngine::on_rank(threads, Box::new(endpoint)).unwrap();
     let found = on_ranks(parts, &inputs, None, engine)?;
+    let given: Vec<Tensor> = whole.inputs().iter().map(|p| known[&p.name].clone()).collect();
+    let alone = on_ranks(whole, &given, None, engine)?;
+    let noise = |i: usize| furthest(&alone[i], &expected[i].1);
+    let tolerance = (0..alone.len()).map(|i| 100.0 * noise(i)).fold(1e-10, f64::max);
     for (port, found) in parts.outputs().iter().zip(&found) {
         let wanted = expected.iter().find(|(name, _)| *name == port.name);
         let (_, wanted) = wanted.ok_or_else(|| format!("no output `{}`", port.name))?;
         let off = furthest(found, wanted);
-        if off > 1e-10 {
-            return Err(format!("`{}` is off by {off:e}", port.name));
+        if off > tolerance {
+            return Err(format!("`{}` is off by {off:e}, not {tolerance:e}", port.name));
         }
     }
     Ok(())
@@ -33,6 +40,7 @@ fn compare(whole: &Program, parts: &Program, seed: u64, threads: usize) -> Resul
 fn try_seeds(seeds: std::ops::Range<u64>, random: bool) -> usize {
     let mut ran = 0;
     for seed in seeds {
+        #[expect(clippy::result_large_err, reason = "what the partitioner gives")]
         let partitioned = || -> Result<(Program, Program), SpmdError> {
             let Case { forward, mesh, annotations } = case(seed)?;
             let whole = joint(&forward, DType::F64)?;
