@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use phalanx_ir::ops::Fused;
-use phalanx_ir::{Graph, Instr, OpDef, Phase, Port, Program, Rewriter, Role, TensorType, ValueId};
+use phalanx_ir::ops::{CollectiveKind, Fused};
+use phalanx_ir::{
+    Graph, Instr, Op, OpDef, Phase, Port, Program, Rewriter, Role, TensorType, ValueId,
+};
 
 use crate::joint::Joint;
 
@@ -208,8 +210,8 @@ impl<'a> Cut<'a> {
         instrs.into_iter().collect()
     }
 
-    /// Instructions of earlier phases that even W runs again: views and constants. It reads no
-    /// weights, so everything else comes from F or B.
+    /// Instructions of earlier phases that even W runs again: views, gathers and constants. It reads
+    /// no weights, so everything else comes from F or B.
     fn remade_in_w(&self) -> Vec<usize> {
         let mut instrs = BTreeSet::new();
         let mut stack: Vec<ValueId> = self.reads(&[Phase::W]).into_iter().collect();
@@ -223,10 +225,11 @@ impl<'a> Cut<'a> {
         instrs.into_iter().collect()
     }
 
-    /// What W reads, each followed back through views; not to a weight, which W may not read.
+    /// What W reads, each followed back through views and gathers: a shard is kept and gathered
+    /// again, not the whole. Not to a weight, which W may not read.
     fn read_by_w(&self) -> BTreeSet<ValueId> {
         let source = |mut value: ValueId| {
-            while let Some(instr) = self.made_by(value).filter(|i| i.op.is_view()) {
+            while let Some(instr) = self.made_by(value).filter(|i| i.op.is_view() || gathers(i)) {
                 if self.free[instr.inputs[0].index()] && !self.is_constant(instr.inputs[0]) {
                     break;
                 }
@@ -293,6 +296,13 @@ impl<'a> Cut<'a> {
         outputs.extend(leaving.iter().map(residual));
         outputs
     }
+}
+
+/// Whether an instruction makes the whole of what it is given a shard of, or the reverse: then its
+/// operand is what to keep or hand on, and nothing is lost.
+fn gathers(instr: &Instr) -> bool {
+    let Op::Collective(collective) = &instr.op else { return false };
+    matches!(collective.kind, CollectiveKind::AllGather { .. } | CollectiveKind::Shard { .. })
 }
 
 fn residual_name(value: ValueId) -> String {

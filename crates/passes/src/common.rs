@@ -4,7 +4,8 @@
 //! Phases limit this. A value of a later phase must not replace one of an earlier phase, for that
 //! would move work from the phase that needs it to one that runs after; so the kept instruction's
 //! phase is at most the removed one's. Constants are shared only within a phase: a constant costs
-//! nothing to make again, but would cost memory between phases. Recomputation makes equal
+//! nothing to make again, but would cost memory between phases. Collectives of the forward do not
+//! serve the backward: what was gathered is gathered again, not kept. Recomputation makes equal
 //! instructions on purpose, so this pass belongs before it.
 
 use std::collections::HashMap;
@@ -13,6 +14,16 @@ use phalanx_ir::{Axis, Instr, Op, OpDef, Phase, Program, Rewriter, TensorType, V
 
 /// Merges instructions that compute the same values.
 pub fn common(program: &Program) -> Program {
+    merge(program, serves)
+}
+
+/// The same in a program whose phases run at once, where nothing is kept between them: there
+/// collectives of the forward serve the backward too.
+pub fn common_at_once(program: &Program) -> Program {
+    merge(program, |kept, phase| matches!(kept.op, Op::Collective(_)) || serves(kept, phase))
+}
+
+fn merge(program: &Program, serves: impl Fn(&Instr, Phase) -> bool) -> Program {
     let mut rewriter = Rewriter::new(program);
     let mut seen: HashMap<Key, Vec<usize>> = HashMap::new();
     for (index, instr) in program.instrs().iter().enumerate() {
@@ -66,11 +77,12 @@ fn may_merge(program: &Program, instr: &Instr) -> bool {
 }
 
 fn serves(kept: &Instr, phase: Phase) -> bool {
-    match kept.op {
-        // What was gathered for the forward is gathered again, not kept whole for the backward.
-        Op::Collective(_) if kept.phase == Phase::F => phase == Phase::F,
-        _ if kept.inputs.is_empty() => kept.phase == phase,
-        _ => kept.phase <= phase,
+    let constant = kept.inputs.is_empty();
+    let collective = matches!(kept.op, Op::Collective(_));
+    match (constant, collective) {
+        (true, _) => kept.phase == phase,
+        (false, true) => (kept.phase == Phase::F) == (phase == Phase::F) && kept.phase <= phase,
+        (false, false) => kept.phase <= phase,
     }
 }
 
@@ -156,6 +168,36 @@ mod tests {
             return a: boundary %1
             return b: boundary %2";
         check_unchanged("dp=2", text, common);
+    }
+
+    #[test]
+    fn collectives_of_the_forward_do_not_serve_the_backward() {
+        let text = "
+            x: boundary f32[8]{0:dp}
+            %1 = all_gather<dp>(x, dim=0) : f32[8]
+            %2 = tanh(%1) : f32[8]
+            %3 = all_gather<dp>(x, dim=0) : f32[8] @B
+            %4 = all_gather<dp>(x, dim=0) : f32[8] @W
+            %5 = add(%3, %4) : f32[8] @W
+            return y: boundary %2
+            return g: gradient %5";
+        let apart = "
+            x: boundary f32[8]{0:dp}
+            %1 = all_gather<dp>(x, dim=0) : f32[8]
+            %2 = tanh(%1) : f32[8]
+            %3 = all_gather<dp>(x, dim=0) : f32[8] @B
+            %5 = add(%3, %3) : f32[8] @W
+            return y: boundary %2
+            return g: gradient %5";
+        check_on("dp=2", text, common, apart);
+        let at_once = "
+            x: boundary f32[8]{0:dp}
+            %1 = all_gather<dp>(x, dim=0) : f32[8]
+            %2 = tanh(%1) : f32[8]
+            %5 = add(%1, %1) : f32[8] @W
+            return y: boundary %2
+            return g: gradient %5";
+        check_on("dp=2", text, common_at_once, at_once);
     }
 
     #[test]

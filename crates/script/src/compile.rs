@@ -1,4 +1,5 @@
-//! From a model to the programs that scripts run: gradients, slicing, and the passes between.
+//! From a model to the programs that scripts run: gradients, partitioning, slicing, and the passes
+//! between.
 //!
 //! The one place that knows in which order the passes come.
 
@@ -7,9 +8,9 @@ use std::num::NonZeroUsize;
 use phalanx_autodiff::{Joint, Phases, Recompute, joint, slice};
 use phalanx_ir::{DType, IrError, Model, Program, verify};
 use phalanx_passes::{
-    chunk_loss, common, dead_code_and_inputs, fold_add, fuse, sort_free, stored_params,
+    chunk_loss, common, common_at_once, dead_code_and_inputs, fold_add, fuse, sort_free,
+    stored_params,
 };
-
 use phalanx_spmd::Partition;
 
 use crate::build::Compiled;
@@ -69,7 +70,7 @@ impl Lowering {
             b: finished(&b)?,
             w: finished(&w)?,
             bw: finished(&bw)?,
-            fbw: finished(&fbw)?,
+            fbw: finished(&common_at_once(&fbw))?,
         })
     }
 }

@@ -11,7 +11,7 @@ use phalanx_ir::layout::{AxisRole, Layout, Order};
 use phalanx_ir::text::value_name;
 use phalanx_ir::{Axis, Mesh, Port, Program, Role, ValueId};
 
-use crate::error::SpmdError;
+use crate::error::{Conflict, SpmdError};
 
 /// What was decided about the values of one segment's forward program.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -172,7 +172,7 @@ impl<'a> Annotator<'a> {
             match entry.decided.get(&atom) {
                 Some((known, _)) if *known == dim => {}
                 Some((known, by)) => {
-                    return Err(SpmdError::Conflict {
+                    return Err(SpmdError::Conflict(Box::new(Conflict {
                         segment: self.program.name.clone(),
                         value: value_name(self.program, value),
                         axis: atom,
@@ -180,7 +180,7 @@ impl<'a> Annotator<'a> {
                         first: wish(*known),
                         second_by: self.by.clone(),
                         second: wish(dim),
-                    });
+                    })));
                 }
                 None => {
                     entry.decided.insert(atom, (dim, self.by.clone()));

@@ -67,21 +67,9 @@ impl Costs {
         }
     }
 
-    /// The same with what the backward pays: the cotangent that this reader gives, in the state
+    /// Seconds that the backward pays for a reader: the cotangent that it gives, in the state
     /// `back`, goes to where the value began. A slice is gathered there, what was gathered is summed
     /// and scattered, and a sum costs nothing again unless readers give partial cotangents.
-    pub(crate) fn both_ways(
-        &self,
-        from: State,
-        to: State,
-        back: State,
-        n: usize,
-        bytes: f64,
-    ) -> f64 {
-        self.step(from, to, n, bytes) + self.returns(from, back, n, bytes)
-    }
-
-    /// The backward's part alone.
     pub(crate) fn returns(&self, from: State, back: State, n: usize, bytes: f64) -> f64 {
         let end = if from == State::Partial { State::Replicated } else { from };
         self.step(back, end, n, bytes)
@@ -101,11 +89,13 @@ mod tests {
         assert_eq!(costs.step(p, s, 4, 8.0), 6.0);
         assert_eq!(costs.step(p, r, 4, 8.0), 12.0);
         assert_eq!(costs.step(s, State::Sharded(1), 4, 8.0), 1.5);
-        assert_eq!(costs.both_ways(r, s, s, 4, 8.0), 6.0);
-        assert_eq!(costs.both_ways(s, r, p, 4, 8.0), 12.0);
-        assert_eq!(costs.both_ways(s, r, r, 4, 8.0), 6.0);
-        assert_eq!(costs.both_ways(p, r, r, 4, 8.0), 12.0);
-        assert_eq!(costs.both_ways(r, r, p, 4, 8.0), 12.0);
-        assert_eq!(costs.both_ways(p, s, s, 4, 8.0), 12.0);
+        // The backward of a slice, of a gather that sharded or repeated work follows, of a sum, of
+        // no move before sharded work, and of a reduce-scatter.
+        assert_eq!(costs.returns(r, s, 4, 8.0), 6.0);
+        assert_eq!(costs.returns(s, p, 4, 8.0), 6.0);
+        assert_eq!(costs.returns(s, r, 4, 8.0), 0.0);
+        assert_eq!(costs.returns(p, r, 4, 8.0), 0.0);
+        assert_eq!(costs.returns(r, p, 4, 8.0), 12.0);
+        assert_eq!(costs.returns(p, s, 4, 8.0), 6.0);
     }
 }

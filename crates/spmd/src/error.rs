@@ -14,26 +14,8 @@ pub enum SpmdError {
         most: usize,
     },
     /// Two annotations of one value contradict each other.
-    #[error(
-        "{segment}: `{first_by}` wants {value} {first} over `{axis}`, `{second_by}` wants it \
-         {second}; drop one of the two, or split `{axis}` so that each has its own part"
-    )]
-    Conflict {
-        /// The segment.
-        segment: String,
-        /// The value.
-        value: String,
-        /// The axis.
-        axis: Axis,
-        /// Who annotated first.
-        first_by: String,
-        /// What it wants.
-        first: String,
-        /// Who annotated second.
-        second_by: String,
-        /// What it wants.
-        second: String,
-    },
+    #[error(transparent)]
+    Conflict(Box<Conflict>),
     /// Two strategies decide how ranks share parameters.
     #[error(
         "`{first}` and `{second}` both say how data-parallel ranks share parameters, gradients and \
@@ -158,4 +140,27 @@ pub enum SpmdError {
     /// The partitioned program does not type-check: a bug, shown with its place.
     #[error("the partitioned program does not verify: {0}")]
     Verify(#[from] Box<VerifyError>),
+}
+
+/// Two annotations that contradict each other.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{segment}: `{first_by}` wants {value} {first} over `{axis}`, `{second_by}` wants it {second}; \
+     drop one of the two, or split `{axis}` so that each has its own part"
+)]
+pub struct Conflict {
+    /// The segment.
+    pub segment: String,
+    /// The value.
+    pub value: String,
+    /// The axis.
+    pub axis: Axis,
+    /// Who annotated first.
+    pub first_by: String,
+    /// What it wants.
+    pub first: String,
+    /// Who annotated second.
+    pub second_by: String,
+    /// What it wants.
+    pub second: String,
 }

@@ -164,15 +164,6 @@ impl Lay {
     pub(crate) fn divides(&self, grid: &Grid, padded: &[usize]) -> bool {
         self.dims.iter().zip(padded).all(|(&d, n)| n.is_multiple_of(grid.count(d)))
     }
-
-    /// What one axis does.
-    pub(crate) fn state(&self, axis: usize) -> State {
-        if self.partial >> axis & 1 == 1 {
-            return State::Partial;
-        }
-        let dim = self.dims.iter().position(|d| d.contains(axis));
-        dim.map_or(State::Replicated, State::Sharded)
-    }
 }
 
 /// What one axis does to a value.

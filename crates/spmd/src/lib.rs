@@ -8,9 +8,11 @@
 #![forbid(unsafe_code)]
 
 mod annotate;
+mod choose;
 mod cost;
 mod emit;
 mod error;
+mod estimate;
 mod inherit;
 mod lay;
 mod model;
@@ -29,7 +31,8 @@ pub mod strategies;
 
 pub use annotate::{Annotations, Annotator};
 pub use cost::Costs;
-pub use error::SpmdError;
+pub use error::{Conflict, SpmdError};
+pub use estimate::seconds;
 pub use model::Partition;
 pub use partition::{partition, partition_by};
 pub use sharing::{Grouping, Keep, Sharded, Sharing};

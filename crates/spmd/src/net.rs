@@ -2,7 +2,7 @@
 
 use phalanx_autodiff::Joint;
 use phalanx_ir::rule::{FactorKind, Rule};
-use phalanx_ir::{Phase, Role};
+use phalanx_ir::{OpDef, Phase, Role};
 
 /// An instruction.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ pub(crate) struct Node {
     /// The forward instruction whose gradient this is part of.
     pub(crate) origin: Option<usize>,
     pub(crate) flops: f64,
+    /// Whether its result is its operand under another shape.
+    pub(crate) is_view: bool,
     /// The padded extent of each factor.
     pub(crate) extents: Vec<usize>,
 }
@@ -85,6 +87,7 @@ impl Net {
                 phase: instr.phase,
                 origin: joint.origins[index],
                 flops: program.instr_flops(instr) as f64,
+                is_view: instr.op.is_view(),
                 extents,
                 rule,
             });

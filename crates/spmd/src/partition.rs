@@ -1,7 +1,7 @@
 //! The order in which things are decided.
 
 use phalanx_autodiff::Joint;
-use phalanx_ir::{Mesh, Rule};
+use phalanx_ir::{Mesh, Program, Rule};
 
 use crate::annotate::Annotations;
 use crate::cost::Costs;
@@ -23,13 +23,12 @@ pub fn partition(
     annotations: &Annotations,
     costs: &Costs,
 ) -> Result<Joint, SpmdError> {
-    decide(joint, mesh, annotations, costs, |plan, axis| {
-        if !plan.propagate(axis)? {
-            plan.choose(axis)?;
-        }
-        plan.close_params(axis);
-        plan.propagate_backward(axis)
-    })
+    let problem = Problem::new(joint, mesh, annotations, costs)?;
+    let mut plan = problem.plan(0.0)?;
+    if let Some(limit) = costs.memory_limit {
+        plan = problem.within(plan, limit)?;
+    }
+    problem.emit(plan)
 }
 
 /// The same with every choice made by `pick`, which gets the number of legal ones: of each
@@ -41,34 +40,89 @@ pub fn partition_by(
     annotations: &Annotations,
     mut pick: impl FnMut(usize) -> usize,
 ) -> Result<Joint, SpmdError> {
-    decide(joint, mesh, annotations, &Costs::default(), |plan, axis| {
+    let costs = Costs::default();
+    let problem = Problem::new(joint, mesh, annotations, &costs)?;
+    let mut plan = problem.fresh();
+    for axis in plan.axes() {
         for node in 0..plan.net.nodes.len() {
             let options = plan.strats[node].options(&plan.net.nodes[node], plan.grid, axis);
             plan.put(node, axis, options[pick(options.len()).min(options.len() - 1)]);
         }
         plan.close_params(axis);
-        Ok(())
-    })
+    }
+    problem.emit(plan)
 }
 
-fn decide(
-    joint: &Joint,
-    mesh: &Mesh,
-    annotations: &Annotations,
-    costs: &Costs,
-    mut axis_by_axis: impl FnMut(&mut Plan<'_>, usize) -> Result<(), SpmdError>,
-) -> Result<Joint, SpmdError> {
-    let grid = Grid::new(mesh)?;
-    let pins = Pins::new(joint, annotations, &grid);
-    let program = &joint.program;
-    let rules: Vec<Rule> = program.instrs().iter().map(|i| program.rule(i)).collect();
-    let padded = padding(program, &rules, &pins, &grid)?;
-    let net = Net::new(joint, rules, padded);
-    let mut plan = Plan::new(joint, &net, &grid, costs, pins);
-    for axis in 0..grid.len() {
-        axis_by_axis(&mut plan, axis)?;
+/// A joint graph with everything that is asked of it.
+pub(crate) struct Problem<'a> {
+    joint: &'a Joint,
+    mesh: &'a Mesh,
+    costs: &'a Costs,
+    grid: Grid,
+    net: Net,
+    pins: Pins,
+}
+
+/// How dear memory is made before a segment is said not to fit: a byte as dear as a microsecond.
+const DEAREST: f64 = 1e-6;
+
+impl<'a> Problem<'a> {
+    pub(crate) fn new(
+        joint: &'a Joint,
+        mesh: &'a Mesh,
+        annotations: &Annotations,
+        costs: &'a Costs,
+    ) -> Result<Self, SpmdError> {
+        let grid = Grid::new(mesh)?;
+        let pins = Pins::new(joint, annotations, &grid);
+        let program: &Program = &joint.program;
+        let rules: Vec<Rule> = program.instrs().iter().map(|i| program.rule(i)).collect();
+        let padded = padding(program, &rules, &pins, &grid)?;
+        let net = Net::new(joint, rules, padded);
+        Ok(Self { joint, mesh, costs, grid, net, pins })
     }
-    let mut resharder = Resharder::new(&grid, costs);
-    plan.order(&mut resharder);
-    emit(joint, mesh, &plan, &mut resharder)
+
+    fn fresh(&self) -> Plan<'_> {
+        Plan::new(self.joint, &self.net, &self.grid, self.costs, self.pins.clone())
+    }
+
+    /// Everything decided, a byte of memory being worth so many seconds.
+    pub(crate) fn plan(&self, price: f64) -> Result<Plan<'_>, SpmdError> {
+        let mut plan = self.fresh();
+        plan.price = price;
+        for axis in plan.axes() {
+            if !plan.propagate(axis)? {
+                plan.choose(axis);
+            }
+            plan.close_params(axis);
+            plan.propagate_backward(axis)?;
+        }
+        Ok(plan)
+    }
+
+    /// Of the plans at rising prices of memory the first that fits.
+    fn within<'p>(&'p self, free: Plan<'p>, limit: usize) -> Result<Plan<'p>, SpmdError> {
+        let fits = |plan: &Plan<'_>| plan.memory() <= limit as f64;
+        if fits(&free) {
+            return Ok(free);
+        }
+        let mut smallest = free.memory();
+        let mut price = 1e-3 / self.costs.bytes_per_s;
+        while price < DEAREST {
+            let plan = self.plan(price)?;
+            if fits(&plan) {
+                return Ok(plan);
+            }
+            smallest = smallest.min(plan.memory());
+            price *= 4.0;
+        }
+        let segment = self.joint.program.name.clone();
+        Err(SpmdError::Memory { segment, needed: smallest.ceil() as usize, limit })
+    }
+
+    pub(crate) fn emit(&self, mut plan: Plan<'_>) -> Result<Joint, SpmdError> {
+        let mut resharder = Resharder::new(&self.grid, self.costs);
+        plan.order(&mut resharder);
+        emit(self.joint, self.mesh, &plan, &mut resharder)
+    }
 }

@@ -14,7 +14,7 @@ pub(crate) struct Pin {
 }
 
 impl Pin {
-    fn open(rank: usize) -> Self {
+    pub(crate) fn open(rank: usize) -> Self {
         Self { dims: vec![Axes::default(); rank], closed: 0 }
     }
 

@@ -3,14 +3,14 @@
 
 use phalanx_autodiff::Joint;
 use phalanx_ir::text::value_name;
-use phalanx_ir::{Program, Role, ValueId};
+use phalanx_ir::{Phase, Program, Role, ValueId};
 
 use crate::cost::Costs;
 use crate::error::SpmdError;
 use crate::inherit::factor_maps;
 use crate::lay::{Axes, Grid, Lay, State};
 use crate::net::Net;
-use crate::pins::Pins;
+use crate::pins::{Pin, Pins};
 use crate::strat::{Choice, Strat, operand_state, result_state};
 
 /// What an axis does to a value, as far as that is known.
@@ -45,6 +45,8 @@ pub(crate) struct Plan<'a> {
     /// For each node, its choice on each axis.
     pub(crate) choices: Vec<Vec<Option<Choice>>>,
     pub(crate) maps: Vec<Vec<Option<usize>>>,
+    /// Seconds that a byte of memory is worth.
+    pub(crate) price: f64,
     /// The ends of values that leave the graph as gradients.
     pub(crate) goals: Vec<Vec<Goal>>,
 }
@@ -80,8 +82,20 @@ impl<'a> Plan<'a> {
             strats: net.nodes.iter().map(|n| Strat::replicated(n, grid)).collect(),
             choices: vec![vec![None; grid.len()]; net.nodes.len()],
             maps: factor_maps(net),
+            price: 0.0,
             goals,
         }
+    }
+
+    /// The axes in the order in which they are decided: those that shard parameters first, since
+    /// strategies append theirs at the minor end of what the weights impose.
+    pub(crate) fn axes(&self) -> Vec<usize> {
+        let params = self.net.values.iter().zip(&self.pins.read).filter(|(v, _)| v.is_param);
+        let weights = params.flat_map(|(_, pin)| pin).flat_map(|p| &p.dims);
+        let set = weights.fold(0, |set, axes| set | axes.set());
+        let mut axes: Vec<usize> = (0..self.grid.len()).collect();
+        axes.sort_by_key(|a| set >> a & 1 == 0);
+        axes
     }
 
     /// What an axis does to a value for its readers.
@@ -190,6 +204,61 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// Stores a parameter otherwise than it is read over an axis.
+    pub(crate) fn store_apart(&mut self, param: usize, axis: usize, stored: State) {
+        let open = Pin::open(self.net.values[param].padded.len());
+        self.pins.stored[param].get_or_insert(open).close(axis, stored);
+        self.close(param, axis, State::Replicated);
+    }
+
+    /// How many ranks share the elements of a value, by the axes decided so far.
+    pub(crate) fn shards_of(&self, value: usize) -> usize {
+        (0..self.net.values[value].padded.len())
+            .map(|dim| self.grid.count(self.axes_of(value, dim)))
+            .product()
+    }
+
+    /// The inputs of which the backward forms a cotangent.
+    pub(crate) fn differentiated(&self) -> Vec<bool> {
+        let mut wanted = vec![false; self.net.values.len()];
+        for goal in self.goals.iter().flatten() {
+            wanted[goal.like] = true;
+        }
+        wanted
+    }
+
+    /// Bytes that a rank holds of parameters and of forward values that the backward reads, a value
+    /// and its views counted once.
+    pub(crate) fn memory(&self) -> f64 {
+        let local = |v: usize, lay: &Lay| self.net.values[v].bytes() / lay.shards(self.grid) as f64;
+        let params = (0..self.net.values.len()).filter(|&v| self.net.values[v].is_param);
+        let params: f64 = params.map(|v| local(v, &self.input_layout(v))).sum();
+        let kept = self.kept().into_iter().enumerate().filter(|(_, kept)| *kept);
+        params + kept.map(|(v, _)| local(v, &self.layout(v))).sum::<f64>()
+    }
+
+    /// The forward values that the backward reads, by themselves or as a view.
+    pub(crate) fn kept(&self) -> Vec<bool> {
+        let mut kept = vec![false; self.net.values.len()];
+        let read = self.net.nodes.iter().filter(|n| n.phase != Phase::F).flat_map(|n| &n.ins);
+        for &value in read {
+            let mut value = value;
+            while let Some((node, _)) = self.net.values[value].maker {
+                let node = &self.net.nodes[node];
+                if !node.is_view {
+                    break;
+                }
+                value = node.ins[0];
+            }
+            let forward = match self.net.values[value].maker {
+                Some((node, _)) => self.net.nodes[node].phase == Phase::F,
+                None => true,
+            };
+            kept[value] = forward && !self.net.values[value].of_params;
+        }
+        kept
+    }
+
     fn close(&mut self, value: usize, axis: usize, state: State) {
         if let Some(pin) = &mut self.pins.read[value] {
             pin.close(axis, state);
@@ -212,11 +281,17 @@ impl<'a> Plan<'a> {
     /// The layout in which readers see what a node made.
     pub(crate) fn made_layout(&self, value: usize, made: &Lay) -> Lay {
         let Some(pin) = &self.pins.read[value] else { return made.clone() };
-        let dims = made.dims.iter().zip(&pin.dims);
-        Lay {
-            dims: dims.map(|(m, p)| m.only(!pin.closed).join(*p)).collect(),
-            partial: made.partial & !pin.closed,
-        }
+        let padded = &self.net.values[value].padded;
+        let dims = made.dims.iter().zip(&pin.dims).zip(padded);
+        let dims = dims.map(|((made, pin_dim), padded)| {
+            // What was asked for comes first: axes for which it leaves no room replicate the value.
+            let mut open = made.only(!pin.closed);
+            while !padded.is_multiple_of(self.grid.count(open.join(*pin_dim))) && !open.is_empty() {
+                open = open.without_suffix(1);
+            }
+            open.join(*pin_dim)
+        });
+        Lay { dims: dims.collect(), partial: made.partial & !pin.closed }
     }
 
     /// The layout in which a gradient leaves, given the layout it has.

@@ -130,6 +130,8 @@ impl Plan<'_> {
         let n = &self.net.nodes[node];
         for (operand, &value) in n.ins.iter().enumerate() {
             match self.state(value, axis) {
+                // Where memory counts, open parameters do not just follow.
+                Known::Open if self.price > 0.0 => return Ok(None),
                 Known::Is(State::Sharded(dim)) => {
                     let dims = &n.rule.inputs[operand][dim];
                     let factor = self.factor(node, dims, value, dim, axis)?;
@@ -220,6 +222,9 @@ impl Plan<'_> {
         let known = votes.shards.len() + votes.partial.len() + votes.replicated.len();
         if votes.unknown > 0 && (!partly || known == 0) {
             return Ok(Verdict::Wait);
+        }
+        if votes.open > 0 && self.price > 0.0 {
+            return Ok(Verdict::Open);
         }
         let end = self.end(node, axis)?.filter(can);
         if votes.shards.is_empty() {
@@ -319,12 +324,11 @@ impl Plan<'_> {
     /// the axis, a partial cotangent passes if the gradient is linear in it.
     fn inherited(&self, node: usize, origin: usize, axis: usize) -> Choice {
         let n = &self.net.nodes[node];
-        if let Some(Choice::Factor(f)) = self.choices[origin][axis] {
-            if let Some(own) = self.maps[node].get(f).copied().flatten() {
-                if self.strats[node].fits(n, self.grid, own, axis) {
-                    return Choice::Factor(own);
-                }
-            }
+        if let Some(Choice::Factor(f)) = self.choices[origin][axis]
+            && let Some(own) = self.maps[node].get(f).copied().flatten()
+            && self.strats[node].fits(n, self.grid, own, axis)
+        {
+            return Choice::Factor(own);
         }
         let mut partial = Vec::new();
         for (operand, &value) in n.ins.iter().enumerate() {
@@ -387,19 +391,6 @@ impl Votes {
                 *weight |= is_param;
             }
             None => self.shards.push((factor, vec![operand], is_param)),
-        }
-    }
-}
-
-impl Plan<'_> {
-    /// Chooses what is open, one instruction after the other.
-    pub(crate) fn choose(&mut self, axis: usize) -> Result<(), SpmdError> {
-        loop {
-            let next = self.undecided(axis).next();
-            let Some(node) = next else { return Ok(()) };
-            let choice = self.cheapest(node, axis);
-            self.put(node, axis, choice);
-            self.propagate(axis)?;
         }
     }
 }

@@ -29,6 +29,9 @@ pub(crate) struct Way {
 
 type Key = (Lay, Lay, Vec<usize>, usize);
 
+/// The layouts reached so far: at what cost, and by which move from where.
+type Found = HashMap<Lay, (f64, Option<(Lay, Move)>)>;
+
 /// Finds ways, each once.
 #[derive(Debug)]
 pub(crate) struct Resharder<'a> {
@@ -105,7 +108,7 @@ impl Ord for Next {
 
 impl Search<'_> {
     fn run(&self, from: &Lay) -> Option<Way> {
-        let mut found: HashMap<Lay, (f64, Option<(Lay, Move)>)> = HashMap::new();
+        let mut found: Found = HashMap::new();
         let mut heap = BinaryHeap::new();
         found.insert(from.clone(), (0.0, None));
         heap.push(Next { cost: 0.0, order: 0, lay: from.clone() });
@@ -243,7 +246,7 @@ fn with_dim(lay: &Lay, dim: usize, axes: Axes) -> Lay {
     lay
 }
 
-fn path(found: &HashMap<Lay, (f64, Option<(Lay, Move)>)>, end: &Lay) -> Vec<Move> {
+fn path(found: &Found, end: &Lay) -> Vec<Move> {
     let mut moves = Vec::new();
     let mut at = end;
     while let (_, Some((before, step))) = &found[at] {

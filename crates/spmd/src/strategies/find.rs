@@ -34,11 +34,6 @@ pub(super) fn attentions(program: &Program) -> Vec<Heads<'_>> {
         .collect()
 }
 
-/// The instruction that makes a value.
-pub(super) fn maker(program: &Program, value: ValueId) -> Option<&Instr> {
-    program.instrs().iter().find(|i| i.outputs.contains(&value))
-}
-
 /// The instructions that read a value.
 pub(super) fn readers(program: &Program, value: ValueId) -> impl Iterator<Item = &Instr> {
     program.instrs().iter().filter(move |i| i.inputs.contains(&value))

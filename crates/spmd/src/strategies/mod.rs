@@ -4,6 +4,7 @@
 //! want differently is an error that names both.
 
 mod allgather_kv;
+mod automatic;
 mod data;
 mod ddp;
 mod find;
@@ -22,6 +23,7 @@ use crate::sharing::Sharing;
 use crate::split::Split;
 
 pub use allgather_kv::AllGatherKv;
+pub use automatic::Automatic;
 pub use data::Data;
 pub use ddp::Ddp;
 pub use fsdp::Fsdp;

@@ -1,6 +1,7 @@
 //! The partitioner on the segments of real models.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
+mod automatic;
 mod patterns;
 mod random;
 mod support;

@@ -71,7 +71,7 @@ fn compare(whole: &Joint, parts: &Joint, seed: u64) {
 fn try_seeds(seeds: std::ops::Range<u64>, random: bool) -> (usize, BTreeMap<String, usize>) {
     let (mut ran, mut refused) = (0, BTreeMap::new());
     for seed in seeds {
-        let mut partitioned = || -> Result<(), SpmdError> {
+        let partitioned = || -> Result<(), SpmdError> {
             let Case { forward, mesh, annotations } = case(seed)?;
             let whole = joint(&forward, DType::F64)?;
             let mut dice = Dice::new(seed ^ 0x5eed);

@@ -1,0 +1,276 @@
+//! What annotations leave open, chosen by estimated time and memory.
+//!
+//! One axis at a time, all open instructions of the forward together: a walk through the program
+//! that keeps, for every combination of states that the live values can be in, the cheapest way to
+//! get there. A choice pays for its work, for the moves of its operands with what the backward pays
+//! for them again, and for the memory of what it keeps, at a price per byte that the caller raises
+//! until the segment fits. A move is paid once, however many readers share it.
+
+use std::collections::HashMap;
+
+use phalanx_ir::Phase;
+use phalanx_ir::ops::CollectiveKind;
+use phalanx_ir::rule::FactorKind;
+
+use crate::lay::State;
+use crate::plan::{Known, Plan};
+use crate::strat::{Choice, cotangent_state, operand_state, result_state};
+
+/// The most combinations that are followed.
+const WIDTH: usize = 256;
+
+/// A live value: what the axis does to it, and which moves of it are paid for already.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Live {
+    value: usize,
+    state: State,
+    moved: u16,
+    returned: u16,
+}
+
+/// A way to a combination of states.
+#[derive(Clone)]
+struct Way {
+    live: Vec<Live>,
+    cost: f64,
+    /// The last step of the way, in the list of all steps.
+    step: usize,
+}
+
+impl Plan<'_> {
+    /// Chooses every open forward instruction on an axis.
+    pub(crate) fn choose(&mut self, axis: usize) {
+        let nodes: Vec<usize> =
+            (0..self.net.nodes.len()).filter(|&n| self.net.nodes[n].phase == Phase::F).collect();
+        let walk = Walk::new(self, axis, &nodes);
+        let mut steps: Vec<(usize, Choice)> = vec![(0, Choice::Replicated)];
+        let mut ways = vec![Way { live: Vec::new(), cost: 0.0, step: 0 }];
+        for &node in &nodes {
+            let options = match self.choices[node][axis] {
+                Some(choice) => vec![choice],
+                None => self.strats[node].options(&self.net.nodes[node], self.grid, axis),
+            };
+            let mut next: HashMap<Vec<Live>, Way> = HashMap::new();
+            for way in &ways {
+                for &choice in &options {
+                    let (live, cost) = walk.take(node, choice, &way.live);
+                    let cost = way.cost + cost;
+                    if next.get(&live).is_none_or(|known| cost < known.cost) {
+                        steps.push((way.step, choice));
+                        let step = steps.len() - 1;
+                        next.insert(live.clone(), Way { live, cost, step });
+                    }
+                }
+            }
+            ways = next.into_values().collect();
+            ways.sort_by(|a, b| a.cost.total_cmp(&b.cost).then_with(|| a.live.cmp(&b.live)));
+            ways.truncate(WIDTH);
+        }
+        let mut at = ways.first().map_or(0, |w| w.step);
+        let mut chosen = Vec::new();
+        while at != 0 {
+            chosen.push(steps[at].1);
+            at = steps[at].0;
+        }
+        let stored: Vec<(usize, State)> = walk.stores(&nodes, chosen.iter().rev());
+        for (&node, &choice) in nodes.iter().zip(chosen.iter().rev()) {
+            if self.choices[node][axis].is_none() {
+                self.put(node, axis, choice);
+            }
+        }
+        for (param, state) in stored {
+            self.store_apart(param, axis, state);
+        }
+    }
+}
+
+/// One axis of the walk.
+struct Walk<'a> {
+    plan: &'a Plan<'a>,
+    axis: usize,
+    size: usize,
+    /// Bytes of each value on a rank, the axis left out.
+    bytes: Vec<f64>,
+    /// The last forward reader of each value.
+    last: Vec<Option<usize>>,
+    /// Whether the backward forms a cotangent of the value.
+    wanted: Vec<bool>,
+    /// Whether the backward reads the value.
+    kept: Vec<bool>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(plan: &'a Plan<'a>, axis: usize, nodes: &[usize]) -> Self {
+        let values = &plan.net.values;
+        let bytes = (0..values.len()).map(|v| values[v].bytes() / plan.shards_of(v) as f64);
+        let mut last = vec![None; values.len()];
+        let mut wanted: Vec<bool> = plan.differentiated();
+        for &node in nodes {
+            let n = &plan.net.nodes[node];
+            n.ins.iter().for_each(|&v| last[v] = Some(node));
+            let any = n.ins.iter().any(|&v| wanted[v]);
+            n.outs.iter().for_each(|&v| wanted[v] |= any);
+        }
+        let kept = plan.kept();
+        Self { plan, axis, size: plan.grid.size(axis), bytes: bytes.collect(), last, wanted, kept }
+    }
+
+    /// What a choice costs when values are in these states, and the states after it.
+    fn take(&self, node: usize, choice: Choice, live: &[Live]) -> (Vec<Live>, f64) {
+        let n = &self.plan.net.nodes[node];
+        let mut live = live.to_vec();
+        let mut cost = self.work(node, choice);
+        for (operand, &value) in n.ins.iter().enumerate() {
+            let (want, back) =
+                (operand_state(n, choice, operand), cotangent_state(n, choice, operand));
+            let at = match live.iter().position(|l| l.value == value) {
+                Some(at) => at,
+                None => {
+                    let state = match self.plan.state(value, self.axis) {
+                        Known::Is(state) => state,
+                        Known::Open | Known::Not => {
+                            let (state, _, price) = self.store(value, want, back);
+                            cost += price;
+                            state
+                        }
+                    };
+                    let (moved, returned) = (0, if self.open(value) { !0 } else { 0 });
+                    live.push(Live { value, state, moved, returned });
+                    live.len() - 1
+                }
+            };
+            cost += self.read(&mut live[at], want, back);
+        }
+        live.retain(|l| self.last[l.value] > Some(node));
+        for (result, &value) in n.outs.iter().enumerate() {
+            let made = result_state(n, choice, result);
+            let pinned = self.plan.pins.read[value].as_ref().and_then(|p| p.state(self.axis));
+            let seen = pinned.unwrap_or(made);
+            let back = if self.wanted[value] { self.returns(made, seen, value) } else { 0.0 };
+            cost += self.plan.costs.step(made, seen, self.size, self.bytes[value]) + back;
+            if self.kept[value] {
+                cost += self.plan.price * self.held(seen, value);
+            }
+            if self.last[value].is_some() {
+                live.push(Live { value, state: seen, moved: 0, returned: 0 });
+            }
+        }
+        live.sort_unstable();
+        (live, cost)
+    }
+
+    /// Seconds of the work itself, three times for a product: its own and two gradients.
+    fn work(&self, node: usize, choice: Choice) -> f64 {
+        let (n, costs) = (&self.plan.net.nodes[node], self.plan.costs);
+        let shares = self.plan.strats[node].shares(self.plan.grid) as f64;
+        let here = if matches!(choice, Choice::Factor(_)) { self.size as f64 } else { 1.0 };
+        let bytes = |state: State, v: usize| self.held(state, v);
+        let read = n.ins.iter().enumerate().map(|(i, &v)| bytes(operand_state(n, choice, i), v));
+        let made = n.outs.iter().enumerate().map(|(r, &v)| bytes(result_state(n, choice, r), v));
+        let moved: f64 = read.chain(made).sum();
+        let inside = match choice {
+            // An op that works on parts of a factor sums inside, there and back.
+            Choice::Factor(f) if n.rule.factors[f].kind == FactorKind::Lowered => {
+                4.0 * costs.collective(&CollectiveKind::AllReduce, self.size, 0.0)
+            }
+            _ => 0.0,
+        };
+        let product = n.flops / (shares * here) / costs.flops_per_s;
+        inside + 3.0 * (product + moved / costs.memory_bytes_per_s)
+    }
+
+    /// Bytes that a rank holds of a value in a state.
+    fn held(&self, state: State, value: usize) -> f64 {
+        let parts = if matches!(state, State::Sharded(_)) { self.size as f64 } else { 1.0 };
+        self.bytes[value] / parts
+    }
+
+    fn read(&self, live: &mut Live, want: State, back: State) -> f64 {
+        let (bytes, costs) = (self.bytes[live.value], self.plan.costs);
+        let mut cost = 0.0;
+        if live.moved & bit(want) == 0 {
+            live.moved |= bit(want);
+            cost += costs.step(live.state, want, self.size, bytes);
+        }
+        if self.wanted[live.value] && live.returned & bit(back) == 0 {
+            live.returned |= bit(back);
+            cost += costs.returns(live.state, back, self.size, bytes);
+        }
+        cost
+    }
+
+    fn returns(&self, from: State, back: State, value: usize) -> f64 {
+        // The cotangent comes in the layout that readers see, complete.
+        let back = if back == State::Partial { State::Replicated } else { back };
+        self.plan.costs.returns(from, back, self.size, self.bytes[value])
+    }
+
+    fn open(&self, value: usize) -> bool {
+        self.plan.net.values[value].is_param && self.plan.state(value, self.axis) == Known::Open
+    }
+
+    /// How an open parameter is read and stored for a reader, and what that costs: its gradient's
+    /// reduction, or a gather before each use and a scatter behind, and the memory.
+    fn store(&self, param: usize, want: State, back: State) -> (State, State, f64) {
+        let (costs, bytes) = (self.plan.costs, self.bytes[param]);
+        let read = if want == State::Partial { State::Replicated } else { want };
+        let reduced = if read == State::Replicated {
+            costs.step(back, State::Replicated, self.size, bytes)
+        } else {
+            0.0
+        };
+        let mut best = (read, read, reduced + self.plan.price * self.held(read, param));
+        if read == State::Replicated {
+            let padded = &self.plan.net.values[param].padded;
+            let lay = self.plan.input_layout(param);
+            for (dim, &extent) in padded.iter().enumerate() {
+                let shards = self.plan.grid.count(lay.dims[dim]) * self.size;
+                let stored = State::Sharded(dim);
+                if !extent.is_multiple_of(shards) {
+                    continue;
+                }
+                let gathers = 2.0 * costs.step(stored, read, self.size, bytes);
+                let scatter = costs.step(back, stored, self.size, bytes);
+                let held = self.plan.price * self.held(stored, param);
+                if gathers + scatter + held < best.2 {
+                    best = (read, stored, gathers + scatter + held);
+                }
+            }
+        }
+        best
+    }
+
+    /// The open parameters that are stored otherwise than they are read.
+    fn stores<'c>(
+        &self,
+        nodes: &[usize],
+        choices: impl Iterator<Item = &'c Choice>,
+    ) -> Vec<(usize, State)> {
+        let mut seen = Vec::new();
+        let mut apart = Vec::new();
+        for (&node, &choice) in nodes.iter().zip(choices) {
+            let n = &self.plan.net.nodes[node];
+            for (operand, &value) in n.ins.iter().enumerate() {
+                if !self.open(value) || seen.contains(&value) {
+                    continue;
+                }
+                seen.push(value);
+                let (want, back) =
+                    (operand_state(n, choice, operand), cotangent_state(n, choice, operand));
+                let (read, stored, _) = self.store(value, want, back);
+                if read != stored {
+                    apart.push((value, stored));
+                }
+            }
+        }
+        apart
+    }
+}
+
+fn bit(state: State) -> u16 {
+    match state {
+        State::Replicated => 1,
+        State::Partial => 2,
+        State::Sharded(dim) => 4 << dim.min(13),
+    }
+}

@@ -1,0 +1,253 @@
+//! Automatic: nothing is given but a mesh and a memory limit.
+//!
+//! What flows between segments must agree, so a few ways to lay it out are tried on each axis: whole,
+//! by batch, by sequence. For each, every segment is partitioned with its weights open, at rising
+//! prices of memory until the model fits; the way with the least estimated time wins. Weights then
+//! have the layouts that the segments chose, which on one axis are the classical ones: Megatron's
+//! columns and rows where weights must be cut and activations are small, data parallelism where there
+//! is memory, FSDP's gathered weights in between.
+
+use std::collections::BTreeMap;
+
+use phalanx_autodiff::{Joint, joint};
+use phalanx_ir::{Axis, DType, Mesh, Model, Port, Program, Role, ValueId};
+
+use super::Strategy;
+use crate::annotate::{Annotations, Annotator};
+use crate::cost::Costs;
+use crate::error::SpmdError;
+use crate::estimate::seconds;
+use crate::lay::{Grid, State};
+use crate::partition::Problem;
+use crate::plan::{Known, Plan};
+
+/// The layouts that a search chose for a model.
+#[derive(Clone, Debug)]
+pub struct Automatic {
+    /// By segment: for each parameter and each end what every axis does to it.
+    segments: BTreeMap<String, Vec<Chosen>>,
+    /// Estimated seconds of a step's programs on each rank.
+    pub seconds: f64,
+    /// Bytes per rank of parameters and of what is kept for the backward.
+    pub memory: f64,
+}
+
+/// What an axis does to a value.
+#[derive(Clone, Debug)]
+struct Chosen {
+    value: ValueId,
+    axis: Axis,
+    read: Option<usize>,
+    stored: Option<usize>,
+}
+
+/// How values between segments lie on an axis.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ends {
+    Whole,
+    Batch,
+    /// The stream by sequence; token ids are whole.
+    Stream,
+    /// Token ids too.
+    Sequence,
+}
+
+impl Automatic {
+    /// Searches the layouts of a model; `costs.memory_limit` holds for all its instances together.
+    pub fn search(model: &Model, mesh: &Mesh, costs: &Costs) -> Result<Self, SpmdError> {
+        let joints = (model.segments().iter())
+            .map(|forward| joint(forward, gradients(forward)))
+            .collect::<Result<Vec<Joint>, _>>()?;
+        let search = Search { model, mesh, costs, joints, grid: Grid::new(mesh)? };
+        let mut best: Option<Automatic> = None;
+        let mut refused = None;
+        for ends in search.ends() {
+            match search.try_ends(&ends) {
+                Ok(found) if best.as_ref().is_none_or(|b| found.seconds < b.seconds) => {
+                    best = Some(found);
+                }
+                Ok(_) => {}
+                Err(error) => refused = Some(error),
+            }
+        }
+        match (best, refused) {
+            (Some(best), _) => Ok(best),
+            (None, Some(error)) => Err(error),
+            (None, None) => Err(SpmdError::Strategy {
+                segment: model.name.clone(),
+                what: "there is nothing to lay out".to_owned(),
+            }),
+        }
+    }
+}
+
+/// The element type that gradients have while layouts are searched: that of the parameters.
+fn gradients(forward: &Program) -> DType {
+    forward.inputs_with(Role::Param).next().map_or(DType::F32, |p| forward.ty(p.value).dtype)
+}
+
+struct Search<'a> {
+    model: &'a Model,
+    mesh: &'a Mesh,
+    costs: &'a Costs,
+    joints: Vec<Joint>,
+    grid: Grid,
+}
+
+impl Search<'_> {
+    /// Every combination of ends, one for each axis.
+    fn ends(&self) -> Vec<Vec<Ends>> {
+        let each = [Ends::Whole, Ends::Batch, Ends::Stream, Ends::Sequence];
+        (0..self.grid.len()).fold(vec![Vec::new()], |all, _| {
+            let longer = |ends: &Vec<Ends>| each.map(|e| [ends.as_slice(), &[e]].concat());
+            all.iter().flat_map(longer).collect()
+        })
+    }
+
+    fn try_ends(&self, ends: &[Ends]) -> Result<Automatic, SpmdError> {
+        let limit = self.costs.memory_limit.map_or(f64::INFINITY, |l| l as f64);
+        // Not for nothing: weights that cost nothing would follow whatever they meet.
+        let (mut price, mut least) = (1e-9 / self.costs.bytes_per_s, f64::INFINITY);
+        while price < 1e-6 {
+            let found = self.try_price(ends, price)?;
+            if found.memory <= limit {
+                return Ok(found);
+            }
+            least = least.min(found.memory);
+            price = (price * 4.0).max(1e-3 / self.costs.bytes_per_s);
+        }
+        let (segment, needed) = (self.model.name.clone(), least.ceil() as usize);
+        Err(SpmdError::Memory { segment, needed, limit: limit as usize })
+    }
+
+    fn try_price(&self, ends: &[Ends], price: f64) -> Result<Automatic, SpmdError> {
+        let mut found = Automatic { segments: BTreeMap::new(), seconds: 0.0, memory: 0.0 };
+        let mut tied: BTreeMap<usize, Vec<Chosen>> = BTreeMap::new();
+        let costs = Costs { memory_limit: None, ..*self.costs };
+        for (segment, program) in self.model.segments().iter().enumerate() {
+            let users = self.model.instances().iter().filter(|i| i.segment == segment);
+            let count = users.clone().count() as f64;
+            let params = users.clone().next().map(|i| &i.params);
+            let bound = || {
+                let named = |name: &String| program.input_named(name).map(|p| p.value);
+                params.into_iter().flatten().filter_map(move |(n, &p)| Some((named(n)?, p)))
+            };
+            let mut known = Vec::new();
+            for (value, param) in bound() {
+                let here = |c: &Chosen| Chosen { value, ..c.clone() };
+                known.extend(tied.get(&param).into_iter().flatten().map(here));
+            }
+            let annotations = self.annotations(program, ends, &known)?;
+            let problem = Problem::new(&self.joints[segment], self.mesh, &annotations, &costs)?;
+            let chosen = self.chosen(program, &problem.plan(price)?);
+            // What is weighed is what will run: the layouts of parameters and ends, and what
+            // follows from them.
+            let annotations = self.annotations(program, ends, &chosen)?;
+            let problem = Problem::new(&self.joints[segment], self.mesh, &annotations, &costs)?;
+            let plan = problem.plan(0.0)?;
+            for (value, param) in bound() {
+                let of = chosen.iter().filter(|c| c.value == value).cloned();
+                tied.entry(param).or_insert_with(|| of.collect());
+            }
+            found.memory += count * plan.memory();
+            found.seconds += count * seconds(&problem.emit(plan)?.program, &costs);
+            let lay = |axis: usize| self.laid(program, axis, ends[axis]);
+            let chosen = chosen.into_iter().chain((0..self.grid.len()).flat_map(lay)).collect();
+            found.segments.insert(program.name.clone(), chosen);
+        }
+        Ok(found)
+    }
+
+    fn annotations(
+        &self,
+        program: &Program,
+        ends: &[Ends],
+        known: &[Chosen],
+    ) -> Result<Annotations, SpmdError> {
+        let mut ctx = Annotator::new(program, self.mesh)?;
+        ctx.by("automatic");
+        for (axis, &ends) in ends.iter().enumerate() {
+            lay_ends(&mut ctx, self.grid.name(axis), ends)?;
+        }
+        known.iter().try_for_each(|c| replay(&mut ctx, c))?;
+        Ok(ctx.finish())
+    }
+
+    /// What an axis does to the ends of a segment.
+    fn laid(&self, program: &Program, axis: usize, ends: Ends) -> Vec<Chosen> {
+        let lay = |port: &Port| {
+            let read = end_dim(port.role, ends);
+            Chosen { value: port.value, axis: self.grid.name(axis), read, stored: read }
+        };
+        ports(program).map(lay).collect()
+    }
+
+    /// What a plan gave to the parameters of a segment.
+    fn chosen(&self, program: &Program, plan: &Plan<'_>) -> Vec<Chosen> {
+        let dim = |state: State| match state {
+            State::Sharded(dim) => Some(dim),
+            _ => None,
+        };
+        // The inputs of a joint graph start with those of the forward.
+        let mut all = Vec::new();
+        for axis in 0..self.grid.len() {
+            for port in program.inputs_with(Role::Param) {
+                let value = port.value.index();
+                let Known::Is(read) = plan.state(value, axis) else { continue };
+                let (read, stored) = (dim(read), dim(plan.stored_state(value, axis)));
+                all.push(Chosen { value: port.value, axis: self.grid.name(axis), read, stored });
+            }
+        }
+        all
+    }
+}
+
+/// Data and boundaries.
+fn ports(program: &Program) -> impl Iterator<Item = &Port> {
+    let inputs = program.inputs().iter().filter(|p| matches!(p.role, Role::Data | Role::Boundary));
+    inputs.chain(program.outputs_with(Role::Boundary))
+}
+
+/// The dim that an axis shards at an end.
+fn end_dim(role: Role, ends: Ends) -> Option<usize> {
+    match (role, ends) {
+        (_, Ends::Whole) | (Role::Data, Ends::Stream) => None,
+        (_, Ends::Batch) => Some(0),
+        (_, Ends::Stream | Ends::Sequence) => Some(1),
+    }
+}
+
+fn lay_ends(ctx: &mut Annotator<'_>, axis: Axis, ends: Ends) -> Result<(), SpmdError> {
+    for port in ports(ctx.program()) {
+        let Some(dim) = end_dim(port.role, ends) else { continue };
+        let size = ctx.program().ty(port.value).shape.get(dim).copied().unwrap_or(1);
+        let shards = ctx.shards(port.value, dim) * ctx.degree(axis.name());
+        if !ctx.is_decided(port.value, axis.name()) && !size.is_multiple_of(shards) {
+            return Err(ctx.refuse(format!("{size} elements do not divide into {shards} shards")));
+        }
+        ctx.shard(port.value, dim, axis.name())?;
+    }
+    Ok(())
+}
+
+fn replay(ctx: &mut Annotator<'_>, chosen: &Chosen) -> Result<(), SpmdError> {
+    let (value, axis) = (chosen.value, chosen.axis.name());
+    match (chosen.read, chosen.stored) {
+        (Some(dim), _) => ctx.shard(value, dim, axis),
+        (None, Some(dim)) => ctx.store(value, dim, axis),
+        (None, None) => ctx.replicate(value, axis),
+    }
+}
+
+impl Strategy for Automatic {
+    fn name(&self) -> &'static str {
+        "automatic"
+    }
+
+    fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
+        let Some(chosen) = self.segments.get(&ctx.program().name) else {
+            return Err(ctx.refuse("the search saw no such segment".to_owned()));
+        };
+        chosen.iter().try_for_each(|c| replay(ctx, c))
+    }
+}
