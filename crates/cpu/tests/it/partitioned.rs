@@ -40,7 +40,6 @@ fn compare(whole: &Program, parts: &Program, seed: u64, threads: usize) -> Resul
 fn try_seeds(seeds: std::ops::Range<u64>, random: bool) -> usize {
     let mut ran = 0;
     for seed in seeds {
-        #[expect(clippy::result_large_err, reason = "what the partitioner gives")]
         let partitioned = || -> Result<(Program, Program), SpmdError> {
             let Case { forward, mesh, annotations } = case(seed)?;
             let whole = joint(&forward, DType::F64)?;
