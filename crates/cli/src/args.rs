@@ -1,6 +1,7 @@
 //! What can be written on the command line.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use phalanx::ir::DType;
@@ -11,7 +12,7 @@ use phalanx::train::eval::ModelSource;
 /// Trains large models, and works out beforehand how it should be done.
 ///
 /// `phalanx train` without anything else trains a small model on a built-in corpus in under a
-/// minute. `phalanx help config` lists every setting.
+/// minute. `phalanx config` lists every setting.
 #[derive(Parser, Debug)]
 #[command(name = "phalanx", version, propagate_version = true)]
 pub(crate) struct Args {
@@ -32,8 +33,8 @@ pub(crate) enum Command {
         #[arg(long, value_name = "hf:DIR|run:DIR")]
         model: ModelSource,
         /// Token ids, separated by commas; without them, held-out data is evaluated.
-        #[arg(long, value_delimiter = ',', value_name = "5,17,…", allow_negative_numbers = true)]
-        ids: Option<Vec<i32>>,
+        #[arg(long, value_name = "5,17,…", allow_negative_numbers = true)]
+        ids: Option<Ids>,
     },
     /// Writes the model of a run as a Hugging Face folder.
     Export {
@@ -61,7 +62,7 @@ pub(crate) enum Command {
         #[arg(long, value_enum, ignore_case = true)]
         part: Option<PartArg>,
     },
-    /// Measures.
+    /// Measures how fast this machine trains; `phalanx bench step` is the one benchmark so far.
     #[command(subcommand)]
     Bench(Bench),
     /// Lists every configuration key with its default and meaning.
@@ -103,6 +104,25 @@ impl Settings {
             sources = sources.file(path);
         }
         self.set.iter().fold(sources, |sources, set| sources.set(set))
+    }
+}
+
+/// Token ids as they are written on a command line.
+#[derive(Clone, Debug)]
+pub(crate) struct Ids(pub(crate) Vec<i32>);
+
+impl FromStr for Ids {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let id = |id: &str| {
+            let found = id.trim();
+            found.parse().map_err(|_| match found {
+                "" => "an id is missing; write whole numbers and commas, such as 5,17".to_owned(),
+                _ => format!("`{found}` is no token id; write whole numbers, such as 5,17"),
+            })
+        };
+        text.split(',').map(id).collect::<Result<_, _>>().map(Ids)
     }
 }
 

@@ -6,9 +6,10 @@ use phalanx::ir::DType;
 use phalanx::train::error::Result;
 use phalanx::train::eval::{self, ModelSource};
 use phalanx::train::explain::{Explanation, Focus};
-use phalanx::train::metrics::bytes;
+use phalanx::train::metrics::{bytes, counted};
 use phalanx::train::saved::Saved;
 use phalanx::train::{Output, bench, config, network, train};
+use phalanx_sys::interrupt;
 use serde_json::json;
 
 use crate::args::{Args, Bench, Command, Settings};
@@ -24,7 +25,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             };
             train(&network::load(&settings.sources())?, output).map(|_| ())
         }
-        Command::Eval { settings, model, ids: Some(ids) } => answer(settings, model, ids),
+        Command::Eval { settings, model, ids: Some(ids) } => answer(settings, model, &ids.0),
         Command::Eval { settings, model, .. } => held_out(settings, model),
         Command::Export { run, out, dtype, json } => export(run, out, (*dtype).into(), *json),
         Command::Explain { settings, segment, part } => {
@@ -45,7 +46,7 @@ fn answer(settings: &Settings, model: &ModelSource, ids: &[i32]) -> Result<()> {
         out::json(&answer);
         return Ok(());
     }
-    out::line(&format!("loss {:.6} over {} tokens", answer.loss, ids.len() - 1));
+    out::line(&format!("loss {:.6} over {}", answer.loss, counted(ids.len() - 1, "token")));
     let mut best: Vec<(usize, f64)> = answer.logits_last.iter().copied().enumerate().collect();
     best.sort_by(|a, b| b.1.total_cmp(&a.1));
     best.truncate(5);
@@ -72,6 +73,7 @@ fn held_out(settings: &Settings, model: &ModelSource) -> Result<()> {
 
 fn export(run: &Path, dir: &Path, dtype: DType, json: bool) -> Result<()> {
     let saved = Saved::open(run, &config::Sources::default())?;
+    let _listening = interrupt::listen();
     saved.export(dir, dtype)?;
     let parameters: usize = saved.tensors.values().map(|tensor| tensor.len()).sum();
     if json {

@@ -1,35 +1,67 @@
 //! The CPU engine: kernels over one arena, run by a fixed pool of threads.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use phalanx_comm::{CommError, Communicator, Handle};
 use phalanx_engine::{Args, Engine, EngineError, Event};
 use phalanx_ir::Program;
-use phalanx_script::{Lane, Place, Slots};
+use phalanx_script::{Lane, Slot, Slots};
 use phalanx_sys::Arena;
 
-use crate::pool::Pool;
-use crate::tasks::{self, Context, Failure, Operation, Share, Task, Var};
+use crate::pool::{Pool, PoolSettings};
+use crate::tasks::{self, Context, Endpoint, Failure, Operation, Share, Task, Transfer, Var};
 
 /// Runs programs on this machine's cores.
 ///
 /// One long-lived thread per core runs a whole program on its own rows; barriers stand only where
 /// a call reads what another worker wrote. The arena holds every value that a script plans; each
 /// worker has scratch memory of its own beside it, for tiles that never leave its cache.
+///
+/// One rank of several has an endpoint to the others ([`CpuEngine::on_rank`]), through which the
+/// thread that launches programs communicates. A program that is a single collective and is
+/// launched on another lane than [`Lane::Compute`] is only started then: it ends when its event is
+/// waited for, or when a later launch asks for it.
 pub struct CpuEngine {
+    /// Dropped before the arena, whose memory others may be reading.
+    comm: Option<Endpoint>,
+    rank: usize,
+    world: usize,
     pool: Pool,
     arena: Option<Arena>,
     scratch: Vec<Arena>,
     scratch_bytes: usize,
     failure: Failure,
     events: u64,
+    /// Collectives that were started and not yet waited for.
+    started: Vec<Started>,
+}
+
+/// A collective that was launched and has not ended.
+struct Started {
+    event: Event,
+    handle: Handle,
+    program: Arc<str>,
 }
 
 /// A compiled program.
 pub struct Kernel {
-    name: String,
+    name: Arc<str>,
     calls: Vec<Call>,
+    /// By value: collectives that one call starts and another waits for.
+    handles: Vec<Mutex<Option<Handle>>>,
     slots: Slots,
     instrs: usize,
+}
+
+impl Kernel {
+    /// The one call of the kernel, if that is a collective.
+    fn transfer(&self) -> Option<&Transfer> {
+        match self.calls.as_slice() {
+            [call] => call.task.transfer(),
+            _ => None,
+        }
+    }
 }
 
 struct Call {
@@ -43,24 +75,66 @@ struct Call {
 impl CpuEngine {
     /// An engine of this many threads, the calling one among them.
     pub fn new(threads: usize) -> Result<Self, EngineError> {
+        Self::with_pool(threads, threads)
+    }
+
+    /// One rank's engine, of this many threads, with its endpoint to the others. It runs its share
+    /// of programs whose mesh has as many ranks as there are.
+    pub fn on_rank(threads: usize, comm: Box<dyn Communicator>) -> Result<Self, EngineError> {
+        let (rank, world) = (comm.rank(), comm.world());
+        let engine = Self::with_pool(threads, threads.saturating_mul(world))?;
+        Ok(Self { comm: Some(Mutex::new(comm)), rank, world, ..engine })
+    }
+
+    /// `all` threads compute at the same time on this machine.
+    fn with_pool(threads: usize, all: usize) -> Result<Self, EngineError> {
         if threads > MAX_WORKERS {
             return Err(EngineError::Failed {
                 program: "thread pool".to_owned(),
                 why: format!("{threads} threads are more than {MAX_WORKERS}; use more ranks"),
             });
         }
-        let pool = Pool::new(threads.max(1)).map_err(|e| EngineError::Failed {
+        let settings = PoolSettings::for_workers_on_this_machine(all);
+        let pool = Pool::with_settings(threads, settings).map_err(|e| EngineError::Failed {
             program: "thread pool".to_owned(),
             why: format!("{threads} threads could not be started: {e}"),
         })?;
         Ok(Self {
+            comm: None,
+            rank: 0,
+            world: 1,
             pool,
             arena: None,
             scratch: Vec::new(),
             scratch_bytes: 0,
             failure: Failure::default(),
             events: 0,
+            started: Vec::with_capacity(MAX_STARTED),
         })
+    }
+
+    /// This rank's endpoint to the others, if there are any: for traffic, time, and to stop them.
+    pub fn communicator(&mut self) -> Option<&mut dyn Communicator> {
+        let comm = self.comm.as_mut()?.get_mut().unwrap_or_else(PoisonError::into_inner);
+        Some(comm.as_mut())
+    }
+
+    /// This engine's rank in a program's mesh, if it can run there.
+    fn rank_in(&self, program: &Program) -> Result<usize, EngineError> {
+        match program.mesh().ranks() {
+            1 => Ok(0),
+            ranks if ranks == self.world => Ok(self.rank),
+            ranks => Err(EngineError::Failed {
+                program: program.name.clone(),
+                why: format!(
+                    "its mesh ({}) has {ranks} ranks, but this engine is rank {} of {}; make one \
+                     engine for each rank with CpuEngine::on_rank",
+                    program.mesh(),
+                    self.rank,
+                    self.world
+                ),
+            }),
+        }
     }
 
     /// How many threads share the work.
@@ -119,7 +193,7 @@ impl CpuEngine {
         }
         let memory = Memory { base: self.base(), scratch };
         let (workers, scratch_bytes) = (self.pool.threads(), self.scratch_bytes);
-        let failure = &self.failure;
+        let (failure, comm) = (&self.failure, self.comm.as_ref());
         let outcome = self.pool.run(&|worker, barrier| {
             let memory = &memory;
             let cx = Context {
@@ -129,6 +203,8 @@ impl CpuEngine {
                 scratch: memory.scratch[worker],
                 scratch_bytes,
                 failure,
+                comm,
+                handles: &kernel.handles,
             };
             for call in kernel.calls.iter().filter(|c| chosen(c)) {
                 if call.barrier {
@@ -143,17 +219,63 @@ impl CpuEngine {
                 }
             }
         });
-        let failed = |why: String| EngineError::Failed { program: kernel.name.clone(), why };
+        let failed = |why: String| EngineError::Failed { program: kernel.name.to_string(), why };
         outcome.map_err(|e| failed(e.to_string()))?;
         match self.failure.take() {
             None => Ok(()),
             Some(why) => Err(failed(why)),
         }
     }
+
+    /// Starts a kernel that is a single collective; its event ends with it.
+    fn start(
+        &mut self,
+        kernel: &Kernel,
+        transfer: &Transfer,
+        args: &Args<'_>,
+    ) -> Result<(), EngineError> {
+        let cx = Context {
+            share: Share { worker: 0, workers: 1 },
+            base: self.base(),
+            args: *args,
+            scratch: std::ptr::null_mut(),
+            scratch_bytes: 0,
+            failure: &self.failure,
+            comm: None,
+            handles: &kernel.handles,
+        };
+        let Some(comm) = &self.comm else { return Ok(()) };
+        let mut comm = comm.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: who launches it asks for its event before anything else uses its operands, which
+        // is what events are for; the arena outlives the endpoint.
+        let started = unsafe { transfer.start(&cx, comm.as_mut()) };
+        let program = kernel.name.clone();
+        let handle = started.map_err(|e| EngineError::Failed {
+            program: program.to_string(),
+            why: e.to_string(),
+        })?;
+        self.started.push(Started { event: Event(self.events), handle, program });
+        Ok(())
+    }
+
+    /// Waits for the collective that an event stands for, if it is still running.
+    fn finish(&mut self, event: Event) -> Result<(), EngineError> {
+        let Some(at) = self.started.iter().position(|s| s.event == event) else { return Ok(()) };
+        let Started { handle, program, .. } = self.started.swap_remove(at);
+        let failed =
+            |e: CommError| EngineError::Failed { program: program.to_string(), why: e.to_string() };
+        match self.communicator() {
+            Some(comm) => comm.wait(handle).map_err(failed),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The most threads an engine may have.
 pub const MAX_WORKERS: usize = 256;
+
+/// Collectives that may be outstanding before the list of them grows.
+const MAX_STARTED: usize = 256;
 
 /// The addresses that workers share.
 struct Memory {
@@ -177,13 +299,15 @@ impl Engine for CpuEngine {
     }
 
     fn compile(&mut self, program: &Program, slots: &Slots) -> Result<Kernel, EngineError> {
+        let rank = self.rank_in(program)?;
         let mut calls = Vec::new();
         for (index, instr) in program.instrs().iter().enumerate() {
             let scratch = slots.scratch[index];
-            let operation = Operation { program, instr, slots, scratch };
+            let comm = self.comm.as_ref();
+            let operation = Operation { program, instr, slots, scratch, rank, comm };
             // What nothing reads is not computed.
-            let places = instr.outputs.iter().map(|v| slots.places[v.index()]);
-            if places.clone().all(|p| p == Place::Unused) {
+            let results = instr.outputs.iter().map(|v| slots.by_value[v.index()]);
+            if results.clone().all(|slot| slot == Slot::Unused) {
                 continue;
             }
             for task in tasks::compile(&operation)? {
@@ -191,9 +315,8 @@ impl Engine for CpuEngine {
             }
         }
         for &(output, value) in &slots.copies {
-            let ty = program.ty(value);
-            let var = |place| Var { place, dtype: ty.dtype, shape: ty.local_shape(program.mesh()) };
-            let task = tasks::copy(var(slots.places[value.index()]), var(Place::Output(output)));
+            let var = |slot| Var::of(program, value, slot, rank);
+            let task = tasks::copy(var(slots.by_value[value.index()]), var(Slot::Output(output)));
             calls.push(Call { task, instr: program.instrs().len(), barrier: false });
         }
         place_barriers(&mut calls, self.pool.threads());
@@ -201,7 +324,15 @@ impl Engine for CpuEngine {
         let scratch = calls.iter().map(|c| c.task.scratch(workers)).max().unwrap_or(0);
         self.grow_scratch(scratch)?;
         let instrs = program.instrs().len();
-        Ok(Kernel { name: program.name.clone(), calls, slots: slots.clone(), instrs })
+        let pending = program.values().iter().any(|ty| ty.pending);
+        let handles = if pending { program.values().len() } else { 0 };
+        Ok(Kernel {
+            name: program.name.as_str().into(),
+            calls,
+            handles: (0..handles).map(|_| Mutex::new(None)).collect(),
+            slots: slots.clone(),
+            instrs,
+        })
     }
 
     fn reserve(&mut self, bytes: usize) -> Result<(), EngineError> {
@@ -213,17 +344,21 @@ impl Engine for CpuEngine {
         &mut self,
         kernel: &Kernel,
         args: &Args<'_>,
-        _lane: Lane,
-        _after: &[Event],
+        lane: Lane,
+        after: &[Event],
     ) -> Result<Event, EngineError> {
-        // Calls run when they are issued, so everything before them has happened.
-        self.run(kernel, args, |_| true)?;
+        // Other calls run when they are issued, so they have happened.
+        after.iter().try_for_each(|&event| self.finish(event))?;
         self.events += 1;
+        match kernel.transfer().filter(|_| lane != Lane::Compute) {
+            Some(transfer) => self.start(kernel, transfer, args)?,
+            None => self.run(kernel, args, |_| true)?,
+        }
         Ok(Event(self.events))
     }
 
-    fn wait(&mut self, _event: Event) -> Result<(), EngineError> {
-        Ok(())
+    fn wait(&mut self, event: Event) -> Result<(), EngineError> {
+        self.finish(event)
     }
 
     fn upload(&mut self, offset: usize, bytes: &[u8]) -> Result<(), EngineError> {

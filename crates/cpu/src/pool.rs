@@ -6,16 +6,19 @@
 //! keeps the others waiting too long at a barrier, poisons the pool: the others leave their
 //! barriers at once and the run ends with an error that says what happened first.
 
+mod barrier;
 mod bell;
 
 use std::any::Any;
 use std::cell::UnsafeCell;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub use barrier::Barrier;
+use barrier::LeftPoisonedBarrier;
 use bell::{Bell, Patience};
 
 /// How the workers of a pool wait for each other.
@@ -119,80 +122,6 @@ impl Drop for Pool {
     }
 }
 
-/// One worker's end of the pool's barrier.
-pub struct Barrier<'a> {
-    shared: &'a Shared,
-    worker: usize,
-}
-
-impl Barrier<'_> {
-    /// Waits until every worker of the run has called this as often as this worker has.
-    ///
-    /// What any worker wrote before is visible to all afterwards. If the pool is poisoned this does
-    /// not return: it unwinds out of the job, and the run reports the cause.
-    #[inline]
-    pub fn wait(&self) {
-        let shared = self.shared;
-        if shared.threads == 1 {
-            return;
-        }
-        let round = shared.round.load(Ordering::Relaxed);
-        shared.seen[self.worker].0.store(round.wrapping_add(1), Ordering::Relaxed);
-        if shared.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == shared.threads {
-            // Everybody else waits for the round to change, so nobody can arrive in between.
-            shared.arrived.0.store(0, Ordering::Relaxed);
-            shared.round.store(round.wrapping_add(1), Ordering::Release);
-            shared.bell.ring();
-        } else {
-            self.wait_for_round_after(round);
-        }
-    }
-
-    fn wait_for_round_after(&self, round: u32) {
-        let shared = self.shared;
-        let passed = || shared.round.load(Ordering::Acquire) != round;
-        let wait = || {
-            shared.bell.wait(shared.patience(), Some(shared.settings.timeout), || {
-                passed() || shared.poisoned.load(Ordering::Acquire)
-            })
-        };
-        // A process that was suspended finds the time gone although nobody was late; a second full
-        // wait tells the two apart.
-        let in_time = wait() || wait();
-        if passed() {
-            return;
-        }
-        if !in_time {
-            self.report_missing(round);
-        }
-        resume_unwind(Box::new(LeftPoisonedBarrier));
-    }
-
-    /// Poisons the pool in the name of the first worker that has not come to this round.
-    #[cold]
-    fn report_missing(&self, round: u32) {
-        let missing = |(_, seen): &(usize, &Padded<AtomicU32>)| {
-            seen.0.load(Ordering::Relaxed) != round.wrapping_add(1)
-        };
-        let all = || self.shared.seen.iter().enumerate().filter(missing);
-        let names: Vec<String> = all().map(|(worker, _)| worker.to_string()).collect();
-        let message = format!(
-            "worker {} waited {:?} at a barrier for worker {}, which did not come; \
-             all workers of a run must call the barrier equally often",
-            self.worker,
-            self.shared.settings.timeout,
-            names.join(" and worker "),
-        );
-        let culprit = all().map(|(worker, _)| worker).next().unwrap_or(0);
-        self.shared.poison(culprit, &message);
-        // The panic hook shows the sentence even if the missing worker never lets the run end.
-        panic!("{message}");
-    }
-}
-
-/// The payload with which a worker leaves a barrier that somebody else poisoned.
-struct LeftPoisonedBarrier;
-
 /// How often a worker looks without giving up its core, when cores are not oversubscribed: about
 /// a tenth of a millisecond, which is longer than workers of an undisturbed pool are apart.
 const SPINS: u32 = 5_000;
@@ -287,7 +216,7 @@ impl Shared {
 
     /// Runs the job as `worker`, turning a panic into the pool's failure.
     fn perform(&self, worker: usize, job: &Job<'_>) {
-        let barrier = Barrier { shared: self, worker };
+        let barrier = Barrier::new(self, worker);
         // A poisoned pool runs nothing any more, so no later job sees what this one left half done;
         // the caller learns of the failure from `run` and decides about its own data.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(worker, &barrier)))

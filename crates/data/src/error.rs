@@ -1,8 +1,9 @@
 //! What can be wrong with data: each message says what, where, what was found, what would work.
 
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
-use phalanx_sys::SysError;
+use phalanx_sys::{SysError, Told};
 
 use crate::TokenWidth;
 
@@ -10,16 +11,13 @@ use crate::TokenWidth;
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// The file is missing, unreadable, or changed while it was read.
-    #[error(transparent)]
     File(#[from] SysError),
     /// The file holds nothing.
-    #[error("{path}: the file is empty; a sample needs at least two tokens", path = path.display())]
     Empty {
         /// The file.
         path: PathBuf,
     },
     /// The file's size is not a whole number of tokens.
-    #[error("{path}: truncated: {bytes} bytes are {whole} tokens of {width} bytes and {rest} left over; copy the file again, or set the token width it was written with", path = path.display(), whole = bytes / width, rest = bytes % width)]
     Truncated {
         /// The file.
         path: PathBuf,
@@ -29,13 +27,11 @@ pub enum DataError {
         width: u64,
     },
     /// The file's name does not say how wide a token is.
-    #[error("{path}: cannot tell the width of a token from this name; rename the file to end in .u16 or .u32, or set the width to u16 or u32", path = path.display())]
     UnknownWidth {
         /// The file.
         path: PathBuf,
     },
     /// The file's name tells another width than the one that was asked for.
-    #[error("{path}: a name that ends in .{named} promises tokens of type {named}, but {asked} was asked for; ask for {named}, or rename the file if its name is wrong", path = path.display())]
     OtherWidth {
         /// The file.
         path: PathBuf,
@@ -45,13 +41,11 @@ pub enum DataError {
         asked: TokenWidth,
     },
     /// A name for the width of a token that is neither u16 nor u32.
-    #[error("unknown token width `{found}`; u16 and u32 would work")]
     BadWidth {
         /// The name as given.
         found: String,
     },
     /// A token is not in the model's vocabulary.
-    #[error("{path}: token {token} at position {position} (byte {byte}) is not below the vocabulary of {vocab}; a vocabulary of at least {least} would hold it; if that number makes no sense, check the token width and byte order", path = path.display(), least = token + 1)]
     TokenOutOfVocabulary {
         /// The file.
         path: PathBuf,
@@ -65,9 +59,6 @@ pub enum DataError {
         vocab: usize,
     },
     /// The model's vocabulary is smaller than the corpus's.
-    #[error(
-        "{corpus} needs a vocabulary of at least {needed}, the model has {model}; set the model's vocabulary to {needed} or more"
-    )]
     Vocabulary {
         /// The corpus, described.
         corpus: String,
@@ -77,7 +68,6 @@ pub enum DataError {
         model: usize,
     },
     /// A vocabulary the synthetic source cannot be built over.
-    #[error("the synthetic corpus needs a vocabulary between {least} and {most}, found {found}")]
     MarkovVocabulary {
         /// The smallest that works.
         least: usize,
@@ -87,9 +77,6 @@ pub enum DataError {
         found: usize,
     },
     /// There is not enough data for one training and one evaluation sample.
-    #[error(
-        "{corpus} has {tokens} tokens, too short: one training and one evaluation sample of {seq_len} tokens and their targets need {needed} tokens; use more data, or a sequence length of at most {longest}"
-    )]
     TooShort {
         /// The corpus, described.
         corpus: String,
@@ -103,7 +90,6 @@ pub enum DataError {
         longest: u64,
     },
     /// A read past the end.
-    #[error("{corpus}: {wanted} tokens at position {at} were asked for, but there are {tokens}")]
     BeyondEnd {
         /// The corpus, described.
         corpus: String,
@@ -115,7 +101,6 @@ pub enum DataError {
         tokens: u64,
     },
     /// A setting of the loader that cannot work.
-    #[error("{setting} = {found} cannot work: {remedy}")]
     Setting {
         /// The setting's name.
         setting: &'static str,
@@ -125,9 +110,6 @@ pub enum DataError {
         remedy: String,
     },
     /// A batch in which every target is masked has no loss.
-    #[error(
-        "the batch of samples {first}..{end} has no target left: every one is the ignored token {token}; choose another `ignore_token`, or none"
-    )]
     NothingToPredict {
         /// The batch's first sample.
         first: u64,
@@ -137,11 +119,90 @@ pub enum DataError {
         token: i32,
     },
     /// The loading thread is gone: it failed before, or it could not be started.
-    #[error("the loading thread stopped before sample {sample}: {reason}")]
     Stopped {
         /// The sample that will not come.
         sample: u64,
         /// Why, as far as is known.
         reason: String,
     },
+}
+
+impl fmt::Display for DataError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.told().fmt(f)
+    }
+}
+
+impl DataError {
+    /// The error in its parts.
+    pub fn told(&self) -> Told {
+        match self {
+            Self::File(error) => error.told(),
+            Self::Empty { path } => in_file(path, "the file is empty")
+                .because("a sample needs at least two tokens")
+                .fix("name a file with data in it"),
+            Self::Truncated { path, bytes, width } => truncated(path, *bytes, *width),
+            Self::UnknownWidth { path } => in_file(path, "this name does not tell a token's width")
+                .fix("rename the file to end in .u16 or .u32, or set the width to u16 or u32"),
+            Self::OtherWidth { path, named, asked } => other_width(path, *named, *asked),
+            Self::BadWidth { found } => {
+                Told::new(format!("unknown token width `{found}`")).fix("u16 and u32 would work")
+            }
+            Self::TokenOutOfVocabulary { path, position, byte, token, vocab } => {
+                let found = format!("token {token} at position {position} (byte {byte})");
+                in_file(path, &format!("{found} is not below the vocabulary of {vocab}"))
+                    .because("a number without sense means another token width or byte order")
+                    .fix(format!("a vocabulary of at least {}", token + 1))
+            }
+            Self::Vocabulary { corpus, needed, model } => {
+                let found = format!("the model has {model}");
+                Told::new(format!("{corpus} needs a vocabulary of at least {needed}, {found}"))
+                    .fix(format!("set the model's vocabulary to {needed} or more"))
+            }
+            Self::MarkovVocabulary { least, most, found } => {
+                Told::new(format!("the synthetic corpus needs another vocabulary, found {found}"))
+                    .fix(format!("a vocabulary between {least} and {most}"))
+            }
+            Self::TooShort { corpus, tokens, seq_len, needed, longest } => {
+                let samples = "one training and one evaluation sample";
+                Told::new(format!("{corpus} has {tokens} tokens, too short"))
+                    .because(format!(
+                        "{samples} of {seq_len} tokens and their targets need {needed} tokens"
+                    ))
+                    .fix(format!("more data, or a sequence length of at most {longest}"))
+            }
+            Self::BeyondEnd { corpus, at, wanted, tokens } => {
+                let asked = format!("{wanted} tokens at position {at} were asked for");
+                Told::new(format!("{corpus}: {asked}, but there are {tokens}"))
+            }
+            Self::Setting { setting, found, remedy } => {
+                Told::new(format!("{setting} = {found} cannot work")).fix(remedy)
+            }
+            Self::NothingToPredict { first, end, token } => {
+                Told::new(format!("the batch of samples {first}..{end} has no target left"))
+                    .because(format!("every one is the ignored token {token}"))
+                    .fix("another `ignore_token`, or none")
+            }
+            Self::Stopped { sample, reason } => {
+                Told::new(format!("the loading thread stopped before sample {sample}: {reason}"))
+            }
+        }
+    }
+}
+
+fn in_file(path: &Path, what: &str) -> Told {
+    Told::new(format!("{}: {what}", path.display()))
+}
+
+fn truncated(path: &Path, bytes: u64, width: u64) -> Told {
+    let (whole, rest) = (bytes / width, bytes % width);
+    let found = format!("{bytes} bytes are {whole} tokens of {width} bytes and {rest} left over");
+    in_file(path, &format!("truncated: {found}"))
+        .fix("copy the file again, or set the token width it was written with")
+}
+
+fn other_width(path: &Path, named: TokenWidth, asked: TokenWidth) -> Told {
+    in_file(path, &format!("tokens of type {asked} were asked for"))
+        .because(format!("a name that ends in .{named} promises tokens of type {named}"))
+        .fix(format!("ask for {named}, or rename the file if its name is wrong"))
 }

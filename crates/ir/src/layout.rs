@@ -48,6 +48,73 @@ impl Order {
     }
 }
 
+/// The part of a dim that one rank holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// How elements are dealt.
+    pub order: Order,
+    /// Which shard the rank holds.
+    pub shard: usize,
+    /// Of how many.
+    pub shards: usize,
+    /// The extent of the whole dim, with its padding.
+    pub extent: usize,
+}
+
+impl Part {
+    /// All of a dim.
+    pub const fn whole(extent: usize) -> Self {
+        Self { order: Order::Block, shard: 0, shards: 1, extent }
+    }
+
+    /// The global index of a local one. It grows with the local one, whatever the order.
+    #[inline]
+    pub fn global(self, local: usize) -> usize {
+        match self.shards {
+            1 => local,
+            _ => self.order.global(local, self.shard, self.shards, self.extent),
+        }
+    }
+
+    /// How many elements it has, padding among them.
+    pub fn len(self) -> usize {
+        self.extent / self.shards
+    }
+
+    /// Whether it has no element at all.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many of its elements belong to a dim of this size; they are its first ones.
+    pub fn valid(self, size: usize) -> usize {
+        // The local-to-global map is increasing, so validity changes once.
+        let (mut valid, mut end) = (0, self.len());
+        while valid < end {
+            let middle = valid.midpoint(end);
+            if self.global(middle) < size { valid = middle + 1 } else { end = middle }
+        }
+        valid
+    }
+
+    /// The global index of its first element, if it is one block of the dim.
+    pub fn start(self) -> Option<usize> {
+        (self.shards == 1 || self.order == Order::Block).then(|| self.shard * self.len())
+    }
+
+    /// How many elements from a local one on have consecutive global indices.
+    pub fn run(self, local: usize) -> usize {
+        let len = self.len();
+        match self.order {
+            _ if self.shards == 1 => len - local,
+            Order::Block => len - local,
+            Order::Striped => 1,
+            Order::Zigzag if local < len / 2 => len / 2 - local,
+            Order::Zigzag => len - local,
+        }
+    }
+}
+
 /// The axes that shard one dim, major to minor, and the order of its elements.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Sharding {
@@ -271,6 +338,23 @@ mod tests {
                 .collect();
             seen.sort_unstable();
             assert_eq!(seen, (0..16).collect::<Vec<_>>(), "{order:?}");
+        }
+    }
+
+    #[test]
+    fn parts_are_walked_in_runs() {
+        for order in [Order::Block, Order::Striped, Order::Zigzag] {
+            for shard in 0..4 {
+                let part = Part { order, shard, shards: 4, extent: 16 };
+                for local in 0..part.len() {
+                    let run = part.run(local);
+                    assert!(run > 0 && local + run <= part.len());
+                    let next = (0..run).map(|i| part.global(local + i));
+                    assert!(next.eq(part.global(local)..part.global(local) + run), "{part:?}");
+                }
+                let held = (0..part.len()).filter(|&i| part.global(i) < 6).count();
+                assert_eq!(part.valid(6), held);
+            }
         }
     }
 }

@@ -64,8 +64,8 @@ pub struct Mesh {
 
 impl Mesh {
     /// The mesh of one rank, with no axis.
-    pub fn single() -> Self {
-        Self::default()
+    pub const fn single() -> Self {
+        Self { axes: Vec::new() }
     }
 
     /// A mesh with these axes, slowest-varying first.

@@ -266,6 +266,10 @@ mod tests {
         let merge = Rule::declare("x y -> (x y)", &[&[8, 16]], &[&[128]]);
         let error = infer(&merge, &mesh, &["0:a@striped"]).unwrap_err();
         assert!(matches!(error, RuleError::Order { .. }), "{error:?}");
+        // Behind an exhausted major factor a minor one may have axes, but not an order of its own.
+        let both: Mesh = "a=2 b=8".parse().unwrap();
+        let error = infer(&merge, &both, &["0:b 1:a@zigzag"]).unwrap_err();
+        assert!(matches!(error, RuleError::Order { .. }), "{error:?}");
         let split = Rule::declare("(x y) -> x y", &[&[128]], &[&[8, 16]]);
         let error = infer(&split, &mesh, &["0:a@striped"]).unwrap_err();
         assert!(matches!(error, RuleError::Order { .. }), "{error:?}");

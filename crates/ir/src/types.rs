@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::dtype::DType;
 use crate::error::IrError;
-use crate::layout::{Layout, Order};
+use crate::layout::{Layout, Order, Part};
 use crate::mesh::{Axis, Mesh};
 
 /// What sort of value a type describes.
@@ -93,23 +93,22 @@ impl TensorType {
             .collect()
     }
 
+    /// The part of a dim that a rank holds.
+    pub fn part(&self, dim: usize, mesh: &Mesh, rank: usize) -> Part {
+        let sharding = &self.layout.dims()[dim];
+        Part {
+            order: sharding.order,
+            shard: mesh.shard(rank, &sharding.axes),
+            shards: mesh.count(&sharding.axes),
+            extent: self.padded[dim],
+        }
+    }
+
     /// How many elements of each dim are valid on a rank: the rest of its local shape is padding.
     /// They are the first ones in every order, and there may be none.
     pub fn local_valid(&self, mesh: &Mesh, rank: usize) -> Vec<usize> {
-        let dims = self.shape.iter().zip(&self.padded).zip(self.layout.dims());
-        dims.map(|((&size, &padded), sharding)| {
-            let shards = mesh.count(&sharding.axes);
-            let shard = mesh.shard(rank, &sharding.axes);
-            let global = |local| sharding.order.global(local, shard, shards, padded);
-            // The local-to-global map is increasing, so validity changes once.
-            let (mut valid, mut end) = (0, padded / shards);
-            while valid < end {
-                let middle = valid.midpoint(end);
-                if global(middle) < size { valid = middle + 1 } else { end = middle }
-            }
-            valid
-        })
-        .collect()
+        let dims = self.shape.iter().enumerate();
+        dims.map(|(dim, &size)| self.part(dim, mesh, rank).valid(size)).collect()
     }
 
     /// Bytes that one rank holds.

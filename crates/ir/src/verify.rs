@@ -86,12 +86,12 @@ fn check_type(program: &Program, value: ValueId) -> Result<(), Box<VerifyError>>
 }
 
 /// What other programs read must be complete: the script that hands it on knows of no reduction.
-/// Gradients may be partial, their unit's reduction sums them; so may what is only looked at or
-/// kept for a later phase of the same program.
+/// Gradients and losses may be partial, the script sums them; so may what is only looked at or kept
+/// for a later phase of the same program.
 fn check_outputs(program: &Program) -> Result<(), Box<VerifyError>> {
     for port in program.outputs() {
         let partial = program.ty(port.value).layout.partial();
-        let complete = matches!(port.role, Role::Boundary | Role::Cotangent | Role::Loss);
+        let complete = matches!(port.role, Role::Boundary | Role::Cotangent);
         let (true, Some(&axis)) = (complete, partial.first()) else { continue };
         let made = program.instrs().iter().find(|i| i.outputs.contains(&port.value));
         let axes: Vec<Axis> = partial.iter().copied().collect();

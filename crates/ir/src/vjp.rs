@@ -76,16 +76,7 @@ impl<'a> Vjp<'a> {
 
     /// Appends an instruction to the backward and returns its first result.
     pub fn emit(&mut self, op: impl Into<Op>, inputs: &[ValueId]) -> Result<ValueId, IrError> {
-        Ok(self.emit_all(op, inputs)?[0])
-    }
-
-    /// Appends an instruction to the backward.
-    pub fn emit_all(
-        &mut self,
-        op: impl Into<Op>,
-        inputs: &[ValueId],
-    ) -> Result<Vec<ValueId>, IrError> {
-        self.program.push(op.into(), inputs, Phase::B)
+        Ok(self.program.push(op.into(), inputs, Phase::B)?[0])
     }
 
     /// A constant of the shape and element type of `like`.
@@ -94,10 +85,32 @@ impl<'a> Vjp<'a> {
         self.program.constant(ty.dtype, &ty.shape, value, Phase::B)
     }
 
-    /// The gradient of operand `i` is `value`, summed over the leading dims that the operand was
-    /// repeated along and cast to the element type that is wanted.
+    /// The gradient of operand `i`, if it is needed, is the first result of a new instruction.
+    pub fn set_to(
+        &mut self,
+        i: usize,
+        op: impl Into<Op>,
+        inputs: &[ValueId],
+    ) -> Result<(), IrError> {
+        if !self.wants(i) {
+            return Ok(());
+        }
+        let value = self.emit(op, inputs)?;
+        self.set(i, value)
+    }
+
+    /// The gradients of the first operands are the results of a new instruction, in order.
+    pub fn set_all_to(&mut self, op: impl Into<Op>, inputs: &[ValueId]) -> Result<(), IrError> {
+        let results = self.program.push(op.into(), inputs, Phase::B)?;
+        results.into_iter().enumerate().try_for_each(|(i, value)| self.set(i, value))
+    }
+
+    /// The gradient of operand `i`, if it is needed, is `value`, summed over the leading dims that
+    /// the operand was repeated along and cast to the element type that is wanted.
     pub fn set(&mut self, i: usize, value: ValueId) -> Result<(), IrError> {
-        let wanted = self.dtype(i);
+        let Some(wanted) = self.wanted[i] else {
+            return Ok(());
+        };
         let rank = self.ty(self.input(i)).shape.len();
         let extra = self.ty(value).shape.len() - rank;
         let mut value = value;

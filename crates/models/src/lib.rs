@@ -17,6 +17,6 @@ mod mlp;
 pub use architecture::{Architecture, BatchShape, Purpose, port};
 pub use chain::Chain;
 pub use gpt::Gpt;
-pub use init::{Real, initial_values, initialise};
+pub use init::initial_values;
 pub use llama::Llama;
 pub use mlp::Mlp;

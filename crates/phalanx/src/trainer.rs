@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use phalanx_autodiff::Recompute;
-use phalanx_ir::{DType, Model, Role};
+use phalanx_ir::{DType, IrError, Model, Role};
 use phalanx_models::hf::{self, Tensor};
 use phalanx_models::{Architecture, BatchShape};
 use phalanx_script::{Optimizer, Precision};
+use phalanx_spmd::Strategy;
 use phalanx_train::error::{Error, Problem, Result};
-use phalanx_train::host::host_engine;
-use phalanx_train::session::{MemoryLimit, Models, Session, Settings, initial};
+use phalanx_train::session::{MemoryLimit, Models, Parallel, Session, Settings, initial};
 use phalanx_train::steps::{Taken, take_steps};
 
 use crate::data_source::Data;
@@ -29,7 +30,9 @@ pub struct Trainer<'a> {
     compute: DType,
     recompute: Recompute,
     seed: u64,
-    threads: usize,
+    threads: Option<usize>,
+    parallel: Parallel,
+    mistake: Option<IrError>,
     on_step: Box<dyn FnMut(&Taken) + 'a>,
 }
 
@@ -50,7 +53,6 @@ impl<'a> Trainer<'a> {
     }
 
     fn of(subject: Subject) -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
         Self {
             subject,
             data: None,
@@ -64,7 +66,9 @@ impl<'a> Trainer<'a> {
             compute: DType::F32,
             recompute: Recompute::None,
             seed: 0,
-            threads,
+            threads: None,
+            parallel: Parallel::default(),
+            mistake: None,
             on_step: Box::new(|_| ()),
         }
     }
@@ -140,9 +144,25 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Threads; as many as cores unless told otherwise.
+    /// Threads of each rank; the ranks share the cores unless told otherwise.
     pub fn threads(mut self, threads: usize) -> Self {
-        self.threads = threads;
+        self.threads = Some(threads);
+        self
+    }
+
+    /// The ranks and how they are arranged: `dp=2 tp=2` are four, of which two and two share the
+    /// tensors. One rank unless told otherwise.
+    pub fn mesh(mut self, mesh: &str) -> Self {
+        match mesh.parse() {
+            Ok(mesh) => self.parallel.mesh = mesh,
+            Err(error) => self.mistake = self.mistake.or(Some(error)),
+        }
+        self
+    }
+
+    /// Divides the work among the ranks of the mesh. Strategies compose, in any order.
+    pub fn strategy(mut self, strategy: impl Strategy + Send + Sync + 'static) -> Self {
+        self.parallel.strategies.push(Arc::new(strategy));
         self
     }
 
@@ -154,19 +174,21 @@ impl<'a> Trainer<'a> {
 
     /// Trains.
     pub fn run(mut self) -> Result<Report> {
+        if let Some(error) = self.mistake.take() {
+            return Err(error.into());
+        }
         let Some(data) = self.data.take() else {
             let problem = Problem::new("there is nothing to train on");
             return Err(Error::refused(problem.fix("call Trainer::data")));
         };
         let ready = self.prepare()?;
         let mut batches = data.open(self.seed, ready.batch, ready.seq_len, ready.microbatches)?;
-        let engine = host_engine(self.threads)?;
         let settings = self.settings(&ready);
         let models = Models { train: ready.model, evaluate: None };
-        let mut session = Session::new(engine, &models, settings, &mut initial(self.seed))?;
+        let mut session = Session::new(&models, settings, &initial(self.seed))?;
         let mut losses = Vec::with_capacity(self.steps);
         let on_step = &mut self.on_step;
-        let observe = |_: &mut Session<_>, taken: Taken| {
+        let observe = |_: &mut Session, taken: Taken| {
             losses.push(taken.result.loss);
             on_step(&taken);
             Ok(())
@@ -219,6 +241,8 @@ impl<'a> Trainer<'a> {
             recompute: self.recompute,
             seed: self.seed,
             memory_limit: MemoryLimit::of_machine(),
+            parallel: self.parallel.clone(),
+            threads: self.threads.unwrap_or_else(|| default_threads(self.parallel.ranks())),
         }
     }
 }
@@ -228,6 +252,12 @@ struct Ready {
     batch: usize,
     seq_len: usize,
     microbatches: usize,
+}
+
+/// The ranks share the cores.
+fn default_threads(ranks: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    (cores / ranks.max(1)).max(1)
 }
 
 fn uneven(batch: usize, parts: &str) -> Error {

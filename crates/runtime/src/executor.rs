@@ -47,21 +47,22 @@ impl ScriptId {
 /// One rank's engine with the scripts it can run; they share one arena, and the state in it.
 pub struct Executor<E: Engine> {
     pub(crate) engine: E,
-    pub(crate) scripts: Vec<Loaded<E::Kernel>>,
+    pub(crate) scripts: Vec<LoadedScript<E::Kernel>>,
     arena: usize,
     reserved: bool,
     /// Reused from step to step, so that running allocates nothing.
-    events: Vec<Event>,
+    events: Vec<Option<Event>>,
     after: Vec<Event>,
 }
 
-pub(crate) struct Loaded<K> {
+pub(crate) struct LoadedScript<K> {
     pub(crate) script: Script,
     pub(crate) plan: MemoryPlan,
     pub(crate) kernels: Vec<K>,
-    pub(crate) calls: Vec<Call>,
-    /// What each action waits for.
-    order: HappensBefore,
+    /// By action; what does nothing at run time has no call.
+    pub(crate) calls: Vec<Option<Call>>,
+    /// What each call waits for.
+    after: Vec<Vec<usize>>,
 }
 
 /// An action with every place resolved.
@@ -97,11 +98,11 @@ impl<E: Engine> Executor<E> {
         let calls = calls(&script, &plan)?;
         // The planner lets buffers share memory only where this order keeps their uses apart, so
         // waiting by it is enough for memory that is used again, too.
-        let order = HappensBefore::of(&script)?;
+        let after = waits(&calls, &HappensBefore::of(&script)?);
         self.arena = self.arena.max(plan.arena);
         self.events.reserve(script.actions.len());
         self.after.reserve(script.actions.len());
-        self.scripts.push(Loaded { script, plan, kernels, calls, order });
+        self.scripts.push(LoadedScript { script, plan, kernels, calls, after });
         Ok(ScriptId(self.scripts.len() - 1))
     }
 
@@ -133,7 +134,7 @@ impl<E: Engine> Executor<E> {
         &self.engine
     }
 
-    /// The engine, to change its settings.
+    /// The engine, to ask its communicator.
     pub fn engine_mut(&mut self) -> &mut E {
         &mut self.engine
     }
@@ -142,15 +143,19 @@ impl<E: Engine> Executor<E> {
     pub fn run(&mut self, id: ScriptId) -> Result<(), RuntimeError> {
         let loaded = &self.scripts[id.0];
         self.events.clear();
-        for (index, call) in loaded.calls.iter().enumerate() {
+        for (call, after) in loaded.calls.iter().zip(&loaded.after) {
+            let Some(call) = call else {
+                self.events.push(None);
+                continue;
+            };
             self.after.clear();
-            self.after.extend(loaded.order.direct(index).iter().map(|&b| self.events[b]));
+            self.after.extend(after.iter().filter_map(|&b| self.events[b]));
             let Call { inputs, outputs, workspace, .. } = call;
             let args = Args { inputs, outputs, workspace: *workspace };
             let kernel = &loaded.kernels[call.kernel];
-            self.events.push(self.engine.launch(kernel, &args, call.lane, &self.after)?);
+            self.events.push(Some(self.engine.launch(kernel, &args, call.lane, &self.after)?));
         }
-        for &event in &self.events {
+        for &event in self.events.iter().flatten() {
             self.engine.wait(event)?;
         }
         Ok(())
@@ -193,11 +198,17 @@ impl<E: Engine> Executor<E> {
 }
 
 /// Resolves every view of every action to a piece of the arena.
-fn calls(script: &Script, plan: &MemoryPlan) -> Result<Vec<Call>, RuntimeError> {
+fn calls(script: &Script, plan: &MemoryPlan) -> Result<Vec<Option<Call>>, RuntimeError> {
     let mut calls = Vec::with_capacity(script.actions.len());
     for (index, action) in script.actions.iter().enumerate() {
-        let (Kind::Run(run) | Kind::Update { run, .. }) = &action.kind else {
-            return Err(RuntimeError::Alone { action: action.label.clone() });
+        let run = match (&action.kind, action.run()) {
+            (_, Some(run)) => run,
+            // The end of a life is known to the plan, and nothing is done for it.
+            (Kind::Release { .. }, None) => {
+                calls.push(None);
+                continue;
+            }
+            _ => return Err(RuntimeError::Alone { action: action.label.clone() }),
         };
         let entry = &script.programs[run.program.0];
         let bytes = |value| entry.program.ty(value).local_bytes(entry.program.mesh());
@@ -213,9 +224,29 @@ fn calls(script: &Script, plan: &MemoryPlan) -> Result<Vec<Call>, RuntimeError> 
             .collect();
         let offset = plan.workspaces[index].unwrap_or(0);
         let workspace = Span { offset, bytes: entry.slots.extent };
-        calls.push(Call { kernel: run.program.0, lane: action.lane, inputs, outputs, workspace });
+        let (kernel, lane) = (run.program.0, action.lane);
+        calls.push(Some(Call { kernel, lane, inputs, outputs, workspace }));
     }
     Ok(calls)
+}
+
+/// What each call waits for: where the order names an action that makes no call, what that one
+/// waits for instead.
+fn waits(calls: &[Option<Call>], order: &HappensBefore) -> Vec<Vec<usize>> {
+    let mut waits: Vec<Vec<usize>> = Vec::with_capacity(calls.len());
+    for action in 0..calls.len() {
+        let mut own = Vec::new();
+        for &before in order.direct(action) {
+            match calls[before] {
+                Some(_) => own.push(before),
+                None => own.extend_from_slice(&waits[before]),
+            }
+        }
+        own.sort_unstable();
+        own.dedup();
+        waits.push(own);
+    }
+    waits
 }
 
 /// Buffers that the host fills before each run.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use phalanx_engine::{Args, Engine, Span};
 use phalanx_script::{Buffer, BufferId, Category, Script, Source};
 
-use crate::executor::{Executor, RuntimeError, ScriptId};
+use crate::executor::{Call, Executor, RuntimeError, ScriptId};
 
 /// By category: the largest sum, over the actions of a step, of written bytes of live buffers.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -77,10 +77,14 @@ impl<E: Engine> Executor<E> {
                     self.engine.upload(offset, &bytes)?;
                 }
             }
-            let args =
-                Args { inputs: &call.inputs, outputs: &call.outputs, workspace: call.workspace };
-            let kernel = &loaded.kernels[call.kernel];
-            if let Some(blocks) = self.engine.launch_observed(kernel, &args, pattern)? {
+            let blocks = match call {
+                None => None,
+                Some(Call { kernel, inputs, outputs, workspace, .. }) => {
+                    let args = Args { inputs, outputs, workspace: *workspace };
+                    self.engine.launch_observed(&loaded.kernels[*kernel], &args, pattern)?
+                }
+            };
+            if let Some(blocks) = blocks {
                 let known = written.blocks.entry(action).or_insert_with(|| blocks.clone());
                 for (known, block) in known.iter_mut().zip(&blocks) {
                     merge(known, block);
@@ -119,7 +123,7 @@ impl<E: Engine> Executor<E> {
                         count(bytes);
                 }
             }
-            if let Some(masks) = written.blocks.get(&action) {
+            if let (Some(call), Some(masks)) = (call, written.blocks.get(&action)) {
                 let slots = &loaded.script.programs[call.kernel].slots;
                 let instrs = loaded.script.programs[call.kernel].program.instrs().len();
                 let peak = (0..=instrs).map(|i| {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use phalanx_ir::{Axis, DType, Program};
+use phalanx_ir::{DType, Program};
 
 use crate::slots::Slots;
 
@@ -160,22 +160,23 @@ pub enum Kind {
         /// The unit's gradient buffer.
         gradient: BufferId,
     },
-    /// Sums a gradient buffer over axes: what was partial becomes complete.
+    /// Sets parts of a new gradient buffer to zero that no run contributes to.
+    Clear {
+        /// The run that makes the zeros.
+        run: Run,
+    },
+    /// Sums a gradient buffer over ranks: what was partial becomes complete, whole or in shards.
+    /// The program's types say over which axes.
     Reduce {
-        /// The gradient buffer.
-        gradient: BufferId,
-        /// The axes summed over.
-        axes: Vec<Axis>,
+        /// The run of the reduction.
+        run: Run,
+        /// The gradient buffer that is summed.
+        from: BufferId,
+        /// The gradient buffer that holds the sum: another one, or the same.
+        into: BufferId,
     },
     /// Gathers a sharded unit into a buffer that programs read.
-    Gather {
-        /// The stored shard.
-        from: BufferId,
-        /// The gathered unit.
-        into: BufferId,
-        /// The axes gathered over.
-        axes: Vec<Axis>,
-    },
+    Gather(Run),
     /// Ends the life of a gathered unit.
     Release {
         /// The gathered unit.
@@ -296,35 +297,45 @@ impl Action {
     /// The run, if the action runs a program.
     pub fn run(&self) -> Option<&Run> {
         match &self.kind {
-            Kind::Run(run) | Kind::Update { run, .. } => Some(run),
+            Kind::Run(run)
+            | Kind::Update { run, .. }
+            | Kind::Clear { run }
+            | Kind::Reduce { run, .. }
+            | Kind::Gather(run) => Some(run),
+            _ => None,
+        }
+    }
+
+    /// The run, to change it.
+    pub fn run_mut(&mut self) -> Option<&mut Run> {
+        match &mut self.kind {
+            Kind::Run(run)
+            | Kind::Update { run, .. }
+            | Kind::Clear { run }
+            | Kind::Reduce { run, .. }
+            | Kind::Gather(run) => Some(run),
             _ => None,
         }
     }
 
     /// Buffers that the action reads.
     pub fn reads(&self) -> Vec<BufferId> {
-        match &self.kind {
-            Kind::Run(run) | Kind::Update { run, .. } => {
+        match (&self.kind, self.run()) {
+            (_, Some(run)) => {
                 let added = run.outputs.iter().filter(|(_, w)| *w == Write::Add);
                 run.inputs.iter().chain(added.map(|(v, _)| v)).map(|v| v.buffer).collect()
             }
-            Kind::Reduce { gradient, .. } => vec![*gradient],
-            Kind::Gather { from, .. } => vec![*from],
-            Kind::Send { buffer, .. } => vec![*buffer],
-            Kind::Release { .. } | Kind::Receive { .. } => vec![],
+            (Kind::Send { buffer, .. }, _) => vec![*buffer],
+            _ => vec![],
         }
     }
 
     /// Buffers that the action writes.
     pub fn writes(&self) -> Vec<BufferId> {
-        match &self.kind {
-            Kind::Run(run) | Kind::Update { run, .. } => {
-                run.outputs.iter().map(|(v, _)| v.buffer).collect()
-            }
-            Kind::Reduce { gradient, .. } => vec![*gradient],
-            Kind::Gather { into, .. } => vec![*into],
-            Kind::Receive { buffer, .. } => vec![*buffer],
-            Kind::Send { .. } | Kind::Release { .. } => vec![],
+        match (&self.kind, self.run()) {
+            (_, Some(run)) => run.outputs.iter().map(|(v, _)| v.buffer).collect(),
+            (Kind::Receive { buffer, .. }, _) => vec![*buffer],
+            _ => vec![],
         }
     }
 

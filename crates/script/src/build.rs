@@ -1,21 +1,28 @@
 //! From a model and a schedule to a script: every port of every run gets its buffer.
 
 mod bind;
+mod collect;
 mod finish;
-
-use std::collections::BTreeMap;
+mod hold;
+mod programs;
+mod reduce;
 
 use phalanx_autodiff::Phases;
-use phalanx_ir::{DType, Model, Program, Role};
+use phalanx_ir::{DType, Mesh, Model, Port, Program, Role, TensorType};
 
 use crate::action::{
-    Accumulator, Action, Buffer, BufferId, Category, Contribution, Kind, Lane, Names, Script,
-    Source, View, Write,
+    Action, Buffer, BufferId, Category, Contribution, Kind, Lane, Names, Run, Script, Source, View,
+    Write,
 };
 use crate::error::ScriptError;
-use crate::schedule::{Part, Step};
-use crate::unit::Unit;
+use crate::schedule::{Part, Turn};
+use crate::unit::{Unit, units};
 use bind::{Binder, Places};
+use collect::Collector;
+use phalanx_spmd::{Sharded, Sharing};
+use reduce::Reducer;
+
+pub use hold::{Held, UnitBuffers};
 
 /// The programs of each distinct segment of a model.
 #[derive(Clone, Debug)]
@@ -35,6 +42,20 @@ impl Compiled {
         Self { phases: phases.collect() }
     }
 
+    /// The type that a segment's programs read a parameter as, if they do.
+    pub fn param_type(&self, segment: usize, local: &str) -> Option<&TensorType> {
+        let of = |program: &'_ Program| program.inputs_with(Role::Param).any(|p| p.name == local);
+        let phases = &self.phases[segment];
+        let program = [&phases.f, &phases.bw, &phases.fbw].into_iter().find(|p| of(p))?;
+        port_type(program, program.inputs_with(Role::Param), local)
+    }
+
+    /// The type in which a segment's programs form a parameter's gradient, if they do.
+    pub fn gradient_type(&self, segment: usize, local: &str) -> Option<&TensorType> {
+        let program = &self.phases[segment].bw;
+        port_type(program, program.outputs_with(Role::Gradient), local)
+    }
+
     /// The program that a step runs.
     pub fn program(&self, segment: usize, part: Part) -> &Program {
         let phases = &self.phases[segment];
@@ -48,7 +69,7 @@ impl Compiled {
     }
 }
 
-/// Element types of what lives between steps.
+/// Element types of what lives between turns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Precision {
     /// Weights as programs read them.
@@ -94,17 +115,43 @@ impl Optimizer {
     }
 }
 
-/// The buffers of one unit.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct UnitBuffers {
-    /// What programs read.
-    pub weights: BufferId,
-    /// The accumulator.
-    pub gradient: BufferId,
-    /// The wide copy that is updated, if weights are narrow.
-    pub master: Option<BufferId>,
-    /// Moments or momentum.
-    pub states: Vec<BufferId>,
+/// What determines the script of a training step on one rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Training<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// Its programs.
+    pub compiled: &'a Compiled,
+    /// The order of their runs.
+    pub turns: &'a [Turn],
+    /// Element types.
+    pub precision: Precision,
+    /// The update rule.
+    pub optimizer: Optimizer,
+    /// The largest gradient norm.
+    pub clip: Option<f64>,
+    /// The rank and those it shares the model with.
+    pub ranks: Ranks<'a>,
+}
+
+/// One rank of a mesh, and how ranks share what they hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Ranks<'a> {
+    /// The mesh.
+    pub mesh: &'a Mesh,
+    /// This rank.
+    pub rank: usize,
+    /// How units are shared.
+    pub sharing: &'a Sharing,
+}
+
+static ONE_RANK: (Mesh, Sharing) = (Mesh::single(), Sharing::none());
+
+impl Ranks<'static> {
+    /// One rank that shares nothing with anybody.
+    pub fn alone() -> Self {
+        Self { mesh: &ONE_RANK.0, rank: 0, sharing: &ONE_RANK.1 }
+    }
 }
 
 /// A training step as a script, with the names that its host needs.
@@ -122,32 +169,32 @@ pub struct TrainPlan {
     pub grad_norm: BufferId,
 }
 
-/// The script of one training step: the schedule's runs, the norm, then the updates.
-pub fn train_script(
-    model: &Model,
-    compiled: &Compiled,
-    steps: &[Step],
-    units: &[Unit],
-    precision: Precision,
-    optimizer: Optimizer,
-    clip: Option<f64>,
-) -> Result<TrainPlan, ScriptError> {
+/// The script of one training step: the schedule's runs, with gathers and reductions where units
+/// are shared, the norm, then the updates.
+pub fn train_script(training: &Training<'_>) -> Result<TrainPlan, ScriptError> {
+    let Training { model, compiled, turns, precision, optimizer, ranks, .. } = *training;
+    let units = units(model, compiled, ranks.mesh, precision.grads, ranks.sharing)?;
     let mut script = Script::default();
-    let buffers = unit_buffers(&mut script, units, precision, optimizer);
-    let (weights, gradients) = places(model, units, &buffers, precision);
-    let mut binder = Binder::new(model, compiled, weights, Some(gradients), script);
-    for step in steps {
-        binder.step(*step)?;
-    }
-    let mut script = binder.finish(steps)?;
-    script.accumulators = accumulators(model, units, &buffers, precision.grads, steps);
+    let buffers = hold::buffers(&mut script, &units, precision, optimizer, ranks);
     script.names = Names {
         params: model.params().iter().map(|p| p.name.clone()).collect(),
         instances: model.instances().iter().map(|i| i.name.clone()).collect(),
     };
-    let (loss, grad_norm) =
-        finish::append(&mut script, units, &buffers, precision, optimizer, clip)?;
-    Ok(TrainPlan { script, units: units.to_vec(), buffers, loss, grad_norm })
+    let weights: Vec<BufferId> = buffers.iter().map(|b| b.weights.buffer).collect();
+    let mut binder = Binder::new(model, compiled, script);
+    binder.weights = Places::new(model, &units, &weights, precision.weights);
+    let mut collector = Collector::new(training, &units, &weights, turns);
+    let mut reducer = Reducer::new(training, &units, &buffers, &mut binder);
+    for (index, turn) in turns.iter().enumerate() {
+        collector.before(index, &mut binder)?;
+        reducer.before(*turn, &mut binder)?;
+        binder.turn(*turn)?;
+        collector.after(index, &mut binder);
+        reducer.after(index, &mut binder)?;
+    }
+    let mut script = binder.script;
+    let (loss, grad_norm) = finish::append(&mut script, &units, &buffers, training)?;
+    Ok(TrainPlan { script, units, buffers, loss, grad_norm })
 }
 
 /// A forward-only script over the weights of a training plan: what evaluation runs. Its state
@@ -159,15 +206,13 @@ pub fn eval_script(
     microbatches: usize,
     plan: &TrainPlan,
     precision: Precision,
+    ranks: Ranks<'_>,
 ) -> Result<(Script, BufferId), ScriptError> {
-    let mut script = Script { buffers: plan.script.buffers.clone(), ..Script::default() };
     // Transient buffers of the training step keep their numbers but have no life here.
-    script.programs.clear();
-    let (weights, _) = places(model, &plan.units, &plan.buffers, precision);
-    let binder = Binder::new(model, compiled, weights, None, script);
-    let mut script = forwards(binder, model, microbatches)?;
-    let loss = finish::sum_losses(&mut script, "eval_loss")?;
-    Ok((script, loss))
+    let script = Script { buffers: plan.script.buffers.clone(), ..Script::default() };
+    let weights: Vec<BufferId> = plan.buffers.iter().map(|b| b.weights.buffer).collect();
+    let forward = Forward { model, compiled, microbatches, weights: precision.weights, ranks };
+    forward.script(script, &plan.units, &weights)
 }
 
 /// A script that only runs forward, with weights of its own.
@@ -178,7 +223,7 @@ pub struct ForwardPlan {
     /// The packed parameters.
     pub units: Vec<Unit>,
     /// The weights of each unit.
-    pub weights: Vec<BufferId>,
+    pub weights: Vec<Held>,
     /// Where the sum of the losses is found; zero if the model gives none.
     pub loss: BufferId,
 }
@@ -188,110 +233,65 @@ pub fn forward_script(
     model: &Model,
     compiled: &Compiled,
     microbatches: usize,
-    units: &[Unit],
     weights: DType,
+    ranks: Ranks<'_>,
 ) -> Result<ForwardPlan, ScriptError> {
+    let units = units(model, compiled, ranks.mesh, weights, ranks.sharing)?;
     let mut script = Script::default();
-    let buffers: Vec<BufferId> = (units.iter())
-        .map(|unit| script.buffer(unit_buffer(unit, "weights", Category::Weights, weights)))
-        .collect();
-    let places = Places::new(model, units, &buffers, weights);
-    let binder = Binder::new(model, compiled, places, None, script);
-    let mut script = forwards(binder, model, microbatches)?;
-    let loss = finish::sum_losses(&mut script, "eval_loss")?;
-    Ok(ForwardPlan { script, units: units.to_vec(), weights: buffers, loss })
+    let held = hold::weights(&mut script, &units, weights, ranks);
+    let buffers: Vec<BufferId> = held.iter().map(|h| h.buffer).collect();
+    let forward = Forward { model, compiled, microbatches, weights, ranks };
+    let (script, loss) = forward.script(script, &units, &buffers)?;
+    Ok(ForwardPlan { script, units, weights: held, loss })
 }
 
-/// Every instance forward, one micro-batch after the other.
-fn forwards(
-    mut binder: Binder<'_>,
-    model: &Model,
+/// What determines a script that only runs forward.
+struct Forward<'a> {
+    model: &'a Model,
+    compiled: &'a Compiled,
     microbatches: usize,
-) -> Result<Script, ScriptError> {
-    for microbatch in 0..microbatches {
-        for instance in 0..model.instances().len() {
-            binder.step(Step { instance, part: Part::F, microbatch })?;
+    weights: DType,
+    ranks: Ranks<'a>,
+}
+
+impl Forward<'_> {
+    /// Every instance forward, one micro-batch after the other; then the sum of the losses.
+    fn script(
+        &self,
+        script: Script,
+        units: &[Unit],
+        weights: &[BufferId],
+    ) -> Result<(Script, BufferId), ScriptError> {
+        let instances = self.model.instances().len();
+        let turns: Vec<Turn> = (0..self.microbatches)
+            .flat_map(|microbatch| {
+                (0..instances).map(move |instance| Turn { instance, part: Part::F, microbatch })
+            })
+            .collect();
+        let mut binder = Binder::new(self.model, self.compiled, script);
+        binder.weights = Places::new(self.model, units, weights, self.weights);
+        let source = collect::Source {
+            model: self.model,
+            compiled: self.compiled,
+            weights: self.weights,
+            ranks: self.ranks,
+        };
+        let mut collector = Collector::of(source, units, weights, &turns);
+        for (index, turn) in turns.iter().enumerate() {
+            collector.before(index, &mut binder)?;
+            binder.turn(*turn)?;
+            collector.after(index, &mut binder);
         }
-    }
-    binder.finish(&[])
-}
-
-fn unit_buffers(
-    script: &mut Script,
-    units: &[Unit],
-    precision: Precision,
-    optimizer: Optimizer,
-) -> Vec<UnitBuffers> {
-    (units.iter())
-        .map(|unit| {
-            let mut state = |what: &str, category: Category, dtype: DType| {
-                script.buffer(unit_buffer(unit, what, category, dtype))
-            };
-            UnitBuffers {
-                weights: state("weights", Category::Weights, precision.weights),
-                gradient: state("gradient", Category::Gradients, precision.grads),
-                master: (precision.has_masters())
-                    .then(|| state("master", Category::Optimizer, precision.state)),
-                states: (0..optimizer.states())
-                    .map(|i| state(&format!("state{i}"), Category::Optimizer, precision.state))
-                    .collect(),
-            }
-        })
-        .collect()
-}
-
-/// A buffer with a place for every member of a unit, which outlives the script.
-fn unit_buffer(unit: &Unit, what: &str, category: Category, dtype: DType) -> Buffer {
-    Buffer {
-        name: format!("{}/{what}", unit.name),
-        category,
-        bytes: unit.elements * dtype.size(),
-        source: Source::State,
-        padding: unit.padding(dtype),
+        let mut script = binder.script;
+        let loss = finish::sum_losses(&mut script, "eval_loss", self.ranks.mesh)?;
+        Ok((script, loss))
     }
 }
 
-/// Where the weights and the gradients of a plan's units are found.
-fn places(
-    model: &Model,
-    units: &[Unit],
-    buffers: &[UnitBuffers],
-    precision: Precision,
-) -> (Places, Places) {
-    let weights: Vec<BufferId> = buffers.iter().map(|b| b.weights).collect();
-    let gradients: Vec<BufferId> = buffers.iter().map(|b| b.gradient).collect();
-    (
-        Places::new(model, units, &weights, precision.weights),
-        Places::new(model, units, &gradients, precision.grads),
-    )
-}
-
-/// What every accumulator must hold before its update: one contribution of each user of each
-/// member, for each micro-batch.
-fn accumulators(
-    model: &Model,
-    units: &[Unit],
-    buffers: &[UnitBuffers],
-    dtype: DType,
-    steps: &[Step],
-) -> Vec<Accumulator> {
-    let microbatches = steps.iter().map(|s| s.microbatch + 1).max().unwrap_or(0);
-    let of = |unit: &Unit| {
-        let mut all = Vec::new();
-        for member in &unit.members {
-            for (instance, bound) in model.instances().iter().enumerate() {
-                if bound.params.values().any(|&p| p == member.param) {
-                    all.extend((0..microbatches).map(|microbatch| Contribution {
-                        param: member.param,
-                        instance,
-                        microbatch,
-                    }));
-                }
-            }
-        }
-        all
-    };
-    (units.iter().zip(buffers))
-        .map(|(unit, b)| Accumulator { buffer: b.gradient, dtype, complete: of(unit) })
-        .collect()
+fn port_type<'p>(
+    program: &'p Program,
+    mut ports: impl Iterator<Item = &'p Port>,
+    name: &str,
+) -> Option<&'p TensorType> {
+    ports.find(|p| p.name == name).map(|port| program.ty(port.value))
 }

@@ -117,7 +117,8 @@ impl<'a> Gradients<'a> {
                 self.updated.insert(*gradient);
                 Ok(())
             }
-            Kind::Reduce { gradient, axes } => self.reduce(*gradient, axes, &bad),
+            Kind::Clear { run } => self.clear(run, &bad),
+            Kind::Reduce { run, from, into } => self.reduce(run, *from, *into, &bad),
             _ => Ok(()),
         }
     }
@@ -134,27 +135,67 @@ impl<'a> Gradients<'a> {
         for &(output, contribution) in &run.contributes {
             let (view, write) = run.outputs[output];
             let ty = program.ty(program.outputs()[output].value);
+            self.contribute(view.buffer, write, &BTreeSet::from([contribution]), bad)?;
             self.same_type(view.buffer, ty, contribution, bad)?;
-            self.contribute(view.buffer, write, contribution, bad)?;
         }
         Ok(())
     }
 
-    fn reduce(
-        &mut self,
-        gradient: BufferId,
-        axes: &[Axis],
-        bad: Bad<'_>,
-    ) -> Result<(), ScriptError> {
-        self.reduced.insert(gradient);
-        let partial = self.partial.entry(gradient).or_default();
-        match axes.iter().find(|axis| !partial.remove(axis)) {
+    /// Zeros are written only where nothing was contributed yet.
+    fn clear(&self, run: &Run, bad: Bad<'_>) -> Result<(), ScriptError> {
+        let holding = |b: &BufferId| self.holds.get(b).is_some_and(|holds| !holds.is_empty());
+        match run.outputs.iter().map(|(view, _)| view.buffer).find(holding) {
             None => Ok(()),
-            Some(axis) => Err(bad(
-                format!("`{}` is not a partial sum over `{axis}`", self.name(gradient)),
-                "summing it again would multiply it by the axis's size",
+            Some(buffer) => Err(bad(
+                format!("`{}` holds contributions already", self.name(buffer)),
+                "clear it before the first of them",
             )),
         }
+    }
+
+    /// A sum over ranks: all that one buffer holds moves to another, or stays where it is.
+    fn reduce(
+        &mut self,
+        run: &Run,
+        from: BufferId,
+        into: BufferId,
+        bad: Bad<'_>,
+    ) -> Result<(), ScriptError> {
+        let program = &self.script.programs[run.program.0].program;
+        let (Some(input), Some(output)) = (program.inputs().first(), program.outputs().first())
+        else {
+            return Err(bad("its program has no operand".to_owned(), "bind a reduction"));
+        };
+        let (before, after) = (program.ty(input.value), program.ty(output.value));
+        let sums = before.layout.partial().difference(after.layout.partial());
+        let found = self.partial.get(&from).cloned().unwrap_or_default();
+        if let Some(axis) = sums.clone().find(|axis| !found.contains(axis)) {
+            return Err(bad(
+                format!("`{}` is not a partial sum over `{axis}`", self.name(from)),
+                "summing it again would multiply it by the axis's size",
+            ));
+        }
+        if found != *before.layout.partial() {
+            return Err(bad(
+                format!(
+                    "`{}` is a partial sum over {found:?}, which the program takes as {before}",
+                    self.name(from)
+                ),
+                "declare the axes over which its contributions are partial",
+            ));
+        }
+        self.all_there(from, bad)?;
+        let rest = after.layout.partial().clone();
+        if from == into {
+            self.reduced.insert(from);
+            self.partial.insert(from, rest);
+            return Ok(());
+        }
+        let write = run.outputs.first().map_or(Write::Overwrite, |(_, write)| *write);
+        let moved = std::mem::take(self.holds.entry(from).or_default());
+        self.contribute(into, write, &moved, bad)?;
+        self.partial.remove(&from);
+        self.same_partial(into, &rest, bad)
     }
 
     /// What is added has the accumulator's element type; where it is a partial sum, so is the
@@ -166,7 +207,7 @@ impl<'a> Gradients<'a> {
         contribution: Contribution,
         bad: Bad<'_>,
     ) -> Result<(), ScriptError> {
-        self.partial.entry(buffer).or_default().extend(ty.layout.partial());
+        self.same_partial(buffer, ty.layout.partial(), bad)?;
         match self.complete.get(&buffer) {
             Some((dtype, _)) if *dtype != ty.dtype => Err(bad(
                 format!(
@@ -181,6 +222,25 @@ impl<'a> Gradients<'a> {
         }
     }
 
+    /// Whatever is added to a buffer is partial over the same axes: a sum of a partial and a
+    /// complete value would count the complete one once per rank.
+    fn same_partial(
+        &mut self,
+        buffer: BufferId,
+        partial: &BTreeSet<Axis>,
+        bad: Bad<'_>,
+    ) -> Result<(), ScriptError> {
+        let known = self.partial.entry(buffer).or_insert_with(|| partial.clone());
+        if known == partial {
+            return Ok(());
+        }
+        let why = format!(
+            "`{}` holds partial sums over {known:?}; what is added is partial over {partial:?}",
+            self.script.buffers[buffer.0].name
+        );
+        Err(bad(why, "reduce both to the same axes before they are added"))
+    }
+
     fn name(&self, buffer: BufferId) -> &'a str {
         &self.script.buffers[buffer.0].name
     }
@@ -189,7 +249,7 @@ impl<'a> Gradients<'a> {
         &mut self,
         buffer: BufferId,
         write: Write,
-        new: Contribution,
+        new: &BTreeSet<Contribution>,
         bad: Bad<'_>,
     ) -> Result<(), ScriptError> {
         let name = self.name(buffer);
@@ -207,23 +267,27 @@ impl<'a> Gradients<'a> {
             ));
         }
         let holds = self.holds.entry(buffer).or_default();
-        let same: Vec<Contribution> =
-            holds.iter().filter(|c| c.param == new.param).copied().collect();
-        match (write, same.first()) {
-            (Write::Overwrite, Some(lost)) => Err(bad(
-                format!("overwriting `{name}` loses the contribution of {}", describe(lost)),
-                "only the first contribution of a step overwrites; later ones add",
-            )),
-            (Write::Add, None) => Err(bad(
-                format!("adding to `{name}` before anything was written there"),
-                "the first contribution of a step overwrites",
-            )),
-            _ if !holds.insert(new) => Err(bad(
-                format!("`{name}` already holds {}", describe(&new)),
-                "each instance contributes once per micro-batch",
-            )),
-            _ => Ok(()),
+        for added in new {
+            let same = holds.iter().find(|c| c.param == added.param);
+            let (why, help) = match (write, same) {
+                (Write::Overwrite, Some(lost)) => (
+                    format!("overwriting `{name}` loses the contribution of {}", describe(lost)),
+                    "only the first contribution of a step overwrites; later ones add",
+                ),
+                (Write::Add, None) => (
+                    format!("adding to `{name}` before anything was written there"),
+                    "the first contribution of a step overwrites",
+                ),
+                _ if holds.contains(added) => (
+                    format!("`{name}` already holds {}", describe(added)),
+                    "each instance contributes once per micro-batch",
+                ),
+                _ => continue,
+            };
+            return Err(bad(why, help));
         }
+        holds.extend(new);
+        Ok(())
     }
 
     /// A run that writes into a gradient buffer must say what it contributes.
@@ -246,20 +310,7 @@ impl<'a> Gradients<'a> {
     /// Whoever reads a gradient, to update by it or for its norm, reads all of it.
     fn ready(&self, buffer: BufferId, bad: Bad<'_>) -> Result<(), ScriptError> {
         let name = self.name(buffer);
-        let empty = BTreeSet::new();
-        let holds = self.holds.get(&buffer).unwrap_or(&empty);
-        let complete = self.complete.get(&buffer).map_or(&empty, |(_, all)| all);
-        if let Some(missing) = complete.difference(holds).next() {
-            return Err(bad(
-                format!(
-                    "`{name}` lacks the contribution of {} ({} of {} are there)",
-                    self.script.names.describe(missing),
-                    holds.len(),
-                    complete.len()
-                ),
-                "read it after every user of the parameter has added its gradient",
-            ));
-        }
+        self.all_there(buffer, bad)?;
         if let Some(axis) = self.partial.get(&buffer).and_then(|p| p.iter().next()) {
             return Err(bad(
                 format!("`{name}` is still a partial sum over `{axis}`"),
@@ -269,10 +320,31 @@ impl<'a> Gradients<'a> {
         Ok(())
     }
 
+    /// Every contribution that a buffer is to hold is there.
+    fn all_there(&self, buffer: BufferId, bad: Bad<'_>) -> Result<(), ScriptError> {
+        let empty = BTreeSet::new();
+        let holds = self.holds.get(&buffer).unwrap_or(&empty);
+        let complete = self.complete.get(&buffer).map_or(&empty, |(_, all)| all);
+        match complete.difference(holds).next() {
+            None => Ok(()),
+            Some(missing) => Err(bad(
+                format!(
+                    "`{}` lacks the contribution of {} ({} of {} are there)",
+                    self.name(buffer),
+                    self.script.names.describe(missing),
+                    holds.len(),
+                    complete.len()
+                ),
+                "read it after every user of the parameter has added its gradient",
+            )),
+        }
+    }
+
     /// A gradient that was formed and never used is a parameter that silently does not train.
     fn all_used(&self) -> Result<(), ScriptError> {
         let end = self.script.actions.len();
-        match self.holds.keys().find(|b| !self.updated.contains(b)) {
+        let mut held = self.holds.iter().filter(|(_, holds)| !holds.is_empty()).map(|(b, _)| b);
+        match held.find(|b| !self.updated.contains(b)) {
             Some(buffer) if !self.complete.is_empty() => Err(ScriptError::Gradient {
                 action: end,
                 what: "the end of the script".to_owned(),

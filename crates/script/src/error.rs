@@ -1,6 +1,7 @@
 //! Why a script is refused.
 
 use phalanx_ir::IrError;
+use phalanx_spmd::SpmdError;
 
 /// Every way in which a script can be wrong.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +75,9 @@ pub enum ScriptError {
     /// A schedule that leaves something out or does it twice.
     #[error("schedule: {0}")]
     Schedule(String),
+    /// A model that can't be laid on its mesh as asked.
+    #[error(transparent)]
+    Spmd(#[from] SpmdError),
     /// A program that could not be built.
     #[error(transparent)]
     Ir(#[from] IrError),

@@ -26,14 +26,14 @@ pub use action::{
     Run, Script, Source, View, Write,
 };
 pub use build::{
-    Compiled, ForwardPlan, Optimizer, Precision, TrainPlan, eval_script, forward_script,
-    train_script,
+    Compiled, ForwardPlan, Held, Optimizer, Precision, Ranks, TrainPlan, Training, UnitBuffers,
+    eval_script, forward_script, train_script,
 };
 pub use check::check;
-pub use compile::{Lowering, Placement};
+pub use compile::Lowering;
 pub use error::ScriptError;
 pub use memory::{MemoryPlan, plan, plan_beside};
 pub use order::HappensBefore;
-pub use schedule::{Part, Step, accumulate, merge_adjacent};
-pub use slots::{Place, Slots};
+pub use schedule::{Part, Turn, accumulate, merge_adjacent};
+pub use slots::{Slot, Slots};
 pub use unit::{Member, Unit, units};

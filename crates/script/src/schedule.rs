@@ -1,6 +1,6 @@
 //! In which order one rank runs the parts of its segments.
 //!
-//! A schedule is a plain list; pipeline schedules will be other lists of the same steps.
+//! A schedule is a plain list; pipeline schedules will be other lists of the same turns.
 
 use std::fmt;
 
@@ -15,9 +15,9 @@ pub enum Part {
     FBW,
 }
 
-/// One run: an instance, a part, a micro-batch.
+/// One item of a schedule: an instance, a part, a micro-batch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Step {
+pub struct Turn {
     /// The instance's number in the model.
     pub instance: usize,
     /// Which of its programs.
@@ -34,30 +34,30 @@ impl fmt::Display for Part {
 
 /// Gradient accumulation on one rank: each micro-batch goes through all instances and back before
 /// the next, so only one is in flight.
-pub fn accumulate(instances: usize, microbatches: usize) -> Vec<Step> {
-    let mut steps = Vec::new();
+pub fn accumulate(instances: usize, microbatches: usize) -> Vec<Turn> {
+    let mut turns = Vec::new();
     for microbatch in 0..microbatches {
-        let step = |part| move |instance| Step { instance, part, microbatch };
-        steps.extend((0..instances).map(step(Part::F)));
-        steps.extend((0..instances).rev().map(step(Part::BW)));
+        let turn = |part| move |instance| Turn { instance, part, microbatch };
+        turns.extend((0..instances).map(turn(Part::F)));
+        turns.extend((0..instances).rev().map(turn(Part::BW)));
     }
-    steps
+    turns
 }
 
 /// Where an instance's backward follows its forward at once, both become one run and nothing is
 /// kept between them: the last segment's logits then never exist as a whole.
-pub fn merge_adjacent(steps: &[Step]) -> Vec<Step> {
-    let mut merged: Vec<Step> = Vec::new();
-    for step in steps {
+pub fn merge_adjacent(turns: &[Turn]) -> Vec<Turn> {
+    let mut merged: Vec<Turn> = Vec::new();
+    for turn in turns {
         match merged.last_mut() {
             Some(last)
                 if last.part == Part::F
-                    && step.part == Part::BW
-                    && (last.instance, last.microbatch) == (step.instance, step.microbatch) =>
+                    && turn.part == Part::BW
+                    && (last.instance, last.microbatch) == (turn.instance, turn.microbatch) =>
             {
                 last.part = Part::FBW;
             }
-            _ => merged.push(*step),
+            _ => merged.push(*turn),
         }
     }
     merged

@@ -1,11 +1,12 @@
 //! Where the values of one program lie: in its inputs, in its outputs, or in its workspace.
 //!
-//! A view (a reshape) is the same memory under another type. An op that may work in place takes the memory
-//! of an operand that dies with it. What is left is packed into a workspace by lifetimes.
+//! A view (a reshape) is the same memory under another type, and so is a collective that is done. An
+//! op that may work in place takes the memory of an operand that dies with it. What is left is packed into a workspace by lifetimes.
 
 mod family;
 
-use phalanx_ir::{OpDef, Program, Role, TensorType, ValueId};
+use phalanx_ir::ops::CollectiveKind;
+use phalanx_ir::{Instr, Op, OpDef, Program, Role, ValueId};
 
 use family::Families;
 
@@ -14,7 +15,7 @@ pub const ALIGN: usize = 64;
 
 /// Where a value lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum Slot {
     /// In the view bound to this input.
     Input(usize),
     /// In the view bound to this output.
@@ -25,11 +26,11 @@ pub enum Place {
     Unused,
 }
 
-/// The places of a program's values.
+/// The slots of a program's values.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Slots {
     /// By value.
-    pub places: Vec<Place>,
+    pub by_value: Vec<Slot>,
     /// By instruction: the offset of its scratch memory in the workspace, where it needs some.
     pub scratch: Vec<Option<usize>>,
     /// Outputs that are not where their value lies, as (output, value): to be copied at the end.
@@ -56,7 +57,7 @@ pub struct Block {
 }
 
 impl Slots {
-    /// Finds a place for every value.
+    /// Finds a slot for every value.
     pub fn assign(program: &Program) -> Self {
         let mut classes = Classes::new(program);
         classes.join_views();
@@ -147,9 +148,9 @@ impl<'a> Classes<'a> {
         };
     }
 
-    /// A view is its operand.
+    /// A view is its operand, and what a done gives is its handle.
     fn join_views(&mut self) {
-        for instr in self.program.instrs().iter().filter(|i| i.op.is_view()) {
+        for instr in self.program.instrs().iter().filter(|i| is_same_memory(i)) {
             let (a, b) = (self.root(instr.inputs[0].index()), self.root(instr.outputs[0].index()));
             // An input's memory can't also be an output's: that output is copied at the end. A
             // gradient that is added to can't hold anything else meanwhile, but it is only ever
@@ -208,22 +209,20 @@ impl<'a> Classes<'a> {
             wanted.push((Some(v), None, block));
         }
         for (index, instr) in self.program.instrs().iter().enumerate() {
-            let types: Vec<&TensorType> =
-                instr.inputs.iter().map(|&v| self.program.ty(v)).collect();
-            let bytes = instr.op.scratch(&types);
+            let bytes = self.program.scratch_bytes(instr);
             if bytes > 0 {
                 let block = Block { offset: 0, bytes, birth: index, death: index };
                 wanted.push((None, Some(index), block));
             }
         }
-        let mut places = vec![Place::Unused; self.parent.len()];
+        let mut by_value = vec![Slot::Unused; self.parent.len()];
         let mut scratch = vec![None; self.program.instrs().len()];
         let mut blocks: Vec<Block> = Vec::new();
         for (value, instr, mut block) in wanted {
             block.offset = lowest_gap(&blocks, &block);
             blocks.push(block);
             if let Some(v) = value {
-                places[v] = Place::Workspace(block.offset);
+                by_value[v] = Slot::Workspace(block.offset);
             }
             if let Some(i) = instr {
                 scratch[i] = Some(block.offset);
@@ -231,17 +230,23 @@ impl<'a> Classes<'a> {
         }
         for v in 0..self.parent.len() {
             let root = self.root(v);
-            places[v] = match (self.input[root], self.output[root]) {
-                (Some(i), _) => Place::Input(i),
-                (None, Some(o)) => Place::Output(o),
-                (None, None) => places[root],
+            by_value[v] = match (self.input[root], self.output[root]) {
+                (Some(i), _) => Slot::Input(i),
+                (None, Some(o)) => Slot::Output(o),
+                (None, None) => by_value[root],
             };
         }
         let copies = std::mem::take(&mut self.copies);
         let extent = blocks.iter().map(|b| b.offset + b.bytes).max().unwrap_or(0);
         let peak = peak(&blocks, self.program.instrs().len());
-        Slots { places, scratch, copies, extent: extent.next_multiple_of(ALIGN), peak, blocks }
+        Slots { by_value, scratch, copies, extent: extent.next_multiple_of(ALIGN), peak, blocks }
     }
+}
+
+/// Whether an instruction's result is its operand under another type.
+fn is_same_memory(instr: &Instr) -> bool {
+    let done = matches!(&instr.op, Op::Collective(c) if c.kind == CollectiveKind::Done);
+    done || instr.op.is_view()
 }
 
 /// The lowest offset at which a block overlaps no block that lives at the same time.
@@ -279,8 +284,8 @@ mod tests {
         b.output("y", y);
         let program = b.finish().unwrap();
         let slots = Slots::assign(&program);
-        let places: Vec<Place> = slots.places[2..].to_vec();
-        assert_eq!(places, [Place::Output(0); 4], "the product is written where the output goes");
+        let places: Vec<Slot> = slots.by_value[2..].to_vec();
+        assert_eq!(places, [Slot::Output(0); 4], "the product is written where the output goes");
         assert_eq!(slots.extent, 0);
     }
 
@@ -291,7 +296,7 @@ mod tests {
         b.output("y", x.relu() * x);
         let program = b.finish().unwrap();
         let slots = Slots::assign(&program);
-        assert_ne!(slots.places[1], slots.places[2]);
+        assert_ne!(slots.by_value[1], slots.by_value[2]);
         assert_eq!(slots.peak, 8 * 16 * 4);
     }
 
@@ -303,7 +308,7 @@ mod tests {
         let program = b.finish().unwrap();
         let slots = Slots::assign(&program);
         assert_eq!(slots.copies, [(0, program.outputs()[0].value)]);
-        assert_eq!(slots.places, [Place::Input(0); 2]);
+        assert_eq!(slots.by_value, [Slot::Input(0); 2]);
     }
 
     /// Under accumulation the place of a gradient holds the old sum plus the new value, which is
@@ -326,16 +331,16 @@ mod tests {
             let slots = Slots::assign(&program);
             let copied: Vec<usize> = slots.copies.iter().map(|(o, _)| *o).collect();
             let product = program.outputs()[0].value;
-            (copied, slots.places[product.index()])
+            (copied, slots.by_value[product.index()])
         };
-        assert_eq!(gradients(false, false, false), (vec![], Place::Output(0)));
+        assert_eq!(gradients(false, false, false), (vec![], Slot::Output(0)));
         for reshaped in [false, true] {
             let (copied, place) = gradients(true, false, reshaped);
             assert_eq!(copied, [0, 1]);
-            assert!(matches!(place, Place::Workspace(_)), "{place:?}");
+            assert!(matches!(place, Slot::Workspace(_)), "{place:?}");
             let (copied, place) = gradients(false, true, reshaped);
             assert_eq!(copied, [0]);
-            assert!(!matches!(place, Place::Output(0)), "{place:?}");
+            assert!(!matches!(place, Slot::Output(0)), "{place:?}");
         }
     }
 

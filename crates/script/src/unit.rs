@@ -1,34 +1,47 @@
-//! Units: parameters packed into flat buffers, so that updates and later collectives touch few,
-//! large pieces.
+//! Units: parameters packed into flat buffers, so that updates and collectives touch few, large
+//! pieces.
+//!
+//! What lies together is reduced, gathered and updated together. So the parameters of a unit are
+//! cut by the same axes (ranks along them hold different blocks) and their gradients come out as
+//! partial sums over the same axes.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
-use phalanx_ir::{DType, Model};
+use phalanx_ir::layout::Sharding;
+use phalanx_ir::{Axis, DType, Layout, Mesh, Model, TensorType};
 
+use crate::build::Compiled;
+use crate::error::ScriptError;
 use crate::slots::ALIGN;
+use phalanx_spmd::{Grouping, Sharing};
 
-/// One parameter's place in its unit.
+/// One parameter's place in its unit, on one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Member {
     /// The parameter's number in the model.
     pub param: usize,
     /// Its first element in the unit.
     pub offset: usize,
-    /// Its elements.
+    /// Its elements on one rank.
     pub elements: usize,
 }
 
-/// Parameters that are updated together: of one segment instance, with or without decay.
+/// Parameters that are reduced, gathered and updated together.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unit {
-    /// The name, such as `blocks.3.decay`.
+    /// The name, such as `blocks.3`.
     pub name: String,
-    /// Whether weight decay applies.
-    pub decay: bool,
-    /// The parameters, in order.
+    /// The parameters, those that decay first.
     pub members: Vec<Member>,
-    /// Elements in all, padding included. Padding is zero and stays zero.
+    /// Elements on one rank, padding included. Padding is zero and stays zero.
     pub elements: usize,
+    /// How many of them, from the first on, decay.
+    pub decays: usize,
+    /// The axes that cut the parameters: ranks along them hold different blocks.
+    pub blocks: Vec<Axis>,
+    /// The axes over which the parameters' gradients are formed as partial sums.
+    pub partial: BTreeSet<Axis>,
 }
 
 impl Unit {
@@ -40,36 +53,190 @@ impl Unit {
             .filter(|range| !range.is_empty())
             .collect()
     }
+
+    /// The type of the whole unit: every rank holds all of its block.
+    pub fn whole(&self, dtype: DType, mesh: &Mesh) -> TensorType {
+        self.typed(dtype, mesh, &[], BTreeSet::new())
+    }
+
+    /// The type of the unit in shards: ranks along `axes` hold a part of their block each.
+    pub fn shard(&self, dtype: DType, mesh: &Mesh, axes: &[Axis]) -> TensorType {
+        self.typed(dtype, mesh, axes, BTreeSet::new())
+    }
+
+    /// The type in which the programs form its gradient.
+    pub fn formed(&self, dtype: DType, mesh: &Mesh) -> TensorType {
+        self.typed(dtype, mesh, &[], self.partial.clone())
+    }
+
+    fn typed(
+        &self,
+        dtype: DType,
+        mesh: &Mesh,
+        shards: &[Axis],
+        partial: BTreeSet<Axis>,
+    ) -> TensorType {
+        let elements = self.elements * mesh.count(&self.blocks);
+        let axes = [&self.blocks[..], shards].concat();
+        let dims = vec![Sharding { axes, ..Sharding::default() }];
+        // Blocks, shards and partial axes are kept apart when units are formed.
+        let layout = Layout::new(dims, partial).unwrap_or_else(|_| Layout::replicated(1));
+        TensorType::unit(dtype, elements).with_layout(layout)
+    }
 }
 
-/// Groups a model's parameters by the first instance that reads them and by decay. Each member
-/// starts on a cache line whatever the element type.
-pub fn units(model: &Model) -> Vec<Unit> {
-    let mut units: Vec<Unit> = Vec::new();
-    let mut seen = vec![false; model.params().len()];
+/// Groups a model's parameters into units. Each member starts on a cache line whatever the element
+/// type, and each shard of a unit too.
+pub fn units(
+    model: &Model,
+    compiled: &Compiled,
+    mesh: &Mesh,
+    grads: DType,
+    sharing: &Sharing,
+) -> Result<Vec<Unit>, ScriptError> {
+    let params = described(model, compiled, mesh)?;
+    let groups = match sharing.grouping {
+        Grouping::Segments => by_instance(model, &params),
+        Grouping::Buckets { first, cap } => buckets(&params, grads.size(), first, cap),
+    };
+    let shards = mesh.count(sharing.axes());
+    Ok(groups.into_iter().map(|(name, group)| pack(name, &group, shards)).collect())
+}
+
+/// What a unit needs to know of a parameter.
+#[derive(Clone)]
+struct Described {
+    param: usize,
+    decay: bool,
+    /// Elements on one rank, padding included.
+    elements: usize,
+    blocks: Vec<Axis>,
+    partial: BTreeSet<Axis>,
+}
+
+impl Described {
+    fn alike(&self, other: &Self) -> bool {
+        (&self.blocks, &self.partial) == (&other.blocks, &other.partial)
+    }
+}
+
+/// The parameters that some instance reads, in the model's order, as the programs have them.
+fn described(
+    model: &Model,
+    compiled: &Compiled,
+    mesh: &Mesh,
+) -> Result<Vec<Described>, ScriptError> {
+    let mut found: Vec<Option<Described>> = vec![None; model.params().len()];
     for instance in model.instances() {
-        for decay in [true, false] {
-            let mut unit = Unit {
-                name: format!("{}.{}", instance.name, if decay { "decay" } else { "plain" }),
-                decay,
-                members: Vec::new(),
-                elements: 0,
+        for (local, &param) in &instance.params {
+            let Some(ty) = compiled.param_type(instance.segment, local) else { continue };
+            let mut blocks: Vec<Axis> =
+                ty.layout.dims().iter().flat_map(|d| d.axes.iter().copied()).collect();
+            blocks.sort_by_key(|&axis| mesh.axes().position(|(a, _)| a == axis));
+            let gradient = compiled.gradient_type(instance.segment, local);
+            let own = Described {
+                param,
+                decay: model.params()[param].decay,
+                elements: ty.local_shape(mesh).iter().product(),
+                blocks,
+                partial: gradient.map(|g| g.layout.partial().clone()).unwrap_or_default(),
             };
-            let mut params: Vec<usize> = instance.params.values().copied().collect();
-            params.sort_unstable();
-            for param in params {
-                let spec = &model.params()[param];
-                if spec.decay != decay || std::mem::replace(&mut seen[param], true) {
-                    continue;
+            match &found[param] {
+                Some(other) if !own.alike(other) || own.elements != other.elements => {
+                    return Err(ScriptError::Schedule(format!(
+                        "`{}` lies differently in two segments: cut by {:?} with a gradient \
+                         partial over {:?} in one, by {:?} and over {:?} in `{}`",
+                        model.params()[param].name,
+                        other.blocks,
+                        other.partial,
+                        own.blocks,
+                        own.partial,
+                        instance.name
+                    )));
                 }
-                let elements = spec.elements();
-                unit.members.push(Member { param, offset: unit.elements, elements });
-                unit.elements += elements.next_multiple_of(ALIGN / 2);
-            }
-            if !unit.members.is_empty() {
-                units.push(unit);
+                _ => found[param] = Some(own),
             }
         }
     }
-    units
+    Ok(found.into_iter().flatten().collect())
+}
+
+type Group = (String, Vec<Described>);
+
+/// One unit per segment instance, for parameters that lie alike; a shared parameter belongs to the
+/// first instance that reads it.
+fn by_instance(model: &Model, params: &[Described]) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    let mut seen = BTreeSet::new();
+    for instance in model.instances() {
+        let first = groups.len();
+        let own: BTreeSet<usize> = instance.params.values().copied().collect();
+        for described in params.iter().filter(|p| own.contains(&p.param)) {
+            if !seen.insert(described.param) {
+                continue;
+            }
+            match groups[first..].iter_mut().find(|(_, group)| group[0].alike(described)) {
+                Some((_, group)) => group.push(described.clone()),
+                None => groups.push((instance.name.clone(), vec![described.clone()])),
+            }
+        }
+        for (index, (name, group)) in groups[first..].iter_mut().enumerate() {
+            if index > 0 {
+                let axes: Vec<String> =
+                    group[0].partial.iter().map(|axis| axis.to_string()).collect();
+                *name = format!("{name}+{}", axes.join("+"));
+            }
+        }
+    }
+    groups
+}
+
+/// Buckets in the order in which gradients complete, the reverse of the parameters': a bucket is
+/// closed once it has `cap` bytes, the one that is reduced first once it has `first`.
+fn buckets(params: &[Described], size: usize, first: usize, cap: usize) -> Vec<Group> {
+    let mut closed: Vec<Vec<Described>> = Vec::new();
+    let mut open: Vec<Vec<Described>> = Vec::new();
+    for described in params.iter().rev() {
+        let at = match open.iter().position(|group| group[0].alike(described)) {
+            Some(at) => {
+                open[at].push(described.clone());
+                at
+            }
+            None => {
+                open.push(vec![described.clone()]);
+                open.len() - 1
+            }
+        };
+        let bytes: usize = open[at].iter().map(|p| p.elements * size).sum();
+        if bytes >= if closed.is_empty() { first } else { cap } {
+            closed.push(open.remove(at));
+        }
+    }
+    closed.extend(open);
+    closed.into_iter().enumerate().map(|(i, group)| (format!("bucket.{i}"), group)).collect()
+}
+
+fn pack(name: String, group: &[Described], shards: usize) -> Unit {
+    // A cache line of the narrowest type, which is wider in the others.
+    let line = ALIGN / 2;
+    let mut unit = Unit {
+        name,
+        members: Vec::new(),
+        elements: 0,
+        decays: 0,
+        blocks: group[0].blocks.clone(),
+        partial: group[0].partial.clone(),
+    };
+    for decay in [true, false] {
+        for described in group.iter().filter(|p| p.decay == decay) {
+            let (param, elements) = (described.param, described.elements);
+            unit.members.push(Member { param, offset: unit.elements, elements });
+            unit.elements += elements.next_multiple_of(line);
+        }
+        if decay {
+            unit.decays = unit.elements;
+        }
+    }
+    unit.elements = unit.elements.next_multiple_of(line * shards);
+    unit
 }

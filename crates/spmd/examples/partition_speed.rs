@@ -28,12 +28,8 @@ fn main() {
     let shape = BatchShape { batch: 64, seq: 4096 };
     let model = Llama::new(spec).model(shape, DType::Bf16).unwrap();
     let mesh: Mesh = "dp=16 cp=8 tp=8".parse().unwrap();
-    let by: [&dyn Strategy; 4] = [
-        &Data::default(),
-        &AllGatherKv::default(),
-        &Megatron::default(),
-        &Sequence::default(),
-    ];
+    let by: [&dyn Strategy; 4] =
+        [&Data::default(), &AllGatherKv::default(), &Megatron::default(), &Sequence::default()];
     let start = Instant::now();
     let (mesh, annotations) = apply(&model, &mesh, &by).unwrap();
     println!("annotate {:?}", start.elapsed());

@@ -16,6 +16,30 @@ pub enum SpmdError {
     /// Two annotations of one value contradict each other.
     #[error(transparent)]
     Conflict(Box<Conflict>),
+    /// Two strategies decide how ranks share parameters.
+    #[error(
+        "`{first}` and `{second}` both say how data-parallel ranks share parameters, gradients and \
+         optimizer state; keep one of the two"
+    )]
+    Sharing {
+        /// The strategy that came first.
+        first: &'static str,
+        /// The other.
+        second: &'static str,
+    },
+    /// A group of ranks that share one copy of the weights does not divide the axis.
+    #[error(
+        "{shard} ranks can't share one copy each: they do not divide the {size} ranks of `{axis}`; \
+         use a divisor of {size}"
+    )]
+    Shards {
+        /// The axis.
+        axis: String,
+        /// Its ranks.
+        size: usize,
+        /// The ranks that were to share a copy.
+        shard: usize,
+    },
     /// An annotation that no layout can be.
     #[error("{segment}: the annotation of {value} by `{by}`: {what}")]
     Annotation {

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::SysError;
+use crate::interrupt::{self, Writing};
 
 /// Writes `path` by way of `fill`, which sends the content to the writer it is given.
 ///
@@ -38,11 +39,12 @@ impl Staged {
         fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<Self, SysError> {
         let fail = |doing| move |source| SysError::on_file(path, doing, source);
+        let _writing = Writing::begin();
         let (temporary, file) = Temporary::beside(path)?;
-        let mut writer = BufWriter::with_capacity(1 << 20, file);
+        let mut writer = BufWriter::with_capacity(1 << 20, Willing(file));
         fill(&mut writer).map_err(fail("writing it"))?;
         let file = writer.into_inner().map_err(|error| fail("writing it")(error.into_error()))?;
-        file.sync_all().map_err(fail("bringing it to the disk"))?;
+        file.0.sync_all().map_err(fail("bringing it to the disk"))?;
         Ok(Self { path: path.to_path_buf(), temporary })
     }
 
@@ -52,6 +54,22 @@ impl Staged {
         let fail = |doing| move |source| SysError::on_file(path, doing, source);
         self.temporary.rename_to(path).map_err(fail("renaming the finished file to it"))?;
         sync_folder(folder_of(path)).map_err(fail("bringing its folder to the disk"))
+    }
+}
+
+/// A file that takes no more once the user insists on an end.
+struct Willing(File);
+
+impl Write for Willing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match interrupt::insisted() {
+            true => Err(io::Error::other("you asked twice to stop")),
+            false => self.0.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
     }
 }
 

@@ -1,19 +1,19 @@
 //! What can go wrong between this program and the operating system.
 
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
+
+use crate::Told;
 
 /// A system facility failed; the message says which, on what, and what would work.
 #[derive(Debug, thiserror::Error)]
 pub enum SysError {
     /// The file does not exist.
-    #[error("{path}: no such file; check the path, relative paths start at {base}", path = path.display(), base = here())]
     Missing {
         /// The path as given.
         path: PathBuf,
     },
     /// The path names something that cannot be mapped, such as a folder.
-    #[error("{path}: not a regular file but {found}; name a file that holds the data itself", path = path.display())]
     NotAFile {
         /// The path as given.
         path: PathBuf,
@@ -21,7 +21,6 @@ pub enum SysError {
         found: &'static str,
     },
     /// The disk, or the user's share of it, has no room left.
-    #[error("{path}: disk full while {doing} ({source}); the file that was there before is unchanged; free some space, or choose another folder", path = path.display())]
     DiskFull {
         /// The file that was to be written.
         path: PathBuf,
@@ -31,7 +30,6 @@ pub enum SysError {
         source: io::Error,
     },
     /// Any other failure on a file.
-    #[error("{path}: failed while {doing}: {source}", path = path.display())]
     File {
         /// The file.
         path: PathBuf,
@@ -41,7 +39,6 @@ pub enum SysError {
         source: io::Error,
     },
     /// A mapped file no longer has the length it was mapped with.
-    #[error("{path}: {mapped} bytes were mapped but the file now has {now}; do not change a data file while it is being read", path = path.display())]
     Changed {
         /// The file.
         path: PathBuf,
@@ -51,9 +48,6 @@ pub enum SysError {
         now: u64,
     },
     /// The system refused memory for an arena.
-    #[error(
-        "cannot reserve {bytes} bytes of memory: {source}; a smaller batch or model, more ranks, or recomputation needs less"
-    )]
     OutOfMemory {
         /// How much was asked for.
         bytes: usize,
@@ -62,7 +56,49 @@ pub enum SysError {
     },
 }
 
+impl fmt::Display for SysError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.told().fmt(f)
+    }
+}
+
 impl SysError {
+    /// The error in its parts.
+    pub fn told(&self) -> Told {
+        match self {
+            SysError::Missing { path } => Told::new(format!("{}: no such file", path.display()))
+                .because(format!("relative paths start at {}", here()))
+                .fix("check the path"),
+            SysError::NotAFile { path, found } => {
+                Told::new(format!("{}: not a regular file but {found}", path.display()))
+                    .fix("name a file that holds the data itself")
+            }
+            SysError::DiskFull { path, doing, source } => {
+                Told::new(format!("{}: disk full while {doing} ({source})", path.display()))
+                    .because("a file that was there before is unchanged")
+                    .fix("free some space, or choose another folder")
+            }
+            SysError::File { path, doing, source } => {
+                let told = Told::new(format!("{}: failed while {doing}: {source}", path.display()));
+                match source.kind() {
+                    io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                        told.fix("change its permissions, or choose another place")
+                    }
+                    _ => told,
+                }
+            }
+            SysError::Changed { path, mapped, now } => Told::new(format!(
+                "{}: {mapped} bytes were mapped but the file now has {now}",
+                path.display()
+            ))
+            .fix("do not change a data file while it is being read"),
+            SysError::OutOfMemory { bytes, source } => {
+                Told::new(format!("cannot reserve {bytes} bytes of memory: {source}"))
+                    .fix("a smaller batch or model, more ranks, or recomputation needs less")
+            }
+        }
+    }
+
     /// Sorts an input or output error on `path` into the case a user can act on.
     pub fn on_file(path: &Path, doing: &'static str, source: io::Error) -> Self {
         let path = path.to_path_buf();

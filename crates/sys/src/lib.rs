@@ -1,16 +1,21 @@
 //! The few system facilities that need unsafe code or the operating system's own words: file
-//! maps, arenas, allocation counting, memory readings and files that are replaced whole or not
+//! maps, arenas, allocation counting, memory readings, signals and files that are replaced whole or not
 //! at all. Everything here has a safe face, so that the crates above can forbid unsafe code.
 
 pub mod arena;
 pub mod count_alloc;
 pub mod disk;
 mod error;
+pub mod interrupt;
 pub mod memory;
 pub mod mmap;
+mod time;
+mod told;
 
 pub use arena::Arena;
 pub use count_alloc::CountingAllocator;
 pub use disk::{Staged, write_atomic};
 pub use error::SysError;
 pub use mmap::FileMap;
+pub use time::thread_cpu_time;
+pub use told::Told;

@@ -1,4 +1,6 @@
-//! How much memory this process really holds, in the system's own words.
+//! How much memory this process really holds, and could have, in the system's own words.
+
+use std::path::{Path, PathBuf};
 
 /// Bytes now resident in memory; `None` where the system does not say.
 pub fn resident_bytes() -> Option<u64> {
@@ -10,15 +12,62 @@ pub fn peak_resident_bytes() -> Option<u64> {
     field("VmHWM:")
 }
 
-/// Bytes of memory that this machine has, or that the process is allowed where that is fewer;
-/// `None` where the system does not say.
-pub fn machine_bytes() -> Option<u64> {
-    let total = parse(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")?;
-    // Containers are limited by their control group, which says "max" where there is no limit.
-    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-    let limits = limits.iter().filter_map(|path| std::fs::read_to_string(path).ok());
-    let limits = limits.filter_map(|text| text.trim().parse().ok());
-    Some(limits.fold(total, u64::min))
+/// What a machine's memory can still take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Machine {
+    /// Bytes that there are, or that the process is allowed where that is fewer.
+    pub total: u64,
+    /// Bytes of them that can be had now without pushing anybody else's out: free memory, and what
+    /// only caches files.
+    pub available: u64,
+}
+
+/// The memory of this machine, and of the control groups that this process is in; `None` where the
+/// system does not say.
+pub fn machine() -> Option<Machine> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let (total, available) = (parse(&text, "MemTotal:")?, parse(&text, "MemAvailable:")?);
+    let groups = groups(&std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default());
+    let groups = groups.iter().filter_map(|folder| group(folder));
+    Some(groups.fold(Machine { total, available }, |machine, group| Machine {
+        total: machine.total.min(group.total),
+        available: machine.available.min(group.available),
+    }))
+}
+
+/// The folders of the memory groups that a process is in, from its own group to the root: each may
+/// set a limit. Inside a container the root is the container's own group.
+fn groups(own: &str) -> Vec<PathBuf> {
+    let root = Path::new("/sys/fs/cgroup");
+    // `0::/path` is the one hierarchy of today; older systems have one for each resource.
+    let found = own.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (kind, path) = (parts.next()?, parts.next()?);
+        match kind {
+            "" => Some((root.to_path_buf(), path)),
+            kind if kind.split(',').any(|k| k == "memory") => Some((root.join("memory"), path)),
+            _ => None,
+        }
+    });
+    let (root, path) = found.unwrap_or((root.to_path_buf(), "/"));
+    let own = root.join(path.trim_start_matches('/'));
+    own.ancestors().take_while(|folder| folder.starts_with(&root)).map(PathBuf::from).collect()
+}
+
+/// What one control group allows; `None` if it sets no limit.
+fn group(folder: &Path) -> Option<Machine> {
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
+    let number = |names: [&str; 2]| {
+        names.iter().find_map(|name| read(name)).and_then(|text| text.trim().parse::<u64>().ok())
+    };
+    // A group without a limit says "max", or a number beyond any memory.
+    let total = number(["memory.max", "memory.limit_in_bytes"])?;
+    let used = number(["memory.current", "memory.usage_in_bytes"])?;
+    let stat = read("memory.stat").unwrap_or_default();
+    let cached = stat.lines().find_map(|line| line.strip_prefix("inactive_file "));
+    let cached: u64 = cached.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+    let taken = used.saturating_sub(cached);
+    Some(Machine { total, available: total.saturating_sub(taken) })
 }
 
 fn field(name: &str) -> Option<u64> {
@@ -48,7 +97,43 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn the_machine_holds_more_than_this_process() {
-        assert!(machine_bytes().unwrap() >= resident_bytes().unwrap());
+        let machine = machine().unwrap();
+        assert!(machine.total >= resident_bytes().unwrap());
+        assert!(machine.available <= machine.total, "{machine:?}");
+    }
+
+    #[test]
+    fn every_group_up_to_the_root_may_set_a_limit() {
+        let names = |own| -> Vec<String> {
+            groups(own).iter().map(|path| path.display().to_string()).collect()
+        };
+        let root = "/sys/fs/cgroup";
+        assert_eq!(names("0::/\n"), [root.to_owned() + "/"]);
+        assert_eq!(
+            names("0::/a/b\n"),
+            [format!("{root}/a/b"), format!("{root}/a"), root.to_owned()]
+        );
+        assert_eq!(
+            names("4:cpu:/c\n3:memory,x:/d\n"),
+            [format!("{root}/memory/d"), format!("{root}/memory")]
+        );
+        assert_eq!(names("").len(), 1);
+    }
+
+    #[test]
+    fn a_group_has_what_is_allowed_less_what_is_used_and_cannot_be_given_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        assert_eq!(group(dir.path()), None);
+        write("memory.max", "max\n");
+        write("memory.current", "700\n");
+        assert_eq!(group(dir.path()), None);
+        write("memory.max", "1000\n");
+        assert_eq!(group(dir.path()), Some(Machine { total: 1000, available: 300 }));
+        write("memory.stat", "anon 500\ninactive_file 150\n");
+        assert_eq!(group(dir.path()), Some(Machine { total: 1000, available: 450 }));
+        write("memory.max", "600\n");
+        assert_eq!(group(dir.path()), Some(Machine { total: 600, available: 50 }));
     }
 
     #[cfg(target_os = "linux")]

@@ -16,5 +16,5 @@ pub fn compile(model: &Model, grads: DType, recompute: Recompute) -> Compiled {
 /// the loss is in chunks, here of a few rows, so that small models have several.
 pub fn optimise(model: &Model, grads: DType, recompute: Recompute) -> Compiled {
     let loss_chunk = NonZeroUsize::new(5).unwrap();
-    Lowering { weights: None, grads, recompute, loss_chunk }.compile(model).unwrap()
+    Lowering { weights: None, grads, recompute, loss_chunk }.compile(model, None).unwrap()
 }

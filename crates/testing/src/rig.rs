@@ -7,8 +7,8 @@ use phalanx_models::initial_values;
 use phalanx_reference::Tensor;
 use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{
-    BufferId, Category, Compiled, Member, Optimizer, Precision, Script, Step, TrainPlan,
-    accumulate, eval_script, merge_adjacent, train_script, units,
+    BufferId, Category, Compiled, Member, Optimizer, Precision, Ranks, Script, TrainPlan, Training,
+    Turn, accumulate, eval_script, merge_adjacent, train_script,
 };
 
 use crate::compile::compile;
@@ -27,7 +27,7 @@ pub struct Setup {
     /// What the backward makes again.
     pub recompute: Recompute,
     /// From instances and micro-batches to the order of runs.
-    pub schedule: fn(usize, usize) -> Vec<Step>,
+    pub schedule: fn(usize, usize) -> Vec<Turn>,
     /// From a model to programs.
     pub compile: fn(&Model, DType, Recompute) -> Compiled,
     /// What is changed about the training script before it is loaded.
@@ -91,21 +91,24 @@ impl<E: Engine> Rig<E> {
         let compile = |model| (setup.compile)(model, precision.grads, setup.recompute);
         let schedule = (setup.schedule)(model.instances().len(), setup.microbatches);
         let (optimizer, clip) = (setup.optimizer, setup.clip);
-        let mut plan = train_script(
+        let mut plan = train_script(&Training {
             model,
-            &compile(model),
-            &schedule,
-            &units(model),
+            compiled: &compile(model),
+            turns: &schedule,
             precision,
             optimizer,
             clip,
-        )
+            ranks: Ranks::alone(),
+        })
         .unwrap();
         (setup.edit)(&mut plan.script);
         let mut executor = Executor::new(engine);
         let id = executor.load(plan.script.clone()).unwrap();
         let forward = forward.map(|model| {
-            let (script, _) = eval_script(model, &compile(model), 1, &plan, precision).unwrap();
+            let (script, _) = {
+                let ranks = Ranks::alone();
+                eval_script(model, &compile(model), 1, &plan, precision, ranks).unwrap()
+            };
             executor.load(script).unwrap()
         });
         executor.reserve().unwrap();
@@ -124,9 +127,9 @@ impl<E: Engine> Rig<E> {
             let (unit, member) = self.place(index);
             let buffers = self.plan.buffers[unit].clone();
             let Precision { weights, state, .. } = self.precision;
-            self.store(buffers.weights, member, weights, &values);
+            self.store(buffers.weights.buffer, member, weights, &values);
             if let Some(master) = buffers.master {
-                self.store(master, member, state, &values);
+                self.store(master.buffer, member, state, &values);
             }
         }
     }
@@ -155,7 +158,7 @@ impl<E: Engine> Rig<E> {
     /// The gradient that the last step formed of a parameter.
     pub fn gradient(&mut self, name: &str) -> Vec<f64> {
         let (unit, member) = self.place(self.number(name));
-        let values = self.fetch(self.plan.buffers[unit].gradient, self.precision.grads);
+        let values = self.fetch(self.plan.buffers[unit].gradient.buffer, self.precision.grads);
         values[member.offset..][..member.elements].to_vec()
     }
 
@@ -163,7 +166,7 @@ impl<E: Engine> Rig<E> {
     pub fn param(&mut self, name: &str) -> Vec<f64> {
         let (unit, member) = self.place(self.number(name));
         let buffers = &self.plan.buffers[unit];
-        let buffer = buffers.master.unwrap_or(buffers.weights);
+        let buffer = buffers.master.as_ref().unwrap_or(&buffers.weights).buffer;
         let values = self.fetch(buffer, self.precision.state);
         values[member.offset..][..member.elements].to_vec()
     }

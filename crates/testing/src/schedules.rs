@@ -1,21 +1,21 @@
 //! Orders in which a step can be run, beside those that users get: they must all give the same.
 
 use phalanx_ir::random::Stream;
-use phalanx_script::{Lane, Part, Script, Step, accumulate};
+use phalanx_script::{Lane, Part, Script, Turn, accumulate};
 
 /// Each BW as B and, at once, W.
-pub fn split(instances: usize, microbatches: usize) -> Vec<Step> {
-    let parts = |step: Step| match step.part {
+pub fn split(instances: usize, microbatches: usize) -> Vec<Turn> {
+    let parts = |turn: Turn| match turn.part {
         Part::BW => vec![Part::B, Part::W],
         part => vec![part],
     };
     (accumulate(instances, microbatches).into_iter())
-        .flat_map(|step| parts(step).into_iter().map(move |part| Step { part, ..step }))
+        .flat_map(|turn| parts(turn).into_iter().map(move |part| Turn { part, ..turn }))
         .collect()
 }
 
 /// Each micro-batch's W only after all its B.
-pub fn deferred(instances: usize, microbatches: usize) -> Vec<Step> {
+pub fn deferred(instances: usize, microbatches: usize) -> Vec<Turn> {
     let parts = [Part::F, Part::B, Part::W];
     (0..microbatches)
         .flat_map(|microbatch| parts.map(|part| sweep(part, instances, microbatch)))
@@ -24,12 +24,12 @@ pub fn deferred(instances: usize, microbatches: usize) -> Vec<Step> {
 }
 
 /// All F, then all BW, as a pipeline's stage has its micro-batches in flight.
-pub fn in_flight(instances: usize, microbatches: usize) -> Vec<Step> {
+pub fn in_flight(instances: usize, microbatches: usize) -> Vec<Turn> {
     phase_by_phase(&[Part::F, Part::BW], instances, microbatches)
 }
 
 /// All F, then all B, then all W.
-pub fn all_deferred(instances: usize, microbatches: usize) -> Vec<Step> {
+pub fn all_deferred(instances: usize, microbatches: usize) -> Vec<Turn> {
     phase_by_phase(&[Part::F, Part::B, Part::W], instances, microbatches)
 }
 
@@ -43,7 +43,7 @@ pub fn spread_lanes(script: &mut Script) {
     }
 }
 
-fn phase_by_phase(parts: &[Part], instances: usize, microbatches: usize) -> Vec<Step> {
+fn phase_by_phase(parts: &[Part], instances: usize, microbatches: usize) -> Vec<Turn> {
     (parts.iter())
         .flat_map(|&part| (0..microbatches).map(move |mb| sweep(part, instances, mb)))
         .flatten()
@@ -51,11 +51,11 @@ fn phase_by_phase(parts: &[Part], instances: usize, microbatches: usize) -> Vec<
 }
 
 /// One part of every instance: forwards in order, the rest in reverse.
-fn sweep(part: Part, instances: usize, microbatch: usize) -> Vec<Step> {
-    let mut steps: Vec<Step> =
-        (0..instances).map(|instance| Step { instance, part, microbatch }).collect();
+fn sweep(part: Part, instances: usize, microbatch: usize) -> Vec<Turn> {
+    let mut turns: Vec<Turn> =
+        (0..instances).map(|instance| Turn { instance, part, microbatch }).collect();
     if part != Part::F {
-        steps.reverse();
+        turns.reverse();
     }
-    steps
+    turns
 }

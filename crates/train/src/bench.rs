@@ -17,7 +17,7 @@ use crate::corpus;
 use crate::error::Result;
 use crate::host::host_engine;
 use crate::network::Network;
-use crate::products::{Pass, Product, median, products, time_products};
+use crate::products::{Product, median, products, time_products};
 use crate::schedule::LearningRate;
 use crate::session::{Models, Session, Settings};
 
@@ -27,6 +27,8 @@ const WARM_UP: usize = 3;
 const TIMED: usize = 12;
 /// Rounds of each product.
 const ROUNDS: usize = 7;
+/// Rounds of each product where only a rough answer is wanted.
+const SHORT_ROUNDS: usize = 4;
 
 /// What `bench step` tells.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -80,31 +82,27 @@ pub fn step(loaded: &Loaded) -> Result<StepBench> {
     })
 }
 
-/// The FLOP/s of the products that a model spends most on, one of each kind, cut to a size that
-/// takes milliseconds: what the step line compares with. `None` for a model without products.
-pub fn gemm_rate(config: &Config, model: &Model) -> Result<Option<f64>> {
-    let work = |(product, count): &(Product, usize)| product.flops() * *count as u64;
-    let all = products(model);
-    let largest = [Pass::Forward, Pass::InputGradient, Pass::WeightGradient].map(|pass| {
-        let of_kind = all.iter().map(|(p, n)| (*p, *n)).filter(|(p, _)| p.pass == pass);
-        of_kind.max_by_key(work)
-    });
-    let cut: Vec<Product> = (largest.into_iter().flatten())
-        .map(|(p, _)| Product {
-            rows: p.rows.min(1024),
-            from: p.from.min(2048),
-            to: p.to.min(2048),
-            ..p
-        })
-        .collect();
-    if cut.is_empty() {
+/// FLOPs of a product at a size that is measured before a run, where nobody wants to wait.
+const SHORT_WORK: u64 = 2_000_000_000;
+
+/// Seconds that the products of one step would take by themselves, all at the best rate that their
+/// shapes reach: what the step line compares with. Large products are measured in part. `None` for a
+/// model without products.
+pub fn gemm_seconds(config: &Config, model: &Model) -> Result<Option<f64>> {
+    let (whole, counts): (Vec<Product>, Vec<usize>) = products(model).into_iter().unzip();
+    if whole.is_empty() {
         return Ok(None);
     }
+    let cut: Vec<Product> = whole.iter().map(|p| p.cut(SHORT_WORK)).collect();
     let mut engine = host_engine(config.run.threads.get())?;
-    let seconds = time_products(&mut engine, &cut, types(config), ROUNDS)?;
-    let seconds: f64 = seconds.iter().map(|s| s.best).sum();
-    let flops: u64 = cut.iter().map(Product::flops).sum();
-    Ok(Some(flops as f64 / seconds))
+    let seconds = time_products(&mut engine, &cut, types(config), SHORT_ROUNDS)?;
+    let each = whole.iter().zip(&cut).zip(&counts).zip(seconds);
+    let microbatch: f64 = each
+        .map(|(((whole, cut), &count), seconds)| {
+            seconds.best * count as f64 * whole.flops() as f64 / cut.flops() as f64
+        })
+        .sum();
+    Ok(Some(microbatch * config.train.microbatches.get() as f64))
 }
 
 /// What was measured of the timed steps.
@@ -120,14 +118,12 @@ struct Timed {
 }
 
 fn steps(config: &Config, network: &Network, models: &Models) -> Result<Timed> {
-    let engine = host_engine(config.run.threads.get())?;
-    let settings = Settings::new(config);
-    let mut session = Session::new(engine, models, settings, &mut *network.start())?;
+    let mut session = Session::new(models, Settings::new(config)?, &*network.start())?;
     let rate = LearningRate::new(config);
     let (mut times, mut before, mut allocated) = (Vec::new(), 0.0, counts());
     for step in 1..=WARM_UP + TIMED {
         if step == WARM_UP + 1 {
-            before = session.engine().matmul_seconds();
+            before = matmul_seconds(&mut session)?;
             allocated = counts();
         }
         let batch = random_batch(config, step as u64);
@@ -138,12 +134,20 @@ fn steps(config: &Config, network: &Network, models: &Models) -> Result<Timed> {
         }
     }
     let counted = allocated != Counts::default();
+    let packed = counted.then(|| counts() - allocated);
+    let scratch = session.on_ranks(|_, rank| Ok(rank.engine().scratch_bytes()))?;
     Ok(Timed {
         times,
-        gemm_seconds: session.engine().matmul_seconds() - before,
-        kernel_scratch: session.engine().scratch_bytes(),
-        packed: counted.then(|| counts() - allocated),
+        gemm_seconds: matmul_seconds(&mut session)? - before,
+        kernel_scratch: scratch.iter().sum(),
+        packed,
     })
+}
+
+/// Seconds that the ranks spent in matrix products so far, in the mean.
+fn matmul_seconds(session: &mut Session) -> Result<f64> {
+    let seconds = session.on_ranks(|_, rank| Ok(rank.engine().matmul_seconds()))?;
+    Ok(seconds.iter().sum::<f64>() / seconds.len() as f64)
 }
 
 fn floor_seconds(config: &Config, model: &Model) -> Result<f64> {

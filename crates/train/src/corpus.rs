@@ -9,7 +9,7 @@ use phalanx_data::{
 use phalanx_models::port;
 
 use crate::config::{self, DataKind, Loaded};
-use crate::error::{Error, Problem, Result};
+use crate::error::{Error, Result};
 use crate::session::{Field, StepData};
 
 /// Tokens of the synthetic corpus. It is computed where it is read, so its length costs nothing;
@@ -23,21 +23,7 @@ pub fn open(loaded: &Loaded) -> Result<Arc<dyn Corpus>> {
         check_vocabulary(&*corpus, vocab)?;
         Ok(corpus)
     });
-    corpus.map_err(|error| {
-        let key = match error {
-            DataError::MarkovVocabulary { .. } | DataError::Vocabulary { .. } => "model.vocab",
-            DataError::OtherWidth { .. } => "data.dtype",
-            _ => "data.path",
-        };
-        let problem = loaded.problem(key, error.to_string());
-        Error::refused(match error {
-            DataError::UnknownWidth { .. } => problem.fix("--set data.dtype=u16, or u32"),
-            DataError::OtherWidth { named, .. } => {
-                problem.fix(format!("leave data.dtype out, or --set data.dtype={named}"))
-            }
-            _ => problem,
-        })
-    })
+    corpus.map_err(|error| refused(loaded, &error))
 }
 
 /// A loader of training batches, from the first on.
@@ -52,7 +38,7 @@ pub fn held_out(loaded: &Loaded, corpus: &Arc<dyn Corpus>) -> Result<Vec<Batch>>
     (0..wanted.min(loader.batches_per_pass()))
         .map(|_| match loader.next_batch() {
             Ok(batch) => Ok(batch.clone()),
-            Err(error) => Err(Error::refused(Problem::new(error.to_string()))),
+            Err(error) => Err(refused(loaded, &error)),
         })
         .collect()
 }
@@ -94,8 +80,42 @@ fn loader(loaded: &Loaded, corpus: &Arc<dyn Corpus>, split: Split) -> Result<Loa
             config.train.batch_size.get(),
         )
     };
-    Loader::new(Arc::clone(corpus), settings, 0)
-        .map_err(|error| Error::refused(loaded.problem("data.path", error.to_string())))
+    Loader::new(Arc::clone(corpus), settings, 0).map_err(|error| refused(loaded, &error))
+}
+
+/// What is wrong with data, with the key that asked for it and what to write there instead.
+fn refused(loaded: &Loaded, error: &DataError) -> Error {
+    let (key, fix) = match error {
+        DataError::MarkovVocabulary { least, most, .. } => {
+            ("model.vocab", Some(format!("model.vocab from {least} to {most}")))
+        }
+        DataError::Vocabulary { needed, .. } => {
+            ("model.vocab", Some(format!("--set model.vocab={needed}, or more")))
+        }
+        DataError::TokenOutOfVocabulary { token, .. } => {
+            ("data.path", Some(format!("--set model.vocab={}, or more", token + 1)))
+        }
+        DataError::OtherWidth { named, .. } => {
+            ("data.dtype", Some(format!("leave data.dtype out, or --set data.dtype={named}")))
+        }
+        DataError::UnknownWidth { .. } => {
+            ("data.path", Some("--set data.dtype=u16, or u32".to_owned()))
+        }
+        // A model that sees a word or less at a time learns nothing worth suggesting.
+        DataError::TooShort { longest, .. } => match longest {
+            0..8 => ("data.path", Some("more data".to_owned())),
+            _ => ("data.path", Some(format!("more data, or --set train.seq_len={longest}"))),
+        },
+        DataError::NothingToPredict { .. } => {
+            ("data.ignore_token", Some("another data.ignore_token, or none".to_owned()))
+        }
+        _ => ("data.path", None),
+    };
+    let problem = loaded.located(key, error.told().into());
+    Error::refused(match fix {
+        Some(fix) => problem.fix(fix),
+        None => problem,
+    })
 }
 
 fn open_kind(data: &config::Data, vocab: usize) -> Result<Arc<dyn Corpus>, DataError> {

@@ -13,6 +13,8 @@ use phalanx_ir::IrError;
 use phalanx_models::hf::HfError;
 use phalanx_runtime::RuntimeError;
 use phalanx_script::ScriptError;
+use phalanx_spmd::SpmdError;
+use phalanx_sys::{SysError, Told};
 
 /// A result whose error is this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -39,6 +41,18 @@ impl Error {
         Error::Failed(Box::new(problem))
     }
 
+    /// Adds a line of explanation to the last problem.
+    pub fn because(mut self, line: impl Into<String>) -> Self {
+        let problem = match &mut self {
+            Error::Refused(problems) => problems.last_mut(),
+            Error::Failed(problem) => Some(&mut **problem),
+        };
+        if let Some(problem) = problem {
+            problem.because.push(line.into());
+        }
+        self
+    }
+
     /// The exit code of the command that ends with this error.
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -59,6 +73,13 @@ impl Error {
 impl From<IrError> for Error {
     /// A model that cannot be written down as asked: nothing has been started.
     fn from(error: IrError) -> Self {
+        Error::refused(Problem::new(error.to_string()))
+    }
+}
+
+impl From<SpmdError> for Error {
+    /// A model that can't be divided among ranks as asked: nothing has been started.
+    fn from(error: SpmdError) -> Self {
         Error::refused(Problem::new(error.to_string()))
     }
 }
@@ -95,11 +116,18 @@ impl From<EngineError> for Error {
 
 impl From<HfError> for Error {
     fn from(error: HfError) -> Self {
-        let problem = Problem::new(error.to_string());
+        let problem = Problem::from(error.told());
         match error.is_bad_input() {
             true => Error::refused(problem),
             false => Error::failed(problem),
         }
+    }
+}
+
+impl From<SysError> for Error {
+    /// What fails here fails while something is written.
+    fn from(error: SysError) -> Self {
+        Error::failed(error.told().into())
     }
 }
 
@@ -161,6 +189,14 @@ impl Problem {
     /// A system call on `path` went wrong while doing `what`; the remedy fits the kind of error.
     pub fn io(what: &str, path: &Path, error: &std::io::Error) -> Self {
         Problem::new(format!("{what} {}: {error}", path.display())).fix(io_remedy(error.kind()))
+    }
+}
+
+impl From<Told> for Problem {
+    fn from(told: Told) -> Self {
+        let remedy = told.fix.map(Remedy::Fix);
+        let because = told.because.into_iter().collect();
+        Problem { message: told.what, places: Vec::new(), because, remedy }
     }
 }
 

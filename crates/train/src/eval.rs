@@ -1,7 +1,7 @@
 //! Evaluating a model from a folder: on given tokens, or on held-out data.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use phalanx_ir::DType;
@@ -12,8 +12,9 @@ use serde::Serialize;
 use crate::config::{Config, Loaded, Sources};
 use crate::corpus;
 use crate::error::{Error, Problem, Result};
+use crate::folders::Form;
 use crate::host::host_engine;
-use crate::network::{self, architecture, folder};
+use crate::network::{self, architecture};
 use crate::saved::{Saved, from_tensors};
 use crate::session::{Field, Forward, StepData};
 
@@ -59,6 +60,9 @@ pub struct HeldOut {
     pub entropy_floor: Option<f64>,
 }
 
+/// What to write where the folder of a run was given as a Hugging Face folder.
+const FOR_RUNS: &str = "--model run:DIR";
+
 /// Runs a model over one row of tokens. Of the configuration, which is that of the run with
 /// `sources` laid over it, only precision, attention and threads matter.
 pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<Answer> {
@@ -71,7 +75,7 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
             // The folder's shape is not laid under the configuration: what does not fit the data
             // and batch of a preset can still answer.
             let config = Config::load(sources)?.config;
-            folder(dir)?;
+            Form::HuggingFace.expect(dir, FOR_RUNS)?;
             let hf::Loaded { spec, tensors } = hf::load(dir)?;
             (config, spec, tensors)
         }
@@ -82,7 +86,7 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
     let model = architecture(&config.model, spec).logits(shape, compute)?;
     let engine = host_engine(config.run.threads.get())?;
     let stored = config.precision.weights.into();
-    let mut forward = Forward::new(engine, &model, stored, 1, &mut from_tensors(&tensors))?;
+    let mut forward = Forward::new(engine, &model, stored, 1, &from_tensors(&tensors))?;
     forward.run(&StepData {
         fields: &[(port::IDS, Field::I32(ids))],
         count: 1,
@@ -108,14 +112,31 @@ pub fn held_out(source: &ModelSource, sources: &Sources) -> Result<HeldOut> {
             (loaded, spec, tensors)
         }
         ModelSource::HuggingFace(dir) => {
-            folder(dir)?;
+            Form::HuggingFace.expect(dir, FOR_RUNS)?;
             let from = format!("model.from=hf:{}", dir.display());
             let loaded = network::load(&sources.clone().set(from))?;
+            has_data(&loaded, dir)?;
             let hf::Loaded { spec, tensors } = hf::load(dir)?;
             (loaded, spec, tensors)
         }
     };
     evaluate(&loaded, spec, &tensors)
+}
+
+/// A run brings the data that it held out. A Hugging Face folder brings none, and the synthetic
+/// corpus of the defaults would say nothing about its model.
+fn has_data(loaded: &Loaded, dir: &Path) -> Result<()> {
+    if loaded.by_user("data.kind") {
+        return Ok(());
+    }
+    Err(Error::refused(
+        Problem::new(format!("there is nothing to evaluate hf:{} on", dir.display()))
+            .because("a Hugging Face folder holds weights, but no held-out data")
+            .fix(
+                "tokens with --ids 5,17,…; or a file with --set data.kind=tokens --set \
+                 data.path=FILE (data.kind=text for bytes)",
+            ),
+    ))
 }
 
 fn evaluate(
@@ -127,7 +148,7 @@ fn evaluate(
     let corpus = corpus::open(loaded)?;
     let batches = corpus::held_out(loaded, &corpus)?;
     let shape = BatchShape {
-        batch: config.train.microbatch_size(config.parallel.dp),
+        batch: config.train.batch_size.get() / config.train.microbatches.get(),
         seq: config.train.seq_len.get(),
     };
     let model =
@@ -135,7 +156,7 @@ fn evaluate(
     let parts = config.train.microbatches.get();
     let engine = host_engine(config.run.threads.get())?;
     let stored = config.precision.weights.into();
-    let mut forward = Forward::new(engine, &model, stored, parts, &mut from_tensors(tensors))?;
+    let mut forward = Forward::new(engine, &model, stored, parts, &from_tensors(tensors))?;
     let loss = corpus::mean_loss(&batches, |data| {
         forward.run(data)?;
         forward.loss()

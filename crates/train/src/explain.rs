@@ -1,19 +1,20 @@
 //! A training step, looked at before it runs: its programs, its script, its memory.
 
+mod largest;
+
 use std::fmt::Write;
 
 use phalanx_ir::Model;
 use phalanx_runtime::Executor;
-use phalanx_script::{
-    Action, Category, Compiled, Kind, Lane, MemoryPlan, Part, Script, TrainPlan, plan,
-};
+use phalanx_script::{Action, Category, Compiled, Kind, Lane, MemoryPlan, Part, Script, TrainPlan};
 use serde_json::{Value, json};
 
+use self::largest::Row;
 use crate::config::Loaded;
 use crate::error::{Error, Problem, Result};
 use crate::host::host_engine;
-use crate::network::Network;
-use crate::session::{self, Settings, compile};
+use crate::network::{Network, describe_step};
+use crate::session::{Lowered, Settings};
 
 /// Buffers that the memory table names.
 const LARGEST: usize = 12;
@@ -36,28 +37,33 @@ pub struct Explanation {
     /// Bytes beside the arena that this machine's kernels use, over all threads.
     kernel_scratch: usize,
     focus: Focus,
+    header: String,
 }
 
 impl Explanation {
     /// Builds the step of a configuration, and compiles it, without memory and without weights.
     pub fn new(loaded: &Loaded, focus: Focus) -> Result<Self> {
         let network = Network::new(loaded)?;
-        let model = network.models(&loaded.config, false)?.train;
-        let settings = Settings::new(&loaded.config);
-        let compiled = compile(&model, settings.precision, settings.recompute)?;
-        let step = session::plan(&model, &settings)?;
-        let memory = plan(&step.script)?;
-        let mut executor = Executor::new(host_engine(loaded.config.run.threads.get())?);
-        executor.load(step.script.clone())?;
-        let kernel_scratch = executor.engine().scratch_bytes();
-        let explanation = Self { model, compiled, plan: step, memory, kernel_scratch, focus };
+        let models = network.models(&loaded.config, false)?;
+        let lowered = Lowered::new(&models, Settings::new(&loaded.config)?)?;
+        let (model, plan) = (models.train, lowered.plan(0)?);
+        phalanx_script::check(&plan.script)?;
+        let memory = phalanx_script::plan(&plan.script)?;
+        let kernel_scratch = kernel_scratch(&lowered, &plan)?;
+        let compiled = lowered.compiled().clone();
+        let header = format!(
+            "# {}\n# a step: {}\n\n",
+            network.describe(&loaded.config, model.elements()),
+            describe_step(&loaded.config)
+        );
+        let explanation = Self { model, compiled, plan, memory, kernel_scratch, focus, header };
         explanation.check_focus()?;
         Ok(explanation)
     }
 
     /// The text for people.
     pub fn text(&self) -> String {
-        let mut text = String::new();
+        let mut text = self.header.clone();
         for (segment, part) in self.programs() {
             let program = self.compiled.program(segment, part);
             let instances = self.instances(segment).join(", ");
@@ -100,8 +106,10 @@ impl Explanation {
                 .map(|c| (c.name().to_owned(), json!(self.memory.peak(c))))
                 .collect();
             let largest: Vec<Value> = (self.largest().into_iter())
-                .map(|(name, category, bytes)| {
-                    json!({"buffer": name, "category": category.name(), "bytes": bytes})
+                .map(|Row { name, category, bytes, count }| {
+                    json!({
+                        "buffer": name, "category": category.name(), "bytes": bytes, "count": count,
+                    })
                 })
                 .collect();
             lines.push(json!({"memory": {
@@ -162,13 +170,17 @@ impl Explanation {
             let bytes = self.memory.peak(category);
             let _ = writeln!(text, "  {:<15}{bytes:>14}{:>10.2}", category.name(), mib(bytes));
         }
-        let _ = writeln!(text, "\n  {:<36}{:<15}{:>14}", "largest buffers", "category", "bytes");
-        for (name, category, bytes) in self.largest() {
-            let _ = writeln!(text, "  {name:<36}{:<15}{bytes:>14}", category.name());
+        let rows = self.largest();
+        let width = 2 + rows.iter().map(|row| row.name.len()).fold(24, usize::max);
+        let head = ["largest buffers", "category", "bytes each", "count"];
+        let _ =
+            writeln!(text, "\n  {:<width$}{:<15}{:>14}{:>8}", head[0], head[1], head[2], head[3]);
+        for Row { name, category, bytes, count } in rows {
+            let _ = writeln!(text, "  {name:<width$}{:<15}{bytes:>14}{count:>8}", category.name());
         }
         let scratch = self.kernel_scratch;
         let _ = writeln!(text, "\n  beside the arena");
-        let _ = writeln!(text, "  {:<36}{:<15}{scratch:>14}", "scratch of the kernels", "");
+        let _ = writeln!(text, "  {:<width$}{:<15}{scratch:>14}", "scratch of the kernels", "");
         let _ = writeln!(
             text,
             "  the matrix library packs its operands into blocks of its own, which only a run can \
@@ -177,20 +189,8 @@ impl Explanation {
         text
     }
 
-    fn largest(&self) -> Vec<(&str, Category, usize)> {
-        let script = &self.plan.script;
-        let buffers = script.buffers.iter();
-        let mut buffers: Vec<(&str, Category, usize)> =
-            buffers.map(|b| (b.name.as_str(), b.category, b.bytes)).collect();
-        for (index, action) in script.actions.iter().enumerate() {
-            if let (Some(run), Some(_)) = (action.run(), self.memory.workspaces[index]) {
-                let extent = script.programs[run.program.0].slots.extent;
-                buffers.push((&action.label, Category::Workspace, extent));
-            }
-        }
-        buffers.sort_by_key(|&(name, _, bytes)| (usize::MAX - bytes, name));
-        buffers.truncate(LARGEST);
-        buffers
+    fn largest(&self) -> Vec<Row> {
+        largest::largest(&self.model, &self.compiled, &self.plan.script, &self.memory, LARGEST)
     }
 
     fn check_focus(&self) -> Result<()> {
@@ -214,7 +214,8 @@ fn kind(kind: &Kind) -> &'static str {
         Kind::Run(_) => "run",
         Kind::Update { .. } => "update",
         Kind::Reduce { .. } => "reduce",
-        Kind::Gather { .. } => "gather",
+        Kind::Clear { .. } => "clear",
+        Kind::Gather(_) => "gather",
         Kind::Release { .. } => "release",
         Kind::Send { .. } => "send",
         Kind::Receive { .. } => "receive",
@@ -231,4 +232,15 @@ fn names<'a>(script: &'a Script, buffers: &[phalanx_script::BufferId]) -> Vec<&'
         }
     }
     names
+}
+
+/// Bytes beside the arena that this machine's kernels use on one rank, over its threads. Kernels of
+/// a program on several ranks know their scratch memory once the ranks have met.
+fn kernel_scratch(lowered: &Lowered, plan: &TrainPlan) -> Result<usize> {
+    if lowered.mesh().ranks() > 1 {
+        return Ok(0);
+    }
+    let mut executor = Executor::new(host_engine(lowered.settings.threads)?);
+    executor.load(plan.script.clone())?;
+    Ok(executor.engine().scratch_bytes())
 }

@@ -1,12 +1,12 @@
 //! The network that a configuration describes, and the weights it starts from.
 
-use std::path::Path;
-
 use phalanx_models::hf::{self, GptSpec, LlamaSpec, RopeScaling, RopeSpec, Spec};
 use phalanx_models::{Architecture, BatchShape, Gpt, Llama, Purpose};
 
 use crate::config::{self, Config, Loaded, ModelKind, Origin, Sources};
-use crate::error::{Error, Problem, Result};
+use crate::error::{Error, Result};
+use crate::folders::Form;
+use crate::metrics::{counted, short};
 use crate::session::{Models, ReadParam, initial};
 
 /// A network and, if it does not start from random numbers, the folder of its weights.
@@ -19,11 +19,12 @@ pub struct Network {
 
 /// Reads a configuration. If it starts from a model folder, that folder brings the shape.
 pub fn load(sources: &Sources) -> Result<Loaded> {
-    let loaded = Config::load(sources)?;
-    let Some(Origin::HuggingFace(dir)) = &loaded.config.model.from else {
-        return Ok(loaded);
+    let Some(Origin::HuggingFace(dir)) = sources.origin()? else {
+        return Config::load(sources);
     };
-    let file = dir.join("config.json");
+    let form = Form::HuggingFace;
+    form.expect(&dir, "phalanx export --run DIR --out HF, then model.from=hf:HF")?;
+    let file = dir.join(form.mark());
     let spec = hf::read_config(&file)?;
     let pinned = sources.clone().pin(file.display().to_string(), shape_keys(&spec));
     Config::load(&pinned)
@@ -49,7 +50,8 @@ impl Network {
     pub fn models(&self, config: &Config, evaluate: bool) -> Result<Models> {
         let compute = config.precision.compute.into();
         let shape = BatchShape {
-            batch: config.train.microbatch_size(config.parallel.dp),
+            // Of all data-parallel ranks together: programs speak of global shapes.
+            batch: config.train.batch_size.get() / config.train.microbatches.get(),
             seq: config.train.seq_len.get(),
         };
         let build = |purpose| self.architecture.build(shape, compute, purpose);
@@ -62,22 +64,48 @@ impl Network {
     /// The values that each parameter starts with.
     pub fn start(&self) -> Box<ReadParam<'_>> {
         match &self.weights {
-            Some(source) => Box::new(|param| Ok(source.read(&param.name)?.to_f64())),
+            Some(source) => {
+                Box::new(
+                    |param, elements| Ok(source.read(&param.name)?.to_f64()[elements].to_vec()),
+                )
+            }
             None => Box::new(initial(self.seed)),
         }
     }
 
-    /// One line for people.
-    pub fn describe(&self, config: &config::Model) -> String {
+    /// One line for people, about a network of so many parameters.
+    pub fn describe(&self, config: &Config, parameters: usize) -> String {
+        let weights = config.precision.weights;
+        let config = &config.model;
         let from = match &config.from {
             Some(Origin::HuggingFace(dir)) => format!(" from {}", dir.display()),
             None => String::new(),
         };
         format!(
-            "{} of {} layers, width {}, {} heads, vocabulary {}{from}",
-            config.kind, config.layers, config.width, config.heads, config.vocab
+            "{} of {}, width {}, {}, vocabulary {}{from}: {} parameters in {weights}",
+            config.kind,
+            counted(config.layers.get(), "layer"),
+            config.width,
+            counted(config.heads.get(), "head"),
+            config.vocab,
+            short(parameters as f64),
         )
     }
+}
+
+/// One line for people about the size of a step.
+pub(crate) fn describe_step(config: &Config) -> String {
+    let train = &config.train;
+    format!(
+        "{} of {}, {}, {}",
+        counted(train.batch_size.get(), "sequence"),
+        counted(train.seq_len.get(), "token"),
+        match train.microbatches.get() {
+            1 => "at once".to_owned(),
+            parts => format!("in {parts} micro-batches"),
+        },
+        counted(config.run.threads.get(), "thread"),
+    )
 }
 
 /// The network of a specification, with the settings that a specification does not have.
@@ -182,15 +210,4 @@ pub(crate) fn shape_keys(spec: &Spec) -> Vec<(&'static str, String)> {
         keys.push(("model.rope_theta", format!("{:?}", s.rope.theta)));
     }
     keys
-}
-
-/// The problem of a model folder that is not there, told before its parts are missed one by one.
-pub(crate) fn folder(dir: &Path) -> Result<()> {
-    match dir.is_dir() {
-        true => Ok(()),
-        false => Err(Error::refused(
-            Problem::new(format!("{} is not a folder", dir.display()))
-                .fix("give the path of a folder"),
-        )),
-    }
 }

@@ -42,6 +42,19 @@ impl Product {
         2 * (self.rows * self.from * self.to) as u64
     }
 
+    /// A product of much the same shape that takes at most `flops`: its longest sides are halved.
+    pub fn cut(mut self, flops: u64) -> Self {
+        while self.flops() > flops {
+            let longest = self.rows.max(self.from).max(self.to);
+            let sides = [&mut self.rows, &mut self.from, &mut self.to];
+            let Some(side) = sides.into_iter().find(|side| **side == longest && longest > 1) else {
+                break;
+            };
+            *side = side.div_ceil(2);
+        }
+        self
+    }
+
     /// The product as a program of one instruction.
     fn program(&self, compute: DType, grads: DType) -> Result<Program> {
         let b = Builder::new("product", compute);
@@ -244,6 +257,16 @@ mod tests {
         assert_eq!(products.values().sum::<usize>(), 8);
         let flops: u64 = products.iter().map(|(p, n)| p.flops() * *n as u64).sum();
         assert_eq!(flops, 2 * 5 * (2 * 3 * 4 + 3 * 4 * 4 + 3 * 4 * 2));
+    }
+
+    #[test]
+    fn a_large_product_is_cut_where_it_is_longest() {
+        let head =
+            Product { pass: Pass::Forward, rows: 4096, from: 768, to: 50304, transposed: true };
+        let cut = head.cut(2_000_000_000);
+        assert_eq!((cut.rows, cut.from, cut.to), (1024, 768, 786));
+        assert_eq!(cut.cut(u64::MAX), cut);
+        assert_eq!(head.cut(0).flops(), 2);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
-use crate::metrics::{Evaluation, LossPlot, Step, StepLine, Summary, ZScore};
+use crate::metrics::{Evaluation, LossPlot, Step, StepLine, Summary, ZScore, counted};
 use crate::progress::{Progress, Stream};
 use crate::rundir::RunDir;
 
@@ -27,8 +27,8 @@ pub(crate) struct Facts {
     pub(crate) steps: usize,
     pub(crate) log_every: usize,
     pub(crate) flops_per_step: u64,
-    /// FLOP/s that matrix products of this model reach on this machine.
-    pub(crate) gemm_rate: Option<f64>,
+    /// Seconds that the matrix products of a step would take by themselves, as was measured.
+    pub(crate) gemm_seconds: Option<f64>,
     pub(crate) planned: u64,
 }
 
@@ -88,6 +88,10 @@ impl Report {
     /// Tells of a step that took `time`.
     pub(crate) fn step(&mut self, step: Step, time: Duration) -> Result<()> {
         self.spent += time;
+        // A step contains its products. If it was faster than they were by themselves, others kept
+        // the machine busy while they were measured, and the step knows better.
+        let seconds = time.as_secs_f64();
+        self.facts.gemm_seconds = self.facts.gemm_seconds.map(|gemm| gemm.min(seconds));
         self.plot.losses.push((step.step, step.loss));
         let json = step.to_json();
         self.run.append(&json)?;
@@ -98,7 +102,7 @@ impl Report {
             progress.advance(step.step, &format!("loss {:.4}", step.loss));
         }
         if step.step == 1 || step.step == last || step.step.is_multiple_of(self.facts.log_every) {
-            let rate = self.facts.flops_per_step as f64 / time.as_secs_f64();
+            let rate = self.facts.flops_per_step as f64 / seconds;
             let left = (last - step.step) as f64 / step.step as f64;
             let memory = phalanx_sys::memory::resident_bytes();
             let line = StepLine {
@@ -107,7 +111,7 @@ impl Report {
                 loss_z,
                 grad_norm_z,
                 flops_per_s: Some(rate),
-                gemm_rate_fraction: self.facts.gemm_rate.map(|gemm| rate / gemm),
+                gemm_rate_fraction: self.facts.gemm_seconds.map(|gemm| gemm / seconds),
                 memory: memory.map(|used| (used, self.facts.planned)),
                 eta: (step.step < last).then(|| self.started.elapsed().mul_f64(left)),
             };
@@ -136,13 +140,14 @@ impl Report {
     }
 
     /// Writes the picture, and tells of the whole run.
-    pub(crate) fn finish(mut self, parameters: u64, tokens: u64) -> Result<Summary> {
+    pub(crate) fn finish(mut self, parameters: u64, tokens_per_step: u64) -> Result<Summary> {
         self.run.write_plot(&self.plot)?;
         let loss = |step: Option<&(usize, f64)>| step.map_or(f64::NAN, |(_, loss)| *loss);
         let seconds = self.spent.as_secs_f64();
-        let flops = self.facts.flops_per_step as f64 * self.plot.losses.len() as f64;
+        let steps = self.plot.losses.len();
+        let tokens = tokens_per_step * steps as u64;
         let summary = Summary {
-            steps: self.plot.losses.len(),
+            steps,
             first_loss: loss(self.plot.losses.first()),
             last_loss: loss(self.plot.losses.last()),
             val_loss: self.evaluated,
@@ -151,7 +156,7 @@ impl Report {
             tokens,
             seconds,
             tokens_per_s: tokens as f64 / seconds,
-            gemm_rate_fraction: self.facts.gemm_rate.map(|gemm| flops / seconds / gemm),
+            gemm_rate_fraction: self.facts.gemm_seconds.map(|gemm| gemm * steps as f64 / seconds),
             planned_bytes: Some(self.facts.planned),
             peak_rss_bytes: phalanx_sys::memory::peak_resident_bytes(),
             run_dir: Some(self.dir().display().to_string()),
@@ -179,10 +184,11 @@ impl Report {
 
 /// What a reader wants to know when a run has ended, and what to do next.
 fn closing(summary: &Summary) -> Vec<String> {
-    let Summary { steps, first_loss, last_loss, tokens, seconds, tokens_per_s, .. } = summary;
+    let Summary { first_loss, last_loss, tokens, seconds, tokens_per_s, .. } = summary;
+    let steps = counted(summary.steps, "step");
     let mut lines = vec![
         String::new(),
-        format!("{steps} steps, {tokens} tokens in {seconds:.1} s ({tokens_per_s:.0} tok/s)"),
+        format!("{steps}, {tokens} tokens in {seconds:.1} s ({tokens_per_s:.0} tok/s)"),
     ];
     let held_out = match summary.val_loss {
         Some(loss) => format!("; on held-out data {loss:.4}"),
@@ -191,11 +197,7 @@ fn closing(summary: &Summary) -> Vec<String> {
     lines.push(format!("loss {first_loss:.4} → {last_loss:.4}{held_out}"));
     if let Some(floor) = summary.entropy_floor {
         let reached = summary.val_loss.unwrap_or(*last_loss);
-        let way = 100.0 * (first_loss - reached) / (first_loss - floor);
-        lines.push(format!(
-            "the source's entropy is {floor:.4}, and no model gets below it: {:.4} to go, {way:.0}% of the way done",
-            reached - floor
-        ));
+        lines.push(to_floor(*first_loss, reached, floor));
     }
     if let Some(dir) = &summary.run_dir {
         lines.extend([
@@ -207,4 +209,38 @@ fn closing(summary: &Summary) -> Vec<String> {
         ]);
     }
     lines
+}
+
+/// How far a loss has come on its way down to the entropy of the source.
+fn to_floor(first: f64, reached: f64, floor: f64) -> String {
+    let way = 100.0 * (first - reached) / (first - floor);
+    let way = match first > floor && way >= 0.5 {
+        true => format!(", {:.0}% of the way done", way.min(100.0)),
+        false => String::new(),
+    };
+    // A few batches may happen to be easier than the source is in the mean.
+    let left = (reached - floor).max(0.0);
+    format!("the source's entropy is {floor:.4}, and no model gets below it: {left:.4} to go{way}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_that_did_not_fall_has_come_no_negative_way() {
+        let text = to_floor(5.0, 3.0, 1.0);
+        assert!(text.ends_with("2.0000 to go, 50% of the way done"), "{text}");
+        for reached in [5.0, 5.001, 7.0] {
+            assert!(to_floor(5.0, reached, 1.0).ends_with("to go"), "{reached}");
+        }
+        assert!(to_floor(5.0, 0.99, 1.0).ends_with("0.0000 to go, 100% of the way done"));
+        assert!(to_floor(0.5, 0.4, 1.0).ends_with("to go"));
+    }
+
+    #[test]
+    fn one_step_is_no_steps() {
+        let summary = Summary { steps: 1, ..Summary::default() };
+        assert!(closing(&summary)[1].starts_with("1 step, "), "{:?}", closing(&summary));
+    }
 }

@@ -20,6 +20,7 @@ use crate::metrics::LossPlot;
 pub struct RunDir {
     path: PathBuf,
     metrics: File,
+    broken: bool,
 }
 
 /// The name of the resolved configuration within a run's folder.
@@ -52,14 +53,21 @@ impl RunDir {
         };
         fs::create_dir_all(root).map_err(told("cannot create the folder", root))?;
         let path = fresh_folder(root, &name).map_err(told("cannot create a folder in", root))?;
+        let run = Self::fill(&path, loaded).map_err(|error| {
+            let full = matches!(error, SysError::DiskFull { .. });
+            // The folder is ours and holds nothing yet that anybody would miss.
+            let _ = fs::remove_dir_all(&path);
+            not_made(error.told().into(), full, place)
+        })?;
+        Ok(run)
+    }
+
+    fn fill(path: &Path, loaded: &Loaded) -> Result<Self, SysError> {
         let file = path.join(METRICS);
         let metrics = File::options().append(true).create_new(true).open(&file);
-        let metrics = metrics.map_err(told("cannot create", &file))?;
-        let run = RunDir { path, metrics };
-        run.write_file(CONFIG, loaded.config.to_toml().as_bytes()).map_err(|error| {
-            let full = matches!(error, SysError::DiskFull { .. });
-            not_made(not_written(&error), full, place)
-        })?;
+        let metrics = metrics.map_err(|e| SysError::on_file(&file, "creating it", e))?;
+        let run = RunDir { path: path.to_path_buf(), metrics, broken: false };
+        run.write_file(CONFIG, loaded.config.to_toml().as_bytes())?;
         Ok(run)
     }
 
@@ -78,15 +86,20 @@ impl RunDir {
     pub fn append(&mut self, json: &str) -> Result<()> {
         let line = format!("{json}\n");
         self.metrics.write_all(line.as_bytes()).map_err(|error| {
+            self.broken = true;
             let path = self.path.join(METRICS);
             Error::failed(Problem::io("cannot write", &path, &error))
         })
     }
 
+    /// Whether a line of the metrics could not be written.
+    pub fn broken(&self) -> bool {
+        self.broken
+    }
+
     /// Writes `loss.svg`.
     pub fn write_plot(&self, plot: &LossPlot) -> Result<()> {
-        let written = self.write_file(PLOT, plot.to_svg().as_bytes());
-        written.map_err(|error| Error::failed(not_written(&error)))
+        Ok(self.write_file(PLOT, plot.to_svg().as_bytes())?)
     }
 
     fn write_file(&self, name: &str, content: &[u8]) -> Result<(), SysError> {
@@ -102,11 +115,6 @@ fn not_made(mut problem: Problem, full: bool, place: Option<&Place>) -> Error {
 
 fn is_full(kind: io::ErrorKind) -> bool {
     matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
-/// A file could not be replaced; the error names it and the remedy itself.
-fn not_written(error: &SysError) -> Problem {
-    Problem::new(error.to_string())
 }
 
 /// Creates `root/name`, or `root/name-2`, `root/name-3`, … if that exists. Creating a folder
@@ -194,7 +202,7 @@ mod tests {
     fn a_full_disk_is_a_failure_with_path_and_remedy() {
         let metrics = File::options().append(true).open("/dev/full").unwrap();
         let path = PathBuf::from("runs/x");
-        let error = RunDir { path, metrics }.append("{}").unwrap_err();
+        let error = RunDir { path, metrics, broken: false }.append("{}").unwrap_err();
         assert_eq!(error.exit_code(), 1);
         assert_eq!(
             error.to_string(),

@@ -1,6 +1,7 @@
 //! The weights that a run leaves behind, and reading a run's folder back.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use phalanx_ir::DType;
@@ -8,6 +9,7 @@ use phalanx_models::hf::{self, Spec, Tensor};
 
 use crate::config::{Config, Loaded, Sources};
 use crate::error::{Error, Problem, Result};
+use crate::folders::Form;
 use crate::network;
 use crate::rundir;
 
@@ -44,7 +46,7 @@ impl Saved {
     /// Reads the folder of a run; its configuration is what it trained with, and `over` laid over
     /// that. The shape stays the model's own.
     pub fn open(dir: &Path, over: &Sources) -> Result<Self> {
-        network::folder(dir)?;
+        Form::Run.expect(dir, "phalanx eval --model hf:DIR; it needs no export")?;
         let path = dir.join(rundir::WEIGHTS);
         if !path.exists() {
             return Err(Error::refused(
@@ -83,9 +85,9 @@ impl Saved {
 /// Gives parameters out of tensors by name, for a session or an evaluation.
 pub fn from_tensors(
     tensors: &BTreeMap<String, Tensor>,
-) -> impl FnMut(&phalanx_ir::Param) -> Result<Vec<f64>> {
-    |param| match tensors.get(&param.name) {
-        Some(tensor) => Ok(tensor.to_f64()),
+) -> impl Fn(&phalanx_ir::Param, Range<usize>) -> Result<Vec<f64>> + Sync {
+    |param, elements| match tensors.get(&param.name) {
+        Some(tensor) => Ok(tensor.to_f64().get(elements).unwrap_or_default().to_vec()),
         None => Err(Error::refused(Problem::new(format!(
             "the weights have no parameter `{}`, which the model reads",
             param.name

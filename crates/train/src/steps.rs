@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use phalanx_data::Loader;
-use phalanx_engine::Engine;
+use phalanx_sys::interrupt;
 
 use crate::corpus::with_step_data;
 use crate::error::{Error, Problem, Result};
@@ -25,7 +25,7 @@ impl Batches for Loader {
         run: &mut dyn FnMut(&StepData<'_>) -> Result<StepResult>,
     ) -> Result<StepResult> {
         let batch = self.next_batch();
-        let batch = batch.map_err(|e| Error::failed(Problem::new(e.to_string())))?;
+        let batch = batch.map_err(|e| Error::failed(e.told().into()))?;
         with_step_data(batch, run)
     }
 }
@@ -44,13 +44,14 @@ pub struct Taken {
 }
 
 /// Takes steps until their number reaches `steps`, and tells `observe` of each. A loss or a
-/// gradient norm that is no number ends it: every further step would be wasted.
-pub fn take_steps<E: Engine>(
-    session: &mut Session<E>,
+/// gradient norm that is no number ends it: every further step would be wasted. So does a user who
+/// asks for it, where somebody listens ([`interrupt`]): the steps taken stay good.
+pub fn take_steps(
+    session: &mut Session,
     batches: &mut dyn Batches,
     steps: usize,
     rate: impl Fn(usize) -> f64,
-    mut observe: impl FnMut(&mut Session<E>, Taken) -> Result<()>,
+    mut observe: impl FnMut(&mut Session, Taken) -> Result<()>,
 ) -> Result<()> {
     let mut last = None;
     for step in session.steps() as usize + 1..=steps {
@@ -62,28 +63,60 @@ pub fn take_steps<E: Engine>(
             time = begun.elapsed();
             result
         })?;
-        check_finite(step, result, last, lr)?;
+        if !(result.loss.is_finite() && result.grad_norm.is_finite()) {
+            return Err(Error::failed(diverged(step, result, last, lr, session.remedies())));
+        }
         last = Some(result.loss);
         let taken = Taken { step, result, lr, time };
         observe(session, taken)?;
+        if interrupt::requested() {
+            break;
+        }
     }
     Ok(())
 }
 
-fn check_finite(step: usize, result: StepResult, last: Option<f64>, lr: f64) -> Result<()> {
-    let (what, value) = match (result.loss.is_finite(), result.grad_norm.is_finite()) {
-        (true, true) => return Ok(()),
-        (false, _) => ("loss", result.loss),
-        (true, false) => ("gradient norm", result.grad_norm),
-    };
-    let before = match last {
-        Some(loss) => format!("the last good loss was {loss} at step {}", step - 1),
-        None => "it was so from the first step on: look at the weights and the data".to_owned(),
+/// `remedies` are the settings, beside the learning rate, that might help and are not yet on.
+fn diverged(
+    step: usize,
+    result: StepResult,
+    last: Option<f64>,
+    lr: f64,
+    remedies: Vec<&'static str>,
+) -> Problem {
+    let (what, value) = match result.loss.is_finite() {
+        false => ("loss", result.loss),
+        true => ("gradient norm", result.grad_norm),
     };
     let message = format!("the {what} is {value} at step {step}, with the learning rate {lr:e}");
-    Err(Error::failed(
-        Problem::new(message).because(before).because("no weights were written").fix(
-            "lower the learning rate, warm it up for longer, clip gradients, or compute in f32",
+    let problem = Problem::new(message);
+    // The first loss is that of the weights as they were given: no learning rate has touched them.
+    let (problem, first) = match last {
+        Some(loss) => (
+            problem.because(format!("the last good loss was {loss} at step {}", step - 1)),
+            "a lower learning rate, or a longer warm-up",
         ),
-    ))
+        None => (
+            problem.because("it was so from the first step on, before anything was learnt"),
+            "look at the weights it starts from, and at the data",
+        ),
+    };
+    let remedies: Vec<&str> = [first].into_iter().chain(remedies).collect();
+    problem.because("no weights were written").fix(remedies.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAN: StepResult = StepResult { loss: f64::NAN, grad_norm: f64::NAN };
+
+    #[test]
+    fn a_loss_that_was_never_a_number_is_not_blamed_on_the_learning_rate() {
+        let text = diverged(1, NAN, None, 1e-3, vec![]).to_string();
+        assert!(text.contains("from the first step on") && !text.contains("lower"), "{text}");
+        let text = diverged(7, NAN, Some(2.5), 1e-3, vec!["clip"]).to_string();
+        assert!(text.contains("the last good loss was 2.5 at step 6"), "{text}");
+        assert!(text.contains("a lower learning rate, or a longer warm-up; clip"), "{text}");
+    }
 }

@@ -4,19 +4,19 @@ use std::sync::Arc;
 
 use phalanx_data::{Batch, Corpus, Loader};
 use phalanx_script::Category;
+use phalanx_sys::interrupt;
 
-use crate::bench::gemm_rate;
+use crate::bench::gemm_seconds;
 use crate::config::Loaded;
 use crate::corpus;
-use crate::error::Result;
-use crate::host::{HostEngine, host_engine};
-use crate::metrics::{Evaluation, LossPlot, Step, Summary, bytes, short};
-use crate::network::Network;
+use crate::error::{Error, Problem, Result};
+use crate::metrics::{Evaluation, LossPlot, Step, Summary, bytes};
+use crate::network::{Network, describe_step};
 use crate::report::{Facts, Report};
-use crate::rundir::RunDir;
+use crate::rundir::{METRICS, RunDir};
 use crate::saved;
 use crate::schedule::LearningRate;
-use crate::session::{self, Session, Settings};
+use crate::session::{Prepared, Session, Settings};
 use crate::steps::{Taken, take_steps};
 
 pub use crate::report::Output;
@@ -25,15 +25,33 @@ pub use crate::report::Output;
 /// is made and before anything is printed.
 pub fn train(loaded: &Loaded, output: Output) -> Result<Summary> {
     let mut run = Run::prepare(loaded)?;
+    let _listening = interrupt::listen();
     let folder = RunDir::create(loaded)?;
     let mut report = Report::new(output, folder, run.facts(), run.plot());
     for line in run.header(report.dir().display().to_string()) {
         report.line(&line);
     }
-    run.steps(&mut report)?;
-    run.save(&report)?;
-    let tokens = (loaded.config.train.tokens_per_step() * loaded.config.train.steps.get()) as u64;
-    report.finish(run.parameters as u64, tokens)
+    if let Err(error) = run.steps(&mut report) {
+        return Err(match report.folder().broken() {
+            // What cannot be told of can still be kept.
+            true => error.because(run.rescue(&report)),
+            false => error,
+        });
+    }
+    if run.stopped_early() {
+        report.line("stopping: the weights are being written (Ctrl-C again to go without)");
+    }
+    // The weights come first: whatever the rest meets, the work is safe.
+    run.save(&report).map_err(|error| error.because(run.lost()))?;
+    let weights = report.folder().weights();
+    let tokens_per_step = loaded.config.train.tokens_per_step() as u64;
+    let summary = report
+        .finish(run.parameters as u64, tokens_per_step)
+        .map_err(|error| error.because(format!("the weights are safe in {}", weights.display())))?;
+    match run.stopped_early() {
+        true => Err(Error::failed(run.stopped(&summary))),
+        false => Ok(summary),
+    }
 }
 
 /// Everything that a run needs, ready to start.
@@ -43,9 +61,9 @@ struct Run<'a> {
     corpus: Arc<dyn Corpus>,
     loader: Loader,
     held_out: Vec<Batch>,
-    session: Session<HostEngine>,
+    session: Session,
     parameters: usize,
-    gemm_rate: Option<f64>,
+    gemm_seconds: Option<f64>,
 }
 
 impl<'a> Run<'a> {
@@ -54,22 +72,16 @@ impl<'a> Run<'a> {
         let network = Network::new(loaded)?;
         let evaluates = config.train.eval_every > 0;
         let models = network.models(config, evaluates)?;
-        let settings = Settings::new(config);
         // What can't fit is refused before data are opened and weights are made.
-        if let Some(limit) = settings.memory_limit {
-            limit.check(
-                phalanx_script::plan(&session::plan(&models.train, &settings)?.script)?.arena,
-            )?;
-        }
+        let prepared = Prepared::new(&models, Settings::new(config)?)?;
         let corpus = corpus::open(loaded)?;
         let loader = corpus::training(loaded, &corpus)?;
         let held_out = match evaluates {
             true => corpus::held_out(loaded, &corpus)?,
             false => Vec::new(),
         };
-        let gemm_rate = gemm_rate(config, &models.train)?;
-        let engine = host_engine(config.run.threads.get())?;
-        let session = Session::new(engine, &models, settings, &mut *network.start())?;
+        let gemm_seconds = gemm_seconds(config, &models.train)?;
+        let session = prepared.start(&*network.start())?;
         Ok(Self {
             loaded,
             network,
@@ -78,7 +90,7 @@ impl<'a> Run<'a> {
             held_out,
             session,
             parameters: models.train.elements(),
-            gemm_rate,
+            gemm_seconds,
         })
     }
 
@@ -88,7 +100,7 @@ impl<'a> Run<'a> {
             steps: train.steps.get(),
             log_every: train.log_every.get(),
             flops_per_step: self.session.flops_per_step(),
-            gemm_rate: self.gemm_rate,
+            gemm_seconds: self.gemm_seconds,
             planned: self.session.arena() as u64,
         }
     }
@@ -118,19 +130,11 @@ impl<'a> Run<'a> {
             Some(floor) => format!(", entropy {floor:.4}"),
             None => String::new(),
         };
-        let train = &config.train;
         vec![
-            format!(
-                "model  {}: {} parameters in {}",
-                self.network.describe(&config.model),
-                short(self.parameters as f64),
-                config.precision.weights,
-            ),
+            format!("config {}", self.loaded.origin()),
+            format!("model  {}", self.network.describe(config, self.parameters)),
             format!("data   {}{floor}", self.corpus.describe()),
-            format!(
-                "step   {} sequences of {} tokens, micro-batches: {}, threads: {}",
-                train.batch_size, train.seq_len, train.microbatches, config.run.threads,
-            ),
+            format!("step   {}", describe_step(config)),
             format!("plan   {}: {}", bytes(self.session.arena() as u64), parts.join(", ")),
             format!("run    {dir}"),
             String::new(),
@@ -142,7 +146,7 @@ impl<'a> Run<'a> {
         let rate = LearningRate::new(&self.loaded.config);
         let (steps, every) = (train.steps.get(), train.eval_every);
         let (session, held_out) = (&mut self.session, &self.held_out);
-        let observe = |session: &mut Session<HostEngine>, taken: Taken| {
+        let observe = |session: &mut Session, taken: Taken| {
             let Taken { step, result, time, .. } = taken;
             let line = Step {
                 step,
@@ -160,6 +164,34 @@ impl<'a> Run<'a> {
             Ok(())
         };
         take_steps(session, &mut self.loader, steps, |step| rate.at(step), observe)
+    }
+
+    fn stopped_early(&self) -> bool {
+        (self.session.steps() as usize) < self.loaded.config.train.steps.get()
+    }
+
+    /// The problem of a run whose user asked it to stop.
+    fn stopped(&self, summary: &Summary) -> Problem {
+        let (taken, steps) = (summary.steps, self.loaded.config.train.steps);
+        let dir = summary.run_dir.clone().unwrap_or_default();
+        Problem::new(format!("stopped on request after step {taken} of {steps}"))
+            .because(format!("its weights are in {dir}, as if the run had ended there"))
+            .fix(format!("phalanx eval --model run:{dir}, or train again for all steps"))
+    }
+
+    /// Keeps the weights of a run whose folder takes no more, if it can, and tells how that went.
+    fn rescue(&mut self, report: &Report) -> String {
+        let (steps, weights) = (self.session.steps(), report.folder().weights());
+        match self.save(report) {
+            Ok(()) => format!("the weights after step {steps} are safe in {}", weights.display()),
+            Err(_) => self.lost(),
+        }
+    }
+
+    /// What is left of a run whose weights could not be written.
+    fn lost(&self) -> String {
+        let steps = self.session.steps();
+        format!("the weights after step {steps} are lost; {METRICS} has the losses")
     }
 
     fn save(&mut self, report: &Report) -> Result<()> {

@@ -6,24 +6,10 @@ use phalanx_autodiff::{Recompute, joint, slice};
 use phalanx_ir::random::Stream;
 use phalanx_ir::{Builder, DType, Role, Tensor as Value, TensorType};
 use phalanx_reference::Tensor;
+use phalanx_testing::normal;
 
 use crate::slope::slope;
 use crate::support::{assert_same_bits, chain, chains};
-
-/// Normal numbers that differ from name to name.
-pub(crate) fn normal(name: &str, shape: &[usize]) -> Tensor {
-    Tensor::normal(DType::F64, shape, Stream::named(17, name))
-}
-
-/// A tensor of `f64`.
-pub(crate) fn tensor(shape: &[usize], values: &[f64]) -> Tensor {
-    Tensor::from_f64(shape, values).unwrap()
-}
-
-/// A tensor of `i32`.
-pub(crate) fn ids(shape: &[usize], values: &[i32]) -> Tensor {
-    Tensor::from_i32(shape, values).unwrap()
-}
 
 /// A gradient check: parameters, other inputs, and an expression of both.
 pub(crate) struct Check {

@@ -3,8 +3,9 @@
 use phalanx_ir::ops::{Attention, AttentionKind, RopeScaling, Rotary};
 use phalanx_ir::random::Stream;
 use phalanx_reference::Tensor;
+use phalanx_testing::ids;
 
-use crate::check::{Check, ids};
+use crate::check::Check;
 
 fn key() -> Tensor {
     ids(&[5], &[12, 34, 5, 6, 7])

@@ -64,7 +64,7 @@ fn settings_are_laid_over_those_of_the_run() {
         assert_ne!(by_file, plain);
         assert!((by_file - plain).abs() < 1e-4, "{by_file} and {plain}");
         // A preset yields to the model's shape; what the user writes must agree with it.
-        phalanx(dir, &[&eval, ids, &["--preset", "tiny", "--set", "train.seq_len=16"]]).ok();
+        phalanx(dir, &[&eval, ids, &["--preset", "tiny"]]).ok();
         let done = phalanx(dir, &[&eval, ids, &["wide.toml"]]);
         done.refused(&["model.width = 24 contradicts the model's 16"]);
     }
@@ -77,7 +77,7 @@ fn training_starts_from_a_folder() {
     let dir = dir.path();
     small_run(dir);
     phalanx(dir, &[&["export", "--run", "runs/a", "--out", "hf", "--dtype", "f64"]]).ok();
-    let args = ["train", "--json", "--set", "model.from=hf:hf", "--set", "train.seq_len=16"];
+    let args = ["train", "--json", "--set", "model.from=hf:hf"];
     let small = ["--set", "train.steps=1", "--set", "train.batch_size=8", "--set", "data.seed=0"];
     let resumed = phalanx(dir, &[&args, &small, &["--set", "run.seed=7"]]).ok().json();
     let scratch = ["--set", "model.vocab=32", "--set", "model.width=16", "--set", "model.layers=1"];
@@ -87,4 +87,31 @@ fn training_starts_from_a_folder() {
     // What contradicts the folder is refused, with both places.
     let done = phalanx(dir, &[&args, &small, &scratch, &["--set", "model.width=24"]]);
     done.refused(&["model.width = 24 contradicts the model's 16", "config.json"]);
+}
+
+#[test]
+fn a_folder_without_data_is_evaluated_on_nothing_by_accident() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    small_run(dir);
+    phalanx(dir, &[&["export", "--run", "runs/a", "--out", "hf"]]).ok();
+    let eval = |more: &[&str]| phalanx(dir, &[&["eval", "--model", "hf:hf", "--json"], more]);
+    eval(&[]).refused(&["nothing to evaluate hf:hf on", "--ids", "data.path=FILE"]);
+    // Asked for, the synthetic corpus is evaluated, with sequences that fit the model's context.
+    let lines = eval(&["--set", "data.kind=synthetic"]).ok().json();
+    assert_eq!(lines[0]["tokens"], 4 * 32 * 16);
+}
+
+#[test]
+fn a_folder_of_the_other_kind_is_answered_with_what_to_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    small_run(dir);
+    phalanx(dir, &[&["export", "--run", "runs/a", "--out", "hf"]]).ok();
+    let eval = |model: &str| phalanx(dir, &[&["eval", "--ids", "1,2", "--model", model]]);
+    eval("run:hf").refused(&["hf is a Hugging Face folder", "--model hf:hf"]);
+    eval("hf:runs/a").refused(&["runs/a is the folder of a run", "--model run:runs/a"]);
+    phalanx(dir, &[&["export", "--run", "hf", "--out", "x"]]).refused(&["it needs no export"]);
+    let from = ["train", "--set", "model.from=hf:runs/a"];
+    phalanx(dir, &[&from]).refused(&["phalanx export --run runs/a"]);
 }

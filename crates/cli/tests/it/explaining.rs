@@ -17,6 +17,10 @@ fn a_step_is_shown_as_programs_script_and_memory() {
         "residuals",
         "largest buffers",
         "beside the arena",
+        "# llama of 1 layer, width 16",
+        "# a step: 8 sequences of 16 tokens, at once, 1 thread",
+        "matmul(mlp.gate)",
+        "within block.BW",
     ] {
         assert!(text.contains(words), "`{words}` is not in: {text}");
     }
@@ -41,6 +45,9 @@ fn the_json_programs_parse_and_the_parts_of_memory_fit_the_arena() {
     let peaks = memory["peaks"].as_object().unwrap();
     let most = peaks.values().map(|bytes| bytes.as_u64().unwrap()).max().unwrap();
     assert!(most <= memory["arena"].as_u64().unwrap());
+    let largest = memory["largest"].as_array().unwrap();
+    let names: Vec<&str> = largest.iter().map(|row| row["buffer"].as_str().unwrap()).collect();
+    assert!(names.iter().all(|name| names.iter().filter(|n| n == &name).count() == 1));
     assert!(memory["kernel_scratch_bytes"].as_u64().unwrap() > 0);
 }
 

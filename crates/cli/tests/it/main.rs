@@ -5,5 +5,7 @@
 mod command;
 mod evaluating;
 mod explaining;
+#[cfg(target_os = "linux")]
+mod interruptions;
 mod refusals;
 mod training;

@@ -18,7 +18,7 @@ fn usage_errors_are_refusals_and_help_is_an_answer() {
     }
     let listing = phalanx(dir, &[&["help", "config"]]).ok().out;
     assert!(listing.contains("[optim]") && listing.contains("warmup_steps"));
-    assert!(phalanx(dir, &[&["config"]]).ok().out.starts_with("[model]"));
+    assert!(phalanx(dir, &[&["config"]]).ok().out.contains("\n[model]\n"));
 }
 
 #[test]
@@ -67,6 +67,26 @@ fn data_that_cannot_be_read_is_told_by_name() {
     phalanx(dir, &[&["train", "--set", "data.kind=text"]]).refused(&["data.path"]);
 }
 
+/// What is wrong, why and what would work stand on lines of their own, with the place of the key.
+#[test]
+fn problems_of_data_and_weights_have_the_form_of_a_refusal() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::write(dir.join("short.txt"), "abc").unwrap();
+    fs::write(dir.join("c.toml"), "[data]\nkind = \"text\"\npath = \"short.txt\"\n").unwrap();
+    assert_eq!(
+        phalanx(dir, &[&["train", "c.toml"]]).err,
+        "error: text file short.txt (3 bytes) has 3 tokens, too short (c.toml:3)\n  \
+         one training and one evaluation sample of 128 tokens and their targets need 257 tokens\n  \
+         usual fix: more data\n"
+    );
+    fs::create_dir(dir.join("hf")).unwrap();
+    fs::write(dir.join("hf/config.json"), "{\"model_type\": \"bert\"}").unwrap();
+    let done = phalanx(dir, &[&["eval", "--model", "hf:hf", "--ids", "1,2"]]);
+    assert_eq!((done.code, done.err.lines().count()), (2, 3), "{}", done.err);
+    done.refused(&["error: hf/config.json: `model_type` = \"bert\"", "\n  supported: "]);
+}
+
 #[test]
 fn folders_that_hold_no_model_are_told_by_name() {
     let dir = tempfile::tempdir().unwrap();
@@ -92,7 +112,8 @@ fn folders_that_hold_no_model_are_told_by_name() {
     ids("1,99").refused(&["token 99", "0 to 31"]);
     ids("1,-2").refused(&["token -2"]);
     ids("7").refused(&["--ids 5,17"]);
-    ids("1,x").refused(&["x"]);
+    ids("1,x").refused(&["`x` is no token id"]);
+    ids("").refused(&["an id is missing", "such as 5,17"]);
     ids(&["1"; 17].join(",")).refused(&["context 16"]);
 }
 

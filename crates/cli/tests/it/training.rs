@@ -53,7 +53,7 @@ fn people_see_what_is_trained_how_it_goes_and_what_comes_next() {
     let dir = tempfile::tempdir().unwrap();
     let done = phalanx(dir.path(), &[&["train"], SMALL, &["--set", "train.steps=12"]]).ok();
     for words in [
-        "llama of 1 layers",
+        "llama of 1 layer, ",
         "parameters",
         "Markov",
         "plan ",
@@ -81,6 +81,29 @@ fn a_loss_that_is_no_number_ends_the_run_and_leaves_no_weights() {
     assert!(done.err.contains("usual fix"), "{}", done.err);
     assert!(done.json().iter().all(|line| line["loss"].is_number()));
     assert!(!dir.path().join("runs/a/model.safetensors").exists());
+}
+
+#[test]
+fn a_remedy_that_is_already_on_is_not_proposed() {
+    let dir = tempfile::tempdir().unwrap();
+    let diverge = |more: &[&str]| {
+        phalanx(dir.path(), &[&["train", "--set", "optim.lr=1e30"], SMALL, more]).err
+    };
+    let clipped = diverge(&[]);
+    assert!(clipped.contains("a lower learning rate") && !clipped.contains("clip"), "{clipped}");
+    assert!(!clipped.contains("f32"), "{clipped}");
+    let narrow = diverge(&["--set", "optim.clip=none", "--set", "precision.compute=bf16"]);
+    assert!(narrow.contains("optim.clip = 1.0") && narrow.contains("compute in f32"), "{narrow}");
+}
+
+/// A step contains its products, so these can never take more than all of it.
+#[test]
+fn the_share_of_the_gemm_rate_is_a_share() {
+    let dir = tempfile::tempdir().unwrap();
+    let done = phalanx(dir.path(), &[&["train", "--json", "--set", "train.steps=9"], SMALL]).ok();
+    let summary = &done.json().pop().unwrap()["summary"];
+    let share = summary["gemm_rate_fraction"].as_f64().unwrap();
+    assert!(share > 0.0 && share <= 1.0, "{share}");
 }
 
 #[test]

@@ -84,40 +84,14 @@ pub fn linear_scratch<T: Element>(rows: usize, dim: usize, classes: usize) -> us
 }
 
 /// Loss of rows `x` under the logits `x·weight`; `weight` is `[dim, classes]` with any strides.
-///
-/// # Panics
-/// If the shapes disagree, a target is not below the number of classes, or `scratch` is shorter
-/// than [`linear_scratch`] says.
-pub fn linear_loss<T: Element, G: Gemm>(
-    gemm: &G,
-    x: Mat<T>,
-    weight: Mat<T>,
-    targets: &[i32],
-    mut logits: MatMut<T::Acc>,
-    nll: &mut [T::Acc],
-    scratch: &mut [T::Acc],
-) {
-    matmul(gemm, logits.reborrow(), x, weight, false, scratch);
-    let [rows, _] = logits.shape();
-    check_lengths(rows, [targets.len(), nll.len(), rows]);
-    vectorized(
-        #[inline(always)]
-        || {
-            for i in 0..rows {
-                (nll[i], _) = loss_of_row(logits.row(i), targets[i]);
-            }
-        },
-    );
-}
-
-/// As [`linear_loss`]; leaves in `logits` their gradient, every loss counting `d_nll`, and stores
-/// the gradient of `x`.
+/// Leaves in `logits` their gradient, every loss counting `d_nll`, and stores the gradient of `x`.
 ///
 /// `transposed` is the weight as `[classes, dim]`: `weight.t()`, or better a transposed copy of one
 /// of the two, since either product reads its operand slowly against its rows.
 ///
 /// # Panics
-/// As there.
+/// If the shapes disagree, a target is not below the number of classes, or `scratch` is shorter
+/// than [`linear_scratch`] says.
 #[expect(clippy::too_many_arguments, reason = "three results and their operands")]
 pub fn linear_loss_and_gradient<T: Element, G: Gemm>(
     gemm: &G,
@@ -196,10 +170,32 @@ fn gradient_of_row<T: Element>(row: &mut [T], target: i32, lse: T::Acc, d_nll: T
     // The target's probability minus one is computed before rounding: for a sure and right
     // prediction nothing else is left of it.
     let at_target = ((row[target].load() - lse).exp() - T::Acc::ONE) * d_nll;
+    scaled_probabilities(row, lse, d_nll);
+    row[target] = T::store(at_target);
+}
+
+/// As the gradient of a row of which this is a part, for a target that counts; `held` is its place
+/// if it lies in this part.
+pub fn gradient_of_part<T: Element>(
+    row: &mut [T],
+    held: Option<usize>,
+    lse: T::Acc,
+    d_nll: T::Acc,
+) {
+    vectorized(
+        #[inline(always)]
+        || match held {
+            Some(target) => gradient_of_row(row, target as i32, lse, d_nll),
+            None => scaled_probabilities(row, lse, d_nll),
+        },
+    );
+}
+
+#[inline(always)]
+fn scaled_probabilities<T: Element>(row: &mut [T], lse: T::Acc, d_nll: T::Acc) {
     for x in row.iter_mut() {
         *x = T::store((x.load() - lse).exp() * d_nll);
     }
-    row[target] = T::store(at_target);
 }
 
 fn check_lengths(rows: usize, lengths: [usize; 3]) {
@@ -354,33 +350,5 @@ mod tests {
             check_fused::<f32>(tied, 1e-6);
             check_fused::<bf16>(tied, 4e-3);
         }
-    }
-
-    #[test]
-    fn loss_without_gradient_is_the_same() {
-        let (x, w) = (random::<f32>("x", 12, 1.0), random::<f32>("w", 20, 1.0));
-        let (x, w) = (Mat::rows_of(&x, 3, 4), Mat::rows_of(&w, 4, 5));
-        let (mut logits, mut dx) = (vec![0.0; 15], vec![0.0; 12]);
-        let mut scratch = vec![0.0; linear_scratch::<f32>(3, 4, 5)];
-        let (mut nll, mut same) = ([0.0; 3], [1.0; 3]);
-        fn view(logits: &mut [f32]) -> MatMut<'_, f32> {
-            MatMut::rows_of(logits, 3, 5)
-        }
-        linear_loss(&Packing, x, w, &[1, -1, 4], view(&mut logits), &mut nll, &mut scratch);
-        let (out, dx) = (view(&mut logits), MatMut::rows_of(&mut dx, 3, 4));
-        linear_loss_and_gradient(
-            &Packing,
-            x,
-            w,
-            w.t(),
-            &[1, -1, 4],
-            1.0,
-            out,
-            &mut same,
-            dx,
-            &mut scratch,
-        );
-        assert_eq!(nll, same);
-        assert!(nll[0] > 0.0 && nll[1] == 0.0);
     }
 }

@@ -26,28 +26,40 @@ pub struct Mask {
 /// whole value, of the first element given: a share may begin and end inside samples.
 pub fn dropout<T: Element>(x: &[T], mask: Mask, sample: usize, first: usize, out: &mut [T]) {
     assert_eq!(x.len(), out.len());
+    let mut done = 0;
+    while done < x.len() {
+        let (row, element) = ((first + done) / sample, (first + done) % sample);
+        let end = x.len().min(done + sample - element);
+        dropout_of_sample(&x[done..end], mask, row, element, &mut out[done..end]);
+        done = end;
+    }
+}
+
+/// As [`dropout`], for neighbouring elements of sample `row`, of which the first is number
+/// `element`.
+pub fn dropout_of_sample<T: Element>(
+    x: &[T],
+    mask: Mask,
+    row: usize,
+    element: usize,
+    out: &mut [T],
+) {
+    assert_eq!(x.len(), out.len());
     let Some(dropped) = mask.last_dropped() else {
         return out.copy_from_slice(x);
     };
     let factor = mask.factor();
     vectorized(inlined!(|| {
-        let mut done = 0;
-        while done < x.len() {
-            let (row, element) = ((first + done) / sample, (first + done) % sample);
-            let end = x.len().min(done + sample - element);
-            let (x, out) = (&x[done..end], &mut out[done..end]);
-            mask.draw(
-                row,
-                element,
-                x.len(),
-                #[inline(always)]
-                |range, words| {
-                    let x = &x[range.clone()];
-                    keep_some(x, words, dropped, factor, &mut out[range]);
-                },
-            );
-            done = end;
-        }
+        mask.draw(
+            row,
+            element,
+            x.len(),
+            #[inline(always)]
+            |range, words| {
+                let x = &x[range.clone()];
+                keep_some(x, words, dropped, factor, &mut out[range]);
+            },
+        );
     }));
 }
 

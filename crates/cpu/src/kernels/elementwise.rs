@@ -303,14 +303,7 @@ mod tests {
     fn binaries_are_right<T: Element>() {
         let (a, b): (Vec<T>, Vec<T>) = (normals("a", 77), normals("b", 77));
         let (s, n) = (round::<T>(0.75), 77);
-        for op in [
-            BinaryKind::Add,
-            BinaryKind::Sub,
-            BinaryKind::Mul,
-            BinaryKind::Div,
-            BinaryKind::Max,
-            BinaryKind::Min,
-        ] {
+        for op in BinaryKind::ALL {
             let f = |a: T, b: T| {
                 let (a, b) = (a.load().to_f64(), b.load().to_f64());
                 match op {

@@ -7,7 +7,7 @@
 use std::any::TypeId;
 use std::ops::Range;
 
-use super::matrix::{Mat, MatMut};
+use super::matrix::{Mat, MatMut, by_columns};
 use super::transpose::transpose;
 use crate::element::{Element, Float, vectorized};
 
@@ -227,11 +227,6 @@ fn blocks(size: usize, bounded: bool) -> impl Iterator<Item = Range<usize>> {
     let count = if bounded { size.div_ceil(BLOCK) } else { 1 };
     let step = size.div_ceil(count.max(1)).max(1);
     (0..size.max(1)).step_by(step).map(move |start| start..size.min(start + step))
-}
-
-/// Whether the elements of a column, and not those of a row, are adjacent.
-fn by_columns(strides: [isize; 2]) -> bool {
-    strides[0] == 1 && strides[1] != 1
 }
 
 fn is_float<T: Element>() -> bool {

@@ -9,23 +9,20 @@ use std::ops::Range;
 
 use crate::element::Element;
 
-/// A matrix that is read.
+/// A matrix behind a pointer `P`, which borrows its elements as a `B` would.
 #[derive(Debug)]
-pub struct Mat<'a, T> {
-    ptr: *const T,
+pub struct Strided<P, B> {
+    ptr: P,
     shape: [usize; 2],
     strides: [isize; 2],
-    borrow: PhantomData<&'a T>,
+    borrow: PhantomData<B>,
 }
 
+/// A matrix that is read.
+pub type Mat<'a, T> = Strided<*const T, &'a T>;
+
 /// A matrix that is written; no other matrix or slice in use addresses its elements.
-#[derive(Debug)]
-pub struct MatMut<'a, T> {
-    ptr: *mut T,
-    shape: [usize; 2],
-    strides: [isize; 2],
-    borrow: PhantomData<&'a mut T>,
-}
+pub type MatMut<'a, T> = Strided<*mut T, &'a mut T>;
 
 impl<T> Clone for Mat<'_, T> {
     #[inline]
@@ -43,6 +40,73 @@ unsafe impl<T: Sync> Send for Mat<'_, T> {}
 unsafe impl<T: Sync> Sync for Mat<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for MatMut<'_, T> {}
+
+/// A raw pointer to elements.
+trait Pointer {
+    /// The address so many elements on.
+    fn moved(self, elements: isize) -> Self;
+}
+
+impl<T> Pointer for *const T {
+    #[inline(always)]
+    fn moved(self, elements: isize) -> Self {
+        self.wrapping_offset(elements)
+    }
+}
+
+impl<T> Pointer for *mut T {
+    #[inline(always)]
+    fn moved(self, elements: isize) -> Self {
+        self.wrapping_offset(elements)
+    }
+}
+
+#[allow(private_bounds, reason = "there are two kinds of pointers")]
+impl<P: Pointer, B> Strided<P, B> {
+    /// The transpose, over the same elements.
+    #[inline]
+    pub fn t(self) -> Self {
+        let ([rows, cols], [down, right]) = (self.shape, self.strides);
+        Self { shape: [cols, rows], strides: [right, down], ..self }
+    }
+
+    /// A block of rows and columns.
+    ///
+    /// # Panics
+    /// If it is not within the matrix.
+    #[inline]
+    pub fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
+        let shape = check_block(self.shape, &rows, &cols);
+        let start = self.offset(rows.start, cols.start);
+        Self { ptr: self.ptr.moved(start), shape, ..self }
+    }
+
+    /// Number of rows and columns.
+    #[inline]
+    pub fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    /// Elements from one row, and from one column, to the next.
+    #[inline]
+    pub fn strides(&self) -> [isize; 2] {
+        self.strides
+    }
+
+    /// Elements from (0, 0) to (i, j).
+    #[inline(always)]
+    fn offset(&self, i: usize, j: usize) -> isize {
+        i as isize * self.strides[0] + j as isize * self.strides[1]
+    }
+
+    /// Where row `i` starts and how many elements it has, which must be adjacent.
+    #[inline(always)]
+    fn row_at(&self, i: usize) -> (isize, usize) {
+        let [rows, cols] = self.shape;
+        assert!(i < rows && (self.strides[1] == 1 || cols <= 1));
+        (self.offset(i, 0), cols)
+    }
+}
 
 impl<'a, T> Mat<'a, T> {
     /// A `rows × cols` matrix whose element `(i, j)` is `data[i * strides[0] + j * strides[1]]`.
@@ -74,39 +138,6 @@ impl<'a, T> Mat<'a, T> {
         Self { ptr, shape, strides, borrow: PhantomData }
     }
 
-    /// The transpose, over the same elements.
-    #[inline]
-    pub fn t(self) -> Self {
-        Self {
-            shape: [self.shape[1], self.shape[0]],
-            strides: [self.strides[1], self.strides[0]],
-            ..self
-        }
-    }
-
-    /// A block of rows and columns.
-    ///
-    /// # Panics
-    /// If it is not within the matrix.
-    #[inline]
-    pub fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
-        let shape = check_block(self.shape, &rows, &cols);
-        let ptr = self.ptr.wrapping_offset(offset(self.strides, rows.start, cols.start));
-        Self { ptr, shape, ..self }
-    }
-
-    /// Number of rows and columns.
-    #[inline]
-    pub fn shape(&self) -> [usize; 2] {
-        self.shape
-    }
-
-    /// Elements from one row, and from one column, to the next.
-    #[inline]
-    pub fn strides(&self) -> [isize; 2] {
-        self.strides
-    }
-
     /// Address of element (0, 0).
     #[inline]
     pub fn as_ptr(&self) -> *const T {
@@ -119,13 +150,9 @@ impl<'a, T> Mat<'a, T> {
     /// If there is no such row or its elements are not adjacent.
     #[inline(always)]
     pub fn row(&self, i: usize) -> &'a [T] {
-        let [rows, cols] = self.shape;
-        assert!(i < rows && (self.strides[1] == 1 || cols <= 1));
+        let (start, cols) = self.row_at(i);
         // SAFETY: row `i` exists, and its `cols` elements are adjacent and borrowed for `'a`.
-        unsafe {
-            let start = self.ptr.offset(offset(self.strides, i, 0));
-            std::slice::from_raw_parts(start, cols)
-        }
+        unsafe { std::slice::from_raw_parts(self.ptr.offset(start), cols) }
     }
 }
 
@@ -169,40 +196,7 @@ impl<'a, T> MatMut<'a, T> {
     #[inline]
     pub fn as_ref(&self) -> Mat<'_, T> {
         // SAFETY: the unique borrow of the elements is lent for reading.
-        unsafe { Mat::from_raw(self.ptr, self.shape, self.strides) }
-    }
-
-    /// The transpose, over the same elements.
-    #[inline]
-    pub fn t(self) -> Self {
-        Self {
-            shape: [self.shape[1], self.shape[0]],
-            strides: [self.strides[1], self.strides[0]],
-            ..self
-        }
-    }
-
-    /// A block of rows and columns.
-    ///
-    /// # Panics
-    /// If it is not within the matrix.
-    #[inline]
-    pub fn block(self, rows: Range<usize>, cols: Range<usize>) -> Self {
-        let shape = check_block(self.shape, &rows, &cols);
-        let ptr = self.ptr.wrapping_offset(offset(self.strides, rows.start, cols.start));
-        Self { ptr, shape, ..self }
-    }
-
-    /// Number of rows and columns.
-    #[inline]
-    pub fn shape(&self) -> [usize; 2] {
-        self.shape
-    }
-
-    /// Elements from one row, and from one column, to the next.
-    #[inline]
-    pub fn strides(&self) -> [isize; 2] {
-        self.strides
+        unsafe { Mat::from_raw(self.ptr, self.shape(), self.strides()) }
     }
 
     /// Address of element (0, 0).
@@ -217,13 +211,9 @@ impl<'a, T> MatMut<'a, T> {
     /// If there is no such row or its elements are not adjacent.
     #[inline(always)]
     pub fn row(&mut self, i: usize) -> &mut [T] {
-        let [rows, cols] = self.shape;
-        assert!(i < rows && (self.strides[1] == 1 || cols <= 1));
+        let (start, cols) = self.row_at(i);
         // SAFETY: row `i` exists, and its `cols` elements are adjacent and borrowed uniquely.
-        unsafe {
-            let start = self.ptr.offset(offset(self.strides, i, 0));
-            std::slice::from_raw_parts_mut(start, cols)
-        }
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.offset(start), cols) }
     }
 }
 
@@ -232,15 +222,15 @@ impl<T: Element> Mat<'_, T> {
     /// them whose adjacent elements were adjacent here, so that reading is always in order.
     #[inline(always)]
     pub fn load_into<'b>(self, out: &'b mut [T::Acc]) -> Mat<'b, T::Acc> {
-        if self.strides[1] != 1 && self.strides[0] == 1 {
+        if by_columns(self.strides()) {
             return self.t().load_into(out).t();
         }
-        let [rows, cols] = self.shape;
+        let [rows, cols] = self.shape();
         let out = &mut out[..rows * cols];
         for (i, line) in out.chunks_exact_mut(cols.max(1)).enumerate() {
             for (j, o) in line.iter_mut().enumerate() {
                 // SAFETY: (i, j) is within the shape, so the element may be read.
-                *o = unsafe { (*self.ptr.offset(offset(self.strides, i, j))).load() };
+                *o = unsafe { (*self.ptr.offset(self.offset(i, j))).load() };
             }
         }
         Mat::rows_of(out, rows, cols)
@@ -251,17 +241,17 @@ impl<C: Element> MatMut<'_, C> {
     /// Stores `values`, or adds them to what is there.
     #[inline(always)]
     pub fn store_from(self, values: Mat<'_, C::Acc>, accumulate: bool) {
-        assert_eq!(self.shape, values.shape);
-        if self.strides[1] != 1 && self.strides[0] == 1 {
+        assert_eq!(self.shape(), values.shape());
+        if by_columns(self.strides()) {
             return self.t().store_from(values.t(), accumulate);
         }
-        let [rows, cols] = self.shape;
+        let [rows, cols] = self.shape();
         for i in 0..rows {
             for j in 0..cols {
                 // SAFETY: (i, j) is within both shapes; the elements here are borrowed uniquely.
                 unsafe {
-                    let value = *values.ptr.offset(offset(values.strides, i, j));
-                    let place = self.ptr.offset(offset(self.strides, i, j));
+                    let value = *values.ptr.offset(values.offset(i, j));
+                    let place = self.ptr.offset(self.offset(i, j));
                     *place = C::store(if accumulate { (*place).load() + value } else { value });
                 }
             }
@@ -269,9 +259,10 @@ impl<C: Element> MatMut<'_, C> {
     }
 }
 
+/// Whether the elements of a column, and not those of a row, are adjacent.
 #[inline(always)]
-fn offset(strides: [isize; 2], i: usize, j: usize) -> isize {
-    i as isize * strides[0] + j as isize * strides[1]
+pub(super) fn by_columns(strides: [isize; 2]) -> bool {
+    strides[0] == 1 && strides[1] != 1
 }
 
 fn check_extent(len: usize, [rows, cols]: [usize; 2], strides: [usize; 2]) {

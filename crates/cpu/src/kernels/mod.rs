@@ -10,6 +10,7 @@ mod erf;
 pub mod gemm;
 mod inlined;
 mod lanes;
+pub mod lowered;
 pub mod matrix;
 pub mod movement;
 pub mod norm;

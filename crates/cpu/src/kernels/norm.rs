@@ -114,14 +114,14 @@ pub fn layer_norm_gradient<T: Element>(
 }
 
 #[inline(always)]
-fn rms_row<T: Element>(x: &[T], gamma: &[T], rstd: T::Acc, y: &mut [T]) {
+pub(super) fn rms_row<T: Element>(x: &[T], gamma: &[T], rstd: T::Acc, y: &mut [T]) {
     for ((y, x), gamma) in y.iter_mut().zip(x).zip(gamma) {
         *y = T::store(x.load() * rstd * gamma.load());
     }
 }
 
 #[inline(always)]
-fn rms_gradient_row<T: Element>(
+pub(super) fn rms_gradient_row<T: Element>(
     [x, gamma, dy]: [&[T]; 3],
     rstd: T::Acc,
     shrink: T::Acc,
@@ -137,7 +137,12 @@ fn rms_gradient_row<T: Element>(
 }
 
 #[inline(always)]
-fn layer_row<T: Element>([x, gamma, beta]: [&[T]; 3], mean: T::Acc, rstd: T::Acc, y: &mut [T]) {
+pub(super) fn layer_row<T: Element>(
+    [x, gamma, beta]: [&[T]; 3],
+    mean: T::Acc,
+    rstd: T::Acc,
+    y: &mut [T],
+) {
     for ((y, x), (gamma, beta)) in y.iter_mut().zip(x).zip(gamma.iter().zip(beta)) {
         *y = T::store((x.load() - mean) * rstd * gamma.load() + beta.load());
     }
@@ -146,7 +151,7 @@ fn layer_row<T: Element>([x, gamma, beta]: [&[T]; 3], mean: T::Acc, rstd: T::Acc
 /// `sum` and `product` are the means, over the row, of `dy · gamma` and of that times the
 /// normalised `x`.
 #[inline(always)]
-fn layer_gradient_row<T: Element>(
+pub(super) fn layer_gradient_row<T: Element>(
     [x, gamma, dy]: [&[T]; 3],
     [mean, rstd]: [T::Acc; 2],
     [sum, product]: [T::Acc; 2],
@@ -165,7 +170,7 @@ fn layer_gradient_row<T: Element>(
 }
 
 #[inline(always)]
-fn inverse_root<A: Float>(squares: A, d: usize, eps: f64) -> A {
+pub(super) fn inverse_root<A: Float>(squares: A, d: usize, eps: f64) -> A {
     A::ONE / (squares / A::from_f64(d as f64) + A::from_f64(eps)).sqrt()
 }
 

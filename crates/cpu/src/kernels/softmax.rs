@@ -38,14 +38,14 @@ pub fn gradient<T: Element>(y: &[T], dy: &[T], width: usize, dx: &mut [T]) {
 }
 
 #[inline(always)]
-fn softmax_row<T: Element>(x: &[T], max: T::Acc, factor: T::Acc, out: &mut [T]) {
+pub(super) fn softmax_row<T: Element>(x: &[T], max: T::Acc, factor: T::Acc, out: &mut [T]) {
     for (out, x) in out.iter_mut().zip(x) {
         *out = T::store((x.load() - max).exp() * factor);
     }
 }
 
 #[inline(always)]
-fn gradient_row<T: Element>(y: &[T], dy: &[T], along: T::Acc, dx: &mut [T]) {
+pub(super) fn gradient_row<T: Element>(y: &[T], dy: &[T], along: T::Acc, dx: &mut [T]) {
     for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
         *dx = T::store(y.load() * (dy.load() - along));
     }

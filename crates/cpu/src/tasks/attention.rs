@@ -9,8 +9,8 @@ use phalanx_ir::ops::{self, AttentionKind};
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, task};
 use crate::element::Element;
-use crate::kernels::attention::{Attention, BackwardTensors, ForwardTensors, Shape};
-use crate::kernels::dropout::{Mask, dropout};
+use crate::kernels::attention::{Attention, BackwardTensors, ForwardTensors, Held, Shape};
+use crate::kernels::dropout::{Mask, dropout, dropout_of_sample};
 use crate::kernels::gemm::Packing;
 
 pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
@@ -22,6 +22,9 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let inputs: Vec<Var> = (0..op.instr.inputs.len()).map(|i| op.input(i)).collect();
     let outputs: Vec<Var> = (0..op.instr.outputs.len()).map(|i| op.output(i)).collect();
     let (q, k) = (&inputs[0].shape, &inputs[1].shape);
+    if inputs[0].valid[3] < q[3] {
+        return Err(op.unsupported("the elements of a head can't be padded; pad the heads"));
+    }
     let shape = Shape {
         batch: q[0],
         queries: q[1],
@@ -31,11 +34,27 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         dim: q[3],
         causal: attention.causal,
         scale: 1.0 / (q[3] as f64).sqrt(),
+        held: held(op, &inputs[0], &inputs[1]),
     };
     let made = for_float!(op, inputs[0].dtype, T => {
         task(Pairs::<T> { attention, backward, shape, inputs, outputs, types: PhantomData })
     })?;
     Ok(vec![made])
+}
+
+/// Which part of the attention this rank holds, unless it is all of it.
+fn held(op: &Operation<'_>, q: &Var, k: &Var) -> Option<Held> {
+    let value = op.instr.inputs[0];
+    let [batch, positions, heads] = [0, 1, 2].map(|dim| op.part(value, dim));
+    let sharded = [batch, positions, heads].iter().any(|part| part.shards > 1);
+    let padded = q.valid[1] < q.shape[1] || k.valid[1] < k.shape[1];
+    (sharded || padded).then(|| Held {
+        batch,
+        positions,
+        heads,
+        queries: op.program.ty(value).shape[1],
+        keys: k.valid[1],
+    })
 }
 
 struct Pairs<T> {
@@ -101,6 +120,9 @@ impl<T: Element> Pairs<T> {
 
     /// The dropped probabilities of a range of pairs, which are whole rows of the stored ones.
     fn drop_probabilities(&self, cx: &Context<'_>, mask: Mask, pairs: Range<usize>) {
+        if self.shape.held.is_some() {
+            return self.drop_rows(cx, mask, pairs);
+        }
         let size = self.shape.group * self.shape.queries * self.shape.keys;
         let sample = size * self.shape.kv_heads;
         let own = pairs.start * size..pairs.end * size;
@@ -108,6 +130,27 @@ impl<T: Element> Pairs<T> {
         unsafe {
             let from = cx.get::<T>(&self.outputs[1], own.clone());
             dropout(from, mask, sample, own.start, cx.get_mut::<T>(&self.outputs[2], own));
+        }
+    }
+
+    /// As above, row by row of what a rank holds of them.
+    fn drop_rows(&self, cx: &Context<'_>, mask: Mask, pairs: Range<usize>) {
+        let (shape, keys) = (&self.shape, self.inputs[1].valid[1]);
+        for row in
+            pairs.start * shape.group * shape.queries..pairs.end * shape.group * shape.queries
+        {
+            let (pair, rest) =
+                (row / (shape.group * shape.queries), row % (shape.group * shape.queries));
+            let (head, query) = (rest / shape.queries, rest % shape.queries);
+            let (sample, first) = shape.drawn((pair, head), query);
+            let own = row * shape.keys..(row + 1) * shape.keys;
+            // SAFETY: the task declared these accesses, and the two results are distinct.
+            unsafe {
+                let from = &cx.get::<T>(&self.outputs[1], own.clone())[..keys];
+                let (to, padding) = cx.get_mut::<T>(&self.outputs[2], own).split_at_mut(keys);
+                dropout_of_sample(from, mask, sample, first, to);
+                padding.fill(T::default());
+            }
         }
     }
 

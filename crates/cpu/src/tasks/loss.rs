@@ -7,6 +7,7 @@ use phalanx_engine::EngineError;
 use phalanx_ir::Op;
 use phalanx_ir::ops::LinearCrossEntropy;
 
+use super::extent::gaps;
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, for_floats, task};
 use crate::element::{Element, Float};
 use crate::kernels::cross_entropy as kernel;
@@ -109,32 +110,80 @@ fn linear(
     outputs: Vec<Var>,
 ) -> Result<Tasks, EngineError> {
     let logits = op.scratch.ok_or_else(|| op.unsupported("its scratch memory was not planned"))?;
-    let rows = inputs[0].rows();
-    let chunk = fused.chunk.min(rows);
+    let size = fused.chunk.min(inputs[0].rows());
     let types = (op.program.ty(op.instr.inputs[0]), op.program.ty(op.instr.inputs[1]));
-    let other = logits + fused.chunk_bytes(types.0, types.1);
+    let other = logits + fused.chunk_bytes(op.program.mesh(), types.0, types.1);
     let turn: Box<dyn Task> = for_float!(op, inputs[0].dtype, T => {
         task(Turn::<T> { w: inputs[1].clone(), other, types: PhantomData })
     })?;
     let mut tasks: Tasks = vec![turn];
-    for start in (0..rows).step_by(chunk.max(1)) {
-        let rows = start..(start + chunk).min(rows);
-        let part = Part {
+    let runs = inputs[0].row_runs();
+    tasks.extend(Blank::of(&outputs, runs.is_empty()));
+    let chunks = runs.into_iter().flat_map(|run| {
+        let end = run.end;
+        run.step_by(size.max(1)).map(move |start| start..(start + size).min(end))
+    });
+    for (index, rows) in chunks.enumerate() {
+        let chunk = Chunk {
             transposed: fused.transposed,
             logits,
             other,
             rows,
+            first: index == 0,
             inputs: inputs.clone(),
             outputs: outputs.clone(),
         };
         let pair: [Box<dyn Task>; 2] = for_floats!(op, inputs[0].dtype, outputs[2].dtype, T, C => {
-            let rows = RowsOf::<T> { part: part.clone(), types: PhantomData };
-            let weight = WeightOf::<T, C> { part, types: PhantomData };
+            let rows = RowsOf::<T> { chunk: chunk.clone(), types: PhantomData };
+            let weight = WeightOf::<T, C> { chunk, types: PhantomData };
             [task(rows), task(weight)]
         })?;
         tasks.extend(pair);
     }
     Ok(tasks)
+}
+
+/// Zeros where nothing else writes: the padding of results, and a sum of no rows at all.
+struct Blank {
+    var: Var,
+    ranges: Vec<Range<usize>>,
+}
+
+impl Blank {
+    fn of(outputs: &[Var], no_rows: bool) -> Option<Box<dyn Task>> {
+        let all = |var: &Var| 0..var.elements();
+        let blanks = outputs.iter().enumerate().map(|(i, var)| Blank {
+            ranges: match i == 2 && no_rows {
+                true => vec![all(var)],
+                false => gaps(&var.runs(), all(var)).collect(),
+            },
+            var: var.clone(),
+        });
+        let needed: Vec<Blank> = blanks.filter(|blank| !blank.ranges.is_empty()).collect();
+        (!needed.is_empty()).then(|| task(Blanks(needed)))
+    }
+}
+
+struct Blanks(Vec<Blank>);
+
+impl Task for Blanks {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        let whole = |blank: &Blank| blank.var.writes(share.alone(blank.var.elements()));
+        self.0.iter().map(whole).collect()
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        for blank in self.0.iter().filter(|b| cx.share.worker == 0 && !cx.adds(&b.var)) {
+            let size = blank.var.dtype.size();
+            for range in &blank.ranges {
+                // SAFETY: the task declared that it writes the value.
+                unsafe {
+                    let start = cx.ptr::<u8>(&blank.var).add(range.start * size);
+                    start.write_bytes(0, range.len() * size);
+                }
+            }
+        }
+    }
 }
 
 /// Copies w the other way round, once for all chunks; its rows are shared.
@@ -168,26 +217,33 @@ impl<T: Element> Task for Turn<T> {
 
 /// One chunk of rows.
 #[derive(Clone)]
-struct Part {
+struct Chunk {
     transposed: bool,
     /// Offset of the chunk's logits in the workspace.
     logits: usize,
     /// Offset of w the other way round.
     other: usize,
     rows: Range<usize>,
+    /// Whether no chunk comes before it, whose weight's gradient it would add to.
+    first: bool,
     /// x, w, targets, dnll.
     inputs: Vec<Var>,
     /// nll, dx, dw.
     outputs: Vec<Var>,
 }
 
-impl Part {
+impl Chunk {
+    /// The vocabulary, padding included: the distance between rows of logits.
+    fn extent(&self) -> usize {
+        self.inputs[1].elements() / self.inputs[0].width()
+    }
+
     fn classes(&self) -> usize {
-        self.inputs[1].elements() / self.width()
+        self.inputs[1].valid[usize::from(!self.transposed)]
     }
 
     fn width(&self) -> usize {
-        self.inputs[0].width()
+        self.inputs[0].valid_width()
     }
 
     /// A worker's rows of the chunk, counted from the chunk's start.
@@ -203,8 +259,8 @@ impl Part {
     /// Strides of w and of its gradient as `[width, classes]`.
     fn weight_strides(&self) -> [isize; 2] {
         match self.transposed {
-            false => [self.classes() as isize, 1],
-            true => [1, self.width() as isize],
+            false => [self.extent() as isize, 1],
+            true => [1, self.inputs[0].width() as isize],
         }
     }
 
@@ -214,30 +270,31 @@ impl Part {
     /// The copy has been made, and nobody writes either meanwhile.
     unsafe fn weights<'a, T>(&self, cx: &'a Context<'_>) -> [Mat<'a, T>; 2] {
         let (width, classes) = (self.width(), self.classes());
+        let strides = [self.extent() as isize, self.inputs[0].width() as isize];
         let (given, copy) =
             (cx.ptr::<T>(&self.inputs[1]).cast_const(), cx.workspace::<T>(self.other).cast_const());
         let (plain, turned) = if self.transposed { (copy, given) } else { (given, copy) };
         // SAFETY: both hold all elements of w, in the order that their strides say.
         unsafe {
             [
-                Mat::from_raw(plain, [width, classes], [classes as isize, 1]),
-                Mat::from_raw(turned, [classes, width], [width as isize, 1]),
+                Mat::from_raw(plain, [width, classes], [strides[0], 1]),
+                Mat::from_raw(turned, [classes, width], [strides[1], 1]),
             ]
         }
     }
 }
 
 struct RowsOf<T> {
-    part: Part,
+    chunk: Chunk,
     types: PhantomData<T>,
 }
 
 impl<T: Element> Task for RowsOf<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
-        let p = &self.part;
+        let p = &self.chunk;
         let own = p.own(share);
         let rows = p.global(&own);
-        let size = size_of::<T::Acc>() * p.classes();
+        let size = size_of::<T::Acc>() * p.extent();
         let written = [(&p.outputs[0], rows.clone()), (&p.outputs[1], p.inputs[0].of_rows(&rows))];
         let mut accesses: Vec<Access> =
             written.into_iter().map(|(v, part)| v.writes(part)).collect();
@@ -253,7 +310,7 @@ impl<T: Element> Task for RowsOf<T> {
     }
 
     fn run(&self, cx: &Context<'_>) {
-        let p = &self.part;
+        let p = &self.chunk;
         let own = p.own(cx.share);
         if own.is_empty() {
             return;
@@ -271,14 +328,16 @@ impl<T: Element> Task for RowsOf<T> {
             if !valid(cx, targets, classes) {
                 return;
             }
-            let x = Mat::rows_of(cx.get::<T>(&p.inputs[0], elements.clone()), count, width);
+            let row = p.inputs[0].width();
+            let x = Mat::rows_of(cx.get::<T>(&p.inputs[0], elements.clone()), count, row);
+            let x = x.block(0..count, 0..width);
             let [weight, turned] = p.weights::<T>(cx);
-            let logits = cx.workspace::<T::Acc>(p.logits).add(own.start * classes);
-            let logits = MatMut::from_raw(logits, [count, classes], [classes as isize, 1]);
+            let logits = cx.workspace::<T::Acc>(p.logits).add(own.start * p.extent());
+            let logits = MatMut::from_raw(logits, [count, classes], [p.extent() as isize, 1]);
             let d_nll = T::Acc::from_f64(cx.scalar(&p.inputs[3]));
             let nll = cx.get_mut::<T::Acc>(&p.outputs[0], rows.clone());
             let dx = cx.get_mut::<T>(&p.outputs[1], elements);
-            let dx = MatMut::rows_of(dx, count, width);
+            let dx = MatMut::rows_of(dx, count, row).block(0..count, 0..width);
             kernel::linear_loss_and_gradient(
                 &Packing, x, weight, turned, targets, d_nll, logits, nll, dx, scratch,
             );
@@ -286,7 +345,7 @@ impl<T: Element> Task for RowsOf<T> {
     }
 
     fn scratch(&self, workers: usize) -> usize {
-        let p = &self.part;
+        let p = &self.chunk;
         let count = p.rows.len().div_ceil(workers);
         let elements = kernel::linear_scratch::<T>(count, p.width(), p.classes());
         elements * size_of::<T::Acc>()
@@ -298,18 +357,18 @@ impl<T: Element> Task for RowsOf<T> {
 }
 
 struct WeightOf<T, C> {
-    part: Part,
+    chunk: Chunk,
     types: PhantomData<(T, C)>,
 }
 
 impl<T: Element, C: Element<Acc = T::Acc>> Task for WeightOf<T, C> {
     fn accesses(&self, share: Share) -> Vec<Access> {
-        let p = &self.part;
-        let bytes = p.rows.len() * p.classes() * size_of::<T::Acc>();
+        let p = &self.chunk;
+        let bytes = p.rows.len() * p.extent() * size_of::<T::Acc>();
         let own = share.of(p.classes());
         // Rows of a transposed gradient are contiguous; columns of a plain one are not.
         let written = match p.transposed {
-            true => own.start * p.width()..own.end * p.width(),
+            true => own.start * p.inputs[0].width()..own.end * p.inputs[0].width(),
             false if own.is_empty() => 0..0,
             false => 0..p.outputs[2].elements(),
         };
@@ -319,13 +378,13 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for WeightOf<T, C> {
     }
 
     fn run(&self, cx: &Context<'_>) {
-        let p = &self.part;
+        let p = &self.chunk;
         let own = cx.share.of(p.classes());
         if own.is_empty() {
             return;
         }
         let (width, classes, count) = (p.width(), p.classes(), p.rows.len());
-        let adds = p.rows.start > 0 || cx.adds(&p.outputs[2]);
+        let adds = !p.first || cx.adds(&p.outputs[2]);
         // SAFETY: no other slice of it is in use.
         let scratch =
             unsafe { cx.scratch(kernel::linear_weight_scratch::<T, C>(count, width, own.len())) };
@@ -333,10 +392,10 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for WeightOf<T, C> {
         // gradient, which is described by the strides of w.
         unsafe {
             let x = cx.get::<T>(&p.inputs[0], p.inputs[0].of_rows(&p.rows));
-            let x = Mat::rows_of(x, count, width);
+            let x = Mat::rows_of(x, count, p.inputs[0].width()).block(0..count, 0..width);
             let logits = cx.workspace::<T::Acc>(p.logits);
             let logits =
-                Mat::from_raw(logits.cast_const(), [count, classes], [classes as isize, 1]);
+                Mat::from_raw(logits.cast_const(), [count, classes], [p.extent() as isize, 1]);
             let dw =
                 MatMut::from_raw(cx.ptr::<C>(&p.outputs[2]), [width, classes], p.weight_strides());
             let (logits, dw) =
@@ -346,7 +405,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for WeightOf<T, C> {
     }
 
     fn scratch(&self, workers: usize) -> usize {
-        let p = &self.part;
+        let p = &self.chunk;
         let columns = p.classes().div_ceil(workers);
         let elements = kernel::linear_weight_scratch::<T, C>(p.rows.len(), p.width(), columns);
         elements * size_of::<T::Acc>()

@@ -25,7 +25,10 @@ pub(super) fn compile(op: &Operation<'_>, spec: &Matmul) -> Result<Tasks, Engine
 /// stride in a, b and the result (0 where absent).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Loop {
+    /// How many steps it takes: for inner letters, over valid elements alone.
     size: usize,
+    /// The extent of the letters, padding included.
+    extent: usize,
     strides: [usize; 3],
 }
 
@@ -41,24 +44,29 @@ struct Dims {
     sums: Vec<Loop>,
 }
 
-const NONE: Loop = Loop { size: 1, strides: [0, 0, 0] };
+const NONE: Loop = Loop { size: 1, extent: 1, strides: [0, 0, 0] };
 
 impl Dims {
     fn new(matmul: &Matmul, a: &Var, b: &Var, out: &Var) -> Self {
         let letters = matmul.spec.letters();
         let shapes = [&a.shape, &b.shape, &out.shape];
+        let extents = matmul.spec.extents();
         let axis = |letter: char| {
             let mut axis = NONE;
             for (tensor, (names, shape)) in letters.iter().zip(shapes).enumerate() {
                 if let Some(dim) = names.find(letter) {
-                    axis.size = shape[dim];
+                    axis.extent = shape[dim];
                     axis.strides[tensor] = shape[dim + 1..].iter().product();
                 }
             }
+            // What is summed keeps to valid elements; the rest may be computed from padding.
+            axis.size = match letters[0].find(letter) {
+                Some(dim) if extents.inner.contains(&letter) => a.valid[dim],
+                _ => axis.extent,
+            };
             axis
         };
         let merged = |group: &[char]| merge(group.iter().map(|&c| axis(c)));
-        let extents = matmul.spec.extents();
         let mut outer = merged(&extents.batch);
         let one = |group: &[char], rest: &mut Vec<Loop>| {
             let mut axes = merged(group);
@@ -109,15 +117,21 @@ fn merge(axes: impl Iterator<Item = Loop>) -> Vec<Loop> {
     let mut out: Vec<Loop> = Vec::new();
     for axis in axes {
         match out.last_mut() {
+            // Steps over the valid elements of the minor one would not be even.
             Some(last)
-                if (0..3).all(|t| last.strides[t] == axis.strides[t] * axis.size)
-                    || axis.size == 1 =>
+                if axis.size == axis.extent
+                    && ((0..3).all(|t| last.strides[t] == axis.strides[t] * axis.extent)
+                        || axis.extent == 1) =>
             {
-                if axis.size > 1 {
-                    *last = Loop { size: last.size * axis.size, strides: axis.strides };
+                if axis.extent > 1 {
+                    *last = Loop {
+                        size: last.size * axis.size,
+                        extent: last.extent * axis.extent,
+                        strides: axis.strides,
+                    };
                 }
             }
-            Some(last) if last.size == 1 => *last = axis,
+            Some(last) if last.extent == 1 && last.size == 1 => *last = axis,
             _ => out.push(axis),
         }
     }
@@ -226,6 +240,9 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
 
     fn sums(&self, cx: &Context<'_>, own: &Own, at: [usize; 3]) {
         let total: usize = self.dims.sums.iter().map(|a| a.size).product();
+        if total * own.inner.size == 0 {
+            return self.nothing(cx, own, at[2]);
+        }
         for index in 0..total {
             let mut moved = at;
             let mut rest = index;
@@ -264,6 +281,29 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
         matmul(&Packing, c, a, b, adds, scratch);
     }
 
+    /// The sum of nothing, where a rank holds only padding of what is summed.
+    fn nothing(&self, cx: &Context<'_>, own: &Own, at: usize) {
+        let (m, n) = (own.rows, own.cols);
+        let strides = [m.strides[2] as isize, n.strides[2] as isize];
+        // SAFETY: as in `product`.
+        let mut c =
+            unsafe { MatMut::from_raw(cx.ptr::<C>(&self.out).add(at), [m.size, n.size], strides) };
+        if let Some(addend) = &self.addend {
+            return self.bring(cx, addend, at, &mut c, [m, n]);
+        }
+        if cx.adds(&self.out) {
+            return;
+        }
+        for i in 0..m.size {
+            for j in 0..n.size {
+                // SAFETY: the element lies in the matrix.
+                unsafe {
+                    *c.as_mut_ptr().add(i * m.strides[2] + j * n.strides[2]) = C::default();
+                }
+            }
+        }
+    }
+
     /// Puts the addend where the product is added to it, unless it lies there already.
     fn bring(
         &self,
@@ -273,7 +313,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
         c: &mut MatMut<'_, C>,
         [m, n]: [Loop; 2],
     ) {
-        if addend.place == self.out.place {
+        if addend.slot == self.out.slot {
             return;
         }
         let add = cx.adds(&self.out);

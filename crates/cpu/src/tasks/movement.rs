@@ -34,7 +34,12 @@ pub(crate) fn copy(from: Var, to: Var) -> Box<dyn Task> {
     Box::new(Move { kind: Kind::Copy, inputs: vec![from], out: to })
 }
 
-enum Kind {
+/// Any of the moves.
+pub(super) fn moved(kind: Kind, inputs: Vec<Var>, out: &Var) -> Box<dyn Task> {
+    Box::new(Move { kind, inputs, out: out.clone() })
+}
+
+pub(super) enum Kind {
     Fill(f64),
     Permute(Vec<usize>),
     Slice {
@@ -80,6 +85,9 @@ impl Move {
             Kind::Permute(perm) => {
                 movement::permute(input(0), &self.inputs[0].shape, perm, first, out);
             }
+            Kind::Slice { dim, .. } | Kind::Join { dim, .. } if self.is_padded(*dim) => {
+                self.around_padding(&input, *dim, first, out);
+            }
             Kind::Slice { dim, start } => {
                 let from = [self.inputs[0].shape[*dim], inner(*dim)];
                 movement::slice(input(0), from, *start, self.out.shape[*dim], first, out);
@@ -99,6 +107,52 @@ impl Move {
             Kind::Repeat(strides) => repeat(input(0), &self.out.shape, strides, first, out),
             Kind::Copy => out.copy_from_slice(&input(0)[first..first + out.len()]),
             Kind::Fill(_) => {}
+        }
+    }
+
+    /// Whether something along a dim is padding, which lies behind each part of a join and behind
+    /// what a slice may take.
+    fn is_padded(&self, dim: usize) -> bool {
+        let padded = |var: &Var| var.valid[dim] < var.shape[dim];
+        padded(&self.out) || self.inputs.iter().any(padded)
+    }
+
+    /// A slice or a join, one index of the dim after the other, with zeros for padding.
+    fn around_padding<'a, T: Copy + Default + 'a>(
+        &self,
+        input: &dyn Fn(usize) -> &'a [T],
+        dim: usize,
+        first: usize,
+        out: &mut [T],
+    ) {
+        let inner = self.out.shape[dim + 1..].iter().product::<usize>();
+        for (i, out) in out.iter_mut().enumerate() {
+            let (line, column) = ((first + i) / inner, (first + i) % inner);
+            let (outer, index) = (line / self.out.shape[dim], line % self.out.shape[dim]);
+            let found = self.source(dim, index).map(|(part, index)| {
+                input(part)[(outer * self.inputs[part].shape[dim] + index) * inner + column]
+            });
+            *out = found.unwrap_or_default();
+        }
+    }
+
+    /// Which operand, and which index of its dim, an index of the result's dim comes from.
+    fn source(&self, dim: usize, index: usize) -> Option<(usize, usize)> {
+        match self.kind {
+            Kind::Slice { start, .. } => {
+                (index < self.out.valid[dim]).then_some((0, start + index))
+            }
+            Kind::Join { first, .. } => {
+                let mut rest = index.checked_sub(first)?;
+                for (part, var) in self.inputs.iter().enumerate() {
+                    if rest < var.valid[dim] {
+                        return Some((part, rest));
+                    }
+                    rest -= var.valid[dim];
+                }
+                None
+            }
+            _ => None,
         }
     }
 

@@ -21,12 +21,15 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let owner = op.instr.outputs[0].index();
     let made = for_floats!(op, x.dtype, out.dtype, T, C => {
         match kind {
+            _ if dims.iter().any(|&d| x.valid[d] < x.shape[d]) => {
+                task(Scattered::<T, C>::new(kind, &dims, x, out))
+            }
             Kind::Reduce(reduce) if dims.len() < x.shape.len() => {
                 match blocks(&x.shape, &dims) {
                     Some(blocks) => {
                         task(Partly::<T, C> { op: reduce, blocks, x, out, types: PhantomData })
                     }
-                    None => task(Scattered::<T, C>::new(reduce, &dims, x, out)),
+                    None => task(Scattered::<T, C>::new(kind, &dims, x, out)),
                 }
             }
             _ => task(Total::<T, C> { owner, kind, x, out, types: PhantomData }),
@@ -144,10 +147,12 @@ fn blocks(shape: &[usize], dims: &[usize]) -> Option<[usize; 3]> {
         .then(|| [product(0..first), product(first..last + 1), product(last + 1..shape.len())])
 }
 
-/// A reduction over dims that are not neighbours: each result walks over its own elements.
+/// A reduction over dims that are padded or not neighbours: each result walks over its own
+/// elements.
 struct Scattered<T, C> {
-    op: ReduceKind,
-    /// Extent and stride in the operand of every dim that stays, and of every one that goes.
+    kind: Kind,
+    /// Steps and stride in the operand of every dim that stays, and of every one that goes, of
+    /// which only valid elements count.
     kept: Vec<(usize, usize)>,
     reduced: Vec<(usize, usize)>,
     x: Var,
@@ -156,23 +161,25 @@ struct Scattered<T, C> {
 }
 
 impl<T: Element, C: Element<Acc = T::Acc>> Scattered<T, C> {
-    fn new(op: ReduceKind, dims: &[usize], x: Var, out: Var) -> Self {
+    fn new(kind: Kind, dims: &[usize], x: Var, out: Var) -> Self {
         let walk = |gone: bool| -> Vec<(usize, usize)> {
+            let steps = if gone { &x.valid } else { &x.shape };
             (0..x.shape.len())
                 .filter(|d| dims.contains(d) == gone)
-                .map(|d| (x.shape[d], x.shape[d + 1..].iter().product()))
+                .map(|d| (steps[d], x.shape[d + 1..].iter().product()))
                 .collect()
         };
-        Self { op, kept: walk(false), reduced: walk(true), x, out, types: PhantomData }
+        Self { kind, kept: walk(false), reduced: walk(true), x, out, types: PhantomData }
     }
 
     fn one(&self, x: &[T], index: usize) -> f64 {
         let first = place(&self.kept, index);
         let count: usize = self.reduced.iter().map(|(n, _)| n).product();
         let values = (0..count).map(|i| x[first + place(&self.reduced, i)].load().to_f64());
-        match self.op {
-            ReduceKind::Sum => values.sum(),
-            ReduceKind::Max => {
+        match self.kind {
+            Kind::Reduce(ReduceKind::Sum) => values.sum(),
+            Kind::Squares => values.map(|v| v * v).sum(),
+            Kind::Reduce(ReduceKind::Max) => {
                 values.fold(f64::NEG_INFINITY, |m, v| if v > m || v.is_nan() { v } else { m })
             }
         }

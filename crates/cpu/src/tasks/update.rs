@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use phalanx_engine::EngineError;
-use phalanx_ir::ops::{AdamW, Sgd};
+use phalanx_ir::ops::{self, AdamW, Sgd};
 use phalanx_ir::{DType, Op};
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var};
@@ -28,11 +28,12 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         state_outs: (0..states).map(|i| op.output(1 + i)).collect(),
         copy: narrow.then(|| op.output(1 + states)),
     };
+    let first = op.first_element(op.instr.inputs[0]);
     let copy = vars.copy.as_ref().map_or(vars.w.dtype, |v| v.dtype);
     let types = (vars.w.dtype, vars.g.dtype, copy);
     macro_rules! task {
         ($A:ty, $G:ty, $C:ty) => {
-            Box::new(Update::<$A, $G, $C> { rule, vars, types: PhantomData })
+            Box::new(Update::<$A, $G, $C> { rule, first, vars, types: PhantomData })
         };
     }
     use DType::{Bf16, F32, F64};
@@ -61,6 +62,13 @@ impl Rule {
             Rule::Sgd(_) => 1,
         }
     }
+
+    fn decay(&self) -> ops::Decay {
+        match self {
+            Rule::AdamW(adamw) => adamw.decay,
+            Rule::Sgd(sgd) => sgd.decay,
+        }
+    }
 }
 
 struct Vars {
@@ -76,6 +84,8 @@ struct Vars {
 
 struct Update<A, G, C> {
     rule: Rule,
+    /// The number in the whole unit of the first element that this rank holds.
+    first: usize,
     vars: Vars,
     types: PhantomData<(A, G, C)>,
 }
@@ -106,6 +116,26 @@ where
         for (from, to) in v.states.iter().zip(&v.state_outs) {
             self.bring(cx, from, to, &own);
         }
+        let mut at = own.start;
+        while at < own.end {
+            // What decays and what does not are updated apart.
+            let (rate, same) = self.rule.decay().at(self.first + at);
+            let end = own.end.min(at.saturating_add(same));
+            self.piece(cx, at..end, rate);
+            at = end;
+        }
+    }
+}
+
+impl<A, G, C> Update<A, G, C>
+where
+    A: Float,
+    G: Element<Acc = A>,
+    C: Element<Acc = A>,
+{
+    /// Updates elements that all decay at this rate.
+    fn piece(&self, cx: &Context<'_>, own: Range<usize>, rate: f64) {
+        let v = &self.vars;
         // SAFETY: the task declared these accesses; results are distinct, and the operands that
         // share their memory are not read through other references.
         unsafe {
@@ -121,7 +151,7 @@ where
                     lr,
                     betas: [a.beta1, a.beta2],
                     eps: a.eps,
-                    weight_decay: a.decay,
+                    weight_decay: rate,
                     decay: Decay::Decoupled,
                     step: step as u64,
                     clip,
@@ -131,7 +161,7 @@ where
                     lr,
                     momentum: s.momentum,
                     nesterov: s.nesterov,
-                    weight_decay: s.decay,
+                    weight_decay: rate,
                     decay: Decay::L2,
                     first: step as u64 == 1,
                     clip,
@@ -140,14 +170,7 @@ where
             }
         }
     }
-}
 
-impl<A, G, C> Update<A, G, C>
-where
-    A: Float,
-    G: Element<Acc = A>,
-    C: Element<Acc = A>,
-{
     fn bring(&self, cx: &Context<'_>, from: &Var, to: &Var, own: &Range<usize>) {
         let (source, target) = (cx.ptr::<A>(from), cx.ptr::<A>(to));
         if source != target {

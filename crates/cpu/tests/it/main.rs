@@ -1,8 +1,10 @@
 //! The CPU engine against the reference interpreter, on any number of threads.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
+mod cases;
 mod harness;
 mod ops;
+mod ranks;
 mod segments;
 mod shared_gradient;
 mod suite;

@@ -1,7 +1,7 @@
 //! Every op, alone.
 
 use phalanx_ir::ops::{
-    AdamW, Attention, AttentionGrad, AttentionKind, BinaryKind, CompareKind, EmbeddingGrad,
+    AdamW, Attention, AttentionGrad, AttentionKind, BinaryKind, CompareKind, Decay, EmbeddingGrad,
     LayerNormGrad, LinearCrossEntropy, Pad, RmsNormGrad, RopeScaling, Rotary, Sgd, SoftmaxGrad,
     SumSquares, UnaryGrad, UnaryKind,
 };
@@ -81,15 +81,7 @@ fn elementwise_functions() {
 
 #[test]
 fn binary_functions_and_repetition() {
-    let kinds = [
-        BinaryKind::Add,
-        BinaryKind::Sub,
-        BinaryKind::Mul,
-        BinaryKind::Div,
-        BinaryKind::Max,
-        BinaryKind::Min,
-    ];
-    for kind in kinds {
+    for kind in BinaryKind::ALL {
         each("binary", |b, dtype| {
             let op = phalanx_ir::ops::Binary { kind };
             let x = b.data("x", dtype, [7, 3, 70]);
@@ -109,14 +101,7 @@ fn binary_functions_and_repetition() {
 fn comparisons_selections_and_casts() {
     each("compare", |b, dtype| {
         let (x, y) = (b.data("x", dtype, [40, 9]), b.data("y", dtype, [40, 9]));
-        for kind in [
-            CompareKind::Eq,
-            CompareKind::Ne,
-            CompareKind::Lt,
-            CompareKind::Le,
-            CompareKind::Gt,
-            CompareKind::Ge,
-        ] {
+        for kind in CompareKind::ALL {
             b.output(&format!("{kind:?}"), x.compare(kind, y).select(x, y.scale(3.0)));
         }
         for to in [DType::F64, DType::F32, DType::Bf16, DType::I32, DType::Bool] {
@@ -261,13 +246,13 @@ fn updates() {
         let (w, g, m) = (unit("w", state), unit("g", grads), unit("m", state));
         let v = unit("v", state).square();
         let scalars = [b.scalar("lr"), b.constant(state, [], 3.0), b.scalar("clip")];
-        let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1, narrow };
+        let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: Decay::all(0.1), narrow };
         let results = b.apply_all(adamw, &[&[w, g, m, v][..], &scalars].concat());
         for (i, value) in results.into_iter().enumerate() {
             b.port(&format!("adamw{i}"), Role::State, value);
         }
         for nesterov in [false, true] {
-            let sgd = Sgd { momentum: 0.9, nesterov, decay: 0.1, narrow };
+            let sgd = Sgd { momentum: 0.9, nesterov, decay: Decay::all(0.1), narrow };
             let results = b.apply_all(sgd, &[&[w, g, m][..], &scalars].concat());
             for (i, value) in results.into_iter().enumerate() {
                 b.port(&format!("sgd{nesterov}{i}"), Role::State, value);

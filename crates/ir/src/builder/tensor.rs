@@ -36,6 +36,11 @@ impl<'b> Tensor<'b> {
         self.ty().dtype
     }
 
+    /// The builder whose program this is a value of.
+    pub fn builder(self) -> &'b Builder {
+        self.builder
+    }
+
     /// The type.
     pub fn ty(self) -> TensorType {
         self.builder.state.borrow().program.ty(self.id).clone()

@@ -146,11 +146,7 @@ impl OpDef for Attention {
         if self.drops() {
             operands.push(g.input(3));
         }
-        let grads = g.emit_all(AttentionGrad { of: *self }, &operands)?;
-        for (operand, grad) in grads.into_iter().enumerate() {
-            g.set(operand, grad)?;
-        }
-        Ok(())
+        g.set_all_to(AttentionGrad { of: *self }, &operands)
     }
 
     /// The probabilities; not o, which the projection after it keeps anyway.

@@ -281,4 +281,11 @@ impl OpDef for Collective {
     fn accepts_units(&self) -> bool {
         true
     }
+
+    /// What is summed over ranks may be summed with what is there; a started one is not, because
+    /// its place is that of its handle.
+    fn accumulates(&self, _result: usize) -> bool {
+        use CollectiveKind::{AllReduce, ReduceScatter};
+        !self.start && matches!(self.kind, AllReduce | ReduceScatter { .. })
+    }
 }

@@ -43,8 +43,7 @@ impl OpDef for Embedding {
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let vocab = g.ty(g.input(0)).shape[0];
         let op = EmbeddingGrad { vocab, out: g.dtype(0) };
-        let dtable = g.emit(op, &[g.input(1), g.dy()?])?;
-        g.set(0, dtable)
+        g.set_to(0, op, &[g.input(1), g.dy()?])
     }
 }
 

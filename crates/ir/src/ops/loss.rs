@@ -4,6 +4,7 @@ use super::{OpDef, Shaped};
 use crate::attr::{AttrReader, Attrs};
 use crate::dtype::DType;
 use crate::error::IrError;
+use crate::mesh::Mesh;
 use crate::rule::Rule;
 use crate::types::TensorType;
 use crate::vjp::Vjp;
@@ -69,8 +70,12 @@ impl OpDef for CrossEntropy {
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let operands = [g.input(0), g.input(1), g.output(1), g.dy()?];
-        let dx = g.emit(CrossEntropyGrad, &operands)?;
-        g.set(0, dx)
+        g.set_to(0, CrossEntropyGrad, &operands)
+    }
+
+    fn exchanges(&self) -> usize {
+        // The maximum, the sum of exponentials relative to it, and the target's logit.
+        3
     }
 }
 
@@ -105,9 +110,10 @@ impl OpDef for CrossEntropyGrad {
 impl LinearCrossEntropy {
     /// Bytes of the logits of one chunk, which come first in the scratch memory: a whole number of
     /// cache lines, so that what follows is aligned.
-    pub fn chunk_bytes(&self, x: &TensorType, w: &TensorType) -> usize {
-        let rows = x.elements() / x.shape.last().copied().unwrap_or(1).max(1);
-        let logits = self.chunk.min(rows) * self.vocab(&w.shape);
+    pub fn chunk_bytes(&self, mesh: &Mesh, x: &TensorType, w: &TensorType) -> usize {
+        let shape = x.local_shape(mesh);
+        let rows: usize = shape[..shape.len().saturating_sub(1)].iter().product();
+        let logits = self.chunk.min(rows) * self.vocab(&w.local_shape(mesh));
         (logits * x.dtype.accumulator().size()).next_multiple_of(64)
     }
 
@@ -147,10 +153,12 @@ impl OpDef for LinearCrossEntropy {
         Ok(vec![(accumulator, rows), (x.dtype, x.shape.clone()), (self.out, w.shape.clone())])
     }
 
+    /// The vocabulary stays whole: over a sharded one dx would be a partial sum and the loss none.
+    /// There the ops stay apart, and the partitioner chooses how dx is summed.
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
         let w = if self.transposed { "v d" } else { "d v" };
         let text = format!("... d, {w}, ..., -> ..., ... d, {w}");
-        Rule::declare(&text, ins, outs).whole("d").lowered("v")
+        Rule::declare(&text, ins, outs).whole("d v")
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
@@ -164,8 +172,8 @@ impl OpDef for LinearCrossEntropy {
 
     /// The logits of one chunk in the accumulator type, and w the other way round: one of the two
     /// products that read it in every chunk would else gather it from memory each time.
-    fn scratch(&self, ins: &[&TensorType]) -> usize {
-        self.chunk_bytes(ins[0], ins[1]) + ins[1].bytes()
+    fn scratch(&self, mesh: &Mesh, ins: &[&TensorType]) -> usize {
+        self.chunk_bytes(mesh, ins[0], ins[1]) + ins[1].local_bytes(mesh)
     }
 
     fn accumulates(&self, result: usize) -> bool {

@@ -174,20 +174,10 @@ impl OpDef for Matmul {
         if operand != self.out && (g.wants(0) || g.wants(1)) {
             dy = g.emit(Cast { to: operand }, &[dy])?;
         }
-        if g.wants(0) {
-            let op = Matmul { spec: self.spec.grad_a(), out: g.dtype(0), add: false };
-            let da = g.emit(op, &[dy, g.input(1)])?;
-            g.set(0, da)?;
-        }
-        if g.wants(1) {
-            let op = Matmul { spec: self.spec.grad_b(), out: g.dtype(1), add: false };
-            let db = g.emit(op, &[g.input(0), dy])?;
-            g.set(1, db)?;
-        }
-        if self.add && g.wants(2) {
-            g.set(2, sum)?;
-        }
-        Ok(())
+        let product = |spec, out| Matmul { spec, out, add: false };
+        g.set_to(0, product(self.spec.grad_a(), g.dtype(0)), &[dy, g.input(1)])?;
+        g.set_to(1, product(self.spec.grad_b(), g.dtype(1)), &[g.input(0), dy])?;
+        if self.add { g.set(2, sum) } else { Ok(()) }
     }
 
     fn flops(&self, ins: &[&[usize]], _outs: &[&[usize]]) -> u64 {

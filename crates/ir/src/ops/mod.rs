@@ -11,6 +11,7 @@ mod loss;
 mod matmul;
 mod norm;
 mod optimizer;
+mod padding;
 mod random;
 mod reduce;
 mod reshape;
@@ -21,7 +22,7 @@ mod softmax;
 use crate::attr::{AttrReader, Attrs};
 use crate::dtype::DType;
 use crate::error::IrError;
-use crate::mesh::Axis;
+use crate::mesh::{Axis, Mesh};
 use crate::rule::Rule;
 use crate::types::TensorType;
 use crate::vjp::Vjp;
@@ -37,7 +38,8 @@ pub use fused::{Fused, FusedArg, FusedStep};
 pub use loss::{CrossEntropy, CrossEntropyGrad, LinearCrossEntropy};
 pub use matmul::{Extents, Matmul, Spec};
 pub use norm::{LayerNorm, LayerNormGrad, NORM_PARTS, RmsNorm, RmsNormGrad};
-pub use optimizer::{AdamW, Sgd, SumSquares};
+pub use optimizer::{AdamW, Decay, Sgd, SumSquares};
+pub use padding::ZeroPadding;
 pub use random::Dropout;
 pub use reduce::{Broadcast, Reduce, ReduceKind};
 pub use reshape::Reshape;
@@ -104,8 +106,15 @@ pub trait OpDef {
         false
     }
 
-    /// Bytes of scratch memory that engines need to run it, beside operands and results.
-    fn scratch(&self, _ins: &[&TensorType]) -> usize {
+    /// Bytes of scratch memory that an engine needs on each rank of the mesh to run it, beside
+    /// operands and results, and beside what it exchanges.
+    fn scratch(&self, _mesh: &Mesh, _ins: &[&TensorType]) -> usize {
+        0
+    }
+
+    /// How many numbers per row, in the accumulator type, ranks exchange inside the op where its
+    /// lowered factor is sharded.
+    fn exchanges(&self) -> usize {
         0
     }
 }
@@ -147,8 +156,11 @@ macro_rules! ops {
             fn accumulates(&self, result: usize) -> bool {
                 match self { $(Op::$variant(op) => op.accumulates(result)),* }
             }
-            fn scratch(&self, ins: &[&TensorType]) -> usize {
-                match self { $(Op::$variant(op) => op.scratch(ins)),* }
+            fn scratch(&self, mesh: &Mesh, ins: &[&TensorType]) -> usize {
+                match self { $(Op::$variant(op) => op.scratch(mesh, ins)),* }
+            }
+            fn exchanges(&self) -> usize {
+                match self { $(Op::$variant(op) => op.exchanges()),* }
             }
         }
 
@@ -195,6 +207,7 @@ ops! {
     AdamW(AdamW),
     Sgd(Sgd),
     SumSquares(SumSquares),
+    ZeroPadding(ZeroPadding),
     Collective(Collective),
 }
 
@@ -250,6 +263,7 @@ impl Op {
             "adamw" => optimizer::read_adamw(attrs)?.into(),
             "sgd" => optimizer::read_sgd(attrs)?.into(),
             "sum_squares" => SumSquares.into(),
+            "zero_padding" => ZeroPadding.into(),
             _ => return Err(format!("unknown op `{name}`")),
         })
     }

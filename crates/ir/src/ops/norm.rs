@@ -4,6 +4,7 @@ use super::{OpDef, Shaped};
 use crate::attr::Attrs;
 use crate::dtype::DType;
 use crate::error::IrError;
+use crate::mesh::Mesh;
 use crate::rule::Rule;
 use crate::types::TensorType;
 use crate::vjp::Vjp;
@@ -42,9 +43,9 @@ pub struct LayerNormGrad {
 /// gain's gradient has the same bits on any number of them.
 pub const NORM_PARTS: usize = 8;
 
-/// Bytes of the parts' sums, for `vectors` gradients of the width of `x`.
-fn parts(x: &TensorType, vectors: usize) -> usize {
-    let width = x.shape.last().copied().unwrap_or(0);
+/// Bytes of the parts' sums, for `vectors` gradients of the local width of `x`.
+fn parts(mesh: &Mesh, x: &TensorType, vectors: usize) -> usize {
+    let width = x.local_shape(mesh).last().copied().unwrap_or(0);
     NORM_PARTS * vectors * width * x.dtype.accumulator().size()
 }
 
@@ -91,9 +92,12 @@ impl OpDef for RmsNorm {
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let operands = [g.input(0), g.input(1), g.output(1), g.dy()?];
-        let grads = g.emit_all(RmsNormGrad { out: g.dtype(1) }, &operands)?;
-        g.set(0, grads[0])?;
-        g.set(1, grads[1])
+        g.set_all_to(RmsNormGrad { out: g.dtype(1) }, &operands)
+    }
+
+    fn exchanges(&self) -> usize {
+        // The sum of squares.
+        1
     }
 }
 
@@ -121,9 +125,15 @@ impl OpDef for RmsNormGrad {
         Err(g.refuse(0, "second derivatives are not formed"))
     }
 
-    fn scratch(&self, ins: &[&TensorType]) -> usize {
-        parts(ins[0], 1)
+    fn scratch(&self, mesh: &Mesh, ins: &[&TensorType]) -> usize {
+        parts(mesh, ins[0], 1)
     }
+
+    fn exchanges(&self) -> usize {
+        // The sum of x·dy·gain.
+        1
+    }
+
     fn accumulates(&self, result: usize) -> bool {
         result > 0
     }
@@ -150,11 +160,12 @@ impl OpDef for LayerNorm {
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let operands = [g.input(0), g.input(1), g.output(1), g.output(2), g.dy()?];
-        let grads = g.emit_all(LayerNormGrad { out: g.dtype(1) }, &operands)?;
-        for (operand, grad) in grads.into_iter().enumerate() {
-            g.set(operand, grad)?;
-        }
-        Ok(())
+        g.set_all_to(LayerNormGrad { out: g.dtype(1) }, &operands)
+    }
+
+    fn exchanges(&self) -> usize {
+        // The mean and the sum of squares around it.
+        2
     }
 }
 
@@ -185,9 +196,15 @@ impl OpDef for LayerNormGrad {
         Err(g.refuse(0, "second derivatives are not formed"))
     }
 
-    fn scratch(&self, ins: &[&TensorType]) -> usize {
-        parts(ins[0], 2)
+    fn scratch(&self, mesh: &Mesh, ins: &[&TensorType]) -> usize {
+        parts(mesh, ins[0], 2)
     }
+
+    fn exchanges(&self) -> usize {
+        // The sums of dy·gain and of that times the normalised x.
+        2
+    }
+
     fn accumulates(&self, result: usize) -> bool {
         result > 0
     }

@@ -11,6 +11,53 @@ use crate::rule::Rule;
 use crate::types::TensorType;
 use crate::vjp::Vjp;
 
+/// Weight decay, and which elements of a unit it applies to: the first `first` of every `block`.
+/// A unit holds the parameters that decay before those that don't, and ranks may hold different
+/// blocks of it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Decay {
+    /// The rate.
+    pub rate: f64,
+    /// How many elements of each block decay.
+    pub first: usize,
+    /// Elements of a block.
+    pub block: usize,
+}
+
+impl Decay {
+    /// Every element decays.
+    pub const fn all(rate: f64) -> Self {
+        Self { rate, first: 1, block: 1 }
+    }
+
+    /// The rate of the element of this number, and how many elements from it on have the same.
+    pub fn at(&self, element: usize) -> (f64, usize) {
+        if self.first >= self.block {
+            return (self.rate, usize::MAX);
+        }
+        match element % self.block {
+            at if at < self.first => (self.rate, self.first - at),
+            at => (0.0, self.block - at),
+        }
+    }
+
+    fn with_attrs(&self, attrs: Attrs) -> Attrs {
+        attrs.with("decay", self.rate).with("decays", self.first).with("block", self.block)
+    }
+
+    fn read(attrs: &mut AttrReader) -> Result<Self, String> {
+        let decay = Self {
+            rate: attrs.take("decay")?,
+            first: attrs.take("decays")?,
+            block: attrs.take("block")?,
+        };
+        match decay.block {
+            0 => Err("a block of 0 elements has no first ones".to_owned()),
+            _ => Ok(decay),
+        }
+    }
+}
+
 /// AdamW (Loshchilov and Hutter, 2019), as `torch.optim.AdamW` defines it.
 ///
 /// Operands w, g, m, v and the scalars lr, step (from 1) and clip, by which g is multiplied.
@@ -24,7 +71,7 @@ pub struct AdamW {
     /// Added to the root of the second moment.
     pub eps: f64,
     /// Decoupled weight decay.
-    pub decay: f64,
+    pub decay: Decay,
     /// The element type of the copy that programs read, if w is a master.
     pub narrow: Option<DType>,
 }
@@ -41,7 +88,7 @@ pub struct Sgd {
     /// Nesterov's form.
     pub nesterov: bool,
     /// L2 decay, added to the gradient.
-    pub decay: f64,
+    pub decay: Decay,
     /// The element type of the copy that programs read, if w is a master.
     pub narrow: Option<DType>,
 }
@@ -62,7 +109,7 @@ pub(super) fn read_adamw(attrs: &mut AttrReader) -> Result<AdamW, String> {
         beta1: attrs.take("beta1")?,
         beta2: attrs.take("beta2")?,
         eps: attrs.take("eps")?,
-        decay: attrs.take("decay")?,
+        decay: Decay::read(attrs)?,
         narrow: read_narrow(attrs)?,
     })
 }
@@ -71,7 +118,7 @@ pub(super) fn read_sgd(attrs: &mut AttrReader) -> Result<Sgd, String> {
     Ok(Sgd {
         momentum: attrs.take("momentum")?,
         nesterov: attrs.take("nesterov")?,
-        decay: attrs.take("decay")?,
+        decay: Decay::read(attrs)?,
         narrow: read_narrow(attrs)?,
     })
 }
@@ -139,11 +186,9 @@ impl Update for AdamW {
     }
 
     fn own_attrs(&self) -> Attrs {
-        Attrs::new()
-            .with("beta1", self.beta1)
-            .with("beta2", self.beta2)
-            .with("eps", self.eps)
-            .with("decay", self.decay)
+        let attrs =
+            Attrs::new().with("beta1", self.beta1).with("beta2", self.beta2).with("eps", self.eps);
+        self.decay.with_attrs(attrs)
     }
 
     fn narrow(&self) -> Option<DType> {
@@ -159,10 +204,8 @@ impl Update for Sgd {
     }
 
     fn own_attrs(&self) -> Attrs {
-        Attrs::new()
-            .with("momentum", self.momentum)
-            .with("nesterov", self.nesterov)
-            .with("decay", self.decay)
+        let attrs = Attrs::new().with("momentum", self.momentum).with("nesterov", self.nesterov);
+        self.decay.with_attrs(attrs)
     }
 
     fn narrow(&self) -> Option<DType> {

@@ -56,7 +56,6 @@ impl OpDef for Dropout {
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
-        let dx = g.emit(*self, &[g.dy()?, g.input(1)])?;
-        g.set(0, dx)
+        g.set_to(0, *self, &[g.dy()?, g.input(1)])
     }
 }

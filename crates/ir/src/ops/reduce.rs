@@ -110,8 +110,7 @@ impl OpDef for Reduce {
                 let count = g.emit(sum, &[hits])?;
                 let count = g.emit(spread, &[count])?;
                 let share = g.emit(Binary { kind: BinaryKind::Div }, &[spread_dy, count])?;
-                let dx = g.emit(Binary { kind: BinaryKind::Mul }, &[share, hits])?;
-                g.set(0, dx)
+                g.set_to(0, Binary { kind: BinaryKind::Mul }, &[share, hits])
             }
         }
     }
@@ -147,7 +146,6 @@ impl OpDef for Broadcast {
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let dims = self.dims.clone();
         let op = Reduce { kind: ReduceKind::Sum, dims, out: g.dtype(0) };
-        let dx = g.emit(op, &[g.dy()?])?;
-        g.set(0, dx)
+        g.set_to(0, op, &[g.dy()?])
     }
 }

@@ -50,8 +50,7 @@ impl OpDef for Reshape {
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let shape = g.ty(g.input(0)).shape.clone();
-        let dx = g.emit(Reshape { shape }, &[g.dy()?])?;
-        g.set(0, dx)
+        g.set_to(0, Reshape { shape }, &[g.dy()?])
     }
 
     fn is_view(&self) -> bool {

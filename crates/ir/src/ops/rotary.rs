@@ -143,8 +143,7 @@ impl OpDef for Rotary {
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
-        let dx = g.emit(Rotary { inverse: !self.inverse, ..*self }, &[g.dy()?])?;
-        g.set(0, dx)
+        g.set_to(0, Rotary { inverse: !self.inverse, ..*self }, &[g.dy()?])
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {

@@ -76,8 +76,7 @@ impl OpDef for Transpose {
         for (i, &p) in self.perm.iter().enumerate() {
             perm[p] = i;
         }
-        let dx = g.emit(Transpose { perm }, &[g.dy()?])?;
-        g.set(0, dx)
+        g.set_to(0, Transpose { perm }, &[g.dy()?])
     }
 }
 
@@ -131,8 +130,7 @@ impl OpDef for Slice {
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let size = g.ty(g.input(0)).shape[self.dim];
         let after = size - self.start - self.len;
-        let dx = g.emit(Pad { dim: self.dim, before: self.start, after }, &[g.dy()?])?;
-        g.set(0, dx)
+        g.set_to(0, Pad { dim: self.dim, before: self.start, after }, &[g.dy()?])
     }
 }
 
@@ -161,8 +159,7 @@ impl OpDef for Pad {
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let len = g.ty(g.input(0)).shape[self.dim];
-        let dx = g.emit(Slice { dim: self.dim, start: self.before, len }, &[g.dy()?])?;
-        g.set(0, dx)
+        g.set_to(0, Slice { dim: self.dim, start: self.before, len }, &[g.dy()?])
     }
 }
 
@@ -202,10 +199,7 @@ impl OpDef for Concat {
         let mut start = 0;
         for i in 0..g.inputs() {
             let len = g.ty(g.input(i)).shape[self.dim];
-            if g.wants(i) {
-                let dx = g.emit(Slice { dim: self.dim, start, len }, &[g.dy()?])?;
-                g.set(i, dx)?;
-            }
+            g.set_to(i, Slice { dim: self.dim, start, len }, &[g.dy()?])?;
             start += len;
         }
         Ok(())

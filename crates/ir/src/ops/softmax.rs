@@ -37,8 +37,12 @@ impl OpDef for Softmax {
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
-        let dx = g.emit(SoftmaxGrad, &[g.output(0), g.dy()?])?;
-        g.set(0, dx)
+        g.set_to(0, SoftmaxGrad, &[g.output(0), g.dy()?])
+    }
+
+    fn exchanges(&self) -> usize {
+        // The maximum and the sum of exponentials relative to it.
+        2
     }
 }
 
@@ -60,5 +64,10 @@ impl OpDef for SoftmaxGrad {
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         Err(g.refuse(0, "second derivatives are not formed"))
+    }
+
+    fn exchanges(&self) -> usize {
+        // The sum of y·dy.
+        1
     }
 }

@@ -250,7 +250,8 @@ impl Check<'_> {
         let carriers = || factors.iter().map(|&f| &assignment[f]).filter(|s| !s.axes.is_empty());
         let sharding = Sharding {
             axes: carriers().flat_map(|s| s.axes.iter().copied()).collect(),
-            order: carriers().next().map_or(Order::Block, |s| s.order),
+            // An order that only a minor factor has is not that of the dim, which `fill` finds out.
+            order: carriers().map(|s| s.order).find(|&o| o != Order::Block).unwrap_or_default(),
         };
         self.fill(Place::Result(index), factors, &sharding)?;
         Ok(sharding)

@@ -20,7 +20,7 @@ variants! {
     Matmul Unary UnaryGrad Binary Compare Select Scale Shift Cast Fill Fused Reduce Broadcast
     Reshape Transpose Slice Pad Concat Embedding EmbeddingGrad RmsNorm RmsNormGrad LayerNorm
     LayerNormGrad Rotary Attention AttentionGrad Softmax SoftmaxGrad Dropout CrossEntropy
-    CrossEntropyGrad LinearCrossEntropy AdamW Sgd SumSquares Collective
+    CrossEntropyGrad LinearCrossEntropy AdamW Sgd SumSquares ZeroPadding Collective
 }
 
 /// What only passes and scripts form.
@@ -47,6 +47,7 @@ program formed {
   %16 = shard<a>(x, dim=0) : f32[8,4]{0:a}
   %17 = to_partial<a>(x) : f32[8,4]{P:a}
   %18 = permute<a>(d, dim=0) : f32[8,4]{0:a}
+  %19 = zero_padding(d) : f32[8,4]{0:a}
 }
 ";
 

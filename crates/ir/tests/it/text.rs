@@ -1,7 +1,8 @@
 //! The text form is the program.
 
 use phalanx_ir::ops::{
-    AdamW, AttentionKind, CompareKind, LinearCrossEntropy, RopeScaling, Rotary, Sgd, SumSquares,
+    AdamW, AttentionKind, CompareKind, Decay, LinearCrossEntropy, RopeScaling, Rotary, Sgd,
+    SumSquares,
 };
 use phalanx_ir::{Builder, DType, Program, Role, text, verify};
 
@@ -47,10 +48,10 @@ fn updates_on_units_print_and_parse_back() {
     let unit = |name: &str| b.typed(name, Role::State, "f32[*64]");
     let scalars = [b.scalar("lr"), b.scalar("step"), b.scalar("clip")];
     let narrow = Some(DType::Bf16);
-    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1, narrow };
+    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: Decay::all(0.1), narrow };
     let [lr, step, clip] = scalars;
     b.apply(adamw, &[unit("w"), unit("g"), unit("m"), unit("v"), lr, step, clip]);
-    let sgd = Sgd { momentum: 0.9, nesterov: true, decay: 0.0, narrow: None };
+    let sgd = Sgd { momentum: 0.9, nesterov: true, decay: Decay::all(0.0), narrow: None };
     b.apply(sgd, &[unit("w"), unit("g"), unit("m"), lr, step, clip]);
     b.probe("norm", b.apply(SumSquares, &[unit("g")]));
     round_trip(&b.finish().unwrap());

@@ -1,6 +1,6 @@
 //! Wrong programs do not build, and the message says what to do.
 
-use phalanx_ir::ops::{AdamW, Binary, BinaryKind, Collective, CollectiveKind};
+use phalanx_ir::ops::{AdamW, Binary, BinaryKind, Collective, CollectiveKind, Decay};
 use phalanx_ir::{Axis, Builder, DType, IrError, Mesh, Program, Role, text, verify};
 
 fn mesh() -> Mesh {
@@ -79,7 +79,7 @@ fn a_gather_that_is_not_at_the_minor_end_is_refused() {
 
 #[test]
 fn an_update_of_a_partial_gradient_is_refused() {
-    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1, narrow: None };
+    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: Decay::all(0.1), narrow: None };
     let unit = "f32[*64]{*:tp}";
     let error =
         refusal(&[unit, "f32[*64]{*:tp P:dp}", unit, unit, "f32[]", "f32[]", "f32[]"], adamw);

@@ -1,23 +1,19 @@
 //! What can be wrong with a model folder: each error says where, what was found, what would work.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
-use phalanx_sys::SysError;
+use phalanx_sys::{SysError, Told};
 
 /// Why a model folder or weight file was not read or not written.
 #[derive(Debug, thiserror::Error)]
 pub enum HfError {
     /// The operating system refused to read.
-    #[error(transparent)]
-    Read(SysError),
+    Read(#[source] SysError),
     /// The operating system refused to write (a full disk, for example). The previous file of that
     /// name, if there was one, is untouched.
-    #[error(transparent)]
-    Write(SysError),
+    Write(#[source] SysError),
     /// A folder without weights in a format that can be read.
-    #[error("{} holds no model.safetensors and no model.safetensors.index.json (found: {found}); \
-             weights in other formats can be converted by loading them with transformers and calling \
-             save_pretrained", dir.display())]
     NoWeights {
         /// The folder.
         dir: PathBuf,
@@ -25,7 +21,6 @@ pub enum HfError {
         found: String,
     },
     /// A file is truncated, damaged, or not of the kind its name says.
-    #[error("{} is damaged: found {found}, expected {expected}; copy or download it again", path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -35,7 +30,6 @@ pub enum HfError {
         expected: String,
     },
     /// A setting is missing, of the wrong type, or impossible.
-    #[error("{}: `{key}`: found {found}, expected {expected}", path.display())]
     Key {
         /// The file.
         path: PathBuf,
@@ -47,7 +41,6 @@ pub enum HfError {
         expected: String,
     },
     /// A setting asks for a variant that is not implemented.
-    #[error("{}: `{key}` = {found} is not supported (supported: {supported})", path.display())]
     Unsupported {
         /// The file.
         path: PathBuf,
@@ -59,7 +52,6 @@ pub enum HfError {
         supported: String,
     },
     /// A tensor is missing, superfluous, or of the wrong shape, type or content.
-    #[error("{}: tensor `{tensor}`: found {found}, expected {expected}", path.display())]
     Tensor {
         /// The file.
         path: PathBuf,
@@ -72,7 +64,49 @@ pub enum HfError {
     },
 }
 
+impl fmt::Display for HfError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.told().fmt(f)
+    }
+}
+
 impl HfError {
+    /// The error in its parts.
+    pub fn told(&self) -> Told {
+        match self {
+            HfError::Read(error) | HfError::Write(error) => error.told(),
+            HfError::NoWeights { dir, found } => Told::new(format!(
+                "{} holds no model.safetensors and no model.safetensors.index.json",
+                dir.display()
+            ))
+            .because(format!("found: {found}"))
+            .fix(
+                "weights in other formats can be converted by loading them with transformers and \
+                 calling save_pretrained",
+            ),
+            HfError::Corrupt { path, found, expected } => {
+                Told::new(format!("{} is damaged: found {found}", path.display()))
+                    .because(format!("expected {expected}"))
+                    .fix("copy or download it again")
+            }
+            HfError::Key { path, key, found, expected } => {
+                Told::new(format!("{}: `{key}`: found {found}", path.display()))
+                    .because(format!("expected {expected}"))
+                    .fix("copy the file again, or correct it")
+            }
+            HfError::Unsupported { path, key, found, supported } => {
+                Told::new(format!("{}: `{key}` = {found} is not supported", path.display()))
+                    .because(format!("supported: {supported}"))
+                    .fix("another model")
+            }
+            HfError::Tensor { path, tensor, found, expected } => {
+                Told::new(format!("{}: tensor `{tensor}`: found {found}", path.display()))
+                    .because(format!("expected {expected}"))
+                    .fix("weights and config.json must be of one model: copy both again")
+            }
+        }
+    }
+
     /// Whether the input was at fault (nothing has been started) rather than the attempt to write.
     pub fn is_bad_input(&self) -> bool {
         !matches!(self, HfError::Write(_))

@@ -9,7 +9,7 @@ use super::tensor::Tensor;
 
 /// One of our parameters and where Hugging Face keeps it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Param {
+pub struct HfParam {
     /// Our name.
     pub name: String,
     /// Our shape; a weight is `[in, out]`.
@@ -17,12 +17,12 @@ pub struct Param {
     /// The name of the tensor that holds it in a Hugging Face file, with the customary prefix.
     pub hf_name: String,
     /// How it lies in that tensor.
-    pub place: Place,
+    pub storage: Storage,
 }
 
 /// How one of our parameters lies in a Hugging Face tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Storage {
     /// It is the tensor.
     Whole,
     /// It is the transpose of the tensor.
@@ -43,7 +43,7 @@ pub const PREFIXES: [&str; 2] = ["transformer.", "model."];
 pub const HF_HEAD: &str = "lm_head.weight";
 
 /// Every parameter of a model, in the order in which the model applies them.
-pub fn params(spec: &Spec) -> Vec<Param> {
+pub fn params(spec: &Spec) -> Vec<HfParam> {
     match spec {
         Spec::Gpt(spec) => gpt(spec),
         Spec::Llama(spec) => llama(spec),
@@ -68,14 +68,14 @@ pub fn without_prefix(hf_name: &str) -> &str {
     PREFIXES.iter().find_map(|prefix| hf_name.strip_prefix(prefix)).unwrap_or(hf_name)
 }
 
-impl Param {
+impl HfParam {
     /// The shape of the Hugging Face tensor.
     pub fn hf_shape(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
-        match self.place {
-            Place::Whole => {}
-            Place::Transposed => shape.reverse(),
-            Place::Part { of, .. } => {
+        match self.storage {
+            Storage::Whole => {}
+            Storage::Transposed => shape.reverse(),
+            Storage::Part { of, .. } => {
                 if let Some(last) = shape.last_mut() {
                     *last *= of;
                 }
@@ -86,40 +86,40 @@ impl Param {
 
     /// This parameter, taken out of the Hugging Face tensor that holds it.
     pub(super) fn take_from(&self, tensor: Tensor) -> Tensor {
-        match self.place {
-            Place::Whole => tensor,
-            Place::Transposed => tensor.transposed(),
-            Place::Part { part, of } => tensor.part(part, of),
+        match self.storage {
+            Storage::Whole => tensor,
+            Storage::Transposed => tensor.transposed(),
+            Storage::Part { part, of } => tensor.part(part, of),
         }
     }
 
     fn new(name: impl Into<String>, shape: &[usize], hf_name: impl Into<String>) -> Self {
-        Param {
+        HfParam {
             name: name.into(),
             shape: shape.to_vec(),
             hf_name: hf_name.into(),
-            place: Place::Whole,
+            storage: Storage::Whole,
         }
     }
 
-    fn at(mut self, place: Place) -> Self {
-        self.place = place;
+    fn at(mut self, storage: Storage) -> Self {
+        self.storage = storage;
         self
     }
 }
 
-fn llama(spec: &LlamaSpec) -> Vec<Param> {
+fn llama(spec: &LlamaSpec) -> Vec<HfParam> {
     let (d, f) = (spec.width, spec.ffn);
     let (q, kv) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
-    let mut out = vec![Param::new("embed", &[spec.vocab, d], "model.embed_tokens.weight")];
+    let mut out = vec![HfParam::new("embed", &[spec.vocab, d], "model.embed_tokens.weight")];
     for i in 0..spec.layers {
         let vector = |ours: &str, theirs: &str| {
             let hf_name = format!("model.layers.{i}.{theirs}.weight");
-            Param::new(format!("blocks.{i}.{ours}"), &[d], hf_name)
+            HfParam::new(format!("blocks.{i}.{ours}"), &[d], hf_name)
         };
         let linear = |ours: &str, theirs: &str, from: usize, to: usize| {
             let hf_name = format!("model.layers.{i}.{theirs}_proj.weight");
-            Param::new(format!("blocks.{i}.{ours}"), &[from, to], hf_name).at(Place::Transposed)
+            HfParam::new(format!("blocks.{i}.{ours}"), &[from, to], hf_name).at(Storage::Transposed)
         };
         out.extend([
             vector("norm1", "input_layernorm"),
@@ -133,23 +133,23 @@ fn llama(spec: &LlamaSpec) -> Vec<Param> {
             linear("mlp.down", "mlp.down", f, d),
         ]);
     }
-    out.push(Param::new("norm", &[d], "model.norm.weight"));
+    out.push(HfParam::new("norm", &[d], "model.norm.weight"));
     out.extend((!spec.tied).then(|| head(d, spec.vocab)));
     out
 }
 
-fn gpt(spec: &GptSpec) -> Vec<Param> {
+fn gpt(spec: &GptSpec) -> Vec<HfParam> {
     let (d, f) = (spec.width, spec.ffn);
     let mut out = vec![
-        Param::new("embed", &[spec.vocab, d], "transformer.wte.weight"),
-        Param::new("pos", &[spec.context, d], "transformer.wpe.weight"),
+        HfParam::new("embed", &[spec.vocab, d], "transformer.wte.weight"),
+        HfParam::new("pos", &[spec.context, d], "transformer.wpe.weight"),
     ];
     for i in 0..spec.layers {
         let hf_name = |rest: &str| format!("transformer.h.{i}.{rest}");
         let norm = |ours: &str, theirs: &str| {
             [("gain", "weight"), ("bias", "bias")].map(|(our_end, end)| {
                 let name = format!("blocks.{i}.{ours}.{our_end}");
-                Param::new(name, &[d], hf_name(&format!("{theirs}.{end}")))
+                HfParam::new(name, &[d], hf_name(&format!("{theirs}.{end}")))
             })
         };
         let linear = |ours: &str, theirs: &str, from: usize, to: usize| {
@@ -157,26 +157,26 @@ fn gpt(spec: &GptSpec) -> Vec<Param> {
             let weight = hf_name(&format!("{theirs}.weight"));
             let bias = hf_name(&format!("{theirs}.bias"));
             [
-                Param::new(name.clone(), &[from, to], weight),
-                Param::new(format!("{name}_bias"), &[to], bias),
+                HfParam::new(name.clone(), &[from, to], weight),
+                HfParam::new(format!("{name}_bias"), &[to], bias),
             ]
         };
         out.extend(norm("norm1", "ln_1"));
         for (part, ours) in ["attn.q", "attn.k", "attn.v"].into_iter().enumerate() {
-            let place = Place::Part { part, of: 3 };
-            out.extend(linear(ours, "attn.c_attn", d, d).map(|p| p.at(place)));
+            let storage = Storage::Part { part, of: 3 };
+            out.extend(linear(ours, "attn.c_attn", d, d).map(|p| p.at(storage)));
         }
         out.extend(linear("attn.out", "attn.c_proj", d, d));
         out.extend(norm("norm2", "ln_2"));
         out.extend(linear("mlp.up", "mlp.c_fc", d, f));
         out.extend(linear("mlp.down", "mlp.c_proj", f, d));
     }
-    out.push(Param::new("norm.gain", &[d], "transformer.ln_f.weight"));
-    out.push(Param::new("norm.bias", &[d], "transformer.ln_f.bias"));
+    out.push(HfParam::new("norm.gain", &[d], "transformer.ln_f.weight"));
+    out.push(HfParam::new("norm.bias", &[d], "transformer.ln_f.bias"));
     out.extend((!spec.tied).then(|| head(d, spec.vocab)));
     out
 }
 
-fn head(width: usize, vocab: usize) -> Param {
-    Param::new("head", &[width, vocab], HF_HEAD).at(Place::Transposed)
+fn head(width: usize, vocab: usize) -> HfParam {
+    HfParam::new("head", &[width, vocab], HF_HEAD).at(Storage::Transposed)
 }

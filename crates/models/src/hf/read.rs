@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::config::read_config;
 use super::error::HfError;
 use super::file::TensorFile;
-use super::names::{self, HF_HEAD, Param};
+use super::names::{self, HF_HEAD, HfParam};
 use super::spec::Spec;
 use super::tensor::Tensor;
 
@@ -42,7 +42,7 @@ pub struct Source {
 
 /// A parameter, and the file and tensor that hold it.
 struct Located {
-    param: Param,
+    param: HfParam,
     file: usize,
     stored_name: String,
 }
@@ -82,7 +82,7 @@ impl Source {
     }
 
     /// Its parameters, sorted by our names.
-    pub fn params(&self) -> impl Iterator<Item = &Param> {
+    pub fn params(&self) -> impl Iterator<Item = &HfParam> {
         self.params.values().map(|located| &located.param)
     }
 
@@ -96,7 +96,7 @@ impl Source {
         Ok(located.param.take_from(tensor))
     }
 
-    fn refuse_missing(&self, main: &Path, missing: &[Param]) -> Result<(), HfError> {
+    fn refuse_missing(&self, main: &Path, missing: &[HfParam]) -> Result<(), HfError> {
         let Some(first) = missing.first() else {
             return Ok(());
         };
@@ -221,7 +221,7 @@ fn stored_tensors(files: &[TensorFile]) -> BTreeMap<String, usize> {
     files.flat_map(|(i, file)| file.names().into_iter().map(move |name| (name, i))).collect()
 }
 
-fn check_shape(file: &TensorFile, name: &str, param: &Param) -> Result<(), HfError> {
+fn check_shape(file: &TensorFile, name: &str, param: &HfParam) -> Result<(), HfError> {
     let expected = param.hf_shape();
     let found = file.shape(name).unwrap_or_default();
     if found == expected {

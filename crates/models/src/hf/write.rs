@@ -11,7 +11,7 @@ use phalanx_sys::{Staged, SysError};
 use super::config::{parse_config, write_config};
 use super::error::HfError;
 use super::file::{self, Entry};
-use super::names::{self, Param, Place};
+use super::names::{self, HfParam, Storage};
 use super::spec::Spec;
 use super::tensor::{Stored, Tensor};
 
@@ -51,26 +51,30 @@ pub fn save(
 
 /// The parameters that share a tensor at Hugging Face, sorted by that tensor's name. Parts are in
 /// order because the table lists them in order.
-fn groups(params: &[Param]) -> Vec<Vec<&Param>> {
-    let mut groups: BTreeMap<&str, Vec<&Param>> = BTreeMap::new();
+fn groups(params: &[HfParam]) -> Vec<Vec<&HfParam>> {
+    let mut groups: BTreeMap<&str, Vec<&HfParam>> = BTreeMap::new();
     for param in params {
         groups.entry(&param.hf_name).or_default().push(param);
     }
     groups.into_values().collect()
 }
 
-fn gather<'a>(group: &[&Param], tensors: &'a BTreeMap<String, Tensor>) -> Cow<'a, Tensor> {
+fn gather<'a>(group: &[&HfParam], tensors: &'a BTreeMap<String, Tensor>) -> Cow<'a, Tensor> {
     let parts: Vec<&Tensor> = group.iter().map(|p| &tensors[&p.name]).collect();
-    match group[0].place {
-        Place::Whole => Cow::Borrowed(parts[0]),
-        Place::Transposed => Cow::Owned(parts[0].transposed()),
-        Place::Part { .. } => Cow::Owned(Tensor::join(&parts)),
+    match group[0].storage {
+        Storage::Whole => Cow::Borrowed(parts[0]),
+        Storage::Transposed => Cow::Owned(parts[0].transposed()),
+        Storage::Part { .. } => Cow::Owned(Tensor::join(&parts)),
     }
 }
 
 /// Refuses tensors that are not exactly the specification's parameters.
-fn check(path: &Path, params: &[Param], tensors: &BTreeMap<String, Tensor>) -> Result<(), HfError> {
-    for Param { name, shape, .. } in params {
+fn check(
+    path: &Path,
+    params: &[HfParam],
+    tensors: &BTreeMap<String, Tensor>,
+) -> Result<(), HfError> {
+    for HfParam { name, shape, .. } in params {
         let found = match tensors.get(name) {
             Some(tensor) if tensor.shape == *shape && tensor.is_whole() => continue,
             Some(tensor) => format!("shape {:?} with {} values", tensor.shape, tensor.len()),

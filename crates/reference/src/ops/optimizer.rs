@@ -1,6 +1,6 @@
 //! Optimizer updates, as PyTorch defines them.
 
-use phalanx_ir::ops::{AdamW, Sgd};
+use phalanx_ir::ops::{AdamW, Decay, Sgd};
 
 use super::Call;
 use crate::error::ReferenceError;
@@ -16,7 +16,7 @@ pub(super) fn adamw(op: &AdamW, call: &Call<'_>) -> Result<Vec<Tensor>, Referenc
         v[i] = op.beta2 * v[i] + (1.0 - op.beta2) * g * g;
         let first = m[i] / (1.0 - op.beta1.powf(step));
         let second = v[i] / (1.0 - op.beta2.powf(step));
-        w[i] -= lr * op.decay * w[i];
+        w[i] -= lr * decay(&op.decay, i) * w[i];
         w[i] -= lr * first / (second.sqrt() + op.eps);
     }
     Ok(updated(call, vec![w, m, v]))
@@ -27,7 +27,7 @@ pub(super) fn sgd(op: &Sgd, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceErr
     let mut momentum = call.floats(2)?.to_vec();
     let (lr, clip) = (call.scalar(3)?, call.scalar(5)?);
     for i in 0..w.len() {
-        let g = g[i] * clip + op.decay * w[i];
+        let g = g[i] * clip + decay(&op.decay, i) * w[i];
         momentum[i] = op.momentum * momentum[i] + g;
         w[i] -= match op.nesterov {
             true => lr * (g + op.momentum * momentum[i]),
@@ -40,6 +40,11 @@ pub(super) fn sgd(op: &Sgd, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceErr
 pub(super) fn sum_squares(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let sum = call.floats(0)?.iter().map(|x| x * x).sum();
     Ok(vec![call.result(0, vec![sum])])
+}
+
+/// The decay of one element.
+fn decay(decay: &Decay, element: usize) -> f64 {
+    if element % decay.block < decay.first { decay.rate } else { 0.0 }
 }
 
 /// The new state and, where the op gives one, a narrower copy of the new weights as they are

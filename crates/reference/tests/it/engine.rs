@@ -6,9 +6,9 @@ use phalanx_ir::{Builder, DType};
 use phalanx_models::{Architecture, BatchShape, Mlp};
 use phalanx_reference::{ReferenceEngine, Tensor};
 use phalanx_script::{Lane, Slots};
-use phalanx_testing::{Batch, Rig, Setup, suite};
+use phalanx_testing::{Batch, Rig, Setup, normal, suite, tensor};
 
-use crate::support::{normal, tensor, wave};
+use crate::support::wave;
 
 #[test]
 fn a_regression_trains() {

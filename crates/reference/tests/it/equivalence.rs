@@ -7,8 +7,9 @@ use phalanx_ir::ops::{
 use phalanx_ir::random::Stream;
 use phalanx_ir::{Builder, DType, Tensor as Value};
 use phalanx_reference::Tensor;
+use phalanx_testing::ids;
 
-use crate::support::{eval, ids};
+use crate::support::eval;
 
 fn normal(dtype: DType, name: &str, shape: &[usize]) -> Tensor {
     Tensor::normal(dtype, shape, Stream::named(31, name))

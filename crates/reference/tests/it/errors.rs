@@ -3,8 +3,7 @@
 use phalanx_ir::ops::Op;
 use phalanx_ir::{Builder, DType, Mesh, Phase, Program, Role, TensorType, ValueId};
 use phalanx_reference::{ReferenceError, Tensor, run};
-
-use crate::support::{ids, tensor};
+use phalanx_testing::{ids, tensor};
 
 fn sum() -> Program {
     let b = Builder::new("sum", DType::F64);

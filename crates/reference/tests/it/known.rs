@@ -7,8 +7,9 @@ use phalanx_ir::ops::{
 };
 use phalanx_ir::{Builder, DType, Mesh, Role};
 use phalanx_reference::{Data, Tensor, run, run_values};
+use phalanx_testing::{ids, normal, tensor};
 
-use crate::support::{assert_close, eval, ids, normal, tensor};
+use crate::support::{assert_close, eval};
 
 const TIGHT: f64 = 1e-14;
 

@@ -3,12 +3,13 @@
 
 use phalanx_ir::DType;
 use phalanx_ir::ops::{
-    AdamW, Attention, AttentionKind, LayerNorm, RmsNorm, RopeScaling, Rotary, Sgd,
+    AdamW, Attention, AttentionKind, Decay, LayerNorm, RmsNorm, RopeScaling, Rotary, Sgd,
 };
 use phalanx_ir::random::keeps;
 use phalanx_reference::Tensor;
+use phalanx_testing::{ids, normal, tensor};
 
-use crate::support::{assert_close, eval, ids, normal, tensor, wave};
+use crate::support::{assert_close, eval, wave};
 
 const TIGHT: f64 = 1e-14;
 
@@ -178,18 +179,18 @@ fn descend(states: usize, op: impl Into<phalanx_ir::Op>) -> Vec<Tensor> {
 #[test]
 #[rustfmt::skip]
 fn updates_as_in_pytorch() {
-    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1, narrow: None };
+    let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: Decay::all(0.1), narrow: None };
     let got = descend(2, adamw);
     assert_close(&got[0], &[0.19784795401869154, -0.9255721839556388, 1.653296427267954], 1e-13);
     assert_close(&got[1], &[0.02805, -0.0561, 0.08414999999999997], TIGHT);
     assert_close(&got[2], &[0.0017128125000000019, 0.0068512500000000075, 0.01541531250000001], TIGHT);
-    let sgd = Sgd { momentum: 0.9, nesterov: false, decay: 0.01, narrow: None };
+    let sgd = Sgd { momentum: 0.9, nesterov: false, decay: Decay::all(0.01), narrow: None };
     let got = descend(1, sgd);
     assert_close(&got[0], &[0.44967639449999997, -1.1479514887500002, 1.8462265830000002], TIGHT);
     assert_close(&got[1], &[0.293791055, -0.5943476125, 0.89490417], TIGHT);
     let got = descend(1, Sgd { nesterov: true, ..sgd });
     assert_close(&got[0], &[0.42327500627549997, -1.09454123783625, 1.765807469397], TIGHT);
-    let got = descend(1, Sgd { momentum: 0.0, decay: 0.0, ..sgd });
+    let got = descend(1, Sgd { momentum: 0.0, decay: Decay::all(0.0), ..sgd });
     assert_close(&got[0], &[0.47, -1.19, 1.91], TIGHT);
 }
 
@@ -205,7 +206,8 @@ fn a_master_gives_its_narrow_copy() {
         ("step", scalar(1.0)),
         ("clip", scalar(1.0)),
     ];
-    let op = Sgd { momentum: 0.9, nesterov: false, decay: 0.0, narrow: Some(DType::Bf16) };
+    let op =
+        Sgd { momentum: 0.9, nesterov: false, decay: Decay::all(0.0), narrow: Some(DType::Bf16) };
     let got = eval(&inputs, |b, v| b.apply_all(op, v));
     assert_close(&got[0], &[0.97, 2.07], 1e-7);
     assert_eq!(got[2].dtype(), DType::Bf16);

@@ -1,23 +1,8 @@
 //! What the tests share: fillings, and programs of one expression.
 
-use phalanx_ir::random::Stream;
 use phalanx_ir::{Builder, DType, Role, Tensor as Value, TensorType};
 use phalanx_reference::{Tensor, run};
-
-/// Normal numbers that differ from name to name.
-pub(crate) fn normal(name: &str, shape: &[usize]) -> Tensor {
-    Tensor::normal(DType::F64, shape, Stream::named(17, name))
-}
-
-/// A tensor of `f64`.
-pub(crate) fn tensor(shape: &[usize], values: &[f64]) -> Tensor {
-    Tensor::from_f64(shape, values).unwrap()
-}
-
-/// A tensor of `i32`.
-pub(crate) fn ids(shape: &[usize], values: &[i32]) -> Tensor {
-    Tensor::from_i32(shape, values).unwrap()
-}
+use phalanx_testing::tensor;
 
 /// sin(0.37·i), a deterministic filling that other programs reproduce easily.
 pub(crate) fn wave(shape: &[usize], scale: f64, shift: f64) -> Tensor {

@@ -1,13 +1,17 @@
 //! Binding the ports of runs to buffers.
 
-use super::{
-    Action, BTreeMap, Buffer, BufferId, Category, Compiled, Contribution, DType, Kind, Lane, Model,
-    Part, Program, Role, Script, ScriptError, Source, Step, Unit, View, Write,
-};
-use crate::action::Run;
+use std::collections::{BTreeMap, BTreeSet};
+
 use phalanx_autodiff::{boundary_name, cotangent_name};
-use phalanx_ir::Port;
-use std::collections::BTreeSet;
+use phalanx_ir::{DType, Model, Port, Program, Role};
+
+use super::Compiled;
+use crate::action::{
+    Action, Buffer, BufferId, Category, Contribution, Kind, Lane, Run, Script, Source, View, Write,
+};
+use crate::error::ScriptError;
+use crate::schedule::{Part, Turn};
+use crate::unit::Unit;
 
 /// By parameter: the view that holds it in its unit's buffer.
 pub(super) struct Places(Vec<Option<View>>);
@@ -15,97 +19,88 @@ pub(super) struct Places(Vec<Option<View>>);
 impl Places {
     /// Places in one buffer for each unit, whose elements have this type.
     pub(super) fn new(model: &Model, units: &[Unit], buffers: &[BufferId], dtype: DType) -> Self {
-        let mut views = vec![None; model.params().len()];
+        let mut places = Self(vec![None; model.params().len()]);
         for (unit, &buffer) in units.iter().zip(buffers) {
-            for member in &unit.members {
-                views[member.param] = Some(View { buffer, offset: member.offset * dtype.size() });
-            }
+            places.set(unit, buffer, dtype);
         }
-        Self(views)
+        places
+    }
+
+    /// Places the members of a unit in another buffer.
+    pub(super) fn set(&mut self, unit: &Unit, buffer: BufferId, dtype: DType) {
+        for member in &unit.members {
+            self.0[member.param] = Some(View { buffer, offset: member.offset * dtype.size() });
+        }
     }
 }
 
 pub(super) struct Binder<'a> {
     model: &'a Model,
     compiled: &'a Compiled,
-    script: Script,
+    pub(super) script: Script,
     names: BTreeMap<String, BufferId>,
-    weights: Places,
-    /// None in scripts that only run forward.
-    gradients: Option<Places>,
-    /// Views that something was already added to, by buffer and offset.
-    begun: BTreeSet<(BufferId, usize)>,
+    /// Where the next run finds its parameters.
+    pub(super) weights: Places,
+    /// Where it forms their gradients; none in scripts that only run forward.
+    pub(super) gradients: Option<Places>,
+    /// Views that something was already written to, by buffer and offset.
+    pub(super) begun: BTreeSet<(BufferId, usize)>,
 }
 
 impl<'a> Binder<'a> {
-    pub(super) fn new(
-        model: &'a Model,
-        compiled: &'a Compiled,
-        weights: Places,
-        gradients: Option<Places>,
-        script: Script,
-    ) -> Self {
+    pub(super) fn new(model: &'a Model, compiled: &'a Compiled, script: Script) -> Self {
         let names = (script.buffers.iter().enumerate())
             .map(|(i, b)| (b.name.clone(), BufferId(i)))
             .collect();
-        Self { model, compiled, script, names, weights, gradients, begun: BTreeSet::new() }
+        let weights = Places::new(model, &[], &[], DType::F32);
+        Self { model, compiled, script, names, weights, gradients: None, begun: BTreeSet::new() }
     }
 
-    /// Appends the run of one step of the schedule.
-    pub(super) fn step(&mut self, step: Step) -> Result<(), ScriptError> {
-        let instance = &self.model.instances()[step.instance];
+    /// Appends the run of one turn of the schedule.
+    pub(super) fn turn(&mut self, turn: Turn) -> Result<(), ScriptError> {
+        let instance = &self.model.instances()[turn.instance];
         let compiled = self.compiled;
-        let program = compiled.program(instance.segment, step.part);
+        let program = compiled.program(instance.segment, turn.part);
         let mut run = Run {
             program: self.script.program(program),
             inputs: Vec::new(),
             outputs: Vec::new(),
             contributes: Vec::new(),
         };
+        let backward = matches!(turn.part, Part::B | Part::W | Part::BW);
         for port in program.inputs() {
-            let view = self.input(step, program, port)?;
+            let view = self.input(turn, program, port)?;
+            // A boundary value that a backward reads counts as a residual.
+            if backward && port.role == Role::Boundary {
+                self.script.buffers[view.buffer.0].category = Category::Residuals;
+            }
             run.inputs.push(view);
         }
         for (index, port) in program.outputs().iter().enumerate() {
-            let view = self.output(step, program, port)?;
+            let view = self.output(turn, program, port)?;
             let summed = matches!(port.role, Role::Gradient | Role::Cotangent);
             let first = self.begun.insert((view.buffer, view.offset));
             let write = if summed && !first { Write::Add } else { Write::Overwrite };
             run.outputs.push((view, write));
             if port.role == Role::Gradient {
-                let (instance, microbatch) = (step.instance, step.microbatch);
-                let param = self.param(step.instance, &port.name)?;
+                let (instance, microbatch) = (turn.instance, turn.microbatch);
+                let param = self.param(turn.instance, &port.name)?;
                 run.contributes.push((index, Contribution { param, instance, microbatch }));
             }
         }
-        let label = format!("{} {} mb {}", instance.name, step.part, step.microbatch);
+        let label = format!("{} {} mb {}", instance.name, turn.part, turn.microbatch);
         let kind = Kind::Run(run);
         self.script.actions.push(Action { label, lane: Lane::Compute, kind, after: vec![] });
         Ok(())
     }
 
-    /// The finished script. A boundary value that a backward reads counts as a residual.
-    pub(super) fn finish(mut self, steps: &[Step]) -> Result<Script, ScriptError> {
-        for (step, action) in steps.iter().zip(&self.script.actions) {
-            let backward = matches!(step.part, Part::B | Part::W | Part::BW);
-            let Some(run) = action.run() else { continue };
-            let program = &self.script.programs[run.program.0].program;
-            for (port, view) in program.inputs().iter().zip(&run.inputs) {
-                if backward && port.role == Role::Boundary {
-                    self.script.buffers[view.buffer.0].category = Category::Residuals;
-                }
-            }
-        }
-        Ok(self.script)
-    }
-
-    fn input(&mut self, step: Step, program: &Program, port: &Port) -> Result<View, ScriptError> {
-        let mb = step.microbatch;
-        let own = &self.model.instances()[step.instance].name;
+    fn input(&mut self, turn: Turn, program: &Program, port: &Port) -> Result<View, ScriptError> {
+        let mb = turn.microbatch;
+        let own = &self.model.instances()[turn.instance].name;
         let bytes = program.ty(port.value).local_bytes(program.mesh());
         let (name, category, source) = match port.role {
             Role::Param => {
-                return self.place(Some(&self.weights), step.instance, &port.name);
+                return self.place(Some(&self.weights), turn.instance, &port.name);
             }
             Role::Data => (format!("{}@mb{mb}", port.name), Category::Inputs, Source::Host),
             // A random key tells instances and micro-batches apart; other numbers are the step's.
@@ -114,7 +109,7 @@ impl<'a> Binder<'a> {
             }
             Role::Scalar => (port.name.clone(), Category::Inputs, Source::Host),
             Role::Boundary => {
-                let producer = self.producer(step.instance, &port.name)?;
+                let producer = self.producer(turn.instance, &port.name)?;
                 let name = format!("{producer}/{}@mb{mb}", port.name);
                 (name, Category::Workspace, Source::Script)
             }
@@ -122,7 +117,7 @@ impl<'a> Binder<'a> {
                 (format!("{own}/{}@mb{mb}", port.name), Category::Residuals, Source::Script)
             }
             Role::Cotangent => {
-                self.is_differentiated(step.instance, boundary_of(port)?)?;
+                self.is_differentiated(turn.instance, boundary_of(port)?)?;
                 (format!("{own}/{}@mb{mb}", port.name), Category::Workspace, Source::Script)
             }
             Role::Gradient | Role::State | Role::Loss | Role::Probe => {
@@ -136,16 +131,16 @@ impl<'a> Binder<'a> {
         Ok(self.whole(name, category, bytes, source))
     }
 
-    fn output(&mut self, step: Step, program: &Program, port: &Port) -> Result<View, ScriptError> {
-        let mb = step.microbatch;
-        let own = &self.model.instances()[step.instance].name;
+    fn output(&mut self, turn: Turn, program: &Program, port: &Port) -> Result<View, ScriptError> {
+        let mb = turn.microbatch;
+        let own = &self.model.instances()[turn.instance].name;
         let bytes = program.ty(port.value).local_bytes(program.mesh());
         let (name, category, source) = match port.role {
             Role::Gradient => {
-                return self.place(self.gradients.as_ref(), step.instance, &port.name);
+                return self.place(self.gradients.as_ref(), turn.instance, &port.name);
             }
             Role::Cotangent => {
-                let producer = self.producer(step.instance, boundary_of(port)?)?;
+                let producer = self.producer(turn.instance, boundary_of(port)?)?;
                 let name = format!("{producer}/{}@mb{mb}", port.name);
                 (name, Category::Workspace, Source::Script)
             }

@@ -1,23 +1,24 @@
 //! The end of a step: the loss, the global gradient norm, the clip coefficient, the updates.
 
-use phalanx_ir::ops::{AdamW, Sgd, SumSquares, UnaryKind};
-use phalanx_ir::{Builder, DType, Program, Role, Tensor, TensorType};
+use std::collections::BTreeSet;
+
+use phalanx_ir::ops::{Collective, CollectiveKind, SumSquares, UnaryKind};
+use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor, TensorType};
 
 use super::{
-    Action, Buffer, BufferId, Category, Kind, Lane, Optimizer, Precision, Script, ScriptError,
-    Source, Unit, UnitBuffers, View, Write,
+    Action, Buffer, BufferId, Category, Held, Kind, Lane, Precision, Ranks, Run, Script,
+    ScriptError, Sharded, Source, Training, Unit, UnitBuffers, View, Write, hold, programs,
 };
-use crate::action::Run;
 
-/// Appends the norm and the updates; returns where loss and gradient norm are found.
+/// Appends the norm, the updates and the gathers of new weights; returns where loss and gradient
+/// norm are found.
 pub(super) fn append(
     script: &mut Script,
     units: &[Unit],
     buffers: &[UnitBuffers],
-    precision: Precision,
-    optimizer: Optimizer,
-    clip: Option<f64>,
+    training: &Training<'_>,
 ) -> Result<(BufferId, BufferId), ScriptError> {
+    let Training { precision, optimizer, clip, ranks, .. } = *training;
     let losses = losses(script);
     let loss = result(script, "loss", precision.state);
     let grad_norm = result(script, "grad_norm", precision.state);
@@ -28,11 +29,11 @@ pub(super) fn append(
         source: Source::Script,
         padding: vec![],
     });
-    let program = norm_program(losses.len(), units, precision, clip)?;
-    let mut inputs: Vec<BufferId> = losses;
-    inputs.extend(buffers.iter().map(|b| b.gradient));
-    let outputs = [loss, grad_norm, coefficient];
-    push(script, "norm and clip", &program, &inputs, &outputs, None);
+    let program = norm_program(&losses, units, precision, clip, ranks)?;
+    let mut inputs: Vec<View> = losses.iter().map(|(buffer, _)| whole(*buffer)).collect();
+    inputs.extend(buffers.iter().map(|b| held(&b.gradient)));
+    let outputs = [loss, grad_norm, coefficient].map(whole);
+    push(script, "norm and clip", &program, inputs, &outputs, None);
 
     let scalar = |script: &mut Script, name: &str| match script.named(name) {
         Some(found) => found,
@@ -46,53 +47,90 @@ pub(super) fn append(
     };
     let (lr, step) = (scalar(script, "lr"), scalar(script, "step"));
     for (unit, b) in units.iter().zip(buffers) {
-        let program = update_program(unit, precision, optimizer)?;
-        let stored = b.master.unwrap_or(b.weights);
-        let mut inputs = vec![stored, b.gradient];
-        inputs.extend(&b.states);
-        inputs.extend([lr, step, coefficient]);
+        let program = programs::update(unit, precision, optimizer, ranks)?;
+        let own = own_weights(unit, b, ranks);
+        let stored = b.master.as_ref().map_or(own, held);
+        let mut inputs = vec![stored, held(&b.gradient)];
+        inputs.extend(b.states.iter().map(held));
+        inputs.extend([lr, step, coefficient].map(whole));
         let mut outputs = vec![stored];
-        outputs.extend(&b.states);
-        outputs.extend(b.master.map(|_| b.weights));
+        outputs.extend(b.states.iter().map(held));
+        outputs.extend(b.master.as_ref().map(|_| own));
         let label = format!("update {}", unit.name);
-        push(script, &label, &program, &inputs, &outputs, Some(b.gradient));
+        push(script, &label, &program, inputs, &outputs, Some(b.gradient.buffer));
+        if matches!(ranks.sharing.sharded(), Sharded::State | Sharded::Gradients) {
+            gather_weights(script, unit, b, own, training)?;
+        }
     }
     Ok((loss, grad_norm))
 }
 
+/// Where the part of a unit's weights lies that this rank updates.
+fn own_weights(unit: &Unit, buffers: &UnitBuffers, ranks: Ranks<'_>) -> View {
+    let offset = match ranks.sharing.sharded() {
+        Sharded::Nothing | Sharded::Weights => 0,
+        _ => hold::own(unit, ranks).start * buffers.weights.dtype.size(),
+    };
+    View { buffer: buffers.weights.buffer, offset }
+}
+
+/// Every rank has updated its part of weights that all keep whole: they exchange the parts.
+fn gather_weights(
+    script: &mut Script,
+    unit: &Unit,
+    buffers: &UnitBuffers,
+    own: View,
+    training: &Training<'_>,
+) -> Result<(), ScriptError> {
+    let program = programs::gather(unit, training.precision.weights, training.ranks)?;
+    let run = Run {
+        program: script.program(&program),
+        inputs: vec![own],
+        outputs: vec![(whole(buffers.weights.buffer), Write::Overwrite)],
+        contributes: vec![],
+    };
+    script.actions.push(Action {
+        label: format!("gather {}", unit.name),
+        lane: Lane::Gather,
+        kind: Kind::Gather(run),
+        after: vec![],
+    });
+    Ok(())
+}
+
 /// Appends the sum of the micro-batches' losses into a result of this name.
-pub(super) fn sum_losses(script: &mut Script, name: &str) -> Result<BufferId, ScriptError> {
+pub(super) fn sum_losses(
+    script: &mut Script,
+    name: &str,
+    mesh: &Mesh,
+) -> Result<BufferId, ScriptError> {
     let losses = losses(script);
-    let dtype = loss_dtype(script).unwrap_or(DType::F32);
+    let dtype = losses.first().map_or(DType::F32, |(_, ty)| ty.dtype);
     let total = result(script, name, dtype);
-    let b = Builder::new("losses", dtype);
-    let parts: Vec<Tensor<'_>> = (0..losses.len()).map(|i| loss_input(&b, i, dtype)).collect();
-    b.probe("loss", sum(&b, &parts, dtype));
+    let b = Builder::on("losses", dtype, mesh.clone());
+    let parts = loss_inputs(&b, &losses);
+    let sum = sum(&b, &parts, dtype);
+    let axes: Vec<Axis> = sum.ty().layout.partial().iter().copied().collect();
+    b.probe("loss", all_reduce(sum, &axes));
     let program = b.finish()?;
-    push(script, "sum of losses", &program, &losses, &[total], None);
+    let inputs = losses.iter().map(|(buffer, _)| whole(*buffer)).collect();
+    push(script, "sum of losses", &program, inputs, &[whole(total)], None);
     Ok(total)
 }
 
-/// The buffers of the losses that the script's runs give.
-fn losses(script: &Script) -> Vec<BufferId> {
+/// The buffers of the losses that the script's runs give, and their types.
+fn losses(script: &Script) -> Vec<(BufferId, TensorType)> {
     let mut losses = Vec::new();
     for action in &script.actions {
         let Some(run) = action.run() else { continue };
         let program = &script.programs[run.program.0].program;
         for (port, (view, _)) in program.outputs().iter().zip(&run.outputs) {
             if port.role == Role::Loss {
-                losses.push(view.buffer);
+                losses.push((view.buffer, program.ty(port.value).clone()));
             }
         }
     }
     losses
-}
-
-fn loss_dtype(script: &Script) -> Option<DType> {
-    let programs = script.programs.iter().map(|e| &e.program);
-    programs
-        .filter_map(|p| p.outputs_with(Role::Loss).next().map(|port| p.ty(port.value).dtype))
-        .next()
 }
 
 fn result(script: &mut Script, name: &str, dtype: DType) -> BufferId {
@@ -105,19 +143,26 @@ fn result(script: &mut Script, name: &str, dtype: DType) -> BufferId {
     })
 }
 
+fn whole(buffer: BufferId) -> View {
+    View { buffer, offset: 0 }
+}
+
+fn held(held: &Held) -> View {
+    View { buffer: held.buffer, offset: held.at * held.dtype.size() }
+}
+
 fn push(
     script: &mut Script,
     label: &str,
     program: &Program,
-    inputs: &[BufferId],
-    outputs: &[BufferId],
+    inputs: Vec<View>,
+    outputs: &[View],
     updates: Option<BufferId>,
 ) {
-    let view = |&buffer: &BufferId| View { buffer, offset: 0 };
     let run = Run {
         program: script.program(program),
-        inputs: inputs.iter().map(view).collect(),
-        outputs: outputs.iter().map(|b| (view(b), Write::Overwrite)).collect(),
+        inputs,
+        outputs: outputs.iter().map(|view| (*view, Write::Overwrite)).collect(),
         contributes: vec![],
     };
     let kind = match updates {
@@ -128,8 +173,9 @@ fn push(
     script.actions.push(Action { label, lane: Lane::Compute, kind, after: vec![] });
 }
 
-fn loss_input<'b>(b: &'b Builder, index: usize, dtype: DType) -> Tensor<'b> {
-    b.input(&format!("loss{index}"), Role::Loss, TensorType::new(dtype, []))
+fn loss_inputs<'b>(b: &'b Builder, losses: &[(BufferId, TensorType)]) -> Vec<Tensor<'b>> {
+    let numbered = losses.iter().enumerate();
+    numbered.map(|(i, (_, ty))| b.input(&format!("loss{i}"), Role::Loss, ty.clone())).collect()
 }
 
 fn sum<'b>(b: &'b Builder, parts: &[Tensor<'b>], dtype: DType) -> Tensor<'b> {
@@ -139,24 +185,41 @@ fn sum<'b>(b: &'b Builder, parts: &[Tensor<'b>], dtype: DType) -> Tensor<'b> {
 
 /// The loss is the sum of the micro-batches' losses. The norm runs over all units; gradients are
 /// multiplied by min(1, clip / (norm + 1e-6)), as `clip_grad_norm_` of PyTorch does.
+///
+/// Each rank sums what it holds. What several ranks hold alike counts on one of them, which the
+/// types see to: the sums become partial over all axes before they are added up.
 fn norm_program(
-    losses: usize,
+    losses: &[(BufferId, TensorType)],
     units: &[Unit],
     precision: Precision,
     clip: Option<f64>,
+    ranks: Ranks<'_>,
 ) -> Result<Program, ScriptError> {
     let state = precision.state;
-    let b = Builder::new("norm", state);
-    let parts: Vec<Tensor<'_>> = (0..losses).map(|i| loss_input(&b, i, state)).collect();
-    let squares: Vec<Tensor<'_>> = (units.iter())
-        .map(|unit| {
-            let ty = TensorType::unit(precision.grads, unit.elements);
-            let gradient = b.input(&format!("{}.g", unit.name), Role::Gradient, ty);
-            b.apply(SumSquares, &[gradient])
-        })
-        .collect();
-    let loss = sum(&b, &parts, state);
-    let norm = sum(&b, &squares, state).unary(UnaryKind::Sqrt);
+    let b = Builder::on("norm", state, ranks.mesh.clone());
+    let mut parts = loss_inputs(&b, losses);
+    let loss_parts = parts.len();
+    parts.extend(units.iter().map(|unit| {
+        let ty = programs::updated(unit, precision.grads, ranks);
+        let gradient = b.input(&format!("{}.g", unit.name), Role::Gradient, ty);
+        b.apply(SumSquares, &[gradient])
+    }));
+    let axes: BTreeSet<Axis> =
+        parts.iter().flat_map(|part| part.ty().layout.partial().clone()).collect();
+    let axes: Vec<Axis> = axes.into_iter().collect();
+    let parts: Vec<Tensor<'_>> = parts.into_iter().map(|part| to_partial(part, &axes)).collect();
+    let loss = sum(&b, &parts[..loss_parts], state);
+    let squares = sum(&b, &parts[loss_parts..], state);
+    let [loss, squares] = match axes.is_empty() {
+        true => [loss, squares],
+        false => {
+            // Both numbers in one exchange.
+            let both = b.concat(&[loss.reshape([1]), squares.reshape([1])], 0);
+            let both = all_reduce(both, &axes);
+            [0, 1].map(|i| both.slice(0, i, 1).reshape([]))
+        }
+    };
+    let norm = squares.unary(UnaryKind::Sqrt);
     let one = b.constant(state, [], 1.0);
     let coefficient = match clip {
         None => one,
@@ -168,35 +231,22 @@ fn norm_program(
     Ok(b.finish()?)
 }
 
-fn update_program(
-    unit: &Unit,
-    precision: Precision,
-    optimizer: Optimizer,
-) -> Result<Program, ScriptError> {
-    let b = Builder::new("update", precision.state);
-    let buffer = |name: &str, role: Role, dtype: DType| {
-        b.input(name, role, TensorType::unit(dtype, unit.elements))
-    };
-    let mut operands = vec![
-        buffer("w", Role::State, precision.state),
-        buffer("g", Role::Gradient, precision.grads),
-    ];
-    for i in 0..optimizer.states() {
-        operands.push(buffer(&format!("s{i}"), Role::State, precision.state));
+fn all_reduce<'b>(value: Tensor<'b>, axes: &[Axis]) -> Tensor<'b> {
+    if axes.is_empty() {
+        return value;
     }
-    operands.extend([b.scalar("lr"), b.scalar("step"), b.scalar("clip")]);
-    let narrow = precision.has_masters().then_some(precision.weights);
-    let off = |decay: f64| if unit.decay { decay } else { 0.0 };
-    let results = match optimizer {
-        Optimizer::AdamW { beta1, beta2, eps, decay } => {
-            b.apply_all(AdamW { beta1, beta2, eps, decay: off(decay), narrow }, &operands)
-        }
-        Optimizer::Sgd { momentum, nesterov, decay } => {
-            b.apply_all(Sgd { momentum, nesterov, decay: off(decay), narrow }, &operands)
-        }
-    };
-    for (i, value) in results.iter().enumerate() {
-        b.port(&format!("o{i}"), Role::State, *value);
+    let (kind, axes) = (CollectiveKind::AllReduce, axes.to_vec());
+    value.builder().apply(Collective { kind, axes, start: false }, &[value])
+}
+
+/// Over the axes that a value is complete over, the first rank keeps it and the others hold zero.
+fn to_partial<'b>(value: Tensor<'b>, axes: &[Axis]) -> Tensor<'b> {
+    let layout = value.ty().layout;
+    let axes: Vec<Axis> =
+        axes.iter().copied().filter(|axis| !layout.partial().contains(axis)).collect();
+    if axes.is_empty() {
+        return value;
     }
-    Ok(b.finish()?)
+    let kind = CollectiveKind::ToPartial;
+    value.builder().apply(Collective { kind, axes, start: false }, &[value])
 }

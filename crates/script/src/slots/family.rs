@@ -21,7 +21,7 @@ impl<'a> Families<'a> {
         let mut origin: Vec<usize> = (0..n).collect();
         let (mut maker, mut readers, mut returned) = (vec![None; n], vec![0; n], vec![0; n]);
         for (index, instr) in program.instrs().iter().enumerate() {
-            let view = instr.op.is_view();
+            let view = super::is_same_memory(instr);
             for (result, value) in instr.outputs.iter().enumerate() {
                 maker[value.index()] = Some((index, result));
                 if view {

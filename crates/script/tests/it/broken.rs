@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use phalanx_ir::ops::AttentionKind;
+use phalanx_ir::ops::{AttentionKind, Collective, CollectiveKind};
 use phalanx_ir::{Axis, Builder, DType, Init, Mesh, Model, Param, Phase, Program, Role};
 use phalanx_models::{Architecture, BatchShape};
 use phalanx_reference::ReferenceEngine;
 use phalanx_script::action::Entry;
 use phalanx_script::{
-    Action, BufferId, HappensBefore, Kind, Lane, ProgramId, Run, Script, Slots, Write, accumulate,
-    check, train_script, units,
+    Action, BufferId, HappensBefore, Kind, Lane, ProgramId, Ranks, Run, Script, Slots, Training,
+    View, Write, accumulate, check, train_script,
 };
 use phalanx_testing::{Rig, Setup, compile, gpt};
 
@@ -31,7 +31,7 @@ fn the_script_is_good() {
 /// What is done to the script, and what the error must say.
 type Case = (&'static str, fn(&mut Script), &'static str);
 
-const CASES: [Case; 24] = [
+const CASES: [Case; 25] = [
     (
         "an overwrite that loses what is there",
         |s| run(s, "blocks.0 BW mb 1").outputs[1].1 = Write::Overwrite,
@@ -66,7 +66,7 @@ const CASES: [Case; 24] = [
     ),
     (
         "an update before the last contribution",
-        |s| before(s, "update blocks.0.decay", "blocks.0 BW mb 1"),
+        |s| before(s, "update blocks.0", "blocks.0 BW mb 1"),
         "lacks the contribution of parameter",
     ),
     (
@@ -74,39 +74,51 @@ const CASES: [Case; 24] = [
         |s| before(s, "norm and clip", "embed BW mb 1"),
         "lacks the contribution of parameter `embed`",
     ),
-    (
-        "an update of a partial sum",
-        |s| partial(s, "blocks.0.decay"),
-        "is still a partial sum over `dp`",
-    ),
+    ("an update of a partial sum", |s| partial(s, "blocks.0"), "is still a partial sum over `dp`"),
     (
         "a norm of a partial sum, reduced only afterwards",
         |s| {
-            let unit = gradient(s, "blocks.0.decay");
-            partial(s, "blocks.0.decay");
+            let unit = gradient(s, "blocks.0");
+            partial(s, "blocks.0");
             let place = at(s, "norm and clip") + 1;
-            s.actions.insert(place, reduce(unit));
+            let sum = reduce(s, unit);
+            s.actions.insert(place, sum);
         },
         "is still a partial sum over `dp`",
     ),
     (
         "a sum over an axis twice",
         |s| {
-            let unit = gradient(s, "blocks.0.decay");
-            partial(s, "blocks.0.decay");
+            let unit = gradient(s, "blocks.0");
+            partial(s, "blocks.0");
             let place = at(s, "norm and clip");
-            s.actions.insert(place, reduce(unit));
-            s.actions.insert(place, reduce(unit));
+            for _ in 0..2 {
+                let sum = reduce(s, unit);
+                s.actions.insert(place, sum);
+            }
         },
         "is not a partial sum over `dp`",
     ),
     (
+        "a sum over ranks before the last contribution",
+        |s| {
+            let unit = gradient(s, "blocks.0");
+            partial(s, "blocks.0");
+            let place = at(s, "blocks.0 BW mb 1");
+            let sum = reduce(s, unit);
+            s.actions.insert(place, sum);
+        },
+        "lacks the contribution of parameter",
+    ),
+    (
         "a contribution after the sum over ranks",
         |s| {
-            let unit = gradient(s, "blocks.0.decay");
-            partial(s, "blocks.0.decay");
-            let place = at(s, "blocks.0 BW mb 1");
-            s.actions.insert(place, reduce(unit));
+            let unit = gradient(s, "blocks.0");
+            partial(s, "blocks.0");
+            let again = s.actions[at(s, "blocks.0 BW mb 1")].clone();
+            let place = at(s, "norm and clip");
+            let sum = reduce(s, unit);
+            s.actions.splice(place..place, [sum, again]);
         },
         "was already summed over ranks",
     ),
@@ -120,13 +132,13 @@ const CASES: [Case; 24] = [
     ),
     (
         "a gradient that nothing uses",
-        |s| drop(s.actions.remove(at(s, "update blocks.0.plain"))),
+        |s| drop(s.actions.remove(at(s, "update head"))),
         "was formed, but nothing is updated by it",
     ),
     (
         "a write to a gradient that says nothing of what it contributes",
         |s| {
-            let unit = gradient(s, "blocks.0.decay");
+            let unit = gradient(s, "blocks.0");
             let norm = run(s, "norm and clip");
             norm.outputs[0].0.buffer = unit;
         },
@@ -154,27 +166,27 @@ const CASES: [Case; 24] = [
     (
         "an update that does not read its gradient",
         |s| {
-            let unit = gradient(s, "blocks.0.plain");
-            let other = gradient(s, "blocks.0.decay");
-            let inputs = &mut run(s, "update blocks.0.plain").inputs;
+            let unit = gradient(s, "head");
+            let other = gradient(s, "blocks.0");
+            let inputs = &mut run(s, "update head").inputs;
             inputs.iter_mut().filter(|v| v.buffer == unit).for_each(|v| v.buffer = other);
         },
-        "it does not read `blocks.0.plain/gradient`",
+        "it does not read `head/gradient`",
     ),
     (
         "an update that reads another gradient too, before its last contribution",
         |s| {
-            let other = gradient(s, "embed.decay");
-            before(s, "update head.plain", "embed BW mb 1");
-            run(s, "update head.plain").inputs[2].buffer = other;
+            let other = gradient(s, "embed");
+            before(s, "update head", "embed BW mb 1");
+            run(s, "update head").inputs[2].buffer = other;
         },
-        "`embed.decay/gradient` lacks the contribution of parameter `embed`",
+        "`embed/gradient` lacks the contribution of parameter `embed`",
     ),
     (
         "an update that writes to a gradient",
         |s| {
-            let unit = gradient(s, "blocks.0.decay");
-            run(s, "update blocks.0.decay").outputs[1].0.buffer = unit;
+            let unit = gradient(s, "blocks.0");
+            run(s, "update blocks.0").outputs[1].0.buffer = unit;
         },
         "without saying what it contributes",
     ),
@@ -225,10 +237,11 @@ fn broken_scripts_are_refused() {
 #[test]
 fn a_partial_gradient_that_is_summed_once_is_accepted() {
     let mut script = good();
-    let unit = gradient(&script, "blocks.0.decay");
-    partial(&mut script, "blocks.0.decay");
+    let unit = gradient(&script, "blocks.0");
+    partial(&mut script, "blocks.0");
     let place = at(&script, "norm and clip");
-    script.actions.insert(place, reduce(unit));
+    let sum = reduce(&mut script, unit);
+    script.actions.insert(place, sum);
     check(&script).unwrap();
 }
 
@@ -266,15 +279,15 @@ fn a_boundary_value_that_leads_nowhere_is_refused() {
     model.append("first", segments[0], BTreeMap::from([("w".to_owned(), w)])).unwrap();
     model.append("last", segments[1], BTreeMap::new()).unwrap();
     let setup = Setup::new(DType::F32);
-    let Err(error) = train_script(
-        &model,
-        &compile(&model, DType::F32, setup.recompute),
-        &accumulate(2, 1),
-        &units(&model),
-        setup.precision,
-        setup.optimizer,
-        None,
-    ) else {
+    let Err(error) = train_script(&Training {
+        model: &model,
+        compiled: &compile(&model, DType::F32, setup.recompute),
+        turns: &accumulate(2, 1),
+        precision: setup.precision,
+        optimizer: setup.optimizer,
+        clip: None,
+        ranks: Ranks::alone(),
+    }) else {
         panic!("it is accepted");
     };
     let text = error.to_string();
@@ -315,7 +328,7 @@ fn partial(script: &mut Script, unit: &str) {
         }
         let program = ProgramId(script.programs.len());
         script.programs.push(Entry { program: new, slots: Slots::default() });
-        let (Kind::Run(run) | Kind::Update { run, .. }) = &mut script.actions[index].kind else {
+        let Some(run) = script.actions[index].run_mut() else {
             panic!("it runs a program");
         };
         run.program = program;
@@ -333,7 +346,7 @@ fn at(script: &Script, label: &str) -> usize {
 
 fn run<'s>(script: &'s mut Script, label: &str) -> &'s mut Run {
     let index = at(script, label);
-    let (Kind::Run(run) | Kind::Update { run, .. }) = &mut script.actions[index].kind else {
+    let Some(run) = script.actions[index].run_mut() else {
         panic!("`{label}` runs no program");
     };
     let program = &script.programs[run.program.0].program;
@@ -355,11 +368,26 @@ fn before(script: &mut Script, label: &str, other: &str) {
     script.actions.insert(place, action);
 }
 
-fn reduce(gradient: BufferId) -> Action {
+/// Sums a gradient over `dp` where it lies.
+fn reduce(script: &mut Script, gradient: BufferId) -> Action {
+    let mesh = Mesh::new([("dp", 2)]).unwrap();
+    let b = Builder::on("reduce", DType::F32, mesh);
+    let elements = script.buffers[gradient.0].bytes / 4;
+    let formed = b.typed("formed", Role::Gradient, &format!("f32[*{elements}]{{P:dp}}"));
+    let kind = CollectiveKind::AllReduce;
+    let sum = b.apply(Collective { kind, axes: vec![dp()], start: false }, &[formed]);
+    b.port("gradient", Role::Gradient, sum);
+    let view = View { buffer: gradient, offset: 0 };
+    let run = Run {
+        program: script.program(&b.finish().unwrap()),
+        inputs: vec![view],
+        outputs: vec![(view, Write::Overwrite)],
+        contributes: vec![],
+    };
     Action {
         label: "reduce".to_owned(),
         lane: Lane::Reduce,
-        kind: Kind::Reduce { gradient, axes: vec![dp()] },
+        kind: Kind::Reduce { run, from: gradient, into: gradient },
         after: vec![],
     }
 }

@@ -6,23 +6,32 @@
 mod allgather_kv;
 mod automatic;
 mod data;
+mod ddp;
 mod find;
+mod fsdp;
 mod megatron;
 mod sequence;
 mod ulysses;
+mod weight_update;
+mod zero;
 
-use phalanx_ir::{Mesh, Program};
+use phalanx_ir::{Axis, Mesh, Program};
 
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
+use crate::sharing::Sharing;
 use crate::split::Split;
 
 pub use allgather_kv::AllGatherKv;
 pub use automatic::Automatic;
 pub use data::Data;
+pub use ddp::Ddp;
+pub use fsdp::Fsdp;
 pub use megatron::Megatron;
 pub use sequence::Sequence;
 pub use ulysses::Ulysses;
+pub use weight_update::WeightUpdateSharding;
+pub use zero::Zero;
 
 /// A rule that annotates the values of a segment.
 pub trait Strategy {
@@ -36,4 +45,15 @@ pub trait Strategy {
 
     /// Annotates a segment.
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError>;
+
+    /// Says how ranks that hold the same parameters share them; the mesh has its splits.
+    fn share(&self, _mesh: &Mesh, _sharing: &mut Sharing) -> Result<(), SpmdError> {
+        Ok(())
+    }
+}
+
+/// The parts of these axes that the mesh has and that hold more than one rank, in order.
+fn present(mesh: &Mesh, axes: &[&str]) -> Vec<Axis> {
+    let atoms = axes.iter().flat_map(|axis| mesh.expand(axis).unwrap_or_default());
+    atoms.filter(|&atom| mesh.size(atom).is_some_and(|n| n > 1)).collect()
 }

@@ -1,15 +1,21 @@
-//! The key table as text for people: what `phalanx help config` prints.
+//! The key table as text for people: what `phalanx config` prints.
 
-use super::{SECTIONS, keys};
+use super::{SECTIONS, keys, preset};
 
-/// Every key with its default, what it accepts and what it does, section by section.
+/// How the sources of a configuration lie over one another, then every key with its default, what
+/// it accepts and what it does, section by section.
 pub fn listing() -> String {
-    let mut text = String::new();
+    let names: Vec<&str> = preset::names().collect();
+    let mut text = format!(
+        "A configuration is a preset, changed by a TOML file, changed by --set key=value.\n\
+         A file names its preset in its first line, preset = \"NAME\", unless --preset does. A file\n\
+         that names none starts from \"{}\"; but one with a [model] of its own starts from the\n\
+         defaults below. Presets: {}.\n",
+        preset::DEFAULT,
+        names.join(", "),
+    );
     for section in SECTIONS {
-        if !text.is_empty() {
-            text.push('\n');
-        }
-        text += &format!("[{section}]\n");
+        text += &format!("\n[{section}]\n");
         for key in keys().filter(|key| key.section() == section) {
             let doc: Vec<&str> = key.doc.split_whitespace().collect();
             text += &format!("  {:<22} {}\n", key.field(), doc.join(" "));

@@ -37,7 +37,7 @@ pub use sources::Sources;
 pub use train::Train;
 
 use crate::error::{Error, Place, Problem, Result};
-use values::Values;
+use values::{Given, Values};
 
 /// The sections, in the order of the documentation.
 pub const SECTIONS: [&str; 7] = ["model", "data", "train", "optim", "precision", "parallel", "run"];
@@ -75,19 +75,39 @@ pub struct Loaded {
     pub config: Config,
     /// What a run of it is called when it is given no name: the file's or the preset's name.
     pub label: String,
-    places: BTreeMap<&'static str, Place>,
+    /// The preset under all that the user wrote, if there was one.
+    pub preset: Option<String>,
+    given: BTreeMap<&'static str, Given>,
 }
 
 impl Loaded {
     /// Where the value of `key` was written; a default was written nowhere. What is found out
     /// later about a value, such as a missing data file, can so be told with file and line.
     pub fn place(&self, key: &str) -> Option<&Place> {
-        self.places.get(key)
+        self.given.get(key).map(|given| &given.place)
+    }
+
+    /// What the configuration is called, and what it lies on.
+    pub fn origin(&self) -> String {
+        match &self.preset {
+            Some(preset) if *preset == self.label => format!("preset {preset}"),
+            Some(preset) => format!("{}, over preset {preset}", self.label),
+            None => format!("{}, over the defaults of `phalanx config`", self.label),
+        }
+    }
+
+    /// Whether the user wrote the value of `key`, in a file or on the command line.
+    pub fn by_user(&self, key: &str) -> bool {
+        self.given.get(key).is_some_and(|given| given.by_user)
     }
 
     /// A problem with the value of `key`, with the place it was written at.
     pub fn problem(&self, key: &str, message: impl Into<String>) -> Problem {
-        let problem = Problem::new(message);
+        self.located(key, Problem::new(message))
+    }
+
+    /// A problem with the place that the value of `key` was written at.
+    pub fn located(&self, key: &str, problem: Problem) -> Problem {
         match self.place(key) {
             Some(place) => problem.at(place.clone()),
             None => problem,
@@ -103,8 +123,8 @@ impl Config {
         if !values.problems.is_empty() {
             return Err(Error::Refused(values.problems));
         }
-        let places = values.given.into_iter().map(|(key, given)| (key, given.place));
-        Ok(Loaded { config, label: sources.label(), places: places.collect() })
+        let Values { given, preset, .. } = values;
+        Ok(Loaded { config, label: sources.label(), preset, given })
     }
 
     /// The configuration as TOML, every key included. It parses back to the same configuration.
@@ -136,8 +156,12 @@ impl Config {
         let parallel = Parallel::read(values);
         let run = Run::read(values, cores, parallel.ranks());
         let data = Data::read(values, run.seed);
-        let train = Train::read(values);
+        let mut train = Train::read(values);
         let model = Model::read(values, train.seq_len);
+        // What a preset or the table says of the length suits their models, not this one's.
+        if !values.by_user("train.seq_len") {
+            train.seq_len = train.seq_len.min(model.context);
+        }
         let optim = Optim::read(values, train.steps);
         let precision = Precision::read(values);
         let mut config = Config { model, data, train, optim, precision, parallel, run };

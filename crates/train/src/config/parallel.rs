@@ -245,26 +245,30 @@ impl Parallel {
         [self.tp, self.cp, self.dp, self.pp].into_iter().fold(Count::MIN, Count::saturating_mul)
     }
 
+    /// Refuses kinds of context parallelism that do not exist yet.
+    fn check_cp_kind(&self, values: &mut Values) {
+        let built = matches!(self.cp_kind, CpKind::Ulysses | CpKind::AllGather);
+        values.rule(&["parallel.cp_kind"], built, || {
+            let kind = self.cp_kind.name();
+            Problem::new(format!("parallel.cp_kind = \"{kind}\" is not built yet"))
+                .nearest("parallel.cp_kind = \"ulysses\" or \"allgather\"")
+        });
+    }
+
     /// Refuses every value whose system does not exist yet. Each entry goes with the work that
     /// builds its system.
     pub(crate) fn check_built(&self, values: &mut Values) {
+        self.check_cp_kind(values);
         let written = self.write();
         for (key, system, works) in [
-            ("parallel.dp", "data parallelism", "1"),
-            ("parallel.tp", "tensor parallelism", "1"),
-            ("parallel.cp", "context parallelism", "1"),
             ("parallel.pp", "pipeline parallelism", "1"),
-            ("parallel.zero", "ZeRO", "0"),
-            ("parallel.sp", "sequence parallelism", "false"),
             ("parallel.tp_kind", "this kind of tensor parallelism", "\"1d\""),
             ("parallel.tp_depth", "2.5d tensor parallelism", "1"),
-            ("parallel.cp_kind", "this kind of context parallelism", "\"ulysses\""),
             ("parallel.sync", "this way of synchronising replicas", "\"ddp\""),
             ("parallel.sync_every", "averaging of replicas", "1"),
             ("parallel.schedule", "this pipeline schedule", "\"1f1b\""),
             ("parallel.warmup", "this pipeline warm-up", "\"pa\""),
             ("parallel.chunks", "pipeline parallelism in chunks", "1"),
-            ("parallel.dp_shard", "hybrid sharding", "1"),
         ] {
             // A derived value that follows another key is refused with that key, not once more.
             let given = values.given.contains_key(key);
@@ -274,7 +278,9 @@ impl Parallel {
             };
             values.rule(&[key], false, || {
                 Problem::new(format!("{key} = {value}: {system} is not built yet"))
-                    .because("this version trains on one rank, with as many threads as run.threads")
+                    .because(
+                        "this version has data, tensor, sequence and context parallelism and ZeRO",
+                    )
                     .nearest(format!("{key} = {works}"))
             });
         }

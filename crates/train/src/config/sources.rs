@@ -2,11 +2,14 @@
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::string::FromUtf8Error;
 
-use toml_edit::{Document, Item, Value};
+use toml_edit::{Document, Item, TableLike, Value};
 
 use super::key::Key;
-use super::suggest::{closest, not_a_section, unknown_key};
+use super::model::Origin;
+use super::setting::Setting;
+use super::suggest::{closest, not_a_section, not_nested, unknown_key};
 use super::values::{Given, Values};
 use super::{keys, preset};
 use crate::error::{Error, Place, Problem, Result};
@@ -15,7 +18,10 @@ use crate::error::{Error, Place, Problem, Result};
 /// defaults, the configuration of a run, a preset, values pinned by a model folder, a TOML file,
 /// single settings.
 ///
-/// Where neither a run nor a preset nor a file is named, the preset `default` is used.
+/// The preset is the one asked for with [`Sources::preset`], else the one that the file names in a
+/// line `preset = "NAME"`. Where neither names one and there is no run, it is `default`, unless the
+/// file has a `[model]` of its own: half of somebody else's model under it would be a surprise, so
+/// such a file lies on the key table's defaults alone.
 #[derive(Clone, Debug)]
 pub struct Sources {
     run: Option<PathBuf>,
@@ -104,18 +110,17 @@ impl Sources {
     pub(crate) fn gather(&self) -> Result<Values> {
         let mut values = Values::default();
         if let Some(path) = &self.run {
-            let text = read_file(path)?;
-            add_toml(&mut values, &text, &path.display().to_string(), false)?;
+            TomlSource::read(path)?.add(&mut values, false)?;
         }
-        let bare = self.run.is_none() && self.file.is_none();
-        let fallback = bare.then_some(preset::DEFAULT);
-        if let Some(name) = self.preset.as_deref().or(fallback) {
-            let text = preset::text(name).ok_or_else(|| unknown_preset(name))?;
-            add_toml(&mut values, text, &format!("preset {name}"), false)?;
+        let file = self.file.as_deref().map(TomlSource::read).transpose()?;
+        if let Some((name, place)) = self.base(file.as_ref())? {
+            let text = preset::text(&name).ok_or_else(|| unknown_preset(&name, place))?;
+            let source = TomlSource { name: format!("preset {name}"), text: text.to_owned() };
+            source.add(&mut values, false)?;
+            values.preset = Some(name);
         }
-        if let Some(path) = &self.file {
-            let text = read_file(path)?;
-            add_toml(&mut values, &text, &path.display().to_string(), true)?;
+        if let Some(file) = file {
+            file.add(&mut values, true)?;
         }
         for assignment in &self.sets {
             add_assignment(&mut values, assignment);
@@ -125,6 +130,44 @@ impl Sources {
         }
         Ok(values)
     }
+
+    /// Where initial weights come from, as far as that can be told before all else is resolved.
+    pub(crate) fn origin(&self) -> Result<Option<Origin>> {
+        let values = self.gather()?;
+        let given = values.given.get("model.from");
+        Ok(given.and_then(|given| Option::<Origin>::read(&given.value)).flatten())
+    }
+
+    /// The preset that everything else is laid over, and where it was asked for.
+    fn base(&self, file: Option<&TomlSource>) -> Result<Option<(String, Option<Place>)>> {
+        if let Some(name) = &self.preset {
+            return Ok(Some((name.clone(), None)));
+        }
+        let Some(file) = file else {
+            return Ok(self.run.is_none().then(|| (preset::DEFAULT.into(), None)));
+        };
+        let document = file.parse()?;
+        if let Some(item) = document.get(PRESET) {
+            let place = place(&file.name, line_of(&file.text, item), Some(PRESET));
+            return match item.as_str() {
+                Some(name) => Ok(Some((name.to_owned(), Some(place)))),
+                None => Err(Error::refused(no_preset_name(item, place))),
+            };
+        }
+        let model = document.get("model").and_then(Item::as_table_like);
+        let own_model = model.is_some_and(|model| !model.is_empty());
+        let stands_alone = own_model || self.run.is_some();
+        Ok((!stands_alone).then(|| (preset::DEFAULT.into(), None)))
+    }
+}
+
+/// The one key of a file that stands before its sections: the preset that the file changes.
+const PRESET: &str = "preset";
+
+/// TOML text, and what it is called in messages.
+struct TomlSource {
+    name: String,
+    text: String,
 }
 
 /// A value as people write it on a command line: TOML, or a bare word.
@@ -132,51 +175,68 @@ pub(crate) fn free_value(text: &str) -> Value {
     text.trim().parse().unwrap_or_else(|_| Value::from(text.trim()))
 }
 
-fn read_file(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|error| {
-        let problem = Problem::io("cannot read the configuration", path, &error);
-        let name = path.to_string_lossy();
-        Error::refused(match preset::text(&name) {
-            Some(_) => problem.fix(format!("{name} is a preset; ask for it with --preset {name}")),
-            None => problem.fix(format!(
-                "check the path, or start from a preset: --preset {}",
-                preset::names().collect::<Vec<_>>().join(" | ")
-            )),
+impl TomlSource {
+    fn read(path: &Path) -> Result<Self> {
+        let name = path.display().to_string();
+        let bytes = std::fs::read(path).map_err(|error| {
+            let problem = Problem::io("cannot read the configuration", path, &error);
+            Error::refused(match preset::text(&name) {
+                Some(_) => {
+                    problem.fix(format!("{name} is a preset; ask for it with --preset {name}"))
+                }
+                None => problem.fix(format!(
+                    "check the path, or start from a preset: --preset {}",
+                    preset::names().collect::<Vec<_>>().join(" | ")
+                )),
+            })
+        })?;
+        match String::from_utf8(bytes) {
+            Ok(text) => Ok(Self { name, text }),
+            Err(error) => Err(Error::refused(not_text(&name, &error))),
+        }
+    }
+
+    fn parse(&self) -> Result<Document<&str>> {
+        let Self { name, text } = self;
+        Document::parse(text.as_str()).map_err(|error| {
+            let place = place(name, error.span().map(|span| line(text, span.start)), None);
+            let problem = Problem::new("this is not valid TOML").at(place);
+            let lines = error.message().lines().map(str::to_string);
+            let problem = lines.fold(problem, Problem::because);
+            Error::refused(problem.fix("write `key = value`, with text values in double quotes"))
         })
-    })
-}
+    }
 
-fn unknown_preset(name: &str) -> Error {
-    let known: Vec<&str> = preset::names().collect();
-    let problem = Problem::new(format!("there is no preset `{name}`"))
-        .because(format!("presets: {}", known.join(", ")));
-    Error::refused(match closest(name, known) {
-        Some(near) => problem.guess(format!("`{near}`")),
-        None => problem.fix("choose one of these, or give the path of a TOML file instead"),
-    })
-}
+    /// Lays the keys over `values`.
+    fn add(&self, values: &mut Values, by_user: bool) -> Result<()> {
+        let document = self.parse()?;
+        for (section, item) in document.as_table().iter().filter(|(name, _)| *name != PRESET) {
+            let known_section = super::SECTIONS.contains(&section);
+            let table = item.as_table_like().filter(|table| known_section || !table.is_empty());
+            match table {
+                Some(table) => self.add_section(values, section, table, by_user),
+                None => {
+                    let place = place(&self.name, line_of(&self.text, item), None);
+                    values.problems.push(not_a_section(section, item, place));
+                }
+            }
+        }
+        Ok(())
+    }
 
-fn add_toml(values: &mut Values, text: &str, source: &str, by_user: bool) -> Result<()> {
-    let document = Document::parse(text).map_err(|error| {
-        let place = place(source, error.span().map(|span| line(text, span.start)), None);
-        let problem = Problem::new("this is not valid TOML").at(place);
-        let lines = error.message().lines().map(str::to_string);
-        let problem = lines.fold(problem, Problem::because);
-        Error::refused(problem.fix("write `key = value`, with text values in double quotes"))
-    })?;
-    for (section, item) in document.as_table().iter() {
-        let known_section = super::SECTIONS.contains(&section);
-        let table = item.as_table_like().filter(|table| known_section || !table.is_empty());
-        let Some(table) = table else {
-            let at = line_of(text, item);
-            values.problems.push(not_a_section(section, item, place(source, at, None)));
-            continue;
-        };
+    fn add_section(
+        &self,
+        values: &mut Values,
+        section: &str,
+        table: &dyn TableLike,
+        by_user: bool,
+    ) {
+        let text = &self.text;
         for (field, item) in table.iter() {
             let name = format!("{section}.{field}");
             let at = table.key(field).and_then(|key| key.span()).map(|span| span.start);
             let at = at.map(|start| line(text, start)).or_else(|| line_of(text, item));
-            let place = place(source, at, Some(&name));
+            let place = place(&self.name, at, Some(&name));
             match (known(&name), item) {
                 (Some(key), Item::Value(value)) => insert(values, key, value, place, by_user),
                 (Some(key), _) => values.problems.push(
@@ -184,6 +244,9 @@ fn add_toml(values: &mut Values, text: &str, source: &str, by_user: bool) -> Res
                         .at(place)
                         .because(format!("expected {}", (key.expects)())),
                 ),
+                (None, Item::Table(_)) if super::SECTIONS.contains(&section) => {
+                    values.problems.push(not_nested(section, field, item, place));
+                }
                 (None, _) => {
                     let found = item.to_string();
                     values.problems.push(unknown_key(&name, found.trim(), place));
@@ -191,7 +254,36 @@ fn add_toml(values: &mut Values, text: &str, source: &str, by_user: bool) -> Res
             }
         }
     }
-    Ok(())
+}
+
+fn unknown_preset(name: &str, place: Option<Place>) -> Error {
+    let known: Vec<&str> = preset::names().collect();
+    let mut problem = Problem::new(format!("there is no preset `{name}`"))
+        .because(format!("presets: {}", known.join(", ")));
+    problem.places.extend(place);
+    Error::refused(match closest(name, known) {
+        Some(near) => problem.guess(format!("`{near}`")),
+        None => problem.fix("choose one of these, or give the path of a TOML file instead"),
+    })
+}
+
+fn no_preset_name(item: &Item, place: Place) -> Problem {
+    let known: Vec<&str> = preset::names().collect();
+    Problem::new(format!("preset = {} is not accepted", item.to_string().trim()))
+        .at(place)
+        .because(format!("expected the name of a preset: {}", known.join(", ")))
+        .fix("preset = \"default\", above the first section")
+}
+
+fn not_text(name: &str, error: &FromUtf8Error) -> Problem {
+    let good = error.utf8_error().valid_up_to();
+    let bytes = error.as_bytes();
+    let at = bytes[..good].iter().filter(|byte| **byte == b'\n').count() + 1;
+    let found = bytes.get(good).map_or(String::new(), |byte| format!("byte 0x{byte:02x} "));
+    Problem::new(format!("this is not text: {found}at offset {good} is not UTF-8"))
+        .at(place(name, Some(at), None))
+        .because("a configuration is TOML, which is UTF-8 text")
+        .fix("save the file as UTF-8, or name another file")
 }
 
 fn add_assignment(values: &mut Values, assignment: &str) {
@@ -202,6 +294,11 @@ fn add_assignment(values: &mut Values, assignment: &str) {
     };
     let name = name.trim();
     let place = place("--set", None, Some(name));
+    if name == PRESET {
+        let problem = Problem::new(format!("preset = {text} is no setting")).at(place);
+        values.problems.push(problem.fix(format!("--preset {text}")));
+        return;
+    }
     match known(name) {
         Some(key) => insert(values, key, &value_for(key, text), place, true),
         None => values.problems.push(unknown_key(name, text, place)),

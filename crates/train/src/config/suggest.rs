@@ -15,11 +15,26 @@ pub(crate) fn unknown_key(name: &str, found: &str, place: Place) -> Problem {
         return problem.guess(key);
     }
     let section = name.split('.').next().unwrap_or(name);
+    match SECTIONS.contains(&section) {
+        true => problem.because(format!("[{section}] has {}", fields(section))),
+        false => problem.because(format!("sections: {}", SECTIONS.join(", "))),
+    }
+}
+
+fn fields(section: &str) -> String {
     let fields: Vec<&str> = keys().filter(|key| key.section() == section).map(Key::field).collect();
-    if fields.is_empty() {
-        problem.because(format!("sections: {}", SECTIONS.join(", ")))
-    } else {
-        problem.because(format!("[{section}] has {}", fields.join(", ")))
+    fields.join(", ")
+}
+
+/// The problem of a table within a section: `[model.x]`. What is in it tells what was meant.
+pub(crate) fn not_nested(section: &str, name: &str, item: &Item, place: Place) -> Problem {
+    let problem = Problem::new(format!("unknown section [{section}.{name}]"))
+        .at(place)
+        .because("sections hold keys, and no further sections");
+    let inner = item.as_table_like().and_then(|table| table.iter().next().map(|(key, _)| key));
+    match inner.and_then(|key| meant(&format!("{section}.{key}"))) {
+        Some(key) => problem.guess(key),
+        None => problem.fix(format!("write its keys in [{section}]: {}", fields(section))),
     }
 }
 
@@ -56,13 +71,13 @@ fn meant(name: &str) -> Option<&'static str> {
         let key = here.find(|key| test(key));
         key.or_else(|| keys().find(|key| test(key))).map(|key| key.name)
     };
-    find(&|key| key.aka.contains(&field))
-        .or_else(|| find(&|key| key.field() == field))
-        .or_else(|| closest(name, keys().map(|key| key.name)))
-        .or_else(|| {
-            let near = closest(field, keys().map(|key| key.field()))?;
+    find(&|key| key.aka.contains(&field)).or_else(|| find(&|key| key.field() == field)).or_else(
+        || {
+            let here = keys().filter(|key| key.section() == section).map(Key::field);
+            let near = closest(field, here).or_else(|| closest(field, keys().map(Key::field)))?;
             find(&|key| key.field() == near)
-        })
+        },
+    )
 }
 
 /// The candidate nearest to `word`, unless more than a third of the word would have to change.

@@ -20,7 +20,7 @@ section! {
         /// pipeline works on at a time.
         microbatches: Count = "1";
             aka "gradient_accumulation_steps" "num_microbatches" "grad_accum" "accumulation_steps",
-        /// Tokens per sequence.
+        /// Tokens per sequence. Where you don't set it, no more than model.context.
         seq_len: Count = "128";
             aka "seq_length" "sequence_length" "max_seq_length" "encoder_seq_length" "T",
         /// What the backward pass computes again instead of keeping it. full: everything, from
@@ -58,9 +58,13 @@ impl Train {
         values.rule(&keys, batch % parts == 0, || {
             let mut near = vec![batch / parts * parts, batch.next_multiple_of(parts)];
             near.retain(|n| *n > 0);
+            let each = match dp.get() {
+                1 => String::new(),
+                ranks => format!(" on each of parallel.dp = {ranks} ranks"),
+            };
             Problem::new(format!(
                 "train.batch_size = {batch} cannot be cut into train.microbatches = {micro} equal \
-                 parts on each of parallel.dp = {dp} ranks"
+                 parts{each}"
             ))
             .because("batch_size = dp × microbatches × micro-batch, all whole numbers")
             .nearest(assignments("train.batch_size", &near))

@@ -33,6 +33,8 @@ impl Given {
 #[derive(Default)]
 pub(crate) struct Values {
     pub(crate) given: BTreeMap<&'static str, Given>,
+    /// The preset that lies under what the user wrote.
+    pub(crate) preset: Option<String>,
     /// Keys whose value could not be read.
     broken: BTreeSet<&'static str>,
     pub(crate) problems: Vec<Problem>,
@@ -48,6 +50,11 @@ impl Values {
             self.broken.insert(key.name);
         }
         value
+    }
+
+    /// Whether the user wrote a value for `key`.
+    pub(crate) fn by_user(&self, key: &str) -> bool {
+        self.given.get(key).is_some_and(|given| given.by_user)
     }
 
     /// Notes the problem that `tell` states unless `holds`. The rule is about `keys`, whose places

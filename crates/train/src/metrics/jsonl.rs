@@ -72,7 +72,8 @@ pub struct Summary {
     pub seconds: f64,
     /// Tokens per second over all steps.
     pub tokens_per_s: f64,
-    /// Share of the measured GEMM rate that the steps reached.
+    /// Share of the steps' time that the linear layers' matrix products would take by themselves,
+    /// at the rate measured for them: never more than 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gemm_rate_fraction: Option<f64>,
     /// Memory that the plan of a rank takes, in bytes.

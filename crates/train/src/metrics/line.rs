@@ -17,7 +17,8 @@ pub struct StepLine {
     pub grad_norm_z: Option<f64>,
     /// Floating-point operations per second of a rank.
     pub flops_per_s: Option<f64>,
-    /// That rate as a share of the measured GEMM rate.
+    /// Share of the step that its linear layers' matrix products would take by themselves, at the
+    /// rate measured for them.
     pub gemm_rate_fraction: Option<f64>,
     /// Bytes that the process holds, and bytes that its plan takes of them.
     pub memory: Option<(u64, u64)>,
@@ -30,12 +31,13 @@ impl StepLine {
     pub fn text(&self, colour: bool) -> String {
         let paint = Paint(colour);
         let Step { step, loss, grad_norm, lr, tokens_per_s, .. } = self.step;
+        let at = |step: usize| format!("step {step}/{}", self.steps);
         let mut parts = vec![
-            format!("step {step}/{}", self.steps),
+            format!("{:<1$}", at(step), at(self.steps).len()),
             paint.as_code("1;32", &format!("loss {loss:.4}")) + &self.z(self.loss_z, paint),
             paint.as_code("33", &format!("gnorm {grad_norm:.2}"))
                 + &self.z(self.grad_norm_z, paint),
-            format!("lr {lr:.1e}"),
+            if lr == 0.0 { "lr 0".to_owned() } else { format!("lr {lr:.1e}") },
             paint.as_code("36", &format!("{} tok/s", short(tokens_per_s))),
         ];
         if let Some(rate) = self.flops_per_s {
@@ -55,6 +57,8 @@ impl StepLine {
 
     fn z(&self, score: Option<f64>, paint: Paint) -> String {
         let Some(z) = score else { return String::new() };
+        // A little less than nothing is nothing: no "-0.0z".
+        let z = if z.abs() < 0.05 { 0.0 } else { z };
         // Beyond three deviations it is worth a look, in colour or not.
         let code = if z.abs() >= 3.0 { "1;31" } else { "2" };
         format!(" {}", paint.as_code(code, &format!("({z:+.1}z)")))
@@ -99,6 +103,11 @@ pub fn bytes(amount: u64) -> String {
     format!("{:.1} {unit}", amount as f64 / size as f64)
 }
 
+/// `1 step`, `2 steps`.
+pub fn counted(number: usize, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+}
+
 /// `42s`, `5m07s`, `1h12m`, `3d04h`: the two largest units.
 fn duration(time: Duration) -> String {
     let seconds = time.as_secs_f64().round() as u64;
@@ -139,9 +148,21 @@ mod tests {
     fn the_full_line() {
         assert_eq!(
             example().text(false),
-            "step 120/5000  loss 3.2146 (-0.3z)  gnorm 0.91 (+0.1z)  lr 3.0e-4  12.4k tok/s  142 GFLOP/s  \
+            "step 120/5000   loss 3.2146 (-0.3z)  gnorm 0.91 (+0.1z)  lr 3.0e-4  12.4k tok/s  142 GFLOP/s  \
              87% of GEMM rate  mem 71.2 MiB (63.0 MiB planned)  eta 1h12m"
         );
+    }
+
+    #[test]
+    fn numbers_stand_below_one_another_and_nothing_is_negative_zero() {
+        let mut line = example();
+        line.step.step = 7;
+        line.step.lr = 0.0;
+        line.loss_z = Some(-0.01);
+        let text = line.text(false);
+        assert!(text.starts_with("step 7/5000     loss 3.2146 (+0.0z)"), "{text}");
+        assert!(text.contains("  lr 0  "), "{text}");
+        assert_eq!([0, 1, 2].map(|n| counted(n, "step")), ["0 steps", "1 step", "2 steps"]);
     }
 
     #[test]
@@ -157,7 +178,7 @@ mod tests {
         };
         assert_eq!(
             line.text(false),
-            "step 120/5000  loss 3.2146  gnorm 0.91  lr 3.0e-4  12.4k tok/s"
+            "step 120/5000   loss 3.2146  gnorm 0.91  lr 3.0e-4  12.4k tok/s"
         );
     }
 

@@ -6,6 +6,6 @@ mod plot;
 mod zscore;
 
 pub use jsonl::{Evaluation, Step, Summary};
-pub use line::{StepLine, bytes, short};
+pub use line::{StepLine, bytes, counted, short};
 pub use plot::LossPlot;
 pub use zscore::ZScore;

@@ -20,16 +20,16 @@ pub struct LossPlot {
 }
 
 const WIDTH: f64 = 860.0;
-const HEIGHT: f64 = 500.0;
+const HEIGHT: f64 = 520.0;
 const LEFT: f64 = 76.0;
 const RIGHT: f64 = 28.0;
-const TOP: f64 = 58.0;
+const TOP: f64 = 78.0;
 const BOTTOM: f64 = 62.0;
 
 const INK: &str = "#222222";
 const SOFT: &str = "#5a5a5a";
 const GRID: &str = "#e4e4e4";
-const POINT: &str = "#8fb3d9";
+const POINT: &str = "#6f9fd0";
 const CURVE: &str = "#15457f";
 const RING: &str = "#c4570a";
 
@@ -80,8 +80,9 @@ impl Frame {
         Frame {
             steps: (0.0, last),
             loss,
-            step_ticks: ticks(0.0, last, 8),
-            loss_ticks: ticks(loss.0, loss.1, 8),
+            // There is no half of a step.
+            step_ticks: ticks(0.0, last, 8, 1.0),
+            loss_ticks: ticks(loss.0, loss.1, 8, 0.0),
         }
     }
 
@@ -150,10 +151,13 @@ impl Svg {
     }
 
     fn raw_points(&mut self, frame: &Frame, losses: &[(f64, f64)]) {
-        self.add(format_args!(r#"<g fill="{POINT}" fill-opacity="0.55">"#));
-        for &(step, loss) in thinned(losses).iter() {
+        let points = thinned(losses);
+        // Few points can be large; many would hide one another.
+        let radius = (160.0 / points.len().max(1) as f64).clamp(1.0, 2.0) * 2.0;
+        self.add(format_args!(r#"<g fill="{POINT}" fill-opacity="0.6">"#));
+        for (step, loss) in points {
             let (x, y) = (frame.x(step), frame.y(loss));
-            self.add(format_args!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="1.8"/>"#));
+            self.add(format_args!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="{radius:.1}"/>"#));
         }
         self.add(format_args!("</g>"));
     }
@@ -191,24 +195,23 @@ impl Svg {
         self.text(LEFT + 10.0, y - 7.0, "start", INK, halo, &text);
     }
 
-    /// At the upper right, where a falling loss leaves room.
+    /// In a row above the picture, where it hides nothing.
     fn legend(&mut self, has_losses: bool, has_held_out: bool) {
-        let (x, mut y) = (WIDTH - RIGHT - 142.0, TOP + 24.0);
-        let mut entry = |svg: &mut Self, text: &str| {
-            svg.text(x + 18.0, y + 4.5, "start", INK, "", text);
-            y += 22.0;
-            y - 22.0
+        let (mut x, y) = (LEFT + 6.0, TOP - 22.0);
+        let mut entry = |svg: &mut Self, mark: f64, text: &str, width: f64| {
+            svg.text(x + mark + 8.0, y + 4.5, "start", INK, "", text);
+            x += width;
+            x - width
         };
         if has_losses {
-            let y = entry(self, "loss of a step");
-            let dot = format_args!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="2.6" fill="{POINT}"/>"#);
+            let x = entry(self, 0.0, "loss of a step", 124.0);
+            let dot = format_args!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="3.2" fill="{POINT}"/>"#);
             self.add(dot);
-            let y = entry(self, "running mean");
-            let more = r#" stroke-width="2.4""#;
-            self.line((x - 10.0, y), (x + 10.0, y), CURVE, more);
+            let x = entry(self, 20.0, "running mean", 138.0);
+            self.line((x, y), (x + 20.0, y), CURVE, r#" stroke-width="2.4""#);
         }
         if has_held_out {
-            let y = entry(self, "held-out loss");
+            let x = entry(self, 4.0, "held-out loss", 0.0);
             self.ring(x, y);
         }
     }
@@ -246,9 +249,10 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     points.iter().rev().step_by(stride).rev().copied().collect()
 }
 
-/// Round numbers within a range: multiples of 1, 2 or 5 times a power of ten, at most `most`.
-fn ticks(low: f64, high: f64, most: usize) -> Vec<f64> {
-    let least = (high - low) / most as f64;
+/// Round numbers within a range: multiples of 1, 2 or 5 times a power of ten, at most `most`, and
+/// at least `apart` from one another.
+fn ticks(low: f64, high: f64, most: usize, apart: f64) -> Vec<f64> {
+    let least = ((high - low) / most as f64).max(apart);
     let power = 10f64.powf(least.log10().floor());
     let factors = [1.0, 2.0, 5.0, 10.0];
     let factor = factors.into_iter().find(|f| f * power >= least).unwrap_or(10.0);
@@ -289,7 +293,7 @@ mod tests {
             entropy_floor: Some(1.75),
         };
         let svg = plot.to_svg();
-        assert_eq!(count(&svg, r#"r="1.8""#), 100);
+        assert_eq!(count(&svg, r#"r="3.2""#), 100 + 1, "a dot for each step, one in the legend");
         assert_eq!(count(&svg, r#"r="4.6""#), 2 + 1, "two rings and one in the legend");
         assert_eq!(count(&svg, "stroke-dasharray"), 1);
         assert!(svg.contains("entropy of the source 1.750") && svg.contains("a &lt; b &amp; c"));
@@ -327,8 +331,10 @@ mod tests {
 
     #[test]
     fn ticks_are_round_and_labelled_apart() {
-        assert_eq!(ticks(0.0, 250.0, 8), [0.0, 50.0, 100.0, 150.0, 200.0, 250.0]);
-        let fine = ticks(2.97, 3.04, 7);
+        assert_eq!(ticks(0.0, 250.0, 8, 1.0), [0.0, 50.0, 100.0, 150.0, 200.0, 250.0]);
+        assert_eq!(ticks(0.0, 4.0, 8, 1.0), [0.0, 1.0, 2.0, 3.0, 4.0], "whole steps");
+        assert_eq!(ticks(0.0, 1.0, 8, 1.0), [0.0, 1.0]);
+        let fine = ticks(2.97, 3.04, 7, 0.0);
         let labels: Vec<String> = fine.iter().map(|t| label(*t, &fine)).collect();
         assert_eq!(labels, ["2.97", "2.98", "2.99", "3.00", "3.01", "3.02", "3.03", "3.04"]);
     }

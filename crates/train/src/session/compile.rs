@@ -3,8 +3,9 @@
 use std::num::NonZeroUsize;
 
 use phalanx_autodiff::Recompute;
-use phalanx_ir::{DType, IrError, Model};
-use phalanx_script::{Compiled, Lowering, Precision};
+use phalanx_ir::{DType, Model};
+use phalanx_script::{Compiled, Lowering, Precision, ScriptError};
+use phalanx_spmd::Partition;
 
 /// Rows of logits that exist at a time where the head's backward follows its forward at once:
 /// enough for an efficient product, and a small fraction of a batch.
@@ -15,13 +16,18 @@ pub fn compile(
     model: &Model,
     precision: Precision,
     recompute: Recompute,
-) -> Result<Compiled, IrError> {
+    partition: &Partition,
+) -> Result<Compiled, ScriptError> {
     let weights = Some(precision.weights);
     let lowering = Lowering { weights, grads: precision.grads, recompute, loss_chunk: LOSS_CHUNK };
-    lowering.compile(model)
+    lowering.compile(model, Some(partition))
 }
 
 /// The programs of a model that only runs forward.
-pub fn compile_forward(model: &Model, weights: DType) -> Result<Compiled, IrError> {
-    Lowering::compile_forward(model, Some(weights))
+pub fn compile_forward(
+    model: &Model,
+    weights: DType,
+    partition: &Partition,
+) -> Result<Compiled, ScriptError> {
+    Lowering::compile_forward(model, Some(weights), Some(partition))
 }

@@ -1,10 +1,10 @@
 //! What the host gives a step: its batch, and the numbers that its programs read.
 
 use phalanx_engine::Engine;
-use phalanx_ir::{DType, Model, Role, TensorType};
+use phalanx_ir::{DType, ElementRun, Model, Role, TensorType};
 use phalanx_models::port;
-use phalanx_runtime::{Executor, RuntimeError, ScriptId};
-use phalanx_script::BufferId;
+use phalanx_runtime::{Executor, ScriptId};
+use phalanx_script::{BufferId, Ranks, Script};
 
 use super::numbers::encode;
 use crate::error::{Error, Problem, Result};
@@ -44,14 +44,33 @@ impl Field<'_> {
         }
     }
 
-    /// The bytes of part `part` of `parts` equal parts.
-    fn bytes(&self, part: usize, parts: usize, out: &mut Vec<u8>) {
-        let size = self.len() / parts;
-        let range = part * size..(part + 1) * size;
+    /// The bytes that a rank holds of part `part` of `parts` equal parts, of which these runs of
+    /// elements are its own; the rest of its `size` bytes is padding.
+    fn bytes(
+        &self,
+        part: usize,
+        parts: usize,
+        runs: &[ElementRun],
+        size: usize,
+        out: &mut Vec<u8>,
+    ) {
+        let first = self.len() / parts * part;
         out.clear();
-        match self {
-            Field::I32(values) => out.extend(values[range].iter().flat_map(|v| v.to_ne_bytes())),
-            Field::F32(values) => out.extend(values[range].iter().flat_map(|v| v.to_ne_bytes())),
+        out.resize(size, 0);
+        for run in runs {
+            let from = first + run.global;
+            let into = &mut out[run.local * 4..(run.local + run.len) * 4];
+            let into = into.chunks_exact_mut(4);
+            match self {
+                Field::I32(values) => {
+                    let own = &values[from..from + run.len];
+                    into.zip(own).for_each(|(out, v)| out.copy_from_slice(&v.to_ne_bytes()));
+                }
+                Field::F32(values) => {
+                    let own = &values[from..from + run.len];
+                    into.zip(own).for_each(|(out, v)| out.copy_from_slice(&v.to_ne_bytes()));
+                }
+            }
         }
     }
 }
@@ -76,7 +95,7 @@ pub(crate) struct Feed {
 }
 
 enum Input {
-    Data { port: String, dtype: DType, microbatch: usize },
+    Data { port: String, ty: TensorType, runs: Vec<ElementRun>, microbatch: usize },
     Key { instance: usize, microbatch: usize },
     LearningRate,
     Step,
@@ -89,12 +108,17 @@ impl Feed {
         executor: &Executor<E>,
         script: ScriptId,
         model: &Model,
+        ranks: Ranks<'_>,
         microbatches: usize,
     ) -> Result<Self> {
-        let inputs: Result<Vec<_>> = (executor.host_inputs(script))
-            .map(|(buffer, name)| Ok((buffer, Input::of(name, model)?)))
-            .collect();
-        Ok(Self { script, inputs: inputs?, microbatches, rows: rows(model), bytes: Vec::new() })
+        let mut inputs = Vec::new();
+        for (buffer, name) in executor.host_inputs(script) {
+            // Buffers of another script on the same memory have numbers here, but no readers.
+            if let Some(ty) = read_as(executor.script(script), buffer) {
+                inputs.push((buffer, Input::of(name, model, ty, ranks)?));
+            }
+        }
+        Ok(Self { script, inputs, microbatches, rows: rows(model), bytes: Vec::new() })
     }
 
     /// Fills every host buffer of the script.
@@ -108,13 +132,17 @@ impl Feed {
             let size = executor.script(self.script).buffers[buffer.0].bytes;
             let bytes = &mut self.bytes;
             match input {
-                Input::Data { port, dtype, microbatch } => {
+                Input::Data { port, ty, runs, microbatch } => {
                     let field = data.fields.iter().find(|(name, _)| name == port);
                     let (_, field) = field.ok_or_else(|| missing(port, data))?;
-                    if field.dtype() != *dtype {
-                        return Err(other_type(port, field.dtype(), *dtype));
+                    if field.dtype() != ty.dtype {
+                        return Err(other_type(port, field.dtype(), ty.dtype));
                     }
-                    field.bytes(*microbatch, self.microbatches, bytes);
+                    let expected = ty.elements() * self.microbatches;
+                    if field.len() != expected {
+                        return Err(wrong_size(port, field.len(), expected));
+                    }
+                    field.bytes(*microbatch, self.microbatches, runs, size, bytes);
                 }
                 Input::Key { instance, microbatch } => {
                     let first = data.first_sample + *microbatch as u64 * self.rows;
@@ -127,14 +155,14 @@ impl Feed {
                 Input::Step => scalar(size, scalars.step as f64, bytes),
                 Input::InverseCount => scalar(size, 1.0 / data.count as f64, bytes),
             }
-            (executor.write(self.script, *buffer, bytes)).map_err(|e| wrong_size(input, e))?;
+            executor.write(self.script, *buffer, bytes)?;
         }
         Ok(())
     }
 }
 
 impl Input {
-    fn of(name: &str, model: &Model) -> Result<Self> {
+    fn of(name: &str, model: &Model, ty: TensorType, ranks: Ranks<'_>) -> Result<Self> {
         if let Some((front, microbatch)) = name.rsplit_once("@mb")
             && let Ok(microbatch) = microbatch.parse()
         {
@@ -143,9 +171,9 @@ impl Input {
             if let Some(instance) = instance {
                 return Ok(Input::Key { instance, microbatch });
             }
-            if let Some((_, ty)) = data_ports(model).find(|(port, _)| *port == front) {
-                let (port, dtype) = (front.to_owned(), ty.dtype);
-                return Ok(Input::Data { port, dtype, microbatch });
+            if data_ports(model).any(|(port, _)| port == front) {
+                let runs = ty.local_runs(ranks.mesh, ranks.rank);
+                return Ok(Input::Data { port: front.to_owned(), ty, runs, microbatch });
             }
         }
         match name {
@@ -204,14 +232,20 @@ fn other_type(port: &str, found: DType, expected: DType) -> Error {
     )
 }
 
-fn wrong_size(input: &Input, error: RuntimeError) -> Error {
-    match (input, error) {
-        (Input::Data { port, .. }, RuntimeError::Bytes { expected, found, .. }) => Error::refused(
-            Problem::new(format!(
-                "a micro-batch of `{port}` has {found} bytes, the model reads {expected}"
-            ))
-            .fix("give batch size × row length values of the port's element type"),
-        ),
-        (_, error) => error.into(),
-    }
+fn wrong_size(port: &str, found: usize, expected: usize) -> Error {
+    Error::refused(
+        Problem::new(format!(
+            "the batch gives {found} values of `{port}`, a step reads {expected}"
+        ))
+        .fix("give batch size × row length values of the port's element type"),
+    )
+}
+
+/// The type that a script's programs read a buffer as, if any does.
+fn read_as(script: &Script, buffer: BufferId) -> Option<TensorType> {
+    script.actions.iter().filter_map(|a| a.run()).find_map(|run| {
+        let program = &script.programs[run.program.0].program;
+        let at = run.inputs.iter().position(|v| v.buffer == buffer)?;
+        Some(program.ty(program.inputs()[at].value).clone())
+    })
 }

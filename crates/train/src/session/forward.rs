@@ -3,11 +3,12 @@
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model};
 use phalanx_runtime::{Executor, ScriptId};
-use phalanx_script::{BufferId, forward_script, units};
+use phalanx_script::{BufferId, Ranks, forward_script};
 
 use super::compile::compile_forward;
 use super::feed::{Feed, Scalars, StepData};
 use super::numbers::decode;
+use super::parallel::Parallel;
 use super::store::{ReadParam, Store};
 use crate::error::{Error, Problem, Result};
 
@@ -27,18 +28,23 @@ impl<E: Engine> Forward<E> {
         model: &Model,
         weights: DType,
         microbatches: usize,
-        read: &mut ReadParam<'_>,
+        read: &ReadParam<'_>,
     ) -> Result<Self> {
-        let compiled = compile_forward(model, weights)?;
-        let plan = forward_script(model, &compiled, microbatches, &units(model), weights)?;
+        let ranks = Ranks::alone();
+        let partition = Parallel::default().partition(model)?;
+        let compiled = compile_forward(model, weights, &partition)?;
+        let plan = forward_script(model, &compiled, microbatches, weights, ranks)?;
         let mut executor = Executor::new(engine);
         let script = executor.load(plan.script)?;
         executor.reserve()?;
-        let store = Store::new(script, model, plan.units);
-        for (unit, &buffer) in plan.weights.iter().enumerate() {
-            store.fill(&mut executor, unit, &[(buffer, weights)], read)?;
+        let store = {
+            let types = vec![None; model.params().len()];
+            Store::new(script, model, types, plan.units, ranks)
+        };
+        for (unit, held) in plan.weights.iter().enumerate() {
+            store.fill(&mut executor, unit, &[held], read)?;
         }
-        let feed = Feed::new(&executor, script, model, microbatches)?;
+        let feed = Feed::new(&executor, script, model, ranks, microbatches)?;
         Ok(Self { executor, script, feed, loss: plan.loss })
     }
 

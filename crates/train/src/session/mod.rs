@@ -1,38 +1,40 @@
-//! One rank's training: a model, the script of its step, and an engine that runs it.
+//! A model in training on one or many ranks.
 //!
-//! A [`Session`] turns a model into programs ([`compile()`]), a schedule into a checked script, and
-//! gives both to an executor. [`Session::step`] fills the step's inputs, runs the script and reads
-//! two numbers; what a step does is all in the script.
+//! [`Lowered`] lays a model on a mesh and forms its programs. Each rank ([`RankSession`]) turns them
+//! and a schedule into a checked script and gives it to an executor. A [`Session`] is a crew of such
+//! ranks: [`Session::step`] lets each fill its part of the step's inputs, run its script and read two
+//! numbers. What a step does is all in the script.
 
 mod compile;
 mod feed;
 mod forward;
+mod lowered;
 mod numbers;
+mod parallel;
+mod rank;
 mod settings;
 mod store;
 
 use std::collections::BTreeMap;
 
-use phalanx_engine::Engine;
-use phalanx_ir::Model;
+use phalanx_comm::{Crew, Endpoint, Failure, Options};
+use phalanx_ir::{DType, Model, Param, Port, Program};
 use phalanx_models::hf;
-use phalanx_runtime::{Executor, Observed, ScriptId};
-use phalanx_script::{
-    BufferId, MemoryPlan, Script, TrainPlan, accumulate, eval_script, merge_adjacent, train_script,
-    units,
-};
+use phalanx_runtime::Observed;
+use phalanx_script::{MemoryPlan, Script};
 
-pub use compile::{compile, compile_forward};
 pub use feed::{Field, StepData};
 pub use forward::Forward;
+pub use lowered::Lowered;
 pub(crate) use numbers::encode;
+pub use parallel::{Parallel, SharedStrategy};
+pub use rank::RankSession;
 pub use settings::{MemoryLimit, Settings};
 pub use store::{ReadParam, initial};
 
 use crate::error::{Error, Problem, Result};
-use feed::{Feed, Scalars};
-use forward::read_scalar;
-use store::Store;
+use crate::host::{HostEngine, rank_engine};
+use store::{Piece, assemble};
 
 /// A model in the forms that a session runs. Their parameters are the same, in the same order.
 #[derive(Clone, Debug)]
@@ -52,86 +54,90 @@ pub struct StepResult {
     pub grad_norm: f64,
 }
 
-/// A model in training on one rank.
-pub struct Session<E: Engine> {
-    executor: Executor<E>,
+/// A session of which everything is known but the weights: it takes no memory for tensors yet.
+pub struct Prepared {
+    crew: Crew<RankSession<HostEngine>>,
+    known: Known,
+}
+
+/// What is known of a session before it runs.
+struct Known {
     settings: Settings,
-    plan: TrainPlan,
-    store: Store,
-    train: (ScriptId, Feed),
-    evaluate: Option<(ScriptId, Feed, BufferId)>,
+    params: Vec<Param>,
+    /// The first rank's script; all ranks do the same, each on its part.
+    script: Script,
+    /// Where its buffers lie.
+    memory: MemoryPlan,
+    /// Bytes of all ranks' arenas.
+    arena: usize,
+}
+
+impl Prepared {
+    /// Plans, compiles and loads everything, and refuses what takes more memory than it may.
+    pub fn new(models: &Models, settings: Settings) -> Result<Self> {
+        Self::with_options(models, settings, Options::default())
+    }
+
+    /// The same, with ranks that wait for each other as these options say.
+    pub fn with_options(models: &Models, settings: Settings, options: Options) -> Result<Self> {
+        let lowered = Lowered::new(models, settings)?;
+        let settings = &lowered.settings;
+        let options = Options { threads_per_rank: settings.threads, ..options };
+        let load = |endpoint: Endpoint| {
+            let rank = phalanx_comm::Communicator::rank(&endpoint);
+            let engine = rank_engine(settings.threads, endpoint)?;
+            RankSession::load(engine, &lowered, rank)
+        };
+        let ranks = settings.parallel.ranks();
+        let mut crew = Crew::new(ranks, &options, load).map_err(|f| lost(f, ranks))?;
+        let known = crew.run(|_, rank| {
+            Ok::<_, Error>(Known {
+                settings: settings.clone(),
+                params: lowered.model.params().to_vec(),
+                script: rank.script().clone(),
+                memory: rank.memory().clone(),
+                arena: rank.arena() * ranks,
+            })
+        });
+        let known = known.map_err(|f| lost(f, ranks))?.swap_remove(0);
+        if let Some(limit) = settings.memory_limit {
+            limit.check(known.arena)?;
+        }
+        Ok(Self { crew, known })
+    }
+
+    /// Takes the memory, and the weights to start from out of `read`: each rank its part of them.
+    pub fn start(mut self, read: &ReadParam<'_>) -> Result<Session> {
+        let ranks = self.crew.ranks();
+        self.crew.run(|_, rank| rank.start(read)).map_err(|f| lost(f, ranks))?;
+        let Self { crew, known } = self;
+        Ok(Session { crew, known, steps: 0 })
+    }
+}
+
+/// A model in training.
+pub struct Session {
+    crew: Crew<RankSession<HostEngine>>,
+    known: Known,
     steps: u64,
 }
 
-/// The training script of a model, before any engine is involved.
-pub fn plan(model: &Model, settings: &Settings) -> Result<TrainPlan> {
-    let compiled = compile(model, settings.precision, settings.recompute)?;
-    let schedule = accumulate(model.instances().len(), settings.microbatches);
-    Ok(train_script(
-        model,
-        &compiled,
-        &merge_adjacent(&schedule),
-        &units(model),
-        settings.precision,
-        settings.optimizer,
-        settings.clip,
-    )?)
-}
-
-impl<E: Engine> Session<E> {
+impl Session {
     /// Plans, compiles and loads everything; `read` gives the weights to start from.
-    pub fn new(
-        engine: E,
-        models: &Models,
-        settings: Settings,
-        read: &mut ReadParam<'_>,
-    ) -> Result<Self> {
-        let model = &models.train;
-        let plan = plan(model, &settings)?;
-        let mut executor = Executor::new(engine);
-        let train = executor.load(plan.script.clone())?;
-        let evaluate = (models.evaluate.as_ref())
-            .map(|evaluated| load_evaluation(&mut executor, evaluated, &plan, &settings))
-            .transpose()?;
-        if let Some(limit) = settings.memory_limit {
-            limit.check(executor.arena())?;
-        }
-        executor.reserve()?;
-
-        let store = Store::new(train, model, plan.units.clone());
-        for (unit, buffers) in plan.buffers.iter().enumerate() {
-            let precision = settings.precision;
-            let mut into = vec![(buffers.weights, precision.weights)];
-            into.extend(buffers.master.map(|master| (master, precision.state)));
-            store.fill(&mut executor, unit, &into, read)?;
-        }
-        let feed = Feed::new(&executor, train, model, settings.microbatches)?;
-        Ok(Self { executor, settings, plan, store, train: (train, feed), evaluate, steps: 0 })
+    pub fn new(models: &Models, settings: Settings, read: &ReadParam<'_>) -> Result<Self> {
+        Prepared::new(models, settings)?.start(read)
     }
 
     /// Takes one optimizer step with this learning rate.
     pub fn step(&mut self, data: &StepData<'_>, lr: f64) -> Result<StepResult> {
-        let scalars = Scalars { lr, step: self.steps + 1, seed: self.settings.seed };
-        let (script, feed) = &mut self.train;
-        feed.write(&mut self.executor, data, scalars)?;
-        self.executor.run(*script)?;
+        let results = self.on_ranks(|_, rank| rank.step(data, lr))?;
         self.steps += 1;
-        let bytes = self.settings.precision.state.size();
-        let mut read = |buffer| read_scalar(&mut self.executor, *script, buffer, bytes);
-        Ok(StepResult { loss: read(self.plan.loss)?, grad_norm: read(self.plan.grad_norm)? })
+        Ok(results[0])
     }
 
     /// The mean loss of a batch under the present weights, which stay as they are.
     pub fn evaluate(&mut self, data: &StepData<'_>) -> Result<f64> {
-        let Some((script, feed, loss)) = &mut self.evaluate else {
-            let message = "the session was made without a model to evaluate";
-            return Err(Error::refused(Problem::new(message)));
-        };
-        let scalars = Scalars { lr: 0.0, step: self.steps, seed: self.settings.seed };
-        feed.write(&mut self.executor, data, scalars)?;
-        self.executor.run(*script)?;
-        let bytes = self.executor.script(*script).buffers[loss.0].bytes;
-        read_scalar(&mut self.executor, *script, *loss, bytes)
+        Ok(self.on_ranks(|_, rank| rank.evaluate(data))?[0])
     }
 
     /// Steps taken so far.
@@ -139,65 +145,90 @@ impl<E: Engine> Session<E> {
         self.steps
     }
 
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.crew.ranks()
+    }
+
     /// The parameters by name, in full precision: masters where there are some.
     pub fn params(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
-        let buffers = self.plan.buffers.iter();
-        let buffers = buffers.map(|b| b.master.unwrap_or(b.weights));
-        let dtype = self.settings.precision.state;
-        self.store.tensors(&mut self.executor, buffers, dtype)
+        let dtype = self.known.settings.precision.state;
+        self.assembled(RankSession::param_pieces, dtype)
     }
 
     /// The gradients of the last step by parameter name, before clipping.
     pub fn gradients(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
-        let buffers = self.plan.buffers.iter().map(|b| b.gradient);
-        let dtype = self.settings.precision.grads;
-        self.store.tensors(&mut self.executor, buffers, dtype)
+        let dtype = self.known.settings.precision.grads;
+        self.assembled(RankSession::gradient_pieces, dtype)
     }
 
-    /// The script of a step.
+    /// Settings that keep numbers finite for longer, and that are not on yet.
+    pub(crate) fn remedies(&self) -> Vec<&'static str> {
+        let narrow = |port: &Port, program: &Program| program.ty(port.value).dtype == DType::Bf16;
+        let mut programs = self.script().programs.iter().map(|entry| &entry.program);
+        let computes_narrow = programs.any(|p| p.inputs().iter().any(|port| narrow(port, p)));
+        let mut remedies = Vec::new();
+        if self.known.settings.clip.is_none() {
+            remedies.push("clip gradients (optim.clip = 1.0)");
+        }
+        if computes_narrow {
+            remedies.push("compute in f32 (precision.compute)");
+        }
+        remedies
+    }
+
+    /// The script of the first rank's step; all ranks do the same, each on its part.
     pub fn script(&self) -> &Script {
-        self.executor.script(self.train.0)
+        &self.known.script
     }
 
-    /// Where the script's buffers lie, and what they cost.
+    /// Where the buffers of the first rank's script lie, and what they cost.
     pub fn memory(&self) -> &MemoryPlan {
-        self.executor.plan(self.train.0)
+        &self.known.memory
     }
 
-    /// Bytes of the arena, which training and evaluation share.
+    /// Bytes of all ranks' arenas, which training and evaluation share.
     pub fn arena(&self) -> usize {
-        self.executor.arena()
+        self.known.arena
     }
 
-    /// Runs a step twice under observation, on the batch of the last step, and tells which bytes
-    /// it wrote. Weights and state are put back afterwards.
-    pub fn observe(&mut self) -> Result<Observed> {
-        Ok(self.executor.observe(self.train.0)?)
+    /// By rank: runs a step twice under observation, on the batch of the last step, and tells which
+    /// bytes it wrote. Weights and state are put back afterwards.
+    pub fn observe(&mut self) -> Result<Vec<Observed>> {
+        self.on_ranks(|_, rank| rank.observe())
     }
 
-    /// The engine.
-    pub fn engine(&self) -> &E {
-        self.executor.engine()
-    }
-
-    /// FLOPs of the programs of one step, multiplications and additions counted apart.
+    /// FLOPs of the programs of one step over all ranks, multiplications and additions counted apart.
     pub fn flops_per_step(&self) -> u64 {
         let script = self.script();
         let runs = script.actions.iter().filter_map(|action| action.run());
         runs.map(|run| script.programs[run.program.0].program.flops()).sum()
     }
+
+    /// Does something on every rank, and gives what each returns.
+    pub fn on_ranks<T: Send>(
+        &mut self,
+        work: impl Fn(usize, &mut RankSession<HostEngine>) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        let ranks = self.crew.ranks();
+        self.crew.run(work).map_err(|failure| lost(failure, ranks))
+    }
+
+    fn assembled(
+        &mut self,
+        pieces: impl Fn(&mut RankSession<HostEngine>) -> Result<Vec<Piece>> + Sync,
+        dtype: DType,
+    ) -> Result<BTreeMap<String, hf::Tensor>> {
+        let ranks = self.on_ranks(|_, rank| pieces(rank))?;
+        assemble(&self.known.params, ranks, dtype)
+    }
 }
 
-fn load_evaluation<E: Engine>(
-    executor: &mut Executor<E>,
-    model: &Model,
-    plan: &TrainPlan,
-    settings: &Settings,
-) -> Result<(ScriptId, Feed, BufferId)> {
-    let (precision, parts) = (settings.precision, settings.microbatches);
-    let compiled = compile_forward(model, precision.weights)?;
-    let (script, loss) = eval_script(model, &compiled, parts, plan, precision)?;
-    let script = executor.load(script)?;
-    let feed = Feed::new(executor, script, model, parts)?;
-    Ok((script, feed, loss))
+/// What is told when a rank could not go on.
+fn lost(failure: Failure, ranks: usize) -> Error {
+    let Failure { rank, message } = failure;
+    Error::failed(match ranks {
+        1 => Problem::new(message.to_string()),
+        _ => Problem::new(format!("rank {rank} of {ranks} failed: {message}")),
+    })
 }

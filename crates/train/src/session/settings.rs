@@ -3,13 +3,15 @@
 use phalanx_autodiff::Recompute;
 use phalanx_ir::DType;
 use phalanx_script::{Optimizer, Precision};
+use phalanx_sys::memory::Machine;
 
+use super::parallel::Parallel;
 use crate::config::{self, Config, OptimKind};
 use crate::error::{Error, Problem, Result};
 use crate::metrics::bytes;
 
 /// How a model is trained, apart from the model and the data.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// Element types of weights, gradients and optimizer state.
     pub precision: Precision,
@@ -25,6 +27,10 @@ pub struct Settings {
     pub seed: u64,
     /// Bytes that the plan may take, if there is a limit.
     pub memory_limit: Option<MemoryLimit>,
+    /// The ranks, and how they divide the work.
+    pub parallel: Parallel,
+    /// Threads of each rank.
+    pub threads: usize,
 }
 
 /// How many bytes a plan may take, and who says so.
@@ -32,40 +38,59 @@ pub struct Settings {
 pub enum MemoryLimit {
     /// The configuration, with `run.memory_limit`.
     Asked(u64),
-    /// The machine, which has no more.
-    Machine(u64),
+    /// The machine, which has no more at present.
+    Machine(Machine),
 }
 
 impl MemoryLimit {
     /// What this machine has.
     pub fn of_machine() -> Option<Self> {
-        phalanx_sys::memory::machine_bytes().map(MemoryLimit::Machine)
+        phalanx_sys::memory::machine().map(MemoryLimit::Machine)
     }
 
     /// Refuses a plan that takes more.
     pub(crate) fn check(self, arena: usize) -> Result<()> {
-        let (limit, who) = match self {
-            MemoryLimit::Asked(limit) => (limit, "run.memory_limit allows"),
-            MemoryLimit::Machine(limit) => (limit, "this machine has"),
+        let limit = match self {
+            MemoryLimit::Asked(limit) => limit,
+            MemoryLimit::Machine(machine) => machine.available,
         };
-        if arena as u64 <= limit {
-            return Ok(());
+        match arena as u64 <= limit {
+            true => Ok(()),
+            false => Err(Error::refused(self.problem(arena))),
         }
-        Err(Error::refused(
-            Problem::new(format!(
-                "the plan takes {arena} bytes ({}), {who} {limit} ({})",
-                bytes(arena as u64),
-                bytes(limit)
-            ))
+    }
+
+    fn problem(self, arena: usize) -> Problem {
+        let exact = |amount: u64| format!("{amount} bytes ({})", bytes(amount));
+        let less = "more train.microbatches, train.recompute = \"full\", or a smaller model";
+        let (than, fix) = match self {
+            MemoryLimit::Asked(limit) => {
+                (format!("run.memory_limit allows {}", exact(limit)), less.to_owned())
+            }
+            MemoryLimit::Machine(Machine { total, available }) if arena as u64 <= total => (
+                format!(
+                    "of the {} that this machine has, {} are free",
+                    bytes(total),
+                    exact(available)
+                ),
+                format!(
+                    "end other programs, or {less}; to try all the same, --set run.memory_limit={arena}"
+                ),
+            ),
+            MemoryLimit::Machine(Machine { total, available }) => (
+                format!("this machine has {}, {} of them free", exact(total), bytes(available)),
+                less.to_owned(),
+            ),
+        };
+        Problem::new(format!("the plan takes {}; {than}", exact(arena as u64)))
             .because("weights, gradients, optimizer state and the activations of one micro-batch")
-            .fix("more train.microbatches, train.recompute = \"full\", or a smaller model"),
-        ))
+            .fix(fix)
     }
 }
 
 impl Settings {
     /// The settings that a configuration asks for.
-    pub fn new(config: &Config) -> Self {
+    pub fn new(config: &Config) -> Result<Self> {
         let optim = &config.optim;
         let decay = optim.weight_decay.get();
         let optimizer = match optim.kind {
@@ -79,7 +104,7 @@ impl Settings {
                 Optimizer::Sgd { momentum: optim.momentum.get(), nesterov: optim.nesterov, decay }
             }
         };
-        Settings {
+        Ok(Settings {
             precision: precision(&config.precision),
             optimizer,
             clip: optim.clip.0.map(|norm| norm.get()),
@@ -90,7 +115,9 @@ impl Settings {
                 Some(limit) => Some(MemoryLimit::Asked(limit.0)),
                 None => MemoryLimit::of_machine(),
             },
-        }
+            parallel: Parallel::new(&config.parallel)?,
+            threads: config.run.threads.get(),
+        })
     }
 }
 
@@ -99,5 +126,31 @@ fn precision(config: &config::Precision) -> Precision {
         weights: DType::from(config.weights),
         grads: DType::from(config.grads),
         state: config.state(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_free_counts_and_both_amounts_are_told() {
+        let machine = MemoryLimit::Machine(Machine { total: 8 << 30, available: 2 << 30 });
+        assert_eq!(machine.check(2 << 30), Ok(()));
+        let busy = machine.check(3 << 30).unwrap_err();
+        assert_eq!(busy.exit_code(), 2);
+        assert_eq!(
+            busy.to_string().lines().next(),
+            Some(
+                "error: the plan takes 3221225472 bytes (3.0 GiB); of the 8.0 GiB that this \
+                 machine has, 2147483648 bytes (2.0 GiB) are free"
+            )
+        );
+        assert!(busy.to_string().contains("end other programs"), "{busy}");
+        let large = machine.check(9 << 30).unwrap_err().to_string();
+        assert!(large.contains("this machine has 8589934592 bytes (8.0 GiB), 2.0 GiB"), "{large}");
+        assert!(!large.contains("run.memory_limit"), "{large}");
+        // Who sets a limit has decided.
+        assert_eq!(MemoryLimit::Asked(9 << 30).check(9 << 30), Ok(()));
     }
 }

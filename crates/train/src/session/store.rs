@@ -1,34 +1,65 @@
-//! Parameters by name, on one side; units of packed bytes, on the other.
+//! Parameters by name, on one side; a rank's part of units of packed bytes, on the other.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use phalanx_engine::Engine;
-use phalanx_ir::{DType, Model, Param};
+use phalanx_ir::{DType, ElementRun, Mesh, Model, Param, TensorType};
 use phalanx_models::{hf, initial_values};
 use phalanx_runtime::{Executor, ScriptId};
-use phalanx_script::{BufferId, Unit};
+use phalanx_script::{Held, Member, Ranks, Unit};
 
 use super::numbers::{decode, encode};
 use crate::error::{Error, Problem, Result};
 
-/// Gives the values of a parameter, row-major.
-pub type ReadParam<'a> = dyn FnMut(&Param) -> Result<Vec<f64>> + 'a;
+/// Gives some values of a parameter, by their numbers in row-major order.
+pub type ReadParam<'a> = dyn Fn(&Param, Range<usize>) -> Result<Vec<f64>> + Sync + 'a;
 
 /// The initial values that the seed determines.
-pub fn initial(seed: u64) -> impl FnMut(&Param) -> Result<Vec<f64>> {
-    move |param| Ok(initial_values(param, seed, 0..param.elements()).collect())
+pub fn initial(seed: u64) -> impl Fn(&Param, Range<usize>) -> Result<Vec<f64>> + Sync {
+    move |param, elements| Ok(initial_values(param, seed, elements).collect())
 }
 
-/// Which parameter lies where.
+/// Values of a parameter that a rank holds.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Piece {
+    param: usize,
+    /// The first one's number in the whole parameter.
+    first: usize,
+    values: Vec<f64>,
+}
+
+/// Which part of which parameter lies where.
 pub(crate) struct Store {
     script: ScriptId,
     params: Vec<Param>,
+    /// By parameter: the elements that this rank holds of it, in the order of its memory.
+    runs: Vec<Vec<ElementRun>>,
     units: Vec<Unit>,
 }
 
 impl Store {
-    pub(crate) fn new(script: ScriptId, model: &Model, units: Vec<Unit>) -> Self {
-        Self { script, params: model.params().to_vec(), units }
+    /// `types` says how programs read each parameter.
+    pub(crate) fn new(
+        script: ScriptId,
+        model: &Model,
+        types: Vec<Option<TensorType>>,
+        units: Vec<Unit>,
+        ranks: Ranks<'_>,
+    ) -> Self {
+        let Ranks { mesh, rank, .. } = ranks;
+        let runs = |(ty, param): (Option<TensorType>, &Param)| match ty {
+            Some(ty) => ty.local_runs(mesh, rank),
+            None => whole(param).local_runs(&Mesh::single(), 0),
+        };
+        let params = model.params().to_vec();
+        let runs = types.into_iter().zip(&params).map(runs).collect();
+        Self { script, params, runs, units }
+    }
+
+    /// The model's parameters.
+    pub(crate) fn params(&self) -> &[Param] {
+        &self.params
     }
 
     /// Fills a unit's buffers, each in its own element type; padding becomes zero.
@@ -36,59 +67,113 @@ impl Store {
         &self,
         executor: &mut Executor<E>,
         unit: usize,
-        buffers: &[(BufferId, DType)],
-        read: &mut ReadParam<'_>,
+        buffers: &[&Held],
+        read: &ReadParam<'_>,
     ) -> Result<()> {
-        let unit = &self.units[unit];
-        let mut bytes: Vec<Vec<u8>> =
-            (buffers.iter()).map(|(_, dtype)| vec![0; unit.elements * dtype.size()]).collect();
-        for member in &unit.members {
-            let param = &self.params[member.param];
-            let values = read(param)?;
-            if values.len() != param.elements() {
-                return Err(Error::refused(Problem::new(format!(
-                    "parameter `{}` has {} values, its shape {:?} asks for {}",
-                    param.name,
-                    values.len(),
-                    param.shape,
-                    param.elements()
-                ))));
+        for held in buffers {
+            let size = held.dtype.size();
+            let mut bytes = vec![0; held.elements.len() * size];
+            for member in &self.units[unit].members {
+                let placed = self.placed(member, held);
+                let (Some(first), Some(last)) = (placed.first(), placed.last()) else { continue };
+                // One look at a parameter, whatever the pieces: who gives it may have to open it.
+                let (start, end) = (first.global.start, last.global.end);
+                let values = read_checked(read, &self.params[member.param], start..end)?;
+                for Placed { global, at } in placed {
+                    let own = &values[global.start - start..global.end - start];
+                    encode(held.dtype, own, &mut bytes[at * size..]);
+                }
             }
-            for (bytes, (_, dtype)) in bytes.iter_mut().zip(buffers) {
-                encode(*dtype, &values, &mut bytes[member.offset * dtype.size()..]);
-            }
-        }
-        for (bytes, (buffer, _)) in bytes.iter().zip(buffers) {
-            executor.write(self.script, *buffer, bytes)?;
+            executor.write(self.script, held.buffer, &bytes)?;
         }
         Ok(())
     }
 
-    /// Reads one buffer of each unit as tensors by parameter name.
-    pub(crate) fn tensors<E: Engine>(
+    /// Reads one buffer of each unit.
+    pub(crate) fn pieces<'a, E: Engine>(
         &self,
         executor: &mut Executor<E>,
-        buffers: impl Iterator<Item = BufferId>,
-        dtype: DType,
-    ) -> Result<BTreeMap<String, hf::Tensor>> {
-        let mut tensors = BTreeMap::new();
-        for (unit, buffer) in self.units.iter().zip(buffers) {
-            let mut bytes = vec![0; unit.elements * dtype.size()];
-            executor.read(self.script, buffer, &mut bytes)?;
+        buffers: impl Iterator<Item = &'a Held>,
+    ) -> Result<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        for (unit, held) in self.units.iter().zip(buffers) {
+            let size = held.dtype.size();
+            let bytes = executor.script(self.script).buffers[held.buffer.0].bytes;
+            let mut bytes = vec![0; bytes];
+            executor.read(self.script, held.buffer, &mut bytes)?;
             for member in &unit.members {
-                let param = &self.params[member.param];
-                let at = member.offset * dtype.size();
-                let values = decode(dtype, &bytes[at..at + member.elements * dtype.size()]);
-                let tensor = match dtype {
-                    DType::F64 => hf::Tensor::f64(param.shape.clone(), values),
-                    _ => {
-                        let narrow = values.iter().map(|&x| x as f32).collect();
-                        hf::Tensor::f32(param.shape.clone(), narrow)
-                    }
-                };
-                tensors.insert(param.name.clone(), tensor);
+                pieces.extend(self.placed(member, held).into_iter().map(|placed| {
+                    let end = placed.at + placed.global.len();
+                    let values = decode(held.dtype, &bytes[placed.at * size..end * size]);
+                    Piece { param: member.param, first: placed.global.start, values }
+                }));
             }
         }
-        Ok(tensors)
+        Ok(pieces)
     }
+
+    /// The elements of a member that a buffer holds: their numbers in the whole parameter, and where
+    /// in the buffer they lie.
+    fn placed(&self, member: &Member, held: &Held) -> Vec<Placed> {
+        let (part, at) = held.part(member);
+        let runs = self.runs[member.param].iter();
+        runs.filter_map(|run| {
+            let start = run.local.max(part.start);
+            let end = (run.local + run.len).min(part.end);
+            (start < end).then(|| {
+                let global = run.global + (start - run.local);
+                Placed { global: global..global + (end - start), at: at + start - part.start }
+            })
+        })
+        .collect()
+    }
+}
+
+struct Placed {
+    global: Range<usize>,
+    at: usize,
+}
+
+/// Puts together what ranks hold, as tensors by parameter name.
+pub(crate) fn assemble(
+    params: &[Param],
+    ranks: Vec<Vec<Piece>>,
+    dtype: DType,
+) -> Result<BTreeMap<String, hf::Tensor>> {
+    let mut whole: Vec<Vec<f64>> = params.iter().map(|p| vec![f64::NAN; p.elements()]).collect();
+    let mut found = vec![false; params.len()];
+    for piece in ranks.into_iter().flatten() {
+        let end = piece.first + piece.values.len();
+        whole[piece.param][piece.first..end].copy_from_slice(&piece.values);
+        found[piece.param] = true;
+    }
+    let named = params.iter().zip(whole).zip(found).filter(|(_, found)| *found);
+    Ok(named
+        .map(|((param, values), _)| {
+            let shape = param.shape.clone();
+            let tensor = match dtype {
+                DType::F64 => hf::Tensor::f64(shape, values),
+                _ => hf::Tensor::f32(shape, values.iter().map(|&x| x as f32).collect()),
+            };
+            (param.name.clone(), tensor)
+        })
+        .collect())
+}
+
+fn read_checked(read: &ReadParam<'_>, param: &Param, elements: Range<usize>) -> Result<Vec<f64>> {
+    let expected = elements.len();
+    let values = read(param, elements)?;
+    if values.len() == expected {
+        return Ok(values);
+    }
+    Err(Error::refused(Problem::new(format!(
+        "parameter `{}` gives {} values where its shape {:?} asks for {expected}",
+        param.name,
+        values.len(),
+        param.shape,
+    ))))
+}
+
+fn whole(param: &Param) -> TensorType {
+    TensorType::new(DType::F32, param.shape.clone())
 }

@@ -101,6 +101,63 @@ fn without_sources_the_default_preset_is_used() {
 }
 
 #[test]
+fn a_file_that_changes_little_changes_the_default_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "[train]\nsteps = 3\n\n[model]\n");
+    let loaded = Config::load(&Sources::default().file(&path)).unwrap();
+    assert_eq!(loaded.config, load(Sources::default().set("train.steps=3")));
+    assert_eq!((loaded.label.as_str(), loaded.preset.as_deref()), ("config", Some("default")));
+}
+
+#[test]
+fn a_file_with_a_model_of_its_own_stands_on_the_tables_defaults() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "[model]\nlayers = 2\nheads = 8\n");
+    let loaded = Config::load(&Sources::default().file(&path)).unwrap();
+    let model = &loaded.config.model;
+    // The default preset has two key and value heads, 160 steps and another learning rate.
+    assert_eq!((model.layers.get(), model.heads.get(), model.kv_heads.get()), (2, 8, 8));
+    assert_eq!((loaded.config.train.steps.get(), loaded.preset), (200, None));
+}
+
+#[test]
+fn a_file_names_its_preset_and_the_command_line_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "preset = \"tiny\"\n[model]\nlayers = 2\n");
+    let config = load(Sources::default().file(&path));
+    assert_eq!((config.model.layers.get(), config.model.width.get()), (2, 64));
+    let config = load(Sources::default().file(&path).preset("bench-13m"));
+    assert_eq!((config.model.layers.get(), config.model.width.get()), (2, 384));
+    let path = file(&dir, "# one\npreset = \"tinny\"\n");
+    let text = refused(Sources::default().file(&path));
+    assert!(text.contains("config.toml:2)") && text.contains("did you mean `tiny`?"), "{text}");
+    let text = refused(Sources::default().file(file(&dir, "preset = 3\n")));
+    assert!(text.contains("preset = 3") && text.contains("bench-13m"), "{text}");
+    let text = refused(Sources::default().set("preset=tiny"));
+    assert!(text.contains("usual fix: --preset tiny"), "{text}");
+}
+
+#[test]
+fn an_unset_sequence_length_fits_the_context() {
+    let length = |sources: Sources| load(sources).train.seq_len.get();
+    let short = Sources::default().set("model.context=48");
+    assert_eq!(length(short.clone()), 48);
+    assert_eq!(length(Sources::default().set("model.context=4096")), 128);
+    let text = refused(short.set("train.seq_len=64"));
+    assert!(text.contains("train.seq_len = 64 is longer than model.context = 48"), "{text}");
+}
+
+#[test]
+fn a_file_that_is_no_text_is_told_with_its_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "");
+    std::fs::write(&path, b"[train]\nsteps = 3 # \xfcber\n").unwrap();
+    let text = refused(Sources::default().file(&path));
+    assert!(text.contains("config.toml:2") && text.contains("byte 0xfc"), "{text}");
+    assert!(text.contains("usual fix: save the file as UTF-8"), "{text}");
+}
+
+#[test]
 fn presets_are_those_of_the_contract() {
     let shape = |name: &str| {
         let c = load(Sources::default().preset(name));

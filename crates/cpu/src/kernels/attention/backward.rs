@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::tile::{self, KEYS, ROWS};
-use super::{Attention, Shape};
+use super::{Attention, Shape, ranges};
 use crate::element::{Element, Float, vectorized};
 use crate::kernels::gemm::Gemm;
 use crate::kernels::matrix::{Mat, MatMut};
@@ -38,12 +38,12 @@ pub struct BackwardTensors<T: Element> {
     pub dv: *mut T,
 }
 
-/// Where the probabilities of a pair come from.
+/// What the forward pass kept of a pair's probabilities.
 #[derive(Clone, Copy)]
-enum Source<'a, T: Element> {
-    /// Recomputed from the log-sum-exp.
+enum Kept<'a, T: Element> {
+    /// Only their log-sum-exp, from which they are made again.
     LogSumExp(&'a [T::Acc]),
-    /// Read from where the forward pass stored them.
+    /// All of them.
     Stored(&'a [T]),
 }
 
@@ -53,11 +53,11 @@ struct Operands<'a, T: Element> {
     q: Mat<'a, T>,
     o: Mat<'a, T>,
     d_o: Mat<'a, T>,
-    source: Source<'a, T>,
+    kept: Kept<'a, T>,
 }
 
 /// Keys and values of one pair, laid out for the products.
-struct Loaded<'a, F> {
+struct LaidOut<'a, F> {
     keys: Mat<'a, F>,
     keys_transposed: Mat<'a, F>,
     values_transposed: Mat<'a, F>,
@@ -98,7 +98,7 @@ impl<G: Gemm> Attention<'_, G> {
             unsafe {
                 let lse = tensors.lse.add(pair * statistics);
                 let lse = std::slice::from_raw_parts(lse, statistics);
-                self.backward_pair(tensors, pair, Source::LogSumExp(lse), scratch);
+                self.backward_pair(tensors, pair, Kept::LogSumExp(lse), scratch);
             }
         }
     }
@@ -122,7 +122,7 @@ impl<G: Gemm> Attention<'_, G> {
             // SAFETY: the probabilities of a pair are adjacent; the rest is the caller's promise.
             unsafe {
                 let stored = std::slice::from_raw_parts(probabilities.add(pair * len), len);
-                self.backward_pair(tensors, pair, Source::Stored(stored), scratch);
+                self.backward_pair(tensors, pair, Kept::Stored(stored), scratch);
             }
         }
     }
@@ -133,7 +133,7 @@ impl<G: Gemm> Attention<'_, G> {
         &self,
         tensors: &BackwardTensors<T>,
         pair: usize,
-        source: Source<T>,
+        kept: Kept<T>,
         mut scratch: &mut [T::Acc],
     ) {
         let shape = &self.shape;
@@ -145,7 +145,7 @@ impl<G: Gemm> Attention<'_, G> {
                 q: shape.query_rows(tensors.q, pair),
                 o: shape.query_rows(tensors.o, pair),
                 d_o: shape.query_rows(tensors.d_o, pair),
-                source,
+                kept,
             };
             let (k, v) = (shape.key_rows(tensors.k, pair), shape.key_rows(tensors.v, pair));
             let (dk, dv) =
@@ -153,9 +153,9 @@ impl<G: Gemm> Attention<'_, G> {
             let dq = shape.query_rows_mut(tensors.dq, pair);
             (operands, k, v, dq, dk, dv)
         };
-        let len = shape.keys * shape.dim;
+        let len = shape.valid_keys() * shape.dim;
         let keys = tile::load(k, tile::take(&mut scratch, len));
-        let loaded = Loaded {
+        let laid_out = LaidOut {
             keys,
             keys_transposed: tile::load_transposed(keys, tile::take(&mut scratch, len)),
             values_transposed: tile::load_transposed(v, tile::take(&mut scratch, len)),
@@ -164,24 +164,29 @@ impl<G: Gemm> Attention<'_, G> {
         sums.fill(T::Acc::ZERO);
         let (for_keys, for_values) = sums.split_at_mut(len);
         let mut sums = Sums {
-            dk: MatMut::rows_of(for_keys, shape.keys, shape.dim),
-            dv: MatMut::rows_of(for_values, shape.keys, shape.dim),
+            dk: MatMut::rows_of(for_keys, shape.valid_keys(), shape.dim),
+            dv: MatMut::rows_of(for_values, shape.valid_keys(), shape.dim),
         };
+        // Queries that are padding add nothing to the gradients of keys and values.
+        let queries = shape.valid_queries();
         for head in 0..shape.group {
-            for rows in shape.row_tiles() {
+            for rows in ranges(queries, ROWS) {
                 let columns = head * shape.dim..(head + 1) * shape.dim;
                 let dq = dq.reborrow().block(rows.clone(), columns);
-                self.backward_tile(&operands, &loaded, (head, rows), dq, &mut sums, scratch);
+                self.backward_tile(&operands, &laid_out, (head, rows), dq, &mut sums, scratch);
             }
         }
-        tile::store(dk, sums.dk.as_ref(), |_| T::Acc::ONE);
-        tile::store(dv, sums.dv.as_ref(), |_| T::Acc::ONE);
+        clear(&mut dq, queries..shape.queries);
+        for (mut gradient, sums) in [(dk, sums.dk), (dv, sums.dv)] {
+            clear(&mut gradient, shape.valid_keys()..shape.keys);
+            tile::store(gradient, sums.as_ref(), |_| T::Acc::ONE);
+        }
     }
 
     fn backward_tile<T: Element>(
         &self,
         operands: &Operands<T>,
-        loaded: &Loaded<T::Acc>,
+        laid_out: &LaidOut<T::Acc>,
         (head, rows): (usize, Range<usize>),
         dq: MatMut<T>,
         sums: &mut Sums<T::Acc>,
@@ -207,13 +212,13 @@ impl<G: Gemm> Attention<'_, G> {
         for keys in shape.key_blocks(&rows, KEYS) {
             let mut scratch = &mut *scratch;
             let half = tile::take(&mut scratch, tile::score_len(keys.len()));
-            let mut p = self.probabilities(operands, loaded, (head, &rows), &keys, q, half);
-            let values = loaded.values_transposed.block(0..dim, keys.clone());
+            let mut p = self.probabilities(operands, laid_out, (head, &rows), &keys, q, half);
+            let values = laid_out.values_transposed.block(0..dim, keys.clone());
             let mut ds = tile::scores(gemm, d_o, values, scratch);
             self.drop((operands.pair, head), &rows, &keys, &mut ds);
             self.score_gradients(&p, &mut ds, &offsets);
             self.drop((operands.pair, head), &rows, &keys, &mut p);
-            let block = loaded.keys.block(keys.clone(), 0..dim);
+            let block = laid_out.keys.block(keys.clone(), 0..dim);
             gemm.multiply(dq_sums.reborrow(), ds.as_ref(), block, keys.start > 0);
             let dv = sums.dv.reborrow().block(keys.clone(), 0..dim);
             gemm.multiply(dv, p.as_ref().t(), d_o, true);
@@ -227,7 +232,7 @@ impl<G: Gemm> Attention<'_, G> {
     fn probabilities<'a, T: Element>(
         &self,
         operands: &Operands<T>,
-        loaded: &Loaded<T::Acc>,
+        laid_out: &LaidOut<T::Acc>,
         (head, rows): (usize, &Range<usize>),
         keys: &Range<usize>,
         q: Mat<T::Acc>,
@@ -235,9 +240,9 @@ impl<G: Gemm> Attention<'_, G> {
     ) -> MatMut<'a, T::Acc> {
         let shape = &self.shape;
         let first = head * shape.queries + rows.start;
-        match operands.source {
-            Source::LogSumExp(lse) => {
-                let block = loaded.keys_transposed.block(0..shape.dim, keys.clone());
+        match operands.kept {
+            Kept::LogSumExp(lse) => {
+                let block = laid_out.keys_transposed.block(0..shape.dim, keys.clone());
                 let mut p = tile::scores(self.gemm, q, block, out);
                 let scale = T::Acc::from_f64(shape.scale);
                 vectorized(
@@ -252,7 +257,7 @@ impl<G: Gemm> Attention<'_, G> {
                 );
                 p
             }
-            Source::Stored(stored) => {
+            Kept::Stored(stored) => {
                 let stored = Mat::rows_of(&stored[first * shape.keys..], rows.len(), shape.keys);
                 let stored = stored.block(0..rows.len(), keys.clone());
                 let strides = [tile::score_stride(keys.len()), 1];
@@ -282,4 +287,9 @@ impl<G: Gemm> Attention<'_, G> {
             },
         );
     }
+}
+
+/// Zeros for rows of padding.
+fn clear<T: Element>(gradient: &mut MatMut<T>, rows: Range<usize>) {
+    rows.for_each(|row| gradient.row(row).fill(T::default()));
 }

@@ -11,7 +11,7 @@ impl<G> Attention<'_, G> {
     /// gradients there.
     ///
     /// The probability that query `i` of query head `h` gives to key `j` is number
-    /// `(h·queries + i)·keys + j` of its sequence.
+    /// `(h·queries + i)·keys + j` of its sequence, all counted over the whole.
     pub(super) fn drop<F: Float>(
         &self,
         (pair, head): (usize, usize),
@@ -26,17 +26,15 @@ impl<G> Attention<'_, G> {
             return;
         };
         let factor = mask.factor();
-        let sequence = pair / shape.kv_heads;
-        let head = pair % shape.kv_heads * shape.group + head;
         vectorized(
             #[inline(always)]
             || {
                 for (r, i) in rows.clone().enumerate() {
                     let (seen, _) = shape.split(i, keys, tile.row(r));
-                    let first = (head * shape.queries + i) * shape.keys + keys.start;
+                    let (sequence, first) = shape.drawn((pair, head), i);
                     mask.draw(
                         sequence,
-                        first,
+                        first + keys.start,
                         seen.len(),
                         #[inline(always)]
                         |range, words| keep_some(&mut seen[range], words, dropped, factor),

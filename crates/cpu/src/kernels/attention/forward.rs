@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::tile::{self, KEYS, ROWS, Running};
-use super::{Attention, Shape};
+use super::{Attention, Shape, ranges};
 use crate::element::{Element, Float, vectorized};
 use crate::kernels::gemm::Gemm;
 use crate::kernels::matrix::{Mat, MatMut};
@@ -128,11 +128,11 @@ impl<G: Gemm> Attention<'_, G> {
         v: Mat<T>,
         mut scratch: &mut [T::Acc],
     ) {
-        let len = self.shape.keys * self.shape.dim;
+        let len = self.shape.valid_keys() * self.shape.dim;
         let k = tile::load_transposed(k, tile::take(&mut scratch, len));
         let v = tile::load(v, tile::take(&mut scratch, len));
         for head in 0..self.shape.group {
-            for rows in self.shape.row_tiles() {
+            for rows in ranges(self.shape.queries, ROWS) {
                 self.forward_tile(&mut operands, head, rows, k, v, scratch);
             }
         }
@@ -157,7 +157,7 @@ impl<G: Gemm> Attention<'_, G> {
         let mut running = [Running::EMPTY; ROWS];
         let materialised = operands.probabilities.is_some();
         // Probabilities are known only when a row is complete.
-        let block = if materialised { shape.keys } else { KEYS };
+        let block = if materialised { shape.valid_keys() } else { KEYS };
         for keys in shape.key_blocks(&rows, block) {
             let k = k.block(0..dim, keys.clone());
             let mut p = tile::scores(self.gemm, q, k, scratch);

@@ -19,6 +19,8 @@ use std::ops::Range;
 pub use backward::BackwardTensors;
 pub use forward::ForwardTensors;
 
+use phalanx_ir::Part;
+
 use super::dropout::Mask;
 use super::matrix::{Mat, MatMut};
 
@@ -41,6 +43,23 @@ pub struct Shape {
     pub causal: bool,
     /// Factor of the scores; positive.
     pub scale: f64,
+    /// What of the whole is here; nothing says all of it, without padding.
+    pub held: Option<Held>,
+}
+
+/// Which part of an attention a rank holds. Keys are all here, perhaps with padding behind them.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    /// The part of the sequences.
+    pub batch: Part,
+    /// The part of the query positions.
+    pub positions: Part,
+    /// The part of the query heads.
+    pub heads: Part,
+    /// Query positions per sequence over all ranks, padding not counted.
+    pub queries: usize,
+    /// Key positions per sequence, padding not counted.
+    pub keys: usize,
 }
 
 /// One attention operation: its shape, its dropout and the library for its products.
@@ -65,13 +84,48 @@ impl Shape {
         self.batch * self.kv_heads
     }
 
+    /// Key positions without padding.
+    #[inline(always)]
+    fn valid_keys(&self) -> usize {
+        self.held.map_or(self.keys, |held| held.keys)
+    }
+
+    /// Query positions here without padding; they are the first.
+    fn valid_queries(&self) -> usize {
+        self.held.map_or(self.queries, |held| held.positions.valid(held.queries))
+    }
+
+    /// The place of query `i` in the whole sequence, and how many queries that has.
+    #[inline(always)]
+    fn position(&self, i: usize) -> (usize, usize) {
+        match self.held {
+            None => (i, self.queries),
+            Some(held) => (held.positions.global(i), held.queries),
+        }
+    }
+
     /// How many keys, from the first, query `i` sees.
     #[inline(always)]
     fn visible(&self, i: usize) -> usize {
+        let keys = self.valid_keys();
+        let (i, queries) = self.position(i);
         match self.causal {
-            true => (i + 1 + self.keys).saturating_sub(self.queries).min(self.keys),
-            false => self.keys,
+            true => (i + 1 + keys).saturating_sub(queries).min(keys),
+            false => keys,
         }
+    }
+
+    /// The sample and the number within it of the probability that query `i` of a pair's query
+    /// head gives to key 0: what its random words are drawn by.
+    #[inline(always)]
+    pub fn drawn(&self, (pair, head): (usize, usize), i: usize) -> (usize, usize) {
+        let head = pair % self.kv_heads * self.group + head;
+        let (sequence, head) = match self.held {
+            None => (pair / self.kv_heads, head),
+            Some(held) => (held.batch.global(pair / self.kv_heads), held.heads.global(head)),
+        };
+        let (i, queries) = self.position(i);
+        (sequence, (head * queries + i) * self.valid_keys())
     }
 
     /// Place of a pair in a row-major `[batch, positions, heads, dim]` tensor of which it owns
@@ -105,7 +159,7 @@ impl Shape {
         unsafe { MatMut::from_raw(tensor.add(offset), [self.queries, width], strides) }
     }
 
-    /// The keys (or values) of a pair, one row per position.
+    /// The keys (or values) of a pair, one row per valid position.
     ///
     /// # Safety
     /// `tensor` must point to `[batch, keys, kv_heads, dim]` elements, of which those of the pair
@@ -113,10 +167,10 @@ impl Shape {
     unsafe fn key_rows<'a, T>(&self, tensor: *const T, pair: usize) -> Mat<'a, T> {
         let (offset, strides) = self.place(pair, self.keys, self.dim);
         // SAFETY: the pair's rows lie within the tensor; the caller answers for their use.
-        unsafe { Mat::from_raw(tensor.add(offset), [self.keys, self.dim], strides) }
+        unsafe { Mat::from_raw(tensor.add(offset), [self.valid_keys(), self.dim], strides) }
     }
 
-    /// As [`Self::key_rows`], for writing.
+    /// As [`Self::key_rows`], for writing, and with the padding.
     ///
     /// # Safety
     /// As there, and nobody else may use the elements of the pair for `'a`.
@@ -126,16 +180,11 @@ impl Shape {
         unsafe { MatMut::from_raw(tensor.add(offset), [self.keys, self.dim], strides) }
     }
 
-    /// The query rows of one tile after another.
-    fn row_tiles(&self) -> impl Iterator<Item = Range<usize>> {
-        ranges(self.queries, tile::ROWS)
-    }
-
     /// The blocks of keys, of at most `size`, that some row of a tile sees; one empty block if no
     /// row sees any, so that every result is written.
     fn key_blocks(&self, rows: &Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
         // The library packs operands whose size is not a multiple of its vectors.
-        let seen = self.visible(rows.end - 1).next_multiple_of(16).min(self.keys);
+        let seen = self.visible(rows.end - 1).next_multiple_of(16).min(self.valid_keys());
         let nothing = (seen == 0).then_some(0..0);
         nothing.into_iter().chain(ranges(seen, size.max(1)))
     }

@@ -17,6 +17,7 @@ const SMALL: Shape = Shape {
     dim: 8,
     causal: true,
     scale: 0.4,
+    held: None,
 };
 
 const DROPOUT: Mask = Mask { key: [11, -12, 13, 14, 4], site: 6, p: 0.3 };

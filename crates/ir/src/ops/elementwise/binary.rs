@@ -49,43 +49,29 @@ impl Elementwise for Binary {
         let (a, b, dy) = (g.input(0), g.input(1), g.dy()?);
         let binary = |kind| Binary { kind };
         match self.kind {
-            BinaryKind::Add | BinaryKind::Sub => {
-                if g.wants(0) {
-                    g.set(0, dy)?;
-                }
-                if g.wants(1) {
-                    let db = match self.kind {
-                        BinaryKind::Sub => g.emit(Scale { by: -1.0 }, &[dy])?,
-                        _ => dy,
-                    };
-                    g.set(1, db)?;
-                }
+            BinaryKind::Add => {
+                g.set(0, dy)?;
+                g.set(1, dy)
+            }
+            BinaryKind::Sub => {
+                g.set(0, dy)?;
+                g.set_to(1, Scale { by: -1.0 }, &[dy])
             }
             BinaryKind::Mul => {
-                if g.wants(0) {
-                    let da = g.emit(binary(BinaryKind::Mul), &[dy, b])?;
-                    g.set(0, da)?;
-                }
-                if g.wants(1) {
-                    let db = g.emit(binary(BinaryKind::Mul), &[dy, a])?;
-                    g.set(1, db)?;
-                }
+                g.set_to(0, binary(BinaryKind::Mul), &[dy, b])?;
+                g.set_to(1, binary(BinaryKind::Mul), &[dy, a])
             }
             BinaryKind::Div => {
                 let da = g.emit(binary(BinaryKind::Div), &[dy, b])?;
-                if g.wants(0) {
-                    g.set(0, da)?;
+                g.set(0, da)?;
+                if !g.wants(1) {
+                    return Ok(());
                 }
-                if g.wants(1) {
-                    let y = g.output(0);
-                    let product = g.emit(binary(BinaryKind::Mul), &[da, y])?;
-                    let db = g.emit(Scale { by: -1.0 }, &[product])?;
-                    g.set(1, db)?;
-                }
+                let product = g.emit(binary(BinaryKind::Mul), &[da, g.output(0)])?;
+                g.set_to(1, Scale { by: -1.0 }, &[product])
             }
-            BinaryKind::Max | BinaryKind::Min => self.extremum_vjp(g)?,
+            BinaryKind::Max | BinaryKind::Min => self.extremum_vjp(g),
         }
-        Ok(())
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
@@ -103,14 +89,7 @@ impl Binary {
         };
         let first = g.emit(Compare { kind }, &[a, b])?;
         let zero = g.constant_like(dy, 0.0)?;
-        if g.wants(0) {
-            let da = g.emit(Select, &[first, dy, zero])?;
-            g.set(0, da)?;
-        }
-        if g.wants(1) {
-            let db = g.emit(Select, &[first, zero, dy])?;
-            g.set(1, db)?;
-        }
-        Ok(())
+        g.set_to(0, Select, &[first, dy, zero])?;
+        g.set_to(1, Select, &[first, zero, dy])
     }
 }

@@ -78,15 +78,8 @@ impl OpDef for Select {
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let (condition, dy) = (g.input(0), g.dy()?);
         let zero = g.constant_like(dy, 0.0)?;
-        if g.wants(1) {
-            let da = g.emit(Select, &[condition, dy, zero])?;
-            g.set(1, da)?;
-        }
-        if g.wants(2) {
-            let db = g.emit(Select, &[condition, zero, dy])?;
-            g.set(2, db)?;
-        }
-        Ok(())
+        g.set_to(1, Select, &[condition, dy, zero])?;
+        g.set_to(2, Select, &[condition, zero, dy])
     }
 
     fn accumulates(&self, _result: usize) -> bool {

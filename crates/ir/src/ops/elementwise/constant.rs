@@ -76,8 +76,7 @@ impl Elementwise for Scale {
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
-        let dx = g.emit(*self, &[g.dy()?])?;
-        g.set(0, dx)
+        g.set_to(0, *self, &[g.dy()?])
     }
 }
 

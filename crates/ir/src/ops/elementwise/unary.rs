@@ -6,8 +6,9 @@ use crate::error::IrError;
 use crate::types::TensorType;
 use crate::vjp::Vjp;
 
+// The second name is the derivative's.
 kinds! {
-    /// Functions of one argument. The second name is the derivative's.
+    /// Functions of one argument.
     UnaryKind: [&'static str; 2] {
         Neg = ["neg", "neg_grad"],
         Exp = ["exp", "exp_grad"],
@@ -42,14 +43,16 @@ pub struct UnaryGrad {
 }
 
 pub(super) fn read(name: &str) -> Option<Op> {
-    UnaryKind::ALL.into_iter().find_map(|kind| {
+    for kind in UnaryKind::ALL {
         let [plain, grad] = kind.text();
-        match name {
-            _ if name == plain => Some(Unary { kind }.into()),
-            _ if name == grad => Some(UnaryGrad { kind }.into()),
-            _ => None,
+        if name == plain {
+            return Some(Unary { kind }.into());
         }
-    })
+        if name == grad {
+            return Some(UnaryGrad { kind }.into());
+        }
+    }
+    None
 }
 
 fn float(ins: &[&TensorType]) -> Result<(), String> {
@@ -76,8 +79,7 @@ impl Elementwise for Unary {
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
-        let dx = g.emit(UnaryGrad { kind: self.kind }, &[g.input(0), g.dy()?])?;
-        g.set(0, dx)
+        g.set_to(0, UnaryGrad { kind: self.kind }, &[g.input(0), g.dy()?])
     }
 }
 

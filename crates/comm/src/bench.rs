@@ -1,0 +1,175 @@
+//! How fast collectives are, beside what copying alone would take.
+//!
+//! All ranks meet at a barrier, then each times the call; a round counts as the slowest rank says.
+//! The limit is the time in which all ranks, copying at once, would read and write as many bytes
+//! as the call must read and write, each once.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use phalanx_ir::DType;
+
+use crate::blocking::Collectives;
+use crate::call::{Blocks, Call, Op, OpKind, Reduction};
+use crate::error::{CommError, Failure};
+use crate::group::GroupId;
+use crate::launch::run_ranks;
+use crate::threads::{Endpoint, Options};
+
+/// The sizes that are measured: bytes of the full tensor.
+pub const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
+
+/// The calls that are measured.
+pub const OPS: [OpKind; 4] =
+    [OpKind::AllReduce, OpKind::AllGather, OpKind::ReduceScatter, OpKind::AllToAll];
+
+/// One measurement.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Row {
+    /// What was called.
+    pub op: OpKind,
+    /// Bytes of the full tensor: what `all_gather` gives, and what the others take.
+    pub bytes: usize,
+    /// The median of a call, in microseconds.
+    pub median_us: f64,
+    /// `bytes` per that time, in GiB per second.
+    pub gib_per_s: f64,
+    /// How long copying as many bytes would take, in microseconds.
+    pub copy_limit_us: f64,
+}
+
+/// Measures every call at every size, over `ranks` ranks.
+pub fn collectives(ranks: usize, options: &Options, sizes: &[usize]) -> Result<Vec<Row>, Failure> {
+    let mut rows = Vec::with_capacity(sizes.len() * OPS.len());
+    for &bytes in sizes {
+        for op in OPS {
+            rows.push(measure(ranks, options, op, bytes)?);
+        }
+    }
+    Ok(rows)
+}
+
+/// Measures one call at one size; copies are timed between the calls, in the same run.
+fn measure(ranks: usize, options: &Options, op: OpKind, bytes: usize) -> Result<Row, Failure> {
+    let rounds = rounds(bytes);
+    let slowest: Mutex<Vec<[Duration; 2]>> = Mutex::new(vec![[Duration::ZERO; 2]; rounds]);
+    run_ranks(ranks, options, |endpoint: &mut Endpoint| {
+        let mut bench = Bench::new(op, bytes, ranks);
+        let mut own = vec![[Duration::ZERO; 2]; rounds];
+        for round in 0..WARM_UP + rounds {
+            let copied = bench.time_copy(endpoint)?;
+            let called = bench.time_call(endpoint)?;
+            if let Some(round) = round.checked_sub(WARM_UP) {
+                own[round] = [called, copied];
+            }
+        }
+        let mut slowest = slowest.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for (slowest, own) in slowest.iter_mut().zip(own) {
+            slowest[0] = slowest[0].max(own[0]);
+            slowest[1] = slowest[1].max(own[1]);
+        }
+        Ok::<_, CommError>(())
+    })?;
+    let slowest = slowest.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let call_us = median_us(slowest.iter().map(|pair| pair[0]));
+    let copy_us = median_us(slowest.iter().map(|pair| pair[1]));
+    Ok(Row {
+        op,
+        bytes,
+        median_us: call_us,
+        gib_per_s: bytes as f64 / (1u64 << 30) as f64 / (call_us * 1e-6),
+        copy_limit_us: copy_us * touched(op, ranks) / 2.0,
+    })
+}
+
+const WARM_UP: usize = 3;
+
+fn rounds(bytes: usize) -> usize {
+    if bytes < 256 << 10 {
+        2001
+    } else if bytes < 2 << 20 {
+        301
+    } else {
+        21
+    }
+}
+
+fn median_us(times: impl Iterator<Item = Duration>) -> f64 {
+    let mut times: Vec<Duration> = times.collect();
+    times.sort_unstable();
+    times[times.len() / 2].as_secs_f64() * 1e6
+}
+
+/// Bytes that a rank must read and write, each once, over the bytes of the full tensor.
+fn touched(op: OpKind, ranks: usize) -> f64 {
+    let n = ranks as f64;
+    match op {
+        OpKind::ReduceScatter => 1.0 + 1.0 / n,
+        OpKind::AllReduce => 3.0 - 1.0 / n,
+        _ => 2.0,
+    }
+}
+
+/// One rank's memory, and what it does with it.
+struct Bench {
+    op: OpKind,
+    call: Call<'static>,
+    send: Vec<f32>,
+    receive: Vec<f32>,
+}
+
+impl Bench {
+    fn new(op: OpKind, bytes: usize, ranks: usize) -> Self {
+        let full = bytes / size_of::<f32>();
+        let part = full / ranks;
+        let (call, block) = match op {
+            OpKind::AllGather => (Op::AllGather, part),
+            OpKind::ReduceScatter => (Op::ReduceScatter(Reduction::Sum), part),
+            OpKind::AllToAll => (Op::AllToAll, part),
+            _ => (Op::AllReduce(Reduction::Sum), full),
+        };
+        let call = Call::new(GroupId::WORLD, call, DType::F32, Blocks::contiguous(block));
+        // Ones everywhere but in what is summed in place again and again, which must stay small.
+        let value = if op == OpKind::AllReduce { 0.0 } else { 1.0 };
+        Self { op, call, send: vec![value; full], receive: vec![value; full] }
+    }
+
+    fn time_copy(&mut self, endpoint: &mut Endpoint) -> Result<Duration, CommError> {
+        endpoint.barrier(GroupId::WORLD)?;
+        let start = Instant::now();
+        self.receive.copy_from_slice(&self.send);
+        Ok(start.elapsed())
+    }
+
+    fn time_call(&mut self, endpoint: &mut Endpoint) -> Result<Duration, CommError> {
+        endpoint.barrier(GroupId::WORLD)?;
+        let start = Instant::now();
+        if self.op == OpKind::AllReduce {
+            endpoint.run_in_place(&self.call, &mut self.send)?;
+        } else {
+            endpoint.run(&self.call, &self.send, &mut self.receive)?;
+        }
+        Ok(start.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_complete_and_consistent() {
+        let sizes = [4 << 10, 64 << 10];
+        let rows = collectives(2, &Options::default(), &sizes).unwrap();
+        assert_eq!(rows.len(), 8);
+        for row in rows {
+            let gib = row.bytes as f64 / (1u64 << 30) as f64;
+            assert!((row.gib_per_s * row.median_us * 1e-6 / gib - 1.0).abs() < 1e-9, "{row:?}");
+            assert!(row.copy_limit_us > 0.0, "{row:?}");
+        }
+        // The formulas of the contract at two ranks: X, 3X/4 and 5X/4.
+        assert_eq!(touched(OpKind::AllGather, 2), 2.0);
+        assert_eq!(touched(OpKind::ReduceScatter, 2), 1.5);
+        assert_eq!(touched(OpKind::AllReduce, 2), 2.5);
+    }
+}

@@ -1,0 +1,431 @@
+//! What a rank asks for, as plain data.
+//!
+//! The data of a call are *blocks*: what one rank contributes to, or gets from, one other. A block
+//! is a box of `outer × rows × len` elements at strides, so that gathering along any dim of a
+//! row-major tensor, and moving a shard from one dim to another, read and write in place.
+
+use std::fmt;
+
+use phalanx_ir::DType;
+
+use crate::group::GroupId;
+use crate::site::Site;
+
+/// How values of several ranks become one, in the order of the group:
+/// `((x₀ ∘ x₁) ∘ x₂) ∘ …`. Narrow floats are combined in `f32` and rounded once at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reduction {
+    /// The sum; integers wrap.
+    Sum,
+    /// The larger value; of a NaN and a number the one that comes later in the group.
+    Max,
+}
+
+/// A collective or a message. Roots and peers are places in the group, not global ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op<'a> {
+    /// Everybody gets the reduction of all; one contiguous block.
+    AllReduce(Reduction),
+    /// Everybody gets everybody's block.
+    AllGather,
+    /// Rank `i` gets the reduction of everybody's block `i`.
+    ReduceScatter(Reduction),
+    /// Rank `i` gets everybody's block `i`.
+    AllToAll,
+    /// All-to-all with as many elements for each rank as is said here: `send[j]` of mine go to
+    /// `j`, `receive[j]` come from `j`, each time a multiple of the block's `len`; blocks lie
+    /// densely one after another on both sides. The lists are read when the call starts.
+    AllToAllRagged {
+        /// For every rank of the group how many times `len` elements it gets from here.
+        send: &'a [usize],
+        /// For every rank of the group how many times `len` elements come from it.
+        receive: &'a [usize],
+    },
+    /// Everybody gets the root's block.
+    Broadcast {
+        /// Whose.
+        root: usize,
+    },
+    /// The root gets the reduction of all.
+    Reduce {
+        /// Who.
+        root: usize,
+        /// How.
+        reduction: Reduction,
+    },
+    /// The root gets everybody's block.
+    Gather {
+        /// Who.
+        root: usize,
+    },
+    /// Rank `i` gets the root's block `i`.
+    Scatter {
+        /// Whose.
+        root: usize,
+    },
+    /// A message; the `n`th send on a channel meets the `n`th receive.
+    Send {
+        /// To whom.
+        to: usize,
+        /// Messages on different channels do not wait for each other.
+        channel: u32,
+    },
+    /// The other end of a message.
+    Receive {
+        /// From whom.
+        from: usize,
+        /// See [`Op::Send`].
+        channel: u32,
+    },
+    /// Every rank's block goes to at most one rank and comes from at most one.
+    Permute {
+        /// Who gets mine.
+        to: Option<usize>,
+        /// Whose I get.
+        from: Option<usize>,
+    },
+    /// Nobody goes on before all have come.
+    Barrier,
+}
+
+impl Op<'_> {
+    /// Its name.
+    pub fn kind(&self) -> OpKind {
+        match self {
+            Op::AllReduce(_) => OpKind::AllReduce,
+            Op::AllGather => OpKind::AllGather,
+            Op::ReduceScatter(_) => OpKind::ReduceScatter,
+            Op::AllToAll => OpKind::AllToAll,
+            Op::AllToAllRagged { .. } => OpKind::AllToAllRagged,
+            Op::Broadcast { .. } => OpKind::Broadcast,
+            Op::Reduce { .. } => OpKind::Reduce,
+            Op::Gather { .. } => OpKind::Gather,
+            Op::Scatter { .. } => OpKind::Scatter,
+            Op::Send { .. } => OpKind::Send,
+            Op::Receive { .. } => OpKind::Receive,
+            Op::Permute { .. } => OpKind::Permute,
+            Op::Barrier => OpKind::Barrier,
+        }
+    }
+
+    /// How values are combined, if they are.
+    pub fn reduction(&self) -> Option<Reduction> {
+        match *self {
+            Op::AllReduce(reduction)
+            | Op::ReduceScatter(reduction)
+            | Op::Reduce { reduction, .. } => Some(reduction),
+            _ => None,
+        }
+    }
+
+    /// The one rank that differs from the others.
+    pub fn root(&self) -> Option<usize> {
+        match *self {
+            Op::Broadcast { root }
+            | Op::Reduce { root, .. }
+            | Op::Gather { root }
+            | Op::Scatter { root } => Some(root),
+            _ => None,
+        }
+    }
+
+    /// How many blocks the place `index` of a group of `n` gives, and how many it gets.
+    ///
+    /// For ragged calls blocks have different sizes; see [`Call::elements`].
+    pub fn blocks(&self, n: usize, index: usize) -> (usize, usize) {
+        let at = |root: usize, blocks: usize| if root == index { blocks } else { 0 };
+        match *self {
+            Op::AllReduce(_) => (1, 1),
+            Op::AllGather => (1, n),
+            Op::ReduceScatter(_) => (n, 1),
+            Op::AllToAll | Op::AllToAllRagged { .. } => (n, n),
+            Op::Broadcast { root } => (at(root, 1), 1),
+            Op::Reduce { root, .. } => (1, at(root, 1)),
+            Op::Gather { root } => (1, at(root, n)),
+            Op::Scatter { root } => (at(root, n), 1),
+            Op::Send { .. } => (1, 0),
+            Op::Receive { .. } => (0, 1),
+            Op::Permute { to, from } => (to.is_some().into(), from.is_some().into()),
+            Op::Barrier => (0, 0),
+        }
+    }
+}
+
+/// The name of an [`Op`], as it stands in messages and counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+#[allow(missing_docs, reason = "the names of the variants of Op, described there")]
+pub enum OpKind {
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    AllToAllRagged,
+    Broadcast,
+    Reduce,
+    Gather,
+    Scatter,
+    Send,
+    Receive,
+    Permute,
+    Barrier,
+}
+
+impl OpKind {
+    /// Every name.
+    pub const ALL: [OpKind; 13] = [
+        OpKind::AllReduce,
+        OpKind::AllGather,
+        OpKind::ReduceScatter,
+        OpKind::AllToAll,
+        OpKind::AllToAllRagged,
+        OpKind::Broadcast,
+        OpKind::Reduce,
+        OpKind::Gather,
+        OpKind::Scatter,
+        OpKind::Send,
+        OpKind::Receive,
+        OpKind::Permute,
+        OpKind::Barrier,
+    ];
+
+    /// The name in lower case with underscores.
+    pub fn name(self) -> &'static str {
+        match self {
+            OpKind::AllReduce => "all_reduce",
+            OpKind::AllGather => "all_gather",
+            OpKind::ReduceScatter => "reduce_scatter",
+            OpKind::AllToAll => "all_to_all",
+            OpKind::AllToAllRagged => "all_to_all_ragged",
+            OpKind::Broadcast => "broadcast",
+            OpKind::Reduce => "reduce",
+            OpKind::Gather => "gather",
+            OpKind::Scatter => "scatter",
+            OpKind::Send => "send",
+            OpKind::Receive => "receive",
+            OpKind::Permute => "permute",
+            OpKind::Barrier => "barrier",
+        }
+    }
+}
+
+impl fmt::Display for OpKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Distances in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Strides {
+    /// From one block to the next.
+    pub block: usize,
+    /// From one `outer` index to the next, within a block.
+    pub outer: usize,
+    /// From one row to the next, within an `outer` index.
+    pub row: usize,
+}
+
+/// The shape of one block, and where blocks lie on either side of a call.
+///
+/// All members must give the same `outer`, `rows` and `len`; strides are everybody's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// How many groups of rows.
+    pub outer: usize,
+    /// How many rows in each.
+    pub rows: usize,
+    /// How many contiguous elements in each row.
+    pub len: usize,
+    /// Where blocks lie in the buffer that is given.
+    pub source: Strides,
+    /// Where blocks lie in the buffer that is received into.
+    pub target: Strides,
+}
+
+impl Blocks {
+    /// Blocks of `count` contiguous elements, one directly after the other on both sides.
+    pub fn contiguous(count: usize) -> Self {
+        let strides = Strides { block: count, outer: count, row: count };
+        Self { outer: 1, rows: 1, len: count, source: strides, target: strides }
+    }
+
+    /// Gathering along a dim: every rank gives a row-major `[outer, mid, inner]`, and
+    /// `[outer, n·mid, inner]` is received.
+    pub fn gather(n: usize, outer: usize, mid: usize, inner: usize) -> Self {
+        let len = mid * inner;
+        Self {
+            outer: 1,
+            rows: outer,
+            len,
+            source: Strides { block: outer * len, outer: outer * len, row: len },
+            target: Strides { block: len, outer: outer * n * len, row: n * len },
+        }
+    }
+
+    /// Scattering along a dim: every rank gives a row-major `[outer, n·mid, inner]`, of which
+    /// `[outer, mid, inner]` is received (reduced or not).
+    pub fn scatter(n: usize, outer: usize, mid: usize, inner: usize) -> Self {
+        let gather = Self::gather(n, outer, mid, inner);
+        Self { source: gather.target, target: gather.source, ..gather }
+    }
+
+    /// All-to-all from one dim to another: every rank gives a row-major tensor of `shape`, of
+    /// which dim `to` is cut into `n` parts; received is `shape` with dim `to` divided by `n` and
+    /// dim `from` multiplied by `n`. `None` unless the dims differ, exist, and `n` divides `to`'s.
+    pub fn all_to_all(n: usize, shape: &[usize], from: usize, to: usize) -> Option<Self> {
+        if from == to || from.max(to) >= shape.len() || !shape[to].is_multiple_of(n) {
+            return None;
+        }
+        let (first, second) = (from.min(to), from.max(to));
+        let product = |dims: &[usize]| dims.iter().product::<usize>();
+        let (outer, middle) = (product(&shape[..first]), product(&shape[first + 1..second]));
+        let inner = product(&shape[second + 1..]);
+        // Per `outer` index the block is `rows` rows of `len` elements: rows run over the first of
+        // the two dims and all between, a row over the second and all behind it. On one side rows
+        // lie densely within an `outer` index, on the other they are n times as far apart.
+        let (first_part, second_part) = if to == first {
+            (shape[first] / n, shape[second])
+        } else {
+            (shape[first], shape[second] / n)
+        };
+        let (rows, len) = (first_part * middle, second_part * inner);
+        let dense = Strides { block: rows * len, outer: n * rows * len, row: len };
+        let apart = Strides { block: len, outer: n * rows * len, row: n * len };
+        let (source, target) = if to == first { (dense, apart) } else { (apart, dense) };
+        Some(Self { outer, rows, len, source, target })
+    }
+
+    /// Elements of one block.
+    pub fn count(&self) -> usize {
+        self.outer.saturating_mul(self.rows).saturating_mul(self.len)
+    }
+
+    /// Whether a block is one run of elements on both sides.
+    pub fn is_contiguous(&self) -> bool {
+        let dense = |strides: &Strides| {
+            (self.rows <= 1 || strides.row == self.len)
+                && (self.outer <= 1 || strides.outer == self.rows * self.len)
+        };
+        dense(&self.source) && dense(&self.target)
+    }
+
+    /// Elements from the start of a buffer to the end of the last of `blocks` blocks; `None` if
+    /// that is no number.
+    pub(crate) fn span(&self, strides: &Strides, blocks: usize) -> Option<usize> {
+        if blocks == 0 || self.count() == 0 {
+            return Some(0);
+        }
+        let last = |count: usize, stride: usize| (count - 1).checked_mul(stride);
+        last(blocks, strides.block)?
+            .checked_add(last(self.outer, strides.outer)?)?
+            .checked_add(last(self.rows, strides.row)?)?
+            .checked_add(self.len)
+    }
+}
+
+/// One call of one rank: everything but the memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Call<'a> {
+    /// Who takes part.
+    pub group: GroupId,
+    /// What is done.
+    pub op: Op<'a>,
+    /// The type of elements.
+    pub dtype: DType,
+    /// Their places.
+    pub blocks: Blocks,
+    /// For reductions: the result is added to what the receiving buffer holds (for a maximum:
+    /// combined with it) instead of replacing it. For `all_reduce` all members' receiving buffers
+    /// must hold the same values, as replicated ones do: each member adds to its own share only
+    /// and the shares are then exchanged.
+    pub accumulate: bool,
+    /// Where it was called, for messages.
+    pub site: Site,
+    /// What its traffic is counted under: a small number.
+    pub tag: u32,
+}
+
+impl<'a> Call<'a> {
+    /// A call at no particular site, counted under tag 0.
+    pub fn new(group: GroupId, op: Op<'a>, dtype: DType, blocks: Blocks) -> Self {
+        Self { group, op, dtype, blocks, accumulate: false, site: Site::default(), tag: 0 }
+    }
+
+    /// The same call made at a site.
+    pub fn at(self, site: Site) -> Self {
+        Self { site, ..self }
+    }
+
+    /// The same call, counted under a tag.
+    pub fn tagged(self, tag: u32) -> Self {
+        Self { tag, ..self }
+    }
+
+    /// The same call, whose result is added to what is there.
+    pub fn accumulating(self) -> Self {
+        Self { accumulate: true, ..self }
+    }
+
+    /// How many elements the buffers given and received into must span at the place `index` of a
+    /// group of `n`; `None` if that is no number.
+    pub fn elements(&self, n: usize, index: usize) -> Option<(usize, usize)> {
+        if let Op::AllToAllRagged { send, receive } = self.op {
+            let total = |counts: &[usize]| {
+                let sum = counts.iter().try_fold(0usize, |sum, &count| sum.checked_add(count));
+                sum?.checked_mul(self.blocks.len)
+            };
+            return Some((total(send)?, total(receive)?));
+        }
+        let (given, got) = self.op.blocks(n, index);
+        Some((
+            self.blocks.span(&self.blocks.source, given)?,
+            self.blocks.span(&self.blocks.target, got)?,
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The places of block `b` in iteration order.
+    fn places(blocks: &Blocks, strides: &Strides, b: usize) -> Vec<usize> {
+        let mut places = Vec::new();
+        for o in 0..blocks.outer {
+            for r in 0..blocks.rows {
+                let start = b * strides.block + o * strides.outer + r * strides.row;
+                places.extend(start..start + blocks.len);
+            }
+        }
+        places
+    }
+
+    #[test]
+    fn every_element_of_both_sides_is_touched_once() {
+        let shape = [2, 6, 3, 6, 5];
+        let n = 3;
+        for (from, to) in [(1, 3), (3, 1), (0, 1), (1, 0), (4, 3), (3, 4), (0, 3)] {
+            let Some(blocks) = Blocks::all_to_all(n, &shape, from, to) else {
+                assert_ne!(shape[to] % n, 0, "{from} -> {to}");
+                continue;
+            };
+            let total: usize = shape.iter().product();
+            for strides in [blocks.source, blocks.target] {
+                let mut all: Vec<usize> =
+                    (0..n).flat_map(|b| places(&blocks, &strides, b)).collect();
+                all.sort_unstable();
+                assert_eq!(all, (0..total).collect::<Vec<_>>(), "{from} -> {to}");
+                assert_eq!(blocks.span(&strides, n), Some(total));
+            }
+        }
+    }
+
+    #[test]
+    fn a_span_that_is_no_number_is_none() {
+        let mut blocks = Blocks::contiguous(4);
+        blocks.source.block = usize::MAX;
+        assert_eq!(blocks.span(&blocks.source, 3), None);
+        assert_eq!(blocks.span(&blocks.target, 3), Some(12));
+    }
+}

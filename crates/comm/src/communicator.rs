@@ -1,0 +1,92 @@
+//! What every transport offers: one endpoint per rank, one way to start a call.
+
+use std::time::Duration;
+
+use crate::call::Call;
+use crate::error::CommError;
+use crate::group::{Group, GroupId};
+use crate::traffic::Traffic;
+use crate::volume::Algorithm;
+
+/// A rank's end of a transport.
+///
+/// Calls of one group are matched in the order in which each member starts them. Progress happens
+/// in `wait`, `test` and `progress`, over all outstanding calls of the endpoint, so members may
+/// wait for them in different orders. After the first error of any rank every call fails.
+pub trait Communicator: Send {
+    /// This rank.
+    fn rank(&self) -> usize;
+
+    /// How many ranks there are.
+    fn world(&self) -> usize;
+
+    /// Makes a group known; the same group gives the same id. All members must do it, in an order
+    /// that is the same wherever two groups share ranks.
+    fn group(&mut self, group: &Group) -> Result<GroupId, CommError>;
+
+    /// The ranks of a known group.
+    ///
+    /// # Panics
+    /// If this endpoint never gave the id.
+    fn members(&self, id: GroupId) -> &Group;
+
+    /// How this transport does a call, from which its volume follows.
+    fn algorithm(&self, call: &Call<'_>) -> Algorithm;
+
+    /// Starts a call: `send` is what is given, `receive` what is received into. A side that the
+    /// call does not use on this rank may be null.
+    ///
+    /// In place (`send` and `receive` the same memory, block for block) is allowed for
+    /// `all_reduce`, `reduce`, `broadcast`, and where a rank's own block is in its place already:
+    /// `all_gather` and `gather` whose `send` is the own block of `receive`, `reduce_scatter` and
+    /// `scatter` whose `receive` is the own block of `send`. Otherwise the two must not overlap.
+    ///
+    /// # Safety
+    /// Until `wait` or `test` reports the end of the call or an error, or the endpoint is dropped:
+    /// all elements of the source blocks are initialised and nobody writes them (but this very
+    /// call, in place); all elements of the target blocks may be written and nobody else touches
+    /// them; both are aligned for the element type. Every rank of the group keeps these rules.
+    unsafe fn start(
+        &mut self,
+        call: &Call<'_>,
+        send: *const u8,
+        receive: *mut u8,
+    ) -> Result<Handle, CommError>;
+
+    /// Waits for the end of a call; then both buffers are free again.
+    fn wait(&mut self, handle: Handle) -> Result<(), CommError>;
+
+    /// Whether a call has ended; the handle must still be waited for.
+    fn test(&mut self, handle: &Handle) -> Result<bool, CommError>;
+
+    /// Moves outstanding calls on without waiting for anything.
+    fn progress(&mut self) -> Result<(), CommError>;
+
+    /// What this rank has read from and written to other ranks' memory so far.
+    fn traffic(&self) -> &Traffic;
+
+    /// Forgets the traffic counted so far.
+    fn reset_traffic(&mut self);
+
+    /// How this rank's thread spent its time; called on the thread that waits.
+    fn busy(&self) -> Busy;
+
+    /// Tells all ranks that this one cannot go on. Returns when nobody touches its memory any more.
+    fn abort(&mut self, message: &str);
+}
+
+/// An outstanding call. It is waited for once.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a call that is started must be waited for"]
+pub struct Handle(pub(crate) u32);
+
+/// How a rank's thread spent its time since the thread began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Busy {
+    /// Processor time that was not burnt by waiting.
+    pub busy: Duration,
+    /// Processor time burnt by looking again and again at what others have done.
+    pub burnt: Duration,
+    /// Time spent waiting for others, by the clock.
+    pub waited: Duration,
+}

@@ -1,0 +1,75 @@
+//! What every transport must do, as tests that run over any of them.
+//!
+//! A case is a program that every rank runs; what it should see it works out by itself, naively,
+//! because it knows how everybody's data are made. So cases need nothing from a transport but that
+//! it runs a function on every rank, be they threads or processes.
+
+mod collectives;
+mod data;
+mod failures;
+mod layouts;
+mod order;
+mod volumes;
+
+use std::time::Duration;
+
+use crate::call::OpKind;
+use crate::communicator::Communicator;
+use crate::error::Failure;
+
+/// What every rank of a case runs; what it says is wrong is a failure of that rank.
+pub type Work<'a> = dyn Fn(&mut dyn Communicator) -> Result<(), String> + Sync + 'a;
+
+/// What a case needs from its world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// After how long a rank that does not come is an error.
+    pub timeout: Duration,
+    /// A kind of call that moves 64 bytes more than it needs.
+    pub planted_copy: Option<OpKind>,
+}
+
+/// A transport under test.
+pub trait Transport {
+    /// Runs `work` on every rank of a new world; tells the first failure.
+    fn run(&mut self, ranks: usize, settings: Settings, work: &Work<'_>) -> Result<(), Failure>;
+}
+
+/// A case: its name, and what it does.
+pub type Case = (&'static str, fn(&mut dyn Transport) -> Result<(), String>);
+
+/// All cases.
+pub fn cases() -> Vec<Case> {
+    let groups =
+        [collectives::CASES, layouts::CASES, order::CASES, failures::CASES, volumes::CASES];
+    groups.concat()
+}
+
+/// Runs all cases; tells every one that failed, and how.
+pub fn run(transport: &mut dyn Transport) -> Result<(), String> {
+    let mut wrong = Vec::new();
+    for (name, case) in cases() {
+        if let Err(message) = case(transport) {
+            wrong.push(format!("{name}: {message}"));
+        }
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+}
+
+/// Runs a case that must succeed, with time enough for a busy machine.
+fn must_run(transport: &mut dyn Transport, ranks: usize, work: &Work<'_>) -> Result<(), String> {
+    let settings = Settings { timeout: Duration::from_secs(60), planted_copy: None };
+    transport.run(ranks, settings, work).map_err(|failure| failure.to_string())
+}
+
+/// Tells a difference, with what was expected.
+fn expect<T: PartialEq + std::fmt::Debug>(what: &str, got: &[T], want: &[T]) -> Result<(), String> {
+    if got == want {
+        return Ok(());
+    }
+    let at = got.iter().zip(want).position(|(got, want)| got != want);
+    let at = at.unwrap_or(got.len().min(want.len()));
+    let (got_at, want_at) = (got.get(at), want.get(at));
+    let (got, want) = (got.len(), want.len());
+    Err(format!("{what}: element {at} is {got_at:?}, not {want_at:?} (of {got} and {want})"))
+}

@@ -1,0 +1,99 @@
+//! Counted bytes equal the closed forms, and a byte too many shows.
+
+use std::time::Duration;
+
+use phalanx_ir::DType;
+
+use super::data::values;
+use super::{Case, Settings, Transport, must_run};
+use crate::blocking::Collectives;
+use crate::call::{Blocks, Call, Op, OpKind, Reduction};
+use crate::communicator::Communicator;
+use crate::group::GroupId;
+use crate::traffic::Count;
+use crate::volume::volume;
+
+pub(super) const CASES: &[Case] = &[
+    ("counted bytes are the predicted ones", counted),
+    ("a planted copy of 64 bytes is counted", planted),
+];
+
+/// Every call, with as many elements per block.
+fn calls<'a>(n: usize, me: usize, count: usize, counts: &'a [usize]) -> Vec<Call<'a>> {
+    let reduction = Reduction::Sum;
+    let ring = Op::Permute { to: Some((me + 1) % n), from: Some((me + n - 1) % n) };
+    let mut ops = vec![
+        Op::AllReduce(reduction),
+        Op::AllGather,
+        Op::ReduceScatter(reduction),
+        Op::AllToAll,
+        Op::AllToAllRagged { send: counts, receive: counts },
+        Op::Broadcast { root: n - 1 },
+        Op::Reduce { root: n / 2, reduction },
+        Op::Gather { root: 0 },
+        Op::Scatter { root: 0 },
+        ring,
+        Op::Barrier,
+    ];
+    if n > 1 {
+        match me {
+            0 => ops.push(Op::Send { to: 1, channel: 4 }),
+            1 => ops.push(Op::Receive { from: 0, channel: 4 }),
+            _ => {}
+        }
+    }
+    let call = |op: Op<'a>| match op {
+        Op::Barrier => Call::new(GroupId::WORLD, op, DType::Bool, Blocks::contiguous(0)),
+        _ => Call::new(GroupId::WORLD, op, DType::F32, Blocks::contiguous(count)),
+    };
+    ops.into_iter().map(call).collect()
+}
+
+/// Does every call once under tag 3, and compares what was counted with the closed form plus what
+/// was planted for calls that read anything.
+fn compare(
+    endpoint: &mut dyn Communicator,
+    n: usize,
+    count: usize,
+    planted: Option<OpKind>,
+) -> Result<(), String> {
+    let me = endpoint.rank();
+    let counts = vec![2; n];
+    for call in calls(n, me, count, &counts) {
+        let (send, mut receive) = (values::<f32>(me, 2 * n * count), vec![0f32; 2 * n * count]);
+        endpoint.reset_traffic();
+        let call = call.tagged(3);
+        let done = endpoint.run(&call, &send, &mut receive);
+        done.map_err(|error| error.to_string())?;
+        let kind = call.op.kind();
+        let predicted = volume(&call, n, me, endpoint.algorithm(&call));
+        let extra = if planted == Some(kind) && predicted > 0 { 64 } else { 0 };
+        let want = Count { calls: 1, bytes: predicted + extra };
+        let got: Vec<_> = endpoint.traffic().entries().collect();
+        if got != [(3, kind, want)] {
+            return Err(format!("{kind} of {n} x {count}: counted {got:?}, not {want:?}"));
+        }
+    }
+    Ok(())
+}
+
+fn counted(transport: &mut dyn Transport) -> Result<(), String> {
+    for n in 1..=5 {
+        must_run(transport, n, &|endpoint| {
+            for count in [1, 5, 60, 1001] {
+                compare(endpoint, n, count, None)?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn planted(transport: &mut dyn Transport) -> Result<(), String> {
+    for kind in OpKind::ALL {
+        let settings = Settings { timeout: Duration::from_secs(60), planted_copy: Some(kind) };
+        let work = |endpoint: &mut dyn Communicator| compare(endpoint, 3, 33, Some(kind));
+        transport.run(3, settings, &work).map_err(|failure| failure.to_string())?;
+    }
+    Ok(())
+}

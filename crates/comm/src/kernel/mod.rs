@@ -1,0 +1,67 @@
+//! The only code that touches data: strided copies and reductions, and the count of foreign bytes.
+//!
+//! Whatever a transport does ends here, row by row, and the meter runs with the rows: so a byte
+//! that is read from another rank's memory is counted whoever asked for it.
+
+mod number;
+mod reduce;
+
+pub(crate) use reduce::{Combine, is_reducible, reduce};
+
+/// Where a block begins, and how far apart its rows are.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    /// Its first byte.
+    pub(crate) base: *mut u8,
+    /// Bytes from one `outer` index to the next.
+    pub(crate) outer: usize,
+    /// Bytes from one row to the next.
+    pub(crate) row: usize,
+    /// Whether the memory is another rank's.
+    pub(crate) foreign: bool,
+}
+
+impl Place {
+    /// The first byte of a row.
+    #[inline(always)]
+    fn at(&self, outer: usize, row: usize) -> *mut u8 {
+        // Wrapping, because a place of an empty block may be a null pointer.
+        self.base.wrapping_add(outer * self.outer + row * self.row)
+    }
+
+    /// This place with rows merged where they follow each other directly.
+    fn is_dense(&self, shape: [usize; 3]) -> bool {
+        let [outer, rows, len] = shape;
+        (rows <= 1 || self.row == len) && (outer <= 1 || self.outer == rows * len)
+    }
+}
+
+/// The bytes of other ranks' memory that were touched.
+#[derive(Default)]
+pub(crate) struct Meter {
+    /// How many.
+    pub(crate) bytes: u64,
+}
+
+/// Copies a block of `shape` (`outer`, `rows`, bytes per row); nothing if it is in place already.
+///
+/// # Safety
+/// All rows of `from` are readable, those of `to` writable, for this thread alone; they do not
+/// overlap unless the places are equal.
+pub(crate) unsafe fn copy(shape: [usize; 3], from: Place, to: Place, meter: &mut Meter) {
+    let [outer, rows, len] = if from.is_dense(shape) && to.is_dense(shape) {
+        [1, 1, shape[0] * shape[1] * shape[2]]
+    } else {
+        shape
+    };
+    if len == 0 || (from.base == to.base && from.outer == to.outer && from.row == to.row) {
+        return;
+    }
+    for o in 0..outer {
+        for r in 0..rows {
+            // SAFETY: the caller vouches for every row of both places.
+            unsafe { std::ptr::copy_nonoverlapping(from.at(o, r), to.at(o, r), len) };
+            meter.bytes += if from.foreign || to.foreign { len as u64 } else { 0 };
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Ranks that talk: groups, collectives over strided blocks, and asynchronous handles.
+//!
+//! A [`Group`] is an ordered list of ranks. Every rank holds one endpoint, a [`Communicator`]; it
+//! starts calls ([`Call`] is plain data) and waits for them. The transport here has ranks that are
+//! threads of one process ([`World`], [`run_ranks`], [`Team`], [`Crew`]): nothing is staged, every rank reads
+//! straight from the others' memory. Reductions are done in the order of the group, so their bits
+//! are the same on every rank and in every run. What is called wrongly, late or never is an error
+//! that names the ranks. See `docs/communication.md`.
+
+pub mod bench;
+mod blocking;
+mod call;
+mod communicator;
+pub mod conformance;
+mod crew;
+mod element;
+mod error;
+mod group;
+mod kernel;
+mod launch;
+mod site;
+mod sync;
+mod threads;
+mod traffic;
+mod volume;
+
+pub use blocking::Collectives;
+pub use call::{Blocks, Call, Op, OpKind, Reduction, Strides};
+pub use communicator::{Busy, Communicator, Handle};
+pub use crew::Crew;
+pub use element::Element;
+pub use error::{CommError, Failure, Side};
+pub use group::{Group, GroupId};
+pub use launch::{Team, run_ranks};
+pub use site::Site;
+pub use threads::{Endpoint, Options, Waiting, World};
+pub use traffic::{Count, Traffic};
+pub use volume::{Algorithm, volume};

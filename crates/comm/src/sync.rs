@@ -1,0 +1,18 @@
+//! The standard library's primitives that the protocol is made of, in one place: the test of
+//! random schedules compiles the protocol a second time with a scheduler's own in their stead.
+
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+pub(crate) use std::sync::{Mutex, MutexGuard};
+pub(crate) use std::thread::{Thread, current, park_timeout, yield_now};
+
+/// Whether a clock decides when waiting has lasted too long.
+pub(crate) const TIMED: bool = true;
+
+/// Tells the processor, or the scheduler, that this thread looks again and again.
+pub(crate) fn relax() {
+    std::hint::spin_loop();
+}
+
+/// A moment at which the scheduler of the test may let others run; otherwise nothing.
+#[inline(always)]
+pub(crate) fn moment() {}

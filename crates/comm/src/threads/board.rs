@@ -1,0 +1,239 @@
+//! Where the members of a group put up what they call, for the others to read.
+//!
+//! Every member has a ring of slots, one for each of its outstanding calls, and one number that
+//! says how far it has come. It alone writes them. A slot is read by others only between its
+//! stamp, which is set last, and the writer's next use of it, which waits until all have come past
+//! the call. So there are no locks, and a call costs each rank one cache line per peer to match.
+
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+
+use phalanx_ir::DType;
+
+use crate::call::{Call, Op, OpKind, Reduction, Strides};
+use crate::error::Side;
+use crate::group::Group;
+use crate::site::Site;
+use crate::sync::{AtomicU64, Ordering};
+
+/// No root, no peer.
+pub(super) const NOBODY: u32 = u32::MAX;
+
+/// The part of a call that members must agree on, or that says how their parts fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) kind: OpKind,
+    pub(super) reduction: Option<Reduction>,
+    pub(super) dtype: DType,
+    pub(super) accumulate: bool,
+    /// The root, or who gets this rank's block.
+    pub(super) to: u32,
+    /// Whose block this rank gets.
+    pub(super) from: u32,
+    pub(super) shape: [usize; 3],
+}
+
+/// What a member puts up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Posting {
+    pub(super) header: Header,
+    pub(super) source: Strides,
+    pub(super) send: *const u8,
+    pub(super) receive: *mut u8,
+    pub(super) site: Site,
+}
+
+impl Posting {
+    /// What a call says to the others.
+    pub(super) fn of(call: &Call<'_>, send: *const u8, receive: *mut u8) -> Self {
+        let (to, from) = match call.op {
+            Op::Permute { to, from } => (to, from),
+            op => (op.root(), None),
+        };
+        let place = |index: Option<usize>| index.map_or(NOBODY, |index| index as u32);
+        let blocks = &call.blocks;
+        let header = Header {
+            kind: call.op.kind(),
+            reduction: call.op.reduction(),
+            dtype: call.dtype,
+            accumulate: call.accumulate,
+            to: place(to),
+            from: place(from),
+            shape: [blocks.outer, blocks.rows, blocks.len],
+        };
+        Self { header, source: blocks.source, send, receive, site: call.site }
+    }
+
+    /// Bytes of a block.
+    pub(super) fn bytes(&self) -> usize {
+        self.header.shape.iter().product::<usize>() * self.header.dtype.size()
+    }
+
+    /// The same in words.
+    pub(super) fn side(&self, group: &Group, index: usize) -> Side {
+        let header = &self.header;
+        let global = |place: u32| group.ranks().get(place as usize).copied();
+        let peers = match (header.kind, global(header.to), global(header.from)) {
+            (OpKind::Permute, to, from) => {
+                let name = |rank: Option<usize>| {
+                    rank.map_or_else(|| "nobody".to_string(), |rank| format!("rank {rank}"))
+                };
+                format!(" to {} and from {}", name(to), name(from))
+            }
+            (_, Some(root), _) => format!(" with root {root}"),
+            _ => String::new(),
+        };
+        Side {
+            rank: group.ranks()[index],
+            kind: header.kind,
+            reduction: header.reduction,
+            accumulate: header.accumulate,
+            peers,
+            dtype: header.dtype,
+            shape: header.shape,
+            site: self.site,
+        }
+    }
+}
+
+/// The slots of all members of a group.
+pub(super) struct Board {
+    pub(super) group: Group,
+    /// The group in words.
+    pub(super) name: Arc<str>,
+    /// Its number among the boards of the world.
+    pub(super) id: u64,
+    /// How many calls of a member can be outstanding; a power of two.
+    depth: u64,
+    members: Box<[Member]>,
+}
+
+/// Two cache lines, because processors fetch them in pairs.
+#[repr(align(128))]
+struct Member {
+    progress: AtomicU64,
+    slots: Box<[Slot]>,
+}
+
+#[repr(align(128))]
+struct Slot {
+    /// One more than the number of the call it holds; 0 before the first.
+    stamp: AtomicU64,
+    posting: UnsafeCell<Posting>,
+    /// Of ragged calls: the counts given to all members, then those received from them.
+    ragged: UnsafeCell<Vec<usize>>,
+}
+
+// SAFETY: slots are written by their member alone and read by others only after they have seen the
+// stamp (release and acquire), until they have said by their progress that they are past the call;
+// see `post`. The pointers in a posting are only followed under the rules of `start`.
+unsafe impl Sync for Board {}
+// SAFETY: as above; nothing in a board belongs to a thread.
+unsafe impl Send for Board {}
+
+impl Board {
+    pub(super) fn new(group: Group, name: Arc<str>, id: u64, depth: usize) -> Self {
+        let depth = depth.max(2).next_power_of_two();
+        let members = (0..group.len()).map(|_| Member::new(depth)).collect();
+        Self { group, name, id, depth: depth as u64, members }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    pub(super) fn depth(&self) -> u64 {
+        self.depth
+    }
+
+    /// Puts up call `sequence` of member `me`.
+    ///
+    /// # Safety
+    /// Only the endpoint of member `me` may call this, with consecutive numbers, and only when all
+    /// members have finished call `sequence - depth`.
+    pub(super) unsafe fn post(&self, me: usize, sequence: u64, posting: Posting, op: Op<'_>) {
+        let slot = self.slot(me, sequence);
+        // SAFETY: nobody else writes, and by the caller's promise nobody reads any more.
+        unsafe {
+            *slot.posting.get() = posting;
+            if let Op::AllToAllRagged { send, receive } = op {
+                let counts = &mut *slot.ragged.get();
+                counts.clear();
+                counts.extend_from_slice(send);
+                counts.extend_from_slice(receive);
+            }
+        }
+        slot.stamp.store(sequence + 1, Ordering::Release);
+    }
+
+    /// Whether a member has put up call `sequence`.
+    pub(super) fn has_posted(&self, member: usize, sequence: u64) -> bool {
+        self.slot(member, sequence).stamp.load(Ordering::Acquire) == sequence + 1
+    }
+
+    /// What a member has put up.
+    ///
+    /// # Safety
+    /// `has_posted` was true, and the caller's own progress is not past the call.
+    pub(super) unsafe fn posting(&self, member: usize, sequence: u64) -> &Posting {
+        // SAFETY: the writer wrote it before the stamp, and writes again only when we are past.
+        unsafe { &*self.slot(member, sequence).posting.get() }
+    }
+
+    /// The counts that a member gives to and receives from all members.
+    ///
+    /// # Safety
+    /// As for `posting`; and the posting is of a ragged call.
+    pub(super) unsafe fn ragged(&self, member: usize, sequence: u64) -> (&[usize], &[usize]) {
+        // SAFETY: as for the posting.
+        let counts = unsafe { &*self.slot(member, sequence).ragged.get() };
+        counts.split_at(self.len())
+    }
+
+    /// How far a member has come: `2·s + 1` when its own part of call `s` is reduced, `2·s + 2`
+    /// when it has finished call `s`, that is, reads nobody's memory for it any more.
+    pub(super) fn progress(&self, member: usize) -> u64 {
+        self.members[member].progress.load(Ordering::Acquire)
+    }
+
+    /// Says how far member `me` has come.
+    pub(super) fn set_progress(&self, me: usize, progress: u64) {
+        self.members[me].progress.store(progress, Ordering::Release);
+    }
+
+    fn slot(&self, member: usize, sequence: u64) -> &Slot {
+        &self.members[member].slots[(sequence & (self.depth - 1)) as usize]
+    }
+}
+
+impl Member {
+    fn new(depth: usize) -> Self {
+        Self { progress: AtomicU64::new(0), slots: (0..depth).map(|_| Slot::new()).collect() }
+    }
+}
+
+impl Slot {
+    fn new() -> Self {
+        let header = Header {
+            kind: OpKind::Barrier,
+            reduction: None,
+            dtype: DType::Bool,
+            accumulate: false,
+            to: NOBODY,
+            from: NOBODY,
+            shape: [0; 3],
+        };
+        let posting = Posting {
+            header,
+            source: Strides::default(),
+            send: std::ptr::null(),
+            receive: std::ptr::null_mut(),
+            site: Site::default(),
+        };
+        Self {
+            stamp: AtomicU64::new(0),
+            posting: UnsafeCell::new(posting),
+            ragged: UnsafeCell::new(Vec::new()),
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! One rank's end of the transport.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::board::{Board, Posting};
+use super::idle::{Goal, Waited};
+use super::movement::Scratch;
+use super::progress::{Outstanding, Stage};
+use super::world::Shared;
+use crate::call::{Call, Op, OpKind};
+use crate::communicator::{Busy, Communicator, Handle};
+use crate::error::{CommError, Failure};
+use crate::group::{Group, GroupId};
+use crate::kernel;
+use crate::traffic::{TAGS, Traffic};
+use crate::volume::Algorithm;
+
+/// The endpoint of a rank that is a thread.
+///
+/// When it is dropped with calls outstanding, all ranks are stopped, and nobody touches this
+/// rank's memory any more.
+pub struct Endpoint {
+    pub(super) shared: Arc<Shared>,
+    pub(super) rank: usize,
+    /// Groups and channels, as this endpoint numbers them.
+    pub(super) groups: Vec<Local>,
+    known: HashMap<Group, GroupId>,
+    /// Channels by sender, receiver and number.
+    channels: HashMap<(usize, usize, u32), usize>,
+    pub(super) calls: Vec<Outstanding>,
+    free: Vec<u32>,
+    /// The calls that have not ended, in the order of their start.
+    pub(super) order: Vec<u32>,
+    pub(super) scratch: Scratch,
+    pub(super) traffic: Traffic,
+    pub(super) waited: Waited,
+}
+
+// SAFETY: the raw pointers in outstanding calls are only followed under the rules of `start`,
+// which do not depend on the thread.
+unsafe impl Send for Endpoint {}
+
+/// A group as one of its members sees it.
+pub(super) struct Local {
+    pub(super) board: Arc<Board>,
+    /// This rank's place in the group.
+    pub(super) me: usize,
+    /// Calls posted so far.
+    posted: u64,
+    /// Calls whose data have moved so far.
+    pub(super) cursor: u64,
+    /// Calls below this number were finished by all when last looked at.
+    finished: u64,
+}
+
+impl Local {
+    pub(super) fn board(&self) -> &Board {
+        &self.board
+    }
+
+    /// The call whose slot the next call needs, as group, number and stage.
+    pub(super) fn oldest(&self, group: usize) -> (usize, u64, Stage) {
+        (group, self.posted.saturating_sub(self.board.depth()), Stage::Release)
+    }
+
+    /// Whether the slot of the next call is free: all have finished the call that was in it.
+    pub(super) fn has_room(&mut self) -> bool {
+        let needed = (self.posted + 1).saturating_sub(self.board.depth());
+        if self.finished < needed {
+            let progress = (0..self.board.len()).map(|member| self.board.progress(member)).min();
+            self.finished = progress.unwrap_or(0) / 2;
+        }
+        self.finished >= needed
+    }
+}
+
+impl Endpoint {
+    pub(super) fn new(shared: Arc<Shared>, rank: usize) -> Self {
+        let world = Group::world(shared.ranks.len());
+        let mut endpoint = Self {
+            shared,
+            rank,
+            groups: Vec::new(),
+            known: HashMap::new(),
+            channels: HashMap::new(),
+            calls: Vec::new(),
+            free: Vec::new(),
+            order: Vec::new(),
+            scratch: Scratch::default(),
+            traffic: Traffic::default(),
+            waited: Waited::default(),
+        };
+        let board = endpoint.shared.board(&world, None);
+        let id = endpoint.join(board, rank);
+        endpoint.known.insert(world, GroupId(id as u32));
+        endpoint
+    }
+
+    /// The first failure of the world, if there was one.
+    pub fn failure(&self) -> Option<Failure> {
+        self.shared.failure()
+    }
+
+    fn join(&mut self, board: Arc<Board>, me: usize) -> usize {
+        self.groups.push(Local { board, me, posted: 0, cursor: 0, finished: 0 });
+        self.groups.len() - 1
+    }
+
+    /// The error of a rank that is stopped by another one.
+    #[cold]
+    pub(super) fn aborted(&self) -> CommError {
+        let unknown = || Failure { rank: self.rank, message: "for an unknown reason".into() };
+        CommError::Aborted(self.shared.failure().unwrap_or_else(unknown))
+    }
+
+    /// Stops all ranks because of an error here; returns when nobody touches memory any more.
+    #[cold]
+    fn fail(&mut self, error: CommError) -> CommError {
+        if !matches!(error, CommError::Aborted(_)) {
+            self.shared.poison(self.rank, || error.to_string());
+        }
+        self.shared.quiesce();
+        error
+    }
+
+    /// The call that keeps a call from going on: the earliest one of its group whose data have not
+    /// moved yet, or the call itself. As group, number and stage.
+    pub(super) fn blocking(&self, index: usize) -> (usize, u64, Stage) {
+        let call = &self.calls[index];
+        let cursor = self.groups[call.group].cursor;
+        let mut outstanding = self.order.iter().map(|&other| &self.calls[other as usize]);
+        let first = outstanding.find(|other| other.group == call.group && other.sequence == cursor);
+        match first {
+            Some(first) if call.stage == Stage::Arrive => (call.group, cursor, first.stage),
+            _ => (call.group, call.sequence, call.stage),
+        }
+    }
+
+    /// The group that a call is matched in: its own, or the channel of a message.
+    fn lane(&mut self, call: &Call<'_>) -> usize {
+        let ranks = self.groups[call.group.index()].board.group.ranks();
+        let (from, to, channel) = match call.op {
+            Op::Send { to, channel } => (self.rank, ranks[to], channel),
+            Op::Receive { from, channel } => (ranks[from], self.rank, channel),
+            _ => return call.group.index(),
+        };
+        if let Some(&lane) = self.channels.get(&(from, to, channel)) {
+            return lane;
+        }
+        let pair = Group::pair(from, to);
+        let board = self.shared.board(&pair, Some(channel));
+        let lane = self.join(board, usize::from(to == self.rank));
+        self.channels.insert((from, to, channel), lane);
+        lane
+    }
+
+    /// Refuses calls that make no sense whatever the others do.
+    fn check(&self, call: &Call<'_>, send: *const u8, receive: *mut u8) -> Result<(), CommError> {
+        let Some(local) = self.groups.get(call.group.index()) else {
+            return Err(self.bad(call, "its group is unknown to this endpoint".to_string()));
+        };
+        let (n, me) = (local.board.len(), local.me);
+        let peers: [Option<usize>; 2] = match call.op {
+            Op::Send { to, .. } => [Some(to), None],
+            Op::Receive { from, .. } => [Some(from), None],
+            Op::Permute { to, from } => [to, from],
+            op => [op.root(), None],
+        };
+        let outside = peers.into_iter().flatten().find(|&peer| peer >= n);
+        let to_itself = matches!(call.op, Op::Send { .. } | Op::Receive { .. });
+        let in_place = send == receive.cast_const() && call.blocks.count() > 0;
+        let moves = matches!(call.op, Op::AllToAll | Op::AllToAllRagged { .. });
+        let problem = if let Some(peer) = outside {
+            format!("place {peer} is not in a group of {n}")
+        } else if to_itself && peers[0] == Some(me) {
+            "a rank sends no messages to itself; permute may give a block to its owner".to_string()
+        } else if call.op.reduction().is_some() && !kernel::is_reducible(call.dtype) {
+            format!("{} cannot be reduced; f64, f32, bf16 and i32 can", call.dtype)
+        } else if call.accumulate && call.op.reduction().is_none() {
+            "only reductions add to what is there".to_string()
+        } else if call.accumulate && in_place {
+            "a result cannot be added in place to what it is made of".to_string()
+        } else if call.op.kind() == OpKind::AllReduce && !call.blocks.is_contiguous() {
+            "it needs contiguous elements".to_string()
+        } else if moves && in_place && n > 1 {
+            "it cannot be done in place".to_string()
+        } else if call.tag >= TAGS {
+            format!("tag {} is too large; tags are below {TAGS}", call.tag)
+        } else {
+            return self.check_memory(call, send, receive);
+        };
+        Err(self.bad(call, problem))
+    }
+
+    /// Refuses missing memory, and lists of counts that are not one per member.
+    fn check_memory(
+        &self,
+        call: &Call<'_>,
+        send: *const u8,
+        receive: *mut u8,
+    ) -> Result<(), CommError> {
+        let local = &self.groups[call.group.index()];
+        let n = local.board.len();
+        if let Op::AllToAllRagged { send, receive } = call.op
+            && (send.len() != n || receive.len() != n)
+        {
+            let (gives, takes) = (send.len(), receive.len());
+            let problem = format!("it needs {n} counts on both sides, not {gives} and {takes}");
+            return Err(self.bad(call, problem));
+        }
+        let Some((given, got)) = call.elements(n, local.me) else {
+            return Err(self.bad(call, "its blocks span more than the address space".to_string()));
+        };
+        let align = call.dtype.size();
+        for (pointer, elements, side) in
+            [(send, given, "given"), (receive.cast_const(), got, "received into")]
+        {
+            if elements > 0 && (pointer.is_null() || pointer.addr() % align != 0) {
+                let problem = format!("the memory {side} is missing or not aligned to {align}");
+                return Err(self.bad(call, problem));
+            }
+        }
+        Ok(())
+    }
+
+    fn bad(&self, call: &Call<'_>, problem: String) -> CommError {
+        CommError::BadCall { kind: call.op.kind(), site: call.site, rank: self.rank, problem }
+    }
+
+    /// Takes a place in the list of calls.
+    fn store(&mut self, call: Outstanding) -> u32 {
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.calls[index as usize] = call;
+                index
+            }
+            None => {
+                self.calls.push(call);
+                // Room for freeing and ordering as many calls as there are, so that neither ever
+                // allocates on its own.
+                self.free.reserve(self.calls.len());
+                self.calls.len() as u32 - 1
+            }
+        };
+        self.order.push(index);
+        index
+    }
+
+    /// Starts a call that was found to make sense.
+    fn post(
+        &mut self,
+        call: &Call<'_>,
+        send: *const u8,
+        receive: *mut u8,
+    ) -> Result<Handle, CommError> {
+        if self.shared.is_poisoned() {
+            return Err(self.aborted());
+        }
+        self.check(call, send, receive)?;
+        self.traffic.reserve(call.tag);
+        let group = self.lane(call);
+        if !self.groups[group].has_room() {
+            self.wait_until(Goal::Room(group))?;
+        }
+        let local = &mut self.groups[group];
+        let (sequence, posting) = (local.posted, Posting::of(call, send, receive));
+        local.posted += 1;
+        // SAFETY: this endpoint alone posts for its rank, numbers are consecutive, and there is
+        // room: all members have finished the call that was in the slot.
+        unsafe { local.board.post(local.me, sequence, posting, call.op) };
+        self.shared.wake_members(&local.board, local.me);
+        let (target, tag, stage) = (call.blocks.target, call.tag, Stage::Arrive);
+        let call = Outstanding { group, sequence, stage, seen: 0, posting, target, tag };
+        Ok(Handle(self.store(call)))
+    }
+
+    fn known_call(&self, handle: &Handle) -> Result<usize, CommError> {
+        let index = handle.0 as usize;
+        match self.calls.get(index) {
+            Some(call) if call.stage != Stage::Free => Ok(index),
+            _ => Err(CommError::UnknownHandle { rank: self.rank }),
+        }
+    }
+}
+
+impl Communicator for Endpoint {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world(&self) -> usize {
+        self.shared.ranks.len()
+    }
+
+    fn group(&mut self, group: &Group) -> Result<GroupId, CommError> {
+        if let Some(&id) = self.known.get(group) {
+            return Ok(id);
+        }
+        let (rank, world) = (self.rank, self.world());
+        let refuse =
+            |problem| CommError::NotMember { rank, world, group: group.to_string(), problem };
+        if group.ranks().iter().any(|&rank| rank >= world) {
+            return Err(refuse("it names a rank that does not exist"));
+        }
+        let me = group.index_of(rank).ok_or_else(|| refuse("it is no member"))?;
+        let board = self.shared.board(group, None);
+        let id = GroupId(self.join(board, me) as u32);
+        self.known.insert(group.clone(), id);
+        Ok(id)
+    }
+
+    fn members(&self, id: GroupId) -> &Group {
+        &self.groups[id.index()].board.group
+    }
+
+    fn algorithm(&self, _call: &Call<'_>) -> Algorithm {
+        Algorithm::Ring
+    }
+
+    unsafe fn start(
+        &mut self,
+        call: &Call<'_>,
+        send: *const u8,
+        receive: *mut u8,
+    ) -> Result<Handle, CommError> {
+        self.post(call, send, receive).map_err(|error| self.fail(error))
+    }
+
+    fn wait(&mut self, handle: Handle) -> Result<(), CommError> {
+        let index = self.known_call(&handle)?;
+        let result = match self.calls[index].stage {
+            Stage::Done => Ok(()),
+            _ => self.wait_until(Goal::Call(index)),
+        };
+        result.map_err(|error| self.fail(error))?;
+        self.calls[index].stage = Stage::Free;
+        self.free.push(handle.0);
+        Ok(())
+    }
+
+    fn test(&mut self, handle: &Handle) -> Result<bool, CommError> {
+        let index = self.known_call(handle)?;
+        self.progress()?;
+        Ok(self.calls[index].stage == Stage::Done)
+    }
+
+    fn progress(&mut self) -> Result<(), CommError> {
+        let result = if self.shared.is_poisoned() { Err(self.aborted()) } else { self.advance() };
+        result.map(drop).map_err(|error| self.fail(error))
+    }
+
+    fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    fn reset_traffic(&mut self) {
+        self.traffic.clear();
+    }
+
+    fn busy(&self) -> Busy {
+        let Waited { burnt, waited, .. } = self.waited;
+        Busy { busy: phalanx_sys::thread_cpu_time().saturating_sub(burnt), burnt, waited }
+    }
+
+    fn abort(&mut self, message: &str) {
+        self.shared.poison(self.rank, || message.to_string());
+        self.shared.quiesce();
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        if !self.order.is_empty() {
+            let count = self.order.len();
+            self.abort(&format!("it left while {count} of its calls were outstanding"));
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Which blocks a rank fetches for a call, and from whom.
+//!
+//! Everybody pulls: a rank reads the others' memory and writes its own. Copies begin with the next
+//! member of the group, so that not all read the same memory at once; reductions always go through
+//! the group in its order, from which their bits follow.
+
+use super::board::{Board, NOBODY, Posting};
+use crate::call::{OpKind, Reduction, Strides};
+use crate::kernel::{self, Combine, Meter, Place};
+
+/// Room for lists of as many entries as there are ranks, so that no call allocates.
+#[derive(Default)]
+pub(super) struct Scratch {
+    places: Vec<Place>,
+    pointers: Vec<*const u8>,
+}
+
+/// The part of one call that one member does.
+pub(super) struct Movement<'a> {
+    pub(super) board: &'a Board,
+    pub(super) me: usize,
+    pub(super) sequence: u64,
+    pub(super) own: &'a Posting,
+    pub(super) target: Strides,
+    pub(super) scratch: &'a mut Scratch,
+    pub(super) meter: Meter,
+}
+
+impl Movement<'_> {
+    /// All that can be done once everybody has come. For `all_reduce` that is this member's part
+    /// of the sum; the others' parts are fetched by [`Movement::fetch_part`].
+    ///
+    /// # Safety
+    /// All members have posted the call, they match, and nobody leaves it before this member has
+    /// said that it finished (or, for `all_reduce`, reduced) its part.
+    pub(super) unsafe fn run(&mut self) {
+        let me = self.me;
+        let header = self.own.header;
+        let root = header.to as usize;
+        // SAFETY: the caller vouches for all members' memory.
+        unsafe {
+            match header.kind {
+                OpKind::AllReduce => self.reduce_part(),
+                OpKind::AllGather => self.copy_from_all(|_| 0),
+                OpKind::AllToAll => self.copy_from_all(|_| me),
+                OpKind::AllToAllRagged => self.copy_ragged(),
+                OpKind::ReduceScatter => self.reduce_blocks(me),
+                OpKind::Reduce if me == root => self.reduce_blocks(0),
+                OpKind::Gather if me == root => self.copy_from_all(|_| 0),
+                OpKind::Broadcast => self.copy(root, 0, 0),
+                OpKind::Scatter => self.copy(root, me, 0),
+                OpKind::Permute if header.from != NOBODY => self.copy(header.from as usize, 0, 0),
+                OpKind::Receive => self.copy(0, 0, 0),
+                OpKind::Reduce | OpKind::Gather | OpKind::Permute => {}
+                OpKind::Send | OpKind::Barrier => {}
+            }
+        }
+    }
+
+    /// Fetches the part of an `all_reduce` that another member has reduced.
+    ///
+    /// # Safety
+    /// As for [`Movement::run`]; and that member has said that it reduced its part.
+    pub(super) unsafe fn fetch_part(&mut self, member: usize) {
+        let (start, len) = self.part(member);
+        // SAFETY: the caller vouches for the member's memory, of which this is the part.
+        unsafe {
+            let from = self.board.posting(member, self.sequence).receive.add(start);
+            let from = Place { base: from, outer: 0, row: 0, foreign: member != self.me };
+            let to = self.own.receive.add(start);
+            let to = Place { base: to, outer: 0, row: 0, foreign: false };
+            kernel::copy([1, 1, len], from, to, &mut self.meter);
+        }
+    }
+
+    /// Reads 64 bytes of a peer's memory for nothing: what a test of the counters must notice.
+    ///
+    /// # Safety
+    /// As for [`Movement::run`], which has read something from a peer.
+    pub(super) unsafe fn copy_planted(&mut self) {
+        let header = &self.own.header;
+        let peer = match header.kind {
+            OpKind::Broadcast | OpKind::Scatter => header.to as usize,
+            OpKind::Permute => header.from as usize,
+            OpKind::Receive => 0,
+            _ => (self.me + 1) % self.board.len(),
+        };
+        // SAFETY: the caller vouches for the peer's memory.
+        let send = unsafe { self.board.posting(peer, self.sequence).send };
+        let row = header.shape[2] * self.size();
+        let mut room = [0u8; 64];
+        let mut done = 0;
+        while done < room.len() {
+            let len = row.min(room.len() - done);
+            let from = Place { base: send.cast_mut(), outer: 0, row: 0, foreign: true };
+            let to = Place { base: room[done..].as_mut_ptr(), outer: 0, row: 0, foreign: false };
+            // SAFETY: `len` bytes are in the peer's first row, and left in the room.
+            unsafe { kernel::copy([1, 1, len], from, to, &mut self.meter) };
+            done += len;
+        }
+        std::hint::black_box(room);
+    }
+
+    fn size(&self) -> usize {
+        self.own.header.dtype.size()
+    }
+
+    /// Where a member's block `block` lies.
+    ///
+    /// # Safety
+    /// As for [`Movement::run`].
+    unsafe fn source(&self, member: usize, block: usize) -> Place {
+        // SAFETY: the caller vouches for the posting.
+        let posting = unsafe { self.board.posting(member, self.sequence) };
+        let base = posting.send.cast_mut();
+        place(base, posting.source, block, self.size(), member != self.me)
+    }
+
+    fn target(&self, block: usize) -> Place {
+        place(self.own.receive, self.target, block, self.size(), false)
+    }
+
+    /// Copies block `block` of a member to block `to` here.
+    ///
+    /// # Safety
+    /// As for [`Movement::run`].
+    unsafe fn copy(&mut self, member: usize, block: usize, to: usize) {
+        let [outer, rows, len] = self.own.header.shape;
+        let shape = [outer, rows, len * self.size()];
+        let to = self.target(to);
+        // SAFETY: the caller vouches for both blocks.
+        unsafe { kernel::copy(shape, self.source(member, block), to, &mut self.meter) };
+    }
+
+    /// Copies one block of every member; the one of member `i` becomes block `i` here.
+    ///
+    /// # Safety
+    /// As for [`Movement::run`].
+    unsafe fn copy_from_all(&mut self, block: impl Fn(usize) -> usize) {
+        let (n, me) = (self.board.len(), self.me);
+        for member in (1..=n).map(|step| (me + step) % n) {
+            // SAFETY: the caller vouches for all members' blocks.
+            unsafe { self.copy(member, block(member), member) };
+        }
+    }
+
+    /// # Safety
+    /// As for [`Movement::run`].
+    unsafe fn copy_ragged(&mut self) {
+        let (n, me, unit) = (self.board.len(), self.me, self.own.header.shape[2] * self.size());
+        for member in (1..=n).map(|step| (me + step) % n) {
+            // SAFETY: the caller vouches for all postings; counts agree and lie inside the buffers.
+            unsafe {
+                let (gives, _) = self.board.ragged(member, self.sequence);
+                let (_, takes) = self.board.ragged(self.me, self.sequence);
+                let before = |counts: &[usize], i: usize| counts[..i].iter().sum::<usize>() * unit;
+                let from = self.board.posting(member, self.sequence).send.cast_mut();
+                let from = from.wrapping_add(before(gives, self.me));
+                let to = self.own.receive.wrapping_add(before(takes, member));
+                let from = Place { base: from, outer: 0, row: 0, foreign: member != self.me };
+                let to = Place { base: to, outer: 0, row: 0, foreign: false };
+                kernel::copy([1, 1, takes[member] * unit], from, to, &mut self.meter);
+            }
+        }
+    }
+
+    /// Reduces block `block` of all members into the first block here.
+    ///
+    /// # Safety
+    /// As for [`Movement::run`].
+    unsafe fn reduce_blocks(&mut self, block: usize) {
+        self.scratch.places.clear();
+        for member in 0..self.board.len() {
+            // SAFETY: the caller vouches for all postings.
+            let source = unsafe { self.source(member, block) };
+            self.scratch.places.push(source);
+        }
+        // SAFETY: the caller vouches for all blocks.
+        unsafe { self.reduce(self.own.header.shape, self.target(0)) };
+    }
+
+    /// Reduces this member's part of an `all_reduce`.
+    ///
+    /// # Safety
+    /// As for [`Movement::run`].
+    unsafe fn reduce_part(&mut self) {
+        let (start, len) = self.part(self.me);
+        self.scratch.places.clear();
+        for member in 0..self.board.len() {
+            // SAFETY: the caller vouches for all postings.
+            let mut source = unsafe { self.source(member, 0) };
+            source.base = source.base.wrapping_add(start);
+            self.scratch.places.push(source);
+        }
+        let mut to = self.target(0);
+        to.base = to.base.wrapping_add(start);
+        // SAFETY: the caller vouches for all blocks, of which these are parts.
+        unsafe { self.reduce([1, 1, len / self.size()], to) };
+    }
+
+    /// # Safety
+    /// As for [`kernel::reduce`], of the places in the scratch.
+    unsafe fn reduce(&mut self, shape: [usize; 3], to: Place) {
+        let header = &self.own.header;
+        let combine = Combine {
+            dtype: header.dtype,
+            reduction: header.reduction.unwrap_or(Reduction::Sum),
+            accumulate: header.accumulate,
+        };
+        let Scratch { places, pointers } = &mut *self.scratch;
+        // SAFETY: the caller's promises are passed on.
+        unsafe { kernel::reduce(combine, shape, places, to, pointers, &mut self.meter) };
+    }
+
+    /// First byte and bytes of a member's part of an `all_reduce`: as even as elements allow.
+    fn part(&self, member: usize) -> (usize, usize) {
+        let (n, count) = (self.board.len(), self.own.header.shape.iter().product::<usize>());
+        // The same as `count * i / n`, without the risk of overflow.
+        let bound = |i: usize| count / n * i + count % n * i / n;
+        let (start, end) = (bound(member), bound(member + 1));
+        (start * self.size(), (end - start) * self.size())
+    }
+}
+
+fn place(base: *mut u8, strides: Strides, block: usize, size: usize, foreign: bool) -> Place {
+    Place {
+        base: base.wrapping_add(block * strides.block * size),
+        outer: strides.outer * size,
+        row: strides.row * size,
+        foreign,
+    }
+}

@@ -1,0 +1,218 @@
+//! How a call goes from its start to its end, without waiting.
+//!
+//! A call waits for all to arrive, is matched, moves its data, and is over when nobody reads this
+//! rank's memory for it any more. Calls of one group move in their order; different groups do not
+//! wait for each other.
+
+use std::time::{Duration, Instant};
+
+use super::board::Posting;
+use super::endpoint::Endpoint;
+use super::matching;
+use super::movement::Movement;
+use crate::call::{OpKind, Strides};
+use crate::error::CommError;
+use crate::kernel::Meter;
+
+/// From how large a block on a move is timed.
+const TIMED_BYTES: usize = 16 << 10;
+
+/// A call that was started and not waited for yet.
+pub(super) struct Outstanding {
+    /// Its group, as this endpoint numbers them.
+    pub(super) group: usize,
+    pub(super) sequence: u64,
+    pub(super) stage: Stage,
+    /// How many members it has seen to in this stage.
+    pub(super) seen: usize,
+    pub(super) posting: Posting,
+    pub(super) target: Strides,
+    pub(super) tag: u32,
+}
+
+/// What a call waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// All members to post the call.
+    Arrive,
+    /// The others to reduce their parts of an `all_reduce`.
+    Parts,
+    /// Those who read this rank's memory to finish.
+    Release,
+    /// Nothing: it has ended, and its handle was not waited for yet.
+    Done,
+    /// The place in the list of calls is free.
+    Free,
+}
+
+impl Endpoint {
+    /// Moves every outstanding call on as far as it goes; tells whether any moved.
+    pub(super) fn advance(&mut self) -> Result<bool, CommError> {
+        let mut moved = false;
+        let mut i = 0;
+        while i < self.order.len() {
+            let index = self.order[i] as usize;
+            let (before, seen) = (self.calls[index].stage, self.calls[index].seen);
+            self.advance_call(index)?;
+            let call = &self.calls[index];
+            moved |= (before, seen) != (call.stage, call.seen);
+            if call.stage == Stage::Done {
+                self.order.remove(i);
+            } else {
+                i += 1;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn advance_call(&mut self, index: usize) -> Result<(), CommError> {
+        loop {
+            let stage = self.calls[index].stage;
+            let on = match stage {
+                Stage::Arrive => self.arrive(index)?,
+                Stage::Parts => self.fetch_parts(index)?,
+                Stage::Release => self.release(index),
+                Stage::Done | Stage::Free => false,
+            };
+            if !on {
+                return Ok(());
+            }
+            self.calls[index].seen = 0;
+        }
+    }
+
+    /// Once all have come: matches the call and moves what can be moved.
+    fn arrive(&mut self, index: usize) -> Result<bool, CommError> {
+        let call = &mut self.calls[index];
+        let local = &mut self.groups[call.group];
+        let (me, n, sequence) = (local.me, local.board.len(), call.sequence);
+        if local.cursor != sequence {
+            return Ok(false);
+        }
+        while call.seen < n {
+            if call.seen != me && !local.board.has_posted(call.seen, sequence) {
+                return Ok(false);
+            }
+            call.seen += 1;
+        }
+        // SAFETY: all members have posted, and this one's progress is not past the call.
+        unsafe { matching::check(&local.board, sequence)? };
+        let kind = call.posting.header.kind;
+        let planted = self.shared.options.planted_copy == Some(kind);
+        // SAFETY: all have posted and match; nobody leaves before this member's progress says so.
+        let bytes = self.moving(index, |movement| unsafe {
+            movement.run();
+            if planted && movement.meter.bytes > 0 {
+                movement.copy_planted();
+            }
+        })?;
+        let call = &mut self.calls[index];
+        let board = self.groups[call.group].board();
+        self.traffic.add(call.tag, kind, 1, bytes);
+        if kind == OpKind::AllReduce && n > 1 {
+            board.set_progress(me, 2 * sequence + 1);
+            self.shared.wake_members(board, me);
+            call.stage = Stage::Parts;
+        } else {
+            self.finish(index);
+        }
+        Ok(true)
+    }
+
+    /// Fetches the parts of an `all_reduce` that others have reduced, as they come.
+    fn fetch_parts(&mut self, index: usize) -> Result<bool, CommError> {
+        let (n, me) = {
+            let local = &self.groups[self.calls[index].group];
+            (local.board.len(), local.me)
+        };
+        while self.calls[index].seen < n - 1 {
+            let call = &self.calls[index];
+            let member = (me + 1 + call.seen) % n;
+            let board = self.groups[call.group].board();
+            if board.progress(member) < 2 * call.sequence + 1 {
+                return Ok(false);
+            }
+            // SAFETY: as in `arrive`, and the member has reduced its part.
+            let bytes = self.moving(index, |movement| unsafe { movement.fetch_part(member) })?;
+            let call = &mut self.calls[index];
+            call.seen += 1;
+            self.traffic.add(call.tag, OpKind::AllReduce, 0, bytes);
+        }
+        self.finish(index);
+        Ok(true)
+    }
+
+    /// Says that this rank reads nobody's memory for the call any more.
+    fn finish(&mut self, index: usize) {
+        let call = &mut self.calls[index];
+        let local = &mut self.groups[call.group];
+        local.board.set_progress(local.me, 2 * call.sequence + 2);
+        local.cursor = call.sequence + 1;
+        self.shared.wake_members(&local.board, local.me);
+        call.stage = Stage::Release;
+    }
+
+    /// Ends the call if all who read this rank's memory have finished.
+    fn release(&mut self, index: usize) -> bool {
+        let call = &mut self.calls[index];
+        let local = &self.groups[call.group];
+        let (board, me) = (&local.board, local.me);
+        while call.seen < board.len() {
+            let reads = call.seen != me && is_read_by(&call.posting, me, call.seen);
+            if reads && board.progress(call.seen) < 2 * call.sequence + 2 {
+                return false;
+            }
+            call.seen += 1;
+        }
+        call.stage = Stage::Done;
+        let (kind, site) = (call.posting.header.kind, call.posting.site);
+        self.shared.note(self.rank, board.id, call.sequence, kind, site);
+        true
+    }
+
+    /// Runs something that touches other ranks' memory; gives the bytes it touched there.
+    fn moving(
+        &mut self,
+        index: usize,
+        work: impl FnOnce(&mut Movement<'_>),
+    ) -> Result<u64, CommError> {
+        let call = &self.calls[index];
+        let local = &self.groups[call.group];
+        let mut movement = Movement {
+            board: &local.board,
+            me: local.me,
+            sequence: call.sequence,
+            own: &call.posting,
+            target: call.target,
+            scratch: &mut self.scratch,
+            meter: Meter::default(),
+        };
+        let sound = self.shared.touch(self.rank, || {
+            // Large moves are no waiting; small ones are not worth looking at the clock.
+            let start = (call.posting.bytes() >= TIMED_BYTES).then(Instant::now);
+            work(&mut movement);
+            self.waited.moving += start.map_or(Duration::ZERO, |start| start.elapsed());
+        });
+        match sound {
+            Some(()) => Ok(movement.meter.bytes),
+            None => Err(self.aborted()),
+        }
+    }
+}
+
+/// Whether a member reads memory of `me` for this call, now that `me` has finished.
+fn is_read_by(posting: &Posting, me: usize, member: usize) -> bool {
+    let header = &posting.header;
+    match header.kind {
+        OpKind::Broadcast | OpKind::Scatter => header.to as usize == me,
+        OpKind::Reduce | OpKind::Gather => header.to as usize == member,
+        OpKind::Permute => header.to as usize == member,
+        OpKind::Send => true,
+        OpKind::Receive | OpKind::Barrier => false,
+        OpKind::AllReduce
+        | OpKind::AllGather
+        | OpKind::ReduceScatter
+        | OpKind::AllToAll
+        | OpKind::AllToAllRagged => true,
+    }
+}

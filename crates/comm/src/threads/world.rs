@@ -1,0 +1,272 @@
+//! What the ranks of a world share: boards, the first failure, and who sleeps.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use super::board::Board;
+use super::endpoint::Endpoint;
+use crate::call::OpKind;
+use crate::error::Failure;
+use crate::group::Group;
+use crate::site::Site;
+use crate::sync::{
+    AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Thread, fence, moment, yield_now,
+};
+
+/// How ranks wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// By looking again and again if every thread of every rank has a core, else by sleeping.
+    Auto,
+    /// By looking again and again: the fastest, if every thread has a core to itself.
+    Spin,
+    /// By sleeping, so that others can have the core.
+    Park,
+}
+
+/// The settings of a world.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// After how long a rank that does not come is an error.
+    pub timeout: Duration,
+    /// How ranks wait.
+    pub waiting: Waiting,
+    /// How many threads each rank computes with, for [`Waiting::Auto`].
+    pub threads_per_rank: usize,
+    /// How many calls of one group a rank can have outstanding before starting another one waits;
+    /// rounded up to a power of two.
+    pub depth: usize,
+    /// For tests of the counters: every call of this kind that moves data between ranks copies 64
+    /// bytes of a peer's memory more than it needs.
+    pub planted_copy: Option<OpKind>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(60),
+            waiting: Waiting::Auto,
+            threads_per_rank: 1,
+            depth: 32,
+            planted_copy: None,
+        }
+    }
+}
+
+/// Ranks that are threads of this process.
+pub struct World {
+    shared: Arc<Shared>,
+}
+
+impl World {
+    /// A world of `ranks` ranks, at least one.
+    pub fn new(ranks: usize, options: Options) -> Self {
+        let ranks = ranks.max(1);
+        let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let spin = match options.waiting {
+            Waiting::Auto => ranks * options.threads_per_rank.max(1) <= cores(),
+            Waiting::Spin => true,
+            Waiting::Park => false,
+        };
+        let shared = Shared {
+            options,
+            spin,
+            ranks: (0..ranks).map(|_| RankState::default()).collect(),
+            poisoned: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            boards: Mutex::new(Boards::default()),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Stops the ranks from outside.
+    pub(crate) fn stopper(&self) -> Stopper {
+        Stopper { shared: self.shared.clone() }
+    }
+
+    /// The endpoints, one for each rank, in order.
+    pub fn into_endpoints(self) -> Vec<Endpoint> {
+        (0..self.shared.ranks.len()).map(|rank| Endpoint::new(self.shared.clone(), rank)).collect()
+    }
+}
+
+/// Stops the ranks of a world from outside their endpoints.
+pub(crate) struct Stopper {
+    shared: Arc<Shared>,
+}
+
+impl Stopper {
+    /// Stops all ranks because of a failure of this one; gives the first failure.
+    pub(crate) fn stop(&self, rank: usize, message: String) -> Failure {
+        let own = || Failure { rank, message: message.clone().into() };
+        self.shared.poison(rank, || message.clone());
+        self.shared.failure().unwrap_or_else(own)
+    }
+}
+
+/// What all endpoints see.
+pub(super) struct Shared {
+    pub(super) options: Options,
+    /// Whether waiting ranks spin; otherwise they must be woken.
+    pub(super) spin: bool,
+    pub(super) ranks: Box<[RankState]>,
+    poisoned: AtomicBool,
+    failure: Mutex<Option<Failure>>,
+    boards: Mutex<Boards>,
+}
+
+#[derive(Default)]
+struct Boards {
+    list: Vec<Arc<Board>>,
+    ids: HashMap<(Group, Option<u32>), usize>,
+}
+
+/// What one rank shows to all others, whatever the group.
+#[derive(Default)]
+#[repr(align(128))]
+pub(super) struct RankState {
+    /// Whether it is touching others' memory now.
+    touching: AtomicBool,
+    /// Whether it sleeps, or is about to.
+    parked: AtomicBool,
+    /// The thread to wake.
+    thread: Mutex<Option<Thread>>,
+    /// What it finished last: one more than the sequence number, the board, and kind and site.
+    finished: AtomicU64,
+    finished_board: AtomicU64,
+    finished_call: AtomicU64,
+}
+
+impl Shared {
+    /// The board of a group, or of a channel between two ranks; the first to ask makes it.
+    pub(super) fn board(&self, group: &Group, channel: Option<u32>) -> Arc<Board> {
+        let mut boards = lock(&self.boards);
+        let key = (group.clone(), channel);
+        if let Some(&id) = boards.ids.get(&key) {
+            return boards.list[id].clone();
+        }
+        let id = boards.list.len();
+        let name = match (channel, group.ranks()) {
+            (Some(channel), [from, to]) => format!("{from}->{to} (channel {channel})"),
+            _ => group.to_string(),
+        };
+        let board = Board::new(group.clone(), name.into(), id as u64, self.options.depth);
+        let board = Arc::new(board);
+        boards.ids.insert(key, id);
+        boards.list.push(board.clone());
+        board
+    }
+
+    pub(super) fn is_poisoned(&self) -> bool {
+        self.poisoned.load(Ordering::Acquire)
+    }
+
+    /// Stops all ranks; only the first reason is kept.
+    pub(super) fn poison(&self, rank: usize, message: impl FnOnce() -> String) {
+        let mut failure = lock(&self.failure);
+        if failure.is_none() {
+            *failure = Some(Failure { rank, message: message().into() });
+        }
+        drop(failure);
+        self.poisoned.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        for rank in 0..self.ranks.len() {
+            self.wake(rank);
+        }
+    }
+
+    /// The first reason, once there is one.
+    pub(super) fn failure(&self) -> Option<Failure> {
+        lock(&self.failure).clone()
+    }
+
+    /// Returns when no rank touches another's memory, now that the world is poisoned.
+    pub(super) fn quiesce(&self) {
+        for state in &self.ranks {
+            while state.touching.load(Ordering::SeqCst) {
+                yield_now();
+            }
+        }
+    }
+
+    /// Does `work`, which touches other ranks' memory, unless the world is poisoned.
+    ///
+    /// A rank that fails frees its memory as soon as nobody is touching anything, so whoever
+    /// touches says so first and looks at the poison afterwards: one of the two sees the other.
+    pub(super) fn touch(&self, rank: usize, work: impl FnOnce()) -> Option<()> {
+        let touching = &self.ranks[rank].touching;
+        touching.store(true, Ordering::SeqCst);
+        let sound = !self.poisoned.load(Ordering::SeqCst);
+        if sound {
+            moment();
+            work();
+        }
+        touching.store(false, Ordering::Release);
+        sound.then_some(())
+    }
+
+    /// Notes what a rank finished, for messages about it.
+    pub(super) fn note(&self, rank: usize, board: u64, sequence: u64, kind: OpKind, site: Site) {
+        let state = &self.ranks[rank];
+        let call = (kind as u64) << 32 | u64::from(site.id());
+        state.finished_board.store(board, Ordering::Relaxed);
+        state.finished_call.store(call, Ordering::Relaxed);
+        state.finished.store(sequence + 1, Ordering::Relaxed);
+    }
+
+    /// What a rank finished last, in words.
+    pub(super) fn last_finished(&self, rank: usize) -> String {
+        let state = &self.ranks[rank];
+        let finished = state.finished.load(Ordering::Relaxed);
+        if finished == 0 {
+            return "has finished no call yet".to_string();
+        }
+        let call = state.finished_call.load(Ordering::Relaxed);
+        let (kind, site) = (OpKind::ALL[(call >> 32) as usize], Site::from_id(call as u32));
+        let board = state.finished_board.load(Ordering::Relaxed) as usize;
+        let group = lock(&self.boards).list[board].name.clone();
+        format!("last finished {kind} #{} of group {group} at `{site}`", finished - 1)
+    }
+
+    /// Says that a rank is about to sleep; it must look once more after this.
+    pub(super) fn about_to_park(&self, rank: usize, thread: Thread) {
+        let state = &self.ranks[rank];
+        *lock(&state.thread) = Some(thread);
+        state.parked.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Says that a rank is awake.
+    pub(super) fn awake(&self, rank: usize) {
+        self.ranks[rank].parked.store(false, Ordering::Relaxed);
+    }
+
+    /// Wakes the members of a board after something changed on it.
+    pub(super) fn wake_members(&self, board: &Board, me: usize) {
+        if self.spin {
+            return;
+        }
+        // Orders the change before the look at who sleeps; a sleeper does it the other way round.
+        fence(Ordering::SeqCst);
+        for (index, &rank) in board.group.ranks().iter().enumerate() {
+            if index != me {
+                self.wake(rank);
+            }
+        }
+    }
+
+    fn wake(&self, rank: usize) {
+        let state = &self.ranks[rank];
+        if state.parked.load(Ordering::Relaxed) && state.parked.swap(false, Ordering::SeqCst) {
+            let thread = lock(&state.thread).clone();
+            if let Some(thread) = thread {
+                thread.unpark();
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

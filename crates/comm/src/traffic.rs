@@ -1,0 +1,62 @@
+//! Counters of what a rank reads from and writes to other ranks' memory.
+//!
+//! They are fed where memory is touched (`kernel`), never from the formulas of `volume`, so that
+//! the two can be held against each other.
+
+use crate::call::OpKind;
+
+/// Tags are indices of a table: at most this many.
+pub(crate) const TAGS: u32 = 1 << 16;
+
+/// Calls of one kind under one tag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Calls that moved their data.
+    pub calls: u64,
+    /// Bytes of other ranks' memory read or written by this rank.
+    pub bytes: u64,
+}
+
+/// All counters of an endpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    tags: Vec<[Count; OpKind::ALL.len()]>,
+}
+
+impl Traffic {
+    /// The counter of a kind under a tag.
+    pub fn get(&self, tag: u32, kind: OpKind) -> Count {
+        self.tags.get(tag as usize).map_or_else(Count::default, |row| row[kind as usize])
+    }
+
+    /// Every counter that is not zero, by tag, then by kind.
+    pub fn entries(&self) -> impl Iterator<Item = (u32, OpKind, Count)> + '_ {
+        let rows = self.tags.iter().enumerate();
+        rows.flat_map(|(tag, row)| {
+            OpKind::ALL.iter().map(move |&kind| (tag as u32, kind, row[kind as usize]))
+        })
+        .filter(|(_, _, count)| *count != Count::default())
+    }
+
+    /// Bytes of everything.
+    pub fn total_bytes(&self) -> u64 {
+        self.entries().map(|(_, _, count)| count.bytes).sum()
+    }
+
+    /// Makes room for a tag, so that counting under it never allocates.
+    pub(crate) fn reserve(&mut self, tag: u32) {
+        if self.tags.len() <= tag as usize {
+            self.tags.resize(tag as usize + 1, Default::default());
+        }
+    }
+
+    pub(crate) fn add(&mut self, tag: u32, kind: OpKind, calls: u64, bytes: u64) {
+        let count = &mut self.tags[tag as usize][kind as usize];
+        count.calls += calls;
+        count.bytes += bytes;
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.tags.fill(Default::default());
+    }
+}

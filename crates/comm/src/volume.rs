@@ -1,0 +1,74 @@
+//! How many bytes a call moves between ranks: closed forms, for predictions.
+//!
+//! Nothing here is called by the transport that counts; a test holds the two against each other.
+
+use crate::call::{Call, Op};
+
+/// How a transport does its calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    /// Every block is fetched once by the rank that needs it, and reductions are shared out: rank
+    /// `i` reduces part `i`, then everybody fetches the reduced parts. The volumes of a ring.
+    Ring,
+}
+
+/// Bytes that the place `index` of a group of `n` reads from the other members.
+///
+/// Of `X` bytes in a full tensor: `2X(n−1)/n` for `all_reduce`, `X(n−1)/n` for `all_gather`,
+/// `reduce_scatter` and `all_to_all`, where `n` divides the elements; otherwise parts differ by
+/// one element, and the sum over the members is `2X(n−1)` and `X(n−1)` all the same.
+pub fn volume(call: &Call<'_>, n: usize, index: usize, algorithm: Algorithm) -> u64 {
+    let Algorithm::Ring = algorithm;
+    let (others, block) = (n as u64 - 1, call.blocks.count() as u64);
+    let at = |root: usize, elements: u64| if root == index { elements } else { 0 };
+    let elements = match call.op {
+        Op::AllReduce(_) => {
+            let part = part(block, n, index);
+            others * part + (block - part)
+        }
+        Op::AllGather | Op::ReduceScatter(_) | Op::AllToAll => others * block,
+        Op::AllToAllRagged { receive, .. } => {
+            let total: usize = receive.iter().sum();
+            (total - receive[index]) as u64 * call.blocks.len as u64
+        }
+        Op::Broadcast { root } | Op::Scatter { root } => block - at(root, block),
+        Op::Reduce { root, .. } | Op::Gather { root } => at(root, others * block),
+        Op::Receive { from, .. } => block - at(from, block),
+        Op::Permute { from, .. } => from.map_or(0, |from| block - at(from, block)),
+        Op::Send { .. } | Op::Barrier => 0,
+    };
+    elements * call.dtype.size() as u64
+}
+
+/// Elements of part `index` when `count` are shared out as evenly as possible.
+fn part(count: u64, n: usize, index: usize) -> u64 {
+    let bound = |i: usize| count * i as u64 / n as u64;
+    bound(index + 1) - bound(index)
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_ir::DType;
+
+    use super::*;
+    use crate::{Blocks, GroupId, Reduction};
+
+    #[test]
+    fn ring_volumes_of_the_literature() {
+        let call = |op, count| Call::new(GroupId::WORLD, op, DType::F32, Blocks::contiguous(count));
+        for n in 1..=8usize {
+            let count = 24 * n;
+            let (x, of_n) = (4 * count as u64, n as u64);
+            for index in 0..n {
+                let of = |op, count| volume(&call(op, count), n, index, Algorithm::Ring);
+                assert_eq!(of(Op::AllReduce(Reduction::Sum), count), 2 * x * (of_n - 1) / of_n);
+                for op in [Op::AllGather, Op::AllToAll, Op::ReduceScatter(Reduction::Max)] {
+                    assert_eq!(of(op, 24), x * (of_n - 1) / of_n);
+                }
+            }
+            let uneven = call(Op::AllReduce(Reduction::Sum), 13);
+            let sum: u64 = (0..n).map(|i| volume(&uneven, n, i, Algorithm::Ring)).sum();
+            assert_eq!(sum, 2 * 13 * 4 * (of_n - 1));
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! The real protocol under random schedules.
+//!
+//! This compiles the sources of the crate a second time, with the primitives of `sync` replaced by
+//! those of a scheduler that switches threads at every one of them, at random and by priorities.
+//! What is published, matched, read, released, poisoned and slept on is the code that ships.
+#![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "half a crate")]
+#![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+
+#[path = "../../src/blocking.rs"]
+mod blocking;
+#[path = "../../src/call.rs"]
+mod call;
+#[path = "../../src/communicator.rs"]
+mod communicator;
+#[path = "../../src/element.rs"]
+mod element;
+#[path = "../../src/error.rs"]
+mod error;
+#[path = "../../src/group.rs"]
+mod group;
+#[path = "../../src/kernel/mod.rs"]
+mod kernel;
+mod schedules;
+#[path = "../../src/site.rs"]
+mod site;
+mod sync;
+#[path = "../../src/threads/mod.rs"]
+mod threads;
+#[path = "../../src/traffic.rs"]
+mod traffic;
+#[path = "../../src/volume.rs"]
+mod volume;
+
+use call::{Blocks, Reduction};
+use group::GroupId;

@@ -1,0 +1,175 @@
+//! Small programs of ranks, each run under thousands of schedules.
+
+use std::sync::Arc;
+
+use phalanx_ir::DType;
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, Runner};
+
+use crate::blocking::Collectives;
+use crate::call::{Blocks, Call, Op, Reduction};
+use crate::communicator::{Communicator, Handle};
+use crate::error::CommError;
+use crate::group::{Group, GroupId};
+use crate::threads::{Endpoint, Options, Waiting, World};
+
+/// Schedules per program and scheduler.
+const SCHEDULES: usize = 1500;
+
+/// Runs a program on ranks that sleep and on ranks that spin, under many schedules.
+fn check(ranks: usize, program: fn(&mut Endpoint)) {
+    for waiting in [Waiting::Park, Waiting::Spin] {
+        let world = move || {
+            let options = Options { waiting, depth: 2, ..Options::default() };
+            let endpoints = World::new(ranks, options).into_endpoints();
+            let spawn =
+                |mut endpoint: Endpoint| shuttle::thread::spawn(move || program(&mut endpoint));
+            let threads: Vec<_> = endpoints.into_iter().map(spawn).collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        };
+        let mut config = Config::new();
+        config.max_steps = shuttle::MaxSteps::FailAfter(200_000);
+        Runner::new(RandomScheduler::new(SCHEDULES), config.clone()).run(world);
+        Runner::new(PctScheduler::new(3, SCHEDULES), config).run(world);
+    }
+}
+
+const SUM: Reduction = Reduction::Sum;
+
+fn call(group: GroupId, op: Op<'_>, count: usize) -> Call<'_> {
+    Call::new(group, op, DType::F32, Blocks::contiguous(count))
+}
+
+/// Starts a call over slices that the program keeps until it is over.
+fn start(endpoint: &mut Endpoint, call: &Call<'_>, send: &[f32], receive: &mut [f32]) -> Handle {
+    try_start(endpoint, call, send, receive).unwrap()
+}
+
+fn try_start(
+    endpoint: &mut Endpoint,
+    call: &Call<'_>,
+    send: &[f32],
+    receive: &mut [f32],
+) -> Result<Handle, CommError> {
+    // SAFETY: every program keeps both slices until it has waited for the handle or has aborted.
+    unsafe { endpoint.start(call, send.as_ptr().cast(), receive.as_mut_ptr().cast()) }
+}
+
+/// Buffers are reused as soon as a call returns: whoever still read them would see other values.
+#[test]
+fn buffers_are_free_when_a_call_returns() {
+    check(3, |endpoint| {
+        let me = endpoint.rank() as f32;
+        for round in 0..4 {
+            let mut sum = [me + round as f32; 4];
+            endpoint.all_reduce(GroupId::WORLD, SUM, &mut sum).unwrap();
+            assert_eq!(sum, [3.0 + 3.0 * round as f32; 4]);
+            sum.fill(-1000.0);
+            let mut own = [me * 10.0 + round as f32];
+            let mut all = [0f32; 3];
+            endpoint.all_gather(GroupId::WORLD, &own, &mut all).unwrap();
+            own.fill(-1000.0);
+            assert_eq!(all, [0.0, 10.0, 20.0].map(|x| x + round as f32));
+            let mut root = [if me == 1.0 { 7.0 + round as f32 } else { 0.0 }];
+            endpoint.broadcast(GroupId::WORLD, 1, &mut root).unwrap();
+            assert_eq!(root, [7.0 + round as f32]);
+            root.fill(-1000.0);
+        }
+    });
+}
+
+/// Waits in opposite orders over two groups, with more calls than slots.
+#[test]
+fn waits_in_any_order_end() {
+    check(3, |endpoint| {
+        let me = endpoint.rank();
+        let back = endpoint.group(&Group::new([2, 1, 0]).unwrap()).unwrap();
+        let send = [me as f32 + 1.0; 2];
+        let mut receive = [[0f32; 2]; 6];
+        let mut handles = Vec::new();
+        for (i, receive) in receive.iter_mut().enumerate() {
+            let group = if i % 2 == 0 { GroupId::WORLD } else { back };
+            handles.push(start(endpoint, &call(group, Op::AllReduce(SUM), 2), &send, receive));
+        }
+        if me != 1 {
+            handles.reverse();
+        }
+        handles.into_iter().for_each(|handle| endpoint.wait(handle).unwrap());
+        assert_eq!(receive, [[6.0; 2]; 6]);
+    });
+}
+
+/// Messages in both directions, each end waiting for another one first.
+#[test]
+fn messages_cross() {
+    check(2, |endpoint| {
+        let (me, other) = (endpoint.rank(), 1 - endpoint.rank());
+        for round in 0..3 {
+            let (send, mut got) = ([me as f32 + round as f32], [0f32]);
+            let out = call(GroupId::WORLD, Op::Send { to: other, channel: 1 }, 1);
+            let back = call(GroupId::WORLD, Op::Receive { from: other, channel: 1 }, 1);
+            let sent = start(endpoint, &out, &send, &mut []);
+            let received = start(endpoint, &back, &[], &mut got);
+            let (first, second) = if me == 0 { (sent, received) } else { (received, sent) };
+            endpoint.wait(first).unwrap();
+            endpoint.wait(second).unwrap();
+            assert_eq!(got, [other as f32 + round as f32]);
+        }
+    });
+}
+
+/// All members of a call that does not match say so, and nothing has moved.
+#[test]
+fn mismatches_are_told_by_all() {
+    check(3, |endpoint| {
+        let mut count = vec![1f32; 2 + usize::from(endpoint.rank() == 1)];
+        match endpoint.all_reduce(GroupId::WORLD, SUM, &mut count) {
+            Err(CommError::Mismatch { .. }) => assert!(count.iter().all(|&x| x == 1.0)),
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+/// A rank that gives up in the midst of a call has its memory to itself as soon as it has said so:
+/// who still gets a result gets the right one.
+#[test]
+fn memory_of_a_rank_that_fails_is_left_alone() {
+    check(3, |endpoint| {
+        let me = endpoint.rank();
+        let (mut send, mut all) = ([me as f32 + 1.0], [0f32; 3]);
+        let gather = call(GroupId::WORLD, Op::AllGather, 1);
+        let handle = try_start(endpoint, &gather, &send, &mut all);
+        if me == 2 {
+            endpoint.abort("no more");
+            send.fill(-1000.0);
+            assert!(endpoint.wait(handle.unwrap()).is_err());
+            return;
+        }
+        let result = handle.and_then(|handle| endpoint.wait(handle));
+        assert!(all.iter().all(|&x| x >= 0.0), "{all:?}");
+        match result {
+            Ok(()) => panic!("rank 2 has left the call, so it cannot end"),
+            Err(CommError::Aborted(failure)) => {
+                assert_eq!((failure.rank, &*failure.message), (2, "no more"));
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    });
+}
+
+/// A rank that leaves with calls outstanding takes the sleepers with it.
+#[test]
+fn a_rank_that_leaves_wakes_the_others() {
+    check(2, |endpoint| {
+        let (send, mut receive) = ([1f32], [0f32]);
+        let sum = call(GroupId::WORLD, Op::AllReduce(SUM), 1);
+        let handle = try_start(endpoint, &sum, &send, &mut receive);
+        if endpoint.rank() == 0 {
+            endpoint.abort("it left");
+            return;
+        }
+        let result = handle.and_then(|handle| endpoint.wait(handle));
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("rank 0 failed: it left"), "{error}");
+    });
+}

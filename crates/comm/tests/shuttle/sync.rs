@@ -1,0 +1,18 @@
+//! The primitives of the protocol, as the scheduler of random schedules has them.
+
+pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+pub(crate) use shuttle::sync::{Mutex, MutexGuard};
+pub(crate) use shuttle::thread::{Thread, current, park_timeout, yield_now};
+
+/// There is no time here: a rank that is never woken is a deadlock, which the scheduler reports.
+pub(crate) const TIMED: bool = false;
+
+/// A look in vain is a chance for another thread.
+pub(crate) fn relax() {
+    yield_now();
+}
+
+/// Between looking and touching, others may run.
+pub(crate) fn moment() {
+    yield_now();
+}

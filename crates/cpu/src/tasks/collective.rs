@@ -1,0 +1,350 @@
+//! Collectives: what ranks do together, through the engine's communicator.
+//!
+//! The first worker, which is the thread that launched the program, communicates for its rank; the
+//! others meet it at the barriers that the accesses here ask for. Data go straight from one rank's
+//! arena to another's, in strided blocks. What needs no other rank is an ordinary copy.
+
+use std::sync::{Mutex, PoisonError};
+
+use phalanx_comm::{
+    Blocks, Call, CommError, Communicator, Group, Handle, Reduction, Site, Strides,
+};
+use phalanx_engine::EngineError;
+use phalanx_ir::ops::{Collective, CollectiveKind};
+use phalanx_ir::{Axis, DType, Exchange, Op, OpDef, Order, ValueId};
+use phalanx_script::Slot;
+
+use super::movement::{self, Kind};
+use super::{Access, Context, Operation, Share, Task, Tasks, Var, task};
+
+/// The endpoint of an engine's rank, which one worker at a time uses.
+pub(crate) type Endpoint = Mutex<Box<dyn Communicator>>;
+
+pub(super) fn compile(op: &Operation<'_>, collective: &Collective) -> Result<Tasks, EngineError> {
+    if collective.kind == CollectiveKind::Done {
+        return done(op);
+    }
+    let (x, out) = (op.input(0), op.output(0));
+    let mesh = op.program.mesh();
+    let (n, shard) = (mesh.count(&collective.axes), mesh.shard(op.rank, &collective.axes));
+    let local: Option<Box<dyn Task>> = match collective.kind {
+        CollectiveKind::ToPartial if shard > 0 => {
+            Some(movement::moved(Kind::Fill(0.0), vec![], &out))
+        }
+        CollectiveKind::ToPartial => Some(movement::copy(x.clone(), out.clone())),
+        CollectiveKind::Shard { dim } => {
+            in_blocks(op, op.instr.outputs[0], dim)?;
+            let start = shard * out.shape[dim];
+            Some(movement::moved(Kind::Slice { dim, start }, vec![x.clone()], &out))
+        }
+        _ if n == 1 => Some(movement::copy(x.clone(), out.clone())),
+        _ => None,
+    };
+    if let Some(local) = local {
+        return Ok(vec![local]);
+    }
+    let transfer = transfer(op, collective, n, x, out)?;
+    let made = match collective.start {
+        false => task(transfer),
+        true => task(Start { transfer, handle: op.instr.outputs[0].index() }),
+    };
+    Ok(vec![made])
+}
+
+/// The call that a collective makes, which other ranks take part in.
+fn transfer(
+    op: &Operation<'_>,
+    collective: &Collective,
+    n: usize,
+    x: Var,
+    out: Var,
+) -> Result<Transfer, EngineError> {
+    use phalanx_comm::Op as Kind;
+    let around = |dim: usize, shape: &[usize]| -> [usize; 2] {
+        [shape[..dim].iter().product(), shape[dim + 1..].iter().product()]
+    };
+    let mut axes = collective.axes.clone();
+    let (kind, blocks) = match collective.kind {
+        CollectiveKind::AllGather { dim } => {
+            let [outer, inner] = around(dim, &x.shape);
+            let order = op.program.ty(op.instr.inputs[0]).layout.dims()[dim].order;
+            (Kind::AllGather, gathered(op, order, n, [outer, x.shape[dim], inner])?)
+        }
+        CollectiveKind::ReduceScatter { dim } => {
+            in_blocks(op, op.instr.outputs[0], dim)?;
+            let [outer, inner] = around(dim, &out.shape);
+            let blocks = Blocks::scatter(n, outer, out.shape[dim], inner);
+            (Kind::ReduceScatter(Reduction::Sum), blocks)
+        }
+        CollectiveKind::AllReduce => {
+            (Kind::AllReduce(Reduction::Sum), Blocks::contiguous(x.elements()))
+        }
+        CollectiveKind::AllToAll { from, to } => {
+            in_blocks(op, op.instr.inputs[0], from)?;
+            in_blocks(op, op.instr.outputs[0], to)?;
+            let blocks = Blocks::all_to_all(n, &x.shape, from, to);
+            (Kind::AllToAll, blocks.ok_or_else(|| op.unsupported("its dims do not fit"))?)
+        }
+        CollectiveKind::Permute { dim } => {
+            let route = Route::new(op, dim, &collective.axes);
+            axes = route.axes;
+            let (to, from) = (Some(route.to), Some(route.from));
+            (Kind::Permute { to, from }, Blocks::contiguous(x.elements()))
+        }
+        _ => return Err(op.unsupported("it needs no other rank")),
+    };
+    Transfer::new(op, &axes, kind, blocks, x, out)
+}
+
+/// Blocks of a gather along the middle of three dims, for the order in which its elements are
+/// dealt.
+fn gathered(
+    op: &Operation<'_>,
+    order: Order,
+    n: usize,
+    [outer, mid, inner]: [usize; 3],
+) -> Result<Blocks, EngineError> {
+    match order {
+        Order::Block => Ok(Blocks::gather(n, outer, mid, inner)),
+        // Each element of a shard is a row, n rows apart in the whole.
+        Order::Striped => Ok(Blocks {
+            outer,
+            rows: mid,
+            len: inner,
+            source: Strides { block: outer * mid * inner, outer: mid * inner, row: inner },
+            target: Strides { block: inner, outer: n * mid * inner, row: n * inner },
+        }),
+        Order::Zigzag => Err(op.unsupported("a dim in zigzag order is not gathered in one call")),
+    }
+}
+
+fn in_blocks(op: &Operation<'_>, value: ValueId, dim: usize) -> Result<(), EngineError> {
+    match op.program.ty(value).layout.dims()[dim].order {
+        Order::Block => Ok(()),
+        order => Err(op.unsupported(format!("dim {dim} is {}; only blocks move", order.name()))),
+    }
+}
+
+/// Who sends to whom in a permute. Blocks are numbered by the old axes on the sending side and by
+/// the new ones on the receiving side; where a block has several holders, or several ranks need
+/// it, they are matched in the order of the remaining axes.
+struct Route {
+    /// Old axes, then those that only the new list has: the order of the group.
+    axes: Vec<Axis>,
+    to: usize,
+    from: usize,
+}
+
+impl Route {
+    fn new(op: &Operation<'_>, dim: usize, new: &[Axis]) -> Self {
+        let (mesh, old) =
+            (op.program.mesh(), op.program.ty(op.instr.inputs[0]).layout.axes(dim).to_vec());
+        let only = |list: &[Axis], other: &[Axis]| -> Vec<Axis> {
+            list.iter().copied().filter(|a| !other.contains(a)).collect()
+        };
+        let giving = [old.clone(), only(new, &old)].concat();
+        let getting = [new.to_vec(), only(&old, new)].concat();
+        let group = mesh.group(op.rank, &giving);
+        let own = mesh.shard(op.rank, &giving);
+        let to = group.iter().position(|&rank| mesh.shard(rank, &getting) == own);
+        let from = mesh.shard(op.rank, &getting);
+        Self { axes: giving, to: to.unwrap_or(own), from }
+    }
+}
+
+/// A call of the communicator, made ready when its program is compiled.
+pub(crate) struct Transfer {
+    call: Call<'static>,
+    source: Var,
+    target: Var,
+}
+
+impl Transfer {
+    fn new(
+        op: &Operation<'_>,
+        axes: &[Axis],
+        kind: phalanx_comm::Op<'static>,
+        blocks: Blocks,
+        source: Var,
+        target: Var,
+    ) -> Result<Self, EngineError> {
+        let endpoint = op.comm.ok_or_else(|| {
+            op.unsupported("other ranks take part; make the engine with CpuEngine::on_rank")
+        })?;
+        let name = op.instr.op.name();
+        let site = Site::named(&format!("{} {name} %{}", op.program.name, op.instr.outputs[0].0));
+        let group = Group::new(op.program.mesh().group(op.rank, axes)).and_then(|group| {
+            endpoint.lock().unwrap_or_else(PoisonError::into_inner).group(&group)
+        });
+        let group = group.map_err(|e| op.unsupported(e.to_string()))?;
+        let call = Call::new(group, kind, source.dtype, blocks).at(site);
+        Ok(Self { call, source, target })
+    }
+
+    /// Starts the call; `base` and `args` say where its operands lie.
+    ///
+    /// # Safety
+    /// Nobody writes the source or touches the target until the call has been waited for.
+    pub(crate) unsafe fn start(
+        &self,
+        cx: &Context<'_>,
+        comm: &mut dyn Communicator,
+    ) -> Result<Handle, CommError> {
+        let mut call = self.call;
+        call.accumulate = cx.adds(&self.target);
+        // SAFETY: the planner gave both sides their memory, aligned, of the size that the blocks
+        // span; the rest is the caller's promise.
+        unsafe { comm.start(&call, cx.ptr::<u8>(&self.source), cx.ptr::<u8>(&self.target)) }
+    }
+
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        if share.worker > 0 {
+            return vec![];
+        }
+        let target = &self.target;
+        vec![self.source.reads_all(), target.writes(0..target.elements())]
+    }
+}
+
+impl Task for Transfer {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        Transfer::accesses(self, share)
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        cx.communicate(|comm| {
+            // SAFETY: the task declared these accesses, and the call ends with it.
+            let handle = unsafe { self.start(cx, comm)? };
+            comm.wait(handle)
+        });
+    }
+
+    fn transfer(&self) -> Option<&Transfer> {
+        Some(self)
+    }
+}
+
+/// A call that is waited for by another task.
+struct Start {
+    transfer: Transfer,
+    /// Where its handle is kept meanwhile.
+    handle: usize,
+}
+
+impl Task for Start {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        self.transfer.accesses(share)
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        cx.communicate(|comm| {
+            // SAFETY: the task declared these accesses. Both values live until the task that
+            // waits, which declares them again; in between nothing writes the operand, because it
+            // is still to be read, and nothing touches the result, because it is not made yet.
+            let handle = unsafe { self.transfer.start(cx, comm)? };
+            if let Ok(mut slot) = cx.handles[self.handle].lock() {
+                *slot = Some(handle);
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Waits for a started call.
+struct Done {
+    source: Var,
+    target: Var,
+    handle: usize,
+}
+
+fn done(op: &Operation<'_>) -> Result<Tasks, EngineError> {
+    let handle = op.instr.inputs[0];
+    let start = op.program.instrs().iter().find(|i| i.outputs.contains(&handle));
+    let Some(start) = start else {
+        return Err(op.unsupported("what it waits for is started by another program"));
+    };
+    let (source, target) = (op.var(start.inputs[0]), op.output(0));
+    let local = match &start.op {
+        Op::Collective(c) => {
+            let free = matches!(c.kind, CollectiveKind::Shard { .. } | CollectiveKind::ToPartial);
+            free || op.program.mesh().count(&c.axes) == 1
+        }
+        _ => true,
+    };
+    match local {
+        // It was done when it was started.
+        true => Ok(vec![]),
+        false => Ok(vec![task(Done { source, target, handle: handle.index() })]),
+    }
+}
+
+impl Task for Done {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        if share.worker > 0 {
+            return vec![];
+        }
+        let target = &self.target;
+        vec![self.source.reads_all(), target.writes(0..target.elements())]
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        cx.communicate(|comm| {
+            let slot = cx.handles[self.handle].lock();
+            match slot.ok().and_then(|mut slot| slot.take()) {
+                Some(handle) => comm.wait(handle),
+                // Its start failed, which was reported there.
+                None => Ok(()),
+            }
+        });
+    }
+}
+
+/// The gather of the numbers that an op exchanges inside, each rank's in its place already.
+pub(super) struct Gather(Transfer);
+
+impl Gather {
+    pub(super) fn new(
+        op: &Operation<'_>,
+        exchange: &Exchange,
+        offset: usize,
+    ) -> Result<Self, EngineError> {
+        let (mesh, elements) = (op.program.mesh(), exchange.elements());
+        let var = |index: usize, count: usize| {
+            let at = offset + index * elements * exchange.dtype.size();
+            numbers(Slot::Workspace(at), exchange.dtype, count)
+        };
+        let own = var(mesh.shard(op.rank, &exchange.axes), elements);
+        let all = var(0, elements * mesh.count(&exchange.axes));
+        let blocks = Blocks::contiguous(elements);
+        let kind = phalanx_comm::Op::AllGather;
+        Transfer::new(op, &exchange.axes, kind, blocks, own, all).map(Self)
+    }
+}
+
+fn numbers(slot: Slot, dtype: DType, count: usize) -> Var {
+    Var { slot, dtype, shape: vec![count], valid: vec![count] }
+}
+
+impl Task for Gather {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        self.0.accesses(share)
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        self.0.run(cx);
+    }
+}
+
+impl Context<'_> {
+    /// Lets the first worker talk to other ranks, unless something has failed before.
+    fn communicate(&self, talk: impl FnOnce(&mut dyn Communicator) -> Result<(), CommError>) {
+        let Some(endpoint) = self.comm.filter(|_| self.share.worker == 0) else { return };
+        if self.failure.has_failed() {
+            return;
+        }
+        let mut comm = endpoint.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = talk(comm.as_mut()) {
+            self.failure.report(error.to_string());
+        }
+    }
+}

@@ -1,0 +1,484 @@
+//! Row-wise ops where a rank holds a part of each row, or some of what it holds is padding.
+//!
+//! Each row is reduced to a few numbers, over its valid elements. Where the row is sharded, the
+//! ranks that share it gather the numbers of all parts in between ([`Exchange`]). Then every rank
+//! merges them and finishes its part. Padding comes out as zeros. Whole rows without padding have
+//! kernels of their own, which take one pass less.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
+
+use phalanx_engine::EngineError;
+use phalanx_ir::ops::NORM_PARTS;
+use phalanx_ir::{Exchange, Op, Part};
+
+use super::collective::Gather;
+use super::extent::{common, gaps};
+use super::norm_grad::SumParts;
+use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, for_floats, task};
+use crate::element::{Element, Float};
+use crate::kernels::cross_entropy::gradient_of_part;
+use crate::kernels::lowered::{self as kernel, Merge, Numbers};
+
+/// The tasks of an op that needs this way, or nothing for whole rows without padding.
+pub(super) fn compile(op: &Operation<'_>) -> Result<Option<Tasks>, EngineError> {
+    let kind = match &op.instr.op {
+        Op::RmsNorm(n) => Kind::RmsNorm { eps: n.eps },
+        Op::RmsNormGrad(_) => Kind::RmsNormGrad,
+        Op::LayerNorm(n) => Kind::LayerNorm { eps: n.eps },
+        Op::LayerNormGrad(_) => Kind::LayerNormGrad,
+        Op::Softmax(_) => Kind::Softmax,
+        Op::SoftmaxGrad(_) => Kind::SoftmaxGrad,
+        Op::CrossEntropy(_) => Kind::CrossEntropy,
+        Op::CrossEntropyGrad(_) => Kind::CrossEntropyGrad,
+        _ => return Ok(None),
+    };
+    let x = op.input(0);
+    let value = op.instr.inputs[0];
+    let part = op.part(value, x.shape.len() - 1);
+    let whole = part.shards == 1 && x.valid_width() == x.width();
+    if whole && (x.rows_are_full() || !kind.bounds_rows()) {
+        return Ok(None);
+    }
+    if kind.has_targets() && part.start().is_none() {
+        return Err(op.unsupported("classes are sharded, but not in blocks"));
+    }
+    let exchange = Exchange::of(op.program, op.instr);
+    let shared = Arc::new(Shared {
+        kind,
+        inputs: (0..op.instr.inputs.len()).map(|i| op.input(i)).collect(),
+        outputs: (0..op.instr.outputs.len()).map(|i| op.output(i)).collect(),
+        runs: x.row_runs(),
+        width: x.valid_width(),
+        total: op.program.ty(value).shape[x.shape.len() - 1],
+        part,
+        sums: op.scratch,
+        gathered: exchange.as_ref().map(|e| Gathered::new(op, e)).transpose()?,
+    });
+    let mut tasks: Tasks = Vec::new();
+    for_float!(op, x.dtype, T => {
+        if let (Some(exchange), Some(gathered)) = (&exchange, &shared.gathered) {
+            tasks.push(task(Measure::<T> { row: shared.clone(), types: PhantomData }));
+            tasks.push(task(Gather::new(op, exchange, gathered.offset)?));
+        }
+        tasks.push(task(Finish::<T> { row: shared.clone(), types: PhantomData }));
+    })?;
+    if kind.vectors() > 0 {
+        tasks.push(sum_parts(op, &shared)?);
+    }
+    Ok(Some(tasks))
+}
+
+/// The sum of the parts of the rows, for the gradients of gains.
+fn sum_parts(op: &Operation<'_>, shared: &Shared) -> Result<Box<dyn Task>, EngineError> {
+    let sums = op.scratch.ok_or_else(|| op.unsupported("its scratch memory was not planned"))?;
+    let vectors = shared.outputs[1..].to_vec();
+    for_floats!(op, shared.inputs[0].dtype, vectors[0].dtype, T, C => {
+        let total: SumParts<<T as Element>::Acc, C> =
+            SumParts { sums, vectors, types: PhantomData };
+        task(total)
+    })
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    RmsNorm { eps: f64 },
+    RmsNormGrad,
+    LayerNorm { eps: f64 },
+    LayerNormGrad,
+    Softmax,
+    SoftmaxGrad,
+    CrossEntropy,
+    CrossEntropyGrad,
+}
+
+impl Kind {
+    /// Whether rows of padding must be kept apart: they are summed, or hold targets to look up.
+    fn bounds_rows(self) -> bool {
+        self.vectors() > 0 || self.has_targets()
+    }
+
+    fn has_targets(self) -> bool {
+        matches!(self, Kind::CrossEntropy | Kind::CrossEntropyGrad)
+    }
+
+    /// How many results are sums over all rows.
+    fn vectors(self) -> usize {
+        match self {
+            Kind::RmsNormGrad => 1,
+            Kind::LayerNormGrad => 2,
+            _ => 0,
+        }
+    }
+
+    /// Whether an operand is as wide as a row and shared by all of them.
+    fn is_vector(self, input: usize) -> bool {
+        match self {
+            Kind::RmsNorm { .. } | Kind::RmsNormGrad | Kind::LayerNormGrad => input == 1,
+            Kind::LayerNorm { .. } => input > 0,
+            _ => false,
+        }
+    }
+
+    fn merge(self) -> Merge {
+        match self {
+            Kind::LayerNorm { .. } => Merge::Moments,
+            Kind::Softmax | Kind::CrossEntropy => Merge::Exponentials,
+            _ => Merge::Add,
+        }
+    }
+}
+
+/// Where the numbers of all parts lie once they are gathered.
+struct Gathered {
+    /// Offset in the workspace of all parts' numbers: `[parts, rows, numbers]`.
+    offset: usize,
+    /// How many numbers a row has.
+    numbers: usize,
+    /// This rank's part.
+    own: usize,
+    /// How many valid elements of a row each part has.
+    counts: Vec<usize>,
+}
+
+impl Gathered {
+    fn new(op: &Operation<'_>, exchange: &Exchange) -> Result<Self, EngineError> {
+        let missing = || op.unsupported("its scratch memory was not planned");
+        let (mesh, ty) = (op.program.mesh(), op.program.ty(op.instr.inputs[0]));
+        let last = |rank: usize| ty.local_valid(mesh, rank).last().copied().unwrap_or(1);
+        let group = mesh.group(op.rank, &exchange.axes);
+        Ok(Self {
+            offset: op.scratch.ok_or_else(missing)? + op.program.exchange_offset(op.instr),
+            numbers: exchange.numbers,
+            own: mesh.shard(op.rank, &exchange.axes),
+            counts: group.into_iter().map(last).collect(),
+        })
+    }
+}
+
+struct Shared {
+    kind: Kind,
+    inputs: Vec<Var>,
+    outputs: Vec<Var>,
+    /// The valid rows.
+    runs: Vec<Range<usize>>,
+    /// Valid elements of a row here, and on all ranks together.
+    width: usize,
+    total: usize,
+    /// Which part of the row is here.
+    part: Part,
+    /// Offset of the parts' sums of gradients in the workspace.
+    sums: Option<usize>,
+    gathered: Option<Gathered>,
+}
+
+impl Shared {
+    fn rows(&self) -> usize {
+        self.inputs[0].rows()
+    }
+
+    /// Elements of a value that belong to some rows.
+    fn of_rows(&self, var: &Var, rows: &Range<usize>) -> Range<usize> {
+        let width = var.elements() / self.rows().max(1);
+        rows.start * width..rows.end * width
+    }
+
+    fn reads(&self, rows: &Range<usize>) -> Vec<Access> {
+        let read = |(i, var): (usize, &Var)| match self.kind.is_vector(i) {
+            _ if rows.is_empty() => var.reads(0..0),
+            true => var.reads_all(),
+            false => var.reads(self.of_rows(var, rows)),
+        };
+        self.inputs.iter().enumerate().map(read).collect()
+    }
+
+    /// Bytes of the numbers of some rows of a part, counted from the first part's start.
+    fn number_bytes(&self, part: usize, rows: &Range<usize>, size: usize) -> Range<usize> {
+        let numbers = self.gathered.as_ref().map_or(0, |g| g.numbers) * size;
+        let first = part * self.rows();
+        (first + rows.start) * numbers..(first + rows.end) * numbers
+    }
+
+    /// The valid elements of a row of an operand.
+    ///
+    /// # Safety
+    /// The task declared that it reads the row, and `T` is its element type.
+    unsafe fn row<'a, T>(&self, cx: &'a Context<'_>, input: usize, row: usize) -> &'a [T] {
+        let var = &self.inputs[input];
+        let start = if self.kind.is_vector(input) { 0 } else { row * var.width() };
+        // SAFETY: the caller's.
+        unsafe { cx.get(var, start..start + self.width) }
+    }
+
+    /// A row's number in an operand that has one for each.
+    ///
+    /// # Safety
+    /// As for [`Self::row`].
+    unsafe fn number<T: Copy>(&self, cx: &Context<'_>, input: usize, row: usize) -> T {
+        // SAFETY: the caller's.
+        unsafe { cx.get::<T>(&self.inputs[input], row..row + 1)[0] }
+    }
+
+    /// The place of a row's target in this part, if it lies here.
+    fn held(&self, target: i32) -> Option<usize> {
+        let local = usize::try_from(target).ok()?.checked_sub(self.part.start()?)?;
+        (local < self.width).then_some(local)
+    }
+
+    /// The numbers of this rank's part of a row.
+    ///
+    /// # Safety
+    /// The task declared that it reads the row, and `T` is the operand's element type.
+    unsafe fn measure<T: Element>(&self, cx: &Context<'_>, row: usize) -> Numbers<T::Acc> {
+        // SAFETY: the caller's; statistics have the accumulator type.
+        unsafe {
+            let x = self.row::<T>(cx, 0, row);
+            match self.kind {
+                Kind::RmsNorm { .. } => kernel::squares(x),
+                Kind::LayerNorm { .. } => kernel::moments(x),
+                Kind::Softmax => kernel::exponentials(x, None),
+                Kind::CrossEntropy => kernel::exponentials(x, self.held(self.number(cx, 1, row))),
+                Kind::SoftmaxGrad => kernel::product(x, self.row(cx, 1, row)),
+                Kind::RmsNormGrad => {
+                    kernel::rms_gradient([x, self.row(cx, 1, row), self.row(cx, 3, row)])
+                }
+                Kind::LayerNormGrad => kernel::layer_gradient(
+                    [x, self.row(cx, 1, row), self.row(cx, 4, row)],
+                    [self.number(cx, 2, row), self.number(cx, 3, row)],
+                ),
+                Kind::CrossEntropyGrad => [T::Acc::ZERO; kernel::MOST],
+            }
+        }
+    }
+
+    /// Reports a target that names no class; negative ones are ignored.
+    fn refuses(&self, cx: &Context<'_>, target: i32) -> bool {
+        let bad = usize::try_from(target).is_ok_and(|t| t >= self.total);
+        if bad {
+            let classes = self.total;
+            let message = format!("target {target} is not below the vocabulary size {classes}");
+            cx.failure.report(message);
+        }
+        bad
+    }
+}
+
+/// Reduces each row to its numbers, and puts them where all parts' are gathered.
+struct Measure<T> {
+    row: Arc<Shared>,
+    types: PhantomData<T>,
+}
+
+impl<T: Element> Task for Measure<T> {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        let rows = share.of(self.row.rows());
+        let mut accesses = self.row.reads(&rows);
+        if let Some(gathered) = &self.row.gathered {
+            let bytes = self.row.number_bytes(gathered.own, &rows, size_of::<T::Acc>());
+            accesses.push(Access::scratch(gathered.offset, bytes, true));
+        }
+        accesses
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        let row = &self.row;
+        let Some(gathered) = &row.gathered else { return };
+        let own = cx.share.of(row.rows());
+        let size = size_of::<T::Acc>();
+        let first = row.number_bytes(gathered.own, &own, size).start / size;
+        // SAFETY: the task declared these accesses; each worker writes its own rows' numbers.
+        let numbers = unsafe {
+            let start = cx.workspace::<T::Acc>(gathered.offset).add(first);
+            std::slice::from_raw_parts_mut(start, own.len() * gathered.numbers)
+        };
+        numbers.fill(T::Acc::ZERO);
+        for run in row.runs.iter().map(|run| common(run, &own)) {
+            for index in run {
+                // SAFETY: as above.
+                let found = unsafe { row.measure::<T>(cx, index) };
+                let at = (index - own.start) * gathered.numbers;
+                numbers[at..][..gathered.numbers].copy_from_slice(&found[..gathered.numbers]);
+            }
+        }
+    }
+}
+
+/// Finishes each row from its numbers.
+struct Finish<T> {
+    row: Arc<Shared>,
+    types: PhantomData<T>,
+}
+
+impl<T: Element> Finish<T> {
+    /// The parts of the rows that a worker does: fixed ones where rows are summed.
+    fn parts(&self, share: Share) -> Range<usize> {
+        match self.row.kind.vectors() {
+            0 => share.worker..share.worker + 1,
+            _ => share.of(NORM_PARTS),
+        }
+    }
+
+    fn rows(&self, share: Share, part: usize) -> Range<usize> {
+        let workers = if self.row.kind.vectors() == 0 { share.workers } else { NORM_PARTS };
+        Share { worker: part, workers }.of(self.row.rows())
+    }
+
+    /// Elements of the sums of one part.
+    fn sums(&self) -> usize {
+        self.row.kind.vectors() * self.row.inputs[0].width()
+    }
+
+    /// The merged numbers of a row.
+    ///
+    /// # Safety
+    /// The task declared that it reads the row and all parts' numbers of it.
+    unsafe fn merged(&self, cx: &Context<'_>, index: usize) -> Numbers<T::Acc> {
+        let row = &self.row;
+        let Some(gathered) = &row.gathered else {
+            // SAFETY: the caller's.
+            return unsafe { row.measure::<T>(cx, index) };
+        };
+        let all = cx.workspace::<T::Acc>(gathered.offset).cast_const();
+        row.kind.merge().all(gathered.counts.iter().enumerate().map(|(part, &count)| {
+            let at = (part * row.rows() + index) * gathered.numbers;
+            let mut numbers = [T::Acc::ZERO; kernel::MOST];
+            for (i, number) in numbers[..gathered.numbers].iter_mut().enumerate() {
+                // SAFETY: the numbers of every row of every part lie there.
+                *number = unsafe { *all.add(at + i) };
+            }
+            (count, numbers)
+        }))
+    }
+
+    /// # Safety
+    /// The task declared that it reads and writes the row; `sums` are those of its part.
+    unsafe fn finish(&self, cx: &Context<'_>, index: usize, sums: &mut [T::Acc]) {
+        let row = &self.row;
+        let (total, width) = (row.total, row.width);
+        // SAFETY: the caller's; results are distinct.
+        unsafe {
+            let numbers = self.merged(cx, index);
+            let out = &row.outputs[0];
+            let wide = out.shape.len() == row.inputs[0].shape.len();
+            let start = index * if wide { out.width() } else { 0 };
+            let x = |input: usize| row.row::<T>(cx, input, index);
+            let y = || {
+                let all = cx.get_mut::<T>(out, start..start + out.width());
+                let (y, padding) = all.split_at_mut(width);
+                padding.fill(T::default());
+                y
+            };
+            let keep = |output: usize, number: T::Acc| {
+                cx.get_mut::<T::Acc>(&row.outputs[output], index..index + 1)[0] = number;
+            };
+            let statistic = |input: usize| row.number::<T::Acc>(cx, input, index);
+            let (first, second) = sums.split_at_mut(row.inputs[0].width().min(sums.len()));
+            let used = width.min(first.len());
+            match row.kind {
+                Kind::RmsNorm { eps } => {
+                    keep(1, kernel::rms_norm([x(0), x(1)], total, eps, numbers, y()));
+                }
+                Kind::LayerNorm { eps } => {
+                    let given = [x(0), x(1), x(2)];
+                    let [mean, rstd] = kernel::layer_norm(given, total, eps, numbers, y());
+                    keep(1, mean);
+                    keep(2, rstd);
+                }
+                Kind::RmsNormGrad => {
+                    let (given, rstd) = ([x(0), x(1), x(3)], statistic(2));
+                    let dgamma = &mut first[..used];
+                    kernel::rms_norm_gradient(given, total, rstd, numbers, y(), dgamma);
+                }
+                Kind::LayerNormGrad => {
+                    let given = [x(0), x(1), x(4)];
+                    let (kept, dx) = ([statistic(2), statistic(3)], y());
+                    let gradients = [&mut first[..used], &mut second[..used]];
+                    kernel::layer_norm_gradient(given, total, kept, numbers, dx, gradients);
+                }
+                Kind::Softmax => kernel::softmax(x(0), numbers, y()),
+                Kind::SoftmaxGrad => kernel::softmax_gradient([x(0), x(1)], numbers, y()),
+                Kind::CrossEntropy => {
+                    let target = row.number::<i32>(cx, 1, index);
+                    let lse = numbers[0] + numbers[1].ln();
+                    let counts = target >= 0 && !row.refuses(cx, target);
+                    keep(0, if counts { lse - numbers[2] } else { T::Acc::ZERO });
+                    keep(1, lse);
+                }
+                Kind::CrossEntropyGrad => {
+                    let target = row.number::<i32>(cx, 1, index);
+                    let dx = y();
+                    if target < 0 || row.refuses(cx, target) {
+                        return dx.fill(T::default());
+                    }
+                    // In place the logits are there already.
+                    if cx.ptr::<T>(&row.inputs[0]) != cx.ptr::<T>(out) {
+                        dx.copy_from_slice(x(0));
+                    }
+                    gradient_of_part(dx, row.held(target), statistic(2), statistic(3));
+                }
+            }
+        }
+    }
+
+    /// Zeros for rows of padding.
+    ///
+    /// # Safety
+    /// The task declared that it writes these rows.
+    unsafe fn clear(&self, cx: &Context<'_>, rows: &Range<usize>) {
+        let row = &self.row;
+        for var in &row.outputs[..row.outputs.len() - row.kind.vectors()] {
+            let (elements, size) = (row.of_rows(var, rows), var.dtype.size());
+            // SAFETY: the caller's.
+            unsafe {
+                let start = cx.ptr::<u8>(var).add(elements.start * size);
+                start.write_bytes(0, elements.len() * size);
+            }
+        }
+    }
+}
+
+impl<T: Element> Task for Finish<T> {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        let (row, parts) = (&self.row, self.parts(share));
+        if parts.is_empty() {
+            return vec![];
+        }
+        let (first, last) = (self.rows(share, parts.start), self.rows(share, parts.end - 1));
+        let rows = first.start..last.end;
+        let mut accesses = row.reads(&rows);
+        let by_row = &row.outputs[..row.outputs.len() - row.kind.vectors()];
+        accesses.extend(by_row.iter().map(|v| v.writes(row.of_rows(v, &rows))));
+        if let (Some(sums), 1..) = (row.sums, row.kind.vectors()) {
+            let bytes = self.sums() * size_of::<T::Acc>();
+            let parts = parts.start * bytes..parts.end * bytes;
+            accesses.push(Access::scratch(sums, parts, true));
+        }
+        if let Some(gathered) = &row.gathered {
+            let bytes = row.number_bytes(gathered.counts.len(), &(0..0), size_of::<T::Acc>()).end;
+            accesses.push(Access::scratch(gathered.offset, 0..bytes, false));
+        }
+        accesses
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        for part in self.parts(cx.share) {
+            let own = self.rows(cx.share, part);
+            // SAFETY: the task declared these accesses; each part has sums of its own.
+            unsafe {
+                let sums = match self.row.sums {
+                    Some(offset) if self.sums() > 0 => {
+                        let start = cx.workspace::<T::Acc>(offset).add(part * self.sums());
+                        std::slice::from_raw_parts_mut(start, self.sums())
+                    }
+                    _ => &mut [],
+                };
+                sums.fill(T::Acc::ZERO);
+                for run in self.row.runs.iter().map(|run| common(run, &own)) {
+                    run.for_each(|index| self.finish(cx, index, sums));
+                }
+                gaps(&self.row.runs, own).for_each(|rows| self.clear(cx, &rows));
+            }
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! One instance of every op, with operands that fit it, in double precision and uneven sizes.
+
+use phalanx_ir::ops::{
+    AdamW, Attention, AttentionGrad, AttentionKind, Binary, BinaryKind, Broadcast, Cast, Compare,
+    CompareKind, Concat, CrossEntropy, CrossEntropyGrad, Dropout, Embedding, EmbeddingGrad, Fill,
+    Fused, FusedArg, FusedStep, LayerNorm, LayerNormGrad, LinearCrossEntropy, Matmul, Pad, Reduce,
+    ReduceKind, Reshape, RmsNorm, RmsNormGrad, RopeScaling, Rotary, Scale, Select, Sgd, Shift,
+    Slice, Softmax, SoftmaxGrad, SumSquares, Transpose, Unary, UnaryGrad, UnaryKind, ZeroPadding,
+};
+use phalanx_ir::random::Stream;
+use phalanx_ir::{DType, Form, Op, Phase, Program, Role, TensorType};
+use phalanx_reference::Tensor;
+
+/// An op and its operands, each with its role; whether they are units.
+pub(crate) struct Case {
+    pub(crate) op: Op,
+    pub(crate) operands: Vec<(Tensor, Role)>,
+    pub(crate) form: Form,
+}
+
+const F64: DType = DType::F64;
+
+fn normal(name: &str, shape: &[usize]) -> Tensor {
+    Tensor::normal(F64, shape, Stream::named(5, name))
+}
+
+fn positive(name: &str, shape: &[usize]) -> Tensor {
+    let values: Vec<f64> = normal(name, shape).values().iter().map(|x| x * x + 0.1).collect();
+    Tensor::new(F64, shape, &values).unwrap()
+}
+
+/// Ids below a bound; every fifth is negative if some are ignored.
+fn ids(shape: &[usize], bound: u32, ignored: bool) -> Tensor {
+    let ids = Tensor::ids(shape, bound, Stream::named(6, "ids")).values();
+    let values: Vec<i32> = (ids.iter().enumerate())
+        .map(|(i, &id)| if ignored && i % 5 == 3 { -1 } else { id as i32 })
+        .collect();
+    Tensor::from_i32(shape, &values).unwrap()
+}
+
+/// The results of an op, by the interpreter.
+pub(crate) fn apply(op: &Op, operands: &[Tensor]) -> Vec<Tensor> {
+    let mut program = Program::new("apply", phalanx_ir::Mesh::single());
+    let names: Vec<String> = (0..operands.len()).map(|i| format!("in{i}")).collect();
+    let inputs: Vec<_> = (operands.iter().zip(&names))
+        .map(|(t, name)| program.input(name, Role::Data, TensorType::new(t.dtype(), t.shape())))
+        .collect();
+    let outputs = program.push(op.clone(), &inputs, Phase::F).unwrap();
+    for (i, value) in outputs.into_iter().enumerate() {
+        program.output(format!("out{i}"), Role::Probe, value);
+    }
+    let named: Vec<(&str, Tensor)> =
+        names.iter().map(String::as_str).zip(operands.iter().cloned()).collect();
+    let results = phalanx_reference::run(&program, &named).unwrap();
+    results.into_iter().map(|(_, tensor)| tensor).collect()
+}
+
+/// Every op.
+pub(crate) fn every() -> Vec<Case> {
+    let mut cases = Cases(Vec::new());
+    cases.products();
+    cases.elementwise();
+    cases.shapes();
+    cases.rows();
+    cases.losses();
+    cases.positions();
+    cases.updates();
+    cases.0
+}
+
+struct Cases(Vec<Case>);
+
+impl Cases {
+    fn add(&mut self, op: impl Into<Op>, operands: &[&Tensor]) {
+        let operands = operands.iter().map(|&t| (t.clone(), Role::Data)).collect();
+        self.0.push(Case { op: op.into(), operands, form: Form::Tensor });
+    }
+
+    /// The last operand is a random key.
+    fn add_keyed(&mut self, op: impl Into<Op>, operands: &[&Tensor]) {
+        self.add(op, operands);
+        if let Some((_, role)) = self.0.last_mut().and_then(|c| c.operands.last_mut()) {
+            *role = Role::Scalar;
+        }
+    }
+
+    fn products(&mut self) {
+        for spec in [
+            "bsd,de->bse",
+            "bse,de->bsd",
+            "bsd,bse->de",
+            "bshd,bthd->bhst",
+            "bhst,bthd->bshd",
+            "ab,bc->ca",
+            "abc,abd->cd",
+            "abc,bcd->ad",
+        ] {
+            let size = |c: char| 2 + (c as usize * 7) % 5;
+            let (left, right) = spec.split_once("->").unwrap();
+            let (x, y) = left.split_once(',').unwrap();
+            let shape = |s: &str| s.chars().map(size).collect::<Vec<_>>();
+            let (a, b, c) =
+                (normal("a", &shape(x)), normal("b", &shape(y)), normal("c", &shape(right)));
+            let matmul = |add| Matmul { spec: spec.parse().unwrap(), out: F64, add };
+            self.add(matmul(false), &[&a, &b]);
+            self.add(matmul(true), &[&a, &b, &c]);
+        }
+    }
+
+    fn elementwise(&mut self) {
+        let (x, y, row) = (normal("x", &[3, 5]), positive("y", &[3, 5]), normal("row", &[5]));
+        self.add(Unary { kind: UnaryKind::Tanh }, &[&x]);
+        self.add(UnaryGrad { kind: UnaryKind::Gelu }, &[&x, &y]);
+        for kind in [BinaryKind::Add, BinaryKind::Mul, BinaryKind::Div, BinaryKind::Max] {
+            self.add(Binary { kind }, &[&x, &y]);
+        }
+        self.add(Binary { kind: BinaryKind::Mul }, &[&x, &row]);
+        self.add(Binary { kind: BinaryKind::Sub }, &[&x, &Tensor::scalar(F64, 0.7)]);
+        let mask = apply(&Compare { kind: CompareKind::Lt }.into(), &[x.clone(), y.clone()]);
+        self.add(Compare { kind: CompareKind::Lt }, &[&x, &y]);
+        self.add(Select, &[&mask[0], &x, &y]);
+        self.add(Scale { by: -2.0 }, &[&x]);
+        self.add(Shift { by: 1.5 }, &[&x]);
+        self.add(Cast { to: DType::F32 }, &[&x]);
+        self.add(Fill { dtype: F64, shape: vec![3, 5], value: 2.5 }, &[]);
+        let step = |op: Op, args| FusedStep { op, args, dtype: F64 };
+        let steps = vec![
+            step(
+                Binary { kind: BinaryKind::Mul }.into(),
+                vec![FusedArg::Input(0), FusedArg::Input(1)],
+            ),
+            step(Unary { kind: UnaryKind::Silu }.into(), vec![FusedArg::Step(0)]),
+        ];
+        self.add(Fused { steps, results: vec![0, 1], full: 0 }, &[&x, &row]);
+        self.add(ZeroPadding, &[&x]);
+    }
+
+    fn shapes(&mut self) {
+        let x = normal("x", &[3, 4, 5]);
+        for dims in [vec![0], vec![1], vec![2], vec![0, 2], vec![1, 2], vec![0, 1, 2]] {
+            self.add(Reduce { kind: ReduceKind::Sum, dims: dims.clone(), out: F64 }, &[&x]);
+            self.add(Reduce { kind: ReduceKind::Max, dims, out: F64 }, &[&x]);
+        }
+        self.add(Broadcast { shape: vec![3, 2, 4, 5], dims: vec![1] }, &[&x]);
+        self.add(Broadcast { shape: vec![3, 4, 5, 6], dims: vec![3] }, &[&x]);
+        for shape in [vec![12, 5], vec![3, 20], vec![60], vec![3, 2, 2, 5], vec![6, 10]] {
+            self.add(Reshape { shape }, &[&x]);
+        }
+        self.add(Transpose { perm: vec![2, 0, 1] }, &[&x]);
+        self.add(Transpose { perm: vec![0, 2, 1] }, &[&x]);
+        for dim in 0..3 {
+            self.add(Slice { dim, start: 1, len: 2 }, &[&x]);
+            self.add(Pad { dim, before: 2, after: 1 }, &[&x]);
+            let mut shape = vec![3, 4, 5];
+            shape[dim] = 2;
+            self.add(Concat { dim }, &[&x, &normal("y", &shape), &x]);
+        }
+        self.add(SumSquares, &[&x]);
+    }
+
+    fn rows(&mut self) {
+        let (x, dy) = (normal("x", &[2, 3, 7]), normal("dy", &[2, 3, 7]));
+        let (gain, bias) = (normal("gain", &[7]), normal("bias", &[7]));
+        let rms: Op = RmsNorm { eps: 1e-3 }.into();
+        let kept = apply(&rms, &[x.clone(), gain.clone()]);
+        self.add(rms, &[&x, &gain]);
+        self.add(RmsNormGrad { out: F64 }, &[&x, &gain, &kept[1], &dy]);
+        let layer: Op = LayerNorm { eps: 1e-3 }.into();
+        let kept = apply(&layer, &[x.clone(), gain.clone(), bias.clone()]);
+        self.add(layer, &[&x, &gain, &bias]);
+        self.add(LayerNormGrad { out: F64 }, &[&x, &gain, &kept[1], &kept[2], &dy]);
+        let y = apply(&Softmax.into(), std::slice::from_ref(&x));
+        self.add(Softmax, &[&x]);
+        self.add(SoftmaxGrad, &[&y[0], &dy]);
+    }
+
+    fn losses(&mut self) {
+        let (logits, targets) = (normal("x", &[2, 5, 7]), ids(&[2, 5], 7, true));
+        let kept = apply(&CrossEntropy.into(), &[logits.clone(), targets.clone()]);
+        self.add(CrossEntropy, &[&logits, &targets]);
+        self.add(CrossEntropyGrad, &[&logits, &targets, &kept[1], &normal("dnll", &[2, 5])]);
+        let (x, scale) = (normal("x", &[2, 5, 3]), Tensor::scalar(F64, 0.3));
+        for (transposed, shape) in [(false, [3, 7]), (true, [7, 3])] {
+            let op = LinearCrossEntropy { transposed, chunk: 4, out: F64 };
+            self.add(op, &[&x, &normal("w", &shape), &targets, &scale]);
+        }
+        let (table, chosen) = (normal("table", &[7, 3]), ids(&[2, 5], 7, false));
+        self.add(Embedding, &[&table, &chosen]);
+        self.add(EmbeddingGrad { vocab: 7, out: F64 }, &[&chosen, &normal("dy", &[2, 5, 3])]);
+    }
+
+    fn positions(&mut self) {
+        let key = Tensor::from_i32(&[5], &[7, 1, 3, 2, 40]).unwrap();
+        for shape in [vec![3, 5, 2], vec![6], vec![4, 7]] {
+            self.add_keyed(Dropout { p: 0.4, site: 3 }, &[&normal("x", &shape), &key]);
+        }
+        for inverse in [false, true] {
+            let rotary = Rotary { theta: 100.0, scaling: RopeScaling::None, inverse };
+            self.add(rotary, &[&normal("x", &[2, 5, 3, 4])]);
+        }
+        for kind in [AttentionKind::Flash, AttentionKind::Materialised] {
+            for (causal, dropout, s, t) in
+                [(false, 0.0, 5, 4), (true, 0.0, 5, 5), (true, 0.3, 5, 7), (true, 0.3, 6, 4)]
+            {
+                let of = Attention { kind, causal, dropout, site: 2 };
+                let q = normal("q", &[2, s, 4, 2]);
+                let (k, v) = (normal("k", &[2, t, 2, 2]), normal("v", &[2, t, 2, 2]));
+                let mut operands = vec![q.clone(), k.clone(), v.clone()];
+                operands.extend(of.drops().then(|| key.clone()));
+                let kept = apply(&of.into(), &operands);
+                self.attend(of.into(), of.drops(), &operands);
+                operands.truncate(3);
+                operands.extend(kept);
+                operands.push(normal("do", &[2, s, 4, 2]));
+                operands.extend(of.drops().then(|| key.clone()));
+                self.attend(AttentionGrad { of }.into(), of.drops(), &operands);
+            }
+        }
+    }
+
+    fn attend(&mut self, op: Op, keyed: bool, operands: &[Tensor]) {
+        let operands: Vec<&Tensor> = operands.iter().collect();
+        if keyed { self.add_keyed(op, &operands) } else { self.add(op, &operands) }
+    }
+
+    fn updates(&mut self) {
+        let of = |name: &str| normal(name, &[11]);
+        let (w, g, m, v) = (of("w"), of("g"), of("m"), positive("v", &[11]));
+        let [lr, step, clip] = [0.1, 3.0, 0.5].map(|x| Tensor::scalar(F64, x));
+        let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay: 0.1, narrow: None };
+        let sgd = Sgd { momentum: 0.9, nesterov: true, decay: 0.1, narrow: None };
+        for form in [Form::Tensor, Form::Unit] {
+            self.add(adamw, &[&w, &g, &m, &v, &lr, &step, &clip]);
+            self.add(sgd, &[&w, &g, &m, &lr, &step, &clip]);
+            self.add(SumSquares, &[&w]);
+            self.add(ZeroPadding, &[&w]);
+            let last = self.0.len() - 4;
+            self.0[last..].iter_mut().for_each(|case| case.form = form);
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Every op in random legal layouts, and every collective, on ranks that are threads.
+
+use std::collections::BTreeMap;
+
+use phalanx_comm::{Endpoint, OpKind};
+use phalanx_cpu::CpuEngine;
+use phalanx_ir::ops::{Collective, CollectiveKind};
+use phalanx_ir::{
+    Axis, DType, Exchange, Form, Layout, Mesh, Op, OpDef, Phase, Program, Role, TensorType, text,
+};
+use phalanx_reference::Tensor;
+use phalanx_testing::cases::Dice;
+use phalanx_testing::layouts::{Operand, random_mesh, random_program};
+use phalanx_testing::threads::{furthest, on_ranks, random_inputs};
+
+use crate::cases::{self, Case};
+
+/// Shares of partial sums in single precision are rounded each by itself.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 1e-6,
+        DType::Bf16 => 0.05,
+        _ => 1e-12,
+    }
+}
+
+fn engine(threads: usize) -> impl Fn(Endpoint) -> CpuEngine + Sync {
+    move |endpoint| CpuEngine::on_rank(threads, Box::new(endpoint)).unwrap()
+}
+
+/// Random layouts of one op; says how many were legal and ran.
+fn check(case: &Case, seeds: std::ops::Range<u64>, threads: usize) -> usize {
+    let tensors: Vec<Tensor> = case.operands.iter().map(|(t, _)| t.clone()).collect();
+    let expected = cases::apply(&case.op, &tensors);
+    let operands: Vec<Operand> = (case.operands.iter())
+        .map(|(t, role)| {
+            let form = if t.shape().len() == 1 { case.form } else { Form::Tensor };
+            ((t.dtype(), t.shape().to_vec()), form, *role)
+        })
+        .collect();
+    let mut ran = 0;
+    for seed in seeds {
+        let mut dice = Dice::new(seed);
+        let mesh = random_mesh(&mut dice);
+        let Some(program) = random_program(&case.op, &operands, &mesh, &mut dice) else { continue };
+        let before = dice.percent(30).then_some(0.75);
+        let found = match on_ranks(&program, &tensors, before, engine(threads)) {
+            Ok(found) => found,
+            // Said in so many words where a kernel knows blocks alone.
+            Err(why) if why.contains("in blocks") => continue,
+            Err(why) => panic!("seed {seed}: {why}\n{program}"),
+        };
+        for ((port, found), expected) in program.outputs().iter().zip(&found).zip(&expected) {
+            let more = before.filter(|_| port.role == Role::Gradient).unwrap_or(0.0);
+            let values: Vec<f64> = expected.values().iter().map(|x| x + more).collect();
+            let expected = Tensor::new(expected.dtype(), expected.shape(), &values).unwrap();
+            let off = furthest(found, &expected);
+            assert!(
+                off <= tolerance(expected.dtype()),
+                "seed {seed}, {threads} threads, before {before:?}: {} is off by {off:e}\n{program}\
+                 found {:?}\nexpected {:?}",
+                port.name,
+                found.values(),
+                expected.values()
+            );
+        }
+        ran += 1;
+    }
+    ran
+}
+
+/// How many seeds each op is tried with; a longer run is asked for by the environment.
+fn seeds(plain: u64) -> std::ops::Range<u64> {
+    let asked = std::env::var("PHALANX_LAYOUT_SEEDS").ok().and_then(|n| n.parse().ok());
+    0..asked.unwrap_or(plain)
+}
+
+#[test]
+fn every_op_in_random_layouts() {
+    let mut ran: BTreeMap<&str, usize> = BTreeMap::new();
+    for case in cases::every() {
+        let found = check(&case, seeds(40), 1);
+        *ran.entry(case.op.name()).or_default() += found;
+    }
+    for (name, count) in &ran {
+        assert!(*count >= 5, "only {count} legal layouts of {name} were found: {ran:?}");
+    }
+}
+
+#[test]
+fn every_op_on_two_threads_per_rank() {
+    for case in cases::every() {
+        check(&case, 1000..1000 + seeds(8).end, 2);
+    }
+}
+
+/// A random collective and an operand that it can act on.
+fn random_collective(dice: &mut Dice) -> Option<(Mesh, TensorType, Collective)> {
+    let mesh = random_mesh(dice);
+    let form = if dice.percent(25) { Form::Unit } else { Form::Tensor };
+    let rank = if form == Form::Unit { 1 } else { 1 + dice.below(4) };
+    let mut axes: Vec<Axis> = mesh.axes().map(|(axis, _)| axis).collect();
+    axes.sort_by_key(|_| dice.below(1000));
+    let mut dims = vec![Vec::new(); rank];
+    let mut partial = std::collections::BTreeSet::new();
+    for &axis in &axes {
+        match dice.below(4) {
+            0 => {}
+            1 => drop(partial.insert(axis)),
+            _ => dims[dice.below(rank)].push(axis),
+        }
+    }
+    // Extents that every placement of every axis divides.
+    let all: usize = mesh.ranks();
+    let shape: Vec<usize> = (0..rank).map(|_| 1 + dice.below(2 * all + 3)).collect();
+    let padded: Vec<usize> = shape.iter().map(|&n| n.next_multiple_of(all)).collect();
+    let dtype = dice.pick(&[DType::F64, DType::F64, DType::F32, DType::Bf16]);
+    let mut ty = TensorType::new(dtype, shape).with_padded(padded).ok()?;
+    let shardings = (dims.into_iter())
+        .map(|axes| phalanx_ir::layout::Sharding { axes, ..Default::default() })
+        .collect();
+    (ty.form, ty.layout) = (form, Layout::new(shardings, partial).ok()?);
+    let (dim, to) = (dice.below(rank), dice.below(rank));
+    let suffix = |ty: &TensorType, dice: &mut Dice| {
+        let axes = ty.layout.axes(dim);
+        axes[dice.below(axes.len().max(1))..].to_vec()
+    };
+    let some = axes[dice.below(axes.len())..].to_vec();
+    let (kind, axes) = match dice.below(7) {
+        0 => (CollectiveKind::AllGather { dim }, suffix(&ty, dice)),
+        1 => (CollectiveKind::ReduceScatter { dim }, ty.layout.partial().iter().copied().collect()),
+        2 => (CollectiveKind::AllReduce, ty.layout.partial().iter().copied().collect()),
+        3 if dim != to => (CollectiveKind::AllToAll { from: dim, to }, suffix(&ty, dice)),
+        4 => (CollectiveKind::Shard { dim }, some),
+        5 => (CollectiveKind::ToPartial, some),
+        _ => (CollectiveKind::Permute { dim }, some),
+    };
+    let collective = Collective { kind, axes, start: dice.percent(40) };
+    (!collective.axes.is_empty() && collective.result(&ty, &mesh).is_ok())
+        .then_some((mesh, ty, collective))
+}
+
+/// A collective changes how a value lies, and not the value.
+#[test]
+fn every_collective_keeps_the_value() {
+    let mut ran: BTreeMap<String, usize> = BTreeMap::new();
+    for seed in seeds(1500) {
+        let mut dice = Dice::new(seed);
+        let Some((mesh, ty, collective)) = random_collective(&mut dice) else { continue };
+        let name = collective.name().to_owned();
+        let mut program = Program::new(format!("{name} on {mesh}"), mesh.clone());
+        let (dtype, start) = (ty.dtype, collective.start);
+        let x = program.input("x", Role::Data, ty);
+        // The operand is made by the program, so that its memory could be used again too soon.
+        let twice: Op = phalanx_ir::ops::Scale { by: 2.0 }.into();
+        let made = program.push(twice.clone(), &[x], Phase::F).unwrap()[0];
+        let mut y = program.push(collective.into(), &[made], Phase::F).unwrap()[0];
+        if start {
+            // Something to do meanwhile.
+            let other = program.push(twice, &[x], Phase::F).unwrap()[0];
+            program.output("other", Role::Probe, other);
+            let done = Collective { kind: CollectiveKind::Done, axes: vec![], start: false };
+            y = program.push(done.into(), &[y], Phase::F).unwrap()[0];
+        }
+        program.output("y", if dice.percent(50) { Role::Gradient } else { Role::Probe }, y);
+        phalanx_ir::verify(&program).unwrap();
+        let inputs = random_inputs(&program, 0, seed);
+        let threads = 1 + dice.below(2);
+        let found = on_ranks(&program, &inputs, None, engine(threads))
+            .unwrap_or_else(|why| panic!("seed {seed}: {why}\n{program}"));
+        let values: Vec<f64> = inputs[0].values().iter().map(|x| 2.0 * x).collect();
+        let expected = Tensor::new(dtype, inputs[0].shape(), &values).unwrap();
+        for found in &found {
+            let off = furthest(found, &expected);
+            assert!(off <= 8.0 * tolerance(dtype), "seed {seed}: off by {off:e}\n{program}");
+        }
+        *ran.entry(name).or_default() += 1;
+    }
+    let enough = ran.len() == 14 && ran.values().all(|&n| n >= 5);
+    assert!(enough, "some collectives were hardly tried: {ran:?}");
+}
+
+/// The bytes of the exchange inside an op are those that its types predict.
+#[test]
+fn an_op_exchanges_what_its_types_say() {
+    let program = text::parse(
+        "mesh a=2 b=2
+program t {
+  x: data f64[6,12]{0:a 1:b}
+  targets: data i32[6]{0:a}
+  %2, %3 = cross_entropy(x, targets) : f64[6]{0:a}, f64[6]{0:a}
+  %4 = softmax(x) : f64[6,12]{0:a 1:b}
+  return nll: probe %2
+  return y: probe %4
+}
+",
+    )
+    .unwrap();
+    phalanx_ir::verify(&program).unwrap();
+    let predicted: usize = (program.instrs().iter())
+        .filter_map(|i| Exchange::of(&program, i))
+        .map(|e| e.elements() * e.dtype.size() * (program.mesh().count(&e.axes) - 1))
+        .sum();
+    let slots = phalanx_script::Slots::assign(&program);
+    let counts = std::sync::Mutex::new(Vec::new());
+    let inputs = random_inputs(&program, 12, 1);
+    std::thread::scope(|scope| {
+        let world = phalanx_comm::World::new(4, Default::default());
+        for endpoint in world.into_endpoints() {
+            let (counts, program, slots, inputs) = (&counts, &program, &slots, &inputs);
+            scope.spawn(move || {
+                let mut engine = engine(1)(endpoint);
+                run_once(&mut engine, program, slots, inputs);
+                let traffic = engine.communicator().unwrap().traffic();
+                counts.lock().unwrap().push(traffic.get(0, OpKind::AllGather).bytes as usize);
+            });
+        }
+    });
+    assert_eq!(counts.into_inner().unwrap(), vec![predicted; 4]);
+}
+
+fn run_once(
+    engine: &mut CpuEngine,
+    program: &Program,
+    slots: &phalanx_script::Slots,
+    inputs: &[Tensor],
+) {
+    use phalanx_engine::{Args, Engine, Span, Target};
+    let kernel = engine.compile(program, slots).unwrap();
+    let rank = engine.communicator().map_or(0, |c| c.rank());
+    engine.reserve(1 << 16).unwrap();
+    let span = |i: usize| Span { offset: i * 4096, bytes: 4096 };
+    let ins: Vec<Span> = (0..inputs.len()).map(span).collect();
+    for ((port, tensor), span) in program.inputs().iter().zip(inputs).zip(&ins) {
+        let ty = program.ty(port.value);
+        let bytes = phalanx_testing::threads::shard(tensor, ty, program.mesh(), rank);
+        engine.upload(span.offset, &bytes).unwrap();
+    }
+    let outs: Vec<Target> = (0..program.outputs().len())
+        .map(|i| Target { span: span(inputs.len() + i), add: false })
+        .collect();
+    let workspace = Span { offset: 8 * 4096, bytes: slots.extent };
+    let args = Args { inputs: &ins, outputs: &outs, workspace };
+    engine.launch(&kernel, &args, phalanx_script::Lane::Compute, &[]).unwrap();
+}

@@ -1,0 +1,116 @@
+//! What an op communicates inside, when a factor that it reduces is sharded.
+//!
+//! Norms, softmax and cross-entropy reduce each row to a few numbers before they finish it. Where
+//! the row is sharded, every rank computes those of its own part, all ranks of the row gather them,
+//! and each merges them in the order of the group: so all have the same bits. That one all-gather
+//! is known from the types alone, before any engine exists.
+
+use crate::dtype::DType;
+use crate::mesh::{Axis, Mesh};
+use crate::ops::OpDef;
+use crate::program::{Instr, Program, ValueId};
+use crate::rule::FactorKind;
+use crate::types::TensorType;
+
+/// The all-gather inside an instruction: each rank gives `rows · numbers` elements and gets those
+/// of every rank along the axes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Exchange {
+    /// The axes that shard the reduced factor, major to minor.
+    pub axes: Vec<Axis>,
+    /// How many rows a rank holds.
+    pub rows: usize,
+    /// How many numbers it gives for each.
+    pub numbers: usize,
+    /// Their element type, the accumulator of the operand's.
+    pub dtype: DType,
+}
+
+impl Exchange {
+    /// The exchange that an instruction makes, if its types ask for one.
+    pub fn of(program: &Program, instr: &Instr) -> Option<Self> {
+        let numbers = instr.op.exchanges();
+        if numbers == 0 {
+            return None;
+        }
+        let types =
+            |ids: &[ValueId]| -> Vec<&TensorType> { ids.iter().map(|&v| program.ty(v)).collect() };
+        let (ins, outs) = (types(&instr.inputs), types(&instr.outputs));
+        let (rule, mesh) = (program.rule(instr), program.mesh());
+        // A program that does not check runs nowhere, so it exchanges nothing.
+        let assignment = rule.check(mesh, &ins, &outs).ok()?;
+        let (_, sharding) = (rule.factors.iter().zip(assignment))
+            .find(|(f, s)| f.kind == FactorKind::Lowered && mesh.count(&s.axes) > 1)?;
+        let shape = ins[0].local_shape(mesh);
+        let rows = shape[..shape.len().saturating_sub(1)].iter().product();
+        Some(Self { axes: sharding.axes, rows, numbers, dtype: ins[0].dtype.accumulator() })
+    }
+
+    /// Elements that each rank gives.
+    pub fn elements(&self) -> usize {
+        self.rows * self.numbers
+    }
+
+    /// Bytes of the numbers in an instruction's scratch memory: those of all ranks, in their order; each rank writes its own in place.
+    pub fn bytes(&self, mesh: &Mesh) -> usize {
+        mesh.count(&self.axes) * self.elements() * self.dtype.size()
+    }
+}
+
+impl Program {
+    /// Bytes of scratch memory that an instruction needs on each rank: its op's own, and behind it
+    /// what it exchanges.
+    pub fn scratch_bytes(&self, instr: &Instr) -> usize {
+        let exchanged = Exchange::of(self, instr).map_or(0, |e| e.bytes(self.mesh()));
+        if exchanged == 0 {
+            self.own_scratch(instr)
+        } else {
+            self.exchange_offset(instr) + exchanged
+        }
+    }
+
+    /// Where in an instruction's scratch memory the exchanged numbers begin: aligned, behind what
+    /// its op needs for itself.
+    pub fn exchange_offset(&self, instr: &Instr) -> usize {
+        self.own_scratch(instr).next_multiple_of(64)
+    }
+
+    fn own_scratch(&self, instr: &Instr) -> usize {
+        let types: Vec<&TensorType> = instr.inputs.iter().map(|&v| self.ty(v)).collect();
+        instr.op.scratch(self.mesh(), &types)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text;
+
+    #[test]
+    fn a_sharded_row_is_reduced_by_one_gather() {
+        let program = text::parse(
+            "mesh dp=2 tp=4
+program t {
+  x: data bf16[6,4,16]{0:dp 2:tp}
+  y: data bf16[6,4,16]{0:dp}
+  gain: param bf16[16]{0:tp}
+  targets: data i32[6,4]{0:dp}
+  %1, %2 = rms_norm(x, gain, eps=0.1) : bf16[6,4,16]{0:dp 2:tp}, f32[6,4]{0:dp}
+  %3, %4 = rms_norm_grad(x, gain, %2, x, out=bf16) : bf16[6,4,16]{0:dp 2:tp}, bf16[16]{0:tp P:dp}
+  %5, %6 = cross_entropy(x, targets) : f32[6,4]{0:dp}, f32[6,4]{0:dp}
+  %7 = softmax(y) : bf16[6,4,16]{0:dp}
+}
+",
+        )
+        .unwrap();
+        crate::verify(&program).unwrap();
+        let found: Vec<Option<(usize, usize)>> = (program.instrs().iter())
+            .map(|i| Exchange::of(&program, i).map(|e| (e.elements(), e.bytes(program.mesh()))))
+            .collect();
+        let bytes = |numbers: usize| Some((12 * numbers, 4 * 12 * numbers * 4));
+        assert_eq!(found, [bytes(1), bytes(1), bytes(3), None]);
+        // The parts of the gain's gradient are four columns wide on each rank.
+        let own = crate::ops::NORM_PARTS * 4 * 4;
+        assert_eq!(program.scratch_bytes(&program.instrs()[1]), own + 4 * 12 * 4);
+    }
+}

@@ -1,0 +1,193 @@
+//! Weights that lie in shards are gathered before the runs that read them, and released after.
+//!
+//! The gathers of a run are issued some runs ahead, on their own lane, so that they overlap with
+//! compute; a limit on how many runs' units are there at a time keeps memory small.
+
+use std::collections::BTreeSet;
+
+use phalanx_ir::DType;
+
+use super::{
+    Action, Binder, Buffer, BufferId, Category, Compiled, Kind, Lane, Model, Ranks, Role, Run,
+    ScriptError, Sharded, Training, Turn, Unit, View, Write, programs,
+};
+use crate::action;
+use crate::schedule::Part;
+use phalanx_spmd::Keep;
+
+/// Where the programs of the runs come from.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub(super) model: &'a Model,
+    pub(super) compiled: &'a Compiled,
+    pub(super) weights: DType,
+    pub(super) ranks: Ranks<'a>,
+}
+
+/// Inserts gathers and releases around the runs of a schedule.
+pub(super) struct Collector<'a> {
+    source: Source<'a>,
+    units: &'a [Unit],
+    shards: Vec<BufferId>,
+    stays: Vec<Stay>,
+    /// By run of the schedule, the actions that release its units.
+    releases: Vec<Vec<usize>>,
+}
+
+/// The time during which one gathered unit is there, in runs of the schedule.
+struct Stay {
+    unit: usize,
+    first: usize,
+    last: usize,
+    buffer: Option<BufferId>,
+}
+
+impl<'a> Collector<'a> {
+    pub(super) fn new(
+        training: &Training<'a>,
+        units: &'a [Unit],
+        weights: &[BufferId],
+        turns: &[Turn],
+    ) -> Self {
+        let Training { model, compiled, ranks, precision, .. } = *training;
+        let source = Source { model, compiled, weights: precision.weights, ranks };
+        Self::of(source, units, weights, turns)
+    }
+
+    pub(super) fn of(
+        source: Source<'a>,
+        units: &'a [Unit],
+        weights: &[BufferId],
+        turns: &[Turn],
+    ) -> Self {
+        let stays = match source.ranks.sharing.sharded() {
+            Sharded::Weights => stays(source, units, turns),
+            _ => Vec::new(),
+        };
+        let releases = vec![Vec::new(); turns.len()];
+        Self { source, units, shards: weights.to_vec(), stays, releases }
+    }
+
+    /// Issues the gathers that are due before a run, and points its weights to what was gathered.
+    pub(super) fn before(
+        &mut self,
+        run: usize,
+        binder: &mut Binder<'_>,
+    ) -> Result<(), ScriptError> {
+        let due = run + self.source.ranks.sharing.prefetch;
+        for index in 0..self.stays.len() {
+            if self.stays[index].buffer.is_none() && self.stays[index].first <= due {
+                self.gather(index, binder)?;
+            }
+        }
+        for stay in &self.stays {
+            if let (true, Some(buffer)) = (stay.first <= run && run <= stay.last, stay.buffer) {
+                binder.weights.set(&self.units[stay.unit], buffer, self.source.weights);
+            }
+        }
+        Ok(())
+    }
+
+    /// Releases the units that no later run of their stay reads.
+    pub(super) fn after(&mut self, run: usize, binder: &mut Binder<'_>) {
+        for stay in self.stays.iter().filter(|s| s.last == run) {
+            let Some(buffer) = stay.buffer else { continue };
+            self.releases[stay.first].push(binder.script.actions.len());
+            binder.script.actions.push(Action {
+                label: format!("release {}", self.units[stay.unit].name),
+                lane: Lane::Compute,
+                kind: Kind::Release { buffer },
+                after: vec![],
+            });
+        }
+    }
+
+    fn gather(&mut self, index: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
+        let (stay, dtype) = (&self.stays[index], self.source.weights);
+        let unit = &self.units[stay.unit];
+        let script = &mut binder.script;
+        let buffer = script.buffer(Buffer {
+            name: format!("{}/gathered@{}", unit.name, stay.first),
+            category: Category::Communication,
+            bytes: unit.elements * dtype.size(),
+            source: action::Source::Script,
+            padding: vec![],
+        });
+        let program = programs::gather(unit, dtype, self.source.ranks)?;
+        let view = |buffer| View { buffer, offset: 0 };
+        let run = Run {
+            program: script.program(&program),
+            inputs: vec![view(self.shards[stay.unit])],
+            outputs: vec![(view(buffer), Write::Overwrite)],
+            contributes: vec![],
+        };
+        // At most so many runs' units at a time: the one before that must have been released.
+        let limit = self.source.ranks.sharing.in_flight;
+        let after = match stay.first.checked_sub(limit) {
+            Some(earlier) => self.releases[earlier].clone(),
+            None => vec![],
+        };
+        script.actions.push(Action {
+            label: format!("gather {}", unit.name),
+            lane: Lane::Gather,
+            kind: Kind::Gather(run),
+            after,
+        });
+        self.stays[index].buffer = Some(buffer);
+        Ok(())
+    }
+}
+
+/// When each unit is there, in order of first use.
+fn stays(source: Source<'_>, units: &[Unit], turns: &[Turn]) -> Vec<Stay> {
+    let mut stays: Vec<Stay> = Vec::new();
+    for (run, turn) in turns.iter().enumerate() {
+        for unit in read_units(source, units, *turn) {
+            let open = stays.iter_mut().rev().find(|s| s.unit == unit);
+            match open {
+                Some(stay) if kept(source, units, unit, turns, stay.first, run) => {
+                    stay.last = run;
+                }
+                _ => stays.push(Stay { unit, first: run, last: run, buffer: None }),
+            }
+        }
+    }
+    stays
+}
+
+/// Whether a unit that was gathered for one run is kept for a later one that reads it.
+fn kept(
+    source: Source<'_>,
+    units: &[Unit],
+    unit: usize,
+    turns: &[Turn],
+    first: usize,
+    run: usize,
+) -> bool {
+    let same = turns[first].microbatch == turns[run].microbatch;
+    let turn = turns[first].part == Part::F && turns[run].part != Part::F;
+    match source.ranks.sharing.keep {
+        Keep::Run => false,
+        Keep::Backward => same && turn,
+        Keep::Root => same && turn && is_root(source, &units[unit], turns[run].instance),
+    }
+}
+
+/// Whether a unit belongs to a segment that is not repeated.
+fn is_root(source: Source<'_>, unit: &Unit, instance: usize) -> bool {
+    let instances = source.model.instances();
+    let alone = |segment: usize| instances.iter().filter(|i| i.segment == segment).count() == 1;
+    let own = &instances[instance];
+    alone(own.segment) && unit.members.iter().any(|m| own.params.values().any(|&p| p == m.param))
+}
+
+/// The units whose parameters a run reads, in order.
+fn read_units(source: Source<'_>, units: &[Unit], turn: Turn) -> Vec<usize> {
+    let instance = &source.model.instances()[turn.instance];
+    let program = source.compiled.program(instance.segment, turn.part);
+    let read: BTreeSet<usize> = (program.inputs_with(Role::Param))
+        .filter_map(|port| instance.params.get(&port.name).copied())
+        .collect();
+    let reads = |unit: &Unit| unit.members.iter().any(|m| read.contains(&m.param));
+    (0..units.len()).filter(|&u| reads(&units[u])).collect()
+}

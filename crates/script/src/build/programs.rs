@@ -1,0 +1,149 @@
+//! The programs that work on units: one collective, or one update, over a flat buffer.
+
+use phalanx_ir::ops::{AdamW, Collective, CollectiveKind, Decay, Sgd};
+use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor, TensorType};
+
+use super::{Optimizer, Precision, Ranks, ScriptError, Sharded, Unit};
+
+/// Sums a gradient over every axis that it is partial over, on every rank.
+pub(super) fn all_reduce(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Program, ScriptError> {
+    on_gradient("reduce", unit.formed(dtype, mesh), mesh, |g| sum_rest(g, &[]))
+}
+
+/// Sums a gradient into shards; over axes that shards are not dealt over it stays partial.
+pub(super) fn scatter(unit: &Unit, dtype: DType, ranks: Ranks<'_>) -> Result<Program, ScriptError> {
+    let axes = ranks.sharing.axes();
+    let formed = unit.formed(dtype, ranks.mesh);
+    on_gradient("scatter", formed, ranks.mesh, |g| deal(g, &unit.partial, axes))
+}
+
+/// Sums a gradient into shards and over every other axis that it is partial over.
+pub(super) fn scatter_all(
+    unit: &Unit,
+    dtype: DType,
+    ranks: Ranks<'_>,
+) -> Result<Program, ScriptError> {
+    let axes = ranks.sharing.axes();
+    let formed = unit.formed(dtype, ranks.mesh);
+    on_gradient("scatter", formed, ranks.mesh, |g| sum_rest(deal(g, &unit.partial, axes), axes))
+}
+
+/// Sums a gradient in shards over the axes that it is still partial over; nothing if there are none.
+pub(super) fn sum_shard(
+    unit: &Unit,
+    dtype: DType,
+    ranks: Ranks<'_>,
+) -> Result<Option<Program>, ScriptError> {
+    let axes = ranks.sharing.axes();
+    let mut rest = unit.partial.clone();
+    rest.retain(|axis| !axes.contains(axis));
+    if rest.is_empty() {
+        return Ok(None);
+    }
+    let shard = unit.shard(dtype, ranks.mesh, axes);
+    let partial = shard.with_layout(shard.layout.with_partial(rest)?);
+    on_gradient("reduce", partial, ranks.mesh, |g| sum_rest(g, axes)).map(Some)
+}
+
+/// Gathers a unit from its shards.
+pub(super) fn gather(unit: &Unit, dtype: DType, ranks: Ranks<'_>) -> Result<Program, ScriptError> {
+    let axes = ranks.sharing.axes();
+    let b = Builder::on("gather", dtype, ranks.mesh.clone());
+    let shard = b.input("shard", Role::State, unit.shard(dtype, ranks.mesh, axes));
+    let kind = CollectiveKind::AllGather { dim: 0 };
+    let whole = b.apply(Collective { kind, axes: axes.to_vec(), start: false }, &[shard]);
+    b.port("unit", Role::State, whole);
+    Ok(b.finish()?)
+}
+
+/// Zeros of these sizes.
+pub(super) fn zeros(dtype: DType, sizes: &[usize]) -> Result<Program, ScriptError> {
+    let b = Builder::new("clear", dtype);
+    for (index, &size) in sizes.iter().enumerate() {
+        b.port(&format!("gap{index}"), Role::Gradient, b.constant(dtype, [size], 0.0));
+    }
+    Ok(b.finish()?)
+}
+
+/// The type of what a rank updates of a unit.
+pub(super) fn updated(unit: &Unit, dtype: DType, ranks: Ranks<'_>) -> TensorType {
+    match ranks.sharing.sharded() {
+        Sharded::Nothing => unit.whole(dtype, ranks.mesh),
+        _ => unit.shard(dtype, ranks.mesh, ranks.sharing.axes()),
+    }
+}
+
+/// Updates what a rank keeps of a unit.
+pub(super) fn update(
+    unit: &Unit,
+    precision: Precision,
+    optimizer: Optimizer,
+    ranks: Ranks<'_>,
+) -> Result<Program, ScriptError> {
+    let b = Builder::on("update", precision.state, ranks.mesh.clone());
+    let buffer =
+        |name: &str, role: Role, dtype: DType| b.input(name, role, updated(unit, dtype, ranks));
+    let mut operands = vec![
+        buffer("w", Role::State, precision.state),
+        buffer("g", Role::Gradient, precision.grads),
+    ];
+    for i in 0..optimizer.states() {
+        operands.push(buffer(&format!("s{i}"), Role::State, precision.state));
+    }
+    operands.extend([b.scalar("lr"), b.scalar("step"), b.scalar("clip")]);
+    let narrow = precision.has_masters().then_some(precision.weights);
+    let decays = |rate: f64| Decay { rate, first: unit.decays, block: unit.elements };
+    let results = match optimizer {
+        Optimizer::AdamW { beta1, beta2, eps, decay } => {
+            b.apply_all(AdamW { beta1, beta2, eps, decay: decays(decay), narrow }, &operands)
+        }
+        Optimizer::Sgd { momentum, nesterov, decay } => {
+            b.apply_all(Sgd { momentum, nesterov, decay: decays(decay), narrow }, &operands)
+        }
+    };
+    for (i, value) in results.iter().enumerate() {
+        b.port(&format!("o{i}"), Role::State, *value);
+    }
+    Ok(b.finish()?)
+}
+
+fn on_gradient(
+    name: &str,
+    ty: TensorType,
+    mesh: &Mesh,
+    reduce: impl for<'b> Fn(Tensor<'b>) -> Tensor<'b>,
+) -> Result<Program, ScriptError> {
+    let b = Builder::on(name, ty.dtype, mesh.clone());
+    let formed = b.input("formed", Role::Gradient, ty);
+    b.port("gradient", Role::Gradient, reduce(formed));
+    Ok(b.finish()?)
+}
+
+/// Deals a gradient into shards: summed over the axes that it is partial over, cut by the others.
+/// Neighbouring axes of one kind take one collective.
+fn deal<'b>(
+    gradient: Tensor<'b>,
+    partial: &std::collections::BTreeSet<Axis>,
+    axes: &[Axis],
+) -> Tensor<'b> {
+    let runs = axes.chunk_by(|a, b| partial.contains(a) == partial.contains(b));
+    runs.fold(gradient, |g, run| {
+        let kind = match partial.contains(&run[0]) {
+            true => CollectiveKind::ReduceScatter { dim: 0 },
+            false => CollectiveKind::Shard { dim: 0 },
+        };
+        g.builder().apply(Collective { kind, axes: run.to_vec(), start: false }, &[g])
+    })
+}
+
+/// Sums over whatever axes are left.
+fn sum_rest<'b>(gradient: Tensor<'b>, dealt: &[Axis]) -> Tensor<'b> {
+    let ty = gradient.ty();
+    let axes: Vec<Axis> =
+        ty.layout.partial().iter().copied().filter(|axis| !dealt.contains(axis)).collect();
+    if axes.is_empty() {
+        return gradient;
+    }
+    let kind = CollectiveKind::AllReduce;
+    gradient.builder().apply(Collective { kind, axes, start: false }, &[gradient])
+}

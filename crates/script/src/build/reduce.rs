@@ -1,0 +1,261 @@
+//! Gradients that ranks form in shares are summed as soon as they are complete.
+//!
+//! Where every rank keeps whole gradients, that is after the last contribution of the step (no
+//! communication while micro-batches accumulate). Where gradients are kept in shards, what a
+//! micro-batch forms goes into a buffer of its own and is summed into the shard at once.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::{
+    Action, Binder, Buffer, BufferId, Category, Contribution, Kind, Lane, Places, Program, Role,
+    Run, ScriptError, Sharded, Source, Training, Turn, Unit, UnitBuffers, View, Write, programs,
+};
+use crate::action::Accumulator;
+
+/// Points runs to where they form gradients, and inserts the reductions.
+pub(super) struct Reducer<'a> {
+    training: Training<'a>,
+    units: &'a [Unit],
+    buffers: &'a [UnitBuffers],
+    /// By unit and micro-batch: the runs that contribute, by their numbers in the schedule.
+    runs: BTreeMap<(usize, usize), Vec<usize>>,
+    /// Where a unit's gradient of the micro-batch in progress is formed, if apart.
+    formed: BTreeMap<(usize, usize), BufferId>,
+}
+
+impl<'a> Reducer<'a> {
+    /// Declares every accumulator; whole ones are where runs form gradients.
+    pub(super) fn new(
+        training: &Training<'a>,
+        units: &'a [Unit],
+        buffers: &'a [UnitBuffers],
+        binder: &mut Binder<'_>,
+    ) -> Self {
+        let whole: Vec<BufferId> = buffers.iter().map(|b| b.gradient.buffer).collect();
+        let dtype = training.precision.grads;
+        binder.gradients = Some(Places::new(training.model, units, &whole, dtype));
+        let mut reducer = Self {
+            training: *training,
+            units,
+            buffers,
+            runs: BTreeMap::new(),
+            formed: BTreeMap::new(),
+        };
+        for (index, turn) in training.turns.iter().enumerate() {
+            for unit in reducer.contributes_to(*turn) {
+                reducer.runs.entry((unit, turn.microbatch)).or_default().push(index);
+            }
+        }
+        let microbatches = training.turns.iter().map(|s| s.microbatch + 1).max().unwrap_or(0);
+        for (unit, buffer) in whole.into_iter().enumerate() {
+            let complete = (0..microbatches).flat_map(|m| reducer.contributions(unit, m)).collect();
+            binder.script.accumulators.push(Accumulator { buffer, dtype, complete });
+        }
+        reducer
+    }
+
+    /// Points a run that forms gradients which are kept in shards to a buffer for the whole.
+    pub(super) fn before(
+        &mut self,
+        turn: Turn,
+        binder: &mut Binder<'_>,
+    ) -> Result<(), ScriptError> {
+        if self.training.ranks.sharing.sharded() < Sharded::Gradients {
+            return Ok(());
+        }
+        let (dtype, microbatch) = (self.training.precision.grads, turn.microbatch);
+        for unit in self.contributes_to(turn) {
+            if !self.formed.contains_key(&(unit, microbatch)) {
+                let buffer = self.form(unit, microbatch, binder)?;
+                self.formed.insert((unit, microbatch), buffer);
+            }
+            let buffer = self.formed[&(unit, microbatch)];
+            if let Some(gradients) = &mut binder.gradients {
+                gradients.set(&self.units[unit], buffer, dtype);
+            }
+        }
+        Ok(())
+    }
+
+    /// Inserts the reductions that a run completes.
+    pub(super) fn after(&mut self, run: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
+        let microbatch = self.training.turns[run].microbatch;
+        for unit in 0..self.units.len() {
+            let last = |m: usize| self.runs.get(&(unit, m)).and_then(|runs| runs.last().copied());
+            if last(microbatch) != Some(run) {
+                continue;
+            }
+            let ends = (self.runs.range((unit, 0)..(unit + 1, 0)))
+                .all(|(_, runs)| runs.last().is_none_or(|&last| last <= run));
+            match self.training.ranks.sharing.sharded() {
+                Sharded::Nothing | Sharded::State if !ends => {}
+                Sharded::Nothing => self.sum_whole(unit, binder)?,
+                Sharded::State => self.scatter_whole(unit, binder)?,
+                _ => {
+                    self.scatter_formed(unit, microbatch, binder)?;
+                    if ends {
+                        self.sum_shard(unit, binder)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every rank gets the sum.
+    fn sum_whole(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
+        if self.units[unit].partial.is_empty() {
+            return Ok(());
+        }
+        let (dtype, mesh) = (self.training.precision.grads, self.training.ranks.mesh);
+        let program = programs::all_reduce(&self.units[unit], dtype, mesh)?;
+        let own = View { buffer: self.buffers[unit].gradient.buffer, offset: 0 };
+        self.push(unit, &program, own, (own, Write::Overwrite), binder);
+        Ok(())
+    }
+
+    /// Every rank gets its part of the sum, where that part lies in the whole.
+    fn scatter_whole(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
+        let (dtype, ranks) = (self.training.precision.grads, self.training.ranks);
+        let program = programs::scatter_all(&self.units[unit], dtype, ranks)?;
+        let gradient = &self.buffers[unit].gradient;
+        let view = |offset| View { buffer: gradient.buffer, offset };
+        let into = view(gradient.at * dtype.size());
+        self.push(unit, &program, view(0), (into, Write::Overwrite), binder);
+        Ok(())
+    }
+
+    /// The micro-batch's gradient is summed into the shard that accumulates.
+    fn scatter_formed(
+        &mut self,
+        unit: usize,
+        microbatch: usize,
+        binder: &mut Binder<'_>,
+    ) -> Result<(), ScriptError> {
+        let Some(from) = self.formed.remove(&(unit, microbatch)) else { return Ok(()) };
+        let (dtype, ranks) = (self.training.precision.grads, self.training.ranks);
+        let program = programs::scatter(&self.units[unit], dtype, ranks)?;
+        let view = |buffer| View { buffer, offset: 0 };
+        let into = view(self.buffers[unit].gradient.buffer);
+        let first = binder.begun.insert((into.buffer, into.offset));
+        let write = if first { Write::Overwrite } else { Write::Add };
+        self.push(unit, &program, view(from), (into, write), binder);
+        Ok(())
+    }
+
+    /// Whatever axes shards are not dealt over are summed once, at the end.
+    fn sum_shard(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
+        let (dtype, ranks) = (self.training.precision.grads, self.training.ranks);
+        if let Some(program) = programs::sum_shard(&self.units[unit], dtype, ranks)? {
+            let own = View { buffer: self.buffers[unit].gradient.buffer, offset: 0 };
+            self.push(unit, &program, own, (own, Write::Overwrite), binder);
+        }
+        Ok(())
+    }
+
+    fn push(
+        &self,
+        unit: usize,
+        program: &Program,
+        from: View,
+        into: (View, Write),
+        binder: &mut Binder<'_>,
+    ) {
+        let program = binder.script.program(program);
+        let run = Run { program, inputs: vec![from], outputs: vec![into], contributes: vec![] };
+        binder.script.actions.push(Action {
+            label: format!("reduce {}", self.units[unit].name),
+            lane: Lane::Reduce,
+            kind: Kind::Reduce { run, from: from.buffer, into: into.0.buffer },
+            after: vec![],
+        });
+    }
+
+    /// A buffer for one micro-batch's gradient of a unit, whose gaps are zero.
+    fn form(
+        &self,
+        unit: usize,
+        microbatch: usize,
+        binder: &mut Binder<'_>,
+    ) -> Result<BufferId, ScriptError> {
+        let (dtype, spec) = (self.training.precision.grads, &self.units[unit]);
+        let buffer = binder.script.buffer(Buffer {
+            name: format!("{}/formed@mb{microbatch}", spec.name),
+            category: Category::Communication,
+            bytes: spec.elements * dtype.size(),
+            source: Source::Script,
+            padding: vec![],
+        });
+        let complete = self.contributions(unit, microbatch);
+        let mut gaps = spec.padding(dtype);
+        for member in &spec.members {
+            if !complete.iter().any(|c| c.param == member.param) {
+                let end = member.offset + member.elements;
+                gaps.push(member.offset * dtype.size()..end * dtype.size());
+            }
+        }
+        if !gaps.is_empty() {
+            self.clear(unit, buffer, &gaps, binder)?;
+        }
+        binder.script.accumulators.push(Accumulator { buffer, dtype, complete });
+        Ok(buffer)
+    }
+
+    /// Sets the bytes of a new buffer that no run writes to zero, since they are summed with it.
+    fn clear(
+        &self,
+        unit: usize,
+        buffer: BufferId,
+        gaps: &[Range<usize>],
+        binder: &mut Binder<'_>,
+    ) -> Result<(), ScriptError> {
+        let dtype = self.training.precision.grads;
+        let sizes: Vec<usize> = gaps.iter().map(|gap| gap.len() / dtype.size()).collect();
+        let program = programs::zeros(dtype, &sizes)?;
+        let outputs = gaps.iter().map(|gap| View { buffer, offset: gap.start });
+        let run = Run {
+            program: binder.script.program(&program),
+            inputs: vec![],
+            outputs: outputs.map(|view| (view, Write::Overwrite)).collect(),
+            contributes: vec![],
+        };
+        binder.script.actions.push(Action {
+            label: format!("clear {}", self.units[unit].name),
+            lane: Lane::Compute,
+            kind: Kind::Clear { run },
+            after: vec![],
+        });
+        Ok(())
+    }
+
+    /// The units to whose gradients a run contributes.
+    fn contributes_to(&self, turn: Turn) -> Vec<usize> {
+        let params = self.formed_by(turn);
+        let gives = |unit: &Unit| unit.members.iter().any(|m| params.contains(&m.param));
+        (0..self.units.len()).filter(|&u| gives(&self.units[u])).collect()
+    }
+
+    /// What a micro-batch must contribute to a unit: the gradients that its parameters' users form.
+    fn contributions(&self, unit: usize, microbatch: usize) -> Vec<Contribution> {
+        let Training { model, compiled, .. } = self.training;
+        let mut all = Vec::new();
+        for (number, instance) in model.instances().iter().enumerate() {
+            for (local, &param) in &instance.params {
+                let own = self.units[unit].members.iter().any(|m| m.param == param);
+                if own && compiled.gradient_type(instance.segment, local).is_some() {
+                    all.push(Contribution { param, instance: number, microbatch });
+                }
+            }
+        }
+        all
+    }
+
+    /// The parameters whose gradients a run gives.
+    fn formed_by(&self, turn: Turn) -> Vec<usize> {
+        let instance = &self.training.model.instances()[turn.instance];
+        let program = self.training.compiled.program(instance.segment, turn.part);
+        let ports = program.outputs_with(Role::Gradient);
+        ports.filter_map(|port| instance.params.get(&port.name).copied()).collect()
+    }
+}

@@ -1,0 +1,75 @@
+//! Fully sharded data parallelism (Zhao et al., 2023): ZeRO's third stage as PyTorch runs it.
+//!
+//! Weights, gradients and optimizer state lie in shards, one unit per segment. A unit is gathered
+//! before its forward and again before its backward, one run ahead; at most `in_flight` runs' units
+//! are there at a time. What belongs to no repeated segment (the root unit) stays for its backward;
+//! with `reshard_after_forward` off every unit does, which saves the second gather and costs the
+//! memory of the whole model. With `shard` below the axis's ranks, copies are sharded within groups
+//! and replicated between them (hybrid): gradients are scattered within and summed between.
+//!
+//! Memory per rank: (w + g + k)Ψ/F + the units in flight. Sent: 3Ψ(F−1)/F within a group, and
+//! 2(Ψ/F)(R−1)/R between R groups.
+
+use phalanx_ir::{Mesh, Program};
+
+use super::zero::hybrid_split;
+use super::{Strategy, Zero};
+use crate::annotate::Annotator;
+use crate::error::SpmdError;
+use crate::sharing::{Keep, Sharing};
+use crate::split::Split;
+
+/// Weights in shards, gathered per segment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fsdp {
+    /// The axis of the batch.
+    pub axis: String,
+    /// How many of its ranks share one copy; none: all.
+    pub shard: Option<usize>,
+    /// Whether a unit is released after its forward and gathered again for its backward.
+    pub reshard_after_forward: bool,
+    /// How many runs ahead a unit is gathered, forward and backward.
+    pub prefetch: usize,
+    /// How many runs' units are gathered at most at a time.
+    pub in_flight: usize,
+}
+
+impl Default for Fsdp {
+    fn default() -> Self {
+        Self {
+            axis: "dp".to_owned(),
+            shard: None,
+            reshard_after_forward: true,
+            prefetch: 1,
+            in_flight: 2,
+        }
+    }
+}
+
+impl Fsdp {
+    fn zero(&self) -> Zero {
+        Zero { axis: self.axis.clone(), shard: self.shard, ..Zero::stage(3) }
+    }
+}
+
+impl Strategy for Fsdp {
+    fn name(&self) -> &'static str {
+        "FSDP"
+    }
+
+    fn splits(&self, _program: &Program, mesh: &Mesh) -> Result<Vec<Split>, SpmdError> {
+        hybrid_split(&self.axis, self.shard, mesh)
+    }
+
+    fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
+        self.zero().annotate(ctx)
+    }
+
+    fn share(&self, mesh: &Mesh, sharing: &mut Sharing) -> Result<(), SpmdError> {
+        let mut own = Sharing::none();
+        self.zero().share(mesh, &mut own)?;
+        own.keep = if self.reshard_after_forward { Keep::Root } else { Keep::Backward };
+        (own.prefetch, own.in_flight) = (self.prefetch, self.in_flight.max(1));
+        sharing.set(self.name(), own)
+    }
+}

@@ -1,0 +1,110 @@
+//! ZeRO (Rajbhandari et al., 2020): data-parallel ranks keep shards of what they would all keep.
+//!
+//! Stage 1 keeps optimizer state in shards: gradients are reduce-scattered at the end of a step,
+//! each rank updates its shard, and the new weights are gathered. Stage 2 keeps gradients in shards
+//! too, so what a micro-batch forms is reduce-scattered at once. Stage 3 keeps weights in shards:
+//! a segment's are gathered before its forward, released, and gathered again before its backward.
+//!
+//! Memory per rank, with w, g, k bytes of weight, gradient and optimizer state per parameter:
+//!
+//! | stage | bytes | sent per rank and step, for m micro-batches |
+//! |---|---|---|
+//! | 1 | (w+g)Ψ + kΨ/N | 2Ψ(N−1)/N |
+//! | 2 | wΨ + (g+k)Ψ/N | (m+1)Ψ(N−1)/N |
+//! | 3 | (w+g+k)Ψ/N | 3mΨ(N−1)/N |
+//!
+//! plus the buffers of the units in flight.
+
+use phalanx_ir::{Mesh, Program};
+
+use super::{Data, Strategy, present};
+use crate::annotate::Annotator;
+use crate::error::SpmdError;
+use crate::sharing::{Sharded, Sharing};
+use crate::split::Split;
+
+/// State, gradients and weights in shards, by stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Zero {
+    /// What is kept in shards.
+    pub sharded: Sharded,
+    /// The axis of the batch.
+    pub axis: String,
+    /// Another axis that shards are dealt over, because its ranks hold the same weights: context
+    /// parallelism's.
+    pub context: String,
+    /// How many data-parallel ranks share one copy; none: all. With fewer, copies are replicated
+    /// over the rest (hybrid sharding).
+    pub shard: Option<usize>,
+    /// The most elements that one reduction of a unit takes.
+    pub reduce_bucket_size: usize,
+    /// The most elements that one gather of a unit makes.
+    pub allgather_bucket_size: usize,
+}
+
+impl Zero {
+    /// Stage 1, 2 or 3; 0 keeps everything everywhere.
+    pub fn stage(stage: u8) -> Self {
+        Self {
+            sharded: match stage {
+                0 => Sharded::Nothing,
+                1 => Sharded::State,
+                2 => Sharded::Gradients,
+                _ => Sharded::Weights,
+            },
+            axis: "dp".to_owned(),
+            context: "cp".to_owned(),
+            shard: None,
+            reduce_bucket_size: 500_000_000,
+            allgather_bucket_size: 500_000_000,
+        }
+    }
+
+    /// The axes that shards are dealt over: the part of the batch's axis that shares a copy, and
+    /// context parallelism's.
+    fn axes(&self, mesh: &Mesh) -> Vec<phalanx_ir::Axis> {
+        let mut axes = present(mesh, &[&self.axis]);
+        if let Some(shard) = self.shard {
+            while mesh.count(&axes) > shard && !axes.is_empty() {
+                axes.remove(0);
+            }
+        }
+        axes.extend(present(mesh, &[&self.context]));
+        axes
+    }
+}
+
+impl Strategy for Zero {
+    fn name(&self) -> &'static str {
+        "ZeRO"
+    }
+
+    fn splits(&self, _program: &Program, mesh: &Mesh) -> Result<Vec<Split>, SpmdError> {
+        hybrid_split(&self.axis, self.shard, mesh)
+    }
+
+    fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
+        Data { axis: self.axis.clone() }.annotate(ctx)
+    }
+
+    fn share(&self, mesh: &Mesh, sharing: &mut Sharing) -> Result<(), SpmdError> {
+        let mut own = Sharing::over(self.sharded, self.axes(mesh));
+        own.reduce_elements = self.reduce_bucket_size;
+        own.gather_elements = self.allgather_bucket_size;
+        sharing.set(self.name(), own)
+    }
+}
+
+/// The split of the batch's axis into copies and the ranks that share one.
+pub(super) fn hybrid_split(
+    axis: &str,
+    shard: Option<usize>,
+    mesh: &Mesh,
+) -> Result<Vec<Split>, SpmdError> {
+    let (Some(shard), Ok(atoms)) = (shard, mesh.expand(axis)) else { return Ok(vec![]) };
+    let size = mesh.count(&atoms);
+    if shard == 0 || !size.is_multiple_of(shard) {
+        return Err(SpmdError::Shards { axis: axis.to_owned(), size, shard });
+    }
+    Ok(vec![Split { axis: axis.to_owned(), major: size / shard }])
+}

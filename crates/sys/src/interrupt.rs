@@ -1,0 +1,104 @@
+//! Ctrl-C as a wish rather than an end: the first lets a program finish what it is about, a second
+//! ends it at once, and while a file is being written a second ends the writing in good order.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// How often the user has asked, since somebody listens.
+static ASKED: AtomicUsize = AtomicUsize::new(0);
+/// Files that are being written.
+static WRITING: AtomicUsize = AtomicUsize::new(0);
+
+/// While this lives, Ctrl-C and a polite kill are noted, and [`requested`] tells of them.
+#[derive(Debug)]
+pub struct Listening(());
+
+/// Begins to listen. Signals that the process was started to ignore stay ignored.
+pub fn listen() -> Listening {
+    ASKED.store(0, Relaxed);
+    system::install();
+    Listening(())
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        system::remove();
+    }
+}
+
+/// Whether the user has asked to stop.
+pub fn requested() -> bool {
+    ASKED.load(Relaxed) > 0
+}
+
+/// Whether the user has asked again, and does not want to wait for a file.
+pub(crate) fn insisted() -> bool {
+    ASKED.load(Relaxed) > 1
+}
+
+/// Marks that a file is being written, until it is dropped.
+pub(crate) struct Writing(());
+
+impl Writing {
+    pub(crate) fn begin() -> Self {
+        WRITING.fetch_add(1, Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        WRITING.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(unix)]
+mod system {
+    use super::{ASKED, Relaxed, WRITING};
+
+    const SIGNALS: [libc::c_int; 2] = [libc::SIGINT, libc::SIGTERM];
+
+    pub(super) fn install() {
+        let handler = on_signal as extern "C" fn(libc::c_int);
+        for signal in SIGNALS {
+            // SAFETY: the handler only touches atomics and calls functions that POSIX allows in
+            // handlers; what was installed before is put back if it was to ignore the signal.
+            unsafe {
+                if libc::signal(signal, handler as libc::sighandler_t) == libc::SIG_IGN {
+                    libc::signal(signal, libc::SIG_IGN);
+                }
+            }
+        }
+    }
+
+    pub(super) fn remove() {
+        let handler = on_signal as extern "C" fn(libc::c_int);
+        for signal in SIGNALS {
+            // SAFETY: only our own handler is replaced, by the default.
+            unsafe {
+                let before = libc::signal(signal, libc::SIG_DFL);
+                if before != handler as libc::sighandler_t {
+                    libc::signal(signal, before);
+                }
+            }
+        }
+    }
+
+    extern "C" fn on_signal(signal: libc::c_int) {
+        // The second ends the process unless a file is open, which then ends by itself; the third
+        // always does.
+        let before = ASKED.fetch_add(1, Relaxed);
+        if before >= 2 || before == 1 && WRITING.load(Relaxed) == 0 {
+            // SAFETY: both calls may be made in handlers; the signal takes effect on return.
+            unsafe {
+                libc::signal(signal, libc::SIG_DFL);
+                libc::raise(signal);
+            }
+        }
+    }
+}
+
+#[cfg(not(unix))]
+mod system {
+    pub(super) fn install() {}
+    pub(super) fn remove() {}
+}

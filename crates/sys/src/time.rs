@@ -1,0 +1,34 @@
+//! How long a thread has really computed.
+
+use std::time::Duration;
+
+/// Processor time that the calling thread has used so far; zero where the system does not say.
+pub fn thread_cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is valid for writing one `timespec`, all that the call does with it.
+    let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    if failed != 0 {
+        return Duration::ZERO;
+    }
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn computing_takes_processor_time_and_sleeping_does_not() {
+        let start = thread_cpu_time();
+        std::thread::sleep(Duration::from_millis(60));
+        let slept = thread_cpu_time() - start;
+        assert!(slept < Duration::from_millis(30), "{slept:?}");
+        let (start, clock) = (thread_cpu_time(), Instant::now());
+        while thread_cpu_time() - start < Duration::from_millis(20) {
+            std::hint::spin_loop();
+        }
+        assert!(clock.elapsed() >= Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,205 @@
+//! Partitioned programs on ranks that are threads: whole tensors in, whole tensors out.
+//!
+//! Every rank gets its shard of each input, with poison where it is padding and random shares where
+//! it is a partial sum, runs the program on an engine of its own, and gives back what it holds of
+//! each output. Those are put together again: replicas must agree bit for bit, shares are added,
+//! and padding is not looked at.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use phalanx_comm::{Communicator, Endpoint, Options, World};
+use phalanx_engine::{Args, Engine, Span, Target};
+use phalanx_ir::random::Stream;
+use phalanx_ir::{DType, Mesh, Program, Role, TensorType};
+use phalanx_reference::Tensor;
+use phalanx_script::{Lane, Slots};
+
+/// Runs a program on as many ranks as its mesh has. `make` makes a rank's engine from its endpoint;
+/// inputs are given in the order of the program's ports.
+///
+/// Where `before` is given, outputs that are gradients hold that number first and are added to.
+pub fn on_ranks<E: Engine>(
+    program: &Program,
+    inputs: &[Tensor],
+    before: Option<f64>,
+    make: impl Fn(Endpoint) -> E + Sync,
+) -> Result<Vec<Tensor>, String> {
+    let mesh = program.mesh();
+    let options = Options { timeout: Duration::from_secs(20), ..Options::default() };
+    let failure: Mutex<Option<String>> = Mutex::new(None);
+    let found: Vec<Option<Vec<Vec<u8>>>> = std::thread::scope(|scope| {
+        let endpoints = World::new(mesh.ranks(), options).into_endpoints();
+        let threads: Vec<_> = (endpoints.into_iter())
+            .map(|endpoint| {
+                let (failure, make) = (&failure, &make);
+                scope.spawn(move || {
+                    let rank = endpoint.rank();
+                    let outcome = one_rank(program, inputs, before, rank, make(endpoint));
+                    outcome.map_err(|e| failure.lock().unwrap().get_or_insert(e).clone()).ok()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().ok().flatten()).collect()
+    });
+    if let Some(failure) = failure.into_inner().unwrap() {
+        return Err(failure);
+    }
+    let found: Vec<Vec<Vec<u8>>> =
+        found.into_iter().collect::<Option<_>>().ok_or("a rank panicked")?;
+    (program.outputs().iter().enumerate())
+        .map(|(i, port)| {
+            let parts: Vec<&[u8]> = found.iter().map(|outputs| outputs[i].as_slice()).collect();
+            assemble(program.ty(port.value), mesh, &parts)
+                .map_err(|e| format!("{}: {e}", port.name))
+        })
+        .collect()
+}
+
+/// One rank: its shards in, its shards out.
+fn one_rank<E: Engine>(
+    program: &Program,
+    inputs: &[Tensor],
+    before: Option<f64>,
+    rank: usize,
+    mut engine: E,
+) -> Result<Vec<Vec<u8>>, String> {
+    let mesh = program.mesh();
+    let slots = Slots::assign(program);
+    let kernel = engine.compile(program, &slots).map_err(|e| e.to_string())?;
+    let mut end = 0;
+    let mut place = |ty: &TensorType| {
+        let span = Span { offset: end, bytes: ty.local_bytes(mesh) };
+        end = (end + span.bytes).next_multiple_of(64);
+        span
+    };
+    let ins: Vec<Span> = program.inputs().iter().map(|p| place(program.ty(p.value))).collect();
+    let adds = |role| before.is_some() && matches!(role, Role::Gradient | Role::Cotangent);
+    let outs: Vec<Target> = (program.outputs().iter())
+        .map(|p| Target { span: place(program.ty(p.value)), add: adds(p.role) })
+        .collect();
+    let workspace = Span { offset: end, bytes: slots.extent };
+    let fail = |e: phalanx_engine::EngineError| e.to_string();
+    engine.reserve(end + slots.extent).map_err(fail)?;
+    // Whatever is not given is garbage.
+    engine.upload(0, &vec![0xFF; end + slots.extent]).map_err(fail)?;
+    for ((port, tensor), span) in program.inputs().iter().zip(inputs).zip(&ins) {
+        let bytes = shard(tensor, program.ty(port.value), mesh, rank);
+        engine.upload(span.offset, &bytes).map_err(fail)?;
+    }
+    for (port, target) in program.outputs().iter().zip(&outs).filter(|(_, t)| t.add) {
+        let ty = program.ty(port.value);
+        let values = vec![before.unwrap_or(0.0); ty.elements()];
+        let first = Tensor::new(ty.dtype, &ty.shape, &values).map_err(|e| e.to_string())?;
+        engine.upload(target.span.offset, &shard(&first, ty, mesh, rank)).map_err(fail)?;
+    }
+    let args = Args { inputs: &ins, outputs: &outs, workspace };
+    let event = engine.launch(&kernel, &args, Lane::Compute, &[]).map_err(fail)?;
+    engine.wait(event).map_err(fail)?;
+    (outs.iter())
+        .map(|target| {
+            let mut bytes = vec![0; target.span.bytes];
+            engine.download(target.span.offset, &mut bytes).map_err(fail)?;
+            Ok(bytes)
+        })
+        .collect()
+}
+
+/// What a rank holds of a value, as bytes.
+pub fn shard(tensor: &Tensor, ty: &TensorType, mesh: &Mesh, rank: usize) -> Vec<u8> {
+    let values = tensor.values();
+    let axes: Vec<_> = ty.layout.partial().iter().copied().collect();
+    let (shares, own) = (mesh.count(&axes), mesh.shard(rank, &axes));
+    let noise = |share: usize, at: usize| {
+        Stream::named(share as u64, "share of a partial sum").normal(at as u64)
+    };
+    let poison = if ty.dtype.is_float() { f64::NAN } else { f64::from(i32::MAX) };
+    let local: Vec<f64> = (places(ty, mesh, rank).into_iter())
+        .map(|place| match place {
+            None => poison,
+            // All shares but the last are noise; the last makes up for it.
+            Some(at) if own + 1 < shares => noise(own, at),
+            Some(at) => values[at] - (0..own).map(|share| noise(share, at)).sum::<f64>(),
+        })
+        .collect();
+    let shape = ty.local_shape(mesh);
+    Tensor::new(ty.dtype, &shape, &local).unwrap().to_bytes()
+}
+
+/// A whole value from what each rank holds of it.
+pub fn assemble(ty: &TensorType, mesh: &Mesh, parts: &[&[u8]]) -> Result<Tensor, String> {
+    let axes: Vec<_> = ty.layout.partial().iter().copied().collect();
+    let size = ty.dtype.size();
+    let mut found: Vec<Vec<Option<(usize, &[u8])>>> =
+        vec![vec![None; ty.elements()]; mesh.count(&axes)];
+    for (rank, bytes) in parts.iter().enumerate() {
+        let share = &mut found[mesh.shard(rank, &axes)];
+        for (local, place) in places(ty, mesh, rank).into_iter().enumerate() {
+            let Some(at) = place else { continue };
+            let element = &bytes[local * size..][..size];
+            let (first, other) = *share[at].get_or_insert((rank, element));
+            if other != element {
+                return Err(format!(
+                    "ranks {first} and {rank} hold {other:?} and {element:?} of element {at} of {ty}"
+                ));
+            }
+        }
+    }
+    let mut sum = vec![0.0; ty.elements()];
+    for share in found {
+        let bytes: Option<Vec<u8>> = share
+            .into_iter()
+            .map(|e| e.map(|(_, e)| e.to_vec()))
+            .collect::<Option<Vec<_>>>()
+            .map(|e| e.concat());
+        let bytes = bytes.ok_or_else(|| format!("nobody holds some element of {ty}"))?;
+        let tensor = Tensor::from_bytes(ty.dtype, &ty.shape, &bytes).map_err(|e| e.to_string())?;
+        sum.iter_mut().zip(tensor.values()).for_each(|(sum, x)| *sum += x);
+    }
+    Tensor::new(ty.dtype, &ty.shape, &sum).map_err(|e| e.to_string())
+}
+
+/// By local element: its number in the whole value, or nothing for padding.
+fn places(ty: &TensorType, mesh: &Mesh, rank: usize) -> Vec<Option<usize>> {
+    let mut found = vec![Some(0)];
+    for (dim, &size) in ty.shape.iter().enumerate() {
+        let part = ty.part(dim, mesh, rank);
+        let along = |at: Option<usize>| {
+            (0..part.len()).map(move |local| {
+                let global = part.global(local);
+                at.filter(|_| global < size).map(|at| at * size + global)
+            })
+        };
+        found = found.into_iter().flat_map(along).collect();
+    }
+    found
+}
+
+/// How far results are from what they should be: the largest difference, relative to the largest
+/// number expected or, if that is larger, to one. Equal infinities do not differ.
+pub fn furthest(found: &Tensor, expected: &Tensor) -> f64 {
+    let (found, expected) = (found.values(), expected.values());
+    let finite = expected.iter().filter(|x| x.is_finite());
+    let scale = finite.fold(1.0f64, |m, x| m.max(x.abs()));
+    let apart = |(x, y): (&f64, &f64)| if x == y { 0.0 } else { (x - y).abs() };
+    let differences = found.iter().zip(&expected).map(apart);
+    differences.fold(0.0, |m: f64, d| if d.is_nan() { f64::INFINITY } else { m.max(d) }) / scale
+}
+
+/// Random tensors for a program's inputs: normal floats, ids below `ids` (for the data of that
+/// type), keys for scalars of five words.
+pub fn random_inputs(program: &Program, ids: u32, seed: u64) -> Vec<Tensor> {
+    (program.inputs().iter())
+        .map(|port| {
+            let ty = program.ty(port.value);
+            let stream = Stream::named(seed, &port.name);
+            match (ty.dtype, port.role) {
+                (DType::I32, Role::Scalar) => {
+                    Tensor::from_i32(&ty.shape, &[7, 1, 3, 2, 40]).unwrap()
+                }
+                (DType::I32, _) => Tensor::ids(&ty.shape, ids, stream),
+                (dtype, _) => Tensor::normal(dtype, &ty.shape, stream),
+            }
+        })
+        .collect()
+}

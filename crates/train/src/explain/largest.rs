@@ -1,0 +1,79 @@
+//! The largest buffers of a step, each kind once.
+//!
+//! Every block and every micro-batch has buffers of its own, all alike. A table of single buffers
+//! would name the same residual once for each; here alike ones share a row that says how many.
+
+use std::collections::BTreeMap;
+
+use phalanx_ir::{Model, OpDef, Program, Role};
+use phalanx_script::{Buffer, Category, Compiled, MemoryPlan, Part, Script};
+
+/// Some buffers of one kind and size.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) category: Category,
+    /// Bytes of each.
+    pub(crate) bytes: usize,
+    /// How many there are in a step, though not all at the same time.
+    pub(crate) count: usize,
+}
+
+/// The largest kinds of buffers, the largest first.
+pub(crate) fn largest(
+    model: &Model,
+    compiled: &Compiled,
+    script: &Script,
+    memory: &MemoryPlan,
+    most: usize,
+) -> Vec<Row> {
+    let mut counts: BTreeMap<(String, &'static str, usize), (Category, usize)> = BTreeMap::new();
+    let mut add = |name: String, category: Category, bytes: usize| {
+        counts.entry((name, category.name(), bytes)).or_insert((category, 0)).1 += 1;
+    };
+    for buffer in &script.buffers {
+        add(kind_of(model, compiled, buffer), buffer.category, buffer.bytes);
+    }
+    for (action, workspace) in script.actions.iter().zip(&memory.workspaces) {
+        if let (Some(run), Some(_)) = (action.run(), workspace) {
+            let entry = &script.programs[run.program.0];
+            add(format!("within {}", entry.program.name), Category::Workspace, entry.slots.extent);
+        }
+    }
+    let mut rows: Vec<Row> = (counts.into_iter())
+        .map(|((name, _, bytes), (category, count))| Row { name, category, bytes, count })
+        .collect();
+    rows.sort_by_key(|row| usize::MAX - row.bytes);
+    rows.truncate(most);
+    rows
+}
+
+/// `blocks.3/r27@mb0` is residual `r27` of any block, in any micro-batch; and what that is.
+fn kind_of(model: &Model, compiled: &Compiled, buffer: &Buffer) -> String {
+    let name = buffer.name.split('@').next().unwrap_or_default();
+    // A unit is called after its instance too: `blocks.3.decay/weights`.
+    let of = |instance: &str| {
+        let rest = name.strip_prefix(instance)?;
+        rest.starts_with(['/', '.']).then_some(rest)
+    };
+    let found = model.instances().iter().find_map(|i| of(&i.name).map(|rest| (i.segment, rest)));
+    let Some((segment, rest)) = found else {
+        return name.to_owned();
+    };
+    let forward = compiled.program(segment, Part::F);
+    let port = rest.trim_start_matches('/');
+    let made = match buffer.category {
+        Category::Residuals => made_by(forward, port).map_or(String::new(), |by| format!(": {by}")),
+        _ => String::new(),
+    };
+    format!("{}{rest}{made}", model.segments()[segment].name)
+}
+
+/// The op whose result an output is, with the parameters that it reads.
+fn made_by(program: &Program, port: &str) -> Option<String> {
+    let value = program.output_named(port)?.value;
+    let instr = program.instrs().iter().find(|instr| instr.outputs.contains(&value))?;
+    let params = program.inputs_with(Role::Param).filter(|p| instr.inputs.contains(&p.value));
+    let params: Vec<&str> = params.map(|port| port.name.as_str()).collect();
+    Some(format!("{}({})", instr.op.name(), params.join(", ")).replace("()", ""))
+}
