@@ -41,7 +41,7 @@ fn chain(programs: &[&Program], inputs: &Numbers, on_ranks: bool) -> Numbers {
 }
 
 /// Compares a partitioned joint graph with the whole one, whole and in phases.
-fn compare(whole: &Joint, parts: &Joint, seed: u64) {
+pub(crate) fn compare(whole: &Joint, parts: &Joint, seed: u64) {
     let inputs = numbers(&whole.program, seed);
     let expected = chain(&[&whole.program], &inputs, false);
     let cut = slice(parts, Recompute::None);
