@@ -34,8 +34,12 @@ pub struct Row {
     pub median_us: f64,
     /// `bytes` per that time, in GiB per second.
     pub gib_per_s: f64,
-    /// How long copying as many bytes would take, in microseconds.
+    /// How long copying as many bytes would take, in microseconds, by the median of copies.
     pub copy_limit_us: f64,
+    /// The fastest call, in microseconds: what a machine shows that others use too.
+    pub best_us: f64,
+    /// How long copying as many bytes would take by the fastest copy.
+    pub copy_limit_best_us: f64,
 }
 
 /// Measures every call at every size, over `ranks` ranks.
@@ -71,14 +75,17 @@ fn measure(ranks: usize, options: &Options, op: OpKind, bytes: usize) -> Result<
         Ok::<_, CommError>(())
     })?;
     let slowest = slowest.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let call_us = median_us(slowest.iter().map(|pair| pair[0]));
-    let copy_us = median_us(slowest.iter().map(|pair| pair[1]));
+    let (call_us, best_us) = median_and_best(slowest.iter().map(|pair| pair[0]));
+    let (copy_us, best_copy_us) = median_and_best(slowest.iter().map(|pair| pair[1]));
+    let share = touched(op, ranks) / 2.0;
     Ok(Row {
         op,
         bytes,
         median_us: call_us,
         gib_per_s: bytes as f64 / (1u64 << 30) as f64 / (call_us * 1e-6),
-        copy_limit_us: copy_us * touched(op, ranks) / 2.0,
+        copy_limit_us: copy_us * share,
+        best_us,
+        copy_limit_best_us: best_copy_us * share,
     })
 }
 
@@ -94,10 +101,12 @@ fn rounds(bytes: usize) -> usize {
     }
 }
 
-fn median_us(times: impl Iterator<Item = Duration>) -> f64 {
+/// In microseconds.
+fn median_and_best(times: impl Iterator<Item = Duration>) -> (f64, f64) {
     let mut times: Vec<Duration> = times.collect();
     times.sort_unstable();
-    times[times.len() / 2].as_secs_f64() * 1e6
+    let us = |i: usize| times[i].as_secs_f64() * 1e6;
+    (us(times.len() / 2), us(0))
 }
 
 /// Bytes that a rank must read and write, each once, over the bytes of the full tensor.

@@ -29,6 +29,8 @@ where
 /// Rank threads that outlive what they run, for many short runs.
 pub struct Team {
     workers: Vec<Worker>,
+    /// The cores that the threads may run on when they are not bound.
+    cores: Vec<usize>,
 }
 
 struct Worker {
@@ -44,7 +46,7 @@ impl Team {
     /// As many threads as ranks, at least one.
     pub fn new(ranks: usize) -> Result<Self, CommError> {
         let workers = (0..ranks.max(1)).map(Worker::new).collect::<Result<_, _>>()?;
-        Ok(Self { workers })
+        Ok(Self { workers, cores: phalanx_sys::allowed_cores() })
     }
 
     /// How many ranks there are.
@@ -66,16 +68,29 @@ impl Team {
         results.resize_with(endpoints.len(), untold);
         let mut jobs: Vec<Box<dyn FnOnce() + Send + '_>> = Vec::with_capacity(endpoints.len());
         for (mut endpoint, result) in endpoints.into_iter().zip(&mut results) {
-            let work = &work;
-            jobs.push(Box::new(move || *result = guarded(&mut endpoint, work)));
+            let (work, cores) = (&work, self.cores_of(endpoint.rank(), options));
+            jobs.push(Box::new(move || {
+                // Where the system refuses, the rank runs wherever the system likes.
+                phalanx_sys::bind_thread(cores);
+                *result = guarded(&mut endpoint, work);
+            }));
         }
         self.run_jobs(jobs);
         // All ranks tell the same failure, because the world keeps the first.
         results.into_iter().collect()
     }
 
+    /// The cores for a rank's threads: its own, if it is to be bound and there are enough.
+    fn cores_of(&self, rank: usize, options: &Options) -> &[usize] {
+        let threads = options.threads_per_rank.max(1);
+        match self.cores.get(rank * threads..(rank + 1) * threads) {
+            Some(own) if options.bind && self.ranks() * threads <= self.cores.len() => own,
+            _ => &self.cores,
+        }
+    }
+
     /// Runs one job on each thread, and returns when all have ended.
-    pub(crate) fn run_jobs(&mut self, jobs: Vec<Box<dyn FnOnce() + Send + '_>>) {
+    pub(crate) fn run_jobs(&self, jobs: Vec<Box<dyn FnOnce() + Send + '_>>) {
         for (worker, job) in self.workers.iter().zip(jobs) {
             // SAFETY: only the lifetime is changed. The job is dropped by the thread before it
             // says that it is done, or by `send` if the thread has ended; this function returns

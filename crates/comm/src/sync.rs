@@ -8,6 +8,9 @@ pub(crate) use std::thread::{Thread, current, park_timeout, yield_now};
 /// Whether a clock decides when waiting has lasted too long.
 pub(crate) const TIMED: bool = true;
 
+/// How often a rank that may spin looks before it sleeps: some hundred microseconds.
+pub(crate) const SPINS: u32 = 2048;
+
 /// Tells the processor, or the scheduler, that this thread looks again and again.
 pub(crate) fn relax() {
     std::hint::spin_loop();

@@ -8,11 +8,11 @@ use crate::call::{Call, Op};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
     /// Every block is fetched once by the rank that needs it, and reductions are shared out: rank
-    /// `i` reduces part `i`, then everybody fetches the reduced parts. The volumes of a ring.
+    /// `i` reduces part `i` of an `all_reduce` and hands it to everybody. The volumes of a ring.
     Ring,
 }
 
-/// Bytes that the place `index` of a group of `n` reads from the other members.
+/// Bytes that the place `index` of a group of `n` reads from the other members, or writes to them.
 ///
 /// Of `X` bytes in a full tensor: `2X(n−1)/n` for `all_reduce`, `X(n−1)/n` for `all_gather`,
 /// `reduce_scatter` and `all_to_all`, where `n` divides the elements; otherwise parts differ by
@@ -22,10 +22,7 @@ pub fn volume(call: &Call<'_>, n: usize, index: usize, algorithm: Algorithm) -> 
     let (others, block) = (n as u64 - 1, call.blocks.count() as u64);
     let at = |root: usize, elements: u64| if root == index { elements } else { 0 };
     let elements = match call.op {
-        Op::AllReduce(_) => {
-            let part = part(block, n, index);
-            others * part + (block - part)
-        }
+        Op::AllReduce(_) => 2 * others * part(block, n, index),
         Op::AllGather | Op::ReduceScatter(_) | Op::AllToAll => others * block,
         Op::AllToAllRagged { receive, .. } => {
             let total: usize = receive.iter().sum();

@@ -22,6 +22,12 @@ pub fn write_atomic(
     Staged::write(path, fill)?.put_in_place()
 }
 
+/// Bytes that this process may still write to the disk of `folder`; `None` where the system does not
+/// say.
+pub fn free_bytes(folder: &Path) -> Option<u64> {
+    system::free_bytes(folder)
+}
+
 /// New content of a file, safe on the disk but still under a temporary name; dropped, it is gone.
 ///
 /// Files that belong together are all staged before the first is put in place: whatever fails
@@ -132,4 +138,42 @@ fn folder_of(path: &Path) -> &Path {
 /// Without this, a power cut could forget the new name although the content is safe.
 fn sync_folder(folder: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
+}
+
+#[cfg(unix)]
+mod system {
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt;
+    use std::path::Path;
+
+    pub(super) fn free_bytes(folder: &Path) -> Option<u64> {
+        let path = CString::new(folder.as_os_str().as_bytes()).ok()?;
+        // SAFETY: the struct holds plain numbers, for which zeros are a value.
+        let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the path ends with a zero, and the struct is ours to fill.
+        let answer = unsafe { libc::statvfs(path.as_ptr(), &mut stat) };
+        #[allow(clippy::unnecessary_cast, reason = "the fields are narrower on some systems")]
+        let bytes = (stat.f_bavail as u64).checked_mul(stat.f_frsize as u64);
+        // What has no blocks at all, as the file system of processes, is no disk.
+        bytes.filter(|_| answer == 0 && stat.f_blocks > 0)
+    }
+}
+
+#[cfg(not(unix))]
+mod system {
+    pub(super) fn free_bytes(_: &std::path::Path) -> Option<u64> {
+        None
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_has_some_room_and_what_is_no_disk_has_none_to_tell_of() {
+        assert!(free_bytes(Path::new("/tmp")).is_some());
+        assert_eq!(free_bytes(Path::new("/proc")), None);
+        assert_eq!(free_bytes(Path::new("/no/such/folder")), None);
+    }
 }

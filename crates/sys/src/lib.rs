@@ -3,6 +3,7 @@
 //! at all. Everything here has a safe face, so that the crates above can forbid unsafe code.
 
 pub mod arena;
+mod cores;
 pub mod count_alloc;
 pub mod disk;
 mod error;
@@ -13,6 +14,7 @@ mod time;
 mod told;
 
 pub use arena::Arena;
+pub use cores::{allowed_cores, bind_thread};
 pub use count_alloc::CountingAllocator;
 pub use disk::{Staged, write_atomic};
 pub use error::SysError;

@@ -96,13 +96,26 @@ fn one_rank<E: Engine>(
     let args = Args { inputs: &ins, outputs: &outs, workspace };
     let event = engine.launch(&kernel, &args, Lane::Compute, &[]).map_err(fail)?;
     engine.wait(event).map_err(fail)?;
-    (outs.iter())
-        .map(|target| {
+    (program.outputs().iter().zip(&outs))
+        .map(|(port, target)| {
             let mut bytes = vec![0; target.span.bytes];
             engine.download(target.span.offset, &mut bytes).map_err(fail)?;
+            if !target.add {
+                all_written(program.ty(port.value), &bytes)?;
+            }
             Ok(bytes)
         })
         .collect()
+}
+
+/// Fails if some element of a result, padding among them, still holds what was there before it was
+/// computed: what is planned to be written is written.
+fn all_written(ty: &TensorType, bytes: &[u8]) -> Result<(), String> {
+    let untouched = |element: &[u8]| element.iter().all(|&byte| byte == 0xFF);
+    match bytes.chunks_exact(ty.dtype.size()).position(untouched) {
+        None => Ok(()),
+        Some(at) => Err(format!("element {at} of {ty} was not written")),
+    }
 }
 
 /// What a rank holds of a value, as bytes.

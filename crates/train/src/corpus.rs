@@ -85,7 +85,11 @@ fn loader(loaded: &Loaded, corpus: &Arc<dyn Corpus>, split: Split) -> Result<Loa
 
 /// What is wrong with data, with the key that asked for it and what to write there instead.
 fn refused(loaded: &Loaded, error: &DataError) -> Error {
+    let fixed = loaded.config.model.from.is_some();
     let (key, fix) = match error {
+        DataError::TokenOutOfVocabulary { vocab, .. } if fixed => {
+            ("data.path", Some(format!("data of the tokenizer of model.from: ids below {vocab}")))
+        }
         DataError::MarkovVocabulary { least, most, .. } => {
             ("model.vocab", Some(format!("model.vocab from {least} to {most}")))
         }

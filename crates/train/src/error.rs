@@ -42,15 +42,24 @@ impl Error {
     }
 
     /// Adds a line of explanation to the last problem.
-    pub fn because(mut self, line: impl Into<String>) -> Self {
-        let problem = match &mut self {
-            Error::Refused(problems) => problems.last_mut(),
-            Error::Failed(problem) => Some(&mut **problem),
-        };
-        if let Some(problem) = problem {
-            problem.because.push(line.into());
+    pub fn because(self, line: impl Into<String>) -> Self {
+        self.with(|problem| problem.because(line))
+    }
+
+    /// Adds the place that the last problem came from.
+    pub fn at(self, place: Place) -> Self {
+        self.with(|problem| problem.at(place))
+    }
+
+    fn with(self, add: impl FnOnce(Problem) -> Problem) -> Self {
+        match self {
+            Error::Refused(mut problems) => {
+                let last = problems.pop().map(add);
+                problems.extend(last);
+                Error::Refused(problems)
+            }
+            Error::Failed(problem) => Error::failed(add(*problem)),
         }
-        self
     }
 
     /// The exit code of the command that ends with this error.

@@ -1,5 +1,7 @@
 //! The network that a configuration describes, and the weights it starts from.
 
+use std::path::Path;
+
 use phalanx_models::hf::{self, GptSpec, LlamaSpec, RopeScaling, RopeSpec, Spec};
 use phalanx_models::{Architecture, BatchShape, Gpt, Llama, Purpose};
 
@@ -19,15 +21,19 @@ pub struct Network {
 
 /// Reads a configuration. If it starts from a model folder, that folder brings the shape.
 pub fn load(sources: &Sources) -> Result<Loaded> {
-    let Some(Origin::HuggingFace(dir)) = sources.origin()? else {
+    let Some((Origin::HuggingFace(dir), place)) = sources.origin()? else {
         return Config::load(sources);
     };
-    let form = Form::HuggingFace;
-    form.expect(&dir, "phalanx export --run DIR --out HF, then model.from=hf:HF")?;
-    let file = dir.join(form.mark());
-    let spec = hf::read_config(&file)?;
+    let file = dir.join(Form::HuggingFace.mark());
+    let spec = read_spec(&dir, &file).map_err(|error| error.at(place))?;
     let pinned = sources.clone().pin(file.display().to_string(), shape_keys(&spec));
     Config::load(&pinned)
+}
+
+fn read_spec(dir: &Path, file: &Path) -> Result<Spec> {
+    let instead = "phalanx export --run DIR --out HF, then model.from=hf:HF";
+    Form::HuggingFace.expect(dir, instead)?;
+    Ok(hf::read_config(file)?)
 }
 
 impl Network {

@@ -9,11 +9,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use phalanx_sys::disk::free_bytes;
 use phalanx_sys::{SysError, write_atomic};
 
 use crate::config::Loaded;
 use crate::error::{Error, Place, Problem, Result};
-use crate::metrics::LossPlot;
+use crate::metrics::{LossPlot, bytes};
 
 /// The folder of one run, open for its metrics.
 #[derive(Debug)]
@@ -69,6 +70,22 @@ impl RunDir {
         let run = RunDir { path: path.to_path_buf(), metrics, broken: false };
         run.write_file(CONFIG, loaded.config.to_toml().as_bytes())?;
         Ok(run)
+    }
+
+    /// Refuses to start a run whose weights, of so many bytes, would find no room at its end.
+    pub fn check_room(loaded: &Loaded, weights: u64) -> Result<()> {
+        let root = &loaded.config.run.dir;
+        let here = Path::new(".");
+        let existing = root.ancestors().find(|folder| folder.exists()).unwrap_or(here);
+        let Some(free) = free_bytes(existing).filter(|free| *free < weights) else {
+            return Ok(());
+        };
+        let (free, weights) = (bytes(free), bytes(weights));
+        let message = format!("the disk of {} has {free} free", root.display());
+        let problem = Problem::new(message)
+            .because(format!("the weights, which are written at the end, take {weights}"))
+            .fix("free some space, or write elsewhere with --set run.dir=DIR");
+        Err(Error::failed(loaded.located("run.dir", problem)))
     }
 
     /// The folder.
@@ -194,6 +211,20 @@ mod tests {
         assert_eq!(code(io::ErrorKind::StorageFull), 1);
         assert_eq!(code(io::ErrorKind::QuotaExceeded), 1);
         assert_eq!(code(io::ErrorKind::PermissionDenied), 2);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_run_whose_weights_would_find_no_room_does_not_start() {
+        use crate::config::{Config, Sources};
+        let loaded = Config::load(&Sources::default().set("run.dir=/tmp/no/such/runs")).unwrap();
+        assert_eq!(RunDir::check_room(&loaded, 1), Ok(()));
+        let error = RunDir::check_room(&loaded, 1 << 62).unwrap_err();
+        assert_eq!(error.exit_code(), 1);
+        let text = error.to_string();
+        assert!(text.starts_with("error: the disk of /tmp/no/such/runs has "), "{text}");
+        assert!(text.contains("free (--set)\n  the weights"), "{text}");
+        assert!(text.contains("usual fix: free some space"), "{text}");
     }
 
     /// `/dev/full` answers every write as a full disk does.

@@ -25,6 +25,7 @@ pub use crate::report::Output;
 /// is made and before anything is printed.
 pub fn train(loaded: &Loaded, output: Output) -> Result<Summary> {
     let mut run = Run::prepare(loaded)?;
+    RunDir::check_room(loaded, run.weight_bytes())?;
     let _listening = interrupt::listen();
     let folder = RunDir::create(loaded)?;
     let mut report = Report::new(output, folder, run.facts(), run.plot());
@@ -164,6 +165,11 @@ impl<'a> Run<'a> {
             Ok(())
         };
         take_steps(session, &mut self.loader, steps, |step| rate.at(step), observe)
+    }
+
+    /// Bytes of the file of weights, its header not counted.
+    fn weight_bytes(&self) -> u64 {
+        (self.parameters * self.loaded.config.precision.state().size()) as u64
     }
 
     fn stopped_early(&self) -> bool {

@@ -8,7 +8,7 @@ use phalanx_train::bench;
 use phalanx_train::config::{Config, Sources};
 use phalanx_train::corpus::with_step_data;
 use phalanx_train::network::Network;
-use phalanx_train::session::{Session, Settings};
+use phalanx_train::session::{RankSession, Settings};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -22,8 +22,8 @@ fn warm_step(preset: &str, sets: &[&str], threads: usize) -> Counts {
     let network = Network::new(&loaded).unwrap();
     let models = network.models(&loaded.config, false).unwrap();
     let engine = CpuEngine::new(threads).unwrap();
-    let settings = Settings::new(&loaded.config);
-    let mut session = Session::new(engine, &models, settings, &mut *network.start()).unwrap();
+    let settings = Settings::new(&loaded.config).unwrap();
+    let mut session = RankSession::alone(engine, &models, settings, &*network.start()).unwrap();
     let batch = bench::random_batch(&loaded.config, 1);
     let mut before = counts();
     for step in 0..3 {

@@ -84,6 +84,10 @@ fn training_starts_from_a_folder() {
     let expected = phalanx(dir, &[&["eval", "--model", "run:runs/a", "--json"]]).ok().json();
     let (a, b) = (&resumed[0]["loss"], &expected[0]["loss"]);
     assert!((a.as_f64().unwrap() - b.as_f64().unwrap()).abs() < 0.1, "{a} and {b}");
+    // Its vocabulary is not to be changed, so data must fit it.
+    std::fs::write(dir.join("ids.u16"), [200, 0].repeat(400)).unwrap();
+    let data = ["--set", "data.kind=tokens", "--set", "data.path=ids.u16"];
+    phalanx(dir, &[&args, &data]).refused(&["token 200", "usual fix: data of the tokenizer"]);
     // What contradicts the folder is refused, with both places.
     let done = phalanx(dir, &[&args, &small, &scratch, &["--set", "model.width=24"]]);
     done.refused(&["model.width = 24 contradicts the model's 16", "config.json"]);

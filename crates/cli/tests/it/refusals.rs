@@ -98,7 +98,8 @@ fn folders_that_hold_no_model_are_told_by_name() {
     eval("hf:empty").refused(&["config.json"]);
     eval("run:empty").refused(&["model.safetensors"]);
     phalanx(dir, &[&["export", "--run", "gone", "--out", "x"]]).refused(&["gone"]);
-    phalanx(dir, &[&["train", "--set", "model.from=hf:gone"]]).refused(&["gone"]);
+    phalanx(dir, &[&["train", "--set", "model.from=hf:gone"]])
+        .refused(&["gone does not exist (--set)", "config.json"]);
 
     small_run(dir);
     let weights = dir.join("runs/a/model.safetensors");

@@ -5,8 +5,9 @@
 
 mod number;
 mod reduce;
+mod stream;
 
-pub(crate) use reduce::{Combine, is_reducible, reduce};
+pub(crate) use reduce::{Combine, Pointers, is_reducible, reduce};
 
 /// Where a block begins, and how far apart its rows are.
 #[derive(Clone, Copy)]

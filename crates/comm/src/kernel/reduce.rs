@@ -1,13 +1,13 @@
 //! Combining blocks of many ranks in one pass.
 //!
 //! Values are held in registers while the ranks are walked through, in their order: every element
-//! is read once per rank and written once, and the result may lie over one of the sources.
+//! is read once per rank and written once per target, and targets may lie over sources.
 
 use half::bf16;
 use phalanx_ir::DType;
 
 use super::number::Number;
-use super::{Meter, Place};
+use super::{Meter, Place, stream};
 use crate::call::Reduction;
 
 /// Elements that are combined at a time: four vectors of the widest kind for `f32`.
@@ -27,33 +27,47 @@ pub(crate) struct Combine {
     pub(crate) reduction: Reduction,
     /// Whether the result is combined with what the target holds.
     pub(crate) accumulate: bool,
+    /// Whether results for others are written past this core's caches: good if they run on other
+    /// cores, bad if they share this one.
+    pub(crate) stream: bool,
 }
 
-/// Reduces blocks of `shape` (`outer`, `rows`, elements per row) in the order of `sources`.
-/// `pointers` is room for as many pointers as there are sources.
+/// The rows that are worked on. The lists are kept, so that no call allocates.
+#[derive(Default)]
+pub(crate) struct Pointers {
+    sources: Vec<*const u8>,
+    targets: Vec<*mut u8>,
+    stream: bool,
+}
+
+/// Reduces blocks of `shape` (`outer`, `rows`, elements per row) in the order of `sources`, and
+/// writes the result to all `targets`: first this rank's own, which may be added to, then others'.
 ///
 /// # Safety
-/// As for [`super::copy`]; the target may be one of the sources but may not overlap one otherwise.
-/// All places are aligned for the type.
+/// As for [`super::copy`]; targets may be sources too but may not overlap them otherwise. All
+/// places are aligned for the type.
 pub(crate) unsafe fn reduce(
     combine: Combine,
     shape: [usize; 3],
     sources: &[Place],
-    to: Place,
-    pointers: &mut Vec<*const u8>,
+    targets: &[Place],
+    pointers: &mut Pointers,
     meter: &mut Meter,
 ) {
     let size = combine.dtype.size();
     let bytes = [shape[0], shape[1], shape[2] * size];
-    let dense = to.is_dense(bytes) && sources.iter().all(|source| source.is_dense(bytes));
+    let dense = targets.iter().chain(sources).all(|place| place.is_dense(bytes));
     let [outer, rows, len] = if dense { [1, 1, shape[0] * shape[1] * shape[2]] } else { shape };
-    let foreign = sources.iter().filter(|source| source.foreign).count();
+    let foreign = targets.iter().chain(sources).filter(|place| place.foreign).count();
+    pointers.stream = combine.stream;
     for o in 0..outer {
         for r in 0..rows {
-            pointers.clear();
-            pointers.extend(sources.iter().map(|source| source.at(o, r).cast_const()));
+            pointers.sources.clear();
+            pointers.sources.extend(sources.iter().map(|place| place.at(o, r).cast_const()));
+            pointers.targets.clear();
+            pointers.targets.extend(targets.iter().map(|place| place.at(o, r)));
             // SAFETY: the caller vouches for every row of all places.
-            unsafe { row(combine, pointers, to.at(o, r), len) };
+            unsafe { row(combine, pointers, len) };
             meter.bytes += (foreign * len * size) as u64;
         }
     }
@@ -63,14 +77,14 @@ pub(crate) unsafe fn reduce(
 ///
 /// # Safety
 /// As for [`reduce`], for `len` elements.
-unsafe fn row(combine: Combine, sources: &[*const u8], to: *mut u8, len: usize) {
+unsafe fn row(combine: Combine, pointers: &Pointers, len: usize) {
     // SAFETY: the caller's promises are passed on unchanged.
     unsafe {
         match combine.dtype {
-            DType::F64 => chosen::<f64>(combine, sources, to, len),
-            DType::F32 => chosen::<f32>(combine, sources, to, len),
-            DType::Bf16 => chosen::<bf16>(combine, sources, to, len),
-            DType::I32 => chosen::<i32>(combine, sources, to, len),
+            DType::F64 => chosen::<f64>(combine, pointers, len),
+            DType::F32 => chosen::<f32>(combine, pointers, len),
+            DType::Bf16 => chosen::<bf16>(combine, pointers, len),
+            DType::I32 => chosen::<i32>(combine, pointers, len),
             DType::F16 | DType::Bool => unreachable!("refused when the call was started"),
         }
     }
@@ -80,26 +94,26 @@ unsafe fn row(combine: Combine, sources: &[*const u8], to: *mut u8, len: usize) 
 ///
 /// # Safety
 /// As for [`row`].
-unsafe fn chosen<T: Number>(combine: Combine, sources: &[*const u8], to: *mut u8, len: usize) {
+unsafe fn chosen<T: Number>(combine: Combine, pointers: &Pointers, len: usize) {
     let arch = pulp::Arch::new();
     // SAFETY: the caller's promises are passed on unchanged.
     unsafe {
         match (combine.reduction, combine.accumulate) {
             (Reduction::Sum, false) => arch.dispatch(
                 #[inline(always)]
-                || lanes::<T, false, false>(sources, to.cast(), len),
+                || lanes::<T, false, false>(pointers, len),
             ),
             (Reduction::Sum, true) => arch.dispatch(
                 #[inline(always)]
-                || lanes::<T, false, true>(sources, to.cast(), len),
+                || lanes::<T, false, true>(pointers, len),
             ),
             (Reduction::Max, false) => arch.dispatch(
                 #[inline(always)]
-                || lanes::<T, true, false>(sources, to.cast(), len),
+                || lanes::<T, true, false>(pointers, len),
             ),
             (Reduction::Max, true) => arch.dispatch(
                 #[inline(always)]
-                || lanes::<T, true, true>(sources, to.cast(), len),
+                || lanes::<T, true, true>(pointers, len),
             ),
         }
     }
@@ -110,37 +124,34 @@ unsafe fn chosen<T: Number>(combine: Combine, sources: &[*const u8], to: *mut u8
 /// # Safety
 /// As for [`row`].
 #[inline(always)]
-unsafe fn lanes<T: Number, const MAX: bool, const ACC: bool>(
-    sources: &[*const u8],
-    to: *mut T,
-    len: usize,
-) {
+unsafe fn lanes<T: Number, const MAX: bool, const ACC: bool>(pointers: &Pointers, len: usize) {
     let whole = len - len % LANES;
     let mut i = 0;
-    // SAFETY: indices stay below `len`, for which the caller vouches; a target that is one of the
-    // sources is only written after the same elements of all sources were read.
+    // SAFETY: indices stay below `len`, for which the caller vouches.
     unsafe {
         while i < whole {
-            step::<T, MAX, ACC, LANES>(sources, to, i);
+            step::<T, MAX, ACC, LANES>(pointers, i);
             i += LANES;
         }
         while i < len {
-            step::<T, MAX, ACC, 1>(sources, to, i);
+            step::<T, MAX, ACC, 1>(pointers, i);
             i += 1;
         }
     }
+    stream::settle();
 }
 
-/// `N` elements from index `i` on.
+/// `N` elements from index `i` on: all are read from all sources before any is written, so that a
+/// target may be a source.
 ///
 /// # Safety
 /// As for [`row`], for the elements `i..i + N`.
 #[inline(always)]
 unsafe fn step<T: Number, const MAX: bool, const ACC: bool, const N: usize>(
-    sources: &[*const u8],
-    to: *mut T,
+    pointers: &Pointers,
     i: usize,
 ) {
+    let Pointers { sources, targets, stream } = pointers;
     // SAFETY: the caller vouches for `N` elements from `i` on of every place.
     unsafe {
         let mut acc = [T::Acc::default(); N];
@@ -155,7 +166,7 @@ unsafe fn step<T: Number, const MAX: bool, const ACC: bool, const N: usize>(
             }
         }
         if ACC {
-            let held = to.add(i).cast::<[T; N]>().read();
+            let held = targets[0].cast::<T>().add(i).cast::<[T; N]>().read();
             for (acc, held) in acc.iter_mut().zip(held) {
                 *acc = combined::<T, MAX>(held.load(), *acc);
             }
@@ -164,7 +175,15 @@ unsafe fn step<T: Number, const MAX: bool, const ACC: bool, const N: usize>(
         for (result, acc) in result.iter_mut().zip(acc) {
             *result = T::store(acc);
         }
-        to.add(i).cast::<[T; N]>().write(result);
+        targets[0].cast::<T>().add(i).cast::<[T; N]>().write(result);
+        for target in &targets[1..] {
+            let target = target.cast::<T>().add(i).cast::<[T; N]>();
+            if *stream {
+                stream::hand_over(target, &result);
+            } else {
+                target.write(result);
+            }
+        }
     }
 }
 

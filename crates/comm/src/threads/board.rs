@@ -190,13 +190,12 @@ impl Board {
         counts.split_at(self.len())
     }
 
-    /// How far a member has come: `2·s + 1` when its own part of call `s` is reduced, `2·s + 2`
-    /// when it has finished call `s`, that is, reads nobody's memory for it any more.
+    /// How many calls a member has finished: it touches nobody's memory for them any more.
     pub(super) fn progress(&self, member: usize) -> u64 {
         self.members[member].progress.load(Ordering::Acquire)
     }
 
-    /// Says how far member `me` has come.
+    /// Says how many calls member `me` has finished.
     pub(super) fn set_progress(&self, me: usize, progress: u64) {
         self.members[me].progress.store(progress, Ordering::Release);
     }

@@ -55,10 +55,6 @@ pub(super) struct Local {
 }
 
 impl Local {
-    pub(super) fn board(&self) -> &Board {
-        &self.board
-    }
-
     /// The call whose slot the next call needs, as group, number and stage.
     pub(super) fn oldest(&self, group: usize) -> (usize, u64, Stage) {
         (group, self.posted.saturating_sub(self.board.depth()), Stage::Release)
@@ -69,7 +65,7 @@ impl Local {
         let needed = (self.posted + 1).saturating_sub(self.board.depth());
         if self.finished < needed {
             let progress = (0..self.board.len()).map(|member| self.board.progress(member)).min();
-            self.finished = progress.unwrap_or(0) / 2;
+            self.finished = progress.unwrap_or(0);
         }
         self.finished >= needed
     }

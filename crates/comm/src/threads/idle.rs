@@ -5,10 +5,7 @@ use std::time::{Duration, Instant};
 use super::endpoint::{Endpoint, Local};
 use super::progress::Stage;
 use crate::error::{CommError, Missing};
-use crate::sync::{TIMED, current, park_timeout, relax, yield_now};
-
-/// How often to look before looking at the clock, when spinning: some microseconds.
-const LOOKS: u32 = 256;
+use crate::sync::{SPINS, TIMED, current, park_timeout, relax};
 
 /// What waiting has cost a rank.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,6 +27,29 @@ pub(super) enum Goal {
     Room(usize),
 }
 
+/// How much processor time a wait has burnt.
+///
+/// A thread that spins has burnt what the clock says. One that sleeps asks the system, which is
+/// slow, but it has the time.
+struct Watch {
+    start: Instant,
+    /// When the system was asked, and what it said.
+    asked: Option<(Instant, Duration)>,
+}
+
+impl Watch {
+    fn ask(&mut self) {
+        self.asked = Some((Instant::now(), phalanx_sys::thread_cpu_time()));
+    }
+
+    fn burnt(&self) -> Duration {
+        match self.asked {
+            Some((at, cpu)) => (at - self.start) + (phalanx_sys::thread_cpu_time() - cpu),
+            None => self.start.elapsed(),
+        }
+    }
+}
+
 impl Endpoint {
     /// Moves calls on until the goal is reached.
     pub(super) fn wait_until(&mut self, goal: Goal) -> Result<(), CommError> {
@@ -37,16 +57,12 @@ impl Endpoint {
         if self.is_reached(goal) {
             return Ok(());
         }
-        let cpu_time = |spin| if spin { Duration::ZERO } else { phalanx_sys::thread_cpu_time() };
-        let spin = self.shared.spin;
-        let (start, cpu, moving) = (Instant::now(), cpu_time(spin), self.waited.moving);
-        let result = self.wait_longer(goal, start);
+        let (start, moving) = (Instant::now(), self.waited.moving);
+        let mut watch = Watch { start, asked: None };
+        let result = self.wait_longer(goal, &mut watch);
         let moving = self.waited.moving - moving;
-        let waited = start.elapsed().saturating_sub(moving);
-        self.waited.waited += waited;
-        // A spinning thread burns its core all the time; one that sleeps has to ask what it used.
-        let slept = || cpu_time(spin).saturating_sub(cpu).saturating_sub(moving);
-        self.waited.burnt += if spin { waited } else { slept() };
+        self.waited.waited += start.elapsed().saturating_sub(moving);
+        self.waited.burnt += watch.burnt().saturating_sub(moving);
         result
     }
 
@@ -57,9 +73,11 @@ impl Endpoint {
         }
     }
 
-    fn wait_longer(&mut self, goal: Goal, start: Instant) -> Result<(), CommError> {
-        let mut since = start;
-        let mut looks = 0u32;
+    fn wait_longer(&mut self, goal: Goal, watch: &mut Watch) -> Result<(), CommError> {
+        let mut since = watch.start;
+        // Who spins for long has lost its peer to another program, or waits for one that computes:
+        // then its core is worth more to others, and a sleeper that is woken runs at once.
+        let (mut looks, patience) = (0, if self.shared.spin { SPINS } else { 0 });
         loop {
             let poisoned = self.shared.is_poisoned();
             // Before this rank says that it was stopped, it looks whether it knows better: all
@@ -73,23 +91,19 @@ impl Endpoint {
             if poisoned {
                 return Err(self.aborted());
             }
-            if self.shared.spin {
+            if looks < patience {
                 relax();
-                looks = looks.wrapping_add(1);
-                if looks.is_multiple_of(LOOKS) {
-                    // Whoever is waited for may have lost its core to another program.
-                    yield_now();
-                    if TIMED {
-                        self.check_clock(goal, since)?;
-                    }
-                }
-            } else {
-                self.sleep(goal, since)?;
+                looks += 1;
+                continue;
             }
+            if watch.asked.is_none() {
+                watch.ask();
+            }
+            self.sleep(goal, since)?;
         }
     }
 
-    /// Sleeps until something changed, unless it did before falling asleep.
+    /// Sleeps until something changed, unless it did before falling asked.
     fn sleep(&mut self, goal: Goal, since: Instant) -> Result<(), CommError> {
         self.shared.about_to_park(self.rank, current());
         let moved = self.advance();
@@ -119,8 +133,7 @@ impl Endpoint {
         let Local { board, me, .. } = &self.groups[group];
         let is_late = |member: &usize| match stage {
             Stage::Arrive => !board.has_posted(*member, sequence),
-            Stage::Parts => board.progress(*member) < 2 * sequence + 1,
-            _ => board.progress(*member) < 2 * sequence + 2,
+            _ => board.progress(*member) <= sequence,
         };
         let late = (0..board.len()).filter(|member| member != me).filter(is_late);
         let missing: Vec<usize> = late.map(|member| board.group.ranks()[member]).collect();

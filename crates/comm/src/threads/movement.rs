@@ -1,18 +1,21 @@
 //! Which blocks a rank fetches for a call, and from whom.
 //!
-//! Everybody pulls: a rank reads the others' memory and writes its own. Copies begin with the next
-//! member of the group, so that not all read the same memory at once; reductions always go through
-//! the group in its order, from which their bits follow.
+//! Everybody pulls: a rank reads the others' memory and writes its own. Only `all_reduce` also
+//! pushes: a rank reduces its part and writes it to everybody, which is one pass over memory and
+//! one meeting of the ranks less than fetching reduced parts from each other. Copies begin with the
+//! next member of the group, so that not all read the same memory at once; reductions always go
+//! through the group in its order, from which their bits follow.
 
 use super::board::{Board, NOBODY, Posting};
 use crate::call::{OpKind, Reduction, Strides};
-use crate::kernel::{self, Combine, Meter, Place};
+use crate::kernel::{self, Combine, Meter, Place, Pointers};
 
 /// Room for lists of as many entries as there are ranks, so that no call allocates.
 #[derive(Default)]
 pub(super) struct Scratch {
-    places: Vec<Place>,
-    pointers: Vec<*const u8>,
+    sources: Vec<Place>,
+    targets: Vec<Place>,
+    pointers: Pointers,
 }
 
 /// The part of one call that one member does.
@@ -23,16 +26,17 @@ pub(super) struct Movement<'a> {
     pub(super) own: &'a Posting,
     pub(super) target: Strides,
     pub(super) scratch: &'a mut Scratch,
+    /// Whether the members run on cores of their own.
+    pub(super) stream: bool,
     pub(super) meter: Meter,
 }
 
 impl Movement<'_> {
-    /// All that can be done once everybody has come. For `all_reduce` that is this member's part
-    /// of the sum; the others' parts are fetched by [`Movement::fetch_part`].
+    /// All of this member's part of the call.
     ///
     /// # Safety
     /// All members have posted the call, they match, and nobody leaves it before this member has
-    /// said that it finished (or, for `all_reduce`, reduced) its part.
+    /// said that it finished.
     pub(super) unsafe fn run(&mut self) {
         let me = self.me;
         let header = self.own.header;
@@ -54,22 +58,6 @@ impl Movement<'_> {
                 OpKind::Reduce | OpKind::Gather | OpKind::Permute => {}
                 OpKind::Send | OpKind::Barrier => {}
             }
-        }
-    }
-
-    /// Fetches the part of an `all_reduce` that another member has reduced.
-    ///
-    /// # Safety
-    /// As for [`Movement::run`]; and that member has said that it reduced its part.
-    pub(super) unsafe fn fetch_part(&mut self, member: usize) {
-        let (start, len) = self.part(member);
-        // SAFETY: the caller vouches for the member's memory, of which this is the part.
-        unsafe {
-            let from = self.board.posting(member, self.sequence).receive.add(start);
-            let from = Place { base: from, outer: 0, row: 0, foreign: member != self.me };
-            let to = self.own.receive.add(start);
-            let to = Place { base: to, outer: 0, row: 0, foreign: false };
-            kernel::copy([1, 1, len], from, to, &mut self.meter);
         }
     }
 
@@ -169,56 +157,67 @@ impl Movement<'_> {
     /// # Safety
     /// As for [`Movement::run`].
     unsafe fn reduce_blocks(&mut self, block: usize) {
-        self.scratch.places.clear();
+        self.scratch.sources.clear();
         for member in 0..self.board.len() {
             // SAFETY: the caller vouches for all postings.
             let source = unsafe { self.source(member, block) };
-            self.scratch.places.push(source);
+            self.scratch.sources.push(source);
         }
+        self.scratch.targets.clear();
+        self.scratch.targets.push(self.target(0));
         // SAFETY: the caller vouches for all blocks.
-        unsafe { self.reduce(self.own.header.shape, self.target(0)) };
+        unsafe { self.reduce(self.own.header.shape) };
     }
 
-    /// Reduces this member's part of an `all_reduce`.
+    /// Reduces this member's part of an `all_reduce` and writes it to everybody.
     ///
     /// # Safety
     /// As for [`Movement::run`].
     unsafe fn reduce_part(&mut self) {
-        let (start, len) = self.part(self.me);
-        self.scratch.places.clear();
-        for member in 0..self.board.len() {
+        let (n, me) = (self.board.len(), self.me);
+        let (start, count) = self.part(me);
+        self.scratch.sources.clear();
+        self.scratch.targets.clear();
+        for member in 0..n {
             // SAFETY: the caller vouches for all postings.
-            let mut source = unsafe { self.source(member, 0) };
-            source.base = source.base.wrapping_add(start);
-            self.scratch.places.push(source);
+            let (source, first_target) = unsafe {
+                let first_target = (me + member) % n;
+                let posting = self.board.posting(first_target, self.sequence);
+                (self.source(member, 0), posting.receive)
+            };
+            let base = source.base.wrapping_add(start);
+            self.scratch.sources.push(Place { base, ..source });
+            // The own one comes first: it is what the result may be added to.
+            let base = first_target.wrapping_add(start);
+            self.scratch.targets.push(Place { base, outer: 0, row: 0, foreign: member != 0 });
         }
-        let mut to = self.target(0);
-        to.base = to.base.wrapping_add(start);
-        // SAFETY: the caller vouches for all blocks, of which these are parts.
-        unsafe { self.reduce([1, 1, len / self.size()], to) };
+        // SAFETY: the caller vouches for all blocks, of which these are parts that nobody else
+        // writes, and that nobody else reads if the call is in place.
+        unsafe { self.reduce([1, 1, count]) };
     }
 
     /// # Safety
     /// As for [`kernel::reduce`], of the places in the scratch.
-    unsafe fn reduce(&mut self, shape: [usize; 3], to: Place) {
+    unsafe fn reduce(&mut self, shape: [usize; 3]) {
         let header = &self.own.header;
         let combine = Combine {
             dtype: header.dtype,
             reduction: header.reduction.unwrap_or(Reduction::Sum),
             accumulate: header.accumulate,
+            stream: self.stream,
         };
-        let Scratch { places, pointers } = &mut *self.scratch;
+        let Scratch { sources, targets, pointers } = &mut *self.scratch;
         // SAFETY: the caller's promises are passed on.
-        unsafe { kernel::reduce(combine, shape, places, to, pointers, &mut self.meter) };
+        unsafe { kernel::reduce(combine, shape, sources, targets, pointers, &mut self.meter) };
     }
 
-    /// First byte and bytes of a member's part of an `all_reduce`: as even as elements allow.
+    /// First byte and elements of a member's part of an `all_reduce`: as even as possible.
     fn part(&self, member: usize) -> (usize, usize) {
         let (n, count) = (self.board.len(), self.own.header.shape.iter().product::<usize>());
         // The same as `count * i / n`, without the risk of overflow.
         let bound = |i: usize| count / n * i + count % n * i / n;
         let (start, end) = (bound(member), bound(member + 1));
-        (start * self.size(), (end - start) * self.size())
+        (start * self.size(), end - start)
     }
 }
 

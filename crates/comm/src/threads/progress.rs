@@ -1,6 +1,6 @@
 //! How a call goes from its start to its end, without waiting.
 //!
-//! A call waits for all to arrive, is matched, moves its data, and is over when nobody reads this
+//! A call waits for all to arrive, is matched, moves its data, and is over when nobody touches this
 //! rank's memory for it any more. Calls of one group move in their order; different groups do not
 //! wait for each other.
 
@@ -35,9 +35,7 @@ pub(super) struct Outstanding {
 pub(super) enum Stage {
     /// All members to post the call.
     Arrive,
-    /// The others to reduce their parts of an `all_reduce`.
-    Parts,
-    /// Those who read this rank's memory to finish.
+    /// Those who touch this rank's memory to finish.
     Release,
     /// Nothing: it has ended, and its handle was not waited for yet.
     Done,
@@ -70,7 +68,6 @@ impl Endpoint {
             let stage = self.calls[index].stage;
             let on = match stage {
                 Stage::Arrive => self.arrive(index)?,
-                Stage::Parts => self.fetch_parts(index)?,
                 Stage::Release => self.release(index),
                 Stage::Done | Stage::Free => false,
             };
@@ -106,60 +103,29 @@ impl Endpoint {
                 movement.copy_planted();
             }
         })?;
-        let call = &mut self.calls[index];
-        let board = self.groups[call.group].board();
-        self.traffic.add(call.tag, kind, 1, bytes);
-        if kind == OpKind::AllReduce && n > 1 {
-            board.set_progress(me, 2 * sequence + 1);
-            self.shared.wake_members(board, me);
-            call.stage = Stage::Parts;
-        } else {
-            self.finish(index);
-        }
-        Ok(true)
-    }
-
-    /// Fetches the parts of an `all_reduce` that others have reduced, as they come.
-    fn fetch_parts(&mut self, index: usize) -> Result<bool, CommError> {
-        let (n, me) = {
-            let local = &self.groups[self.calls[index].group];
-            (local.board.len(), local.me)
-        };
-        while self.calls[index].seen < n - 1 {
-            let call = &self.calls[index];
-            let member = (me + 1 + call.seen) % n;
-            let board = self.groups[call.group].board();
-            if board.progress(member) < 2 * call.sequence + 1 {
-                return Ok(false);
-            }
-            // SAFETY: as in `arrive`, and the member has reduced its part.
-            let bytes = self.moving(index, |movement| unsafe { movement.fetch_part(member) })?;
-            let call = &mut self.calls[index];
-            call.seen += 1;
-            self.traffic.add(call.tag, OpKind::AllReduce, 0, bytes);
-        }
+        self.traffic.add(self.calls[index].tag, kind, 1, bytes);
         self.finish(index);
         Ok(true)
     }
 
-    /// Says that this rank reads nobody's memory for the call any more.
+    /// Says that this rank touches nobody's memory for the call any more.
     fn finish(&mut self, index: usize) {
         let call = &mut self.calls[index];
         let local = &mut self.groups[call.group];
-        local.board.set_progress(local.me, 2 * call.sequence + 2);
+        local.board.set_progress(local.me, call.sequence + 1);
         local.cursor = call.sequence + 1;
         self.shared.wake_members(&local.board, local.me);
         call.stage = Stage::Release;
     }
 
-    /// Ends the call if all who read this rank's memory have finished.
+    /// Ends the call if all who touch this rank's memory have finished.
     fn release(&mut self, index: usize) -> bool {
         let call = &mut self.calls[index];
         let local = &self.groups[call.group];
         let (board, me) = (&local.board, local.me);
         while call.seen < board.len() {
-            let reads = call.seen != me && is_read_by(&call.posting, me, call.seen);
-            if reads && board.progress(call.seen) < 2 * call.sequence + 2 {
+            let touches = call.seen != me && is_touched_by(&call.posting, me, call.seen);
+            if touches && board.progress(call.seen) <= call.sequence {
                 return false;
             }
             call.seen += 1;
@@ -185,6 +151,7 @@ impl Endpoint {
             own: &call.posting,
             target: call.target,
             scratch: &mut self.scratch,
+            stream: self.shared.spin,
             meter: Meter::default(),
         };
         let sound = self.shared.touch(self.rank, || {
@@ -200,8 +167,8 @@ impl Endpoint {
     }
 }
 
-/// Whether a member reads memory of `me` for this call, now that `me` has finished.
-fn is_read_by(posting: &Posting, me: usize, member: usize) -> bool {
+/// Whether a member touches memory of `me` for this call.
+fn is_touched_by(posting: &Posting, me: usize, member: usize) -> bool {
     let header = &posting.header;
     match header.kind {
         OpKind::Broadcast | OpKind::Scatter => header.to as usize == me,

@@ -17,11 +17,12 @@ use crate::sync::{
 /// How ranks wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// By looking again and again if every thread of every rank has a core, else by sleeping.
+    /// Like `Spin` if every thread of every rank has a core, else like `Park`.
     Auto,
-    /// By looking again and again: the fastest, if every thread has a core to itself.
+    /// By looking again and again for a fraction of a millisecond, then by sleeping: the fastest, if
+    /// every thread has a core to itself.
     Spin,
-    /// By sleeping, so that others can have the core.
+    /// By sleeping at once, so that others can have the core.
     Park,
 }
 
@@ -34,6 +35,9 @@ pub struct Options {
     pub waiting: Waiting,
     /// How many threads each rank computes with, for [`Waiting::Auto`].
     pub threads_per_rank: usize,
+    /// Whether rank threads are bound to cores of their own, `threads_per_rank` for each, if there
+    /// are enough for all. For programs that have the machine to themselves.
+    pub bind: bool,
     /// How many calls of one group a rank can have outstanding before starting another one waits;
     /// rounded up to a power of two.
     pub depth: usize,
@@ -48,6 +52,7 @@ impl Default for Options {
             timeout: Duration::from_secs(60),
             waiting: Waiting::Auto,
             threads_per_rank: 1,
+            bind: false,
             depth: 32,
             planted_copy: None,
         }
@@ -108,7 +113,7 @@ impl Stopper {
 /// What all endpoints see.
 pub(super) struct Shared {
     pub(super) options: Options,
-    /// Whether waiting ranks spin; otherwise they must be woken.
+    /// Whether waiting ranks spin for a while.
     pub(super) spin: bool,
     pub(super) ranks: Box<[RankState]>,
     poisoned: AtomicBool,
@@ -126,16 +131,23 @@ struct Boards {
 #[derive(Default)]
 #[repr(align(128))]
 pub(super) struct RankState {
+    sleep: Sleep,
     /// Whether it is touching others' memory now.
     touching: AtomicBool,
-    /// Whether it sleeps, or is about to.
-    parked: AtomicBool,
-    /// The thread to wake.
-    thread: Mutex<Option<Thread>>,
     /// What it finished last: one more than the sequence number, the board, and kind and site.
     finished: AtomicU64,
     finished_board: AtomicU64,
     finished_call: AtomicU64,
+}
+
+/// Apart from what a rank writes in every call, because others look at it in every call.
+#[derive(Default)]
+#[repr(align(128))]
+struct Sleep {
+    /// Whether it sleeps, or is about to.
+    parked: AtomicBool,
+    /// The thread to wake.
+    thread: Mutex<Option<Thread>>,
 }
 
 impl Shared {
@@ -231,7 +243,7 @@ impl Shared {
 
     /// Says that a rank is about to sleep; it must look once more after this.
     pub(super) fn about_to_park(&self, rank: usize, thread: Thread) {
-        let state = &self.ranks[rank];
+        let state = &self.ranks[rank].sleep;
         *lock(&state.thread) = Some(thread);
         state.parked.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -239,14 +251,11 @@ impl Shared {
 
     /// Says that a rank is awake.
     pub(super) fn awake(&self, rank: usize) {
-        self.ranks[rank].parked.store(false, Ordering::Relaxed);
+        self.ranks[rank].sleep.parked.store(false, Ordering::Relaxed);
     }
 
     /// Wakes the members of a board after something changed on it.
     pub(super) fn wake_members(&self, board: &Board, me: usize) {
-        if self.spin {
-            return;
-        }
         // Orders the change before the look at who sleeps; a sleeper does it the other way round.
         fence(Ordering::SeqCst);
         for (index, &rank) in board.group.ranks().iter().enumerate() {
@@ -257,7 +266,7 @@ impl Shared {
     }
 
     fn wake(&self, rank: usize) {
-        let state = &self.ranks[rank];
+        let state = &self.ranks[rank].sleep;
         if state.parked.load(Ordering::Relaxed) && state.parked.swap(false, Ordering::SeqCst) {
             let thread = lock(&state.thread).clone();
             if let Some(thread) = thread {

@@ -7,6 +7,9 @@ pub(crate) use shuttle::thread::{Thread, current, park_timeout, yield_now};
 /// There is no time here: a rank that is never woken is a deadlock, which the scheduler reports.
 pub(crate) const TIMED: bool = false;
 
+/// Few, so that ranks fall asleep in the midst of things.
+pub(crate) const SPINS: u32 = 3;
+
 /// A look in vain is a chance for another thread.
 pub(crate) fn relax() {
     yield_now();

@@ -233,7 +233,7 @@ struct Chunk {
 }
 
 impl Chunk {
-    /// The vocabulary, padding included: the distance between rows of logits.
+    /// The vocabulary, padding included.
     fn extent(&self) -> usize {
         self.inputs[1].elements() / self.inputs[0].width()
     }
@@ -294,7 +294,7 @@ impl<T: Element> Task for RowsOf<T> {
         let p = &self.chunk;
         let own = p.own(share);
         let rows = p.global(&own);
-        let size = size_of::<T::Acc>() * p.extent();
+        let size = size_of::<T::Acc>() * p.classes();
         let written = [(&p.outputs[0], rows.clone()), (&p.outputs[1], p.inputs[0].of_rows(&rows))];
         let mut accesses: Vec<Access> =
             written.into_iter().map(|(v, part)| v.writes(part)).collect();
@@ -332,8 +332,8 @@ impl<T: Element> Task for RowsOf<T> {
             let x = Mat::rows_of(cx.get::<T>(&p.inputs[0], elements.clone()), count, row);
             let x = x.block(0..count, 0..width);
             let [weight, turned] = p.weights::<T>(cx);
-            let logits = cx.workspace::<T::Acc>(p.logits).add(own.start * p.extent());
-            let logits = MatMut::from_raw(logits, [count, classes], [p.extent() as isize, 1]);
+            let logits = cx.workspace::<T::Acc>(p.logits).add(own.start * classes);
+            let logits = MatMut::from_raw(logits, [count, classes], [classes as isize, 1]);
             let d_nll = T::Acc::from_f64(cx.scalar(&p.inputs[3]));
             let nll = cx.get_mut::<T::Acc>(&p.outputs[0], rows.clone());
             let dx = cx.get_mut::<T>(&p.outputs[1], elements);
@@ -364,7 +364,7 @@ struct WeightOf<T, C> {
 impl<T: Element, C: Element<Acc = T::Acc>> Task for WeightOf<T, C> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let p = &self.chunk;
-        let bytes = p.rows.len() * p.extent() * size_of::<T::Acc>();
+        let bytes = p.rows.len() * p.classes() * size_of::<T::Acc>();
         let own = share.of(p.classes());
         // Rows of a transposed gradient are contiguous; columns of a plain one are not.
         let written = match p.transposed {
@@ -395,7 +395,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for WeightOf<T, C> {
             let x = Mat::rows_of(x, count, p.inputs[0].width()).block(0..count, 0..width);
             let logits = cx.workspace::<T::Acc>(p.logits);
             let logits =
-                Mat::from_raw(logits.cast_const(), [count, classes], [p.extent() as isize, 1]);
+                Mat::from_raw(logits.cast_const(), [count, classes], [classes as isize, 1]);
             let dw =
                 MatMut::from_raw(cx.ptr::<C>(&p.outputs[2]), [width, classes], p.weight_strides());
             let (logits, dw) =

@@ -85,10 +85,11 @@ impl Operation<'_> {
     }
 
     /// The number in the whole of the first element that this rank holds of a flat value.
-    pub(crate) fn first_element(&self, value: ValueId) -> usize {
-        let part = self.parts(value).first().copied();
-        let inner: usize = self.var(value).shape.iter().skip(1).product();
-        part.map_or(0, |part| part.shard * part.len() * inner)
+    pub(crate) fn first_element(&self, value: ValueId) -> Result<usize, EngineError> {
+        let parts = self.parts(value);
+        let Some(part) = parts.first() else { return Ok(0) };
+        let start = part.start().ok_or_else(|| self.unsupported("it is not sharded in blocks"))?;
+        Ok(start * self.var(value).shape.iter().skip(1).product::<usize>())
     }
 
     pub(crate) fn unsupported(&self, why: impl Into<String>) -> EngineError {

@@ -28,7 +28,7 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         state_outs: (0..states).map(|i| op.output(1 + i)).collect(),
         copy: narrow.then(|| op.output(1 + states)),
     };
-    let first = op.first_element(op.instr.inputs[0]);
+    let first = op.first_element(op.instr.inputs[0])?;
     let copy = vars.copy.as_ref().map_or(vars.w.dtype, |v| v.dtype);
     let types = (vars.w.dtype, vars.g.dtype, copy);
     macro_rules! task {

@@ -2,10 +2,11 @@
 
 use phalanx_ir::ops::{
     AdamW, Attention, AttentionGrad, AttentionKind, Binary, BinaryKind, Broadcast, Cast, Compare,
-    CompareKind, Concat, CrossEntropy, CrossEntropyGrad, Dropout, Embedding, EmbeddingGrad, Fill,
-    Fused, FusedArg, FusedStep, LayerNorm, LayerNormGrad, LinearCrossEntropy, Matmul, Pad, Reduce,
-    ReduceKind, Reshape, RmsNorm, RmsNormGrad, RopeScaling, Rotary, Scale, Select, Sgd, Shift,
-    Slice, Softmax, SoftmaxGrad, SumSquares, Transpose, Unary, UnaryGrad, UnaryKind, ZeroPadding,
+    CompareKind, Concat, CrossEntropy, CrossEntropyGrad, Decay, Dropout, Embedding, EmbeddingGrad,
+    Fill, Fused, FusedArg, FusedStep, LayerNorm, LayerNormGrad, LinearCrossEntropy, Matmul, Pad,
+    Reduce, ReduceKind, Reshape, RmsNorm, RmsNormGrad, RopeScaling, Rotary, Scale, Select, Sgd,
+    Shift, Slice, Softmax, SoftmaxGrad, SumSquares, Transpose, Unary, UnaryGrad, UnaryKind,
+    ZeroPadding,
 };
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Form, Op, Phase, Program, Role, TensorType};
@@ -227,8 +228,9 @@ impl Cases {
         let of = |name: &str| normal(name, &[11]);
         let (w, g, m, v) = (of("w"), of("g"), of("m"), positive("v", &[11]));
         let [lr, step, clip] = [0.1, 3.0, 0.5].map(|x| Tensor::scalar(F64, x));
-        let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay: 0.1, narrow: None };
-        let sgd = Sgd { momentum: 0.9, nesterov: true, decay: 0.1, narrow: None };
+        let decay = Decay { rate: 0.1, first: 2, block: 5 };
+        let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay, narrow: None };
+        let sgd = Sgd { momentum: 0.9, nesterov: true, decay, narrow: None };
         for form in [Form::Tensor, Form::Unit] {
             self.add(adamw, &[&w, &g, &m, &v, &lr, &step, &clip]);
             self.add(sgd, &[&w, &g, &m, &lr, &step, &clip]);

@@ -3,6 +3,7 @@
 
 mod cases;
 mod harness;
+mod lanes;
 mod ops;
 mod ranks;
 mod segments;

@@ -113,7 +113,8 @@ impl LinearCrossEntropy {
     pub fn chunk_bytes(&self, mesh: &Mesh, x: &TensorType, w: &TensorType) -> usize {
         let shape = x.local_shape(mesh);
         let rows: usize = shape[..shape.len().saturating_sub(1)].iter().product();
-        let logits = self.chunk.min(rows) * self.vocab(&w.local_shape(mesh));
+        // The vocabulary is whole, so all of it but its padding is here.
+        let logits = self.chunk.min(rows) * self.vocab(&w.shape);
         (logits * x.dtype.accumulator().size()).next_multiple_of(64)
     }
 

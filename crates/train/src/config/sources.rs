@@ -131,11 +131,12 @@ impl Sources {
         Ok(values)
     }
 
-    /// Where initial weights come from, as far as that can be told before all else is resolved.
-    pub(crate) fn origin(&self) -> Result<Option<Origin>> {
-        let values = self.gather()?;
-        let given = values.given.get("model.from");
-        Ok(given.and_then(|given| Option::<Origin>::read(&given.value)).flatten())
+    /// Where initial weights come from, as far as that can be told before all else is resolved, and
+    /// where that is written.
+    pub(crate) fn origin(&self) -> Result<Option<(Origin, Place)>> {
+        let mut values = self.gather()?;
+        let given = values.given.remove("model.from");
+        Ok(given.and_then(|given| Some((Origin::read(&given.value)?, given.place))))
     }
 
     /// The preset that everything else is laid over, and where it was asked for.

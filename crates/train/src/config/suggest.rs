@@ -11,6 +11,9 @@ pub(crate) fn unknown_key(name: &str, found: &str, place: Place) -> Problem {
     let one_line = !found.is_empty() && !found.contains('\n');
     let found = if one_line { format!(" = {found}") } else { String::new() };
     let problem = Problem::new(format!("unknown key {name}{found}")).at(place);
+    if name.ends_with(".preset") {
+        return problem.fix("write preset = \"NAME\" above the first section");
+    }
     if let Some(key) = meant(name) {
         return problem.guess(key);
     }

@@ -207,7 +207,7 @@ impl Svg {
             let x = entry(self, 0.0, "loss of a step", 124.0);
             let dot = format_args!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="3.2" fill="{POINT}"/>"#);
             self.add(dot);
-            let x = entry(self, 20.0, "running mean", 138.0);
+            let x = entry(self, 20.0, "running mean", 152.0);
             self.line((x, y), (x + 20.0, y), CURVE, r#" stroke-width="2.4""#);
         }
         if has_held_out {

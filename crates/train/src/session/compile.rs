@@ -12,7 +12,7 @@ use phalanx_spmd::Partition;
 const LOSS_CHUNK: NonZeroUsize = NonZeroUsize::new(256).expect("it is not zero");
 
 /// The programs of every distinct segment of a model that is trained.
-pub fn compile(
+pub(super) fn compile(
     model: &Model,
     precision: Precision,
     recompute: Recompute,
@@ -24,7 +24,7 @@ pub fn compile(
 }
 
 /// The programs of a model that only runs forward.
-pub fn compile_forward(
+pub(super) fn compile_forward(
     model: &Model,
     weights: DType,
     partition: &Partition,

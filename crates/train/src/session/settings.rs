@@ -62,7 +62,8 @@ impl MemoryLimit {
 
     fn problem(self, arena: usize) -> Problem {
         let exact = |amount: u64| format!("{amount} bytes ({})", bytes(amount));
-        let less = "more train.microbatches, train.recompute = \"full\", or a smaller model";
+        let less = "more train.microbatches, train.recompute = \"full\", a shorter train.seq_len or a \
+                    smaller model";
         let (than, fix) = match self {
             MemoryLimit::Asked(limit) => {
                 (format!("run.memory_limit allows {}", exact(limit)), less.to_owned())
@@ -74,7 +75,7 @@ impl MemoryLimit {
                     exact(available)
                 ),
                 format!(
-                    "end other programs, or {less}; to try all the same, --set run.memory_limit={arena}"
+                    "end other programs; or {less}; to try all the same, --set run.memory_limit={arena}"
                 ),
             ),
             MemoryLimit::Machine(Machine { total, available }) => (

@@ -9,7 +9,7 @@ use phalanx_train::config::{Config, Loaded, Sources};
 use phalanx_train::error::Result;
 use phalanx_train::network::Network;
 use phalanx_train::session::{
-    Field, Models, ReadParam, Session, Settings, StepData, StepResult, initial,
+    Field, Models, RankSession, ReadParam, Settings, StepData, StepResult, initial,
 };
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ fn gpt(sets: &[&str]) -> Loaded {
 
 /// A session with its batches.
 struct Trained<E: phalanx_engine::Engine> {
-    session: Session<E>,
+    session: RankSession<E>,
     tokens: usize,
     rate: f64,
     rows: usize,
@@ -67,10 +67,10 @@ fn models(loaded: &Loaded) -> Models {
 fn start_from<E: phalanx_engine::Engine>(
     engine: E,
     loaded: &Loaded,
-    read: &mut ReadParam<'_>,
+    read: &ReadParam<'_>,
 ) -> Result<Trained<E>> {
     let config = &loaded.config;
-    let session = Session::new(engine, &models(loaded), Settings::new(config), read)?;
+    let session = RankSession::alone(engine, &models(loaded), Settings::new(config)?, read)?;
     Ok(Trained {
         session,
         tokens: config.train.tokens_per_step(),
@@ -80,7 +80,7 @@ fn start_from<E: phalanx_engine::Engine>(
 }
 
 fn start(loaded: &Loaded) -> Trained<ReferenceEngine> {
-    start_from(ReferenceEngine::new(), loaded, &mut initial(loaded.config.run.seed)).unwrap()
+    start_from(ReferenceEngine::new(), loaded, &initial(loaded.config.run.seed)).unwrap()
 }
 
 impl<E: phalanx_engine::Engine> Trained<E> {
@@ -88,7 +88,7 @@ impl<E: phalanx_engine::Engine> Trained<E> {
     fn with_batch<T>(
         &mut self,
         step: u64,
-        run: impl FnOnce(&mut Session<E>, &StepData<'_>) -> T,
+        run: impl FnOnce(&mut RankSession<E>, &StepData<'_>) -> T,
     ) -> T {
         let stream = Stream::named(3, "test tokens");
         let at = |i: usize| step * 10_000 + i as u64;
@@ -178,15 +178,15 @@ fn gradients_are_the_derivatives_of_the_loss() {
             squares += gradient.iter().map(|g| g * g).sum::<f64>();
             let at = gradient.len() / 2;
             let loss = |by: f64| {
-                let mut initial = initial(loaded.config.run.seed);
-                let mut moved = |param: &phalanx_ir::Param| {
-                    let mut values = initial(param)?;
-                    if param.name == *name {
-                        values[at] += by;
+                let initial = initial(loaded.config.run.seed);
+                let moved = |param: &phalanx_ir::Param, elements: std::ops::Range<usize>| {
+                    let mut values = initial(param, elements.clone())?;
+                    if param.name == *name && elements.contains(&at) {
+                        values[at - elements.start] += by;
                     }
                     Ok(values)
                 };
-                let moved = start_from(ReferenceEngine::new(), &loaded, &mut moved);
+                let moved = start_from(ReferenceEngine::new(), &loaded, &moved);
                 moved.unwrap().evaluate(0)
             };
             let expected = (loss(1e-5) - loss(-1e-5)) / 2e-5;
@@ -271,7 +271,7 @@ fn every_precision_learns_a_batch_by_heart() {
 fn a_late_engine_takes_the_same_steps() {
     let loaded = config(&["train.microbatches=2"]);
     let engine = Late::new(ReferenceEngine::new(), 5);
-    let mut late = start_from(engine, &loaded, &mut initial(0)).unwrap();
+    let mut late = start_from(engine, &loaded, &initial(0)).unwrap();
     assert_eq!(late.run(2), start(&loaded).run(2));
     assert_eq!(late.session.engine().poisoned_reads(), 0);
 }
@@ -285,7 +285,7 @@ fn the_cpu_engine_takes_the_same_steps() {
         for threads in [1, 2] {
             let run = || {
                 let engine = CpuEngine::new(threads).unwrap();
-                let mut trained = start_from(engine, &loaded, &mut initial(0)).unwrap();
+                let mut trained = start_from(engine, &loaded, &initial(0)).unwrap();
                 (trained.run(3), trained.session.params().unwrap())
             };
             let (found, params) = run();
@@ -315,7 +315,7 @@ fn evaluation_leaves_the_weights_and_the_next_steps_alone() {
 #[test]
 fn a_plan_beyond_the_limit_is_refused() {
     let loaded = config(&["run.memory_limit=\"1 KiB\""]);
-    let error = start_from(ReferenceEngine::new(), &loaded, &mut initial(0)).map(|_| ());
+    let error = start_from(ReferenceEngine::new(), &loaded, &initial(0)).map(|_| ());
     let error = error.unwrap_err();
     assert_eq!(error.exit_code(), 2);
     assert!(error.to_string().contains("run.memory_limit allows 1024"), "{error}");
