@@ -94,7 +94,7 @@ pub fn gemm_seconds(config: &Config, model: &Model) -> Result<Option<f64>> {
         return Ok(None);
     }
     let cut: Vec<Product> = whole.iter().map(|p| p.cut(SHORT_WORK)).collect();
-    let mut engine = host_engine(config.run.threads.get())?;
+    let mut engine = host_engine(threads_of_all_ranks(config))?;
     let seconds = time_products(&mut engine, &cut, types(config), SHORT_ROUNDS)?;
     let each = whole.iter().zip(&cut).zip(&counts).zip(seconds);
     let microbatch: f64 = each
@@ -103,6 +103,13 @@ pub fn gemm_seconds(config: &Config, model: &Model) -> Result<Option<f64>> {
         })
         .sum();
     Ok(Some(microbatch * config.train.microbatches.get() as f64))
+}
+
+/// Threads that can work at a time: those of all ranks, as far as there are cores.
+fn threads_of_all_ranks(config: &Config) -> usize {
+    let threads = config.run.threads.get();
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    threads.saturating_mul(config.parallel.ranks().get()).min(cores.max(threads))
 }
 
 /// What was measured of the timed steps.

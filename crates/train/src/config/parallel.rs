@@ -245,6 +245,16 @@ impl Parallel {
         [self.tp, self.cp, self.dp, self.pp].into_iter().fold(Count::MIN, Count::saturating_mul)
     }
 
+    /// Ranks along an axis.
+    pub fn degree(&self, axis: Axis) -> Count {
+        match axis {
+            Axis::Tp => self.tp,
+            Axis::Cp => self.cp,
+            Axis::Dp => self.dp,
+            Axis::Pp => self.pp,
+        }
+    }
+
     /// Refuses kinds of context parallelism that do not exist yet.
     fn check_cp_kind(&self, values: &mut Values) {
         let built = matches!(self.cp_kind, CpKind::Ulysses | CpKind::AllGather);

@@ -95,6 +95,11 @@ impl Sources {
         self.cores
     }
 
+    /// Whether nothing but single settings was asked for.
+    pub(crate) fn are_empty(&self) -> bool {
+        self.run.is_none() && self.preset.is_none() && self.file.is_none()
+    }
+
     /// What a run of these sources is called when it is given no name.
     pub(crate) fn label(&self) -> String {
         let stem = self.file.as_deref().and_then(Path::file_stem);
