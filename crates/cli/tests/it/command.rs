@@ -27,10 +27,6 @@ pub(crate) const SMALL: &[&str] = &[
     "run.threads=1",
     "--set",
     "parallel.dp=1",
-    "--set",
-    "parallel.tp=1",
-    "--set",
-    "parallel.cp=1",
 ];
 
 /// What a command did.

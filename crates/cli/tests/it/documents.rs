@@ -22,7 +22,9 @@ fn consoles_in_the_documentation_show_what_is_printed() {
         }
         match std::env::var_os("UPDATE_DOCS") {
             Some(_) => fs::write(&page, renewed).unwrap(),
-            None => outdated.push(format!("{}:\n{}", page.display(), first_change(&text, &renewed))),
+            None => {
+                outdated.push(format!("{}:\n{}", page.display(), first_change(&text, &renewed)))
+            }
         }
     }
     assert!(commands >= 16, "only {commands} commands were found");

@@ -92,10 +92,9 @@ fn other_runs_are_not_repeated() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     fs::write(dir.join("c.toml"), "[train]\nsteps = 2\n").unwrap();
-    let alone = ["--set", "parallel.dp=1", "--set", "parallel.tp=1", "--set", "parallel.cp=1"];
-    for asked in [["c.toml"].as_slice(), &["--preset", "default"], &alone] {
+    for asked in [["c.toml"], ["--preset=default"], ["--set=parallel.dp=1"]] {
         let steps = ["--json", "--set", "train.steps=2"];
-        let done = phalanx(dir, &[&["train"], asked, &steps, EIGHT]).ok();
+        let done = phalanx(dir, &[&["train"], &asked, &steps, EIGHT]).ok();
         assert!(!done.out.contains("one_rank"), "{asked:?}: {}", done.out);
     }
 }

@@ -48,7 +48,7 @@ fn unusual_values_survive_writing_and_reading() {
         "run.memory_limit=1.5 GiB",
         "run.name=2024",
         "run.threads=3",
-        "parallel.order=tp-pp-dp",
+        "parallel.order=tp-cp-pp-dp",
         "train.recompute=selective",
         "optim.schedule=linear",
     ];
@@ -190,9 +190,13 @@ fn presets_are_those_of_the_contract() {
 
 #[test]
 fn threads_share_the_cores_among_ranks() {
-    let threads =
-        |cores| load(Sources::default().cores(Count::new(cores).unwrap())).run.threads.get();
-    assert_eq!((threads(1), threads(2), threads(64)), (1, 2, 64));
+    let threads = |preset: &str, cores| {
+        let sources = Sources::default().preset(preset).cores(Count::new(cores).unwrap());
+        load(sources).run.threads.get()
+    };
+    assert_eq!([1, 2, 64].map(|cores| threads("tiny", cores)), [1, 2, 64]);
+    // 8 ranks.
+    assert_eq!([1, 2, 64].map(|cores| threads("default", cores)), [1, 1, 8]);
 }
 
 #[test]
@@ -222,4 +226,21 @@ fn a_model_folder_overrides_presets_and_contradicts_users() {
 fn zero_clip_means_no_clip() {
     assert_eq!(load(Sources::default().set("optim.clip=0")).optim.clip.0, None);
     assert!(config::listing().contains("clip"));
+}
+
+/// A layout is one whole: who says a part of it says all of it.
+#[test]
+fn the_default_runs_ranks_are_its_own() {
+    let ranks = |sources: Sources| load(sources).parallel.ranks().get();
+    assert_eq!(ranks(Sources::default()), 8);
+    assert_eq!(ranks(Sources::default().set("train.steps=3")), 8);
+    assert_eq!(ranks(Sources::default().set("parallel.dp=4")), 4);
+    assert_eq!(ranks(Sources::default().set("parallel.zero=1")), 1);
+    assert_eq!(ranks(Sources::default().preset("default").set("parallel.dp=4")), 16);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.toml");
+    for (text, expected) in [("[train]\nsteps = 3\n", 1), ("preset = \"default\"\n", 8)] {
+        std::fs::write(&path, text).unwrap();
+        assert_eq!(ranks(Sources::default().file(&path)), expected, "{text}");
+    }
 }

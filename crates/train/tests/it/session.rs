@@ -9,7 +9,7 @@ use phalanx_train::config::{Config, Loaded, Sources};
 use phalanx_train::error::Result;
 use phalanx_train::network::Network;
 use phalanx_train::session::{
-    Field, Models, RankSession, ReadParam, Settings, StepData, StepResult, initial,
+    Field, Models, Prepared, RankSession, ReadParam, Settings, StepData, StepResult, initial,
 };
 use std::collections::BTreeMap;
 
@@ -315,8 +315,8 @@ fn evaluation_leaves_the_weights_and_the_next_steps_alone() {
 #[test]
 fn a_plan_beyond_the_limit_is_refused() {
     let loaded = config(&["run.memory_limit=\"1 KiB\""]);
-    let error = start_from(ReferenceEngine::new(), &loaded, &initial(0)).map(|_| ());
-    let error = error.unwrap_err();
+    let settings = Settings::new(&loaded.config).unwrap();
+    let error = Prepared::new(&models(&loaded), settings).map(|_| ()).unwrap_err();
     assert_eq!(error.exit_code(), 2);
     assert!(error.to_string().contains("run.memory_limit allows 1024"), "{error}");
 }
@@ -330,7 +330,7 @@ fn a_batch_that_does_not_fit_is_refused_by_name() {
         trained.session.step(&data, 0.1).unwrap_err().to_string()
     };
     assert!(step(&[("idz", Field::I32(&ids))]).contains("`ids`"));
-    assert!(step(&[("ids", Field::I32(&ids))]).contains("20 bytes"));
+    assert!(step(&[("ids", Field::I32(&ids))]).contains("5 values of `ids`"));
     // As many bytes, but other numbers.
     let said = step(&[("ids", Field::F32(&[1.0; 5]))]);
     assert!(said.contains("gives `ids` as f32, the model reads i32"), "{said}");
