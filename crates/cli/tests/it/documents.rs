@@ -95,6 +95,8 @@ fn answer(line: &str) -> String {
         Some((command, wanted)) => (command, Some(wanted.trim_end_matches('\''))),
         None => (line, None),
     };
+    // So that the real grep, with which a reader may try it, does the same.
+    assert!(!line.contains(['(', ')', '[', '*', '+', '?', '^', '\\']), "{line}: plain words only");
     let dir = tempfile::tempdir().unwrap();
     let arguments: Vec<&str> = command.split_whitespace().collect();
     let printed = phalanx(dir.path(), &[&arguments]).ok().out;

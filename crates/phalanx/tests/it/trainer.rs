@@ -2,9 +2,9 @@
 
 use phalanx::ir::ops::UnaryKind;
 use phalanx::ir::{Builder, DType, Init};
-use phalanx::models::{Chain, Mlp};
-use phalanx::spmd::{Annotator, SpmdError};
-use phalanx::{Ddp, Fsdp, Optimizer, Strategy, Table, Trainer, Zero};
+use phalanx::models::{Architecture, BatchShape, Chain, Mlp};
+use phalanx::spmd::{Annotator, Costs, SpmdError};
+use phalanx::{Automatic, Ddp, Fsdp, Optimizer, Strategy, Table, Trainer, Zero};
 
 fn line() -> Mlp {
     Mlp { inputs: 1, hidden: vec![], outputs: 1, activation: UnaryKind::Relu }
@@ -114,6 +114,22 @@ fn a_strategy_of_ones_own_trains_as_one_rank_does() {
     let many = curve().mesh("dp=4").strategy(Batch).run().unwrap();
     assert!(many.layout.starts_with("4 ranks, dp 4: batch"), "{}", many.layout);
     assert!(many.moved > 0);
+    for (a, b) in one.losses.iter().zip(&many.losses) {
+        assert!((a - b).abs() < 1e-5 * a, "{a} and {b}");
+    }
+}
+
+/// Without a limit the search shares the batch; the training is that of one rank.
+#[test]
+fn what_the_search_finds_can_be_trained() {
+    let mlp = Mlp { inputs: 1, hidden: vec![8, 8], outputs: 1, activation: UnaryKind::Tanh };
+    let model = mlp.model(BatchShape { batch: 4, seq: 1 }, DType::F32).unwrap();
+    let mesh = "dp=2".parse().unwrap();
+    let found = Automatic::search(&model, &mesh, &Costs::default()).unwrap();
+    assert!(found.seconds > 0.0 && found.memory > 0.0);
+    let one = curve().run().unwrap();
+    let many = Trainer::of_model(model).data(table()).lr(1e-2).steps(8).threads(1);
+    let many = many.optimizer(Optimizer::sgd(0.0)).mesh("dp=2").strategy(found).run().unwrap();
     for (a, b) in one.losses.iter().zip(&many.losses) {
         assert!((a - b).abs() < 1e-5 * a, "{a} and {b}");
     }

@@ -105,7 +105,8 @@ fn a_file_that_changes_little_changes_the_default_run() {
     let dir = tempfile::tempdir().unwrap();
     let path = file(&dir, "[train]\nsteps = 3\n\n[model]\n");
     let loaded = Config::load(&Sources::default().file(&path)).unwrap();
-    assert_eq!(loaded.config, load(Sources::default().set("train.steps=3")));
+    let alone = Sources::default().set("train.steps=3").set("parallel.dp=1");
+    assert_eq!(loaded.config, load(alone));
     assert_eq!((loaded.label.as_str(), loaded.preset.as_deref()), ("config", Some("default")));
 }
 
@@ -115,7 +116,7 @@ fn a_file_with_a_model_of_its_own_stands_on_the_tables_defaults() {
     let path = file(&dir, "[model]\nlayers = 2\nheads = 8\n");
     let loaded = Config::load(&Sources::default().file(&path)).unwrap();
     let model = &loaded.config.model;
-    // The default preset has two key and value heads, 160 steps and another learning rate.
+    // The default preset has two key and value heads, 140 steps and another learning rate.
     assert_eq!((model.layers.get(), model.heads.get(), model.kv_heads.get()), (2, 8, 8));
     assert_eq!((loaded.config.train.steps.get(), loaded.preset), (200, None));
 }
