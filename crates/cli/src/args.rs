@@ -1,5 +1,6 @@
 //! What can be written on the command line.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -25,6 +26,14 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Trains a model and leaves a folder with its weights, metrics and loss curve.
     Train(Settings),
+    /// Trains a few steps on one rank and in the chosen layout, and compares numbers, bytes and memory.
+    Verify {
+        #[command(flatten)]
+        settings: Settings,
+        /// How many steps.
+        #[arg(long, value_name = "N", default_value = "3")]
+        steps: NonZeroUsize,
+    },
     /// Evaluates a model: on given tokens, or on held-out data.
     Eval {
         #[command(flatten)]

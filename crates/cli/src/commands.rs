@@ -13,7 +13,7 @@ use phalanx_sys::interrupt;
 use serde_json::json;
 
 use crate::args::{Args, Bench, Command, Settings};
-use crate::out;
+use crate::{out, verify};
 
 /// Carries out a command.
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -25,6 +25,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             };
             train(&network::load(&settings.sources())?, output).map(|_| ())
         }
+        Command::Verify { settings, steps } => verify::run(settings, steps.get()),
         Command::Eval { settings, model, ids: Some(ids) } => answer(settings, model, &ids.0),
         Command::Eval { settings, model, .. } => held_out(settings, model),
         Command::Export { run, out, dtype, json } => export(run, out, (*dtype).into(), *json),

@@ -1,5 +1,7 @@
 //! The CPU engine: kernels over one arena, run by a fixed pool of threads.
 
+mod kernel;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -10,7 +12,9 @@ use phalanx_script::{Lane, Slot, Slots};
 use phalanx_sys::Arena;
 
 use crate::pool::{Pool, PoolSettings};
-use crate::tasks::{self, Context, Endpoint, Failure, Operation, Share, Task, Transfer, Var};
+use crate::tasks::{self, Context, Endpoint, Failure, Operation, Share, Transfer, Var};
+pub use kernel::Kernel;
+use kernel::{Call, place_barriers};
 
 /// Runs programs on this machine's cores.
 ///
@@ -42,34 +46,6 @@ struct Started {
     event: Event,
     handle: Handle,
     program: Arc<str>,
-}
-
-/// A compiled program.
-pub struct Kernel {
-    name: Arc<str>,
-    calls: Vec<Call>,
-    /// By value: collectives that one call starts and another waits for.
-    handles: Vec<Mutex<Option<Handle>>>,
-    slots: Slots,
-    instrs: usize,
-}
-
-impl Kernel {
-    /// The one call of the kernel, if that is a collective.
-    fn transfer(&self) -> Option<&Transfer> {
-        match self.calls.as_slice() {
-            [call] => call.task.transfer(),
-            _ => None,
-        }
-    }
-}
-
-struct Call {
-    task: Box<dyn Task>,
-    /// The instruction it belongs to; copies to outputs belong to the end.
-    instr: usize,
-    /// Whether all workers must have finished what comes before.
-    barrier: bool,
 }
 
 impl CpuEngine {
@@ -400,32 +376,5 @@ impl Engine for CpuEngine {
             }
         }
         Ok(Some(written))
-    }
-}
-
-/// A call needs a barrier before it if some worker touches what another one touched since the
-/// last barrier, and one of both writes.
-fn place_barriers(calls: &mut [Call], workers: usize) {
-    if workers == 1 {
-        return;
-    }
-    let shares = |task: &dyn Task| -> Vec<Vec<tasks::Access>> {
-        (0..workers).map(|worker| task.accesses(Share { worker, workers })).collect()
-    };
-    let mut since: Vec<Vec<Vec<tasks::Access>>> = Vec::new();
-    for call in calls {
-        let own = shares(&*call.task);
-        let conflict = since.iter().any(|earlier| {
-            (0..workers).any(|a| {
-                (0..workers)
-                    .filter(|&b| b != a)
-                    .any(|b| earlier[a].iter().any(|x| own[b].iter().any(|y| x.conflicts(y))))
-            })
-        });
-        if conflict {
-            call.barrier = true;
-            since.clear();
-        }
-        since.push(own);
     }
 }

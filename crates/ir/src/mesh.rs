@@ -168,6 +168,18 @@ impl Mesh {
         ranks
     }
 
+    /// A set of axes as a number: bit i stands for the i-th axis.
+    pub fn mask(&self, axes: &[Axis]) -> u32 {
+        let numbered = self.axes.iter().enumerate();
+        numbered.filter(|(_, (axis, _))| axes.contains(axis)).map(|(i, _)| 1 << i).sum()
+    }
+
+    /// The axes of such a number, in the order of the mesh.
+    pub fn axes_of(&self, mask: u32) -> Vec<Axis> {
+        let numbered = self.axes.iter().enumerate();
+        numbered.filter(|(i, _)| mask >> i & 1 == 1).map(|(_, (axis, _))| *axis).collect()
+    }
+
     fn unknown(&self, name: &str) -> IrError {
         IrError::UnknownAxis { name: name.to_owned(), mesh: self.to_string() }
     }

@@ -19,6 +19,7 @@ pub mod memory;
 pub mod order;
 pub mod schedule;
 pub mod slots;
+pub mod traffic;
 pub mod unit;
 
 pub use action::{
@@ -36,4 +37,5 @@ pub use memory::{MemoryPlan, plan, plan_beside};
 pub use order::HappensBefore;
 pub use schedule::{Part, Turn, accumulate, merge_adjacent};
 pub use slots::{Slot, Slots};
+pub use traffic::{Moved, Route, traffic};
 pub use unit::{Member, Unit, units};

@@ -143,8 +143,9 @@ pub fn shard(tensor: &Tensor, ty: &TensorType, mesh: &Mesh, rank: usize) -> Vec<
 pub fn assemble(ty: &TensorType, mesh: &Mesh, parts: &[&[u8]]) -> Result<Tensor, String> {
     let axes: Vec<_> = ty.layout.partial().iter().copied().collect();
     let size = ty.dtype.size();
-    let mut found: Vec<Vec<Option<(usize, &[u8])>>> =
-        vec![vec![None; ty.elements()]; mesh.count(&axes)];
+    // By share and element: who gave it first, and what.
+    type Given<'a> = Option<(usize, &'a [u8])>;
+    let mut found: Vec<Vec<Given<'_>>> = vec![vec![None; ty.elements()]; mesh.count(&axes)];
     for (rank, bytes) in parts.iter().enumerate() {
         let share = &mut found[mesh.shard(rank, &axes)];
         for (local, place) in places(ty, mesh, rank).into_iter().enumerate() {

@@ -24,5 +24,6 @@ pub mod schedule;
 pub mod session;
 pub mod steps;
 mod train;
+pub mod verify;
 
 pub use train::{Output, train};

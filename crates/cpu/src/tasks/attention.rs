@@ -47,13 +47,17 @@ fn held(op: &Operation<'_>, q: &Var, k: &Var) -> Option<Held> {
     let value = op.instr.inputs[0];
     let [batch, positions, heads] = [0, 1, 2].map(|dim| op.part(value, dim));
     let sharded = [batch, positions, heads].iter().any(|part| part.shards > 1);
-    let padded = q.valid[1] < q.shape[1] || k.valid[1] < k.shape[1];
+    // Padding of the major factor of the query heads is padding of the key heads too, and apart
+    // from the rest; where there is one key head, the heads of its group may be padded.
+    let group = if k.shape[2] == 1 { q.valid[2] } else { q.shape[2] / k.shape[2].max(1) };
+    let padded = q.valid[1] < q.shape[1] || k.valid[1] < k.shape[1] || q.valid[2] < q.shape[2];
     (sharded || padded).then(|| Held {
         batch,
         positions,
         heads,
         queries: op.program.ty(value).shape[1],
         keys: k.valid[1],
+        group,
     })
 }
 

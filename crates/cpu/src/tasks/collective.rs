@@ -177,7 +177,9 @@ impl Transfer {
             endpoint.lock().unwrap_or_else(PoisonError::into_inner).group(&group)
         });
         let group = group.map_err(|e| op.unsupported(e.to_string()))?;
-        let call = Call::new(group, kind, source.dtype, blocks).at(site);
+        // Traffic is counted by the axes that it goes over.
+        let tag = op.program.mesh().mask(axes);
+        let call = Call::new(group, kind, source.dtype, blocks).at(site).tagged(tag);
         Ok(Self { call, source, target })
     }
 

@@ -7,7 +7,7 @@ use phalanx_engine::EngineError;
 use phalanx_ir::Op;
 use phalanx_ir::ops::LinearCrossEntropy;
 
-use super::extent::gaps;
+use super::padding::Blank;
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, for_floats, task};
 use crate::element::{Element, Float};
 use crate::kernels::cross_entropy as kernel;
@@ -141,49 +141,6 @@ fn linear(
         tasks.extend(pair);
     }
     Ok(tasks)
-}
-
-/// Zeros where nothing else writes: the padding of results, and a sum of no rows at all.
-struct Blank {
-    var: Var,
-    ranges: Vec<Range<usize>>,
-}
-
-impl Blank {
-    fn of(outputs: &[Var], no_rows: bool) -> Option<Box<dyn Task>> {
-        let all = |var: &Var| 0..var.elements();
-        let blanks = outputs.iter().enumerate().map(|(i, var)| Blank {
-            ranges: match i == 2 && no_rows {
-                true => vec![all(var)],
-                false => gaps(&var.runs(), all(var)).collect(),
-            },
-            var: var.clone(),
-        });
-        let needed: Vec<Blank> = blanks.filter(|blank| !blank.ranges.is_empty()).collect();
-        (!needed.is_empty()).then(|| task(Blanks(needed)))
-    }
-}
-
-struct Blanks(Vec<Blank>);
-
-impl Task for Blanks {
-    fn accesses(&self, share: Share) -> Vec<Access> {
-        let whole = |blank: &Blank| blank.var.writes(share.alone(blank.var.elements()));
-        self.0.iter().map(whole).collect()
-    }
-
-    fn run(&self, cx: &Context<'_>) {
-        for blank in self.0.iter().filter(|b| cx.share.worker == 0 && !cx.adds(&b.var)) {
-            let size = blank.var.dtype.size();
-            for range in &blank.ranges {
-                // SAFETY: the task declared that it writes the value.
-                unsafe {
-                    let start = cx.ptr::<u8>(&blank.var).add(range.start * size);
-                    start.write_bytes(0, range.len() * size);
-                }
-            }
-        }
-    }
 }
 
 /// Copies w the other way round, once for all chunks; its rows are shared.

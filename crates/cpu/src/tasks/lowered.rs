@@ -5,21 +5,25 @@
 //! merges them and finishes its part. Padding comes out as zeros. Whole rows without padding have
 //! kernels of their own, which take one pass less.
 
+mod row;
+
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_engine::EngineError;
 use phalanx_ir::ops::NORM_PARTS;
-use phalanx_ir::{Exchange, Op, Part};
+use phalanx_ir::{Exchange, Op};
 
 use super::collective::Gather;
 use super::extent::{common, gaps};
 use super::norm_grad::SumParts;
-use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, for_floats, task};
+use super::{Access, Context, Operation, Share, Task, Tasks, for_float, for_floats, task};
+
 use crate::element::{Element, Float};
 use crate::kernels::cross_entropy::gradient_of_part;
-use crate::kernels::lowered::{self as kernel, Merge, Numbers};
+use crate::kernels::lowered::{self as kernel, Numbers};
+use row::{Gathered, Kind, Shared};
 
 /// The tasks of an op that needs this way, or nothing for whole rows without padding.
 pub(super) fn compile(op: &Operation<'_>) -> Result<Option<Tasks>, EngineError> {
@@ -79,189 +83,6 @@ fn sum_parts(op: &Operation<'_>, shared: &Shared) -> Result<Box<dyn Task>, Engin
             SumParts { sums, vectors, types: PhantomData };
         task(total)
     })
-}
-
-#[derive(Clone, Copy)]
-enum Kind {
-    RmsNorm { eps: f64 },
-    RmsNormGrad,
-    LayerNorm { eps: f64 },
-    LayerNormGrad,
-    Softmax,
-    SoftmaxGrad,
-    CrossEntropy,
-    CrossEntropyGrad,
-}
-
-impl Kind {
-    /// Whether rows of padding must be kept apart: they are summed, or hold targets to look up.
-    fn bounds_rows(self) -> bool {
-        self.vectors() > 0 || self.has_targets()
-    }
-
-    fn has_targets(self) -> bool {
-        matches!(self, Kind::CrossEntropy | Kind::CrossEntropyGrad)
-    }
-
-    /// How many results are sums over all rows.
-    fn vectors(self) -> usize {
-        match self {
-            Kind::RmsNormGrad => 1,
-            Kind::LayerNormGrad => 2,
-            _ => 0,
-        }
-    }
-
-    /// Whether an operand is as wide as a row and shared by all of them.
-    fn is_vector(self, input: usize) -> bool {
-        match self {
-            Kind::RmsNorm { .. } | Kind::RmsNormGrad | Kind::LayerNormGrad => input == 1,
-            Kind::LayerNorm { .. } => input > 0,
-            _ => false,
-        }
-    }
-
-    fn merge(self) -> Merge {
-        match self {
-            Kind::LayerNorm { .. } => Merge::Moments,
-            Kind::Softmax | Kind::CrossEntropy => Merge::Exponentials,
-            _ => Merge::Add,
-        }
-    }
-}
-
-/// Where the numbers of all parts lie once they are gathered.
-struct Gathered {
-    /// Offset in the workspace of all parts' numbers: `[parts, rows, numbers]`.
-    offset: usize,
-    /// How many numbers a row has.
-    numbers: usize,
-    /// This rank's part.
-    own: usize,
-    /// How many valid elements of a row each part has.
-    counts: Vec<usize>,
-}
-
-impl Gathered {
-    fn new(op: &Operation<'_>, exchange: &Exchange) -> Result<Self, EngineError> {
-        let missing = || op.unsupported("its scratch memory was not planned");
-        let (mesh, ty) = (op.program.mesh(), op.program.ty(op.instr.inputs[0]));
-        let last = |rank: usize| ty.local_valid(mesh, rank).last().copied().unwrap_or(1);
-        let group = mesh.group(op.rank, &exchange.axes);
-        Ok(Self {
-            offset: op.scratch.ok_or_else(missing)? + op.program.exchange_offset(op.instr),
-            numbers: exchange.numbers,
-            own: mesh.shard(op.rank, &exchange.axes),
-            counts: group.into_iter().map(last).collect(),
-        })
-    }
-}
-
-struct Shared {
-    kind: Kind,
-    inputs: Vec<Var>,
-    outputs: Vec<Var>,
-    /// The valid rows.
-    runs: Vec<Range<usize>>,
-    /// Valid elements of a row here, and on all ranks together.
-    width: usize,
-    total: usize,
-    /// Which part of the row is here.
-    part: Part,
-    /// Offset of the parts' sums of gradients in the workspace.
-    sums: Option<usize>,
-    gathered: Option<Gathered>,
-}
-
-impl Shared {
-    fn rows(&self) -> usize {
-        self.inputs[0].rows()
-    }
-
-    /// Elements of a value that belong to some rows.
-    fn of_rows(&self, var: &Var, rows: &Range<usize>) -> Range<usize> {
-        let width = var.elements() / self.rows().max(1);
-        rows.start * width..rows.end * width
-    }
-
-    fn reads(&self, rows: &Range<usize>) -> Vec<Access> {
-        let read = |(i, var): (usize, &Var)| match self.kind.is_vector(i) {
-            _ if rows.is_empty() => var.reads(0..0),
-            true => var.reads_all(),
-            false => var.reads(self.of_rows(var, rows)),
-        };
-        self.inputs.iter().enumerate().map(read).collect()
-    }
-
-    /// Bytes of the numbers of some rows of a part, counted from the first part's start.
-    fn number_bytes(&self, part: usize, rows: &Range<usize>, size: usize) -> Range<usize> {
-        let numbers = self.gathered.as_ref().map_or(0, |g| g.numbers) * size;
-        let first = part * self.rows();
-        (first + rows.start) * numbers..(first + rows.end) * numbers
-    }
-
-    /// The valid elements of a row of an operand.
-    ///
-    /// # Safety
-    /// The task declared that it reads the row, and `T` is its element type.
-    unsafe fn row<'a, T>(&self, cx: &'a Context<'_>, input: usize, row: usize) -> &'a [T] {
-        let var = &self.inputs[input];
-        let start = if self.kind.is_vector(input) { 0 } else { row * var.width() };
-        // SAFETY: the caller's.
-        unsafe { cx.get(var, start..start + self.width) }
-    }
-
-    /// A row's number in an operand that has one for each.
-    ///
-    /// # Safety
-    /// As for [`Self::row`].
-    unsafe fn number<T: Copy>(&self, cx: &Context<'_>, input: usize, row: usize) -> T {
-        // SAFETY: the caller's.
-        unsafe { cx.get::<T>(&self.inputs[input], row..row + 1)[0] }
-    }
-
-    /// The place of a row's target in this part, if it lies here.
-    fn held(&self, target: i32) -> Option<usize> {
-        let local = usize::try_from(target).ok()?.checked_sub(self.part.start()?)?;
-        (local < self.width).then_some(local)
-    }
-
-    /// The numbers of this rank's part of a row.
-    ///
-    /// # Safety
-    /// The task declared that it reads the row, and `T` is the operand's element type.
-    unsafe fn measure<T: Element>(&self, cx: &Context<'_>, row: usize) -> Numbers<T::Acc> {
-        // SAFETY: the caller's; statistics have the accumulator type.
-        unsafe {
-            let x = self.row::<T>(cx, 0, row);
-            match self.kind {
-                Kind::RmsNorm { .. } => kernel::squares(x),
-                Kind::LayerNorm { .. } => kernel::moments(x),
-                Kind::Softmax => kernel::exponentials(x, None),
-                Kind::CrossEntropy => kernel::exponentials(x, self.held(self.number(cx, 1, row))),
-                Kind::SoftmaxGrad => kernel::product(x, self.row(cx, 1, row)),
-                Kind::RmsNormGrad => {
-                    kernel::rms_gradient([x, self.row(cx, 1, row), self.row(cx, 3, row)])
-                }
-                Kind::LayerNormGrad => kernel::layer_gradient(
-                    [x, self.row(cx, 1, row), self.row(cx, 4, row)],
-                    [self.number(cx, 2, row), self.number(cx, 3, row)],
-                ),
-                Kind::CrossEntropyGrad => [T::Acc::ZERO; kernel::MOST],
-            }
-        }
-    }
-
-    /// Reports a target that names no class; negative ones are ignored.
-    fn refuses(&self, cx: &Context<'_>, target: i32) -> bool {
-        let bad = usize::try_from(target).is_ok_and(|t| t >= self.total);
-        if bad {
-            let classes = self.total;
-            let message = format!("target {target} is not below the vocabulary size {classes}");
-            cx.failure.report(message);
-        }
-        bad
-    }
 }
 
 /// Reduces each row to its numbers, and puts them where all parts' are gathered.
@@ -360,11 +181,9 @@ impl<T: Element> Finish<T> {
         unsafe {
             let numbers = self.merged(cx, index);
             let out = &row.outputs[0];
-            let wide = out.shape.len() == row.inputs[0].shape.len();
-            let start = index * if wide { out.width() } else { 0 };
             let x = |input: usize| row.row::<T>(cx, input, index);
             let y = || {
-                let all = cx.get_mut::<T>(out, start..start + out.width());
+                let all = cx.get_mut::<T>(out, index * out.width()..(index + 1) * out.width());
                 let (y, padding) = all.split_at_mut(width);
                 padding.fill(T::default());
                 y
@@ -398,26 +217,41 @@ impl<T: Element> Finish<T> {
                 }
                 Kind::Softmax => kernel::softmax(x(0), numbers, y()),
                 Kind::SoftmaxGrad => kernel::softmax_gradient([x(0), x(1)], numbers, y()),
-                Kind::CrossEntropy => {
-                    let target = row.number::<i32>(cx, 1, index);
-                    let lse = numbers[0] + numbers[1].ln();
-                    let counts = target >= 0 && !row.refuses(cx, target);
-                    keep(0, if counts { lse - numbers[2] } else { T::Acc::ZERO });
-                    keep(1, lse);
-                }
-                Kind::CrossEntropyGrad => {
-                    let target = row.number::<i32>(cx, 1, index);
-                    let dx = y();
-                    if target < 0 || row.refuses(cx, target) {
-                        return dx.fill(T::default());
-                    }
-                    // In place the logits are there already.
-                    if cx.ptr::<T>(&row.inputs[0]) != cx.ptr::<T>(out) {
-                        dx.copy_from_slice(x(0));
-                    }
-                    gradient_of_part(dx, row.held(target), statistic(2), statistic(3));
-                }
+                Kind::CrossEntropy | Kind::CrossEntropyGrad => self.loss(cx, index, numbers),
             }
+        }
+    }
+
+    /// The loss of a row, or the gradient of its logits here.
+    ///
+    /// # Safety
+    /// As for [`Self::finish`].
+    unsafe fn loss(&self, cx: &Context<'_>, index: usize, numbers: Numbers<T::Acc>) {
+        let (row, out) = (&self.row, &self.row.outputs[0]);
+        // SAFETY: the caller's; results are distinct.
+        unsafe {
+            let target = row.number::<i32>(cx, 1, index);
+            let counts = target >= 0 && !row.refuses(cx, target);
+            if matches!(row.kind, Kind::CrossEntropy) {
+                let lse = numbers[0] + numbers[1].ln();
+                let nll = if counts { lse - numbers[2] } else { T::Acc::ZERO };
+                for (var, number) in row.outputs.iter().zip([nll, lse]) {
+                    cx.get_mut::<T::Acc>(var, index..index + 1)[0] = number;
+                }
+                return;
+            }
+            let all = cx.get_mut::<T>(out, index * out.width()..(index + 1) * out.width());
+            let (dx, padding) = all.split_at_mut(row.width);
+            padding.fill(T::default());
+            if !counts {
+                return dx.fill(T::default());
+            }
+            // In place the logits are there already.
+            if cx.ptr::<T>(&row.inputs[0]) != cx.ptr::<T>(out) {
+                dx.copy_from_slice(row.row::<T>(cx, 0, index));
+            }
+            let (lse, d_nll) = (row.number(cx, 2, index), row.number(cx, 3, index));
+            gradient_of_part(dx, row.held(target), lse, d_nll);
         }
     }
 

@@ -72,3 +72,47 @@ impl Task for Clear {
         }
     }
 }
+
+/// Zeros where nothing else writes: the padding of results, and a sum of no rows at all.
+pub(super) struct Blank {
+    var: Var,
+    ranges: Vec<Range<usize>>,
+}
+
+impl Blank {
+    /// For these results, of which the third is a sum over rows.
+    pub(super) fn of(outputs: &[Var], no_rows: bool) -> Option<Box<dyn Task>> {
+        let all = |var: &Var| 0..var.elements();
+        let blanks = outputs.iter().enumerate().map(|(i, var)| Blank {
+            ranges: match i == 2 && no_rows {
+                true => vec![all(var)],
+                false => gaps(&var.runs(), all(var)).collect(),
+            },
+            var: var.clone(),
+        });
+        let needed: Vec<Blank> = blanks.filter(|blank| !blank.ranges.is_empty()).collect();
+        (!needed.is_empty()).then(|| Box::new(Blanks(needed)) as Box<dyn Task>)
+    }
+}
+
+struct Blanks(Vec<Blank>);
+
+impl Task for Blanks {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        let whole = |blank: &Blank| blank.var.writes(share.alone(blank.var.elements()));
+        self.0.iter().map(whole).collect()
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        for blank in self.0.iter().filter(|b| cx.share.worker == 0 && !cx.adds(&b.var)) {
+            let size = blank.var.dtype.size();
+            for range in &blank.ranges {
+                // SAFETY: the task declared that it writes the value.
+                unsafe {
+                    let start = cx.ptr::<u8>(&blank.var).add(range.start * size);
+                    start.write_bytes(0, range.len() * size);
+                }
+            }
+        }
+    }
+}

@@ -200,19 +200,23 @@ impl Cases {
             self.add(rotary, &[&normal("x", &[2, 5, 3, 4])]);
         }
         for kind in [AttentionKind::Flash, AttentionKind::Materialised] {
-            for (causal, dropout, s, t) in
-                [(false, 0.0, 5, 4), (true, 0.0, 5, 5), (true, 0.3, 5, 7), (true, 0.3, 6, 4)]
-            {
+            for (causal, dropout, [s, t], [h, g]) in [
+                (false, 0.0, [5, 4], [4, 2]),
+                (true, 0.0, [5, 5], [3, 1]),
+                (true, 0.3, [5, 7], [4, 2]),
+                (true, 0.3, [6, 4], [2, 1]),
+                (true, 0.3, [4, 4], [3, 3]),
+            ] {
                 let of = Attention { kind, causal, dropout, site: 2 };
-                let q = normal("q", &[2, s, 4, 2]);
-                let (k, v) = (normal("k", &[2, t, 2, 2]), normal("v", &[2, t, 2, 2]));
+                let q = normal("q", &[2, s, h, 2]);
+                let (k, v) = (normal("k", &[2, t, g, 2]), normal("v", &[2, t, g, 2]));
                 let mut operands = vec![q.clone(), k.clone(), v.clone()];
                 operands.extend(of.drops().then(|| key.clone()));
                 let kept = apply(&of.into(), &operands);
                 self.attend(of.into(), of.drops(), &operands);
                 operands.truncate(3);
                 operands.extend(kept);
-                operands.push(normal("do", &[2, s, 4, 2]));
+                operands.push(normal("do", &[2, s, h, 2]));
                 operands.extend(of.drops().then(|| key.clone()));
                 self.attend(AttentionGrad { of }.into(), of.drops(), &operands);
             }

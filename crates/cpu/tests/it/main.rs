@@ -5,6 +5,7 @@ mod cases;
 mod harness;
 mod lanes;
 mod ops;
+mod partitioned;
 mod ranks;
 mod segments;
 mod shared_gradient;

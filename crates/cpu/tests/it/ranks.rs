@@ -72,7 +72,7 @@ fn check(case: &Case, seeds: std::ops::Range<u64>, threads: usize) -> usize {
 /// How many seeds each op is tried with; a longer run is asked for by the environment.
 fn seeds(plain: u64) -> std::ops::Range<u64> {
     let asked = std::env::var("PHALANX_LAYOUT_SEEDS").ok().and_then(|n| n.parse().ok());
-    0..asked.unwrap_or(plain)
+    0..asked.unwrap_or(plain).max(plain)
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use phalanx_engine::Engine;
+use phalanx_ir::Mesh;
 use phalanx_models::hf;
 use phalanx_runtime::{Executor, Observed, ScriptId};
 use phalanx_script::{BufferId, Held, MemoryPlan, Script, TrainPlan, eval_script};
@@ -19,6 +20,7 @@ pub struct RankSession<E: Engine> {
     executor: Executor<E>,
     settings: Settings,
     plan: TrainPlan,
+    mesh: Mesh,
     store: Store,
     train: (ScriptId, Feed),
     evaluate: Option<(ScriptId, Feed, BufferId)>,
@@ -60,7 +62,8 @@ impl<E: Engine> RankSession<E> {
         };
         let types = lowered.param_types();
         let store = Store::new(train, &lowered.model, types, plan.units.clone(), ranks);
-        Ok(Self { executor, settings, plan, store, train: (train, feed), evaluate, steps: 0 })
+        let (mesh, train) = (lowered.mesh().clone(), (train, feed));
+        Ok(Self { executor, settings, plan, mesh, store, train, evaluate, steps: 0 })
     }
 
     /// Takes the memory, and this rank's part of the weights to start from out of `read`.
@@ -147,6 +150,11 @@ impl<E: Engine> RankSession<E> {
     /// it wrote. Weights and state are put back afterwards.
     pub fn observe(&mut self) -> Result<Observed> {
         Ok(self.executor.observe(self.train.0)?)
+    }
+
+    /// The mesh that the rank is one of.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
     }
 
     /// The engine.

@@ -169,14 +169,17 @@ impl<G: Gemm> Attention<'_, G> {
         };
         // Queries that are padding add nothing to the gradients of keys and values.
         let queries = shape.valid_queries();
-        for head in 0..shape.group {
+        let columns = |head: usize| head * shape.dim..(head + 1) * shape.dim;
+        for head in 0..shape.valid_group() {
             for rows in ranges(queries, ROWS) {
-                let columns = head * shape.dim..(head + 1) * shape.dim;
-                let dq = dq.reborrow().block(rows.clone(), columns);
+                let dq = dq.reborrow().block(rows.clone(), columns(head));
                 self.backward_tile(&operands, &laid_out, (head, rows), dq, &mut sums, scratch);
             }
         }
         clear(&mut dq, queries..shape.queries);
+        for head in shape.valid_group()..shape.group {
+            clear(&mut dq.reborrow().block(0..queries, columns(head)), 0..queries);
+        }
         for (mut gradient, sums) in [(dk, sums.dk), (dv, sums.dv)] {
             clear(&mut gradient, shape.valid_keys()..shape.keys);
             tile::store(gradient, sums.as_ref(), |_| T::Acc::ONE);

@@ -60,6 +60,8 @@ pub struct Held {
     pub queries: usize,
     /// Key positions per sequence, padding not counted.
     pub keys: usize,
+    /// Query heads per key-value head here, padding not counted: heads of one group may be padded.
+    pub group: usize,
 }
 
 /// One attention operation: its shape, its dropout and the library for its products.
@@ -88,6 +90,11 @@ impl Shape {
     #[inline(always)]
     fn valid_keys(&self) -> usize {
         self.held.map_or(self.keys, |held| held.keys)
+    }
+
+    /// Query heads per key-value head without padding; they are the first.
+    fn valid_group(&self) -> usize {
+        self.held.map_or(self.group, |held| held.group)
     }
 
     /// Query positions here without padding; they are the first.

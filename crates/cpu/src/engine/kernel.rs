@@ -1,0 +1,64 @@
+//! A compiled program: its calls in order, with barriers where workers meet.
+
+use std::sync::{Arc, Mutex};
+
+use phalanx_comm::Handle;
+use phalanx_script::Slots;
+
+use crate::tasks::{self, Share, Task, Transfer};
+
+/// A compiled program.
+pub struct Kernel {
+    pub(super) name: Arc<str>,
+    pub(super) calls: Vec<Call>,
+    /// By value: collectives that one call starts and another waits for.
+    pub(super) handles: Vec<Mutex<Option<Handle>>>,
+    pub(super) slots: Slots,
+    pub(super) instrs: usize,
+}
+
+impl Kernel {
+    /// The one call of the kernel, if that is a collective.
+    pub(super) fn transfer(&self) -> Option<&Transfer> {
+        match self.calls.as_slice() {
+            [call] => call.task.transfer(),
+            _ => None,
+        }
+    }
+}
+
+/// A task and where it stands.
+pub(super) struct Call {
+    pub(super) task: Box<dyn Task>,
+    /// The instruction it belongs to; copies to outputs belong to the end.
+    pub(super) instr: usize,
+    /// Whether all workers must have finished what comes before.
+    pub(super) barrier: bool,
+}
+
+/// A call needs a barrier before it if some worker touches what another one touched since the
+/// last barrier, and one of both writes.
+pub(super) fn place_barriers(calls: &mut [Call], workers: usize) {
+    if workers == 1 {
+        return;
+    }
+    let shares = |task: &dyn Task| -> Vec<Vec<tasks::Access>> {
+        (0..workers).map(|worker| task.accesses(Share { worker, workers })).collect()
+    };
+    let mut since: Vec<Vec<Vec<tasks::Access>>> = Vec::new();
+    for call in calls {
+        let own = shares(&*call.task);
+        let conflict = since.iter().any(|earlier| {
+            (0..workers).any(|a| {
+                (0..workers)
+                    .filter(|&b| b != a)
+                    .any(|b| earlier[a].iter().any(|x| own[b].iter().any(|y| x.conflicts(y))))
+            })
+        });
+        if conflict {
+            call.barrier = true;
+            since.clear();
+        }
+        since.push(own);
+    }
+}

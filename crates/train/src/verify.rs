@@ -1,0 +1,293 @@
+//! Is the training on many ranks the training on one?
+//!
+//! The same steps are taken on one rank and in the layout of the configuration, from the same weights
+//! and on the same batches. Losses, gradient norms, every gradient of the first step and every
+//! parameter at the end are compared; so are the bytes that ranks were predicted to exchange and the
+//! memory that they were planned to write with what was measured.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use phalanx_comm::Options;
+use phalanx_ir::Axis;
+use phalanx_models::hf::Tensor;
+use phalanx_script::{Category, Moved, Route, traffic};
+use serde::Serialize;
+
+use crate::config::{Float, Loaded, OptimKind, Sources};
+use crate::corpus::{self, with_step_data};
+use crate::error::{Error, Result};
+use crate::network::{Network, load};
+use crate::session::{Parallel, Prepared, RankSession, Session, Settings, StepResult};
+
+/// What `verify` tells.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Verified {
+    /// Whether everything agrees.
+    pub ok: bool,
+    /// What the layout was compared with.
+    pub reference: &'static str,
+    /// The largest relative difference of losses.
+    pub loss_max_rel: f64,
+    /// The same of gradient norms.
+    pub grad_norm_max_rel: f64,
+    /// The largest difference of a gradient of the first step, relative to its largest entry.
+    pub grad_max_rel: f64,
+    /// The same of parameters after the last step.
+    pub param_max_rel: f64,
+    /// The parameter that differs most.
+    pub worst_param: String,
+    /// What was moved between ranks, over all ranks and steps.
+    pub comm: Vec<CommRow>,
+    /// What a step writes, on the rank that writes most.
+    pub memory: Vec<MemoryRow>,
+}
+
+/// Collectives of one kind over the same axes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct CommRow {
+    /// The op.
+    pub op: &'static str,
+    /// The axes.
+    pub axes: Vec<String>,
+    /// Calls, counted on every rank that takes part.
+    pub count: u64,
+    /// Bytes that follow from the script's types.
+    pub bytes_predicted: u64,
+    /// Bytes of other ranks' memory that ranks were seen to read and write.
+    pub bytes_measured: u64,
+}
+
+/// One category of memory.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct MemoryRow {
+    /// The category.
+    pub category: &'static str,
+    /// The planned peak of live bytes.
+    pub predicted: usize,
+    /// The same peak over bytes that were seen to be written.
+    pub measured: usize,
+}
+
+/// Loads a configuration for a comparison: in f64 unless its user says otherwise.
+pub fn sources(sources: &Sources) -> Result<Loaded> {
+    let loaded = load(sources)?;
+    match loaded.by_user("precision.compute") {
+        true => Ok(loaded),
+        false => load(&sources.clone().set("precision.compute=f64")),
+    }
+}
+
+/// Takes steps in both ways and compares.
+pub fn verify(loaded: &Loaded, steps: usize) -> Result<Verified> {
+    verify_with(loaded, steps, Options::default())
+}
+
+/// The same, with ranks that communicate as these options say.
+pub fn verify_with(loaded: &Loaded, steps: usize, options: Options) -> Result<Verified> {
+    let config = &loaded.config;
+    let network = Network::new(loaded)?;
+    let models = network.models(config, false)?;
+    let settings = Settings::new(config)?;
+    let alone = Settings { parallel: Parallel::default(), ..settings.clone() };
+    let mut one = Prepared::new(&models, alone)?.start(&*network.start())?;
+    let mut many = Prepared::with_options(&models, settings, options)?.start(&*network.start())?;
+    let mut loader = corpus::training(loaded, &corpus::open(loaded)?)?;
+    let mut found = Comparison::default();
+    let lr = config.optim.lr.get();
+    for step in 1..=steps {
+        let batch = loader.next_batch().map_err(|e| Error::failed(e.told().into()))?;
+        let (a, b) = with_step_data(batch, |data| {
+            Ok::<_, Error>((one.step(data, lr)?, many.step(data, lr)?))
+        })?;
+        found.step(a, b);
+        if step == 1 {
+            found.gradients = Difference::of(&one.gradients()?, &many.gradients()?);
+        }
+    }
+    found.params = Difference::of(&one.params()?, &many.params()?);
+    let (comm, comm_agrees) = moved(&mut many, steps)?;
+    let (memory, memory_agrees) = memory(&mut many)?;
+    let bounds = Bounds::of(loaded);
+    Ok(Verified {
+        ok: bounds.hold(&found) && comm_agrees && memory_agrees,
+        reference: "one rank, same micro-batches",
+        loss_max_rel: found.loss,
+        grad_norm_max_rel: found.grad_norm,
+        grad_max_rel: found.gradients.largest,
+        param_max_rel: found.params.largest,
+        worst_param: found.params.name,
+        comm,
+        memory,
+    })
+}
+
+#[derive(Default)]
+struct Comparison {
+    first_loss: f64,
+    first_grad_norm: f64,
+    loss: f64,
+    grad_norm: f64,
+    gradients: Difference,
+    params: Difference,
+    steps: usize,
+}
+
+impl Comparison {
+    fn step(&mut self, a: StepResult, b: StepResult) {
+        let (loss, norm) = (relative(a.loss, b.loss), relative(a.grad_norm, b.grad_norm));
+        self.steps += 1;
+        if self.steps == 1 {
+            (self.first_loss, self.first_grad_norm) = (loss, norm);
+        }
+        self.loss = larger(self.loss, loss);
+        self.grad_norm = larger(self.grad_norm, norm);
+    }
+}
+
+/// |a − b| relative to b; what is no number differs infinitely.
+fn relative(a: f64, b: f64) -> f64 {
+    let error = (a - b).abs() / b.abs().max(f64::MIN_POSITIVE);
+    if error.is_finite() { error } else { f64::INFINITY }
+}
+
+fn larger(a: f64, b: f64) -> f64 {
+    if b > a || b.is_nan() { b } else { a }
+}
+
+/// The tensor that differs most, and by how much.
+#[derive(Default)]
+struct Difference {
+    largest: f64,
+    name: String,
+}
+
+impl Difference {
+    /// Each tensor's largest difference, relative to its largest entry or, if that is larger, to the
+    /// root of the mean square over all tensors.
+    fn of(expected: &BTreeMap<String, Tensor>, found: &BTreeMap<String, Tensor>) -> Self {
+        let values: BTreeMap<&str, Vec<f64>> =
+            expected.iter().map(|(name, t)| (name.as_str(), t.to_f64())).collect();
+        let count: usize = values.values().map(Vec::len).sum();
+        let squares: f64 = values.values().flatten().map(|x| x * x).sum();
+        let typical = (squares / count.max(1) as f64).sqrt();
+        let mut worst = Self::default();
+        for (name, expected) in &values {
+            let found = found.get(*name).map(Tensor::to_f64).unwrap_or_default();
+            let error = match found.len() == expected.len() {
+                false => f64::INFINITY,
+                true => {
+                    let entry = expected.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
+                    let pairs = expected.iter().zip(&found).map(|(a, b)| (a - b).abs());
+                    let most = pairs.fold(0.0, larger);
+                    let scale = entry.max(typical).max(f64::MIN_POSITIVE);
+                    if most.is_finite() { most / scale } else { f64::INFINITY }
+                }
+            };
+            if error > worst.largest || worst.name.is_empty() {
+                worst = Self { largest: error, name: (*name).to_owned() };
+            }
+        }
+        worst
+    }
+}
+
+/// How far the two ways may differ.
+struct Bounds {
+    /// Losses, norm and gradients of the first step.
+    first: f64,
+    /// Losses of all steps.
+    losses: f64,
+    /// Parameters, where they are judged.
+    params: Option<f64>,
+}
+
+impl Bounds {
+    fn of(loaded: &Loaded) -> Self {
+        let config = &loaded.config;
+        let wide = |bound| Self { first: bound, losses: bound, params: Some(bound) };
+        let sgd = config.optim.kind == OptimKind::Sgd;
+        match config.precision.compute {
+            Float::F64 => wide(1e-10),
+            // Adam turns the rounding noise of zero gradients into full steps.
+            Float::F32 => Self { first: 1e-5, losses: 1e-4, params: sgd.then_some(1e-4) },
+            // Eight bits of a significand, some hundred of them summed.
+            _ => Self { first: 5e-2, losses: 5e-2, params: None },
+        }
+    }
+
+    fn hold(&self, found: &Comparison) -> bool {
+        found.first_loss <= self.first
+            && found.first_grad_norm <= self.first
+            && found.gradients.largest <= self.first
+            && found.loss <= self.losses
+            && self.params.is_none_or(|bound| found.params.largest <= bound)
+    }
+}
+
+/// What ranks moved in all steps, beside what their scripts said; and whether every rank agrees.
+fn moved(session: &mut Session, steps: usize) -> Result<(Vec<CommRow>, bool)> {
+    let ranks = session.on_ranks(|rank, session| {
+        let predicted = traffic(session.script(), rank);
+        let mesh = session.mesh().clone();
+        let measured: BTreeMap<Route, Moved> = match session.engine_mut().communicator() {
+            None => BTreeMap::new(),
+            Some(comm) => (comm.traffic().entries())
+                .map(|(tag, kind, count)| {
+                    let route = Route { op: kind.name(), axes: mesh.axes_of(tag) };
+                    (route, Moved { calls: count.calls, bytes: count.bytes })
+                })
+                .collect(),
+        };
+        Ok((predicted, measured))
+    })?;
+    let mut rows: BTreeMap<Route, CommRow> = BTreeMap::new();
+    let mut agrees = true;
+    for (predicted, measured) in ranks {
+        let routes: BTreeSet<Route> = predicted.keys().chain(measured.keys()).cloned().collect();
+        for route in routes {
+            let once = predicted.get(&route).copied().unwrap_or_default();
+            let steps = steps as u64;
+            let predicted = Moved { calls: once.calls * steps, bytes: once.bytes * steps };
+            let measured = measured.get(&route).copied().unwrap_or_default();
+            agrees &= predicted == measured;
+            let row = rows.entry(route.clone()).or_insert_with(|| CommRow {
+                op: route.op,
+                axes: names(&route.axes),
+                count: 0,
+                bytes_predicted: 0,
+                bytes_measured: 0,
+            });
+            row.count += measured.calls;
+            row.bytes_predicted += predicted.bytes;
+            row.bytes_measured += measured.bytes;
+        }
+    }
+    Ok((rows.into_values().collect(), agrees))
+}
+
+fn names(axes: &[Axis]) -> Vec<String> {
+    axes.iter().map(|axis| axis.to_string()).collect()
+}
+
+/// Planned and written bytes of each category; and whether every rank agrees.
+fn memory(session: &mut Session) -> Result<(Vec<MemoryRow>, bool)> {
+    let ranks = session.on_ranks(|_, session: &mut RankSession<_>| {
+        let plan = session.memory().clone();
+        let observed = session.observe()?;
+        Ok((plan, observed))
+    })?;
+    let mut rows: Vec<MemoryRow> = (Category::ALL.into_iter())
+        .map(|category| MemoryRow { category: category.name(), predicted: 0, measured: 0 })
+        .collect();
+    let mut agrees = true;
+    for (plan, observed) in &ranks {
+        for (row, (category, written)) in rows.iter_mut().zip(&observed.peaks) {
+            let planned = plan.peak(*category);
+            agrees &= planned == *written;
+            row.predicted = row.predicted.max(planned);
+            row.measured = row.measured.max(*written);
+        }
+    }
+    rows.retain(|row| row.predicted > 0 || row.measured > 0);
+    Ok((rows, agrees))
+}
