@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 
 use phalanx_ir::{Instr, Mesh, Op, OpDef, Program, Role, ValueId};
 
-use super::Strategy;
 use super::find::{attentions, readers};
+use super::{Place, Strategy};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::split::Split;
@@ -42,6 +42,10 @@ impl Strategy for Megatron {
         let degree = mesh.expand(&self.axis).map_or(1, |a| mesh.count(&a));
         let cut = |kv_heads| Split { axis: self.axis.clone(), major: shared(kv_heads, degree) };
         Ok(attentions(program).iter().map(|a| cut(a.kv_heads)).collect())
+    }
+
+    fn place(&self) -> Place {
+        Place::Weights
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {

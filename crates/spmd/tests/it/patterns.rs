@@ -210,3 +210,16 @@ fn an_axis_that_straddles_heads_names_its_split() {
     let error = partition(&whole, &mesh, &ctx.finish(), &Costs::default()).unwrap_err();
     assert!(error.to_string().contains("split it: tp = 2×2"), "{error}");
 }
+
+#[test]
+fn the_order_of_strategies_does_not_matter() {
+    let (data, kv, tp, sp) =
+        (Data::default(), AllGatherKv::default(), Megatron::default(), Sequence::default());
+    let f = "all_gather<cp> 2, all_gather<tp> 2, reduce_scatter<tp> 2";
+    let bw = "all_gather<cp> 2, all_gather<tp> 4, reduce_scatter<cp> 2, reduce_scatter<tp> 2";
+    let forth: [&dyn Strategy; 4] = [&data, &kv, &tp, &sp];
+    let back: [&dyn Strategy; 4] = [&sp, &tp, &kv, &data];
+    for by in [forth, back] {
+        check(&llama(4), 1, "dp=2 cp=2 tp=2", &by, f, bw);
+    }
+}
