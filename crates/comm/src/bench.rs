@@ -53,7 +53,8 @@ pub fn collectives(ranks: usize, options: &Options, sizes: &[usize]) -> Result<V
     Ok(rows)
 }
 
-/// Measures one call at one size; copies are timed between the calls, in the same run.
+/// Measures one call at one size. Copies are timed in the same run, but not between the calls, whose
+/// caches they would disturb.
 fn measure(ranks: usize, options: &Options, op: OpKind, bytes: usize) -> Result<Row, Failure> {
     let rounds = rounds(bytes);
     let slowest: Mutex<Vec<[Duration; 2]>> = Mutex::new(vec![[Duration::ZERO; 2]; rounds]);
@@ -62,10 +63,11 @@ fn measure(ranks: usize, options: &Options, op: OpKind, bytes: usize) -> Result<
         let mut own = vec![[Duration::ZERO; 2]; rounds];
         for round in 0..WARM_UP + rounds {
             let copied = bench.time_copy(endpoint)?;
+            own[round.saturating_sub(WARM_UP)][1] = copied;
+        }
+        for round in 0..WARM_UP + rounds {
             let called = bench.time_call(endpoint)?;
-            if let Some(round) = round.checked_sub(WARM_UP) {
-                own[round] = [called, copied];
-            }
+            own[round.saturating_sub(WARM_UP)][0] = called;
         }
         let mut slowest = slowest.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         for (slowest, own) in slowest.iter_mut().zip(own) {

@@ -77,12 +77,11 @@ fn may_merge(program: &Program, instr: &Instr) -> bool {
 }
 
 fn serves(kept: &Instr, phase: Phase) -> bool {
-    let constant = kept.inputs.is_empty();
-    let collective = matches!(kept.op, Op::Collective(_));
-    match (constant, collective) {
-        (true, _) => kept.phase == phase,
-        (false, true) => (kept.phase == Phase::F) == (phase == Phase::F) && kept.phase <= phase,
-        (false, false) => kept.phase <= phase,
+    match kept.op {
+        // What was gathered for the forward is gathered again, not kept whole for the backward.
+        Op::Collective(_) if kept.phase == Phase::F => phase == Phase::F,
+        _ if kept.inputs.is_empty() => kept.phase == phase,
+        _ => kept.phase <= phase,
     }
 }
 
@@ -182,21 +181,15 @@ mod tests {
             return y: boundary %2
             return g: gradient %5";
         let apart = "
-            x: boundary f32[8]{0:dp}
             %1 = all_gather<dp>(x, dim=0) : f32[8]
             %2 = tanh(%1) : f32[8]
             %3 = all_gather<dp>(x, dim=0) : f32[8] @B
-            %5 = add(%3, %3) : f32[8] @W
-            return y: boundary %2
-            return g: gradient %5";
+            %5 = add(%3, %3) : f32[8] @W";
         check_on("dp=2", text, common, apart);
         let at_once = "
-            x: boundary f32[8]{0:dp}
             %1 = all_gather<dp>(x, dim=0) : f32[8]
             %2 = tanh(%1) : f32[8]
-            %5 = add(%1, %1) : f32[8] @W
-            return y: boundary %2
-            return g: gradient %5";
+            %5 = add(%1, %1) : f32[8] @W";
         check_on("dp=2", text, common_at_once, at_once);
     }
 

@@ -15,6 +15,7 @@ mod common;
 mod dead_code;
 mod fold_add;
 mod fuse;
+mod overlap;
 mod sort_free;
 mod stored_params;
 #[cfg(test)]
@@ -25,5 +26,6 @@ pub use common::{common, common_at_once};
 pub use dead_code::{dead_code, dead_code_and_inputs};
 pub use fold_add::fold_add;
 pub use fuse::{MAX_FULL_OPERANDS, MAX_OPERANDS, MAX_STEPS, fuse};
+pub use overlap::overlap;
 pub use sort_free::{peak_bytes, sort_free};
 pub use stored_params::stored_params;

@@ -1,5 +1,4 @@
-//! From a model to the programs that scripts run: gradients, partitioning, slicing, and the passes
-//! between.
+//! From a model to the programs that scripts run: gradients, slicing, and the passes between.
 //!
 //! The one place that knows in which order the passes come.
 

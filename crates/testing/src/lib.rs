@@ -23,7 +23,7 @@ pub mod threads;
 
 pub use compile::{compile, optimise};
 pub use errors::{Errors, worst};
-pub use ranks::run_on_ranks;
+pub use ranks::{Bug, run_on_ranks, run_with};
 pub use rig::{Batch, Rig, Setup};
 pub use small::{VOCAB, gpt, llama, mlp, tiny};
 pub use tensors::{ids, normal, tensor};

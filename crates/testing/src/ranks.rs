@@ -28,6 +28,47 @@ pub fn run_on_ranks(
     program: &Program,
     inputs: &BTreeMap<String, Tensor>,
 ) -> BTreeMap<String, Tensor> {
+    run_with(program, inputs, None)
+}
+
+/// A mistake in how collectives move blocks. Tests plant them to see that cases find them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bug {
+    /// Gathered blocks are put together in the reverse order.
+    GatherOrder,
+    /// Of a scattered sum, ranks take blocks in the reverse order.
+    ScatterOrder,
+    /// Exchanged blocks are put together in the reverse order.
+    ExchangeOrder,
+    /// Slices are taken in the reverse order.
+    ShardOrder,
+    /// A permutation moves nothing.
+    NoPermute,
+    /// Every rank keeps what only the first should.
+    PartialEverywhere,
+    /// The last rank's share of a sum is left out.
+    ForgottenShare,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Bug; 7] = [
+        Bug::GatherOrder,
+        Bug::ScatterOrder,
+        Bug::ExchangeOrder,
+        Bug::ShardOrder,
+        Bug::NoPermute,
+        Bug::PartialEverywhere,
+        Bug::ForgottenShare,
+    ];
+}
+
+/// The same with a planted bug.
+pub fn run_with(
+    program: &Program,
+    inputs: &BTreeMap<String, Tensor>,
+    bug: Option<Bug>,
+) -> BTreeMap<String, Tensor> {
     let mesh = program.mesh();
     let mut values: Vec<Vec<Block>> = vec![Vec::new(); program.values().len()];
     for port in program.inputs() {
@@ -41,7 +82,7 @@ pub fn run_on_ranks(
             Op::Collective(c) => {
                 let ty = program.ty(instr.inputs[0]);
                 let blocks = &values[instr.inputs[0].index()];
-                vec![Exchange { mesh, ty, blocks }.run(c)]
+                vec![Exchange { mesh, ty, blocks, bug }.run(c)]
             }
             _ => compute(program, instr, &values),
         };
@@ -135,14 +176,43 @@ struct Exchange<'a> {
     mesh: &'a Mesh,
     ty: &'a TensorType,
     blocks: &'a [Block],
+    bug: Option<Bug>,
 }
 
 impl Exchange<'_> {
+    fn has(&self, bug: Bug) -> bool {
+        self.bug == Some(bug)
+    }
+
     fn run(&self, c: &Collective) -> Vec<Block> {
         let ranks = 0..self.mesh.ranks();
-        let group = |rank| self.mesh.group(rank, &c.axes);
+        let reversed = match c.kind {
+            CollectiveKind::AllGather { .. } => self.has(Bug::GatherOrder),
+            CollectiveKind::ReduceScatter { .. } => self.has(Bug::ScatterOrder),
+            CollectiveKind::AllToAll { .. } => self.has(Bug::ExchangeOrder),
+            CollectiveKind::Shard { .. } => self.has(Bug::ShardOrder),
+            _ => false,
+        };
         let n = self.mesh.count(&c.axes);
-        let place = |rank| self.mesh.shard(rank, &c.axes);
+        let group = |rank| {
+            let mut group = self.mesh.group(rank, &c.axes);
+            let gathers = matches!(
+                c.kind,
+                CollectiveKind::AllGather { .. } | CollectiveKind::AllToAll { .. }
+            );
+            if reversed && gathers {
+                group.reverse();
+            }
+            group
+        };
+        let place = |rank| {
+            let place = self.mesh.shard(rank, &c.axes);
+            let cuts = matches!(
+                c.kind,
+                CollectiveKind::ReduceScatter { .. } | CollectiveKind::Shard { .. }
+            );
+            if reversed && cuts { n - 1 - place } else { place }
+        };
         match c.kind {
             CollectiveKind::AllGather { dim } => {
                 ranks.map(|r| concat(group(r).into_iter().map(|q| &self.blocks[q]), dim)).collect()
@@ -166,12 +236,14 @@ impl Exchange<'_> {
             CollectiveKind::ToPartial => ranks
                 .map(|r| match place(r) {
                     0 => self.blocks[r].clone(),
+                    _ if self.has(Bug::PartialEverywhere) => self.blocks[r].clone(),
                     _ => Block {
                         data: vec![0.0; self.blocks[r].data.len()],
                         ..self.blocks[r].clone()
                     },
                 })
                 .collect(),
+            CollectiveKind::Permute { .. } if self.has(Bug::NoPermute) => self.blocks.to_vec(),
             CollectiveKind::Permute { dim } => {
                 ranks.map(|r| self.blocks[self.holder(r, dim, &c.axes)].clone()).collect()
             }
@@ -181,7 +253,8 @@ impl Exchange<'_> {
 
     fn sum(&self, group: &[usize]) -> Block {
         let mut sum = self.blocks[group[0]].clone();
-        for &rank in &group[1..] {
+        let end = group.len() - usize::from(self.has(Bug::ForgottenShare));
+        for &rank in &group[1..end] {
             for (a, b) in sum.data.iter_mut().zip(&self.blocks[rank].data) {
                 *a += b;
             }

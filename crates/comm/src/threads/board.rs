@@ -3,7 +3,8 @@
 //! Every member has a ring of slots, one for each of its outstanding calls, and one number that
 //! says how far it has come. It alone writes them. A slot is read by others only between its
 //! stamp, which is set last, and the writer's next use of it, which waits until all have come past
-//! the call. So there are no locks, and a call costs each rank one cache line per peer to match.
+//! the call. Stamps and progress are in one order with the flags of sleepers, so that either the
+//! sleeper sees the change or the changer sees the sleeper. So there are no locks, and a call costs each rank one cache line per peer to match.
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
@@ -163,12 +164,12 @@ impl Board {
                 counts.extend_from_slice(receive);
             }
         }
-        slot.stamp.store(sequence + 1, Ordering::Release);
+        slot.stamp.store(sequence + 1, Ordering::SeqCst);
     }
 
     /// Whether a member has put up call `sequence`.
     pub(super) fn has_posted(&self, member: usize, sequence: u64) -> bool {
-        self.slot(member, sequence).stamp.load(Ordering::Acquire) == sequence + 1
+        self.slot(member, sequence).stamp.load(Ordering::SeqCst) == sequence + 1
     }
 
     /// What a member has put up.
@@ -192,12 +193,12 @@ impl Board {
 
     /// How many calls a member has finished: it touches nobody's memory for them any more.
     pub(super) fn progress(&self, member: usize) -> u64 {
-        self.members[member].progress.load(Ordering::Acquire)
+        self.members[member].progress.load(Ordering::SeqCst)
     }
 
     /// Says how many calls member `me` has finished.
     pub(super) fn set_progress(&self, me: usize, progress: u64) {
-        self.members[me].progress.store(progress, Ordering::Release);
+        self.members[me].progress.store(progress, Ordering::SeqCst);
     }
 
     fn slot(&self, member: usize, sequence: u64) -> &Slot {

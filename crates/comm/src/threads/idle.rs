@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::endpoint::{Endpoint, Local};
 use super::progress::Stage;
+use super::world::ANYBODY;
 use crate::error::{CommError, Missing};
 use crate::sync::{SPINS, TIMED, current, park_timeout, relax};
 
@@ -105,7 +106,7 @@ impl Endpoint {
 
     /// Sleeps until something changed, unless it did before falling asked.
     fn sleep(&mut self, goal: Goal, since: Instant) -> Result<(), CommError> {
-        self.shared.about_to_park(self.rank, current());
+        self.shared.about_to_park(self.rank, self.waits_for(goal), current());
         let moved = self.advance();
         if matches!(moved, Ok(false)) && !self.is_reached(goal) && !self.shared.is_poisoned() {
             let left = self.shared.options.timeout.saturating_sub(since.elapsed());
@@ -113,6 +114,17 @@ impl Endpoint {
         }
         self.shared.awake(self.rank);
         if !moved? && TIMED { self.check_clock(goal, since) } else { Ok(()) }
+    }
+
+    /// Who keeps this rank waiting. With one call outstanding nobody but the first member that it
+    /// has not seen can move it on, and nobody needs this rank meanwhile; so nobody else need wake
+    /// it, and where many ranks share few cores, most arrivals wake nobody.
+    fn waits_for(&self, goal: Goal) -> u64 {
+        // Room for another call is made by members whom no call of this rank is waiting for.
+        let (&[index], Goal::Call(_)) = (&self.order[..], goal) else { return ANYBODY };
+        let call = &self.calls[index as usize];
+        let ranks = self.groups[call.group].board.group.ranks();
+        ranks.get(call.seen).map_or(ANYBODY, |&rank| rank as u64)
     }
 
     fn check_clock(&self, goal: Goal, since: Instant) -> Result<(), CommError> {

@@ -10,6 +10,10 @@ use super::board::{Board, NOBODY, Posting};
 use crate::call::{OpKind, Reduction, Strides};
 use crate::kernel::{self, Combine, Meter, Place, Pointers};
 
+/// From how large a part on results are streamed past the caches. Smaller ones are soon needed where
+/// they are, and what is streamed has to come back from memory.
+const STREAMED_BYTES: usize = 16 << 10;
+
 /// Room for lists of as many entries as there are ranks, so that no call allocates.
 #[derive(Default)]
 pub(super) struct Scratch {
@@ -204,7 +208,7 @@ impl Movement<'_> {
             dtype: header.dtype,
             reduction: header.reduction.unwrap_or(Reduction::Sum),
             accumulate: header.accumulate,
-            stream: self.stream,
+            stream: self.stream && shape[2] * self.size() >= STREAMED_BYTES,
         };
         let Scratch { sources, targets, pointers } = &mut *self.scratch;
         // SAFETY: the caller's promises are passed on.

@@ -10,9 +10,7 @@ use crate::call::OpKind;
 use crate::error::Failure;
 use crate::group::Group;
 use crate::site::Site;
-use crate::sync::{
-    AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Thread, fence, moment, yield_now,
-};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Thread, moment, yield_now};
 
 /// How ranks wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,9 +144,14 @@ pub(super) struct RankState {
 struct Sleep {
     /// Whether it sleeps, or is about to.
     parked: AtomicBool,
+    /// The rank that it waits for, or `ANYBODY`.
+    waits_for: AtomicU64,
     /// The thread to wake.
     thread: Mutex<Option<Thread>>,
 }
+
+/// A sleeper that wants to know of every change.
+pub(super) const ANYBODY: u64 = u64::MAX;
 
 impl Shared {
     /// The board of a group, or of a channel between two ranks; the first to ask makes it.
@@ -171,7 +174,7 @@ impl Shared {
     }
 
     pub(super) fn is_poisoned(&self) -> bool {
-        self.poisoned.load(Ordering::Acquire)
+        self.poisoned.load(Ordering::SeqCst)
     }
 
     /// Stops all ranks; only the first reason is kept.
@@ -182,7 +185,6 @@ impl Shared {
         }
         drop(failure);
         self.poisoned.store(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
         for rank in 0..self.ranks.len() {
             self.wake(rank);
         }
@@ -241,12 +243,13 @@ impl Shared {
         format!("last finished {kind} #{} of group {group} at `{site}`", finished - 1)
     }
 
-    /// Says that a rank is about to sleep; it must look once more after this.
-    pub(super) fn about_to_park(&self, rank: usize, thread: Thread) {
+    /// Says that a rank is about to sleep until another rank, or anybody, changes something; it
+    /// must look once more after this.
+    pub(super) fn about_to_park(&self, rank: usize, waits_for: u64, thread: Thread) {
         let state = &self.ranks[rank].sleep;
+        state.waits_for.store(waits_for, Ordering::SeqCst);
         *lock(&state.thread) = Some(thread);
         state.parked.store(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
     }
 
     /// Says that a rank is awake.
@@ -254,20 +257,23 @@ impl Shared {
         self.ranks[rank].sleep.parked.store(false, Ordering::Relaxed);
     }
 
-    /// Wakes the members of a board after something changed on it.
+    /// Wakes the members of a board who wait for what one of them has changed on it.
     pub(super) fn wake_members(&self, board: &Board, me: usize) {
-        // Orders the change before the look at who sleeps; a sleeper does it the other way round.
-        fence(Ordering::SeqCst);
-        for (index, &rank) in board.group.ranks().iter().enumerate() {
-            if index != me {
-                self.wake(rank);
+        let by = board.group.ranks()[me] as u64;
+        for &rank in board.group.ranks() {
+            let sleep = &self.ranks[rank].sleep;
+            if sleep.parked.load(Ordering::SeqCst) {
+                let waits_for = sleep.waits_for.load(Ordering::SeqCst);
+                if waits_for == by || waits_for == ANYBODY {
+                    self.wake(rank);
+                }
             }
         }
     }
 
     fn wake(&self, rank: usize) {
         let state = &self.ranks[rank].sleep;
-        if state.parked.load(Ordering::Relaxed) && state.parked.swap(false, Ordering::SeqCst) {
+        if state.parked.load(Ordering::SeqCst) && state.parked.swap(false, Ordering::SeqCst) {
             let thread = lock(&state.thread).clone();
             if let Some(thread) = thread {
                 thread.unpark();

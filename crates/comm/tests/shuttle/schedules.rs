@@ -99,6 +99,30 @@ fn waits_in_any_order_end() {
     });
 }
 
+/// Receivers of a broadcast need nobody but the root, and yet must not run ahead of each other
+/// further than there are slots.
+#[test]
+fn nobody_runs_too_far_ahead() {
+    check(3, |endpoint| {
+        let me = endpoint.rank();
+        let send: [[f32; 1]; 7] = std::array::from_fn(|i| [i as f32 + 1.0]);
+        let mut got = [[0f32; 1]; 7];
+        let mut last = None;
+        for (i, (send, got)) in send.iter().zip(&mut got).enumerate() {
+            let broadcast = call(GroupId::WORLD, Op::Broadcast { root: i % 3 }, 1);
+            let handle = start(endpoint, &broadcast, send, got);
+            // Rank 0 waits for the call before this one, the others for this one.
+            if let Some(handle) = last.replace(handle).filter(|_| me == 0) {
+                endpoint.wait(handle).unwrap();
+            } else if me != 0 {
+                endpoint.wait(last.take().unwrap()).unwrap();
+            }
+        }
+        last.into_iter().for_each(|handle| endpoint.wait(handle).unwrap());
+        assert_eq!(got, send);
+    });
+}
+
 /// Messages in both directions, each end waiting for another one first.
 #[test]
 fn messages_cross() {

@@ -1,6 +1,6 @@
 //! The primitives of the protocol, as the scheduler of random schedules has them.
 
-pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(crate) use shuttle::sync::{Mutex, MutexGuard};
 pub(crate) use shuttle::thread::{Thread, current, park_timeout, yield_now};
 

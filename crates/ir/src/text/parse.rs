@@ -47,6 +47,13 @@ impl Reader {
             self.program.output(name, role, value);
             return Ok(());
         }
+        if let Some(rest) = text.strip_prefix("note ") {
+            let (value, layout) = rest.split_once(" {").ok_or("expected `note value {layout}`")?;
+            let layout = layout.strip_suffix('}').ok_or("expected `}`")?;
+            let value = self.value(value)?;
+            self.program.note(value, layout);
+            return Ok(());
+        }
         if let Some((results, rest)) = text.split_once(" = ") {
             return self.instr(results, rest);
         }

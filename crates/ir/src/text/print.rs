@@ -45,6 +45,9 @@ impl fmt::Display for Program {
         for i in self.instrs() {
             writeln!(f, "  {}", instr(self, i))?;
         }
+        for (value, layout) in self.notes() {
+            writeln!(f, "  note {} {{{layout}}}", value_name(self, *value))?;
+        }
         for port in self.outputs() {
             let value = value_name(self, port.value);
             writeln!(f, "  return {}: {} {value}", port.name, port.role.name())?;

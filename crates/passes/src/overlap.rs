@@ -1,0 +1,186 @@
+//! Collectives that run while something else is computed: each becomes a start, as early as its
+//! operand is there, and a done, as late as its result is read.
+//!
+//! Both buffers live from start to done, so a start moves up by at most as many instructions as the
+//! caller says; else every parameter would be gathered at once. A collective with nothing to compute
+//! in between stays whole. All ranks run the same program, so they issue collectives in one order.
+//! It comes last of all passes, when instructions stand in the order in which they will run.
+
+use phalanx_ir::ops::{Collective, CollectiveKind};
+use phalanx_ir::{Graph, Instr, Op, OpDef, Phase, Program, TensorType, ValueId};
+
+/// Splits collectives into starts and dones, starting each at most `ahead` instructions early.
+pub fn overlap(program: &Program, ahead: usize) -> Program {
+    let spans = spans(program, ahead);
+    let mut copy = Copy::new(program);
+    for at in 0..=program.instrs().len() {
+        for (index, span) in spans.iter().enumerate() {
+            if span.is_some_and(|s| s.done == at) {
+                copy.done(index);
+            }
+        }
+        for (index, span) in spans.iter().enumerate() {
+            if span.is_some_and(|s| s.start == at) {
+                copy.start(index);
+            }
+        }
+        if at < spans.len() && spans[at].is_none() {
+            copy.keep(at);
+        }
+    }
+    copy.finish()
+}
+
+/// Before which instructions a collective starts and is waited for.
+#[derive(Clone, Copy)]
+struct Span {
+    start: usize,
+    done: usize,
+}
+
+/// For each instruction, how it is spread if it is a collective that gains by it.
+fn spans(program: &Program, ahead: usize) -> Vec<Option<Span>> {
+    let graph = Graph::new(program);
+    let instrs = program.instrs();
+    (instrs.iter().enumerate())
+        .map(|(index, instr)| {
+            let collective = moving(instr)?;
+            // One that follows another has to wait for it in any case.
+            let maker = graph.maker(instr.inputs[0]);
+            let follows = maker.is_some_and(|m| moving(&instrs[m]).is_some());
+            let made = maker.map_or(0, |m| m + 1);
+            let earliest = if follows { index } else { made.max(index.saturating_sub(ahead)) };
+            let read = graph.readers(instr.outputs[0]).first().copied().unwrap_or(instrs.len());
+            let between = (earliest..read).filter(|&i| i != index);
+            let worth = between.into_iter().any(|i| computes(&instrs[i]));
+            (worth && !collective.start).then_some(Span { start: earliest, done: read })
+        })
+        .collect()
+}
+
+/// The collective that an instruction is, if it moves data between ranks at once.
+fn moving(instr: &Instr) -> Option<&Collective> {
+    let Op::Collective(collective) = &instr.op else { return None };
+    let local = matches!(
+        collective.kind,
+        CollectiveKind::Shard { .. } | CollectiveKind::ToPartial | CollectiveKind::Done
+    );
+    (!local && !collective.start).then_some(collective)
+}
+
+fn computes(instr: &Instr) -> bool {
+    !matches!(instr.op, Op::Collective(_)) && !instr.op.is_view()
+}
+
+/// A copy of a program in which handles are new values.
+struct Copy<'a> {
+    old: &'a Program,
+    new: Program,
+    map: Vec<ValueId>,
+    handles: Vec<ValueId>,
+}
+
+impl<'a> Copy<'a> {
+    fn new(old: &'a Program) -> Self {
+        let mut new = Program::new(&old.name, old.mesh().clone());
+        let mut map = vec![ValueId(u32::MAX); old.values().len()];
+        for port in old.inputs() {
+            let ty = old.ty(port.value).clone();
+            map[port.value.index()] = new.input(&port.name, port.role, ty);
+        }
+        Self { old, new, map, handles: vec![ValueId(u32::MAX); old.instrs().len()] }
+    }
+
+    fn keep(&mut self, index: usize) {
+        let instr = &self.old.instrs()[index];
+        let types = instr.outputs.iter().map(|&v| self.old.ty(v).clone()).collect();
+        let inputs: Vec<ValueId> = instr.inputs.iter().map(|v| self.map[v.index()]).collect();
+        let made = self.new.push_unchecked(instr.op.clone(), &inputs, types, instr.phase);
+        for (old, new) in instr.outputs.iter().zip(made) {
+            self.map[old.index()] = new;
+        }
+    }
+
+    fn start(&mut self, index: usize) {
+        let instr = &self.old.instrs()[index];
+        let Op::Collective(collective) = &instr.op else { return };
+        let mut handle = self.old.ty(instr.outputs[0]).clone();
+        handle.pending = true;
+        let start = Collective { start: true, ..collective.clone() };
+        self.handles[index] =
+            self.push(start, self.map[instr.inputs[0].index()], handle, instr.phase);
+    }
+
+    fn done(&mut self, index: usize) {
+        let instr = &self.old.instrs()[index];
+        let ty = self.old.ty(instr.outputs[0]).clone();
+        let done = Collective { kind: CollectiveKind::Done, axes: Vec::new(), start: false };
+        let value = self.push(done, self.handles[index], ty, instr.phase);
+        self.map[instr.outputs[0].index()] = value;
+    }
+
+    fn push(&mut self, op: Collective, input: ValueId, ty: TensorType, phase: Phase) -> ValueId {
+        self.new.push_unchecked(op.into(), &[input], vec![ty], phase)[0]
+    }
+
+    fn finish(mut self) -> Program {
+        for port in self.old.outputs() {
+            self.new.output(&port.name, port.role, self.map[port.value.index()]);
+        }
+        self.new.canonical()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check_on, check_unchanged};
+
+    #[test]
+    fn a_gather_runs_beside_the_product_before_it() {
+        let before = "
+            x: boundary f32[4,8]
+            v: param f32[8,8]
+            w: param f32[8,8]{0:dp}
+            %1 = matmul(x, v, spec=ay,yz->az, out=f32, add=false) : f32[4,8]
+            %2 = all_gather<dp>(w, dim=0) : f32[8,8]
+            %3 = matmul(%1, %2, spec=ay,yz->az, out=f32, add=false) : f32[4,8]
+            return y: boundary %3";
+        let after = "
+            %4 = all_gather_start<dp>(w, dim=0) : pending f32[8,8]
+            %1 = matmul(x, v, spec=ay,yz->az, out=f32, add=false) : f32[4,8]
+            %2 = done(%4) : f32[8,8]
+            %3 = matmul(%1, %2, spec=ay,yz->az, out=f32, add=false) : f32[4,8]";
+        check_on("dp=2", before, |p| overlap(p, 8), after);
+        check_unchanged("dp=2", before, |p| overlap(p, 0));
+    }
+
+    #[test]
+    fn a_reduction_is_waited_for_where_it_is_read() {
+        let before = "
+            x: boundary f32[4,8]{P:dp}
+            %1 = all_reduce<dp>(x) : f32[4,8]
+            %2 = fill(dtype=f32, shape=4x8, value=2) : f32[4,8]
+            %3 = tanh(%2) : f32[4,8]
+            %4 = add(%1, %3) : f32[4,8]
+            return y: boundary %4";
+        let after = "
+            %5 = all_reduce_start<dp>(x) : pending f32[4,8]
+            %2 = fill(dtype=f32, shape=4x8, value=2) : f32[4,8]
+            %3 = tanh(%2) : f32[4,8]
+            %1 = done(%5) : f32[4,8]
+            %4 = add(%1, %3) : f32[4,8]";
+        check_on("dp=2", before, |p| overlap(p, 8), after);
+    }
+
+    #[test]
+    fn chains_and_lone_collectives_stay() {
+        let text = "
+            x: boundary f32[4,8]{P:dp}
+            %1 = reduce_scatter<dp>(x, dim=0) : f32[4,8]{0:dp}
+            %2 = all_gather<dp>(%1, dim=0) : f32[4,8]
+            %3 = tanh(%2) : f32[4,8]
+            return y: boundary %3";
+        check_unchanged("dp=2", text, |p| overlap(p, 8));
+    }
+}
