@@ -39,7 +39,7 @@ impl<E: Engine> RankSession<E> {
         let lowered = Lowered::new(models, settings)?;
         let mut session = Self::load(engine, &lowered, 0)?;
         if let Some(limit) = lowered.settings.memory_limit {
-            limit.check(session.arena())?;
+            limit.check(session.arena(), 1)?;
         }
         session.start(read)?;
         Ok(session)
