@@ -74,11 +74,6 @@ impl<S: Send> Crew<S> {
         let mut states: Vec<&mut S> = self.states.iter_mut().flatten().collect();
         run_on(&mut self.team, &self.stopper, &mut states, |rank, state| work(rank, state))
     }
-
-    /// One rank's state, from outside; its thread is idle then.
-    pub fn state(&mut self, rank: usize) -> Option<&mut S> {
-        self.states.get_mut(rank)?.as_mut()
-    }
 }
 
 /// Runs a piece of work on each thread, with something of its own.
