@@ -240,3 +240,47 @@ fn pack(name: String, group: &[Described], shards: usize) -> Unit {
     unit.elements = unit.elements.next_multiple_of(line * shards);
     unit
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn param(param: usize, elements: usize, partial: &str) -> Described {
+        let partial = partial.split_whitespace().map(|a| Axis::new(a).unwrap()).collect();
+        Described { param, decay: true, elements, blocks: vec![], partial }
+    }
+
+    fn sizes(params: &[Described], first: usize, cap: usize) -> Vec<Vec<usize>> {
+        let groups = buckets(params, 4, first, cap);
+        groups.iter().map(|(_, group)| group.iter().map(|p| p.param).collect()).collect()
+    }
+
+    /// The rule of DDP by hand: from the last parameter back; a bucket is closed by the parameter
+    /// with which it reaches its cap, so it may hold more; the first one's cap is smaller.
+    #[test]
+    fn buckets_close_once_they_reach_their_cap() {
+        // In MiB of f32 gradients: 10, 20, 4, 30, 0.5, 0.25, 0.75.
+        let mib = [10.0, 20.0, 4.0, 30.0, 0.5, 0.25, 0.75];
+        let params: Vec<Described> = (mib.iter().enumerate())
+            .map(|(i, mib)| param(i, (mib * MIB as f64) as usize / 4, "dp"))
+            .collect();
+        let expected = vec![vec![6, 5], vec![4, 3], vec![2, 1, 0]];
+        assert_eq!(sizes(&params, MIB, 25 * MIB), expected);
+        // Exactly the cap closes it; one element less does not.
+        let exact: Vec<Described> = (0..4).map(|i| param(i, MIB / 4, "dp")).collect();
+        assert_eq!(sizes(&exact, MIB, 2 * MIB), vec![vec![3], vec![2, 1], vec![0]]);
+        let below: Vec<Described> = (0..4).map(|i| param(i, MIB / 4 - 1, "dp")).collect();
+        assert_eq!(sizes(&below, MIB, 2 * MIB), vec![vec![3, 2], vec![1, 0]]);
+    }
+
+    #[test]
+    fn what_is_summed_over_other_axes_has_buckets_of_its_own() {
+        let params =
+            [param(0, 8, "dp"), param(1, 8, "dp tp"), param(2, 8, "dp"), param(3, 8, "dp")];
+        assert_eq!(sizes(&params, 64, 64), vec![vec![3, 2], vec![1], vec![0]]);
+        let names: Vec<String> = buckets(&params, 4, 64, 64).into_iter().map(|g| g.0).collect();
+        assert_eq!(names, ["bucket.0", "bucket.1", "bucket.2"]);
+    }
+}

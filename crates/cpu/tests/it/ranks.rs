@@ -135,7 +135,9 @@ fn random_collective(dice: &mut Dice) -> Option<(Mesh, TensorType, Collective)> 
         5 => (CollectiveKind::ToPartial, some),
         _ => (CollectiveKind::Permute { dim }, some),
     };
-    let collective = Collective { kind, axes, start: dice.percent(40) };
+    let start = dice.percent(40);
+    let pieces = if ty.shape.len() == 1 { 1 + dice.below(4) } else { 1 };
+    let collective = Collective { start, pieces, ..Collective::new(kind, axes) };
     (!collective.axes.is_empty() && collective.result(&ty, &mesh).is_ok())
         .then_some((mesh, ty, collective))
 }
@@ -159,7 +161,7 @@ fn every_collective_keeps_the_value() {
             // Something to do meanwhile.
             let other = program.push(twice, &[x], Phase::F).unwrap()[0];
             program.output("other", Role::Probe, other);
-            let done = Collective { kind: CollectiveKind::Done, axes: vec![], start: false };
+            let done = Collective::new(CollectiveKind::Done, vec![]);
             y = program.push(done.into(), &[y], Phase::F).unwrap()[0];
         }
         program.output("y", if dice.percent(50) { Role::Gradient } else { Role::Probe }, y);
