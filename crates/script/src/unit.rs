@@ -136,7 +136,8 @@ fn described(
             let gradient = compiled.gradient_type(instance.segment, local);
             let own = Described {
                 param,
-                decay: model.params()[param].decay,
+                // What gets no gradient stays as it is.
+                decay: model.params()[param].decay && gradient.is_some(),
                 elements: ty.local_shape(mesh).iter().product(),
                 blocks,
                 partial: gradient.map(|g| g.layout.partial().clone()).unwrap_or_default(),
@@ -180,12 +181,12 @@ fn by_instance(model: &Model, params: &[Described]) -> Vec<Group> {
                 None => groups.push((instance.name.clone(), vec![described.clone()])),
             }
         }
-        for (index, (name, group)) in groups[first..].iter_mut().enumerate() {
-            if index > 0 {
-                let axes: Vec<String> =
-                    group[0].partial.iter().map(|axis| axis.to_string()).collect();
-                *name = format!("{name}+{}", axes.join("+"));
-            }
+        // The others are named after how they differ, which no two of them do alike.
+        for (name, group) in groups[first..].iter_mut().skip(1) {
+            let cut = group[0].blocks.iter().map(|axis| format!("+cut.{axis}"));
+            let summed = group[0].partial.iter().map(|axis| format!("+sum.{axis}"));
+            let suffix: String = cut.chain(summed).collect();
+            *name += if suffix.is_empty() { "+whole" } else { &suffix };
         }
     }
     groups

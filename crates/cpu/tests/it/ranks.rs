@@ -136,7 +136,14 @@ fn random_collective(dice: &mut Dice) -> Option<(Mesh, TensorType, Collective)> 
         _ => (CollectiveKind::Permute { dim }, some),
     };
     let start = dice.percent(40);
-    let pieces = if ty.shape.len() == 1 { 1 + dice.below(4) } else { 1 };
+    let cut = ty.shape.len() == 1
+        && matches!(
+            kind,
+            CollectiveKind::AllGather { .. }
+                | CollectiveKind::ReduceScatter { .. }
+                | CollectiveKind::AllReduce
+        );
+    let pieces = if cut { 1 + dice.below(4) } else { 1 };
     let collective = Collective { start, pieces, ..Collective::new(kind, axes) };
     (!collective.axes.is_empty() && collective.result(&ty, &mesh).is_ok())
         .then_some((mesh, ty, collective))
@@ -214,7 +221,11 @@ program t {
                 let mut engine = engine(1)(endpoint);
                 run_once(&mut engine, program, slots, inputs);
                 let traffic = engine.communicator().unwrap().traffic();
-                counts.lock().unwrap().push(traffic.get(0, OpKind::AllGather).bytes as usize);
+                let gathers = traffic.entries().filter(|(_, kind, _)| *kind == OpKind::AllGather);
+                counts
+                    .lock()
+                    .unwrap()
+                    .push(gathers.map(|(_, _, count)| count.bytes as usize).sum());
             });
         }
     });
