@@ -25,6 +25,8 @@ pub struct Member {
     pub offset: usize,
     /// Its elements on one rank.
     pub elements: usize,
+    /// Whether a gradient of it is formed. Otherwise it stays as it is.
+    pub trained: bool,
 }
 
 /// Parameters that are reduced, gathered and updated together.
@@ -45,6 +47,16 @@ pub struct Unit {
 }
 
 impl Unit {
+    /// The bytes of its gradient that nothing writes: its padding, and members that get none.
+    pub fn without_gradient(&self, dtype: DType) -> Vec<Range<usize>> {
+        let untrained = self.members.iter().filter(|m| !m.trained);
+        let bytes =
+            untrained.map(|m| m.offset * dtype.size()..(m.offset + m.elements) * dtype.size());
+        let mut all: Vec<Range<usize>> = self.padding(dtype).into_iter().chain(bytes).collect();
+        all.sort_by_key(|range| range.start);
+        all
+    }
+
     /// The bytes between and after its members, in elements of this type.
     pub fn padding(&self, dtype: DType) -> Vec<Range<usize>> {
         let starts = self.members.iter().skip(1).map(|m| m.offset).chain([self.elements]);
@@ -108,6 +120,7 @@ pub fn units(
 struct Described {
     param: usize,
     decay: bool,
+    trained: bool,
     /// Elements on one rank, padding included.
     elements: usize,
     blocks: Vec<Axis>,
@@ -136,8 +149,8 @@ fn described(
             let gradient = compiled.gradient_type(instance.segment, local);
             let own = Described {
                 param,
-                // What gets no gradient stays as it is.
                 decay: model.params()[param].decay && gradient.is_some(),
+                trained: gradient.is_some(),
                 elements: ty.local_shape(mesh).iter().product(),
                 blocks,
                 partial: gradient.map(|g| g.layout.partial().clone()).unwrap_or_default(),
@@ -230,8 +243,8 @@ fn pack(name: String, group: &[Described], shards: usize) -> Unit {
     };
     for decay in [true, false] {
         for described in group.iter().filter(|p| p.decay == decay) {
-            let (param, elements) = (described.param, described.elements);
-            unit.members.push(Member { param, offset: unit.elements, elements });
+            let Described { param, elements, trained, .. } = *described;
+            unit.members.push(Member { param, offset: unit.elements, elements, trained });
             unit.elements += elements.next_multiple_of(line);
         }
         if decay {
@@ -250,7 +263,7 @@ mod tests {
 
     fn param(param: usize, elements: usize, partial: &str) -> Described {
         let partial = partial.split_whitespace().map(|a| Axis::new(a).unwrap()).collect();
-        Described { param, decay: true, elements, blocks: vec![], partial }
+        Described { param, decay: true, trained: true, elements, blocks: vec![], partial }
     }
 
     fn sizes(params: &[Described], first: usize, cap: usize) -> Vec<Vec<usize>> {
