@@ -91,11 +91,11 @@ fn of_collective(
         }
         CollectiveKind::AllToAll { .. } => ("all_to_all", collective.axes.clone(), part(given)),
         CollectiveKind::AllReduce => {
-            // Each rank sums its part of the elements, and the parts may differ by one.
+            // Of each piece every rank sums its part, and the parts may differ by one element.
             let (size, index) = (before.dtype.size(), mesh.shard(rank, &collective.axes));
-            let elements = given / size;
-            let own = elements * (index + 1) / n - elements * index / n;
-            ("all_reduce", collective.axes.clone(), 2 * (n - 1) * own * size)
+            let own = |elements: usize| elements * (index + 1) / n - elements * index / n;
+            let sums: usize = collective.cuts(given / size).map(|piece| own(piece.len())).sum();
+            ("all_reduce", collective.axes.clone(), 2 * (n - 1) * sums * size)
         }
         CollectiveKind::Permute { dim } => {
             let old = before.layout.axes(*dim);
@@ -108,7 +108,8 @@ fn of_collective(
             ("permute", giving, if stays { 0 } else { given })
         }
     };
-    (n > 1).then_some((op, axes, Moved { calls: 1, bytes: bytes as u64 }))
+    let calls = collective.pieces as u64;
+    (n > 1).then_some((op, axes, Moved { calls, bytes: bytes as u64 }))
 }
 
 #[cfg(test)]
@@ -160,5 +161,36 @@ program t {
         let bytes = |rank| of_program(&program, rank).values().map(|m| m.bytes).sum::<u64>();
         assert_eq!((0..3).map(bytes).sum::<u64>(), 2 * 2 * 7 * 8);
         assert!(bytes(0) < bytes(2));
+    }
+
+    /// The same bytes in several calls; of an all-reduce each rank sums its part of every piece.
+    #[test]
+    fn pieces_are_calls() {
+        let program = text::parse(
+            "mesh dp=4
+program t {
+  u: state f32[*40]{*:dp}
+  g: gradient f32[*40]{P:dp}
+  %1 = all_gather<dp>(u, dim=0, pieces=3) : f32[*40]
+  %2 = reduce_scatter<dp>(g, dim=0, pieces=4) : f32[*40]{*:dp}
+  %3 = all_reduce<dp>(g, pieces=6) : f32[*40]
+  return a: state %1
+  return b: gradient %2
+  return c: gradient %3
+}",
+        )
+        .unwrap();
+        let mut sums = 0;
+        for rank in 0..4 {
+            let got: Vec<(&str, u64, u64)> = (of_program(&program, rank).into_iter())
+                .map(|(route, moved)| (route.op, moved.calls, moved.bytes))
+                .collect();
+            assert_eq!(got[0], ("all_gather", 3, 30 * 4));
+            assert_eq!(got[2], ("reduce_scatter", 4, 30 * 4));
+            assert_eq!(got[1].1, 6);
+            sums += got[1].2;
+        }
+        // Over all ranks twice 3/4 of 4 · 40 elements, however they are cut.
+        assert_eq!(sums, 2 * 3 * 40 * 4);
     }
 }

@@ -84,10 +84,19 @@ pub fn verify(loaded: &Loaded, steps: usize) -> Result<Verified> {
 
 /// The same, with ranks that communicate as these options say.
 pub fn verify_with(loaded: &Loaded, steps: usize, options: Options) -> Result<Verified> {
+    verify_as(loaded, Settings::new(&loaded.config)?, steps, options)
+}
+
+/// The same in the layout of these settings, which may have strategies of their user's.
+pub fn verify_as(
+    loaded: &Loaded,
+    settings: Settings,
+    steps: usize,
+    options: Options,
+) -> Result<Verified> {
     let config = &loaded.config;
     let network = Network::new(loaded)?;
     let models = network.models(config, false)?;
-    let settings = Settings::new(config)?;
     let alone = Settings { parallel: Parallel::default(), ..settings.clone() };
     let mut one = Prepared::new(&models, alone)?.start(&*network.start())?;
     let mut many = Prepared::with_options(&models, settings, options)?.start(&*network.start())?;
