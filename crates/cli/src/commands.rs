@@ -116,7 +116,8 @@ fn bench_step(settings: &Settings) -> Result<()> {
          kernel scratch  {} beside the plan\n\
          GEMM packing    {} at most in a block, {} allocated in a step\n\
          in products     {:.1}% of the step\n\
-         floor           {:.1} ms, {:.1}% of the step",
+         floor           {:.1} ms, {:.1}% of the step\n\
+         ranks           {}, busy {}",
         result.median_ms,
         result.best_ms,
         result.tokens_per_s,
@@ -127,6 +128,12 @@ fn bench_step(settings: &Settings) -> Result<()> {
         100.0 * result.gemm_fraction,
         result.floor_ms,
         100.0 * result.floor_fraction,
+        result.ranks,
+        match (result.busy_ms, result.busy_fraction) {
+            (Some(ms), Some(share)) =>
+                format!("for {ms:.1} ms in all, {:.1}% of their cores", 100.0 * share),
+            _ => "for a time that is known at one thread each".to_owned(),
+        },
     ));
     Ok(())
 }

@@ -67,6 +67,9 @@ fn a_benchmark_has_the_contracts_keys_and_the_memory_beside_the_plan() {
         "gemm_fraction",
         "floor_ms",
         "floor_fraction",
+        "ranks",
+        "busy_ms",
+        "busy_fraction",
     ];
     assert_eq!((lines.len(), row.len()), (1, keys.len()));
     assert!(keys.iter().all(|key| row[*key].as_f64().unwrap() > 0.0), "{row:?}");
