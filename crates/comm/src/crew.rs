@@ -35,7 +35,8 @@ impl<S: Send> Crew<S> {
         let states: Vec<Option<S>> = endpoints.iter().map(|_| None).collect();
         let mut crew = Self { states, stopper, team };
         let mut given: Vec<_> = crew.states.iter_mut().zip(&mut endpoints).collect();
-        let cores: Vec<&[usize]> = (0..crew.ranks()).map(|r| crew.team.cores_of(r, options)).collect();
+        let cores: Vec<&[usize]> =
+            (0..crew.team.ranks()).map(|r| crew.team.cores_of(r, options)).collect();
         run_on(&crew.team, &crew.stopper, &mut given, |rank, (state, endpoint)| {
             let Some(endpoint) = endpoint.take() else { return Ok(()) };
             // Threads that the state starts are bound with it. Where the system refuses, the rank

@@ -3,12 +3,18 @@
 //! The floor is the time of the linear layers' and the head's matrix products alone ([`floor`]),
 //! measured in the same run.
 
+mod collectives;
+mod partition;
+
 use std::time::Instant;
 
 use phalanx_data::Batch;
 use phalanx_ir::random::Stream;
 use phalanx_sys::count_alloc::{Counts, counts};
 use serde::Serialize;
+
+pub use collectives::{CollectiveRow, collectives};
+pub use partition::{PartitionBench, partition};
 
 use crate::config::{Config, Loaded};
 use crate::corpus;
