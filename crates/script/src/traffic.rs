@@ -6,6 +6,7 @@
 //! and twice that in an all-reduce. Tensors count with their padding.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{Axis, Exchange, Instr, Op, Program};
@@ -19,6 +20,17 @@ pub struct Route {
     pub op: &'static str,
     /// The axes, in the order of the mesh.
     pub axes: Vec<Axis>,
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}<{}>", self.op, names(&self.axes).join(","))
+    }
+}
+
+/// The names of axes.
+pub fn names(axes: &[Axis]) -> Vec<String> {
+    axes.iter().map(ToString::to_string).collect()
 }
 
 /// How often a rank takes part, and what it moves.
@@ -46,21 +58,25 @@ pub fn traffic(script: &Script, rank: usize) -> BTreeMap<Route, Moved> {
 /// What one rank moves in one run of a program.
 pub fn of_program(program: &Program, rank: usize) -> BTreeMap<Route, Moved> {
     let mut total = BTreeMap::new();
-    for instr in program.instrs() {
-        let moved = match &instr.op {
-            Op::Collective(collective) => of_collective(program, instr, collective, rank),
-            _ => Exchange::of(program, instr).map(|exchange| {
-                let n = program.mesh().count(&exchange.axes) as u64;
-                let bytes = (exchange.elements() * exchange.dtype.size()) as u64 * (n - 1);
-                ("all_gather", exchange.axes, Moved { calls: 1, bytes })
-            }),
-        };
-        if let Some((op, axes, moved)) = moved {
-            let mesh = program.mesh();
-            add(&mut total, Route { op, axes: mesh.axes_of(mesh.mask(&axes)) }, moved);
-        }
+    for (route, moved) in program.instrs().iter().filter_map(|i| of_instr(program, i, rank)) {
+        add(&mut total, route, moved);
     }
     total
+}
+
+/// What one rank moves for one instruction of a program, if others take part in it.
+pub fn of_instr(program: &Program, instr: &Instr, rank: usize) -> Option<(Route, Moved)> {
+    let mesh = program.mesh();
+    let (op, axes, moved) = match &instr.op {
+        Op::Collective(collective) => of_collective(program, instr, collective, rank)?,
+        _ => {
+            let exchange = Exchange::of(program, instr)?;
+            let n = mesh.count(&exchange.axes) as u64;
+            let bytes = (exchange.elements() * exchange.dtype.size()) as u64 * (n - 1);
+            ("all_gather", exchange.axes, Moved { calls: 1, bytes })
+        }
+    };
+    Some((Route { op, axes: mesh.axes_of(mesh.mask(&axes)) }, moved))
 }
 
 fn add(total: &mut BTreeMap<Route, Moved>, route: Route, moved: Moved) {

@@ -6,17 +6,18 @@ use phalanx_data::{Batch, Corpus, Loader};
 use phalanx_script::Category;
 use phalanx_sys::interrupt;
 
-use crate::bench::gemm_seconds;
 use crate::config::Loaded;
 use crate::corpus;
 use crate::error::{Error, Problem, Result};
+use crate::floor::{self, Effort};
+use crate::host::own_machine;
 use crate::metrics::{Evaluation, LossPlot, Step, Summary, bytes};
 use crate::network::{Network, describe_step};
 use crate::report::{Facts, Report};
 use crate::rundir::{METRICS, RunDir};
 use crate::saved;
 use crate::schedule::LearningRate;
-use crate::session::{Prepared, Session, Settings};
+use crate::session::{Lowered, Prepared, Session, Settings};
 use crate::steps::{Taken, take_steps};
 
 pub use crate::report::Output;
@@ -74,14 +75,17 @@ impl<'a> Run<'a> {
         let evaluates = config.train.eval_every > 0;
         let models = network.models(config, evaluates)?;
         // What can't fit is refused before data are opened and weights are made.
-        let prepared = Prepared::new(&models, Settings::new(config)?)?;
+        let lowered = Lowered::new(&models, Settings::new(config)?)?;
+        let options = own_machine(lowered.mesh().ranks(), config.run.threads.get());
+        let prepared = Prepared::of(&lowered, options)?;
         let corpus = corpus::open(loaded)?;
         let loader = corpus::training(loaded, &corpus)?;
         let held_out = match evaluates {
             true => corpus::held_out(loaded, &corpus)?,
             false => Vec::new(),
         };
-        let gemm_seconds = gemm_seconds(config, &models.train)?;
+        let compute = config.precision.compute.into();
+        let gemm_seconds = floor::seconds(&lowered, compute, Effort::SHORT)?;
         let session = prepared.start(&*network.start())?;
         Ok(Self {
             loaded,

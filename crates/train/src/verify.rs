@@ -8,9 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_comm::Options;
-use phalanx_ir::Axis;
 use phalanx_models::hf::Tensor;
-use phalanx_script::{Category, Moved, Route, traffic};
+use phalanx_script::traffic::{self, traffic};
+use phalanx_script::{Category, Moved, Route};
 use serde::Serialize;
 
 use crate::config::{Float, Loaded, OptimKind, Sources};
@@ -261,7 +261,7 @@ fn moved(session: &mut Session, steps: usize) -> Result<(Vec<CommRow>, bool)> {
             agrees &= predicted == measured;
             let row = rows.entry(route.clone()).or_insert_with(|| CommRow {
                 op: route.op,
-                axes: names(&route.axes),
+                axes: traffic::names(&route.axes),
                 count: 0,
                 bytes_predicted: 0,
                 bytes_measured: 0,
@@ -272,10 +272,6 @@ fn moved(session: &mut Session, steps: usize) -> Result<(Vec<CommRow>, bool)> {
         }
     }
     Ok((rows.into_values().collect(), agrees))
-}
-
-fn names(axes: &[Axis]) -> Vec<String> {
-    axes.iter().map(|axis| axis.to_string()).collect()
 }
 
 /// Planned and written bytes of each category; and whether every rank agrees.

@@ -80,13 +80,17 @@ impl Prepared {
 
     /// The same, with ranks that wait for each other as these options say.
     pub fn with_options(models: &Models, settings: Settings, options: Options) -> Result<Self> {
-        let lowered = Lowered::new(models, settings)?;
+        Self::of(&Lowered::new(models, settings)?, options)
+    }
+
+    /// The same of programs that are formed already.
+    pub fn of(lowered: &Lowered, options: Options) -> Result<Self> {
         let settings = &lowered.settings;
         let options = Options { threads_per_rank: settings.threads, ..options };
         let load = |endpoint: Endpoint| {
             let rank = phalanx_comm::Communicator::rank(&endpoint);
             let engine = rank_engine(settings.threads, endpoint)?;
-            RankSession::load(engine, &lowered, rank)
+            RankSession::load(engine, lowered, rank)
         };
         let ranks = settings.parallel.ranks();
         let mut crew = Crew::new(ranks, &options, load).map_err(|f| lost(f, ranks))?;
@@ -225,7 +229,7 @@ impl Session {
 }
 
 /// What is told when a rank could not go on: its own error, and on which of several ranks it was.
-fn lost(lost: Lost<Error>, ranks: usize) -> Error {
+pub(crate) fn lost(lost: Lost<Error>, ranks: usize) -> Error {
     let Failure { rank, message } = lost.failure;
     let place = format!("on rank {rank} of {ranks}");
     match lost.error {
