@@ -21,6 +21,12 @@ pub struct Lost<E> {
     pub error: Option<E>,
 }
 
+impl<E> From<Failure> for Lost<E> {
+    fn from(failure: Failure) -> Self {
+        Self { failure, error: None }
+    }
+}
+
 impl<E> Lost<E> {
     fn at(rank: usize, message: impl Into<std::sync::Arc<str>>) -> Self {
         Self { failure: Failure { rank, message: message.into() }, error: None }

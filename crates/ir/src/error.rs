@@ -25,7 +25,9 @@ pub enum IrError {
         axis: Axis,
     },
     /// The same name twice in one mesh.
-    #[error("axis `{axis}` appears twice in the mesh")]
+    #[error(
+        "axis `{axis}` appears twice in the mesh; give it one size, or the second another name"
+    )]
     DuplicateAxis {
         /// The axis.
         axis: Axis,

@@ -34,6 +34,42 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Many ranks
+//!
+//! [`Trainer::mesh`] arranges ranks, [`Trainer::strategy`] divides the work among them: [`Ddp`],
+//! [`Zero`], [`Fsdp`], [`WeightUpdateSharding`], [`Megatron`], [`Sequence`], [`Ulysses`] and
+//! [`AllGatherKv`] compose in any order. They annotate values; the partitioner does the rest. A model
+//! of one's own can say the same of any value, with [`ir::Tensor::annotate`]: which dims are sharded by
+//! which axes, and everything that is left out is found by propagation and by cost.
+//!
+//! ```
+//! use phalanx::ir::{Builder, DType, Init};
+//! use phalanx::models::Chain;
+//! use phalanx::{Table, Trainer};
+//!
+//! let b = Builder::new("two_layers", DType::F32);
+//! let x = b.data("x", DType::F32, [8, 4]).annotate("0:dp"); // the batch on dp
+//! let up = b.param("up", [4, 16]).annotate("1:tp"); // by columns
+//! let down = b.param("down", [16, 1]).annotate("0:tp"); // by rows
+//! let y = x.matmul(up).tanh().matmul(down);
+//! b.loss("loss", y.squared_error(b.data("y", DType::F32, [8, 1])) * b.scalar("inv_tokens"));
+//! let mut chain = Chain::new("annotated");
+//! chain.once(b, |_| Init::Normal(0.5))?;
+//! let model = chain.finish();
+//!
+//! let run = |mesh: &str| {
+//!     let x: Vec<f32> = (0..32).map(|i| (i as f32 * 0.7).sin()).collect();
+//!     let y: Vec<f32> = x.chunks(4).map(|row| row.iter().sum()).collect();
+//!     let data = Table::new(8).input("x", x).target("y", y);
+//!     Trainer::of_model(model.clone()).data(data).mesh(mesh).lr(0.05).steps(20).threads(1).run()
+//! };
+//! let (one, four) = (run("dp=1 tp=1")?, run("dp=2 tp=2")?);
+//! assert!(one.last_loss() < 0.5 * one.first_loss());
+//! assert!((four.last_loss() - one.last_loss()).abs() < 1e-4 * one.last_loss());
+//! assert_eq!(four.params["up"].len(), 64); // parameters come back whole
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! The command `phalanx` is a user of this library: [`train::train()`] is its main job.
 #![forbid(unsafe_code)]
 
@@ -50,10 +86,15 @@ pub use phalanx_passes as passes;
 pub use phalanx_reference as reference;
 pub use phalanx_runtime as runtime;
 pub use phalanx_script as script;
+pub use phalanx_spmd as spmd;
 pub use phalanx_train as train;
 
 pub use data_source::{Data, Table};
-pub use phalanx_script::Optimizer;
+pub use phalanx_script::{Category, Optimizer};
+pub use phalanx_spmd::Strategy;
+pub use phalanx_spmd::strategies::{
+    AllGatherKv, Automatic, Ddp, Fsdp, Megatron, Sequence, Ulysses, WeightUpdateSharding, Zero,
+};
 pub use phalanx_train::error::{Error, Result};
 pub use phalanx_train::steps::Taken;
 pub use trainer::{Report, Trainer};

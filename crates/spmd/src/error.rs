@@ -6,7 +6,9 @@ use phalanx_ir::{Axis, IrError, VerifyError};
 #[derive(Debug, thiserror::Error)]
 pub enum SpmdError {
     /// A mesh with more axes than layouts can name.
-    #[error("the mesh ({mesh}) has more than {most} axes of several ranks; join some of them")]
+    #[error(
+        "the mesh ({mesh}) has more than {most} axes of several ranks\n  usual fix: join some of them"
+    )]
     TooManyAxes {
         /// The mesh.
         mesh: String,
@@ -19,8 +21,8 @@ pub enum SpmdError {
     /// Two strategies decide how ranks share parameters.
     #[error(
         "`{first}` and `{second}` both say how data-parallel ranks share parameters, gradients and \
-         optimizer state; keep one of the two, or say how many ranks share a copy (hybrid sharding) \
-         to keep shards within groups and copies between them"
+         optimizer state\n  usual fix: keep one of the two, or say how many ranks share a copy (hybrid \
+         sharding) to keep shards within groups and copies between them"
     )]
     Sharing {
         /// The strategy that came first.
@@ -30,8 +32,8 @@ pub enum SpmdError {
     },
     /// A group of ranks that share one copy of the weights does not divide the axis.
     #[error(
-        "{shard} ranks can't share one copy each: they do not divide the {size} ranks of `{axis}`; \
-         use a divisor of {size}"
+        "{shard} ranks can't share one copy each: they do not divide the {size} ranks of `{axis}`\n  \
+         usual fix: a divisor of {size}"
     )]
     Shards {
         /// The axis.
@@ -113,7 +115,7 @@ pub enum SpmdError {
     /// No layout keeps the segment within the limit.
     #[error(
         "{segment}: parameters and kept values need {needed} bytes per rank even in the smallest \
-         layout found, the limit is {limit}; more ranks, a smaller batch or recomputation would help"
+         layout found, the limit is {limit}\n  usual fix: more ranks, a smaller batch or recomputation"
     )]
     Memory {
         /// The segment.
@@ -146,8 +148,9 @@ pub enum SpmdError {
 /// Two annotations that contradict each other.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{segment}: `{first_by}` wants {value} {first} over `{axis}`, `{second_by}` wants it {second}; \
-     drop one of the two, or split `{axis}` so that each has its own part"
+    "{segment}: `{first_by}` wants {value} {first} over `{axis}`, `{second_by}` wants it {second}\n  \
+     an axis can do one thing to a value\n  \
+     usual fix: drop one of the two, or split `{axis}` so that each has its own part"
 )]
 pub struct Conflict {
     /// The segment.

@@ -4,7 +4,7 @@
 //! weight, each product on all ranks at the same time. From the rates that they reach follows the time
 //! of a step's products, each counted once: what a layout computes twice makes the floor no higher.
 
-use phalanx_comm::{Collectives, Crew, Failure, GroupId};
+use phalanx_comm::{Collectives, Crew, GroupId, Lost};
 use phalanx_ir::DType;
 use phalanx_script::Part;
 
@@ -47,7 +47,7 @@ pub fn seconds(lowered: &Lowered, compute: DType, effort: Effort) -> Result<Opti
     let cut: Vec<Product> = whole.iter().map(|p| p.cut(effort.most)).collect();
     let types = [compute, settings.precision.grads];
     let options = own_machine(ranks, settings.threads);
-    let failed = |failure: Failure| lost(failure, ranks);
+    let failed = |failed: Lost<Error>| lost(failed, ranks);
     let engine = |endpoint| rank_engine(settings.threads, endpoint);
     let mut crew = Crew::new(ranks, &options, engine).map_err(failed)?;
     let rounds = crew.run(|_, engine: &mut HostEngine| {

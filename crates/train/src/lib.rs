@@ -18,6 +18,8 @@ pub mod network;
 pub mod output;
 pub mod products;
 pub mod progress;
+mod relief;
+mod replay;
 mod report;
 pub mod rundir;
 pub mod saved;

@@ -110,7 +110,10 @@ pub(crate) fn describe_step(config: &Config) -> String {
             1 => "at once".to_owned(),
             parts => format!("in {parts} micro-batches"),
         },
-        counted(config.run.threads.get(), "thread"),
+        match config.parallel.ranks().get() {
+            1 => counted(config.run.threads.get(), "thread"),
+            _ => format!("{} on each rank", counted(config.run.threads.get(), "thread")),
+        },
     )
 }
 

@@ -92,6 +92,14 @@ impl Progress {
         }
     }
 
+    /// Starts the bar again, over another number of steps.
+    pub fn restart(&self, steps: usize) {
+        if let Some(bar) = &self.bar {
+            bar.reset();
+            bar.set_length(steps as u64);
+        }
+    }
+
     /// Removes the bar, so that what follows stands alone.
     pub fn finish(&mut self) {
         if let Some(bar) = self.bar.take() {

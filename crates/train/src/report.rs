@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
-use crate::metrics::{Evaluation, LossPlot, Step, StepLine, Summary, ZScore, counted};
+use crate::metrics::{Evaluation, LossPlot, OneRank, Step, StepLine, Summary, ZScore, counted};
 use crate::progress::{Progress, Stream};
 use crate::rundir::RunDir;
 
@@ -136,6 +136,42 @@ impl Report {
             None => String::new(),
         };
         self.line(&format!("held-out loss {val_loss:.4}{floor}"));
+        Ok(())
+    }
+
+    /// The losses of the steps so far.
+    pub(crate) fn losses(&self) -> Vec<f64> {
+        self.plot.losses.iter().map(|(_, loss)| *loss).collect()
+    }
+
+    /// Tells that `steps` steps are about to be taken once more, on one rank.
+    pub(crate) fn replay_begins(&mut self, steps: usize) {
+        self.line(&format!("\nthe first {} once more, on one rank:", counted(steps, "step")));
+        if let Some(progress) = &self.progress {
+            progress.restart(steps);
+        }
+    }
+
+    /// Tells of a step that was taken once more, with the loss that it had on many ranks.
+    pub(crate) fn replayed(&mut self, step: usize, of: usize, loss: f64, many: f64) {
+        if let Some(progress) = &self.progress {
+            progress.advance(step, &format!("loss {loss:.4} on one rank"));
+        }
+        if step == 1 || step == of || step.is_multiple_of(self.facts.log_every) {
+            self.line(&format!("step {step}/{of}  loss {loss:.6} on one rank, {many:.6} on all"));
+        }
+    }
+
+    /// Tells how far one rank and many differ.
+    pub(crate) fn one_rank(&mut self, compared: OneRank, bound: f64) -> Result<()> {
+        let json = compared.to_json();
+        self.run.append(&json)?;
+        self.print(&json);
+        let OneRank { steps, loss_max_rel } = compared;
+        let steps = counted(steps, "step");
+        self.line(&format!(
+            "one rank and all ranks agree to {loss_max_rel:.1e} over {steps} ({bound:e} is allowed)"
+        ));
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! A training run, from a configuration to a folder of results.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_data::{Batch, Corpus, Loader};
@@ -13,11 +14,13 @@ use crate::floor::{self, Effort};
 use crate::host::own_machine;
 use crate::metrics::{Evaluation, LossPlot, Step, Summary, bytes};
 use crate::network::{Network, describe_step};
+use crate::relief;
+use crate::replay::{Outcome, Replay};
 use crate::report::{Facts, Report};
 use crate::rundir::{METRICS, RunDir};
 use crate::saved;
 use crate::schedule::LearningRate;
-use crate::session::{Lowered, Prepared, Session, Settings};
+use crate::session::{Lowered, Session, Settings};
 use crate::steps::{Taken, take_steps};
 
 pub use crate::report::Output;
@@ -45,15 +48,19 @@ pub fn train(loaded: &Loaded, output: Output) -> Result<Summary> {
     }
     // The weights come first: whatever the rest meets, the work is safe.
     run.save(&report).map_err(|error| error.because(run.lost()))?;
-    let weights = report.folder().weights();
+    let safe = format!("the weights are safe in {}", report.folder().weights().display());
+    let (stopped, parameters) = (run.stopped_early(), run.parameters as u64);
+    let compared = match stopped {
+        true => Ok(Outcome::Agrees),
+        false => run.replay(&mut report).map_err(|error| error.because(&safe)),
+    };
     let tokens_per_step = loaded.config.train.tokens_per_step() as u64;
-    let summary = report
-        .finish(run.parameters as u64, tokens_per_step)
-        .map_err(|error| error.because(format!("the weights are safe in {}", weights.display())))?;
-    match run.stopped_early() {
-        true => Err(Error::failed(run.stopped(&summary))),
-        false => Ok(summary),
+    let summary = report.finish(parameters, tokens_per_step).map_err(|e| e.because(safe))?;
+    if stopped {
+        return Err(Error::failed(stopped_early(loaded, &summary)));
     }
+    compared?.into_result(summary.run_dir.as_deref().unwrap_or_default())?;
+    Ok(summary)
 }
 
 /// Everything that a run needs, ready to start.
@@ -64,6 +71,7 @@ struct Run<'a> {
     loader: Loader,
     held_out: Vec<Batch>,
     session: Session,
+    replay: Option<Replay>,
     parameters: usize,
     gemm_seconds: Option<f64>,
 }
@@ -75,9 +83,11 @@ impl<'a> Run<'a> {
         let evaluates = config.train.eval_every > 0;
         let models = network.models(config, evaluates)?;
         // What can't fit is refused before data are opened and weights are made.
-        let lowered = Lowered::new(&models, Settings::new(config)?)?;
+        let settings = Settings::new(config)?;
+        let lowered = Lowered::new(&models, settings.clone())?;
         let options = own_machine(lowered.mesh().ranks(), config.run.threads.get());
-        let prepared = Prepared::of(&lowered, options)?;
+        let prepared = relief::prepare(loaded, &network, &models, &lowered, options)?;
+        let replay = Replay::prepare(loaded, &models, &settings)?;
         let corpus = corpus::open(loaded)?;
         let loader = corpus::training(loaded, &corpus)?;
         let held_out = match evaluates {
@@ -94,6 +104,7 @@ impl<'a> Run<'a> {
             loader,
             held_out,
             session,
+            replay,
             parameters: models.train.elements(),
             gemm_seconds,
         })
@@ -140,10 +151,32 @@ impl<'a> Run<'a> {
             format!("model  {}", self.network.describe(config, self.parameters)),
             format!("data   {}{floor}", self.corpus.describe()),
             format!("step   {}", describe_step(config)),
-            format!("plan   {}: {}", bytes(self.session.arena() as u64), parts.join(", ")),
+            format!("ranks  {}", self.session.layout()),
+            format!(
+                "plan   {} on each rank: {}",
+                bytes(self.session.rank_arena() as u64),
+                parts.join(", ")
+            ),
+            format!("moves  {}", self.moves()),
             format!("run    {dir}"),
             String::new(),
         ]
+    }
+
+    /// What ranks will move between them in a step, as the types of their scripts tell.
+    fn moves(&self) -> String {
+        let mut by_op: BTreeMap<&str, u64> = BTreeMap::new();
+        for (route, moved) in self.session.moved() {
+            *by_op.entry(route.op).or_default() += moved.bytes;
+        }
+        by_op.retain(|_, moved| *moved > 0);
+        let total: u64 = by_op.values().sum();
+        let each: Vec<String> =
+            by_op.iter().map(|(op, moved)| format!("{op} {}", bytes(*moved))).collect();
+        match self.session.ranks() {
+            1 => "nothing: there is one rank".to_owned(),
+            _ => format!("{} between ranks in each step: {}", bytes(total), each.join(", ")),
+        }
     }
 
     fn steps(&mut self, report: &mut Report) -> Result<()> {
@@ -180,15 +213,6 @@ impl<'a> Run<'a> {
         (self.session.steps() as usize) < self.loaded.config.train.steps.get()
     }
 
-    /// The problem of a run whose user asked it to stop.
-    fn stopped(&self, summary: &Summary) -> Problem {
-        let (taken, steps) = (summary.steps, self.loaded.config.train.steps);
-        let dir = summary.run_dir.clone().unwrap_or_default();
-        Problem::new(format!("stopped on request after step {taken} of {steps}"))
-            .because(format!("its weights are in {dir}, as if the run had ended there"))
-            .fix(format!("phalanx eval --model run:{dir}, or train again for all steps"))
-    }
-
     /// Keeps the weights of a run whose folder takes no more, if it can, and tells how that went.
     fn rescue(&mut self, report: &Report) -> String {
         let (steps, weights) = (self.session.steps(), report.folder().weights());
@@ -211,4 +235,24 @@ impl<'a> Run<'a> {
         let tensors = self.session.params()?;
         saved::save(&report.folder().weights(), &spec, self.session.steps(), &tensors)
     }
+
+    /// Takes the first steps once more on one rank, where that is asked for. The ranks go first:
+    /// their memory may be needed.
+    fn replay(self, report: &mut Report) -> Result<Outcome> {
+        let Self { loaded, network, corpus, session, replay, .. } = self;
+        drop(session);
+        let Some(replay) = replay else { return Ok(Outcome::Agrees) };
+        let mut loader = corpus::training(loaded, &corpus)?;
+        let rate = LearningRate::new(&loaded.config);
+        replay.run(&*network.start(), &mut loader, &rate, report)
+    }
+}
+
+/// The problem of a run whose user asked it to stop.
+fn stopped_early(loaded: &Loaded, summary: &Summary) -> Problem {
+    let (taken, steps) = (summary.steps, loaded.config.train.steps);
+    let dir = summary.run_dir.clone().unwrap_or_default();
+    Problem::new(format!("stopped on request after step {taken} of {steps}"))
+        .because(format!("its weights are in {dir}, as if the run had ended there"))
+        .fix(format!("phalanx eval --model run:{dir}, or train again for all steps"))
 }

@@ -17,7 +17,10 @@ use crate::config::{Float, Loaded, OptimKind, Sources};
 use crate::corpus::{self, with_step_data};
 use crate::error::{Error, Result};
 use crate::network::{Network, load};
-use crate::session::{Parallel, Prepared, RankSession, Session, Settings, StepResult};
+use crate::relief;
+use crate::session::{
+    Lowered, MemoryLimit, Parallel, Prepared, RankSession, Session, Settings, StepResult,
+};
 
 /// What `verify` tells.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -97,9 +100,16 @@ pub fn verify_as(
     let config = &loaded.config;
     let network = Network::new(loaded)?;
     let models = network.models(config, false)?;
-    let alone = Settings { parallel: Parallel::default(), ..settings.clone() };
+    let alone = Settings {
+        parallel: Parallel::default(),
+        // A limit that was set for each of many ranks says nothing about one.
+        memory_limit: MemoryLimit::of_machine(),
+        ..settings.clone()
+    };
     let mut one = Prepared::new(&models, alone)?.start(&*network.start())?;
-    let mut many = Prepared::with_options(&models, settings, options)?.start(&*network.start())?;
+    let lowered = Lowered::new(&models, settings)?;
+    let many = relief::prepare(loaded, &network, &models, &lowered, options)?;
+    let mut many = many.start(&*network.start())?;
     let mut loader = corpus::training(loaded, &corpus::open(loaded)?)?;
     let mut found = Comparison::default();
     let lr = config.optim.lr.get();
@@ -154,12 +164,12 @@ impl Comparison {
 }
 
 /// |a − b| relative to b; what is no number differs infinitely.
-fn relative(a: f64, b: f64) -> f64 {
+pub(crate) fn relative(a: f64, b: f64) -> f64 {
     let error = (a - b).abs() / b.abs().max(f64::MIN_POSITIVE);
     if error.is_finite() { error } else { f64::INFINITY }
 }
 
-fn larger(a: f64, b: f64) -> f64 {
+pub(crate) fn larger(a: f64, b: f64) -> f64 {
     if b > a || b.is_nan() { b } else { a }
 }
 

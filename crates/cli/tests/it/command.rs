@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// Settings that make a run of a second or less.
+/// Settings that make a run of a second or less, on one rank.
 pub(crate) const SMALL: &[&str] = &[
     "--set",
     "model.layers=1",
@@ -25,6 +25,8 @@ pub(crate) const SMALL: &[&str] = &[
     "train.batch_size=8",
     "--set",
     "run.threads=1",
+    "--set",
+    "parallel.dp=1",
 ];
 
 /// What a command did.

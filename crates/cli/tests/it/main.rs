@@ -4,6 +4,7 @@
 
 mod benchmarks;
 mod command;
+mod documents;
 mod evaluating;
 mod explaining;
 #[cfg(target_os = "linux")]

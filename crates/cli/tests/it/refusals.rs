@@ -35,14 +35,58 @@ fn configurations_that_cannot_work_are_told_with_their_place() {
     phalanx(dir, &[&["train", "gone.toml"]]).refused(&["gone.toml", "usual fix"]);
     phalanx(dir, &[&["train", "--preset", "tinny"]]).refused(&["did you mean `tiny`?"]);
     let set = |assignment| phalanx(dir, &[&["train", "--set", assignment]]);
-    set("parallel.pp=2").refused(&["parallel.pp"]);
+    set("parallel.pp=2").refused(&["parallel.pp = 2", "not built yet"]);
     set("precision.compute=f16").refused(&["bf16"]);
     set("model.kind=mlp").refused(&["mlp_regression"]);
     set("model.dropout=0.1").refused(&["llama has no dropout"]);
     let large =
         phalanx(dir, &[&["train", "--preset", "llama-0.95b", "--set", "train.batch_size=4096"]]);
     large.refused(&["this machine has", "train.microbatches"]);
-    set("run.memory_limit=1000").refused(&["run.memory_limit allows 1000"]);
+    set("run.memory_limit=1000").refused(&["run.memory_limit allows 1000", "take most"]);
+    assert!(!dir.join("runs").exists(), "nothing was started");
+}
+
+/// Each change that is named has been planned, and takes what is said.
+#[test]
+fn a_plan_over_its_limit_names_the_category_and_changes_that_fit() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let tiny = ["train", "--preset", "tiny", "--set", "parallel.dp=2", "--set", "train.steps=1"];
+    let train = |more: &[&str]| phalanx(dir, &[&tiny, more]);
+    let told = train(&["--set", "run.memory_limit=24MiB"]);
+    told.refused(&["the plan of a rank takes", "residuals take most of a rank: residuals"]);
+    told.refused(&["nearest that work: ", "train.microbatches = 2 (", "(--set)"]);
+    train(&["--set", "run.memory_limit=24MiB", "--set", "train.microbatches=2"]).ok();
+    let told = train(&["--set", "run.memory_limit=100KiB"]);
+    told.refused(&["no single change is enough", "all of these together take"]);
+}
+
+#[test]
+fn layouts_that_cannot_work_are_refused_with_what_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let set = |sets: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        phalanx(dir, &[&["train", "--preset", "tiny"], &sets])
+    };
+    set(&["parallel.tp=16"]).refused(&[
+        "parallel.tp = 16 with 8 heads and 4 key heads (--set, ",
+        "16 ranks can't share 8 heads",
+        "nearest that work: parallel.tp = 8",
+    ]);
+    set(&["parallel.tp=6"]).refused(&["6 ranks can't share 4 key heads", "parallel.tp = 4 or 8"]);
+    set(&["parallel.tp=4", "parallel.cp=4"]).refused(&[
+        "parallel.cp = 4 with 2 heads and 1 key head on each of parallel.tp = 4 ranks",
+        "parallel.cp = 2; or parallel.cp_kind = \"allgather\"",
+    ]);
+    set(&["parallel.dp=64"]).refused(&[
+        "parallel.dp = 64 leaves some ranks without work: train.batch_size = 32",
+        "train.batch_size = 64, or parallel.dp = 32",
+    ]);
+    set(&["parallel.order=tp-tp"]).refused(&["each at most once"]);
+    set(&["parallel.order=tp-dp", "parallel.cp=2"])
+        .refused(&["leaves out cp = 2", "\"tp-dp-cp\", or parallel.cp = 1"]);
+    set(&["parallel.dp=4", "parallel.dp_shard=3"]).refused(&["parallel.dp_shard = 2 or 4"]);
     assert!(!dir.join("runs").exists(), "nothing was started");
 }
 

@@ -48,6 +48,57 @@ fn a_run_leaves_its_folder_and_can_be_repeated_from_it() {
     assert_eq!(weights(&run), weights(&again));
 }
 
+/// Small sizes that leave the default run its 8 ranks.
+const EIGHT: &[&str] = &[
+    "--set",
+    "model.layers=1",
+    "--set",
+    "model.width=32",
+    "--set",
+    "model.ffn=48",
+    "--set",
+    "model.vocab=32",
+    "--set",
+    "train.seq_len=16",
+    "--set",
+    "train.batch_size=8",
+];
+
+#[test]
+fn the_default_run_repeats_its_first_steps_on_one_rank() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let done = phalanx(dir, &[&["train", "--json", "--set", "train.steps=23"], EIGHT]).ok();
+    let lines = done.json();
+    let [.., event, summary] = lines.as_slice() else { panic!("{}", done.out) };
+    assert_eq!((&event["event"], &event["steps"]), (&"one_rank".into(), &20.into()));
+    assert!(event.get("step").is_none() && event.get("loss").is_none());
+    let difference = event["loss_max_rel"].as_f64().unwrap();
+    assert!((0.0..=1e-4).contains(&difference), "{difference}");
+    assert!(summary.get("summary").is_some());
+    assert_eq!(lines.iter().filter(|l| l.get("step").is_some()).count(), 23);
+    for words in ["8 ranks, dp 2 · cp 2 · tp 2: ZeRO-3", "between ranks in each step: all_gather"]
+    {
+        assert!(done.err.contains(words), "`{words}` is not in: {}", done.err);
+    }
+    // Fewer steps than that are all repeated.
+    let done = phalanx(dir, &[&["train", "--set", "train.steps=3"], EIGHT]).ok();
+    assert!(done.out.contains("the first 3 steps once more, on one rank"), "{}", done.out);
+    assert!(done.out.contains("one rank and all ranks agree to"), "{}", done.out);
+}
+
+#[test]
+fn other_runs_are_not_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::write(dir.join("c.toml"), "[train]\nsteps = 2\n").unwrap();
+    for asked in [["c.toml"], ["--preset=default"], ["--set=parallel.dp=1"]] {
+        let steps = ["--json", "--set", "train.steps=2"];
+        let done = phalanx(dir, &[&["train"], &asked, &steps, EIGHT]).ok();
+        assert!(!done.out.contains("one_rank"), "{asked:?}: {}", done.out);
+    }
+}
+
 #[test]
 fn people_see_what_is_trained_how_it_goes_and_what_comes_next() {
     let dir = tempfile::tempdir().unwrap();

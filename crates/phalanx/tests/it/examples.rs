@@ -1,11 +1,26 @@
 //! The examples run, and learn what they say.
 
-#[allow(dead_code, unreachable_pub, reason = "the example's own main is not called")]
-#[path = "../../examples/custom_model.rs"]
-mod custom_model;
-#[allow(dead_code, unreachable_pub, reason = "the example's own main is not called")]
-#[path = "../../examples/mlp_regression.rs"]
-mod mlp_regression;
+use phalanx::{Category, Report};
+
+/// Declares the examples as modules, and keeps their texts.
+macro_rules! examples {
+    ($($name:ident = $path:literal),*) => {
+        $(
+            #[allow(dead_code, unreachable_pub, reason = "the example's own main is not called")]
+            #[path = $path]
+            mod $name;
+        )*
+        const TEXTS: &[(&str, &str)] = &[$((stringify!($name), include_str!($path))),*];
+    };
+}
+examples!(
+    custom_model = "../../examples/custom_model.rs",
+    mlp_regression = "../../examples/mlp_regression.rs",
+    ddp = "../../examples/ddp.rs",
+    fsdp = "../../examples/fsdp.rs",
+    zero = "../../examples/zero.rs",
+    tensor_parallel = "../../examples/tensor_parallel.rs"
+);
 
 /// Single tokens tell nothing (ln 32 = 3.47), pairs leave 1.18.
 #[test]
@@ -23,13 +38,72 @@ fn a_perceptron_fits_a_curve() {
     assert!(report.first_loss() > 0.1 && last < 0.02, "mean squared error {last}");
 }
 
+/// All layouts of an example train alike; what is told apart is memory and bytes.
+fn train_alike(reports: &[Report]) {
+    let losses = |report: &Report| report.losses.clone();
+    let one = losses(&reports[0]);
+    for report in reports {
+        for (a, b) in one.iter().zip(losses(report)) {
+            assert!((a - b).abs() <= 1e-4 * a.abs(), "{a} and {b} in {}", report.layout);
+        }
+    }
+}
+
+#[test]
+fn ranks_of_ddp_train_alike_and_move_two_models_each() {
+    let reports = ddp::run(20).unwrap();
+    train_alike(&reports);
+    let parameters: usize = reports[0].params.values().map(|p| p.len()).sum();
+    for (ranks, report) in [1, 2, 4].into_iter().zip(&reports) {
+        // The loss is summed as well: one number.
+        let gradients = 2 * parameters * (ranks - 1) * 4;
+        let most = gradients as u64 + 2 * 4 * (ranks as u64 - 1);
+        assert!((gradients as u64..=most).contains(&report.moved), "{} of {most}", report.moved);
+    }
+}
+
+#[test]
+fn each_stage_of_zero_shards_one_thing_more() {
+    let reports = zero::run(4).unwrap();
+    train_alike(&reports);
+    use Category::{Gradients, Optimizer, Weights};
+    for (stage, report) in reports.iter().enumerate() {
+        for (what, from) in [(Optimizer, 1), (Gradients, 2), (Weights, 3)] {
+            let (all, own) = (reports[0].bytes(what), report.bytes(what));
+            let shards = if stage >= from { 4 } else { 1 };
+            // Units are padded to equal shards.
+            let error = own as f64 * shards as f64 / all as f64;
+            assert!((0.99..1.03).contains(&error), "stage {stage}, {what}: {own} of {all}");
+        }
+    }
+}
+
+#[test]
+fn kept_units_save_bytes_and_cost_memory() {
+    let reports = fsdp::run(4).unwrap();
+    train_alike(&reports);
+    let [full, kept, hybrid] = &reports[..] else { panic!("three layouts") };
+    assert!(kept.moved < full.moved);
+    let gathered = Category::Communication;
+    assert!(kept.bytes(gathered) > full.bytes(gathered));
+    assert!(hybrid.bytes(Category::Weights) > full.bytes(Category::Weights));
+}
+
+#[test]
+fn tensor_parallel_ranks_hold_less_and_train_alike() {
+    let reports = tensor_parallel::run(4).unwrap();
+    train_alike(&reports);
+    let [one, tp, sp, all] = &reports[..] else { panic!("four layouts") };
+    let kept = Category::Residuals;
+    assert!(one.bytes(kept) > tp.bytes(kept) && tp.bytes(kept) > sp.bytes(kept));
+    assert!(all.bytes(Category::Weights) < tp.bytes(Category::Weights) / 3);
+    assert!(all.layout.contains("8 ranks"), "{}", all.layout);
+}
+
 #[test]
 fn examples_are_short() {
-    for text in [
-        include_str!("../../examples/custom_model.rs"),
-        include_str!("../../examples/mlp_regression.rs"),
-    ] {
+    for (name, text) in TEXTS {
         let lines = text.lines().count();
-        assert!(lines < 60, "{lines} lines");
+        assert!(lines < 60, "{name}: {lines} lines");
     }
 }

@@ -1,8 +1,10 @@
 //! The trainer: its numbers against a closed form, its refusals.
 
 use phalanx::ir::ops::UnaryKind;
-use phalanx::models::Mlp;
-use phalanx::{Optimizer, Table, Trainer};
+use phalanx::ir::{Builder, DType, Init};
+use phalanx::models::{Architecture, BatchShape, Chain, Mlp};
+use phalanx::spmd::{Annotator, Costs, SpmdError};
+use phalanx::{Automatic, Ddp, Fsdp, Optimizer, Strategy, Table, Trainer, Zero};
 
 fn line() -> Mlp {
     Mlp { inputs: 1, hidden: vec![], outputs: 1, activation: UnaryKind::Relu }
@@ -79,6 +81,88 @@ fn what_cannot_work_is_refused_with_a_remedy() {
     let error = diverging.run().unwrap_err();
     assert_eq!(error.exit_code(), 1);
     assert!(error.to_string().contains("at step"), "{error}");
+}
+
+/// What docs/parallelism.md shows as a strategy of one's own.
+struct Batch;
+
+impl Strategy for Batch {
+    fn name(&self) -> &'static str {
+        "batch"
+    }
+
+    fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
+        for value in ctx.boundaries() {
+            ctx.shard(value, 0, "dp")?;
+        }
+        for param in ctx.params() {
+            ctx.replicate(param.value, "dp")?;
+        }
+        Ok(())
+    }
+}
+
+fn curve() -> Trainer<'static> {
+    let model = Mlp { inputs: 1, hidden: vec![8, 8], outputs: 1, activation: UnaryKind::Tanh };
+    let trainer = Trainer::new(model).data(table()).batch(4).lr(1e-2).steps(8).threads(1);
+    trainer.optimizer(Optimizer::sgd(0.0))
+}
+
+#[test]
+fn a_strategy_of_ones_own_trains_as_one_rank_does() {
+    let one = curve().run().unwrap();
+    let many = curve().mesh("dp=4").strategy(Batch).run().unwrap();
+    assert!(many.layout.starts_with("4 ranks, dp 4: batch"), "{}", many.layout);
+    assert!(many.moved > 0);
+    for (a, b) in one.losses.iter().zip(&many.losses) {
+        assert!((a - b).abs() < 1e-5 * a, "{a} and {b}");
+    }
+}
+
+/// Without a limit the search shares the batch; the training is that of one rank.
+#[test]
+fn what_the_search_finds_can_be_trained() {
+    let mlp = Mlp { inputs: 1, hidden: vec![8, 8], outputs: 1, activation: UnaryKind::Tanh };
+    let model = mlp.model(BatchShape { batch: 4, seq: 1 }, DType::F32).unwrap();
+    let mesh = "dp=2".parse().unwrap();
+    let found = Automatic::search(&model, &mesh, &Costs::default()).unwrap();
+    assert!(found.seconds > 0.0 && found.memory > 0.0);
+    let one = curve().run().unwrap();
+    let many = Trainer::of_model(model).data(table()).lr(1e-2).steps(8).threads(1);
+    let many = many.optimizer(Optimizer::sgd(0.0)).mesh("dp=2").strategy(found).run().unwrap();
+    for (a, b) in one.losses.iter().zip(&many.losses) {
+        assert!((a - b).abs() < 1e-5 * a, "{a} and {b}");
+    }
+}
+
+#[test]
+fn layouts_that_contradict_themselves_are_refused_with_both_sides() {
+    let told = |trainer: Trainer<'_>| {
+        let error = trainer.run().unwrap_err();
+        assert_eq!(error.exit_code(), 2, "{error}");
+        error.to_string()
+    };
+    assert!(told(curve().mesh("dp=2 dp=2")).contains("axis `dp` appears twice"));
+    let both = told(curve().mesh("dp=2").strategy(Ddp::default()).strategy(Zero::stage(1)));
+    assert!(both.contains("`DDP` and `ZeRO-1` both say") && both.contains("keep one"), "{both}");
+    let few = told(curve().mesh("dp=8").strategy(Ddp::default()));
+    assert!(few.contains("a batch of 4 can't be shared by the 8 ranks of `dp`"), "{few}");
+    assert!(few.contains("nearest that work: 4 ranks"), "{few}");
+    let groups = Fsdp { shard: Some(3), ..Fsdp::default() };
+    assert!(told(curve().mesh("dp=4").strategy(groups)).contains("a divisor of 4"));
+
+    let b = Builder::new("line", DType::F32);
+    let x = b.data("x", DType::F32, [4, 1]).annotate("0:dp");
+    let w = b.param("w", [1, 2]).annotate("1:dp");
+    let error = x.matmul(w).slice(1, 0, 1).squared_error(b.data("y", DType::F32, [4, 1]));
+    b.loss("loss", error * b.scalar("inv_tokens"));
+    let mut chain = Chain::new("line");
+    chain.once(b, |_| Init::Normal(0.5)).unwrap();
+    let model = Trainer::of_model(chain.finish()).data(table()).mesh("dp=2");
+    let two = told(model.strategy(Ddp::default()));
+    for words in ["`the model` wants", "`DDP` wants it replicated", "usual fix: drop one"] {
+        assert!(two.contains(words), "{two}");
+    }
 }
 
 #[test]

@@ -39,9 +39,10 @@ impl Strategy for Data {
             let Some(&batch) = program.ty(value).shape.first() else { continue };
             if batch < degree {
                 return Err(ctx.refuse(format!(
-                    "a batch of {batch} can't be shared by the {degree} ranks of `{}`; use at most \
-                     {batch} or a larger batch",
-                    self.axis
+                    "a batch of {batch} can't be shared by the {degree} ranks of `{axis}`\n  \
+                     each rank needs at least one sample of a micro-batch\n  \
+                     nearest that work: {batch} ranks of `{axis}`, or a batch of {degree}",
+                    axis = self.axis
                 )));
             }
             ctx.shard(value, 0, &self.axis)?;

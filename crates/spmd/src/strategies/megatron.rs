@@ -255,6 +255,12 @@ pub(super) fn shared(kv_heads: usize, degree: usize) -> usize {
     kv_heads.min(degree)
 }
 
+/// Whether heads can be dealt to the ranks of an axis: every rank has a head, and key heads that are
+/// fewer are shared by equally many ranks each.
+pub fn heads_fit(heads: usize, kv_heads: usize, degree: usize) -> bool {
+    heads >= degree && (kv_heads >= degree || degree.is_multiple_of(kv_heads))
+}
+
 /// Fails if heads can't be dealt to the ranks of an axis.
 pub(super) fn enough_heads(
     ctx: &Annotator<'_>,
@@ -263,16 +269,19 @@ pub(super) fn enough_heads(
     heads: usize,
     kv_heads: usize,
 ) -> Result<(), SpmdError> {
-    if heads < degree {
-        return Err(ctx.refuse(format!(
-            "{heads} heads are fewer than the {degree} ranks of `{axis}`; use at most {heads}"
-        )));
+    if heads_fit(heads, kv_heads, degree) {
+        return Ok(());
     }
-    if kv_heads < degree && !degree.is_multiple_of(kv_heads) {
-        return Err(ctx.refuse(format!(
+    Err(ctx.refuse(match heads < degree {
+        true => format!(
+            "{heads} heads are fewer than the {degree} ranks of `{axis}`\n  \
+             each rank needs at least one\n  \
+             nearest that work: at most {heads} ranks of `{axis}`"
+        ),
+        false => format!(
             "{kv_heads} key heads are fewer than the {degree} ranks of `{axis}` and do not divide \
-             them, so no split of the axis fits; use a multiple of {kv_heads}, or at most {kv_heads}"
-        )));
-    }
-    Ok(())
+             them\n  no split of the axis gives each head equally many ranks\n  \
+             nearest that work: a multiple of {kv_heads} ranks, or at most {kv_heads}"
+        ),
+    }))
 }

@@ -27,7 +27,7 @@ pub use automatic::Automatic;
 pub use data::Data;
 pub use ddp::Ddp;
 pub use fsdp::Fsdp;
-pub use megatron::Megatron;
+pub use megatron::{Megatron, heads_fit};
 pub use sequence::Sequence;
 pub use ulysses::Ulysses;
 pub use weight_update::WeightUpdateSharding;

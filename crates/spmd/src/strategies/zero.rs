@@ -76,7 +76,12 @@ impl Zero {
 
 impl Strategy for Zero {
     fn name(&self) -> &'static str {
-        "ZeRO"
+        match self.sharded {
+            Sharded::Nothing => "data parallelism",
+            Sharded::State => "ZeRO-1",
+            Sharded::Gradients => "ZeRO-2",
+            Sharded::Weights => "ZeRO-3",
+        }
     }
 
     fn splits(&self, _program: &Program, mesh: &Mesh) -> Result<Vec<Split>, SpmdError> {

@@ -5,6 +5,7 @@
 //! error that tells all that is wrong, with file and line.
 
 mod data;
+mod fits;
 mod key;
 mod listing;
 mod model;
@@ -77,6 +78,8 @@ pub struct Loaded {
     pub label: String,
     /// The preset under all that the user wrote, if there was one.
     pub preset: Option<String>,
+    /// Whether neither a file nor a preset was asked for: what a newcomer starts.
+    pub is_default_run: bool,
     given: BTreeMap<&'static str, Given>,
 }
 
@@ -124,7 +127,8 @@ impl Config {
             return Err(Error::Refused(values.problems));
         }
         let Values { given, preset, .. } = values;
-        Ok(Loaded { config, label: sources.label(), preset, given })
+        let (label, is_default_run) = (sources.label(), sources.are_empty());
+        Ok(Loaded { config, label, preset, is_default_run, given })
     }
 
     /// The configuration as TOML, every key included. It parses back to the same configuration.
@@ -149,6 +153,13 @@ impl Config {
             }
         }
         text
+    }
+
+    /// Whether no rule refuses the values, which are legal each for itself.
+    pub(crate) fn is_legal(&self) -> bool {
+        let mut values = Values::default();
+        self.clone().check(&mut values);
+        values.problems.is_empty()
     }
 
     /// Reads the sections in the order in which defaults depend on one another.
@@ -178,6 +189,7 @@ impl Config {
         self.parallel.check_built(values);
         self.run.check(values);
         self.check_across(values);
+        self.check_fits(values);
     }
 
     /// Rules between sections.

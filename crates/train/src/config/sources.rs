@@ -22,6 +22,9 @@ use crate::error::{Error, Place, Problem, Result};
 /// line `preset = "NAME"`. Where neither names one and there is no run, it is `default`, unless the
 /// file has a `[model]` of its own: half of somebody else's model under it would be a surprise, so
 /// such a file lies on the key table's defaults alone.
+///
+/// A layout of ranks is one whole, too: where the preset is `default` because nobody asked for
+/// another, its `[parallel]` holds only if there is no file and no setting of `[parallel]`.
 #[derive(Clone, Debug)]
 pub struct Sources {
     run: Option<PathBuf>,
@@ -95,6 +98,11 @@ impl Sources {
         self.cores
     }
 
+    /// Whether nothing but single settings was asked for.
+    pub(crate) fn are_empty(&self) -> bool {
+        self.run.is_none() && self.preset.is_none() && self.file.is_none()
+    }
+
     /// What a run of these sources is called when it is given no name.
     pub(crate) fn label(&self) -> String {
         let stem = self.file.as_deref().and_then(Path::file_stem);
@@ -113,7 +121,9 @@ impl Sources {
             TomlSource::read(path)?.add(&mut values, false)?;
         }
         let file = self.file.as_deref().map(TomlSource::read).transpose()?;
+        let mut chosen = true;
         if let Some((name, place)) = self.base(file.as_ref())? {
+            chosen = self.preset.is_some() || place.is_some();
             let text = preset::text(&name).ok_or_else(|| unknown_preset(&name, place))?;
             let source = TomlSource { name: format!("preset {name}"), text: text.to_owned() };
             source.add(&mut values, false)?;
@@ -124,6 +134,11 @@ impl Sources {
         }
         for assignment in &self.sets {
             add_assignment(&mut values, assignment);
+        }
+        let of_layout = |key: &str| key.starts_with("parallel.");
+        let own_layout = values.given.iter().any(|(key, given)| of_layout(key) && given.by_user);
+        if !chosen && (self.file.is_some() || own_layout) {
+            values.given.retain(|key, given| !of_layout(key) || given.by_user);
         }
         if let Some(pinned) = &self.pinned {
             add_pinned(&mut values, pinned);

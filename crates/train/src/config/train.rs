@@ -57,6 +57,9 @@ impl Train {
                 1 => String::new(),
                 ranks => format!(" on each of parallel.dp = {ranks} ranks"),
             };
+            if batch < parts {
+                return few(batch, micro, dp.get());
+            }
             Problem::new(format!(
                 "train.batch_size = {batch} cannot be cut into train.microbatches = {micro} equal \
                  parts{each}"
@@ -71,4 +74,24 @@ impl Train {
                 .fix("lower train.batch_size or train.seq_len")
         });
     }
+}
+
+/// The problem of a batch that leaves ranks without work.
+fn few(batch: usize, micro: usize, dp: usize) -> Problem {
+    let work = Problem::new(match dp {
+        1 => format!("train.batch_size = {batch} leaves some of {micro} micro-batches empty"),
+        _ => format!(
+            "parallel.dp = {dp} leaves some ranks without work: train.batch_size = {batch}, \
+             train.microbatches = {micro}"
+        ),
+    });
+    let mut near = vec![format!("train.batch_size = {}", dp * micro)];
+    if dp > 1 && batch >= micro {
+        near.push(format!("parallel.dp = {}", batch / micro));
+    }
+    if micro > 1 && batch >= dp {
+        near.push(format!("train.microbatches = {}", batch / dp));
+    }
+    work.because("each data-parallel rank needs at least one sequence in each micro-batch")
+        .nearest(near.join(", or "))
 }

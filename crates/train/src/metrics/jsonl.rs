@@ -39,13 +39,24 @@ pub struct Evaluation {
 impl Evaluation {
     /// The evaluation as a line of JSON, without its end.
     pub fn to_json(&self) -> String {
-        #[derive(Serialize)]
-        struct Event<'a> {
-            event: &'static str,
-            #[serde(flatten)]
-            evaluation: &'a Evaluation,
-        }
-        json(&Event { event: "eval", evaluation: self })
+        event("eval", self)
+    }
+}
+
+/// The first steps of a run on many ranks, taken once more on one. Its keys differ from those of a
+/// step for the same reason.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct OneRank {
+    /// How many steps.
+    pub steps: usize,
+    /// The largest difference between a step's two losses, relative to them.
+    pub loss_max_rel: f64,
+}
+
+impl OneRank {
+    /// The comparison as a line of JSON, without its end.
+    pub fn to_json(&self) -> String {
+        event("one_rank", self)
     }
 }
 
@@ -76,7 +87,7 @@ pub struct Summary {
     /// at the rate measured for them: never more than 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gemm_rate_fraction: Option<f64>,
-    /// Memory that the plan of a rank takes, in bytes.
+    /// Memory that the plans of all ranks take together, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub planned_bytes: Option<u64>,
     /// The most memory that the process held, in bytes.
@@ -96,6 +107,17 @@ impl Summary {
         }
         json(&Whole { summary: self })
     }
+}
+
+/// Something that happened beside the steps.
+fn event(name: &'static str, facts: &impl Serialize) -> String {
+    #[derive(Serialize)]
+    struct Event<'a, T> {
+        event: &'static str,
+        #[serde(flatten)]
+        facts: &'a T,
+    }
+    json(&Event { event: name, facts })
 }
 
 /// Plain structs of numbers and text always serialise; a number that is not finite becomes `null`,
@@ -130,6 +152,9 @@ mod tests {
     fn a_summary_and_an_evaluation_are_told_apart_from_steps() {
         let evaluation = Evaluation { after_step: 50, val_loss: 2.5 };
         assert_eq!(evaluation.to_json(), r#"{"event":"eval","after_step":50,"val_loss":2.5}"#);
+        let compared = OneRank { steps: 20, loss_max_rel: 2.5e-7 };
+        let text = r#"{"event":"one_rank","steps":20,"loss_max_rel":2.5e-7}"#;
+        assert_eq!(compared.to_json(), text);
         let summary = Summary { steps: 2, val_loss: Some(1.5), ..Summary::default() };
         let text = summary.to_json();
         assert!(text.starts_with(r#"{"summary":{"steps":2,"#) && text.ends_with("}}"), "{text}");

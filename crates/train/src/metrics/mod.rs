@@ -5,7 +5,7 @@ mod line;
 mod plot;
 mod zscore;
 
-pub use jsonl::{Evaluation, Step, Summary};
+pub use jsonl::{Evaluation, OneRank, Step, Summary};
 pub use line::{StepLine, bytes, counted, short};
 pub use plot::LossPlot;
 pub use zscore::ZScore;

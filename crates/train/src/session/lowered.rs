@@ -2,7 +2,8 @@
 
 use phalanx_ir::{Mesh, Model, TensorType};
 use phalanx_script::{
-    Compiled, Ranks, TrainPlan, Training, Turn, accumulate, merge_adjacent, train_script,
+    Compiled, MemoryPlan, Ranks, TrainPlan, Training, Turn, accumulate, eval_script,
+    merge_adjacent, plan, plan_beside, train_script,
 };
 use phalanx_spmd::{Keep, Partition, Sharded};
 
@@ -64,6 +65,45 @@ impl Lowered {
             clip: self.settings.clip,
             ranks: self.ranks(rank),
         })?)
+    }
+
+    /// The memory of a rank's step, and the bytes of the arena that evaluation shares with it.
+    pub(crate) fn memory(&self, rank: usize) -> Result<(MemoryPlan, usize)> {
+        let train = self.plan(rank)?;
+        let memory = plan(&train.script)?;
+        let mut arena = memory.arena;
+        if let Some((model, compiled)) = &self.evaluate {
+            let (precision, parts) = (self.settings.precision, self.settings.microbatches);
+            let ranks = self.ranks(rank);
+            let (script, _) = eval_script(model, compiled, parts, &train, precision, ranks)?;
+            arena = arena.max(plan_beside(&script, Some(&memory))?.arena);
+        }
+        Ok((memory, arena))
+    }
+
+    /// The ranks and how they divide the work, in one line.
+    pub fn describe(&self) -> String {
+        let (mesh, sharing) = (self.mesh(), self.partition.sharing());
+        let ranks = mesh.ranks();
+        if ranks == 1 {
+            return "1 rank".to_owned();
+        }
+        let degrees: Vec<String> =
+            mesh.axes().map(|(axis, size)| format!("{axis} {size}")).collect();
+        let names: Vec<&str> =
+            self.settings.parallel.strategies.iter().map(|strategy| strategy.name()).collect();
+        let shards = match sharing.sharded() {
+            Sharded::Nothing => None,
+            Sharded::State => Some("optimizer state"),
+            Sharded::Gradients => Some("gradients and optimizer state"),
+            Sharded::Weights => Some("weights, gradients and optimizer state"),
+        };
+        let shards = shards.map(|what| {
+            let axes: Vec<String> = sharing.axes().iter().map(ToString::to_string).collect();
+            format!("; {what} in shards over {}", axes.join(" · "))
+        });
+        let shards = shards.unwrap_or_default();
+        format!("{ranks} ranks, {}: {}{shards}", degrees.join(" · "), names.join(", "))
     }
 
     /// By parameter: how programs read it.

@@ -21,7 +21,7 @@ use phalanx_comm::{Crew, Endpoint, Failure, Lost, Options};
 use phalanx_ir::{DType, Model, Param, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::Observed;
-use phalanx_script::{MemoryPlan, Script};
+use phalanx_script::{MemoryPlan, Moved, Route, Script, traffic};
 
 pub use feed::{Field, StepData};
 pub use forward::Forward;
@@ -29,7 +29,7 @@ pub use lowered::Lowered;
 pub(crate) use numbers::encode;
 pub use parallel::{Parallel, SharedStrategy};
 pub use rank::RankSession;
-pub use settings::{MemoryLimit, Settings};
+pub use settings::{MemoryLimit, Over, Settings};
 pub use store::{ReadParam, initial};
 
 use crate::error::{Error, Problem, Result};
@@ -68,8 +68,12 @@ struct Known {
     script: Script,
     /// Where its buffers lie.
     memory: MemoryPlan,
-    /// Bytes of a rank's arena.
-    arena: usize,
+    /// Bytes of each rank's arena.
+    arenas: Vec<usize>,
+    /// What all ranks together are predicted to move in a step.
+    moved: BTreeMap<Route, Moved>,
+    /// The mesh, the strategies, and what they shard.
+    layout: String,
 }
 
 impl Prepared {
@@ -80,11 +84,24 @@ impl Prepared {
 
     /// The same, with ranks that wait for each other as these options say.
     pub fn with_options(models: &Models, settings: Settings, options: Options) -> Result<Self> {
-        Self::of(&Lowered::new(models, settings)?, options)
+        let prepared = Self::load(&Lowered::new(models, settings)?, options)?;
+        prepared.within_limits()
     }
 
     /// The same of programs that are formed already.
     pub fn of(lowered: &Lowered, options: Options) -> Result<Self> {
+        Self::load(lowered, options)?.within_limits()
+    }
+
+    fn within_limits(self) -> Result<Self> {
+        match self.over() {
+            Some(over) => Err(Error::refused(over.problem())),
+            None => Ok(self),
+        }
+    }
+
+    /// Plans, compiles and loads everything, whatever memory that takes.
+    pub(crate) fn load(lowered: &Lowered, options: Options) -> Result<Self> {
         let settings = &lowered.settings;
         let options = Options { threads_per_rank: settings.threads, ..options };
         let load = |endpoint: Endpoint| {
@@ -94,20 +111,35 @@ impl Prepared {
         };
         let ranks = settings.parallel.ranks();
         let mut crew = Crew::new(ranks, &options, load).map_err(|f| lost(f, ranks))?;
-        let known = crew.run(|_, rank| {
-            Ok::<_, Error>(Known {
-                settings: settings.clone(),
-                params: lowered.model.params().to_vec(),
-                script: rank.script().clone(),
-                memory: rank.memory().clone(),
-                arena: rank.arena(),
-            })
-        });
-        let known = known.map_err(|f| lost(f, ranks))?.swap_remove(0);
-        if let Some(limit) = settings.memory_limit {
-            limit.check(known.arena, ranks)?;
+        let of_rank = |rank: usize, session: &mut RankSession<HostEngine>| {
+            let script = session.script();
+            let shown = (rank == 0).then(|| (script.clone(), session.memory().clone()));
+            Ok::<_, Error>((session.arena(), traffic(script, rank), shown))
+        };
+        let mut of_ranks = crew.run(of_rank).map_err(|f| lost(f, ranks))?;
+        let Some((script, memory)) = of_ranks[0].2.take() else { unreachable!("rank 0 shows it") };
+        let mut moved: BTreeMap<Route, Moved> = BTreeMap::new();
+        for (route, once) in of_ranks.iter().flat_map(|(_, moved, _)| moved) {
+            let total = moved.entry(route.clone()).or_default();
+            (total.calls, total.bytes) = (total.calls + once.calls, total.bytes + once.bytes);
         }
+        let known = Known {
+            settings: settings.clone(),
+            params: lowered.model.params().to_vec(),
+            script,
+            memory,
+            arenas: of_ranks.iter().map(|(arena, ..)| *arena).collect(),
+            moved,
+            layout: lowered.describe(),
+        };
         Ok(Self { crew, known })
+    }
+
+    /// How the plan exceeds the memory that it may take, if it does.
+    pub(crate) fn over(&self) -> Option<Over> {
+        let Known { settings, memory, arenas, .. } = &self.known;
+        let (rank, all) = (arenas.iter().copied().max().unwrap_or(0), arenas.iter().sum());
+        settings.memory_limit?.over(rank, all, memory)
     }
 
     /// Takes the memory, and the weights to start from out of `read`: each rank its part of them.
@@ -193,7 +225,22 @@ impl Session {
 
     /// Bytes of a rank's arena, which training and evaluation share.
     pub fn arena(&self) -> usize {
-        self.known.arena
+        self.known.arenas.iter().sum()
+    }
+
+    /// Bytes of the largest rank's arena.
+    pub fn rank_arena(&self) -> usize {
+        self.known.arenas.iter().copied().max().unwrap_or(0)
+    }
+
+    /// What all ranks together will move in a step, as the types of their scripts tell.
+    pub fn moved(&self) -> &BTreeMap<Route, Moved> {
+        &self.known.moved
+    }
+
+    /// The ranks and how they divide the work, in one line.
+    pub fn layout(&self) -> &str {
+        &self.known.layout
     }
 
     /// By rank: runs a step twice under observation, on the batch of the last step, and tells which
@@ -229,7 +276,8 @@ impl Session {
 }
 
 /// What is told when a rank could not go on: its own error, and on which of several ranks it was.
-pub(crate) fn lost(lost: Lost<Error>, ranks: usize) -> Error {
+pub(crate) fn lost(lost: impl Into<Lost<Error>>, ranks: usize) -> Error {
+    let lost = lost.into();
     let Failure { rank, message } = lost.failure;
     let place = format!("on rank {rank} of {ranks}");
     match lost.error {

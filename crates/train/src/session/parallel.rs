@@ -7,7 +7,7 @@ use phalanx_ir::{Mesh, Model};
 use phalanx_spmd::strategies::{AllGatherKv, Ddp, Megatron, Sequence, Ulysses, Zero};
 use phalanx_spmd::{Costs, Partition, Strategy};
 
-use crate::config::{self, Axis, CpKind, ZeroStage};
+use crate::config::{self, CpKind, ZeroStage};
 use crate::error::Result;
 
 /// A strategy that several threads may read.
@@ -79,12 +79,7 @@ impl fmt::Debug for Parallel {
 
 /// The mesh of a configuration: its axes of more than one rank, slowest first.
 fn mesh(config: &config::Parallel) -> Result<Mesh> {
-    let degree = |axis: &Axis| match axis {
-        Axis::Tp => config.tp,
-        Axis::Cp => config.cp,
-        Axis::Dp => config.dp,
-        Axis::Pp => config.pp,
-    };
-    let axes = config.order.axes().iter().rev().map(|axis| (axis.name(), degree(axis).get()));
+    let axes = config.order.axes().iter().rev();
+    let axes = axes.map(|axis| (axis.name(), config.degree(*axis).get()));
     Ok(Mesh::new(axes.filter(|&(_, size)| size > 1))?)
 }

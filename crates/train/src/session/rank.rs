@@ -38,8 +38,10 @@ impl<E: Engine> RankSession<E> {
     ) -> Result<Self> {
         let lowered = Lowered::new(models, settings)?;
         let mut session = Self::load(engine, &lowered, 0)?;
-        if let Some(limit) = lowered.settings.memory_limit {
-            limit.check(session.arena(), 1)?;
+        let arena = session.arena();
+        let limit = lowered.settings.memory_limit;
+        if let Some(over) = limit.and_then(|limit| limit.over(arena, arena, session.memory())) {
+            return Err(Error::refused(over.problem()));
         }
         session.start(read)?;
         Ok(session)

@@ -2,12 +2,12 @@
 
 use phalanx_autodiff::Recompute;
 use phalanx_ir::DType;
-use phalanx_script::{Optimizer, Precision};
+use phalanx_script::{Category, MemoryPlan, Optimizer, Precision};
 use phalanx_sys::memory::Machine;
 
 use super::parallel::Parallel;
 use crate::config::{self, Config, OptimKind};
-use crate::error::{Error, Problem, Result};
+use crate::error::{Problem, Result};
 use crate::metrics::bytes;
 
 /// How a model is trained, apart from the model and the data.
@@ -48,45 +48,92 @@ impl MemoryLimit {
         phalanx_sys::memory::machine().map(MemoryLimit::Machine)
     }
 
-    /// Refuses a plan of so many ranks that takes more. Who asks for a limit speaks of a rank, a
-    /// machine has all of them.
-    pub(crate) fn check(self, arena: usize, ranks: usize) -> Result<()> {
-        let (taken, limit) = match self {
-            MemoryLimit::Asked(limit) => (arena, limit),
-            MemoryLimit::Machine(machine) => (arena * ranks, machine.available),
-        };
-        match taken as u64 <= limit {
-            true => Ok(()),
-            false => Err(Error::refused(self.problem(taken))),
-        }
+    /// How a plan exceeds the limit, if it does: the largest rank takes `rank` bytes, all together
+    /// `all`. A limit that was asked for holds for each rank, the machine's for all of them.
+    pub(crate) fn over(self, rank: usize, all: usize, memory: &MemoryPlan) -> Option<Over> {
+        let over = Over { limit: self, rank, all, peaks: memory.peaks.clone() };
+        (!self.allows(rank, all)).then_some(over)
     }
 
-    fn problem(self, arena: usize) -> Problem {
-        let exact = |amount: u64| format!("{amount} bytes ({})", bytes(amount));
+    /// Whether a plan fits.
+    pub(crate) fn allows(self, rank: usize, all: usize) -> bool {
+        match self {
+            MemoryLimit::Asked(limit) => rank as u64 <= limit,
+            MemoryLimit::Machine(machine) => all as u64 <= machine.available,
+        }
+    }
+}
+
+/// A plan that takes more memory than it may.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Over {
+    /// What it may take.
+    pub limit: MemoryLimit,
+    /// Bytes of the largest rank.
+    pub rank: usize,
+    /// Bytes of all ranks.
+    pub all: usize,
+    /// By category: the peak on a rank.
+    pub peaks: Vec<(Category, usize)>,
+}
+
+impl Over {
+    /// What is told, with remedies that suit any plan.
+    pub(crate) fn problem(&self) -> Problem {
         let less = "more train.microbatches, train.recompute = \"full\", a shorter train.seq_len or a \
                     smaller model";
-        let (than, fix) = match self {
-            MemoryLimit::Asked(limit) => {
-                (format!("run.memory_limit allows {}", exact(limit)), less.to_owned())
-            }
-            MemoryLimit::Machine(Machine { total, available }) if arena as u64 <= total => (
-                format!(
-                    "of the {} that this machine has, {} are free",
-                    bytes(total),
-                    exact(available)
-                ),
-                format!(
-                    "end other programs; or {less}; to try all the same, --set run.memory_limit={arena}"
-                ),
+        let fix = match self.limit {
+            MemoryLimit::Machine(machine) if self.all as u64 <= machine.total => format!(
+                "end other programs; or {less}; to try all the same, --set run.memory_limit={}",
+                self.rank
             ),
-            MemoryLimit::Machine(Machine { total, available }) => (
-                format!("this machine has {}, {} of them free", exact(total), bytes(available)),
-                less.to_owned(),
-            ),
+            _ => less.to_owned(),
         };
-        Problem::new(format!("the plan takes {}; {than}", exact(arena as u64)))
-            .because("weights, gradients, optimizer state and the activations of one micro-batch")
-            .fix(fix)
+        self.told().fix(fix)
+    }
+
+    /// The same without remedies.
+    pub(crate) fn told(&self) -> Problem {
+        let exact = |amount: u64| format!("{amount} bytes ({})", bytes(amount));
+        let ranks = self.all.div_ceil(self.rank.max(1));
+        let whose = if ranks > 1 { " of a rank" } else { "" };
+        let message = match self.limit {
+            MemoryLimit::Asked(limit) => format!(
+                "the plan{whose} takes {}; run.memory_limit allows {}",
+                exact(self.rank as u64),
+                exact(limit)
+            ),
+            MemoryLimit::Machine(Machine { total, available }) => {
+                let whose = if ranks > 1 { format!(" of {ranks} ranks") } else { String::new() };
+                let plan = format!("the plan{whose} takes {}", exact(self.all as u64));
+                match self.all as u64 <= total {
+                    true => format!(
+                        "{plan}; of the {} that this machine has, {} are free",
+                        bytes(total),
+                        exact(available)
+                    ),
+                    false => format!(
+                        "{plan}; this machine has {}, {} of them free",
+                        exact(total),
+                        bytes(available)
+                    ),
+                }
+            }
+        };
+        Problem::new(message).because(self.categories(whose))
+    }
+
+    /// The categories, the largest first.
+    fn categories(&self, whose: &str) -> String {
+        let mut peaks: Vec<(Category, usize)> =
+            self.peaks.iter().copied().filter(|(_, bytes)| *bytes > 0).collect();
+        peaks.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
+        let each: Vec<String> = peaks
+            .iter()
+            .map(|(category, peak)| format!("{category} {}", bytes(*peak as u64)))
+            .collect();
+        let largest = peaks.first().map_or("nothing", |(category, _)| category.name());
+        format!("{largest} take most{whose}: {}", each.join(", "))
     }
 }
 
@@ -135,24 +182,42 @@ fn precision(config: &config::Precision) -> Precision {
 mod tests {
     use super::*;
 
+    /// A plan of one rank with some weights and more optimizer state.
+    fn over(limit: MemoryLimit, ranks: usize, rank: usize) -> Option<Over> {
+        let peaks = vec![(Category::Weights, rank / 4), (Category::Optimizer, rank / 2)];
+        let memory =
+            MemoryPlan { offsets: vec![], workspaces: vec![], arena: rank, peaks, lives: vec![] };
+        limit.over(rank, ranks * rank, &memory)
+    }
+
     #[test]
     fn what_is_free_counts_and_both_amounts_are_told() {
         let machine = MemoryLimit::Machine(Machine { total: 8 << 30, available: 2 << 30 });
-        assert_eq!(machine.check(2 << 30, 1), Ok(()));
-        let busy = machine.check(3 << 30, 1).unwrap_err();
-        assert_eq!(busy.exit_code(), 2);
+        assert_eq!(over(machine, 1, 2 << 30), None);
+        let busy = over(machine, 1, 3 << 30).unwrap().problem().to_string();
         assert_eq!(
-            busy.to_string().lines().next(),
+            busy.lines().next(),
             Some(
                 "error: the plan takes 3221225472 bytes (3.0 GiB); of the 8.0 GiB that this \
                  machine has, 2147483648 bytes (2.0 GiB) are free"
             )
         );
-        assert!(busy.to_string().contains("end other programs"), "{busy}");
-        let large = machine.check(9 << 30, 1).unwrap_err().to_string();
+        assert!(busy.contains("end other programs"), "{busy}");
+        assert!(busy.contains("optimizer take most: optimizer 1.5 GiB, weights 768"), "{busy}");
+        let large = over(machine, 1, 9 << 30).unwrap().problem().to_string();
         assert!(large.contains("this machine has 8589934592 bytes (8.0 GiB), 2.0 GiB"), "{large}");
         assert!(!large.contains("run.memory_limit"), "{large}");
         // Who sets a limit has decided.
-        assert_eq!(MemoryLimit::Asked(9 << 30).check(9 << 30, 8), Ok(()));
+        assert_eq!(over(MemoryLimit::Asked(9 << 30), 1, 9 << 30), None);
+    }
+
+    #[test]
+    fn the_machine_holds_all_ranks_and_a_limit_each_of_them() {
+        let machine = MemoryLimit::Machine(Machine { total: 8 << 30, available: 2 << 30 });
+        let told = over(machine, 4, 1 << 30).unwrap().problem().to_string();
+        assert!(told.contains("the plan of 4 ranks takes 4294967296 bytes"), "{told}");
+        assert_eq!(over(MemoryLimit::Asked(1 << 30), 4, 1 << 30), None);
+        let told = over(MemoryLimit::Asked(1 << 29), 4, 1 << 30).unwrap().problem().to_string();
+        assert!(told.contains("the plan of a rank takes 1073741824 bytes"), "{told}");
     }
 }

@@ -48,7 +48,7 @@ fn unusual_values_survive_writing_and_reading() {
         "run.memory_limit=1.5 GiB",
         "run.name=2024",
         "run.threads=3",
-        "parallel.order=tp-pp-dp",
+        "parallel.order=tp-cp-pp-dp",
         "train.recompute=selective",
         "optim.schedule=linear",
     ];
@@ -105,7 +105,8 @@ fn a_file_that_changes_little_changes_the_default_run() {
     let dir = tempfile::tempdir().unwrap();
     let path = file(&dir, "[train]\nsteps = 3\n\n[model]\n");
     let loaded = Config::load(&Sources::default().file(&path)).unwrap();
-    assert_eq!(loaded.config, load(Sources::default().set("train.steps=3")));
+    let alone = Sources::default().set("train.steps=3").set("parallel.dp=1");
+    assert_eq!(loaded.config, load(alone));
     assert_eq!((loaded.label.as_str(), loaded.preset.as_deref()), ("config", Some("default")));
 }
 
@@ -115,7 +116,7 @@ fn a_file_with_a_model_of_its_own_stands_on_the_tables_defaults() {
     let path = file(&dir, "[model]\nlayers = 2\nheads = 8\n");
     let loaded = Config::load(&Sources::default().file(&path)).unwrap();
     let model = &loaded.config.model;
-    // The default preset has two key and value heads, 160 steps and another learning rate.
+    // The default preset has two key and value heads, 140 steps and another learning rate.
     assert_eq!((model.layers.get(), model.heads.get(), model.kv_heads.get()), (2, 8, 8));
     assert_eq!((loaded.config.train.steps.get(), loaded.preset), (200, None));
 }
@@ -190,9 +191,13 @@ fn presets_are_those_of_the_contract() {
 
 #[test]
 fn threads_share_the_cores_among_ranks() {
-    let threads =
-        |cores| load(Sources::default().cores(Count::new(cores).unwrap())).run.threads.get();
-    assert_eq!((threads(1), threads(2), threads(64)), (1, 2, 64));
+    let threads = |preset: &str, cores| {
+        let sources = Sources::default().preset(preset).cores(Count::new(cores).unwrap());
+        load(sources).run.threads.get()
+    };
+    assert_eq!([1, 2, 64].map(|cores| threads("tiny", cores)), [1, 2, 64]);
+    // 8 ranks.
+    assert_eq!([1, 2, 64].map(|cores| threads("default", cores)), [1, 1, 8]);
 }
 
 #[test]
@@ -222,4 +227,21 @@ fn a_model_folder_overrides_presets_and_contradicts_users() {
 fn zero_clip_means_no_clip() {
     assert_eq!(load(Sources::default().set("optim.clip=0")).optim.clip.0, None);
     assert!(config::listing().contains("clip"));
+}
+
+/// A layout is one whole: who says a part of it says all of it.
+#[test]
+fn the_default_runs_ranks_are_its_own() {
+    let ranks = |sources: Sources| load(sources).parallel.ranks().get();
+    assert_eq!(ranks(Sources::default()), 8);
+    assert_eq!(ranks(Sources::default().set("train.steps=3")), 8);
+    assert_eq!(ranks(Sources::default().set("parallel.dp=4")), 4);
+    assert_eq!(ranks(Sources::default().set("parallel.zero=1")), 1);
+    assert_eq!(ranks(Sources::default().preset("default").set("parallel.dp=4")), 16);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.toml");
+    for (text, expected) in [("[train]\nsteps = 3\n", 1), ("preset = \"default\"\n", 8)] {
+        std::fs::write(&path, text).unwrap();
+        assert_eq!(ranks(Sources::default().file(&path)), expected, "{text}");
+    }
 }

@@ -9,7 +9,7 @@ use phalanx_train::config::{Config, Loaded, Sources};
 use phalanx_train::error::Result;
 use phalanx_train::network::Network;
 use phalanx_train::session::{
-    Field, Models, RankSession, ReadParam, Settings, StepData, StepResult, initial,
+    Field, Models, Prepared, RankSession, ReadParam, Settings, StepData, StepResult, initial,
 };
 use std::collections::BTreeMap;
 
@@ -315,8 +315,8 @@ fn evaluation_leaves_the_weights_and_the_next_steps_alone() {
 #[test]
 fn a_plan_beyond_the_limit_is_refused() {
     let loaded = config(&["run.memory_limit=\"1 KiB\""]);
-    let error = start_from(ReferenceEngine::new(), &loaded, &initial(0)).map(|_| ());
-    let error = error.unwrap_err();
+    let settings = Settings::new(&loaded.config).unwrap();
+    let error = Prepared::new(&models(&loaded), settings).map(|_| ()).unwrap_err();
     assert_eq!(error.exit_code(), 2);
     assert!(error.to_string().contains("run.memory_limit allows 1024"), "{error}");
 }

@@ -1,0 +1,159 @@
+//! What would make a plan fit that takes too much memory: found by planning it again.
+//!
+//! Each single change that might help is planned in full, in pure code and without memory. Those that
+//! fit come first, by what they cost in time; then those that help most.
+
+use phalanx_autodiff::Recompute;
+use phalanx_comm::Options;
+
+use crate::config::{Config, Count, Loaded, ZeroStage};
+use crate::error::{Error, Problem, Result};
+use crate::metrics::bytes;
+use crate::network::Network;
+use crate::session::{Lowered, MemoryLimit, Models, Over, Prepared, Settings};
+
+/// How many changes are named.
+const NAMED: usize = 3;
+
+/// Prepares a session, and refuses what takes more memory than it may, with changes that would help.
+pub(crate) fn prepare(
+    loaded: &Loaded,
+    network: &Network,
+    models: &Models,
+    lowered: &Lowered,
+    options: Options,
+) -> Result<Prepared> {
+    let prepared = Prepared::load(lowered, options)?;
+    match prepared.over() {
+        None => Ok(prepared),
+        Some(over) => {
+            let problem = advise(&loaded.config, network, models.evaluate.is_some(), &over);
+            Err(Error::refused(loaded.located("run.memory_limit", problem)))
+        }
+    }
+}
+
+/// The problem with the changes that would cost least.
+fn advise(config: &Config, network: &Network, evaluate: bool, over: &Over) -> Problem {
+    let size = |rank: usize, all: usize| match over.limit {
+        MemoryLimit::Asked(_) => rank,
+        MemoryLimit::Machine(_) => all,
+    };
+    let now = size(over.rank, over.all);
+    let planned = changes(config).into_iter().filter_map(|(text, changed)| {
+        let (rank, all) = arenas(&changed, network, evaluate)?;
+        let fits = over.limit.allows(rank, all);
+        (size(rank, all) < now).then_some(Planned { text, bytes: size(rank, all), fits, changed })
+    });
+    let mut planned: Vec<Planned> = planned.collect();
+    // The sort is stable: what fits stays in the order of its cost.
+    planned.sort_by_key(|p| if p.fits { (false, 0) } else { (true, p.bytes) });
+    planned.truncate(NAMED);
+    let Some(first) = planned.first() else { return over.problem() };
+    let texts: Vec<String> =
+        planned.iter().map(|p| format!("{} ({})", p.text, bytes(p.bytes as u64))).collect();
+    let texts = texts.join("; ");
+    if first.fits {
+        let fitting = planned.iter().filter(|p| p.fits).count();
+        return match fitting == planned.len() {
+            true => over.told().nearest(texts),
+            false => over.told().nearest(format!("{texts}; the first {fitting} fit")),
+        };
+    }
+    let told = over.told().because(format!("no single change is enough; these save most: {texts}"));
+    match together(config, &planned).and_then(|all| arenas(&all, network, evaluate)) {
+        Some((rank, all)) => {
+            let amount = bytes(size(rank, all) as u64);
+            match over.limit.allows(rank, all) {
+                true => told.nearest(format!("all of these together ({amount})")),
+                false => told.fix(format!(
+                    "all of these together take {amount}, so also a shorter train.seq_len, a smaller \
+                     model or more ranks"
+                )),
+            }
+        }
+        None => told.fix("a shorter train.seq_len, a smaller model or more ranks"),
+    }
+}
+
+/// A change, planned.
+struct Planned {
+    text: String,
+    bytes: usize,
+    fits: bool,
+    changed: Config,
+}
+
+/// Every single change that might save memory, the cheapest in time first: sharding state and
+/// gradients moves no more bytes, smaller micro-batches make smaller products, sharded weights are
+/// gathered, recomputation runs the forward twice, and more ranks cost ranks.
+fn changes(config: &Config) -> Vec<(String, Config)> {
+    let mut found: Vec<(String, Config)> = Vec::new();
+    let mut change = |text: String, set: &dyn Fn(&mut Config)| {
+        let mut changed = config.clone();
+        set(&mut changed);
+        if changed.is_legal() {
+            found.push((text, changed));
+        }
+    };
+    let next = match config.parallel.zero {
+        ZeroStage::Zero => Some(ZeroStage::One),
+        ZeroStage::One => Some(ZeroStage::Two),
+        ZeroStage::Two => Some(ZeroStage::Three),
+        ZeroStage::Three => None,
+    };
+    if let Some(stage) = next {
+        let text = format!("parallel.zero = {}", stage as usize);
+        change(text, &|c| c.parallel.zero = stage);
+    }
+    if next.is_some_and(|stage| stage < ZeroStage::Three) {
+        change("parallel.zero = 3".to_owned(), &|c| c.parallel.zero = ZeroStage::Three);
+    }
+    let parts = twice(config.train.microbatches);
+    change(format!("train.microbatches = {parts}"), &|c| c.train.microbatches = parts);
+    if config.train.recompute != Recompute::Full {
+        let text = "train.recompute = \"full\"".to_owned();
+        change(text, &|c| c.train.recompute = Recompute::Full);
+    }
+    let tp = twice(config.parallel.tp);
+    change(format!("parallel.tp = {tp}"), &|c| c.parallel.tp = tp);
+    let dp = twice(config.parallel.dp);
+    change(format!("parallel.dp = {dp}"), &|c| {
+        if c.parallel.dp_shard == c.parallel.dp {
+            c.parallel.dp_shard = dp;
+        }
+        c.parallel.dp = dp;
+    });
+    found
+}
+
+fn twice(count: Count) -> Count {
+    count.saturating_add(count.get())
+}
+
+/// Several changes of different keys at once, if that is legal.
+fn together(config: &Config, planned: &[Planned]) -> Option<Config> {
+    let mut all = config.clone();
+    for Planned { changed, .. } in planned {
+        if changed.parallel != config.parallel {
+            let (parallel, other) = (&mut all.parallel, &changed.parallel);
+            parallel.zero = parallel.zero.max(other.zero);
+            parallel.tp = parallel.tp.max(other.tp);
+            parallel.dp = parallel.dp.max(other.dp);
+            parallel.dp_shard = parallel.dp_shard.max(other.dp_shard);
+        }
+        all.train.microbatches = all.train.microbatches.max(changed.train.microbatches);
+        if changed.train.recompute == Recompute::Full {
+            all.train.recompute = Recompute::Full;
+        }
+    }
+    all.is_legal().then_some(all)
+}
+
+/// Bytes of a rank's arena and of all together, if the configuration can be planned.
+fn arenas(config: &Config, network: &Network, evaluate: bool) -> Option<(usize, usize)> {
+    let models = network.models(config, evaluate).ok()?;
+    let lowered = Lowered::new(&models, Settings::new(config).ok()?).ok()?;
+    let (_, arena) = lowered.memory(0).ok()?;
+    Some((arena, arena * lowered.mesh().ranks()))
+}
