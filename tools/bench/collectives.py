@@ -5,7 +5,7 @@ collectives_mpi.c of this folder, compiled here by `mpicc`. Machines are noisy a
 alternating rounds. `copy` is the share of the copy limit that is reached: the time in which all ranks, copying at once, would read and
 write as many bytes as the call must.
 
-    cargo build --release -p phalanx-comm --example collectives
+    cargo build --release
     venv/bin/python tools/bench/collectives.py --gloo PATH/gloo_collectives.py --mpirun "mpirun --allow-run-as-root" --rounds 3
 """
 import argparse, json, os, re, shlex, statistics, subprocess, sys, tempfile, time
@@ -38,12 +38,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gloo", help="the PyTorch script")
     parser.add_argument("--mpirun", help="the command that starts MPI programs, with its options")
-    parser.add_argument("--binary", default="target/release/examples/collectives")
+    parser.add_argument("--binary", default="target/release/phalanx")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        commands = {"phalanx": ([args.binary, str(args.ranks)], rows)}
+        commands = {"phalanx": ([args.binary, "bench", "collectives", "--ranks", str(args.ranks), "--json"], rows)}
         if args.gloo:
             commands["gloo"] = ([sys.executable, args.gloo, str(args.ranks)], gloo_rows)
         if args.mpirun:

@@ -70,8 +70,11 @@ pub(crate) enum Command {
         /// Shows only this part of each segment.
         #[arg(long, value_enum, ignore_case = true)]
         part: Option<PartArg>,
+        /// Shows the grid of ranks and who talks to whom, in place of programs and script.
+        #[arg(long, conflicts_with_all = ["segment", "part"])]
+        ranks: bool,
     },
-    /// Measures how fast this machine trains; `phalanx bench step` is the one benchmark so far.
+    /// Measures how fast this machine trains, talks and plans.
     #[command(subcommand)]
     Bench(Bench),
     /// Lists every configuration key with its default and meaning.
@@ -83,6 +86,22 @@ pub(crate) enum Command {
 pub(crate) enum Bench {
     /// Times full training steps on random tokens, against the time of their matrix products.
     Step(Settings),
+    /// Times collectives between ranks, against copying as many bytes.
+    Collectives {
+        #[command(flatten)]
+        settings: Settings,
+        /// How many ranks; without it those of the configuration, or 2 where it has one.
+        #[arg(long, value_name = "N")]
+        ranks: Option<NonZeroUsize>,
+    },
+    /// Times the way from a configuration to partitioned programs and the script of one rank.
+    Partition {
+        #[command(flatten)]
+        settings: Settings,
+        /// How many layers the model has, in place of model.layers.
+        #[arg(long, value_name = "L")]
+        layers: Option<NonZeroUsize>,
+    },
 }
 
 /// Where a configuration comes from; later ones win.

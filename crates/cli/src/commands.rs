@@ -6,14 +6,14 @@ use phalanx::ir::DType;
 use phalanx::train::error::Result;
 use phalanx::train::eval::{self, ModelSource};
 use phalanx::train::explain::{Explanation, Focus};
-use phalanx::train::metrics::{bytes, counted};
+use phalanx::train::metrics::counted;
 use phalanx::train::saved::Saved;
-use phalanx::train::{Output, bench, config, network, train};
+use phalanx::train::{Output, config, network, train};
 use phalanx_sys::interrupt;
 use serde_json::json;
 
-use crate::args::{Args, Bench, Command, Settings};
-use crate::{out, verify};
+use crate::args::{Args, Command, Settings};
+use crate::{bench, out, verify};
 
 /// Carries out a command.
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -29,11 +29,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Command::Eval { settings, model, ids: Some(ids) } => answer(settings, model, &ids.0),
         Command::Eval { settings, model, .. } => held_out(settings, model),
         Command::Export { run, out, dtype, json } => export(run, out, (*dtype).into(), *json),
-        Command::Explain { settings, segment, part } => {
-            let focus = Focus { segment: segment.clone(), part: part.map(Into::into) };
+        Command::Explain { settings, segment, part, ranks } => {
+            let part = part.map(Into::into);
+            let focus = Focus { segment: segment.clone(), part, ranks: *ranks };
             explain(settings, focus)
         }
-        Command::Bench(Bench::Step(settings)) => bench_step(settings),
+        Command::Bench(bench) => bench::run(bench),
         Command::Config => {
             out::line(config::listing().trim_end());
             Ok(())
@@ -99,34 +100,5 @@ fn explain(settings: &Settings, focus: Focus) -> Result<()> {
         true => explanation.json().iter().for_each(out::json),
         false => out::line(explanation.text().trim_end()),
     }
-    Ok(())
-}
-
-fn bench_step(settings: &Settings) -> Result<()> {
-    let result = bench::step(&network::load(&settings.sources())?)?;
-    if settings.json {
-        out::json(&result);
-        return Ok(());
-    }
-    let known = |amount: Option<u64>| amount.map_or("unknown".to_owned(), bytes);
-    out::line(&format!(
-        "step            {:.1} ms (median), {:.1} ms (best)\n\
-         tokens          {:.0} per second\n\
-         memory          {} at most\n\
-         kernel scratch  {} beside the plan\n\
-         GEMM packing    {} at most in a block, {} allocated in a step\n\
-         in products     {:.1}% of the step\n\
-         floor           {:.1} ms, {:.1}% of the step",
-        result.median_ms,
-        result.best_ms,
-        result.tokens_per_s,
-        known(result.peak_rss_bytes),
-        bytes(result.kernel_scratch_bytes),
-        known(result.gemm_packing_bytes),
-        known(result.gemm_packing_bytes_per_step),
-        100.0 * result.gemm_fraction,
-        result.floor_ms,
-        100.0 * result.floor_fraction,
-    ));
     Ok(())
 }

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod commands;
 mod out;
 mod verify;

@@ -1,7 +1,7 @@
 //! `phalanx verify`: the comparison as a table.
 
 use phalanx::train::error::{Error, Problem, Result};
-use phalanx::train::metrics::bytes;
+use phalanx::train::metrics::{bytes, counted};
 use phalanx::train::verify::{self, Verified};
 
 use crate::args::Settings;
@@ -23,7 +23,7 @@ pub(crate) fn run(settings: &Settings, steps: usize) -> Result<()> {
 
 fn table(found: &Verified, steps: usize) -> String {
     let mut lines = vec![
-        format!("{} steps, compared with: {}", steps, found.reference),
+        format!("{}, compared with: {}", counted(steps, "step"), found.reference),
         String::new(),
         format!("  loss           {:.1e} relative", found.loss_max_rel),
         format!("  gradient norm  {:.1e} relative", found.grad_norm_max_rel),

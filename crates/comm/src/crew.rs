@@ -21,6 +21,12 @@ pub struct Lost<E> {
     pub error: Option<E>,
 }
 
+impl<E> From<Failure> for Lost<E> {
+    fn from(failure: Failure) -> Self {
+        Self { failure, error: None }
+    }
+}
+
 impl<E> Lost<E> {
     fn at(rank: usize, message: impl Into<std::sync::Arc<str>>) -> Self {
         Self { failure: Failure { rank, message: message.into() }, error: None }
@@ -51,8 +57,13 @@ impl<S: Send> Crew<S> {
         let states: Vec<Option<S>> = endpoints.iter().map(|_| None).collect();
         let mut crew = Self { states, stopper, team };
         let mut given: Vec<_> = crew.states.iter_mut().zip(&mut endpoints).collect();
-        run_on(&mut crew.team, &crew.stopper, &mut given, |_, (state, endpoint)| {
+        let cores: Vec<&[usize]> =
+            (0..crew.team.ranks()).map(|r| crew.team.cores_of(r, options)).collect();
+        run_on(&crew.team, &crew.stopper, &mut given, |rank, (state, endpoint)| {
             let Some(endpoint) = endpoint.take() else { return Ok(()) };
+            // Threads that the state starts are bound with it. Where the system refuses, the rank
+            // runs wherever the system likes.
+            phalanx_sys::bind_thread(cores[rank]);
             make(endpoint).map(|made| **state = Some(made))
         })?;
         Ok(crew)
@@ -72,18 +83,13 @@ impl<S: Send> Crew<S> {
         F: Fn(usize, &mut S) -> Result<T, E> + Sync,
     {
         let mut states: Vec<&mut S> = self.states.iter_mut().flatten().collect();
-        run_on(&mut self.team, &self.stopper, &mut states, |rank, state| work(rank, state))
-    }
-
-    /// One rank's state, from outside; its thread is idle then.
-    pub fn state(&mut self, rank: usize) -> Option<&mut S> {
-        self.states.get_mut(rank)?.as_mut()
+        run_on(&self.team, &self.stopper, &mut states, |rank, state| work(rank, state))
     }
 }
 
 /// Runs a piece of work on each thread, with something of its own.
 fn run_on<G, T, E, F>(
-    team: &mut Team,
+    team: &Team,
     stopper: &Stopper,
     given: &mut [G],
     work: F,
@@ -163,6 +169,22 @@ mod tests {
                 Ok::<_, CommError>(values)
             });
             assert_eq!(sums.unwrap(), vec![[3.0, 3.0 * run as f64]; 3]);
+        }
+    }
+
+    #[test]
+    fn ranks_are_bound_to_cores_of_their_own_if_there_are_enough() {
+        let cores = phalanx_sys::allowed_cores();
+        for ranks in [1, cores.len(), cores.len() + 1] {
+            let options = Options { bind: true, ..Options::default() };
+            let on = |_: Endpoint| Ok::<_, CommError>(phalanx_sys::allowed_cores());
+            let mut crew = Crew::new(ranks, &options, on).unwrap();
+            let found = crew.run(|_, cores| Ok::<_, CommError>(cores.clone())).unwrap();
+            let expected = |rank: usize| match ranks <= cores.len() {
+                true => vec![cores[rank]],
+                false => cores.clone(),
+            };
+            assert_eq!(found, (0..ranks).map(expected).collect::<Vec<_>>());
         }
     }
 

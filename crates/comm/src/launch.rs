@@ -81,7 +81,7 @@ impl Team {
     }
 
     /// The cores for a rank's threads: its own, if it is to be bound and there are enough.
-    fn cores_of(&self, rank: usize, options: &Options) -> &[usize] {
+    pub(crate) fn cores_of(&self, rank: usize, options: &Options) -> &[usize] {
         let threads = options.threads_per_rank.max(1);
         match self.cores.get(rank * threads..(rank + 1) * threads) {
             Some(own) if options.bind && self.ranks() * threads <= self.cores.len() => own,

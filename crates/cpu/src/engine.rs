@@ -5,14 +5,16 @@ mod kernel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use phalanx_comm::{CommError, Communicator, Handle};
+use phalanx_comm::{Communicator, Handle};
 use phalanx_engine::{Args, Engine, EngineError, Event};
 use phalanx_ir::Program;
 use phalanx_script::{Lane, Slot, Slots};
 use phalanx_sys::Arena;
 
 use crate::pool::{Pool, PoolSettings};
-use crate::tasks::{self, Context, Endpoint, Failure, Operation, Share, Transfer, Var};
+use crate::tasks::{
+    self, Context, Endpoint, Failure, Operation, Outstanding, Share, Transfer, Var,
+};
 pub use kernel::Kernel;
 use kernel::{Call, place_barriers};
 
@@ -224,26 +226,28 @@ impl CpuEngine {
         let mut comm = comm.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: who launches it asks for its event before anything else uses its operands, which
         // is what events are for; the arena outlives the endpoint.
-        let started = unsafe { transfer.start(&cx, comm.as_mut()) };
-        let program = kernel.name.clone();
-        let handle = started.map_err(|e| EngineError::Failed {
-            program: program.to_string(),
-            why: e.to_string(),
-        })?;
-        self.started.push(Started { event: Event(self.events), handle, program });
-        Ok(())
+        let (event, program) = (Event(self.events), &kernel.name);
+        let started = unsafe {
+            transfer.start(&cx, comm.as_mut(), |handle| {
+                self.started.push(Started { event, handle, program: program.clone() });
+            })
+        };
+        started
+            .map_err(|e| EngineError::Failed { program: program.to_string(), why: e.to_string() })
     }
 
-    /// Waits for the collective that an event stands for, if it is still running.
+    /// Waits for the collective that an event stands for, all its calls that are still running.
     fn finish(&mut self, event: Event) -> Result<(), EngineError> {
-        let Some(at) = self.started.iter().position(|s| s.event == event) else { return Ok(()) };
-        let Started { handle, program, .. } = self.started.swap_remove(at);
-        let failed =
-            |e: CommError| EngineError::Failed { program: program.to_string(), why: e.to_string() };
-        match self.communicator() {
-            Some(comm) => comm.wait(handle).map_err(failed),
-            None => Ok(()),
+        while let Some(at) = self.started.iter().position(|s| s.event == event) {
+            let Started { handle, program, .. } = self.started.swap_remove(at);
+            if let Some(comm) = self.communicator() {
+                comm.wait(handle).map_err(|e| EngineError::Failed {
+                    program: program.to_string(),
+                    why: e.to_string(),
+                })?;
+            }
         }
+        Ok(())
     }
 }
 
@@ -305,7 +309,7 @@ impl Engine for CpuEngine {
         Ok(Kernel {
             name: program.name.as_str().into(),
             calls,
-            handles: (0..handles).map(|_| Mutex::new(None)).collect(),
+            handles: (0..handles).map(|_| Outstanding::default()).collect(),
             slots: slots.clone(),
             instrs,
         })

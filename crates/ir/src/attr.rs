@@ -50,6 +50,14 @@ impl AttrReader {
         text.parse().map_err(|_| format!("`{key}={text}` is not a legal value"))
     }
 
+    /// Takes a value that has a default.
+    pub fn take_or<T: FromStr>(&mut self, key: &str, default: T) -> Result<T, String> {
+        match self.values.contains_key(key) {
+            true => self.take(key),
+            false => Ok(default),
+        }
+    }
+
     /// Takes a list written `1x2x3`.
     pub fn take_list(&mut self, key: &str) -> Result<Vec<usize>, String> {
         let text: String = self.take(key)?;

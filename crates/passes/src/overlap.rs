@@ -114,7 +114,7 @@ impl<'a> Copy<'a> {
     fn done(&mut self, index: usize) {
         let instr = &self.old.instrs()[index];
         let ty = self.old.ty(instr.outputs[0]).clone();
-        let done = Collective { kind: CollectiveKind::Done, axes: Vec::new(), start: false };
+        let done = Collective::new(CollectiveKind::Done, Vec::new());
         let value = self.push(done, self.handles[index], ty, instr.phase);
         self.map[instr.outputs[0].index()] = value;
     }

@@ -17,8 +17,9 @@ pub fn check(script: &Script) -> Result<(), ScriptError> {
         .map(|(i, _)| BufferId(i))
         .collect();
     let mut gradients = Gradients::new(script);
-    // Accumulators persist, but what they hold from the step before is not a contribution.
-    for accumulator in &script.accumulators {
+    // Accumulators persist, but what they hold from the step before is not a contribution. One that
+    // nobody contributes to is zero and stays zero.
+    for accumulator in script.accumulators.iter().filter(|a| !a.complete.is_empty()) {
         written.remove(&accumulator.buffer);
     }
     for (index, action) in script.actions.iter().enumerate() {

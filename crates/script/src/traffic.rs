@@ -6,6 +6,7 @@
 //! and twice that in an all-reduce. Tensors count with their padding.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{Axis, Exchange, Instr, Op, Program};
@@ -19,6 +20,17 @@ pub struct Route {
     pub op: &'static str,
     /// The axes, in the order of the mesh.
     pub axes: Vec<Axis>,
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}<{}>", self.op, names(&self.axes).join(","))
+    }
+}
+
+/// The names of axes.
+pub fn names(axes: &[Axis]) -> Vec<String> {
+    axes.iter().map(ToString::to_string).collect()
 }
 
 /// How often a rank takes part, and what it moves.
@@ -46,21 +58,25 @@ pub fn traffic(script: &Script, rank: usize) -> BTreeMap<Route, Moved> {
 /// What one rank moves in one run of a program.
 pub fn of_program(program: &Program, rank: usize) -> BTreeMap<Route, Moved> {
     let mut total = BTreeMap::new();
-    for instr in program.instrs() {
-        let moved = match &instr.op {
-            Op::Collective(collective) => of_collective(program, instr, collective, rank),
-            _ => Exchange::of(program, instr).map(|exchange| {
-                let n = program.mesh().count(&exchange.axes) as u64;
-                let bytes = (exchange.elements() * exchange.dtype.size()) as u64 * (n - 1);
-                ("all_gather", exchange.axes, Moved { calls: 1, bytes })
-            }),
-        };
-        if let Some((op, axes, moved)) = moved {
-            let mesh = program.mesh();
-            add(&mut total, Route { op, axes: mesh.axes_of(mesh.mask(&axes)) }, moved);
-        }
+    for (route, moved) in program.instrs().iter().filter_map(|i| of_instr(program, i, rank)) {
+        add(&mut total, route, moved);
     }
     total
+}
+
+/// What one rank moves for one instruction of a program, if others take part in it.
+pub fn of_instr(program: &Program, instr: &Instr, rank: usize) -> Option<(Route, Moved)> {
+    let mesh = program.mesh();
+    let (op, axes, moved) = match &instr.op {
+        Op::Collective(collective) => of_collective(program, instr, collective, rank)?,
+        _ => {
+            let exchange = Exchange::of(program, instr)?;
+            let n = mesh.count(&exchange.axes) as u64;
+            let bytes = (exchange.elements() * exchange.dtype.size()) as u64 * (n - 1);
+            ("all_gather", exchange.axes, Moved { calls: 1, bytes })
+        }
+    };
+    Some((Route { op, axes: mesh.axes_of(mesh.mask(&axes)) }, moved))
 }
 
 fn add(total: &mut BTreeMap<Route, Moved>, route: Route, moved: Moved) {
@@ -91,11 +107,11 @@ fn of_collective(
         }
         CollectiveKind::AllToAll { .. } => ("all_to_all", collective.axes.clone(), part(given)),
         CollectiveKind::AllReduce => {
-            // Each rank sums its part of the elements, and the parts may differ by one.
+            // Of each piece every rank sums its part, and the parts may differ by one element.
             let (size, index) = (before.dtype.size(), mesh.shard(rank, &collective.axes));
-            let elements = given / size;
-            let own = elements * (index + 1) / n - elements * index / n;
-            ("all_reduce", collective.axes.clone(), 2 * (n - 1) * own * size)
+            let own = |elements: usize| elements * (index + 1) / n - elements * index / n;
+            let sums: usize = collective.cuts(given / size).map(|piece| own(piece.len())).sum();
+            ("all_reduce", collective.axes.clone(), 2 * (n - 1) * sums * size)
         }
         CollectiveKind::Permute { dim } => {
             let old = before.layout.axes(*dim);
@@ -108,7 +124,8 @@ fn of_collective(
             ("permute", giving, if stays { 0 } else { given })
         }
     };
-    (n > 1).then_some((op, axes, Moved { calls: 1, bytes: bytes as u64 }))
+    let calls = collective.pieces as u64;
+    (n > 1).then_some((op, axes, Moved { calls, bytes: bytes as u64 }))
 }
 
 #[cfg(test)]
@@ -160,5 +177,36 @@ program t {
         let bytes = |rank| of_program(&program, rank).values().map(|m| m.bytes).sum::<u64>();
         assert_eq!((0..3).map(bytes).sum::<u64>(), 2 * 2 * 7 * 8);
         assert!(bytes(0) < bytes(2));
+    }
+
+    /// The same bytes in several calls; of an all-reduce each rank sums its part of every piece.
+    #[test]
+    fn pieces_are_calls() {
+        let program = text::parse(
+            "mesh dp=4
+program t {
+  u: state f32[*40]{*:dp}
+  g: gradient f32[*40]{P:dp}
+  %1 = all_gather<dp>(u, dim=0, pieces=3) : f32[*40]
+  %2 = reduce_scatter<dp>(g, dim=0, pieces=4) : f32[*40]{*:dp}
+  %3 = all_reduce<dp>(g, pieces=6) : f32[*40]
+  return a: state %1
+  return b: gradient %2
+  return c: gradient %3
+}",
+        )
+        .unwrap();
+        let mut sums = 0;
+        for rank in 0..4 {
+            let got: Vec<(&str, u64, u64)> = (of_program(&program, rank).into_iter())
+                .map(|(route, moved)| (route.op, moved.calls, moved.bytes))
+                .collect();
+            assert_eq!(got[0], ("all_gather", 3, 30 * 4));
+            assert_eq!(got[2], ("reduce_scatter", 4, 30 * 4));
+            assert_eq!(got[1].1, 6);
+            sums += got[1].2;
+        }
+        // Over all ranks twice 3/4 of 4 · 40 elements, however they are cut.
+        assert_eq!(sums, 2 * 3 * 40 * 4);
     }
 }

@@ -25,6 +25,8 @@ pub struct Member {
     pub offset: usize,
     /// Its elements on one rank.
     pub elements: usize,
+    /// Whether a gradient of it is formed. Otherwise it stays as it is.
+    pub trained: bool,
 }
 
 /// Parameters that are reduced, gathered and updated together.
@@ -45,6 +47,16 @@ pub struct Unit {
 }
 
 impl Unit {
+    /// The bytes of its gradient that nothing writes: its padding, and members that get none.
+    pub fn without_gradient(&self, dtype: DType) -> Vec<Range<usize>> {
+        let untrained = self.members.iter().filter(|m| !m.trained);
+        let bytes =
+            untrained.map(|m| m.offset * dtype.size()..(m.offset + m.elements) * dtype.size());
+        let mut all: Vec<Range<usize>> = self.padding(dtype).into_iter().chain(bytes).collect();
+        all.sort_by_key(|range| range.start);
+        all
+    }
+
     /// The bytes between and after its members, in elements of this type.
     pub fn padding(&self, dtype: DType) -> Vec<Range<usize>> {
         let starts = self.members.iter().skip(1).map(|m| m.offset).chain([self.elements]);
@@ -108,6 +120,7 @@ pub fn units(
 struct Described {
     param: usize,
     decay: bool,
+    trained: bool,
     /// Elements on one rank, padding included.
     elements: usize,
     blocks: Vec<Axis>,
@@ -136,7 +149,8 @@ fn described(
             let gradient = compiled.gradient_type(instance.segment, local);
             let own = Described {
                 param,
-                decay: model.params()[param].decay,
+                decay: model.params()[param].decay && gradient.is_some(),
+                trained: gradient.is_some(),
                 elements: ty.local_shape(mesh).iter().product(),
                 blocks,
                 partial: gradient.map(|g| g.layout.partial().clone()).unwrap_or_default(),
@@ -180,12 +194,12 @@ fn by_instance(model: &Model, params: &[Described]) -> Vec<Group> {
                 None => groups.push((instance.name.clone(), vec![described.clone()])),
             }
         }
-        for (index, (name, group)) in groups[first..].iter_mut().enumerate() {
-            if index > 0 {
-                let axes: Vec<String> =
-                    group[0].partial.iter().map(|axis| axis.to_string()).collect();
-                *name = format!("{name}+{}", axes.join("+"));
-            }
+        // The others are named after how they differ, which no two of them do alike.
+        for (name, group) in groups[first..].iter_mut().skip(1) {
+            let cut = group[0].blocks.iter().map(|axis| format!("+cut.{axis}"));
+            let summed = group[0].partial.iter().map(|axis| format!("+sum.{axis}"));
+            let suffix: String = cut.chain(summed).collect();
+            *name += if suffix.is_empty() { "+whole" } else { &suffix };
         }
     }
     groups
@@ -229,8 +243,8 @@ fn pack(name: String, group: &[Described], shards: usize) -> Unit {
     };
     for decay in [true, false] {
         for described in group.iter().filter(|p| p.decay == decay) {
-            let (param, elements) = (described.param, described.elements);
-            unit.members.push(Member { param, offset: unit.elements, elements });
+            let Described { param, elements, trained, .. } = *described;
+            unit.members.push(Member { param, offset: unit.elements, elements, trained });
             unit.elements += elements.next_multiple_of(line);
         }
         if decay {
@@ -239,4 +253,48 @@ fn pack(name: String, group: &[Described], shards: usize) -> Unit {
     }
     unit.elements = unit.elements.next_multiple_of(line * shards);
     unit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn param(param: usize, elements: usize, partial: &str) -> Described {
+        let partial = partial.split_whitespace().map(|a| Axis::new(a).unwrap()).collect();
+        Described { param, decay: true, trained: true, elements, blocks: vec![], partial }
+    }
+
+    fn sizes(params: &[Described], first: usize, cap: usize) -> Vec<Vec<usize>> {
+        let groups = buckets(params, 4, first, cap);
+        groups.iter().map(|(_, group)| group.iter().map(|p| p.param).collect()).collect()
+    }
+
+    /// The rule of DDP by hand: from the last parameter back; a bucket is closed by the parameter
+    /// with which it reaches its cap, so it may hold more; the first one's cap is smaller.
+    #[test]
+    fn buckets_close_once_they_reach_their_cap() {
+        // In MiB of f32 gradients: 10, 20, 4, 30, 0.5, 0.25, 0.75.
+        let mib = [10.0, 20.0, 4.0, 30.0, 0.5, 0.25, 0.75];
+        let params: Vec<Described> = (mib.iter().enumerate())
+            .map(|(i, mib)| param(i, (mib * MIB as f64) as usize / 4, "dp"))
+            .collect();
+        let expected = vec![vec![6, 5], vec![4, 3], vec![2, 1, 0]];
+        assert_eq!(sizes(&params, MIB, 25 * MIB), expected);
+        // Exactly the cap closes it; one element less does not.
+        let exact: Vec<Described> = (0..4).map(|i| param(i, MIB / 4, "dp")).collect();
+        assert_eq!(sizes(&exact, MIB, 2 * MIB), vec![vec![3], vec![2, 1], vec![0]]);
+        let below: Vec<Described> = (0..4).map(|i| param(i, MIB / 4 - 1, "dp")).collect();
+        assert_eq!(sizes(&below, MIB, 2 * MIB), vec![vec![3, 2], vec![1, 0]]);
+    }
+
+    #[test]
+    fn what_is_summed_over_other_axes_has_buckets_of_its_own() {
+        let params =
+            [param(0, 8, "dp"), param(1, 8, "dp tp"), param(2, 8, "dp"), param(3, 8, "dp")];
+        assert_eq!(sizes(&params, 64, 64), vec![vec![3, 2], vec![1], vec![0]]);
+        let names: Vec<String> = buckets(&params, 4, 64, 64).into_iter().map(|g| g.0).collect();
+        assert_eq!(names, ["bucket.0", "bucket.1", "bucket.2"]);
+    }
 }

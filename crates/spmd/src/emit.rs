@@ -157,7 +157,7 @@ impl Emitter<'_, '_> {
             let index = self.instrs.len();
             let new = self.fresh(value, &step.to, Some(index))?;
             let axes = step.axes.iter().map(|a| self.grid.name(a)).collect();
-            let op = Op::Collective(Collective { kind: step.kind, axes, start: false });
+            let op = Op::Collective(Collective::new(step.kind, axes));
             self.instrs.push(Made { op, inputs: vec![at], outputs: vec![new], phase, old: None });
             self.versions.entry((value, half)).or_default().push((step.to, new));
             at = new;

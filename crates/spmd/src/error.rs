@@ -21,7 +21,8 @@ pub enum SpmdError {
     /// Two strategies decide how ranks share parameters.
     #[error(
         "`{first}` and `{second}` both say how data-parallel ranks share parameters, gradients and \
-         optimizer state\n  usual fix: keep one of the two"
+         optimizer state\n  usual fix: keep one of the two, or say how many ranks share a copy (hybrid \
+         sharding) to keep shards within groups and copies between them"
     )]
     Sharing {
         /// The strategy that came first.

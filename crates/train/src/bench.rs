@@ -1,34 +1,35 @@
 //! How fast a step is, and how fast it could be.
 //!
-//! The floor is the time of the linear layers' and the head's matrix products alone: for each its
-//! forward, the gradient of its input and the gradient of its weight, at the rate that products of
-//! just these shapes reach on this machine, in the same run.
+//! The floor is the time of the linear layers' and the head's matrix products alone ([`floor`]),
+//! measured in the same run.
+
+mod collectives;
+mod partition;
 
 use std::time::Instant;
 
 use phalanx_data::Batch;
 use phalanx_ir::random::Stream;
-use phalanx_ir::{DType, Model};
 use phalanx_sys::count_alloc::{Counts, counts};
 use serde::Serialize;
+
+pub use collectives::{CollectiveRow, collectives};
+pub use partition::{PartitionBench, partition};
 
 use crate::config::{Config, Loaded};
 use crate::corpus;
 use crate::error::Result;
-use crate::host::host_engine;
+use crate::floor::{self, Effort};
+use crate::host::own_machine;
 use crate::network::Network;
-use crate::products::{Product, median, products, time_products};
+use crate::products::median;
 use crate::schedule::LearningRate;
-use crate::session::{Models, Session, Settings};
+use crate::session::{Lowered, Prepared, Session, Settings};
 
 /// Steps before the clock starts.
 const WARM_UP: usize = 3;
 /// Steps that are timed.
 const TIMED: usize = 12;
-/// Rounds of each product.
-const ROUNDS: usize = 7;
-/// Rounds of each product where only a rough answer is wanted.
-const SHORT_ROUNDS: usize = 4;
 
 /// What `bench step` tells.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -55,18 +56,28 @@ pub struct StepBench {
     pub floor_ms: f64,
     /// The floor as a share of the median.
     pub floor_fraction: f64,
+    /// How many ranks there were.
+    pub ranks: usize,
+    /// Processor time of a step over all ranks, in the mean; what waiting ranks burnt is not counted.
+    /// Known where each rank has one thread.
+    pub busy_ms: Option<f64>,
+    /// That as a share of what the cores that ranks can use have to give in a step, in the mean.
+    pub busy_fraction: Option<f64>,
 }
 
 /// Times full steps, clipping and optimizer included, on random tokens.
 pub fn step(loaded: &Loaded) -> Result<StepBench> {
     let config = &loaded.config;
     let network = Network::new(loaded)?;
-    let model = network.models(config, false)?;
-    let Timed { mut times, gemm_seconds, kernel_scratch, packed } =
-        steps(config, &network, &model)?;
+    let lowered = Lowered::new(&network.models(config, false)?, Settings::new(config)?)?;
+    let Timed { mut times, gemm_seconds, busy_seconds, kernel_scratch, packed } =
+        steps(config, &network, &lowered)?;
     // The steps' memory is free again by now, so the products do not add to the peak.
-    let floor = floor_seconds(config, &model.train)?;
+    let compute = config.precision.compute.into();
+    let floor = floor::seconds(&lowered, compute, Effort::CAREFUL)?.unwrap_or(0.0);
     let total: f64 = times.iter().sum();
+    let ranks = lowered.mesh().ranks();
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get()).min(ranks);
     let median = median(&mut times);
     Ok(StepBench {
         median_ms: 1e3 * median,
@@ -79,37 +90,10 @@ pub fn step(loaded: &Loaded) -> Result<StepBench> {
         gemm_fraction: gemm_seconds / total,
         floor_ms: 1e3 * floor,
         floor_fraction: floor / median,
+        ranks,
+        busy_ms: busy_seconds.map(|busy| 1e3 * busy / TIMED as f64),
+        busy_fraction: busy_seconds.map(|busy| busy / (total * cores as f64)),
     })
-}
-
-/// FLOPs of a product at a size that is measured before a run, where nobody wants to wait.
-const SHORT_WORK: u64 = 2_000_000_000;
-
-/// Seconds that the products of one step would take by themselves, all at the best rate that their
-/// shapes reach: what the step line compares with. Large products are measured in part. `None` for a
-/// model without products.
-pub fn gemm_seconds(config: &Config, model: &Model) -> Result<Option<f64>> {
-    let (whole, counts): (Vec<Product>, Vec<usize>) = products(model).into_iter().unzip();
-    if whole.is_empty() {
-        return Ok(None);
-    }
-    let cut: Vec<Product> = whole.iter().map(|p| p.cut(SHORT_WORK)).collect();
-    let mut engine = host_engine(threads_of_all_ranks(config))?;
-    let seconds = time_products(&mut engine, &cut, types(config), SHORT_ROUNDS)?;
-    let each = whole.iter().zip(&cut).zip(&counts).zip(seconds);
-    let microbatch: f64 = each
-        .map(|(((whole, cut), &count), seconds)| {
-            seconds.best * count as f64 * whole.flops() as f64 / cut.flops() as f64
-        })
-        .sum();
-    Ok(Some(microbatch * config.train.microbatches.get() as f64))
-}
-
-/// Threads that can work at a time: those of all ranks, as far as there are cores.
-fn threads_of_all_ranks(config: &Config) -> usize {
-    let threads = config.run.threads.get();
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    threads.saturating_mul(config.parallel.ranks().get()).min(cores.max(threads))
 }
 
 /// What was measured of the timed steps.
@@ -118,19 +102,23 @@ struct Timed {
     times: Vec<f64>,
     /// Seconds inside matmul calls over all of them.
     gemm_seconds: f64,
+    /// Processor seconds of all ranks over all of them, if a rank's thread does all its work.
+    busy_seconds: Option<f64>,
     /// Bytes of the kernels' scratch memory.
     kernel_scratch: usize,
     /// What they allocated, if that is counted; inside matrix products only packing allocates.
     packed: Option<Counts>,
 }
 
-fn steps(config: &Config, network: &Network, models: &Models) -> Result<Timed> {
-    let mut session = Session::new(models, Settings::new(config)?, &*network.start())?;
+fn steps(config: &Config, network: &Network, lowered: &Lowered) -> Result<Timed> {
+    let threads = config.run.threads.get();
+    let options = own_machine(lowered.mesh().ranks(), threads);
+    let mut session = Prepared::of(lowered, options)?.start(&*network.start())?;
     let rate = LearningRate::new(config);
-    let (mut times, mut before, mut allocated) = (Vec::new(), 0.0, counts());
+    let (mut times, mut before, mut allocated) = (Vec::new(), Spent::default(), counts());
     for step in 1..=WARM_UP + TIMED {
         if step == WARM_UP + 1 {
-            before = matmul_seconds(&mut session)?;
+            before = Spent::of(&mut session)?;
             allocated = counts();
         }
         let batch = random_batch(config, step as u64);
@@ -142,33 +130,37 @@ fn steps(config: &Config, network: &Network, models: &Models) -> Result<Timed> {
     }
     let counted = allocated != Counts::default();
     let packed = counted.then(|| counts() - allocated);
+    let after = Spent::of(&mut session)?;
     let scratch = session.on_ranks(|_, rank| Ok(rank.engine().scratch_bytes()))?;
     Ok(Timed {
         times,
-        gemm_seconds: matmul_seconds(&mut session)? - before,
+        gemm_seconds: after.gemm - before.gemm,
+        busy_seconds: (threads == 1).then_some(after.busy - before.busy),
         kernel_scratch: scratch.iter().sum(),
         packed,
     })
 }
 
-/// Seconds that the ranks spent in matrix products so far, in the mean.
-fn matmul_seconds(session: &mut Session) -> Result<f64> {
-    let seconds = session.on_ranks(|_, rank| Ok(rank.engine().matmul_seconds()))?;
-    Ok(seconds.iter().sum::<f64>() / seconds.len() as f64)
+/// What ranks have spent so far, in seconds.
+#[derive(Clone, Copy, Default)]
+struct Spent {
+    /// Inside matrix products by the clock, in the mean over ranks.
+    gemm: f64,
+    /// Processor time of the ranks' own threads, without what waiting burnt, over all ranks.
+    busy: f64,
 }
 
-fn floor_seconds(config: &Config, model: &Model) -> Result<f64> {
-    let (products, counts): (Vec<Product>, Vec<usize>) = products(model).into_iter().unzip();
-    let mut engine = host_engine(config.run.threads.get())?;
-    let seconds = time_products(&mut engine, &products, types(config), ROUNDS)?;
-    let each = seconds.iter().zip(counts);
-    let microbatch: f64 = each.map(|(s, count)| s.median * count as f64).sum();
-    Ok(microbatch * config.train.microbatches.get() as f64)
-}
-
-/// The types of a product's operands, and of a weight's gradient.
-fn types(config: &Config) -> [DType; 2] {
-    [config.precision.compute.into(), config.precision.grads.into()]
+impl Spent {
+    fn of(session: &mut Session) -> Result<Self> {
+        let ranks = session.on_ranks(|_, rank| {
+            let gemm = rank.engine().matmul_seconds();
+            let busy = rank.engine_mut().communicator().map(|comm| comm.busy().busy);
+            Ok((gemm, busy.unwrap_or_default().as_secs_f64()))
+        })?;
+        let gemm: f64 = ranks.iter().map(|(gemm, _)| gemm).sum();
+        let busy = ranks.iter().map(|(_, busy)| busy).sum();
+        Ok(Self { gemm: gemm / ranks.len() as f64, busy })
+    }
 }
 
 /// A batch of random tokens, the same for the same step.

@@ -14,6 +14,7 @@ use crate::corpus;
 use crate::error::{Error, Problem, Result};
 use crate::folders::Form;
 use crate::host::host_engine;
+use crate::metrics::counted;
 use crate::network::{self, architecture};
 use crate::saved::{Saved, from_tensors};
 use crate::session::{Field, Forward, StepData};
@@ -193,7 +194,7 @@ fn check_ids(ids: &[i32], spec: &Spec) -> Result<()> {
     let refuse = |problem| Err(Error::refused(problem));
     if ids.len() < 2 {
         return refuse(
-            Problem::new(format!("--ids has {} token(s)", ids.len()))
+            Problem::new(format!("--ids has {}", counted(ids.len(), "token")))
                 .because("a loss needs a token and the one that follows it")
                 .fix("--ids 5,17"),
         );

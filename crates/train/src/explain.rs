@@ -1,12 +1,19 @@
-//! A training step, looked at before it runs: its programs, its script, its memory.
+//! A training step, looked at before it runs: its programs, its script, its memory, and what its
+//! ranks move between them.
 
 mod largest;
+mod moved;
+mod ranks;
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use phalanx_ir::Model;
+use phalanx_ir::{Mesh, Model};
 use phalanx_runtime::Executor;
-use phalanx_script::{Action, Category, Compiled, Kind, Lane, MemoryPlan, Part, Script, TrainPlan};
+use phalanx_script::{
+    Action, Category, Compiled, Kind, Lane, MemoryPlan, Moved, Part, Route, Script, TrainPlan,
+    traffic,
+};
 use serde_json::{Value, json};
 
 use self::largest::Row;
@@ -26,6 +33,8 @@ pub struct Focus {
     pub segment: Option<String>,
     /// Only this part of each segment.
     pub part: Option<Part>,
+    /// The grid of ranks, in place of programs and script.
+    pub ranks: bool,
 }
 
 /// A step, explained.
@@ -37,8 +46,14 @@ pub struct Explanation {
     /// Bytes beside the arena that this machine's kernels use, over all threads.
     kernel_scratch: usize,
     focus: Focus,
+    mesh: Mesh,
+    /// What the rank of the script moves in a step.
+    moved: BTreeMap<Route, Moved>,
     header: String,
 }
+
+/// The rank whose script is shown; all do the same, each on its part.
+const RANK: usize = 0;
 
 impl Explanation {
     /// Builds the step of a configuration, and compiles it, without memory and without weights.
@@ -46,7 +61,7 @@ impl Explanation {
         let network = Network::new(loaded)?;
         let models = network.models(&loaded.config, false)?;
         let lowered = Lowered::new(&models, Settings::new(&loaded.config)?)?;
-        let (model, plan) = (models.train, lowered.plan(0)?);
+        let (model, plan) = (models.train, lowered.plan(RANK)?);
         phalanx_script::check(&plan.script)?;
         let memory = phalanx_script::plan(&plan.script)?;
         let kernel_scratch = kernel_scratch(&lowered, &plan)?;
@@ -56,7 +71,10 @@ impl Explanation {
             network.describe(&loaded.config, model.elements()),
             describe_step(&loaded.config)
         );
-        let explanation = Self { model, compiled, plan, memory, kernel_scratch, focus, header };
+        let moved = traffic(&plan.script, RANK);
+        let mesh = lowered.mesh().clone();
+        let explanation =
+            Self { model, compiled, plan, memory, kernel_scratch, focus, mesh, moved, header };
         explanation.check_focus()?;
         Ok(explanation)
     }
@@ -64,13 +82,19 @@ impl Explanation {
     /// The text for people.
     pub fn text(&self) -> String {
         let mut text = self.header.clone();
+        if self.focus.ranks {
+            text += &ranks::text(&self.mesh, self.moved.keys());
+            return text + &moved::table(&self.moved, RANK);
+        }
         for (segment, part) in self.programs() {
             let program = self.compiled.program(segment, part);
             let instances = self.instances(segment).join(", ");
+            let program = moved::program_text(program, RANK);
             let _ = writeln!(text, "# {part} of {instances}\n{program}");
         }
         if self.focus == Focus::default() {
             text += &self.script_text();
+            text += &moved::table(&self.moved, RANK);
             text += &self.memory_text();
         }
         text
@@ -78,6 +102,10 @@ impl Explanation {
 
     /// The same as JSON objects, to be printed a line each.
     pub fn json(&self) -> Vec<Value> {
+        let communication = || json!({"communication": moved::rows(&self.moved)});
+        if self.focus.ranks {
+            return vec![ranks::json(&self.mesh, self.moved.keys()), communication()];
+        }
         let mut lines: Vec<Value> = (self.programs().into_iter())
             .map(|(segment, part)| {
                 let program = self.compiled.program(segment, part);
@@ -87,6 +115,7 @@ impl Explanation {
                     "instances": self.instances(segment),
                     "flops": program.flops(),
                     "text": program.to_string(),
+                    "collectives": moved::program_json(program, RANK),
                 }})
             })
             .collect();
@@ -100,8 +129,10 @@ impl Explanation {
                     "kind": kind(&action.kind),
                     "reads": names(script, &action.reads()),
                     "writes": names(script, &action.writes()),
+                    "moves": moved::rows(&moved::of_action(script, action, RANK)),
                 }})
             }));
+            lines.push(communication());
             let peaks: serde_json::Map<String, Value> = (Category::ALL.into_iter())
                 .map(|c| (c.name().to_owned(), json!(self.memory.peak(c))))
                 .collect();
@@ -153,7 +184,8 @@ impl Explanation {
         let mut text = format!("# script: {} actions\n", script.actions.len());
         for (index, action) in script.actions.iter().enumerate() {
             let Action { label, lane: on, .. } = action;
-            let _ = writeln!(text, "{index:4}  {:<8}{label}", lane(*on));
+            let moves = moved::action_text(&moved::of_action(script, action, RANK));
+            let _ = writeln!(text, "{index:4}  {:<8}{label}{moves}", lane(*on));
             let _ = writeln!(text, "        reads  {}", names(script, &action.reads()).join(" "));
             let _ = writeln!(text, "        writes {}", names(script, &action.writes()).join(" "));
         }

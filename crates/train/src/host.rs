@@ -1,6 +1,6 @@
 //! The engine that the command and the library train with on this machine.
 
-use phalanx_comm::Endpoint;
+use phalanx_comm::{Endpoint, Options};
 use phalanx_cpu::CpuEngine;
 
 use crate::error::Result;
@@ -16,4 +16,10 @@ pub fn host_engine(threads: usize) -> Result<HostEngine> {
 /// One rank's engine, with its endpoint to the others.
 pub fn rank_engine(threads: usize, endpoint: Endpoint) -> Result<HostEngine> {
     Ok(CpuEngine::on_rank(threads, Box::new(endpoint))?)
+}
+
+/// How ranks wait for each other in a program that has the machine to itself: several are bound to
+/// cores of their own where there are enough, so that no two are put on the same one.
+pub fn own_machine(ranks: usize, threads: usize) -> Options {
+    Options { threads_per_rank: threads, bind: ranks > 1, ..Options::default() }
 }

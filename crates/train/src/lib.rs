@@ -10,6 +10,7 @@ pub mod corpus;
 pub mod error;
 pub mod eval;
 pub mod explain;
+pub mod floor;
 mod folders;
 pub mod host;
 pub mod metrics;

@@ -26,7 +26,7 @@ pub enum Pass {
 pub struct Product {
     /// Which.
     pub pass: Pass,
-    /// Rows of the layer's input: the tokens of a micro-batch.
+    /// Rows of the layer's input: the tokens of a micro-batch, or a rank's share of them.
     pub rows: usize,
     /// Width of its input.
     pub from: usize,
@@ -53,6 +53,11 @@ impl Product {
             *side = side.div_ceil(2);
         }
         self
+    }
+
+    /// How often it must be done to make at least so many FLOPs.
+    pub fn repeats(&self, work: u64) -> u64 {
+        work.div_ceil(self.flops().max(1)).max(1)
     }
 
     /// The product as a program of one instruction.
@@ -84,35 +89,35 @@ impl Product {
     }
 }
 
-/// The products of a model's linear layers and head for one micro-batch, each with how often it
-/// occurs. Attention's own products are not among them.
-pub fn products(model: &Model) -> BTreeMap<Product, usize> {
+/// The products that one rank does in the linear layers and the head for one micro-batch, each with
+/// how often it occurs. Attention's own products are not among them. `forward` gives the forward
+/// program of each segment: the model's own for all ranks together, a partitioned one for a rank.
+pub fn products<'p>(
+    model: &Model,
+    forward: impl Fn(usize) -> &'p Program,
+) -> BTreeMap<Product, usize> {
     let mut products = BTreeMap::new();
     for instance in model.instances() {
-        for product in segment_products(&model.segments()[instance.segment]) {
+        for product in segment_products(forward(instance.segment)) {
             *products.entry(product).or_default() += 1;
         }
     }
     products
 }
 
-/// How long a product takes.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Seconds {
-    /// The median of some rounds.
-    pub median: f64,
-    /// The shortest of them.
-    pub best: f64,
-}
+/// When an engine began a round of a product, and when it was done.
+pub type Round = (Instant, Instant);
 
-/// How long each product takes by itself on all threads of a new engine, after one round that
-/// does not count.
+/// Runs each product by itself on all threads of a new engine, so many rounds of at least so many
+/// FLOPs. `meet` is called before each round, so that several engines begin together. The first
+/// round of each product does not count and is left out.
 pub fn time_products<E: Engine>(
     engine: &mut E,
     products: &[Product],
     [compute, grads]: [DType; 2],
-    rounds: usize,
-) -> Result<Vec<Seconds>> {
+    (rounds, work): (usize, u64),
+    mut meet: impl FnMut(&mut E) -> Result<()>,
+) -> Result<Vec<Vec<Round>>> {
     let mut ready = Vec::new();
     let mut arena = 0;
     for product in products {
@@ -122,22 +127,20 @@ pub fn time_products<E: Engine>(
     }
     engine.reserve(arena)?;
     fill(engine, arena, compute)?;
-    ready
-        .iter()
-        .map(|call| {
-            let mut times = Vec::with_capacity(rounds);
-            for round in 0..=rounds {
-                let begun = Instant::now();
-                call.run(engine)?;
-                if round > 0 {
-                    times.push(begun.elapsed().as_secs_f64());
-                }
+    let mut timed = Vec::with_capacity(products.len());
+    for (call, product) in ready.iter().zip(products) {
+        let mut times = Vec::with_capacity(rounds);
+        for round in 0..=rounds {
+            meet(engine)?;
+            let begun = Instant::now();
+            (0..product.repeats(work)).try_for_each(|_| call.run(engine))?;
+            if round > 0 {
+                times.push((begun, Instant::now()));
             }
-            let median = median(&mut times);
-            let best = times[0];
-            Ok(Seconds { median, best })
-        })
-        .collect()
+        }
+        timed.push(times);
+    }
+    Ok(timed)
 }
 
 /// Fills an arena with numbers of ordinary size, piece by piece.
@@ -197,8 +200,8 @@ impl<K> Call<K> {
 }
 
 fn segment_products(forward: &Program) -> Vec<Product> {
-    let is_param =
-        |value: ValueId| forward.inputs_with(Role::Param).any(|port| port.value == value);
+    let params = params(forward);
+    let local = |value: ValueId| forward.ty(value).local_shape(forward.mesh());
     // What depends on data alone has no gradient.
     let mut differentiated = vec![false; forward.values().len()];
     for port in forward.inputs() {
@@ -213,17 +216,13 @@ fn segment_products(forward: &Program) -> Vec<Product> {
         let (Op::Matmul(op), [x, w, ..]) = (&instr.op, &instr.inputs[..]) else {
             continue;
         };
-        if !is_param(*w) || forward.ty(*w).shape.len() != 2 {
+        let (true, &[rows, columns]) = (params[w.index()], &local(*w)[..]) else {
             continue;
-        }
-        let weight = &forward.ty(*w).shape;
+        };
         let [_, letters, out] = op.spec.letters();
         let transposed = letters.chars().next() == out.chars().last();
-        let (from, to) = match transposed {
-            true => (weight[1], weight[0]),
-            false => (weight[0], weight[1]),
-        };
-        let rows = forward.ty(*x).shape.iter().product::<usize>() / from;
+        let (from, to) = if transposed { (columns, rows) } else { (rows, columns) };
+        let rows = local(*x).iter().product::<usize>() / from.max(1);
         let product = |pass| Product { pass, rows, from, to, transposed };
         products.extend([Pass::Forward, Pass::WeightGradient].map(product));
         if differentiated[x.index()] {
@@ -231,6 +230,20 @@ fn segment_products(forward: &Program) -> Vec<Product> {
         }
     }
     products
+}
+
+/// By value: whether it is a parameter, as it is stored or in another type or layout.
+fn params(program: &Program) -> Vec<bool> {
+    let mut params = vec![false; program.values().len()];
+    for port in program.inputs_with(Role::Param) {
+        params[port.value.index()] = true;
+    }
+    for instr in program.instrs() {
+        if let (Op::Cast(_) | Op::Collective(_), [input]) = (&instr.op, &instr.inputs[..]) {
+            params[instr.outputs[0].index()] = params[input.index()];
+        }
+    }
+    params
 }
 
 #[cfg(test)]
@@ -253,7 +266,8 @@ mod tests {
     /// Three layers have nine products, less the gradient of the data.
     #[test]
     fn every_layer_has_its_products() {
-        let products = products(&model());
+        let model = model();
+        let products = products(&model, |segment| &model.segments()[segment]);
         assert_eq!(products.values().sum::<usize>(), 8);
         let flops: u64 = products.iter().map(|(p, n)| p.flops() * *n as u64).sum();
         assert_eq!(flops, 2 * 5 * (2 * 3 * 4 + 3 * 4 * 4 + 3 * 4 * 2));
@@ -271,12 +285,21 @@ mod tests {
 
     #[test]
     fn each_product_is_a_program_that_runs() {
-        let all: Vec<Product> = (products(&model()).into_keys())
+        let model = model();
+        let all: Vec<Product> = (products(&model, |s| &model.segments()[s]).into_keys())
             .flat_map(|p| [false, true].map(|transposed| Product { transposed, ..p }))
             .collect();
         let types = [DType::Bf16, DType::F32];
-        let times = time_products(&mut ReferenceEngine::new(), &all, types, 2).unwrap();
-        assert_eq!(times.len(), 16);
-        assert!(times.iter().all(|t| t.best > 0.0 && t.best <= t.median));
+        let mut met = 0;
+        let meet = |_: &mut ReferenceEngine| {
+            met += 1;
+            Ok(())
+        };
+        let times = time_products(&mut ReferenceEngine::new(), &all, types, (2, 0), meet).unwrap();
+        assert_eq!((times.len(), met), (16, 3 * 16));
+        let rounds: Vec<&Round> = times.iter().flatten().collect();
+        assert_eq!(rounds.len(), 2 * 16);
+        assert!(rounds.iter().all(|(begun, ended)| begun < ended));
+        assert!(rounds.is_sorted());
     }
 }

@@ -20,10 +20,10 @@ pub(crate) fn prepare(
     loaded: &Loaded,
     network: &Network,
     models: &Models,
-    settings: Settings,
+    lowered: &Lowered,
     options: Options,
 ) -> Result<Prepared> {
-    let prepared = Prepared::load(models, settings, options)?;
+    let prepared = Prepared::load(lowered, options)?;
     match prepared.over() {
         None => Ok(prepared),
         Some(over) => {

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_comm::Options;
 use phalanx_data::{Batch, Corpus, Loader};
 use phalanx_script::Category;
 use phalanx_sys::interrupt;
 
-use crate::bench::gemm_seconds;
 use crate::config::Loaded;
 use crate::corpus;
 use crate::error::{Error, Problem, Result};
+use crate::floor::{self, Effort};
+use crate::host::own_machine;
 use crate::metrics::{Evaluation, LossPlot, Step, Summary, bytes};
 use crate::network::{Network, describe_step};
 use crate::relief;
@@ -20,7 +20,7 @@ use crate::report::{Facts, Report};
 use crate::rundir::{METRICS, RunDir};
 use crate::saved;
 use crate::schedule::LearningRate;
-use crate::session::{Session, Settings};
+use crate::session::{Lowered, Session, Settings};
 use crate::steps::{Taken, take_steps};
 
 pub use crate::report::Output;
@@ -84,8 +84,9 @@ impl<'a> Run<'a> {
         let models = network.models(config, evaluates)?;
         // What can't fit is refused before data are opened and weights are made.
         let settings = Settings::new(config)?;
-        let prepared =
-            relief::prepare(loaded, &network, &models, settings.clone(), Options::default())?;
+        let lowered = Lowered::new(&models, settings.clone())?;
+        let options = own_machine(lowered.mesh().ranks(), config.run.threads.get());
+        let prepared = relief::prepare(loaded, &network, &models, &lowered, options)?;
         let replay = Replay::prepare(loaded, &models, &settings)?;
         let corpus = corpus::open(loaded)?;
         let loader = corpus::training(loaded, &corpus)?;
@@ -93,7 +94,8 @@ impl<'a> Run<'a> {
             true => corpus::held_out(loaded, &corpus)?,
             false => Vec::new(),
         };
-        let gemm_seconds = gemm_seconds(config, &models.train)?;
+        let compute = config.precision.compute.into();
+        let gemm_seconds = floor::seconds(&lowered, compute, Effort::SHORT)?;
         let session = prepared.start(&*network.start())?;
         Ok(Self {
             loaded,

@@ -8,9 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_comm::Options;
-use phalanx_ir::Axis;
 use phalanx_models::hf::Tensor;
-use phalanx_script::{Category, Moved, Route, traffic};
+use phalanx_script::traffic::{self, traffic};
+use phalanx_script::{Category, Moved, Route};
 use serde::Serialize;
 
 use crate::config::{Float, Loaded, OptimKind, Sources};
@@ -18,7 +18,9 @@ use crate::corpus::{self, with_step_data};
 use crate::error::{Error, Result};
 use crate::network::{Network, load};
 use crate::relief;
-use crate::session::{MemoryLimit, Parallel, Prepared, RankSession, Session, Settings, StepResult};
+use crate::session::{
+    Lowered, MemoryLimit, Parallel, Prepared, RankSession, Session, Settings, StepResult,
+};
 
 /// What `verify` tells.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -85,10 +87,19 @@ pub fn verify(loaded: &Loaded, steps: usize) -> Result<Verified> {
 
 /// The same, with ranks that communicate as these options say.
 pub fn verify_with(loaded: &Loaded, steps: usize, options: Options) -> Result<Verified> {
+    verify_as(loaded, Settings::new(&loaded.config)?, steps, options)
+}
+
+/// The same in the layout of these settings, which may have strategies of their user's.
+pub fn verify_as(
+    loaded: &Loaded,
+    settings: Settings,
+    steps: usize,
+    options: Options,
+) -> Result<Verified> {
     let config = &loaded.config;
     let network = Network::new(loaded)?;
     let models = network.models(config, false)?;
-    let settings = Settings::new(config)?;
     let alone = Settings {
         parallel: Parallel::default(),
         // A limit that was set for each of many ranks says nothing about one.
@@ -96,7 +107,8 @@ pub fn verify_with(loaded: &Loaded, steps: usize, options: Options) -> Result<Ve
         ..settings.clone()
     };
     let mut one = Prepared::new(&models, alone)?.start(&*network.start())?;
-    let many = relief::prepare(loaded, &network, &models, settings, options)?;
+    let lowered = Lowered::new(&models, settings)?;
+    let many = relief::prepare(loaded, &network, &models, &lowered, options)?;
     let mut many = many.start(&*network.start())?;
     let mut loader = corpus::training(loaded, &corpus::open(loaded)?)?;
     let mut found = Comparison::default();
@@ -259,7 +271,7 @@ fn moved(session: &mut Session, steps: usize) -> Result<(Vec<CommRow>, bool)> {
             agrees &= predicted == measured;
             let row = rows.entry(route.clone()).or_insert_with(|| CommRow {
                 op: route.op,
-                axes: names(&route.axes),
+                axes: traffic::names(&route.axes),
                 count: 0,
                 bytes_predicted: 0,
                 bytes_measured: 0,
@@ -270,10 +282,6 @@ fn moved(session: &mut Session, steps: usize) -> Result<(Vec<CommRow>, bool)> {
         }
     }
     Ok((rows.into_values().collect(), agrees))
-}
-
-fn names(axes: &[Axis]) -> Vec<String> {
-    axes.iter().map(|axis| axis.to_string()).collect()
 }
 
 /// Planned and written bytes of each category; and whether every rank agrees.

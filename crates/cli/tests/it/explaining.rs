@@ -1,4 +1,4 @@
-//! `phalanx explain` and `phalanx bench step`.
+//! `phalanx explain`.
 
 use phalanx::ir::text::parse;
 
@@ -51,26 +51,70 @@ fn the_json_programs_parse_and_the_parts_of_memory_fit_the_arena() {
     assert!(memory["kernel_scratch_bytes"].as_u64().unwrap() > 0);
 }
 
+/// Two replicas whose weights are sharded over them, of two tensor-parallel ranks each.
+const FOUR_RANKS: &[&str] =
+    &["--set", "parallel.dp=2", "--set", "parallel.tp=2", "--set", "parallel.zero=3"];
+
+/// Eight sequences of 16 tokens and width 16 in f32, half of them on each replica: an all-reduce
+/// over two ranks moves as many bytes as there are.
+const HIDDEN_BYTES: u64 = 8 * 16 * 16 * 4 / 2;
+
 #[test]
-fn a_benchmark_has_the_contracts_keys_and_the_memory_beside_the_plan() {
+fn collectives_show_their_bytes_in_programs_script_and_total() {
     let dir = tempfile::tempdir().unwrap();
-    let lines = phalanx(dir.path(), &[&["bench", "step", "--json"], SMALL]).ok().json();
-    let row = lines[0].as_object().unwrap();
-    let keys = [
-        "median_ms",
-        "best_ms",
-        "tokens_per_s",
-        "peak_rss_bytes",
-        "kernel_scratch_bytes",
-        "gemm_packing_bytes",
-        "gemm_packing_bytes_per_step",
-        "gemm_fraction",
-        "floor_ms",
-        "floor_fraction",
-    ];
-    assert_eq!((lines.len(), row.len()), (1, keys.len()));
-    assert!(keys.iter().all(|key| row[*key].as_f64().unwrap() > 0.0), "{row:?}");
-    assert!(row["best_ms"].as_f64() <= row["median_ms"].as_f64());
-    assert!(row["gemm_fraction"].as_f64().unwrap() < 1.0);
-    assert!(!dir.path().join("runs").exists(), "a benchmark leaves no run");
+    let text = phalanx(dir.path(), &[&["explain"], SMALL, FOUR_RANKS]).ok().out;
+    let words = format!("{{0:dp}}  // moves {HIDDEN_BYTES} bytes (4.0 KiB)");
+    assert!(text.contains(&words), "{text}");
+    for words in ["# communication of a step:", "  // all_gather<dp> moves", "reduce_scatter"] {
+        assert!(text.contains(words), "`{words}` is not in: {text}");
+    }
+    let lines = phalanx(dir.path(), &[&["explain", "--json"], SMALL, FOUR_RANKS]).ok().json();
+    let program = |name: &str| {
+        let named = |l: &&serde_json::Value| {
+            l["program"]["text"].as_str().is_some_and(|t| t.contains(name))
+        };
+        lines.iter().find(named).unwrap()["program"].clone()
+    };
+    let block = program("program block.F ");
+    assert!(parse(block["text"].as_str().unwrap()).is_ok());
+    let collectives = block["collectives"].as_array().unwrap();
+    let bytes: Vec<u64> = collectives.iter().map(|c| c["bytes"].as_u64().unwrap()).collect();
+    assert_eq!(bytes, [HIDDEN_BYTES; 2]);
+    assert!(collectives.iter().all(|c| c["op"] == "all_reduce" && c["axes"][0] == "tp"));
+
+    // The total is what the actions move together, and every unit's weights are gathered.
+    let moves = |line: &serde_json::Value| line["action"]["moves"].as_array().cloned();
+    let by_action: Vec<serde_json::Value> = lines.iter().filter_map(moves).flatten().collect();
+    let sum = |rows: &[serde_json::Value]| -> u64 {
+        rows.iter().map(|row| row["bytes"].as_u64().unwrap()).sum()
+    };
+    let total = lines.iter().find_map(|line| line["communication"].as_array()).unwrap();
+    assert_eq!(sum(total), sum(&by_action));
+    let gathers = lines.iter().filter(|line| line["action"]["kind"] == "gather");
+    assert!(gathers.clone().count() > 2);
+    assert!(gathers.clone().all(|line| line["action"]["moves"][0]["op"] == "all_gather"));
+}
+
+#[test]
+fn the_grid_of_ranks_is_drawn() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = phalanx(dir.path(), &[&["explain", "--ranks"], SMALL, FOUR_RANKS]).ok().out;
+    for words in [
+        "# ranks: 4 on the mesh dp=2 tp=2",
+        "        tp=0  tp=1\n  dp=0     0     1\n  dp=1     2     3\n",
+        "2 of 2    [0,2] [1,3]",
+        "# communication of a step:",
+    ] {
+        assert!(text.contains(words), "`{words}` is not in: {text}");
+    }
+    assert!(!text.contains("program block"), "{text}");
+    let lines = phalanx(dir.path(), &[&["explain", "--ranks", "--json"], SMALL, FOUR_RANKS]);
+    let lines = lines.ok().json();
+    assert_eq!(
+        lines[0]["ranks"]["coordinates"],
+        serde_json::json!([[0, 0], [0, 1], [1, 0], [1, 1]])
+    );
+    let alone = phalanx(dir.path(), &[&["explain", "--ranks"], SMALL]).ok().out;
+    assert!(alone.contains("# ranks: 1, alone\n\n# communication: none"), "{alone}");
+    phalanx(dir.path(), &[&["explain", "--ranks", "--part", "F"], SMALL]).refused(&["--part"]);
 }

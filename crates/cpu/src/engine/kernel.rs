@@ -1,18 +1,17 @@
 //! A compiled program: its calls in order, with barriers where workers meet.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use phalanx_comm::Handle;
 use phalanx_script::Slots;
 
-use crate::tasks::{self, Share, Task, Transfer};
+use crate::tasks::{self, Outstanding, Share, Task, Transfer};
 
 /// A compiled program.
 pub struct Kernel {
     pub(super) name: Arc<str>,
     pub(super) calls: Vec<Call>,
     /// By value: collectives that one call starts and another waits for.
-    pub(super) handles: Vec<Mutex<Option<Handle>>>,
+    pub(super) handles: Vec<Outstanding>,
     pub(super) slots: Slots,
     pub(super) instrs: usize,
 }

@@ -4,6 +4,7 @@
 //! others meet it at the barriers that the accesses here ask for. Data go straight from one rank's
 //! arena to another's, in strided blocks. What needs no other rank is an ordinary copy.
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use phalanx_comm::{
@@ -93,7 +94,8 @@ fn transfer(
         }
         _ => return Err(op.unsupported("it needs no other rank")),
     };
-    Transfer::new(op, &axes, kind, blocks, x, out)
+    let transfer = Transfer::new(op, &axes, kind, blocks, x, out)?;
+    Ok(transfer.cut(collective))
 }
 
 /// Blocks of a gather along the middle of three dims, for the order in which its elements are
@@ -152,11 +154,26 @@ impl Route {
     }
 }
 
-/// A call of the communicator, made ready when its program is compiled.
+/// A collective as calls of the communicator, made ready when its program is compiled.
 pub(crate) struct Transfer {
-    call: Call<'static>,
+    /// One for each piece, and the first element that it takes of every block.
+    calls: Vec<(usize, Call<'static>)>,
     source: Var,
     target: Var,
+    /// Where its handles are kept while it runs as one task.
+    outstanding: Outstanding,
+}
+
+/// Calls that were started and not yet waited for.
+pub(crate) type Outstanding = Mutex<Vec<Handle>>;
+
+fn keep(outstanding: &Outstanding, handle: Handle) {
+    outstanding.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
+}
+
+fn wait_for(outstanding: &Outstanding, comm: &mut dyn Communicator) -> Result<(), CommError> {
+    let mut outstanding = outstanding.lock().unwrap_or_else(PoisonError::into_inner);
+    outstanding.drain(..).try_for_each(|handle| comm.wait(handle))
 }
 
 impl Transfer {
@@ -180,23 +197,40 @@ impl Transfer {
         // Traffic is counted by the axes that it goes over.
         let tag = op.program.mesh().mask(axes);
         let call = Call::new(group, kind, source.dtype, blocks).at(site).tagged(tag);
-        Ok(Self { call, source, target })
+        Ok(Self { calls: vec![(0, call)], source, target, outstanding: Outstanding::default() })
     }
 
-    /// Starts the call; `base` and `args` say where its operands lie.
+    /// The same in pieces: of every block each call takes some columns.
+    fn cut(mut self, collective: &Collective) -> Self {
+        if let ([(_, whole)], true) = (&self.calls[..], collective.pieces > 1) {
+            let piece = |columns: Range<usize>| {
+                let blocks = Blocks { len: columns.len(), ..whole.blocks };
+                (columns.start, Call { blocks, ..*whole })
+            };
+            self.calls = collective.cuts(whole.blocks.len).map(piece).collect();
+        }
+        self
+    }
+
+    /// Starts every call, and hands over what is to be waited for.
     ///
     /// # Safety
-    /// Nobody writes the source or touches the target until the call has been waited for.
+    /// Nobody writes the source or touches the target until all have been waited for.
     pub(crate) unsafe fn start(
         &self,
         cx: &Context<'_>,
         comm: &mut dyn Communicator,
-    ) -> Result<Handle, CommError> {
-        let mut call = self.call;
-        call.accumulate = cx.adds(&self.target);
-        // SAFETY: the planner gave both sides their memory, aligned, of the size that the blocks
-        // span; the rest is the caller's promise.
-        unsafe { comm.start(&call, cx.ptr::<u8>(&self.source), cx.ptr::<u8>(&self.target)) }
+        mut started: impl FnMut(Handle),
+    ) -> Result<(), CommError> {
+        let (source, target) = (cx.ptr::<u8>(&self.source), cx.ptr::<u8>(&self.target));
+        for (first, call) in &self.calls {
+            let call = Call { accumulate: cx.adds(&self.target), ..*call };
+            let offset = first * call.dtype.size();
+            // SAFETY: the planner gave both sides their memory, aligned, of the size that the blocks
+            // span, in which the columns lie; the rest is the caller's promise.
+            started(unsafe { comm.start(&call, source.add(offset), target.add(offset))? });
+        }
+        Ok(())
     }
 
     fn accesses(&self, share: Share) -> Vec<Access> {
@@ -215,9 +249,9 @@ impl Task for Transfer {
 
     fn run(&self, cx: &Context<'_>) {
         cx.communicate(|comm| {
-            // SAFETY: the task declared these accesses, and the call ends with it.
-            let handle = unsafe { self.start(cx, comm)? };
-            comm.wait(handle)
+            // SAFETY: the task declared these accesses, and the calls end with it.
+            unsafe { self.start(cx, comm, |handle| keep(&self.outstanding, handle))? };
+            wait_for(&self.outstanding, comm)
         });
     }
 
@@ -226,10 +260,10 @@ impl Task for Transfer {
     }
 }
 
-/// A call that is waited for by another task.
+/// Calls that are waited for by another task.
 struct Start {
     transfer: Transfer,
-    /// Where its handle is kept meanwhile.
+    /// Where their handles are kept meanwhile.
     handle: usize,
 }
 
@@ -243,16 +277,12 @@ impl Task for Start {
             // SAFETY: the task declared these accesses. Both values live until the task that
             // waits, which declares them again; in between nothing writes the operand, because it
             // is still to be read, and nothing touches the result, because it is not made yet.
-            let handle = unsafe { self.transfer.start(cx, comm)? };
-            if let Ok(mut slot) = cx.handles[self.handle].lock() {
-                *slot = Some(handle);
-            }
-            Ok(())
+            unsafe { self.transfer.start(cx, comm, |h| keep(&cx.handles[self.handle], h)) }
         });
     }
 }
 
-/// Waits for a started call.
+/// Waits for started calls.
 struct Done {
     source: Var,
     target: Var,
@@ -291,12 +321,8 @@ impl Task for Done {
 
     fn run(&self, cx: &Context<'_>) {
         cx.communicate(|comm| {
-            let slot = cx.handles[self.handle].lock();
-            match slot.ok().and_then(|mut slot| slot.take()) {
-                Some(handle) => comm.wait(handle),
-                // Its start failed, which was reported there.
-                None => Ok(()),
-            }
+            // Nothing is there if its start failed, which was reported then.
+            wait_for(&cx.handles[self.handle], comm)
         });
     }
 }

@@ -4,12 +4,11 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use phalanx_comm::Handle;
 use phalanx_engine::Args;
 use phalanx_ir::DType;
 use phalanx_script::Slot;
 
-use super::{Endpoint, Share, Var};
+use super::{Endpoint, Outstanding, Share, Var};
 
 /// What a running task has: its share, the memory, and a place for errors.
 pub(crate) struct Context<'a> {
@@ -22,7 +21,7 @@ pub(crate) struct Context<'a> {
     /// The way to other ranks, if there are any.
     pub(crate) comm: Option<&'a Endpoint>,
     /// By value: the calls that were started and not yet waited for.
-    pub(crate) handles: &'a [Mutex<Option<Handle>>],
+    pub(crate) handles: &'a [Outstanding],
 }
 
 impl Context<'_> {

@@ -29,7 +29,7 @@ use phalanx_ir::{Instr, Op, OpDef, Program, ValueId};
 use phalanx_script::Slots;
 
 pub(crate) use access::{Access, Share, Var};
-pub(crate) use collective::{Endpoint, Transfer};
+pub(crate) use collective::{Endpoint, Outstanding, Transfer};
 pub(crate) use context::{Context, Failure};
 pub(crate) use movement::copy;
 pub(crate) use types::{for_float, for_floats};

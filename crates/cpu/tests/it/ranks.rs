@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_comm::Endpoint;
+use phalanx_comm::{Endpoint, OpKind};
 use phalanx_cpu::CpuEngine;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{
@@ -135,7 +135,16 @@ fn random_collective(dice: &mut Dice) -> Option<(Mesh, TensorType, Collective)> 
         5 => (CollectiveKind::ToPartial, some),
         _ => (CollectiveKind::Permute { dim }, some),
     };
-    let collective = Collective { kind, axes, start: dice.percent(40) };
+    let start = dice.percent(40);
+    let cut = ty.shape.len() == 1
+        && matches!(
+            kind,
+            CollectiveKind::AllGather { .. }
+                | CollectiveKind::ReduceScatter { .. }
+                | CollectiveKind::AllReduce
+        );
+    let pieces = if cut { 1 + dice.below(4) } else { 1 };
+    let collective = Collective { start, pieces, ..Collective::new(kind, axes) };
     (!collective.axes.is_empty() && collective.result(&ty, &mesh).is_ok())
         .then_some((mesh, ty, collective))
 }
@@ -159,7 +168,7 @@ fn every_collective_keeps_the_value() {
             // Something to do meanwhile.
             let other = program.push(twice, &[x], Phase::F).unwrap()[0];
             program.output("other", Role::Probe, other);
-            let done = Collective { kind: CollectiveKind::Done, axes: vec![], start: false };
+            let done = Collective::new(CollectiveKind::Done, vec![]);
             y = program.push(done.into(), &[y], Phase::F).unwrap()[0];
         }
         program.output("y", if dice.percent(50) { Role::Gradient } else { Role::Probe }, y);
@@ -212,7 +221,11 @@ program t {
                 let mut engine = engine(1)(endpoint);
                 run_once(&mut engine, program, slots, inputs);
                 let traffic = engine.communicator().unwrap().traffic();
-                counts.lock().unwrap().push(traffic.total_bytes() as usize);
+                let gathers = traffic.entries().filter(|(_, kind, _)| *kind == OpKind::AllGather);
+                counts
+                    .lock()
+                    .unwrap()
+                    .push(gathers.map(|(_, _, count)| count.bytes as usize).sum());
             });
         }
     });

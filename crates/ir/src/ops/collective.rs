@@ -3,9 +3,11 @@
 //! They act on a list of axes, at the minor end of a dim, and say what they do to the type:
 //! gathering removes a suffix of a dim's axes, reducing turns partial into replicated or sharded,
 //! all-to-all moves a suffix from one dim to another. A collective may be split into `start`, which
-//! gives a pending handle, and `done`, which waits for it: both buffers live until then.
+//! gives a pending handle, and `done`, which waits for it: both buffers live until then. Over flat
+//! values it may be made in pieces, several calls that each take some elements of every shard.
 
 use std::fmt;
+use std::ops::Range;
 
 use super::{Op, OpDef, Shaped};
 use crate::attr::{AttrReader, Attrs};
@@ -63,6 +65,24 @@ pub struct Collective {
     pub axes: Vec<Axis>,
     /// Whether it only starts, to be waited for by `done`.
     pub start: bool,
+    /// How many calls it is made in, one after the other; each takes about as many elements.
+    pub pieces: usize,
+}
+
+impl Collective {
+    /// A collective in one piece that ends before the next instruction.
+    pub fn new(kind: CollectiveKind, axes: Vec<Axis>) -> Self {
+        Self { kind, axes, start: false, pieces: 1 }
+    }
+
+    /// Which of the elements that one rank gives or gets (of a reduction that every rank gets: all)
+    /// each piece takes.
+    pub fn cuts(&self, elements: usize) -> impl Iterator<Item = Range<usize>> {
+        let pieces = self.pieces;
+        // As even as whole elements allow, without a product that could be too large.
+        let at = move |i: usize| elements / pieces * i + (elements % pieces).min(i);
+        (0..pieces).map(move |i| at(i)..at(i + 1))
+    }
 }
 
 const NAMES: [(&str, &str); 7] = [
@@ -81,7 +101,7 @@ pub(super) fn read(
     attrs: &mut AttrReader,
 ) -> Option<Result<Op, String>> {
     if name == "done" {
-        return Some(Ok(Collective { kind: CollectiveKind::Done, axes, start: false }.into()));
+        return Some(Ok(Collective::new(CollectiveKind::Done, axes).into()));
     }
     let index = NAMES.iter().position(|(plain, start)| name == *plain || name == *start)?;
     let kind = (|| {
@@ -96,7 +116,11 @@ pub(super) fn read(
         })
     })();
     let start = name == NAMES[index].1;
-    Some(kind.map(|kind| Collective { kind, axes, start }.into()))
+    let read = kind.and_then(|kind| {
+        let pieces = attrs.take_or("pieces", 1)?;
+        Ok(Collective { kind, axes, start, pieces }.into())
+    });
+    Some(read)
 }
 
 impl Collective {
@@ -133,6 +157,7 @@ impl Collective {
         let mut result = ty.with_layout(layout);
         result.pending = self.start;
         result.check(mesh)?;
+        change.in_pieces(&result, mesh)?;
         Ok(result)
     }
 
@@ -224,6 +249,25 @@ impl Change<'_> {
         )))
     }
 
+    /// Fails unless the collective can be made in as many calls as it says.
+    fn in_pieces(&self, result: &TensorType, mesh: &Mesh) -> Result<(), IrError> {
+        let Collective { kind, pieces, .. } = self.collective;
+        if *pieces == 1 {
+            return Ok(());
+        }
+        use CollectiveKind::{AllGather, AllReduce, ReduceScatter};
+        let known = matches!(kind, AllGather { .. } | ReduceScatter { .. } | AllReduce);
+        let elements = |ty: &TensorType| ty.local_bytes(mesh) / ty.dtype.size();
+        let most = elements(self.ty).min(elements(result));
+        match known && self.ty.shape.len() == 1 && (1..=most).contains(pieces) {
+            true => Ok(()),
+            false => Err(self.bad(format!(
+                "it can't be made in {pieces} pieces; flat values are gathered, scattered and \
+                 summed in 1 to as many pieces as a shard has elements, here {most}"
+            ))),
+        }
+    }
+
     fn summed(&self) -> Result<Layout, IrError> {
         self.needs(AxisRole::Partial)?;
         let mut partial = self.ty.layout.partial().clone();
@@ -254,9 +298,13 @@ impl OpDef for Collective {
     }
 
     fn attrs(&self) -> Attrs {
-        match self.kind {
+        let attrs = match self.kind {
             CollectiveKind::AllToAll { from, to } => Attrs::new().with("from", from).with("to", to),
             _ => self.dims().first().map_or_else(Attrs::new, |d| Attrs::new().with("dim", d)),
+        };
+        match self.pieces {
+            1 => attrs,
+            pieces => attrs.with("pieces", pieces),
         }
     }
 

@@ -146,8 +146,12 @@ fn refine(a: &[usize], b: &[usize]) -> Option<Vec<(usize, usize, usize)>> {
             (i, j) = (i + 1, j + 1);
             match (a.get(i), b.get(j)) {
                 (Some(&x), Some(&y)) => (left, right) = (x, y),
-                (None, None) => return Some(out),
-                _ => return None,
+                // Dims of one element may be left over on either side; the products are equal.
+                _ => {
+                    out.extend((i..a.len()).map(|rest| (1, rest, b.len() - 1)));
+                    out.extend((j..b.len()).map(|rest| (1, a.len() - 1, rest)));
+                    return Some(out);
+                }
             }
         } else if left < right && right.is_multiple_of(left) {
             out.push((left, i, j));
@@ -195,6 +199,10 @@ mod tests {
         assert_eq!(through(&[8, 16, 4, 8], &[8, 16, 32], "2:tp", "tp=4").unwrap(), "{2:tp}");
         assert_eq!(through(&[8, 16], &[128], "0:dp", "dp=2").unwrap(), "{0:dp}");
         assert_eq!(through(&[1, 6], &[6, 1], "", "dp=2").unwrap(), "{}");
+        // Dims of one element, such as a single head, stand in nobody's way.
+        assert_eq!(through(&[8, 16, 1, 4], &[8, 16, 4], "1:cp", "cp=2").unwrap(), "{1:cp}");
+        assert_eq!(through(&[8, 16, 4], &[8, 16, 1, 4], "1:cp", "cp=2").unwrap(), "{1:cp}");
+        assert_eq!(through(&[6, 1, 1], &[1, 6], "0:cp", "cp=2").unwrap(), "{1:cp}");
     }
 
     #[test]

@@ -11,10 +11,11 @@
 //! }
 //! ```
 //!
-//! An instruction of a joint graph that is not forward ends in `@B` or `@W`.
+//! An instruction of a joint graph that is not forward ends in `@B` or `@W`. What follows `//` at the
+//! beginning of a line, or two spaces and `//` within one, is a comment.
 
 mod parse;
 mod print;
 
 pub use parse::parse;
-pub use print::{call, instr, value_name};
+pub use print::{call, commented, instr, value_name};

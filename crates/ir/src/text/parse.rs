@@ -9,9 +9,11 @@ use crate::ops::Op;
 use crate::program::{Phase, Program, Role, ValueId};
 use crate::types::TensorType;
 
+use super::print::COMMENT;
+
 /// Reads a program as it prints. Types are taken as written; run the verifier to check them.
 pub fn parse(text: &str) -> Result<Program, IrError> {
-    let mut lines = text.lines().enumerate().map(|(i, l)| (i + 1, l.trim()));
+    let mut lines = text.lines().enumerate().map(|(i, l)| (i + 1, code(l)));
     let mut lines = lines.by_ref().filter(|(_, l)| !l.is_empty() && !l.starts_with("//"));
     let (line, mesh) = lines.next().ok_or_else(|| bad(0, "the text is empty"))?;
     let mesh = mesh.strip_prefix("mesh").ok_or_else(|| bad(line, "expected `mesh …`"))?;
@@ -28,6 +30,11 @@ pub fn parse(text: &str) -> Result<Program, IrError> {
         reader.line(text).map_err(|what| bad(line, what))?;
     }
     Err(bad(text.lines().count(), "expected `}`"))
+}
+
+/// A line without its comment.
+fn code(line: &str) -> &str {
+    line.split_once(COMMENT).map_or(line, |(code, _)| code).trim()
 }
 
 fn bad(line: usize, what: impl Into<String>) -> IrError {

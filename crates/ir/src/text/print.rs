@@ -35,23 +35,43 @@ pub fn instr(program: &Program, instr: &Instr) -> String {
     format!("{} = {call} : {}{phase}", names.join(", "), types.join(", "))
 }
 
+/// A program as it prints, with comments at the ends of some instructions' lines. It can be read back.
+pub fn commented(program: &Program, comment: impl Fn(&Instr) -> Option<String>) -> String {
+    let mut text = String::new();
+    // Strings take everything.
+    let _ = write(&mut text, program, comment);
+    text
+}
+
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", format!("mesh {}", self.mesh()).trim_end())?;
-        writeln!(f, "program {} {{", self.name)?;
-        for port in self.inputs() {
-            writeln!(f, "  {}: {} {}", port.name, port.role.name(), self.ty(port.value))?;
-        }
-        for i in self.instrs() {
-            writeln!(f, "  {}", instr(self, i))?;
-        }
-        for (value, layout) in self.notes() {
-            writeln!(f, "  note {} {{{layout}}}", value_name(self, *value))?;
-        }
-        for port in self.outputs() {
-            let value = value_name(self, port.value);
-            writeln!(f, "  return {}: {} {value}", port.name, port.role.name())?;
-        }
-        writeln!(f, "}}")
+        write(f, self, |_| None)
     }
 }
+
+fn write(
+    f: &mut impl fmt::Write,
+    program: &Program,
+    comment: impl Fn(&Instr) -> Option<String>,
+) -> fmt::Result {
+    writeln!(f, "{}", format!("mesh {}", program.mesh()).trim_end())?;
+    writeln!(f, "program {} {{", program.name)?;
+    for port in program.inputs() {
+        writeln!(f, "  {}: {} {}", port.name, port.role.name(), program.ty(port.value))?;
+    }
+    for i in program.instrs() {
+        let comment = comment(i).map_or(String::new(), |words| format!("{COMMENT}{words}"));
+        writeln!(f, "  {}{comment}", instr(program, i))?;
+    }
+    for (value, layout) in program.notes() {
+        writeln!(f, "  note {} {{{layout}}}", value_name(program, *value))?;
+    }
+    for port in program.outputs() {
+        let value = value_name(program, port.value);
+        writeln!(f, "  return {}: {} {value}", port.name, port.role.name())?;
+    }
+    writeln!(f, "}}")
+}
+
+/// What stands before a comment at the end of a line.
+pub(super) const COMMENT: &str = "  // ";

@@ -34,6 +34,8 @@ program formed {
   u: state f32[*8]
   p: data f32[8,4]{P:a}
   d: data f32[8,4]{0:a}
+  q: state f32[*8]{*:a}
+  r: gradient f32[*8]{P:a}
   %1 = fused(x, row, body=mul(i0|i1)/f32;exp(s0)/f32, results=1, full=0) : f32[8,4]
   %2, %3, %4 = linear_cross_entropy(x, w, targets, s, transposed=false, chunk=4, out=f32) : f32[8], f32[8,4], f32[4,16]
   %5, %6, %7 = adamw(u, u, u, u, s, s, s, beta1=0.9, beta2=0.95, eps=0.1, decay=0, decays=1, block=1, narrow=none) : f32[*8], f32[*8], f32[*8]
@@ -48,6 +50,8 @@ program formed {
   %17 = to_partial<a>(x) : f32[8,4]{P:a}
   %18 = permute<a>(d, dim=0) : f32[8,4]{0:a}
   %19 = zero_padding(d) : f32[8,4]{0:a}
+  %20 = all_gather<a>(q, dim=0, pieces=3) : f32[*8]
+  %21 = all_reduce_start<a>(r, pieces=2) : pending f32[*8]
 }
 ";
 

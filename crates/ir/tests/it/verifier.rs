@@ -68,11 +68,8 @@ fn an_axis_on_two_factors_is_refused() {
 
 #[test]
 fn a_gather_that_is_not_at_the_minor_end_is_refused() {
-    let op = Collective {
-        kind: CollectiveKind::AllGather { dim: 0 },
-        axes: vec![Axis::new("dp").unwrap()],
-        start: false,
-    };
+    let dp = Axis::new("dp").unwrap();
+    let op = Collective::new(CollectiveKind::AllGather { dim: 0 }, vec![dp]);
     let error = refusal(&["f32[16,4]{0:dp,tp}"], op);
     check(error, &["all_gather", "[dp] is not the minor end of dim 0", "[dp, tp]"]);
 }

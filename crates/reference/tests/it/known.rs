@@ -198,10 +198,7 @@ fn collectives_leave_the_whole_value_as_it_is() {
     let mesh: Mesh = "dp=2".parse().unwrap();
     let (dp, _) = mesh.axes().next().unwrap();
     let b = Builder::on("collectives", DType::F64, mesh);
-    let act = |kind, value| {
-        let (axes, start) = (vec![dp], false);
-        b.apply(Collective { kind, axes, start }, &[value])
-    };
+    let act = |kind, value| b.apply(Collective::new(kind, vec![dp]), &[value]);
     let x = b.typed("x", Role::Data, "f64[4,2]{0:dp}");
     let whole = act(CollectiveKind::AllGather { dim: 0 }, x);
     let partial = x.sum(&[0]);

@@ -74,7 +74,10 @@ impl<'a> Collector<'a> {
         run: usize,
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
-        let due = run + self.source.ranks.sharing.prefetch;
+        let sharing = self.source.ranks.sharing;
+        // No further ahead than so many runs' units may be there: the release that a gather waits
+        // for must have been issued before it.
+        let due = run + sharing.prefetch.min(sharing.in_flight.saturating_sub(1));
         for index in 0..self.stays.len() {
             if self.stays[index].buffer.is_none() && self.stays[index].first <= due {
                 self.gather(index, binder)?;
@@ -181,11 +184,14 @@ fn is_root(source: Source<'_>, unit: &Unit, instance: usize) -> bool {
     alone(own.segment) && unit.members.iter().any(|m| own.params.values().any(|&p| p == m.param))
 }
 
-/// The units whose parameters a run reads, in order.
+/// The units whose parameters a run reads, in order. Where nothing is kept from run to run (ZeRO's
+/// third stage), a segment's backward has all its parameters gathered, as its forward had.
 fn read_units(source: Source<'_>, units: &[Unit], turn: Turn) -> Vec<usize> {
     let instance = &source.model.instances()[turn.instance];
     let program = source.compiled.program(instance.segment, turn.part);
-    let read: BTreeSet<usize> = (program.inputs_with(Role::Param))
+    let again = source.ranks.sharing.keep == Keep::Run && turn.part != Part::W;
+    let formed = program.outputs_with(Role::Gradient).filter(|_| again);
+    let read: BTreeSet<usize> = (program.inputs_with(Role::Param).chain(formed))
         .filter_map(|port| instance.params.get(&port.name).copied())
         .collect();
     let reads = |unit: &Unit| unit.members.iter().any(|m| read.contains(&m.param));

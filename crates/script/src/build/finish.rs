@@ -236,7 +236,7 @@ fn all_reduce<'b>(value: Tensor<'b>, axes: &[Axis]) -> Tensor<'b> {
         return value;
     }
     let (kind, axes) = (CollectiveKind::AllReduce, axes.to_vec());
-    value.builder().apply(Collective { kind, axes, start: false }, &[value])
+    value.builder().apply(Collective::new(kind, axes), &[value])
 }
 
 /// Over the axes that a value is complete over, the first rank keeps it and the others hold zero.
@@ -248,5 +248,5 @@ fn to_partial<'b>(value: Tensor<'b>, axes: &[Axis]) -> Tensor<'b> {
         return value;
     }
     let kind = CollectiveKind::ToPartial;
-    value.builder().apply(Collective { kind, axes, start: false }, &[value])
+    value.builder().apply(Collective::new(kind, axes), &[value])
 }

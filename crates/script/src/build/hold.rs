@@ -120,7 +120,11 @@ fn keep(
 ) -> Held {
     let bytes = |n: usize| n * dtype.size();
     let (start, end) = (bytes(elements.start), bytes(elements.end));
-    let padding = (unit.padding(dtype).into_iter())
+    let unwritten = match category {
+        Category::Gradients => unit.without_gradient(dtype),
+        _ => unit.padding(dtype),
+    };
+    let padding = (unwritten.into_iter())
         .map(|gap| gap.start.clamp(start, end) - start..gap.end.clamp(start, end) - start)
         .filter(|gap| !gap.is_empty());
     let buffer = script.buffer(Buffer {
@@ -140,7 +144,7 @@ mod tests {
     #[test]
     fn a_shard_holds_parts_of_members() {
         let held = |elements, at| Held { buffer: BufferId(0), elements, at, dtype: DType::F32 };
-        let member = Member { param: 0, offset: 10, elements: 20 };
+        let member = Member { param: 0, offset: 10, elements: 20, trained: true };
         assert_eq!(held(0..40, 0).part(&member), (0..20, 10));
         assert_eq!(held(16..32, 0).part(&member), (6..20, 0));
         assert_eq!(held(16..32, 16).part(&member), (6..20, 16));

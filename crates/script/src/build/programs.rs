@@ -1,4 +1,8 @@
 //! The programs that work on units: one collective, or one update, over a flat buffer.
+//!
+//! A collective over a large unit is made in pieces, as many as the bucket sizes ask for.
+
+use std::collections::BTreeSet;
 
 use phalanx_ir::ops::{AdamW, Collective, CollectiveKind, Decay, Sgd};
 use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor, TensorType};
@@ -7,14 +11,18 @@ use super::{Optimizer, Precision, Ranks, ScriptError, Sharded, Unit};
 
 /// Sums a gradient over every axis that it is partial over, on every rank.
 pub(super) fn all_reduce(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Program, ScriptError> {
-    on_gradient("reduce", unit.formed(dtype, mesh), mesh, |g| sum_rest(g, &[]))
+    on_gradient("reduce", unit.formed(dtype, mesh), mesh, |g| {
+        sum_rest(g, &[], Calls { mesh, most: usize::MAX })
+    })
 }
 
 /// Sums a gradient into shards; over axes that shards are not dealt over it stays partial.
 pub(super) fn scatter(unit: &Unit, dtype: DType, ranks: Ranks<'_>) -> Result<Program, ScriptError> {
     let axes = ranks.sharing.axes();
     let formed = unit.formed(dtype, ranks.mesh);
-    on_gradient("scatter", formed, ranks.mesh, |g| deal(g, &unit.partial, axes))
+    on_gradient("scatter", formed, ranks.mesh, |g| {
+        deal(g, &unit.partial, axes, Calls::reducing(ranks))
+    })
 }
 
 /// Sums a gradient into shards and over every other axis that it is partial over.
@@ -25,7 +33,10 @@ pub(super) fn scatter_all(
 ) -> Result<Program, ScriptError> {
     let axes = ranks.sharing.axes();
     let formed = unit.formed(dtype, ranks.mesh);
-    on_gradient("scatter", formed, ranks.mesh, |g| sum_rest(deal(g, &unit.partial, axes), axes))
+    let calls = Calls::reducing(ranks);
+    on_gradient("scatter", formed, ranks.mesh, |g| {
+        sum_rest(deal(g, &unit.partial, axes, calls), axes, calls)
+    })
 }
 
 /// Sums a gradient in shards over the axes that it is still partial over; nothing if there are none.
@@ -42,7 +53,8 @@ pub(super) fn sum_shard(
     }
     let shard = unit.shard(dtype, ranks.mesh, axes);
     let partial = shard.with_layout(shard.layout.with_partial(rest)?);
-    on_gradient("reduce", partial, ranks.mesh, |g| sum_rest(g, axes)).map(Some)
+    let calls = Calls::reducing(ranks);
+    on_gradient("reduce", partial, ranks.mesh, |g| sum_rest(g, axes, calls)).map(Some)
 }
 
 /// Gathers a unit from its shards.
@@ -50,9 +62,8 @@ pub(super) fn gather(unit: &Unit, dtype: DType, ranks: Ranks<'_>) -> Result<Prog
     let axes = ranks.sharing.axes();
     let b = Builder::on("gather", dtype, ranks.mesh.clone());
     let shard = b.input("shard", Role::State, unit.shard(dtype, ranks.mesh, axes));
-    let kind = CollectiveKind::AllGather { dim: 0 };
-    let whole = b.apply(Collective { kind, axes: axes.to_vec(), start: false }, &[shard]);
-    b.port("unit", Role::State, whole);
+    let calls = Calls { mesh: ranks.mesh, most: ranks.sharing.gather_elements };
+    b.port("unit", Role::State, calls.of(shard, CollectiveKind::AllGather { dim: 0 }, axes));
     Ok(b.finish()?)
 }
 
@@ -123,8 +134,9 @@ fn on_gradient(
 /// Neighbouring axes of one kind take one collective.
 fn deal<'b>(
     gradient: Tensor<'b>,
-    partial: &std::collections::BTreeSet<Axis>,
+    partial: &BTreeSet<Axis>,
     axes: &[Axis],
+    calls: Calls<'_>,
 ) -> Tensor<'b> {
     let runs = axes.chunk_by(|a, b| partial.contains(a) == partial.contains(b));
     runs.fold(gradient, |g, run| {
@@ -132,18 +144,46 @@ fn deal<'b>(
             true => CollectiveKind::ReduceScatter { dim: 0 },
             false => CollectiveKind::Shard { dim: 0 },
         };
-        g.builder().apply(Collective { kind, axes: run.to_vec(), start: false }, &[g])
+        calls.of(g, kind, run)
     })
 }
 
 /// Sums over whatever axes are left.
-fn sum_rest<'b>(gradient: Tensor<'b>, dealt: &[Axis]) -> Tensor<'b> {
+fn sum_rest<'b>(gradient: Tensor<'b>, dealt: &[Axis], calls: Calls<'_>) -> Tensor<'b> {
     let ty = gradient.ty();
     let axes: Vec<Axis> =
         ty.layout.partial().iter().copied().filter(|axis| !dealt.contains(axis)).collect();
     if axes.is_empty() {
         return gradient;
     }
-    let kind = CollectiveKind::AllReduce;
-    gradient.builder().apply(Collective { kind, axes, start: false }, &[gradient])
+    calls.of(gradient, CollectiveKind::AllReduce, &axes)
+}
+
+/// Collectives of which no call takes more than so many elements of a unit.
+#[derive(Clone, Copy)]
+struct Calls<'a> {
+    mesh: &'a Mesh,
+    most: usize,
+}
+
+impl<'a> Calls<'a> {
+    fn reducing(ranks: Ranks<'a>) -> Self {
+        Self { mesh: ranks.mesh, most: ranks.sharing.reduce_elements }
+    }
+
+    /// A collective in ⌈elements / most⌉ calls, but in no more than one rank has elements to keep.
+    fn of<'b>(self, operand: Tensor<'b>, kind: CollectiveKind, axes: &[Axis]) -> Tensor<'b> {
+        let (ty, n) = (operand.ty(), self.mesh.count(axes));
+        let given = ty.local_bytes(self.mesh) / ty.dtype.size();
+        let (whole, kept) = match kind {
+            CollectiveKind::AllGather { .. } => (given * n, given),
+            CollectiveKind::ReduceScatter { .. } => (given, given / n),
+            CollectiveKind::AllReduce => (given, given),
+            // Nothing is exchanged.
+            _ => (1, 1),
+        };
+        let pieces = whole.div_ceil(self.most.max(1)).clamp(1, kept.max(1));
+        let collective = Collective { pieces, ..Collective::new(kind, axes.to_vec()) };
+        operand.builder().apply(collective, &[operand])
+    }
 }

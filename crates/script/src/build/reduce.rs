@@ -188,13 +188,7 @@ impl<'a> Reducer<'a> {
             padding: vec![],
         });
         let complete = self.contributions(unit, microbatch);
-        let mut gaps = spec.padding(dtype);
-        for member in &spec.members {
-            if !complete.iter().any(|c| c.param == member.param) {
-                let end = member.offset + member.elements;
-                gaps.push(member.offset * dtype.size()..end * dtype.size());
-            }
-        }
+        let gaps = spec.without_gradient(dtype);
         if !gaps.is_empty() {
             self.clear(unit, buffer, &gaps, binder)?;
         }

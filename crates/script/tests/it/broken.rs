@@ -375,7 +375,7 @@ fn reduce(script: &mut Script, gradient: BufferId) -> Action {
     let elements = script.buffers[gradient.0].bytes / 4;
     let formed = b.typed("formed", Role::Gradient, &format!("f32[*{elements}]{{P:dp}}"));
     let kind = CollectiveKind::AllReduce;
-    let sum = b.apply(Collective { kind, axes: vec![dp()], start: false }, &[formed]);
+    let sum = b.apply(Collective::new(kind, vec![dp()]), &[formed]);
     b.port("gradient", Role::Gradient, sum);
     let view = View { buffer: gradient, offset: 0 };
     let run = Run {

@@ -41,11 +41,6 @@ section! {
 words!(Recompute { None = "none", Selective = "selective", Full = "full", });
 
 impl Train {
-    /// Sequences that one of `dp` data-parallel ranks works on at a time.
-    pub fn microbatch_size(&self, dp: Count) -> usize {
-        self.batch_size.get() / (dp.get() * self.microbatches.get())
-    }
-
     /// Tokens per step over all ranks.
     pub fn tokens_per_step(&self) -> usize {
         self.batch_size.get() * self.seq_len.get()

@@ -84,22 +84,30 @@ impl Prepared {
 
     /// The same, with ranks that wait for each other as these options say.
     pub fn with_options(models: &Models, settings: Settings, options: Options) -> Result<Self> {
-        let prepared = Self::load(models, settings, options)?;
-        match prepared.over() {
+        let prepared = Self::load(&Lowered::new(models, settings)?, options)?;
+        prepared.within_limits()
+    }
+
+    /// The same of programs that are formed already.
+    pub fn of(lowered: &Lowered, options: Options) -> Result<Self> {
+        Self::load(lowered, options)?.within_limits()
+    }
+
+    fn within_limits(self) -> Result<Self> {
+        match self.over() {
             Some(over) => Err(Error::refused(over.problem())),
-            None => Ok(prepared),
+            None => Ok(self),
         }
     }
 
     /// Plans, compiles and loads everything, whatever memory that takes.
-    pub(crate) fn load(models: &Models, settings: Settings, options: Options) -> Result<Self> {
-        let lowered = Lowered::new(models, settings)?;
+    pub(crate) fn load(lowered: &Lowered, options: Options) -> Result<Self> {
         let settings = &lowered.settings;
         let options = Options { threads_per_rank: settings.threads, ..options };
         let load = |endpoint: Endpoint| {
             let rank = phalanx_comm::Communicator::rank(&endpoint);
             let engine = rank_engine(settings.threads, endpoint)?;
-            RankSession::load(engine, &lowered, rank)
+            RankSession::load(engine, lowered, rank)
         };
         let ranks = settings.parallel.ranks();
         let mut crew = Crew::new(ranks, &options, load).map_err(|f| lost(f, ranks))?;
@@ -268,7 +276,8 @@ impl Session {
 }
 
 /// What is told when a rank could not go on: its own error, and on which of several ranks it was.
-fn lost(lost: Lost<Error>, ranks: usize) -> Error {
+pub(crate) fn lost(lost: impl Into<Lost<Error>>, ranks: usize) -> Error {
+    let lost = lost.into();
     let Failure { rank, message } = lost.failure;
     let place = format!("on rank {rank} of {ranks}");
     match lost.error {

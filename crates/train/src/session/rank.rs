@@ -38,8 +38,8 @@ impl<E: Engine> RankSession<E> {
     ) -> Result<Self> {
         let lowered = Lowered::new(models, settings)?;
         let mut session = Self::load(engine, &lowered, 0)?;
-        let limit = lowered.settings.memory_limit;
         let arena = session.arena();
+        let limit = lowered.settings.memory_limit;
         if let Some(over) = limit.and_then(|limit| limit.over(arena, arena, session.memory())) {
             return Err(Error::refused(over.problem()));
         }

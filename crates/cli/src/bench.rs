@@ -1,0 +1,109 @@
+//! `phalanx bench`: each benchmark as JSON or as a few lines for people.
+
+use phalanx::train::error::Result;
+use phalanx::train::metrics::{bytes, counted};
+use phalanx::train::{bench, network};
+
+use crate::args::{Bench, Settings};
+use crate::out;
+
+/// Carries out a benchmark.
+pub(crate) fn run(bench: &Bench) -> Result<()> {
+    match bench {
+        Bench::Step(settings) => step(settings),
+        Bench::Collectives { settings, ranks } => collectives(settings, ranks.map(|n| n.get())),
+        Bench::Partition { settings, layers } => partition(settings, layers.map(|n| n.get())),
+    }
+}
+
+fn step(settings: &Settings) -> Result<()> {
+    let result = bench::step(&network::load(&settings.sources())?)?;
+    if settings.json {
+        out::json(&result);
+        return Ok(());
+    }
+    let known = |amount: Option<u64>| amount.map_or("unknown".to_owned(), bytes);
+    out::line(&format!(
+        "step            {:.1} ms (median), {:.1} ms (best)\n\
+         tokens          {:.0} per second\n\
+         memory          {} at most\n\
+         kernel scratch  {} beside the plan\n\
+         GEMM packing    {} at most in a block, {} allocated in a step\n\
+         in products     {:.1}% of the step\n\
+         floor           {:.1} ms, {:.1}% of the step\n\
+         ranks           {}, busy {}",
+        result.median_ms,
+        result.best_ms,
+        result.tokens_per_s,
+        known(result.peak_rss_bytes),
+        bytes(result.kernel_scratch_bytes),
+        known(result.gemm_packing_bytes),
+        known(result.gemm_packing_bytes_per_step),
+        100.0 * result.gemm_fraction,
+        result.floor_ms,
+        100.0 * result.floor_fraction,
+        result.ranks,
+        match (result.busy_ms, result.busy_fraction) {
+            (Some(ms), Some(share)) =>
+                format!("for {ms:.1} ms in all, {:.1}% of their cores", 100.0 * share),
+            _ => "for a time that is known at one thread each".to_owned(),
+        },
+    ));
+    Ok(())
+}
+
+fn collectives(settings: &Settings, ranks: Option<usize>) -> Result<()> {
+    let loaded = network::load(&settings.sources())?;
+    let mut told = false;
+    bench::collectives(&loaded.config, ranks, |row| {
+        if settings.json {
+            return out::json(row);
+        }
+        if !std::mem::replace(&mut told, true) {
+            let head = ["op", "bytes", "µs", "GiB/s", "of copying"];
+            out::line(&format!(
+                "{}\n{:<16}{:>10}{:>12}{:>9}{:>12}",
+                counted(row.ranks, "rank"),
+                head[0],
+                head[1],
+                head[2],
+                head[3],
+                head[4]
+            ));
+        }
+        let share = 100.0 * row.copy_limit_us / row.median_us;
+        out::line(&format!(
+            "{:<16}{:>10}{:>12.2}{:>9.2}{share:>11.0}%",
+            row.op, row.bytes, row.median_us, row.gib_per_s
+        ));
+    })
+}
+
+fn partition(settings: &Settings, layers: Option<usize>) -> Result<()> {
+    let sources = settings.sources();
+    let sources = match layers {
+        Some(layers) => sources.set(&format!("model.layers={layers}")),
+        None => sources,
+    };
+    let result = bench::partition(&network::load(&sources)?)?;
+    if settings.json {
+        out::json(&result);
+        return Ok(());
+    }
+    out::line(&format!(
+        "{:.1} ms from the configuration to the script of one rank\n\
+         model     {:.1} ms, {}\n\
+         programs  {:.1} ms, {}\n\
+         script    {:.1} ms, {}\n\
+         memory    {:.1} ms more",
+        result.ms,
+        result.model_ms,
+        counted(result.layers, "layer"),
+        result.programs_ms,
+        counted(result.ranks, "rank"),
+        result.script_ms,
+        counted(result.actions, "action"),
+        result.memory_ms,
+    ));
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! What the linear layers and the head of a step would take if nothing else existed.
+//!
+//! Every rank does the products of its own shapes, forward, gradient of the input and gradient of the
+//! weight, each product on all ranks at the same time. From the rates that they reach follows the time
+//! of a step's products, each counted once: what a layout computes twice makes the floor no higher.
+
+use phalanx_comm::{Collectives, Crew, GroupId, Lost};
+use phalanx_ir::DType;
+use phalanx_script::Part;
+
+use crate::error::{Error, Problem, Result};
+use crate::host::{HostEngine, own_machine, rank_engine};
+use crate::products::{Product, Round, median, products, time_products};
+use crate::session::{Lowered, lost};
+
+/// How carefully products are timed.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Rounds of each product.
+    rounds: usize,
+    /// FLOPs at which products are cut: larger ones are timed in part.
+    most: u64,
+    /// Whether the best round counts, or the one in the middle.
+    best: bool,
+}
+
+impl Effort {
+    /// For benchmarks: whole products, and what they take usually.
+    pub const CAREFUL: Self = Self { rounds: 7, most: u64::MAX, best: false };
+    /// Before a run, where nobody wants to wait: parts of large products, and the best they reach.
+    pub const SHORT: Self = Self { rounds: 4, most: 2_000_000_000, best: true };
+}
+
+/// FLOPs of a round at least. Where ranks outnumber cores, a round must be long enough for them to
+/// get in each other's way as they do in a step.
+const ROUND_WORK: u64 = 100_000_000;
+
+/// Seconds that the products of one step would take by themselves; `None` for a model without any.
+pub fn seconds(lowered: &Lowered, compute: DType, effort: Effort) -> Result<Option<f64>> {
+    let (model, settings) = (&lowered.model, &lowered.settings);
+    let (compiled, ranks) = (lowered.compiled(), settings.parallel.ranks());
+    let local = products(model, |segment| compiled.program(segment, Part::F));
+    let (whole, counts): (Vec<Product>, Vec<usize>) = local.into_iter().unzip();
+    if whole.is_empty() {
+        return Ok(None);
+    }
+    let cut: Vec<Product> = whole.iter().map(|p| p.cut(effort.most)).collect();
+    let types = [compute, settings.precision.grads];
+    let options = own_machine(ranks, settings.threads);
+    let failed = |failed: Lost<Error>| lost(failed, ranks);
+    let engine = |endpoint| rank_engine(settings.threads, endpoint);
+    let mut crew = Crew::new(ranks, &options, engine).map_err(failed)?;
+    let rounds = crew.run(|_, engine: &mut HostEngine| {
+        time_products(engine, &cut, types, (effort.rounds, ROUND_WORK), meet)
+    });
+    let rounds = rounds.map_err(failed)?;
+    let mut once = 0.0;
+    for (at, (whole, cut)) in whole.iter().zip(&cut).enumerate() {
+        let ranks: Vec<&[Round]> = rounds.iter().map(|products| &products[at][..]).collect();
+        let seconds = together(&ranks, effort) / cut.repeats(ROUND_WORK) as f64;
+        once += counts[at] as f64 * seconds * whole.flops() as f64 / cut.flops() as f64;
+    }
+    let done: f64 = flops(whole.iter().zip(counts)) * ranks as f64;
+    let needed = products(model, |segment| &model.segments()[segment]);
+    let needed: f64 = flops(needed.iter().map(|(product, &count)| (product, count)));
+    Ok(Some(once * needed / done * settings.microbatches as f64))
+}
+
+fn flops<'p>(products: impl Iterator<Item = (&'p Product, usize)>) -> f64 {
+    products.map(|(product, count)| product.flops() as f64 * count as f64).sum()
+}
+
+/// All ranks begin a round together.
+fn meet(engine: &mut HostEngine) -> Result<()> {
+    let Some(comm) = engine.communicator() else { return Ok(()) };
+    let failed = |e: phalanx_comm::CommError| Error::failed(Problem::new(e.to_string()));
+    comm.barrier(GroupId::WORLD).map_err(failed)
+}
+
+/// How long the ranks took for a round, from the first that began to the last that was done.
+fn together(ranks: &[&[Round]], effort: Effort) -> f64 {
+    let mut rounds: Vec<f64> = (0..effort.rounds)
+        .filter_map(|round| {
+            let begun = ranks.iter().map(|rounds| rounds[round].0).min()?;
+            let ended = ranks.iter().map(|rounds| rounds[round].1).max()?;
+            Some((ended - begun).as_secs_f64())
+        })
+        .collect();
+    let median = median(&mut rounds);
+    if effort.best { rounds[0] } else { median }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn a_round_lasts_from_the_first_to_the_last() {
+        let zero = Instant::now();
+        let ms = |from: u64, to: u64| {
+            (zero + Duration::from_millis(from), zero + Duration::from_millis(to))
+        };
+        let (a, b) =
+            ([ms(0, 10), ms(100, 130), ms(200, 210)], [ms(5, 15), ms(101, 120), ms(199, 207)]);
+        let effort = Effort { rounds: 3, most: 0, best: false };
+        assert!((together(&[&a, &b], effort) - 0.015).abs() < 1e-9);
+        let best = Effort { best: true, ..effort };
+        assert!((together(&[&a, &b], best) - 0.011).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,82 @@
+//! The same bits twice, and the same bits on every replica.
+
+use std::collections::BTreeMap;
+
+use phalanx_spmd::strategies::{Ddp, Megatron, Sequence, Ulysses, Zero};
+use phalanx_train::config::Loaded;
+use phalanx_train::corpus::{self, with_step_data};
+use phalanx_train::network::Network;
+use phalanx_train::session::{Parallel, Session};
+
+use crate::support::{gpt, llama, models, on, settings, shared};
+
+/// Parameters as the bits of their elements.
+pub(crate) type Bits = BTreeMap<String, Vec<u64>>;
+
+/// A session after some steps.
+fn trained(loaded: &Loaded, parallel: Option<Parallel>, steps: usize) -> Session {
+    let network = Network::new(loaded).unwrap();
+    let settings = settings(loaded, parallel);
+    let mut session = Session::new(&models(loaded), settings, &*network.start()).unwrap();
+    let mut loader = corpus::training(loaded, &corpus::open(loaded).unwrap()).unwrap();
+    for _ in 0..steps {
+        let batch = loader.next_batch().unwrap();
+        with_step_data(batch, |data| session.step(data, 0.01)).unwrap();
+    }
+    session
+}
+
+/// The parameters after some steps.
+pub(crate) fn params(loaded: &Loaded, parallel: Option<Parallel>, steps: usize) -> Bits {
+    bits(trained(loaded, parallel, steps).params().unwrap())
+}
+
+fn bits(params: BTreeMap<String, phalanx_models::hf::Tensor>) -> Bits {
+    let bits = |values: Vec<f64>| values.into_iter().map(f64::to_bits).collect();
+    params.into_iter().map(|(name, tensor)| (name, bits(tensor.to_f64()))).collect()
+}
+
+#[test]
+fn the_same_configuration_gives_the_same_bits_twice() {
+    let f32 = ["precision.compute=f32", "precision.weights=f32", "precision.grads=f32"];
+    let bf16 = ["precision.compute=bf16", "precision.weights=bf16", "precision.grads=bf16"];
+    for sets in [f32, bf16] {
+        for threads in ["run.threads=1", "run.threads=2"] {
+            let loaded = llama(&[&sets[..], &[threads]].concat());
+            let run = || {
+                let strategies = [
+                    shared(Zero::stage(3)),
+                    shared(Megatron::default()),
+                    shared(Sequence::default()),
+                    shared(Ulysses::default()),
+                ];
+                params(&loaded, Some(on("dp=2 cp=2 tp=2", strategies)), 3)
+            };
+            assert_eq!(run(), run(), "{sets:?}, {threads}");
+        }
+    }
+}
+
+/// After some steps all ranks that hold the same part of the weights hold the same bits of it.
+#[test]
+fn replicas_are_bitwise_identical() {
+    let f32 = ["precision.compute=f32", "precision.weights=f32", "precision.grads=f32"];
+    for loaded in [llama(&f32), gpt(&f32)] {
+        for data in [shared(Ddp::default()), shared(Zero::stage(1)), shared(Zero::stage(2))] {
+            let strategies = [data, shared(Megatron::default()), shared(Sequence::default())];
+            let parallel = on("dp=4 tp=2", strategies);
+            let mesh = parallel.mesh.clone();
+            let mut session = trained(&loaded, Some(parallel), 4);
+            // Where a rank holds nothing there is no number, which has the same bits too.
+            let own = session.on_ranks(|_, rank| rank.params()).unwrap();
+            let own: Vec<Bits> = own.into_iter().map(bits).collect();
+            let dp = mesh.expand("dp").unwrap();
+            for rank in 0..own.len() {
+                for other in mesh.group(rank, &dp) {
+                    assert_eq!(own[rank], own[other], "ranks {rank} and {other}");
+                }
+            }
+            assert_ne!(own[0], own[1], "ranks along tp hold different parts");
+        }
+    }
+}

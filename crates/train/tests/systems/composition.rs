@@ -1,0 +1,365 @@
+//! The composition matrix: every system, pair and triple of systems on one mesh, beside one rank.
+//!
+//! `PHALANX_COMPOSITION=all` runs all of them and writes docs/composition.md; a cell is green only if
+//! it ran and matched. Otherwise a sample is run, whose seed is the variable's number or 0, and
+//! compared with what the page says.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use phalanx_comm::Options;
+use phalanx_ir::random::Stream;
+use phalanx_spmd::strategies::{
+    AllGatherKv, Ddp, Fsdp, Megatron, Sequence, Ulysses, WeightUpdateSharding, Zero,
+};
+use phalanx_train::config::Loaded;
+use phalanx_train::session::{Parallel, SharedStrategy};
+use phalanx_train::verify::verify_as;
+
+use crate::support::{gpt, llama, on, settings, shared};
+
+/// A system, by its place in [`NAMES`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum System {
+    Ddp,
+    Zero1,
+    Zero2,
+    Zero3,
+    Fsdp,
+    Hybrid,
+    Update,
+    Tensor,
+    Sequence,
+    Ulysses,
+    AllGatherKv,
+    Selective,
+    Full,
+    Microbatches,
+    Bf16,
+    Gpt2,
+}
+
+use System as S;
+
+const ALL: [(System, &str); 16] = [
+    (S::Ddp, "ddp"),
+    (S::Zero1, "zero-1"),
+    (S::Zero2, "zero-2"),
+    (S::Zero3, "zero-3"),
+    (S::Fsdp, "fsdp"),
+    (S::Hybrid, "hybrid"),
+    (S::Update, "wus"),
+    (S::Tensor, "tp"),
+    (S::Sequence, "tp+sp"),
+    (S::Ulysses, "ulysses"),
+    (S::AllGatherKv, "ag-kv"),
+    (S::Selective, "selective"),
+    (S::Full, "full"),
+    (S::Microbatches, "mb"),
+    (S::Bf16, "bf16"),
+    (S::Gpt2, "gpt2"),
+];
+
+impl System {
+    fn name(self) -> &'static str {
+        ALL.iter().find(|(s, _)| *s == self).map_or("", |(_, name)| name)
+    }
+
+    /// Whether it says how data-parallel ranks share a model.
+    fn shares(self) -> bool {
+        self <= S::Update
+    }
+}
+
+/// What became of a combination.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Cell {
+    /// It ran, and matched one rank in numbers, bytes and memory.
+    Green,
+    /// Two values of one setting, of which a run has one.
+    Same,
+    /// It was refused before anything started, for this reason.
+    Refused(String),
+    /// It ran and did not match, or failed.
+    Red(String),
+}
+
+/// One to three systems, each once, in order.
+type Combination = Vec<System>;
+
+fn combinations() -> Vec<Combination> {
+    let mut all = Vec::new();
+    for (i, &(a, _)) in ALL.iter().enumerate() {
+        all.push(vec![a]);
+        for (j, &(b, _)) in ALL.iter().enumerate().skip(i + 1) {
+            all.push(vec![a, b]);
+            all.extend(ALL[j + 1..].iter().map(|&(c, _)| vec![a, b, c]));
+        }
+    }
+    all
+}
+
+fn configuration(systems: &[System]) -> Loaded {
+    let has = |system| systems.contains(&system);
+    let mut sets = vec!["model.init_std=0.1"];
+    if has(S::Selective) {
+        // There is nothing to make again where nothing quadratic is kept.
+        sets.extend(["train.recompute=selective", "model.attention=materialised"]);
+    }
+    if has(S::Full) {
+        sets.push("train.recompute=full");
+    }
+    if has(S::Microbatches) {
+        sets.push("train.microbatches=2");
+    }
+    if has(S::Bf16) {
+        sets.extend(["precision.compute=bf16", "precision.weights=bf16", "precision.grads=f32"]);
+    }
+    if has(S::Gpt2) { gpt(&sets) } else { llama(&sets) }
+}
+
+/// The strategies on their mesh, of at most eight ranks.
+fn layout(systems: &[System]) -> Parallel {
+    let has = |system| systems.contains(&system);
+    let (tensor, both) =
+        (has(S::Tensor) || has(S::Sequence), has(S::Ulysses) && has(S::AllGatherKv));
+    let context = has(S::Ulysses) || has(S::AllGatherKv);
+    // Copies between groups and shards within; where ranks are few the groups are those of context
+    // parallelism.
+    let crowded = context && (tensor || both);
+    let mut axes = Vec::new();
+    if systems.iter().any(|s| s.shares()) {
+        axes.push(if has(S::Hybrid) && !crowded { "dp=4" } else { "dp=2" });
+    }
+    axes.extend(context.then_some("cp=2"));
+    axes.extend(both.then_some("kv=2"));
+    axes.extend(tensor.then_some("tp=2"));
+    let mut strategies: Vec<SharedStrategy> = Vec::new();
+    for system in systems {
+        strategies.extend(match system {
+            S::Ddp => Some(shared(Ddp::default())),
+            S::Zero1 => Some(shared(Zero::stage(1))),
+            S::Zero2 => Some(shared(Zero::stage(2))),
+            S::Zero3 => Some(shared(Zero::stage(3))),
+            S::Fsdp => Some(shared(Fsdp::default())),
+            S::Hybrid => {
+                let shard = Some(if crowded { 1 } else { 2 });
+                Some(shared(Fsdp { shard, ..Fsdp::default() }))
+            }
+            S::Update => Some(shared(WeightUpdateSharding::default())),
+            S::Ulysses => Some(shared(Ulysses::default())),
+            S::AllGatherKv => {
+                let axis = if both { "kv" } else { "cp" }.to_owned();
+                Some(shared(AllGatherKv { axis }))
+            }
+            _ => None,
+        });
+    }
+    if tensor {
+        strategies.push(shared(Megatron::default()));
+    }
+    if has(S::Sequence) {
+        strategies.push(shared(Sequence::default()));
+    }
+    match axes.is_empty() {
+        true => Parallel::default(),
+        false => on(&axes.join(" "), strategies),
+    }
+}
+
+fn run(systems: &[System]) -> Cell {
+    if systems.contains(&S::Selective) && systems.contains(&S::Full) {
+        return Cell::Same;
+    }
+    let loaded = configuration(systems);
+    let settings = settings(&loaded, Some(layout(systems)));
+    match verify_as(&loaded, settings, 2, Options::default()) {
+        Ok(found) if found.ok => Cell::Green,
+        Ok(found) => Cell::Red(format!("{found:?}")),
+        Err(error) if error.exit_code() == 2 => {
+            let text = error.to_string();
+            let lines: Vec<&str> = text.lines().map(str::trim).collect();
+            Cell::Refused(lines.join(" ").trim_start_matches("error: ").to_owned())
+        }
+        Err(error) => Cell::Red(error.to_string()),
+    }
+}
+
+fn named(systems: &[System]) -> String {
+    let names: Vec<&str> = systems.iter().map(|s| s.name()).collect();
+    names.join(" × ")
+}
+
+fn page() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/composition.md")
+}
+
+#[test]
+fn systems_compose() {
+    let asked = std::env::var("PHALANX_COMPOSITION").unwrap_or_else(|_| "0".to_owned());
+    match asked.as_str() {
+        "all" => everything(),
+        seed => sample(seed.parse().expect("PHALANX_COMPOSITION is `all` or a seed")),
+    }
+}
+
+/// Runs every combination and writes the page.
+fn everything() {
+    let all = combinations();
+    let mut cells: BTreeMap<Combination, Cell> = BTreeMap::new();
+    for (number, systems) in all.iter().enumerate() {
+        let cell = run(systems);
+        println!("{} of {}: {}: {cell:?}", number + 1, all.len(), named(systems));
+        cells.insert(systems.clone(), cell);
+    }
+    std::fs::write(page(), written(&cells)).unwrap();
+    let red: Vec<String> = (cells.iter())
+        .filter(|(_, cell)| matches!(cell, Cell::Red(_)))
+        .map(|(systems, cell)| format!("{}: {cell:?}", named(systems)))
+        .collect();
+    assert!(red.is_empty(), "{} are red:\n{}", red.len(), red.join("\n"));
+}
+
+/// Combinations that a run in CI tries.
+const SAMPLE: u64 = 40;
+
+/// Runs a few combinations and compares them with the page, which must have every cell.
+fn sample(seed: u64) {
+    let all = combinations();
+    let text = std::fs::read_to_string(page()).unwrap();
+    let said = read(&text);
+    for systems in &all {
+        let cell = said.get(systems);
+        assert!(cell.is_some_and(|c| *c != "red"), "{}: {cell:?}", named(systems));
+    }
+    let stream = Stream::named(seed, "composition");
+    for draw in 0..SAMPLE {
+        let systems = &all[stream.below(draw, all.len() as u64) as usize];
+        let found = run(systems);
+        let expected = match &found {
+            Cell::Green => "green",
+            Cell::Same => "same",
+            Cell::Refused(_) => "refused",
+            Cell::Red(why) => panic!("seed {seed}, {}: {why}", named(systems)),
+        };
+        assert_eq!(said[systems], expected, "seed {seed}, {}: {found:?}", named(systems));
+        if let Cell::Refused(why) = &found {
+            assert!(text.contains(why.as_str()), "the page does not say: {why}");
+        }
+    }
+}
+
+const HEAD: &str = "# Which systems work together
+
+There is no list of allowed combinations: strategies annotate values, and the partitioner does the rest.
+This page is what happened when every system, every pair and every triple of them was run on a mesh of up
+to eight ranks, beside one rank, through `verify`. A cell is ✓ only if it ran, every loss, gradient and
+parameter matched (1e-10 in f64), and the bytes sent and the memory written were those predicted. The
+command that runs them all and writes this page:
+
+```sh
+PHALANX_COMPOSITION=all cargo test --release -p phalanx-train --test systems composition -- --nocapture
+```
+
+`cargo test` runs a sample of them and fails if this page says otherwise.
+
+| name | system |
+|---|---|
+| ddp | data parallelism with buckets, dp 2 |
+| zero-1, zero-2, zero-3 | ZeRO's stages over dp (× cp) |
+| fsdp | fully sharded, root unit kept |
+| hybrid | FSDP in groups of 2 of dp 4; with tp and cp together: in groups of cp, copies over dp |
+| wus | weight-update sharding |
+| tp, tp+sp | Megatron's tensor parallelism, without and with sequence parallelism, tp 2 |
+| ulysses, ag-kv | context parallelism by all-to-all, by gathered keys and values, cp 2; both: each on an axis of its own |
+| selective, full | recomputation (selective: with materialised attention) |
+| mb | two micro-batches |
+| bf16 | 16-bit weights and computation, f32 masters (compared within 5%) |
+| gpt2 | GPT-2 with biases and a tied head; otherwise LLaMA with grouped heads |
+
+✓ ran and matched · = two values of one setting, of which a run has one · a number: refused, for the reason
+below.
+";
+
+/// The page of these cells.
+fn written(cells: &BTreeMap<Combination, Cell>) -> String {
+    let mut reasons: Vec<&str> = Vec::new();
+    let mut marks: BTreeMap<&[System], String> = BTreeMap::new();
+    for (systems, cell) in cells {
+        let mark = match cell {
+            Cell::Green => "✓".to_owned(),
+            Cell::Same => "=".to_owned(),
+            Cell::Red(_) => "✗".to_owned(),
+            Cell::Refused(why) => {
+                let known = reasons.iter().position(|r| r == why);
+                let number = known.unwrap_or_else(|| {
+                    reasons.push(why);
+                    reasons.len() - 1
+                });
+                (number + 1).to_string()
+            }
+        };
+        marks.insert(systems, mark);
+    }
+    let green = cells.values().filter(|c| **c == Cell::Green).count();
+    let mut text = HEAD.to_owned();
+    let _ = writeln!(text, "\n{green} of {} cells ran and matched.", cells.len());
+    let names: Vec<&str> = ALL.iter().map(|(_, name)| *name).collect();
+    let line = "---|".repeat(ALL.len());
+    let head = format!("| {} |\n|---|{line}\n", names.join(" | "));
+    let row = |text: &mut String, first: &[System]| {
+        let cells: Vec<&str> = ALL.map(|(s, _)| marks[&*joined(first, s)].as_str()).to_vec();
+        let _ = writeln!(text, "| {} | {} |", named(first), cells.join(" | "));
+    };
+    let _ = write!(text, "\n## Pairs\n\nOn the diagonal: the system alone.\n\n| {head}");
+    for (a, _) in ALL {
+        row(&mut text, &[a]);
+    }
+    let _ = write!(text, "\n## Triples\n\n| {head}");
+    for (i, &(a, _)) in ALL.iter().enumerate() {
+        for &(b, _) in &ALL[i + 1..] {
+            row(&mut text, &[a, b]);
+        }
+    }
+    text.push_str("\n## Why some are refused\n\n");
+    for (number, reason) in reasons.iter().enumerate() {
+        let _ = writeln!(text, "{}. {reason}", number + 1);
+    }
+    text
+}
+
+/// A combination with one more system; the same if it has that already.
+fn joined(first: &[System], more: System) -> Combination {
+    let mut all = first.to_vec();
+    if !all.contains(&more) {
+        all.push(more);
+    }
+    all.sort();
+    all
+}
+
+/// What the page says of each combination.
+fn read(text: &str) -> BTreeMap<Combination, &'static str> {
+    let system = |name: &str| ALL.iter().find(|(_, n)| *n == name).map(|(s, _)| *s);
+    let mut found = BTreeMap::new();
+    for line in text.lines().filter(|line| line.starts_with('|')) {
+        let mut cells = line.trim_matches('|').split('|').map(str::trim);
+        let Some(first) = cells.next() else { continue };
+        let first: Option<Combination> = first.split(" × ").map(system).collect();
+        let (Some(first), cells) = (first, cells.collect::<Vec<_>>()) else { continue };
+        if cells.len() != ALL.len() {
+            continue;
+        }
+        for ((more, _), mark) in ALL.iter().zip(cells) {
+            let said = match mark {
+                "✓" => "green",
+                "=" => "same",
+                "✗" => "red",
+                _ => "refused",
+            };
+            found.insert(joined(&first, *more), said);
+        }
+    }
+    found
+}

@@ -1,0 +1,83 @@
+//! Context parallelism: what attention exchanges in each layer.
+
+use phalanx_script::Part;
+use phalanx_spmd::strategies::{AllGatherKv, Ulysses};
+use phalanx_train::config::Loaded;
+use phalanx_train::session::SharedStrategy;
+
+use crate::support::{agrees, laid, llama, on, shared};
+
+const BATCH: u64 = 2;
+const SEQ: u64 = 128;
+const WIDTH: u64 = 256;
+const HEADS: u64 = 8;
+
+/// A layer large enough that bytes count for more than calls.
+fn layer(kv_heads: u64) -> Loaded {
+    let kv = format!("model.kv_heads={kv_heads}");
+    llama(&[
+        "model.layers=1",
+        "model.width=256",
+        "model.heads=8",
+        &kv,
+        "model.ffn=512",
+        "train.batch_size=2",
+        "train.seq_len=128",
+    ])
+}
+
+/// Elements of 8 bytes that one rank sends in the block's forward and in its backward; and how.
+fn sent(kv_heads: u64, degree: u64, strategy: SharedStrategy) -> ([u64; 2], String) {
+    let laid = laid(&layer(kv_heads), Some(on(&format!("cp={degree}"), [strategy])));
+    let rows = [Part::F, Part::BW].map(|part| laid.in_segment(1, part));
+    let sums = rows.each_ref().map(|rows| rows.iter().map(|(_, _, bytes)| bytes / 8).sum());
+    (sums, format!("{kv_heads} key heads on {degree} ranks: {rows:?}"))
+}
+
+/// Queries and attention's result move once in each direction, keys and values too:
+/// (2 + 2g/a)·bNh(P−1)/P² elements each way. With fewer key heads than ranks each is received by
+/// the ranks that share it, which is the volume of P heads.
+#[test]
+fn ulysses_exchanges_heads_for_positions() {
+    let bnh = BATCH * SEQ * WIDTH;
+    for degree in [2, 4] {
+        for kv_heads in [8, 4, 2, 1] {
+            let width = WIDTH / HEADS * kv_heads.max(degree);
+            let once = |width: u64| BATCH * SEQ * width * (degree - 1) / (degree * degree);
+            let expected = 2 * once(WIDTH) + 2 * once(width);
+            assert_eq!(once(WIDTH), bnh * (degree - 1) / (degree * degree));
+            let ([forward, backward], what) = sent(kv_heads, degree, shared(Ulysses::default()));
+            assert_eq!(forward, expected, "{what}");
+            assert_eq!(backward, expected, "{what}");
+        }
+    }
+}
+
+/// Keys and values are gathered forward; backward their gradients are scattered, and they are
+/// gathered once more because only the own part is kept: 2·bNg·d(P−1)/P forward, twice that
+/// backward.
+#[test]
+fn all_gather_kv_gathers_keys_and_values() {
+    for degree in [2, 4] {
+        for kv_heads in [8, 2, 1] {
+            let kv = BATCH * SEQ * (WIDTH / HEADS * kv_heads);
+            let once = 2 * kv * (degree - 1) / degree;
+            let ([forward, backward], what) =
+                sent(kv_heads, degree, shared(AllGatherKv::default()));
+            assert_eq!((forward, backward), (once, 2 * once), "{what}");
+        }
+    }
+}
+
+#[test]
+fn context_parallel_ranks_do_what_one_rank_does() {
+    for kv_heads in [4, 2, 1] {
+        let loaded = llama(&[&format!("model.kv_heads={kv_heads}")]);
+        for degree in [2, 4] {
+            let mesh = format!("cp={degree}");
+            let what = format!("{kv_heads} key heads on {mesh}");
+            agrees(&what, &loaded, Some(on(&mesh, [shared(Ulysses::default())])));
+            agrees(&what, &loaded, Some(on(&mesh, [shared(AllGatherKv::default())])));
+        }
+    }
+}
