@@ -13,7 +13,7 @@ use phalanx_sys::interrupt;
 use serde_json::json;
 
 use crate::args::{Args, Bench, Command, Settings};
-use crate::{out, verify};
+use crate::{out, schedule, verify};
 
 /// Carries out a command.
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -34,6 +34,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             explain(settings, focus)
         }
         Command::Bench(Bench::Step(settings)) => bench_step(settings),
+        Command::Schedule(asked) => schedule::run(asked),
         Command::Config => {
             out::line(config::listing().trim_end());
             Ok(())

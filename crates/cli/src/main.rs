@@ -7,6 +7,7 @@
 mod args;
 mod commands;
 mod out;
+mod schedule;
 mod verify;
 
 use std::process::ExitCode;

@@ -8,4 +8,5 @@ mod explaining;
 #[cfg(target_os = "linux")]
 mod interruptions;
 mod refusals;
+mod scheduling;
 mod training;

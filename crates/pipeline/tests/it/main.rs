@@ -5,6 +5,7 @@
 mod checking;
 mod closed_forms;
 mod golden;
+mod pictures;
 mod refusals;
 mod support;
 mod tables;
