@@ -1,19 +1,13 @@
-//! Whether a schedule loses nothing, doubles nothing, and cannot deadlock.
+//! Whether lists of turns lose nothing and double nothing.
 //!
-//! *Complete*: on every stage each micro-batch has exactly one F, one B and one W, on one device, in
-//! that order, all with the same version of the weights, and in one replica of the model.
-//!
-//! *No deadlock*: devices run their lists in order, and messages pass **lanes**, one for each ordered
-//! pair of devices and each direction through the model. A lane delivers in order, and a send ends
-//! only when it is received. So messages must be made in the order in which they are needed, and
-//! turns and messages together must not wait for each other in a circle.
+//! On every stage each micro-batch has exactly one F, one B and one W, on one device, in that order,
+//! all with the same version of the weights, and in one replica of the model.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashSet;
 
 use crate::error::{PipelineError, Result};
-use crate::flow::{At, Index, Message, Phase};
+use crate::flow::{At, Index, Phase};
 use crate::placement::{Held, Placement};
-use crate::schedule::Schedule;
 use crate::turn::Turn;
 
 /// Finds where every phase of every micro-batch is done.
@@ -70,21 +64,6 @@ pub(crate) fn complete(
     };
     let places = places.iter().enumerate().map(whole).collect::<Result<_>>()?;
     Ok(Index::new(places, microbatches, stages))
-}
-
-/// Refuses a schedule whose turns and messages would wait for each other in a circle.
-pub(crate) fn no_deadlock(schedule: &Schedule) -> Result<()> {
-    let graph = Waits::new(schedule);
-    match graph.circle() {
-        None => Ok(()),
-        Some(circle) => {
-            let lines = circle.iter().zip(circle.iter().cycle().skip(1));
-            let circle = lines.map(|(a, b)| {
-                format!("{} waits for {}", graph.words(schedule, *a), graph.words(schedule, *b))
-            });
-            Err(PipelineError::Deadlock { circle: circle.collect() })
-        }
-    }
 }
 
 /// What is not done, where there are fewer turns than stages times micro-batches. Lists may be much
@@ -164,109 +143,4 @@ fn note(done: &mut [Option<At>; 3], at: At, turn: &Turn, turns: &[Vec<Turn>]) ->
 
 fn wrong(at: At, turn: &Turn, why: String) -> PipelineError {
     PipelineError::Turn { device: at.device, index: at.index, turn: turn.to_string(), why }
-}
-
-/// Who waits for whom: turns first, then messages.
-struct Waits {
-    turns: Vec<At>,
-    messages: Vec<Message>,
-    /// For every turn and message, those it waits for.
-    on: Vec<Vec<usize>>,
-}
-
-impl Waits {
-    fn new(schedule: &Schedule) -> Self {
-        let turns: Vec<At> = schedule.all().map(|(at, _)| at).collect();
-        let firsts: Vec<usize> = (0..schedule.devices())
-            .scan(0, |next, device| {
-                Some(std::mem::replace(next, *next + schedule.turns(device).len()))
-            })
-            .collect();
-        let number = |at: At| firsts[at.device] + at.index;
-        let messages = schedule.messages();
-        let mut on = vec![Vec::new(); turns.len() + messages.len()];
-        for (node, at) in turns.iter().enumerate() {
-            if at.index > 0 {
-                on[node].push(node - 1);
-            }
-            let own = schedule.needs(*at).filter(|(needed, _)| needed.device == at.device);
-            on[node].extend(own.map(|(needed, _)| number(needed)));
-        }
-        for (message, node) in messages.iter().zip(turns.len()..) {
-            on[node].push(number(message.from));
-            on[number(message.to)].push(node);
-        }
-        // Messages come in the order in which receivers need them; senders make them in another.
-        let received: Vec<usize> = (0..messages.len()).collect();
-        let mut sent = received.clone();
-        sent.sort_by_key(|&k| messages[k].from);
-        for order in [received, sent] {
-            let mut last = HashMap::new();
-            for k in order {
-                let message = &messages[k];
-                let lane = (message.from.device, message.to.device, message.direction);
-                if let Some(before) = last.insert(lane, turns.len() + k) {
-                    on[turns.len() + k].push(before);
-                }
-            }
-        }
-        Waits { turns, messages, on }
-    }
-
-    /// Some that wait for each other, if any do.
-    fn circle(&self) -> Option<Vec<usize>> {
-        let mut followers = vec![Vec::new(); self.on.len()];
-        for (node, on) in self.on.iter().enumerate() {
-            on.iter().for_each(|&needed| followers[needed].push(node));
-        }
-        let mut left: Vec<usize> = self.on.iter().map(Vec::len).collect();
-        let mut ready: Vec<usize> = (0..left.len()).filter(|&node| left[node] == 0).collect();
-        while let Some(node) = ready.pop() {
-            for &follower in &followers[node] {
-                left[follower] -= 1;
-                if left[follower] == 0 {
-                    ready.push(follower);
-                }
-            }
-        }
-        // Whoever is left waits for somebody who is left: following that ends in a circle.
-        let mut seen = vec![false; left.len()];
-        let mut node = left.iter().position(|&count| count > 0)?;
-        while !std::mem::replace(&mut seen[node], true) {
-            node = self.on[node].iter().copied().find(|&on| left[on] > 0)?;
-        }
-        self.way_round(node)
-    }
-
-    /// The shortest way from a node back to itself.
-    fn way_round(&self, start: usize) -> Option<Vec<usize>> {
-        let mut waiter = vec![None; self.on.len()];
-        let mut queue = VecDeque::from([start]);
-        while let Some(node) = queue.pop_front() {
-            for &on in &self.on[node] {
-                if waiter[on].is_none() {
-                    waiter[on] = Some(node);
-                    queue.push_back(on);
-                }
-            }
-        }
-        let mut path = vec![waiter[start]?];
-        while let Some(last) = path.last().copied().filter(|&last| last != start) {
-            path.push(waiter[last]?);
-        }
-        path.reverse();
-        Some(path)
-    }
-
-    fn words(&self, schedule: &Schedule, node: usize) -> String {
-        let place =
-            |at: At| format!("device {}, turn {} ({})", at.device, at.index, schedule.turn(at));
-        match self.turns.get(node) {
-            Some(at) => place(*at),
-            None => {
-                let Message { from, to, .. } = self.messages[node - self.turns.len()];
-                format!("the message from {} to {}", place(from), place(to))
-            }
-        }
-    }
 }

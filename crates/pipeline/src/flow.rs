@@ -137,3 +137,26 @@ pub(crate) fn messages(schedule: &Schedule) -> Vec<Message> {
     }
     found
 }
+
+/// Visits turns in an order in which they can run, each device's in the order of its list; `false` if
+/// some never can.
+pub(crate) fn walk(schedule: &Schedule, mut visit: impl FnMut(At)) -> bool {
+    let mut done = vec![0; schedule.devices()];
+    let mut moved = true;
+    while moved {
+        moved = false;
+        // There and back, as values go: so that a sweep takes a micro-batch through all devices.
+        for device in (0..done.len()).chain((0..done.len()).rev()) {
+            while done[device] < schedule.turns(device).len() {
+                let at = At { device, index: done[device] };
+                if !schedule.needs(at).all(|(needed, _)| needed.index < done[needed.device]) {
+                    break;
+                }
+                visit(at);
+                done[device] += 1;
+                moved = true;
+            }
+        }
+    }
+    done.iter().enumerate().all(|(device, done)| *done == schedule.turns(device).len())
+}

@@ -2,9 +2,9 @@
 //!
 //! A [`Schedule`] is plain data: for every device a list of [`Turn`]s, and which stage each of its
 //! chunks is. One small file of [`schedules`] per system states its rule. A schedule is checked when
-//! it is made ([`check`]), so whoever holds one may run, time or draw it: [`simulate()`] gives the
-//! start and end of every turn, [`picture`] draws them, and [`csv`] writes the schedule as a table
-//! and reads it back.
+//! it is made, so whoever holds one may run, time or draw it: [`simulate()`] gives the start and end
+//! of every turn, [`picture`] draws them, and [`csv`] writes the schedule as a table and reads it
+//! back.
 //!
 //! ```
 //! use phalanx_pipeline::{Costs, Named, Shape, Times, simulate};
@@ -18,9 +18,10 @@
 //! ```
 #![forbid(unsafe_code)]
 
-pub mod check;
+mod check;
 mod costs;
 pub mod csv;
+mod deadlock;
 mod error;
 mod flow;
 mod named;

@@ -151,8 +151,9 @@ impl Named {
     }
 }
 
-/// Larger schedules are mistakes: 16,384 devices with as many micro-batches are above it.
-const MOST_TURNS: usize = 1 << 24;
+/// Stages times micro-batches: 512 devices with 4096 micro-batches are within it, and take a second and
+/// a gigabyte to look at.
+const MOST_TURNS: usize = 1 << 21;
 
 impl fmt::Display for Named {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

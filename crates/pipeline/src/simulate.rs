@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use crate::costs::Costs;
 use crate::error::Result;
-use crate::flow::{At, Phase};
+use crate::flow::{self, Phase};
 use crate::schedule::Schedule;
 use crate::turn::Turn;
 
@@ -78,39 +78,21 @@ pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline> {
     })
 }
 
-/// Takes devices round, each as far as it gets, until all are through. A schedule that was checked
-/// never stops before.
+/// The times of all turns.
 fn play(schedule: &Schedule, costs: &Costs) -> Vec<Vec<Timed>> {
-    let placement = schedule.placement();
     let mut devices: Vec<Vec<Timed>> = vec![Vec::new(); schedule.devices()];
-    loop {
-        let mut moved = false;
-        for device in 0..devices.len() {
-            while let Some(&turn) = schedule.turns(device).get(devices[device].len()) {
-                let at = At { device, index: devices[device].len() };
-                let Some(arrived) = arrival(schedule, costs, &devices, at) else { break };
-                let free = devices[device].last().map_or(0.0, |before| before.end);
-                let start = free.max(arrived);
-                let end = start + costs.of(placement, device, &turn);
-                devices[device].push(Timed { turn, stage: schedule.stage(at), start, end });
-                moved = true;
-            }
-        }
-        if !moved {
-            return devices;
-        }
-    }
-}
-
-/// When everything that a turn needs is there; `None` if some of it has not been made yet.
-fn arrival(schedule: &Schedule, costs: &Costs, devices: &[Vec<Timed>], at: At) -> Option<f64> {
-    let mut latest = 0.0_f64;
-    for (needed, _) in schedule.needs(at) {
-        let made = devices[needed.device].get(needed.index)?.end;
-        let hop = if needed.device == at.device { 0.0 } else { costs.hop() };
-        latest = latest.max(made + hop);
-    }
-    Some(latest)
+    flow::walk(schedule, |at| {
+        let turn = schedule.turn(at);
+        let free = devices[at.device].last().map_or(0.0, |before| before.end);
+        let arrived = schedule.needs(at).map(|(needed, _)| {
+            let hop = if needed.device == at.device { 0.0 } else { costs.hop() };
+            devices[needed.device][needed.index].end + hop
+        });
+        let start = arrived.fold(free, f64::max);
+        let end = start + costs.of(schedule.placement(), at.device, &turn);
+        devices[at.device].push(Timed { turn, stage: schedule.stage(at), start, end });
+    });
+    devices
 }
 
 /// The most forwards started whose `end` is not done yet. A device does one thing at a time, so the
