@@ -5,13 +5,13 @@ use std::path::Path;
 use console::Term;
 use phalanx::pipeline::picture::{self, Look, Panel};
 use phalanx::pipeline::{
-    Costs, Named, PipelineError, Schedule, Shape, Timeline, Times, Warmup, csv, simulate,
+    Costs, Named, PipelineError, Schedule, Shape, Times, Warmup, csv, simulate,
 };
 use phalanx::train::error::{Error, Problem, Result};
 use phalanx::train::pipeline::read_schedule;
 use phalanx::train::progress::{Stream, Style};
 use phalanx_sys::write_atomic;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use crate::args::Schedule as Asked;
 use crate::out;
@@ -37,7 +37,7 @@ pub(crate) fn run(asked: &Asked) -> Result<()> {
         write(file, &picture::svg(&panels))?;
     }
     match asked.json {
-        true => panels.iter().for_each(|panel| out::json(&numbers(asked, panel))),
+        true => panels.iter().for_each(|panel| out::json(&Numbers::new(asked, panel))),
         false => out::line(picture::text(&panels, look()).trim_end()),
     }
     Ok(())
@@ -100,26 +100,46 @@ fn from_file(asked: &Asked, file: &Path) -> Result<Schedule> {
     Ok(schedule)
 }
 
-fn numbers(asked: &Asked, panel: &Panel<'_>) -> Value {
-    let Panel { schedule, timeline } = panel;
-    let Timeline { makespan, span, bubble_ideal, bubble_total, .. } = timeline;
-    json!({
-        "schedule": schedule.name(),
-        "stages": schedule.devices(),
-        "microbatches": schedule.microbatches(),
-        "chunks": schedule.chunks(),
-        "tf": asked.tf,
-        "tb": asked.tb,
-        "tw": asked.tw,
-        "hop": asked.hop,
-        "makespan": makespan,
-        "span": span,
-        "bubble_ideal": bubble_ideal,
-        "bubble_total": bubble_total,
-        "peak_in_flight": timeline.peak_in_flight,
-        "peak_until_w": timeline.peak_until_w,
-        "weight_versions": timeline.weight_versions,
-    })
+/// The numbers of a schedule, in the order in which they are printed.
+#[derive(Serialize)]
+struct Numbers<'a> {
+    schedule: &'a str,
+    stages: usize,
+    microbatches: usize,
+    chunks: usize,
+    tf: f64,
+    tb: f64,
+    tw: f64,
+    hop: f64,
+    makespan: f64,
+    span: f64,
+    bubble_ideal: f64,
+    bubble_total: f64,
+    peak_in_flight: &'a [usize],
+    peak_until_w: &'a [usize],
+    weight_versions: &'a [usize],
+}
+
+impl<'a> Numbers<'a> {
+    fn new(asked: &Asked, Panel { schedule, timeline }: &Panel<'a>) -> Self {
+        Numbers {
+            schedule: schedule.name(),
+            stages: schedule.devices(),
+            microbatches: schedule.microbatches(),
+            chunks: schedule.chunks(),
+            tf: asked.tf,
+            tb: asked.tb,
+            tw: asked.tw,
+            hop: asked.hop,
+            makespan: timeline.makespan,
+            span: timeline.span,
+            bubble_ideal: timeline.bubble_ideal,
+            bubble_total: timeline.bubble_total,
+            peak_in_flight: &timeline.peak_in_flight,
+            peak_until_w: &timeline.peak_until_w,
+            weight_versions: &timeline.weight_versions,
+        }
+    }
 }
 
 fn look() -> Look {

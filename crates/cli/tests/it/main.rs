@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
 
 mod command;
+mod documents;
 mod evaluating;
 mod explaining;
 #[cfg(target_os = "linux")]
