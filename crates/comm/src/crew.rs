@@ -2,7 +2,7 @@
 //!
 //! A trainer's ranks live as long as the training. Each makes its state on its own thread (an
 //! engine with its memory and its endpoint), and every run gives the state to a piece of work. A
-//! rank that fails stops the others, and its failure is the one that is told.
+//! rank that fails stops the others, and its failure is the one that is told, with its own error.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,6 +10,22 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::error::{CommError, Failure};
 use crate::launch::{Team, text};
 use crate::threads::{Endpoint, Options, Stopper, World};
+
+/// The first failure of a crew: which rank, in words, and the error that its work returned, unless
+/// it panicked or was lost.
+#[derive(Debug)]
+pub struct Lost<E> {
+    /// The rank and its message.
+    pub failure: Failure,
+    /// What its work returned.
+    pub error: Option<E>,
+}
+
+impl<E> Lost<E> {
+    fn at(rank: usize, message: impl Into<std::sync::Arc<str>>) -> Self {
+        Self { failure: Failure { rank, message: message.into() }, error: None }
+    }
+}
 
 /// Threads that are ranks of one world, each with a state.
 pub struct Crew<S> {
@@ -21,12 +37,12 @@ pub struct Crew<S> {
 
 impl<S: Send> Crew<S> {
     /// Starts `ranks` threads; `make` makes each one's state from its endpoint.
-    pub fn new<E, F>(ranks: usize, options: &Options, make: F) -> Result<Self, Failure>
+    pub fn new<E, F>(ranks: usize, options: &Options, make: F) -> Result<Self, Lost<E>>
     where
         E: Display + Send,
         F: Fn(Endpoint) -> Result<S, E> + Sync,
     {
-        let failed = |error: CommError| Failure { rank: 0, message: error.to_string().into() };
+        let failed = |error: CommError| Lost::at(0, error.to_string());
         let team = Team::new(ranks).map_err(failed)?;
         let world = World::new(ranks, options.clone());
         let stopper = world.stopper();
@@ -49,7 +65,7 @@ impl<S: Send> Crew<S> {
 
     /// Runs `work` on every rank with its state; gives what they return, by rank, or the first
     /// failure. After a failure every communication fails.
-    pub fn run<T, E, F>(&mut self, work: F) -> Result<Vec<T>, Failure>
+    pub fn run<T, E, F>(&mut self, work: F) -> Result<Vec<T>, Lost<E>>
     where
         T: Send,
         E: Display + Send,
@@ -71,23 +87,34 @@ fn run_on<G, T, E, F>(
     stopper: &Stopper,
     given: &mut [G],
     work: F,
-) -> Result<Vec<T>, Failure>
+) -> Result<Vec<T>, Lost<E>>
 where
     G: Send,
     T: Send,
     E: Display + Send,
     F: Fn(usize, &mut G) -> Result<T, E> + Sync,
 {
-    let mut results: Vec<Option<Result<T, Failure>>> = given.iter().map(|_| None).collect();
+    let mut results: Vec<Option<Result<T, Lost<E>>>> = given.iter().map(|_| None).collect();
     let mut jobs: Vec<Box<dyn FnOnce() + Send + '_>> = Vec::with_capacity(given.len());
     for (rank, (given, result)) in given.iter_mut().zip(&mut results).enumerate() {
         let work = &work;
         jobs.push(Box::new(move || *result = Some(guarded(rank, stopper, || work(rank, given)))));
     }
     team.run_jobs(jobs);
-    let untold = |rank| Failure { rank, message: "its thread ended".into() };
-    let results = results.into_iter().enumerate();
-    results.map(|(rank, result)| result.unwrap_or_else(|| Err(untold(rank)))).collect()
+    let mut done = Vec::with_capacity(results.len());
+    let mut lost: Option<Lost<E>> = None;
+    for (rank, result) in results.into_iter().enumerate() {
+        match result.unwrap_or_else(|| Err(Lost::at(rank, "its thread ended"))) {
+            Ok(value) => done.push(value),
+            // All ranks tell the same failure; the rank where it happened has the error.
+            Err(own) if lost.as_ref().is_none_or(|l| l.error.is_none()) => lost = Some(own),
+            Err(_) => {}
+        }
+    }
+    match lost {
+        None => Ok(done),
+        Some(lost) => Err(lost),
+    }
 }
 
 /// Does a rank's work; whatever goes wrong stops the others.
@@ -95,13 +122,15 @@ fn guarded<T, E: Display>(
     rank: usize,
     stopper: &Stopper,
     work: impl FnOnce() -> Result<T, E>,
-) -> Result<T, Failure> {
-    let message = match catch_unwind(AssertUnwindSafe(work)) {
+) -> Result<T, Lost<E>> {
+    let (message, error) = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => return Ok(value),
-        Ok(Err(error)) => error.to_string(),
-        Err(panic) => format!("panicked: {}", text(&*panic)),
+        Ok(Err(error)) => (error.to_string(), Some(error)),
+        Err(panic) => (format!("panicked: {}", text(&*panic)), None),
     };
-    Err(stopper.stop(rank, message))
+    let failure = stopper.stop(rank, message);
+    let error = error.filter(|_| failure.rank == rank);
+    Err(Lost { failure, error })
 }
 
 #[cfg(test)]
@@ -146,7 +175,7 @@ mod tests {
                 let mut values = [1.0];
                 state.endpoint.all_reduce(state.all, Reduction::Sum, &mut values)
             });
-            assert_eq!(failure.unwrap_err().to_string(), expected);
+            assert_eq!(failure.unwrap_err().failure.to_string(), expected);
         }
     }
 
@@ -156,7 +185,8 @@ mod tests {
             1 => Err("no memory"),
             _ => Ok(()),
         });
-        let Err(failure) = made else { panic!("it was made") };
-        assert_eq!(failure.to_string(), "rank 1 failed: no memory");
+        let Err(lost) = made else { panic!("it was made") };
+        assert_eq!(lost.failure.to_string(), "rank 1 failed: no memory");
+        assert_eq!(lost.error, Some("no memory"));
     }
 }

@@ -27,7 +27,7 @@ mod volume;
 pub use blocking::Collectives;
 pub use call::{Blocks, Call, Op, OpKind, Reduction, Strides};
 pub use communicator::{Busy, Communicator, Handle};
-pub use crew::Crew;
+pub use crew::{Crew, Lost};
 pub use element::Element;
 pub use error::{CommError, Failure, Side};
 pub use group::{Group, GroupId};

@@ -1,6 +1,7 @@
 //! The verifier: a program whose layouts would lose, double or forget a reduction is refused.
 //!
-//! It runs when programs are built and, in tests and under `verify`, after every transformation.
+//! It runs when programs are built and again when they are finished, after the last transformation;
+//! tests run it after each of them.
 //! Its errors name the instruction, the axis, both types and the usual fix.
 
 use std::fmt;

@@ -4,10 +4,7 @@
 //! another such program. They share the [`Rewriter`](phalanx_ir::Rewriter), which copies a
 //! program while instructions are dropped, replaced or added, and the [`Graph`](phalanx_ir::Graph),
 //! which knows who makes and who reads a value.
-//!
-//! The order that makes sense on a joint graph: [`stored_params`], [`common`], [`chunk_loss`] (before products take
-//! addends), [`fold_add`], then, after slicing and partitioning, [`sort_free`], [`fuse`] and
-//! [`dead_code`].
+//! In which order they run is said in one place, the script crate's `Lowering`.
 #![forbid(unsafe_code)]
 
 mod chunk_loss;

@@ -16,9 +16,9 @@ pub enum RuntimeError {
     /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The script talks to other ranks, and there are none.
-    #[error("`{action}` needs other ranks, but this rank runs alone")]
-    Alone {
+    /// The script sends messages between ranks.
+    #[error("`{action}` sends or receives a message, which no executor does yet")]
+    Message {
         /// The action's label.
         action: String,
     },
@@ -208,7 +208,7 @@ fn calls(script: &Script, plan: &MemoryPlan) -> Result<Vec<Option<Call>>, Runtim
                 calls.push(None);
                 continue;
             }
-            _ => return Err(RuntimeError::Alone { action: action.label.clone() }),
+            _ => return Err(RuntimeError::Message { action: action.label.clone() }),
         };
         let entry = &script.programs[run.program.0];
         let bytes = |value| entry.program.ty(value).local_bytes(entry.program.mesh());

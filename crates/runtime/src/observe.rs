@@ -2,7 +2,9 @@
 //!
 //! Every buffer is filled with a pattern at its birth and read at its death; what no longer holds
 //! the pattern was written. Two runs with different patterns make sure that no written byte looks
-//! unwritten. The result is compared with the plan, and shares no code with it.
+//! unwritten. When a buffer lives is known from the plan; which of its bytes are written is found out.
+//! State that steps hand on (weights, optimizer state) and what the host gives counts as written, for
+//! the host fills all of it before the first step.
 
 use std::collections::BTreeMap;
 

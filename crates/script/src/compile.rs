@@ -7,13 +7,17 @@ use std::num::NonZeroUsize;
 use phalanx_autodiff::{Joint, Phases, Recompute, joint, slice};
 use phalanx_ir::{DType, IrError, Model, Program, verify};
 use phalanx_passes::{
-    chunk_loss, common, common_at_once, dead_code_and_inputs, fold_add, fuse, sort_free,
+    chunk_loss, common, common_at_once, dead_code_and_inputs, fold_add, fuse, overlap, sort_free,
     stored_params,
 };
 use phalanx_spmd::Partition;
 
 use crate::build::Compiled;
 use crate::error::ScriptError;
+
+/// How many instructions before its turn a collective may start: enough to run beside one product,
+/// few enough that not everything is gathered at once.
+const AHEAD: usize = 4;
 
 /// How a model's programs are formed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,6 +102,7 @@ fn stored(program: &Program, weights: Option<DType>) -> Program {
 /// The passes on a program that is not cut any further; what they made is verified.
 fn finished(program: &Program) -> Result<Program, ScriptError> {
     let program = fuse(&sort_free(&dead_code_and_inputs(program)));
+    let program = overlap(&program, AHEAD);
     verify(&program).map_err(IrError::from)?;
     Ok(program)
 }

@@ -37,10 +37,16 @@ impl Known {
     fn of(origin: &Node) -> Self {
         let sides = (origin.ins.iter().zip(&origin.rule.inputs))
             .chain(origin.outs.iter().zip(&origin.rule.outputs));
-        let some = |dims: &Vec<Vec<usize>>| -> Vec<Vec<Option<usize>>> {
-            dims.iter().map(|d| d.iter().map(|&f| Some(f)).collect()).collect()
-        };
-        Self { dims: sides.map(|(&v, dims)| (v, some(dims))).collect() }
+        let mut dims: HashMap<usize, Vec<Vec<Option<usize>>>> = HashMap::new();
+        for (&value, own) in sides {
+            let own = own.iter().map(|d| d.iter().map(|&f| Some(f)).collect()).collect();
+            let known = dims.entry(value).or_insert_with(|| Vec::clone(&own));
+            if *known != own {
+                // The same value in two places says nothing about either.
+                known.clear();
+            }
+        }
+        Self { dims }
     }
 
     fn map(&mut self, net: &Net, origin: usize, index: usize) -> Vec<Option<usize>> {
@@ -98,5 +104,45 @@ fn pair(
         for (a, b) in own.into_iter().zip(theirs) {
             back[a].get_or_insert(b);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_autodiff::joint;
+    use phalanx_ir::rule::FactorKind;
+    use phalanx_ir::{DType, Rule};
+    use phalanx_testing::cases::case;
+
+    /// Every factor of a gradient is a factor of its op, so that its choices can always be taken.
+    #[test]
+    fn gradients_speak_of_the_factors_of_their_op() {
+        let mut seen = 0;
+        for seed in 0..300 {
+            let Ok(case) = case(seed) else { continue };
+            let whole = joint(&case.forward, DType::F64).unwrap();
+            let program = &whole.program;
+            let rules: Vec<Rule> = program.instrs().iter().map(|i| program.rule(i)).collect();
+            let padded = program.values().iter().map(|ty| ty.shape.clone()).collect();
+            let net = Net::new(&whole, rules, padded);
+            for (index, map) in factor_maps(&net).iter().enumerate() {
+                let node = &net.nodes[index];
+                let Some(origin) = node.origin else { continue };
+                for (factor, own) in node.rule.factors.iter().enumerate() {
+                    let mapped = map.iter().position(|m| *m == Some(factor));
+                    let theirs = mapped.map(|f| net.nodes[origin].rule.factors[f].size);
+                    let never = own.size == 1 || own.kind == FactorKind::Whole;
+                    assert!(
+                        never || theirs == Some(own.size),
+                        "seed {seed}: `{}` of {}",
+                        own.name,
+                        phalanx_ir::text::instr(program, &program.instrs()[index])
+                    );
+                    seen += 1;
+                }
+            }
+        }
+        assert!(seen > 1000);
     }
 }

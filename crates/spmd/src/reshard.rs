@@ -256,3 +256,66 @@ fn path(found: &Found, end: &Lay) -> Vec<Move> {
     moves.reverse();
     moves
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_ir::Mesh;
+
+    /// The collectives of the cheapest way, by name and axes.
+    fn way(mesh: &str, from: &str, to: &str) -> String {
+        let mesh: Mesh = mesh.parse().unwrap();
+        let grid = Grid::new(&mesh).unwrap();
+        let lay = |text: &str| {
+            let layout = phalanx_ir::Layout::parse(text, 3, &mesh).unwrap();
+            let axes = |d: &phalanx_ir::layout::Sharding| {
+                Axes::of(d.axes.iter().filter_map(|&a| grid.index(a)))
+            };
+            let partial = layout.partial().iter().filter_map(|&a| grid.index(a));
+            Lay {
+                dims: layout.dims().iter().map(axes).collect(),
+                partial: partial.fold(0, |set, a| set | 1 << a),
+            }
+        };
+        let costs = Costs::default();
+        let mut resharder = Resharder::new(&grid, &costs);
+        let found = resharder.way(&lay(from), &lay(to), &[4096, 4096, 4096], 4).unwrap();
+        let name = |m: &Move| {
+            let axes: Vec<String> = m.axes.iter().map(|a| grid.name(a).to_string()).collect();
+            let kind = format!("{:?}", m.kind);
+            format!("{}<{}>", kind.split(' ').next().unwrap_or(""), axes.join(","))
+        };
+        found.moves.iter().map(name).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn the_cheapest_collective_is_taken() {
+        for (from, to, expected) in [
+            ("0:a", "0:a", ""),
+            ("", "1:a", "Shard<a>"),
+            ("", "1:a,b", "Shard<a,b>"),
+            ("0:a", "", "AllGather<a>"),
+            ("0:a,b", "", "AllGather<a,b>"),
+            ("0:a", "1:a", "AllToAll<a>"),
+            ("0:a,b", "2:a,b", "AllToAll<a,b>"),
+            ("P:a", "", "AllReduce<a>"),
+            ("P:a,b", "", "AllReduce<a,b>"),
+            ("P:a", "1:a", "ReduceScatter<a>"),
+            ("P:a,b", "1:b,a", "ReduceScatter<b,a>"),
+            ("P:a,b", "1:a P:b", "ReduceScatter<a>"),
+            ("0:a,b", "0:b,a", "Permute<b,a>"),
+            ("0:a", "0:b", "Permute<b>"),
+            ("0:a,b", "0:b", "Permute<b,a> AllGather<a>"),
+        ] {
+            assert_eq!(way("a=2 b=2", from, to), expected, "{from} to {to}");
+        }
+    }
+
+    #[test]
+    fn axes_that_neither_end_has_are_left_alone() {
+        for (from, to) in [("0:a", "1:a"), ("P:a", ""), ("0:a", "")] {
+            let moves = way("a=2 b=8", from, to);
+            assert!(!moves.contains('b'), "{from} to {to}: {moves}");
+        }
+    }
+}

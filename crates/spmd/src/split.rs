@@ -30,9 +30,11 @@ pub fn apply(
     strategies: &[&dyn Strategy],
 ) -> Result<(Mesh, Vec<Annotations>), SpmdError> {
     let mesh = split(model.segments(), mesh, strategies)?;
+    let mut strategies = strategies.to_vec();
+    strategies.sort_by_key(|s| s.place());
     let annotate = |program: &Program| {
         let mut annotator = Annotator::new(program, &mesh)?;
-        for strategy in strategies {
+        for strategy in &strategies {
             strategy.annotate(annotator.by(strategy.name()))?;
         }
         Ok(annotator.finish())

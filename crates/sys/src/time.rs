@@ -25,7 +25,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(60));
         let slept = thread_cpu_time() - start;
         assert!(slept < Duration::from_millis(30), "{slept:?}");
-        let (start, clock) = (thread_cpu_time(), Instant::now());
+        let (clock, start) = (Instant::now(), thread_cpu_time());
         while thread_cpu_time() - start < Duration::from_millis(20) {
             std::hint::spin_loop();
         }

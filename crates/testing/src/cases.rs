@@ -69,7 +69,13 @@ pub fn numbers(joint: &Program, seed: u64) -> BTreeMap<String, Tensor> {
         match (ty.dtype, ty.shape.as_slice()) {
             (DType::I32, [5]) => Tensor::from_i32(&[5], &[seed as i32, 2, 3, 4, 5]).unwrap(),
             (DType::I32, shape) => Tensor::ids(shape, IDS as u32, stream),
-            (dtype, shape) => Tensor::normal(dtype, shape, stream),
+            (dtype, shape) => {
+                // Products keep the size of their operands, so that nothing is ill-conditioned.
+                let inner = if shape.len() > 1 { shape[0] as f64 } else { 1.0 };
+                let values = Tensor::normal(dtype, shape, stream).values();
+                let small: Vec<f64> = values.iter().map(|x| 0.7 * x / inner.sqrt()).collect();
+                Tensor::new(dtype, shape, &small).unwrap()
+            }
         }
     };
     joint.inputs().iter().map(|p| (p.name.clone(), number(&p.name, p.value))).collect()
@@ -206,7 +212,7 @@ impl<'b> Maker<'b, '_> {
                     s.len() == 3 && s[0] == shape[0] && s[2] == shape[2]
                 };
                 let others: Vec<Value<'b>> = pool.iter().filter(same).copied().collect();
-                x.einsum(self.dice.pick(&others), "abc,adc->abd")
+                x.einsum(self.dice.pick(&others), "abc,adc->abd").scale(1.0 / last as f64)
             }
             16 => x.dropout(0.3),
             17 if rank > 0 && last > 2 => x.slice(rank - 1, 1, last - 1),

@@ -12,7 +12,7 @@ fn a_step_is_shown_as_programs_script_and_memory() {
         "# F of blocks.0",
         "# FBW of head",
         "# script:",
-        "update embed.decay",
+        "update embed",
         "# memory:",
         "residuals",
         "largest buffers",

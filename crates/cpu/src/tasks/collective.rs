@@ -338,12 +338,10 @@ impl Task for Gather {
 }
 
 impl Context<'_> {
-    /// Lets the first worker talk to other ranks, unless something has failed before.
+    /// Lets the first worker talk to other ranks. It does so also after a failure of this rank's own,
+    /// so that the others are not left waiting; after one between ranks, calls fail at once.
     fn communicate(&self, talk: impl FnOnce(&mut dyn Communicator) -> Result<(), CommError>) {
         let Some(endpoint) = self.comm.filter(|_| self.share.worker == 0) else { return };
-        if self.failure.has_failed() {
-            return;
-        }
         let mut comm = endpoint.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = talk(comm.as_mut()) {
             self.failure.report(error.to_string());

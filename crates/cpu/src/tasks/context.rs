@@ -123,10 +123,6 @@ impl Failure {
         }
     }
 
-    pub(crate) fn has_failed(&self) -> bool {
-        self.message.lock().is_ok_and(|m| m.is_some())
-    }
-
     pub(crate) fn take(&self) -> Option<String> {
         self.message.lock().ok().and_then(|mut m| m.take())
     }

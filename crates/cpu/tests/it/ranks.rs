@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_comm::{Endpoint, OpKind};
+use phalanx_comm::Endpoint;
 use phalanx_cpu::CpuEngine;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{
@@ -212,7 +212,7 @@ program t {
                 let mut engine = engine(1)(endpoint);
                 run_once(&mut engine, program, slots, inputs);
                 let traffic = engine.communicator().unwrap().traffic();
-                counts.lock().unwrap().push(traffic.get(0, OpKind::AllGather).bytes as usize);
+                counts.lock().unwrap().push(traffic.total_bytes() as usize);
             });
         }
     });

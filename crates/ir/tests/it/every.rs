@@ -36,8 +36,8 @@ program formed {
   d: data f32[8,4]{0:a}
   %1 = fused(x, row, body=mul(i0|i1)/f32;exp(s0)/f32, results=1, full=0) : f32[8,4]
   %2, %3, %4 = linear_cross_entropy(x, w, targets, s, transposed=false, chunk=4, out=f32) : f32[8], f32[8,4], f32[4,16]
-  %5, %6, %7 = adamw(u, u, u, u, s, s, s, beta1=0.9, beta2=0.95, eps=0.1, decay=0, narrow=none) : f32[*8], f32[*8], f32[*8]
-  %8, %9 = sgd(u, u, u, s, s, s, momentum=0.9, nesterov=true, decay=0, narrow=none) : f32[*8], f32[*8]
+  %5, %6, %7 = adamw(u, u, u, u, s, s, s, beta1=0.9, beta2=0.95, eps=0.1, decay=0, decays=1, block=1, narrow=none) : f32[*8], f32[*8], f32[*8]
+  %8, %9 = sgd(u, u, u, s, s, s, momentum=0.9, nesterov=true, decay=0, decays=1, block=1, narrow=none) : f32[*8], f32[*8]
   %10 = sum_squares(u) : f32[]
   %11 = pad(x, dim=1, before=1, after=2) : f32[8,7]
   %12 = all_gather<a>(d, dim=0) : f32[8,4]

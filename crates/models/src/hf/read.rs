@@ -1,8 +1,8 @@
 //! Reading a Hugging Face folder.
 //!
 //! [`Source::open`] reads the configuration and the headers of all weight files and matches every
-//! tensor with a parameter of the specification; after that, reading a parameter can only fail if
-//! the disk does. [`load`] reads them all.
+//! tensor with a parameter of the specification; after that, reading a parameter fails only where
+//! the disk does, or where its element type is none that weights have. [`load`] reads them all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@
 
 use phalanx_ir::Role;
 
-use super::Strategy;
+use super::{Place, Strategy};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 
@@ -27,6 +27,10 @@ impl Default for AllGatherKv {
 impl Strategy for AllGatherKv {
     fn name(&self) -> &'static str {
         "all-gather KV"
+    }
+
+    fn place(&self) -> Place {
+        Place::Context
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {

@@ -6,14 +6,16 @@
 //! the one that comes after a column-split one is split by rows. Biases lie as the result that they
 //! are added to. The embedding is split along the vocabulary, the head's projection too, and
 //! cross-entropy works on the shards. With fewer key heads than ranks, keys and values lie on the
-//! major part of the axis.
+//! major part of the axis. Where a segment is a single layer (`[batch, width]` flows in and out), the
+//! width between segments lies on the axis: the first layer is split by columns, the others by rows,
+//! and what they sum is scattered.
 
 use std::collections::BTreeMap;
 
 use phalanx_ir::{Instr, Mesh, Op, OpDef, Program, Role, ValueId};
 
-use super::Strategy;
 use super::find::{attentions, readers};
+use super::{Place, Strategy};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::split::Split;
@@ -42,6 +44,10 @@ impl Strategy for Megatron {
         Ok(attentions(program).iter().map(|a| cut(a.kv_heads)).collect())
     }
 
+    fn place(&self) -> Place {
+        Place::Weights
+    }
+
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
         let degree = ctx.degree(&self.axis);
         if degree == 1 {
@@ -50,6 +56,11 @@ impl Strategy for Megatron {
         let program = ctx.program();
         for found in attentions(program) {
             enough_heads(ctx, &self.axis, degree, found.heads, found.kv_heads)?;
+        }
+        for value in ctx.boundaries() {
+            if is_flat(program, value) {
+                ctx.shard(value, 1, &self.axis)?;
+            }
         }
         let columns = Columns::of(program);
         for param in ctx.params() {
@@ -105,6 +116,8 @@ struct Columns {
 impl Columns {
     fn of(program: &Program) -> Self {
         let mut columns = Self::default();
+        let flat = program.inputs_with(Role::Boundary).filter(|p| is_flat(program, p.value));
+        columns.sharded.extend(flat.map(|p| (p.value, 1)));
         for instr in program.instrs() {
             columns.visit(program, instr);
         }
@@ -125,7 +138,9 @@ impl Columns {
                 let (x, w) = (instr.inputs[0], instr.inputs[1]);
                 let inner = m.spec.letters()[1].find(|c| !m.spec.letters()[2].contains(c));
                 let Some(rows) = inner else { return };
-                let ends = !leads_to_product(program, out);
+                let flows = flow(program, out);
+                let ends =
+                    !flows.iter().any(|&v| is_multiplied(program, v) || leaves_flat(program, v));
                 if self.sharded.get(&x) == Some(&(rank(x) - 1)) {
                     self.params.insert(w, Part { dim: rows, room: None });
                 } else if !ends {
@@ -137,7 +152,8 @@ impl Columns {
             // A bias lies as what it is added to.
             (Op::Binary(_), Some(p)) if rank(instr.inputs[p]) == 1 => {
                 let x = instr.inputs[1 - p];
-                if self.sharded.get(&x) == Some(&(rank(x) - 1)) {
+                let scattered = flow(program, out).iter().any(|&v| leaves_flat(program, v));
+                if scattered || self.sharded.get(&x) == Some(&(rank(x) - 1)) {
                     self.params
                         .insert(instr.inputs[p], Part { dim: 0, room: kv_heads(program, x) });
                     self.sharded.insert(out, rank(out) - 1);
@@ -166,40 +182,44 @@ impl Columns {
     }
 }
 
-/// Whether a value flows, through ops along its last dim, into another product with a parameter or
-/// into a cross-entropy.
-fn leads_to_product(program: &Program, value: ValueId) -> bool {
+/// Whether a value is one layer's width between segments.
+fn is_flat(program: &Program, value: ValueId) -> bool {
+    program.ty(value).shape.len() == 2
+}
+
+/// Whether a value leaves the segment as one layer's width.
+fn leaves_flat(program: &Program, value: ValueId) -> bool {
+    is_flat(program, value) && program.outputs_with(Role::Boundary).any(|p| p.value == value)
+}
+
+/// Whether a value goes into another product or into a cross-entropy.
+fn is_multiplied(program: &Program, value: ValueId) -> bool {
+    readers(program, value).any(|i| matches!(i.op, Op::Matmul(_) | Op::CrossEntropy(_)))
+}
+
+/// What a value becomes through ops along its last dim, itself first; a residual addition ends it.
+fn flow(program: &Program, value: ValueId) -> Vec<ValueId> {
     let mut seen = vec![value];
     let mut next = 0;
     while let Some(&value) = seen.get(next) {
         next += 1;
         for instr in readers(program, value) {
-            match &instr.op {
-                Op::Matmul(_) | Op::CrossEntropy(_) => return true,
-                Op::Attention(_)
-                | Op::Rotary(_)
-                | Op::Reshape(_)
-                | Op::Unary(_)
-                | Op::Cast(_)
-                | Op::Scale(_)
-                | Op::Shift(_) => {}
-                Op::Dropout(_) => {}
-                // A residual addition ends the branch; a bias or a gate does not.
+            let passes = match &instr.op {
+                Op::Attention(_) | Op::Rotary(_) | Op::Reshape(_) | Op::Unary(_) => true,
+                Op::Cast(_) | Op::Scale(_) | Op::Shift(_) | Op::Dropout(_) => true,
+                // A bias or a gate does not end the branch.
                 Op::Binary(_) => {
-                    let other = |v: &&ValueId| **v != value;
-                    let partner = instr.inputs.iter().find(other);
-                    if partner.is_some_and(|&p| is_stream(program, p)) {
-                        continue;
-                    }
+                    let partner = instr.inputs.iter().find(|&&v| v != value);
+                    !partner.is_some_and(|&p| is_stream(program, p))
                 }
-                _ => continue,
-            }
-            if !seen.contains(&instr.outputs[0]) {
+                _ => false,
+            };
+            if passes && !seen.contains(&instr.outputs[0]) {
                 seen.push(instr.outputs[0]);
             }
         }
     }
-    false
+    seen
 }
 
 /// Whether a value is the residual stream: what a norm reads, or what comes in from outside.

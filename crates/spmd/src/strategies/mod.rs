@@ -33,6 +33,19 @@ pub use ulysses::Ulysses;
 pub use weight_update::WeightUpdateSharding;
 pub use zero::Zero;
 
+/// What a strategy speaks of; axes of earlier ones are major.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Place {
+    /// Samples.
+    Batch,
+    /// Positions.
+    Context,
+    /// Parameters.
+    Weights,
+    /// What lies between the products of split parameters.
+    Stream,
+}
+
 /// A rule that annotates the values of a segment.
 pub trait Strategy {
     /// The name, for messages.
@@ -41,6 +54,13 @@ pub trait Strategy {
     /// The splits of axes that it needs in a segment.
     fn splits(&self, _program: &Program, _mesh: &Mesh) -> Result<Vec<Split>, SpmdError> {
         Ok(Vec::new())
+    }
+
+    /// Where axes of several strategies meet on one dim, those of the lower place are major, in
+    /// whatever order the strategies are given: batch, then context, weights, and what follows from
+    /// weights.
+    fn place(&self) -> Place {
+        Place::Batch
     }
 
     /// Annotates a segment.

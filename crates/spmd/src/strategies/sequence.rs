@@ -4,7 +4,7 @@
 //!
 //! Only the boundary is annotated; a partial sum then yields to the residual stream that it joins.
 
-use super::Strategy;
+use super::{Place, Strategy};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 
@@ -24,6 +24,10 @@ impl Default for Sequence {
 impl Strategy for Sequence {
     fn name(&self) -> &'static str {
         "sequence parallelism"
+    }
+
+    fn place(&self) -> Place {
+        Place::Stream
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {

@@ -8,10 +8,10 @@
 
 use phalanx_ir::{Mesh, Program};
 
-use super::Strategy;
 use super::allgather_kv::shard_sequence;
 use super::find::attentions;
 use super::megatron::{enough_heads, shared};
+use super::{Place, Strategy};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::split::Split;
@@ -44,6 +44,10 @@ impl Strategy for Ulysses {
             Split { axis: self.axis.clone(), major: shared(left, degree(&self.axis)) }
         };
         Ok(attentions(program).iter().map(|a| cut(a.kv_heads)).collect())
+    }
+
+    fn place(&self) -> Place {
+        Place::Context
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {

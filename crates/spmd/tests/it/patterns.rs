@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use phalanx_autodiff::joint;
 use phalanx_ir::{Builder, DType, Mesh, Port, Role};
+use phalanx_models::{Architecture, BatchShape};
 use phalanx_spmd::strategies::{AllGatherKv, Data, Megatron, Sequence, Ulysses};
 use phalanx_spmd::{Annotator, Costs, SpmdError, Strategy, apply, partition};
+use phalanx_testing::mlp;
 
 use crate::support::{count, gpt, llama, phases, split};
 
@@ -185,4 +187,39 @@ fn contradictions_name_both_sides() {
     let mesh: Mesh = "dp=8".parse().unwrap();
     let error = apply(&llama(4), &mesh, &[&Data::default()]).unwrap_err().to_string();
     assert!(error.contains("a batch of 4 can't be shared by the 8 ranks"), "{error}");
+}
+
+#[test]
+fn layers_by_themselves_scatter_what_they_sum() {
+    let shape = BatchShape { batch: 4, seq: 1 };
+    let model = mlp().model(shape, DType::F64).unwrap();
+    let by: [&dyn Strategy; 2] = [&Data::default(), &Megatron::default()];
+    check(&model, 0, "dp=2 tp=2", &by, "", "");
+    check(&model, 1, "dp=2 tp=2", &by, "reduce_scatter<tp> 1", "all_gather<tp> 1");
+    check(&model, 2, "dp=2 tp=2", &by, "all_reduce<dp> 1, all_reduce<tp> 1", "");
+}
+
+#[test]
+fn an_axis_that_straddles_heads_names_its_split() {
+    let model = llama(2);
+    let mesh: Mesh = "tp=4".parse().unwrap();
+    let mut ctx = Annotator::new(&model.segments()[1], &mesh).unwrap();
+    let key = model.segments()[1].input_named("attn.k").unwrap().value;
+    ctx.shard(key, 1, "tp").unwrap();
+    let whole = joint(&model.segments()[1], DType::F64).unwrap();
+    let error = partition(&whole, &mesh, &ctx.finish(), &Costs::default()).unwrap_err();
+    assert!(error.to_string().contains("split it: tp = 2×2"), "{error}");
+}
+
+#[test]
+fn the_order_of_strategies_does_not_matter() {
+    let (data, kv, tp, sp) =
+        (Data::default(), AllGatherKv::default(), Megatron::default(), Sequence::default());
+    let f = "all_gather<cp> 2, all_gather<tp> 2, reduce_scatter<tp> 2";
+    let bw = "all_gather<cp> 2, all_gather<tp> 4, reduce_scatter<cp> 2, reduce_scatter<tp> 2";
+    let forth: [&dyn Strategy; 4] = [&data, &kv, &tp, &sp];
+    let back: [&dyn Strategy; 4] = [&sp, &tp, &kv, &data];
+    for by in [forth, back] {
+        check(&llama(4), 1, "dp=2 cp=2 tp=2", &by, f, bw);
+    }
 }

@@ -245,6 +245,29 @@ impl Parallel {
         [self.tp, self.cp, self.dp, self.pp].into_iter().fold(Count::MIN, Count::saturating_mul)
     }
 
+    /// Refuses an order that leaves out an axis of several ranks.
+    fn check_order(&self, values: &mut Values) {
+        let degrees =
+            [(Axis::Tp, self.tp), (Axis::Cp, self.cp), (Axis::Dp, self.dp), (Axis::Pp, self.pp)];
+        for (axis, degree) in degrees {
+            let named = self.order.axes().contains(&axis) || degree == Count::MIN;
+            let key = match axis {
+                Axis::Tp => "parallel.tp",
+                Axis::Cp => "parallel.cp",
+                Axis::Dp => "parallel.dp",
+                Axis::Pp => "parallel.pp",
+            };
+            values.rule(&["parallel.order", key], named, || {
+                let (order, name) = (self.order.write(), axis.name());
+                Problem::new(format!(
+                    "parallel.order = {order} leaves out {name}, of which there are {degree}"
+                ))
+                .because("every axis of several ranks has a place in the order of ranks")
+                .nearest(format!("parallel.order = \"tp-cp-dp-pp\", or {key} = 1"))
+            });
+        }
+    }
+
     /// Refuses kinds of context parallelism that do not exist yet.
     fn check_cp_kind(&self, values: &mut Values) {
         let built = matches!(self.cp_kind, CpKind::Ulysses | CpKind::AllGather);
@@ -259,6 +282,7 @@ impl Parallel {
     /// builds its system.
     pub(crate) fn check_built(&self, values: &mut Values) {
         self.check_cp_kind(values);
+        self.check_order(values);
         let written = self.write();
         for (key, system, works) in [
             ("parallel.pp", "pipeline parallelism", "1"),

@@ -17,7 +17,7 @@ mod store;
 
 use std::collections::BTreeMap;
 
-use phalanx_comm::{Crew, Endpoint, Failure, Options};
+use phalanx_comm::{Crew, Endpoint, Failure, Lost, Options};
 use phalanx_ir::{DType, Model, Param, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::Observed;
@@ -68,7 +68,7 @@ struct Known {
     script: Script,
     /// Where its buffers lie.
     memory: MemoryPlan,
-    /// Bytes of all ranks' arenas.
+    /// Bytes of a rank's arena.
     arena: usize,
 }
 
@@ -96,12 +96,12 @@ impl Prepared {
                 params: lowered.model.params().to_vec(),
                 script: rank.script().clone(),
                 memory: rank.memory().clone(),
-                arena: rank.arena() * ranks,
+                arena: rank.arena(),
             })
         });
         let known = known.map_err(|f| lost(f, ranks))?.swap_remove(0);
         if let Some(limit) = settings.memory_limit {
-            limit.check(known.arena)?;
+            limit.check(known.arena, ranks)?;
         }
         Ok(Self { crew, known })
     }
@@ -187,7 +187,7 @@ impl Session {
         &self.known.memory
     }
 
-    /// Bytes of all ranks' arenas, which training and evaluation share.
+    /// Bytes of a rank's arena, which training and evaluation share.
     pub fn arena(&self) -> usize {
         self.known.arena
     }
@@ -224,11 +224,14 @@ impl Session {
     }
 }
 
-/// What is told when a rank could not go on.
-fn lost(failure: Failure, ranks: usize) -> Error {
-    let Failure { rank, message } = failure;
-    Error::failed(match ranks {
-        1 => Problem::new(message.to_string()),
-        _ => Problem::new(format!("rank {rank} of {ranks} failed: {message}")),
-    })
+/// What is told when a rank could not go on: its own error, and on which of several ranks it was.
+fn lost(lost: Lost<Error>, ranks: usize) -> Error {
+    let Failure { rank, message } = lost.failure;
+    let place = format!("on rank {rank} of {ranks}");
+    match lost.error {
+        Some(error) if ranks == 1 => error,
+        Some(error) => error.because(place),
+        None if ranks == 1 => Error::failed(Problem::new(message.to_string())),
+        None => Error::failed(Problem::new(message.to_string()).because(place)),
+    }
 }

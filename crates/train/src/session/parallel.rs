@@ -27,12 +27,15 @@ impl Parallel {
     pub fn new(config: &config::Parallel) -> Result<Self> {
         let mesh = mesh(config)?;
         let mut strategies: Vec<SharedStrategy> = vec![];
-        match (config.zero, config.dp.get() * config.cp.get()) {
-            (ZeroStage::Zero, _) => strategies.push(Arc::new(Ddp {
+        // Ranks that hold the same weights say how they share them.
+        let shared = config.dp.get() * config.cp.get() > 1;
+        match config.zero {
+            _ if !shared => {}
+            ZeroStage::Zero => strategies.push(Arc::new(Ddp {
                 bucket_mib: config.bucket_mib.get() as f64,
                 ..Ddp::default()
             })),
-            (stage, _) => strategies.push(Arc::new(Zero {
+            stage => strategies.push(Arc::new(Zero {
                 shard: (config.dp_shard < config.dp).then_some(config.dp_shard.get()),
                 reduce_bucket_size: config.reduce_bucket_size.get(),
                 allgather_bucket_size: config.allgather_bucket_size.get(),

@@ -38,6 +38,9 @@ impl<E: Engine> RankSession<E> {
     ) -> Result<Self> {
         let lowered = Lowered::new(models, settings)?;
         let mut session = Self::load(engine, &lowered, 0)?;
+        if let Some(limit) = lowered.settings.memory_limit {
+            limit.check(session.arena(), 1)?;
+        }
         session.start(read)?;
         Ok(session)
     }

@@ -48,15 +48,16 @@ impl MemoryLimit {
         phalanx_sys::memory::machine().map(MemoryLimit::Machine)
     }
 
-    /// Refuses a plan that takes more.
-    pub(crate) fn check(self, arena: usize) -> Result<()> {
-        let limit = match self {
-            MemoryLimit::Asked(limit) => limit,
-            MemoryLimit::Machine(machine) => machine.available,
+    /// Refuses a plan of so many ranks that takes more. Who asks for a limit speaks of a rank, a
+    /// machine has all of them.
+    pub(crate) fn check(self, arena: usize, ranks: usize) -> Result<()> {
+        let (taken, limit) = match self {
+            MemoryLimit::Asked(limit) => (arena, limit),
+            MemoryLimit::Machine(machine) => (arena * ranks, machine.available),
         };
-        match arena as u64 <= limit {
+        match taken as u64 <= limit {
             true => Ok(()),
-            false => Err(Error::refused(self.problem(arena))),
+            false => Err(Error::refused(self.problem(taken))),
         }
     }
 
@@ -137,8 +138,8 @@ mod tests {
     #[test]
     fn what_is_free_counts_and_both_amounts_are_told() {
         let machine = MemoryLimit::Machine(Machine { total: 8 << 30, available: 2 << 30 });
-        assert_eq!(machine.check(2 << 30), Ok(()));
-        let busy = machine.check(3 << 30).unwrap_err();
+        assert_eq!(machine.check(2 << 30, 1), Ok(()));
+        let busy = machine.check(3 << 30, 1).unwrap_err();
         assert_eq!(busy.exit_code(), 2);
         assert_eq!(
             busy.to_string().lines().next(),
@@ -148,10 +149,10 @@ mod tests {
             )
         );
         assert!(busy.to_string().contains("end other programs"), "{busy}");
-        let large = machine.check(9 << 30).unwrap_err().to_string();
+        let large = machine.check(9 << 30, 1).unwrap_err().to_string();
         assert!(large.contains("this machine has 8589934592 bytes (8.0 GiB), 2.0 GiB"), "{large}");
         assert!(!large.contains("run.memory_limit"), "{large}");
         // Who sets a limit has decided.
-        assert_eq!(MemoryLimit::Asked(9 << 30).check(9 << 30), Ok(()));
+        assert_eq!(MemoryLimit::Asked(9 << 30).check(9 << 30, 8), Ok(()));
     }
 }

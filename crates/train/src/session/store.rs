@@ -141,15 +141,22 @@ pub(crate) fn assemble(
     dtype: DType,
 ) -> Result<BTreeMap<String, hf::Tensor>> {
     let mut whole: Vec<Vec<f64>> = params.iter().map(|p| vec![f64::NAN; p.elements()]).collect();
-    let mut found = vec![false; params.len()];
+    let mut found: Vec<Vec<bool>> = params.iter().map(|p| vec![false; p.elements()]).collect();
     for piece in ranks.into_iter().flatten() {
         let end = piece.first + piece.values.len();
         whole[piece.param][piece.first..end].copy_from_slice(&piece.values);
-        found[piece.param] = true;
+        found[piece.param][piece.first..end].fill(true);
     }
-    let named = params.iter().zip(whole).zip(found).filter(|(_, found)| *found);
-    Ok(named
-        .map(|((param, values), _)| {
+    for (param, found) in params.iter().zip(&found) {
+        if let Some(missing) = found.iter().position(|found| !found) {
+            return Err(Error::failed(Problem::new(format!(
+                "no rank holds element {missing} of parameter `{}`",
+                param.name
+            ))));
+        }
+    }
+    Ok((params.iter().zip(whole))
+        .map(|(param, values)| {
             let shape = param.shape.clone();
             let tensor = match dtype {
                 DType::F64 => hf::Tensor::f64(shape, values),
