@@ -35,7 +35,8 @@ fn quoted_schedules_are_what_is_printed_and_drawn() {
     }
     assert!(printed > 8, "{printed} quotes");
     for picture in ["gpipe", "1f1b", "interleaved", "breadth_first", "zero_bubble"] {
-        let read = |folder: &Path| fs::read_to_string(folder.join(format!("{picture}.svg"))).unwrap();
+        let read =
+            |folder: &Path| fs::read_to_string(folder.join(format!("{picture}.svg"))).unwrap();
         assert_eq!(read(&drawn), read(&docs.join("pictures")), "{picture}");
     }
 }
