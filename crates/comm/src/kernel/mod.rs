@@ -68,3 +68,19 @@ pub(crate) unsafe fn copy(shape: [usize; 3], from: Place, to: Place, meter: &mut
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As in a gather of blocks that lie where they belong: the strides of single rows differ.
+    #[test]
+    fn what_is_in_place_already_is_left_alone() {
+        let mut bytes = [1u8, 2, 3, 4];
+        let place = |row| Place { base: bytes.as_mut_ptr(), outer: row, row, foreign: true };
+        let (from, to, mut meter) = (place(4), place(64), Meter::default());
+        // SAFETY: both places are the four bytes.
+        unsafe { copy([1, 1, 4], from, to, &mut meter) };
+        assert_eq!((bytes, meter.bytes), ([1, 2, 3, 4], 0));
+    }
+}
