@@ -222,7 +222,7 @@ fn everything() {
 }
 
 /// Combinations that a run in CI tries.
-const SAMPLE: u64 = 40;
+const SAMPLE: u64 = 150;
 
 /// Runs a few combinations and compares them with the page, which must have every cell.
 fn sample(seed: u64) {
