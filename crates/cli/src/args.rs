@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use phalanx::ir::DType;
+use phalanx::pipeline::Warmup;
 use phalanx::script::Part;
 use phalanx::train::config::{self, Sources};
 use phalanx::train::eval::ModelSource;
@@ -77,6 +78,8 @@ pub(crate) enum Command {
     /// Measures how fast this machine trains, talks and plans.
     #[command(subcommand)]
     Bench(Bench),
+    /// Shows a pipeline schedule: who does what when, how long it takes, how much is kept.
+    Schedule(Schedule),
     /// Lists every configuration key with its default and meaning.
     #[command(after_long_help = config::listing())]
     Config,
@@ -102,6 +105,68 @@ pub(crate) enum Bench {
         #[arg(long, value_name = "L")]
         layers: Option<NonZeroUsize>,
     },
+}
+
+/// A pipeline schedule, and the times it is played through with.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Schedule {
+    /// naive, gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v, or csv:FILE.
+    #[arg(required_unless_present = "compare")]
+    pub(crate) name: Option<String>,
+    /// Devices of the pipeline.
+    #[arg(long, value_name = "p")]
+    pub(crate) stages: Option<usize>,
+    /// Micro-batches of a step.
+    #[arg(long, value_name = "m")]
+    pub(crate) microbatches: Option<usize>,
+    /// Chunks of layers a device: by default 2 for interleaved, breadth-first and zb-v, else 1.
+    #[arg(long, value_name = "v")]
+    pub(crate) chunks: Option<usize>,
+    /// How many forwards 1f1b starts with; pb is for slow links.
+    #[arg(long, value_enum, default_value = "pa")]
+    pub(crate) warmup: WarmupArg,
+    /// Time of a forward: one micro-batch through one device's whole share.
+    #[arg(long, value_name = "TIME", default_value = "1", allow_negative_numbers = true)]
+    pub(crate) tf: f64,
+    /// Time of the gradient of the inputs.
+    #[arg(long, value_name = "TIME", default_value = "1", allow_negative_numbers = true)]
+    pub(crate) tb: f64,
+    /// Time of the gradient of the weights; tb + tw is a whole backward.
+    #[arg(long, value_name = "TIME", default_value = "1", allow_negative_numbers = true)]
+    pub(crate) tw: f64,
+    /// Time of a message from one device to another.
+    #[arg(long, value_name = "TIME", default_value = "0", allow_negative_numbers = true)]
+    pub(crate) hop: f64,
+    /// Other schedules for the same devices and micro-batches, drawn on the same scale of time.
+    #[arg(long, value_name = "NAME,NAME…", value_delimiter = ',')]
+    pub(crate) compare: Vec<String>,
+    /// Writes a drawing.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Writes the schedule as a table, which csv:FILE reads.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) csv: Option<PathBuf>,
+    /// Prints JSON, a compact object per schedule.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A warm-up of 1F1B.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum WarmupArg {
+    /// One forward for each stage from here to the last.
+    Pa,
+    /// Links count as stages too.
+    Pb,
+}
+
+impl From<WarmupArg> for Warmup {
+    fn from(warmup: WarmupArg) -> Warmup {
+        match warmup {
+            WarmupArg::Pa => Warmup::Pa,
+            WarmupArg::Pb => Warmup::Pb,
+        }
+    }
 }
 
 /// Where a configuration comes from; later ones win.

@@ -13,7 +13,7 @@ use phalanx_sys::interrupt;
 use serde_json::json;
 
 use crate::args::{Args, Command, Settings};
-use crate::{bench, out, verify};
+use crate::{bench, out, schedule, verify};
 
 /// Carries out a command.
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -35,6 +35,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             explain(settings, focus)
         }
         Command::Bench(bench) => bench::run(bench),
+        Command::Schedule(asked) => schedule::run(asked),
         Command::Config => {
             out::line(config::listing().trim_end());
             Ok(())

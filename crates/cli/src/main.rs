@@ -8,6 +8,7 @@ mod args;
 mod bench;
 mod commands;
 mod out;
+mod schedule;
 mod verify;
 
 use std::process::ExitCode;

@@ -83,6 +83,7 @@ pub use phalanx_engine as engine;
 pub use phalanx_ir as ir;
 pub use phalanx_models as models;
 pub use phalanx_passes as passes;
+pub use phalanx_pipeline as pipeline;
 pub use phalanx_reference as reference;
 pub use phalanx_runtime as runtime;
 pub use phalanx_script as script;

@@ -133,7 +133,8 @@ impl Described {
     }
 }
 
-/// The parameters that some instance reads, in the model's order, as the programs have them.
+/// The parameters that some instance has, in the model's order, as the programs have them; whole
+/// where none reads them.
 fn described(
     model: &Model,
     compiled: &Compiled,
@@ -171,6 +172,16 @@ fn described(
                 _ => found[param] = Some(own),
             }
         }
+    }
+    for &param in model.instances().iter().flat_map(|i| i.params.values()) {
+        found[param].get_or_insert_with(|| Described {
+            param,
+            decay: false,
+            trained: false,
+            elements: model.params()[param].elements(),
+            blocks: Vec::new(),
+            partial: BTreeSet::new(),
+        });
     }
     Ok(found.into_iter().flatten().collect())
 }

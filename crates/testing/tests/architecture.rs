@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Every crate with its height: dependencies point to lower ones.
-const HEIGHTS: [(&str, u32); 17] = [
+const HEIGHTS: [(&str, u32); 18] = [
     ("phalanx-ir", 0),
     ("phalanx-sys", 0),
     ("phalanx-autodiff", 1),
@@ -19,6 +19,7 @@ const HEIGHTS: [(&str, u32); 17] = [
     ("phalanx-comm", 1),
     ("phalanx-spmd", 2),
     ("phalanx-script", 3),
+    ("phalanx-pipeline", 4),
     ("phalanx-engine", 4),
     ("phalanx-reference", 5),
     ("phalanx-cpu", 5),
@@ -30,7 +31,8 @@ const HEIGHTS: [(&str, u32); 17] = [
 ];
 
 /// Crates that do no I/O, spawn no threads and need no safety arguments.
-const PURE: [&str; 7] = ["ir", "autodiff", "passes", "spmd", "script", "engine", "reference"];
+const PURE: [&str; 8] =
+    ["ir", "autodiff", "passes", "spmd", "script", "pipeline", "engine", "reference"];
 
 /// Crates that may ask the compiler to trust them.
 const TRUSTED: [&str; 3] = ["comm", "cpu", "sys"];

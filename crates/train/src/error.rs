@@ -11,6 +11,7 @@ use std::path::Path;
 use phalanx_engine::EngineError;
 use phalanx_ir::IrError;
 use phalanx_models::hf::HfError;
+use phalanx_pipeline::PipelineError;
 use phalanx_runtime::RuntimeError;
 use phalanx_script::ScriptError;
 use phalanx_spmd::SpmdError;
@@ -96,6 +97,16 @@ impl From<SpmdError> for Error {
 impl From<ScriptError> for Error {
     fn from(error: ScriptError) -> Self {
         Error::refused(Problem::new(error.to_string()))
+    }
+}
+
+impl From<PipelineError> for Error {
+    /// A schedule that can't be made, or a table that is none: nothing has been started.
+    fn from(error: PipelineError) -> Self {
+        let text = error.to_string();
+        let mut lines = text.lines().map(str::trim);
+        let problem = Problem::new(lines.next().unwrap_or_default());
+        Error::refused(lines.fold(problem, Problem::because))
     }
 }
 

@@ -16,6 +16,7 @@ pub mod host;
 pub mod metrics;
 pub mod network;
 pub mod output;
+pub mod pipeline;
 pub mod products;
 pub mod progress;
 mod relief;

@@ -9,5 +9,7 @@ mod evaluating;
 mod explaining;
 #[cfg(target_os = "linux")]
 mod interruptions;
+mod pictures;
 mod refusals;
+mod scheduling;
 mod training;

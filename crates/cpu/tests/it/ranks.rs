@@ -211,7 +211,7 @@ program t {
         .map(|e| e.elements() * e.dtype.size() * (program.mesh().count(&e.axes) - 1))
         .sum();
     let slots = phalanx_script::Slots::assign(&program);
-    let counts = std::sync::Mutex::new(Vec::new());
+    let counts = std::sync::Mutex::new(Vec::<usize>::new());
     let inputs = random_inputs(&program, 12, 1);
     std::thread::scope(|scope| {
         let world = phalanx_comm::World::new(4, Default::default());

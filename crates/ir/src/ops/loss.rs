@@ -108,14 +108,14 @@ impl OpDef for CrossEntropyGrad {
 }
 
 impl LinearCrossEntropy {
-    /// Bytes of the logits of one chunk, which come first in the scratch memory: a whole number of
-    /// cache lines, so that what follows is aligned.
+    /// Bytes of the logits of one chunk, which come first in the scratch memory. Being of the wider
+    /// type they leave what follows aligned, without a gap that nothing would write.
     pub fn chunk_bytes(&self, mesh: &Mesh, x: &TensorType, w: &TensorType) -> usize {
         let shape = x.local_shape(mesh);
         let rows: usize = shape[..shape.len().saturating_sub(1)].iter().product();
         // The vocabulary is whole, so all of it but its padding is here.
         let logits = self.chunk.min(rows) * self.vocab(&w.shape);
-        (logits * x.dtype.accumulator().size()).next_multiple_of(64)
+        logits * x.dtype.accumulator().size()
     }
 
     /// The vocabulary size, from w's shape.

@@ -1,6 +1,8 @@
 //! The open choice: nothing annotated but a mesh and a memory limit.
 
-use phalanx_ir::{DType, Mesh, Model, Role};
+use std::collections::BTreeMap;
+
+use phalanx_ir::{DType, Mesh, Model, Param, Program, Role, text};
 use phalanx_models::hf::{GptSpec, LlamaSpec, RopeScaling, RopeSpec};
 use phalanx_models::{Architecture, BatchShape, Gpt, Llama};
 use phalanx_spmd::strategies::Automatic;
@@ -85,6 +87,61 @@ fn small_batches_and_little_memory_give_megatrons_block() {
         if gated {
             assert_eq!(layout(&layouts, "mlp.gate"), "{1:tp}");
         }
+    }
+}
+
+/// A program whose parameters have names that say nothing.
+fn renamed_program(program: &Program) -> Program {
+    let names: Vec<&str> = program.inputs_with(Role::Param).map(|p| p.name.as_str()).collect();
+    let mut out = String::new();
+    let mut word = String::new();
+    for c in program.to_string().chars().chain([' ']) {
+        if c.is_ascii_alphanumeric() || "._".contains(c) {
+            word.push(c);
+            continue;
+        }
+        match names.iter().position(|name| *name == word) {
+            Some(index) => out += &format!("z{index}"),
+            None => out += &word,
+        }
+        word.clear();
+        out.push(c);
+    }
+    text::parse(&out).unwrap_or_else(|error| panic!("{error}\n{out}"))
+}
+
+/// The same model under other names.
+fn renamed(model: &Model) -> Model {
+    let mut other = Model::new("renamed");
+    for (index, param) in model.params().iter().enumerate() {
+        other.param(Param { name: format!("p{index}"), ..param.clone() }).unwrap();
+    }
+    for program in model.segments() {
+        other.segment(renamed_program(program));
+    }
+    for instance in model.instances() {
+        let program = &model.segments()[instance.segment];
+        let locals = program.inputs_with(Role::Param).enumerate();
+        let params: BTreeMap<String, usize> =
+            locals.map(|(i, port)| (format!("z{i}"), instance.params[&port.name])).collect();
+        other.append(&instance.name, instance.segment, params).unwrap();
+    }
+    other
+}
+
+/// What a weight is called says nothing: layouts follow from what the program does with it.
+#[test]
+fn renamed_weights_are_laid_out_alike() {
+    let shape = BatchShape { batch: 1, seq: 1024 };
+    for model in [llama(shape), gpt(shape)] {
+        let limit = model.elements() * 4 * 85 / 100;
+        let (f, bw, layouts) = found(&model, Some(limit));
+        let (other_f, other_bw, others) = found(&renamed(&model), Some(limit));
+        assert_eq!((f, bw), (other_f, other_bw));
+        let own: Vec<&String> = layouts.iter().map(|(_, layout)| layout).collect();
+        let other: Vec<&String> = others.iter().map(|(_, layout)| layout).collect();
+        assert_eq!(own, other);
+        assert!(others.iter().all(|(name, _)| name.starts_with('z')), "{others:?}");
     }
 }
 

@@ -8,7 +8,7 @@ use phalanx_train::session::SharedStrategy;
 use crate::support::{agrees, laid, llama, on, shared};
 
 const BATCH: u64 = 2;
-const SEQ: u64 = 128;
+const SEQ: u64 = 8192;
 const WIDTH: u64 = 256;
 const HEADS: u64 = 8;
 
@@ -22,7 +22,7 @@ fn layer(kv_heads: u64) -> Loaded {
         &kv,
         "model.ffn=512",
         "train.batch_size=2",
-        "train.seq_len=128",
+        "train.seq_len=8192",
     ])
 }
 
@@ -35,17 +35,23 @@ fn sent(kv_heads: u64, degree: u64, strategy: SharedStrategy) -> ([u64; 2], Stri
 }
 
 /// Queries and attention's result move once in each direction, keys and values too:
-/// (2 + 2g/a)·bNh(P−1)/P² elements each way. With fewer key heads than ranks each is received by
-/// the ranks that share it, which is the volume of P heads.
+/// (2 + 2g/a)·bNh(P−1)/P² elements each way. With g < P key heads, the P/g ranks that share one
+/// gather its positions, and then heads are exchanged for positions between the g groups.
 #[test]
 fn ulysses_exchanges_heads_for_positions() {
-    let bnh = BATCH * SEQ * WIDTH;
     for degree in [2, 4] {
         for kv_heads in [8, 4, 2, 1] {
-            let width = WIDTH / HEADS * kv_heads.max(degree);
-            let once = |width: u64| BATCH * SEQ * width * (degree - 1) / (degree * degree);
-            let expected = 2 * once(WIDTH) + 2 * once(width);
-            assert_eq!(once(WIDTH), bnh * (degree - 1) / (degree * degree));
+            let part = |heads: u64| BATCH * SEQ / degree * (WIDTH / HEADS * heads);
+            let groups = kv_heads.min(degree);
+            let shared_by = degree / groups;
+            let own = part(kv_heads);
+            let kv = own * (shared_by - 1) + own * shared_by * (groups - 1) / groups;
+            let expected = 2 * part(HEADS) * (degree - 1) / degree + 2 * kv;
+            if kv_heads >= degree {
+                let bnh = BATCH * SEQ * WIDTH;
+                let sheet = (2 * HEADS + 2 * kv_heads) * bnh * (degree - 1);
+                assert_eq!(expected, sheet / (HEADS * degree * degree));
+            }
             let ([forward, backward], what) = sent(kv_heads, degree, shared(Ulysses::default()));
             assert_eq!(forward, expected, "{what}");
             assert_eq!(backward, expected, "{what}");

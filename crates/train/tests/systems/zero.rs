@@ -116,6 +116,17 @@ fn bucket_sizes_set_the_number_of_collectives() {
     }
 }
 
+/// The configuration's bucket sizes are those of the strategy.
+#[test]
+fn bucket_sizes_come_from_the_configuration() {
+    let sets = ["parallel.dp=2", "parallel.zero=2", "parallel.reduce_bucket_size=1000"];
+    let own = laid(&llama(&sets), None);
+    let zero = Zero { reduce_bucket_size: 1000, ..Zero::stage(2) };
+    let same = laid(&llama(&[]), Some(on("dp=2", [shared(zero)])));
+    assert_eq!(own.moved("reduce_scatter", is_reduce), same.moved("reduce_scatter", is_reduce));
+    assert!(own.moved("reduce_scatter", is_reduce).calls > own.plan.units.len() as u64);
+}
+
 /// Gradients in pieces have the same bits as gradients in one.
 #[test]
 fn pieces_change_no_bits() {

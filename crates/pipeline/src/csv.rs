@@ -1,0 +1,166 @@
+//! A schedule as a table, for spreadsheets, other programs, and schedules of one's own.
+//!
+//! ```text
+//! device,part,microbatch,chunk,stage,replica,version
+//! 0,F,0,0,0,0,0
+//! 0,BW,0,0,0,0,0
+//! ```
+//!
+//! Rows of one device are in the order in which it runs them; where devices mix does not matter. The
+//! first line names the columns, in any order. `device`, `part` and `microbatch` must be there; `chunk`,
+//! `replica` and `version` are 0 where they are not, and `stage` is then `chunk · devices + device`.
+//! Blank lines and lines that start with `#` are passed over. What is read is checked.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use phalanx_script::Part;
+
+use crate::error::{PipelineError, Result};
+use crate::placement::{Held, Placement};
+use crate::schedule::Schedule;
+use crate::turn::Turn;
+
+const COLUMNS: [&str; 7] = ["device", "part", "microbatch", "chunk", "stage", "replica", "version"];
+const NEEDED: [&str; 3] = ["device", "part", "microbatch"];
+const PARTS: [Part; 5] = [Part::F, Part::B, Part::W, Part::BW, Part::FBW];
+
+/// The table of a schedule.
+pub fn write(schedule: &Schedule) -> String {
+    let mut table = COLUMNS.join(",") + "\n";
+    for (at, turn) in schedule.all() {
+        let Turn { part, microbatch, chunk, version } = turn;
+        let held = schedule.placement().held(at.device, chunk);
+        let Held { stage, replica } = held.unwrap_or(Held { stage: 0, replica: 0 });
+        let device = at.device;
+        // Writing to a string cannot fail.
+        let _ = writeln!(table, "{device},{part},{microbatch},{chunk},{stage},{replica},{version}");
+    }
+    table
+}
+
+/// The schedule that a table describes, under a name of its own.
+pub fn read(name: &str, text: &str) -> Result<Schedule> {
+    let rows = rows(text)?;
+    let count = |of: fn(&Row) -> usize| rows.iter().map(of).max().map_or(0, |most| most + 1);
+    let (devices, microbatches) = (count(|row| row.device), count(|row| row.turn.microbatch));
+    let mut turns = vec![Vec::new(); devices];
+    let mut held: BTreeMap<(usize, usize), (Held, usize)> = BTreeMap::new();
+    for row in &rows {
+        let Row { line, device, stage, replica, turn } = *row;
+        let stage = stage.unwrap_or(turn.chunk * devices + device);
+        let found = Held { stage, replica };
+        let (first, earlier) = *held.entry((device, turn.chunk)).or_insert((found, line));
+        if first != found {
+            let what = format!("chunk {} of device {device} is {}", turn.chunk, words(found));
+            let help = format!("line {earlier} says that it is {}", words(first));
+            return Err(PipelineError::Csv { line, what, help });
+        }
+        turns[device].push(turn);
+    }
+    let mut chunks = vec![Vec::new(); devices];
+    for ((device, chunk), (found, line)) in held {
+        let before = chunks[device].len();
+        if chunk != before {
+            let what = format!("chunk {chunk} of device {device}, but no chunk {before}");
+            let help = "chunks of a device are counted from 0".to_owned();
+            return Err(PipelineError::Csv { line, what, help });
+        }
+        chunks[device].push(found);
+    }
+    Schedule::from_lists(name, microbatches, Placement::new(chunks)?, turns)
+}
+
+#[derive(Clone, Copy)]
+struct Row {
+    line: usize,
+    device: usize,
+    stage: Option<usize>,
+    replica: usize,
+    turn: Turn,
+}
+
+fn rows(text: &str) -> Result<Vec<Row>> {
+    let mut lines = text
+        .trim_start_matches('\u{feff}')
+        .lines()
+        .zip(1..)
+        .filter(|(text, _)| !text.trim().is_empty() && !text.starts_with('#'));
+    let Some((head, line)) = lines.next() else {
+        return refuse(
+            1,
+            "an empty table".to_owned(),
+            format!("the first line is {}", COLUMNS.join(",")),
+        );
+    };
+    let head = columns(head, line)?;
+    let lines: Vec<(&str, usize)> = lines.collect();
+    // No number of a schedule is as large as the number of its turns, so nothing is ever made larger
+    // than the table is long.
+    lines.iter().map(|(text, line)| row(text, *line, &head, lines.len())).collect()
+}
+
+/// The names in the first line.
+fn columns(text: &str, line: usize) -> Result<Vec<&str>> {
+    let found: Vec<&str> = text.split(',').map(str::trim).collect();
+    let help = || format!("columns are {}", COLUMNS.join(","));
+    for (index, name) in found.iter().enumerate() {
+        if !COLUMNS.contains(name) {
+            return refuse(line, format!("a column `{name}`"), help());
+        }
+        if found[..index].contains(name) {
+            return refuse(line, format!("two columns `{name}`"), help());
+        }
+    }
+    match NEEDED.iter().find(|name| !found.contains(name)) {
+        Some(missing) => refuse(line, format!("no column `{missing}`"), help()),
+        None => Ok(found),
+    }
+}
+
+fn row(text: &str, line: usize, head: &[&str], most: usize) -> Result<Row> {
+    let cells: Vec<&str> = text.split(',').map(str::trim).collect();
+    if cells.len() != head.len() {
+        let what = format!("{} values for {} columns", cells.len(), head.len());
+        return refuse(line, what, format!("columns are {}", head.join(",")));
+    }
+    let cell = |name: &str| head.iter().position(|h| *h == name).map(|column| cells[column]);
+    let number = |name: &str| -> Result<Option<usize>> {
+        let Some(text) = cell(name) else { return Ok(None) };
+        match text.parse::<usize>() {
+            Ok(number) if number < most => Ok(Some(number)),
+            Ok(number) => {
+                let help = format!("the table has {most} turns, and all counts are below that");
+                refuse(line, format!("{name} {number}"), help)
+            }
+            Err(_) => {
+                let help = "whole numbers, counted from 0".to_owned();
+                refuse(line, format!("{name} `{text}`"), help)
+            }
+        }
+    };
+    let letters = cell("part").unwrap_or_default();
+    let Some(part) = PARTS.into_iter().find(|part| part.to_string() == letters) else {
+        let help = "parts are F, B, W, BW for both, or FBW for all at once".to_owned();
+        return refuse(line, format!("part `{letters}`"), help);
+    };
+    let turn = Turn {
+        part,
+        microbatch: number("microbatch")?.unwrap_or(0),
+        chunk: number("chunk")?.unwrap_or(0),
+        version: number("version")?.unwrap_or(0),
+    };
+    let (device, stage) = (number("device")?.unwrap_or(0), number("stage")?);
+    Ok(Row { line, device, stage, replica: number("replica")?.unwrap_or(0), turn })
+}
+
+fn words(held: Held) -> String {
+    match held {
+        Held { stage, replica: 0 } => format!("stage {stage}"),
+        Held { stage, replica } => format!("stage {stage} of replica {replica}"),
+    }
+}
+
+fn refuse<T>(line: usize, what: String, help: String) -> Result<T> {
+    Err(PipelineError::Csv { line, what, help })
+}

@@ -1,0 +1,206 @@
+//! Whether devices would wait for each other for ever.
+//!
+//! Devices run their lists in order, and messages pass **lanes**, one for each ordered pair of devices
+//! and each direction through the model. A lane delivers in order, and a send ends only when it is
+//! received. So messages must be made in the order in which they are needed, and turns and messages
+//! together must not wait for each other in a circle.
+//!
+//! With one lane for both directions ZB-V would deadlock: a device that has run ahead with forwards has
+//! sent many that its neighbour needs only after the first gradient.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::error::{PipelineError, Result};
+use crate::flow::{self, At, Direction, Message};
+use crate::schedule::Schedule;
+
+/// Refuses a schedule whose turns and messages would wait for each other in a circle.
+pub(crate) fn check(schedule: &Schedule) -> Result<()> {
+    if passes(schedule) {
+        return Ok(());
+    }
+    let graph = Waits::new(schedule);
+    match graph.circle() {
+        None => Ok(()),
+        Some(circle) => {
+            let lines = circle.iter().zip(circle.iter().cycle().skip(1));
+            let circle = lines.map(|(a, b)| {
+                format!("{} waits for {}", graph.words(schedule, *a), graph.words(schedule, *b))
+            });
+            Err(PipelineError::Deadlock { circle: circle.collect() })
+        }
+    }
+}
+
+/// Whether all turns can be run, in the order of their lists and of the lanes.
+fn passes(schedule: &Schedule) -> bool {
+    in_order(&schedule.messages()) && flow::walk(schedule, |_| ())
+}
+
+/// Whether every lane's messages, given in the order in which they are needed, are made in that order
+/// too. Then a lane makes nobody wait longer: what comes first on it is made first.
+fn in_order(messages: &[Message]) -> bool {
+    let mut last: HashMap<Lane, usize> = HashMap::new();
+    let mut later = |message: &Message| {
+        let before = last.insert(lane(message), message.from.index);
+        before.is_none_or(|before| before < message.from.index)
+    };
+    messages.iter().all(&mut later)
+}
+
+/// From, to, and which way through the model.
+type Lane = (usize, usize, Direction);
+
+fn lane(message: &Message) -> Lane {
+    (message.from.device, message.to.device, message.direction)
+}
+
+/// Who waits for whom, to tell what is wrong with a schedule that would deadlock: turns first, then messages.
+struct Waits {
+    turns: Vec<At>,
+    messages: Vec<Message>,
+    /// For every turn and message, those it waits for.
+    on: Vec<Vec<usize>>,
+}
+
+impl Waits {
+    fn new(schedule: &Schedule) -> Self {
+        let turns: Vec<At> = schedule.all().map(|(at, _)| at).collect();
+        let firsts: Vec<usize> = (0..schedule.devices())
+            .scan(0, |next, device| {
+                Some(std::mem::replace(next, *next + schedule.turns(device).len()))
+            })
+            .collect();
+        let number = |at: At| firsts[at.device] + at.index;
+        let messages = schedule.messages();
+        let mut on = vec![Vec::new(); turns.len() + messages.len()];
+        for (node, at) in turns.iter().enumerate() {
+            if at.index > 0 {
+                on[node].push(node - 1);
+            }
+            let own = schedule.needs(*at).filter(|(needed, _)| needed.device == at.device);
+            on[node].extend(own.map(|(needed, _)| number(needed)));
+        }
+        for (message, node) in messages.iter().zip(turns.len()..) {
+            on[node].push(number(message.from));
+            on[number(message.to)].push(node);
+        }
+        // Messages come in the order in which receivers need them; senders make them in another.
+        let received: Vec<usize> = (0..messages.len()).collect();
+        let mut sent = received.clone();
+        sent.sort_by_key(|&k| messages[k].from);
+        for order in [received, sent] {
+            let mut last = HashMap::new();
+            for k in order {
+                let message = &messages[k];
+                if let Some(before) = last.insert(lane(message), turns.len() + k) {
+                    on[turns.len() + k].push(before);
+                }
+            }
+        }
+        Waits { turns, messages, on }
+    }
+
+    /// Some that wait for each other, if any do.
+    fn circle(&self) -> Option<Vec<usize>> {
+        let mut followers = vec![Vec::new(); self.on.len()];
+        for (node, on) in self.on.iter().enumerate() {
+            on.iter().for_each(|&needed| followers[needed].push(node));
+        }
+        let mut left: Vec<usize> = self.on.iter().map(Vec::len).collect();
+        let mut ready: Vec<usize> = (0..left.len()).filter(|&node| left[node] == 0).collect();
+        while let Some(node) = ready.pop() {
+            for &follower in &followers[node] {
+                left[follower] -= 1;
+                if left[follower] == 0 {
+                    ready.push(follower);
+                }
+            }
+        }
+        // Whoever is left waits for somebody who is left: following that ends in a circle.
+        let mut seen = vec![false; left.len()];
+        let mut node = left.iter().position(|&count| count > 0)?;
+        while !std::mem::replace(&mut seen[node], true) {
+            node = self.on[node].iter().copied().find(|&on| left[on] > 0)?;
+        }
+        self.way_round(node)
+    }
+
+    /// The shortest way from a node back to itself.
+    fn way_round(&self, start: usize) -> Option<Vec<usize>> {
+        let mut waiter = vec![None; self.on.len()];
+        let mut queue = VecDeque::from([start]);
+        while let Some(node) = queue.pop_front() {
+            for &on in &self.on[node] {
+                if waiter[on].is_none() {
+                    waiter[on] = Some(node);
+                    queue.push_back(on);
+                }
+            }
+        }
+        let mut path = vec![waiter[start]?];
+        while let Some(last) = path.last().copied().filter(|&last| last != start) {
+            path.push(waiter[last]?);
+        }
+        path.reverse();
+        Some(path)
+    }
+
+    fn words(&self, schedule: &Schedule, node: usize) -> String {
+        let place =
+            |at: At| format!("device {}, turn {} ({})", at.device, at.index, schedule.turn(at));
+        match self.turns.get(node) {
+            Some(at) => place(*at),
+            None => {
+                let Message { from, to, .. } = self.messages[node - self.turns.len()];
+                format!("the message from {} to {}", place(from), place(to))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+mod tests {
+    use super::*;
+    use crate::placement::Placement;
+    use crate::turn::{b, fwd, w};
+
+    /// Running the lists, and looking for circles among all that wait, are two ways to one answer.
+    #[test]
+    fn a_schedule_passes_where_there_is_no_circle() {
+        let (mut seed, mut passed, mut stuck) = (3_u64, 0, 0);
+        let mut below = |n: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) as usize % n
+        };
+        for _ in 0..3000 {
+            let (p, m) = (1 + below(3), 1 + below(3));
+            let placement = match below(2) {
+                0 => Placement::looped(p, 2),
+                _ => Placement::vee(p),
+            };
+            let mut turns = Vec::new();
+            for _ in 0..p {
+                // From an order that works, neighbours of different micro-batches or chunks change
+                // places a few times.
+                let forwards = fwd(0..m).then(fwd(0..m).on(1));
+                let backwards = b(0..m).on(1).then(b(0..m)).then(w(0..m)).then(w(0..m).on(1));
+                let mut list = forwards.then(backwards).list();
+                for _ in 0..below(12) {
+                    let k = below(list.len() - 1);
+                    let of = |k: usize| (list[k].chunk, list[k].microbatch);
+                    if of(k) != of(k + 1) {
+                        list.swap(k, k + 1);
+                    }
+                }
+                turns.push(list);
+            }
+            let schedule = Schedule::complete("test", m, placement.unwrap(), turns).unwrap();
+            let circle = Waits::new(&schedule).circle();
+            assert_eq!(passes(&schedule), circle.is_none(), "{schedule}");
+            *if circle.is_none() { &mut passed } else { &mut stuck } += 1;
+        }
+        assert!(passed > 300 && stuck > 300, "{passed} passed, {stuck} stuck");
+    }
+}

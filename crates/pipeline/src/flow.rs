@@ -1,0 +1,162 @@
+//! What a turn waits for: turns of its own device before it, and messages from other devices.
+//!
+//! The forward of a stage needs the forward of the stage before; the backward needs the forward of its
+//! own stage and the backward of the stage after; the weights' gradient needs the backward. A part
+//! that does several of these at once needs what each of them needs.
+
+use phalanx_script::Part;
+
+use crate::schedule::Schedule;
+
+/// The place of a turn: a device, and the turn's number in its list.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct At {
+    pub device: usize,
+    pub index: usize,
+}
+
+/// Which way a message goes through the model.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Direction {
+    /// Outputs of a stage, to the next.
+    Forward,
+    /// Gradients of a stage's inputs, to the stage before.
+    Backward,
+}
+
+/// What one turn makes and a turn of another device waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Message {
+    /// The turn that makes it.
+    pub from: At,
+    /// The turn that waits for it.
+    pub to: At,
+    /// Which way it goes.
+    pub direction: Direction,
+    /// The stage that makes it.
+    pub stage: usize,
+    /// The micro-batch.
+    pub microbatch: usize,
+}
+
+/// A third of the work on a micro-batch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Phase {
+    F,
+    B,
+    W,
+}
+
+impl Phase {
+    /// All of them, in the only order in which they can be done.
+    pub(crate) const ALL: [Phase; 3] = [Phase::F, Phase::B, Phase::W];
+
+    /// What a part does.
+    pub(crate) fn of(part: Part) -> &'static [Phase] {
+        match part {
+            Part::F => &Phase::ALL[..1],
+            Part::B => &Phase::ALL[1..2],
+            Part::W => &Phase::ALL[2..],
+            Part::BW => &Phase::ALL[1..],
+            Part::FBW => &Phase::ALL,
+        }
+    }
+
+    /// The letter.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Phase::F => "F",
+            Phase::B => "B",
+            Phase::W => "W",
+        }
+    }
+}
+
+/// Where every phase of every micro-batch is done: by stage, micro-batch and phase.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Index {
+    places: Vec<[At; 3]>,
+    microbatches: usize,
+    stages: usize,
+}
+
+impl Index {
+    pub(crate) fn new(places: Vec<[At; 3]>, microbatches: usize, stages: usize) -> Self {
+        Index { places, microbatches, stages }
+    }
+
+    fn at(&self, stage: usize, microbatch: usize, phase: Phase) -> At {
+        self.places[stage * self.microbatches + microbatch][phase as usize]
+    }
+
+    /// The turns that a turn with this part waits for, itself left out, with the direction in which
+    /// the value crosses from stage to stage if it does.
+    pub(crate) fn needs(
+        &self,
+        part: Part,
+        stage: usize,
+        microbatch: usize,
+    ) -> impl Iterator<Item = (At, Option<Direction>)> + '_ {
+        let own = move |phase| Some((self.at(stage, microbatch, phase), None));
+        Phase::of(part)
+            .iter()
+            .flat_map(move |phase| match phase {
+                Phase::F => [
+                    stage.checked_sub(1).map(|before| {
+                        (self.at(before, microbatch, Phase::F), Some(Direction::Forward))
+                    }),
+                    None,
+                ],
+                Phase::B => [
+                    own(Phase::F),
+                    (stage + 1 < self.stages).then(|| {
+                        (self.at(stage + 1, microbatch, Phase::B), Some(Direction::Backward))
+                    }),
+                ],
+                Phase::W => [own(Phase::B), None],
+            })
+            .flatten()
+    }
+}
+
+/// Everything that devices send each other, in the order in which receivers need it.
+pub(crate) fn messages(schedule: &Schedule) -> Vec<Message> {
+    let mut found = Vec::new();
+    for (to, turn) in schedule.all() {
+        let stage = schedule.stage(to);
+        for (from, direction) in schedule.needs(to) {
+            if let (Some(direction), true) = (direction, from.device != to.device) {
+                let stage = match direction {
+                    Direction::Forward => stage - 1,
+                    Direction::Backward => stage + 1,
+                };
+                found.push(Message { from, to, direction, stage, microbatch: turn.microbatch });
+            }
+        }
+    }
+    found
+}
+
+/// Visits turns in an order in which they can run, each device's in the order of its list; `false` if
+/// some never can.
+pub(crate) fn walk(schedule: &Schedule, mut visit: impl FnMut(At)) -> bool {
+    let mut done = vec![0; schedule.devices()];
+    let mut moved = true;
+    while moved {
+        moved = false;
+        // There and back, as values go: so that a sweep takes a micro-batch through all devices.
+        for device in (0..done.len()).chain((0..done.len()).rev()) {
+            while done[device] < schedule.turns(device).len() {
+                let at = At { device, index: done[device] };
+                if !schedule.needs(at).all(|(needed, _)| needed.index < done[needed.device]) {
+                    break;
+                }
+                visit(at);
+                done[device] += 1;
+                moved = true;
+            }
+        }
+    }
+    done.iter().enumerate().all(|(device, done)| *done == schedule.turns(device).len())
+}

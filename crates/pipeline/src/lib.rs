@@ -1,0 +1,44 @@
+//! Pipelines: in which order devices take micro-batches through the stages of a model.
+//!
+//! A [`Schedule`] is plain data: for every device a list of [`Turn`]s, and which stage each of its
+//! chunks is. One small file of [`schedules`] per system states its rule. A schedule is checked when
+//! it is made, so whoever holds one may run, time or draw it: [`simulate()`] gives the start and end
+//! of every turn, [`picture`] draws them, and [`csv`] writes the schedule as a table and reads it
+//! back.
+//!
+//! ```
+//! use phalanx_pipeline::{Costs, Named, Shape, Times, simulate};
+//!
+//! let schedule = Named::OneFOneB.build(Shape::new(4, 8))?;
+//! let times = Times { f: 1.0, b: 1.0, w: 1.0 };
+//! let timeline = simulate(&schedule, &Costs::even(times, 0.0)?)?;
+//! assert_eq!(timeline.makespan, (8.0 + 4.0 - 1.0) * 3.0);
+//! assert_eq!(timeline.peak_in_flight, [4, 3, 2, 1]);
+//! # Ok::<(), phalanx_pipeline::PipelineError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod check;
+mod costs;
+pub mod csv;
+mod deadlock;
+mod error;
+mod flow;
+mod named;
+pub mod picture;
+mod placement;
+mod schedule;
+pub mod schedules;
+mod simulate;
+mod turn;
+
+pub use costs::{Costs, Times};
+pub use error::{PipelineError, Result};
+pub use flow::{At, Direction, Message};
+pub use named::{Named, Shape};
+pub use phalanx_script::Part;
+pub use placement::{Held, Placement};
+pub use schedule::Schedule;
+pub use schedules::Warmup;
+pub use simulate::{Timed, Timeline, simulate};
+pub use turn::{Turn, Turns, b, bwd, fwd, w, weave};

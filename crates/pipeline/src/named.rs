@@ -1,0 +1,181 @@
+//! The schedules by their names, and what they can be made from.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{PipelineError, Result};
+use crate::schedule::Schedule;
+use crate::schedules::{
+    Warmup, breadth_first, gpipe, interleaved, naive, one_f_one_b, zb_h1, zb_h2, zb_v,
+};
+
+/// A schedule that has a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Named {
+    /// Each micro-batch there and back before the next.
+    Naive,
+    /// All forwards, then all backwards.
+    GPipe,
+    /// One forward, one backward, with a flush.
+    OneFOneB,
+    /// Several chunks of layers a device, depth first.
+    Interleaved,
+    /// Several chunks of layers a device, chunk by chunk over all micro-batches.
+    BreadthFirst,
+    /// Zero bubble with the memory of 1F1B.
+    ZbH1,
+    /// Zero bubble with more memory.
+    ZbH2,
+    /// Zero bubble in the shape of a V.
+    ZbV,
+}
+
+/// What a schedule is made for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Devices.
+    pub stages: usize,
+    /// Micro-batches of a step.
+    pub microbatches: usize,
+    /// Chunks of layers a device; by default what the schedule usually has.
+    pub chunks: Option<usize>,
+    /// How many forwards 1F1B starts with.
+    pub warmup: Warmup,
+}
+
+impl Shape {
+    /// So many devices and micro-batches, all else as usual.
+    pub fn new(stages: usize, microbatches: usize) -> Self {
+        Shape { stages, microbatches, chunks: None, warmup: Warmup::Pa }
+    }
+
+    /// The same with so many chunks a device.
+    pub fn chunks(self, chunks: usize) -> Self {
+        Shape { chunks: Some(chunks), ..self }
+    }
+
+    /// The same with another warm-up.
+    pub fn warmup(self, warmup: Warmup) -> Self {
+        Shape { warmup, ..self }
+    }
+}
+
+impl Named {
+    /// Every schedule, the simplest first.
+    pub const ALL: [Named; 8] = [
+        Named::Naive,
+        Named::GPipe,
+        Named::OneFOneB,
+        Named::Interleaved,
+        Named::BreadthFirst,
+        Named::ZbH1,
+        Named::ZbH2,
+        Named::ZbV,
+    ];
+
+    /// The name in configurations and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Named::Naive => "naive",
+            Named::GPipe => "gpipe",
+            Named::OneFOneB => "1f1b",
+            Named::Interleaved => "interleaved",
+            Named::BreadthFirst => "breadth-first",
+            Named::ZbH1 => "zb-h1",
+            Named::ZbH2 => "zb-h2",
+            Named::ZbV => "zb-v",
+        }
+    }
+
+    /// How many chunks a device has where nobody says.
+    pub const fn usual_chunks(self) -> usize {
+        match self {
+            Named::Interleaved | Named::BreadthFirst | Named::ZbV => 2,
+            _ => 1,
+        }
+    }
+
+    /// The schedule of this shape.
+    pub fn build(self, shape: Shape) -> Result<Schedule> {
+        let Shape { stages: p, microbatches: m, warmup, .. } = shape;
+        let v = shape.chunks.unwrap_or(self.usual_chunks());
+        self.legal(p, m, v, warmup)?;
+        match self {
+            Named::Naive => naive(p, m),
+            Named::GPipe => gpipe(p, m),
+            Named::OneFOneB => one_f_one_b(p, m, warmup),
+            Named::Interleaved => interleaved(p, m, v),
+            Named::BreadthFirst => breadth_first(p, m, v),
+            Named::ZbH1 => zb_h1(p, m),
+            Named::ZbH2 => zb_h2(p, m),
+            Named::ZbV => zb_v(p, m),
+        }
+    }
+
+    fn legal(self, p: usize, m: usize, v: usize, warmup: Warmup) -> Result<()> {
+        let refuse = |what: String, why: &str, nearest: String| {
+            Err(PipelineError::Shape { what, why: why.to_owned(), nearest })
+        };
+        for (count, what) in [(p, "stages"), (m, "micro-batches"), (v, "chunks")] {
+            if count == 0 {
+                let why = "a pipeline has stages, chunks in them, and micro-batches that pass";
+                return refuse(format!("{self} with 0 {what}"), why, format!("1 of the {what}"));
+            }
+        }
+        if p.saturating_mul(v).saturating_mul(m) > MOST_TURNS {
+            let fit = (MOST_TURNS / p.saturating_mul(v)).max(1);
+            return refuse(
+                format!("{self} with {p} stages × {v} chunks × {m} micro-batches"),
+                "a schedule is a list, and this one would be too long to hold or to look at",
+                format!("{fit} micro-batches, or fewer stages"),
+            );
+        }
+        match self {
+            Named::ZbV if v != 2 => refuse(
+                format!("zb-v with {v} chunks"),
+                "each device holds two chunks, one on the way there and one on the way back",
+                "2 chunks; or interleaved, which takes any number".to_owned(),
+            ),
+            _ if v > 1 && self.usual_chunks() == 1 => refuse(
+                format!("{self} with {v} chunks"),
+                "each device holds one stage",
+                format!("1 chunk; or interleaved or breadth-first with {v}"),
+            ),
+            _ if warmup == Warmup::Pb && self != Named::OneFOneB => refuse(
+                format!("{self} with the warm-up pb"),
+                "only 1f1b has a choice of warm-up",
+                "warm-up pa; or 1f1b".to_owned(),
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Stages times micro-batches: 512 devices with 4096 micro-batches are within it, and take a second and
+/// a gigabyte to look at.
+const MOST_TURNS: usize = 1 << 21;
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Named {
+    type Err = PipelineError;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let plain = |text: &str| -> String {
+            text.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_lowercase()
+        };
+        if let Some(found) = Named::ALL.into_iter().find(|named| named.name() == name) {
+            return Ok(found);
+        }
+        let likely = Named::ALL.into_iter().find(|named| plain(named.name()) == plain(name));
+        let known = match likely {
+            Some(named) => named.to_string(),
+            None => format!("{} | csv:FILE", Named::ALL.map(Named::name).join(" | ")),
+        };
+        Err(PipelineError::Unknown { name: name.to_owned(), known })
+    }
+}

@@ -1,0 +1,105 @@
+//! Pictures of schedules: one row per device, time to the right.
+//!
+//! [`text`] is for terminals, plain or coloured; [`svg`] is for pages and papers. Both take several
+//! schedules and draw them below each other on one scale of time.
+
+mod palette;
+mod scale;
+mod svg;
+mod svg_page;
+mod text;
+
+pub use svg::svg;
+pub use text::{Look, text};
+
+use phalanx_script::Part;
+
+use crate::schedule::Schedule;
+use crate::simulate::Timeline;
+use crate::turn::Turn;
+
+/// A schedule with its times: what is drawn.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Panel<'a> {
+    pub schedule: &'a Schedule,
+    pub timeline: &'a Timeline,
+}
+
+impl Panel<'_> {
+    /// What is drawn, in words: `1f1b: 4 stages, 8 micro-batches`.
+    fn title(&self) -> String {
+        let Panel { schedule, .. } = self;
+        let chunks = match schedule.chunks() {
+            1 => String::new(),
+            v => format!(" of {v} chunks"),
+        };
+        let (p, m) = (schedule.devices(), schedule.microbatches());
+        let stages = if p == 1 { "device" } else { "devices" };
+        let batches = if m == 1 { "micro-batch" } else { "micro-batches" };
+        format!("{p} {stages}{chunks}, {m} {batches}")
+    }
+
+    /// The results in words.
+    fn results(&self) -> String {
+        let Timeline { makespan, span, bubble_total, .. } = self.timeline;
+        let span = match span == makespan {
+            true => String::new(),
+            false => format!(", longest device {}", short(*span)),
+        };
+        format!("makespan {}{span}, bubble {:.1}%", short(*makespan), 100.0 * bubble_total)
+    }
+
+    /// The largest number of micro-batches that a device keeps, in whole shares of a device: until
+    /// their B, and until their W.
+    fn peaks(&self, device: usize) -> (f64, f64) {
+        let chunks = self.schedule.placement().chunks(device).max(1) as f64;
+        let Timeline { peak_in_flight, peak_until_w, .. } = self.timeline;
+        (peak_in_flight[device] as f64 / chunks, peak_until_w[device] as f64 / chunks)
+    }
+}
+
+/// When the last of several schedules ends.
+fn longest(panels: &[Panel<'_>]) -> f64 {
+    panels.iter().map(|panel| panel.timeline.makespan).fold(0.0, f64::max)
+}
+
+/// The shortest turn that takes any time.
+fn shortest(panels: &[Panel<'_>]) -> f64 {
+    let turns = panels.iter().flat_map(|panel| panel.timeline.devices.iter().flatten());
+    let times = turns.map(|turn| turn.end - turn.start).filter(|time| *time > 0.0);
+    times.fold(longest(panels), f64::min)
+}
+
+/// What a turn is, as pictures tell it apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ink {
+    Forward,
+    /// Of the inputs alone, or whole.
+    Backward,
+    Weights,
+}
+
+impl Ink {
+    fn of(turn: &Turn) -> Ink {
+        match turn.part {
+            Part::F => Ink::Forward,
+            Part::B | Part::BW | Part::FBW => Ink::Backward,
+            Part::W => Ink::Weights,
+        }
+    }
+
+    fn letter(self) -> char {
+        match self {
+            Ink::Forward => 'F',
+            Ink::Backward => 'B',
+            Ink::Weights => 'W',
+        }
+    }
+}
+
+/// A number without needless digits.
+fn short(number: f64) -> String {
+    let text = format!("{number:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}

@@ -1,0 +1,38 @@
+//! Colours that survive grey-scale: forwards are light, weights' gradients are in the middle, backwards are
+//! dark. The shades of a device's chunks stay within their band of lightness.
+
+use super::Ink;
+
+/// Shades of a part, from the first chunk to the last.
+const SHADES: usize = 4;
+
+impl Ink {
+    /// The fill in pictures, and whether text on it is white.
+    pub(super) fn fill(self, chunk: usize, chunks: usize) -> (&'static str, bool) {
+        let shades: [&str; SHADES] = match self {
+            Ink::Forward => ["#d5ecf8", "#c4e5f6", "#b2ddf4", "#a0d6f2"],
+            Ink::Weights => ["#e68a3c", "#da7f32", "#cd7629", "#c06c21"],
+            Ink::Backward => ["#2362a5", "#105492", "#00467d", "#003867"],
+        };
+        (shades[shade(chunk, chunks)], self == Ink::Backward)
+    }
+
+    /// The colours of a terminal with 256: background and text.
+    pub(super) fn codes(self, chunk: usize, chunks: usize) -> (u8, u8) {
+        let shades: [u8; SHADES] = match self {
+            Ink::Forward => [153, 117, 110, 74],
+            Ink::Weights => [215, 214, 208, 172],
+            Ink::Backward => [32, 26, 25, 18],
+        };
+        let text = if self == Ink::Backward { 231 } else { 16 };
+        (shades[shade(chunk, chunks)], text)
+    }
+}
+
+/// Chunks are spread over the shades: two are as different as can be.
+fn shade(chunk: usize, chunks: usize) -> usize {
+    match chunks {
+        0 | 1 => 0,
+        _ => (chunk * (SHADES - 1) / (chunks - 1)).min(SHADES - 1),
+    }
+}

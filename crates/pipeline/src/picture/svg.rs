@@ -1,0 +1,199 @@
+//! A schedule as a drawing.
+//!
+//! Every device is a row; what it waits is hatched; at the right is how much it keeps at most, as bars
+//! on one scale. The numbers in the blocks are micro-batches.
+
+use super::scale::ticks;
+use super::svg_page::{Anchor, Page, Weight};
+use super::{Ink, Panel, longest, short, shortest};
+use crate::simulate::Timed;
+
+/// The height of a device's row and the space between two, in pixels.
+const ROW: f64 = 24.0;
+const GAP: f64 = 4.0;
+/// From the left edge to time 0.
+const LEFT: f64 = 74.0;
+/// From the last end to the right edge: room for bars and their numbers.
+const RIGHT: f64 = 190.0;
+const BARS: f64 = 92.0;
+const HEAD: f64 = 44.0;
+const FOOT: f64 = 34.0;
+const LEGEND: f64 = 34.0;
+const PANEL_GAP: f64 = 14.0;
+
+/// Draws schedules below each other, on one scale of time.
+pub fn svg(panels: &[Panel<'_>]) -> String {
+    let long = longest(panels);
+    // A block for two digits where that makes a drawing of usable width.
+    let width = (long / shortest(panels) * 19.0).clamp(620.0, 1500.0);
+    let heights: Vec<f64> = panels.iter().map(|panel| HEAD + rows(panel)).collect();
+    let between = PANEL_GAP * panels.len().saturating_sub(1) as f64;
+    let height = heights.iter().sum::<f64>() + between + FOOT + LEGEND;
+    let most = |panel: &Panel<'_>| {
+        let until_w = |device| panel.peaks(device).1.max(panel.peaks(device).0);
+        (0..panel.schedule.devices()).map(until_w).fold(0.0, f64::max)
+    };
+    let last = panels.iter().map(|panel| panel.schedule.microbatches() - 1).max().unwrap_or(0);
+    let mut drawing = Drawing {
+        page: Page::new(LEFT + width + RIGHT, height),
+        scale: width / long,
+        width,
+        most: panels.iter().map(most).fold(1.0, f64::max),
+        digits: last.to_string().len(),
+    };
+    let mut top = 0.0;
+    for (panel, height) in panels.iter().zip(heights) {
+        drawing.panel(panel, top);
+        top += height + PANEL_GAP;
+    }
+    drawing.axis(long, top - PANEL_GAP);
+    drawing.legend(panels, top - PANEL_GAP + FOOT);
+    drawing.page.finish()
+}
+
+fn rows(panel: &Panel<'_>) -> f64 {
+    panel.schedule.devices() as f64 * (ROW + GAP)
+}
+
+struct Drawing {
+    page: Page,
+    /// Pixels per unit of time.
+    scale: f64,
+    width: f64,
+    /// What the longest bar stands for.
+    most: f64,
+    /// Digits of the largest micro-batch: blocks of one width are written in one size.
+    digits: usize,
+}
+
+impl Drawing {
+    fn panel(&mut self, panel: &Panel<'_>, top: f64) {
+        let page = &mut self.page;
+        page.text((LEFT, top + 20.0), 14.0, Weight::Bold, Anchor::Start, panel.schedule.name());
+        let name = 8.6 * panel.schedule.name().chars().count() as f64 + 12.0;
+        let words = format!("{}; {}", panel.title(), panel.results());
+        page.text((LEFT + name, top + 20.0), 11.5, Weight::Soft, Anchor::Start, &words);
+        let until = match panel.schedule.splits() {
+            true => "peak memory: until B, until W",
+            false => "peak memory, micro-batches",
+        };
+        let bars = LEFT + self.width + 16.0;
+        page.text((bars, top + 36.0), 10.5, Weight::Soft, Anchor::Start, until);
+        for device in 0..panel.schedule.devices() {
+            self.row(panel, device, top + HEAD + device as f64 * (ROW + GAP));
+        }
+        // Where this schedule ends, on a scale that it may share with longer ones.
+        let end = LEFT + panel.timeline.makespan * self.scale;
+        self.page.line((end, top + HEAD - 6.0), (end, top + HEAD + rows(panel) - GAP + 3.0));
+        let label = short(panel.timeline.makespan);
+        self.page.text((end, top + 36.0), 10.5, Weight::Plain, Anchor::End, &label);
+    }
+
+    fn row(&mut self, panel: &Panel<'_>, device: usize, y: f64) {
+        let middle = y + ROW / 2.0 + 4.0;
+        let name = format!("device {device}");
+        self.page.text((LEFT - 10.0, middle), 11.5, Weight::Plain, Anchor::End, &name);
+        self.page.waiting((LEFT, y), (panel.timeline.makespan * self.scale, ROW));
+        let chunks = panel.schedule.placement().chunks(device);
+        for timed in &panel.timeline.devices[device] {
+            self.block(timed, chunks, y);
+        }
+        self.bars(panel, device, y);
+    }
+
+    fn block(&mut self, timed: &Timed, chunks: usize, y: f64) {
+        let (x, width) = (LEFT + timed.start * self.scale, (timed.end - timed.start) * self.scale);
+        if width <= 0.0 {
+            return;
+        }
+        let (fill, white) = Ink::of(&timed.turn).fill(timed.turn.chunk, chunks);
+        let what = format!(
+            "{} of micro-batch {}, stage {}, {} to {}",
+            timed.turn.part,
+            timed.turn.microbatch,
+            timed.stage,
+            short(timed.start),
+            short(timed.end)
+        );
+        self.page.block((x, y), (width, ROW), fill, &what);
+        let label = timed.turn.microbatch.to_string();
+        let size = (1.55 * (width - 2.0) / self.digits as f64).min(12.0);
+        if size >= 5.0 {
+            let weight = if white { Weight::White } else { Weight::Plain };
+            let place = (x + width / 2.0, y + ROW / 2.0 + 0.36 * size);
+            self.page.text(place, size, weight, Anchor::Middle, &label);
+        }
+    }
+
+    /// How much the device keeps: until B in dark; until W, where that is another thing, below it.
+    fn bars(&mut self, panel: &Panel<'_>, device: usize, y: f64) {
+        let (until_b, until_w) = panel.peaks(device);
+        let left = LEFT + self.width + 16.0;
+        let long = |peak: f64| (peak / self.most * BARS).max(1.0);
+        let (dark, _) = Ink::Backward.fill(0, 1);
+        let (middle, _) = Ink::Weights.fill(0, 1);
+        let words = match panel.schedule.splits() {
+            false => {
+                self.page.bar((left, y + 6.0), (long(until_b), ROW - 12.0), dark);
+                short(until_b)
+            }
+            true => {
+                self.page.bar((left, y + 4.0), (long(until_b), ROW / 2.0 - 4.5), dark);
+                self.page.bar(
+                    (left, y + ROW / 2.0 + 0.5),
+                    (long(until_w), ROW / 2.0 - 4.5),
+                    middle,
+                );
+                format!("{}, {}", short(until_b), short(until_w))
+            }
+        };
+        let place = (left + long(until_b.max(until_w)) + 6.0, y + ROW / 2.0 + 4.0);
+        self.page.text(place, 11.5, Weight::Plain, Anchor::Start, &words);
+    }
+
+    fn axis(&mut self, long: f64, y: f64) {
+        self.page.line((LEFT, y + 2.0), (LEFT + self.width, y + 2.0));
+        for tick in ticks(long, 46.0 / self.scale) {
+            let x = LEFT + tick * self.scale;
+            self.page.line((x, y + 2.0), (x, y + 6.0));
+            self.page.text((x, y + 18.0), 10.5, Weight::Plain, Anchor::Middle, &short(tick));
+        }
+        let place = (LEFT - 10.0, y + 18.0);
+        self.page.text(place, 10.5, Weight::Soft, Anchor::End, "time");
+    }
+
+    fn legend(&mut self, panels: &[Panel<'_>], y: f64) {
+        let splits = panels.iter().any(|panel| panel.schedule.splits());
+        let whole = panels.iter().any(|panel| !panel.schedule.splits());
+        let chunks = panels.iter().map(|panel| panel.schedule.chunks()).max().unwrap_or(1);
+        let backward = match (whole, splits) {
+            (true, false) => "B, backward",
+            (false, _) => "B, gradient of inputs",
+            (true, true) => "B, backward (of inputs alone where there is a W)",
+        };
+        let mut x = LEFT;
+        let mut inks = vec![(Ink::Forward, "F, forward"), (Ink::Backward, backward)];
+        if splits {
+            inks.push((Ink::Weights, "W, gradient of weights"));
+        }
+        for (ink, words) in inks {
+            for chunk in 0..chunks {
+                let (fill, _) = ink.fill(chunk, chunks);
+                self.page.block((x, y), (14.0, 14.0), fill, words);
+                x += 14.0;
+            }
+            x = self.word(x, y, words);
+        }
+        self.page.waiting((x, y), (14.0, 14.0));
+        x = self.word(x + 14.0, y, "waits");
+        if chunks > 1 {
+            self.word(x - 5.0, y, "(later chunks are darker)");
+        }
+    }
+
+    /// A word of the legend; gives where the next entry starts.
+    fn word(&mut self, x: f64, y: f64, words: &str) -> f64 {
+        self.page.text((x + 5.0, y + 11.0), 11.5, Weight::Plain, Anchor::Start, words);
+        x + 5.0 + 6.2 * words.chars().count() as f64 + 18.0
+    }
+}

@@ -1,0 +1,127 @@
+//! The few elements of SVG that drawings are made of.
+
+use std::fmt::Write;
+
+/// A page that is being drawn on; sizes are pixels.
+pub(super) struct Page {
+    body: String,
+}
+
+/// Where a text is held.
+#[derive(Clone, Copy)]
+pub(super) enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+/// How a text is set.
+#[derive(Clone, Copy)]
+pub(super) enum Weight {
+    Plain,
+    Soft,
+    Bold,
+    White,
+}
+
+impl Page {
+    pub(super) fn new(width: f64, height: f64) -> Self {
+        let mut body = String::new();
+        // Writing to a string cannot fail, here and below.
+        let _ = write!(
+            body,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w}\" height=\"{h}\" \
+             viewBox=\"0 0 {w} {h}\" font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\">\n\
+             <defs><pattern id=\"waits\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" \
+             patternTransform=\"rotate(45)\"><rect width=\"6\" height=\"6\" fill=\"#fafafa\"/>\
+             <path d=\"M0 0V6\" stroke=\"#d4d4d4\" stroke-width=\"1.6\"/></pattern></defs>\n\
+             <rect width=\"{w}\" height=\"{h}\" fill=\"#ffffff\"/>\n",
+            w = px(width),
+            h = px(height),
+        );
+        Page { body }
+    }
+
+    pub(super) fn text(
+        &mut self,
+        (x, y): (f64, f64),
+        size: f64,
+        weight: Weight,
+        anchor: Anchor,
+        text: &str,
+    ) {
+        let anchor = match anchor {
+            Anchor::Start => "",
+            Anchor::Middle => " text-anchor=\"middle\"",
+            Anchor::End => " text-anchor=\"end\"",
+        };
+        let style = match weight {
+            Weight::Plain => "fill=\"#1c1c1c\"",
+            Weight::Soft => "fill=\"#5c5c5c\"",
+            Weight::Bold => "fill=\"#1c1c1c\" font-weight=\"bold\"",
+            Weight::White => "fill=\"#ffffff\"",
+        };
+        let _ = writeln!(
+            self.body,
+            "<text x=\"{}\" y=\"{}\" font-size=\"{}\" {style}{anchor}>{}</text>",
+            px(x),
+            px(y),
+            px(size),
+            escaped(text)
+        );
+    }
+
+    /// A block with a thin white edge and a description that shows under the pointer.
+    pub(super) fn block(&mut self, place: (f64, f64), size: (f64, f64), fill: &str, what: &str) {
+        // The edge of a narrow block must not eat it.
+        let edge = (size.0 / 12.0).min(1.0);
+        let rect = rect(place, size);
+        let _ = writeln!(
+            self.body,
+            "<rect {rect} fill=\"{fill}\" stroke=\"#ffffff\" stroke-width=\"{}\">\
+             <title>{}</title></rect>",
+            px(edge),
+            escaped(what)
+        );
+    }
+
+    pub(super) fn bar(&mut self, place: (f64, f64), size: (f64, f64), fill: &str) {
+        let _ = writeln!(self.body, "<rect {} fill=\"{fill}\"/>", rect(place, size));
+    }
+
+    /// A stretch in which nothing is done.
+    pub(super) fn waiting(&mut self, place: (f64, f64), size: (f64, f64)) {
+        let _ = writeln!(self.body, "<rect {} fill=\"url(#waits)\"/>", rect(place, size));
+    }
+
+    pub(super) fn line(&mut self, from: (f64, f64), to: (f64, f64)) {
+        let _ = writeln!(
+            self.body,
+            "<path d=\"M{} {}L{} {}\" stroke=\"#7a7a7a\"/>",
+            px(from.0),
+            px(from.1),
+            px(to.0),
+            px(to.1)
+        );
+    }
+
+    pub(super) fn finish(mut self) -> String {
+        self.body.push_str("</svg>\n");
+        self.body
+    }
+}
+
+fn rect((x, y): (f64, f64), (width, height): (f64, f64)) -> String {
+    let [x, y, width, height] = [x, y, width, height].map(px);
+    format!("x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\"")
+}
+
+/// Hundredths of a pixel are more than enough.
+fn px(number: f64) -> String {
+    let text = format!("{number:.2}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}

@@ -1,0 +1,136 @@
+//! Which stage each chunk of each device is.
+//!
+//! A model is cut into stages, contiguous runs of layers. A device holds one or several of them, its
+//! chunks. Systems that keep several replicas of the model on the same devices (Chimera) hold a
+//! stage several times; a micro-batch then goes through one replica from end to end.
+
+use crate::error::{PipelineError, Result};
+
+/// What a chunk of a device is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// The stage.
+    pub stage: usize,
+    /// Of which replica of the model.
+    pub replica: usize,
+}
+
+/// The stages that every device holds, by chunk.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Placement {
+    devices: Vec<Vec<Held>>,
+    stages: usize,
+}
+
+impl Placement {
+    /// Round and round: chunk `c` of device `d` is stage `c·p + d`.
+    pub fn looped(p: usize, v: usize) -> Result<Self> {
+        Placement::new(rows(p, v, |d, c| c * p + d))
+    }
+
+    /// There and back: device `d` holds stage `d` and, coming back, stage `2p − 1 − d`.
+    pub fn vee(p: usize) -> Result<Self> {
+        Placement::new(rows(p, 2, |d, c| if c == 0 { d } else { 2 * p - 1 - d }))
+    }
+
+    /// Any placement in which every replica has each stage exactly once.
+    pub fn new(devices: Vec<Vec<Held>>) -> Result<Self> {
+        let refuse = |what: String| Err(PipelineError::Placement { what });
+        let all = || devices.iter().flatten();
+        let (Some(stages), Some(replicas)) = (
+            all().map(|held| held.stage.saturating_add(1)).max(),
+            all().map(|held| held.replica.saturating_add(1)).max(),
+        ) else {
+            return refuse("no device holds a stage".to_owned());
+        };
+        if let Some(empty) = devices.iter().position(Vec::is_empty) {
+            return refuse(format!("device {empty} of {} holds no stage", devices.len()));
+        }
+        let mut times = vec![vec![0_usize; stages.min(all().count())]; replicas.min(all().count())];
+        for held in all() {
+            let Some(time) = times.get_mut(held.replica).and_then(|row| row.get_mut(held.stage))
+            else {
+                let Held { stage, replica } = held;
+                return refuse(format!(
+                    "stage {stage} of replica {replica}, but earlier are missing"
+                ));
+            };
+            *time += 1;
+        }
+        for (replica, row) in times.iter().enumerate() {
+            if let Some(stage) = row.iter().position(|&time| time != 1) {
+                let found = row[stage];
+                return refuse(format!("stage {stage} of replica {replica} is held {found} times"));
+            }
+        }
+        Ok(Placement { devices, stages })
+    }
+
+    /// How many devices.
+    pub fn devices(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// How many stages the model is cut into.
+    pub fn stages(&self) -> usize {
+        self.stages
+    }
+
+    /// How many chunks a device holds.
+    pub fn chunks(&self, device: usize) -> usize {
+        self.devices.get(device).map_or(0, Vec::len)
+    }
+
+    /// What a chunk of a device is.
+    pub fn held(&self, device: usize, chunk: usize) -> Option<Held> {
+        self.devices.get(device)?.get(chunk).copied()
+    }
+
+    /// The device and chunk that hold a stage of a replica.
+    pub fn find(&self, held: Held) -> Option<(usize, usize)> {
+        let in_row = |row: &Vec<Held>| row.iter().position(|h| *h == held);
+        self.devices.iter().enumerate().find_map(|(d, row)| in_row(row).map(|c| (d, c)))
+    }
+}
+
+fn rows(p: usize, v: usize, stage: impl Fn(usize, usize) -> usize) -> Vec<Vec<Held>> {
+    let row = |d| (0..v).map(|c| Held { stage: stage(d, c), replica: 0 }).collect();
+    (0..p).map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stages(placement: &Placement) -> Vec<Vec<usize>> {
+        placement.devices.iter().map(|row| row.iter().map(|held| held.stage).collect()).collect()
+    }
+
+    #[test]
+    fn round_and_round_or_there_and_back() -> Result<()> {
+        let looped = Placement::looped(3, 2)?;
+        assert_eq!(stages(&looped), [[0, 3], [1, 4], [2, 5]]);
+        assert_eq!(looped.find(Held { stage: 4, replica: 0 }), Some((1, 1)));
+        let vee = Placement::vee(3)?;
+        assert_eq!(stages(&vee), [[0, 5], [1, 4], [2, 3]]);
+        assert_eq!((vee.devices(), vee.stages(), vee.chunks(2)), (3, 6, 2));
+        Ok(())
+    }
+
+    #[test]
+    fn a_stage_is_held_once_by_each_replica() {
+        let held = |stage, replica| Held { stage, replica };
+        let both_ways = vec![vec![held(0, 0), held(1, 1)], vec![held(1, 0), held(0, 1)]];
+        assert!(Placement::new(both_ways).is_ok());
+        for (devices, words) in [
+            (vec![], "no device"),
+            (vec![vec![held(0, 0)], vec![]], "device 1 of 2 holds no stage"),
+            (vec![vec![held(0, 0)], vec![held(0, 0)]], "held 2 times"),
+            (vec![vec![held(0, 0)], vec![held(usize::MAX, 0)]], "earlier are missing"),
+            (vec![vec![held(0, 0)], vec![held(1, 1)]], "stage 1 of replica 0 is held 0 times"),
+        ] {
+            let text = Placement::new(devices).err().map(|e| e.to_string()).unwrap_or_default();
+            assert!(text.contains(words), "{text}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! A schedule: for every device, what it does in which order.
+
+use std::fmt;
+
+use phalanx_script::Part;
+
+use crate::check;
+use crate::deadlock;
+use crate::error::Result;
+use crate::flow::{self, At, Direction, Index, Message};
+use crate::placement::Placement;
+use crate::turn::{Turn, Turns};
+
+/// Per device an ordered list of turns, and which stages its chunks are.
+///
+/// There is no way to make one that loses or doubles work or that would deadlock: on every stage each
+/// micro-batch has one F, one B and one W, in that order, with the same version of the weights; and
+/// lists and messages can be followed to the end. Messages pass lanes that deliver in order, one for
+/// each ordered pair of devices and each direction through the model.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Schedule {
+    name: String,
+    microbatches: usize,
+    placement: Placement,
+    turns: Vec<Vec<Turn>>,
+    index: Index,
+}
+
+impl Schedule {
+    /// The schedule in which each device follows a rule.
+    pub fn new(
+        name: impl Into<String>,
+        microbatches: usize,
+        placement: Placement,
+        rule: impl Fn(usize) -> Turns,
+    ) -> Result<Self> {
+        let turns = (0..placement.devices()).map(|device| rule(device).list()).collect();
+        Schedule::from_lists(name, microbatches, placement, turns)
+    }
+
+    /// The schedule with these lists, one per device.
+    pub fn from_lists(
+        name: impl Into<String>,
+        microbatches: usize,
+        placement: Placement,
+        turns: Vec<Vec<Turn>>,
+    ) -> Result<Self> {
+        let schedule = Schedule::complete(name, microbatches, placement, turns)?;
+        deadlock::check(&schedule)?;
+        Ok(schedule)
+    }
+
+    /// The schedule with these lists, of which it is not known whether it would deadlock.
+    pub(crate) fn complete(
+        name: impl Into<String>,
+        microbatches: usize,
+        placement: Placement,
+        turns: Vec<Vec<Turn>>,
+    ) -> Result<Self> {
+        let index = check::complete(microbatches, &placement, &turns)?;
+        Ok(Schedule { name: name.into(), microbatches, placement, turns, index })
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How many devices take part.
+    pub fn devices(&self) -> usize {
+        self.turns.len()
+    }
+
+    /// How many micro-batches go through.
+    pub fn microbatches(&self) -> usize {
+        self.microbatches
+    }
+
+    /// How many chunks a device holds at most.
+    pub fn chunks(&self) -> usize {
+        (0..self.devices()).map(|device| self.placement.chunks(device)).max().unwrap_or(0)
+    }
+
+    /// Which stage each chunk is.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// What a device does, in order.
+    pub fn turns(&self, device: usize) -> &[Turn] {
+        &self.turns[device]
+    }
+
+    /// Every turn with its place, device by device.
+    pub fn all(&self) -> impl Iterator<Item = (At, Turn)> + '_ {
+        self.turns.iter().enumerate().flat_map(|(device, turns)| {
+            turns.iter().enumerate().map(move |(index, turn)| (At { device, index }, *turn))
+        })
+    }
+
+    /// The turn at a place.
+    pub fn turn(&self, at: At) -> Turn {
+        self.turns[at.device][at.index]
+    }
+
+    /// The stage that a turn works on.
+    pub fn stage(&self, at: At) -> usize {
+        let held = self.placement.held(at.device, self.turn(at).chunk);
+        held.map_or(0, |held| held.stage)
+    }
+
+    /// Whether the weights' gradients are formed apart from the inputs'.
+    pub fn splits(&self) -> bool {
+        self.all().any(|(_, turn)| turn.part == Part::W)
+    }
+
+    /// Everything that devices send each other, in the order in which each receiver needs it.
+    pub fn messages(&self) -> Vec<Message> {
+        flow::messages(self)
+    }
+
+    /// The turns that a turn waits for, beside those before it in its list; with a direction where
+    /// the value goes from one stage to another.
+    pub fn needs(&self, at: At) -> impl Iterator<Item = (At, Option<Direction>)> + '_ {
+        let turn = self.turn(at);
+        let needs = self.index.needs(turn.part, self.stage(at), turn.microbatch);
+        needs.filter(move |(needed, _)| *needed != at)
+    }
+}
+
+impl fmt::Display for Schedule {
+    /// A line per device: `0: F0 F1 BW0 BW1`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (device, turns) in self.turns.iter().enumerate() {
+            let words: Vec<String> = turns.iter().map(Turn::to_string).collect();
+            writeln!(f, "{device}: {}", words.join(" "))?;
+        }
+        Ok(())
+    }
+}

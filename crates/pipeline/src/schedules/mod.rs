@@ -1,0 +1,19 @@
+//! The systems: one small file each, with its rule.
+
+mod breadth_first;
+mod gpipe;
+mod interleaved;
+mod naive;
+mod one_f_one_b;
+mod zb_h1;
+mod zb_h2;
+mod zb_v;
+
+pub use breadth_first::breadth_first;
+pub use gpipe::gpipe;
+pub use interleaved::interleaved;
+pub use naive::naive;
+pub use one_f_one_b::{Warmup, one_f_one_b};
+pub use zb_h1::zb_h1;
+pub use zb_h2::zb_h2;
+pub use zb_v::zb_v;

@@ -1,0 +1,119 @@
+//! An event simulator: when every turn starts and ends.
+//!
+//! A device runs its list in order. A turn starts when its device is free and everything it needs has
+//! arrived; what comes from another device arrives a hop after it was made.
+
+use std::collections::HashMap;
+
+use crate::costs::Costs;
+use crate::error::Result;
+use crate::flow::{self, Phase};
+use crate::schedule::Schedule;
+use crate::turn::Turn;
+
+/// A turn with its times.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Timed {
+    /// The turn.
+    pub turn: Turn,
+    /// The stage that it works on.
+    pub stage: usize,
+    /// When it starts.
+    pub start: f64,
+    /// When it ends.
+    pub end: f64,
+}
+
+/// When everything happens, and what follows from it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Timeline {
+    /// Per device, its turns in order.
+    pub devices: Vec<Vec<Timed>>,
+    /// When the last device ends; the first starts at 0.
+    pub makespan: f64,
+    /// The longest time of a device from its first start to its last end. Shorter than the makespan
+    /// where devices are skewed in time, as those of ZB-H2 and ZB-V are.
+    pub span: f64,
+    /// The busiest device's work, without any waiting.
+    pub ideal: f64,
+    /// `(span − ideal) ÷ ideal`, the bubble as Megatron reports it.
+    pub bubble_ideal: f64,
+    /// `(span − ideal) ÷ span`, the bubble as GPipe and Zero Bubble report it.
+    pub bubble_total: f64,
+    /// Per device the largest number of forwards started whose B has not ended, in chunks.
+    pub peak_in_flight: Vec<usize>,
+    /// Per device the largest number of forwards started whose W has not ended, in chunks.
+    pub peak_until_w: Vec<usize>,
+    /// Per device how many versions of the weights it holds at most.
+    pub weight_versions: Vec<usize>,
+}
+
+/// Plays a schedule through.
+pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline> {
+    costs.fit(schedule)?;
+    let devices = play(schedule, costs);
+    let (mut makespan, mut span, mut ideal) = (0.0_f64, 0.0_f64, 0.0_f64);
+    for (device, turns) in devices.iter().enumerate() {
+        let (Some(first), Some(last)) = (turns.first(), turns.last()) else { continue };
+        let work = turns.iter().map(|t| costs.of(schedule.placement(), device, &t.turn)).sum();
+        makespan = makespan.max(last.end);
+        span = span.max(last.end - first.start);
+        ideal = ideal.max(work);
+    }
+    // The same times added in another order differ in their last bits, but no span is below its work.
+    span = span.max(ideal);
+    let per_device = |of: &dyn Fn(&[Turn]) -> usize| {
+        (0..schedule.devices()).map(|device| of(schedule.turns(device))).collect()
+    };
+    Ok(Timeline {
+        devices,
+        makespan,
+        span,
+        ideal,
+        bubble_ideal: (span - ideal) / ideal,
+        bubble_total: (span - ideal) / span,
+        peak_in_flight: per_device(&|turns| peak(turns, Phase::B)),
+        peak_until_w: per_device(&|turns| peak(turns, Phase::W)),
+        weight_versions: per_device(&versions),
+    })
+}
+
+/// The times of all turns.
+fn play(schedule: &Schedule, costs: &Costs) -> Vec<Vec<Timed>> {
+    let mut devices: Vec<Vec<Timed>> = vec![Vec::new(); schedule.devices()];
+    flow::walk(schedule, |at| {
+        let turn = schedule.turn(at);
+        let free = devices[at.device].last().map_or(0.0, |before| before.end);
+        let arrived = schedule.needs(at).map(|(needed, _)| {
+            let hop = if needed.device == at.device { 0.0 } else { costs.hop() };
+            devices[needed.device][needed.index].end + hop
+        });
+        let start = arrived.fold(free, f64::max);
+        let end = start + costs.of(schedule.placement(), at.device, &turn);
+        devices[at.device].push(Timed { turn, stage: schedule.stage(at), start, end });
+    });
+    devices
+}
+
+/// The most forwards started whose `end` is not done yet. A device does one thing at a time, so the
+/// order of its list decides, whatever the times.
+fn peak(turns: &[Turn], end: Phase) -> usize {
+    let (mut alive, mut most) = (0_usize, 0);
+    for turn in turns {
+        let phases = Phase::of(turn.part);
+        alive += usize::from(phases.contains(&Phase::F));
+        most = most.max(alive);
+        alive -= usize::from(phases.contains(&end));
+    }
+    most
+}
+
+/// The most versions of the weights that are alive at once: each from its first use to its last.
+fn versions(turns: &[Turn]) -> usize {
+    let mut lives: HashMap<usize, (usize, usize)> = HashMap::new();
+    for (index, turn) in turns.iter().enumerate() {
+        lives.entry(turn.version).or_insert((index, index)).1 = index;
+    }
+    let alive = |now: usize| lives.values().filter(|(a, z)| (*a..=*z).contains(&now)).count();
+    lives.values().map(|(first, _)| alive(*first)).max().unwrap_or(0)
+}

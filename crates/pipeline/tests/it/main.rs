@@ -1,0 +1,14 @@
+//! Integration tests: schedules against closed forms, a published table and known orders.
+#![allow(missing_docs)]
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
+
+mod checking;
+mod closed_forms;
+mod golden;
+mod pictures;
+mod refusals;
+mod support;
+mod tables;
+mod uneven;
+mod vectors;
+mod zero_bubble_table;

@@ -1,0 +1,146 @@
+//! Pictures: what is in them, and that they can be read without colour.
+
+use phalanx_pipeline::picture::{Look, Panel, svg, text};
+use phalanx_pipeline::{Costs, Named, Schedule, Timeline, simulate};
+
+use crate::support::{build, times};
+
+const PLAIN: Look = Look { width: 120, colour: false };
+
+fn played(named: Named, p: usize, m: usize) -> (Schedule, Timeline) {
+    let schedule = build(named, p, m);
+    let costs = Costs::even(times(1.0, 1.0, 1.0), 0.0).unwrap();
+    let timeline = simulate(&schedule, &costs).unwrap();
+    (schedule, timeline)
+}
+
+fn panels(played: &[(Schedule, Timeline)]) -> Vec<Panel<'_>> {
+    played.iter().map(|(schedule, timeline)| Panel { schedule, timeline }).collect()
+}
+
+/// The value of an attribute, as a number.
+fn number(element: &str, name: &str) -> f64 {
+    let start = element.find(&format!(" {name}=\"")).unwrap() + name.len() + 3;
+    element[start..].split('"').next().unwrap().parse().unwrap()
+}
+
+/// The blocks of a drawing: those with a title that tells times.
+fn blocks(drawing: &str) -> Vec<&str> {
+    drawing.lines().filter(|line| line.contains("of micro-batch")).collect()
+}
+
+#[test]
+fn plain_text_in_full() {
+    let found = text(&panels(&[played(Named::ZbH1, 2, 3)]), PLAIN);
+    assert_eq!(
+        found,
+        "zb-h1: 2 devices, 3 micro-batches\n\
+         makespan 10, bubble 10.0%\n\
+         \x20                                         kept to B   to W\n\
+         device 0  F0 F1 ...B0 W0 F2 B1 W1 B2 W2           2      2\n\
+         device 1  ...F0 B0 F1 B1 W0 F2 B2 W1 W2           1      2\n\
+         \x20         0              5              10\n\
+         \n\
+         F forward\n\
+         B gradient of inputs\n\
+         W gradient of weights\n\
+         . waits\n\
+         kept: most micro-batches at once, of a device's whole share\n"
+    );
+}
+
+#[test]
+fn colours_change_nothing_but_colours() {
+    let played = [played(Named::Interleaved, 4, 8)];
+    let coloured = text(&panels(&played), Look { width: 200, colour: true });
+    assert!(coloured.contains("\x1b[48;5;"));
+    let mut plain = String::new();
+    let mut rest = coloured.as_str();
+    while let Some((before, after)) = rest.split_once('\x1b') {
+        plain += before;
+        rest = after.split_once('m').unwrap().1;
+    }
+    plain += rest;
+    let rows = plain.lines().filter(|line| line.starts_with("device"));
+    let long: Vec<usize> = rows.map(|row| row.chars().count()).collect();
+    assert!(long.windows(2).all(|pair| pair[0] == pair[1]), "{plain}");
+}
+
+#[test]
+fn lines_fit_the_terminal() {
+    for (named, p, m) in [(Named::ZbV, 8, 32), (Named::OneFOneB, 16, 64), (Named::ZbH2, 3, 2)] {
+        for width in [60, 80, 132] {
+            let found = text(&panels(&[played(named, p, m)]), Look { width, colour: false });
+            let rows = found.lines().filter(|line| line.starts_with("device"));
+            let widest = rows.map(|row| row.chars().count()).max().unwrap();
+            assert!(widest <= width + 6, "{named} in {width}: {widest}");
+        }
+    }
+}
+
+#[test]
+fn every_turn_is_drawn_in_its_place() {
+    for named in Named::ALL {
+        let played = [played(named, 4, 8)];
+        let drawing = svg(&panels(&played));
+        let blocks = blocks(&drawing);
+        let turns: Vec<_> = played[0].1.devices.iter().flatten().collect();
+        assert_eq!(blocks.len(), turns.len(), "{named}");
+        // Numbers are rounded, so the scale is taken from far apart.
+        let left = number(blocks[0], "x");
+        let far = turns.iter().position(|turn| turn.end == played[0].1.makespan).unwrap();
+        let scale = (number(blocks[far], "x") - left) / turns[far].start;
+        for (block, turn) in blocks.iter().zip(turns) {
+            assert!((number(block, "x") - left - turn.start * scale).abs() < 0.02, "{block}");
+            let long = (turn.end - turn.start) * scale;
+            assert!((number(block, "width") - long).abs() < 0.02, "{block}");
+        }
+        let opened = drawing.matches("<text").count();
+        assert_eq!(opened, drawing.matches("</text>").count());
+    }
+}
+
+#[test]
+fn one_scale_for_all_that_are_compared() {
+    let both = [played(Named::GPipe, 4, 8), played(Named::ZbH2, 4, 8)];
+    let drawing = svg(&panels(&both));
+    let forwards: Vec<f64> = blocks(&drawing)
+        .into_iter()
+        .filter(|block| block.contains("<title>F of"))
+        .map(|block| number(block, "width"))
+        .collect();
+    assert_eq!(forwards.len(), 64);
+    assert!(forwards.iter().all(|width| (width - forwards[0]).abs() < 0.02));
+}
+
+/// In grey, every forward is lighter than every W, and every W lighter than every backward.
+#[test]
+fn parts_survive_grey_scale() {
+    let all = [played(Named::ZbV, 4, 8), played(Named::Interleaved, 4, 8)];
+    let drawing = svg(&panels(&all));
+    let grey = |part: &str| -> Vec<f64> {
+        let title = format!("<title>{part} of");
+        let blocks = blocks(&drawing).into_iter().filter(|block| block.contains(&title));
+        blocks
+            .map(|block| {
+                let hex = &block[block.find("fill=\"#").unwrap() + 7..][..6];
+                let channel = |at| f64::from(u8::from_str_radix(&hex[at..at + 2], 16).unwrap());
+                0.299 * channel(0) + 0.587 * channel(2) + 0.114 * channel(4)
+            })
+            .collect()
+    };
+    let darkest = |part| grey(part).into_iter().fold(f64::INFINITY, f64::min);
+    let lightest = |part| grey(part).into_iter().fold(0.0, f64::max);
+    assert!(darkest("F") > lightest("W") + 25.0, "{} {}", darkest("F"), lightest("W"));
+    assert!(darkest("W") > lightest("B") + 25.0, "{} {}", darkest("W"), lightest("B"));
+    assert!(darkest("W") > lightest("BW") + 25.0);
+}
+
+#[test]
+fn names_cannot_break_a_drawing() {
+    let (schedule, timeline) = played(Named::Naive, 1, 1);
+    let table = phalanx_pipeline::csv::write(&schedule);
+    let odd = phalanx_pipeline::csv::read("csv:<a & \"b\">", &table).unwrap();
+    let drawing = svg(&[Panel { schedule: &odd, timeline: &timeline }]);
+    assert!(drawing.contains("csv:&lt;a &amp; &quot;b&quot;&gt;"));
+}

@@ -1,0 +1,67 @@
+//! Numbers that no schedule can be made from.
+
+use std::str::FromStr;
+
+use phalanx_pipeline::{Costs, Named, Shape, Times, Warmup, simulate};
+
+use crate::support::{build, times};
+
+fn refused(named: Named, shape: Shape, words: &[&str]) {
+    let text = named.build(shape).unwrap_err().to_string();
+    for word in words {
+        assert!(text.contains(word), "`{word}` is not in: {text}");
+    }
+}
+
+#[test]
+fn shapes_with_the_nearest_that_work() {
+    use Named::{GPipe, Interleaved, OneFOneB, ZbH1, ZbV};
+    refused(
+        Interleaved,
+        Shape::new(4, 6),
+        &["6 micro-batches on 4 stages", "4 or 8 micro-batches"],
+    );
+    refused(Interleaved, Shape::new(4, 3), &["groups of 4", "nearest that work: 4 micro-batches"]);
+    refused(ZbV, Shape::new(4, 8).chunks(1), &["zb-v with 1 chunks", "2 chunks"]);
+    refused(ZbV, Shape::new(4, 8).chunks(3), &["zb-v with 3 chunks", "2 chunks"]);
+    refused(OneFOneB, Shape::new(4, 8).chunks(2), &["1f1b with 2 chunks", "interleaved"]);
+    refused(ZbH1, Shape::new(4, 8).warmup(Warmup::Pb), &["warm-up pb", "1f1b"]);
+    for named in Named::ALL {
+        refused(named, Shape::new(0, 8), &["0 stages", "1 of the stages"]);
+        refused(named, Shape::new(4, 0), &["0 micro-batches"]);
+        refused(named, Shape::new(4, 8).chunks(0), &["0 chunks"]);
+        refused(named, Shape::new(usize::MAX, usize::MAX), &["too long"]);
+    }
+    refused(GPipe, Shape::new(1 << 20, 1 << 20), &["nearest that work: 2 micro-batches"]);
+}
+
+#[test]
+fn one_chunk_suits_all_but_the_v() {
+    for named in Named::ALL.into_iter().filter(|named| *named != Named::ZbV) {
+        assert_eq!(named.build(Shape::new(4, 8).chunks(1)).unwrap().chunks(), 1, "{named}");
+    }
+    assert_eq!(build(Named::ZbV, 4, 8).chunks(), 2);
+}
+
+#[test]
+fn names_are_exact_and_likely_ones_are_offered() {
+    for named in Named::ALL {
+        assert_eq!(Named::from_str(named.name()), Ok(named));
+    }
+    let said = |name| Named::from_str(name).unwrap_err().to_string();
+    assert!(said("ZBH1").ends_with("nearest that work: zb-h1"), "{}", said("ZBH1"));
+    assert!(said("pipedream").contains("naive | gpipe | 1f1b"), "{}", said("pipedream"));
+}
+
+#[test]
+fn times_are_numbers_from_zero_on() {
+    let said = |times, hop| Costs::even(times, hop).unwrap_err().to_string();
+    assert!(said(times(-1.0, 1.0, 1.0), 0.0).starts_with("tf = -1\n"));
+    assert!(said(times(1.0, f64::NAN, 1.0), 0.0).starts_with("tb = NaN\n"));
+    assert!(said(times(1.0, 1.0, f64::INFINITY), 0.0).starts_with("tw = inf\n"));
+    assert!(said(times(1.0, 1.0, 1.0), -0.5).starts_with("hop = -0.5\n"));
+    assert!(said(times(0.0, 0.0, 0.0), 0.0).contains("above 0"));
+    let two = Costs::uneven(vec![Times { f: 1.0, b: 1.0, w: 1.0 }; 2], 0.0).unwrap();
+    let text = simulate(&build(Named::GPipe, 3, 2), &two).unwrap_err().to_string();
+    assert!(text.contains("times of 2 stages, but `gpipe` has 3"), "{text}");
+}

@@ -1,0 +1,20 @@
+//! Pipeline schedules that users wrote themselves.
+
+use std::path::Path;
+
+use phalanx_pipeline::{PipelineError, Schedule, csv};
+
+use crate::error::{Error, Place, Problem, Result};
+
+/// The schedule in a table, checked; it is called `csv:FILE`.
+pub fn read_schedule(file: &Path) -> Result<Schedule> {
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| Error::refused(Problem::io("cannot read", file, &error)))?;
+    let place = |line| Place { source: file.display().to_string(), line, key: None };
+    csv::read(&format!("csv:{}", file.display()), &text).map_err(|error| match error {
+        PipelineError::Csv { line, what, help } => {
+            Error::refused(Problem::new(what).because(help).at(place(Some(line))))
+        }
+        other => Error::from(other).at(place(None)),
+    })
+}
