@@ -77,7 +77,8 @@ mod tests {
     #[test]
     fn what_is_in_place_already_is_left_alone() {
         let mut bytes = [1u8, 2, 3, 4];
-        let place = |row| Place { base: bytes.as_mut_ptr(), outer: row, row, foreign: true };
+        let base = bytes.as_mut_ptr();
+        let place = |row| Place { base, outer: row, row, foreign: true };
         let (from, to, mut meter) = (place(4), place(64), Meter::default());
         // SAFETY: both places are the four bytes.
         unsafe { copy([1, 1, 4], from, to, &mut meter) };
