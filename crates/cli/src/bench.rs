@@ -82,7 +82,7 @@ fn collectives(settings: &Settings, ranks: Option<usize>) -> Result<()> {
 fn partition(settings: &Settings, layers: Option<usize>) -> Result<()> {
     let sources = settings.sources();
     let sources = match layers {
-        Some(layers) => sources.set(&format!("model.layers={layers}")),
+        Some(layers) => sources.set(format!("model.layers={layers}")),
         None => sources,
     };
     let result = bench::partition(&network::load(&sources)?)?;

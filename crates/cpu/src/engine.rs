@@ -224,9 +224,9 @@ impl CpuEngine {
         };
         let Some(comm) = &self.comm else { return Ok(()) };
         let mut comm = comm.lock().unwrap_or_else(PoisonError::into_inner);
+        let (event, program) = (Event(self.events), &kernel.name);
         // SAFETY: who launches it asks for its event before anything else uses its operands, which
         // is what events are for; the arena outlives the endpoint.
-        let (event, program) = (Event(self.events), &kernel.name);
         let started = unsafe {
             transfer.start(&cx, comm.as_mut(), |handle| {
                 self.started.push(Started { event, handle, program: program.clone() });
