@@ -51,7 +51,7 @@ program formed {
   %18 = permute<a>(d, dim=0) : f32[8,4]{0:a}
   %19 = zero_padding(d) : f32[8,4]{0:a}
   %20 = all_gather<a>(q, dim=0, pieces=3) : f32[*8]
-  %21 = all_reduce_start<a>(r, pieces=2) : pending f32[*8]
+  %21 = all_reduce<a>(r, pieces=2) : f32[*8]
 }
 ";
 

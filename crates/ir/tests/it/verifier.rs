@@ -75,6 +75,20 @@ fn a_gather_that_is_not_at_the_minor_end_is_refused() {
 }
 
 #[test]
+fn pieces_that_no_call_can_take_are_refused() {
+    let dp = Axis::new("dp").unwrap();
+    let gather = |pieces| Collective {
+        pieces,
+        ..Collective::new(CollectiveKind::AllGather { dim: 0 }, vec![dp])
+    };
+    for (operand, pieces) in [("f32[*16]{*:dp}", 0), ("f32[*16]{*:dp}", 9), ("f32[16,4]{0:dp}", 2)]
+    {
+        let said = format!("can't be made in {pieces} pieces");
+        check(refusal(&[operand], gather(pieces)), &["all_gather", &said]);
+    }
+}
+
+#[test]
 fn an_update_of_a_partial_gradient_is_refused() {
     let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: Decay::all(0.1), narrow: None };
     let unit = "f32[*64]{*:tp}";
