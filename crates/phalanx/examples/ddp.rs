@@ -19,7 +19,7 @@ pub fn run(steps: usize) -> Result<Vec<Report>, phalanx::Error> {
         let report = fit(ranks, steps)?;
         let parameters: usize = report.params.values().map(|p| p.len()).sum();
         println!(
-            "{ranks} ranks  loss {:.6} → {:.6}  {} bytes moved in a step: 2·Ψ·(N−1) floats are {}",
+            "{ranks} ranks  loss {:.6} → {:.6}  {} bytes moved in a step; 2·Ψ·(N−1) floats are {}, gaps of units not counted",
             report.first_loss(),
             report.last_loss(),
             report.moved,

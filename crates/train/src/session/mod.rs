@@ -30,11 +30,11 @@ pub(crate) use numbers::encode;
 pub use parallel::{Parallel, SharedStrategy};
 pub use rank::RankSession;
 pub use settings::{MemoryLimit, Over, Settings};
-pub use store::{ReadParam, initial};
+pub use store::{Piece, ReadParam, initial};
 
 use crate::error::{Error, Problem, Result};
 use crate::host::{HostEngine, rank_engine};
-use store::{Piece, assemble};
+use store::assemble;
 
 /// A model in the forms that a session runs. Their parameters are the same, in the same order.
 #[derive(Clone, Debug)]

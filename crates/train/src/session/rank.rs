@@ -118,7 +118,7 @@ impl<E: Engine> RankSession<E> {
     }
 
     /// What this rank holds of the parameters, in full precision.
-    pub(crate) fn param_pieces(&mut self) -> Result<Vec<Piece>> {
+    pub fn param_pieces(&mut self) -> Result<Vec<Piece>> {
         let buffers = self.plan.buffers.iter();
         let buffers = buffers.map(|b| b.master.as_ref().unwrap_or(&b.weights));
         self.store.pieces(&mut self.executor, buffers)

@@ -22,11 +22,13 @@ pub fn initial(seed: u64) -> impl Fn(&Param, Range<usize>) -> Result<Vec<f64>> +
 
 /// Values of a parameter that a rank holds.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Piece {
-    param: usize,
+pub struct Piece {
+    /// The parameter's number in the model.
+    pub param: usize,
     /// The first one's number in the whole parameter.
-    first: usize,
-    values: Vec<f64>,
+    pub first: usize,
+    /// The values, in the parameter's order.
+    pub values: Vec<f64>,
 }
 
 /// Which part of which parameter lies where.

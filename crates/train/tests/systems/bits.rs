@@ -6,7 +6,7 @@ use phalanx_spmd::strategies::{Ddp, Megatron, Sequence, Ulysses, Zero};
 use phalanx_train::config::Loaded;
 use phalanx_train::corpus::{self, with_step_data};
 use phalanx_train::network::Network;
-use phalanx_train::session::{Parallel, Session};
+use phalanx_train::session::{Parallel, Piece, Session};
 
 use crate::support::{gpt, llama, models, on, settings, shared};
 
@@ -67,9 +67,13 @@ fn replicas_are_bitwise_identical() {
             let parallel = on("dp=4 tp=2", strategies);
             let mesh = parallel.mesh.clone();
             let mut session = trained(&loaded, Some(parallel), 4);
-            // Where a rank holds nothing there is no number, which has the same bits too.
-            let own = session.on_ranks(|_, rank| rank.params()).unwrap();
-            let own: Vec<Bits> = own.into_iter().map(bits).collect();
+            let own = session.on_ranks(|_, rank| rank.param_pieces()).unwrap();
+            let bits = |piece: Piece| {
+                let values = piece.values.into_iter().map(f64::to_bits);
+                (piece.param, piece.first, values.collect::<Vec<u64>>())
+            };
+            let own: Vec<Vec<_>> =
+                own.into_iter().map(|pieces| pieces.into_iter().map(bits).collect()).collect();
             let dp = mesh.expand("dp").unwrap();
             for rank in 0..own.len() {
                 for other in mesh.group(rank, &dp) {

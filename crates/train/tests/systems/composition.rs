@@ -184,7 +184,7 @@ fn run(systems: &[System]) -> Cell {
         Err(error) if error.exit_code() == 2 => {
             let text = error.to_string();
             let lines: Vec<&str> = text.lines().map(str::trim).collect();
-            Cell::Refused(lines.join(" ").trim_start_matches("error: ").to_owned())
+            Cell::Refused(lines.join("; ").trim_start_matches("error: ").to_owned())
         }
         Err(error) => Cell::Red(error.to_string()),
     }

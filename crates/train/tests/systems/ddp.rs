@@ -132,5 +132,5 @@ fn two_systems_for_the_same_thing_are_refused() {
     let models = crate::support::models(&loaded);
     let error = phalanx_train::session::Lowered::new(&models, settings(&loaded, Some(parallel)));
     let error = error.err().unwrap().to_string();
-    assert!(error.contains("`DDP` and `ZeRO`") && error.contains("keep one"), "{error}");
+    assert!(error.contains("`DDP` and `ZeRO-1`") && error.contains("keep one"), "{error}");
 }
