@@ -95,6 +95,50 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::config::Sources;
+    use crate::network::{Network, load};
+    use crate::session::Settings;
+
+    /// FLOPs of a rank's products and of the model's, and the largest rows, widths and outputs of
+    /// the rank's.
+    fn work(settings: &[&str]) -> (f64, f64, [usize; 3]) {
+        let sources = settings.iter().fold(Sources::default().preset("tiny"), |s, set| s.set(*set));
+        let loaded = load(&sources).unwrap();
+        let models = Network::new(&loaded).unwrap().models(&loaded.config, false).unwrap();
+        let lowered = Lowered::new(&models, Settings::new(&loaded.config).unwrap()).unwrap();
+        let (model, compiled) = (&lowered.model, lowered.compiled());
+        let own = products(model, |segment| compiled.program(segment, Part::F));
+        let all = products(model, |segment| &model.segments()[segment]);
+        let largest = |side: fn(&Product) -> usize| own.keys().map(side).max().unwrap();
+        let sides = [largest(|p| p.rows), largest(|p| p.from), largest(|p| p.to)];
+        let total =
+            |p: &std::collections::BTreeMap<Product, usize>| flops(p.iter().map(|(p, n)| (p, *n)));
+        (total(&own), total(&all), sides)
+    }
+
+    /// `tiny` has 32 sequences of 64 tokens, width 64, ffn 128 and a vocabulary of 509.
+    #[test]
+    fn a_rank_does_the_products_of_its_local_shapes() {
+        let (alone, all, sides) = work(&[]);
+        assert_eq!((alone, sides), (all, [2048, 128, 509]));
+        // Replicas and context-parallel ranks share the rows, tensor-parallel ones the weights; 509
+        // columns of the head are 510 with padding.
+        let (own, all, sides) = work(&["parallel.dp=2", "parallel.cp=2"]);
+        assert_eq!((own * 4.0, sides), (all, [512, 128, 509]));
+        let (own, all, sides) = work(&["parallel.dp=2", "parallel.tp=2", "parallel.zero=3"]);
+        assert_eq!(sides, [1024, 64, 255]);
+        assert!((own * 4.0 / all - 1.0).abs() < 1e-3, "{own} {all}");
+        // Weights in another type are weights all the same.
+        let (own, all, _) = work(&["precision.weights=bf16", "precision.compute=bf16"]);
+        assert_eq!(own, all);
+    }
+
+    /// Keys and values of a head that all ranks need are computed on each: more work, same floor.
+    #[test]
+    fn work_that_is_done_twice_is_seen() {
+        let (own, all, _) = work(&["parallel.tp=4", "model.kv_heads=2"]);
+        assert!(own * 4.0 > 1.01 * all, "{own} {all}");
+    }
 
     #[test]
     fn a_round_lasts_from_the_first_to_the_last() {
