@@ -14,6 +14,7 @@ pub mod action;
 pub mod build;
 pub mod check;
 pub mod compile;
+pub mod edge;
 mod error;
 pub mod memory;
 pub mod order;
@@ -32,6 +33,7 @@ pub use build::{
 };
 pub use check::check;
 pub use compile::Lowering;
+pub use edge::{Piece, edge};
 pub use error::ScriptError;
 pub use memory::{MemoryPlan, plan, plan_beside};
 pub use order::HappensBefore;
