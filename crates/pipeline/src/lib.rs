@@ -23,6 +23,7 @@ mod costs;
 pub mod csv;
 mod deadlock;
 mod error;
+mod expand;
 mod flow;
 mod named;
 pub mod picture;
