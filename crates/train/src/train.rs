@@ -153,7 +153,7 @@ impl<'a> Run<'a> {
             format!("step   {}", describe_step(config)),
             format!("ranks  {}", self.session.layout()),
             format!(
-                "plan   {} on each rank: {}",
+                "plan   {} on {whose}: {}",
                 bytes(self.session.rank_arena() as u64),
                 parts.join(", ")
             ),
