@@ -22,20 +22,20 @@ impl<'b> Maker<'b> {
         let shape = x.shape();
         let (rank, last) = (shape.len(), shape.last().copied().unwrap_or(1));
         let alike: Vec<Value<'b>> = pool.iter().copied().filter(|y| y.shape() == shape).collect();
-        Some(match self.dice.below(19) {
+        Some(match self.dice.below(22) {
             0..=3 if rank > 0 => {
                 let to = self.dice.pick(&[2, 3, 4, 4, 5, 6, 8]);
                 let w = self.param(&[last, to]);
                 x.matmul(w)
             }
-            4 => match self.dice.below(4) {
+            4 | 19 | 20 => match self.dice.below(4) {
                 0 => x.gelu(),
                 1 => x.silu(),
                 2 => x.tanh(),
                 _ => x.scale(0.5),
             },
             5 => x + self.dice.pick(&alike),
-            6 => x * self.dice.pick(&alike),
+            6 | 21 => x * self.dice.pick(&alike),
             7 if rank > 0 => {
                 let gain = self.param(&[last]);
                 x.rms_norm(gain, 1e-5)

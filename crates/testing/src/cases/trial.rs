@@ -99,11 +99,11 @@ impl fmt::Display for Found {
         let (seed, Smallest { why, case, parts }) = (self.seed, &self.smallest);
         writeln!(f, "seed {seed}, chosen by {:?}: {}", self.chooser, self.why)?;
         writeln!(f, "again with PHALANX_SEEDS={seed}..{}", seed + 1)?;
-        writeln!(f, "the smallest case that fails: {why}\nmesh {}", case.mesh)?;
-        for asked in &case.asked {
-            writeln!(f, "  {asked}")?;
-        }
+        writeln!(f, "the smallest case that fails, on the mesh {}: {why}", case.mesh)?;
         write!(f, "{}", case.forward)?;
+        for asked in &case.asked {
+            writeln!(f, "{asked}")?;
+        }
         parts.as_ref().map_or(Ok(()), |parts| write!(f, "partitioned:\n{}", parts.program))
     }
 }
@@ -161,7 +161,7 @@ fn attempt(
 }
 
 /// With how many dice a smaller case is tried: what was chosen before means something else there.
-const CHOICES: u64 = 6;
+const CHOICES: u64 = 16;
 
 fn smallest(
     recipe: Recipe,
