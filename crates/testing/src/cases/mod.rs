@@ -56,3 +56,55 @@ pub fn numbers(joint: &Program, seed: u64) -> BTreeMap<String, Tensor> {
     };
     joint.inputs().iter().map(|p| (p.name.clone(), number(&p.name, p.value))).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the cases are said to cover, they cover often.
+    #[test]
+    fn cases_reach_every_corner() {
+        let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut ran = 0;
+        for seed in 0..400 {
+            let recipe = Recipe::new(seed);
+            let trial = recipe.and_then(|recipe| Trial::new(&recipe, Chooser::Random));
+            let Ok(Trial { case, parts, .. }) = trial else { continue };
+            ran += 1;
+            let types = parts.program.values();
+            let corners = [
+                ("eight ranks", case.mesh.ranks() == 8),
+                ("three axes", case.mesh.axes().count() == 3),
+                ("a split axis", case.mesh.axes().any(|(axis, _)| axis.name().contains('.'))),
+                (
+                    "two axes on a dim",
+                    types.iter().any(|ty| ty.layout.dims().iter().any(|d| d.axes.len() > 1)),
+                ),
+                ("padding", types.iter().any(|ty| ty.padded() != ty.shape)),
+                ("a loss", case.forward.output_named("loss").is_some()),
+            ];
+            for (corner, _) in corners.iter().filter(|(_, is)| *is) {
+                *seen.entry(corner).or_default() += 1;
+            }
+        }
+        assert!(ran >= 360, "{ran}");
+        for corner in
+            ["eight ranks", "three axes", "a split axis", "two axes on a dim", "padding", "a loss"]
+        {
+            let count = seen.get(corner).copied().unwrap_or(0);
+            assert!(count >= ran / 20, "{corner} in {count} of {ran} cases: {seen:?}");
+        }
+        println!("{ran} {seen:?}");
+    }
+
+    /// A case is the same whenever it is made.
+    #[test]
+    fn a_seed_is_a_case() {
+        let text = |seed| {
+            let case = Recipe::new(seed).unwrap().case().unwrap();
+            format!("{}{}{:?}", case.mesh, case.forward, case.asked)
+        };
+        assert_eq!(text(3), text(3));
+        assert_ne!(text(3), text(4));
+    }
+}
