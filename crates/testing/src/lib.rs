@@ -5,8 +5,8 @@
 //! the same numbers in the same way. [`run_on_ranks`] executes a partitioned program on simulated
 //! ranks, and [`threads`] on real ones, each with an engine; [`cases`] makes random ones and makes
 //! failures smaller, [`checks`] compares them with the interpreter, and [`layouts`] makes those of one
-//! instruction. [`suite`] is what every engine must pass; [`Errors`] is the
-//! one measure by which results are compared. No crate that users run depends on this one.
+//! instruction. [`suite`] is what every engine must pass; [`Errors`] is the one measure by which
+//! results are compared. No crate that users run depends on this one.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test that fails should stop")]
 
