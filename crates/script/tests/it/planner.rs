@@ -6,8 +6,8 @@ use phalanx_ir::DType;
 use phalanx_models::{Architecture, BatchShape, Purpose};
 use phalanx_reference::ReferenceEngine;
 use phalanx_script::{
-    Action, Category, HappensBefore, MemoryPlan, Ranks, Script, Source, eval_script, plan,
-    plan_beside,
+    Action, Category, Device, Forward, HappensBefore, MemoryPlan, Place, Script, Source,
+    eval_script, forward, plan, plan_beside,
 };
 use phalanx_testing::{Rig, Setup, compile, mlp};
 
@@ -139,10 +139,14 @@ fn a_second_script_leaves_the_state_alone() {
     let base = plan(&train.script).unwrap();
     let evaluated = build(Purpose::Evaluate);
     let compiled = compile(&evaluated, DType::F32, setup.recompute);
-    let (script, loss) = {
-        let ranks = Ranks::alone();
-        eval_script(&evaluated, &compiled, 2, train, setup.precision, ranks).unwrap()
+    let turns = forward(0..evaluated.instances().len(), 2);
+    let forward = Forward {
+        model: &evaluated,
+        devices: &[Device::alone(&compiled, &turns)],
+        at: Place::default(),
+        weights: setup.precision.weights,
     };
+    let (script, loss) = eval_script(&forward, train).unwrap();
     let beside = plan_beside(&script, Some(&base)).unwrap();
     let state: Vec<usize> = (0..train.script.buffers.len())
         .filter(|&i| train.script.buffers[i].source != Source::Script)
