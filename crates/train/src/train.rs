@@ -146,6 +146,8 @@ impl<'a> Run<'a> {
             Some(floor) => format!(", entropy {floor:.4}"),
             None => String::new(),
         };
+        // The ranks of a pipeline hold different stages.
+        let whose = if config.parallel.pp.get() > 1 { "the largest rank" } else { "each rank" };
         vec![
             format!("config {}", self.loaded.origin()),
             format!("model  {}", self.network.describe(config, self.parameters)),
