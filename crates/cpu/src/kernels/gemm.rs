@@ -108,9 +108,49 @@ pub fn matmul<A, B, C, G>(
     }
 }
 
+/// A result with its operands: `c = a·b`, or `c += a·b` if `accumulate`.
+pub struct Part<'a, T, C> {
+    /// The left operand.
+    pub a: Mat<'a, T>,
+    /// The right operand.
+    pub b: Mat<'a, T>,
+    /// The result.
+    pub c: MatMut<'a, C>,
+    /// Whether the product is added.
+    pub accumulate: bool,
+}
+
+/// Several products with the same inner dimension and something in common, such as `xᵀ·y` and
+/// `xᵀ·z`. They take turns: each does a block of the inner dimension, then the next does the same
+/// block, which it finds in the cache. Every result has the bits that [`matmul`] gives it. `part` is
+/// asked for each of the `count` products again and again, and may have none to do.
+///
+/// # Panics
+/// As [`matmul`] does.
+pub fn matmul_turns<'a, T, C, G>(
+    gemm: &G,
+    count: usize,
+    part: impl Fn(usize) -> Option<Part<'a, T, C>>,
+    scratch: &mut [T::Acc],
+) where
+    T: Element + 'a,
+    C: Element<Acc = T::Acc> + 'a,
+    G: Gemm,
+{
+    let inner = (0..count).find_map(&part).map_or(0, |part| part.a.shape()[1]);
+    // A result that is rounded needs its whole sum first.
+    for inner in blocks(inner, is_float::<C>()) {
+        for Part { a, b, c, accumulate } in (0..count).filter_map(&part) {
+            let ([m, _], [_, n]) = (a.shape(), b.shape());
+            let (a, b) = (a.block(0..m, inner.clone()), b.block(inner.clone(), 0..n));
+            matmul(gemm, c, a, b, accumulate || inner.start > 0, scratch);
+        }
+    }
+}
+
 /// Largest side of the blocks that copies are made in: three of them, in single precision, are
-/// 3 MiB. The `gemm` crate cuts the inner dimension at the same places, so that a copy does not
-/// change the order of a sum.
+/// 3 MiB. The inner dimension is always cut so, and at the same places: neither a copy nor a
+/// neighbour in a pack changes the order of a sum. The `gemm` crate would cut there too.
 const BLOCK: usize = 512;
 
 /// Rows from which a transposed right operand is copied. The library packs it in any case, but reads
@@ -177,7 +217,7 @@ where
     fn store(&mut self, mut c: MatMut<A::Acc>, accumulate: bool) {
         let [m, k, n] = inner_shape(c.shape(), self.a.shape(), self.b.shape());
         let [copy_a, copy_b] = self.copies;
-        for inner in blocks(k, copy_a || copy_b) {
+        for inner in blocks(k, true) {
             let len = if copy_a { m * inner.len() } else { 0 };
             let (for_a, for_b) = self.scratch.split_at_mut(len);
             let a = self.a.block(0..m, inner.clone());
