@@ -71,6 +71,9 @@ pub(crate) enum Command {
         /// Shows only this part of each segment.
         #[arg(long, value_enum, ignore_case = true)]
         part: Option<PartArg>,
+        /// Whose script is shown.
+        #[arg(long, default_value_t = 0)]
+        rank: usize,
         /// Shows the grid of ranks and who talks to whom, in place of programs and script.
         #[arg(long, conflicts_with_all = ["segment", "part"])]
         ranks: bool,

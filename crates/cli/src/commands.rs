@@ -29,9 +29,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Command::Eval { settings, model, ids: Some(ids) } => answer(settings, model, &ids.0),
         Command::Eval { settings, model, .. } => held_out(settings, model),
         Command::Export { run, out, dtype, json } => export(run, out, (*dtype).into(), *json),
-        Command::Explain { settings, segment, part, ranks } => {
+        Command::Explain { settings, segment, part, ranks, rank } => {
             let part = part.map(Into::into);
-            let focus = Focus { segment: segment.clone(), part, ranks: *ranks };
+            let focus = Focus { segment: segment.clone(), part, ranks: *ranks, rank: *rank };
             explain(settings, focus)
         }
         Command::Bench(bench) => bench::run(bench),

@@ -5,15 +5,15 @@ mod kernel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use phalanx_comm::{Communicator, Handle};
-use phalanx_engine::{Args, Engine, EngineError, Event};
-use phalanx_ir::Program;
-use phalanx_script::{Lane, Slot, Slots};
+use phalanx_comm::{Communicator, Count, Handle, OpKind};
+use phalanx_engine::{Args, Engine, EngineError, Event, Way};
+use phalanx_ir::{Axis, Program};
+use phalanx_script::{Lane, Message, Slot, Slots};
 use phalanx_sys::Arena;
 
 use crate::pool::{Pool, PoolSettings};
 use crate::tasks::{
-    self, Context, Endpoint, Failure, Operation, Outstanding, Share, Transfer, Var,
+    self, Context, Endpoint, Failure, Line, Operation, Outstanding, Share, Transfer, Var,
 };
 pub use kernel::Kernel;
 use kernel::{Call, place_barriers};
@@ -61,7 +61,7 @@ impl CpuEngine {
     pub fn on_rank(threads: usize, comm: Box<dyn Communicator>) -> Result<Self, EngineError> {
         let (rank, world) = (comm.rank(), comm.world());
         let engine = Self::with_pool(threads, threads.saturating_mul(world))?;
-        Ok(Self { comm: Some(Mutex::new(comm)), rank, world, ..engine })
+        Ok(Self { comm: Some(Mutex::new(Line::new(comm))), rank, world, ..engine })
     }
 
     /// `all` threads compute at the same time on this machine.
@@ -93,21 +93,34 @@ impl CpuEngine {
 
     /// This rank's endpoint to the others, if there are any: for traffic, time, and to stop them.
     pub fn communicator(&mut self) -> Option<&mut dyn Communicator> {
-        let comm = self.comm.as_mut()?.get_mut().unwrap_or_else(PoisonError::into_inner);
-        Some(comm.as_mut())
+        let line = self.comm.as_mut()?.get_mut().unwrap_or_else(PoisonError::into_inner);
+        Some(line.comm.as_mut())
     }
 
-    /// This engine's rank in a program's mesh, if it can run there.
-    fn rank_in(&self, program: &Program) -> Result<usize, EngineError> {
-        match program.mesh().ranks() {
-            1 => Ok(0),
-            ranks if ranks == self.world => Ok(self.rank),
-            ranks => Err(EngineError::Failed {
+    /// What this rank has moved so far, by kind of call and by the axes that it went over.
+    pub fn traffic(&mut self) -> Vec<(OpKind, Vec<Axis>, Count)> {
+        let Some(line) = &mut self.comm else { return Vec::new() };
+        let line = line.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let entries = line.comm.traffic().entries();
+        entries
+            .map(|(tag, kind, count)| (kind, line.counted[tag as usize].clone(), count))
+            .collect()
+    }
+
+    /// This engine's place in a program's mesh, whose ranks these are, if it can run there.
+    fn place_in(&self, program: &Program, ranks: &[usize]) -> Result<usize, EngineError> {
+        let place = ranks.iter().position(|&rank| rank == self.rank);
+        let world = ranks.iter().all(|&rank| rank < self.world);
+        match place {
+            _ if program.mesh().ranks() == 1 => Ok(0),
+            Some(place) if world && ranks.len() == program.mesh().ranks() => Ok(place),
+            _ => Err(EngineError::Failed {
                 program: program.name.clone(),
                 why: format!(
-                    "its mesh ({}) has {ranks} ranks, but this engine is rank {} of {}; make one \
-                     engine for each rank with CpuEngine::on_rank",
+                    "its mesh ({}) has {} ranks, given as {ranks:?}, but this engine is rank {} of \
+                     {}; make one engine for each rank with CpuEngine::on_rank",
                     program.mesh(),
+                    program.mesh().ranks(),
                     self.rank,
                     self.world
                 ),
@@ -228,7 +241,7 @@ impl CpuEngine {
         // SAFETY: who launches it asks for its event before anything else uses its operands, which
         // is what events are for; the arena outlives the endpoint.
         let started = unsafe {
-            transfer.start(&cx, comm.as_mut(), |handle| {
+            transfer.start(&cx, comm.comm.as_mut(), |handle| {
                 self.started.push(Started { event, handle, program: program.clone() });
             })
         };
@@ -278,13 +291,18 @@ impl Engine for CpuEngine {
         "cpu"
     }
 
-    fn compile(&mut self, program: &Program, slots: &Slots) -> Result<Kernel, EngineError> {
-        let rank = self.rank_in(program)?;
+    fn compile(
+        &mut self,
+        program: &Program,
+        slots: &Slots,
+        ranks: &[usize],
+    ) -> Result<Kernel, EngineError> {
+        let rank = self.place_in(program, ranks)?;
         let mut calls = Vec::new();
         for (index, instr) in program.instrs().iter().enumerate() {
             let scratch = slots.scratch[index];
             let comm = self.comm.as_ref();
-            let operation = Operation { program, instr, slots, scratch, rank, comm };
+            let operation = Operation { program, instr, slots, scratch, rank, ranks, comm };
             // What nothing reads is not computed.
             let results = instr.outputs.iter().map(|v| slots.by_value[v.index()]);
             if results.clone().all(|slot| slot == Slot::Unused) {
@@ -312,6 +330,26 @@ impl Engine for CpuEngine {
             handles: (0..handles).map(|_| Outstanding::default()).collect(),
             slots: slots.clone(),
             instrs,
+        })
+    }
+
+    fn connect(
+        &mut self,
+        messages: &[Message],
+        way: Way,
+        label: &str,
+    ) -> Result<Kernel, EngineError> {
+        let failed = |why: String| EngineError::Failed { program: label.to_owned(), why };
+        let comm = self.comm.as_ref();
+        let comm = comm.ok_or_else(|| failed("this engine has no other rank to talk to".into()))?;
+        let transfer = tasks::message(comm, messages, way, label);
+        let task = Box::new(transfer.map_err(|e| failed(e.to_string()))?);
+        Ok(Kernel {
+            name: label.into(),
+            calls: vec![Call { task, instr: 0, barrier: false }],
+            handles: Vec::new(),
+            slots: Slots::default(),
+            instrs: 0,
         })
     }
 

@@ -52,7 +52,7 @@ fn third_step(threads: usize) -> Counts {
             let program = text::parse(source).unwrap();
             phalanx_ir::verify(&program).unwrap();
             let slots = Slots::assign(&program);
-            let kernel = engine.compile(&program, &slots).unwrap();
+            let kernel = engine.compile(&program, &slots, &[0, 1]).unwrap();
             (kernel, program.inputs().len(), program.outputs().len())
         });
         engine.reserve(1 << 16).unwrap();

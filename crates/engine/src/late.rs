@@ -119,8 +119,13 @@ impl<E: Engine> Engine for Late<E> {
         "late"
     }
 
-    fn compile(&mut self, program: &Program, slots: &Slots) -> Result<Self::Kernel, EngineError> {
-        self.inner.compile(program, slots).map(Rc::new)
+    fn compile(
+        &mut self,
+        program: &Program,
+        slots: &Slots,
+        ranks: &[usize],
+    ) -> Result<Self::Kernel, EngineError> {
+        self.inner.compile(program, slots, ranks).map(Rc::new)
     }
 
     fn reserve(&mut self, bytes: usize) -> Result<(), EngineError> {

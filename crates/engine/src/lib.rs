@@ -9,7 +9,7 @@
 mod late;
 
 use phalanx_ir::Program;
-use phalanx_script::{Lane, Slots};
+use phalanx_script::{Lane, Message, Slots};
 
 pub use late::Late;
 
@@ -47,6 +47,14 @@ pub struct Args<'a> {
     pub outputs: &'a [Target],
     /// The workspace that the program's slots ask for.
     pub workspace: Span,
+}
+
+/// Which end of messages a rank is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Way {
+    Send,
+    Receive,
 }
 
 /// Something that a later call, or the host, can wait for.
@@ -95,8 +103,31 @@ pub trait Engine {
     /// The name in messages.
     fn name(&self) -> &'static str;
 
-    /// Compiles a program for the places that the planner chose.
-    fn compile(&mut self, program: &Program, slots: &Slots) -> Result<Self::Kernel, EngineError>;
+    /// Compiles a program for the places that the planner chose. `ranks` are the ranks of the program's
+    /// mesh, in its order; this engine's is one of them.
+    fn compile(
+        &mut self,
+        program: &Program,
+        slots: &Slots,
+        ranks: &[usize],
+    ) -> Result<Self::Kernel, EngineError>;
+
+    /// Makes messages ready to be sent or received, as a kernel with one input or one output: the
+    /// buffer. Its event is over when the messages have arrived. Engines of a single rank have none.
+    fn connect(
+        &mut self,
+        messages: &[Message],
+        way: Way,
+        label: &str,
+    ) -> Result<Self::Kernel, EngineError> {
+        let _ = messages;
+        Err(EngineError::Unsupported {
+            engine: self.name(),
+            program: label.to_owned(),
+            op: format!("{way:?}"),
+            why: "it has no other rank to talk to".to_owned(),
+        })
+    }
 
     /// Allocates the arena, zeroed. It is called once, after compiling.
     fn reserve(&mut self, bytes: usize) -> Result<(), EngineError>;

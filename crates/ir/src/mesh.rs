@@ -34,6 +34,19 @@ impl Axis {
         Ok(Self { bytes, len: name.len() as u8 })
     }
 
+    /// The axis along which stages of a pipeline follow each other.
+    pub const STAGES: Axis = Axis::known("pp");
+
+    /// An axis whose name is known to be legal when the project is built.
+    const fn known(name: &str) -> Self {
+        let (from, mut bytes, mut i) = (name.as_bytes(), [0; NAME], 0);
+        while i < from.len() {
+            bytes[i] = from[i];
+            i += 1;
+        }
+        Self { bytes, len: from.len() as u8 }
+    }
+
     /// The name.
     pub fn name(&self) -> &str {
         std::str::from_utf8(&self.bytes[..usize::from(self.len)]).unwrap_or("?")

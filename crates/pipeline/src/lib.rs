@@ -4,7 +4,7 @@
 //! chunks is. One small file of [`schedules`] per system states its rule. A schedule is checked when
 //! it is made, so whoever holds one may run, time or draw it: [`simulate()`] gives the start and end
 //! of every turn, [`picture`] draws them, and [`csv`] writes the schedule as a table and reads it
-//! back.
+//! back. [`split`] says which layers of a model each stage has.
 //!
 //! ```
 //! use phalanx_pipeline::{Costs, Named, Shape, Times, simulate};
@@ -23,6 +23,7 @@ mod costs;
 pub mod csv;
 mod deadlock;
 mod error;
+mod expand;
 mod flow;
 mod named;
 pub mod picture;
@@ -30,6 +31,7 @@ mod placement;
 mod schedule;
 pub mod schedules;
 mod simulate;
+pub mod split;
 mod turn;
 
 pub use costs::{Costs, Times};

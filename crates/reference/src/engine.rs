@@ -68,7 +68,12 @@ impl Engine for ReferenceEngine {
         "reference"
     }
 
-    fn compile(&mut self, program: &Program, _slots: &Slots) -> Result<Program, EngineError> {
+    fn compile(
+        &mut self,
+        program: &Program,
+        _slots: &Slots,
+        _ranks: &[usize],
+    ) -> Result<Program, EngineError> {
         Ok(program.clone())
     }
 

@@ -1,9 +1,9 @@
 //! Issuing actions.
 
-use phalanx_engine::{Args, Engine, EngineError, Event, Span, Target};
+use phalanx_engine::{Args, Engine, EngineError, Event, Span, Target, Way};
 use phalanx_script::{
-    BufferId, HappensBefore, Kind, Lane, MemoryPlan, Script, ScriptError, Source, Write, check,
-    plan_beside,
+    BufferId, HappensBefore, Kind, Lane, MemoryPlan, Run, Script, ScriptError, Source, View, Write,
+    check, plan_beside,
 };
 
 /// Why a script could not be run.
@@ -16,12 +16,6 @@ pub enum RuntimeError {
     /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The script sends messages between ranks.
-    #[error("`{action}` sends or receives a message, which no executor does yet")]
-    Message {
-        /// The action's label.
-        action: String,
-    },
     /// The host gave a buffer the wrong number of bytes.
     #[error("buffer `{buffer}` has {expected} bytes, got {found}")]
     Bytes {
@@ -62,13 +56,15 @@ pub(crate) struct LoadedScript<K> {
     /// By action; what does nothing at run time has no call.
     pub(crate) calls: Vec<Option<Call>>,
     /// What each call waits for.
-    after: Vec<Vec<usize>>,
+    pub(crate) after: Vec<Vec<usize>>,
 }
 
 /// An action with every place resolved.
 pub(crate) struct Call {
     pub(crate) kernel: usize,
     pub(crate) lane: Lane,
+    /// Which end, of a message.
+    pub(crate) message: Option<Way>,
     pub(crate) inputs: Vec<Span>,
     pub(crate) outputs: Vec<Target>,
     pub(crate) workspace: Span,
@@ -92,10 +88,26 @@ impl<E: Engine> Executor<E> {
     pub fn load(&mut self, script: Script) -> Result<ScriptId, RuntimeError> {
         check(&script)?;
         let plan = plan_beside(&script, self.scripts.first().map(|s| &s.plan))?;
-        let kernels = (script.programs.iter())
-            .map(|entry| self.engine.compile(&entry.program, &entry.slots))
+        let mut kernels = (script.programs.iter())
+            .map(|entry| self.engine.compile(&entry.program, &entry.slots, &entry.ranks))
             .collect::<Result<Vec<_>, _>>()?;
-        let calls = calls(&script, &plan)?;
+        let mut calls = Vec::with_capacity(script.actions.len());
+        for (index, action) in script.actions.iter().enumerate() {
+            let call = match (&action.kind, action.run()) {
+                (_, Some(run)) => Some(run_call(&script, &plan, index, run)),
+                (Kind::Send { buffer, messages }, _) => {
+                    kernels.push(self.engine.connect(messages, Way::Send, &action.label)?);
+                    Some(message_call(&script, &plan, *buffer, Way::Send, kernels.len() - 1))
+                }
+                (Kind::Receive { buffer, messages }, _) => {
+                    kernels.push(self.engine.connect(messages, Way::Receive, &action.label)?);
+                    Some(message_call(&script, &plan, *buffer, Way::Receive, kernels.len() - 1))
+                }
+                // The end of a life is known to the plan, and nothing is done for it.
+                _ => None,
+            };
+            calls.push(call);
+        }
         // The planner lets buffers share memory only where this order keeps their uses apart, so
         // waiting by it is enough for memory that is used again, too.
         let after = waits(&calls, &HappensBefore::of(&script)?);
@@ -197,37 +209,40 @@ impl<E: Engine> Executor<E> {
     }
 }
 
-/// Resolves every view of every action to a piece of the arena.
-fn calls(script: &Script, plan: &MemoryPlan) -> Result<Vec<Option<Call>>, RuntimeError> {
-    let mut calls = Vec::with_capacity(script.actions.len());
-    for (index, action) in script.actions.iter().enumerate() {
-        let run = match (&action.kind, action.run()) {
-            (_, Some(run)) => run,
-            // The end of a life is known to the plan, and nothing is done for it.
-            (Kind::Release { .. }, None) => {
-                calls.push(None);
-                continue;
-            }
-            _ => return Err(RuntimeError::Message { action: action.label.clone() }),
-        };
-        let entry = &script.programs[run.program.0];
-        let bytes = |value| entry.program.ty(value).local_bytes(entry.program.mesh());
-        let at = |view: &phalanx_script::View| plan.offsets[view.buffer.0] + view.offset;
-        let inputs = (entry.program.inputs().iter().zip(&run.inputs))
-            .map(|(port, view)| Span { offset: at(view), bytes: bytes(port.value) })
-            .collect();
-        let outputs = (entry.program.outputs().iter().zip(&run.outputs))
-            .map(|(port, (view, write))| Target {
-                span: Span { offset: at(view), bytes: bytes(port.value) },
-                add: *write == Write::Add,
-            })
-            .collect();
-        let offset = plan.workspaces[index].unwrap_or(0);
-        let workspace = Span { offset, bytes: entry.slots.extent };
-        let (kernel, lane) = (run.program.0, action.lane);
-        calls.push(Some(Call { kernel, lane, inputs, outputs, workspace }));
-    }
-    Ok(calls)
+/// A run with every view resolved to a piece of the arena.
+fn run_call(script: &Script, plan: &MemoryPlan, index: usize, run: &Run) -> Call {
+    let entry = &script.programs[run.program.0];
+    let bytes = |value| entry.program.ty(value).local_bytes(entry.program.mesh());
+    let at = |view: &View| plan.offsets[view.buffer.0] + view.offset;
+    let inputs = (entry.program.inputs().iter().zip(&run.inputs))
+        .map(|(port, view)| Span { offset: at(view), bytes: bytes(port.value) })
+        .collect();
+    let outputs = (entry.program.outputs().iter().zip(&run.outputs))
+        .map(|(port, (view, write))| Target {
+            span: Span { offset: at(view), bytes: bytes(port.value) },
+            add: *write == Write::Add,
+        })
+        .collect();
+    let offset = plan.workspaces[index].unwrap_or(0);
+    let workspace = Span { offset, bytes: entry.slots.extent };
+    let (kernel, lane) = (run.program.0, script.actions[index].lane);
+    Call { kernel, lane, message: None, inputs, outputs, workspace }
+}
+
+/// A message whose buffer is a kernel's one input or output.
+fn message_call(
+    script: &Script,
+    plan: &MemoryPlan,
+    buffer: BufferId,
+    way: Way,
+    kernel: usize,
+) -> Call {
+    let span = Span { offset: plan.offsets[buffer.0], bytes: script.buffers[buffer.0].bytes };
+    let (inputs, outputs, lane) = match way {
+        Way::Send => (vec![span], vec![], Lane::Send),
+        Way::Receive => (vec![], vec![Target { span, add: false }], Lane::Receive),
+    };
+    Call { kernel, lane, message: Some(way), inputs, outputs, workspace: Span::default() }
 }
 
 /// What each call waits for: where the order names an action that makes no call, what that one

@@ -69,6 +69,7 @@ impl<E: Engine> Executor<E> {
         let loaded = &self.scripts[id.index()];
         let fresh: Vec<bool> =
             (0..loaded.script.buffers.len()).map(|i| is_fresh(&loaded.script, i)).collect();
+        let mut messages = BTreeMap::new();
         for (action, call) in loaded.calls.iter().enumerate() {
             for (index, buffer) in loaded.script.buffers.iter().enumerate() {
                 let born = loaded.plan.lives[index].is_some_and(|(first, _)| first == action);
@@ -81,9 +82,23 @@ impl<E: Engine> Executor<E> {
             }
             let blocks = match call {
                 None => None,
-                Some(Call { kernel, inputs, outputs, workspace, .. }) => {
+                Some(Call { kernel, lane, message, inputs, outputs, workspace }) => {
                     let args = Args { inputs, outputs, workspace: *workspace };
-                    self.engine.launch_observed(&loaded.kernels[*kernel], &args, pattern)?
+                    let kernel = &loaded.kernels[*kernel];
+                    for &before in &loaded.after[action] {
+                        if let Some(event) = messages.remove(&before) {
+                            self.engine.wait(event)?;
+                        }
+                    }
+                    match message {
+                        None => self.engine.launch_observed(kernel, &args, pattern)?,
+                        // Its other end may need something else first, so it goes on by itself.
+                        Some(_) => {
+                            let event = self.engine.launch(kernel, &args, *lane, &[])?;
+                            messages.insert(action, event);
+                            None
+                        }
+                    }
                 }
             };
             if let Some(blocks) = blocks {
@@ -108,6 +123,7 @@ impl<E: Engine> Executor<E> {
                 merge(known, &changed);
             }
         }
+        messages.into_values().try_for_each(|event| self.engine.wait(event))?;
         Ok(())
     }
 

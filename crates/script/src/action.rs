@@ -1,9 +1,10 @@
 //! Scripts: actions, lanes, buffers.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 
-use phalanx_ir::{DType, Program};
+use phalanx_ir::{Axis, DType, Program, TensorType};
 
 use crate::slots::Slots;
 
@@ -182,20 +183,54 @@ pub enum Kind {
         /// The gathered unit.
         buffer: BufferId,
     },
-    /// Sends a buffer to a rank.
+    /// Sends what a buffer holds to ranks of another stage. It ends when they have it.
     Send {
         /// The buffer.
         buffer: BufferId,
-        /// The receiver.
-        to: usize,
+        /// What of it goes to whom.
+        messages: Vec<Message>,
     },
-    /// Receives a buffer from a rank.
+    /// Fills a buffer with what ranks of another stage send.
     Receive {
         /// The buffer.
         buffer: BufferId,
-        /// The sender.
-        from: usize,
+        /// What of it comes from whom.
+        messages: Vec<Message>,
     },
+}
+
+/// What of a buffer goes to, or comes from, one other rank.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Message {
+    /// The other rank.
+    pub peer: usize,
+    /// Messages to the same rank on one channel arrive in order; on different channels they do not
+    /// wait for each other.
+    pub channel: u32,
+    /// The element type.
+    pub dtype: DType,
+    /// The elements, one call of the transport for each block.
+    pub blocks: Vec<Block>,
+}
+
+impl Message {
+    /// The bytes that travel.
+    pub fn bytes(&self) -> usize {
+        self.blocks.iter().map(|b| b.rows * b.len).sum::<usize>() * self.dtype.size()
+    }
+}
+
+/// Elements of a buffer: rows of the same length, evenly spaced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Block {
+    /// The first element.
+    pub first: usize,
+    /// From one row's first element to the next one's.
+    pub stride: usize,
+    /// How many rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub len: usize,
 }
 
 /// One thing that a rank does.
@@ -218,11 +253,24 @@ pub struct Entry {
     pub program: Program,
     /// Where its values lie.
     pub slots: Slots,
+    /// The ranks that run it together, in the order of its mesh.
+    pub ranks: Vec<usize>,
+}
+
+impl Entry {
+    /// The place of a rank in the program's mesh.
+    pub fn place(&self, rank: usize) -> usize {
+        self.ranks.iter().position(|&r| r == rank).unwrap_or(0)
+    }
 }
 
 /// What a rank does in a step: actions over buffers and programs.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Script {
+    /// The rank that runs it.
+    pub rank: usize,
+    /// The ranks of its stage, in the order of the stage's mesh: all ranks if there is one stage.
+    pub ranks: Vec<usize>,
     /// The buffers.
     pub buffers: Vec<Buffer>,
     /// The distinct programs.
@@ -242,8 +290,10 @@ pub struct Accumulator {
     pub buffer: BufferId,
     /// The element type that is added in.
     pub dtype: DType,
-    /// Every summand.
+    /// Every summand that this rank adds.
     pub complete: Vec<Contribution>,
+    /// Axes along which others add theirs: the stages that share a parameter.
+    pub shared: BTreeSet<Axis>,
 }
 
 /// The names of a model's parameters and instances, by their numbers.
@@ -271,20 +321,44 @@ impl Names {
 }
 
 impl Script {
+    /// An empty script of the rank at a place of its stage, whose ranks these are.
+    pub fn at(place: usize, ranks: Vec<usize>) -> Self {
+        Self { rank: ranks.get(place).copied().unwrap_or(0), ranks, ..Self::default() }
+    }
+
     /// Adds a buffer.
     pub fn buffer(&mut self, buffer: Buffer) -> BufferId {
         self.buffers.push(buffer);
         BufferId(self.buffers.len() - 1)
     }
 
-    /// Adds a program, or finds the same one.
+    /// Adds a program that the ranks of the stage run, or finds the same one.
     pub fn program(&mut self, program: &Program) -> ProgramId {
-        if let Some(found) = self.programs.iter().position(|e| e.program == *program) {
+        let ranks = match program.mesh().ranks() {
+            1 => vec![self.rank],
+            _ => self.ranks.clone(),
+        };
+        self.program_of(program, ranks)
+    }
+
+    /// Adds a program that these ranks run together, or finds the same one.
+    pub fn program_of(&mut self, program: &Program, ranks: Vec<usize>) -> ProgramId {
+        let same = |e: &Entry| e.program == *program && e.ranks == ranks;
+        if let Some(found) = self.programs.iter().position(same) {
             return ProgramId(found);
         }
         let slots = Slots::assign(program);
-        self.programs.push(Entry { program: program.clone(), slots });
+        self.programs.push(Entry { program: program.clone(), slots, ranks });
         ProgramId(self.programs.len() - 1)
+    }
+
+    /// The type that the first run which reads a buffer reads it as; none if no run does.
+    pub fn read_type(&self, buffer: BufferId) -> Option<&TensorType> {
+        self.actions.iter().filter_map(Action::run).find_map(|run| {
+            let program = &self.programs[run.program.0].program;
+            let at = run.inputs.iter().position(|view| view.buffer == buffer)?;
+            Some(program.ty(program.inputs()[at].value))
+        })
     }
 
     /// The buffer of this name.

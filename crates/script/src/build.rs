@@ -4,6 +4,9 @@ mod bind;
 mod collect;
 mod finish;
 mod hold;
+mod links;
+mod messages;
+mod norm;
 mod programs;
 mod reduce;
 
@@ -14,11 +17,13 @@ use crate::action::{
     Action, Buffer, BufferId, Category, Contribution, Kind, Lane, Names, Run, Script, Source, View,
     Write,
 };
+use crate::device::Device;
 use crate::error::ScriptError;
 use crate::schedule::{Part, Turn};
 use crate::unit::{Unit, units};
 use bind::{Binder, Places};
 use collect::Collector;
+use messages::Messenger;
 use phalanx_spmd::{Sharded, Sharing};
 use reduce::Reducer;
 
@@ -120,18 +125,38 @@ impl Optimizer {
 pub struct Training<'a> {
     /// The model.
     pub model: &'a Model,
-    /// Its programs.
-    pub compiled: &'a Compiled,
-    /// The order of their runs.
-    pub turns: &'a [Turn],
+    /// The devices that its instances are on: one, or those of a pipeline.
+    pub devices: &'a [Device<'a>],
+    /// The rank.
+    pub at: Place,
     /// Element types.
     pub precision: Precision,
     /// The update rule.
     pub optimizer: Optimizer,
     /// The largest gradient norm.
     pub clip: Option<f64>,
-    /// The rank and those it shares the model with.
-    pub ranks: Ranks<'a>,
+}
+
+/// Which rank: a device, and a place in its mesh.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Place {
+    /// The device's number.
+    pub device: usize,
+    /// The place in its mesh.
+    pub place: usize,
+}
+
+impl<'a> Training<'a> {
+    /// The device that the rank is of.
+    pub(crate) fn device(&self) -> Device<'a> {
+        self.devices[self.at.device]
+    }
+
+    /// The rank among those of its device.
+    pub(crate) fn ranks(&self) -> Ranks<'a> {
+        let Device { mesh, sharing, .. } = self.device();
+        Ranks { mesh, rank: self.at.place, sharing }
+    }
 }
 
 /// One rank of a mesh, and how ranks share what they hold.
@@ -139,7 +164,7 @@ pub struct Training<'a> {
 pub struct Ranks<'a> {
     /// The mesh.
     pub mesh: &'a Mesh,
-    /// This rank.
+    /// The rank's place in it.
     pub rank: usize,
     /// How units are shared.
     pub sharing: &'a Sharing,
@@ -151,6 +176,13 @@ impl Ranks<'static> {
     /// One rank that shares nothing with anybody.
     pub fn alone() -> Self {
         Self { mesh: &ONE_RANK.0, rank: 0, sharing: &ONE_RANK.1 }
+    }
+}
+
+impl<'a> Device<'a> {
+    /// One rank that does these turns.
+    pub fn alone(compiled: &'a Compiled, turns: &'a [Turn]) -> Self {
+        Self { compiled, turns, mesh: &ONE_RANK.0, sharing: &ONE_RANK.1, ranks: &[0] }
     }
 }
 
@@ -172,9 +204,11 @@ pub struct TrainPlan {
 /// The script of one training step: the schedule's runs, with gathers and reductions where units
 /// are shared, the norm, then the updates.
 pub fn train_script(training: &Training<'_>) -> Result<TrainPlan, ScriptError> {
-    let Training { model, compiled, turns, precision, optimizer, ranks, .. } = *training;
-    let units = units(model, compiled, ranks.mesh, precision.grads, ranks.sharing)?;
-    let mut script = Script::default();
+    let Training { model, devices, at, precision, optimizer, .. } = *training;
+    let (Device { compiled, turns, ranks: members, .. }, ranks) =
+        (training.device(), training.ranks());
+    let units = units(model, devices, at.device, precision.grads)?;
+    let mut script = Script::at(at.place, members.to_vec());
     let buffers = hold::buffers(&mut script, &units, precision, optimizer, ranks);
     script.names = Names {
         params: model.params().iter().map(|p| p.name.clone()).collect(),
@@ -183,36 +217,53 @@ pub fn train_script(training: &Training<'_>) -> Result<TrainPlan, ScriptError> {
     let weights: Vec<BufferId> = buffers.iter().map(|b| b.weights.buffer).collect();
     let mut binder = Binder::new(model, compiled, script);
     binder.weights = Places::new(model, &units, &weights, precision.weights);
-    let mut collector = Collector::new(training, &units, &weights, turns);
+    let mut messenger = Messenger::new(model, devices, at.device, binder.script.rank)?;
+    let mut collector = Collector::new(training, &units, &weights);
     let mut reducer = Reducer::new(training, &units, &buffers, &mut binder);
     for (index, turn) in turns.iter().enumerate() {
+        messenger.before(index, &mut binder)?;
         collector.before(index, &mut binder)?;
         reducer.before(*turn, &mut binder)?;
         binder.turn(*turn)?;
+        messenger.after(index, &mut binder)?;
         collector.after(index, &mut binder);
         reducer.after(index, &mut binder)?;
     }
+    reducer.finish(&mut binder)?;
     let mut script = binder.script;
-    let (loss, grad_norm) = finish::append(&mut script, &units, &buffers, training)?;
+    let norm = norm::append(&mut script, &units, &buffers, training)?;
+    messenger.finish(&mut script);
+    finish::append(&mut script, &units, &buffers, training, norm.coefficient)?;
+    let (loss, grad_norm) = (norm.loss, norm.grad_norm);
     Ok(TrainPlan { script, units, buffers, loss, grad_norm })
+}
+
+/// What determines a script that only runs forward on one rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Forward<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// The devices that its instances are on; their turns are [`forward`](crate::forward).
+    pub devices: &'a [Device<'a>],
+    /// The rank.
+    pub at: Place,
+    /// The element type of weights.
+    pub weights: DType,
 }
 
 /// A forward-only script over the weights of a training plan: what evaluation runs. Its state
 /// buffers are those of the plan, under the same numbers; losses of its micro-batches are summed
 /// into `loss`.
 pub fn eval_script(
-    model: &Model,
-    compiled: &Compiled,
-    microbatches: usize,
+    forward: &Forward<'_>,
     plan: &TrainPlan,
-    precision: Precision,
-    ranks: Ranks<'_>,
 ) -> Result<(Script, BufferId), ScriptError> {
     // Transient buffers of the training step keep their numbers but have no life here.
-    let script = Script { buffers: plan.script.buffers.clone(), ..Script::default() };
-    let weights: Vec<BufferId> = plan.buffers.iter().map(|b| b.weights.buffer).collect();
-    let forward = Forward { model, compiled, microbatches, weights: precision.weights, ranks };
-    forward.script(script, &plan.units, &weights)
+    let TrainPlan { script, units, buffers, .. } = plan;
+    let (rank, ranks) = (script.rank, script.ranks.clone());
+    let script = Script { rank, ranks, buffers: script.buffers.clone(), ..Script::default() };
+    let weights: Vec<BufferId> = buffers.iter().map(|b| b.weights.buffer).collect();
+    forward.script(script, units, &weights)
 }
 
 /// A script that only runs forward, with weights of its own.
@@ -229,61 +280,43 @@ pub struct ForwardPlan {
 }
 
 /// The script of a model that is evaluated but not trained: no gradients, no optimizer state.
-pub fn forward_script(
-    model: &Model,
-    compiled: &Compiled,
-    microbatches: usize,
-    weights: DType,
-    ranks: Ranks<'_>,
-) -> Result<ForwardPlan, ScriptError> {
-    let units = units(model, compiled, ranks.mesh, weights, ranks.sharing)?;
-    let mut script = Script::default();
+pub fn forward_script(forward: &Forward<'_>) -> Result<ForwardPlan, ScriptError> {
+    let Forward { model, devices, at, weights } = *forward;
+    let device = devices[at.device];
+    let ranks = Ranks { mesh: device.mesh, rank: at.place, sharing: device.sharing };
+    let units = units(model, devices, at.device, weights)?;
+    let mut script = Script::at(at.place, device.ranks.to_vec());
     let held = hold::weights(&mut script, &units, weights, ranks);
     let buffers: Vec<BufferId> = held.iter().map(|h| h.buffer).collect();
-    let forward = Forward { model, compiled, microbatches, weights, ranks };
     let (script, loss) = forward.script(script, &units, &buffers)?;
     Ok(ForwardPlan { script, units, weights: held, loss })
 }
 
-/// What determines a script that only runs forward.
-struct Forward<'a> {
-    model: &'a Model,
-    compiled: &'a Compiled,
-    microbatches: usize,
-    weights: DType,
-    ranks: Ranks<'a>,
-}
-
 impl Forward<'_> {
-    /// Every instance forward, one micro-batch after the other; then the sum of the losses.
+    /// The device's turns; then the sum of the losses.
     fn script(
         &self,
         script: Script,
         units: &[Unit],
         weights: &[BufferId],
     ) -> Result<(Script, BufferId), ScriptError> {
-        let instances = self.model.instances().len();
-        let turns: Vec<Turn> = (0..self.microbatches)
-            .flat_map(|microbatch| {
-                (0..instances).map(move |instance| Turn { instance, part: Part::F, microbatch })
-            })
-            .collect();
-        let mut binder = Binder::new(self.model, self.compiled, script);
-        binder.weights = Places::new(self.model, units, weights, self.weights);
-        let source = collect::Source {
-            model: self.model,
-            compiled: self.compiled,
-            weights: self.weights,
-            ranks: self.ranks,
-        };
-        let mut collector = Collector::of(source, units, weights, &turns);
-        for (index, turn) in turns.iter().enumerate() {
+        let Forward { model, devices, at, .. } = *self;
+        let device = devices[at.device];
+        let mut binder = Binder::new(model, device.compiled, script);
+        binder.weights = Places::new(model, units, weights, self.weights);
+        let mut messenger = Messenger::new(model, devices, at.device, binder.script.rank)?;
+        let source = collect::Source { model, device, place: at.place, weights: self.weights };
+        let mut collector = Collector::of(source, units, weights);
+        for (index, turn) in device.turns.iter().enumerate() {
+            messenger.before(index, &mut binder)?;
             collector.before(index, &mut binder)?;
             binder.turn(*turn)?;
+            messenger.after(index, &mut binder)?;
             collector.after(index, &mut binder);
         }
         let mut script = binder.script;
-        let loss = finish::sum_losses(&mut script, "eval_loss", self.ranks.mesh)?;
+        let loss = norm::sum_losses(&mut script, "eval_loss", devices, at.device)?;
+        messenger.finish(&mut script);
         Ok((script, loss))
     }
 }

@@ -71,6 +71,8 @@ fn sizes(script: &Script, index: usize, action: &Action, run: &Run) -> Result<()
 struct Gradients<'a> {
     script: &'a Script,
     complete: BTreeMap<BufferId, (DType, BTreeSet<Contribution>)>,
+    /// Axes along which other stages add to a buffer.
+    shared: BTreeMap<BufferId, BTreeSet<Axis>>,
     holds: BTreeMap<BufferId, BTreeSet<Contribution>>,
     partial: BTreeMap<BufferId, BTreeSet<Axis>>,
     reduced: BTreeSet<BufferId>,
@@ -85,6 +87,7 @@ impl<'a> Gradients<'a> {
         let accumulators = script.accumulators.iter();
         Self {
             script,
+            shared: accumulators.clone().map(|a| (a.buffer, a.shared.clone())).collect(),
             complete: accumulators
                 .map(|a| (a.buffer, (a.dtype, a.complete.iter().copied().collect())))
                 .collect(),
@@ -176,7 +179,10 @@ impl<'a> Gradients<'a> {
                 "summing it again would multiply it by the axis's size",
             ));
         }
-        if found != *before.layout.partial() {
+        // Of axes that its mesh does not have a program says nothing: what others add stays missing.
+        let (known, elsewhere): (BTreeSet<Axis>, BTreeSet<Axis>) =
+            found.iter().partition(|axis| program.mesh().size(**axis).is_some());
+        if known != *before.layout.partial() {
             return Err(bad(
                 format!(
                     "`{}` is a partial sum over {found:?}, which the program takes as {before}",
@@ -186,7 +192,7 @@ impl<'a> Gradients<'a> {
             ));
         }
         self.all_there(from, bad)?;
-        let rest = after.layout.partial().clone();
+        let rest: BTreeSet<Axis> = after.layout.partial().union(&elsewhere).copied().collect();
         if from == into {
             self.reduced.insert(from);
             self.partial.insert(from, rest);
@@ -231,6 +237,8 @@ impl<'a> Gradients<'a> {
         partial: &BTreeSet<Axis>,
         bad: Bad<'_>,
     ) -> Result<(), ScriptError> {
+        let shared = self.shared.get(&buffer).into_iter().flatten();
+        let partial = &partial.iter().chain(shared).copied().collect::<BTreeSet<Axis>>();
         let known = self.partial.entry(buffer).or_insert_with(|| partial.clone());
         if known == partial {
             return Ok(());

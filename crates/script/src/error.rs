@@ -75,6 +75,14 @@ pub enum ScriptError {
     /// A schedule that leaves something out or does it twice.
     #[error("schedule: {0}")]
     Schedule(String),
+    /// A value that can't pass from one stage to the next.
+    #[error("between two stages: {what}\n  {help}")]
+    Edge {
+        /// What is wrong, with the types.
+        what: String,
+        /// What would be accepted.
+        help: String,
+    },
     /// A model that can't be laid on its mesh as asked.
     #[error(transparent)]
     Spmd(#[from] SpmdError),

@@ -14,6 +14,8 @@ pub mod action;
 pub mod build;
 pub mod check;
 pub mod compile;
+pub mod device;
+pub mod edge;
 mod error;
 pub mod memory;
 pub mod order;
@@ -23,19 +25,21 @@ pub mod traffic;
 pub mod unit;
 
 pub use action::{
-    Accumulator, Action, Buffer, BufferId, Category, Contribution, Kind, Lane, Names, ProgramId,
-    Run, Script, Source, View, Write,
+    Accumulator, Action, Block, Buffer, BufferId, Category, Contribution, Entry, Kind, Lane,
+    Message, Names, ProgramId, Run, Script, Source, View, Write,
 };
 pub use build::{
-    Compiled, ForwardPlan, Held, Optimizer, Precision, Ranks, TrainPlan, Training, UnitBuffers,
-    eval_script, forward_script, train_script,
+    Compiled, Forward, ForwardPlan, Held, Optimizer, Place, Precision, Ranks, TrainPlan, Training,
+    UnitBuffers, eval_script, forward_script, train_script,
 };
 pub use check::check;
 pub use compile::Lowering;
+pub use device::Device;
+pub use edge::{Piece, edge};
 pub use error::ScriptError;
 pub use memory::{MemoryPlan, plan, plan_beside};
 pub use order::HappensBefore;
-pub use schedule::{Part, Turn, accumulate, merge_adjacent};
+pub use schedule::{Part, Turn, accumulate, forward, merge_adjacent};
 pub use slots::{Slot, Slots};
 pub use traffic::{Moved, Route, traffic};
 pub use unit::{Member, Unit, units};

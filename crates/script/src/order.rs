@@ -2,7 +2,9 @@
 //!
 //! An action starts when its lane is free and its inputs are ready. So it comes after the previous
 //! action of its lane, after every earlier action that wrote what it reads or writes, after every
-//! earlier action that read what it writes, and after its explicit edges.
+//! earlier action that read what it writes, and after its explicit edges. Messages are an exception:
+//! a send ends only when its receiver takes it, which may be long after the next one is made, so the
+//! lanes of messages keep the order of starts, and not of ends.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +39,9 @@ impl HappensBefore {
                 }
                 before.push(on);
             }
-            before.extend(lanes.insert(action.lane, index));
+            if !matches!(action.lane, Lane::Send | Lane::Receive) {
+                before.extend(lanes.insert(action.lane, index));
+            }
             for buffer in action.reads() {
                 before.extend(writers.get(&buffer));
             }

@@ -1,7 +1,8 @@
 //! In which order one rank runs the parts of its segments.
 //!
-//! A schedule is a plain list; pipeline schedules will be other lists of the same turns.
+//! A schedule is a plain list; pipeline schedules are other lists of the same turns.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// Which program of a segment is run.
@@ -44,19 +45,35 @@ pub fn accumulate(instances: usize, microbatches: usize) -> Vec<Turn> {
     turns
 }
 
-/// Where an instance's backward follows its forward at once, both become one run and nothing is
-/// kept between them: the last segment's logits then never exist as a whole.
-pub fn merge_adjacent(turns: &[Turn]) -> Vec<Turn> {
+/// Micro-batches one after the other, forward only.
+pub fn forward(instances: impl Iterator<Item = usize> + Clone, microbatches: usize) -> Vec<Turn> {
+    (0..microbatches)
+        .flat_map(|microbatch| {
+            instances.clone().map(move |instance| Turn { instance, part: Part::F, microbatch })
+        })
+        .collect()
+}
+
+/// Where the last instance's backward follows its forward at once, both become one run and nothing is
+/// kept between them: the last segment's logits then never exist as a whole. If the gradients of its
+/// weights were to come later, they come with it. (Every other instance's backward needs something
+/// that its forward leads to.)
+pub fn merge_adjacent(turns: &[Turn], instances: usize) -> Vec<Turn> {
     let mut merged: Vec<Turn> = Vec::new();
+    let mut early = BTreeSet::new();
     for turn in turns {
-        match merged.last_mut() {
-            Some(last)
-                if last.part == Part::F
-                    && turn.part == Part::BW
-                    && (last.instance, last.microbatch) == (turn.instance, turn.microbatch) =>
-            {
+        let own = (turn.instance, turn.microbatch);
+        let follows = merged.last().is_some_and(|last| {
+            last.part == Part::F
+                && (last.instance, last.microbatch) == own
+                && turn.instance + 1 == instances
+        });
+        match (turn.part, merged.last_mut()) {
+            (Part::BW | Part::B, Some(last)) if follows => {
                 last.part = Part::FBW;
+                early.insert(own);
             }
+            (Part::W, _) if early.contains(&own) => {}
             _ => merged.push(*turn),
         }
     }
@@ -69,11 +86,21 @@ mod tests {
 
     #[test]
     fn the_last_instance_turns_around_at_once() {
-        let text: Vec<String> = merge_adjacent(&accumulate(3, 2))
+        let text: Vec<String> = merge_adjacent(&accumulate(3, 2), 3)
             .iter()
             .map(|s| format!("{}{}@{}", s.part, s.instance, s.microbatch))
             .collect();
         let expected = "F0@0 F1@0 FBW2@0 BW1@0 BW0@0 F0@1 F1@1 FBW2@1 BW1@1 BW0@1";
         assert_eq!(text.join(" "), expected);
+    }
+
+    #[test]
+    fn an_early_gradient_of_weights_does_not_come_twice() {
+        let turn = |part, instance| Turn { instance, part, microbatch: 0 };
+        let split =
+            [(Part::F, 0), (Part::F, 1), (Part::B, 1), (Part::B, 0), (Part::W, 1), (Part::W, 0)];
+        let merged = merge_adjacent(&split.map(|(part, instance)| turn(part, instance)), 2);
+        let expected = [(Part::F, 0), (Part::FBW, 1), (Part::B, 0), (Part::W, 0)];
+        assert_eq!(merged, expected.map(|(part, instance)| turn(part, instance)));
     }
 }

@@ -11,12 +11,12 @@ use std::fmt;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{Axis, Exchange, Instr, Op, Program};
 
-use crate::action::Script;
+use crate::action::{Action, Kind, Script};
 
 /// The collectives of one kind over the same axes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Route {
-    /// The op: `all_gather`, `reduce_scatter`, `all_reduce`, `all_to_all` or `permute`.
+    /// The op: `all_gather`, `reduce_scatter`, `all_reduce`, `all_to_all`, `permute` or `send`.
     pub op: &'static str,
     /// The axes, in the order of the mesh.
     pub axes: Vec<Axis>,
@@ -42,17 +42,35 @@ pub struct Moved {
     pub bytes: u64,
 }
 
-/// What one rank moves in one run of a script.
-pub fn traffic(script: &Script, rank: usize) -> BTreeMap<Route, Moved> {
-    let per_program: Vec<BTreeMap<Route, Moved>> =
-        script.programs.iter().map(|entry| of_program(&entry.program, rank)).collect();
+/// What its rank moves in one run of a script.
+pub fn traffic(script: &Script) -> BTreeMap<Route, Moved> {
     let mut total = BTreeMap::new();
-    for run in script.actions.iter().filter_map(|a| a.run()) {
-        for (route, moved) in &per_program[run.program.0] {
-            add(&mut total, route.clone(), *moved);
+    for action in &script.actions {
+        for (route, moved) in of_action(script, action) {
+            add(&mut total, route, moved);
         }
     }
     total
+}
+
+/// What the rank of a script moves for one of its actions.
+pub fn of_action(script: &Script, action: &Action) -> BTreeMap<Route, Moved> {
+    let send = |moved| BTreeMap::from([(Route { op: "send", axes: vec![Axis::STAGES] }, moved)]);
+    match (&action.kind, action.run()) {
+        (_, Some(run)) => {
+            let entry = &script.programs[run.program.0];
+            of_program(&entry.program, entry.place(script.rank))
+        }
+        // A sender makes the calls; the receiver, who reads the sender's memory, moves the bytes.
+        (Kind::Send { messages, .. }, _) => {
+            let calls = messages.iter().map(|m| m.blocks.len() as u64).sum();
+            send(Moved { calls, bytes: 0 })
+        }
+        (Kind::Receive { messages, .. }, _) => {
+            send(Moved { calls: 0, bytes: messages.iter().map(|m| m.bytes() as u64).sum() })
+        }
+        _ => BTreeMap::new(),
+    }
 }
 
 /// What one rank moves in one run of a program.
@@ -114,12 +132,7 @@ fn of_collective(
             ("all_reduce", collective.axes.clone(), 2 * (n - 1) * sums * size)
         }
         CollectiveKind::Permute { dim } => {
-            let old = before.layout.axes(*dim);
-            let only = |list: &[Axis], other: &[Axis]| -> Vec<Axis> {
-                list.iter().copied().filter(|a| !other.contains(a)).collect()
-            };
-            let giving = [old, &only(&collective.axes, old)].concat();
-            let getting = [&collective.axes[..], &only(old, &collective.axes)].concat();
+            let [giving, getting] = collective.permute_sides(before.layout.axes(*dim));
             let stays = mesh.shard(rank, &giving) == mesh.shard(rank, &getting);
             ("permute", giving, if stays { 0 } else { given })
         }

@@ -11,10 +11,10 @@ use std::ops::Range;
 use phalanx_ir::layout::Sharding;
 use phalanx_ir::{Axis, DType, Layout, Mesh, Model, TensorType};
 
-use crate::build::Compiled;
+use crate::device::Device;
 use crate::error::ScriptError;
 use crate::slots::ALIGN;
-use phalanx_spmd::{Grouping, Sharing};
+use phalanx_spmd::Grouping;
 
 /// One parameter's place in its unit, on one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,9 +44,16 @@ pub struct Unit {
     pub blocks: Vec<Axis>,
     /// The axes over which the parameters' gradients are formed as partial sums.
     pub partial: BTreeSet<Axis>,
+    /// The devices that hold the parameters: several where stages share them.
+    pub stages: Vec<usize>,
 }
 
 impl Unit {
+    /// The axes along which other stages add to its gradient.
+    pub(crate) fn shared(&self) -> BTreeSet<Axis> {
+        if self.stages.len() > 1 { BTreeSet::from([Axis::STAGES]) } else { BTreeSet::new() }
+    }
+
     /// The bytes of its gradient that nothing writes: its padding, and members that get none.
     pub fn without_gradient(&self, dtype: DType) -> Vec<Range<usize>> {
         let untrained = self.members.iter().filter(|m| !m.trained);
@@ -97,18 +104,20 @@ impl Unit {
     }
 }
 
-/// Groups a model's parameters into units. Each member starts on a cache line whatever the element
-/// type, and each shard of a unit too.
+/// Groups the parameters of a device's instances into units. Each member starts on a cache line
+/// whatever the element type, and each shard of a unit too.
 pub fn units(
     model: &Model,
-    compiled: &Compiled,
-    mesh: &Mesh,
+    devices: &[Device<'_>],
+    device: usize,
     grads: DType,
-    sharing: &Sharing,
 ) -> Result<Vec<Unit>, ScriptError> {
-    let params = described(model, compiled, mesh)?;
+    let Device { mesh, sharing, .. } = devices[device];
+    let mut params = described(model, devices, device)?;
+    params.retain(|p| p.stages.contains(&device));
+    let held = |instance: usize| devices[device].holds(instance);
     let groups = match sharing.grouping {
-        Grouping::Segments => by_instance(model, &params),
+        Grouping::Segments => by_instance(model, &params, held),
         Grouping::Buckets { first, cap } => buckets(&params, grads.size(), first, cap),
     };
     let shards = mesh.count(sharing.axes());
@@ -125,11 +134,14 @@ struct Described {
     elements: usize,
     blocks: Vec<Axis>,
     partial: BTreeSet<Axis>,
+    /// The devices whose instances have it.
+    stages: Vec<usize>,
 }
 
 impl Described {
     fn alike(&self, other: &Self) -> bool {
-        (&self.blocks, &self.partial) == (&other.blocks, &other.partial)
+        (&self.blocks, &self.partial, &self.stages)
+            == (&other.blocks, &other.partial, &other.stages)
     }
 }
 
@@ -137,9 +149,12 @@ impl Described {
 /// where none reads them.
 fn described(
     model: &Model,
-    compiled: &Compiled,
-    mesh: &Mesh,
+    devices: &[Device<'_>],
+    device: usize,
 ) -> Result<Vec<Described>, ScriptError> {
+    let Device { compiled, mesh, .. } = devices[device];
+    let stages = stages(model, devices);
+    shared_alike(model, devices, &stages)?;
     let mut found: Vec<Option<Described>> = vec![None; model.params().len()];
     for instance in model.instances() {
         for (local, &param) in &instance.params {
@@ -155,6 +170,7 @@ fn described(
                 elements: ty.local_shape(mesh).iter().product(),
                 blocks,
                 partial: gradient.map(|g| g.layout.partial().clone()).unwrap_or_default(),
+                stages: stages[param].clone(),
             };
             match &found[param] {
                 Some(other) if !own.alike(other) || own.elements != other.elements => {
@@ -181,19 +197,54 @@ fn described(
             elements: model.params()[param].elements(),
             blocks: Vec::new(),
             partial: BTreeSet::new(),
+            stages: stages[param].clone(),
         });
     }
     Ok(found.into_iter().flatten().collect())
+}
+
+/// By parameter: the devices whose instances have it.
+fn stages(model: &Model, devices: &[Device<'_>]) -> Vec<Vec<usize>> {
+    let mut stages: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); model.params().len()];
+    for (number, instance) in model.instances().iter().enumerate() {
+        let holders = (0..devices.len()).filter(|&d| devices[d].holds(number));
+        for device in holders {
+            instance.params.values().for_each(|&param| {
+                stages[param].insert(device);
+            });
+        }
+    }
+    stages.into_iter().map(|devices| devices.into_iter().collect()).collect()
+}
+
+/// Stages that share a parameter hold it in the same way, so that their gradients can be added up.
+fn shared_alike(
+    model: &Model,
+    devices: &[Device<'_>],
+    stages: &[Vec<usize>],
+) -> Result<(), ScriptError> {
+    for (param, stages) in model.params().iter().zip(stages) {
+        let differs = |d: &&usize| devices[**d].mesh != devices[stages[0]].mesh;
+        if let Some(&other) = stages.iter().find(differs) {
+            return Err(ScriptError::Schedule(format!(
+                "`{}` is shared by stages on different meshes, ({}) and ({}): give both the same \
+                 mesh, or untie it",
+                param.name, devices[stages[0]].mesh, devices[other].mesh
+            )));
+        }
+    }
+    Ok(())
 }
 
 type Group = (String, Vec<Described>);
 
 /// One unit per segment instance, for parameters that lie alike; a shared parameter belongs to the
 /// first instance that reads it.
-fn by_instance(model: &Model, params: &[Described]) -> Vec<Group> {
+fn by_instance(model: &Model, params: &[Described], held: impl Fn(usize) -> bool) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     let mut seen = BTreeSet::new();
-    for instance in model.instances() {
+    let instances = model.instances().iter().enumerate();
+    for (_, instance) in instances.filter(|(number, _)| held(*number)) {
         let first = groups.len();
         let own: BTreeSet<usize> = instance.params.values().copied().collect();
         for described in params.iter().filter(|p| own.contains(&p.param)) {
@@ -209,7 +260,8 @@ fn by_instance(model: &Model, params: &[Described]) -> Vec<Group> {
         for (name, group) in groups[first..].iter_mut().skip(1) {
             let cut = group[0].blocks.iter().map(|axis| format!("+cut.{axis}"));
             let summed = group[0].partial.iter().map(|axis| format!("+sum.{axis}"));
-            let suffix: String = cut.chain(summed).collect();
+            let tied = (group[0].stages.len() > 1).then(|| "+tied".to_owned());
+            let suffix: String = cut.chain(summed).chain(tied).collect();
             *name += if suffix.is_empty() { "+whole" } else { &suffix };
         }
     }
@@ -217,7 +269,8 @@ fn by_instance(model: &Model, params: &[Described]) -> Vec<Group> {
 }
 
 /// Buckets in the order in which gradients complete, the reverse of the parameters': a bucket is
-/// closed once it has `cap` bytes, the one that is reduced first once it has `first`.
+/// closed once it has `cap` bytes, the one that is reduced first once it has `first`. Stages pack what
+/// they share alike, so that is one bucket whatever its size.
 fn buckets(params: &[Described], size: usize, first: usize, cap: usize) -> Vec<Group> {
     let mut closed: Vec<Vec<Described>> = Vec::new();
     let mut open: Vec<Vec<Described>> = Vec::new();
@@ -233,7 +286,8 @@ fn buckets(params: &[Described], size: usize, first: usize, cap: usize) -> Vec<G
             }
         };
         let bytes: usize = open[at].iter().map(|p| p.elements * size).sum();
-        if bytes >= if closed.is_empty() { first } else { cap } {
+        let full = bytes >= if closed.is_empty() { first } else { cap };
+        if full && described.stages.len() < 2 {
             closed.push(open.remove(at));
         }
     }
@@ -251,6 +305,7 @@ fn pack(name: String, group: &[Described], shards: usize) -> Unit {
         decays: 0,
         blocks: group[0].blocks.clone(),
         partial: group[0].partial.clone(),
+        stages: group[0].stages.clone(),
     };
     for decay in [true, false] {
         for described in group.iter().filter(|p| p.decay == decay) {
@@ -274,7 +329,8 @@ mod tests {
 
     fn param(param: usize, elements: usize, partial: &str) -> Described {
         let partial = partial.split_whitespace().map(|a| Axis::new(a).unwrap()).collect();
-        Described { param, decay: true, trained: true, elements, blocks: vec![], partial }
+        let (blocks, stages) = (vec![], vec![0]);
+        Described { param, decay: true, trained: true, elements, blocks, partial, stages }
     }
 
     fn sizes(params: &[Described], first: usize, cap: usize) -> Vec<Vec<usize>> {

@@ -7,8 +7,9 @@ use phalanx_models::initial_values;
 use phalanx_reference::Tensor;
 use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{
-    BufferId, Category, Compiled, Member, Optimizer, Precision, Ranks, Script, TrainPlan, Training,
-    Turn, accumulate, eval_script, merge_adjacent, train_script,
+    BufferId, Category, Compiled, Device, Forward, Member, Optimizer, Place, Precision, Script,
+    TrainPlan, Training, Turn, accumulate, eval_script, forward as forward_turns, merge_adjacent,
+    train_script,
 };
 
 use crate::compile::compile;
@@ -46,7 +47,7 @@ impl Setup {
             microbatches: 1,
             recompute: Recompute::None,
             schedule: |instances, microbatches| {
-                merge_adjacent(&accumulate(instances, microbatches))
+                merge_adjacent(&accumulate(instances, microbatches), instances)
             },
             compile,
             edit: |_| {},
@@ -91,24 +92,18 @@ impl<E: Engine> Rig<E> {
         let compile = |model| (setup.compile)(model, precision.grads, setup.recompute);
         let schedule = (setup.schedule)(model.instances().len(), setup.microbatches);
         let (optimizer, clip) = (setup.optimizer, setup.clip);
-        let mut plan = train_script(&Training {
-            model,
-            compiled: &compile(model),
-            turns: &schedule,
-            precision,
-            optimizer,
-            clip,
-            ranks: Ranks::alone(),
-        })
-        .unwrap();
+        let (compiled, at) = (compile(model), Place::default());
+        let devices = [Device::alone(&compiled, &schedule)];
+        let training = Training { model, devices: &devices, at, precision, optimizer, clip };
+        let mut plan = train_script(&training).unwrap();
         (setup.edit)(&mut plan.script);
         let mut executor = Executor::new(engine);
         let id = executor.load(plan.script.clone()).unwrap();
         let forward = forward.map(|model| {
-            let (script, _) = {
-                let ranks = Ranks::alone();
-                eval_script(model, &compile(model), 1, &plan, precision, ranks).unwrap()
-            };
+            let (compiled, turns) = (compile(model), forward_turns(0..model.instances().len(), 1));
+            let (devices, weights) = ([Device::alone(&compiled, &turns)], precision.weights);
+            let forward = Forward { model, devices: &devices, at, weights };
+            let (script, _) = eval_script(&forward, &plan).unwrap();
             executor.load(script).unwrap()
         });
         executor.reserve().unwrap();
@@ -200,7 +195,7 @@ impl<E: Engine> Rig<E> {
             .collect();
         for (buffer, name) in hosts {
             // Buffers of the other script keep their numbers but nothing here reads them.
-            let Some(ty) = read_as(self.executor.script(id), buffer) else {
+            let Some(ty) = self.executor.script(id).read_type(buffer).cloned() else {
                 continue;
             };
             let bytes = self.host_bytes(&ty, &name, batches, lr, inverse);
@@ -269,15 +264,6 @@ impl<E: Engine> Rig<E> {
         self.executor.read(self.id, buffer, &mut bytes).unwrap();
         decode(dtype, &bytes)
     }
-}
-
-/// The type that a script's programs read a buffer as, if any reads it.
-fn read_as(script: &Script, buffer: BufferId) -> Option<TensorType> {
-    script.actions.iter().filter_map(|a| a.run()).find_map(|run| {
-        let program = &script.programs[run.program.0].program;
-        let at = run.inputs.iter().position(|v| v.buffer == buffer)?;
-        Some(program.ty(program.inputs()[at].value).clone())
-    })
 }
 
 fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {

@@ -66,7 +66,8 @@ fn one_rank<E: Engine>(
 ) -> Result<Vec<Vec<u8>>, String> {
     let mesh = program.mesh();
     let slots = Slots::assign(program);
-    let kernel = engine.compile(program, &slots).map_err(|e| e.to_string())?;
+    let ranks: Vec<usize> = (0..mesh.ranks()).collect();
+    let kernel = engine.compile(program, &slots, &ranks).map_err(|e| e.to_string())?;
     let mut end = 0;
     let mut place = |ty: &TensorType| {
         let span = Span { offset: end, bytes: ty.local_bytes(mesh) };

@@ -76,7 +76,7 @@ pub fn step(loaded: &Loaded) -> Result<StepBench> {
     let compute = config.precision.compute.into();
     let floor = floor::seconds(&lowered, compute, Effort::CAREFUL)?.unwrap_or(0.0);
     let total: f64 = times.iter().sum();
-    let ranks = lowered.mesh().ranks();
+    let ranks = lowered.ranks();
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get()).min(ranks);
     let median = median(&mut times);
     Ok(StepBench {
@@ -112,7 +112,7 @@ struct Timed {
 
 fn steps(config: &Config, network: &Network, lowered: &Lowered) -> Result<Timed> {
     let threads = config.run.threads.get();
-    let options = own_machine(lowered.mesh().ranks(), threads);
+    let options = own_machine(lowered.ranks(), threads);
     let mut session = Prepared::of(lowered, options)?.start(&*network.start())?;
     let rate = LearningRate::new(config);
     let (mut times, mut before, mut allocated) = (Vec::new(), Spent::default(), counts());

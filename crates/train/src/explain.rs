@@ -10,6 +10,7 @@ use std::fmt::Write;
 
 use phalanx_ir::{Mesh, Model};
 use phalanx_runtime::Executor;
+use phalanx_script::traffic::of_action;
 use phalanx_script::{
     Action, Category, Compiled, Kind, Lane, MemoryPlan, Moved, Part, Route, Script, TrainPlan,
     traffic,
@@ -20,6 +21,7 @@ use self::largest::Row;
 use crate::config::Loaded;
 use crate::error::{Error, Problem, Result};
 use crate::host::host_engine;
+use crate::metrics::counted;
 use crate::network::{Network, describe_step};
 use crate::session::{Lowered, Settings};
 
@@ -35,6 +37,8 @@ pub struct Focus {
     pub part: Option<Part>,
     /// The grid of ranks, in place of programs and script.
     pub ranks: bool,
+    /// Whose script.
+    pub rank: usize,
 }
 
 /// A step, explained.
@@ -46,14 +50,14 @@ pub struct Explanation {
     /// Bytes beside the arena that this machine's kernels use, over all threads.
     kernel_scratch: usize,
     focus: Focus,
+    /// The mesh of all ranks.
     mesh: Mesh,
+    /// The rank's place in the mesh of its programs.
+    place: usize,
     /// What the rank of the script moves in a step.
     moved: BTreeMap<Route, Moved>,
     header: String,
 }
-
-/// The rank whose script is shown; all do the same, each on its part.
-const RANK: usize = 0;
 
 impl Explanation {
     /// Builds the step of a configuration, and compiles it, without memory and without weights.
@@ -61,20 +65,31 @@ impl Explanation {
         let network = Network::new(loaded)?;
         let models = network.models(&loaded.config, false)?;
         let lowered = Lowered::new(&models, Settings::new(&loaded.config)?)?;
-        let (model, plan) = (models.train, lowered.plan(RANK)?);
+        check_rank(focus.rank, lowered.ranks())?;
+        let (model, plan) = (models.train, lowered.plan(focus.rank)?);
         phalanx_script::check(&plan.script)?;
         let memory = phalanx_script::plan(&plan.script)?;
         let kernel_scratch = kernel_scratch(&lowered, &plan)?;
-        let compiled = lowered.compiled().clone();
+        let compiled = lowered.compiled_of(focus.rank).clone();
         let header = format!(
             "# {}\n# a step: {}\n\n",
             network.describe(&loaded.config, model.elements()),
             describe_step(&loaded.config)
         );
-        let moved = traffic(&plan.script, RANK);
-        let mesh = lowered.mesh().clone();
-        let explanation =
-            Self { model, compiled, plan, memory, kernel_scratch, focus, mesh, moved, header };
+        let moved = traffic(&plan.script);
+        let (mesh, place) = (lowered.whole_mesh()?, lowered.at(focus.rank).rank);
+        let explanation = Self {
+            model,
+            compiled,
+            plan,
+            memory,
+            kernel_scratch,
+            focus,
+            mesh,
+            place,
+            moved,
+            header,
+        };
         explanation.check_focus()?;
         Ok(explanation)
     }
@@ -84,17 +99,17 @@ impl Explanation {
         let mut text = self.header.clone();
         if self.focus.ranks {
             text += &ranks::text(&self.mesh, self.moved.keys());
-            return text + &moved::table(&self.moved, RANK);
+            return text + &moved::table(&self.moved, self.focus.rank);
         }
         for (segment, part) in self.programs() {
             let program = self.compiled.program(segment, part);
             let instances = self.instances(segment).join(", ");
-            let program = moved::program_text(program, RANK);
+            let program = moved::program_text(program, self.place);
             let _ = writeln!(text, "# {part} of {instances}\n{program}");
         }
-        if self.focus == Focus::default() {
+        if self.is_whole() {
             text += &self.script_text();
-            text += &moved::table(&self.moved, RANK);
+            text += &moved::table(&self.moved, self.focus.rank);
             text += &self.memory_text();
         }
         text
@@ -115,11 +130,11 @@ impl Explanation {
                     "instances": self.instances(segment),
                     "flops": program.flops(),
                     "text": program.to_string(),
-                    "collectives": moved::program_json(program, RANK),
+                    "collectives": moved::program_json(program, self.place),
                 }})
             })
             .collect();
-        if self.focus == Focus::default() {
+        if self.is_whole() {
             let script = &self.plan.script;
             lines.extend((script.actions.iter().enumerate()).map(|(index, action)| {
                 json!({"action": {
@@ -129,7 +144,7 @@ impl Explanation {
                     "kind": kind(&action.kind),
                     "reads": names(script, &action.reads()),
                     "writes": names(script, &action.writes()),
-                    "moves": moved::rows(&moved::of_action(script, action, RANK)),
+                    "moves": moved::rows(&of_action(script, action)),
                 }})
             }));
             lines.push(communication());
@@ -181,10 +196,11 @@ impl Explanation {
 
     fn script_text(&self) -> String {
         let script = &self.plan.script;
-        let mut text = format!("# script: {} actions\n", script.actions.len());
+        let mut text =
+            format!("# script of rank {}: {} actions\n", script.rank, script.actions.len());
         for (index, action) in script.actions.iter().enumerate() {
             let Action { label, lane: on, .. } = action;
-            let moves = moved::action_text(&moved::of_action(script, action, RANK));
+            let moves = moved::action_text(&of_action(script, action));
             let _ = writeln!(text, "{index:4}  {:<8}{label}{moves}", lane(*on));
             let _ = writeln!(text, "        reads  {}", names(script, &action.reads()).join(" "));
             let _ = writeln!(text, "        writes {}", names(script, &action.writes()).join(" "));
@@ -225,6 +241,11 @@ impl Explanation {
         largest::largest(&self.model, &self.compiled, &self.plan.script, &self.memory, LARGEST)
     }
 
+    /// Whether script and memory are shown too.
+    fn is_whole(&self) -> bool {
+        self.focus.segment.is_none() && self.focus.part.is_none()
+    }
+
     fn check_focus(&self) -> Result<()> {
         let known: Vec<&str> = (self.model.segments().iter()).map(|s| s.name.as_str()).collect();
         match &self.focus.segment {
@@ -234,6 +255,19 @@ impl Explanation {
             )),
             _ => Ok(()),
         }
+    }
+}
+
+fn check_rank(rank: usize, ranks: usize) -> Result<()> {
+    match rank < ranks {
+        true => Ok(()),
+        false => Err(Error::refused(
+            Problem::new(format!(
+                "there is no rank {rank}: the step has {}",
+                counted(ranks, "rank")
+            ))
+            .fix(format!("--rank 0 to {}", ranks - 1)),
+        )),
     }
 }
 
@@ -269,7 +303,7 @@ fn names<'a>(script: &'a Script, buffers: &[phalanx_script::BufferId]) -> Vec<&'
 /// Bytes beside the arena that this machine's kernels use on one rank, over its threads. Kernels of
 /// a program on several ranks know their scratch memory once the ranks have met.
 fn kernel_scratch(lowered: &Lowered, plan: &TrainPlan) -> Result<usize> {
-    if lowered.mesh().ranks() > 1 {
+    if lowered.ranks() > 1 {
         return Ok(0);
     }
     let mut executor = Executor::new(host_engine(lowered.settings.threads)?);

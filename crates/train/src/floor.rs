@@ -6,11 +6,12 @@
 
 use phalanx_comm::{Collectives, Crew, GroupId, Lost};
 use phalanx_ir::DType;
+use phalanx_pipeline::split;
 use phalanx_script::Part;
 
 use crate::error::{Error, Problem, Result};
 use crate::host::{HostEngine, own_machine, rank_engine};
-use crate::products::{Product, Round, median, products, time_products};
+use crate::products::{Product, Round, median, products, segment_products, time_products};
 use crate::session::{Lowered, lost};
 
 /// How carefully products are timed.
@@ -38,7 +39,7 @@ const ROUND_WORK: u64 = 100_000_000;
 /// Seconds that the products of one step would take by themselves; `None` for a model without any.
 pub fn seconds(lowered: &Lowered, compute: DType, effort: Effort) -> Result<Option<f64>> {
     let (model, settings) = (&lowered.model, &lowered.settings);
-    let (compiled, ranks) = (lowered.compiled(), settings.parallel.ranks());
+    let (compiled, ranks) = (lowered.compiled(), lowered.ranks());
     let local = products(model, |segment| compiled.program(segment, Part::F));
     let (whole, counts): (Vec<Product>, Vec<usize>) = local.into_iter().unzip();
     if whole.is_empty() {
@@ -60,10 +61,25 @@ pub fn seconds(lowered: &Lowered, compute: DType, effort: Effort) -> Result<Opti
         let seconds = together(&ranks, effort) / cut.repeats(ROUND_WORK) as f64;
         once += counts[at] as f64 * seconds * whole.flops() as f64 / cut.flops() as f64;
     }
-    let done: f64 = flops(whole.iter().zip(counts)) * ranks as f64;
+    let done: f64 = flops(whole.iter().zip(counts)) * lowered.mesh().ranks() as f64;
     let needed = products(model, |segment| &model.segments()[segment]);
     let needed: f64 = flops(needed.iter().map(|(product, &count)| (product, count)));
-    Ok(Some(once * needed / done * settings.microbatches as f64))
+    Ok(Some(once * needed / done * passes(lowered)?))
+}
+
+/// How many times a micro-batch's products follow each other: once for each micro-batch, or, in a
+/// pipeline, as often as its heaviest stage's share of them does until the last micro-batch is through.
+fn passes(lowered: &Lowered) -> Result<f64> {
+    let (model, stages) = (&lowered.model, lowered.stages());
+    let costs: Vec<f64> = (model.instances().iter())
+        .map(|i| {
+            segment_products(&model.segments()[i.segment]).iter().map(|p| p.flops() as f64).sum()
+        })
+        .collect();
+    let runs = split::by_cost(&costs, stages)?;
+    let heaviest = runs.into_iter().map(|run| costs[run].iter().sum::<f64>()).fold(0.0, f64::max);
+    let share = heaviest / costs.iter().sum::<f64>();
+    Ok((lowered.settings.microbatches + stages - 1) as f64 * share)
 }
 
 fn flops<'p>(products: impl Iterator<Item = (&'p Product, usize)>) -> f64 {

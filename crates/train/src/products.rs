@@ -175,7 +175,7 @@ struct Call<K> {
 impl<K> Call<K> {
     fn new<E: Engine<Kernel = K>>(engine: &mut E, program: &Program) -> Result<Self> {
         let slots = Slots::assign(program);
-        let kernel = engine.compile(program, &slots)?;
+        let kernel = engine.compile(program, &slots, &[0])?;
         let mut end = 0;
         let mut place = |bytes: usize| {
             let offset = end;
@@ -199,7 +199,8 @@ impl<K> Call<K> {
     }
 }
 
-fn segment_products(forward: &Program) -> Vec<Product> {
+/// The products of one instance of a segment.
+pub(crate) fn segment_products(forward: &Program) -> Vec<Product> {
     let params = params(forward);
     let local = |value: ValueId| forward.ty(value).local_shape(forward.mesh());
     // What depends on data alone has no gradient.

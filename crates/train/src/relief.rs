@@ -154,6 +154,5 @@ fn together(config: &Config, planned: &[Planned]) -> Option<Config> {
 fn arenas(config: &Config, network: &Network, evaluate: bool) -> Option<(usize, usize)> {
     let models = network.models(config, evaluate).ok()?;
     let lowered = Lowered::new(&models, Settings::new(config).ok()?).ok()?;
-    let (_, arena) = lowered.memory(0).ok()?;
-    Some((arena, arena * lowered.mesh().ranks()))
+    lowered.arenas().ok()
 }

@@ -85,7 +85,7 @@ impl<'a> Run<'a> {
         // What can't fit is refused before data are opened and weights are made.
         let settings = Settings::new(config)?;
         let lowered = Lowered::new(&models, settings.clone())?;
-        let options = own_machine(lowered.mesh().ranks(), config.run.threads.get());
+        let options = own_machine(lowered.ranks(), config.run.threads.get());
         let prepared = relief::prepare(loaded, &network, &models, &lowered, options)?;
         let replay = Replay::prepare(loaded, &models, &settings)?;
         let corpus = corpus::open(loaded)?;

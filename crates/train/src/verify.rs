@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use phalanx_comm::Options;
+use phalanx_comm::{OpKind, Options};
 use phalanx_models::hf::Tensor;
 use phalanx_script::traffic::{self, traffic};
 use phalanx_script::{Category, Moved, Route};
@@ -245,18 +245,18 @@ impl Bounds {
 
 /// What ranks moved in all steps, beside what their scripts said; and whether every rank agrees.
 fn moved(session: &mut Session, steps: usize) -> Result<(Vec<CommRow>, bool)> {
-    let ranks = session.on_ranks(|rank, session| {
-        let predicted = traffic(session.script(), rank);
-        let mesh = session.mesh().clone();
-        let measured: BTreeMap<Route, Moved> = match session.engine_mut().communicator() {
-            None => BTreeMap::new(),
-            Some(comm) => (comm.traffic().entries())
-                .map(|(tag, kind, count)| {
-                    let route = Route { op: kind.name(), axes: mesh.axes_of(tag) };
-                    (route, Moved { calls: count.calls, bytes: count.bytes })
-                })
-                .collect(),
-        };
+    let ranks = session.on_ranks(|_, session| {
+        let predicted = traffic(session.script());
+        let mut measured: BTreeMap<Route, Moved> = BTreeMap::new();
+        for (kind, axes, count) in session.engine_mut().traffic() {
+            // The sender makes the call, and the receiver moves the bytes.
+            let (op, calls) = match kind {
+                OpKind::Receive => (OpKind::Send.name(), 0),
+                _ => (kind.name(), count.calls),
+            };
+            let total = measured.entry(Route { op, axes }).or_default();
+            *total = Moved { calls: total.calls + calls, bytes: total.bytes + count.bytes };
+        }
         Ok((predicted, measured))
     })?;
     let mut rows: BTreeMap<Route, CommRow> = BTreeMap::new();

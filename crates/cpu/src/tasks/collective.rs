@@ -19,7 +19,29 @@ use super::movement::{self, Kind};
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, task};
 
 /// The endpoint of an engine's rank, which one worker at a time uses.
-pub(crate) type Endpoint = Mutex<Box<dyn Communicator>>;
+pub(crate) type Endpoint = Mutex<Line>;
+
+/// A rank's way to the others.
+pub(crate) struct Line {
+    pub(crate) comm: Box<dyn Communicator>,
+    /// By tag: the axes whose traffic is counted under it.
+    pub(crate) counted: Vec<Vec<Axis>>,
+}
+
+impl Line {
+    pub(crate) fn new(comm: Box<dyn Communicator>) -> Self {
+        Self { comm, counted: Vec::new() }
+    }
+
+    /// What traffic over these axes is counted under.
+    pub(super) fn tag(&mut self, axes: Vec<Axis>) -> u32 {
+        let known = self.counted.iter().position(|counted| *counted == axes);
+        known.unwrap_or_else(|| {
+            self.counted.push(axes);
+            self.counted.len() - 1
+        }) as u32
+    }
+}
 
 pub(super) fn compile(op: &Operation<'_>, collective: &Collective) -> Result<Tasks, EngineError> {
     if collective.kind == CollectiveKind::Done {
@@ -87,7 +109,7 @@ fn transfer(
             (Kind::AllToAll, blocks.ok_or_else(|| op.unsupported("its dims do not fit"))?)
         }
         CollectiveKind::Permute { dim } => {
-            let route = Route::new(op, dim, &collective.axes);
+            let route = Route::new(op, dim, collective);
             axes = route.axes;
             let (to, from) = (Some(route.to), Some(route.from));
             (Kind::Permute { to, from }, Blocks::contiguous(x.elements()))
@@ -138,14 +160,9 @@ struct Route {
 }
 
 impl Route {
-    fn new(op: &Operation<'_>, dim: usize, new: &[Axis]) -> Self {
-        let (mesh, old) =
-            (op.program.mesh(), op.program.ty(op.instr.inputs[0]).layout.axes(dim).to_vec());
-        let only = |list: &[Axis], other: &[Axis]| -> Vec<Axis> {
-            list.iter().copied().filter(|a| !other.contains(a)).collect()
-        };
-        let giving = [old.clone(), only(new, &old)].concat();
-        let getting = [new.to_vec(), only(&old, new)].concat();
+    fn new(op: &Operation<'_>, dim: usize, collective: &Collective) -> Self {
+        let (mesh, operand) = (op.program.mesh(), op.program.ty(op.instr.inputs[0]));
+        let [giving, getting] = collective.permute_sides(operand.layout.axes(dim));
         let group = mesh.group(op.rank, &giving);
         let own = mesh.shard(op.rank, &giving);
         let to = group.iter().position(|&rank| mesh.shard(rank, &getting) == own);
@@ -190,14 +207,22 @@ impl Transfer {
         })?;
         let name = op.instr.op.name();
         let site = Site::named(&format!("{} {name} %{}", op.program.name, op.instr.outputs[0].0));
-        let group = Group::new(op.program.mesh().group(op.rank, axes)).and_then(|group| {
-            endpoint.lock().unwrap_or_else(PoisonError::into_inner).group(&group)
-        });
+        let mesh = op.program.mesh();
+        let members: Vec<usize> =
+            mesh.group(op.rank, axes).into_iter().map(|place| op.ranks[place]).collect();
+        let mut line = endpoint.lock().unwrap_or_else(PoisonError::into_inner);
+        let group = Group::new(members).and_then(|group| line.comm.group(&group));
         let group = group.map_err(|e| op.unsupported(e.to_string()))?;
         // Traffic is counted by the axes that it goes over.
-        let tag = op.program.mesh().mask(axes);
+        let tag = line.tag(mesh.axes_of(mesh.mask(axes)));
         let call = Call::new(group, kind, source.dtype, blocks).at(site).tagged(tag);
         Ok(Self { calls: vec![(0, call)], source, target, outstanding: Outstanding::default() })
+    }
+
+    /// Calls that move elements between two buffers, or one buffer and other ranks; each with the first
+    /// element that it takes.
+    pub(super) fn of(calls: Vec<(usize, Call<'static>)>, source: Var, target: Var) -> Self {
+        Self { calls, source, target, outstanding: Outstanding::default() }
     }
 
     /// The same in pieces: of every block each call takes some columns.
@@ -369,7 +394,7 @@ impl Context<'_> {
     fn communicate(&self, talk: impl FnOnce(&mut dyn Communicator) -> Result<(), CommError>) {
         let Some(endpoint) = self.comm.filter(|_| self.share.worker == 0) else { return };
         let mut comm = endpoint.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = talk(comm.as_mut()) {
+        if let Err(error) = talk(comm.comm.as_mut()) {
             self.failure.report(error.to_string());
         }
     }

@@ -14,6 +14,7 @@ mod fused;
 mod loss;
 mod lowered;
 mod matmul;
+mod message;
 mod movement;
 mod norm_grad;
 mod padding;
@@ -29,8 +30,9 @@ use phalanx_ir::{Instr, Op, OpDef, Program, ValueId};
 use phalanx_script::Slots;
 
 pub(crate) use access::{Access, Share, Var};
-pub(crate) use collective::{Endpoint, Outstanding, Transfer};
+pub(crate) use collective::{Endpoint, Line, Outstanding, Transfer};
 pub(crate) use context::{Context, Failure};
+pub(crate) use message::transfer as message;
 pub(crate) use movement::copy;
 pub(crate) use types::{for_float, for_floats};
 
@@ -67,6 +69,8 @@ pub(crate) struct Operation<'a> {
     pub(crate) scratch: Option<usize>,
     /// This rank, in the program's mesh.
     pub(crate) rank: usize,
+    /// The ranks of the mesh, by their numbers in the world.
+    pub(crate) ranks: &'a [usize],
     /// The way to other ranks, if there are any.
     pub(crate) comm: Option<&'a Endpoint>,
 }

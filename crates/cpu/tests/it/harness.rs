@@ -41,7 +41,7 @@ pub(crate) fn on_cpu(
 ) -> Vec<Tensor> {
     let mut engine = CpuEngine::new(threads).unwrap();
     let slots = Slots::assign(program);
-    let kernel = engine.compile(program, &slots).unwrap();
+    let kernel = engine.compile(program, &slots, &[0]).unwrap();
     let mut end = 0;
     let mut place = |ty: &TensorType| {
         let span = Span { offset: end, bytes: ty.bytes() };

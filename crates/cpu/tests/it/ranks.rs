@@ -239,7 +239,7 @@ fn run_once(
     inputs: &[Tensor],
 ) {
     use phalanx_engine::{Args, Engine, Span, Target};
-    let kernel = engine.compile(program, slots).unwrap();
+    let kernel = engine.compile(program, slots, &[0, 1, 2, 3]).unwrap();
     let rank = engine.communicator().map_or(0, |c| c.rank());
     engine.reserve(1 << 16).unwrap();
     let span = |i: usize| Span { offset: i * 4096, bytes: 4096 };

@@ -137,6 +137,18 @@ impl Collective {
         })
     }
 
+    /// The axes by which blocks are numbered on both sides of a permute of a dim that lies on `old`:
+    /// on the sending side the old axes first, on the receiving side the new ones, and behind them
+    /// those that only the other side has. A rank gets the block of its second number from the rank
+    /// of that first number.
+    pub fn permute_sides(&self, old: &[Axis]) -> [Vec<Axis>; 2] {
+        let only = |list: &[Axis], other: &[Axis]| -> Vec<Axis> {
+            list.iter().copied().filter(|axis| !other.contains(axis)).collect()
+        };
+        let new = &self.axes[..];
+        [[old, &only(new, old)].concat(), [new, &only(old, new)].concat()]
+    }
+
     /// The type of the result, or why the collective can't act on this operand.
     pub fn result(&self, ty: &TensorType, mesh: &Mesh) -> Result<TensorType, IrError> {
         let change = Change { collective: self, ty };

@@ -47,7 +47,7 @@ fn results_are_added_where_asked() {
     b.output("y", b.data("x", DType::Bf16, [2]).scale(2.0));
     let program = b.finish().unwrap();
     let mut engine = ReferenceEngine::new();
-    let kernel = engine.compile(&program, &Slots::assign(&program)).unwrap();
+    let kernel = engine.compile(&program, &Slots::assign(&program), &[0]).unwrap();
     engine.reserve(8).unwrap();
     let narrow = |values: &[f64]| Tensor::new(DType::Bf16, &[2], values).unwrap();
     // Beside 256, a bf16 has steps of 2: 256 + 2·0.5 is a tie, which goes to 256.
@@ -72,7 +72,7 @@ fn failures_name_the_program() {
     b.output("y", b.param("table", [2, 1]).embedding(ids));
     let program = b.finish().unwrap();
     let mut engine = ReferenceEngine::new();
-    let kernel = engine.compile(&program, &Slots::assign(&program)).unwrap();
+    let kernel = engine.compile(&program, &Slots::assign(&program), &[0]).unwrap();
     engine.reserve(32).unwrap();
     engine.upload(0, &Tensor::from_i32(&[1], &[2]).unwrap().to_bytes()).unwrap();
     engine.upload(8, &tensor(&[2], &[1.0, 2.0]).to_bytes()).unwrap();

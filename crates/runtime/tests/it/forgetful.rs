@@ -26,8 +26,13 @@ impl<E: Engine> Engine for Forgetful<E> {
         "forgetful"
     }
 
-    fn compile(&mut self, program: &Program, slots: &Slots) -> Result<E::Kernel, EngineError> {
-        self.inner.compile(program, slots)
+    fn compile(
+        &mut self,
+        program: &Program,
+        slots: &Slots,
+        ranks: &[usize],
+    ) -> Result<E::Kernel, EngineError> {
+        self.inner.compile(program, slots, ranks)
     }
 
     fn reserve(&mut self, bytes: usize) -> Result<(), EngineError> {

@@ -62,7 +62,7 @@ fn a_write_over_what_a_queued_call_reads_is_found_out() {
     let mut results = BTreeSet::new();
     for seed in 0..8 {
         let mut engine = Late::new(ReferenceEngine::new(), seed);
-        let kernel = engine.compile(&program, &Slots::assign(&program)).unwrap();
+        let kernel = engine.compile(&program, &Slots::assign(&program), &[0]).unwrap();
         engine.reserve(12).unwrap();
         engine.upload(0, &1f32.to_le_bytes()).unwrap();
         engine.upload(4, &8f32.to_le_bytes()).unwrap();

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use phalanx_autodiff::{boundary_name, cotangent_name};
+use phalanx_autodiff::boundary_name;
 use phalanx_ir::{DType, Model, Port, Program, Role};
 
 use super::Compiled;
+use super::links::{differentiated, producer};
 use crate::action::{
     Action, Buffer, BufferId, Category, Contribution, Kind, Lane, Run, Script, Source, View, Write,
 };
@@ -196,41 +197,43 @@ impl<'a> Binder<'a> {
         })
     }
 
+    /// A place for what another device sends.
+    pub(super) fn received(&mut self, name: &str, bytes: usize) -> BufferId {
+        self.whole(name.to_owned(), Category::Communication, bytes, Source::Script).buffer
+    }
+
+    /// The buffer of what is sent to another device.
+    pub(super) fn sent(&mut self, name: &str) -> Result<BufferId, ScriptError> {
+        let Some(&buffer) = self.names.get(name) else {
+            return Err(ScriptError::Schedule(format!("`{name}` is sent, but nothing makes it")));
+        };
+        let category = &mut self.script.buffers[buffer.0].category;
+        if *category == Category::Workspace {
+            *category = Category::Communication;
+        }
+        Ok(buffer)
+    }
+
     /// Whether some later instance gives the cotangent of a boundary value that this one gives.
     fn is_differentiated(&self, instance: usize, boundary: &str) -> Result<(), ScriptError> {
-        let own = self.model.instances()[instance].name.as_str();
-        let wanted = cotangent_name(boundary);
-        let gives = |later: usize| {
-            let segment = self.model.instances()[later].segment;
-            let backward = self.compiled.program(segment, Part::BW);
-            backward.outputs_with(Role::Cotangent).any(|p| p.name == wanted)
-                && self.producer(later, boundary).is_ok_and(|name| name == own)
-        };
-        match (instance + 1..self.model.instances().len()).any(gives) {
-            true => Ok(()),
-            false => Err(ScriptError::NotDifferentiated {
-                instance: own.to_owned(),
+        match differentiated(self.model, self.compiled, instance, boundary).is_empty() {
+            false => Ok(()),
+            true => Err(ScriptError::NotDifferentiated {
+                instance: self.model.instances()[instance].name.clone(),
                 boundary: boundary.to_owned(),
             }),
         }
     }
 
-    /// The last instance before this one that gives the boundary value.
+    /// The name of the last instance before this one that gives the boundary value.
     fn producer(&self, instance: usize, name: &str) -> Result<&'a str, ScriptError> {
-        (0..instance)
-            .rev()
-            .find(|&i| {
-                let segment = self.model.instances()[i].segment;
-                let forward = self.compiled.program(segment, Part::F);
-                forward.outputs_with(Role::Boundary).any(|p| p.name == name)
-            })
-            .map(|i| self.model.instances()[i].name.as_str())
-            .ok_or_else(|| {
-                ScriptError::Schedule(format!(
-                    "`{}` reads `{name}`, which no instance before it gives",
-                    self.model.instances()[instance].name
-                ))
-            })
+        let found = producer(self.model, self.compiled, instance, name);
+        found.map(|i| self.model.instances()[i].name.as_str()).ok_or_else(|| {
+            ScriptError::Schedule(format!(
+                "`{}` reads `{name}`, which no instance before it gives",
+                self.model.instances()[instance].name
+            ))
+        })
     }
 }
 

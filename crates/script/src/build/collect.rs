@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use phalanx_ir::DType;
 
 use super::{
-    Action, Binder, Buffer, BufferId, Category, Compiled, Kind, Lane, Model, Ranks, Role, Run,
-    ScriptError, Sharded, Training, Turn, Unit, View, Write, programs,
+    Action, Binder, Buffer, BufferId, Category, Device, Kind, Lane, Model, Ranks, Role, Run,
+    ScriptError, Sharded, Sharing, Training, Turn, Unit, View, Write, programs,
 };
 use crate::action;
 use crate::schedule::Part;
@@ -19,9 +19,20 @@ use phalanx_spmd::Keep;
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
     pub(super) model: &'a Model,
-    pub(super) compiled: &'a Compiled,
+    pub(super) device: Device<'a>,
+    /// The rank's place in the device's mesh.
+    pub(super) place: usize,
     pub(super) weights: DType,
-    pub(super) ranks: Ranks<'a>,
+}
+
+impl<'a> Source<'a> {
+    fn sharing(&self) -> &'a Sharing {
+        self.device.sharing
+    }
+
+    fn ranks(&self) -> Ranks<'a> {
+        Ranks { mesh: self.device.mesh, rank: self.place, sharing: self.device.sharing }
+    }
 }
 
 /// Inserts gathers and releases around the runs of a schedule.
@@ -43,28 +54,19 @@ struct Stay {
 }
 
 impl<'a> Collector<'a> {
-    pub(super) fn new(
-        training: &Training<'a>,
-        units: &'a [Unit],
-        weights: &[BufferId],
-        turns: &[Turn],
-    ) -> Self {
-        let Training { model, compiled, ranks, precision, .. } = *training;
-        let source = Source { model, compiled, weights: precision.weights, ranks };
-        Self::of(source, units, weights, turns)
+    pub(super) fn new(training: &Training<'a>, units: &'a [Unit], weights: &[BufferId]) -> Self {
+        let Training { model, at, precision, .. } = *training;
+        let (device, place) = (training.device(), at.place);
+        let source = Source { model, device, place, weights: precision.weights };
+        Self::of(source, units, weights)
     }
 
-    pub(super) fn of(
-        source: Source<'a>,
-        units: &'a [Unit],
-        weights: &[BufferId],
-        turns: &[Turn],
-    ) -> Self {
-        let stays = match source.ranks.sharing.sharded() {
-            Sharded::Weights => stays(source, units, turns),
+    pub(super) fn of(source: Source<'a>, units: &'a [Unit], weights: &[BufferId]) -> Self {
+        let stays = match source.sharing().sharded() {
+            Sharded::Weights => stays(source, units),
             _ => Vec::new(),
         };
-        let releases = vec![Vec::new(); turns.len()];
+        let releases = vec![Vec::new(); source.device.turns.len()];
         Self { source, units, shards: weights.to_vec(), stays, releases }
     }
 
@@ -74,7 +76,7 @@ impl<'a> Collector<'a> {
         run: usize,
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
-        let sharing = self.source.ranks.sharing;
+        let sharing = self.source.sharing();
         // No further ahead than so many runs' units may be there: the release that a gather waits
         // for must have been issued before it.
         let due = run + sharing.prefetch.min(sharing.in_flight.saturating_sub(1));
@@ -116,7 +118,7 @@ impl<'a> Collector<'a> {
             source: action::Source::Script,
             padding: vec![],
         });
-        let program = programs::gather(unit, dtype, self.source.ranks)?;
+        let program = programs::gather(unit, dtype, self.source.ranks())?;
         let view = |buffer| View { buffer, offset: 0 };
         let run = Run {
             program: script.program(&program),
@@ -125,7 +127,7 @@ impl<'a> Collector<'a> {
             contributes: vec![],
         };
         // At most so many runs' units at a time: the one before that must have been released.
-        let limit = self.source.ranks.sharing.in_flight;
+        let limit = self.source.sharing().in_flight;
         let after = match stay.first.checked_sub(limit) {
             Some(earlier) => self.releases[earlier].clone(),
             None => vec![],
@@ -142,13 +144,18 @@ impl<'a> Collector<'a> {
 }
 
 /// When each unit is there, in order of first use.
-fn stays(source: Source<'_>, units: &[Unit], turns: &[Turn]) -> Vec<Stay> {
+fn stays(source: Source<'_>, units: &[Unit]) -> Vec<Stay> {
+    let turns = source.device.turns;
+    let sweeps = sweeps(turns);
     let mut stays: Vec<Stay> = Vec::new();
     for (run, turn) in turns.iter().enumerate() {
         for unit in read_units(source, units, *turn) {
             let open = stays.iter_mut().rev().find(|s| s.unit == unit);
             match open {
-                Some(stay) if kept(source, units, unit, turns, stay.first, run) => {
+                Some(stay)
+                    if sweeps && swept(turns, stay.last, run)
+                        || kept(source, units, unit, stay.first, run) =>
+                {
                     stay.last = run;
                 }
                 _ => stays.push(Stay { unit, first: run, last: run, buffer: None }),
@@ -158,18 +165,33 @@ fn stays(source: Source<'_>, units: &[Unit], turns: &[Turn]) -> Vec<Stay> {
     stays
 }
 
+/// Whether a device takes all its micro-batches through a chunk of layers, in one direction, before it
+/// turns to anything else, as in breadth-first pipelines. Then a chunk's units stay for all of them,
+/// and are gathered once for each direction.
+fn sweeps(turns: &[Turn]) -> bool {
+    // Instances that follow each other belong to one chunk.
+    let held: BTreeSet<usize> = turns.iter().map(|turn| turn.instance).collect();
+    let chunk = |instance: usize| (0..instance).rev().find(|before| !held.contains(before));
+    let sweep = |turn: &Turn| (turn.part == Part::F, chunk(turn.instance));
+    let mut seen = BTreeSet::new();
+    let mut last = None;
+    let once =
+        turns.iter().map(sweep).all(|own| last.replace(own) == Some(own) || seen.insert(own));
+    once && turns.iter().any(|turn| turn.part != Part::F)
+}
+
+/// Whether two runs that read a unit do so in one direction, for different micro-batches.
+fn swept(turns: &[Turn], earlier: usize, run: usize) -> bool {
+    let (a, b) = (turns[earlier], turns[run]);
+    a.microbatch != b.microbatch && (a.part == Part::F) == (b.part == Part::F)
+}
+
 /// Whether a unit that was gathered for one run is kept for a later one that reads it.
-fn kept(
-    source: Source<'_>,
-    units: &[Unit],
-    unit: usize,
-    turns: &[Turn],
-    first: usize,
-    run: usize,
-) -> bool {
+fn kept(source: Source<'_>, units: &[Unit], unit: usize, first: usize, run: usize) -> bool {
+    let turns = source.device.turns;
     let same = turns[first].microbatch == turns[run].microbatch;
     let turn = turns[first].part == Part::F && turns[run].part != Part::F;
-    match source.ranks.sharing.keep {
+    match source.sharing().keep {
         Keep::Run => false,
         Keep::Backward => same && turn,
         Keep::Root => same && turn && is_root(source, &units[unit], turns[run].instance),
@@ -188,8 +210,8 @@ fn is_root(source: Source<'_>, unit: &Unit, instance: usize) -> bool {
 /// third stage), a segment's backward has all its parameters gathered, as its forward had.
 fn read_units(source: Source<'_>, units: &[Unit], turn: Turn) -> Vec<usize> {
     let instance = &source.model.instances()[turn.instance];
-    let program = source.compiled.program(instance.segment, turn.part);
-    let again = source.ranks.sharing.keep == Keep::Run && turn.part != Part::W;
+    let program = source.device.compiled.program(instance.segment, turn.part);
+    let again = source.sharing().keep == Keep::Run && turn.part != Part::W;
     let formed = program.outputs_with(Role::Gradient).filter(|_| again);
     let read: BTreeSet<usize> = (program.inputs_with(Role::Param).chain(formed))
         .filter_map(|port| instance.params.get(&port.name).copied())

@@ -57,6 +57,22 @@ pub(super) fn sum_shard(
     on_gradient("reduce", partial, ranks.mesh, |g| sum_rest(g, axes, calls)).map(Some)
 }
 
+/// Sums the gradient of parameters that several stages share over them. What a rank of each holds, whole
+/// or in shards, is a summand.
+pub(super) fn sum_stages(
+    unit: &Unit,
+    dtype: DType,
+    ranks: Ranks<'_>,
+    mesh: &Mesh,
+) -> Result<Program, ScriptError> {
+    let stages = Axis::STAGES;
+    let own = updated(unit, dtype, ranks);
+    let formed = own.with_layout(own.layout.with_partial(BTreeSet::from([stages]))?);
+    on_gradient("tie", formed, mesh, |g| {
+        sum_rest(g, &[], Calls { mesh, most: ranks.sharing.reduce_elements })
+    })
+}
+
 /// Gathers a unit from its shards.
 pub(super) fn gather(unit: &Unit, dtype: DType, ranks: Ranks<'_>) -> Result<Program, ScriptError> {
     let axes = ranks.sharing.axes();

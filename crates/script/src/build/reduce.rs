@@ -4,14 +4,15 @@
 //! communication while micro-batches accumulate). Where gradients are kept in shards, what a
 //! micro-batch forms goes into a buffer of its own and is summed into the shard at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::{
     Action, Binder, Buffer, BufferId, Category, Contribution, Kind, Lane, Places, Program, Role,
     Run, ScriptError, Sharded, Source, Training, Turn, Unit, UnitBuffers, View, Write, programs,
 };
-use crate::action::Accumulator;
+use crate::action::{Accumulator, ProgramId};
+use crate::device::{Device, together};
 
 /// Points runs to where they form gradients, and inserts the reductions.
 pub(super) struct Reducer<'a> {
@@ -42,15 +43,17 @@ impl<'a> Reducer<'a> {
             runs: BTreeMap::new(),
             formed: BTreeMap::new(),
         };
-        for (index, turn) in training.turns.iter().enumerate() {
+        for (index, turn) in training.device().turns.iter().enumerate() {
             for unit in reducer.contributes_to(*turn) {
                 reducer.runs.entry((unit, turn.microbatch)).or_default().push(index);
             }
         }
-        let microbatches = training.turns.iter().map(|s| s.microbatch + 1).max().unwrap_or(0);
+        let turns = training.device().turns;
+        let microbatches = turns.iter().map(|s| s.microbatch + 1).max().unwrap_or(0);
         for (unit, buffer) in whole.into_iter().enumerate() {
             let complete = (0..microbatches).flat_map(|m| reducer.contributions(unit, m)).collect();
-            binder.script.accumulators.push(Accumulator { buffer, dtype, complete });
+            let shared = units[unit].shared();
+            binder.script.accumulators.push(Accumulator { buffer, dtype, complete, shared });
         }
         reducer
     }
@@ -61,7 +64,7 @@ impl<'a> Reducer<'a> {
         turn: Turn,
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
-        if self.training.ranks.sharing.sharded() < Sharded::Gradients {
+        if self.training.ranks().sharing.sharded() < Sharded::Gradients {
             return Ok(());
         }
         let (dtype, microbatch) = (self.training.precision.grads, turn.microbatch);
@@ -80,7 +83,7 @@ impl<'a> Reducer<'a> {
 
     /// Inserts the reductions that a run completes.
     pub(super) fn after(&mut self, run: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
-        let microbatch = self.training.turns[run].microbatch;
+        let microbatch = self.training.device().turns[run].microbatch;
         for unit in 0..self.units.len() {
             let last = |m: usize| self.runs.get(&(unit, m)).and_then(|runs| runs.last().copied());
             if last(microbatch) != Some(run) {
@@ -88,7 +91,7 @@ impl<'a> Reducer<'a> {
             }
             let ends = (self.runs.range((unit, 0)..(unit + 1, 0)))
                 .all(|(_, runs)| runs.last().is_none_or(|&last| last <= run));
-            match self.training.ranks.sharing.sharded() {
+            match self.training.ranks().sharing.sharded() {
                 Sharded::Nothing | Sharded::State if !ends => {}
                 Sharded::Nothing => self.sum_whole(unit, binder)?,
                 Sharded::State => self.scatter_whole(unit, binder)?,
@@ -103,12 +106,21 @@ impl<'a> Reducer<'a> {
         Ok(())
     }
 
+    /// After the last turn: sums what stages share. All of them do it in the same order.
+    pub(super) fn finish(self, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
+        let first = |unit: &usize| self.units[*unit].members.iter().map(|m| m.param).min();
+        let mut shared: Vec<usize> =
+            (0..self.units.len()).filter(|&unit| self.units[unit].stages.len() > 1).collect();
+        shared.sort_by_key(first);
+        shared.into_iter().try_for_each(|unit| self.sum_stages(unit, binder))
+    }
+
     /// Every rank gets the sum.
     fn sum_whole(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
         if self.units[unit].partial.is_empty() {
             return Ok(());
         }
-        let (dtype, mesh) = (self.training.precision.grads, self.training.ranks.mesh);
+        let (dtype, mesh) = (self.training.precision.grads, self.training.ranks().mesh);
         let program = programs::all_reduce(&self.units[unit], dtype, mesh)?;
         let own = View { buffer: self.buffers[unit].gradient.buffer, offset: 0 };
         self.push(unit, &program, own, (own, Write::Overwrite), binder);
@@ -117,7 +129,7 @@ impl<'a> Reducer<'a> {
 
     /// Every rank gets its part of the sum, where that part lies in the whole.
     fn scatter_whole(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
-        let (dtype, ranks) = (self.training.precision.grads, self.training.ranks);
+        let (dtype, ranks) = (self.training.precision.grads, self.training.ranks());
         let program = programs::scatter_all(&self.units[unit], dtype, ranks)?;
         let gradient = &self.buffers[unit].gradient;
         let view = |offset| View { buffer: gradient.buffer, offset };
@@ -134,7 +146,7 @@ impl<'a> Reducer<'a> {
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
         let Some(from) = self.formed.remove(&(unit, microbatch)) else { return Ok(()) };
-        let (dtype, ranks) = (self.training.precision.grads, self.training.ranks);
+        let (dtype, ranks) = (self.training.precision.grads, self.training.ranks());
         let program = programs::scatter(&self.units[unit], dtype, ranks)?;
         let view = |buffer| View { buffer, offset: 0 };
         let into = view(self.buffers[unit].gradient.buffer);
@@ -146,11 +158,26 @@ impl<'a> Reducer<'a> {
 
     /// Whatever axes shards are not dealt over are summed once, at the end.
     fn sum_shard(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
-        let (dtype, ranks) = (self.training.precision.grads, self.training.ranks);
+        let (dtype, ranks) = (self.training.precision.grads, self.training.ranks());
         if let Some(program) = programs::sum_shard(&self.units[unit], dtype, ranks)? {
             let own = View { buffer: self.buffers[unit].gradient.buffer, offset: 0 };
             self.push(unit, &program, own, (own, Write::Overwrite), binder);
         }
+        Ok(())
+    }
+
+    /// Parameters that stages share have summands on each of them.
+    fn sum_stages(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
+        let spec = &self.units[unit];
+        let devices: Vec<&Device<'_>> =
+            spec.stages.iter().map(|&device| &self.training.devices[device]).collect();
+        let (mesh, members) = together(&devices)?;
+        let (dtype, ranks) = (self.training.precision.grads, self.training.ranks());
+        let program = programs::sum_stages(spec, dtype, ranks, &mesh)?;
+        let program = binder.script.program_of(&program, members);
+        let gradient = &self.buffers[unit].gradient;
+        let own = View { buffer: gradient.buffer, offset: gradient.at * dtype.size() };
+        self.reduce(unit, program, own, (own, Write::Overwrite), binder);
         Ok(())
     }
 
@@ -163,6 +190,17 @@ impl<'a> Reducer<'a> {
         binder: &mut Binder<'_>,
     ) {
         let program = binder.script.program(program);
+        self.reduce(unit, program, from, into, binder);
+    }
+
+    fn reduce(
+        &self,
+        unit: usize,
+        program: ProgramId,
+        from: View,
+        into: (View, Write),
+        binder: &mut Binder<'_>,
+    ) {
         let run = Run { program, inputs: vec![from], outputs: vec![into], contributes: vec![] };
         binder.script.actions.push(Action {
             label: format!("reduce {}", self.units[unit].name),
@@ -192,7 +230,8 @@ impl<'a> Reducer<'a> {
         if !gaps.is_empty() {
             self.clear(unit, buffer, &gaps, binder)?;
         }
-        binder.script.accumulators.push(Accumulator { buffer, dtype, complete });
+        let shared = BTreeSet::new();
+        binder.script.accumulators.push(Accumulator { buffer, dtype, complete, shared });
         Ok(buffer)
     }
 
@@ -232,9 +271,11 @@ impl<'a> Reducer<'a> {
 
     /// What a micro-batch must contribute to a unit: the gradients that its parameters' users form.
     fn contributions(&self, unit: usize, microbatch: usize) -> Vec<Contribution> {
-        let Training { model, compiled, .. } = self.training;
+        let (model, device) = (self.training.model, self.training.device());
+        let compiled = device.compiled;
         let mut all = Vec::new();
-        for (number, instance) in model.instances().iter().enumerate() {
+        let instances = model.instances().iter().enumerate();
+        for (number, instance) in instances.filter(|(number, _)| device.holds(*number)) {
             for (local, &param) in &instance.params {
                 let own = self.units[unit].members.iter().any(|m| m.param == param);
                 if own && compiled.gradient_type(instance.segment, local).is_some() {
@@ -248,7 +289,7 @@ impl<'a> Reducer<'a> {
     /// The parameters whose gradients a run gives.
     fn formed_by(&self, turn: Turn) -> Vec<usize> {
         let instance = &self.training.model.instances()[turn.instance];
-        let program = self.training.compiled.program(instance.segment, turn.part);
+        let program = self.training.device().compiled.program(instance.segment, turn.part);
         let ports = program.outputs_with(Role::Gradient);
         ports.filter_map(|port| instance.params.get(&port.name).copied()).collect()
     }

@@ -8,8 +8,8 @@ use phalanx_models::{Architecture, BatchShape};
 use phalanx_reference::ReferenceEngine;
 use phalanx_script::action::Entry;
 use phalanx_script::{
-    Action, BufferId, HappensBefore, Kind, Lane, ProgramId, Ranks, Run, Script, Slots, Training,
-    View, Write, accumulate, check, train_script,
+    Action, BufferId, Device, HappensBefore, Kind, Lane, Place, ProgramId, Run, Script, Slots,
+    Training, View, Write, accumulate, check, train_script,
 };
 use phalanx_testing::{Rig, Setup, compile, gpt};
 
@@ -279,14 +279,14 @@ fn a_boundary_value_that_leads_nowhere_is_refused() {
     model.append("first", segments[0], BTreeMap::from([("w".to_owned(), w)])).unwrap();
     model.append("last", segments[1], BTreeMap::new()).unwrap();
     let setup = Setup::new(DType::F32);
+    let (compiled, turns) = (compile(&model, DType::F32, setup.recompute), accumulate(2, 1));
     let Err(error) = train_script(&Training {
         model: &model,
-        compiled: &compile(&model, DType::F32, setup.recompute),
-        turns: &accumulate(2, 1),
+        devices: &[Device::alone(&compiled, &turns)],
+        at: Place::default(),
         precision: setup.precision,
         optimizer: setup.optimizer,
         clip: None,
-        ranks: Ranks::alone(),
     }) else {
         panic!("it is accepted");
     };
@@ -327,7 +327,7 @@ fn partial(script: &mut Script, unit: &str) {
             new.output(&port.name, port.role, value);
         }
         let program = ProgramId(script.programs.len());
-        script.programs.push(Entry { program: new, slots: Slots::default() });
+        script.programs.push(Entry { program: new, slots: Slots::default(), ranks: vec![0] });
         let Some(run) = script.actions[index].run_mut() else {
             panic!("it runs a program");
         };

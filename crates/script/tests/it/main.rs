@@ -1,8 +1,9 @@
-//! The checker against broken scripts, the planner against brute force, and gradient accumulation
-//! against one large batch.
+//! The checker against broken scripts, the planner against brute force, edges between stages
+//! against global tensors, and gradient accumulation against one large batch.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
 mod accumulation;
 mod broken;
+mod edges;
 mod planner;
 mod random;

@@ -6,8 +6,8 @@ use phalanx_ir::DType;
 use phalanx_models::{Architecture, BatchShape, Purpose};
 use phalanx_reference::ReferenceEngine;
 use phalanx_script::{
-    Action, Category, HappensBefore, MemoryPlan, Ranks, Script, Source, eval_script, plan,
-    plan_beside,
+    Action, Category, Device, Forward, HappensBefore, Lane, MemoryPlan, Place, Script, Source,
+    eval_script, forward, plan, plan_beside,
 };
 use phalanx_testing::{Rig, Setup, compile, mlp};
 
@@ -139,10 +139,14 @@ fn a_second_script_leaves_the_state_alone() {
     let base = plan(&train.script).unwrap();
     let evaluated = build(Purpose::Evaluate);
     let compiled = compile(&evaluated, DType::F32, setup.recompute);
-    let (script, loss) = {
-        let ranks = Ranks::alone();
-        eval_script(&evaluated, &compiled, 2, train, setup.precision, ranks).unwrap()
+    let turns = forward(0..evaluated.instances().len(), 2);
+    let forward = Forward {
+        model: &evaluated,
+        devices: &[Device::alone(&compiled, &turns)],
+        at: Place::default(),
+        weights: setup.precision.weights,
     };
+    let (script, loss) = eval_script(&forward, train).unwrap();
     let beside = plan_beside(&script, Some(&base)).unwrap();
     let state: Vec<usize> = (0..train.script.buffers.len())
         .filter(|&i| train.script.buffers[i].source != Source::Script)
@@ -243,5 +247,7 @@ fn orders(script: &Script, a: usize, b: usize) -> bool {
         let ((wa, ta), (wb, tb)) = (touches(first), touches(second));
         ta && tb && (wa || wb)
     });
-    first.lane == second.lane || conflict || second.after.contains(&a)
+    // Messages do not wait for those before them.
+    let lane = first.lane == second.lane && !matches!(first.lane, Lane::Send | Lane::Receive);
+    lane || conflict || second.after.contains(&a)
 }

@@ -40,7 +40,7 @@ pub(crate) fn script_of(seed: u64, actions: usize) -> Script {
     for extent in [0, 64, 192] {
         let slots = Slots { extent, peak: extent * 3 / 4, ..Slots::default() };
         let program = nothing();
-        script.programs.push(Entry { program, slots });
+        script.programs.push(Entry { program, slots, ranks: vec![0] });
     }
     let mut written: Vec<BufferId> = Vec::new();
     for _ in 0..draw.below(4) {

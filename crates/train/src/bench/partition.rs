@@ -50,7 +50,7 @@ pub fn partition(loaded: &Loaded) -> Result<PartitionBench> {
         script_ms: ms(formed, planned),
         memory_ms: ms(planned, Instant::now()),
         layers: config.model.layers.get(),
-        ranks: lowered.mesh().ranks(),
+        ranks: lowered.ranks(),
         actions: plan.script.actions.len(),
     })
 }

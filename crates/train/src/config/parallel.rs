@@ -1,5 +1,6 @@
 //! `[parallel]`: how the work is divided among ranks.
 
+use phalanx_pipeline::Named;
 use toml_edit::Value;
 
 use super::key::section;
@@ -42,7 +43,7 @@ section! {
         warmup: PipelineWarmup = "pa"; aka "pipeline_warmup",
         /// Model chunks per stage.
         chunks: Count = "2 for interleaved, breadth-first and zb-v, else 1"
-            => Count::MIN.saturating_add(usize::from(schedule.is_chunked()));
+            => Count::new(schedule.usual_chunks()).unwrap_or(Count::MIN);
             aka "num_virtual_stages_per_rank" "virtual_pipeline_model_parallel_size" "num_model_chunks",
         /// Order of the axes over ranks, fastest first; axes left out have degree 1.
         order: AxisOrder = "tp-cp-dp-pp"; aka "rank_order" "axis_order",
@@ -111,59 +112,53 @@ choice! {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PipelineSchedule {
     /// One of the named schedules.
-    Named(NamedSchedule),
+    Named(Named),
     /// A schedule read from a CSV file.
     Csv(std::path::PathBuf),
 }
 
-choice! {
-    /// The pipeline schedules that have names.
-    pub enum NamedSchedule {
-        /// One forward, one backward, with a flush.
-        OneFOneB = "1f1b",
-        /// Each micro-batch there and back before the next.
-        Naive = "naive",
-        /// All forwards, then all backwards.
-        GPipe = "gpipe",
-        /// Several chunks of layers a stage.
-        Interleaved = "interleaved",
-        /// Chunk by chunk over all micro-batches.
-        BreadthFirst = "breadth-first",
-        /// Zero bubble with the memory of 1f1b.
-        ZbH1 = "zb-h1",
-        /// Zero bubble with more memory.
-        ZbH2 = "zb-h2",
-        /// Zero bubble in the shape of a V.
-        ZbV = "zb-v",
+/// The names of the named schedules.
+const SCHEDULES: [&str; Named::ALL.len()] = {
+    let (mut names, mut i) = ([""; Named::ALL.len()], 0);
+    while i < names.len() {
+        names[i] = Named::ALL[i].name();
+        i += 1;
     }
-}
+    names
+};
 
 impl PipelineSchedule {
-    /// Whether a stage of this schedule holds several chunks of the model by default.
-    pub fn is_chunked(&self) -> bool {
-        use NamedSchedule::{BreadthFirst, Interleaved, ZbV};
-        matches!(self, PipelineSchedule::Named(Interleaved | BreadthFirst | ZbV))
+    /// How many chunks of the model a device of this schedule holds by default.
+    pub fn usual_chunks(&self) -> usize {
+        match self {
+            PipelineSchedule::Named(named) => named.usual_chunks(),
+            PipelineSchedule::Csv(_) => 1,
+        }
     }
 }
 
 impl Setting for PipelineSchedule {
     fn expects() -> String {
-        format!("{} | csv:FILE", NamedSchedule::expects())
+        format!("{} | csv:FILE", SCHEDULES.join(" | "))
     }
     fn read(value: &Value) -> Option<Self> {
-        match value.as_str()?.strip_prefix("csv:") {
+        let text = value.as_str()?;
+        match text.strip_prefix("csv:") {
             Some(file) => (!file.is_empty()).then(|| PipelineSchedule::Csv(file.into())),
-            None => NamedSchedule::read(value).map(PipelineSchedule::Named),
+            None => {
+                let named = Named::ALL.into_iter().find(|named| named.name() == text);
+                named.map(PipelineSchedule::Named)
+            }
         }
     }
     fn write(&self) -> String {
         match self {
-            PipelineSchedule::Named(name) => name.write(),
+            PipelineSchedule::Named(name) => quoted(name.name()),
             PipelineSchedule::Csv(file) => quoted(&format!("csv:{}", file.display())),
         }
     }
     fn words() -> &'static [&'static str] {
-        NamedSchedule::words()
+        &SCHEDULES
     }
 }
 
@@ -271,14 +266,10 @@ impl Parallel {
         self.check_cp_kind(values);
         let written = self.write();
         for (key, system, works) in [
-            ("parallel.pp", "pipeline parallelism", "1"),
             ("parallel.tp_kind", "this kind of tensor parallelism", "\"1d\""),
             ("parallel.tp_depth", "2.5d tensor parallelism", "1"),
             ("parallel.sync", "this way of synchronising replicas", "\"ddp\""),
             ("parallel.sync_every", "averaging of replicas", "1"),
-            ("parallel.schedule", "this pipeline schedule", "\"1f1b\""),
-            ("parallel.warmup", "this pipeline warm-up", "\"pa\""),
-            ("parallel.chunks", "pipeline parallelism in chunks", "1"),
         ] {
             // A derived value that follows another key is refused with that key, not once more.
             let given = values.given.contains_key(key);
@@ -289,7 +280,7 @@ impl Parallel {
             values.rule(&[key], false, || {
                 Problem::new(format!("{key} = {value}: {system} is not built yet"))
                     .because(
-                        "this version has data, tensor, sequence and context parallelism and ZeRO",
+                        "this version has data, tensor, sequence, context and pipeline parallelism and ZeRO",
                     )
                     .nearest(format!("{key} = {works}"))
             });

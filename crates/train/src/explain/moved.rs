@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use phalanx_ir::{Op, Program, text};
-use phalanx_script::traffic::{names, of_instr, of_program};
-use phalanx_script::{Action, Moved, Route, Script};
+use phalanx_script::traffic::{names, of_instr};
+use phalanx_script::{Moved, Route};
 use serde_json::{Value, json};
 
 use crate::metrics::bytes;
@@ -40,14 +40,7 @@ pub(super) fn program_json(program: &Program, rank: usize) -> Vec<Value> {
     moved.map(row).collect()
 }
 
-/// What an action moves.
-pub(super) fn of_action(script: &Script, action: &Action, rank: usize) -> BTreeMap<Route, Moved> {
-    action
-        .run()
-        .map_or_else(BTreeMap::new, |run| of_program(&script.programs[run.program.0].program, rank))
-}
-
-/// That as the end of the action's line; empty if it moves nothing.
+/// What an action moves as the end of its line; empty if it moves nothing.
 pub(super) fn action_text(moved: &BTreeMap<Route, Moved>) -> String {
     let parts: Vec<String> = moved.iter().map(|(route, moved)| line(route, *moved)).collect();
     match parts.is_empty() {

@@ -4,7 +4,7 @@ use phalanx_engine::Engine;
 use phalanx_ir::{DType, ElementRun, Model, Role, TensorType};
 use phalanx_models::port;
 use phalanx_runtime::{Executor, ScriptId};
-use phalanx_script::{BufferId, Ranks, Script};
+use phalanx_script::{BufferId, Ranks};
 
 use super::numbers::encode;
 use crate::error::{Error, Problem, Result};
@@ -114,8 +114,8 @@ impl Feed {
         let mut inputs = Vec::new();
         for (buffer, name) in executor.host_inputs(script) {
             // Buffers of another script on the same memory have numbers here, but no readers.
-            if let Some(ty) = read_as(executor.script(script), buffer) {
-                inputs.push((buffer, Input::of(name, model, ty, ranks)?));
+            if let Some(ty) = executor.script(script).read_type(buffer) {
+                inputs.push((buffer, Input::of(name, model, ty.clone(), ranks)?));
             }
         }
         Ok(Self { script, inputs, microbatches, rows: rows(model), bytes: Vec::new() })
@@ -239,13 +239,4 @@ fn wrong_size(port: &str, found: usize, expected: usize) -> Error {
         ))
         .fix("give batch size × row length values of the port's element type"),
     )
-}
-
-/// The type that a script's programs read a buffer as, if any does.
-fn read_as(script: &Script, buffer: BufferId) -> Option<TensorType> {
-    script.actions.iter().filter_map(|a| a.run()).find_map(|run| {
-        let program = &script.programs[run.program.0].program;
-        let at = run.inputs.iter().position(|v| v.buffer == buffer)?;
-        Some(program.ty(program.inputs()[at].value).clone())
-    })
 }

@@ -3,7 +3,7 @@
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model};
 use phalanx_runtime::{Executor, ScriptId};
-use phalanx_script::{BufferId, Ranks, forward_script};
+use phalanx_script::{self as script, BufferId, Device, Place, Ranks, forward, forward_script};
 
 use super::compile::compile_forward;
 use super::feed::{Feed, Scalars, StepData};
@@ -31,9 +31,12 @@ impl<E: Engine> Forward<E> {
         read: &ReadParam<'_>,
     ) -> Result<Self> {
         let ranks = Ranks::alone();
-        let partition = Parallel::default().partition(model)?;
+        let partition = Parallel::default().partition(model, ranks.mesh)?;
         let compiled = compile_forward(model, weights, &partition)?;
-        let plan = forward_script(model, &compiled, microbatches, weights, ranks)?;
+        let turns = forward(0..model.instances().len(), microbatches);
+        let devices = [Device::alone(&compiled, &turns)];
+        let at = Place::default();
+        let plan = forward_script(&script::Forward { model, devices: &devices, at, weights })?;
         let mut executor = Executor::new(engine);
         let script = executor.load(plan.script)?;
         executor.reserve()?;

@@ -1,70 +1,185 @@
 //! What all ranks of a session share: the model on its mesh, and the programs of its segments.
 
-use phalanx_ir::{Mesh, Model, TensorType};
+use std::collections::BTreeSet;
+
+use phalanx_ir::{Axis, Mesh, Model, TensorType};
 use phalanx_script::{
-    Compiled, MemoryPlan, Ranks, TrainPlan, Training, Turn, accumulate, eval_script,
-    merge_adjacent, plan, plan_beside, train_script,
+    BufferId, Compiled, Device, Forward, MemoryPlan, Place, Ranks, Script, TrainPlan, Training,
+    Turn, eval_script, forward, merge_adjacent, plan, plan_beside, train_script,
 };
 use phalanx_spmd::{Keep, Partition, Sharded};
 
 use super::compile::{compile, compile_forward};
 use super::{Models, Settings};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A model's programs, before any engine is involved.
 pub struct Lowered {
     pub(crate) settings: Settings,
     pub(crate) model: Model,
-    pub(crate) compiled: Compiled,
-    pub(crate) evaluate: Option<(Model, Compiled)>,
+    evaluate: Option<Model>,
+    /// The model on each distinct mesh.
+    laid: Vec<Laid>,
+    /// The places in the pipeline; one if there is none.
+    stations: Vec<Station>,
+}
+
+/// A model on a mesh.
+struct Laid {
+    mesh: Mesh,
     partition: Partition,
+    compiled: Compiled,
+    evaluate: Option<Compiled>,
+}
+
+impl Laid {
+    fn new(models: &Models, settings: &Settings, mesh: &Mesh) -> Result<Self> {
+        let partition = settings.parallel.partition(&models.train, mesh)?;
+        let (precision, recompute) = (settings.precision, settings.recompute);
+        let compiled = compile(&models.train, precision, recompute, &partition)?;
+        let forward = |model: &Model| {
+            let partition = settings.parallel.partition(model, mesh)?;
+            Ok::<_, Error>(compile_forward(model, precision.weights, &partition)?)
+        };
+        let evaluate = models.evaluate.as_ref().map(forward).transpose()?;
+        Ok(Self { mesh: mesh.clone(), partition, compiled, evaluate })
+    }
+}
+
+/// What the ranks at one place in the pipeline do.
+struct Station {
+    /// Which of the distinct meshes it has.
+    laid: usize,
     turns: Vec<Turn>,
+    evaluate: Vec<Turn>,
+    ranks: Vec<usize>,
 }
 
 impl Lowered {
-    /// Lays the models on the mesh and forms their programs.
+    /// Lays the models on their meshes and forms their programs.
     pub fn new(models: &Models, settings: Settings) -> Result<Self> {
         let model = &models.train;
-        let partition = settings.parallel.partition(model)?;
-        let compiled = compile(model, settings.precision, settings.recompute, &partition)?;
-        let evaluate = match &models.evaluate {
-            None => None,
-            Some(model) => {
-                let partition = settings.parallel.partition(model)?;
-                let compiled = compile_forward(model, settings.precision.weights, &partition)?;
-                Some((model.clone(), compiled))
+        let devices = settings.parallel.devices()?;
+        let parts = settings.microbatches;
+        let turns = settings.parallel.pipeline.turns(model, devices.len(), parts)?;
+        let (mut laid, mut stations): (Vec<Laid>, Vec<Station>) = (Vec::new(), Vec::new());
+        for ((mesh, ranks), turns) in devices.into_iter().zip(turns) {
+            let known = laid.iter().position(|l| l.mesh == mesh);
+            let index = known.unwrap_or(laid.len());
+            if known.is_none() {
+                laid.push(Laid::new(models, &settings, &mesh)?);
             }
-        };
-        let turns = turns(model, &settings, &partition);
-        Ok(Self { model: model.clone(), settings, compiled, evaluate, partition, turns })
+            let held: BTreeSet<usize> = turns.iter().map(|turn| turn.instance).collect();
+            let evaluate = forward(held.iter().copied(), parts);
+            let turns = merged(turns, model, &laid[index].partition);
+            stations.push(Station { laid: index, turns, evaluate, ranks });
+        }
+        let (model, evaluate) = (model.clone(), models.evaluate.clone());
+        Ok(Self { settings, model, evaluate, laid, stations })
     }
 
-    /// The mesh, with the splits that strategies asked for.
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.stations.iter().map(|station| station.ranks.len()).sum()
+    }
+
+    /// Whether ranks hold different stages of the model.
+    pub fn is_pipeline(&self) -> bool {
+        self.stations.len() > 1
+    }
+
+    /// The mesh of the first stage, with the splits that strategies asked for.
     pub fn mesh(&self) -> &Mesh {
-        self.partition.mesh()
+        self.laid[0].partition.mesh()
     }
 
-    /// The programs of each segment.
+    /// The programs of each segment, on the mesh of the first stage.
     pub fn compiled(&self) -> &Compiled {
-        &self.compiled
+        &self.laid[0].compiled
     }
 
-    /// A rank, and how ranks share what they hold.
-    pub(crate) fn ranks(&self, rank: usize) -> Ranks<'_> {
-        Ranks { mesh: self.partition.mesh(), rank, sharing: self.partition.sharing() }
+    /// The programs of each segment, on the mesh of a rank's stage.
+    pub(crate) fn compiled_of(&self, rank: usize) -> &Compiled {
+        &self.laid[self.stations[self.place(rank).device].laid].compiled
+    }
+
+    /// The mesh of all ranks: that of the configuration, or one axis where stages differ.
+    pub(crate) fn whole_mesh(&self) -> Result<Mesh> {
+        match (self.stations.len(), &self.settings.parallel.pipeline.meshes[..]) {
+            (1, _) => Ok(self.mesh().clone()),
+            (_, []) => Ok(self.settings.parallel.mesh.clone()),
+            _ => Ok(Mesh::new([(Axis::STAGES.name(), self.ranks())])?),
+        }
+    }
+
+    /// The stages of the pipeline.
+    pub(crate) fn stages(&self) -> usize {
+        self.stations.len()
+    }
+
+    /// The devices of the pipeline.
+    pub(crate) fn devices(&self) -> Vec<Device<'_>> {
+        self.devices_with(|laid| Some(&laid.compiled), |station| &station.turns)
+    }
+
+    fn devices_with<'a>(
+        &'a self,
+        compiled: impl Fn(&'a Laid) -> Option<&'a Compiled>,
+        turns: impl Fn(&'a Station) -> &'a [Turn],
+    ) -> Vec<Device<'a>> {
+        let device = |station: &'a Station| {
+            let laid = &self.laid[station.laid];
+            Some(Device {
+                compiled: compiled(laid)?,
+                turns: turns(station),
+                mesh: laid.partition.mesh(),
+                sharing: laid.partition.sharing(),
+                ranks: &station.ranks,
+            })
+        };
+        self.stations.iter().filter_map(device).collect()
+    }
+
+    /// Where a rank is.
+    pub(crate) fn place(&self, rank: usize) -> Place {
+        let found = self.stations.iter().enumerate().find_map(|(device, station)| {
+            let place = station.ranks.iter().position(|&r| r == rank)?;
+            Some(Place { device, place })
+        });
+        found.unwrap_or_default()
+    }
+
+    /// A rank among those of its stage, and how they share what they hold.
+    pub(crate) fn at(&self, rank: usize) -> Ranks<'_> {
+        let Place { device, place } = self.place(rank);
+        let partition = &self.laid[self.stations[device].laid].partition;
+        Ranks { mesh: partition.mesh(), rank: place, sharing: partition.sharing() }
     }
 
     /// The script of a rank's training step.
     pub fn plan(&self, rank: usize) -> Result<TrainPlan> {
         Ok(train_script(&Training {
             model: &self.model,
-            compiled: &self.compiled,
-            turns: &self.turns,
+            devices: &self.devices(),
+            at: self.place(rank),
             precision: self.settings.precision,
             optimizer: self.settings.optimizer,
             clip: self.settings.clip,
-            ranks: self.ranks(rank),
         })?)
+    }
+
+    /// The model that is evaluated, and a rank's script of it on the state of its training step.
+    pub(crate) fn evaluation(
+        &self,
+        rank: usize,
+        plan: &TrainPlan,
+    ) -> Result<Option<(&Model, Script, BufferId)>> {
+        let Some(model) = &self.evaluate else { return Ok(None) };
+        let devices = self.devices_with(|laid| laid.evaluate.as_ref(), |station| &station.evaluate);
+        let weights = self.settings.precision.weights;
+        let forward = Forward { model, devices: &devices, at: self.place(rank), weights };
+        let (script, loss) = eval_script(&forward, plan)?;
+        Ok(Some((model, script, loss)))
     }
 
     /// The memory of a rank's step, and the bytes of the arena that evaluation shares with it.
@@ -72,26 +187,51 @@ impl Lowered {
         let train = self.plan(rank)?;
         let memory = plan(&train.script)?;
         let mut arena = memory.arena;
-        if let Some((model, compiled)) = &self.evaluate {
-            let (precision, parts) = (self.settings.precision, self.settings.microbatches);
-            let ranks = self.ranks(rank);
-            let (script, _) = eval_script(model, compiled, parts, &train, precision, ranks)?;
+        if let Some((_, script, _)) = self.evaluation(rank, &train)? {
             arena = arena.max(plan_beside(&script, Some(&memory))?.arena);
         }
         Ok((memory, arena))
     }
 
+    /// Bytes of the largest rank's arena, and of all together.
+    pub(crate) fn arenas(&self) -> Result<(usize, usize)> {
+        let (mut largest, mut all) = (0, 0);
+        for station in &self.stations {
+            let (_, arena) = self.memory(station.ranks[0])?;
+            largest = largest.max(arena);
+            all += arena * station.ranks.len();
+        }
+        Ok((largest, all))
+    }
+
     /// The ranks and how they divide the work, in one line.
     pub fn describe(&self) -> String {
-        let (mesh, sharing) = (self.mesh(), self.partition.sharing());
-        let ranks = mesh.ranks();
+        let (parallel, sharing) = (&self.settings.parallel, self.laid[0].partition.sharing());
+        let ranks = self.ranks();
         if ranks == 1 {
             return "1 rank".to_owned();
         }
-        let degrees: Vec<String> =
-            mesh.axes().map(|(axis, size)| format!("{axis} {size}")).collect();
-        let names: Vec<&str> =
-            self.settings.parallel.strategies.iter().map(|strategy| strategy.name()).collect();
+        let degrees = |mesh: &Mesh| -> String {
+            let degrees: Vec<String> =
+                mesh.axes().map(|(axis, size)| format!("{axis} {size}")).collect();
+            degrees.join(" · ")
+        };
+        let stages = match (&parallel.pipeline.meshes[..], self.stations.len()) {
+            ([], 1) => degrees(self.mesh()),
+            ([], stages) => [format!("pp {stages}"), degrees(self.mesh())]
+                .into_iter()
+                .filter(|part| !part.is_empty())
+                .collect::<Vec<_>>()
+                .join(" · "),
+            (meshes, _) => {
+                let each: Vec<String> =
+                    meshes.iter().map(|m| format!("({})", degrees(m))).collect();
+                each.join(" → ")
+            }
+        };
+        let pipeline = (self.stations.len() > 1).then(|| parallel.pipeline.name().to_owned());
+        let names: Vec<String> =
+            (parallel.strategies.iter().map(|s| s.name().to_owned())).chain(pipeline).collect();
         let shards = match sharing.sharded() {
             Sharded::Nothing => None,
             Sharded::State => Some("optimizer state"),
@@ -103,15 +243,16 @@ impl Lowered {
             format!("; {what} in shards over {}", axes.join(" · "))
         });
         let shards = shards.unwrap_or_default();
-        format!("{ranks} ranks, {}: {}{shards}", degrees.join(" · "), names.join(", "))
+        format!("{ranks} ranks, {stages}: {}{shards}", names.join(", "))
     }
 
-    /// By parameter: how programs read it.
-    pub(crate) fn param_types(&self) -> Vec<Option<TensorType>> {
+    /// By parameter: how a rank's programs read it.
+    pub(crate) fn param_types(&self, rank: usize) -> Vec<Option<TensorType>> {
+        let compiled = self.compiled_of(rank);
         let mut types = vec![None; self.model.params().len()];
         for instance in self.model.instances() {
             for (local, &param) in &instance.params {
-                let ty = self.compiled.param_type(instance.segment, local).cloned();
+                let ty = compiled.param_type(instance.segment, local).cloned();
                 types[param] = types[param].take().or(ty);
             }
         }
@@ -119,13 +260,12 @@ impl Lowered {
     }
 }
 
-/// Each micro-batch through all instances and back. Where the last instance's backward follows its
-/// forward, both are one run, unless its weights are to be gathered for each of the two.
-fn turns(model: &Model, settings: &Settings, partition: &Partition) -> Vec<Turn> {
-    let turns = accumulate(model.instances().len(), settings.microbatches);
+/// Where the last instance's backward follows its forward, both are one run, unless its weights are to be
+/// gathered for each of the two.
+fn merged(turns: Vec<Turn>, model: &Model, partition: &Partition) -> Vec<Turn> {
     let sharing = partition.sharing();
     match (sharing.sharded(), sharing.keep) {
         (Sharded::Weights, Keep::Run) => turns,
-        _ => merge_adjacent(&turns),
+        _ => merge_adjacent(&turns, model.instances().len()),
     }
 }

@@ -11,6 +11,7 @@ mod forward;
 mod lowered;
 mod numbers;
 mod parallel;
+mod pipeline;
 mod rank;
 mod settings;
 mod store;
@@ -28,6 +29,7 @@ pub use forward::Forward;
 pub use lowered::Lowered;
 pub(crate) use numbers::encode;
 pub use parallel::{Parallel, SharedStrategy};
+pub use pipeline::{Order, Pipeline, Split};
 pub use rank::RankSession;
 pub use settings::{MemoryLimit, Over, Settings};
 pub use store::{Piece, ReadParam, initial};
@@ -64,16 +66,33 @@ pub struct Prepared {
 struct Known {
     settings: Settings,
     params: Vec<Param>,
-    /// The first rank's script; all ranks do the same, each on its part.
+    /// The first rank's script; the ranks of its stage do the same, each on its part.
     script: Script,
-    /// Where its buffers lie.
+    /// Where the buffers of the largest rank lie.
     memory: MemoryPlan,
+    /// FLOPs of a step over all ranks.
+    flops: u64,
     /// Bytes of each rank's arena.
     arenas: Vec<usize>,
     /// What all ranks together are predicted to move in a step.
     moved: BTreeMap<Route, Moved>,
     /// The mesh, the strategies, and what they shard.
     layout: String,
+}
+
+/// What one rank tells of itself.
+struct OfRank {
+    arena: usize,
+    memory: MemoryPlan,
+    moved: BTreeMap<Route, Moved>,
+    flops: u64,
+    script: Option<Script>,
+}
+
+/// FLOPs of a script's programs.
+fn flops(script: &Script) -> u64 {
+    let runs = script.actions.iter().filter_map(|action| action.run());
+    runs.map(|run| script.programs[run.program.0].program.flops()).sum()
 }
 
 impl Prepared {
@@ -103,32 +122,47 @@ impl Prepared {
     /// Plans, compiles and loads everything, whatever memory that takes.
     pub(crate) fn load(lowered: &Lowered, options: Options) -> Result<Self> {
         let settings = &lowered.settings;
-        let options = Options { threads_per_rank: settings.threads, ..options };
+        // Senders do not wait for receivers, so a channel must have room for a step's messages.
+        let depth = options.depth.max(2 * settings.microbatches * lowered.model.instances().len());
+        let depth = if lowered.is_pipeline() { depth } else { options.depth };
+        let options = Options { threads_per_rank: settings.threads, depth, ..options };
         let load = |endpoint: Endpoint| {
             let rank = phalanx_comm::Communicator::rank(&endpoint);
             let engine = rank_engine(settings.threads, endpoint)?;
             RankSession::load(engine, lowered, rank)
         };
-        let ranks = settings.parallel.ranks();
+        let ranks = lowered.ranks();
         let mut crew = Crew::new(ranks, &options, load).map_err(|f| lost(f, ranks))?;
         let of_rank = |rank: usize, session: &mut RankSession<HostEngine>| {
             let script = session.script();
-            let shown = (rank == 0).then(|| (script.clone(), session.memory().clone()));
-            Ok::<_, Error>((session.arena(), traffic(script, rank), shown))
+            Ok::<_, Error>(OfRank {
+                arena: session.arena(),
+                memory: session.memory().clone(),
+                moved: traffic(script),
+                // Programs count the work of all ranks of their mesh.
+                flops: if lowered.place(rank).place == 0 { flops(script) } else { 0 },
+                script: (rank == 0).then(|| script.clone()),
+            })
         };
-        let mut of_ranks = crew.run(of_rank).map_err(|f| lost(f, ranks))?;
-        let Some((script, memory)) = of_ranks[0].2.take() else { unreachable!("rank 0 shows it") };
+        let of_ranks = crew.run(of_rank).map_err(|f| lost(f, ranks))?;
         let mut moved: BTreeMap<Route, Moved> = BTreeMap::new();
-        for (route, once) in of_ranks.iter().flat_map(|(_, moved, _)| moved) {
+        for (route, once) in of_ranks.iter().flat_map(|rank| &rank.moved) {
             let total = moved.entry(route.clone()).or_default();
             (total.calls, total.bytes) = (total.calls + once.calls, total.bytes + once.bytes);
         }
+        let arenas: Vec<usize> = of_ranks.iter().map(|rank| rank.arena).collect();
+        let flops = of_ranks.iter().map(|rank| rank.flops).sum();
+        let mut of_ranks = of_ranks;
+        let script = of_ranks.iter_mut().find_map(|rank| rank.script.take()).unwrap_or_default();
+        let largest = of_ranks.into_iter().rev().max_by_key(|rank| rank.arena);
+        let Some(OfRank { memory, .. }) = largest else { unreachable!("there is a rank") };
         let known = Known {
             settings: settings.clone(),
             params: lowered.model.params().to_vec(),
             script,
             memory,
-            arenas: of_ranks.iter().map(|(arena, ..)| *arena).collect(),
+            flops,
+            arenas,
             moved,
             layout: lowered.describe(),
         };
@@ -213,12 +247,12 @@ impl Session {
         remedies
     }
 
-    /// The script of the first rank's step; all ranks do the same, each on its part.
+    /// The script of the first rank's step; the ranks of its stage do the same, each on its part.
     pub fn script(&self) -> &Script {
         &self.known.script
     }
 
-    /// Where the buffers of the first rank's script lie, and what they cost.
+    /// Where the buffers of the largest rank's script lie, and what they cost.
     pub fn memory(&self) -> &MemoryPlan {
         &self.known.memory
     }
@@ -251,9 +285,7 @@ impl Session {
 
     /// FLOPs of the programs of one step over all ranks, multiplications and additions counted apart.
     pub fn flops_per_step(&self) -> u64 {
-        let script = self.script();
-        let runs = script.actions.iter().filter_map(|action| action.run());
-        runs.map(|run| script.programs[run.program.0].program.flops()).sum()
+        self.known.flops
     }
 
     /// Does something on every rank, and gives what each returns.

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use phalanx_ir::{Mesh, Model};
+use phalanx_ir::{Axis, Mesh, Model};
 use phalanx_spmd::strategies::{AllGatherKv, Ddp, Megatron, Sequence, Ulysses, Zero};
 use phalanx_spmd::{Costs, Partition, Strategy};
 
+use super::pipeline::Pipeline;
 use crate::config::{self, CpKind, ZeroStage};
 use crate::error::Result;
 
@@ -16,10 +17,12 @@ pub type SharedStrategy = Arc<dyn Strategy + Send + Sync>;
 /// A mesh of ranks and the strategies on it.
 #[derive(Clone, Default)]
 pub struct Parallel {
-    /// The mesh; one rank by default.
+    /// The mesh; one rank by default. Along its axis `pp`, if it has one, lie the stages of a pipeline.
     pub mesh: Mesh,
     /// The strategies, in the order in which they annotate.
     pub strategies: Vec<SharedStrategy>,
+    /// How stages take turns.
+    pub pipeline: Pipeline,
 }
 
 impl Parallel {
@@ -54,19 +57,49 @@ impl Parallel {
                 _ => Arc::new(Ulysses::default()),
             });
         }
-        Ok(Self { mesh, strategies })
+        let pipeline = match config.pp.get() {
+            1 => Pipeline::default(),
+            _ => Pipeline::new(config)?,
+        };
+        Ok(Self { mesh, strategies, pipeline })
     }
 
     /// How many ranks there are.
     pub fn ranks(&self) -> usize {
-        self.mesh.ranks()
+        match &self.pipeline.meshes[..] {
+            [] => self.mesh.ranks(),
+            meshes => meshes.iter().map(Mesh::ranks).sum(),
+        }
     }
 
-    /// Lays a model on the mesh.
-    pub fn partition(&self, model: &Model) -> Result<Partition> {
+    /// By place in the pipeline: the mesh there, and its ranks in the mesh's order.
+    pub(crate) fn devices(&self) -> Result<Vec<(Mesh, Vec<usize>)>> {
+        if !self.pipeline.meshes.is_empty() {
+            let mut next = 0;
+            let device = |mesh: &Mesh| {
+                let ranks = next..next + mesh.ranks();
+                next = ranks.end;
+                (mesh.clone(), ranks.collect())
+            };
+            return Ok(self.pipeline.meshes.iter().map(device).collect());
+        }
+        let stages = Axis::STAGES;
+        let own: Vec<(Axis, usize)> =
+            self.mesh.axes().filter(|(axis, _)| *axis != stages).collect();
+        let mesh = Mesh::new(own.iter().map(|(axis, size)| (axis.name(), *size)))?;
+        let ranks = |stage: usize| {
+            let all = 0..self.mesh.ranks();
+            all.filter(|&rank| self.mesh.coordinate(rank, stages) == stage).collect()
+        };
+        let count = self.mesh.size(stages).unwrap_or(1);
+        Ok((0..count).map(|stage| (mesh.clone(), ranks(stage))).collect())
+    }
+
+    /// Lays a model on a mesh.
+    pub fn partition(&self, model: &Model, mesh: &Mesh) -> Result<Partition> {
         let strategies: Vec<&dyn Strategy> =
             self.strategies.iter().map(|s| &**s as &dyn Strategy).collect();
-        Ok(Partition::new(model, &self.mesh, &strategies, Costs::default())?)
+        Ok(Partition::new(model, mesh, &strategies, Costs::default())?)
     }
 }
 

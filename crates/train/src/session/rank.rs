@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use phalanx_engine::Engine;
-use phalanx_ir::Mesh;
 use phalanx_models::hf;
 use phalanx_runtime::{Executor, Observed, ScriptId};
-use phalanx_script::{BufferId, Held, MemoryPlan, Script, TrainPlan, eval_script};
+use phalanx_script::{BufferId, Held, MemoryPlan, Script, TrainPlan};
 
 use super::feed::{Feed, Scalars, StepData};
 use super::forward::read_scalar;
@@ -20,7 +19,6 @@ pub struct RankSession<E: Engine> {
     executor: Executor<E>,
     settings: Settings,
     plan: TrainPlan,
-    mesh: Mesh,
     store: Store,
     train: (ScriptId, Feed),
     evaluate: Option<(ScriptId, Feed, BufferId)>,
@@ -53,22 +51,20 @@ impl<E: Engine> RankSession<E> {
         let settings = lowered.settings.clone();
         let mut executor = Executor::new(engine);
         let train = executor.load(plan.script.clone())?;
-        let ranks = lowered.ranks(rank);
-        let feed = Feed::new(&executor, train, &lowered.model, ranks, settings.microbatches)?;
-        let evaluate = match &lowered.evaluate {
+        let (ranks, parts) = (lowered.at(rank), settings.microbatches);
+        let feed = Feed::new(&executor, train, &lowered.model, ranks, parts)?;
+        let evaluate = match lowered.evaluation(rank, &plan)? {
             None => None,
-            Some((model, compiled)) => {
-                let (precision, parts) = (settings.precision, settings.microbatches);
-                let (script, loss) = eval_script(model, compiled, parts, &plan, precision, ranks)?;
+            Some((model, script, loss)) => {
                 let script = executor.load(script)?;
                 let feed = Feed::new(&executor, script, model, ranks, parts)?;
                 Some((script, feed, loss))
             }
         };
-        let types = lowered.param_types();
+        let types = lowered.param_types(rank);
         let store = Store::new(train, &lowered.model, types, plan.units.clone(), ranks);
-        let (mesh, train) = (lowered.mesh().clone(), (train, feed));
-        Ok(Self { executor, settings, plan, mesh, store, train, evaluate, steps: 0 })
+        let train = (train, feed);
+        Ok(Self { executor, settings, plan, store, train, evaluate, steps: 0 })
     }
 
     /// Takes the memory, and this rank's part of the weights to start from out of `read`.
@@ -155,11 +151,6 @@ impl<E: Engine> RankSession<E> {
     /// it wrote. Weights and state are put back afterwards.
     pub fn observe(&mut self) -> Result<Observed> {
         Ok(self.executor.observe(self.train.0)?)
-    }
-
-    /// The mesh that the rank is one of.
-    pub fn mesh(&self) -> &Mesh {
-        &self.mesh
     }
 
     /// The engine.

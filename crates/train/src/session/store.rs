@@ -72,21 +72,29 @@ impl Store {
         buffers: &[&Held],
         read: &ReadParam<'_>,
     ) -> Result<()> {
-        for held in buffers {
-            let size = held.dtype.size();
-            let mut bytes = vec![0; held.elements.len() * size];
-            for member in &self.units[unit].members {
-                let placed = self.placed(member, held);
-                let (Some(first), Some(last)) = (placed.first(), placed.last()) else { continue };
-                // One look at a parameter, whatever the pieces: who gives it may have to open it.
-                let (start, end) = (first.global.start, last.global.end);
-                let values = read_checked(read, &self.params[member.param], start..end)?;
+        let bytes = |held: &&Held| vec![0; held.elements.len() * held.dtype.size()];
+        let mut bytes: Vec<Vec<u8>> = buffers.iter().map(bytes).collect();
+        for member in &self.units[unit].members {
+            let placed: Vec<Vec<Placed>> =
+                buffers.iter().map(|held| self.placed(member, held)).collect();
+            // One look at a parameter for all its pieces in all buffers: who gives it may have to
+            // open it.
+            let all = || placed.iter().flatten().map(|piece| &piece.global);
+            let (Some(start), Some(end)) =
+                (all().map(|r| r.start).min(), all().map(|r| r.end).max())
+            else {
+                continue;
+            };
+            let values = read_checked(read, &self.params[member.param], start..end)?;
+            for ((bytes, held), placed) in bytes.iter_mut().zip(buffers).zip(placed) {
                 for Placed { global, at } in placed {
                     let own = &values[global.start - start..global.end - start];
-                    encode(held.dtype, own, &mut bytes[at * size..]);
+                    encode(held.dtype, own, &mut bytes[at * held.dtype.size()..]);
                 }
             }
-            executor.write(self.script, held.buffer, &bytes)?;
+        }
+        for (bytes, held) in bytes.iter().zip(buffers) {
+            executor.write(self.script, held.buffer, bytes)?;
         }
         Ok(())
     }

@@ -64,7 +64,7 @@ pub(crate) fn shared(strategy: impl Strategy + Send + Sync + 'static) -> SharedS
 /// Strategies on a mesh such as `dp=2 tp=2`.
 pub(crate) fn on(mesh: &str, strategies: impl Into<Vec<SharedStrategy>>) -> Parallel {
     let mesh = mesh.parse().unwrap_or_else(|error| panic!("{mesh}: {error}"));
-    Parallel { mesh, strategies: strategies.into() }
+    Parallel { mesh, strategies: strategies.into(), ..Parallel::default() }
 }
 
 pub(crate) fn models(loaded: &Loaded) -> Models {

@@ -1,0 +1,49 @@
+//! From turns of chunks to turns of the instances in them: what the ranks of a device do.
+
+use std::ops::Range;
+
+use phalanx_script as script;
+use phalanx_script::Part;
+
+use crate::schedule::Schedule;
+
+impl Schedule {
+    /// By device, the turns of a model's instances, of which every stage has a run. Forwards go through a
+    /// stage from its first instance to its last, all else goes the other way.
+    pub fn instances(&self, stages: &[Range<usize>]) -> Vec<Vec<script::Turn>> {
+        let mut devices = vec![Vec::new(); self.devices()];
+        for (at, turn) in self.all() {
+            let run = stages.get(self.stage(at)).cloned().unwrap_or_default();
+            let own = |instance| {
+                let (part, microbatch) = (turn.part, turn.microbatch);
+                script::Turn { instance, part, microbatch }
+            };
+            match turn.part {
+                Part::F => devices[at.device].extend(run.map(own)),
+                _ => devices[at.device].extend(run.rev().map(own)),
+            }
+        }
+        devices
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+mod tests {
+    use crate::{Named, Shape};
+
+    #[test]
+    fn stages_are_passed_there_and_back() {
+        let schedule = Named::Interleaved.build(Shape::new(2, 2)).unwrap();
+        let turns = schedule.instances(&[0..2, 2..3, 3..4, 4..6]);
+        let text = |device: usize| {
+            let words: Vec<String> = (turns[device].iter())
+                .map(|t| format!("{}{}@{}", t.part, t.instance, t.microbatch))
+                .collect();
+            words.join(" ")
+        };
+        assert!(text(0).starts_with("F0@0 F1@0 F0@1 F1@1 F3@0"), "{}", text(0));
+        assert!(text(1).contains("F4@0 F5@0 BW5@0 BW4@0"), "{}", text(1));
+        assert!(text(0).ends_with("BW1@1 BW0@1"), "{}", text(0));
+    }
+}

@@ -1,0 +1,162 @@
+//! Sends and receives around the turns of a device.
+//!
+//! What a turn gives to another device is sent at once. What a turn needs from another device is asked for one turn
+//! earlier, so that it arrives while that one runs.
+
+use phalanx_ir::{Model, Program, TensorType};
+
+use super::links::{Link, Way, links};
+use super::{Action, Binder, BufferId, Kind, Lane, ScriptError};
+use crate::action::{Block, Message, Script};
+use crate::device::Device;
+use crate::edge::{Piece, edge};
+
+/// How many turns before its own a value is asked for.
+const AHEAD: usize = 1;
+
+/// Inserts the messages of one device.
+pub(super) struct Messenger<'a> {
+    model: &'a Model,
+    devices: &'a [Device<'a>],
+    rank: usize,
+    /// What this device gets, in the order in which it is needed.
+    incoming: Vec<Link>,
+    /// What it gives, in the order in which it is made.
+    outgoing: Vec<Link>,
+    asked: usize,
+    /// Buffers that others may still be reading, and the turn after which they do not.
+    lent: Vec<(Option<usize>, BufferId)>,
+}
+
+impl<'a> Messenger<'a> {
+    pub(super) fn new(
+        model: &'a Model,
+        devices: &'a [Device<'a>],
+        device: usize,
+        rank: usize,
+    ) -> Result<Self, ScriptError> {
+        let all = links(model, devices)?;
+        let of = |own: fn(&Link) -> usize| -> Vec<Link> {
+            all.iter().filter(|link| own(link) == device).cloned().collect()
+        };
+        let (mut incoming, mut outgoing) = (of(|l| l.to.device), of(|l| l.from.device));
+        incoming.sort_by(|a, b| (a.to, &a.port).cmp(&(b.to, &b.port)));
+        outgoing.sort_by(|a, b| (a.from, &a.port).cmp(&(b.from, &b.port)));
+        let lent = Vec::new();
+        Ok(Self { model, devices, rank, incoming, outgoing, asked: 0, lent })
+    }
+
+    /// Asks for what the turn needs, and the one after it.
+    pub(super) fn before(
+        &mut self,
+        turn: usize,
+        binder: &mut Binder<'_>,
+    ) -> Result<(), ScriptError> {
+        while let Some(link) = self.incoming.get(self.asked).filter(|l| l.to.turn <= turn + AHEAD) {
+            let (_, ty) = self.types(link)?;
+            let bytes = ty.local_bytes(self.devices[link.to.device].mesh);
+            let buffer = binder.received(&link.buffer, bytes);
+            let messages = self.messages(link, false)?;
+            let label = format!("receive {}", link.buffer);
+            let kind = Kind::Receive { buffer, messages };
+            binder.script.actions.push(Action { label, lane: Lane::Receive, kind, after: vec![] });
+            self.asked += 1;
+        }
+        Ok(())
+    }
+
+    /// Sends what the turn made, and ends the lives of what has arrived by now.
+    pub(super) fn after(
+        &mut self,
+        turn: usize,
+        binder: &mut Binder<'_>,
+    ) -> Result<(), ScriptError> {
+        for link in self.outgoing.iter().filter(|link| link.from.turn == turn) {
+            let buffer = binder.sent(&link.buffer)?;
+            let messages = self.messages(link, true)?;
+            let label = format!("send {}", link.buffer);
+            let kind = Kind::Send { buffer, messages };
+            binder.script.actions.push(Action { label, lane: Lane::Send, kind, after: vec![] });
+            self.lent.push((link.settled, buffer));
+        }
+        let over = |settled: &Option<usize>| settled.is_some_and(|last| last <= turn);
+        let ended = self.lent.extract_if(.., |(settled, _)| over(settled));
+        ended.for_each(|(_, buffer)| release(&mut binder.script, buffer));
+        Ok(())
+    }
+
+    /// After something that all ranks do together, everything has arrived.
+    pub(super) fn finish(self, script: &mut Script) {
+        self.lent.into_iter().for_each(|(_, buffer)| release(script, buffer));
+    }
+
+    /// The types in which a value is made and read.
+    fn types(&self, link: &Link) -> Result<(&TensorType, &TensorType), ScriptError> {
+        let program = |device: usize, turn: usize| -> &'a Program {
+            let Device { compiled, turns, .. } = self.devices[device];
+            let instance = &self.model.instances()[turns[turn].instance];
+            compiled.program(instance.segment, turns[turn].part)
+        };
+        let (giver, reader) =
+            (program(link.from.device, link.from.turn), program(link.to.device, link.to.turn));
+        let made = giver.outputs().iter().find(|p| p.name == link.port);
+        let read = reader.inputs().iter().find(|p| p.name == link.port);
+        match (made, read) {
+            (Some(made), Some(read)) => Ok((giver.ty(made.value), reader.ty(read.value))),
+            _ => Err(ScriptError::Schedule(format!("`{}` has no giver or reader", link.buffer))),
+        }
+    }
+
+    /// This rank's messages of a link.
+    fn messages(&self, link: &Link, sending: bool) -> Result<Vec<Message>, ScriptError> {
+        let (made, read) = self.types(link)?;
+        let (from, to) = (&self.devices[link.from.device], &self.devices[link.to.device]);
+        let pieces = edge(made, from.mesh, from.ranks, read, to.mesh, to.ranks)?;
+        let own = |piece: &&Piece| self.rank == if sending { piece.from } else { piece.to };
+        let message = |piece: &Piece| Message {
+            peer: if sending { piece.to } else { piece.from },
+            channel: match link.way {
+                Way::Forward => 0,
+                Way::Backward => 1,
+            },
+            dtype: made.dtype,
+            blocks: blocks(piece, sending),
+        };
+        Ok(pieces.iter().filter(own).map(message).collect())
+    }
+}
+
+fn release(script: &mut Script, buffer: BufferId) {
+    let label = format!("free {}", script.buffers[buffer.0].name);
+    let kind = Kind::Release { buffer };
+    script.actions.push(Action { label, lane: Lane::Compute, kind, after: vec![] });
+}
+
+/// Runs of the same length that are evenly spaced on both sides travel together.
+fn blocks(piece: &Piece, sending: bool) -> Vec<Block> {
+    let mut blocks: Vec<[Block; 2]> = Vec::new();
+    for run in &piece.runs {
+        let ends = [run.source, run.target];
+        if let Some(sides) = blocks.last_mut().filter(|sides| sides[0].len == run.len) {
+            let steps = [0, 1].map(|side| ends[side].checked_sub(last(&sides[side])));
+            let even = (0..2).all(|side| match (sides[side].rows, steps[side]) {
+                (1, Some(step)) => step >= run.len,
+                (_, step) => step == Some(sides[side].stride),
+            });
+            if even {
+                for (block, step) in sides.iter_mut().zip(steps) {
+                    block.stride = step.unwrap_or(block.stride);
+                    block.rows += 1;
+                }
+                continue;
+            }
+        }
+        blocks.push(ends.map(|first| Block { first, stride: run.len, rows: 1, len: run.len }));
+    }
+    blocks.into_iter().map(|[source, target]| if sending { source } else { target }).collect()
+}
+
+/// The first element of a block's last row.
+fn last(block: &Block) -> usize {
+    block.first + (block.rows - 1) * block.stride
+}

@@ -1,0 +1,269 @@
+//! The loss and the global gradient norm of a step, over all ranks of all stages.
+//!
+//! The loss is the sum of the micro-batches' losses. The norm runs over all units; gradients are
+//! multiplied by min(1, clip / (norm + 1e-6)), as `clip_grad_norm_` of PyTorch does.
+//!
+//! Each rank sums what it holds. What several ranks hold alike counts on one of them, which the types
+//! see to: the sums become partial over all axes before they are added up. Stages have different
+//! units, so each sums its own, and one exchange over all ranks adds these sums up.
+
+use std::collections::BTreeSet;
+
+use phalanx_ir::ops::{Collective, CollectiveKind, SumSquares, UnaryKind};
+use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor, TensorType};
+
+use super::finish::{held, push, push_as, result, whole};
+use super::{
+    Buffer, BufferId, Category, Device, Script, ScriptError, Source, Training, Unit, UnitBuffers,
+    View, programs,
+};
+use crate::device::together;
+
+/// Where the numbers of a step are found.
+pub(super) struct Norm {
+    pub(super) loss: BufferId,
+    pub(super) grad_norm: BufferId,
+    /// What gradients are multiplied by.
+    pub(super) coefficient: BufferId,
+}
+
+/// Appends the loss, the norm and the clip coefficient.
+pub(super) fn append(
+    script: &mut Script,
+    units: &[Unit],
+    buffers: &[UnitBuffers],
+    training: &Training<'_>,
+) -> Result<Norm, ScriptError> {
+    let Training { devices, at, precision, clip, .. } = *training;
+    let state = precision.state;
+    let losses = losses(script);
+    let (loss, grad_norm) = (result(script, "loss", state), result(script, "grad_norm", state));
+    let coefficient = transient(script, "clip", state.size());
+    // Parameters that stages share count on the first of them.
+    let counts = |unit: &&Unit| unit.stages.first() == Some(&at.device);
+    let counted: Vec<&Unit> = units.iter().filter(counts).collect();
+    let mut inputs: Vec<View> = losses.iter().map(|(buffer, _)| whole(*buffer)).collect();
+    inputs.extend(
+        (units.iter().zip(buffers)).filter(|(u, _)| counts(u)).map(|(_, b)| held(&b.gradient)),
+    );
+    let outputs = [loss, grad_norm, coefficient].map(whole);
+    let sums = Sums { losses: &losses, units: &counted, training };
+    match devices {
+        [_] => {
+            let program = sums.on_one_mesh(clip)?;
+            push(script, "norm and clip", &program, inputs, &outputs, None);
+        }
+        _ => {
+            let own = transient(script, "sums", 2 * state.size());
+            push(script, "sums", &sums.of_stage()?, inputs, &[whole(own)], None);
+            let all: Vec<&Device<'_>> = devices.iter().collect();
+            let (mesh, members) = together(&all)?;
+            let program = over_stages(&mesh, state, |loss, squares| finish(loss, squares, clip))?;
+            let program = script.program_of(&program, members);
+            push_as(script, "norm and clip", program, vec![whole(own)], &outputs, None);
+        }
+    }
+    Ok(Norm { loss, grad_norm, coefficient })
+}
+
+/// Appends the sum of the micro-batches' losses into a result of this name.
+pub(super) fn sum_losses(
+    script: &mut Script,
+    name: &str,
+    devices: &[Device<'_>],
+    device: usize,
+) -> Result<BufferId, ScriptError> {
+    let Device { compiled, mesh, .. } = devices[device];
+    let losses = losses(script);
+    let ports = compiled.phases.iter().flat_map(|phases| {
+        phases.f.outputs_with(Role::Loss).map(|port| phases.f.ty(port.value).dtype)
+    });
+    let dtype = ports.into_iter().next().unwrap_or(DType::F32);
+    let total = result(script, name, dtype);
+    let inputs = losses.iter().map(|(buffer, _)| whole(*buffer)).collect();
+    let b = Builder::on("losses", dtype, mesh.clone());
+    let parts = loss_inputs(&b, &losses);
+    let sum = sum(&b, &parts, dtype);
+    if devices.len() == 1 {
+        let axes: Vec<Axis> = sum.ty().layout.partial().iter().copied().collect();
+        b.probe("loss", all_reduce(sum, &axes));
+        push(script, "sum of losses", &b.finish()?, inputs, &[whole(total)], None);
+        return Ok(total);
+    }
+    let own = transient(script, "sums", 2 * dtype.size());
+    both(&b, sum, b.constant(dtype, [], 0.0), &all_axes(mesh));
+    push(script, "sums", &b.finish()?, inputs, &[whole(own)], None);
+    let all: Vec<&Device<'_>> = devices.iter().collect();
+    let (mesh, members) = together(&all)?;
+    let program = over_stages(&mesh, dtype, |loss, _| {
+        loss.builder().probe("loss", loss);
+    })?;
+    let program = script.program_of(&program, members);
+    push_as(script, "sum of losses", program, vec![whole(own)], &[whole(total)], None);
+    Ok(total)
+}
+
+/// What a stage adds up.
+struct Sums<'a> {
+    losses: &'a [(BufferId, TensorType)],
+    units: &'a [&'a Unit],
+    training: &'a Training<'a>,
+}
+
+impl Sums<'_> {
+    /// Loss and squares of what this rank holds, and the axes over which some of it is partial.
+    fn parts<'b>(&self, b: &'b Builder) -> (Vec<Tensor<'b>>, Vec<Tensor<'b>>) {
+        let (precision, ranks) = (self.training.precision, self.training.ranks());
+        let squares = self.units.iter().map(|unit| {
+            let ty = programs::updated(unit, precision.grads, ranks);
+            let gradient = b.input(&format!("{}.g", unit.name), Role::Gradient, ty);
+            b.apply(SumSquares, &[gradient])
+        });
+        let losses = loss_inputs(b, self.losses);
+        (losses, squares.collect())
+    }
+
+    fn builder(&self, name: &str) -> Builder {
+        let Training { precision, .. } = *self.training;
+        Builder::on(name, precision.state, self.training.ranks().mesh.clone())
+    }
+
+    /// All of it, where there is one stage.
+    fn on_one_mesh(&self, clip: Option<f64>) -> Result<Program, ScriptError> {
+        let (b, state) = (self.builder("norm"), self.training.precision.state);
+        let (losses, squares) = self.parts(&b);
+        let axes: BTreeSet<Axis> = (losses.iter().chain(&squares))
+            .flat_map(|part| part.ty().layout.partial().clone())
+            .collect();
+        let axes: Vec<Axis> = axes.into_iter().collect();
+        let [loss, squares] = [losses, squares].map(|parts| sum_partial(&b, parts, state, &axes));
+        let [loss, squares] = match axes.is_empty() {
+            true => [loss, squares],
+            false => {
+                // Both numbers in one exchange.
+                let pair = b.concat(&[loss.reshape([1]), squares.reshape([1])], 0);
+                apart(all_reduce(pair, &axes))
+            }
+        };
+        finish(loss, squares, clip);
+        Ok(b.finish()?)
+    }
+
+    /// One stage's share of both numbers, of which every rank of the stage holds a part.
+    fn of_stage(&self) -> Result<Program, ScriptError> {
+        let (b, state) = (self.builder("sums"), self.training.precision.state);
+        let axes = all_axes(self.training.ranks().mesh);
+        let (losses, squares) = self.parts(&b);
+        let [loss, squares] = [losses, squares].map(|parts| sum_partial(&b, parts, state, &axes));
+        both(&b, loss, squares, &axes);
+        Ok(b.finish()?)
+    }
+}
+
+fn sum_partial<'b>(
+    b: &'b Builder,
+    parts: Vec<Tensor<'b>>,
+    dtype: DType,
+    axes: &[Axis],
+) -> Tensor<'b> {
+    let parts: Vec<Tensor<'b>> = parts.into_iter().map(|part| to_partial(part, axes)).collect();
+    sum(b, &parts, dtype)
+}
+
+/// A program over the ranks of all stages that adds up what each of them holds of two numbers.
+fn over_stages(
+    mesh: &Mesh,
+    dtype: DType,
+    then: impl for<'b> FnOnce(Tensor<'b>, Tensor<'b>),
+) -> Result<Program, ScriptError> {
+    let b = Builder::on("norm", dtype, mesh.clone());
+    let axes = all_axes(mesh);
+    let ty = TensorType::new(dtype, vec![2]);
+    let ty = ty.with_layout(ty.layout.with_partial(axes.iter().copied().collect())?);
+    let [loss, squares] = apart(all_reduce(b.input("sums", Role::Loss, ty), &axes));
+    then(loss, squares);
+    Ok(b.finish()?)
+}
+
+/// The norm, and the coefficient that clips it.
+fn finish(loss: Tensor<'_>, squares: Tensor<'_>, clip: Option<f64>) {
+    let (b, dtype) = (loss.builder(), loss.ty().dtype);
+    let norm = squares.unary(UnaryKind::Sqrt);
+    let one = b.constant(dtype, [], 1.0);
+    let coefficient = match clip {
+        None => one,
+        Some(clip) => norm.shift(1e-6).unary(UnaryKind::Recip).scale(clip).min(one),
+    };
+    b.probe("loss", loss);
+    b.probe("grad_norm", norm);
+    b.port("clip", Role::Scalar, coefficient);
+}
+
+/// Hands two numbers on side by side, partial over these axes.
+fn both<'b>(b: &'b Builder, loss: Tensor<'b>, squares: Tensor<'b>, axes: &[Axis]) {
+    let pair = [loss, squares].map(|number| to_partial(number, axes).reshape([1]));
+    b.port("sums", Role::Loss, b.concat(&pair, 0));
+}
+
+fn apart(pair: Tensor<'_>) -> [Tensor<'_>; 2] {
+    [0, 1].map(|i| pair.slice(0, i, 1).reshape([]))
+}
+
+fn all_axes(mesh: &Mesh) -> Vec<Axis> {
+    mesh.axes().map(|(axis, _)| axis).collect()
+}
+
+fn transient(script: &mut Script, name: &str, bytes: usize) -> BufferId {
+    script.buffer(Buffer {
+        name: name.to_owned(),
+        category: Category::Workspace,
+        bytes,
+        source: Source::Script,
+        padding: vec![],
+    })
+}
+
+/// The buffers of the losses that the script's runs give, and their types.
+fn losses(script: &Script) -> Vec<(BufferId, TensorType)> {
+    let mut losses = Vec::new();
+    for action in &script.actions {
+        let Some(run) = action.run() else { continue };
+        let program = &script.programs[run.program.0].program;
+        for (port, (view, _)) in program.outputs().iter().zip(&run.outputs) {
+            if port.role == Role::Loss {
+                losses.push((view.buffer, program.ty(port.value).clone()));
+            }
+        }
+    }
+    losses
+}
+
+fn loss_inputs<'b>(b: &'b Builder, losses: &[(BufferId, TensorType)]) -> Vec<Tensor<'b>> {
+    let numbered = losses.iter().enumerate();
+    numbered.map(|(i, (_, ty))| b.input(&format!("loss{i}"), Role::Loss, ty.clone())).collect()
+}
+
+fn sum<'b>(b: &'b Builder, parts: &[Tensor<'b>], dtype: DType) -> Tensor<'b> {
+    let zero = || b.constant(dtype, [], 0.0);
+    parts.iter().copied().reduce(|a, x| a + x).unwrap_or_else(zero)
+}
+
+fn all_reduce<'b>(value: Tensor<'b>, axes: &[Axis]) -> Tensor<'b> {
+    if axes.is_empty() {
+        return value;
+    }
+    let (kind, axes) = (CollectiveKind::AllReduce, axes.to_vec());
+    value.builder().apply(Collective::new(kind, axes), &[value])
+}
+
+/// Over the axes that a value is complete over, the first rank keeps it and the others hold zero.
+fn to_partial<'b>(value: Tensor<'b>, axes: &[Axis]) -> Tensor<'b> {
+    let layout = value.ty().layout;
+    let axes: Vec<Axis> =
+        axes.iter().copied().filter(|axis| !layout.partial().contains(axis)).collect();
+    if axes.is_empty() {
+        return value;
+    }
+    let kind = CollectiveKind::ToPartial;
+    value.builder().apply(Collective::new(kind, axes), &[value])
+}

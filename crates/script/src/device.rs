@@ -1,0 +1,50 @@
+//! The devices of a pipeline: ranks that hold the same stages of a model.
+//!
+//! Each has a mesh of its own, on which its programs run, and a list of turns. Training on one mesh
+//! is a pipeline of one device.
+
+use phalanx_ir::{Axis, Mesh};
+use phalanx_spmd::Sharing;
+
+use crate::build::Compiled;
+use crate::error::ScriptError;
+use crate::schedule::Turn;
+
+/// Ranks that hold the same stages, and what they do in a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Device<'a> {
+    /// The programs of the model's segments on this mesh.
+    pub compiled: &'a Compiled,
+    /// The order of their runs.
+    pub turns: &'a [Turn],
+    /// The mesh.
+    pub mesh: &'a Mesh,
+    /// How its ranks share what they hold.
+    pub sharing: &'a Sharing,
+    /// The ranks, in the order of the mesh.
+    pub ranks: &'a [usize],
+}
+
+impl Device<'_> {
+    /// Whether its turns work on an instance.
+    pub fn holds(&self, instance: usize) -> bool {
+        self.turns.iter().any(|turn| turn.instance == instance)
+    }
+}
+
+/// The mesh of several devices: theirs with the stages along one more axis. Where their meshes differ,
+/// all their ranks lie along that one axis. With it come the ranks, in its order.
+pub(crate) fn together(devices: &[&Device<'_>]) -> Result<(Mesh, Vec<usize>), ScriptError> {
+    let ranks: Vec<usize> = devices.iter().flat_map(|d| d.ranks.iter().copied()).collect();
+    let stages = Axis::STAGES;
+    let alike = devices.iter().all(|d| d.mesh == devices[0].mesh);
+    let mesh = match alike {
+        true => {
+            let own: Vec<(Axis, usize)> = devices[0].mesh.axes().collect();
+            let own = own.iter().map(|(axis, size)| (axis.name(), *size));
+            Mesh::new([(stages.name(), devices.len())].into_iter().chain(own))?
+        }
+        false => Mesh::new([(stages.name(), ranks.len())])?,
+    };
+    Ok((mesh, ranks))
+}

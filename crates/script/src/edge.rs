@@ -1,0 +1,346 @@
+//! What goes from rank to rank when a value passes from one stage of a pipeline to the next.
+//!
+//! Each stage has its own mesh, and the value lies on both in its own way. An edge is the list of
+//! messages between the two: every receiver gets each element of its block exactly once, from one of
+//! the ranks that hold it. Where meshes and layouts are the same, that is one whole block from every
+//! rank to the one at its position. Where a replicated value meets a sharded one, every replica sends
+//! its own slice (Megatron's scatter/gather), and no case is treated apart.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use phalanx_ir::{DType, ElementRun, Mesh, TensorType};
+
+use crate::error::ScriptError;
+
+/// One message of an edge: which elements of the sender's block go where in the receiver's. Where
+/// both are the same rank it is a copy on that rank.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// The global rank that sends.
+    pub from: usize,
+    /// The global rank that receives.
+    pub to: usize,
+    /// The elements, in the order of both blocks' memory.
+    pub runs: Vec<Run>,
+}
+
+/// Elements that lie together in both blocks, in numbers of elements from the blocks' starts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Run {
+    /// The first one in the sender's block.
+    pub source: usize,
+    /// The first one in the receiver's block.
+    pub target: usize,
+    /// How many.
+    pub len: usize,
+}
+
+impl Piece {
+    /// How many elements the message has.
+    pub fn elements(&self) -> usize {
+        self.runs.iter().map(|run| run.len).sum()
+    }
+}
+
+/// The messages that take a value of type `a` on one mesh to type `b` on another, by receiver and
+/// then by sender. The position in `ranks_a` and `ranks_b` is the rank's number in its mesh, and the
+/// entry its number in the world; a rank may be in both.
+///
+/// Of the ranks that hold the same elements, a receiver prefers itself, then the one at its own
+/// position, then the one that sends least. Padding is not sent, except within a block that both
+/// sides hold alike, which goes as one run.
+pub fn edge(
+    a: &TensorType,
+    mesh_a: &Mesh,
+    ranks_a: &[usize],
+    b: &TensorType,
+    mesh_b: &Mesh,
+    ranks_b: &[usize],
+) -> Result<Vec<Piece>, ScriptError> {
+    let (from, to) = (Side::new(a, mesh_a, ranks_a)?, Side::new(b, mesh_b, ranks_b)?);
+    if (a.dtype, &a.shape) != (b.dtype, &b.shape) {
+        let what = format!("{a} is sent where {b} is expected");
+        let help = "both ends of an edge have the same element type and global shape";
+        return Err(ScriptError::Edge { what, help: help.to_owned() });
+    }
+    let (senders, receivers) = (from.blocks(), to.blocks());
+    let mut messages = Vec::new();
+    for receiver in &receivers {
+        for sender in &senders {
+            let runs = sender.runs_to(receiver);
+            if !runs.is_empty() {
+                let all = receiver.positions.iter();
+                messages.extend(all.map(|&to| Message { to, sender, runs: runs.clone() }));
+            }
+        }
+    }
+    Ok(choose_senders(messages, ranks_a, ranks_b))
+}
+
+/// Bytes that messages of this element type move from one rank to another.
+pub fn bytes(pieces: &[Piece], dtype: DType) -> usize {
+    let moved = pieces.iter().filter(|piece| piece.from != piece.to);
+    moved.map(Piece::elements).sum::<usize>() * dtype.size()
+}
+
+/// One end of an edge.
+struct Side<'a> {
+    ty: &'a TensorType,
+    mesh: &'a Mesh,
+}
+
+impl<'a> Side<'a> {
+    fn new(ty: &'a TensorType, mesh: &'a Mesh, ranks: &[usize]) -> Result<Self, ScriptError> {
+        ty.check(mesh)?;
+        let refuse =
+            |what: String, help: &str| Err(ScriptError::Edge { what, help: help.to_owned() });
+        if !ty.layout.partial().is_empty() {
+            return refuse(
+                format!("{ty} is a partial sum"),
+                "a boundary value is never partial: reduce it before it leaves its stage",
+            );
+        }
+        if ty.pending {
+            return refuse(format!("{ty} is not there yet"), "wait for its collective first");
+        }
+        if ranks.len() != mesh.ranks() {
+            return refuse(
+                format!("{} ranks for the mesh ({mesh}), which has {}", ranks.len(), mesh.ranks()),
+                "give one global rank for each rank of the mesh, in its order",
+            );
+        }
+        let mut sorted = ranks.to_vec();
+        sorted.sort_unstable();
+        match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => refuse(
+                format!("rank {} is twice in the mesh ({mesh}): {ranks:?}", pair[0]),
+                "give every rank of a mesh another global rank",
+            ),
+            None => Ok(Self { ty, mesh }),
+        }
+    }
+
+    /// The different blocks of the value: together they hold each element once.
+    fn blocks(&self) -> Vec<Block> {
+        let size = self.ty.local_shape(self.mesh).iter().product();
+        let mut holders: BTreeMap<Vec<usize>, Vec<usize>> = BTreeMap::new();
+        for position in 0..self.mesh.ranks() {
+            let dims = self.ty.layout.dims().iter();
+            let shards = dims.map(|dim| self.mesh.shard(position, &dim.axes)).collect();
+            holders.entry(shards).or_default().push(position);
+        }
+        let block = |positions: Vec<usize>| {
+            let mut elements = self.ty.local_runs(self.mesh, positions[0]);
+            elements.retain(|run| run.len > 0);
+            Block { positions, elements, size }
+        };
+        holders.into_values().map(block).collect()
+    }
+}
+
+/// What some ranks of a mesh hold alike.
+struct Block {
+    /// Who they are, in the mesh.
+    positions: Vec<usize>,
+    /// The elements, in growing order both of memory and of the whole value.
+    elements: Vec<ElementRun>,
+    /// How many elements the block has, with its padding.
+    size: usize,
+}
+
+impl Block {
+    /// The elements that both blocks hold.
+    fn runs_to(&self, other: &Block) -> Vec<Run> {
+        if !self.elements.is_empty() && (self.size, &self.elements) == (other.size, &other.elements)
+        {
+            // One copy of a whole block is cheaper than several around its padding.
+            return vec![Run { source: 0, target: 0, len: self.size }];
+        }
+        let mut runs = Vec::new();
+        let (mut i, mut j) = (0, 0);
+        while let (Some(ours), Some(theirs)) = (self.elements.get(i), other.elements.get(j)) {
+            let (our_end, their_end) = (ours.global + ours.len, theirs.global + theirs.len);
+            let (start, end) = (ours.global.max(theirs.global), our_end.min(their_end));
+            if start < end {
+                let source = ours.local + (start - ours.global);
+                let target = theirs.local + (start - theirs.global);
+                push(&mut runs, Run { source, target, len: end - start });
+            }
+            if our_end <= their_end { i += 1 } else { j += 1 }
+        }
+        runs
+    }
+}
+
+/// Adds a run, to the one before it where it goes on in both blocks.
+fn push(runs: &mut Vec<Run>, run: Run) {
+    match runs.last_mut() {
+        Some(last)
+            if (last.source + last.len, last.target + last.len) == (run.source, run.target) =>
+        {
+            last.len += run.len;
+        }
+        _ => runs.push(run),
+    }
+}
+
+/// A message whose sender is still to be chosen among those who hold a block.
+struct Message<'a> {
+    to: usize,
+    sender: &'a Block,
+    runs: Vec<Run>,
+}
+
+fn choose_senders(messages: Vec<Message<'_>>, ranks_a: &[usize], ranks_b: &[usize]) -> Vec<Piece> {
+    let mut loads = vec![0_usize; ranks_a.len()];
+    let mut chosen: Vec<(usize, usize, Vec<Run>)> = Vec::new();
+    let mut open = Vec::new();
+    let sent = |runs: &[Run]| runs.iter().map(|run| run.len).sum::<usize>();
+    // Who has a natural sender comes first, then the largest, so that the rest even out the load.
+    for message in messages {
+        let (to, holders) = (message.to, &message.sender.positions);
+        let itself = holders.iter().copied().find(|&from| ranks_a[from] == ranks_b[to]);
+        match itself.or(holders.contains(&to).then_some(to)) {
+            None => open.push(message),
+            Some(from) => {
+                // What stays on a rank keeps nobody from sending.
+                loads[from] += if itself.is_none() { sent(&message.runs) } else { 0 };
+                chosen.push((to, from, message.runs));
+            }
+        }
+    }
+    open.sort_by_key(|message| (Reverse(sent(&message.runs)), message.to));
+    for Message { to, sender, runs } in open {
+        if let Some(&from) = sender.positions.iter().min_by_key(|&&from| loads[from]) {
+            loads[from] += sent(&runs);
+            chosen.push((to, from, runs));
+        }
+    }
+    chosen.sort_by_key(|&(to, from, _)| (to, from));
+    let piece = |(to, from, runs): (usize, usize, Vec<Run>)| Piece {
+        from: ranks_a[from],
+        to: ranks_b[to],
+        runs,
+    };
+    chosen.into_iter().map(piece).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The edge between two types in text, from ranks 0, 1… to 10, 11….
+    fn between(a: (&str, &str), b: (&str, &str)) -> Result<Vec<Piece>, ScriptError> {
+        let [(ty_a, mesh_a), (ty_b, mesh_b)] = [a, b].map(|(ty, mesh)| {
+            let mesh: Mesh = mesh.parse().unwrap();
+            (TensorType::parse(ty, &mesh).unwrap(), mesh)
+        });
+        let ranks_a: Vec<usize> = (0..mesh_a.ranks()).collect();
+        let ranks_b: Vec<usize> = (10..10 + mesh_b.ranks()).collect();
+        edge(&ty_a, &mesh_a, &ranks_a, &ty_b, &mesh_b, &ranks_b)
+    }
+
+    fn ways(pieces: &[Piece]) -> Vec<(usize, usize)> {
+        pieces.iter().map(|piece| (piece.from, piece.to)).collect()
+    }
+
+    #[test]
+    fn equal_ends_send_whole_blocks_to_their_position() {
+        let mesh = "dp=2 tp=2";
+        for (ty, size) in [
+            ("f32[4,6,8]{0:dp}", 96),
+            ("f32[4,6,8]{0:dp 1:tp}", 48),
+            ("f32[4,6,8]", 192),
+            // Padding lies inside the block and goes along.
+            ("f32[4,5~6,8]{0:dp 1:tp}", 48),
+            ("f32[4,7~8,8]{1:tp,dp@zigzag}", 64),
+            ("i32[]", 1),
+        ] {
+            let pieces = between((ty, mesh), (ty, mesh)).unwrap();
+            let run = Run { source: 0, target: 0, len: size };
+            let whole = |i| Piece { from: i, to: 10 + i, runs: vec![run] };
+            assert_eq!(pieces, (0..4).map(whole).collect::<Vec<_>>(), "{ty}");
+        }
+        // A rank that holds nothing but padding has nothing to say.
+        let pieces = between(("f32[3~4]{0:dp,tp}", mesh), ("f32[3~4]{0:dp,tp}", mesh)).unwrap();
+        assert_eq!(ways(&pieces), [(0, 10), (1, 11), (2, 12)]);
+    }
+
+    #[test]
+    fn two_tensor_ranks_to_four() {
+        let pieces = between(("bf16[3,8,5]{1:tp}", "tp=2"), ("bf16[3,8,5]{1:tp}", "tp=4")).unwrap();
+        assert_eq!(ways(&pieces), [(0, 10), (0, 11), (1, 12), (1, 13)]);
+        assert!(pieces.iter().all(|piece| piece.elements() == 3 * 2 * 5));
+        assert_eq!(bytes(&pieces, DType::Bf16), 3 * 8 * 5 * 2);
+        // The second half of rank 1's rows, sequence by sequence.
+        let run = |i: usize| Run { source: i * 20 + 10, target: i * 10, len: 10 };
+        assert_eq!(pieces[3].runs, [run(0), run(1), run(2)]);
+
+        let pieces = between(("f32[3,8,5]", "tp=2"), ("f32[3,8,5]", "tp=4")).unwrap();
+        assert_eq!(ways(&pieces), [(0, 10), (1, 11), (0, 12), (1, 13)]);
+        assert!(pieces.iter().all(|p| p.runs == [Run { source: 0, target: 0, len: 120 }]));
+        // And back: two of the four are enough.
+        let pieces = between(("f32[3,8,5]", "tp=4"), ("f32[3,8,5]", "tp=2")).unwrap();
+        assert_eq!(ways(&pieces), [(0, 10), (1, 11)]);
+    }
+
+    /// Megatron's scatter: each of t replicas sends its own part, so a pair of ranks moves 1/t of
+    /// the value. The gather is the receiving stage's own collective.
+    #[test]
+    fn replicas_send_a_slice_each() {
+        let pieces =
+            between(("f32[2,8,5]", "dp=1 tp=4"), ("f32[2,8,5]{1:tp}", "dp=1 tp=4")).unwrap();
+        assert_eq!(ways(&pieces), [(0, 10), (1, 11), (2, 12), (3, 13)]);
+        assert!(pieces.iter().all(|piece| piece.elements() == 2 * 8 * 5 / 4));
+        assert_eq!(bytes(&pieces, DType::F32), 2 * 8 * 5 * 4);
+    }
+
+    #[test]
+    fn replicas_share_the_work() {
+        // Each of the two replicas of either half serves two of the four that want it.
+        let pieces =
+            between(("f32[4,6]{0:dp}", "dp=2 tp=2"), ("f32[4,6]{0:dp}", "dp=2 tp=4")).unwrap();
+        let sent =
+            |rank| pieces.iter().filter(|p| p.from == rank).map(Piece::elements).sum::<usize>();
+        assert_eq!([0, 1, 2, 3].map(sent), [24; 4]);
+        assert_eq!(pieces.len(), 8);
+    }
+
+    #[test]
+    fn what_a_rank_has_it_does_not_send_for() {
+        let mesh: Mesh = "tp=2".parse().unwrap();
+        let ty = TensorType::parse("f32[4]", &mesh).unwrap();
+        let pieces = edge(&ty, &mesh, &[3, 5], &ty, &mesh, &[5, 3]).unwrap();
+        assert_eq!(ways(&pieces), [(5, 5), (3, 3)]);
+        assert_eq!(bytes(&pieces, DType::F32), 0);
+        let halves = TensorType::parse("f32[4]{0:tp}", &mesh).unwrap();
+        let pieces = edge(&halves, &mesh, &[3, 5], &ty, &mesh, &[3, 5]).unwrap();
+        assert_eq!(ways(&pieces), [(3, 3), (5, 3), (3, 5), (5, 5)]);
+        assert_eq!(bytes(&pieces, DType::F32), 2 * 2 * 4);
+    }
+
+    #[test]
+    fn what_cannot_be_sent_is_refused() {
+        for (a, b, words) in [
+            ("f32[4]{P:tp}", "f32[4]", "a boundary value is never partial"),
+            ("f32[4]", "f32[4]{P:tp}", "a boundary value is never partial"),
+            ("pending f32[4]", "f32[4]", "wait for its collective"),
+            ("f32[4]", "f32[5]", "f32[4] is sent where f32[5] is expected"),
+            ("f32[4]", "bf16[4]", "f32[4] is sent where bf16[4] is expected"),
+            ("f32[5]{0:tp}", "f32[5]", "pad it"),
+        ] {
+            let error = between((a, "tp=2"), (b, "tp=2")).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        let mesh: Mesh = "tp=2".parse().unwrap();
+        let ty = TensorType::new(DType::F32, [4]);
+        for (ranks, words) in [
+            (&[0_usize][..], "1 ranks for the mesh (tp=2), which has 2"),
+            (&[7, 7], "rank 7 is twice in the mesh"),
+        ] {
+            let error = edge(&ty, &mesh, &[0, 1], &ty, &mesh, ranks).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}

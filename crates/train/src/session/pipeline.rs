@@ -1,0 +1,173 @@
+//! How the stages of a pipeline take turns, and which layers each has.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use phalanx_ir::{Mesh, Model};
+use phalanx_pipeline::{Named, Schedule, Shape, Warmup, split};
+use phalanx_script::{Turn, accumulate};
+
+use crate::config::{self, PipelineSchedule, PipelineWarmup};
+use crate::error::{Error, Problem, Result};
+use crate::pipeline::read_schedule;
+
+/// The order of a pipeline's work.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    /// The schedule.
+    pub order: Order,
+    /// Chunks of layers that a device holds; by default as many as the schedule usually has.
+    pub chunks: Option<usize>,
+    /// How many forwards 1F1B starts with.
+    pub warmup: Warmup,
+    /// Which layers a stage gets.
+    pub split: Split,
+    /// The meshes of the stages, one after the other over the ranks, where they differ. Empty: each has
+    /// the mesh without its axis `pp`.
+    pub meshes: Vec<Mesh>,
+}
+
+/// A schedule by name, or one of its user's.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Order {
+    Named(Named),
+    Own(Arc<Schedule>),
+}
+
+/// Which layers a stage gets.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub enum Split {
+    /// The heaviest stage is as light as it can be, by FLOPs; embedding and head count.
+    #[default]
+    Flops,
+    /// Equally many layers each.
+    Count,
+    /// The heaviest stage is as light as it can be, by these costs: one for each instance of the
+    /// model, measured for example.
+    Costs(Vec<f64>),
+}
+
+impl Default for Pipeline {
+    fn default() -> Self {
+        Self {
+            order: Order::Named(Named::OneFOneB),
+            chunks: None,
+            warmup: Warmup::Pa,
+            split: Split::default(),
+            meshes: Vec::new(),
+        }
+    }
+}
+
+impl Pipeline {
+    /// The pipeline that a configuration asks for.
+    pub(super) fn new(config: &config::Parallel) -> Result<Self> {
+        let order = match &config.schedule {
+            PipelineSchedule::Named(named) => Order::Named(*named),
+            PipelineSchedule::Csv(file) => Order::Own(Arc::new(read_schedule(file)?)),
+        };
+        let warmup = match config.warmup {
+            PipelineWarmup::Pa => Warmup::Pa,
+            PipelineWarmup::Pb => Warmup::Pb,
+        };
+        let chunks = match order {
+            Order::Named(_) => Some(config.chunks.get()),
+            Order::Own(_) => None,
+        };
+        Ok(Self { order, chunks, warmup, ..Self::default() })
+    }
+
+    /// What the schedule is called.
+    pub fn name(&self) -> &str {
+        match &self.order {
+            Order::Named(named) => named.name(),
+            Order::Own(schedule) => schedule.name(),
+        }
+    }
+
+    /// The schedule over so many devices.
+    pub(crate) fn schedule(&self, devices: usize, microbatches: usize) -> Result<Schedule> {
+        match &self.order {
+            Order::Named(named) => {
+                let shape = Shape {
+                    stages: devices,
+                    microbatches,
+                    chunks: self.chunks,
+                    warmup: self.warmup,
+                };
+                Ok(named.build(shape)?)
+            }
+            Order::Own(schedule) => {
+                for (what, key, found, asked) in [
+                    ("devices", "parallel.pp", schedule.devices(), devices),
+                    ("micro-batches", "train.microbatches", schedule.microbatches(), microbatches),
+                ] {
+                    if found != asked {
+                        let name = schedule.name();
+                        return Err(Error::refused(
+                            Problem::new(format!("{name} has {found} {what}; {key} = {asked}"))
+                                .because("a table is run as it is, and fits one size")
+                                .nearest(format!("{key} = {found}")),
+                        ));
+                    }
+                }
+                Ok(Schedule::clone(schedule))
+            }
+        }
+    }
+
+    /// By device: the turns of the model's instances.
+    pub(crate) fn turns(
+        &self,
+        model: &Model,
+        devices: usize,
+        microbatches: usize,
+    ) -> Result<Vec<Vec<Turn>>> {
+        if devices == 1 {
+            return Ok(vec![accumulate(model.instances().len(), microbatches)]);
+        }
+        let schedule = self.schedule(devices, microbatches)?;
+        let stages = self.stages(model, schedule.placement().stages())?;
+        Ok(schedule.instances(&stages))
+    }
+
+    /// By stage: its instances.
+    pub(crate) fn stages(&self, model: &Model, stages: usize) -> Result<Vec<Range<usize>>> {
+        let instances = model.instances();
+        let dealt = split::by_count(layers(model), instances.len(), stages)?;
+        match &self.split {
+            Split::Count => Ok(dealt),
+            Split::Flops => {
+                let flops = |segment: usize| model.segments()[segment].flops() as f64;
+                let costs: Vec<f64> = instances.iter().map(|i| flops(i.segment)).collect();
+                Ok(split::by_cost(&costs, stages)?)
+            }
+            Split::Costs(costs) if costs.len() == instances.len() => {
+                Ok(split::by_cost(costs, stages)?)
+            }
+            Split::Costs(costs) => Err(Error::refused(
+                Problem::new(format!(
+                    "{} costs for the {} instances of the model",
+                    costs.len(),
+                    instances.len()
+                ))
+                .fix("give one for each, embedding and head included"),
+            )),
+        }
+    }
+}
+
+/// The instances that are layers: from the first to the last of those whose segment is repeated; all,
+/// if none is.
+fn layers(model: &Model) -> Range<usize> {
+    let instances = model.instances();
+    let repeated = |i: &usize| {
+        instances.iter().filter(|other| other.segment == instances[*i].segment).count() > 1
+    };
+    let all = 0..instances.len();
+    match (all.clone().find(repeated), all.clone().rfind(repeated)) {
+        (Some(first), Some(last)) => first..last + 1,
+        _ => all,
+    }
+}
