@@ -4,3 +4,4 @@
 mod forgetful;
 mod late;
 mod memory;
+mod trace;
