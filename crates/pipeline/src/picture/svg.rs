@@ -71,7 +71,8 @@ impl Drawing {
     fn panel(&mut self, panel: &Panel<'_>, top: f64) {
         let page = &mut self.page;
         page.text((LEFT, top + 20.0), 14.0, Weight::Bold, Anchor::Start, panel.name());
-        let name = 8.6 * panel.name().chars().count() as f64 + 12.0;
+        let wide = |letter: char| if matches!(letter, 'm' | 'w') { 13.0 } else { 8.6 };
+        let name = panel.name().chars().map(wide).sum::<f64>() + 12.0;
         let words = format!("{}; {}", panel.title(), panel.results());
         page.text((LEFT + name, top + 20.0), 11.5, Weight::Soft, Anchor::Start, &words);
         let until = match panel.schedule.splits() {

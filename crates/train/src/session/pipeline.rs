@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_ir::{Mesh, Model};
-use phalanx_pipeline::{Named, Schedule, Shape, Warmup, split};
+use phalanx_pipeline::{Named, Placement, Schedule, Shape, Warmup, bwd, fwd, split};
 use phalanx_script::Turn;
 
 use crate::config::{self, PipelineSchedule, PipelineWarmup};
@@ -150,8 +150,11 @@ impl Pipeline {
         microbatches: usize,
     ) -> Result<(Schedule, Vec<Range<usize>>)> {
         if devices == 1 {
-            let whole = once(0..model.instances().len()).collect();
-            return Ok((Named::Naive.build(Shape::new(1, microbatches))?, whole));
+            let both_ways = |part: usize| fwd(part..part + 1).then(bwd(part..part + 1));
+            let turns = |_| (0..microbatches).map(both_ways).collect();
+            let one = Placement::looped(1, 1)?;
+            let schedule = Schedule::new("no pipeline", microbatches, one, turns)?;
+            return Ok((schedule, once(0..model.instances().len()).collect()));
         }
         let schedule = self.schedule(devices, microbatches)?;
         let stages = self.stages(model, schedule.placement().stages())?;
