@@ -13,6 +13,7 @@ use super::{
 };
 use crate::action::{Accumulator, ProgramId};
 use crate::device::{Device, together};
+use crate::schedule::Part;
 
 /// Points runs to where they form gradients, and inserts the reductions.
 pub(super) struct Reducer<'a> {
@@ -269,13 +270,20 @@ impl<'a> Reducer<'a> {
         (0..self.units.len()).filter(|&u| gives(&self.units[u])).collect()
     }
 
-    /// What a micro-batch must contribute to a unit: the gradients that its parameters' users form.
+    /// What a micro-batch must contribute to a unit: the gradients that those of its parameters' users
+    /// form through which the micro-batch goes forward.
     fn contributions(&self, unit: usize, microbatch: usize) -> Vec<Contribution> {
         let (model, device) = (self.training.model, self.training.device());
         let compiled = device.compiled;
         let mut all = Vec::new();
+        let forward = |instance: usize| {
+            device.turns.iter().any(|turn| {
+                (turn.instance, turn.microbatch) == (instance, microbatch)
+                    && matches!(turn.part, Part::F | Part::FBW)
+            })
+        };
         let instances = model.instances().iter().enumerate();
-        for (number, instance) in instances.filter(|(number, _)| device.holds(*number)) {
+        for (number, instance) in instances.filter(|(number, _)| forward(*number)) {
             for (local, &param) in &instance.params {
                 let own = self.units[unit].members.iter().any(|m| m.param == param);
                 if own && compiled.gradient_type(instance.segment, local).is_some() {
