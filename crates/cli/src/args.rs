@@ -26,7 +26,15 @@ pub(crate) struct Args {
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
     /// Trains a model and leaves a folder with its weights, metrics and loss curve.
-    Train(Settings),
+    Train {
+        #[command(flatten)]
+        settings: Settings,
+        /// Measures a step after three to warm up, and writes what every rank did when: a trace for
+        /// ui.perfetto.dev or chrome://tracing, and beside it a drawing (FILE with .svg in place of
+        /// .json) of the measured timeline above the predicted one.
+        #[arg(long, value_name = "FILE")]
+        trace: Option<PathBuf>,
+    },
     /// Trains a few steps on one rank and in the chosen layout, and compares numbers, bytes and memory.
     Verify {
         #[command(flatten)]

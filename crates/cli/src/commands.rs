@@ -18,12 +18,13 @@ use crate::{bench, out, schedule, verify};
 /// Carries out a command.
 pub(crate) fn run(args: &Args) -> Result<()> {
     match &args.command {
-        Command::Train(settings) => {
+        Command::Train { settings, trace } => {
             let output = match settings.json {
                 true => Output::Json,
                 false => Output::People,
             };
-            train(&network::load(&settings.sources())?, output).map(|_| ())
+            let loaded = network::load(&settings.sources())?;
+            train(&loaded, output, trace.as_deref()).map(|_| ())
         }
         Command::Verify { settings, steps } => verify::run(settings, steps.get()),
         Command::Eval { settings, model, ids: Some(ids) } => answer(settings, model, &ids.0),

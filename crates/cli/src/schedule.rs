@@ -28,7 +28,7 @@ pub(crate) fn run(asked: &Asked) -> Result<()> {
     let panels: Vec<Panel<'_>> = schedules
         .iter()
         .zip(&timelines)
-        .map(|(schedule, timeline)| Panel { schedule, timeline })
+        .map(|(schedule, timeline)| Panel::new(schedule, timeline))
         .collect();
     if let Some(file) = &asked.csv {
         write(file, &csv::write(&schedules[0]))?;
@@ -121,7 +121,7 @@ struct Numbers<'a> {
 }
 
 impl<'a> Numbers<'a> {
-    fn new(asked: &Asked, Panel { schedule, timeline }: &Panel<'a>) -> Self {
+    fn new(asked: &Asked, Panel { schedule, timeline, .. }: &Panel<'a>) -> Self {
         Numbers {
             schedule: schedule.name(),
             stages: schedule.devices(),

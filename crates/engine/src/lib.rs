@@ -144,6 +144,13 @@ pub trait Engine {
     /// Returns once the event has happened.
     fn wait(&mut self, event: Event) -> Result<(), EngineError>;
 
+    /// Whether an event has happened, as far as can be told without waiting for it. Who is told `false`
+    /// finds out by waiting.
+    fn is_over(&mut self, event: Event) -> Result<bool, EngineError> {
+        let _ = event;
+        Ok(false)
+    }
+
     /// Copies bytes into the arena at once; the caller has waited for what uses that place.
     fn upload(&mut self, offset: usize, bytes: &[u8]) -> Result<(), EngineError>;
 

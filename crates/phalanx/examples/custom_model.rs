@@ -21,7 +21,7 @@ pub fn run(steps: usize) -> Result<Report, Box<dyn std::error::Error>> {
     let report = Trainer::of_model(trigram(16, 32)?)
         .data(corpus)
         .batch(32) // two micro-batches of 16
-        .schedule(|step| 1e-2 * (step as f64 / 20.0).min(1.0))
+        .rate(|step| 1e-2 * (step as f64 / 20.0).min(1.0))
         .steps(steps)
         .run()?;
     println!("loss {:.4}; the source's entropy is {floor:.4}", report.last_loss());

@@ -70,6 +70,36 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Pipelines
+//!
+//! Along the axis `pp` of a mesh lie the stages of a pipeline: each has some of the model's segments, and
+//! micro-batches pass through them in the order of a schedule ([`Trainer::schedule`]). Strategies divide
+//! the work within each stage as they do without.
+//!
+//! ```
+//! use phalanx::ir::ops::UnaryKind;
+//! use phalanx::models::Mlp;
+//! use phalanx::{Ddp, Named, Table, Trainer};
+//!
+//! let x: Vec<f32> = (0..16).map(|i| i as f32 / 8.0 - 1.0).collect();
+//! let y = x.iter().map(|x| x * x).collect();
+//! let model = Mlp { inputs: 1, hidden: vec![16, 16], outputs: 1, activation: UnaryKind::Tanh };
+//! let report = Trainer::new(model)
+//!     .data(Table::new(16).input("x", x).target("y", y))
+//!     .mesh("dp=2 pp=2")
+//!     .strategy(Ddp::default())
+//!     .schedule(Named::ZbH1)
+//!     .batch(16)
+//!     .microbatches(4)
+//!     .lr(1e-2)
+//!     .steps(40)
+//!     .threads(1)
+//!     .run()?;
+//! assert!(report.last_loss() < 0.5 * report.first_loss());
+//! assert!(report.layout.starts_with("4 ranks, pp 2 · dp 2"), "{}", report.layout);
+//! # Ok::<(), phalanx::Error>(())
+//! ```
+//!
 //! The command `phalanx` is a user of this library: [`train::train()`] is its main job.
 #![forbid(unsafe_code)]
 
@@ -91,11 +121,13 @@ pub use phalanx_spmd as spmd;
 pub use phalanx_train as train;
 
 pub use data_source::{Data, Table};
+pub use phalanx_pipeline::{Named, Schedule};
 pub use phalanx_script::{Category, Optimizer};
 pub use phalanx_spmd::Strategy;
 pub use phalanx_spmd::strategies::{
     AllGatherKv, Automatic, Ddp, Fsdp, Megatron, Sequence, Ulysses, WeightUpdateSharding, Zero,
 };
 pub use phalanx_train::error::{Error, Result};
+pub use phalanx_train::session::{Order, Split};
 pub use phalanx_train::steps::Taken;
 pub use trainer::{Report, Trainer};

@@ -5,13 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use phalanx_autodiff::Recompute;
-use phalanx_ir::{DType, IrError, Model, Role};
+use phalanx_ir::{DType, IrError, Mesh, Model, Role};
 use phalanx_models::hf::{self, Tensor};
 use phalanx_models::{Architecture, BatchShape};
 use phalanx_script::{Category, Optimizer, Precision};
 use phalanx_spmd::Strategy;
 use phalanx_train::error::{Error, Problem, Result};
-use phalanx_train::session::{MemoryLimit, Models, Parallel, Session, Settings, initial};
+use phalanx_train::session::{
+    MemoryLimit, Models, Order, Parallel, Session, Settings, Split, initial,
+};
 use phalanx_train::steps::{Taken, take_steps};
 
 use crate::data_source::Data;
@@ -87,11 +89,11 @@ impl<'a> Trainer<'a> {
 
     /// A constant learning rate; 3e-4 unless told otherwise.
     pub fn lr(self, lr: f64) -> Self {
-        self.schedule(move |_| lr)
+        self.rate(move |_| lr)
     }
 
     /// The learning rate of each step, counted from 1.
-    pub fn schedule(mut self, rate: impl Fn(usize) -> f64 + 'a) -> Self {
+    pub fn rate(mut self, rate: impl Fn(usize) -> f64 + 'a) -> Self {
         self.rate = Box::new(rate);
         self
     }
@@ -151,13 +153,78 @@ impl<'a> Trainer<'a> {
     }
 
     /// The ranks and how they are arranged: `dp=2 tp=2` are four, of which two and two share the
-    /// tensors. One rank unless told otherwise.
+    /// tensors. Along an axis `pp` lie the stages of a pipeline. One rank unless told otherwise.
     pub fn mesh(mut self, mesh: &str) -> Self {
-        match mesh.parse() {
-            Ok(mesh) => self.parallel.mesh = mesh,
-            Err(error) => self.mistake = self.mistake.or(Some(error)),
+        if let Some(mesh) = self.parsed(mesh) {
+            self.parallel.mesh = mesh;
         }
         self
+    }
+
+    /// The order in which the stages of a pipeline take micro-batches: one of the [`Named`] schedules, or
+    /// a [`Schedule`] of one's own. 1F1B unless told otherwise.
+    ///
+    /// ```
+    /// use phalanx::ir::ops::UnaryKind;
+    /// use phalanx::models::Mlp;
+    /// use phalanx::pipeline::{Placement, b, fwd, w, weave};
+    /// use phalanx::{Named, Order, Schedule, Table, Trainer};
+    ///
+    /// let loss = |mesh: &str, order: Order| {
+    ///     let model = Mlp { inputs: 1, hidden: vec![8, 8], outputs: 1, activation: UnaryKind::Tanh };
+    ///     let (x, y) = (vec![-1.0, 0.0, 1.0, 2.0], vec![1.0, 0.0, 1.0, 4.0]);
+    ///     let trainer = Trainer::new(model).data(Table::new(4).input("x", x).target("y", y));
+    ///     let trainer = trainer.batch(4).microbatches(4).lr(1e-2).steps(5).threads(1);
+    ///     Ok::<f64, phalanx::Error>(trainer.mesh(mesh).schedule(order).run()?.last_loss())
+    /// };
+    /// let one = loss("pp=1", Named::OneFOneB.into())?;
+    /// // All forwards, then the gradients of inputs, each followed by those of the weights.
+    /// let own = Schedule::new("own", 4, Placement::looped(2, 1)?, |_| {
+    ///     fwd(0..4).then(weave([b(0..4), w(0..4)]))
+    /// })?;
+    /// for many in [loss("pp=2", Named::ZbH1.into())?, loss("pp=2", own.into())?] {
+    ///     assert!((many - one).abs() < 1e-5 * one);
+    /// }
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    ///
+    /// [`Named`]: crate::Named
+    /// [`Schedule`]: crate::Schedule
+    pub fn schedule(mut self, order: impl Into<Order>) -> Self {
+        self.parallel.pipeline.order = order.into();
+        self
+    }
+
+    /// Chunks of layers that each device of a pipeline holds; as many as its schedule usually has
+    /// unless told otherwise.
+    pub fn chunks(mut self, chunks: usize) -> Self {
+        self.parallel.pipeline.chunks = Some(chunks);
+        self
+    }
+
+    /// Which layers the stages of a pipeline get; divided by FLOPs unless told otherwise.
+    pub fn split(mut self, split: Split) -> Self {
+        self.parallel.pipeline.split = split;
+        self
+    }
+
+    /// The stages of a pipeline with a mesh each, where they differ: `["tp=2", "tp=4"]` are two stages on
+    /// six ranks. They stand in place of [`Trainer::mesh`].
+    pub fn stage_meshes<'m>(mut self, meshes: impl IntoIterator<Item = &'m str>) -> Self {
+        let meshes = meshes.into_iter().filter_map(|mesh| self.parsed(mesh)).collect();
+        self.parallel.pipeline.meshes = meshes;
+        self
+    }
+
+    /// A mesh from its text; a mistake is told when the trainer runs.
+    fn parsed(&mut self, mesh: &str) -> Option<Mesh> {
+        match mesh.parse() {
+            Ok(mesh) => Some(mesh),
+            Err(error) => {
+                self.mistake.get_or_insert(error);
+                None
+            }
+        }
     }
 
     /// Divides the work among the ranks of the mesh. Strategies compose, in any order: each speaks

@@ -1,9 +1,12 @@
 //! How long turns take.
 
+use phalanx_script::Part;
+
 use crate::error::{PipelineError, Result};
 use crate::flow::Phase;
 use crate::placement::Placement;
 use crate::schedule::Schedule;
+use crate::simulate::Timeline;
 use crate::turn::Turn;
 
 /// The times of one micro-batch: forward, gradient of the inputs, gradient of the weights.
@@ -41,6 +44,27 @@ impl Costs {
     /// Every stage with its own times.
     pub fn uneven(stages: Vec<Times>, hop: f64) -> Result<Self> {
         Costs { shares: Shares::Stages(stages), hop }.legal()
+    }
+
+    /// Every stage with the mean times that its turns had in a timeline. Where weights' gradients are not
+    /// formed apart, all of a backward counts as its B.
+    pub fn measured(timeline: &Timeline, hop: f64) -> Result<Self> {
+        let all = || timeline.devices.iter().flatten();
+        let stages = all().map(|timed| timed.stage + 1).max().unwrap_or(0);
+        let mean = |stage: usize, part: Part| {
+            let own = all().filter(|timed| timed.stage == stage && timed.turn.part == part);
+            let (sum, count) = own.fold((0.0, 0), |(sum, n), t| (sum + t.end - t.start, n + 1));
+            (count > 0).then(|| sum / f64::from(count))
+        };
+        let times = |stage: usize| {
+            let whole = || mean(stage, Part::BW).or(mean(stage, Part::FBW)).unwrap_or(0.0);
+            Times {
+                f: mean(stage, Part::F).unwrap_or(0.0),
+                b: mean(stage, Part::B).unwrap_or_else(whole),
+                w: mean(stage, Part::W).unwrap_or(0.0),
+            }
+        };
+        Self::uneven((0..stages).map(times).collect(), hop)
     }
 
     /// How long a message takes from one device to another.

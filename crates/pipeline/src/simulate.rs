@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use crate::costs::Costs;
 use crate::error::Result;
-use crate::flow::{self, Phase};
+use crate::flow::{self, At, Phase};
 use crate::schedule::Schedule;
 use crate::turn::Turn;
 
@@ -51,31 +51,58 @@ pub struct Timeline {
 /// Plays a schedule through.
 pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline> {
     costs.fit(schedule)?;
-    let devices = play(schedule, costs);
-    let (mut makespan, mut span, mut ideal) = (0.0_f64, 0.0_f64, 0.0_f64);
-    for (device, turns) in devices.iter().enumerate() {
-        let (Some(first), Some(last)) = (turns.first(), turns.last()) else { continue };
-        let work = turns.iter().map(|t| costs.of(schedule.placement(), device, &t.turn)).sum();
-        makespan = makespan.max(last.end);
-        span = span.max(last.end - first.start);
-        ideal = ideal.max(work);
+    let work = |device: usize, timed: &Timed| costs.of(schedule.placement(), device, &timed.turn);
+    Ok(Timeline::of(schedule, play(schedule, costs), work))
+}
+
+impl Timeline {
+    /// The timeline of a schedule that was run: `times` tells the start and the end of a turn, in any
+    /// unit and from any origin. The first start becomes 0.
+    pub fn measured(schedule: &Schedule, times: impl Fn(At) -> (f64, f64)) -> Self {
+        let mut devices: Vec<Vec<Timed>> = vec![Vec::new(); schedule.devices()];
+        for (at, turn) in schedule.all() {
+            let (start, end) = times(at);
+            devices[at.device].push(Timed { turn, stage: schedule.stage(at), start, end });
+        }
+        let all = || devices.iter().flatten();
+        let origin = all().map(|timed| timed.start).fold(f64::INFINITY, f64::min);
+        for timed in devices.iter_mut().flatten() {
+            (timed.start, timed.end) = (timed.start - origin, timed.end - origin);
+        }
+        Timeline::of(schedule, devices, |_, timed| timed.end - timed.start)
     }
-    // The same times added in another order differ in their last bits, but no span is below its work.
-    span = span.max(ideal);
-    let per_device = |of: &dyn Fn(&[Turn]) -> usize| {
-        (0..schedule.devices()).map(|device| of(schedule.turns(device))).collect()
-    };
-    Ok(Timeline {
-        devices,
-        makespan,
-        span,
-        ideal,
-        bubble_ideal: (span - ideal) / ideal,
-        bubble_total: (span - ideal) / span,
-        peak_in_flight: per_device(&|turns| peak(turns, Phase::B)),
-        peak_until_w: per_device(&|turns| peak(turns, Phase::W)),
-        weight_versions: per_device(&versions),
-    })
+
+    /// What follows from the times of all turns, and the work in each of them.
+    fn of(
+        schedule: &Schedule,
+        devices: Vec<Vec<Timed>>,
+        work: impl Fn(usize, &Timed) -> f64,
+    ) -> Self {
+        let (mut makespan, mut span, mut ideal) = (0.0_f64, 0.0_f64, 0.0_f64);
+        for (device, turns) in devices.iter().enumerate() {
+            let (Some(first), Some(last)) = (turns.first(), turns.last()) else { continue };
+            makespan = makespan.max(last.end);
+            span = span.max(last.end - first.start);
+            ideal = ideal.max(turns.iter().map(|timed| work(device, timed)).sum());
+        }
+        // The same times added in another order differ in their last bits, but no span is below its
+        // work.
+        span = span.max(ideal);
+        let per_device = |of: &dyn Fn(&[Turn]) -> usize| {
+            (0..schedule.devices()).map(|device| of(schedule.turns(device))).collect()
+        };
+        Timeline {
+            devices,
+            makespan,
+            span,
+            ideal,
+            bubble_ideal: (span - ideal) / ideal,
+            bubble_total: (span - ideal) / span,
+            peak_in_flight: per_device(&|turns| peak(turns, Phase::B)),
+            peak_until_w: per_device(&|turns| peak(turns, Phase::W)),
+            weight_versions: per_device(&versions),
+        }
+    }
 }
 
 /// The times of all turns.
@@ -116,4 +143,45 @@ fn versions(turns: &[Turn]) -> usize {
     }
     let alive = |now: usize| lives.values().filter(|(a, z)| (*a..=*z).contains(&now)).count();
     lives.values().map(|(first, _)| alive(*first)).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+mod tests {
+    use super::*;
+    use crate::{Named, Shape, Times};
+
+    /// What the simulator plays, somewhat later and in other units, is measured: the picture is the
+    /// same, and the mean times of its stages play it again.
+    #[test]
+    fn a_measured_timeline_is_the_one_that_was_played() {
+        let stage = |x: f64| Times { f: x, b: 2.0 * x, w: 0.5 * x };
+        for named in [Named::ZbH1, Named::OneFOneB, Named::Interleaved] {
+            let schedule = named.build(Shape::new(2, 4)).unwrap();
+            let stages = schedule.placement().stages();
+            let times = (0..stages).map(|s| stage(1.0 + s as f64)).collect();
+            let played = simulate(&schedule, &Costs::uneven(times, 0.25).unwrap()).unwrap();
+            let measured = Timeline::measured(&schedule, |at| {
+                let Timed { start, end, .. } = played.devices[at.device][at.index];
+                (8.0 + 2.0 * start, 8.0 + 2.0 * end)
+            });
+            assert_eq!(measured.makespan, 2.0 * played.makespan);
+            assert_eq!(measured.span, 2.0 * played.span);
+            assert!((measured.bubble_total - played.bubble_total).abs() < 1e-12);
+            assert_eq!(measured.peak_until_w, played.peak_until_w);
+            let costs = Costs::measured(&measured, 0.5).unwrap();
+            let again = simulate(&schedule, &costs).unwrap();
+            for (a, b) in again.devices.iter().flatten().zip(measured.devices.iter().flatten()) {
+                assert!((a.start - b.start).abs() + (a.end - b.end).abs() < 1e-9, "{a:?}, {b:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_turn_may_be_gone() {
+        let schedule = Named::Naive.build(Shape::new(1, 1)).unwrap();
+        let measured = Timeline::measured(&schedule, |at| [(3.0, 3.0), (3.0, 5.0)][at.index]);
+        assert_eq!((measured.makespan, measured.bubble_total), (2.0, 0.0));
+        assert!(Costs::measured(&Timeline::measured(&schedule, |_| (1.0, 1.0)), 0.0).is_err());
+    }
 }

@@ -6,6 +6,8 @@
 
 mod executor;
 mod observe;
+mod trace;
 
 pub use executor::{Executor, RuntimeError, ScriptId};
 pub use observe::Observed;
+pub use trace::TimedAction;

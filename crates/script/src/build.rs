@@ -199,6 +199,8 @@ pub struct TrainPlan {
     pub loss: BufferId,
     /// Where the gradient norm is found after the step.
     pub grad_norm: BufferId,
+    /// The turns of the rank's device, each with the number of its action in the script.
+    pub turns: Vec<(usize, Turn)>,
 }
 
 /// The script of one training step: the schedule's runs, with gathers and reductions where units
@@ -220,11 +222,13 @@ pub fn train_script(training: &Training<'_>) -> Result<TrainPlan, ScriptError> {
     let mut messenger = Messenger::new(model, devices, at.device, binder.script.rank)?;
     let mut collector = Collector::new(training, &units, &weights);
     let mut reducer = Reducer::new(training, &units, &buffers, &mut binder);
+    let mut done = Vec::with_capacity(turns.len());
     for (index, turn) in turns.iter().enumerate() {
         messenger.before(index, &mut binder)?;
         collector.before(index, &mut binder)?;
         reducer.before(*turn, &mut binder)?;
         binder.turn(*turn)?;
+        done.push((binder.script.actions.len() - 1, *turn));
         messenger.after(index, &mut binder)?;
         collector.after(index, &mut binder);
         reducer.after(index, &mut binder)?;
@@ -235,7 +239,7 @@ pub fn train_script(training: &Training<'_>) -> Result<TrainPlan, ScriptError> {
     messenger.finish(&mut script);
     finish::append(&mut script, &units, &buffers, training, norm.coefficient)?;
     let (loss, grad_norm) = (norm.loss, norm.grad_norm);
-    Ok(TrainPlan { script, units, buffers, loss, grad_norm })
+    Ok(TrainPlan { script, units, buffers, loss, grad_norm, turns: done })
 }
 
 /// What determines a script that only runs forward on one rank.

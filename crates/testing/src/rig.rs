@@ -1,11 +1,13 @@
 //! A trainer in its smallest form: a script, an executor, and named access to what it holds.
 
+use std::time::Instant;
+
 use phalanx_autodiff::Recompute;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model, Param, TensorType};
 use phalanx_models::initial_values;
 use phalanx_reference::Tensor;
-use phalanx_runtime::{Executor, ScriptId};
+use phalanx_runtime::{Executor, ScriptId, TimedAction};
 use phalanx_script::{
     BufferId, Category, Compiled, Device, Forward, Member, Optimizer, Place, Precision, Script,
     TrainPlan, Training, Turn, accumulate, eval_script, forward as forward_turns, merge_adjacent,
@@ -134,6 +136,17 @@ impl<E: Engine> Rig<E> {
     pub fn step(&mut self, batches: &[Batch], lr: f64, inverse: f64) -> (f64, f64) {
         self.steps += 1;
         self.run(self.id, batches, lr, inverse);
+        self.results()
+    }
+
+    /// Runs the script of the last step once more, on the same inputs and on a clock: when it did what,
+    /// and its loss and gradient norm.
+    pub fn traced(&mut self) -> (Vec<TimedAction>, (f64, f64)) {
+        let timed = self.executor.run_traced(self.id, Instant::now()).unwrap();
+        (timed, self.results())
+    }
+
+    fn results(&mut self) -> (f64, f64) {
         let state = self.precision.state;
         let (loss, norm) = (self.plan.loss, self.plan.grad_norm);
         (self.fetch(loss, state)[0], self.fetch(norm, state)[0])

@@ -27,6 +27,7 @@ pub mod saved;
 pub mod schedule;
 pub mod session;
 pub mod steps;
+pub mod trace;
 mod train;
 pub mod verify;
 

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::metrics::{Evaluation, LossPlot, OneRank, Step, StepLine, Summary, ZScore, counted};
 use crate::progress::{Progress, Stream};
 use crate::rundir::RunDir;
+use crate::trace::Written;
 
 /// Who reads standard output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -45,6 +46,7 @@ pub(crate) struct Report {
     spent: Duration,
     started: Instant,
     evaluated: Option<f64>,
+    traced: Option<Written>,
 }
 
 impl Report {
@@ -65,6 +67,7 @@ impl Report {
             spent: Duration::ZERO,
             started: Instant::now(),
             evaluated: None,
+            traced: None,
         }
     }
 
@@ -175,6 +178,11 @@ impl Report {
         Ok(())
     }
 
+    /// Keeps in mind where a step's trace is.
+    pub(crate) fn traced(&mut self, written: Written) {
+        self.traced = Some(written);
+    }
+
     /// Writes the picture, and tells of the whole run.
     pub(crate) fn finish(mut self, parameters: u64, tokens_per_step: u64) -> Result<Summary> {
         self.run.write_plot(&self.plot)?;
@@ -196,13 +204,15 @@ impl Report {
             planned_bytes: Some(self.facts.planned),
             peak_rss_bytes: phalanx_sys::memory::peak_resident_bytes(),
             run_dir: Some(self.dir().display().to_string()),
+            trace: self.traced.as_ref().map(|written| written.file.display().to_string()),
         };
         let json = summary.to_json();
         self.run.append(&json)?;
         if let Some(progress) = &mut self.progress {
             progress.finish();
         }
-        for line in closing(&summary) {
+        let traced = self.traced.take().map(|written| where_traced(&written));
+        for line in closing(&summary).into_iter().chain(traced) {
             self.line(&line);
         }
         self.print(&json);
@@ -245,6 +255,15 @@ fn closing(summary: &Summary) -> Vec<String> {
         ]);
     }
     lines
+}
+
+/// Where a trace is, and what to do with it.
+fn where_traced(Written { step, file, drawing }: &Written) -> String {
+    let (file, drawing) = (file.display(), drawing.display());
+    format!(
+        "trace of step {step}: {file} (open it in ui.perfetto.dev or chrome://tracing); \
+         drawn beside what was predicted: {drawing}"
+    )
 }
 
 /// How far a loss has come on its way down to the entropy of the source.

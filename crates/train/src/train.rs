@@ -1,6 +1,7 @@
 //! A training run, from a configuration to a folder of results.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use phalanx_data::{Batch, Corpus, Loader};
@@ -22,13 +23,16 @@ use crate::saved;
 use crate::schedule::LearningRate;
 use crate::session::{Lowered, Session, Settings};
 use crate::steps::{Taken, take_steps};
+use crate::trace::{Tracing, traced_step};
 
 pub use crate::report::Output;
 
 /// Trains as the configuration says. Whatever can be refused is refused before the run's folder
-/// is made and before anything is printed.
-pub fn train(loaded: &Loaded, output: Output) -> Result<Summary> {
-    let mut run = Run::prepare(loaded)?;
+/// is made and before anything is printed. One step is measured and written to `trace`, if there is
+/// one: see [`trace`](crate::trace).
+pub fn train(loaded: &Loaded, output: Output, trace: Option<&Path>) -> Result<Summary> {
+    let tracing = trace.map(Tracing::new).transpose()?;
+    let mut run = Run::prepare(loaded, tracing)?;
     RunDir::check_room(loaded, run.weight_bytes())?;
     let _listening = interrupt::listen();
     let folder = RunDir::create(loaded)?;
@@ -50,6 +54,7 @@ pub fn train(loaded: &Loaded, output: Output) -> Result<Summary> {
     run.save(&report).map_err(|error| error.because(run.lost()))?;
     let safe = format!("the weights are safe in {}", report.folder().weights().display());
     let (stopped, parameters) = (run.stopped_early(), run.parameters as u64);
+    let traced = run.traced(&mut report).map_err(|error| error.because(&safe));
     let compared = match stopped {
         true => Ok(Outcome::Agrees),
         false => run.replay(&mut report).map_err(|error| error.because(&safe)),
@@ -59,6 +64,7 @@ pub fn train(loaded: &Loaded, output: Output) -> Result<Summary> {
     if stopped {
         return Err(Error::failed(stopped_early(loaded, &summary)));
     }
+    traced?;
     compared?.into_result(summary.run_dir.as_deref().unwrap_or_default())?;
     Ok(summary)
 }
@@ -74,10 +80,11 @@ struct Run<'a> {
     replay: Option<Replay>,
     parameters: usize,
     gemm_seconds: Option<f64>,
+    tracing: Option<Tracing>,
 }
 
 impl<'a> Run<'a> {
-    fn prepare(loaded: &'a Loaded) -> Result<Self> {
+    fn prepare(loaded: &'a Loaded, tracing: Option<Tracing>) -> Result<Self> {
         let config = &loaded.config;
         let network = Network::new(loaded)?;
         let evaluates = config.train.eval_every > 0;
@@ -96,7 +103,10 @@ impl<'a> Run<'a> {
         };
         let compute = config.precision.compute.into();
         let gemm_seconds = floor::seconds(&lowered, compute, Effort::SHORT)?;
-        let session = prepared.start(&*network.start())?;
+        let mut session = prepared.start(&*network.start())?;
+        if tracing.is_some() {
+            session.trace_at(traced_step(config.train.steps.get()) as u64);
+        }
         Ok(Self {
             loaded,
             network,
@@ -107,6 +117,7 @@ impl<'a> Run<'a> {
             replay,
             parameters: models.train.elements(),
             gemm_seconds,
+            tracing,
         })
     }
 
@@ -186,6 +197,7 @@ impl<'a> Run<'a> {
         let rate = LearningRate::new(&self.loaded.config);
         let (steps, every) = (train.steps.get(), train.eval_every);
         let (session, held_out) = (&mut self.session, &self.held_out);
+        let tracing = &mut self.tracing;
         let observe = |session: &mut Session, taken: Taken| {
             let Taken { step, result, time, .. } = taken;
             let line = Step {
@@ -197,6 +209,7 @@ impl<'a> Run<'a> {
                 step_ms: 1e3 * time.as_secs_f64(),
             };
             report.step(line, time)?;
+            tracing.iter_mut().for_each(|tracing| tracing.look(session));
             if every > 0 && (step % every == 0 || step == steps) {
                 let val_loss = corpus::mean_loss(held_out, |data| session.evaluate(data))?;
                 report.evaluation(Evaluation { after_step: step, val_loss })?;
@@ -236,6 +249,15 @@ impl<'a> Run<'a> {
         };
         let tensors = self.session.params()?;
         saved::save(&report.folder().weights(), &spec, self.session.steps(), &tensors)
+    }
+
+    /// Tells where the trace is, if there is one.
+    fn traced(&mut self, report: &mut Report) -> Result<()> {
+        let Some(tracing) = &mut self.tracing else { return Ok(()) };
+        if let Some(written) = tracing.outcome()? {
+            report.traced(written);
+        }
+        Ok(())
     }
 
     /// Takes the first steps once more on one rank, where that is asked for. The ranks go first:

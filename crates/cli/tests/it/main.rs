@@ -12,4 +12,5 @@ mod interruptions;
 mod pictures;
 mod refusals;
 mod scheduling;
+mod tracing;
 mod training;

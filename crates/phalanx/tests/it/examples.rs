@@ -19,7 +19,10 @@ examples!(
     ddp = "../../examples/ddp.rs",
     fsdp = "../../examples/fsdp.rs",
     zero = "../../examples/zero.rs",
-    tensor_parallel = "../../examples/tensor_parallel.rs"
+    tensor_parallel = "../../examples/tensor_parallel.rs",
+    layerwise = "../../examples/layerwise.rs",
+    pipe = "../../examples/pipe.rs",
+    three_d = "../../examples/three_d.rs"
 );
 
 /// Single tokens tell nothing (ln 32 = 3.47), pairs leave 1.18.
@@ -98,6 +101,36 @@ fn tensor_parallel_ranks_hold_less_and_train_alike() {
     assert!(one.bytes(kept) > tp.bytes(kept) && tp.bytes(kept) > sp.bytes(kept));
     assert!(all.bytes(Category::Weights) < tp.bytes(Category::Weights) / 3);
     assert!(all.layout.contains("8 ranks"), "{}", all.layout);
+}
+
+/// Hidden values one way and their gradients back, 64 × 50 floats each, beside two ranks' sums.
+#[test]
+fn layers_on_two_ranks_hand_over_what_is_between_them() {
+    let [one, two] = layerwise::run(60).unwrap();
+    assert_eq!(one.moved, 0);
+    let between = 2 * 64 * 50 * 4;
+    assert!((between..between + 100).contains(&two.moved), "{} bytes moved", two.moved);
+    assert!(two.layout.ends_with("naive"), "{}", two.layout);
+}
+
+/// The first device keeps 8 micro-batches under GPipe and 2 under 1F1B.
+#[test]
+fn halves_of_a_model_keep_what_their_schedule_says() {
+    let reports = pipe::run(20).unwrap();
+    train_alike(&reports);
+    let [_, gpipe, one_f_one_b] = &reports[..] else { panic!("three layouts") };
+    let kept = Category::Residuals;
+    let ratio = gpipe.bytes(kept) as f64 / one_f_one_b.bytes(kept) as f64;
+    assert!((3.0..=4.0).contains(&ratio), "{ratio} times as much");
+}
+
+#[test]
+fn three_dimensions_train_alike() {
+    let reports = three_d::run(5).unwrap();
+    train_alike(&reports);
+    let [one, _, zb] = &reports[..] else { panic!("three layouts") };
+    assert!(zb.bytes(Category::Weights) < one.bytes(Category::Weights) / 3);
+    assert!(zb.layout.starts_with("8 ranks, pp 2 · dp 2 · tp 2"), "{}", zb.layout);
 }
 
 #[test]

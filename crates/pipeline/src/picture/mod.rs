@@ -20,14 +20,29 @@ use crate::turn::Turn;
 
 /// A schedule with its times: what is drawn.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Panel<'a> {
+    /// The schedule.
     pub schedule: &'a Schedule,
+    /// Its times.
     pub timeline: &'a Timeline,
+    /// What it is called, where that is not the schedule's name: `measured`.
+    pub label: Option<&'a str>,
+    /// What times are counted in: `ms`, or nothing where only their ratios mean something.
+    pub unit: &'a str,
 }
 
-impl Panel<'_> {
-    /// What is drawn, in words: `1f1b: 4 stages, 8 micro-batches`.
+impl<'a> Panel<'a> {
+    /// A schedule under its own name, with times that have no unit.
+    pub fn new(schedule: &'a Schedule, timeline: &'a Timeline) -> Self {
+        Panel { schedule, timeline, label: None, unit: "" }
+    }
+
+    /// The name above the picture.
+    fn name(&self) -> &'a str {
+        self.label.unwrap_or(self.schedule.name())
+    }
+
+    /// What is drawn, in words: `4 devices, 8 micro-batches`.
     fn title(&self) -> String {
         let Panel { schedule, .. } = self;
         let chunks = match schedule.chunks() {
@@ -37,7 +52,19 @@ impl Panel<'_> {
         let (p, m) = (schedule.devices(), schedule.microbatches());
         let stages = if p == 1 { "device" } else { "devices" };
         let batches = if m == 1 { "micro-batch" } else { "micro-batches" };
-        format!("{p} {stages}{chunks}, {m} {batches}")
+        let named = match self.label {
+            Some(_) => format!("{}, ", schedule.name()),
+            None => String::new(),
+        };
+        format!("{named}{p} {stages}{chunks}, {m} {batches}")
+    }
+
+    /// A time with its unit.
+    fn time(&self, time: f64) -> String {
+        match self.unit {
+            "" => short(time),
+            unit => format!("{} {unit}", short(time)),
+        }
     }
 
     /// The results in words.
@@ -45,9 +72,9 @@ impl Panel<'_> {
         let Timeline { makespan, span, bubble_total, .. } = self.timeline;
         let span = match span == makespan {
             true => String::new(),
-            false => format!(", longest device {}", short(*span)),
+            false => format!(", longest device {}", self.time(*span)),
         };
-        format!("makespan {}{span}, bubble {:.1}%", short(*makespan), 100.0 * bubble_total)
+        format!("makespan {}{span}, bubble {:.1}%", self.time(*makespan), 100.0 * bubble_total)
     }
 
     /// The largest number of micro-batches that a device keeps, in whole shares of a device: until

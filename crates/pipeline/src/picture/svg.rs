@@ -46,7 +46,8 @@ pub fn svg(panels: &[Panel<'_>]) -> String {
         drawing.panel(panel, top);
         top += height + PANEL_GAP;
     }
-    drawing.axis(long, top - PANEL_GAP);
+    let unit = panels.first().map_or("", |panel| panel.unit);
+    drawing.axis(long, unit, top - PANEL_GAP);
     drawing.legend(panels, top - PANEL_GAP + FOOT);
     drawing.page.finish()
 }
@@ -69,8 +70,9 @@ struct Drawing {
 impl Drawing {
     fn panel(&mut self, panel: &Panel<'_>, top: f64) {
         let page = &mut self.page;
-        page.text((LEFT, top + 20.0), 14.0, Weight::Bold, Anchor::Start, panel.schedule.name());
-        let name = 8.6 * panel.schedule.name().chars().count() as f64 + 12.0;
+        page.text((LEFT, top + 20.0), 14.0, Weight::Bold, Anchor::Start, panel.name());
+        let wide = |letter: char| if matches!(letter, 'm' | 'w') { 13.0 } else { 8.6 };
+        let name = panel.name().chars().map(wide).sum::<f64>() + 12.0;
         let words = format!("{}; {}", panel.title(), panel.results());
         page.text((LEFT + name, top + 20.0), 11.5, Weight::Soft, Anchor::Start, &words);
         let until = match panel.schedule.splits() {
@@ -85,7 +87,7 @@ impl Drawing {
         // Where this schedule ends, on a scale that it may share with longer ones.
         let end = LEFT + panel.timeline.makespan * self.scale;
         self.page.line((end, top + HEAD - 6.0), (end, top + HEAD + rows(panel) - GAP + 3.0));
-        let label = short(panel.timeline.makespan);
+        let label = panel.time(panel.timeline.makespan);
         self.page.text((end, top + 36.0), 10.5, Weight::Plain, Anchor::End, &label);
     }
 
@@ -96,12 +98,12 @@ impl Drawing {
         self.page.waiting((LEFT, y), (panel.timeline.makespan * self.scale, ROW));
         let chunks = panel.schedule.placement().chunks(device);
         for timed in &panel.timeline.devices[device] {
-            self.block(timed, chunks, y);
+            self.block(panel, timed, chunks, y);
         }
         self.bars(panel, device, y);
     }
 
-    fn block(&mut self, timed: &Timed, chunks: usize, y: f64) {
+    fn block(&mut self, panel: &Panel<'_>, timed: &Timed, chunks: usize, y: f64) {
         let (x, width) = (LEFT + timed.start * self.scale, (timed.end - timed.start) * self.scale);
         if width <= 0.0 {
             return;
@@ -113,7 +115,7 @@ impl Drawing {
             timed.turn.microbatch,
             timed.stage,
             short(timed.start),
-            short(timed.end)
+            panel.time(timed.end)
         );
         self.page.block((x, y), (width, ROW), fill, &what);
         let label = timed.turn.microbatch.to_string();
@@ -151,7 +153,7 @@ impl Drawing {
         self.page.text(place, 11.5, Weight::Plain, Anchor::Start, &words);
     }
 
-    fn axis(&mut self, long: f64, y: f64) {
+    fn axis(&mut self, long: f64, unit: &str, y: f64) {
         self.page.line((LEFT, y + 2.0), (LEFT + self.width, y + 2.0));
         for tick in ticks(long, 46.0 / self.scale) {
             let x = LEFT + tick * self.scale;
@@ -159,7 +161,8 @@ impl Drawing {
             self.page.text((x, y + 18.0), 10.5, Weight::Plain, Anchor::Middle, &short(tick));
         }
         let place = (LEFT - 10.0, y + 18.0);
-        self.page.text(place, 10.5, Weight::Soft, Anchor::End, "time");
+        let words = if unit.is_empty() { "time".to_owned() } else { format!("time, {unit}") };
+        self.page.text(place, 10.5, Weight::Soft, Anchor::End, &words);
     }
 
     fn legend(&mut self, panels: &[Panel<'_>], y: f64) {

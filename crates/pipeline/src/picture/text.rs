@@ -58,7 +58,7 @@ impl Canvas {
 
     fn panel(&self, panel: &Panel<'_>) -> Vec<String> {
         let splits = panel.schedule.splits();
-        let head = format!("{}: {}", panel.schedule.name(), panel.title());
+        let head = format!("{}: {}", panel.name(), panel.title());
         let mut lines = vec![self.strong(&head), panel.results()];
         let peaks = if splits { "kept to B   to W" } else { "kept" };
         lines.push(format!("{:1$}  {peaks}", "", self.margin + self.columns));

@@ -15,7 +15,7 @@ fn played(named: Named, p: usize, m: usize) -> (Schedule, Timeline) {
 }
 
 fn panels(played: &[(Schedule, Timeline)]) -> Vec<Panel<'_>> {
-    played.iter().map(|(schedule, timeline)| Panel { schedule, timeline }).collect()
+    played.iter().map(|(schedule, timeline)| Panel::new(schedule, timeline)).collect()
 }
 
 /// The value of an attribute, as a number.
@@ -141,6 +141,6 @@ fn names_cannot_break_a_drawing() {
     let (schedule, timeline) = played(Named::Naive, 1, 1);
     let table = phalanx_pipeline::csv::write(&schedule);
     let odd = phalanx_pipeline::csv::read("csv:<a & \"b\">", &table).unwrap();
-    let drawing = svg(&[Panel { schedule: &odd, timeline: &timeline }]);
+    let drawing = svg(&[Panel::new(&odd, &timeline)]);
     assert!(drawing.contains("csv:&lt;a &amp; &quot;b&quot;&gt;"));
 }

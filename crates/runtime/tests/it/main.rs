@@ -5,3 +5,4 @@ mod expresses;
 mod forgetful;
 mod late;
 mod memory;
+mod trace;

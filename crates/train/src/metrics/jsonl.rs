@@ -96,6 +96,9 @@ pub struct Summary {
     /// The run's folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run_dir: Option<String>,
+    /// The measured timeline of a step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
 }
 
 impl Summary {

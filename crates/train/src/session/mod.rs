@@ -15,8 +15,10 @@ mod pipeline;
 mod rank;
 mod settings;
 mod store;
+mod traced;
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use phalanx_comm::{Crew, Endpoint, Failure, Lost, Options};
 use phalanx_ir::{DType, Model, Param, Port, Program};
@@ -33,6 +35,7 @@ pub use pipeline::{Order, Pipeline, Split};
 pub use rank::RankSession;
 pub use settings::{MemoryLimit, Over, Settings};
 pub use store::{Piece, ReadParam, initial};
+pub use traced::{Timetable, Trace, Traced};
 
 use crate::error::{Error, Problem, Result};
 use crate::host::{HostEngine, rank_engine};
@@ -78,6 +81,8 @@ struct Known {
     moved: BTreeMap<Route, Moved>,
     /// The mesh, the strategies, and what they shard.
     layout: String,
+    /// Who does what in which order.
+    timetable: Timetable,
 }
 
 /// What one rank tells of itself.
@@ -165,6 +170,7 @@ impl Prepared {
             arenas,
             moved,
             layout: lowered.describe(),
+            timetable: Timetable::new(lowered)?,
         };
         Ok(Self { crew, known })
     }
@@ -181,7 +187,7 @@ impl Prepared {
         let ranks = self.crew.ranks();
         self.crew.run(|_, rank| rank.start(read)).map_err(|f| lost(f, ranks))?;
         let Self { crew, known } = self;
-        Ok(Session { crew, known, steps: 0 })
+        Ok(Session { crew, known, steps: 0, trace_at: None, trace: None })
     }
 }
 
@@ -190,6 +196,9 @@ pub struct Session {
     crew: Crew<RankSession<HostEngine>>,
     known: Known,
     steps: u64,
+    /// The step that is to be traced, and what was found.
+    trace_at: Option<u64>,
+    trace: Option<Trace>,
 }
 
 impl Session {
@@ -200,9 +209,34 @@ impl Session {
 
     /// Takes one optimizer step with this learning rate.
     pub fn step(&mut self, data: &StepData<'_>, lr: f64) -> Result<StepResult> {
+        if self.trace_at == Some(self.steps + 1) {
+            return self.traced_step(data, lr);
+        }
         let results = self.on_ranks(|_, rank| rank.step(data, lr))?;
         self.steps += 1;
         Ok(results[0])
+    }
+
+    /// Asks for a measured timeline of this step, counted from 1, when it is taken. The step does the
+    /// same as any other.
+    pub fn trace_at(&mut self, step: u64) {
+        self.trace_at = Some(step);
+    }
+
+    /// The timeline that was asked for, once, after its step.
+    pub fn take_trace(&mut self) -> Option<Trace> {
+        self.trace.take()
+    }
+
+    fn traced_step(&mut self, data: &StepData<'_>, lr: f64) -> Result<StepResult> {
+        let origin = Instant::now();
+        let results = self.on_ranks(|_, rank| rank.step_traced(data, lr, origin))?;
+        self.steps += 1;
+        let first = results[0].0;
+        let ranks = results.into_iter().map(|(_, actions)| actions).collect();
+        let timetable = self.known.timetable.clone();
+        self.trace = Some(Trace { step: self.steps, timetable, ranks });
+        Ok(first)
     }
 
     /// The mean loss of a batch under the present weights, which stay as they are.

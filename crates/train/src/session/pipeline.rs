@@ -1,11 +1,12 @@
 //! How the stages of a pipeline take turns, and which layers each has.
 
+use std::iter::once;
 use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_ir::{Mesh, Model};
-use phalanx_pipeline::{Named, Schedule, Shape, Warmup, split};
-use phalanx_script::{Turn, accumulate};
+use phalanx_pipeline::{Named, Placement, Schedule, Shape, Warmup, bwd, fwd, split};
+use phalanx_script::Turn;
 
 use crate::config::{self, PipelineSchedule, PipelineWarmup};
 use crate::error::{Error, Problem, Result};
@@ -33,6 +34,18 @@ pub struct Pipeline {
 pub enum Order {
     Named(Named),
     Own(Arc<Schedule>),
+}
+
+impl From<Named> for Order {
+    fn from(named: Named) -> Self {
+        Order::Named(named)
+    }
+}
+
+impl From<Schedule> for Order {
+    fn from(schedule: Schedule) -> Self {
+        Order::Own(Arc::new(schedule))
+    }
 }
 
 /// Which layers a stage gets.
@@ -124,12 +137,28 @@ impl Pipeline {
         devices: usize,
         microbatches: usize,
     ) -> Result<Vec<Vec<Turn>>> {
+        let (schedule, stages) = self.timetable(model, devices, microbatches)?;
+        Ok(schedule.instances(&stages))
+    }
+
+    /// The schedule, and the instances of each of its stages. A single device takes each micro-batch
+    /// there and back before the next.
+    pub(crate) fn timetable(
+        &self,
+        model: &Model,
+        devices: usize,
+        microbatches: usize,
+    ) -> Result<(Schedule, Vec<Range<usize>>)> {
         if devices == 1 {
-            return Ok(vec![accumulate(model.instances().len(), microbatches)]);
+            let both_ways = |part: usize| fwd(part..part + 1).then(bwd(part..part + 1));
+            let turns = |_| (0..microbatches).map(both_ways).collect();
+            let one = Placement::looped(1, 1)?;
+            let schedule = Schedule::new("no pipeline", microbatches, one, turns)?;
+            return Ok((schedule, once(0..model.instances().len()).collect()));
         }
         let schedule = self.schedule(devices, microbatches)?;
         let stages = self.stages(model, schedule.placement().stages())?;
-        Ok(schedule.instances(&stages))
+        Ok((schedule, stages))
     }
 
     /// By stage: its instances.

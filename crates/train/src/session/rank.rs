@@ -1,16 +1,18 @@
 //! One rank of a session: its script, and the engine that runs it.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use phalanx_engine::Engine;
 use phalanx_models::hf;
-use phalanx_runtime::{Executor, Observed, ScriptId};
+use phalanx_runtime::{Executor, Observed, RuntimeError, ScriptId};
 use phalanx_script::{BufferId, Held, MemoryPlan, Script, TrainPlan};
 
 use super::feed::{Feed, Scalars, StepData};
 use super::forward::read_scalar;
 use super::lowered::Lowered;
 use super::store::{Piece, ReadParam, Store, assemble};
+use super::traced::{Traced, describe};
 use super::{Models, Settings, StepResult};
 use crate::error::{Error, Problem, Result};
 
@@ -79,14 +81,38 @@ impl<E: Engine> RankSession<E> {
 
     /// Takes one optimizer step with this learning rate.
     pub fn step(&mut self, data: &StepData<'_>, lr: f64) -> Result<StepResult> {
+        let run = |executor: &mut Executor<E>, script| executor.run(script);
+        Ok(self.step_by(data, lr, run)?.0)
+    }
+
+    /// The same, and tells when it did what, counted from `origin`.
+    pub fn step_traced(
+        &mut self,
+        data: &StepData<'_>,
+        lr: f64,
+        origin: Instant,
+    ) -> Result<(StepResult, Vec<Traced>)> {
+        let run = |executor: &mut Executor<E>, script| executor.run_traced(script, origin);
+        let (result, timed) = self.step_by(data, lr, run)?;
+        Ok((result, describe(timed, self.script(), &self.plan)))
+    }
+
+    fn step_by<T>(
+        &mut self,
+        data: &StepData<'_>,
+        lr: f64,
+        run: impl FnOnce(&mut Executor<E>, ScriptId) -> Result<T, RuntimeError>,
+    ) -> Result<(StepResult, T)> {
         let scalars = Scalars { lr, step: self.steps + 1, seed: self.settings.seed };
         let (script, feed) = &mut self.train;
         feed.write(&mut self.executor, data, scalars)?;
-        self.executor.run(*script)?;
+        let told = run(&mut self.executor, *script)?;
         self.steps += 1;
         let bytes = self.settings.precision.state.size();
         let mut read = |buffer| read_scalar(&mut self.executor, *script, buffer, bytes);
-        Ok(StepResult { loss: read(self.plan.loss)?, grad_norm: read(self.plan.grad_norm)? })
+        let result =
+            StepResult { loss: read(self.plan.loss)?, grad_norm: read(self.plan.grad_norm)? };
+        Ok((result, told))
     }
 
     /// The mean loss of a batch under the present weights, which stay as they are.

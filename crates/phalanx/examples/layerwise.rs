@@ -1,0 +1,53 @@
+//! Layer-wise model parallelism in its plainest form: two layers on two ranks, one works at a time.
+//!
+//! `cargo run --release -p phalanx --example layerwise`
+
+use phalanx::ir::ops::UnaryKind;
+use phalanx::models::Mlp;
+use phalanx::{Named, Optimizer, Report, Table, Trainer};
+
+const SAMPLES: usize = 64;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    run(200).map(|_| ())
+}
+
+/// Trains Linear(10, 50), ReLU, Linear(50, 10) on one rank, and with a layer on each of two.
+pub fn run(steps: usize) -> Result<[Report; 2], Box<dyn std::error::Error>> {
+    let [one, two] = [fit("pp=1", steps)?, fit("pp=2", steps)?];
+    for report in [&one, &two] {
+        let Report { layout, moved, .. } = report;
+        println!(
+            "mean squared error {:.4} → {:.4}  {moved:>5} bytes moved in a step  {layout}",
+            report.first_loss(),
+            report.last_loss(),
+        );
+    }
+    if two.last_loss() >= 0.9 * two.first_loss() {
+        return Err("the error does not fall".into());
+    }
+    // The layers do what they did together, in the same order: not a bit may differ.
+    if one.losses != two.losses {
+        return Err("two ranks compute something else than one".into());
+    }
+    Ok([one, two])
+}
+
+fn fit(mesh: &str, steps: usize) -> Result<Report, phalanx::Error> {
+    // Ten waves, and what is to be learnt of them: each one's difference to the next.
+    let wave = |i: usize| ((i / 10 * (i % 10 + 1)) as f32 * 0.7).sin();
+    let x: Vec<f32> = (0..10 * SAMPLES).map(wave).collect();
+    let next = |i: usize| i / 10 * 10 + (i + 1) % 10;
+    let y = (0..10 * SAMPLES).map(|i| x[i] - x[next(i)]).collect();
+    let model = Mlp { inputs: 10, hidden: vec![50], outputs: 10, activation: UnaryKind::Relu };
+    Trainer::new(model)
+        .data(Table::new(SAMPLES).input("x", x).target("y", y))
+        .mesh(mesh)
+        .schedule(Named::Naive) // there and back, and the other rank waits
+        .optimizer(Optimizer::sgd(0.0))
+        .lr(0.01)
+        .batch(SAMPLES)
+        .steps(steps)
+        .threads(1)
+        .run()
+}

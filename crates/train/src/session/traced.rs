@@ -1,0 +1,87 @@
+//! One step as it was measured: what every rank did when.
+
+use std::ops::Range;
+
+use phalanx_pipeline::Schedule;
+use phalanx_runtime::TimedAction;
+use phalanx_script::{Kind, Lane, Message, Place, Script, TrainPlan, Turn};
+
+use super::Lowered;
+use crate::error::Result;
+
+/// A measured step, on one clock.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    /// The step, counted from 1.
+    pub step: u64,
+    /// Who does what in which order.
+    pub timetable: Timetable,
+    /// By rank.
+    pub ranks: Vec<Vec<Traced>>,
+}
+
+/// The order of a step's work, which does not change from step to step.
+#[derive(Clone, Debug)]
+pub struct Timetable {
+    /// The schedule; without a pipeline one device takes each micro-batch there and back.
+    pub schedule: Schedule,
+    /// By stage of the schedule: the model's instances that it has.
+    pub stages: Vec<Range<usize>>,
+    /// By rank: its device and its place there.
+    pub places: Vec<Place>,
+    /// By rank: where it is, in words: `stage 1, dp 0, tp 1`.
+    pub names: Vec<String>,
+}
+
+/// An action and when it happened.
+#[derive(Clone, Debug)]
+pub struct Traced {
+    /// In words, such as `blocks.3 BW mb 0`.
+    pub label: String,
+    /// Its turn in the schedule, if it is one.
+    pub turn: Option<Turn>,
+    /// The ranks that a message goes to or comes from.
+    pub peers: Vec<usize>,
+    /// Bytes that a message carries, or that a collective leaves on this rank; 0 for all else.
+    pub bytes: usize,
+    /// When.
+    pub times: TimedAction,
+}
+
+impl Timetable {
+    pub(super) fn new(lowered: &Lowered) -> Result<Self> {
+        let (pipeline, parts) =
+            (&lowered.settings.parallel.pipeline, lowered.settings.microbatches);
+        let (schedule, stages) = pipeline.timetable(&lowered.model, lowered.stages(), parts)?;
+        let places: Vec<Place> = (0..lowered.ranks()).map(|rank| lowered.place(rank)).collect();
+        let name = |(rank, at): (usize, &Place)| {
+            let (mesh, place) = (lowered.at(rank).mesh, at.place);
+            let stage = lowered.is_pipeline().then(|| format!("stage {}", at.device));
+            let axes =
+                mesh.axes().map(|(axis, _)| format!("{axis} {}", mesh.coordinate(place, axis)));
+            stage.into_iter().chain(axes).collect::<Vec<_>>().join(", ")
+        };
+        let names = places.iter().enumerate().map(name).collect();
+        Ok(Self { schedule, stages, places, names })
+    }
+}
+
+/// What was timed, in the words of a plan.
+pub(super) fn describe(timed: Vec<TimedAction>, script: &Script, plan: &TrainPlan) -> Vec<Traced> {
+    let mut turns = plan.turns.iter().peekable();
+    let describe = |times: TimedAction| {
+        let action = &script.actions[times.action];
+        let turn = turns.next_if(|(at, _)| *at == times.action).map(|(_, turn)| *turn);
+        let left = || action.writes().iter().map(|b| script.buffers[b.0].bytes).sum();
+        let (peers, bytes) = match &action.kind {
+            Kind::Send { messages, .. } | Kind::Receive { messages, .. } => (
+                messages.iter().map(|message| message.peer).collect(),
+                messages.iter().map(Message::bytes).sum(),
+            ),
+            _ if action.lane != Lane::Compute => (Vec::new(), left()),
+            _ => (Vec::new(), 0),
+        };
+        Traced { label: action.label.clone(), turn, peers, bytes, times }
+    };
+    timed.into_iter().map(describe).collect()
+}

@@ -1,0 +1,123 @@
+//! A measured step as files: a trace for Perfetto and `chrome://tracing`, and a drawing of the measured
+//! timeline above the predicted one.
+
+mod chrome;
+mod picture;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use phalanx_sys::{Staged, SysError};
+
+use crate::error::{Error, Problem, Result};
+use crate::session::{Session, Trace};
+
+pub use chrome::chrome;
+pub use picture::{Played, picture};
+
+/// The steps before the one that is traced, in which caches fill and memory is touched for the first
+/// time: as many as benchmarks take.
+pub const WARM_UP: usize = 3;
+
+/// Which of a run's steps is traced: the first after the warm-up, or the last if it comes before.
+pub fn traced_step(steps: usize) -> usize {
+    steps.min(WARM_UP + 1)
+}
+
+/// Writes the trace of a run's session to files, once there is one.
+#[derive(Debug)]
+pub(crate) struct Tracing {
+    file: PathBuf,
+    /// What became of the files, once the step was taken.
+    outcome: Option<Result<Written>>,
+}
+
+/// Where a trace was written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Written {
+    /// The step, counted from 1.
+    pub step: u64,
+    /// The events.
+    pub file: PathBuf,
+    /// The drawing.
+    pub drawing: PathBuf,
+}
+
+impl Tracing {
+    /// Refuses files that could not be written.
+    pub(crate) fn new(file: &Path) -> Result<Self> {
+        for path in [file, &drawing_of(file)] {
+            // A temporary file beside it is all that is needed; it goes away with this value.
+            Staged::write(path, |_| Ok(())).map_err(|error| refused(path, error))?;
+        }
+        Ok(Self { file: file.to_path_buf(), outcome: None })
+    }
+
+    /// Writes the files if the session's last step was the one to trace. A problem is kept for the end:
+    /// no training is given up for a picture of it.
+    pub(crate) fn look(&mut self, session: &mut Session) {
+        if let Some(trace) = session.take_trace() {
+            self.outcome = Some(write(&trace, &self.file));
+        }
+    }
+
+    /// Where the files are; nothing if the run ended before the step.
+    pub(crate) fn outcome(&mut self) -> Result<Option<Written>> {
+        self.outcome.take().transpose()
+    }
+}
+
+/// Writes a trace to `file` and its drawing beside it, both or none.
+pub fn write(trace: &Trace, file: &Path) -> Result<Written> {
+    let drawing = drawing_of(file);
+    let played = Played::new(trace)?;
+    let stage = |path: &Path, text: String| {
+        Staged::write(path, |to: &mut dyn io::Write| to.write_all(text.as_bytes()))
+    };
+    let staged = [
+        stage(file, chrome(trace, &played).to_string() + "\n")?,
+        stage(&drawing, picture(trace, &played))?,
+    ];
+    staged.into_iter().try_for_each(Staged::put_in_place)?;
+    Ok(Written { step: trace.step, file: file.to_path_buf(), drawing })
+}
+
+/// `trace.svg` for `trace.json`, and `trace.txt.svg` for `trace.txt`.
+pub fn drawing_of(file: &Path) -> PathBuf {
+    if file.extension().is_some_and(|extension| extension == "json") {
+        return file.with_extension("svg");
+    }
+    let mut name = file.as_os_str().to_owned();
+    name.push(".svg");
+    PathBuf::from(name)
+}
+
+fn refused(path: &Path, error: SysError) -> Error {
+    let told = Problem::from(error.told());
+    let problem = Problem::new(format!("no trace can be written to {}", path.display()));
+    let problem = problem.because(told.message);
+    let problem = told.because.into_iter().fold(problem, Problem::because);
+    Error::refused(problem.fix("name a file in a folder that exists and can be written to"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drawing_lies_beside_its_trace() {
+        for (file, drawing) in [
+            ("a/t.json", "a/t.svg"),
+            ("t", "t.svg"),
+            ("t.trace", "t.trace.svg"),
+            (".json", ".json.svg"),
+        ] {
+            assert_eq!(drawing_of(Path::new(file)), Path::new(drawing));
+        }
+    }
+
+    #[test]
+    fn short_runs_trace_their_last_step() {
+        assert_eq!([1, 3, 4, 100].map(traced_step), [1, 3, 4, 4]);
+    }
+}
