@@ -35,7 +35,6 @@ fn configurations_that_cannot_work_are_told_with_their_place() {
     phalanx(dir, &[&["train", "gone.toml"]]).refused(&["gone.toml", "usual fix"]);
     phalanx(dir, &[&["train", "--preset", "tinny"]]).refused(&["did you mean `tiny`?"]);
     let set = |assignment| phalanx(dir, &[&["train", "--set", assignment]]);
-    set("parallel.pp=2").refused(&["parallel.pp = 2", "not built yet"]);
     set("precision.compute=f16").refused(&["bf16"]);
     set("model.kind=mlp").refused(&["mlp_regression"]);
     set("model.dropout=0.1").refused(&["llama has no dropout"]);

@@ -128,8 +128,12 @@ impl Pipeline {
             return Ok(vec![accumulate(model.instances().len(), microbatches)]);
         }
         let schedule = self.schedule(devices, microbatches)?;
-        let stages = self.stages(model, schedule.placement().stages())?;
-        Ok(schedule.instances(&stages))
+        // Said in devices and chunks where that is what the stages come from.
+        let (chunks, stages) = (schedule.chunks(), schedule.placement().stages());
+        if stages == devices * chunks {
+            split::enough_layers(layers(model).len(), devices, chunks)?;
+        }
+        Ok(schedule.instances(&self.stages(model, stages)?))
     }
 
     /// By stage: its instances.
