@@ -343,7 +343,7 @@ fn devices_that_wait_for_each_other_are_refused() {
     let second = list(&[(F, 4..8, 0), (BW, 4..8, 0), (F, 4..8, 1), (BW, 4..8, 1)]);
     scripts(&[first.clone(), second.clone()]).unwrap();
     let told = scripts(&[first.clone(), second[..12].to_vec()]).unwrap_err();
-    assert_eq!(told, "schedule: no device does `layers.7` of micro-batch 1");
+    assert_eq!(told, "schedule: no device does `layers.4` of micro-batch 1");
     let told = scripts(&[[&first[..], &first[..4]].concat(), second.clone()]).unwrap_err();
     assert_eq!(told, "schedule: `layers.0` does the Forward of micro-batch 0 twice");
     // Gradients come back in another order than they are wanted in.

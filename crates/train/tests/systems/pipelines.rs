@@ -161,7 +161,9 @@ fn sample(seed: u64) -> Vec<Case> {
     while !missing.is_empty() {
         let new = |case: &&Case| case.marks().iter().filter(|m| missing.contains(m)).count();
         let Some(best) = all.iter().rev().max_by_key(new).copied() else { break };
-        best.marks().iter().for_each(|mark| drop(missing.remove(mark)));
+        for mark in best.marks() {
+            missing.remove(&mark);
+        }
         chosen.push(best);
     }
     chosen
