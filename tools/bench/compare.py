@@ -1,6 +1,6 @@
 """Times a training step of Phalanx beside PyTorch's on the same work, alternating, and prints one table per case.
 
-The peer is a script that takes a mode (`single1`, `single2`, `ddp2`, `fsdp2`, `tp2`) and optionally `compile`, and prints
+The peer is a script that takes a mode (`single1`, `single2`, `ddp2`, `fsdp2`, `tp2`, `pp2`) and optionally `compile`, and prints
 `… 1234 ms/step …`: a decoder of the size of preset `bench-13m`. Machines are noisy and shared, so what counts are ratios of medians
 over alternating rounds; `--prefix "chrt -r 5"` gives both programs a priority that leaves others no say.
 
@@ -19,6 +19,9 @@ CASES = {
     "ddp2": (["run.threads=1", "parallel.dp=2"], {EAGER: ["ddp2"]}, 1.25),
     "fsdp2": (["run.threads=1", "parallel.dp=2", "parallel.zero=3"], {EAGER: ["fsdp2"]}, 1.5),
     "tp2": (["run.threads=1", "parallel.tp=2"], {EAGER: ["tp2"]}, 1.6),
+    "pp2": (["run.threads=1", "parallel.pp=2", "train.microbatches=4"], {EAGER: ["pp2"]}, 1.2),
+    "pp2-zb-h1": (
+        ["run.threads=1", "parallel.pp=2", "train.microbatches=4", "parallel.schedule=zb-h1"], {EAGER: ["pp2"]}, 1.2),
 }
 FLOOR_TARGET = 0.75
 

@@ -1,22 +1,22 @@
 //! The CPU engine: kernels over one arena, run by a fixed pool of threads.
 
 mod kernel;
+mod started;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use phalanx_comm::{Communicator, Count, Handle, OpKind};
+use phalanx_comm::{Communicator, Count, OpKind};
 use phalanx_engine::{Args, Engine, EngineError, Event, Way};
 use phalanx_ir::{Axis, Program};
 use phalanx_script::{Lane, Message, Slot, Slots};
 use phalanx_sys::Arena;
 
 use crate::pool::{Pool, PoolSettings};
-use crate::tasks::{
-    self, Context, Endpoint, Failure, Line, Operation, Outstanding, Share, Transfer, Var,
-};
+use crate::tasks::{self, Context, Endpoint, Failure, Line, Operation, Outstanding, Share, Var};
 pub use kernel::Kernel;
 use kernel::{Call, place_barriers};
+use started::Started;
 
 /// Runs programs on this machine's cores.
 ///
@@ -41,13 +41,6 @@ pub struct CpuEngine {
     events: u64,
     /// Collectives that were started and not yet waited for.
     started: Vec<Started>,
-}
-
-/// A collective that was launched and has not ended.
-struct Started {
-    event: Event,
-    handle: Handle,
-    program: Arc<str>,
 }
 
 impl CpuEngine {
@@ -216,51 +209,6 @@ impl CpuEngine {
             None => Ok(()),
             Some(why) => Err(failed(why)),
         }
-    }
-
-    /// Starts a kernel that is a single collective; its event ends with it.
-    fn start(
-        &mut self,
-        kernel: &Kernel,
-        transfer: &Transfer,
-        args: &Args<'_>,
-    ) -> Result<(), EngineError> {
-        let cx = Context {
-            share: Share { worker: 0, workers: 1 },
-            base: self.base(),
-            args: *args,
-            scratch: std::ptr::null_mut(),
-            scratch_bytes: 0,
-            failure: &self.failure,
-            comm: None,
-            handles: &kernel.handles,
-        };
-        let Some(comm) = &self.comm else { return Ok(()) };
-        let mut comm = comm.lock().unwrap_or_else(PoisonError::into_inner);
-        let (event, program) = (Event(self.events), &kernel.name);
-        // SAFETY: who launches it asks for its event before anything else uses its operands, which
-        // is what events are for; the arena outlives the endpoint.
-        let started = unsafe {
-            transfer.start(&cx, comm.comm.as_mut(), |handle| {
-                self.started.push(Started { event, handle, program: program.clone() });
-            })
-        };
-        started
-            .map_err(|e| EngineError::Failed { program: program.to_string(), why: e.to_string() })
-    }
-
-    /// Waits for the collective that an event stands for, all its calls that are still running.
-    fn finish(&mut self, event: Event) -> Result<(), EngineError> {
-        while let Some(at) = self.started.iter().position(|s| s.event == event) {
-            let Started { handle, program, .. } = self.started.swap_remove(at);
-            if let Some(comm) = self.communicator() {
-                comm.wait(handle).map_err(|e| EngineError::Failed {
-                    program: program.to_string(),
-                    why: e.to_string(),
-                })?;
-            }
-        }
-        Ok(())
     }
 }
 

@@ -6,20 +6,25 @@
 //! writes where an unnamed, still queued call reads or writes leaves poison there. So a script or
 //! an executor that relies on calls being done in order fails here, on any machine, without a
 //! device that is really asynchronous.
+//!
+//! Messages start in the order of their lane, as on any device, and go on by themselves: they end when
+//! something that needs them runs. So a schedule in which ranks wait for more than data stops here.
 
-use std::collections::BTreeSet;
-use std::rc::Rc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use phalanx_ir::Program;
 use phalanx_ir::random::Stream;
-use phalanx_script::{Lane, Slots};
+use phalanx_script::{Lane, Message, Slots};
 
-use crate::{Args, Engine, EngineError, Event, Span, Target};
+use crate::{Args, Engine, EngineError, Event, Span, Target, Way};
 
 /// Runs the calls of another engine late and out of order.
 pub struct Late<E: Engine> {
     inner: E,
     queue: Vec<Call<E::Kernel>>,
+    /// Messages that were started: their events here, and those of the inner engine.
+    started: BTreeMap<Event, Event>,
     next: u64,
     draws: u64,
     random: Stream,
@@ -28,11 +33,19 @@ pub struct Late<E: Engine> {
 
 struct Call<K> {
     event: Event,
-    kernel: Rc<K>,
+    kernel: Arc<LateKernel<K>>,
+    lane: Lane,
     inputs: Vec<Span>,
     outputs: Vec<Target>,
     workspace: Span,
     after: BTreeSet<Event>,
+}
+
+/// A kernel of the inner engine.
+pub struct LateKernel<K> {
+    kernel: K,
+    /// Whether it is a message.
+    message: bool,
 }
 
 impl<K> Call<K> {
@@ -50,7 +63,8 @@ impl<E: Engine> Late<E> {
     /// Wraps an engine; the seed decides the order among calls that are ready.
     pub fn new(inner: E, seed: u64) -> Self {
         let random = Stream::named(seed, "late engine");
-        Self { inner, queue: Vec::new(), next: 0, draws: 0, random, poisoned: 0 }
+        let (queue, started) = (Vec::new(), BTreeMap::new());
+        Self { inner, queue, started, next: 0, draws: 0, random, poisoned: 0 }
     }
 
     /// How often so far a call read, or wrote over, what a call that it did not wait for had to do
@@ -64,7 +78,7 @@ impl<E: Engine> Late<E> {
         while self.queue.iter().any(|c| c.event == event) {
             let pending: BTreeSet<Event> = self.queue.iter().map(|c| c.event).collect();
             let ready: Vec<usize> = (0..self.queue.len())
-                .filter(|&i| self.queue[i].after.is_disjoint(&pending))
+                .filter(|&i| self.queue[i].after.is_disjoint(&pending) && self.is_next(i))
                 .collect();
             let draw = self.random.below(self.draws, ready.len().max(1) as u64);
             self.draws += 1;
@@ -78,11 +92,30 @@ impl<E: Engine> Late<E> {
             self.poison_unsynchronised(&call)?;
             let Call { inputs, outputs, workspace, .. } = &call;
             let args = Args { inputs, outputs, workspace: *workspace };
-            let done = self.inner.launch(&call.kernel, &args, Lane::Compute, &[])?;
-            self.inner.wait(done)?;
+            let LateKernel { kernel, message } = &*call.kernel;
+            call.after.iter().try_for_each(|&event| self.end(event))?;
+            let lane = if *message { call.lane } else { Lane::Compute };
+            let done = self.inner.launch(kernel, &args, lane, &[])?;
+            match message {
+                true => {
+                    self.started.insert(call.event, done);
+                }
+                false => self.inner.wait(done)?,
+            }
             self.poison_overwritten(&call)?;
         }
-        Ok(())
+        self.end(event)
+    }
+
+    /// Whether no message before it in its lane is still to be started.
+    fn is_next(&self, index: usize) -> bool {
+        let call = &self.queue[index];
+        !call.kernel.message || self.queue[..index].iter().all(|c| c.lane != call.lane)
+    }
+
+    /// Waits for a message that was started, if the event is one.
+    fn end(&mut self, event: Event) -> Result<(), EngineError> {
+        self.started.remove(&event).map_or(Ok(()), |done| self.inner.wait(done))
     }
 
     /// What an earlier call that is still queued was to write, but this call did not wait for.
@@ -113,7 +146,7 @@ impl<E: Engine> Late<E> {
 }
 
 impl<E: Engine> Engine for Late<E> {
-    type Kernel = Rc<E::Kernel>;
+    type Kernel = Arc<LateKernel<E::Kernel>>;
 
     fn name(&self) -> &'static str {
         "late"
@@ -125,7 +158,18 @@ impl<E: Engine> Engine for Late<E> {
         slots: &Slots,
         ranks: &[usize],
     ) -> Result<Self::Kernel, EngineError> {
-        self.inner.compile(program, slots, ranks).map(Rc::new)
+        let kernel = self.inner.compile(program, slots, ranks)?;
+        Ok(Arc::new(LateKernel { kernel, message: false }))
+    }
+
+    fn connect(
+        &mut self,
+        messages: &[Message],
+        way: Way,
+        label: &str,
+    ) -> Result<Self::Kernel, EngineError> {
+        let kernel = self.inner.connect(messages, way, label)?;
+        Ok(Arc::new(LateKernel { kernel, message: true }))
     }
 
     fn reserve(&mut self, bytes: usize) -> Result<(), EngineError> {
@@ -136,7 +180,7 @@ impl<E: Engine> Engine for Late<E> {
         &mut self,
         kernel: &Self::Kernel,
         args: &Args<'_>,
-        _lane: Lane,
+        lane: Lane,
         after: &[Event],
     ) -> Result<Event, EngineError> {
         let event = Event(self.next);
@@ -144,6 +188,7 @@ impl<E: Engine> Engine for Late<E> {
         self.queue.push(Call {
             event,
             kernel: kernel.clone(),
+            lane,
             inputs: args.inputs.to_vec(),
             outputs: args.outputs.to_vec(),
             workspace: args.workspace,
@@ -176,6 +221,6 @@ impl<E: Engine> Engine for Late<E> {
         args: &Args<'_>,
         pattern: u8,
     ) -> Result<Option<Vec<Vec<bool>>>, EngineError> {
-        self.inner.launch_observed(kernel, args, pattern)
+        self.inner.launch_observed(&kernel.kernel, args, pattern)
     }
 }

@@ -18,6 +18,7 @@ pub mod device;
 pub mod edge;
 mod error;
 pub mod memory;
+pub mod message;
 pub mod order;
 pub mod schedule;
 pub mod slots;
@@ -25,8 +26,8 @@ pub mod traffic;
 pub mod unit;
 
 pub use action::{
-    Accumulator, Action, Block, Buffer, BufferId, Category, Contribution, Entry, Kind, Lane,
-    Message, Names, ProgramId, Run, Script, Source, View, Write,
+    Accumulator, Action, Buffer, BufferId, Category, Contribution, Entry, Kind, Lane, Names,
+    ProgramId, Run, Script, Source, View, Write,
 };
 pub use build::{
     Compiled, Forward, ForwardPlan, Held, Optimizer, Place, Precision, Ranks, TrainPlan, Training,
@@ -38,6 +39,7 @@ pub use device::Device;
 pub use edge::{Piece, edge};
 pub use error::ScriptError;
 pub use memory::{MemoryPlan, plan, plan_beside};
+pub use message::{Block, Message};
 pub use order::HappensBefore;
 pub use schedule::{Part, Turn, accumulate, forward, merge_adjacent};
 pub use slots::{Slot, Slots};

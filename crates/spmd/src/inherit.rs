@@ -113,14 +113,14 @@ mod tests {
     use phalanx_autodiff::joint;
     use phalanx_ir::rule::FactorKind;
     use phalanx_ir::{DType, Rule};
-    use phalanx_testing::cases::case;
+    use phalanx_testing::cases::Recipe;
 
     /// Every factor of a gradient is a factor of its op, so that its choices can always be taken.
     #[test]
     fn gradients_speak_of_the_factors_of_their_op() {
         let mut seen = 0;
         for seed in 0..300 {
-            let Ok(case) = case(seed) else { continue };
+            let Ok(case) = Recipe::new(seed).and_then(|recipe| recipe.case()) else { continue };
             let whole = joint(&case.forward, DType::F64).unwrap();
             let program = &whole.program;
             let rules: Vec<Rule> = program.instrs().iter().map(|i| program.rule(i)).collect();

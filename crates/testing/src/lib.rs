@@ -3,19 +3,22 @@
 //! [`Rig`] trains a model through a script on any engine, with nothing of the user's trainer around
 //! it (also in unusual orders: [`schedules`]), so that engines, scripts and models are tested against
 //! the same numbers in the same way. [`run_on_ranks`] executes a partitioned program on simulated
-//! ranks, and [`threads`] on real ones, each with an engine; [`cases`] makes random ones, and
-//! [`layouts`] those of one instruction. [`suite`] is what every engine must pass; [`Errors`] is the
-//! one measure by which results are compared. No crate that users run depends on this one.
+//! ranks, and [`threads`] on real ones, each with an engine; [`cases`] makes random ones and makes
+//! failures smaller, [`checks`] compares them with the interpreter, and [`layouts`] makes those of one
+//! instruction. [`suite`] is what every engine must pass; [`Errors`] is the one measure by which
+//! results are compared. No crate that users run depends on this one.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test that fails should stop")]
 
 pub mod cases;
+pub mod checks;
 mod compile;
 mod errors;
 pub mod layouts;
 mod ranks;
 mod rig;
 pub mod schedules;
+mod seeds;
 mod small;
 pub mod suite;
 mod tensors;
@@ -25,5 +28,6 @@ pub use compile::{compile, optimise};
 pub use errors::{Errors, worst};
 pub use ranks::{Bug, run_on_ranks, run_with};
 pub use rig::{Batch, Rig, Setup};
+pub use seeds::{Seeds, asked_seeds};
 pub use small::{VOCAB, gpt, llama, mlp, tiny};
 pub use tensors::{ids, normal, tensor};

@@ -5,55 +5,64 @@
 //! each output. Those are put together again: replicas must agree bit for bit, shares are added,
 //! and padding is not looked at.
 
-use std::sync::Mutex;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use phalanx_comm::{Communicator, Endpoint, Options, World};
+use phalanx_comm::{Crew, Endpoint, Lost, Options};
 use phalanx_engine::{Args, Engine, Span, Target};
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Mesh, Program, Role, TensorType};
 use phalanx_reference::Tensor;
 use phalanx_script::{Lane, Slots};
 
-/// Runs a program on as many ranks as its mesh has. `make` makes a rank's engine from its endpoint;
-/// inputs are given in the order of the program's ports.
-///
-/// Where `before` is given, outputs that are gradients hold that number first and are added to.
-pub fn on_ranks<E: Engine>(
-    program: &Program,
-    inputs: &[Tensor],
-    before: Option<f64>,
-    make: impl Fn(Endpoint) -> E + Sync,
-) -> Result<Vec<Tensor>, String> {
-    let mesh = program.mesh();
-    let options = Options { timeout: Duration::from_secs(20), ..Options::default() };
-    let failure: Mutex<Option<String>> = Mutex::new(None);
-    let found: Vec<Option<Vec<Vec<u8>>>> = std::thread::scope(|scope| {
-        let endpoints = World::new(mesh.ranks(), options).into_endpoints();
-        let threads: Vec<_> = (endpoints.into_iter())
-            .map(|endpoint| {
-                let (failure, make) = (&failure, &make);
-                scope.spawn(move || {
-                    let rank = endpoint.rank();
-                    let outcome = one_rank(program, inputs, before, rank, make(endpoint));
-                    outcome.map_err(|e| failure.lock().unwrap().get_or_insert(e).clone()).ok()
-                })
-            })
-            .collect();
-        threads.into_iter().map(|t| t.join().ok().flatten()).collect()
-    });
-    if let Some(failure) = failure.into_inner().unwrap() {
-        return Err(failure);
+/// Ranks that are threads, each with an engine, and outlive the programs that they run.
+pub struct Ranks<E, F> {
+    make: F,
+    /// By how many ranks they are.
+    crews: BTreeMap<usize, Crew<E>>,
+}
+
+impl<E: Engine + Send, F: Fn(Endpoint) -> E + Sync> Ranks<E, F> {
+    /// No ranks yet. `make` makes a rank's engine from its endpoint.
+    pub fn new(make: F) -> Self {
+        Self { make, crews: BTreeMap::new() }
     }
-    let found: Vec<Vec<Vec<u8>>> =
-        found.into_iter().collect::<Option<_>>().ok_or("a rank panicked")?;
-    (program.outputs().iter().enumerate())
-        .map(|(i, port)| {
-            let parts: Vec<&[u8]> = found.iter().map(|outputs| outputs[i].as_slice()).collect();
-            assemble(program.ty(port.value), mesh, &parts)
-                .map_err(|e| format!("{}: {e}", port.name))
-        })
-        .collect()
+
+    /// Runs a program on as many ranks as its mesh has; inputs are given in the order of the
+    /// program's ports.
+    ///
+    /// Where `before` is given, outputs that are gradients hold that number first and are added to.
+    pub fn run(
+        &mut self,
+        program: &Program,
+        inputs: &[Tensor],
+        before: Option<f64>,
+    ) -> Result<Vec<Tensor>, String> {
+        let mesh = program.mesh();
+        let mut crew = match self.crews.remove(&mesh.ranks()) {
+            Some(crew) => crew,
+            None => {
+                let options = Options { timeout: Duration::from_secs(20), ..Options::default() };
+                let make = |endpoint| Ok::<E, String>((self.make)(endpoint));
+                Crew::new(mesh.ranks(), &options, make).map_err(told)?
+            }
+        };
+        // After a failure every communication of a crew fails, so only others are kept.
+        let work = |rank, engine: &mut E| one_rank(program, inputs, before, rank, engine);
+        let found: Vec<Vec<Vec<u8>>> = crew.run(work).map_err(told)?;
+        self.crews.insert(mesh.ranks(), crew);
+        (program.outputs().iter().enumerate())
+            .map(|(i, port)| {
+                let parts: Vec<&[u8]> = found.iter().map(|outputs| outputs[i].as_slice()).collect();
+                assemble(program.ty(port.value), mesh, &parts)
+                    .map_err(|e| format!("{}: {e}", port.name))
+            })
+            .collect()
+    }
+}
+
+fn told(lost: Lost<String>) -> String {
+    lost.failure.to_string()
 }
 
 /// One rank: its shards in, its shards out.
@@ -62,7 +71,7 @@ fn one_rank<E: Engine>(
     inputs: &[Tensor],
     before: Option<f64>,
     rank: usize,
-    mut engine: E,
+    engine: &mut E,
 ) -> Result<Vec<Vec<u8>>, String> {
     let mesh = program.mesh();
     let slots = Slots::assign(program);

@@ -103,10 +103,16 @@ impl From<ScriptError> for Error {
 impl From<PipelineError> for Error {
     /// A schedule that can't be made, or a table that is none: nothing has been started.
     fn from(error: PipelineError) -> Self {
+        Error::refused(error.into())
+    }
+}
+
+impl From<PipelineError> for Problem {
+    fn from(error: PipelineError) -> Self {
         let text = error.to_string();
         let mut lines = text.lines().map(str::trim);
         let problem = Problem::new(lines.next().unwrap_or_default());
-        Error::refused(lines.fold(problem, Problem::because))
+        lines.fold(problem, Problem::because)
     }
 }
 

@@ -146,6 +146,8 @@ impl<'a> Run<'a> {
             Some(floor) => format!(", entropy {floor:.4}"),
             None => String::new(),
         };
+        // The ranks of a pipeline hold different stages.
+        let whose = if config.parallel.pp.get() > 1 { "the largest rank" } else { "each rank" };
         vec![
             format!("config {}", self.loaded.origin()),
             format!("model  {}", self.network.describe(config, self.parameters)),
@@ -153,7 +155,7 @@ impl<'a> Run<'a> {
             format!("step   {}", describe_step(config)),
             format!("ranks  {}", self.session.layout()),
             format!(
-                "plan   {} on each rank: {}",
+                "plan   {} on {whose}: {}",
                 bytes(self.session.rank_arena() as u64),
                 parts.join(", ")
             ),

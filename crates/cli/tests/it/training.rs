@@ -77,7 +77,7 @@ fn the_default_run_repeats_its_first_steps_on_one_rank() {
     assert!((0.0..=1e-4).contains(&difference), "{difference}");
     assert!(summary.get("summary").is_some());
     assert_eq!(lines.iter().filter(|l| l.get("step").is_some()).count(), 23);
-    for words in ["8 ranks, dp 2 · cp 2 · tp 2: ZeRO-3", "between ranks in each step: all_gather"]
+    for words in ["8 ranks, pp 2 · dp 2 · tp 2: ZeRO-3", "between ranks in each step: all_gather"]
     {
         assert!(done.err.contains(words), "`{words}` is not in: {}", done.err);
     }

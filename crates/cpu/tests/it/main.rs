@@ -6,6 +6,7 @@ mod harness;
 mod lanes;
 mod ops;
 mod partitioned;
+mod planted;
 mod ranks;
 mod segments;
 mod shared_gradient;

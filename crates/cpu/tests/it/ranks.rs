@@ -9,9 +9,10 @@ use phalanx_ir::{
     Axis, DType, Exchange, Form, Layout, Mesh, Op, OpDef, Phase, Program, Role, TensorType, text,
 };
 use phalanx_reference::Tensor;
+use phalanx_testing::asked_seeds;
 use phalanx_testing::cases::Dice;
 use phalanx_testing::layouts::{Operand, random_mesh, random_program};
-use phalanx_testing::threads::{furthest, on_ranks, random_inputs};
+use phalanx_testing::threads::{Ranks, furthest, random_inputs};
 
 use crate::cases::{self, Case};
 
@@ -38,13 +39,13 @@ fn check(case: &Case, seeds: std::ops::Range<u64>, threads: usize) -> usize {
             ((t.dtype(), t.shape().to_vec()), form, *role)
         })
         .collect();
-    let mut ran = 0;
+    let (mut ran, mut ranks) = (0, Ranks::new(engine(threads)));
     for seed in seeds {
         let mut dice = Dice::new(seed);
         let mesh = random_mesh(&mut dice);
         let Some(program) = random_program(&case.op, &operands, &mesh, &mut dice) else { continue };
         let before = dice.percent(30).then_some(0.75);
-        let found = match on_ranks(&program, &tensors, before, engine(threads)) {
+        let found = match ranks.run(&program, &tensors, before) {
             Ok(found) => found,
             // Said in so many words where a kernel knows blocks alone.
             Err(why) if why.contains("in blocks") => continue,
@@ -69,17 +70,16 @@ fn check(case: &Case, seeds: std::ops::Range<u64>, threads: usize) -> usize {
     ran
 }
 
-/// How many seeds each op is tried with; a longer run is asked for by the environment.
-fn seeds(plain: u64) -> std::ops::Range<u64> {
-    let asked = std::env::var("PHALANX_LAYOUT_SEEDS").ok().and_then(|n| n.parse().ok());
-    0..asked.unwrap_or(plain).max(plain)
+/// The seeds that each op is tried with; others are asked for by the environment.
+fn seeds(usual: std::ops::Range<u64>) -> std::ops::Range<u64> {
+    asked_seeds("PHALANX_LAYOUT_SEEDS").unwrap_or(usual)
 }
 
 #[test]
 fn every_op_in_random_layouts() {
     let mut ran: BTreeMap<&str, usize> = BTreeMap::new();
     for case in cases::every() {
-        let found = check(&case, seeds(40), 1);
+        let found = check(&case, seeds(0..40), 1);
         *ran.entry(case.op.name()).or_default() += found;
     }
     for (name, count) in &ran {
@@ -90,7 +90,7 @@ fn every_op_in_random_layouts() {
 #[test]
 fn every_op_on_two_threads_per_rank() {
     for case in cases::every() {
-        check(&case, 1000..1000 + seeds(8).end, 2);
+        check(&case, seeds(1000..1008), 2);
     }
 }
 
@@ -153,7 +153,8 @@ fn random_collective(dice: &mut Dice) -> Option<(Mesh, TensorType, Collective)> 
 #[test]
 fn every_collective_keeps_the_value() {
     let mut ran: BTreeMap<String, usize> = BTreeMap::new();
-    for seed in seeds(1500) {
+    let mut crews = [1, 2].map(|threads| Ranks::new(engine(threads)));
+    for seed in seeds(0..1500) {
         let mut dice = Dice::new(seed);
         let Some((mesh, ty, collective)) = random_collective(&mut dice) else { continue };
         let name = collective.name().to_owned();
@@ -174,8 +175,7 @@ fn every_collective_keeps_the_value() {
         program.output("y", if dice.percent(50) { Role::Gradient } else { Role::Probe }, y);
         phalanx_ir::verify(&program).unwrap();
         let inputs = random_inputs(&program, 0, seed);
-        let threads = 1 + dice.below(2);
-        let found = on_ranks(&program, &inputs, None, engine(threads))
+        let found = (crews[dice.below(2)].run(&program, &inputs, None))
             .unwrap_or_else(|why| panic!("seed {seed}: {why}\n{program}"));
         let values: Vec<f64> = inputs[0].values().iter().map(|x| 2.0 * x).collect();
         let expected = Tensor::new(dtype, inputs[0].shape(), &values).unwrap();

@@ -7,9 +7,10 @@ use phalanx_ir::{Model, Program, TensorType};
 
 use super::links::{Link, Way, links};
 use super::{Action, Binder, BufferId, Kind, Lane, ScriptError};
-use crate::action::{Block, Message, Script};
+use crate::action::Script;
 use crate::device::Device;
 use crate::edge::{Piece, edge};
+use crate::message::{Block, Message};
 
 /// How many turns before its own a value is asked for.
 const AHEAD: usize = 1;

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::action::{Accumulator, ProgramId};
 use crate::device::{Device, together};
+use crate::schedule::Part;
 
 /// Points runs to where they form gradients, and inserts the reductions.
 pub(super) struct Reducer<'a> {
@@ -278,21 +279,19 @@ impl<'a> Reducer<'a> {
         if self.together { 0 } else { microbatch }
     }
 
-    /// What these micro-batches must contribute to a unit: the gradients that its parameters' users
-    /// form.
+    /// What these micro-batches must contribute to a unit: the gradients that those of its parameters'
+    /// users form through which they go forward.
     fn contributions(&self, unit: usize, these: impl Fn(usize) -> bool) -> Vec<Contribution> {
         let (model, device) = (self.training.model, self.training.device());
-        let compiled = device.compiled;
-        let count = device.turns.iter().map(|turn| turn.microbatch + 1).max().unwrap_or(0);
         let mut all = Vec::new();
-        let instances = model.instances().iter().enumerate();
-        for (number, instance) in instances.filter(|(number, _)| device.holds(*number)) {
-            for (local, &param) in &instance.params {
+        let forward = |turn: &&Turn| matches!(turn.part, Part::F | Part::FBW);
+        for turn in device.turns.iter().filter(forward).filter(|turn| these(turn.microbatch)) {
+            let Turn { instance, microbatch, .. } = *turn;
+            let segment = model.instances()[instance].segment;
+            for (local, &param) in &model.instances()[instance].params {
                 let own = self.units[unit].members.iter().any(|m| m.param == param);
-                if own && compiled.gradient_type(instance.segment, local).is_some() {
-                    let microbatches = (0..count).filter(|&m| these(m));
-                    let of = |microbatch| Contribution { param, instance: number, microbatch };
-                    all.extend(microbatches.map(of));
+                if own && device.compiled.gradient_type(segment, local).is_some() {
+                    all.push(Contribution { param, instance, microbatch });
                 }
             }
         }

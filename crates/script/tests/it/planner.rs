@@ -6,7 +6,7 @@ use phalanx_ir::DType;
 use phalanx_models::{Architecture, BatchShape, Purpose};
 use phalanx_reference::ReferenceEngine;
 use phalanx_script::{
-    Action, Category, Device, Forward, HappensBefore, MemoryPlan, Place, Script, Source,
+    Action, Category, Device, Forward, HappensBefore, Lane, MemoryPlan, Place, Script, Source,
     eval_script, forward, plan, plan_beside,
 };
 use phalanx_testing::{Rig, Setup, compile, mlp};
@@ -247,5 +247,7 @@ fn orders(script: &Script, a: usize, b: usize) -> bool {
         let ((wa, ta), (wb, tb)) = (touches(first), touches(second));
         ta && tb && (wa || wb)
     });
-    first.lane == second.lane || conflict || second.after.contains(&a)
+    // Messages do not wait for those before them.
+    let lane = first.lane == second.lane && !matches!(first.lane, Lane::Send | Lane::Receive);
+    lane || conflict || second.after.contains(&a)
 }

@@ -4,5 +4,6 @@
 mod automatic;
 mod models;
 mod patterns;
+mod planted;
 mod random;
 mod support;

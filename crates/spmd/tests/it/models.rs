@@ -6,9 +6,8 @@ use phalanx_ir::{DType, Mesh, Model};
 use phalanx_models::{Architecture, BatchShape};
 use phalanx_spmd::strategies::{AllGatherKv, Data, Megatron, Sequence, Ulysses};
 use phalanx_spmd::{Costs, Strategy, apply, partition};
+use phalanx_testing::checks::on_simulated_ranks;
 use phalanx_testing::{gpt, llama, mlp};
-
-use crate::random::compare;
 
 fn check(model: &Model, mesh: &str, by: &[&dyn Strategy]) {
     let mesh: Mesh = mesh.parse().unwrap();
@@ -16,7 +15,7 @@ fn check(model: &Model, mesh: &str, by: &[&dyn Strategy]) {
     for (forward, annotations) in model.segments().iter().zip(&annotations) {
         let whole = joint(forward, DType::F64).unwrap();
         let parts = partition(&whole, &mesh, annotations, &Costs::default()).unwrap();
-        compare(&whole, &parts, 7);
+        on_simulated_ranks(&whole, &parts, 7).unwrap();
     }
 }
 

@@ -24,7 +24,8 @@ use crate::error::{Error, Place, Problem, Result};
 /// such a file lies on the key table's defaults alone.
 ///
 /// A layout of ranks is one whole, too: where the preset is `default` because nobody asked for
-/// another, its `[parallel]` holds only if there is no file and no setting of `[parallel]`.
+/// another, its `[parallel]` and its micro-batches hold only if there is no file and no setting of
+/// `[parallel]`.
 #[derive(Clone, Debug)]
 pub struct Sources {
     run: Option<PathBuf>,
@@ -138,7 +139,9 @@ impl Sources {
         let of_layout = |key: &str| key.starts_with("parallel.");
         let own_layout = values.given.iter().any(|(key, given)| of_layout(key) && given.by_user);
         if !chosen && (self.file.is_some() || own_layout) {
-            values.given.retain(|key, given| !of_layout(key) || given.by_user);
+            // A pipeline comes with its micro-batches.
+            let goes = |key: &str| of_layout(key) || key == "train.microbatches";
+            values.given.retain(|key, given| !goes(key) || given.by_user);
         }
         if let Some(pinned) = &self.pinned {
             add_pinned(&mut values, pinned);

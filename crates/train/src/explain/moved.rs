@@ -42,7 +42,9 @@ pub(super) fn program_json(program: &Program, rank: usize) -> Vec<Value> {
 
 /// What an action moves as the end of its line; empty if it moves nothing.
 pub(super) fn action_text(moved: &BTreeMap<Route, Moved>) -> String {
-    let parts: Vec<String> = moved.iter().map(|(route, moved)| line(route, *moved)).collect();
+    // What a rank sends, the receiver moves.
+    let moves = moved.iter().filter(|(_, moved)| moved.bytes > 0);
+    let parts: Vec<String> = moves.map(|(route, moved)| line(route, *moved)).collect();
     match parts.is_empty() {
         true => String::new(),
         false => format!("  // {}", parts.join(", ")),

@@ -1,0 +1,63 @@
+//! Collectives and messages that were launched on lanes of their own and have not ended.
+
+use std::sync::{Arc, PoisonError};
+
+use phalanx_comm::Handle;
+use phalanx_engine::{Args, EngineError, Event};
+
+use super::{CpuEngine, Kernel};
+use crate::tasks::{Context, Share, Transfer};
+
+/// A collective that was launched and has not ended.
+pub(super) struct Started {
+    event: Event,
+    handle: Handle,
+    program: Arc<str>,
+}
+
+impl CpuEngine {
+    /// Starts a kernel that is a single collective; its event ends with it.
+    pub(super) fn start(
+        &mut self,
+        kernel: &Kernel,
+        transfer: &Transfer,
+        args: &Args<'_>,
+    ) -> Result<(), EngineError> {
+        let cx = Context {
+            share: Share { worker: 0, workers: 1 },
+            base: self.base(),
+            args: *args,
+            scratch: std::ptr::null_mut(),
+            scratch_bytes: 0,
+            failure: &self.failure,
+            comm: None,
+            handles: &kernel.handles,
+        };
+        let Some(comm) = &self.comm else { return Ok(()) };
+        let mut comm = comm.lock().unwrap_or_else(PoisonError::into_inner);
+        let (event, program) = (Event(self.events), &kernel.name);
+        // SAFETY: who launches it asks for its event before anything else uses its operands, which
+        // is what events are for; the arena outlives the endpoint.
+        let started = unsafe {
+            transfer.start(&cx, comm.comm.as_mut(), |handle| {
+                self.started.push(Started { event, handle, program: program.clone() });
+            })
+        };
+        started
+            .map_err(|e| EngineError::Failed { program: program.to_string(), why: e.to_string() })
+    }
+
+    /// Waits for the collective that an event stands for, all its calls that are still running.
+    pub(super) fn finish(&mut self, event: Event) -> Result<(), EngineError> {
+        while let Some(at) = self.started.iter().position(|s| s.event == event) {
+            let Started { handle, program, .. } = self.started.swap_remove(at);
+            if let Some(comm) = self.communicator() {
+                comm.wait(handle).map_err(|e| EngineError::Failed {
+                    program: program.to_string(),
+                    why: e.to_string(),
+                })?;
+            }
+        }
+        Ok(())
+    }
+}

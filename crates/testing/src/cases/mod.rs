@@ -1,0 +1,110 @@
+//! Random programs, meshes and annotations: the cases on which partitioning is tried.
+//!
+//! A case is a pure function of its seed. Programs are small and use every family of ops; sizes are
+//! often uneven; annotations are on any value. The choices of a case are made either by the
+//! partitioner, or at random among the legal ones of every instruction, which finds far more. A case
+//! that fails is made smaller as long as it fails, and told with its seed.
+
+mod dice;
+mod recipe;
+mod shrink;
+mod steps;
+mod trial;
+
+use std::collections::BTreeMap;
+
+use phalanx_ir::random::Stream;
+use phalanx_ir::{DType, Mesh, Program, ValueId};
+use phalanx_reference::Tensor;
+use phalanx_spmd::Annotations;
+
+pub use dice::Dice;
+pub use recipe::Recipe;
+pub use trial::{Chooser, Found, Tally, Trial, try_seeds};
+
+/// A program with a mesh and annotations.
+#[derive(Debug)]
+pub struct Case {
+    /// The forward program.
+    pub forward: Program,
+    /// The mesh.
+    pub mesh: Mesh,
+    /// What is asked of its values.
+    pub annotations: Annotations,
+    /// The same in words, a line for each value and axis.
+    pub asked: Vec<String>,
+}
+
+/// Ids lie below this in every case; vocabularies are not smaller.
+const IDS: usize = 5;
+
+/// Numbers for every input of a joint program.
+pub fn numbers(joint: &Program, seed: u64) -> BTreeMap<String, Tensor> {
+    let number = |name: &str, value: ValueId| {
+        let (ty, stream) = (joint.ty(value), Stream::named(seed, name));
+        match (ty.dtype, ty.shape.as_slice()) {
+            (DType::I32, [5]) => Tensor::from_i32(&[5], &[seed as i32, 2, 3, 4, 5]).unwrap(),
+            (DType::I32, shape) => Tensor::ids(shape, IDS as u32, stream),
+            (dtype, shape) => {
+                // Products keep the size of their operands, so that nothing is ill-conditioned.
+                let inner = if shape.len() > 1 { shape[0] as f64 } else { 1.0 };
+                let values = Tensor::normal(dtype, shape, stream).values();
+                let small: Vec<f64> = values.iter().map(|x| 0.7 * x / inner.sqrt()).collect();
+                Tensor::new(dtype, shape, &small).unwrap()
+            }
+        }
+    };
+    joint.inputs().iter().map(|p| (p.name.clone(), number(&p.name, p.value))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the cases are said to cover, they cover often.
+    #[test]
+    fn cases_reach_every_corner() {
+        let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut ran = 0;
+        for seed in 0..400 {
+            let recipe = Recipe::new(seed);
+            let trial = recipe.and_then(|recipe| Trial::new(&recipe, Chooser::Random));
+            let Ok(Trial { case, parts, .. }) = trial else { continue };
+            ran += 1;
+            let types = parts.program.values();
+            let corners = [
+                ("eight ranks", case.mesh.ranks() == 8),
+                ("three axes", case.mesh.axes().count() == 3),
+                ("a split axis", case.mesh.axes().any(|(axis, _)| axis.name().contains('.'))),
+                (
+                    "two axes on a dim",
+                    types.iter().any(|ty| ty.layout.dims().iter().any(|d| d.axes.len() > 1)),
+                ),
+                ("padding", types.iter().any(|ty| ty.padded() != ty.shape)),
+                ("a loss", case.forward.output_named("loss").is_some()),
+            ];
+            for (corner, _) in corners.iter().filter(|(_, is)| *is) {
+                *seen.entry(corner).or_default() += 1;
+            }
+        }
+        assert!(ran >= 360, "{ran}");
+        for corner in
+            ["eight ranks", "three axes", "a split axis", "two axes on a dim", "padding", "a loss"]
+        {
+            let count = seen.get(corner).copied().unwrap_or(0);
+            assert!(count >= ran / 20, "{corner} in {count} of {ran} cases: {seen:?}");
+        }
+        println!("{ran} {seen:?}");
+    }
+
+    /// A case is the same whenever it is made.
+    #[test]
+    fn a_seed_is_a_case() {
+        let text = |seed| {
+            let case = Recipe::new(seed).unwrap().case().unwrap();
+            format!("{}{}{:?}", case.mesh, case.forward, case.asked)
+        };
+        assert_eq!(text(3), text(3));
+        assert_ne!(text(3), text(4));
+    }
+}

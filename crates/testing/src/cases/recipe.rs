@@ -1,0 +1,212 @@
+//! What a case is made of, as data: sizes, steps, a mesh and wishes about values.
+//!
+//! Every step draws from dice of its own, and a wish names its value by the step that makes it. So
+//! any of them can be left out and the others stay what they are, which is how failures shrink.
+
+use phalanx_ir::text::value_name;
+use phalanx_ir::{Builder, DType, Mesh, Program, Role, ValueId};
+use phalanx_spmd::{Annotator, SpmdError};
+
+use super::dice::Dice;
+use super::steps::Maker;
+use super::{Case, IDS};
+
+/// What a case is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recipe {
+    /// The seed of everything that is drawn.
+    pub seed: u64,
+    /// Which dice choose where choices are random; others than 0 are tried when a case shrinks.
+    pub choices: u64,
+    pub(super) mesh: Mesh,
+    /// Batch, sequence and width of the first value.
+    pub(super) sizes: [usize; 3],
+    /// Whether it is embedded, in a vocabulary of this size.
+    pub(super) vocabulary: Option<usize>,
+    pub(super) steps: Vec<u64>,
+    /// Whether it ends in a loss, where the last value can be logits.
+    pub(super) loss: bool,
+    pub(super) wishes: Vec<Wish>,
+}
+
+/// What is asked of one value and one axis.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Wish {
+    /// The value: which one of those that a step makes, parameters among them.
+    pub(super) step: u64,
+    pub(super) nth: usize,
+    pub(super) axis: String,
+    pub(super) what: Asked,
+}
+
+/// How an axis is asked to lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Asked {
+    Sharded(usize),
+    Stored(usize),
+    Replicated,
+}
+
+/// The step that makes the first value, and the one that makes the loss.
+const START: u64 = 0;
+const END: u64 = u64::MAX;
+
+impl Recipe {
+    /// The recipe of a seed; some seeds ask for what can't be, and are refused.
+    pub fn new(seed: u64) -> Result<Self, SpmdError> {
+        let mut dice = Dice::new(seed);
+        let batch = dice.pick(&[2, 4, 4, 6, 3]);
+        let sizes = [batch, dice.pick(&[2, 4, 4, 8, 5]), dice.pick(&[4, 8, 8, 6])];
+        let vocabulary = dice.percent(40).then(|| dice.pick(&[5, 7, 8, 6]));
+        let steps = (1..=2 + dice.below(6) as u64).collect();
+        let (loss, mesh) = (dice.percent(35), mesh(&mut dice));
+        let (choices, wishes) = (0, Vec::new());
+        let mut recipe = Self { seed, choices, mesh, sizes, vocabulary, steps, loss, wishes };
+        let (program, origins) = recipe.program()?;
+        recipe.wishes = wishes_for(&mut dice, &program, &origins, &recipe.mesh)?;
+        Ok(recipe)
+    }
+
+    /// The case. A wish about a value or an axis that is not there is no wish.
+    pub fn case(&self) -> Result<Case, SpmdError> {
+        let (forward, origins) = self.program()?;
+        let mut annotator = Annotator::new(&forward, &self.mesh)?;
+        let mut asked = Vec::new();
+        for wish in &self.wishes {
+            let place = (wish.step, wish.nth);
+            let Some(value) = origins.iter().position(|&o| o == place) else { continue };
+            let value = ValueId(value as u32);
+            let dims = forward.ty(value).shape.len();
+            let (axis, name) = (wish.axis.as_str(), value_name(&forward, value));
+            if self.mesh.expand(axis).is_err() {
+                continue;
+            }
+            match wish.what {
+                Asked::Sharded(dim) | Asked::Stored(dim) if dim >= dims => continue,
+                Asked::Sharded(dim) => {
+                    annotator.shard(value, dim, axis)?;
+                    asked.push(format!("{name}: {axis} shards dim {dim}"));
+                }
+                Asked::Stored(dim) => {
+                    annotator.store(value, dim, axis)?;
+                    asked.push(format!("{name}: {axis} shards dim {dim} where it is stored"));
+                }
+                Asked::Replicated => {
+                    annotator.replicate(value, axis)?;
+                    asked.push(format!("{name}: {axis} replicates it"));
+                }
+            }
+        }
+        let annotations = annotator.finish();
+        Ok(Case { forward, mesh: self.mesh.clone(), annotations, asked })
+    }
+
+    /// The forward program, and by value the step that makes it and its number there.
+    fn program(&self) -> Result<(Program, Vec<(u64, usize)>), SpmdError> {
+        let b = Builder::new("case", DType::F64);
+        let [batch, seq, width] = self.sizes;
+        let first = match self.vocabulary {
+            Some(size) => {
+                let ids = b.data("ids", DType::I32, [batch, seq]);
+                b.param("embed", [size, width]).embedding(ids)
+            }
+            None => b.boundary("x", [batch, seq, width]),
+        };
+        let mut pool = vec![first];
+        // The last value of every step that made one.
+        let mut ends = vec![(START, first.id())];
+        for &step in &self.steps {
+            let dice = Dice::named(self.seed, &format!("step {step}"));
+            let made = Maker { b: &b, dice, step, params: 0 }.step(&pool);
+            ends.extend(made.map(|value| (step, value.id())));
+            pool.extend(made);
+        }
+        let last = pool[pool.len() - 1];
+        if self.loss && last.shape().len() == 3 && last.shape()[2] >= IDS {
+            let shape = last.shape();
+            let targets = b.data("targets", DType::I32, [shape[0], shape[1]]);
+            b.loss("loss", last.cross_entropy(targets).sum_all() * b.scalar("inv"));
+        } else {
+            b.output("y", last);
+        }
+        let program = b.finish()?;
+        let origins = origins(&program, &ends);
+        Ok((program, origins))
+    }
+}
+
+/// By value the step that makes it and its number there. Results of one instruction stay together.
+fn origins(program: &Program, ends: &[(u64, ValueId)]) -> Vec<(u64, usize)> {
+    let step = |value: ValueId| ends.iter().find(|(_, end)| value <= *end).map_or(END, |e| e.0);
+    let mut found = vec![(END, 0); program.values().len()];
+    for port in program.inputs() {
+        found[port.value.index()].0 = step(port.value);
+    }
+    for instr in program.instrs() {
+        for value in &instr.outputs {
+            found[value.index()].0 = step(instr.outputs[0]);
+        }
+    }
+    for at in 0..found.len() {
+        found[at].1 = found[..at].iter().filter(|other| other.0 == found[at].0).count();
+    }
+    found
+}
+
+fn mesh(dice: &mut Dice) -> Mesh {
+    const SIZES: [&[usize]; 10] =
+        [&[2], &[4], &[3], &[8], &[2, 2], &[2, 3], &[4, 2], &[2, 2, 2], &[2, 4], &[3, 2]];
+    let mesh =
+        Mesh::new(["a", "b", "c"].into_iter().zip(dice.pick(&SIZES).iter().copied())).unwrap();
+    let split = dice.percent(40).then(|| mesh.axes().find(|&(_, n)| n >= 4)).flatten();
+    match split {
+        Some((axis, n)) => mesh.split(axis.name(), &[2, n / 2]).unwrap(),
+        None => mesh,
+    }
+}
+
+fn wishes_for(
+    dice: &mut Dice,
+    program: &Program,
+    origins: &[(u64, usize)],
+    mesh: &Mesh,
+) -> Result<Vec<Wish>, SpmdError> {
+    let mut annotator = Annotator::new(program, mesh)?;
+    let inputs = program.inputs().iter().map(|p| (p.value, p.role));
+    let results = program.instrs().iter().flat_map(|i| &i.outputs).map(|&v| (v, Role::Probe));
+    let mut wishes = Vec::new();
+    for (value, role) in inputs.chain(results) {
+        let chance = match role {
+            Role::Scalar => 0,
+            Role::Probe => 15,
+            _ => 75,
+        };
+        if !dice.percent(chance) {
+            continue;
+        }
+        let uneven = dice.percent(15);
+        for (axis, _) in mesh.axes() {
+            let (shape, axis) = (&program.ty(value).shape, axis.name());
+            let what = if shape.is_empty() || !dice.percent(70) {
+                dice.percent(50).then_some(Asked::Replicated)
+            } else {
+                let dim = dice.below(shape.len());
+                let shards: usize = annotator.shards(value, dim) * annotator.degree(axis);
+                let fits = shape[dim].is_multiple_of(shards) || (uneven && shape[dim] > 1);
+                fits.then(|| match role == Role::Param && dice.percent(20) {
+                    true => Asked::Stored(dim),
+                    false => Asked::Sharded(dim),
+                })
+            };
+            let Some(what) = what else { continue };
+            match what {
+                Asked::Sharded(dim) => annotator.shard(value, dim, axis)?,
+                Asked::Stored(dim) => annotator.store(value, dim, axis)?,
+                Asked::Replicated => annotator.replicate(value, axis)?,
+            }
+            let (step, nth) = origins[value.index()];
+            wishes.push(Wish { step, nth, axis: axis.to_owned(), what });
+        }
+    }
+    Ok(wishes)
+}

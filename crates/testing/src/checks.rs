@@ -1,0 +1,121 @@
+//! The core property: a partitioned program on ranks equals the whole one in the interpreter, in f64
+//! and within 1e-10, forward and gradients.
+
+use std::collections::BTreeMap;
+
+use phalanx_autodiff::{Joint, Recompute, slice};
+use phalanx_comm::Endpoint;
+use phalanx_engine::Engine;
+use phalanx_ir::{Program, Role, verify};
+use phalanx_passes::{common, dead_code, fold_add, fuse, sort_free};
+use phalanx_reference::Tensor;
+
+use crate::cases::numbers;
+use crate::ranks::{Bug, run_on_ranks, run_with};
+use crate::threads::{Ranks, furthest};
+
+type Numbers = BTreeMap<String, Tensor>;
+
+const TOLERANCE: f64 = 1e-10;
+
+/// Compares them on simulated ranks, in one program and cut into phases.
+pub fn on_simulated_ranks(whole: &Joint, parts: &Joint, seed: u64) -> Result<(), String> {
+    let inputs = numbers(&whole.program, seed);
+    let expected = interpreted(&whole.program, &inputs)?;
+    let cut = slice(parts, Recompute::None);
+    let full = slice(parts, Recompute::Full);
+    for programs in [
+        vec![&parts.program],
+        vec![&cut.f, &cut.bw],
+        vec![&cut.f, &cut.b, &cut.w],
+        vec![&full.f, &full.bw],
+    ] {
+        let found = chain(&programs, &inputs)?;
+        same(&found, &expected, TOLERANCE).map_err(|e| format!("{}: {e}", programs[0].name))?;
+    }
+    Ok(())
+}
+
+/// Compares them on simulated ranks that have a bug.
+pub fn with_bug(whole: &Joint, parts: &Joint, seed: u64, bug: Bug) -> Result<(), String> {
+    let inputs = numbers(&whole.program, seed);
+    match run_with(&parts.program, &inputs, bug) {
+        None => Ok(()),
+        Some(found) => same(&found?, &interpreted(&whole.program, &inputs)?, TOLERANCE),
+    }
+}
+
+/// Compares them on ranks that are threads, as the partitioner made them and after the passes that
+/// scripts run.
+///
+/// Some cases are products of products of products: scores of many thousands, whose exponentials
+/// magnify the rounding of sums taken in another order. How much, the same engine on one rank shows.
+pub fn on_threads<E, F>(
+    whole: &Joint,
+    parts: &Joint,
+    seed: u64,
+    ranks: &mut Ranks<E, F>,
+) -> Result<(), String>
+where
+    E: Engine + Send,
+    F: Fn(Endpoint) -> E + Sync,
+{
+    let inputs = numbers(&whole.program, seed);
+    let expected = interpreted(&whole.program, &inputs)?;
+    let passed = fuse(&sort_free(&dead_code(&fold_add(&common(&parts.program)))));
+    verify(&passed).map_err(|e| e.to_string())?;
+    let mut run = |program: &Program| -> Result<Numbers, String> {
+        let given: Vec<Tensor> = program.inputs().iter().map(|p| inputs[&p.name].clone()).collect();
+        let found = ranks.run(program, &given, None)?;
+        Ok(program.outputs().iter().map(|p| p.name.clone()).zip(found).collect())
+    };
+    for (what, program) in [("as emitted", &parts.program), ("after passes", &passed)] {
+        let found = run(program).map_err(|e| format!("{what}: {e}"))?;
+        if same(&found, &expected, TOLERANCE).is_ok() {
+            continue;
+        }
+        let alone = run(&whole.program)?;
+        let noise = expected.iter().map(|(name, tensor)| furthest(&alone[name], tensor));
+        let tolerance = noise.map(|off| 100.0 * off).fold(TOLERANCE, f64::max);
+        same(&found, &expected, tolerance).map_err(|e| format!("{what}: {e}"))?;
+    }
+    Ok(())
+}
+
+fn interpreted(program: &Program, inputs: &Numbers) -> Result<Numbers, String> {
+    let given: Vec<(&str, Tensor)> =
+        program.inputs().iter().map(|p| (p.name.as_str(), inputs[&p.name].clone())).collect();
+    let outputs = phalanx_reference::run(program, &given).map_err(|e| e.to_string())?;
+    Ok(outputs.into_iter().collect())
+}
+
+/// Runs programs one after the other, each from the inputs and what earlier ones left.
+fn chain(programs: &[&Program], inputs: &Numbers) -> Result<Numbers, String> {
+    let mut known = inputs.clone();
+    let mut results = BTreeMap::new();
+    for program in programs {
+        verify(program).map_err(|e| e.to_string())?;
+        let mut outputs = run_on_ranks(program, &known)?;
+        for port in program.outputs() {
+            let Some(tensor) = outputs.remove(&port.name) else { continue };
+            match port.role {
+                Role::Residual => known.insert(port.name.clone(), tensor),
+                _ => results.insert(port.name.clone(), tensor),
+            };
+        }
+    }
+    Ok(results)
+}
+
+fn same(found: &Numbers, expected: &Numbers, tolerance: f64) -> Result<(), String> {
+    if !found.keys().eq(expected.keys()) {
+        return Err(format!("outputs {:?}, not {:?}", found.keys(), expected.keys()));
+    }
+    for (name, tensor) in found {
+        let off = furthest(tensor, &expected[name]);
+        if off > tolerance {
+            return Err(format!("`{name}` is off by {off:e}, not {tolerance:e}"));
+        }
+    }
+    Ok(())
+}
