@@ -10,6 +10,7 @@ mod explaining;
 #[cfg(target_os = "linux")]
 mod interruptions;
 mod pictures;
+mod pipelines;
 mod refusals;
 mod scheduling;
 mod tracing;

@@ -167,8 +167,8 @@ fn stays(source: Source<'_>, units: &[Unit]) -> Vec<Stay> {
 
 /// Whether a device takes all its micro-batches through a chunk of layers, in one direction, before it
 /// turns to anything else, as in breadth-first pipelines. Then a chunk's units stay for all of them,
-/// and are gathered once for each direction.
-fn sweeps(turns: &[Turn]) -> bool {
+/// and are gathered once for each direction; their gradients are summed over ranks once.
+pub(super) fn sweeps(turns: &[Turn]) -> bool {
     // Instances that follow each other belong to one chunk.
     let held: BTreeSet<usize> = turns.iter().map(|turn| turn.instance).collect();
     let chunk = |instance: usize| (0..instance).rev().find(|before| !held.contains(before));

@@ -2,11 +2,13 @@
 //!
 //! Where every rank keeps whole gradients, that is after the last contribution of the step (no
 //! communication while micro-batches accumulate). Where gradients are kept in shards, what a
-//! micro-batch forms goes into a buffer of its own and is summed into the shard at once.
+//! micro-batch forms goes into a buffer of its own and is summed into the shard at once; all
+//! micro-batches have one such buffer where a device takes them through its layers together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use super::collect::sweeps;
 use super::{
     Action, Binder, Buffer, BufferId, Category, Contribution, Kind, Lane, Places, Program, Role,
     Run, ScriptError, Sharded, Source, Training, Turn, Unit, UnitBuffers, View, Write, programs,
@@ -20,9 +22,11 @@ pub(super) struct Reducer<'a> {
     training: Training<'a>,
     units: &'a [Unit],
     buffers: &'a [UnitBuffers],
-    /// By unit and micro-batch: the runs that contribute, by their numbers in the schedule.
+    /// Whether all micro-batches form a gradient together.
+    together: bool,
+    /// By unit and group of micro-batches: the runs that contribute, by their numbers in the schedule.
     runs: BTreeMap<(usize, usize), Vec<usize>>,
-    /// Where a unit's gradient of the micro-batch in progress is formed, if apart.
+    /// Where a unit's gradient of the group in progress is formed, if apart.
     formed: BTreeMap<(usize, usize), BufferId>,
 }
 
@@ -41,18 +45,18 @@ impl<'a> Reducer<'a> {
             training: *training,
             units,
             buffers,
+            together: sweeps(training.device().turns),
             runs: BTreeMap::new(),
             formed: BTreeMap::new(),
         };
         for (index, turn) in training.device().turns.iter().enumerate() {
             for unit in reducer.contributes_to(*turn) {
-                reducer.runs.entry((unit, turn.microbatch)).or_default().push(index);
+                let group = reducer.group(turn.microbatch);
+                reducer.runs.entry((unit, group)).or_default().push(index);
             }
         }
-        let turns = training.device().turns;
-        let microbatches = turns.iter().map(|s| s.microbatch + 1).max().unwrap_or(0);
         for (unit, buffer) in whole.into_iter().enumerate() {
-            let complete = (0..microbatches).flat_map(|m| reducer.contributions(unit, m)).collect();
+            let complete = reducer.contributions(unit, |_| true);
             let shared = units[unit].shared();
             binder.script.accumulators.push(Accumulator { buffer, dtype, complete, shared });
         }
@@ -68,13 +72,13 @@ impl<'a> Reducer<'a> {
         if self.training.ranks().sharing.sharded() < Sharded::Gradients {
             return Ok(());
         }
-        let (dtype, microbatch) = (self.training.precision.grads, turn.microbatch);
+        let (dtype, group) = (self.training.precision.grads, self.group(turn.microbatch));
         for unit in self.contributes_to(turn) {
-            if !self.formed.contains_key(&(unit, microbatch)) {
-                let buffer = self.form(unit, microbatch, binder)?;
-                self.formed.insert((unit, microbatch), buffer);
+            if !self.formed.contains_key(&(unit, group)) {
+                let buffer = self.form(unit, group, binder)?;
+                self.formed.insert((unit, group), buffer);
             }
-            let buffer = self.formed[&(unit, microbatch)];
+            let buffer = self.formed[&(unit, group)];
             if let Some(gradients) = &mut binder.gradients {
                 gradients.set(&self.units[unit], buffer, dtype);
             }
@@ -84,10 +88,10 @@ impl<'a> Reducer<'a> {
 
     /// Inserts the reductions that a run completes.
     pub(super) fn after(&mut self, run: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
-        let microbatch = self.training.device().turns[run].microbatch;
+        let group = self.group(self.training.device().turns[run].microbatch);
         for unit in 0..self.units.len() {
-            let last = |m: usize| self.runs.get(&(unit, m)).and_then(|runs| runs.last().copied());
-            if last(microbatch) != Some(run) {
+            let last = self.runs.get(&(unit, group)).and_then(|runs| runs.last().copied());
+            if last != Some(run) {
                 continue;
             }
             let ends = (self.runs.range((unit, 0)..(unit + 1, 0)))
@@ -97,7 +101,7 @@ impl<'a> Reducer<'a> {
                 Sharded::Nothing => self.sum_whole(unit, binder)?,
                 Sharded::State => self.scatter_whole(unit, binder)?,
                 _ => {
-                    self.scatter_formed(unit, microbatch, binder)?;
+                    self.scatter_formed(unit, group, binder)?;
                     if ends {
                         self.sum_shard(unit, binder)?;
                     }
@@ -139,14 +143,14 @@ impl<'a> Reducer<'a> {
         Ok(())
     }
 
-    /// The micro-batch's gradient is summed into the shard that accumulates.
+    /// The group's gradient is summed into the shard that accumulates.
     fn scatter_formed(
         &mut self,
         unit: usize,
-        microbatch: usize,
+        group: usize,
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
-        let Some(from) = self.formed.remove(&(unit, microbatch)) else { return Ok(()) };
+        let Some(from) = self.formed.remove(&(unit, group)) else { return Ok(()) };
         let (dtype, ranks) = (self.training.precision.grads, self.training.ranks());
         let program = programs::scatter(&self.units[unit], dtype, ranks)?;
         let view = |buffer| View { buffer, offset: 0 };
@@ -211,22 +215,22 @@ impl<'a> Reducer<'a> {
         });
     }
 
-    /// A buffer for one micro-batch's gradient of a unit, whose gaps are zero.
+    /// A buffer for one group's gradient of a unit, whose gaps are zero.
     fn form(
         &self,
         unit: usize,
-        microbatch: usize,
+        group: usize,
         binder: &mut Binder<'_>,
     ) -> Result<BufferId, ScriptError> {
         let (dtype, spec) = (self.training.precision.grads, &self.units[unit]);
         let buffer = binder.script.buffer(Buffer {
-            name: format!("{}/formed@mb{microbatch}", spec.name),
+            name: format!("{}/formed@mb{group}", spec.name),
             category: Category::Communication,
             bytes: spec.elements * dtype.size(),
             source: Source::Script,
             padding: vec![],
         });
-        let complete = self.contributions(unit, microbatch);
+        let complete = self.contributions(unit, |m| self.group(m) == group);
         let gaps = spec.without_gradient(dtype);
         if !gaps.is_empty() {
             self.clear(unit, buffer, &gaps, binder)?;
@@ -270,24 +274,24 @@ impl<'a> Reducer<'a> {
         (0..self.units.len()).filter(|&u| gives(&self.units[u])).collect()
     }
 
-    /// What a micro-batch must contribute to a unit: the gradients that those of its parameters' users
-    /// form through which the micro-batch goes forward.
-    fn contributions(&self, unit: usize, microbatch: usize) -> Vec<Contribution> {
+    /// The group that a micro-batch belongs to, named by its first one.
+    fn group(&self, microbatch: usize) -> usize {
+        if self.together { 0 } else { microbatch }
+    }
+
+    /// What these micro-batches must contribute to a unit: the gradients that those of its parameters'
+    /// users form through which they go forward.
+    fn contributions(&self, unit: usize, these: impl Fn(usize) -> bool) -> Vec<Contribution> {
         let (model, device) = (self.training.model, self.training.device());
-        let compiled = device.compiled;
         let mut all = Vec::new();
-        let forward = |instance: usize| {
-            device.turns.iter().any(|turn| {
-                (turn.instance, turn.microbatch) == (instance, microbatch)
-                    && matches!(turn.part, Part::F | Part::FBW)
-            })
-        };
-        let instances = model.instances().iter().enumerate();
-        for (number, instance) in instances.filter(|(number, _)| forward(*number)) {
-            for (local, &param) in &instance.params {
+        let forward = |turn: &&Turn| matches!(turn.part, Part::F | Part::FBW);
+        for turn in device.turns.iter().filter(forward).filter(|turn| these(turn.microbatch)) {
+            let Turn { instance, microbatch, .. } = *turn;
+            let segment = model.instances()[instance].segment;
+            for (local, &param) in &model.instances()[instance].params {
                 let own = self.units[unit].members.iter().any(|m| m.param == param);
-                if own && compiled.gradient_type(instance.segment, local).is_some() {
-                    all.push(Contribution { param, instance: number, microbatch });
+                if own && device.compiled.gradient_type(segment, local).is_some() {
+                    all.push(Contribution { param, instance, microbatch });
                 }
             }
         }

@@ -5,5 +5,6 @@
 mod accumulation;
 mod broken;
 mod edges;
+mod pipelined;
 mod planner;
 mod random;

@@ -157,7 +157,12 @@ impl Pipeline {
             return Ok((schedule, once(0..model.instances().len()).collect()));
         }
         let schedule = self.schedule(devices, microbatches)?;
-        let stages = self.stages(model, schedule.placement().stages())?;
+        // Said in devices and chunks where that is what the stages come from.
+        let (chunks, stages) = (schedule.chunks(), schedule.placement().stages());
+        if stages == devices * chunks {
+            split::enough_layers(layers(model).len(), devices, chunks)?;
+        }
+        let stages = self.stages(model, stages)?;
         Ok((schedule, stages))
     }
 

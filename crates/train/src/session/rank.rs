@@ -47,8 +47,9 @@ impl<E: Engine> RankSession<E> {
         Ok(session)
     }
 
-    /// Plans a rank's scripts and compiles them. It takes no memory for tensors yet.
-    pub(crate) fn load(engine: E, lowered: &Lowered, rank: usize) -> Result<Self> {
+    /// One rank of those that a model was lowered for: plans its scripts and compiles them. It takes no
+    /// memory for tensors yet.
+    pub fn load(engine: E, lowered: &Lowered, rank: usize) -> Result<Self> {
         let plan = lowered.plan(rank)?;
         let settings = lowered.settings.clone();
         let mut executor = Executor::new(engine);
@@ -70,7 +71,7 @@ impl<E: Engine> RankSession<E> {
     }
 
     /// Takes the memory, and this rank's part of the weights to start from out of `read`.
-    pub(crate) fn start(&mut self, read: &ReadParam<'_>) -> Result<()> {
+    pub fn start(&mut self, read: &ReadParam<'_>) -> Result<()> {
         self.executor.reserve()?;
         for (unit, buffers) in self.plan.buffers.iter().enumerate() {
             let into: Vec<&Held> = [&buffers.weights].into_iter().chain(&buffers.master).collect();

@@ -14,7 +14,7 @@ use crate::support::{gpt, llama, models, on, settings, shared};
 pub(crate) type Bits = BTreeMap<String, Vec<u64>>;
 
 /// A session after some steps.
-fn trained(loaded: &Loaded, parallel: Option<Parallel>, steps: usize) -> Session {
+pub(crate) fn trained(loaded: &Loaded, parallel: Option<Parallel>, steps: usize) -> Session {
     let network = Network::new(loaded).unwrap();
     let settings = settings(loaded, parallel);
     let mut session = Session::new(&models(loaded), settings, &*network.start()).unwrap();

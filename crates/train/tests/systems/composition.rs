@@ -5,19 +5,22 @@
 //! compared with what the page says.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::path::PathBuf;
 
 use phalanx_comm::Options;
 use phalanx_ir::random::Stream;
+use phalanx_pipeline::Named;
 use phalanx_spmd::strategies::{
     AllGatherKv, Ddp, Fsdp, Megatron, Sequence, Ulysses, WeightUpdateSharding, Zero,
 };
 use phalanx_train::config::Loaded;
-use phalanx_train::session::{Parallel, SharedStrategy};
+use phalanx_train::session::{Order, Parallel, Pipeline, SharedStrategy};
 use phalanx_train::verify::verify_as;
 
 use crate::support::{gpt, llama, on, settings, shared};
+use page::{read, written};
+
+mod page;
 
 /// A system, by its place in [`NAMES`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -38,11 +41,16 @@ enum System {
     Microbatches,
     Bf16,
     Gpt2,
+    OneFOneB,
+    Interleaved,
+    BreadthFirst,
+    ZbH1,
+    ZbV,
 }
 
 use System as S;
 
-const ALL: [(System, &str); 16] = [
+const ALL: [(System, &str); 21] = [
     (S::Ddp, "ddp"),
     (S::Zero1, "zero-1"),
     (S::Zero2, "zero-2"),
@@ -59,6 +67,11 @@ const ALL: [(System, &str); 16] = [
     (S::Microbatches, "mb"),
     (S::Bf16, "bf16"),
     (S::Gpt2, "gpt2"),
+    (S::OneFOneB, "1f1b"),
+    (S::Interleaved, "interleaved"),
+    (S::BreadthFirst, "breadth-first"),
+    (S::ZbH1, "zb-h1"),
+    (S::ZbV, "zb-v"),
 ];
 
 impl System {
@@ -70,6 +83,23 @@ impl System {
     fn shares(self) -> bool {
         self <= S::Update
     }
+
+    /// The pipeline that it is.
+    fn pipeline(self) -> Option<Named> {
+        match self {
+            S::OneFOneB => Some(Named::OneFOneB),
+            S::Interleaved => Some(Named::Interleaved),
+            S::BreadthFirst => Some(Named::BreadthFirst),
+            S::ZbH1 => Some(Named::ZbH1),
+            S::ZbV => Some(Named::ZbV),
+            _ => None,
+        }
+    }
+}
+
+/// The pipeline among some systems.
+fn pipeline(systems: &[System]) -> Option<Named> {
+    systems.iter().find_map(|system| system.pipeline())
 }
 
 /// What became of a combination.
@@ -110,8 +140,14 @@ fn configuration(systems: &[System]) -> Loaded {
     if has(S::Full) {
         sets.push("train.recompute=full");
     }
-    if has(S::Microbatches) {
-        sets.push("train.microbatches=2");
+    // A pipeline has two micro-batches anyhow, and then twice as many.
+    match (has(S::Microbatches), pipeline(systems).is_some()) {
+        (false, false) => {}
+        (true, true) => sets.extend(["train.microbatches=4", "train.batch_size=16"]),
+        _ => sets.push("train.microbatches=2"),
+    }
+    if pipeline(systems).is_some() {
+        sets.push("model.layers=4");
     }
     if has(S::Bf16) {
         sets.extend(["precision.compute=bf16", "precision.weights=bf16", "precision.grads=f32"]);
@@ -123,7 +159,7 @@ fn configuration(systems: &[System]) -> Loaded {
     }
 }
 
-/// The strategies on their mesh, of at most eight ranks.
+/// The strategies on their mesh, of at most eight ranks in a stage.
 fn layout(systems: &[System]) -> Parallel {
     let has = |system| systems.contains(&system);
     let (tensor, both) =
@@ -133,6 +169,7 @@ fn layout(systems: &[System]) -> Parallel {
     // parallelism.
     let crowded = context && (tensor || both);
     let mut axes = Vec::new();
+    axes.extend(pipeline(systems).map(|_| "pp=2"));
     if systems.iter().any(|s| s.shares()) {
         axes.push(if has(S::Hybrid) && !crowded { "dp=4" } else { "dp=2" });
     }
@@ -166,14 +203,17 @@ fn layout(systems: &[System]) -> Parallel {
     if has(S::Sequence) {
         strategies.push(shared(Sequence::default()));
     }
-    match axes.is_empty() {
-        true => Parallel::default(),
-        false => on(&axes.join(" "), strategies),
+    if axes.is_empty() {
+        return Parallel::default();
     }
+    let order = Order::Named(pipeline(systems).unwrap_or(Named::OneFOneB));
+    let pipeline = Pipeline { order, ..Pipeline::default() };
+    Parallel { pipeline, ..on(&axes.join(" "), strategies) }
 }
 
 fn run(systems: &[System]) -> Cell {
-    if systems.contains(&S::Selective) && systems.contains(&S::Full) {
+    let pipelines = systems.iter().filter(|s| s.pipeline().is_some()).count();
+    if systems.contains(&S::Selective) && systems.contains(&S::Full) || pipelines > 1 {
         return Cell::Same;
     }
     let loaded = configuration(systems);
@@ -226,7 +266,7 @@ fn everything() {
 }
 
 /// Combinations that a run in CI tries.
-const SAMPLE: u64 = 150;
+const SAMPLE: u64 = 200;
 
 /// Runs a few combinations and compares them with the page, which must have every cell.
 fn sample(seed: u64) {
@@ -252,118 +292,4 @@ fn sample(seed: u64) {
             assert!(text.contains(why.as_str()), "the page does not say: {why}");
         }
     }
-}
-
-const HEAD: &str = "# Which systems work together
-
-There is no list of allowed combinations: strategies annotate values, and the partitioner does the rest.
-This page is what happened when every system, every pair and every triple of them was run on a mesh of up
-to eight ranks, beside one rank, through `verify`. A cell is ✓ only if it ran, every loss, gradient and
-parameter matched (1e-10 in f64), and the bytes sent and the memory written were those predicted. The
-command that runs them all and writes this page:
-
-```sh
-PHALANX_COMPOSITION=all cargo test --release -p phalanx-train --test systems composition -- --nocapture
-```
-
-`cargo test` runs a sample of them and fails if this page says otherwise.
-
-| name | system |
-|---|---|
-| ddp | data parallelism with buckets, dp 2 |
-| zero-1, zero-2, zero-3 | ZeRO's stages over dp (× cp) |
-| fsdp | fully sharded, root unit kept |
-| hybrid | FSDP in groups of 2 of dp 4; with tp and cp together: in groups of cp, copies over dp |
-| wus | weight-update sharding |
-| tp, tp+sp | Megatron's tensor parallelism, without and with sequence parallelism, tp 2 |
-| ulysses, ag-kv | context parallelism by all-to-all, by gathered keys and values, cp 2; both: each on an axis of its own |
-| selective, full | recomputation (selective: with materialised attention) |
-| mb | two micro-batches |
-| bf16 | 16-bit weights and computation, f32 masters (compared within 5%) |
-| gpt2 | GPT-2 with biases, a tied head and dropout; otherwise LLaMA with grouped heads |
-
-✓ ran and matched · = two values of one setting, of which a run has one · a number: refused, for the reason
-below.
-";
-
-/// The page of these cells.
-fn written(cells: &BTreeMap<Combination, Cell>) -> String {
-    let mut reasons: Vec<&str> = Vec::new();
-    let mut marks: BTreeMap<&[System], String> = BTreeMap::new();
-    for (systems, cell) in cells {
-        let mark = match cell {
-            Cell::Green => "✓".to_owned(),
-            Cell::Same => "=".to_owned(),
-            Cell::Red(_) => "✗".to_owned(),
-            Cell::Refused(why) => {
-                let known = reasons.iter().position(|r| r == why);
-                let number = known.unwrap_or_else(|| {
-                    reasons.push(why);
-                    reasons.len() - 1
-                });
-                (number + 1).to_string()
-            }
-        };
-        marks.insert(systems, mark);
-    }
-    let green = cells.values().filter(|c| **c == Cell::Green).count();
-    let mut text = HEAD.to_owned();
-    let _ = writeln!(text, "\n{green} of {} cells ran and matched.", cells.len());
-    let names: Vec<&str> = ALL.iter().map(|(_, name)| *name).collect();
-    let line = "---|".repeat(ALL.len());
-    let head = format!("| {} |\n|---|{line}\n", names.join(" | "));
-    let row = |text: &mut String, first: &[System]| {
-        let cells: Vec<&str> = ALL.map(|(s, _)| marks[&*joined(first, s)].as_str()).to_vec();
-        let _ = writeln!(text, "| {} | {} |", named(first), cells.join(" | "));
-    };
-    let _ = write!(text, "\n## Pairs\n\nOn the diagonal: the system alone.\n\n| {head}");
-    for (a, _) in ALL {
-        row(&mut text, &[a]);
-    }
-    let _ = write!(text, "\n## Triples\n\n| {head}");
-    for (i, &(a, _)) in ALL.iter().enumerate() {
-        for &(b, _) in &ALL[i + 1..] {
-            row(&mut text, &[a, b]);
-        }
-    }
-    text.push_str("\n## Why some are refused\n\n");
-    for (number, reason) in reasons.iter().enumerate() {
-        let _ = writeln!(text, "{}. {reason}", number + 1);
-    }
-    text
-}
-
-/// A combination with one more system; the same if it has that already.
-fn joined(first: &[System], more: System) -> Combination {
-    let mut all = first.to_vec();
-    if !all.contains(&more) {
-        all.push(more);
-    }
-    all.sort();
-    all
-}
-
-/// What the page says of each combination.
-fn read(text: &str) -> BTreeMap<Combination, &'static str> {
-    let system = |name: &str| ALL.iter().find(|(_, n)| *n == name).map(|(s, _)| *s);
-    let mut found = BTreeMap::new();
-    for line in text.lines().filter(|line| line.starts_with('|')) {
-        let mut cells = line.trim_matches('|').split('|').map(str::trim);
-        let Some(first) = cells.next() else { continue };
-        let first: Option<Combination> = first.split(" × ").map(system).collect();
-        let (Some(first), cells) = (first, cells.collect::<Vec<_>>()) else { continue };
-        if cells.len() != ALL.len() {
-            continue;
-        }
-        for ((more, _), mark) in ALL.iter().zip(cells) {
-            let said = match mark {
-                "✓" => "green",
-                "=" => "same",
-                "✗" => "red",
-                _ => "refused",
-            };
-            found.insert(joined(&first, *more), said);
-        }
-    }
-    found
 }

@@ -1,0 +1,152 @@
+//! Pipelines on the command line: tables that run, and shapes that don't.
+
+use std::fs;
+use std::path::Path;
+
+use crate::command::{Done, phalanx};
+
+/// Four narrow layers, two sequences a micro-batch.
+const SMALL: [&str; 10] = [
+    "model.layers=4",
+    "model.width=16",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.ffn=24",
+    "model.vocab=32",
+    "train.seq_len=8",
+    "train.batch_size=8",
+    "run.threads=1",
+    "parallel.dp=1",
+];
+
+fn run(dir: &Path, command: &str, sets: &[&str]) -> Done {
+    let sets: Vec<&str> = SMALL.iter().chain(sets).flat_map(|set| ["--set", set]).collect();
+    phalanx(dir, &[&[command, "--preset", "tiny"], &sets])
+}
+
+/// Every command that would run it refuses it in the same words.
+fn refused(dir: &Path, sets: &[&str], words: &[&str]) {
+    for command in ["train", "verify"] {
+        run(dir, command, sets).refused(words);
+    }
+    assert!(!dir.join("runs").exists(), "nothing was started");
+}
+
+#[test]
+fn shapes_that_a_schedule_does_not_take_are_refused_with_what_it_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let refused = |sets: &[&str], words: &[&str]| refused(dir, sets, words);
+    let interleaved = "parallel.schedule=interleaved";
+    refused(
+        &["parallel.pp=2", "train.microbatches=1", interleaved],
+        &["1 micro-batches on 2 stages", "nearest that work: 2"],
+    );
+    refused(
+        &["parallel.pp=2", "train.microbatches=3", "train.batch_size=6", interleaved],
+        &["3 micro-batches on 2 stages", "nearest that work: 2 or 4"],
+    );
+    refused(
+        &["parallel.pp=2", "parallel.chunks=2", "parallel.schedule=zb-h1"],
+        &["zb-h1 with 2 chunks", "each device holds one stage", "1 chunk; or interleaved"],
+    );
+    refused(
+        &["parallel.pp=2", "parallel.chunks=3", "parallel.schedule=zb-v"],
+        &["zb-v with 3 chunks", "2 chunks; or interleaved"],
+    );
+    refused(
+        &["parallel.pp=2", "parallel.warmup=pb", "parallel.schedule=gpipe"],
+        &["gpipe with the warm-up pb", "warm-up pa; or 1f1b"],
+    );
+}
+
+#[test]
+fn fewer_layers_than_stages_are_refused_with_numbers_that_fit() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    refused(
+        dir,
+        &["parallel.pp=5", "train.microbatches=2"],
+        &["4 layers can't be cut into 5 stages", "nearest that work: 4 stages, or 5 layers"],
+    );
+    refused(
+        dir,
+        &["parallel.pp=2", "train.microbatches=2", "parallel.chunks=3"],
+        &["1f1b with 3 chunks", "interleaved or breadth-first with 3"],
+    );
+    for schedule in ["interleaved", "breadth-first"] {
+        let schedule = format!("parallel.schedule={schedule}");
+        refused(
+            dir,
+            &["parallel.pp=2", "train.microbatches=2", "parallel.chunks=3", &schedule],
+            &[
+                "4 layers can't be cut into 2·3 = 6 stages",
+                "there are devices · chunks stages",
+                "1·3 = 3 stages, or 2·2 = 4 stages, or 6 layers",
+            ],
+        );
+    }
+    let sets = ["parallel.pp=4", "train.microbatches=4", "parallel.schedule=zb-v"];
+    refused(dir, &sets, &["4·2 = 8 stages", "2·2 = 4 stages, or 4·1 = 4 stages, or 8 layers"]);
+}
+
+#[test]
+fn a_table_runs_as_its_schedule_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for (name, chunks) in [("zb-h1", 1), ("zb-v", 2), ("interleaved", 2), ("1f1b", 1)] {
+        let shape = ["--stages", "2", "--microbatches", "4", "--csv", "own.csv"];
+        phalanx(dir, &[&["schedule", name], &shape]).ok();
+        let own = ["parallel.pp=2", "train.microbatches=4", "parallel.schedule=csv:own.csv"];
+        let done = run(dir, "verify", &own).ok();
+        let told = done.out + &done.err;
+        assert!(told.contains("ok") && !told.contains("differ"), "{name}, {chunks}: {told}");
+    }
+}
+
+#[test]
+fn tables_that_do_not_fit_are_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let shape = ["--stages", "2", "--microbatches", "4", "--csv", "own.csv"];
+    phalanx(dir, &[&["schedule", "zb-h1"], &shape]).ok();
+    let own = "parallel.schedule=csv:own.csv";
+    refused(
+        dir,
+        &["parallel.pp=4", "train.microbatches=4", own],
+        &["csv:own.csv has 2 devices; parallel.pp = 4", "nearest that work: parallel.pp = 2"],
+    );
+    refused(
+        dir,
+        &["parallel.pp=2", "train.microbatches=2", own],
+        &[
+            "csv:own.csv has 4 micro-batches; train.microbatches = 2",
+            "nearest that work: train.microbatches = 4",
+        ],
+    );
+    let table = fs::read_to_string(dir.join("own.csv")).unwrap();
+    let spoil = |name: &str, edit: &dyn Fn(&str) -> String| {
+        fs::write(dir.join(name), edit(&table)).unwrap();
+        format!("parallel.schedule=csv:{name}")
+    };
+    let sets = ["parallel.pp=2", "train.microbatches=4"];
+    let refused = |own: &str, words: &[&str]| refused(dir, &[sets[0], sets[1], own], words);
+    let lost = spoil("lost.csv", &|text| {
+        let kept: Vec<&str> = text.lines().filter(|line| *line != "1,B,3,0,1,0,0").collect();
+        kept.join("\n")
+    });
+    refused(&lost, &["device 1", "W of micro-batch 3 comes before its B", "lost.csv"]);
+    let twice = spoil("twice.csv", &|text| format!("{text}0,F,0,0,0,0,0\n"));
+    refused(&twice, &["device 0", "micro-batch 0", "twice.csv"]);
+    let odd = spoil("odd.csv", &|text| text.replace("0,F,2,", "0,G,2,"));
+    refused(&odd, &["part `G`", "parts are F, B, W", "odd.csv:"]);
+    let held = spoil("held.csv", &|text| text.replace("0,F,2,0,0", "0,F,2,0,1"));
+    refused(&held, &["chunk 0 of device 0 is stage 1", "says that it is stage 0", "held.csv:"]);
+    // Both wait for the other's second micro-batch.
+    let stuck =
+        "device,part,microbatch\n0,F,0\n0,BW,0\n0,F,1\n0,BW,1\n1,F,0\n1,F,1\n1,BW,0\n1,BW,1\n";
+    let stuck = spoil("stuck.csv", &|_| stuck.to_owned());
+    let sets = ["parallel.pp=2", "train.microbatches=2", &stuck];
+    self::refused(dir, &sets, &["stuck.csv", "BW0", "F1"]);
+    refused("parallel.schedule=csv:none.csv", &["cannot read none.csv"]);
+}

@@ -1,0 +1,121 @@
+//! The page: written from cells, and read back.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::{ALL, Cell, Combination, System, named};
+
+const HEAD: &str = "# Which systems work together
+
+There is no list of allowed combinations: strategies annotate values, and the partitioner does the rest.
+This page is what happened when every system, every pair and every triple of them was run on a mesh of up
+to eight ranks (in each of two stages, where one of them is a pipeline), beside one rank, through `verify`. A cell is ✓ only if it ran, every loss, gradient and
+parameter matched (1e-10 in f64), and the bytes sent and the memory written were those predicted. The
+command that runs them all and writes this page:
+
+```sh
+PHALANX_COMPOSITION=all cargo test --release -p phalanx-train --test systems composition -- --nocapture
+```
+
+`cargo test` runs a sample of them and fails if this page says otherwise.
+
+| name | system |
+|---|---|
+| ddp | data parallelism with buckets, dp 2 |
+| zero-1, zero-2, zero-3 | ZeRO's stages over dp (× cp) |
+| fsdp | fully sharded, root unit kept |
+| hybrid | FSDP in groups of 2 of dp 4; with tp and cp together: in groups of cp, copies over dp |
+| wus | weight-update sharding |
+| tp, tp+sp | Megatron's tensor parallelism, without and with sequence parallelism, tp 2 |
+| ulysses, ag-kv | context parallelism by all-to-all, by gathered keys and values, cp 2; both: each on an axis of its own |
+| selective, full | recomputation (selective: with materialised attention) |
+| mb | two micro-batches |
+| bf16 | 16-bit weights and computation, f32 masters (compared within 5%) |
+| gpt2 | GPT-2 with biases, a tied head and dropout; otherwise LLaMA with grouped heads |
+| 1f1b, interleaved, breadth-first, zb-h1, zb-v | pipelines of two stages (two chunks each where there are chunks) and two micro-batches; with mb: four |
+
+✓ ran and matched · = two values of one setting, of which a run has one · a number: refused, for the reason
+below.
+";
+
+/// The page of these cells.
+pub(super) fn written(cells: &BTreeMap<Combination, Cell>) -> String {
+    let mut reasons: Vec<&str> = Vec::new();
+    let mut marks: BTreeMap<&[System], String> = BTreeMap::new();
+    for (systems, cell) in cells {
+        let mark = match cell {
+            Cell::Green => "✓".to_owned(),
+            Cell::Same => "=".to_owned(),
+            Cell::Red(_) => "✗".to_owned(),
+            Cell::Refused(why) => {
+                let known = reasons.iter().position(|r| r == why);
+                let number = known.unwrap_or_else(|| {
+                    reasons.push(why);
+                    reasons.len() - 1
+                });
+                (number + 1).to_string()
+            }
+        };
+        marks.insert(systems, mark);
+    }
+    let green = cells.values().filter(|c| **c == Cell::Green).count();
+    let mut text = HEAD.to_owned();
+    let _ = writeln!(text, "\n{green} of {} cells ran and matched.", cells.len());
+    let names: Vec<&str> = ALL.iter().map(|(_, name)| *name).collect();
+    let line = "---|".repeat(ALL.len());
+    let head = format!("| {} |\n|---|{line}\n", names.join(" | "));
+    let row = |text: &mut String, first: &[System]| {
+        let cells: Vec<&str> = ALL.map(|(s, _)| marks[&*joined(first, s)].as_str()).to_vec();
+        let _ = writeln!(text, "| {} | {} |", named(first), cells.join(" | "));
+    };
+    let _ = write!(text, "\n## Pairs\n\nOn the diagonal: the system alone.\n\n| {head}");
+    for (a, _) in ALL {
+        row(&mut text, &[a]);
+    }
+    let _ = write!(text, "\n## Triples\n\n| {head}");
+    for (i, &(a, _)) in ALL.iter().enumerate() {
+        for &(b, _) in &ALL[i + 1..] {
+            row(&mut text, &[a, b]);
+        }
+    }
+    text.push_str("\n## Why some are refused\n\n");
+    for (number, reason) in reasons.iter().enumerate() {
+        let _ = writeln!(text, "{}. {reason}", number + 1);
+    }
+    text
+}
+
+/// A combination with one more system; the same if it has that already.
+fn joined(first: &[System], more: System) -> Combination {
+    let mut all = first.to_vec();
+    if !all.contains(&more) {
+        all.push(more);
+    }
+    all.sort();
+    all
+}
+
+/// What the page says of each combination.
+pub(super) fn read(text: &str) -> BTreeMap<Combination, &'static str> {
+    let system = |name: &str| ALL.iter().find(|(_, n)| *n == name).map(|(s, _)| *s);
+    let mut found = BTreeMap::new();
+    for line in text.lines().filter(|line| line.starts_with('|')) {
+        let mut cells = line.trim_matches('|').split('|').map(str::trim);
+        let Some(first) = cells.next() else { continue };
+        let first: Option<Combination> = first.split(" × ").map(system).collect();
+        let (Some(first), cells) = (first, cells.collect::<Vec<_>>()) else { continue };
+        if cells.len() != ALL.len() {
+            continue;
+        }
+        for ((more, _), mark) in ALL.iter().zip(cells) {
+            let said = match mark {
+                "✓" => "green",
+                "=" => "same",
+                "✗" => "red",
+                _ => "refused",
+            };
+            found.insert(joined(&first, *more), said);
+        }
+    }
+    found
+}

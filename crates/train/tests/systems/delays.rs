@@ -1,0 +1,206 @@
+//! Ranks that are late: nothing deadlocks, nothing changes, and everything is done in the script's order.
+//!
+//! Two crews take the same steps, one of them on engines that hesitate before their calls. Each step has
+//! other delays, and its numbers must be the same to the last bit. `PHALANX_DELAYS` is how many steps
+//! each pipeline takes.
+
+use std::time::Duration;
+
+use phalanx_comm::{Crew, Endpoint, Options};
+use phalanx_pipeline::Named;
+use phalanx_script::{Lane, Script, plan};
+use phalanx_train::config::Loaded;
+use phalanx_train::corpus::{self, with_step_data};
+use phalanx_train::error::Error;
+use phalanx_train::host::{HostEngine, rank_engine};
+use phalanx_train::network::Network;
+use phalanx_train::session::{Lowered, RankSession, StepData};
+
+use crate::support::{llama, models, settings};
+use crate::unsteady::{Habit, Issued, Unsteady};
+
+/// Steps of each pipeline; a longer run is asked for by the environment.
+fn steps(plain: usize) -> usize {
+    let asked = std::env::var("PHALANX_DELAYS").ok().and_then(|n| n.parse().ok());
+    asked.unwrap_or(plain)
+}
+
+type Rank = RankSession<Unsteady<HostEngine>>;
+
+/// The ranks of a pipeline, on engines with a habit.
+struct Ranks {
+    crew: Crew<Rank>,
+}
+
+impl Ranks {
+    fn new(loaded: &Loaded, habit: Habit, timeout: Duration) -> Self {
+        let network = Network::new(loaded).unwrap();
+        let read = network.start();
+        let lowered = Lowered::new(&models(loaded), settings(loaded, None)).unwrap();
+        let options = Options { timeout, depth: 1024, ..Options::default() };
+        let load = |endpoint: Endpoint| {
+            let rank = phalanx_comm::Communicator::rank(&endpoint);
+            let engine = Unsteady::new(rank_engine(1, endpoint)?, habit, rank);
+            let mut session = RankSession::load(engine, &lowered, rank)?;
+            session.start(&*read)?;
+            Ok::<_, Error>(session)
+        };
+        let crew = Crew::new(lowered.ranks(), &options, load);
+        Self { crew: crew.unwrap_or_else(|lost| panic!("{}", lost.failure.message)) }
+    }
+
+    /// By rank, the bits of loss and norm; or what went wrong.
+    fn step(&mut self, data: &StepData<'_>) -> Result<Vec<[u64; 2]>, String> {
+        let step = |_: usize, rank: &mut Rank| {
+            let result = rank.step(data, 0.01)?;
+            Ok::<_, Error>([result.loss, result.grad_norm].map(f64::to_bits))
+        };
+        self.crew.run(step).map_err(|lost| lost.failure.message.to_string())
+    }
+
+    fn params(&mut self) -> Vec<Vec<u64>> {
+        let pieces = |_: usize, rank: &mut Rank| {
+            let pieces = rank.param_pieces()?.into_iter();
+            Ok::<_, Error>(pieces.flat_map(|p| p.values).map(f64::to_bits).collect())
+        };
+        self.crew.run(pieces).unwrap_or_else(|lost| panic!("{}", lost.failure.message))
+    }
+
+    /// By rank: what was issued so far, and the script.
+    fn issued(&mut self) -> Vec<(Vec<Issued>, Script)> {
+        let read = |_: usize, rank: &mut Rank| {
+            Ok::<_, Error>((rank.engine().issued.clone(), rank.script().clone()))
+        };
+        self.crew.run(read).unwrap_or_else(|lost| panic!("{}", lost.failure.message))
+    }
+}
+
+/// A tiny model on a pipeline.
+fn tiny(schedule: Named, pp: usize, m: usize, more: &[&str]) -> Loaded {
+    let sets = [
+        format!("model.layers={}", pp * schedule.usual_chunks()),
+        format!("parallel.pp={pp}"),
+        format!("parallel.schedule={schedule}"),
+        format!("train.microbatches={m}"),
+        format!("train.batch_size={}", 2 * m),
+        "train.seq_len=4".to_owned(),
+        "model.width=8".to_owned(),
+        "model.ffn=12".to_owned(),
+    ];
+    let sets: Vec<&str> = sets.iter().map(String::as_str).chain(more.iter().copied()).collect();
+    llama(&sets)
+}
+
+/// Takes steps on both, and hands each step's results to `each`.
+fn beside(loaded: &Loaded, steps: usize, mut each: impl FnMut(&StepData<'_>)) {
+    let mut loader = corpus::training(loaded, &corpus::open(loaded).unwrap()).unwrap();
+    for _ in 0..steps {
+        with_step_data(loader.next_batch().unwrap(), |data| each(data));
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[test]
+fn late_ranks_change_nothing() {
+    let steps = steps(50);
+    let layouts: [&[&str]; 3] = [
+        &[],
+        &["parallel.dp=2", "parallel.zero=3"],
+        &["parallel.tp=2", "parallel.order=pp-tp-cp-dp"],
+    ];
+    let mut cases = 0;
+    for (number, schedule) in Named::ALL.into_iter().enumerate() {
+        // Interleaving needs as many micro-batches as stages, or a multiple.
+        let odd = if schedule == Named::Interleaved { 6 } else { 5 };
+        for (pp, m, layout) in [(2, 8, 0), (3, odd.min(6), 0), (4, 4, 0), (2, 2, 1), (2, 4, 2)] {
+            let loaded = tiny(schedule, pp, m, layouts[layout]);
+            let what = format!("{schedule}, pp {pp}, m {m}, {:?}", layouts[layout]);
+            let seed = (number * 100 + pp * 10 + m) as u64;
+            let mut steady = Ranks::new(&loaded, Habit::Steady, PATIENCE);
+            let mut late = Ranks::new(&loaded, Habit::Hesitates(seed), PATIENCE);
+            beside(&loaded, steps, |data| {
+                let expected = steady.step(data).unwrap_or_else(|why| panic!("{what}: {why}"));
+                let found = late.step(data);
+                assert_eq!(found.as_ref(), Ok(&expected), "{what}, seed {seed}, case {cases}");
+                cases += 1;
+            });
+            assert_eq!(steady.params(), late.params(), "{what}, seed {seed}");
+        }
+    }
+    assert!(cases >= 1000 || steps < 25, "only {cases} cases");
+}
+
+/// On every lane, what a rank issues is what its script says, in that order, on the buffers that
+/// the plan gave places to.
+#[test]
+fn actions_are_issued_in_the_order_of_the_script() {
+    for schedule in Named::ALL {
+        for layout in [&[][..], &["parallel.dp=2", "parallel.zero=3"]] {
+            let loaded = tiny(schedule, 2, 4, layout);
+            let mut ranks = Ranks::new(&loaded, Habit::Hesitates(7), PATIENCE);
+            beside(&loaded, 1, |data| drop(ranks.step(data).unwrap()));
+            for (rank, (issued, script)) in ranks.issued().into_iter().enumerate() {
+                let expected = in_order(&script);
+                for lane in [Lane::Compute, Lane::Gather, Lane::Reduce, Lane::Send, Lane::Receive] {
+                    let on = |all: &[Issued]| -> Vec<Issued> {
+                        all.iter().filter(|(l, ..)| *l == lane).cloned().collect()
+                    };
+                    let what = format!("{schedule}, rank {rank}, {lane:?}");
+                    assert_eq!(on(&issued), on(&expected), "{what}");
+                    let shared = !matches!(lane, Lane::Gather | Lane::Reduce) || !layout.is_empty();
+                    assert_eq!(on(&issued).is_empty(), !shared, "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// The calls that a script stands for. Ends of lives are no calls.
+fn in_order(script: &Script) -> Vec<Issued> {
+    let places = plan(script).unwrap();
+    let call = |action: &phalanx_script::Action| {
+        let first = |run: &phalanx_script::Run| {
+            let outputs = run.outputs.iter().map(|(view, _)| view);
+            run.inputs.iter().chain(outputs).map(|v| places.offsets[v.buffer.0] + v.offset).next()
+        };
+        let whole = || {
+            let used = action.reads().into_iter().chain(action.writes());
+            used.map(|buffer| places.offsets[buffer.0]).next()
+        };
+        match (action.run(), action.ends()) {
+            (Some(run), _) => {
+                let name = script.programs[run.program.0].program.name.clone();
+                Some((action.lane, name, first(run)))
+            }
+            (None, None) => Some((action.lane, action.label.clone(), whole())),
+            _ => None,
+        }
+    };
+    script.actions.iter().filter_map(call).collect()
+}
+
+/// A rank that waits for a gradient before it has sent what the gradient is of waits for ever.
+#[test]
+fn a_planted_deadlock_is_found() {
+    let loaded = tiny(Named::OneFOneB, 2, 1, &[]);
+    let mut ranks = Ranks::new(&loaded, Habit::Hasty, Duration::from_millis(300));
+    beside(&loaded, 1, |data| {
+        let why = ranks.step(data).unwrap_err();
+        assert!(why.contains("receive"), "{why}");
+    });
+}
+
+/// And one that does not wait computes something else.
+#[test]
+fn a_planted_missing_wait_is_found() {
+    let loaded = tiny(Named::OneFOneB, 2, 4, &[]);
+    let mut steady = Ranks::new(&loaded, Habit::Steady, PATIENCE);
+    let mut forgetful = Ranks::new(&loaded, Habit::Forgetful, PATIENCE);
+    let mut same = 0;
+    beside(&loaded, 3, |data| {
+        let expected = steady.step(data).unwrap();
+        same += usize::from(forgetful.step(data) == Ok(expected));
+    });
+    assert_eq!(same, 0, "nobody noticed");
+}

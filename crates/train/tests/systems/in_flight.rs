@@ -1,0 +1,181 @@
+//! What stages keep of the micro-batches in flight, counted by hand.
+//!
+//! The simulator says what a device does one after the other, and the programs' ports say what each
+//! run gives and what it reads. So each value is kept from the run that gives it to the last one that
+//! reads it: most of a chunk until its B, what W needs until W. The largest sum over the timeline must
+//! be what the planner plans and what a step writes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use phalanx_ir::{Port, Program, Role};
+use phalanx_pipeline::{Costs, Named, Shape, Times, simulate, split};
+use phalanx_script::{Category, Part, Turn, plan};
+use phalanx_train::config::Loaded;
+use phalanx_train::session::{Lowered, Order, Parallel, Pipeline, Split};
+
+use crate::bits::trained;
+use crate::support::{gpt, llama, models, on, settings};
+
+/// A pipeline of one rank for each stage.
+fn pipeline(named: Named, devices: usize) -> Parallel {
+    let pipeline =
+        Pipeline { order: Order::Named(named), split: Split::Count, ..Pipeline::default() };
+    Parallel { pipeline, ..on(&format!("pp={devices}"), Vec::new()) }
+}
+
+/// By device: the turns of instances in the order of the simulator's timeline.
+fn timeline(named: Named, devices: usize, microbatches: usize, layers: usize) -> Vec<Vec<Turn>> {
+    let schedule = named.build(Shape::new(devices, microbatches)).unwrap();
+    let times = Times { f: 1.0, b: 1.0, w: 1.0 };
+    let timeline = simulate(&schedule, &Costs::even(times, 0.0).unwrap()).unwrap();
+    // An embedding in front of the layers, and a head behind them.
+    let stages = schedule.placement().stages();
+    let stages = split::by_count(1..layers + 1, layers + 2, stages).unwrap();
+    let expand = |timed: &phalanx_pipeline::Timed| -> Vec<Turn> {
+        let (part, microbatch) = (timed.turn.part, timed.turn.microbatch);
+        let turn = |instance| Turn { instance, part, microbatch };
+        let run = stages[timed.stage].clone();
+        if part == Part::F { run.map(turn).collect() } else { run.rev().map(turn).collect() }
+    };
+    timeline.devices.iter().map(|turns| turns.iter().flat_map(expand).collect()).collect()
+}
+
+/// The head's forward and backward are one run where they follow each other, and nothing lies between.
+fn with_turned_head(turns: &[Turn], head: usize) -> Vec<Turn> {
+    let same = |a: &Turn, b: &Turn| (a.instance, a.microbatch) == (b.instance, b.microbatch);
+    let mut found: Vec<Turn> = Vec::new();
+    for turn in turns {
+        if found.iter().any(|t| t.part == Part::FBW && same(t, turn)) {
+            continue;
+        }
+        match found.last_mut() {
+            Some(last) if turn.instance == head && last.part == Part::F && same(last, turn) => {
+                last.part = Part::FBW;
+            }
+            _ => found.push(*turn),
+        }
+    }
+    found
+}
+
+/// A value that is kept: its bytes, and the first and last of a device's turns that it is there at.
+#[derive(Debug)]
+struct Kept {
+    bytes: usize,
+    first: usize,
+    last: usize,
+}
+
+/// The largest sum of what is kept at a turn of a device.
+fn most_kept(lowered: &Lowered, loaded: &Loaded, turns: &[Turn]) -> usize {
+    let model = &models(loaded).train;
+    let segment = |instance: usize| model.instances()[instance].segment;
+    let program = |turn: &Turn| lowered.compiled().program(segment(turn.instance), turn.part);
+    let forward = |instance: usize| lowered.compiled().program(segment(instance), Part::F);
+    let bytes = |p: &Program, port: &Port| p.ty(port.value).local_bytes(p.mesh());
+    // The instance before this one that gives a value.
+    let giver = |instance: usize, name: &str| {
+        let gives = |i: &usize| forward(*i).outputs_with(Role::Boundary).any(|p| p.name == name);
+        (0..instance).rev().find(gives).unwrap()
+    };
+    let mut kept: BTreeMap<(usize, String, usize), Kept> = BTreeMap::new();
+    for (now, turn) in turns.iter().enumerate() {
+        let (own, mb) = (program(turn), turn.microbatch);
+        for port in own.outputs_with(Role::Residual) {
+            let value = Kept { bytes: bytes(own, port), first: now, last: now };
+            kept.insert((turn.instance, port.name.clone(), mb), value);
+        }
+        for port in own.inputs_with(Role::Residual) {
+            kept.get_mut(&(turn.instance, port.name.clone(), mb)).unwrap().last = now;
+        }
+        if matches!(turn.part, Part::F | Part::FBW) {
+            continue;
+        }
+        // A backward that reads what the instance before gave keeps it alive since then; or, if it
+        // came from another device, since it was asked for: one turn before its forward.
+        for port in own.inputs_with(Role::Boundary) {
+            let giver = giver(turn.instance, &port.name);
+            let made = |instance: usize| {
+                let of = |t: &Turn| (t.instance, t.part, t.microbatch) == (instance, Part::F, mb);
+                turns.iter().position(of)
+            };
+            let asked = || made(turn.instance).unwrap().saturating_sub(1);
+            let first = made(giver).unwrap_or_else(asked);
+            let fresh = Kept { bytes: bytes(own, port), first, last: now };
+            kept.entry((giver, port.name.clone(), mb)).or_insert(fresh).last = now;
+        }
+    }
+    let at = |now: usize| {
+        let there = kept.values().filter(|k| (k.first..=k.last).contains(&now));
+        there.map(|k| k.bytes).sum::<usize>()
+    };
+    (0..turns.len()).map(at).max().unwrap()
+}
+
+const SCHEDULES: [Named; 8] = Named::ALL;
+
+#[test]
+fn residuals_are_those_of_the_chunks_in_flight() {
+    for (named, devices, microbatches) in SCHEDULES.into_iter().flat_map(|n| [(n, 2, 4), (n, 3, 6)])
+    {
+        let chunks = named.usual_chunks();
+        let layers = devices * chunks;
+        for recompute in ["none", "full"] {
+            let sets = [
+                format!("model.layers={layers}"),
+                format!("train.microbatches={microbatches}"),
+                format!("train.batch_size={}", 2 * microbatches),
+                format!("train.recompute={recompute}"),
+            ];
+            let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+            let loaded = if recompute == "none" { llama(&sets) } else { gpt(&sets) };
+            let what = format!("{named}, {devices} devices, recompute {recompute}");
+            let parallel = || Some(pipeline(named, devices));
+            let lowered = Lowered::new(&models(&loaded), settings(&loaded, parallel())).unwrap();
+            let timeline = timeline(named, devices, microbatches, layers);
+            let expected: Vec<usize> = (timeline.iter())
+                .map(|turns| most_kept(&lowered, &loaded, &with_turned_head(turns, layers + 1)))
+                .collect();
+            let planned = |rank: usize| {
+                let script = lowered.plan(rank).unwrap().script;
+                plan(&script).unwrap().peak(Category::Residuals)
+            };
+            assert_eq!((0..devices).map(planned).collect::<Vec<_>>(), expected, "{what}");
+            let written = trained(&loaded, parallel(), 1).observe().unwrap();
+            let written: Vec<usize> = (written.iter())
+                .map(|o| o.peaks.iter().find(|(c, _)| *c == Category::Residuals).unwrap().1)
+                .collect();
+            assert_eq!(written, expected, "{what}");
+        }
+    }
+}
+
+/// Where a backward is one piece and every device has as many layers, a device that holds neither end of
+/// the model keeps as many equal shares as the simulator counts micro-batches in flight.
+#[test]
+fn shares_are_as_many_as_the_simulator_counts() {
+    let (devices, microbatches) = (4, 8);
+    for named in [Named::GPipe, Named::OneFOneB, Named::Naive] {
+        let loaded = llama(&["model.layers=4", "train.microbatches=8", "train.batch_size=8"]);
+        let parallel = Some(pipeline(named, devices));
+        let lowered = Lowered::new(&models(&loaded), settings(&loaded, parallel)).unwrap();
+        let layer = models(&loaded).train.instances()[1].segment;
+        let program = |part| lowered.compiled().program(layer, part);
+        let bytes = |p: &Program, port: &Port| p.ty(port.value).local_bytes(p.mesh());
+        let (f, bw) = (program(Part::F), program(Part::BW));
+        let residuals: usize = f.outputs_with(Role::Residual).map(|p| bytes(f, p)).sum();
+        let inputs: usize = bw.inputs_with(Role::Boundary).map(|p| bytes(bw, p)).sum();
+        let schedule = named.build(Shape::new(devices, microbatches)).unwrap();
+        let times = Times { f: 1.0, b: 1.0, w: 1.0 };
+        let counted = simulate(&schedule, &Costs::even(times, 0.0).unwrap()).unwrap();
+        let names: BTreeSet<usize> = counted.peak_in_flight.iter().copied().collect();
+        assert!(named != Named::OneFOneB || names == BTreeSet::from([1, 2, 3, 4]));
+        for device in 1..devices - 1 {
+            let script = lowered.plan(device).unwrap().script;
+            let peak = plan(&script).unwrap().peak(Category::Residuals);
+            let whole = counted.peak_in_flight[device] * (residuals + inputs);
+            // The next micro-batch's input may already be on its way.
+            assert!((whole..=whole + inputs).contains(&peak), "{named}, {device}: {peak}, {whole}");
+        }
+    }
+}

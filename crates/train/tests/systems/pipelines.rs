@@ -1,0 +1,198 @@
+//! Pipelines beside one rank: every schedule, with every other way of dividing the work.
+//!
+//! `PHALANX_PIPELINES=all` runs the whole grid. Otherwise a sample of it is run, whose seed is the
+//! variable's number or 0, and in which every schedule and every value of every other factor occurs.
+
+use std::collections::BTreeSet;
+
+use phalanx_ir::random::Stream;
+use phalanx_pipeline::Named;
+use phalanx_train::config::Loaded;
+
+use crate::support::{agrees, gpt, llama};
+
+/// What ranks of a stage do with its weights and its sequences.
+const LAYOUTS: [(&str, &[&str]); 8] = [
+    ("alone", &[]),
+    ("dp", &["parallel.dp=2"]),
+    ("tp", &["parallel.tp=2"]),
+    ("sp", &["parallel.tp=2", "parallel.sp=true"]),
+    ("cp", &["parallel.cp=2"]),
+    ("zero 1", &["parallel.dp=2", "parallel.zero=1"]),
+    ("zero 2", &["parallel.dp=2", "parallel.zero=2"]),
+    ("zero 3", &["parallel.dp=2", "parallel.zero=3"]),
+];
+
+/// There is nothing to make again selectively where nothing quadratic is kept.
+const RECOMPUTE: [(&str, &[&str]); 3] = [
+    ("none", &["train.recompute=none"]),
+    ("selective", &["train.recompute=selective", "model.attention=materialised"]),
+    ("full", &["train.recompute=full"]),
+];
+
+/// Stages, micro-batches, chunks (0: the usual number), and whether stages are the fastest axis.
+type Shape = (usize, usize, usize, bool);
+
+/// Shapes that a schedule takes: few and many micro-batches, and numbers that stages don't divide.
+fn shapes(schedule: Named) -> &'static [Shape] {
+    match schedule {
+        Named::Interleaved => &[
+            (2, 4, 0, false),
+            (3, 3, 0, false),
+            (2, 4, 3, true),
+            (4, 4, 0, false),
+            (2, 2, 1, false),
+        ],
+        Named::BreadthFirst => &[
+            (2, 4, 0, false),
+            (3, 4, 0, true),
+            (2, 1, 3, false),
+            (4, 2, 0, false),
+            (2, 3, 1, false),
+        ],
+        _ => &[
+            (2, 4, 0, false),
+            (3, 5, 0, true),
+            (2, 1, 0, false),
+            (4, 6, 0, false),
+            (3, 2, 0, false),
+        ],
+    }
+}
+
+/// A point of the grid, as the numbers of its factors' values.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Case {
+    schedule: Named,
+    layout: usize,
+    tied: bool,
+    recompute: usize,
+    shape: usize,
+}
+
+/// Every schedule with every layout, tied and untied, with every kind of recomputation; shapes take
+/// turns, so that each occurs with each layout.
+fn grid() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for schedule in Named::ALL {
+        for layout in 0..LAYOUTS.len() {
+            for tied in [false, true] {
+                for recompute in 0..RECOMPUTE.len() {
+                    let shape = cases.len() % shapes(schedule).len();
+                    cases.push(Case { schedule, layout, tied, recompute, shape });
+                }
+            }
+        }
+    }
+    cases
+}
+
+impl Case {
+    fn name(&self) -> String {
+        let Case { schedule, layout, tied, recompute, shape } = *self;
+        let (pp, m, chunks, fastest) = shapes(schedule)[shape];
+        format!(
+            "{schedule}, pp {pp}, m {m}, chunks {chunks}, {}, {}, {}, recompute {}, stages {}",
+            if self.late() { "warm-up pb" } else { "warm-up pa" },
+            LAYOUTS[layout].0,
+            if tied { "tied" } else { "untied" },
+            RECOMPUTE[recompute].0,
+            if fastest { "fastest" } else { "slowest" },
+        )
+    }
+
+    /// Whether it has the longer warm-up, of which one schedule has a choice.
+    fn late(&self) -> bool {
+        self.schedule == Named::OneFOneB && self.shape % 2 == 1
+    }
+
+    fn loaded(&self) -> Loaded {
+        let Case { schedule, layout, tied, recompute, shape } = *self;
+        let (pp, m, chunks, fastest) = shapes(schedule)[shape];
+        let held = if chunks == 0 { schedule.usual_chunks() } else { chunks };
+        let mut sets = vec![
+            // One layer more than stages, so that not all of them are alike.
+            format!("model.layers={}", pp * held + 1),
+            format!("parallel.pp={pp}"),
+            format!("parallel.schedule={schedule}"),
+            format!("train.microbatches={m}"),
+            // Two sequences in each micro-batch: one for each rank along dp.
+            format!("train.batch_size={}", 2 * m),
+            format!("parallel.order={}", if fastest { "pp-tp-cp-dp" } else { "tp-cp-dp-pp" }),
+        ];
+        sets.extend((chunks > 0).then(|| format!("parallel.chunks={chunks}")));
+        sets.extend(self.late().then(|| "parallel.warmup=pb".to_owned()));
+        let more = LAYOUTS[layout].1.iter().chain(RECOMPUTE[recompute].1);
+        sets.extend(more.map(|set| (*set).to_owned()));
+        let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+        match tied {
+            true => gpt(&sets),
+            false => llama(&sets),
+        }
+    }
+
+    /// What a sample must have: every other factor's values with each schedule, and recomputation and
+    /// tied weights with each layout.
+    fn marks(&self) -> [(usize, usize, usize); 6] {
+        let schedule = self.schedule as usize;
+        let Case { layout, tied, recompute, shape, .. } = *self;
+        let tied = usize::from(tied);
+        [
+            (0, schedule, layout),
+            (1, schedule, tied),
+            (2, schedule, recompute),
+            (3, schedule, shape),
+            (4, layout, tied),
+            (5, layout, recompute),
+        ]
+    }
+}
+
+/// A few cases in which every mark of the grid occurs: always the next one, in a random order, that
+/// has most of the marks still missing.
+fn sample(seed: u64) -> Vec<Case> {
+    let mut all = grid();
+    let stream = Stream::named(seed, "pipelines");
+    for last in (1..all.len()).rev() {
+        all.swap(last, stream.below(last as u64, last as u64 + 1) as usize);
+    }
+    let mut missing: BTreeSet<_> = all.iter().flat_map(Case::marks).collect();
+    let mut chosen = Vec::new();
+    while !missing.is_empty() {
+        let new = |case: &&Case| case.marks().iter().filter(|m| missing.contains(m)).count();
+        let Some(best) = all.iter().rev().max_by_key(new).copied() else { break };
+        for mark in best.marks() {
+            missing.remove(&mark);
+        }
+        chosen.push(best);
+    }
+    chosen
+}
+
+#[test]
+fn pipelines_do_what_one_rank_does() {
+    let asked = std::env::var("PHALANX_PIPELINES").unwrap_or_else(|_| "0".to_owned());
+    let cases = match asked.as_str() {
+        "all" => grid(),
+        seed => sample(seed.parse().expect("PHALANX_PIPELINES is `all` or a seed")),
+    };
+    for (number, case) in cases.iter().enumerate() {
+        let what = format!("PHALANX_PIPELINES={asked}: {}", case.name());
+        println!("{} of {}: {what}", number + 1, cases.len());
+        let found = agrees(&what, &case.loaded(), None);
+        // Bytes went from stage to stage, and as many as the types say.
+        let sent = found.comm.iter().find(|row| row.op == "send").unwrap();
+        assert!(sent.bytes_measured > 0 && sent.bytes_measured == sent.bytes_predicted, "{what}");
+    }
+}
+
+#[test]
+fn a_sample_has_every_value_of_every_factor() {
+    for seed in 0..3 {
+        let found = sample(seed);
+        let marks = |cases: &[Case]| cases.iter().flat_map(Case::marks).collect::<BTreeSet<_>>();
+        assert_eq!(marks(&found), marks(&grid()));
+        assert!(found.len() < 100, "{} cases", found.len());
+    }
+    assert_ne!(sample(0), sample(1));
+}

@@ -1,0 +1,90 @@
+//! Stages whose meshes differ: what passes between two tensor ranks and four.
+
+use phalanx_comm::Options;
+use phalanx_pipeline::Named;
+use phalanx_spmd::strategies::{Megatron, Sequence};
+use phalanx_train::session::{Lowered, Order, Parallel, Pipeline, SharedStrategy};
+use phalanx_train::verify::verify_as;
+
+use crate::support::{agrees, gpt, llama, models, settings, shared};
+
+const MICROBATCHES: u64 = 4;
+const SETS: [&str; 3] = ["model.layers=4", "train.microbatches=4", "model.kv_heads=4"];
+/// Bytes of one boundary value: two sequences of eight positions, 16 wide, in f64.
+const VALUE: u64 = 2 * 8 * 16 * 8;
+/// Each verification takes as many steps.
+const STEPS: u64 = 2;
+
+/// A pipeline over these meshes, one after the other.
+fn pipeline(meshes: &[&str], named: Named, sequence: bool) -> Parallel {
+    let mut strategies: Vec<SharedStrategy> = vec![shared(Megatron::default())];
+    strategies.extend(sequence.then(|| shared(Sequence::default())));
+    let meshes = meshes.iter().map(|mesh| mesh.parse().unwrap()).collect();
+    let pipeline = Pipeline { order: Order::Named(named), meshes, ..Pipeline::default() };
+    Parallel { strategies, pipeline, ..Parallel::default() }
+}
+
+#[test]
+fn two_tensor_ranks_and_four_do_what_one_rank_does() {
+    for meshes in [["tp=2", "tp=4"], ["tp=4", "tp=2"]] {
+        for named in [Named::OneFOneB, Named::ZbH1, Named::ZbV, Named::BreadthFirst] {
+            for sequence in [false, true] {
+                let what = format!("{meshes:?}, {named}, sequence parallelism {sequence}");
+                let parallel = pipeline(&meshes, named, sequence);
+                let found = agrees(&what, &llama(&SETS), Some(parallel));
+                let sent = found.comm.iter().find(|row| row.op == "send").unwrap();
+                assert_eq!(sent.bytes_predicted, sent.bytes_measured, "{what}");
+                // Looped chunks cross three times, those of a V twice (the middle ones are neighbours),
+                // and back again. Where sequences lie on the tensor ranks, a crossing moves the value
+                // once; where they are replicated, as often as there are receivers: 2 one way, 4
+                // the other, whichever way the gradient goes.
+                let crossings = match named {
+                    Named::BreadthFirst => 3,
+                    Named::ZbV => 2,
+                    _ => 1,
+                };
+                let there_and_back = if sequence { 2 } else { 2 + 4 };
+                let expected = STEPS * MICROBATCHES * crossings * there_and_back * VALUE;
+                assert_eq!(sent.bytes_measured, expected, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn three_stages_of_three_shapes_do_what_one_rank_does() {
+    for sequence in [false, true] {
+        let parallel = pipeline(&["tp=1", "tp=4", "tp=2"], Named::OneFOneB, sequence);
+        let what = format!("sequence parallelism {sequence}");
+        let sets = [&SETS[..], &["train.recompute=full"]].concat();
+        let found = agrees(&what, &llama(&sets), Some(parallel));
+        let sent = found.comm.iter().find(|row| row.op == "send").unwrap();
+        let receivers = if sequence { 4 } else { 4 + 1 + 2 + 4 };
+        assert_eq!(sent.bytes_measured, STEPS * MICROBATCHES * receivers * VALUE, "{what}");
+    }
+}
+
+/// A weight that two stages share has one gradient, whose parts must lie alike on both.
+#[test]
+fn tied_weights_across_meshes_that_differ_are_refused() {
+    let loaded = gpt(&["model.layers=4", "train.microbatches=4"]);
+    let alike = pipeline(&["tp=2", "tp=2"], Named::OneFOneB, false);
+    agrees("meshes that are alike", &loaded, Some(alike));
+    let parallel = pipeline(&["tp=2", "tp=4"], Named::OneFOneB, false);
+    let told = verify_as(&loaded, settings(&loaded, Some(parallel)), 1, Options::default());
+    let error = told.unwrap_err();
+    assert_eq!(error.exit_code(), 2, "{error}");
+    for words in ["shared by stages on different meshes, (tp=2) and (tp=4)", "or untie it"] {
+        assert!(error.to_string().contains(words), "`{words}` is not in: {error}");
+    }
+}
+
+#[test]
+fn the_layout_is_told_stage_by_stage() {
+    let parallel = pipeline(&["tp=2", "tp=4"], Named::ZbH1, true);
+    let loaded = llama(&SETS);
+    let lowered = Lowered::new(&models(&loaded), settings(&loaded, Some(parallel))).unwrap();
+    let told = lowered.describe();
+    assert!(told.starts_with("6 ranks, (tp 2) → (tp 4): "), "{told}");
+    assert!(told.contains("zb-h1"), "{told}");
+}
