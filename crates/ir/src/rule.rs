@@ -34,6 +34,10 @@ pub enum FactorKind {
     /// May be sharded; the op's lowering communicates inside (softmax, norms, cross-entropy over
     /// their last dim), so outputs that lack it are complete.
     Lowered,
+    /// Independent like a free one, but of one of several computations that share operands, the one
+    /// of this number. The others know nothing of it: their outputs are not summed over it, and
+    /// factors of theirs may be sharded by the same axes.
+    Branch(usize),
 }
 
 /// One index of the op's computation.
@@ -117,6 +121,11 @@ impl Rule {
     /// Declares factors over which the op communicates by itself when they are sharded.
     pub fn lowered(self, names: &str) -> Self {
         self.mark(names, FactorKind::Lowered)
+    }
+
+    /// Declares factors that only one of several computations that share operands has.
+    pub fn branch(self, number: usize, names: &str) -> Self {
+        self.mark(names, FactorKind::Branch(number))
     }
 
     fn mark(mut self, names: &str, kind: FactorKind) -> Self {

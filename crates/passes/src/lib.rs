@@ -13,6 +13,7 @@ mod dead_code;
 mod fold_add;
 mod fuse;
 mod overlap;
+mod pack;
 mod sort_free;
 mod stored_params;
 #[cfg(test)]
@@ -24,5 +25,6 @@ pub use dead_code::{dead_code, dead_code_and_inputs};
 pub use fold_add::fold_add;
 pub use fuse::{MAX_FULL_OPERANDS, MAX_OPERANDS, MAX_STEPS, fuse};
 pub use overlap::overlap;
+pub use pack::pack;
 pub use sort_free::{peak_bytes, sort_free};
 pub use stored_params::stored_params;

@@ -9,18 +9,20 @@ use std::num::NonZeroUsize;
 
 use phalanx_ir::{DType, Op, OpDef, Phase, Program, verify};
 use phalanx_passes::{
-    chunk_loss, common, dead_code, dead_code_and_inputs, fold_add, fuse, peak_bytes, sort_free,
+    chunk_loss, common, dead_code, dead_code_and_inputs, fold_add, fuse, pack, peak_bytes,
+    sort_free,
 };
 use support::{backward, block_program, distance, joint, numbers, random_program, transformer};
 
 type Pass = fn(&Program) -> Program;
 
 /// Each pass, and how far its numbers may move: folding and chunking sum in another order.
-const PASSES: [(&str, Pass, f64); 8] = [
+const PASSES: [(&str, Pass, f64); 9] = [
     ("dead_code", dead_code, 0.0),
     ("common", common, 0.0),
     ("fuse", fuse, 0.0),
     ("sort_free", sort_free, 0.0),
+    ("pack", pack, 0.0),
     ("fold_add", fold_add, 1e-12),
     ("chunk_loss", chunked, 1e-12),
     ("all", all, 1e-12),
@@ -32,7 +34,7 @@ fn chunked(program: &Program) -> Program {
 }
 
 fn all(program: &Program) -> Program {
-    [common, chunked, fold_add, sort_free, fuse, dead_code]
+    [common, chunked, fold_add, pack, sort_free, fuse, dead_code]
         .into_iter()
         .fold(program.clone(), |p, pass: Pass| pass(&p))
 }
@@ -75,7 +77,7 @@ fn count(program: &Program, wanted: impl Fn(&Op) -> bool) -> usize {
 
 #[test]
 fn random_programs_keep_their_numbers() {
-    let mut work = [0; 4];
+    let mut work = [0; 5];
     for seed in 0..300 {
         let program = random_program(seed);
         check(&program, seed);
@@ -84,6 +86,7 @@ fn random_programs_keep_their_numbers() {
         work[1] += live.instrs().len() - common(&live).instrs().len();
         work[2] += live.instrs().len() - fold_add(&live).instrs().len();
         work[3] += live.instrs().len() - fuse(&live).instrs().len();
+        work[4] += live.instrs().len() - pack(&live).instrs().len();
     }
     // The programs are of use only if the passes find something in them.
     assert!(work.iter().all(|&n| n > 150), "{work:?}");
@@ -119,7 +122,7 @@ fn narrow_types_stay_within_their_rounding() {
     let (mut plain, mut rewritten) = (0.0, 0.0);
     for seed in 0..10 {
         let before = numbers(&program, seed);
-        for pass in [common, sort_free, fuse, dead_code] {
+        for pass in [common, sort_free, pack, fuse, dead_code] {
             assert_eq!(distance(&before, &numbers(&pass(&program), seed)), 0.0);
         }
         let truth = numbers(&exact, seed);
@@ -156,6 +159,23 @@ fn a_block_folds_every_sum_that_ends_in_a_product() {
     // Forward: both residuals. Backward: q, k, v meet in one cotangent and gate, up in another
     // (three sums of products); the two sums with a norm's gradient are not of products.
     assert_eq!((adds(&program), adds(&after), folded), (7, 2, 5));
+}
+
+/// Query, key, value and gate, up, forward; the gradients of their weights, backward. What makes the
+/// cotangents shares nothing.
+#[test]
+fn a_block_packs_the_products_of_its_norms() {
+    let sizes = |program: &Program| -> Vec<(Phase, usize)> {
+        let packs = program.instrs().iter().filter(|i| matches!(i.op, Op::PackedMatmul(_)));
+        packs.map(|i| (i.phase, i.outputs.len())).collect()
+    };
+    let joint = fold_add(&joint(&block_program(DType::F32)));
+    let whole = pack(&joint);
+    use Phase::{F, W};
+    assert_eq!(sizes(&whole), [(F, 3), (F, 2), (W, 2), (W, 3)]);
+    assert_eq!(whole.flops(), joint.flops());
+    let after = pack(&dead_code_and_inputs(&backward(&joint)));
+    assert_eq!(sizes(&after), [(W, 2), (W, 3)]);
 }
 
 #[test]

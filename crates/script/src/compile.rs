@@ -7,8 +7,8 @@ use std::num::NonZeroUsize;
 use phalanx_autodiff::{Joint, Phases, Recompute, joint, slice};
 use phalanx_ir::{DType, IrError, Model, Program, verify};
 use phalanx_passes::{
-    chunk_loss, common, common_at_once, dead_code_and_inputs, fold_add, fuse, overlap, sort_free,
-    stored_params,
+    chunk_loss, common, common_at_once, dead_code_and_inputs, fold_add, fuse, overlap, pack,
+    sort_free, stored_params,
 };
 use phalanx_spmd::Partition;
 
@@ -101,7 +101,7 @@ fn stored(program: &Program, weights: Option<DType>) -> Program {
 
 /// The passes on a program that is not cut any further; what they made is verified.
 fn finished(program: &Program) -> Result<Program, ScriptError> {
-    let program = fuse(&sort_free(&dead_code_and_inputs(program)));
+    let program = fuse(&sort_free(&pack(&dead_code_and_inputs(program))));
     let program = overlap(&program, AHEAD);
     verify(&program).map_err(IrError::from)?;
     Ok(program)

@@ -214,20 +214,24 @@ pub(crate) fn segment_products(forward: &Program) -> Vec<Product> {
         for value in &instr.outputs {
             differentiated[value.index()] = wanted;
         }
-        let (Op::Matmul(op), [x, w, ..]) = (&instr.op, &instr.inputs[..]) else {
-            continue;
+        let (x, others, spec) = match (&instr.op, &instr.inputs[..]) {
+            (Op::Matmul(op), [x, w, ..]) => (x, std::slice::from_ref(w), &op.spec),
+            (Op::PackedMatmul(op), [x, others @ ..]) => (x, others, &op.spec),
+            _ => continue,
         };
-        let (true, &[rows, columns]) = (params[w.index()], &local(*w)[..]) else {
-            continue;
-        };
-        let [_, letters, out] = op.spec.letters();
-        let transposed = letters.chars().next() == out.chars().last();
-        let (from, to) = if transposed { (columns, rows) } else { (rows, columns) };
-        let rows = local(*x).iter().product::<usize>() / from.max(1);
-        let product = |pass| Product { pass, rows, from, to, transposed };
-        products.extend([Pass::Forward, Pass::WeightGradient].map(product));
-        if differentiated[x.index()] {
-            products.push(product(Pass::InputGradient));
+        for w in others {
+            let (true, &[rows, columns]) = (params[w.index()], &local(*w)[..]) else {
+                continue;
+            };
+            let [_, letters, out] = spec.letters();
+            let transposed = letters.chars().next() == out.chars().last();
+            let (from, to) = if transposed { (columns, rows) } else { (rows, columns) };
+            let rows = local(*x).iter().product::<usize>() / from.max(1);
+            let product = |pass| Product { pass, rows, from, to, transposed };
+            products.extend([Pass::Forward, Pass::WeightGradient].map(product));
+            if differentiated[x.index()] {
+                products.push(product(Pass::InputGradient));
+            }
         }
     }
     products

@@ -11,7 +11,7 @@ fn a_step_is_shown_as_programs_script_and_memory() {
     for words in [
         "# F of blocks.0",
         "# FBW of head",
-        "# script:",
+        "# script of rank 0:",
         "update embed",
         "# memory:",
         "residuals",
@@ -26,7 +26,7 @@ fn a_step_is_shown_as_programs_script_and_memory() {
     }
     let part = ["--segment", "block", "--part", "W"];
     let text = phalanx(dir.path(), &[&["explain"], SMALL, &part]).ok().out;
-    assert!(text.contains("program block.W") && !text.contains("# script:"), "{text}");
+    assert!(text.contains("program block.W") && !text.contains("# script of rank 0:"), "{text}");
     let wrong = phalanx(dir.path(), &[&["explain"], SMALL, &["--segment", "blok"]]);
     wrong.refused(&["embed | block | head"]);
 }

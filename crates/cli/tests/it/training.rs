@@ -49,20 +49,7 @@ fn a_run_leaves_its_folder_and_can_be_repeated_from_it() {
 }
 
 /// Small sizes that leave the default run its 8 ranks.
-const EIGHT: &[&str] = &[
-    "--set",
-    "model.layers=1",
-    "--set",
-    "model.width=32",
-    "--set",
-    "model.ffn=48",
-    "--set",
-    "model.vocab=32",
-    "--set",
-    "train.seq_len=16",
-    "--set",
-    "train.batch_size=8",
-];
+const EIGHT: &[&str] = &["--set", "train.seq_len=16", "--set", "train.batch_size=8"];
 
 #[test]
 fn the_default_run_repeats_its_first_steps_on_one_rank() {

@@ -4,19 +4,33 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use phalanx_engine::EngineError;
-use phalanx_ir::ops::Matmul;
+use phalanx_ir::ops::{Matmul, PackedMatmul};
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_floats, task};
 use crate::element::Element;
-use crate::kernels::gemm::{Packing, matmul, matmul_scratch};
+use crate::kernels::gemm::{Packing, Part, matmul, matmul_scratch, matmul_turns};
 use crate::kernels::matrix::{Mat, MatMut};
 
 pub(super) fn compile(op: &Operation<'_>, spec: &Matmul) -> Result<Tasks, EngineError> {
-    let (a, b, out) = (op.input(0), op.input(1), op.output(0));
-    let dims = Dims::new(spec, &a, &b, &out);
+    let [a, b] = [op.input(0), op.input(1)];
+    let out = op.output(0);
     let addend = spec.add.then(|| op.input(2));
     let made = for_floats!(op, a.dtype, out.dtype, T, C => {
-        task(Product::<T, C> { dims, a, b, out, addend, types: PhantomData })
+        task(Product::<T, C> { addend, ..Product::new(spec, a, b, out) })
+    })?;
+    Ok(vec![made])
+}
+
+/// Products that share their first operand: one task, whose products take turns.
+pub(super) fn compile_packed(
+    op: &Operation<'_>,
+    spec: &PackedMatmul,
+) -> Result<Tasks, EngineError> {
+    let (a, single) = (op.input(0), spec.single());
+    let count = op.instr.outputs.len();
+    let made = for_floats!(op, a.dtype, spec.out, T, C => {
+        let product = |i| Product::new(&single, a.clone(), op.input(i + 1), op.output(i));
+        task(Pack::<T, C> { products: (0..count).map(product).collect() })
     })?;
     Ok(vec![made])
 }
@@ -173,19 +187,9 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for Product<T, C> {
     }
 
     fn run(&self, cx: &Context<'_>) {
-        let shared = self.dims.shared(cx.share.workers);
-        let own = cx.share.of(self.dims.axis(shared).size);
-        if own.is_empty() {
-            return;
+        if let Some((own, start)) = self.dims.own(cx.share) {
+            self.loops(cx, &own, 0, start);
         }
-        let mut dims = self.dims.clone_shallow();
-        let mut start = [0; 3];
-        let axis = dims.axis_mut(shared, &self.dims);
-        for (start, stride) in start.iter_mut().zip(axis.strides) {
-            *start = own.start * stride;
-        }
-        axis.size = own.len();
-        self.loops(cx, &dims, 0, start);
     }
 
     fn scratch(&self, workers: usize) -> usize {
@@ -211,8 +215,23 @@ struct Own {
 }
 
 impl Dims {
-    fn clone_shallow(&self) -> Own {
-        Own { rows: self.rows, cols: self.cols, inner: self.inner, outer: None }
+    /// A worker's loops and where they start in each tensor, if it has anything to do.
+    fn own(&self, share: Share) -> Option<(Own, [usize; 3])> {
+        let shared = self.shared(share.workers);
+        let mine = share.of(self.axis(shared).size);
+        if mine.is_empty() {
+            return None;
+        }
+        let mut own = Own { rows: self.rows, cols: self.cols, inner: self.inner, outer: None };
+        let axis = own.axis_mut(shared, self);
+        axis.size = mine.len();
+        let start = axis.strides.map(|stride| mine.start * stride);
+        Some((own, start))
+    }
+
+    /// Whether it is one product of two matrices, of which something is summed.
+    fn is_plain(&self) -> bool {
+        self.outer.is_empty() && self.sums.is_empty() && self.inner.size > 0
     }
 }
 
@@ -227,6 +246,11 @@ impl Own {
 }
 
 impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
+    fn new(spec: &Matmul, a: Var, b: Var, out: Var) -> Self {
+        let dims = Dims::new(spec, &a, &b, &out);
+        Self { dims, a, b, out, addend: None, types: PhantomData }
+    }
+
     fn loops(&self, cx: &Context<'_>, own: &Own, depth: usize, at: [usize; 3]) {
         let Some(&axis) = self.dims.outer.get(depth) else {
             return self.sums(cx, own, at);
@@ -258,27 +282,46 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
 
     fn product(&self, cx: &Context<'_>, own: &Own, at: [usize; 3], later: bool) {
         let (m, n, k) = (own.rows, own.cols, own.inner);
-        let strides = |r: Loop, c: Loop, t: usize| [r.strides[t] as isize, c.strides[t] as isize];
         let adds = later || cx.adds(&self.out) || self.addend.is_some();
-        // SAFETY: the axes describe these three tensors, whose places the planner gave; a worker's
-        // share of the result is its own, and the operands are written by nobody meanwhile.
-        let (a, b, mut c) = unsafe {
-            (
-                Mat::from_raw(cx.ptr::<T>(&self.a).add(at[0]), [m.size, k.size], strides(m, k, 0)),
-                Mat::from_raw(cx.ptr::<T>(&self.b).add(at[1]), [k.size, n.size], strides(k, n, 1)),
-                MatMut::from_raw(
-                    cx.ptr::<C>(&self.out).add(at[2]),
-                    [m.size, n.size],
-                    strides(m, n, 2),
-                ),
-            )
-        };
+        // SAFETY: this is the only view of the worker's share of the result.
+        let Part { a, b, mut c, .. } = unsafe { self.part(cx, own, at) };
         if let (Some(addend), false) = (&self.addend, later) {
             self.bring(cx, addend, at[2], &mut c, [m, n]);
         }
         // SAFETY: no other slice of it is in use.
         let scratch = unsafe { cx.scratch(matmul_scratch::<T, T, C>(m.size, k.size, n.size)) };
         matmul(&Packing, c, a, b, adds, scratch);
+    }
+
+    /// The matrices of a worker's share.
+    ///
+    /// # Safety
+    /// No other view of this part of the result is in use.
+    unsafe fn part<'a>(&self, cx: &'a Context<'_>, own: &Own, at: [usize; 3]) -> Part<'a, T, C> {
+        let (m, n, k) = (own.rows, own.cols, own.inner);
+        let strides = |r: Loop, c: Loop, t: usize| [r.strides[t] as isize, c.strides[t] as isize];
+        // SAFETY: the axes describe these three tensors, whose places the planner gave; a worker's
+        // share of the result is its own, and the operands are written by nobody meanwhile.
+        unsafe {
+            Part {
+                a: Mat::from_raw(
+                    cx.ptr::<T>(&self.a).add(at[0]),
+                    [m.size, k.size],
+                    strides(m, k, 0),
+                ),
+                b: Mat::from_raw(
+                    cx.ptr::<T>(&self.b).add(at[1]),
+                    [k.size, n.size],
+                    strides(k, n, 1),
+                ),
+                c: MatMut::from_raw(
+                    cx.ptr::<C>(&self.out).add(at[2]),
+                    [m.size, n.size],
+                    strides(m, n, 2),
+                ),
+                accumulate: cx.adds(&self.out),
+            }
+        }
     }
 
     /// The sum of nothing, where a rank holds only padding of what is summed.
@@ -333,5 +376,41 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
                 }
             }
         }
+    }
+}
+
+/// Products that share their first operand. Where each is one product of two matrices, they take
+/// turns over blocks of what is summed; else they run one after the other. Workers share each of
+/// them as if it stood alone, so that the borders are those of its neighbours.
+struct Pack<T, C> {
+    products: Vec<Product<T, C>>,
+}
+
+impl<T: Element, C: Element<Acc = T::Acc>> Task for Pack<T, C> {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        self.products.iter().flat_map(|product| product.accesses(share)).collect()
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        if !self.products.iter().all(|product| product.dims.is_plain()) {
+            return self.products.iter().for_each(|product| product.run(cx));
+        }
+        let part = |i: usize| {
+            let product = &self.products[i];
+            let (own, start) = product.dims.own(cx.share)?;
+            // SAFETY: the kernel is done with one part before it asks for another.
+            Some(unsafe { product.part(cx, &own, start) })
+        };
+        // SAFETY: no other slice of it is in use.
+        let scratch = unsafe { cx.scratch(self.scratch(cx.share.workers) / size_of::<T::Acc>()) };
+        matmul_turns(&Packing, self.products.len(), part, scratch);
+    }
+
+    fn scratch(&self, workers: usize) -> usize {
+        self.products.iter().map(|product| product.scratch(workers)).max().unwrap_or(0)
+    }
+
+    fn is_matmul(&self) -> bool {
+        true
     }
 }

@@ -127,6 +127,7 @@ pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         // The result is the operand, under another type.
         Op::Reshape(_) => Ok(vec![]),
         Op::Matmul(matmul) => matmul::compile(op, matmul),
+        Op::PackedMatmul(packed) => matmul::compile_packed(op, packed),
         Op::Unary(_)
         | Op::UnaryGrad(_)
         | Op::Binary(_)

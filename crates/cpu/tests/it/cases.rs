@@ -3,10 +3,10 @@
 use phalanx_ir::ops::{
     AdamW, Attention, AttentionGrad, AttentionKind, Binary, BinaryKind, Broadcast, Cast, Compare,
     CompareKind, Concat, CrossEntropy, CrossEntropyGrad, Decay, Dropout, Embedding, EmbeddingGrad,
-    Fill, Fused, FusedArg, FusedStep, LayerNorm, LayerNormGrad, LinearCrossEntropy, Matmul, Pad,
-    Reduce, ReduceKind, Reshape, RmsNorm, RmsNormGrad, RopeScaling, Rotary, Scale, Select, Sgd,
-    Shift, Slice, Softmax, SoftmaxGrad, SumSquares, Transpose, Unary, UnaryGrad, UnaryKind,
-    ZeroPadding,
+    Fill, Fused, FusedArg, FusedStep, LayerNorm, LayerNormGrad, LinearCrossEntropy, Matmul,
+    PackedMatmul, Pad, Reduce, ReduceKind, Reshape, RmsNorm, RmsNormGrad, RopeScaling, Rotary,
+    Scale, Select, Sgd, Shift, Slice, Softmax, SoftmaxGrad, SumSquares, Transpose, Unary,
+    UnaryGrad, UnaryKind, ZeroPadding,
 };
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Form, Op, Phase, Program, Role, TensorType};
@@ -105,6 +105,9 @@ impl Cases {
             let matmul = |add| Matmul { spec: spec.parse().unwrap(), out: F64, add };
             self.add(matmul(false), &[&a, &b]);
             self.add(matmul(true), &[&a, &b, &c]);
+            let other = normal("other", &shape(y));
+            let packed = PackedMatmul { spec: spec.parse().unwrap(), out: F64 };
+            self.add(packed, &[&a, &b, &other]);
         }
     }
 

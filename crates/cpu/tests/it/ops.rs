@@ -2,12 +2,12 @@
 
 use phalanx_ir::ops::{
     AdamW, Attention, AttentionGrad, AttentionKind, BinaryKind, CompareKind, Decay, EmbeddingGrad,
-    LayerNormGrad, LinearCrossEntropy, Pad, RmsNormGrad, RopeScaling, Rotary, Sgd, SoftmaxGrad,
-    SumSquares, UnaryGrad, UnaryKind,
+    LayerNormGrad, LinearCrossEntropy, PackedMatmul, Pad, RmsNormGrad, RopeScaling, Rotary, Sgd,
+    SoftmaxGrad, SumSquares, UnaryGrad, UnaryKind,
 };
 use phalanx_ir::{Builder, DType, Role, Tensor, TensorType};
 
-use crate::harness::{check, tolerance};
+use crate::harness::{check, inputs, on_cpu, tolerance};
 
 const FLOATS: [DType; 3] = [DType::F64, DType::F32, DType::Bf16];
 
@@ -48,6 +48,81 @@ fn products_of_every_arrangement() {
             let y = b.input("y", Role::Data, TensorType::new(dtype, shape(y)));
             gradient(b, "z", x.einsum(y, spec));
         });
+    }
+}
+
+/// Widths of their own, one of them a single column; a letter that can't be merged; a batch.
+#[test]
+fn packed_products_of_every_arrangement() {
+    for spec in ["bsd,de->bse", "bsd,bse->de", "abc,cbe->ae", "bshd,bthd->bhst", "ab,bc->ca"] {
+        each(spec, |b, dtype| {
+            let (left, _) = spec.split_once("->").unwrap();
+            let (x, y) = left.split_once(',').unwrap();
+            let own = |c: char| y.contains(c) && !x.contains(c);
+            let shape = |s: &str, width: usize| -> Vec<usize> {
+                let size = |c: char| if own(c) { width } else { 3 + (c as usize * 7) % 11 };
+                s.chars().map(size).collect()
+            };
+            let input = |name: &str, shape: Vec<usize>| {
+                b.input(name, Role::Data, TensorType::new(dtype, shape))
+            };
+            let mut operands = vec![input("x", shape(x, 0))];
+            for width in [7, 1, 20] {
+                operands.push(input(&format!("y{width}"), shape(y, width)));
+            }
+            let packed = PackedMatmul { spec: spec.parse().unwrap(), out: dtype };
+            for (i, value) in b.apply_all(packed, &operands).into_iter().enumerate() {
+                gradient(b, &format!("z{i}"), value);
+            }
+        });
+    }
+}
+
+/// Sizes above a block of the inner dimension and below, on both sides of every threshold of the
+/// matrix library.
+#[test]
+fn a_packed_product_has_the_bits_of_the_product_alone() {
+    for (dtype, out) in
+        [(DType::F32, DType::F32), (DType::Bf16, DType::F32), (DType::Bf16, DType::Bf16)]
+    {
+        for (rows, width) in [(3, 40), (700, 5), (1100, 70), (513, 130)] {
+            let sizes = [1, 40, 150];
+            let build = |packed: bool| {
+                let b = Builder::new("products", dtype);
+                let input = |name: &str, shape: [usize; 2]| {
+                    b.input(name, Role::Data, TensorType::new(dtype, shape.to_vec()))
+                };
+                let (x, w) =
+                    (input("x", [rows, width]), |n: usize| input(&format!("w{n}"), [width, n]));
+                let forward: Vec<Tensor<'_>> = sizes.iter().map(|&n| w(n)).collect();
+                let y = |n: usize| input(&format!("y{n}"), [rows, n]);
+                let backward: Vec<Tensor<'_>> = sizes.iter().map(|&n| y(n)).collect();
+                for (name, spec, others) in
+                    [("f", "rd,de->re", forward), ("w", "rd,re->de", backward)]
+                {
+                    let op = PackedMatmul { spec: spec.parse().unwrap(), out };
+                    let made = if packed {
+                        b.apply_all(op, &[vec![x], others].concat())
+                    } else {
+                        others.iter().map(|&o| b.apply(op.single(), &[x, o])).collect()
+                    };
+                    for (i, value) in made.into_iter().enumerate() {
+                        gradient(&b, &format!("{name}{i}"), value);
+                    }
+                }
+                b.finish().unwrap()
+            };
+            let (packed, alone) = (build(true), build(false));
+            let inputs = inputs(&packed, 2, 5);
+            for threads in [1, 2] {
+                let got = on_cpu(&packed, &inputs, threads, None);
+                let expected = on_cpu(&alone, &inputs, threads, None);
+                for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                    let same = got.to_bytes() == expected.to_bytes();
+                    assert!(same, "{dtype} {out} {rows}×{width}, {threads} threads, result {i}");
+                }
+            }
+        }
     }
 }
 

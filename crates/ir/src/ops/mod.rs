@@ -11,6 +11,7 @@ mod loss;
 mod matmul;
 mod norm;
 mod optimizer;
+mod packed;
 mod padding;
 mod random;
 mod reduce;
@@ -39,6 +40,7 @@ pub use loss::{CrossEntropy, CrossEntropyGrad, LinearCrossEntropy};
 pub use matmul::{Extents, Matmul, Spec};
 pub use norm::{LayerNorm, LayerNormGrad, NORM_PARTS, RmsNorm, RmsNormGrad};
 pub use optimizer::{AdamW, Decay, Sgd, SumSquares};
+pub use packed::PackedMatmul;
 pub use padding::ZeroPadding;
 pub use random::Dropout;
 pub use reduce::{Broadcast, Reduce, ReduceKind};
@@ -172,6 +174,7 @@ macro_rules! ops {
 
 ops! {
     Matmul(Matmul),
+    PackedMatmul(PackedMatmul),
     Unary(Unary),
     UnaryGrad(UnaryGrad),
     Binary(Binary),
@@ -222,6 +225,7 @@ impl Op {
         }
         Ok(match name {
             "matmul" => matmul::read(attrs)?.into(),
+            "packed_matmul" => packed::read(attrs)?.into(),
             "fused" => fused::read(attrs)?.into(),
             "sum" | "max_over" => reduce::read(name, attrs)?.into(),
             "broadcast" => {

@@ -101,17 +101,18 @@ impl Check<'_> {
     }
 
     fn one_factor_per_axis(&self, assignment: &[Sharding]) -> Result<(), RuleError> {
-        let mut owner: BTreeMap<Axis, usize> = BTreeMap::new();
+        let mut owners: BTreeMap<Axis, Vec<usize>> = BTreeMap::new();
         for (factor, sharding) in assignment.iter().enumerate() {
             for &axis in &sharding.axes {
-                if let Some(&first) = owner.get(&axis) {
+                let owners = owners.entry(axis).or_default();
+                if let Some(&first) = owners.iter().find(|&&first| !self.are_apart(first, factor)) {
                     return Err(RuleError::TwoFactors {
                         axis,
                         first: self.rule.factors[first].name.clone(),
                         second: self.rule.factors[factor].name.clone(),
                     });
                 }
-                owner.insert(axis, factor);
+                owners.push(factor);
                 if self.rule.factors[factor].kind == FactorKind::Whole {
                     return Err(RuleError::Whole {
                         axis,
@@ -121,6 +122,14 @@ impl Check<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether two factors never meet, because they belong to different computations.
+    fn are_apart(&self, first: usize, second: usize) -> bool {
+        match [first, second].map(|f| self.rule.factors[f].kind) {
+            [FactorKind::Branch(first), FactorKind::Branch(second)] => first != second,
+            _ => false,
+        }
     }
 
     /// Deals the axes of one dim to its factors: they fill the major factor, and the next factor

@@ -17,7 +17,7 @@ macro_rules! variants {
 }
 
 variants! {
-    Matmul Unary UnaryGrad Binary Compare Select Scale Shift Cast Fill Fused Reduce Broadcast
+    Matmul PackedMatmul Unary UnaryGrad Binary Compare Select Scale Shift Cast Fill Fused Reduce Broadcast
     Reshape Transpose Slice Pad Concat Embedding EmbeddingGrad RmsNorm RmsNormGrad LayerNorm
     LayerNormGrad Rotary Attention AttentionGrad Softmax SoftmaxGrad Dropout CrossEntropy
     CrossEntropyGrad LinearCrossEntropy AdamW Sgd SumSquares ZeroPadding Collective
@@ -52,6 +52,7 @@ program formed {
   %19 = zero_padding(d) : f32[8,4]{0:a}
   %20 = all_gather<a>(q, dim=0, pieces=3) : f32[*8]
   %21 = all_reduce<a>(r, pieces=2) : f32[*8]
+  %22, %23 = packed_matmul(x, w, w, spec=rd,de->re, out=f32) : f32[8,16], f32[8,16]
 }
 ";
 

@@ -1,8 +1,8 @@
 //! Products of two tensors: for every element of the result, the sum over the contracted letters.
 
-use phalanx_ir::ops::{Matmul, Spec};
+use phalanx_ir::ops::{Matmul, PackedMatmul, Spec};
 
-use super::Call;
+use super::{Call, apply};
 use crate::error::ReferenceError;
 use crate::index::{offsets, strides};
 use crate::tensor::Tensor;
@@ -23,6 +23,13 @@ pub(super) fn matmul(op: &Matmul, call: &Call<'_>) -> Result<Vec<Tensor>, Refere
         }
     }
     Ok(vec![call.result(0, y)])
+}
+
+/// Each product by itself.
+pub(super) fn packed(op: &PackedMatmul, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let single = op.single().into();
+    let one = |b: &&Tensor| Ok(apply(&single, &[call.ins[0], b])?.swap_remove(0));
+    call.ins[1..].iter().map(one).collect()
 }
 
 /// The offsets into both operands while walking over some letters, in row-major order.

@@ -31,6 +31,7 @@ pub(crate) fn apply(op: &Op, ins: &[&Tensor]) -> Result<Vec<Tensor>, ReferenceEr
     let call = Call { name, ins, outs };
     match op {
         Op::Matmul(op) => matmul::matmul(op, &call),
+        Op::PackedMatmul(op) => matmul::packed(op, &call),
         Op::Unary(op) => elementwise::unary(op.kind, &call),
         Op::UnaryGrad(op) => elementwise::unary_grad(op.kind, &call),
         Op::Binary(op) => elementwise::binary(op.kind, &call),

@@ -2,7 +2,8 @@
 
 use phalanx_ir::ops::{
     Binary, BinaryKind, Broadcast, Cast, CrossEntropy, CrossEntropyGrad, Fused, FusedArg,
-    FusedStep, LinearCrossEntropy, Matmul, Op, Scale, Spec, Unary, UnaryGrad, UnaryKind,
+    FusedStep, LinearCrossEntropy, Matmul, Op, PackedMatmul, Scale, Spec, Unary, UnaryGrad,
+    UnaryKind,
 };
 use phalanx_ir::random::Stream;
 use phalanx_ir::{Builder, DType, Tensor as Value};
@@ -51,6 +52,25 @@ fn a_fused_group_is_its_steps() {
             vec![wide.scale(0.3), product]
         });
         assert_same_bits(&fused, &apart);
+    }
+}
+
+#[test]
+fn a_pack_is_its_products() {
+    for out in [DType::F32, DType::Bf16] {
+        let inputs = [
+            ("x", normal(DType::Bf16, "x", &[2, 5, 4])),
+            ("q", normal(DType::Bf16, "q", &[4, 6])),
+            ("k", normal(DType::Bf16, "k", &[4, 3])),
+        ];
+        let spec: Spec = "bsd,de->bse".parse().unwrap();
+        let packed = PackedMatmul { spec: spec.clone(), out };
+        let packed = eval(&inputs, |b, v| b.apply_all(packed, v));
+        let apart = eval(&inputs, |b, v| {
+            let product = Matmul { spec, out, add: false };
+            v[1..].iter().map(|&w| b.apply(product.clone(), &[v[0], w])).collect()
+        });
+        assert_same_bits(&packed, &apart);
     }
 }
 

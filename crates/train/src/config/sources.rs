@@ -25,7 +25,7 @@ use crate::error::{Error, Place, Problem, Result};
 ///
 /// A layout of ranks is one whole, too: where the preset is `default` because nobody asked for
 /// another, its `[parallel]` and its micro-batches hold only if there is no file and no setting of
-/// `[parallel]`.
+/// `[parallel]`, nor of the `[model]` that it was made for.
 #[derive(Clone, Debug)]
 pub struct Sources {
     run: Option<PathBuf>,
@@ -137,7 +137,8 @@ impl Sources {
             add_assignment(&mut values, assignment);
         }
         let of_layout = |key: &str| key.starts_with("parallel.");
-        let own_layout = values.given.iter().any(|(key, given)| of_layout(key) && given.by_user);
+        let own = |key: &str| of_layout(key) || key.starts_with("model.");
+        let own_layout = values.given.iter().any(|(key, given)| own(key) && given.by_user);
         if !chosen && (self.file.is_some() || own_layout) {
             // A pipeline comes with its micro-batches.
             let goes = |key: &str| of_layout(key) || key == "train.microbatches";

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_ir::{Model, OpDef, Program, Role};
+use phalanx_ir::{Model, Op, OpDef, Program, Role};
 use phalanx_script::{Buffer, Category, Compiled, MemoryPlan, Part, Script};
 
 /// Some buffers of one kind and size.
@@ -72,8 +72,14 @@ fn kind_of(model: &Model, compiled: &Compiled, buffer: &Buffer) -> String {
 /// The op whose result an output is, with the parameters that it reads.
 fn made_by(program: &Program, port: &str) -> Option<String> {
     let value = program.output_named(port)?.value;
-    let instr = program.instrs().iter().find(|instr| instr.outputs.contains(&value))?;
-    let params = program.inputs_with(Role::Param).filter(|p| instr.inputs.contains(&p.value));
+    let (instr, result) = (program.instrs().iter())
+        .find_map(|i| i.outputs.iter().position(|&v| v == value).map(|result| (i, result)))?;
+    let read = match instr.op {
+        // Each result is made of an operand of its own.
+        Op::PackedMatmul(_) => &instr.inputs[result + 1..result + 2],
+        _ => &instr.inputs[..],
+    };
+    let params = program.inputs_with(Role::Param).filter(|p| read.contains(&p.value));
     let params: Vec<&str> = params.map(|port| port.name.as_str()).collect();
     Some(format!("{}({})", instr.op.name(), params.join(", ")).replace("()", ""))
 }
