@@ -328,18 +328,7 @@ impl Engine for CpuEngine {
     }
 
     fn is_over(&mut self, event: Event) -> Result<bool, EngineError> {
-        let Some(line) = &mut self.comm else { return Ok(true) };
-        let comm = &mut line.get_mut().unwrap_or_else(PoisonError::into_inner).comm;
-        for Started { handle, program, .. } in self.started.iter().filter(|s| s.event == event) {
-            let over = comm.test(handle).map_err(|e| EngineError::Failed {
-                program: program.to_string(),
-                why: e.to_string(),
-            })?;
-            if !over {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        self.has_ended(event)
     }
 
     fn upload(&mut self, offset: usize, bytes: &[u8]) -> Result<(), EngineError> {

@@ -60,4 +60,21 @@ impl CpuEngine {
         }
         Ok(())
     }
+
+    /// Whether all calls of the collective that an event stands for are over. Other calls run when they
+    /// are issued, so they are.
+    pub(super) fn has_ended(&mut self, event: Event) -> Result<bool, EngineError> {
+        let Some(line) = &mut self.comm else { return Ok(true) };
+        let comm = &mut line.get_mut().unwrap_or_else(PoisonError::into_inner).comm;
+        for Started { handle, program, .. } in self.started.iter().filter(|s| s.event == event) {
+            let over = comm.test(handle).map_err(|e| EngineError::Failed {
+                program: program.to_string(),
+                why: e.to_string(),
+            })?;
+            if !over {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
 }
