@@ -45,6 +45,8 @@ section! {
         chunks: Count = "2 for interleaved, breadth-first and zb-v, else 1"
             => Count::new(schedule.usual_chunks()).unwrap_or(Count::MIN);
             aka "num_virtual_stages_per_rank" "virtual_pipeline_model_parallel_size" "num_model_chunks",
+        /// What makes the stages of a pipeline even.
+        split: PipelineSplit = "flops"; aka "pipeline_split" "pp_split" "partition_method",
         /// Order of the axes over ranks, fastest first; axes left out have degree 1.
         order: AxisOrder = "tp-cp-dp-pp"; aka "rank_order" "axis_order",
         /// Size of a gradient bucket of ddp in MiB; the first holds 1 MiB.
@@ -105,6 +107,18 @@ choice! {
         Pa = "pa",
         /// Links count as stages too, for slow links: 2(p − i) − 1.
         Pb = "pb",
+    }
+}
+
+choice! {
+    /// What makes the stages of a pipeline even.
+    pub enum PipelineSplit {
+        /// The FLOPs of their layers; embedding and head count.
+        Flops = "flops",
+        /// The number of their layers.
+        Count = "count",
+        /// The time that their layers take on this machine.
+        Measured = "measured",
     }
 }
 

@@ -10,7 +10,7 @@ use phalanx_script::{
 use phalanx_spmd::{Keep, Partition, Sharded};
 
 use super::compile::{compile, compile_forward};
-use super::{Models, Settings};
+use super::{Models, Settings, Split, measure};
 use crate::error::{Error, Result};
 
 /// A model's programs, before any engine is involved.
@@ -57,9 +57,12 @@ struct Station {
 
 impl Lowered {
     /// Lays the models on their meshes and forms their programs.
-    pub fn new(models: &Models, settings: Settings) -> Result<Self> {
+    pub fn new(models: &Models, mut settings: Settings) -> Result<Self> {
         let model = &models.train;
         let devices = settings.parallel.devices()?;
+        if devices.len() > 1 && settings.parallel.pipeline.split == Split::Measured {
+            settings.parallel.pipeline.split = Split::Costs(measure::costs(models, &settings)?);
+        }
         let parts = settings.microbatches;
         let turns = settings.parallel.pipeline.turns(model, devices.len(), parts)?;
         let (mut laid, mut stations): (Vec<Laid>, Vec<Station>) = (Vec::new(), Vec::new());

@@ -9,6 +9,7 @@ mod compile;
 mod feed;
 mod forward;
 mod lowered;
+mod measure;
 mod numbers;
 mod parallel;
 mod pipeline;

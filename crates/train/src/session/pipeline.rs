@@ -8,7 +8,7 @@ use phalanx_ir::{Mesh, Model};
 use phalanx_pipeline::{Named, Placement, Schedule, Shape, Warmup, bwd, fwd, split};
 use phalanx_script::Turn;
 
-use crate::config::{self, PipelineSchedule, PipelineWarmup};
+use crate::config::{self, PipelineSchedule, PipelineSplit, PipelineWarmup};
 use crate::error::{Error, Problem, Result};
 use crate::pipeline::read_schedule;
 
@@ -56,6 +56,8 @@ pub enum Split {
     Flops,
     /// Equally many layers each.
     Count,
+    /// The heaviest stage is as light as it can be, by what segments take on this machine.
+    Measured,
     /// The heaviest stage is as light as it can be, by these costs: one for each instance of the
     /// model, measured for example.
     Costs(Vec<f64>),
@@ -88,7 +90,12 @@ impl Pipeline {
             Order::Named(_) => Some(config.chunks.get()),
             Order::Own(_) => None,
         };
-        Ok(Self { order, chunks, warmup, ..Self::default() })
+        let split = match config.split {
+            PipelineSplit::Flops => Split::Flops,
+            PipelineSplit::Count => Split::Count,
+            PipelineSplit::Measured => Split::Measured,
+        };
+        Ok(Self { order, chunks, warmup, split, ..Self::default() })
     }
 
     /// What the schedule is called.
@@ -172,7 +179,8 @@ impl Pipeline {
         let dealt = split::by_count(layers(model), instances.len(), stages)?;
         match &self.split {
             Split::Count => Ok(dealt),
-            Split::Flops => {
+            // Who measures gives costs; without a machine at hand there are only FLOPs.
+            Split::Flops | Split::Measured => {
                 let flops = |segment: usize| model.segments()[segment].flops() as f64;
                 let costs: Vec<f64> = instances.iter().map(|i| flops(i.segment)).collect();
                 Ok(split::by_cost(&costs, stages)?)
