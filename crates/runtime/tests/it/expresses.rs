@@ -202,7 +202,7 @@ fn devices_hold_stages_of_several_replicas() {
     for replica in ["down", "up"] {
         for (stage, (segment, param)) in segments.iter().zip(params).enumerate() {
             let own = BTreeMap::from([("w".to_owned(), param)]);
-            model.append(&format!("{replica}.{stage}"), *segment, own).unwrap();
+            model.append(format!("{replica}.{stage}"), *segment, own).unwrap();
         }
     }
     let compiled = compile(&model, DType::F64, phalanx_autodiff::Recompute::None);
