@@ -4,7 +4,9 @@ use phalanx::ir::ops::UnaryKind;
 use phalanx::ir::{Builder, DType, Init};
 use phalanx::models::{Architecture, BatchShape, Chain, Mlp};
 use phalanx::spmd::{Annotator, Costs, SpmdError};
-use phalanx::{Automatic, Ddp, Fsdp, Optimizer, Strategy, Table, Trainer, Zero};
+use phalanx::{
+    Automatic, Ddp, Fsdp, Megatron, Named, Optimizer, Split, Strategy, Table, Trainer, Zero,
+};
 
 fn line() -> Mlp {
     Mlp { inputs: 1, hidden: vec![], outputs: 1, activation: UnaryKind::Relu }
@@ -173,4 +175,33 @@ fn weights_are_saved_whole() {
     report.save(&path).unwrap();
     let read = phalanx::models::hf::load_params(&path).unwrap();
     assert_eq!(read.tensors, report.params);
+}
+
+/// Chunks, splits of one's own and stages on meshes of different shape change who does what, not what
+/// is learnt.
+#[test]
+fn stages_may_be_cut_and_shaped_in_any_way() {
+    let trainer = || {
+        let model =
+            Mlp { inputs: 1, hidden: vec![8, 8, 8], outputs: 1, activation: UnaryKind::Tanh };
+        let trainer = Trainer::new(model).data(table()).batch(4).microbatches(4).lr(0.05).steps(8);
+        trainer.threads(1).strategy(Megatron::default())
+    };
+    let one = trainer().run().unwrap();
+    let uneven = Split::Costs(vec![9.0, 1.0, 1.0, 1.0]);
+    for (ranks, trainer) in [
+        (2, trainer().mesh("pp=2").schedule(Named::Interleaved).chunks(2)),
+        (2, trainer().mesh("pp=2").schedule(Named::ZbH1).split(uneven)),
+        (6, trainer().stage_meshes(["tp=2", "tp=4"]).schedule(Named::GPipe).split(Split::Count)),
+    ] {
+        let many = trainer.run().unwrap();
+        assert!(many.layout.starts_with(&format!("{ranks} ranks")), "{}", many.layout);
+        for (a, b) in one.losses.iter().zip(&many.losses) {
+            assert!((a - b).abs() < 1e-4 * a, "{a} and {b} in {}", many.layout);
+        }
+    }
+    let told = trainer().stage_meshes(["tp=2", "tp=none"]).run().unwrap_err().to_string();
+    assert!(told.contains("none"), "{told}");
+    let told = trainer().mesh("pp=2").split(Split::Costs(vec![1.0])).run().unwrap_err().to_string();
+    assert!(told.contains("1 costs for the 4 instances"), "{told}");
 }
