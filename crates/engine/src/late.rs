@@ -10,8 +10,9 @@
 //! Messages start in the order of their lane, as on any device, and go on by themselves: they end when
 //! something that needs them runs. So a schedule in which ranks wait for more than data stops here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use phalanx_ir::Program;
 use phalanx_ir::random::Stream;
@@ -19,12 +20,15 @@ use phalanx_script::{Lane, Message, Slots};
 
 use crate::{Args, Engine, EngineError, Event, Span, Target, Way};
 
+/// How long it looks for messages before it waits for one of them.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// Runs the calls of another engine late and out of order.
 pub struct Late<E: Engine> {
     inner: E,
     queue: Vec<Call<E::Kernel>>,
-    /// Messages that were started: their events here, and those of the inner engine.
-    started: BTreeMap<Event, Event>,
+    /// Messages that were started, and their events in the inner engine.
+    started: Vec<(Call<E::Kernel>, Event)>,
     next: u64,
     draws: u64,
     random: Stream,
@@ -46,6 +50,8 @@ pub struct LateKernel<K> {
     kernel: K,
     /// Whether it is a message.
     message: bool,
+    /// Whether other ranks run it too, and may wait for each other in it.
+    meets: bool,
 }
 
 impl<K> Call<K> {
@@ -63,7 +69,7 @@ impl<E: Engine> Late<E> {
     /// Wraps an engine; the seed decides the order among calls that are ready.
     pub fn new(inner: E, seed: u64) -> Self {
         let random = Stream::named(seed, "late engine");
-        let (queue, started) = (Vec::new(), BTreeMap::new());
+        let (queue, started) = (Vec::new(), Vec::new());
         Self { inner, queue, started, next: 0, draws: 0, random, poisoned: 0 }
     }
 
@@ -76,10 +82,7 @@ impl<E: Engine> Late<E> {
     /// Runs queued calls, in any order that their events allow, until `event` has happened.
     fn run_until(&mut self, event: Event) -> Result<(), EngineError> {
         while self.queue.iter().any(|c| c.event == event) {
-            let pending: BTreeSet<Event> = self.queue.iter().map(|c| c.event).collect();
-            let ready: Vec<usize> = (0..self.queue.len())
-                .filter(|&i| self.queue[i].after.is_disjoint(&pending) && self.is_next(i))
-                .collect();
+            let ready = self.ready();
             let draw = self.random.below(self.draws, ready.len().max(1) as u64);
             self.draws += 1;
             let Some(&index) = ready.get(draw as usize) else {
@@ -88,23 +91,46 @@ impl<E: Engine> Late<E> {
                     why: "queued calls wait for each other".to_owned(),
                 });
             };
-            let call = self.queue.remove(index);
-            self.poison_unsynchronised(&call)?;
-            let Call { inputs, outputs, workspace, .. } = &call;
-            let args = Args { inputs, outputs, workspace: *workspace };
-            let LateKernel { kernel, message } = &*call.kernel;
-            call.after.iter().try_for_each(|&event| self.end(event))?;
-            let lane = if *message { call.lane } else { Lane::Compute };
-            let done = self.inner.launch(kernel, &args, lane, &[])?;
-            match message {
-                true => {
-                    self.started.insert(call.event, done);
-                }
-                false => self.inner.wait(done)?,
-            }
-            self.poison_overwritten(&call)?;
+            self.run(index)?;
         }
         self.end(event)
+    }
+
+    /// The queued calls that may run now.
+    fn ready(&self) -> Vec<usize> {
+        let pending: BTreeSet<Event> = self.queue.iter().map(|c| c.event).collect();
+        let ready = |&i: &usize| self.queue[i].after.is_disjoint(&pending) && self.is_next(i);
+        (0..self.queue.len()).filter(ready).collect()
+    }
+
+    /// Runs a queued call; a message is only started.
+    fn run(&mut self, index: usize) -> Result<(), EngineError> {
+        let Call { event, ref after, ref kernel, .. } = self.queue[index];
+        let (after, meets) = (after.clone(), kernel.meets);
+        // Waiting runs other calls; this one stays queued meanwhile, so that none takes it for done.
+        after.into_iter().try_for_each(|event| self.end(event))?;
+        if meets {
+            // Whoever else comes may need a message from here first.
+            while let Some(index) = self.free(|call| call.kernel.message) {
+                self.run(index)?;
+            }
+        }
+        let Some(index) = self.queue.iter().position(|call| call.event == event) else {
+            return Ok(());
+        };
+        let call = self.queue.remove(index);
+        self.poison_unsynchronised(&call)?;
+        let Call { inputs, outputs, workspace, .. } = &call;
+        let args = Args { inputs, outputs, workspace: *workspace };
+        let LateKernel { kernel, message, .. } = &*call.kernel;
+        let lane = if *message { call.lane } else { Lane::Compute };
+        let done = self.inner.launch(kernel, &args, lane, &[])?;
+        if *message {
+            self.started.push((call, done));
+            return Ok(());
+        }
+        self.inner.wait(done)?;
+        self.poison_overwritten(&call)
     }
 
     /// Whether no message before it in its lane is still to be started.
@@ -113,17 +139,59 @@ impl<E: Engine> Late<E> {
         !call.kernel.message || self.queue[..index].iter().all(|c| c.lane != call.lane)
     }
 
-    /// Waits for a message that was started, if the event is one.
+    /// Waits for a message that was started, if the event is one. Whoever is at its other end may need
+    /// something from here first, so whatever can run without it does.
     fn end(&mut self, event: Event) -> Result<(), EngineError> {
-        self.started.remove(&event).map_or(Ok(()), |done| self.inner.wait(done))
+        while let Some(at) = self.started.iter().position(|(call, _)| call.event == event) {
+            match self.free(|_| true) {
+                Some(index) => self.run(index)?,
+                None => {
+                    let at = self.first_over(at)?;
+                    let (_, done) = self.started.swap_remove(at);
+                    self.inner.wait(done)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The message that is over first, whichever it is, for something may go on with it; after a while
+    /// the one that is asked for, about which the inner engine then complains.
+    fn first_over(&mut self, asked: usize) -> Result<usize, EngineError> {
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            for at in 0..self.started.len() {
+                if self.inner.is_over(self.started[at].1)? {
+                    return Ok(at);
+                }
+            }
+            std::thread::yield_now();
+        }
+        Ok(asked)
+    }
+
+    /// A queued call that may run now, and that waits for no message.
+    fn free(&self, chosen: impl Fn(&Call<E::Kernel>) -> bool) -> Option<usize> {
+        let waits = |call: &Call<E::Kernel>| {
+            self.started.iter().any(|(started, _)| call.after.contains(&started.event))
+        };
+        self.ready().into_iter().find(|&i| chosen(&self.queue[i]) && !waits(&self.queue[i]))
+    }
+
+    /// Earlier calls that are queued, or messages that are under way, which this call did not wait for.
+    fn others<'a>(
+        &'a self,
+        call: &'a Call<E::Kernel>,
+    ) -> impl Iterator<Item = &'a Call<E::Kernel>> + 'a {
+        let started = self.started.iter().map(|(started, _)| started);
+        self.queue.iter().chain(started).filter(|c| c.event < call.event)
     }
 
     /// What an earlier call that is still queued was to write, but this call did not wait for.
     fn poison_unsynchronised(&mut self, call: &Call<E::Kernel>) -> Result<(), EngineError> {
         let added = call.outputs.iter().filter(|t| t.add).map(|t| t.span);
         for span in call.inputs.iter().copied().chain(added) {
-            let early = |c: &&Call<E::Kernel>| c.event < call.event && c.writes(&span);
-            if self.queue.iter().any(|c| early(&c)) {
+            if self.others(call).any(|c| c.writes(&span)) {
                 self.poisoned += 1;
                 self.inner.upload(span.offset, &vec![0xFF; span.bytes])?;
             }
@@ -135,8 +203,7 @@ impl<E: Engine> Late<E> {
     fn poison_overwritten(&mut self, call: &Call<E::Kernel>) -> Result<(), EngineError> {
         let outputs = call.outputs.iter().map(|t| t.span);
         for span in outputs.chain([call.workspace]) {
-            let early = |c: &&Call<E::Kernel>| c.event < call.event && c.uses(&span);
-            if self.queue.iter().any(|c| early(&c)) {
+            if self.others(call).any(|c| c.uses(&span)) {
                 self.poisoned += 1;
                 self.inner.upload(span.offset, &vec![0xFF; span.bytes])?;
             }
@@ -159,7 +226,7 @@ impl<E: Engine> Engine for Late<E> {
         ranks: &[usize],
     ) -> Result<Self::Kernel, EngineError> {
         let kernel = self.inner.compile(program, slots, ranks)?;
-        Ok(Arc::new(LateKernel { kernel, message: false }))
+        Ok(Arc::new(LateKernel { kernel, message: false, meets: ranks.len() > 1 }))
     }
 
     fn connect(
@@ -169,7 +236,7 @@ impl<E: Engine> Engine for Late<E> {
         label: &str,
     ) -> Result<Self::Kernel, EngineError> {
         let kernel = self.inner.connect(messages, way, label)?;
-        Ok(Arc::new(LateKernel { kernel, message: true }))
+        Ok(Arc::new(LateKernel { kernel, message: true, meets: false }))
     }
 
     fn reserve(&mut self, bytes: usize) -> Result<(), EngineError> {

@@ -14,13 +14,19 @@ impl Schedule {
         let mut devices = vec![Vec::new(); self.devices()];
         for (at, turn) in self.all() {
             let run = stages.get(self.stage(at)).cloned().unwrap_or_default();
-            let own = |instance| {
-                let (part, microbatch) = (turn.part, turn.microbatch);
-                script::Turn { instance, part, microbatch }
+            let of = |part| {
+                let microbatch = turn.microbatch;
+                move |instance| script::Turn { instance, part, microbatch }
             };
+            let turns = &mut devices[at.device];
             match turn.part {
-                Part::F => devices[at.device].extend(run.map(own)),
-                _ => devices[at.device].extend(run.rev().map(own)),
+                Part::F => turns.extend(run.map(of(Part::F))),
+                // There and back.
+                Part::FBW => {
+                    turns.extend(run.clone().map(of(Part::F)));
+                    turns.extend(run.rev().map(of(Part::BW)));
+                }
+                part => turns.extend(run.rev().map(of(part))),
             }
         }
         devices
@@ -30,7 +36,20 @@ impl Schedule {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 mod tests {
-    use crate::{Named, Shape};
+    use crate::{Named, Placement, Schedule, Shape, Turn};
+    use phalanx_script::Part;
+
+    /// A turn that does everything goes through its instances and back.
+    #[test]
+    fn everything_at_once_is_there_and_back() {
+        let turn = Turn { part: Part::FBW, microbatch: 0, chunk: 0, version: 0 };
+        let one = Placement::looped(1, 1).unwrap();
+        let schedule = Schedule::from_lists("both", 1, one, vec![vec![turn]]).unwrap();
+        let turns = schedule.instances(std::slice::from_ref(&(0..2)));
+        let text: Vec<String> =
+            turns[0].iter().map(|t| format!("{}{}", t.part, t.instance)).collect();
+        assert_eq!(text.join(" "), "F0 F1 BW1 BW0");
+    }
 
     #[test]
     fn stages_are_passed_there_and_back() {

@@ -71,6 +71,12 @@ impl<E: Engine> Executor<E> {
             (0..loaded.script.buffers.len()).map(|i| is_fresh(&loaded.script, i)).collect();
         let mut messages = BTreeMap::new();
         for (action, call) in loaded.calls.iter().enumerate() {
+            // What an action waits for may be reading the memory of a buffer that is born with it.
+            for before in &loaded.after[action] {
+                if let Some(event) = messages.remove(before) {
+                    self.engine.wait(event)?;
+                }
+            }
             for (index, buffer) in loaded.script.buffers.iter().enumerate() {
                 let born = loaded.plan.lives[index].is_some_and(|(first, _)| first == action);
                 if born && fresh[index] {
@@ -85,11 +91,6 @@ impl<E: Engine> Executor<E> {
                 Some(Call { kernel, lane, message, inputs, outputs, workspace }) => {
                     let args = Args { inputs, outputs, workspace: *workspace };
                     let kernel = &loaded.kernels[*kernel];
-                    for &before in &loaded.after[action] {
-                        if let Some(event) = messages.remove(&before) {
-                            self.engine.wait(event)?;
-                        }
-                    }
                     match message {
                         None => self.engine.launch_observed(kernel, &args, pattern)?,
                         // Its other end may need something else first, so it goes on by itself.

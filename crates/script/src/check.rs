@@ -7,6 +7,7 @@ use phalanx_ir::{Axis, DType, TensorType};
 
 use crate::action::{Action, BufferId, Contribution, Kind, Run, Script, Source, Write};
 use crate::error::ScriptError;
+use crate::message::Block;
 use crate::order::HappensBefore;
 
 /// Checks a whole script.
@@ -28,6 +29,7 @@ pub fn check(script: &Script) -> Result<(), ScriptError> {
         if let Some(run) = action.run() {
             sizes(script, index, action, run)?;
         }
+        messages(script, index, action)?;
         gradients.apply(index, action)?;
         if let Some(buffer) = unwritten {
             return Err(ScriptError::Unwritten {
@@ -61,6 +63,36 @@ fn sizes(script: &Script, index: usize, action: &Action, run: &Run) -> Result<()
                 needed,
                 found,
             });
+        }
+    }
+    Ok(())
+}
+
+/// Every message lies inside its buffer, and its rows do not overlap.
+fn messages(script: &Script, index: usize, action: &Action) -> Result<(), ScriptError> {
+    let (Kind::Send { buffer, messages } | Kind::Receive { buffer, messages }) = &action.kind
+    else {
+        return Ok(());
+    };
+    let buffer = &script.buffers[buffer.0];
+    for message in messages {
+        let size = message.dtype.size();
+        for &Block { first, stride, rows, len } in &message.blocks {
+            let spaced = rows < 2 || stride >= len;
+            let end = rows.saturating_sub(1).checked_mul(stride);
+            let end = end.and_then(|last| last.checked_add(first)?.checked_add(len));
+            let needed = end.and_then(|end| end.checked_mul(size)).filter(|_| spaced);
+            let needed = needed.unwrap_or(usize::MAX);
+            if needed > buffer.bytes {
+                return Err(ScriptError::TooSmall {
+                    action: index,
+                    what: action.label.clone(),
+                    port: format!("the message with rank {}", message.peer),
+                    buffer: buffer.name.clone(),
+                    needed,
+                    found: buffer.bytes,
+                });
+            }
         }
     }
     Ok(())

@@ -251,7 +251,9 @@ fn by_instance(model: &Model, params: &[Described], held: impl Fn(usize) -> bool
             if !seen.insert(described.param) {
                 continue;
             }
-            match groups[first..].iter_mut().find(|(_, group)| group[0].alike(described)) {
+            // What stages share is one unit on each of them, whichever instances read it there.
+            let from = if described.stages.len() > 1 { 0 } else { first };
+            match groups[from..].iter_mut().find(|(_, group)| group[0].alike(described)) {
                 Some((_, group)) => group.push(described.clone()),
                 None => groups.push((instance.name.clone(), vec![described.clone()])),
             }
@@ -298,6 +300,10 @@ fn buckets(params: &[Described], size: usize, first: usize, cap: usize) -> Vec<G
 fn pack(name: String, group: &[Described], shards: usize) -> Unit {
     // A cache line of the narrowest type, which is wider in the others.
     let line = ALIGN / 2;
+    let mut group: Vec<&Described> = group.iter().collect();
+    if group[0].stages.len() > 1 {
+        group.sort_by_key(|described| described.param);
+    }
     let mut unit = Unit {
         name,
         members: Vec::new(),
@@ -309,7 +315,7 @@ fn pack(name: String, group: &[Described], shards: usize) -> Unit {
     };
     for decay in [true, false] {
         for described in group.iter().filter(|p| p.decay == decay) {
-            let Described { param, elements, trained, .. } = *described;
+            let Described { param, elements, trained, .. } = **described;
             unit.members.push(Member { param, offset: unit.elements, elements, trained });
             unit.elements += elements.next_multiple_of(line);
         }

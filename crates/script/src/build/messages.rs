@@ -1,12 +1,14 @@
 //! Sends and receives around the turns of a device.
 //!
-//! What a turn gives to another device is sent at once. What a turn needs from another device is asked for one turn
-//! earlier, so that it arrives while that one runs.
+//! What a turn gives to another device is sent at once. What a turn needs from another device is asked
+//! for one turn earlier, so that it arrives while that one runs.
 
-use phalanx_ir::{Model, Program, TensorType};
+use std::ops::Range;
+
+use phalanx_ir::{DType, Model, Program, TensorType};
 
 use super::links::{Link, Way, links};
-use super::{Action, Binder, BufferId, Kind, Lane, ScriptError};
+use super::{Action, Binder, BufferId, Kind, Lane, ScriptError, programs};
 use crate::action::Script;
 use crate::device::Device;
 use crate::edge::{Piece, edge};
@@ -58,9 +60,13 @@ impl<'a> Messenger<'a> {
             let bytes = ty.local_bytes(self.devices[link.to.device].mesh);
             let buffer = binder.received(&link.buffer, bytes);
             let messages = self.messages(link, false)?;
+            clear_rest(&mut binder.script, buffer, ty.dtype, &messages)?;
+            // It may take the memory of whatever ended before, so it waits for that.
+            let computed = |action: &Action| action.lane == Lane::Compute;
+            let after = binder.script.actions.iter().rposition(computed).into_iter().collect();
             let label = format!("receive {}", link.buffer);
             let kind = Kind::Receive { buffer, messages };
-            binder.script.actions.push(Action { label, lane: Lane::Receive, kind, after: vec![] });
+            binder.script.actions.push(Action { label, lane: Lane::Receive, kind, after });
             self.asked += 1;
         }
         Ok(())
@@ -125,6 +131,33 @@ impl<'a> Messenger<'a> {
         };
         Ok(pieces.iter().filter(own).map(message).collect())
     }
+}
+
+/// Sets what no message brings to zero: padding, which is not sent.
+fn clear_rest(
+    script: &mut Script,
+    buffer: BufferId,
+    dtype: DType,
+    messages: &[Message],
+) -> Result<(), ScriptError> {
+    let rows = |b: &Block| {
+        let Block { first, stride, rows, len } = *b;
+        (0..rows).map(move |row| first + row * stride..first + row * stride + len)
+    };
+    let mut brought: Vec<Range<usize>> =
+        messages.iter().flat_map(|m| m.blocks.iter().flat_map(rows)).collect();
+    brought.sort_by_key(|range| range.start);
+    let elements = script.buffers[buffer.0].bytes / dtype.size();
+    let starts = [0].into_iter().chain(brought.iter().map(|range| range.end));
+    let ends = brought.iter().map(|range| range.start).chain([elements]);
+    let gaps = starts.zip(ends).filter(|(start, end)| start < end);
+    let gaps: Vec<Range<usize>> =
+        gaps.map(|(start, end)| start * dtype.size()..end * dtype.size()).collect();
+    if !gaps.is_empty() {
+        let label = format!("clear {}", script.buffers[buffer.0].name);
+        programs::clear(script, &label, buffer, dtype, &gaps)?;
+    }
+    Ok(())
 }
 
 fn release(script: &mut Script, buffer: BufferId) {

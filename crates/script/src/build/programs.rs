@@ -3,11 +3,15 @@
 //! A collective over a large unit is made in pieces, as many as the bucket sizes ask for.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use phalanx_ir::ops::{AdamW, Collective, CollectiveKind, Decay, Sgd};
 use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor, TensorType};
 
-use super::{Optimizer, Precision, Ranks, ScriptError, Sharded, Unit};
+use super::{
+    Action, BufferId, Kind, Lane, Optimizer, Precision, Ranks, Run, Script, ScriptError, Sharded,
+    Unit, View, Write,
+};
 
 /// Sums a gradient over every axis that it is partial over, on every rank.
 pub(super) fn all_reduce(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Program, ScriptError> {
@@ -83,8 +87,29 @@ pub(super) fn gather(unit: &Unit, dtype: DType, ranks: Ranks<'_>) -> Result<Prog
     Ok(b.finish()?)
 }
 
+/// Appends an action that sets some bytes of a new buffer to zero.
+pub(super) fn clear(
+    script: &mut Script,
+    label: &str,
+    buffer: BufferId,
+    dtype: DType,
+    gaps: &[Range<usize>],
+) -> Result<(), ScriptError> {
+    let sizes: Vec<usize> = gaps.iter().map(|gap| gap.len() / dtype.size()).collect();
+    let outputs = gaps.iter().map(|gap| View { buffer, offset: gap.start });
+    let run = Run {
+        program: script.program(&zeros(dtype, &sizes)?),
+        inputs: vec![],
+        outputs: outputs.map(|view| (view, Write::Overwrite)).collect(),
+        contributes: vec![],
+    };
+    let (label, kind) = (label.to_owned(), Kind::Clear { run });
+    script.actions.push(Action { label, lane: Lane::Compute, kind, after: vec![] });
+    Ok(())
+}
+
 /// Zeros of these sizes.
-pub(super) fn zeros(dtype: DType, sizes: &[usize]) -> Result<Program, ScriptError> {
+fn zeros(dtype: DType, sizes: &[usize]) -> Result<Program, ScriptError> {
     let b = Builder::new("clear", dtype);
     for (index, &size) in sizes.iter().enumerate() {
         b.port(&format!("gap{index}"), Role::Gradient, b.constant(dtype, [size], 0.0));

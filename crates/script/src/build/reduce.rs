@@ -6,7 +6,6 @@
 //! micro-batches have one such buffer where a device takes them through its layers together.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 
 use super::collect::sweeps;
 use super::{
@@ -233,38 +232,13 @@ impl<'a> Reducer<'a> {
         let complete = self.contributions(unit, |m| self.group(m) == group);
         let gaps = spec.without_gradient(dtype);
         if !gaps.is_empty() {
-            self.clear(unit, buffer, &gaps, binder)?;
+            let label = format!("clear {}", spec.name);
+            // They are summed with the rest.
+            programs::clear(&mut binder.script, &label, buffer, dtype, &gaps)?;
         }
         let shared = BTreeSet::new();
         binder.script.accumulators.push(Accumulator { buffer, dtype, complete, shared });
         Ok(buffer)
-    }
-
-    /// Sets the bytes of a new buffer that no run writes to zero, since they are summed with it.
-    fn clear(
-        &self,
-        unit: usize,
-        buffer: BufferId,
-        gaps: &[Range<usize>],
-        binder: &mut Binder<'_>,
-    ) -> Result<(), ScriptError> {
-        let dtype = self.training.precision.grads;
-        let sizes: Vec<usize> = gaps.iter().map(|gap| gap.len() / dtype.size()).collect();
-        let program = programs::zeros(dtype, &sizes)?;
-        let outputs = gaps.iter().map(|gap| View { buffer, offset: gap.start });
-        let run = Run {
-            program: binder.script.program(&program),
-            inputs: vec![],
-            outputs: outputs.map(|view| (view, Write::Overwrite)).collect(),
-            contributes: vec![],
-        };
-        binder.script.actions.push(Action {
-            label: format!("clear {}", self.units[unit].name),
-            lane: Lane::Compute,
-            kind: Kind::Clear { run },
-            after: vec![],
-        });
-        Ok(())
     }
 
     /// The units to whose gradients a run contributes.

@@ -115,6 +115,15 @@ impl Lowered {
         }
     }
 
+    /// The most chunks that a device of the pipeline holds: runs of neighbouring instances.
+    pub(crate) fn chunks(&self) -> usize {
+        let chunks = |station: &Station| {
+            let held: BTreeSet<usize> = station.turns.iter().map(|turn| turn.instance).collect();
+            held.iter().filter(|&&i| i == 0 || !held.contains(&(i - 1))).count()
+        };
+        self.stations.iter().map(chunks).max().unwrap_or(1)
+    }
+
     /// The stages of the pipeline.
     pub(crate) fn stages(&self) -> usize {
         self.stations.len()

@@ -129,7 +129,7 @@ impl Prepared {
     pub(crate) fn load(lowered: &Lowered, options: Options) -> Result<Self> {
         let settings = &lowered.settings;
         // Senders do not wait for receivers, so a channel must have room for a step's messages.
-        let depth = options.depth.max(2 * settings.microbatches * lowered.model.instances().len());
+        let depth = options.depth.max(4 * settings.microbatches * lowered.chunks());
         let depth = if lowered.is_pipeline() { depth } else { options.depth };
         let options = Options { threads_per_rank: settings.threads, depth, ..options };
         let load = |endpoint: Endpoint| {

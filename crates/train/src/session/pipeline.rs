@@ -132,6 +132,21 @@ impl Pipeline {
                         ));
                     }
                 }
+                let several = schedule.all().find(|(at, turn)| {
+                    let held = schedule.placement().held(at.device, turn.chunk);
+                    turn.version > 0 || held.is_some_and(|held| held.replica > 0)
+                });
+                if let Some((at, turn)) = several {
+                    return Err(Error::refused(
+                        Problem::new(format!(
+                            "{}: turn {turn} of device {} has a weight version or a replica of its own",
+                            schedule.name(),
+                            at.device
+                        ))
+                        .because("pipelines without a flush and in two directions are not built yet")
+                        .nearest("one replica, and version 0 everywhere"),
+                    ));
+                }
                 Ok(Schedule::clone(schedule))
             }
         }
@@ -167,7 +182,7 @@ impl Pipeline {
         // Said in devices and chunks where that is what the stages come from.
         let (chunks, stages) = (schedule.chunks(), schedule.placement().stages());
         if stages == devices * chunks {
-            split::enough_layers(layers(model).len(), devices, chunks)?;
+            split::enough_layers(model.instances().len(), devices, chunks)?;
         }
         let stages = self.stages(model, stages)?;
         Ok((schedule, stages))
@@ -176,9 +191,8 @@ impl Pipeline {
     /// By stage: its instances.
     pub(crate) fn stages(&self, model: &Model, stages: usize) -> Result<Vec<Range<usize>>> {
         let instances = model.instances();
-        let dealt = split::by_count(layers(model), instances.len(), stages)?;
         match &self.split {
-            Split::Count => Ok(dealt),
+            Split::Count => Ok(split::by_count(layers(model, stages), instances.len(), stages)?),
             // Who measures gives costs; without a machine at hand there are only FLOPs.
             Split::Flops | Split::Measured => {
                 let flops = |segment: usize| model.segments()[segment].flops() as f64;
@@ -200,16 +214,16 @@ impl Pipeline {
     }
 }
 
-/// The instances that are layers: from the first to the last of those whose segment is repeated; all,
-/// if none is.
-fn layers(model: &Model) -> Range<usize> {
+/// The instances that are dealt to stages: from the first to the last of those whose segment is
+/// repeated, the layers; all, if these are too few for the stages.
+fn layers(model: &Model, stages: usize) -> Range<usize> {
     let instances = model.instances();
     let repeated = |i: &usize| {
         instances.iter().filter(|other| other.segment == instances[*i].segment).count() > 1
     };
     let all = 0..instances.len();
     match (all.clone().find(repeated), all.clone().rfind(repeated)) {
-        (Some(first), Some(last)) => first..last + 1,
+        (Some(first), Some(last)) if last + 1 - first >= stages => first..last + 1,
         _ => all,
     }
 }

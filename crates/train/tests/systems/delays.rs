@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use phalanx_comm::{Crew, Endpoint, Options};
+use phalanx_engine::{Engine, Late};
 use phalanx_pipeline::Named;
 use phalanx_script::{Lane, Script, plan};
 use phalanx_train::config::Loaded;
@@ -25,22 +26,24 @@ fn steps(plain: usize) -> usize {
     asked.unwrap_or(plain)
 }
 
-type Rank = RankSession<Unsteady<HostEngine>>;
-
-/// The ranks of a pipeline, on engines with a habit.
-struct Ranks {
-    crew: Crew<Rank>,
+/// The ranks of a pipeline, on engines that wrap those of this machine.
+struct Ranks<E: Engine> {
+    crew: Crew<RankSession<E>>,
 }
 
-impl Ranks {
-    fn new(loaded: &Loaded, habit: Habit, timeout: Duration) -> Self {
+impl<E: Engine<Kernel: Send> + Send> Ranks<E> {
+    fn on(
+        loaded: &Loaded,
+        timeout: Duration,
+        wrap: impl Fn(HostEngine, usize) -> E + Sync,
+    ) -> Self {
         let network = Network::new(loaded).unwrap();
         let read = network.start();
         let lowered = Lowered::new(&models(loaded), settings(loaded, None)).unwrap();
         let options = Options { timeout, depth: 1024, ..Options::default() };
         let load = |endpoint: Endpoint| {
             let rank = phalanx_comm::Communicator::rank(&endpoint);
-            let engine = Unsteady::new(rank_engine(1, endpoint)?, habit, rank);
+            let engine = wrap(rank_engine(1, endpoint)?, rank);
             let mut session = RankSession::load(engine, &lowered, rank)?;
             session.start(&*read)?;
             Ok::<_, Error>(session)
@@ -51,7 +54,7 @@ impl Ranks {
 
     /// By rank, the bits of loss and norm; or what went wrong.
     fn step(&mut self, data: &StepData<'_>) -> Result<Vec<[u64; 2]>, String> {
-        let step = |_: usize, rank: &mut Rank| {
+        let step = |_: usize, rank: &mut RankSession<E>| {
             let result = rank.step(data, 0.01)?;
             Ok::<_, Error>([result.loss, result.grad_norm].map(f64::to_bits))
         };
@@ -59,16 +62,22 @@ impl Ranks {
     }
 
     fn params(&mut self) -> Vec<Vec<u64>> {
-        let pieces = |_: usize, rank: &mut Rank| {
+        let pieces = |_: usize, rank: &mut RankSession<E>| {
             let pieces = rank.param_pieces()?.into_iter();
             Ok::<_, Error>(pieces.flat_map(|p| p.values).map(f64::to_bits).collect())
         };
         self.crew.run(pieces).unwrap_or_else(|lost| panic!("{}", lost.failure.message))
     }
+}
+
+impl Ranks<Unsteady<HostEngine>> {
+    fn new(loaded: &Loaded, habit: Habit, timeout: Duration) -> Self {
+        Self::on(loaded, timeout, |engine, rank| Unsteady::new(engine, habit, rank))
+    }
 
     /// By rank: what was issued so far, and the script.
     fn issued(&mut self) -> Vec<(Vec<Issued>, Script)> {
-        let read = |_: usize, rank: &mut Rank| {
+        let read = |_: usize, rank: &mut RankSession<Unsteady<HostEngine>>| {
             Ok::<_, Error>((rank.engine().issued.clone(), rank.script().clone()))
         };
         self.crew.run(read).unwrap_or_else(|lost| panic!("{}", lost.failure.message))
@@ -129,6 +138,26 @@ fn late_ranks_change_nothing() {
         }
     }
     assert!(cases >= 1000 || steps < 25, "only {cases} cases");
+}
+
+/// An engine that runs calls as late and as out of order as their events allow, on every stage.
+#[test]
+fn late_engines_change_nothing() {
+    for (number, schedule) in Named::ALL.into_iter().enumerate() {
+        for (pp, m) in [(2, 4), (3, 3), (4, 8)] {
+            let loaded = tiny(schedule, pp, m, &[]);
+            let mut steady = Ranks::new(&loaded, Habit::Steady, PATIENCE);
+            let mut late = Ranks::on(&loaded, PATIENCE, |engine, rank| {
+                Late::new(engine, (100 * number + 10 * pp + rank) as u64)
+            });
+            beside(&loaded, 3, |data| {
+                assert_eq!(late.step(data), steady.step(data), "{schedule}, pp {pp}, m {m}");
+            });
+            assert_eq!(steady.params(), late.params(), "{schedule}, pp {pp}, m {m}");
+            let poisoned = late.crew.run(|_, rank| Ok::<_, Error>(rank.engine().poisoned_reads()));
+            assert!(poisoned.is_ok_and(|ranks| ranks.iter().all(|n| *n == 0)), "{schedule}");
+        }
+    }
 }
 
 /// On every lane, what a rank issues is what its script says, in that order, on the buffers that

@@ -14,7 +14,7 @@ use phalanx_train::config::Loaded;
 use phalanx_train::session::{Lowered, Order, Parallel, Pipeline, Split};
 
 use crate::bits::trained;
-use crate::support::{gpt, llama, models, on, settings};
+use crate::support::{gpt, laid, llama, models, on, settings};
 
 /// A pipeline of one rank for each stage.
 fn pipeline(named: Named, devices: usize) -> Parallel {
@@ -178,4 +178,24 @@ fn shares_are_as_many_as_the_simulator_counts() {
             assert!((whole..=whole + inputs).contains(&peak), "{named}, {device}: {peak}, {whole}");
         }
     }
+}
+
+/// However many micro-batches pass, a device of 1F1B holds a few of them: the memory of what was received
+/// and sent is used again. Only the batch itself is there as a whole.
+#[test]
+fn memory_does_not_grow_with_micro_batches() {
+    let arena = |microbatches: usize| {
+        let sets = [
+            "parallel.pp=2".to_owned(),
+            format!("train.microbatches={microbatches}"),
+            format!("train.batch_size={}", 2 * microbatches),
+        ];
+        let loaded = llama(&sets.each_ref().map(String::as_str));
+        let memory = laid(&loaded, None).memory;
+        // Every buffer of the batch starts on a line of its own.
+        let inputs = memory.lives.len() * 64 + memory.peak(Category::Inputs);
+        (memory.arena, inputs)
+    };
+    let ((few, _), (many, inputs)) = (arena(8), arena(32));
+    assert!(many <= few + inputs, "{few} bytes with 8, {many} with 32, of which inputs {inputs}");
 }

@@ -1,12 +1,12 @@
 //! Stages whose meshes differ: what passes between two tensor ranks and four.
 
 use phalanx_comm::Options;
-use phalanx_pipeline::Named;
+use phalanx_pipeline::{Named, Part, Placement, Schedule, Turn};
 use phalanx_spmd::strategies::{Megatron, Sequence};
 use phalanx_train::session::{Lowered, Order, Parallel, Pipeline, SharedStrategy};
 use phalanx_train::verify::verify_as;
 
-use crate::support::{agrees, gpt, llama, models, settings, shared};
+use crate::support::{agrees, gpt, llama, models, on, settings, shared};
 
 const MICROBATCHES: u64 = 4;
 const SETS: [&str; 3] = ["model.layers=4", "train.microbatches=4", "model.kv_heads=4"];
@@ -87,4 +87,38 @@ fn the_layout_is_told_stage_by_stage() {
     let told = lowered.describe();
     assert!(told.starts_with("6 ranks, (tp 2) → (tp 4): "), "{told}");
     assert!(told.contains("zb-h1"), "{told}");
+}
+
+/// Four ranks share five positions: one has padding alone, which nobody sends.
+#[test]
+fn padding_of_what_is_received_is_zero() {
+    for schedule in ["1f1b", "zb-v"] {
+        let schedule = format!("parallel.schedule={schedule}");
+        let loaded = llama(&[
+            "model.layers=4",
+            "model.kv_heads=4",
+            "parallel.pp=2",
+            "parallel.tp=4",
+            "parallel.sp=true",
+            "train.seq_len=5",
+            "train.microbatches=2",
+            &schedule,
+        ]);
+        agrees(&schedule, &loaded, None);
+    }
+}
+
+/// A table may name versions of weights, which no run keeps yet.
+#[test]
+fn versions_of_weights_are_refused() {
+    let turn = |part, version| Turn { part, microbatch: 0, chunk: 0, version };
+    let list = vec![turn(Part::F, 1), turn(Part::BW, 1)];
+    let two = Placement::looped(2, 1).unwrap();
+    let schedule = Schedule::from_lists("own", 1, two, vec![list.clone(), list]).unwrap();
+    let pipeline = Pipeline { order: schedule.into(), ..Pipeline::default() };
+    let parallel = Parallel { pipeline, ..on("pp=2", []) };
+    let loaded = llama(&[]);
+    let told = Lowered::new(&models(&loaded), settings(&loaded, Some(parallel)));
+    let told = told.err().unwrap().to_string();
+    assert!(told.contains("F0 of device 0 has a weight version"), "{told}");
 }
