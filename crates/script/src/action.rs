@@ -181,7 +181,7 @@ pub enum Kind {
     Gather(Run),
     /// Ends the life of a gathered unit.
     Release {
-        /// The gathered unit.
+        /// The gathered unit, or the value that was sent and has arrived.
         buffer: BufferId,
     },
     /// Sends what a buffer holds to ranks of another stage. It ends when they have it.

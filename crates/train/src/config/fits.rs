@@ -1,10 +1,10 @@
 //! Rules between the degrees of parallelism and what they divide.
 
-use phalanx_pipeline::{Shape, Warmup, split};
+use phalanx_pipeline::{Shape, split};
 use phalanx_spmd::strategies::heads_fit;
 
 use super::model::assignments;
-use super::parallel::{Axis, CpKind, PipelineSchedule, PipelineWarmup};
+use super::parallel::{Axis, CpKind, PipelineSchedule};
 use super::values::Values;
 use super::{Config, ModelKind};
 use crate::error::Problem;
@@ -44,12 +44,8 @@ impl Config {
         let (PipelineSchedule::Named(named), true) = (&parallel.schedule, stages > 1) else {
             return;
         };
-        let warmup = match parallel.warmup {
-            PipelineWarmup::Pa => Warmup::Pa,
-            PipelineWarmup::Pb => Warmup::Pb,
-        };
         let shape = Shape::new(stages, self.train.microbatches.get());
-        let built = named.build(shape.chunks(parallel.chunks.get()).warmup(warmup));
+        let built = named.build(shape.chunks(parallel.chunks.get()).warmup(parallel.warmup.into()));
         let keys = [
             "parallel.schedule",
             "parallel.pp",

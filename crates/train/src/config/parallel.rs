@@ -1,6 +1,6 @@
 //! `[parallel]`: how the work is divided among ranks.
 
-use phalanx_pipeline::Named;
+use phalanx_pipeline::{Named, Warmup};
 use toml_edit::Value;
 
 use super::key::section;
@@ -119,6 +119,15 @@ choice! {
         Count = "count",
         /// The time that their layers take on this machine.
         Measured = "measured",
+    }
+}
+
+impl From<PipelineWarmup> for Warmup {
+    fn from(warmup: PipelineWarmup) -> Self {
+        match warmup {
+            PipelineWarmup::Pa => Warmup::Pa,
+            PipelineWarmup::Pb => Warmup::Pb,
+        }
     }
 }
 

@@ -292,7 +292,7 @@ impl Session {
         &self.known.memory
     }
 
-    /// Bytes of a rank's arena, which training and evaluation share.
+    /// Bytes of all ranks' arenas, which training and evaluation share.
     pub fn arena(&self) -> usize {
         self.known.arenas.iter().sum()
     }

@@ -8,7 +8,7 @@ use phalanx_ir::{Mesh, Model};
 use phalanx_pipeline::{Named, Placement, Schedule, Shape, Warmup, bwd, fwd, split};
 use phalanx_script::Turn;
 
-use crate::config::{self, PipelineSchedule, PipelineSplit, PipelineWarmup};
+use crate::config::{self, PipelineSchedule, PipelineSplit};
 use crate::error::{Error, Problem, Result};
 use crate::pipeline::read_schedule;
 
@@ -82,10 +82,7 @@ impl Pipeline {
             PipelineSchedule::Named(named) => Order::Named(*named),
             PipelineSchedule::Csv(file) => Order::Own(Arc::new(read_schedule(file)?)),
         };
-        let warmup = match config.warmup {
-            PipelineWarmup::Pa => Warmup::Pa,
-            PipelineWarmup::Pb => Warmup::Pb,
-        };
+        let warmup = config.warmup.into();
         let chunks = match order {
             Order::Named(_) => Some(config.chunks.get()),
             Order::Own(_) => None,
