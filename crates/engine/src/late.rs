@@ -165,7 +165,7 @@ impl<E: Engine> Late<E> {
                     return Ok(at);
                 }
             }
-            std::thread::yield_now();
+            std::hint::spin_loop();
         }
         Ok(asked)
     }
