@@ -2,8 +2,8 @@
 
 use phalanx_engine::{Args, Engine, EngineError, Event, Span, Target, Way};
 use phalanx_script::{
-    BufferId, HappensBefore, Kind, Lane, MemoryPlan, Run, Script, ScriptError, Source, View, Write,
-    check, plan_beside,
+    Action, BufferId, HappensBefore, Kind, Lane, MemoryPlan, Message, Run, Script, ScriptError,
+    Source, View, Write, check, plan_beside,
 };
 
 /// Why a script could not be run.
@@ -93,18 +93,14 @@ impl<E: Engine> Executor<E> {
             .collect::<Result<Vec<_>, _>>()?;
         let mut calls = Vec::with_capacity(script.actions.len());
         for (index, action) in script.actions.iter().enumerate() {
-            let call = match (&action.kind, action.run()) {
-                (_, Some(run)) => Some(run_call(&script, &plan, index, run)),
-                (Kind::Send { buffer, messages }, _) => {
-                    kernels.push(self.engine.connect(messages, Way::Send, &action.label)?);
-                    Some(message_call(&script, &plan, *buffer, Way::Send, kernels.len() - 1))
-                }
-                (Kind::Receive { buffer, messages }, _) => {
-                    kernels.push(self.engine.connect(messages, Way::Receive, &action.label)?);
-                    Some(message_call(&script, &plan, *buffer, Way::Receive, kernels.len() - 1))
+            let call = match (action.run(), message(action)) {
+                (Some(run), _) => Some(run_call(&script, &plan, index, run)),
+                (None, Some((way, buffer, messages))) => {
+                    kernels.push(self.engine.connect(messages, way, &action.label)?);
+                    Some(message_call(&script, &plan, buffer, way, kernels.len() - 1))
                 }
                 // The end of a life is known to the plan, and nothing is done for it.
-                _ => None,
+                (None, None) => None,
             };
             calls.push(call);
         }
@@ -227,6 +223,15 @@ fn run_call(script: &Script, plan: &MemoryPlan, index: usize, run: &Run) -> Call
     let workspace = Span { offset, bytes: entry.slots.extent };
     let (kernel, lane) = (run.program.0, script.actions[index].lane);
     Call { kernel, lane, message: None, inputs, outputs, workspace }
+}
+
+/// What an action sends or receives, if it does.
+fn message(action: &Action) -> Option<(Way, BufferId, &[Message])> {
+    match &action.kind {
+        Kind::Send { buffer, messages } => Some((Way::Send, *buffer, messages)),
+        Kind::Receive { buffer, messages } => Some((Way::Receive, *buffer, messages)),
+        _ => None,
+    }
 }
 
 /// A message whose buffer is a kernel's one input or output.

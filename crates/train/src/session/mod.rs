@@ -150,7 +150,7 @@ impl Prepared {
                 script: (rank == 0).then(|| script.clone()),
             })
         };
-        let of_ranks = crew.run(of_rank).map_err(|f| lost(f, ranks))?;
+        let mut of_ranks = crew.run(of_rank).map_err(|f| lost(f, ranks))?;
         let mut moved: BTreeMap<Route, Moved> = BTreeMap::new();
         for (route, once) in of_ranks.iter().flat_map(|rank| &rank.moved) {
             let total = moved.entry(route.clone()).or_default();
@@ -158,7 +158,6 @@ impl Prepared {
         }
         let arenas: Vec<usize> = of_ranks.iter().map(|rank| rank.arena).collect();
         let flops = of_ranks.iter().map(|rank| rank.flops).sum();
-        let mut of_ranks = of_ranks;
         let script = of_ranks.iter_mut().find_map(|rank| rank.script.take()).unwrap_or_default();
         let largest = of_ranks.into_iter().rev().max_by_key(|rank| rank.arena);
         let Some(OfRank { memory, .. }) = largest else { unreachable!("there is a rank") };
