@@ -8,7 +8,7 @@ use crate::order::HappensBefore;
 use crate::slots::ALIGN;
 
 /// Where every buffer of a script lies, and what that costs.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MemoryPlan {
     /// By buffer: the offset in the arena.
     pub offsets: Vec<usize>,
@@ -22,7 +22,7 @@ pub struct MemoryPlan {
     pub lives: Vec<Option<(usize, usize)>>,
     /// By buffer: the action from which on it counts as what it is. What comes from other ranks is
     /// communication until something reads it.
-    counts_from: Vec<usize>,
+    pub counts_from: Vec<usize>,
 }
 
 impl MemoryPlan {

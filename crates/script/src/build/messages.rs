@@ -1,17 +1,19 @@
 //! Sends and receives around the turns of a device.
 //!
 //! What a turn gives to another device is sent at once. What a turn needs from another device is asked
-//! for one turn earlier, so that it arrives while that one runs.
+//! for one turn earlier, so that it arrives while that one runs. If it arrives in slices, they are
+//! gathered right before the turn: any earlier, and what the ranks do together would wait for a message.
 
 use std::ops::Range;
 
 use phalanx_ir::{DType, Model, Program, TensorType};
 
 use super::links::{Link, Way, links};
-use super::{Action, Binder, BufferId, Kind, Lane, ScriptError, programs};
+use super::route::{Route, route};
+use super::{Action, Binder, BufferId, Kind, Lane, Run, ScriptError, View, Write, programs};
 use crate::action::Script;
 use crate::device::Device;
-use crate::edge::{Piece, edge};
+use crate::edge::Piece;
 use crate::message::{Block, Message};
 
 /// How many turns before its own a value is asked for.
@@ -27,6 +29,8 @@ pub(super) struct Messenger<'a> {
     /// What it gives, in the order in which it is made.
     outgoing: Vec<Link>,
     asked: usize,
+    /// What was asked for in slices and is not put together yet.
+    slices: Vec<Slices>,
     /// Buffers that others may still be reading, and the turn after which they do not.
     lent: Vec<(Option<usize>, BufferId)>,
 }
@@ -45,8 +49,8 @@ impl<'a> Messenger<'a> {
         let (mut incoming, mut outgoing) = (of(|l| l.to.device), of(|l| l.from.device));
         incoming.sort_by(|a, b| (a.to, &a.port).cmp(&(b.to, &b.port)));
         outgoing.sort_by(|a, b| (a.from, &a.port).cmp(&(b.from, &b.port)));
-        let lent = Vec::new();
-        Ok(Self { model, devices, rank, incoming, outgoing, asked: 0, lent })
+        let (slices, lent) = (Vec::new(), Vec::new());
+        Ok(Self { model, devices, rank, incoming, outgoing, asked: 0, slices, lent })
     }
 
     /// Asks for what the turn needs, and the one after it.
@@ -56,20 +60,45 @@ impl<'a> Messenger<'a> {
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
         while let Some(link) = self.incoming.get(self.asked).filter(|l| l.to.turn <= turn + AHEAD) {
-            let (_, ty) = self.types(link)?;
-            let bytes = ty.local_bytes(self.devices[link.to.device].mesh);
-            let buffer = binder.received(&link.buffer, bytes);
-            let messages = self.messages(link, false)?;
-            clear_rest(&mut binder.script, buffer, ty.dtype, &messages)?;
-            // It may take the memory of whatever ended before, so it waits for that.
-            let computed = |action: &Action| action.lane == Lane::Compute;
-            let after = binder.script.actions.iter().rposition(computed).into_iter().collect();
-            let label = format!("receive {}", link.buffer);
-            let kind = Kind::Receive { buffer, messages };
-            binder.script.actions.push(Action { label, lane: Lane::Receive, kind, after });
+            let route = self.route(link)?;
+            let buffer = self.receive(link, &route, binder)?;
+            if let Some(gather) = route.gather {
+                self.slices.push(Slices {
+                    turn: link.to.turn,
+                    name: link.buffer.clone(),
+                    buffer,
+                    gather,
+                });
+            }
             self.asked += 1;
         }
+        for slices in self.slices.extract_if(.., |slices| slices.turn == turn) {
+            slices.gather(binder);
+        }
         Ok(())
+    }
+
+    /// Asks for a value, or for this rank's slice of it.
+    fn receive(
+        &self,
+        link: &Link,
+        route: &Route,
+        binder: &mut Binder<'_>,
+    ) -> Result<BufferId, ScriptError> {
+        let bytes = route.arrives.local_bytes(self.devices[link.to.device].mesh);
+        let name = match route.gather {
+            None => link.buffer.clone(),
+            Some(_) => format!("{}/slice", link.buffer),
+        };
+        let buffer = binder.received(&name, bytes);
+        let messages = self.messages(link, route, false);
+        clear_rest(&mut binder.script, buffer, route.arrives.dtype, &messages)?;
+        // It may take the memory of whatever ended before, so it waits for that.
+        let computed = |action: &Action| action.lane == Lane::Compute;
+        let after = binder.script.actions.iter().rposition(computed).into_iter().collect();
+        let (label, kind) = (format!("receive {name}"), Kind::Receive { buffer, messages });
+        binder.script.actions.push(Action { label, lane: Lane::Receive, kind, after });
+        Ok(buffer)
     }
 
     /// Sends what the turn made, and ends the lives of what has arrived by now.
@@ -80,7 +109,7 @@ impl<'a> Messenger<'a> {
     ) -> Result<(), ScriptError> {
         for link in self.outgoing.iter().filter(|link| link.from.turn == turn) {
             let buffer = binder.sent(&link.buffer)?;
-            let messages = self.messages(link, true)?;
+            let messages = self.messages(link, &self.route(link)?, true);
             let label = format!("send {}", link.buffer);
             let kind = Kind::Send { buffer, messages };
             binder.script.actions.push(Action { label, lane: Lane::Send, kind, after: vec![] });
@@ -114,11 +143,15 @@ impl<'a> Messenger<'a> {
         }
     }
 
-    /// This rank's messages of a link.
-    fn messages(&self, link: &Link, sending: bool) -> Result<Vec<Message>, ScriptError> {
+    /// The way of a value.
+    fn route(&self, link: &Link) -> Result<Route, ScriptError> {
         let (made, read) = self.types(link)?;
         let (from, to) = (&self.devices[link.from.device], &self.devices[link.to.device]);
-        let pieces = edge(made, from.mesh, from.ranks, read, to.mesh, to.ranks)?;
+        route((made, from), (read, to))
+    }
+
+    /// This rank's messages of a link.
+    fn messages(&self, link: &Link, route: &Route, sending: bool) -> Vec<Message> {
         let own = |piece: &&Piece| self.rank == if sending { piece.from } else { piece.to };
         let message = |piece: &Piece| Message {
             peer: if sending { piece.to } else { piece.from },
@@ -126,10 +159,39 @@ impl<'a> Messenger<'a> {
                 Way::Forward => 0,
                 Way::Backward => 1,
             },
-            dtype: made.dtype,
+            dtype: route.arrives.dtype,
             blocks: blocks(piece, sending),
         };
-        Ok(pieces.iter().filter(own).map(message).collect())
+        route.pieces.iter().filter(own).map(message).collect()
+    }
+}
+
+/// A rank's slice of a value that others have the rest of.
+struct Slices {
+    /// The turn that reads the value.
+    turn: usize,
+    /// The value's buffer.
+    name: String,
+    /// The slice's buffer.
+    buffer: BufferId,
+    gather: Program,
+}
+
+impl Slices {
+    /// Puts the value together.
+    fn gather(self, binder: &mut Binder<'_>) {
+        let ty = self.gather.ty(self.gather.outputs()[0].value);
+        let whole = binder.received(&self.name, ty.local_bytes(self.gather.mesh()));
+        let view = |buffer| View { buffer, offset: 0 };
+        let script = &mut binder.script;
+        let run = Run {
+            program: script.program(&self.gather),
+            inputs: vec![view(self.buffer)],
+            outputs: vec![(view(whole), Write::Overwrite)],
+            contributes: vec![],
+        };
+        let (label, kind) = (format!("gather {}", self.name), Kind::Gather(run));
+        script.actions.push(Action { label, lane: Lane::Gather, kind, after: vec![] });
     }
 }
 

@@ -121,7 +121,7 @@ fn play(scripts: &[Script]) -> bool {
                     _ => (0..scripts.len()).collect(),
                 };
                 let twin = |&peer: &usize| other_end(scripts, me, at, peer) < begun[peer];
-                if peers.iter().all(|peer| twin(peer)) {
+                if peers.iter().all(twin) {
                     ended[me][at] = true;
                     moved = true;
                 }

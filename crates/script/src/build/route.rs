@@ -1,0 +1,81 @@
+//! How a value gets from the device that makes it to the ranks that read it.
+//!
+//! Where ranks of the reading device hold copies of the same block, as those of a tensor-parallel
+//! group do, each of them is sent a slice of it, and they gather the slices among themselves
+//! (Megatron's scatter/gather: Narayanan et al., 2021). So the value crosses from device to device once,
+//! however many ranks read it; with t of them each link carries 1/t of the bytes. Whether and along which
+//! dim a block is cut follows from the bytes that edges move, whatever the two meshes are.
+
+use phalanx_ir::ops::{Collective, CollectiveKind};
+use phalanx_ir::{Axis, Builder, Mesh, Order, Program, Role, TensorType};
+
+use super::ScriptError;
+use crate::device::Device;
+use crate::edge::{Piece, bytes, edge};
+
+/// The messages of a value, and what they bring.
+pub(super) struct Route {
+    /// The type in which it arrives: that of its reader, or slices of it.
+    pub(super) arrives: TensorType,
+    /// Gathers the slices, where it arrives in such.
+    pub(super) gather: Option<Program>,
+    /// What goes from whom to whom.
+    pub(super) pieces: Vec<Piece>,
+}
+
+/// The way that moves the fewest bytes between ranks of the two devices; of such the one with the fewest
+/// runs of elements, and the whole value before any slices.
+pub(super) fn route(
+    (made, from): (&TensorType, &Device<'_>),
+    (read, to): (&TensorType, &Device<'_>),
+) -> Result<Route, ScriptError> {
+    let by = |arrives: &TensorType| edge(made, from.mesh, from.ranks, arrives, to.mesh, to.ranks);
+    let mut best = Route { arrives: read.clone(), gather: None, pieces: by(read)? };
+    let copied = copied(read, to.mesh);
+    for dim in 0..read.shape.len() {
+        let Some(arrives) = sliced(read, dim, &copied, to.mesh) else { continue };
+        let pieces = by(&arrives)?;
+        if cost(&pieces, made) < cost(&best.pieces, made) {
+            let gather = Some(gather(&arrives, dim, &copied, to.mesh)?);
+            best = Route { arrives, gather, pieces };
+        }
+    }
+    Ok(best)
+}
+
+/// Bytes that cross, then how many runs of elements they are.
+fn cost(pieces: &[Piece], ty: &TensorType) -> (usize, usize) {
+    (bytes(pieces, ty.dtype), pieces.iter().map(|piece| piece.runs.len()).sum())
+}
+
+/// The axes along which ranks hold the same.
+fn copied(ty: &TensorType, mesh: &Mesh) -> Vec<Axis> {
+    let axes = mesh.axes().filter(|&(_, size)| size > 1).map(|(axis, _)| axis);
+    axes.filter(|axis| ty.layout.all_axes().all(|used| used != *axis)).collect()
+}
+
+/// A type with its blocks cut along a dim, if they can be: as many parts as there are copies.
+fn sliced(ty: &TensorType, dim: usize, copied: &[Axis], mesh: &Mesh) -> Option<TensorType> {
+    let sharding = &ty.layout.dims()[dim];
+    // In other orders, the parts of a block would not lie together when they are gathered.
+    let in_order = sharding.axes.is_empty() || sharding.order == Order::Block;
+    if copied.is_empty() || !in_order {
+        return None;
+    }
+    let axes = sharding.axes.iter().chain(copied).copied().collect();
+    let arrives = ty.with_layout(ty.layout.with_axes(dim, axes).ok()?);
+    arrives.check(mesh).is_ok().then_some(arrives)
+}
+
+fn gather(
+    arrives: &TensorType,
+    dim: usize,
+    axes: &[Axis],
+    mesh: &Mesh,
+) -> Result<Program, ScriptError> {
+    let b = Builder::on("gather", arrives.dtype, mesh.clone());
+    let slice = b.input("slice", Role::Boundary, arrives.clone());
+    let all = Collective::new(CollectiveKind::AllGather { dim }, axes.to_vec());
+    b.port("whole", Role::Boundary, b.apply(all, &[slice]));
+    Ok(b.finish()?)
+}
