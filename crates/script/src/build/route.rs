@@ -79,3 +79,84 @@ fn gather(
     b.port("whole", Role::Boundary, b.apply(all, &[slice]));
     Ok(b.finish()?)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+mod tests {
+    use phalanx_spmd::Sharing;
+
+    use super::*;
+    use crate::build::Compiled;
+
+    static NOBODY: Sharing = Sharing::none();
+
+    /// How a value of this type on a mesh comes to that of another device, and the bytes that cross.
+    fn between(a: (&str, &str), b: (&str, &str), first: usize) -> (String, usize) {
+        let compiled = Compiled { phases: Vec::new() };
+        let parse = |(ty, mesh): (&str, &str)| {
+            let mesh: Mesh = mesh.parse().unwrap();
+            (TensorType::parse(ty, &mesh).unwrap(), mesh)
+        };
+        let ((made, mesh_a), (read, mesh_b)) = (parse(a), parse(b));
+        let ranks_a: Vec<usize> = (0..mesh_a.ranks()).collect();
+        let ranks_b: Vec<usize> = (first..first + mesh_b.ranks()).collect();
+        let device =
+            |mesh, ranks| Device { compiled: &compiled, turns: &[], mesh, sharing: &NOBODY, ranks };
+        let (from, to) = (device(&mesh_a, &ranks_a[..]), device(&mesh_b, &ranks_b[..]));
+        let found = route((&made, &from), (&read, &to)).unwrap();
+        match &found.gather {
+            None => assert_eq!(found.arrives, read),
+            Some(gather) => assert_eq!(gather.ty(gather.outputs()[0].value), &read),
+        }
+        (found.arrives.to_string(), bytes(&found.pieces, made.dtype))
+    }
+
+    #[test]
+    fn what_ranks_hold_alike_crosses_once() {
+        let whole = |dims: [usize; 3]| dims.iter().product::<usize>() * 4;
+        for (a, b, arrives, moved) in [
+            // Along the first dim that divides: its slices lie in one piece.
+            (("f32[4,8,5]", "tp=2"), ("f32[4,8,5]", "tp=4"), "f32[4,8,5]{0:tp}", whole([4, 8, 5])),
+            (("f32[3,8,5]", "tp=2"), ("f32[3,8,5]", "tp=4"), "f32[3,8,5]{1:tp}", whole([3, 8, 5])),
+            (("f32[4,8,5]", "tp=4"), ("f32[4,8,5]", "tp=2"), "f32[4,8,5]{0:tp}", whole([4, 8, 5])),
+            // Beside what is in shards anyway.
+            (
+                ("f32[4,8,5]{0:dp}", "dp=2 tp=2"),
+                ("f32[4,8,5]{0:dp}", "dp=2 tp=2"),
+                "f32[4,8,5]{0:dp,tp}",
+                whole([4, 8, 5]),
+            ),
+            // Parts of a zigzag would not lie together.
+            (
+                ("f32[3,8,6]{1:cp@zigzag}", "cp=2 tp=2"),
+                ("f32[3,8,6]{1:cp@zigzag}", "cp=2 tp=2"),
+                "f32[3,8,6]{1:cp@zigzag 2:tp}",
+                whole([3, 8, 6]),
+            ),
+            // As the sender has it, rather than every part from everybody.
+            (
+                ("f32[4,8,5]{1:tp}", "tp=2"),
+                ("f32[4,8,5]", "tp=2"),
+                "f32[4,8,5]{1:tp}",
+                whole([4, 8, 5]),
+            ),
+            // Nothing divides: all of it, to each of both.
+            (("f32[3,7,5]", "tp=2"), ("f32[3,7,5]", "tp=2"), "f32[3,7,5]", 2 * whole([3, 7, 5])),
+            // Nobody holds the same.
+            (
+                ("f32[4,8,5]{1:tp}", "tp=2"),
+                ("f32[4,8,5]{1:tp}", "tp=4"),
+                "f32[4,8,5]{1:tp}",
+                whole([4, 8, 5]),
+            ),
+        ] {
+            assert_eq!(between(a, b, 10), (arrives.to_owned(), moved), "{a:?} to {b:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_rank_has_is_not_cut() {
+        let ty = ("f32[4,8,5]", "tp=2");
+        assert_eq!(between(ty, ty, 0), (ty.0.to_owned(), 0));
+    }
+}
