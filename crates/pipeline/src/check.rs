@@ -5,6 +5,8 @@
 
 use std::collections::HashSet;
 
+use phalanx_script::Part;
+
 use crate::error::{PipelineError, Result};
 use crate::flow::{At, Index, Phase};
 use crate::placement::{Held, Placement};
@@ -98,7 +100,10 @@ fn legal(
     turn: &Turn,
     microbatches: usize,
 ) -> Result<Held, String> {
-    let Turn { microbatch, chunk, .. } = *turn;
+    let Turn { part, microbatch, chunk, .. } = *turn;
+    if part == Part::R {
+        return Err("a second forward belongs to its backward: leave it out of the list".to_owned());
+    }
     if microbatch >= microbatches {
         let last = microbatches - 1;
         return Err(format!("there is no micro-batch {microbatch}, only 0 to {last}"));

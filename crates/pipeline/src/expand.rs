@@ -11,6 +11,16 @@ impl Schedule {
     /// By device, the turns of a model's instances, of which every stage has a run. Forwards go through a
     /// stage from its first instance to its last, all else goes the other way.
     pub fn instances(&self, stages: &[Range<usize>]) -> Vec<Vec<script::Turn>> {
+        self.expand(stages, false)
+    }
+
+    /// The same where a stage keeps its input alone (GPipe's re-materialisation): its forward is run
+    /// once more before the backward, except where that follows the forward at once.
+    pub fn instances_again(&self, stages: &[Range<usize>]) -> Vec<Vec<script::Turn>> {
+        self.expand(stages, true)
+    }
+
+    fn expand(&self, stages: &[Range<usize>], again: bool) -> Vec<Vec<script::Turn>> {
         let mut devices = vec![Vec::new(); self.devices()];
         for (at, turn) in self.all() {
             let run = stages.get(self.stage(at)).cloned().unwrap_or_default();
@@ -18,15 +28,22 @@ impl Schedule {
                 let microbatch = turn.microbatch;
                 move |instance| script::Turn { instance, part, microbatch }
             };
-            let turns = &mut devices[at.device];
+            let turns: &mut Vec<script::Turn> = &mut devices[at.device];
             match turn.part {
-                Part::F => turns.extend(run.map(of(Part::F))),
+                Part::F | Part::R => turns.extend(run.map(of(turn.part))),
                 // There and back.
                 Part::FBW => {
                     turns.extend(run.clone().map(of(Part::F)));
                     turns.extend(run.rev().map(of(Part::BW)));
                 }
-                part => turns.extend(run.rev().map(of(part))),
+                Part::B | Part::BW => {
+                    let fresh = turns.last().copied() == run.clone().next_back().map(of(Part::F));
+                    if again && !fresh {
+                        turns.extend(run.clone().map(of(Part::R)));
+                    }
+                    turns.extend(run.rev().map(of(turn.part)));
+                }
+                Part::W => turns.extend(run.rev().map(of(Part::W))),
             }
         }
         devices
@@ -49,6 +66,22 @@ mod tests {
         let text: Vec<String> =
             turns[0].iter().map(|t| format!("{}{}", t.part, t.instance)).collect();
         assert_eq!(text.join(" "), "F0 F1 BW1 BW0");
+    }
+
+    /// A stage whose backward does not follow its forward at once has it once more.
+    #[test]
+    fn a_forward_is_run_again_before_its_backward() {
+        let schedule = Named::OneFOneB.build(Shape::new(2, 2)).unwrap();
+        let turns = schedule.instances_again(&[0..2, 2..4]);
+        let text = |device: usize| {
+            let words: Vec<String> = (turns[device].iter())
+                .map(|t| format!("{}{}@{}", t.part, t.instance, t.microbatch))
+                .collect();
+            words.join(" ")
+        };
+        let first = "F0@0 F1@0 F0@1 F1@1 R0@0 R1@0 BW1@0 BW0@0 R0@1 R1@1 BW1@1 BW0@1";
+        assert_eq!(text(0), first);
+        assert_eq!(text(1), "F2@0 F3@0 BW3@0 BW2@0 F2@1 F3@1 BW3@1 BW2@1");
     }
 
     #[test]

@@ -60,6 +60,8 @@ impl Phase {
             Part::W => &Phase::ALL[2..],
             Part::BW => &Phase::ALL[1..],
             Part::FBW => &Phase::ALL,
+            // Nothing that was not done already.
+            Part::R => &[],
         }
     }
 

@@ -66,7 +66,7 @@ impl Compiled {
     pub fn program(&self, segment: usize, part: Part) -> &Program {
         let phases = &self.phases[segment];
         match part {
-            Part::F => &phases.f,
+            Part::F | Part::R => &phases.f,
             Part::B => &phases.b,
             Part::W => &phases.w,
             Part::BW => &phases.bw,
@@ -208,8 +208,7 @@ pub struct TrainPlan {
 /// are shared, the norm, then the updates.
 pub fn train_script(training: &Training<'_>) -> Result<TrainPlan, ScriptError> {
     let Training { model, devices, at, precision, optimizer, .. } = *training;
-    let (Device { compiled, turns, ranks: members, .. }, ranks) =
-        (training.device(), training.ranks());
+    let (Device { turns, ranks: members, .. }, ranks) = (training.device(), training.ranks());
     let units = units(model, devices, at.device, precision.grads)?;
     let mut script = Script::at(at.place, members.to_vec());
     let buffers = hold::buffers(&mut script, &units, precision, optimizer, ranks);
@@ -218,7 +217,7 @@ pub fn train_script(training: &Training<'_>) -> Result<TrainPlan, ScriptError> {
         instances: model.instances().iter().map(|i| i.name.clone()).collect(),
     };
     let weights: Vec<BufferId> = buffers.iter().map(|b| b.weights.buffer).collect();
-    let mut binder = Binder::new(model, compiled, script);
+    let mut binder = Binder::new(model, training.device(), script);
     binder.weights = Places::new(model, &units, &weights, precision.weights);
     let mut messenger = Messenger::new(model, devices, at.device, binder.script.rank)?;
     let mut collector = Collector::new(training, &units, &weights);
@@ -307,7 +306,7 @@ impl Forward<'_> {
     ) -> Result<(Script, BufferId), ScriptError> {
         let Forward { model, devices, at, .. } = *self;
         let device = devices[at.device];
-        let mut binder = Binder::new(model, device.compiled, script);
+        let mut binder = Binder::new(model, device, script);
         binder.weights = Places::new(model, units, weights, self.weights);
         let mut messenger = Messenger::new(model, devices, at.device, binder.script.rank)?;
         let source = collect::Source { model, device, place: at.place, weights: self.weights };

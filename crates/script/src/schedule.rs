@@ -14,6 +14,8 @@ pub enum Part {
     W,
     BW,
     FBW,
+    /// F once more, for the backward that follows: what F made the first time is not kept.
+    R,
 }
 
 /// One item of a schedule: an instance, a part, a micro-batch.

@@ -110,7 +110,7 @@ enum Ink {
 impl Ink {
     fn of(turn: &Turn) -> Ink {
         match turn.part {
-            Part::F => Ink::Forward,
+            Part::F | Part::R => Ink::Forward,
             Part::B | Part::BW | Part::FBW => Ink::Backward,
             Part::W => Ink::Weights,
         }

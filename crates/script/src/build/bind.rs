@@ -10,6 +10,7 @@ use super::links::{differentiated, producer};
 use crate::action::{
     Action, Buffer, BufferId, Category, Contribution, Kind, Lane, Run, Script, Source, View, Write,
 };
+use crate::device::Device;
 use crate::error::ScriptError;
 use crate::schedule::{Part, Turn};
 use crate::unit::Unit;
@@ -46,15 +47,27 @@ pub(super) struct Binder<'a> {
     pub(super) gradients: Option<Places>,
     /// Views that something was already written to, by buffer and offset.
     pub(super) begun: BTreeSet<(BufferId, usize)>,
+    /// Forwards of an instance for a micro-batch that are done twice, and whether the second is over.
+    twice: BTreeMap<(usize, usize), bool>,
 }
 
 impl<'a> Binder<'a> {
-    pub(super) fn new(model: &'a Model, compiled: &'a Compiled, script: Script) -> Self {
+    pub(super) fn new(model: &'a Model, device: Device<'a>, script: Script) -> Self {
         let names = (script.buffers.iter().enumerate())
             .map(|(i, b)| (b.name.clone(), BufferId(i)))
             .collect();
         let weights = Places::new(model, &[], &[], DType::F32);
-        Self { model, compiled, script, names, weights, gradients: None, begun: BTreeSet::new() }
+        let again = device.turns.iter().filter(|turn| turn.part == Part::R);
+        Self {
+            model,
+            compiled: device.compiled,
+            script,
+            names,
+            weights,
+            gradients: None,
+            begun: BTreeSet::new(),
+            twice: again.map(|turn| ((turn.instance, turn.microbatch), false)).collect(),
+        }
     }
 
     /// Appends the run of one turn of the schedule.
@@ -68,14 +81,15 @@ impl<'a> Binder<'a> {
             outputs: Vec::new(),
             contributes: Vec::new(),
         };
-        let backward = matches!(turn.part, Part::B | Part::W | Part::BW);
         for port in program.inputs() {
             let view = self.input(turn, program, port)?;
-            // A boundary value that a backward reads counts as a residual.
-            if backward && port.role == Role::Boundary {
+            if port.role == Role::Boundary && self.keeps(turn, &port.name)? {
                 self.script.buffers[view.buffer.0].category = Category::Residuals;
             }
             run.inputs.push(view);
+        }
+        if turn.part == Part::R {
+            self.twice.insert((turn.instance, turn.microbatch), true);
         }
         for (index, port) in program.outputs().iter().enumerate() {
             let view = self.output(turn, program, port)?;
@@ -111,11 +125,12 @@ impl<'a> Binder<'a> {
             Role::Scalar => (port.name.clone(), Category::Inputs, Source::Host),
             Role::Boundary => {
                 let producer = self.producer(turn.instance, &port.name)?;
-                let name = format!("{producer}/{}@mb{mb}", port.name);
+                let name = self.forward_name(producer, &port.name, mb);
                 (name, Category::Workspace, Source::Script)
             }
             Role::Residual => {
-                (format!("{own}/{}@mb{mb}", port.name), Category::Residuals, Source::Script)
+                let name = self.forward_name(turn.instance, &port.name, mb);
+                (name, Category::Residuals, Source::Script)
             }
             Role::Cotangent => {
                 self.is_differentiated(turn.instance, boundary_of(port)?)?;
@@ -142,11 +157,20 @@ impl<'a> Binder<'a> {
             }
             Role::Cotangent => {
                 let producer = self.producer(turn.instance, boundary_of(port)?)?;
+                let producer = &self.model.instances()[producer].name;
                 let name = format!("{producer}/{}@mb{mb}", port.name);
                 (name, Category::Workspace, Source::Script)
             }
             Role::Residual => {
-                (format!("{own}/{}@mb{mb}", port.name), Category::Residuals, Source::Script)
+                let name = self.forward_name(turn.instance, &port.name, mb);
+                // Of what is made a second time nothing stays the first time.
+                let kept = self.twice.get(&(turn.instance, mb)) != Some(&false);
+                let category = if kept { Category::Residuals } else { Category::Workspace };
+                (name, category, Source::Script)
+            }
+            Role::Boundary => {
+                let name = self.forward_name(turn.instance, &port.name, mb);
+                (name, Category::Workspace, Source::Script)
             }
             Role::Probe => {
                 (format!("{own}/{}@mb{mb}", port.name), Category::Workspace, Source::Result)
@@ -154,6 +178,27 @@ impl<'a> Binder<'a> {
             _ => (format!("{own}/{}@mb{mb}", port.name), Category::Workspace, Source::Script),
         };
         Ok(self.whole(name, category, bytes, source))
+    }
+
+    /// The buffer of what an instance's forward gives: after its second forward, what that one gave.
+    fn forward_name(&self, instance: usize, port: &str, microbatch: usize) -> String {
+        let again = match self.twice.get(&(instance, microbatch)) {
+            Some(true) => " again",
+            _ => "",
+        };
+        format!("{}/{port}@mb{microbatch}{again}", self.model.instances()[instance].name)
+    }
+
+    /// Whether a boundary value that a turn reads was kept for it since the forward: what a backward
+    /// reads was, and what a second forward reads of a first one.
+    fn keeps(&self, turn: Turn, boundary: &str) -> Result<bool, ScriptError> {
+        let producer = self.producer(turn.instance, boundary)?;
+        let made_again = self.twice.get(&(producer, turn.microbatch)) == Some(&true);
+        Ok(match turn.part {
+            Part::F | Part::FBW => false,
+            Part::R => !made_again,
+            Part::B | Part::W | Part::BW => true,
+        })
     }
 
     fn whole(&mut self, name: String, category: Category, bytes: usize, source: Source) -> View {
@@ -225,10 +270,9 @@ impl<'a> Binder<'a> {
         }
     }
 
-    /// The name of the last instance before this one that gives the boundary value.
-    fn producer(&self, instance: usize, name: &str) -> Result<&'a str, ScriptError> {
-        let found = producer(self.model, self.compiled, instance, name);
-        found.map(|i| self.model.instances()[i].name.as_str()).ok_or_else(|| {
+    /// The last instance before this one that gives the boundary value.
+    fn producer(&self, instance: usize, name: &str) -> Result<usize, ScriptError> {
+        producer(self.model, self.compiled, instance, name).ok_or_else(|| {
             ScriptError::Schedule(format!(
                 "`{}` reads `{name}`, which no instance before it gives",
                 self.model.instances()[instance].name

@@ -180,10 +180,12 @@ pub(super) fn sweeps(turns: &[Turn]) -> bool {
     once && turns.iter().any(|turn| turn.part != Part::F)
 }
 
-/// Whether two runs that read a unit do so in one direction, for different micro-batches.
+/// Whether two runs that read a unit do so in one direction, for different micro-batches or once more
+/// for the same one.
 fn swept(turns: &[Turn], earlier: usize, run: usize) -> bool {
     let (a, b) = (turns[earlier], turns[run]);
-    a.microbatch != b.microbatch && (a.part == Part::F) == (b.part == Part::F)
+    let apart = a.microbatch != b.microbatch || a.part == Part::R;
+    apart && (a.part == Part::F) == (b.part == Part::F)
 }
 
 /// Whether a unit that was gathered for one run is kept for a later one that reads it.

@@ -180,7 +180,8 @@ fn ways(part: Part) -> &'static [Way] {
         Part::F => &[Way::Forward],
         Part::B | Part::BW => &[Way::Backward],
         Part::FBW => &[Way::Forward, Way::Backward],
-        Part::W => &[],
+        // What others need of a forward, its first run gives.
+        Part::W | Part::R => &[],
     }
 }
 

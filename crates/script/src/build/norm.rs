@@ -230,7 +230,9 @@ fn losses(script: &Script) -> Vec<(BufferId, TensorType)> {
         let Some(run) = action.run() else { continue };
         let program = &script.programs[run.program.0].program;
         for (port, (view, _)) in program.outputs().iter().zip(&run.outputs) {
-            if port.role == Role::Loss {
+            // A forward that is run again gives the same loss into the same buffer.
+            let known = |(buffer, _): &(BufferId, TensorType)| *buffer == view.buffer;
+            if port.role == Role::Loss && !losses.iter().any(known) {
                 losses.push((view.buffer, program.ty(port.value).clone()));
             }
         }

@@ -1,7 +1,8 @@
 //! The measured timeline above the predicted one.
 //!
 //! A schedule's turn is what a device's first rank did from the start of the turn's first action to the
-//! end of its last. Where a head's forward and backward are one program, that counts as backward. The
+//! end of its last. Where a head's forward and backward are one program, that counts as backward; and so
+//! does a forward that is run again, as if right before it. The
 //! prediction is what the simulator makes of the same schedule if every turn took the mean time of its
 //! stage and part, and messages none: what is longer in reality is noise, messages, and ranks that share
 //! a core.
@@ -65,11 +66,17 @@ fn turns(trace: &Trace, device: usize) -> Vec<Stretch> {
     let stretch = |index: usize| -> Option<Stretch> {
         let at = At { device, index };
         let turn = schedule.turn(at);
-        let actions = stages[schedule.stage(at)].clone().filter_map(|instance| {
-            let own = ran.get(&(instance, turn.microbatch))?;
-            own.iter().find(|(part, _)| shown_as(*part, turn.part)).map(|(_, stretch)| *stretch)
-        });
-        actions.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
+        let instances = stages[schedule.stage(at)].clone();
+        let own = || {
+            let ran = |instance| ran.get(&(instance, turn.microbatch));
+            instances.clone().filter_map(ran).flatten()
+        };
+        let shown = own().filter(|(part, _)| shown_as(*part, turn.part)).map(|(_, s)| *s);
+        let (start, end) = shown.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))?;
+        // A forward that is run again may be over long before its backward can begin.
+        let backward = matches!(turn.part, Part::B | Part::BW);
+        let again = own().filter(|(part, _)| backward && *part == Part::R);
+        Some((start - again.map(|(_, (start, end))| end - start).sum::<f64>(), end))
     };
     filled((0..schedule.turns(device).len()).map(stretch).collect())
 }
