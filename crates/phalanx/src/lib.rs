@@ -104,6 +104,7 @@
 #![forbid(unsafe_code)]
 
 mod data_source;
+mod report;
 mod trainer;
 
 pub use phalanx_autodiff as autodiff;
@@ -130,4 +131,5 @@ pub use phalanx_spmd::strategies::{
 pub use phalanx_train::error::{Error, Result};
 pub use phalanx_train::session::{Order, Split};
 pub use phalanx_train::steps::Taken;
-pub use trainer::{Report, Trainer};
+pub use report::Report;
+pub use trainer::Trainer;

@@ -8,10 +8,10 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_engine::{Args, Engine, Span};
+use phalanx_engine::{Args, Engine, Event, Span};
 use phalanx_script::{Buffer, BufferId, Category, Script, Source};
 
-use crate::executor::{Call, Executor, RuntimeError, ScriptId};
+use crate::executor::{Call, Executor, LoadedScript, RuntimeError, ScriptId};
 
 /// By category: the largest sum, over the actions of a step, of written bytes of live buffers.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -36,7 +36,8 @@ impl<E: Engine> Executor<E> {
         let saved = self.save(id)?;
         let mut written = Written::default();
         for pattern in PATTERNS {
-            self.observed_run(id, pattern, &mut written)?;
+            let loaded = &self.scripts[id.index()];
+            Watch::new(&mut self.engine, loaded, pattern, &mut written).run()?;
             for (span, bytes) in &saved {
                 self.engine.upload(span.offset, bytes)?;
             }
@@ -58,74 +59,6 @@ impl<E: Engine> Executor<E> {
             saved.push((span, bytes));
         }
         Ok(saved)
-    }
-
-    fn observed_run(
-        &mut self,
-        id: ScriptId,
-        pattern: u8,
-        written: &mut Written,
-    ) -> Result<(), RuntimeError> {
-        let loaded = &self.scripts[id.index()];
-        let fresh: Vec<bool> =
-            (0..loaded.script.buffers.len()).map(|i| is_fresh(&loaded.script, i)).collect();
-        let mut messages = BTreeMap::new();
-        for (action, call) in loaded.calls.iter().enumerate() {
-            // What an action waits for may be reading the memory of a buffer that is born with it.
-            for before in &loaded.after[action] {
-                if let Some(event) = messages.remove(before) {
-                    self.engine.wait(event)?;
-                }
-            }
-            for (index, buffer) in loaded.script.buffers.iter().enumerate() {
-                let born = loaded.plan.lives[index].is_some_and(|(first, _)| first == action);
-                if born && fresh[index] {
-                    let offset = loaded.plan.offsets[index];
-                    let bytes: Vec<u8> =
-                        padding(buffer).iter().map(|&p| if p { 0 } else { pattern }).collect();
-                    self.engine.upload(offset, &bytes)?;
-                }
-            }
-            let blocks = match call {
-                None => None,
-                Some(Call { kernel, lane, message, inputs, outputs, workspace }) => {
-                    let args = Args { inputs, outputs, workspace: *workspace };
-                    let kernel = &loaded.kernels[*kernel];
-                    match message {
-                        None => self.engine.launch_observed(kernel, &args, pattern)?,
-                        // Its other end may need something else first, so it goes on by itself.
-                        Some(_) => {
-                            let event = self.engine.launch(kernel, &args, *lane, &[])?;
-                            messages.insert(action, event);
-                            None
-                        }
-                    }
-                }
-            };
-            if let Some(blocks) = blocks {
-                let known = written.blocks.entry(action).or_insert_with(|| blocks.clone());
-                for (known, block) in known.iter_mut().zip(&blocks) {
-                    merge(known, block);
-                }
-            }
-            for (index, buffer) in loaded.script.buffers.iter().enumerate() {
-                let dies = loaded.plan.lives[index].is_some_and(|(_, last)| last == action);
-                if !dies {
-                    continue;
-                }
-                let mut bytes = vec![0; buffer.bytes];
-                self.engine.download(loaded.plan.offsets[index], &mut bytes)?;
-                // What the host or an earlier step wrote counts as written.
-                let changed: Vec<bool> = (bytes.iter().zip(padding(buffer)))
-                    .map(|(&b, padding)| !fresh[index] || padding || b != pattern)
-                    .collect();
-                let known =
-                    written.buffers.entry(index).or_insert_with(|| vec![false; bytes.len()]);
-                merge(known, &changed);
-            }
-        }
-        messages.into_values().try_for_each(|event| self.engine.wait(event))?;
-        Ok(())
     }
 
     fn peaks(&self, id: ScriptId, written: &Written) -> Observed {
@@ -156,6 +89,104 @@ impl<E: Engine> Executor<E> {
         }
         let peaks = Category::ALL.into_iter().map(|c| (c, peaks.get(&c).copied().unwrap_or(0)));
         Observed { peaks: peaks.collect() }
+    }
+}
+
+/// A run of a script that is looked at from action to action.
+struct Watch<'a, E: Engine> {
+    engine: &'a mut E,
+    loaded: &'a LoadedScript<E::Kernel>,
+    pattern: u8,
+    written: &'a mut Written,
+    /// By buffer: whether the script forms its contents anew.
+    fresh: Vec<bool>,
+    /// By action: messages under way.
+    messages: BTreeMap<usize, Event>,
+}
+
+impl<'a, E: Engine> Watch<'a, E> {
+    fn new(
+        engine: &'a mut E,
+        loaded: &'a LoadedScript<E::Kernel>,
+        pattern: u8,
+        written: &'a mut Written,
+    ) -> Self {
+        let script = &loaded.script;
+        let fresh = (0..script.buffers.len()).map(|i| is_fresh(script, i)).collect();
+        Self { engine, loaded, pattern, written, fresh, messages: BTreeMap::new() }
+    }
+
+    fn run(mut self) -> Result<(), RuntimeError> {
+        for (action, call) in self.loaded.calls.iter().enumerate() {
+            // What an action waits for may be reading the memory of a buffer that is born with it.
+            self.await_messages(action)?;
+            self.fill_what_is_born(action)?;
+            if let Some(call) = call {
+                self.call(action, call)?;
+            }
+            self.inspect_what_dies(action)?;
+        }
+        self.messages.into_values().try_for_each(|event| self.engine.wait(event))?;
+        Ok(())
+    }
+
+    fn await_messages(&mut self, action: usize) -> Result<(), RuntimeError> {
+        for before in &self.loaded.after[action] {
+            if let Some(event) = self.messages.remove(before) {
+                self.engine.wait(event)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fill_what_is_born(&mut self, action: usize) -> Result<(), RuntimeError> {
+        let LoadedScript { script, plan, .. } = self.loaded;
+        for (index, buffer) in script.buffers.iter().enumerate() {
+            let born = plan.lives[index].is_some_and(|(first, _)| first == action);
+            if born && self.fresh[index] {
+                let fill = |&padding: &bool| if padding { 0 } else { self.pattern };
+                let bytes: Vec<u8> = padding(buffer).iter().map(fill).collect();
+                self.engine.upload(plan.offsets[index], &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes an action's call, and notes what it writes of its workspace.
+    fn call(&mut self, action: usize, call: &Call) -> Result<(), RuntimeError> {
+        let Call { kernel, lane, message, inputs, outputs, workspace } = call;
+        let args = Args { inputs, outputs, workspace: *workspace };
+        let kernel = &self.loaded.kernels[*kernel];
+        if message.is_some() {
+            // Its other end may need something else first, so it goes on by itself.
+            let event = self.engine.launch(kernel, &args, *lane, &[])?;
+            self.messages.insert(action, event);
+        } else if let Some(blocks) = self.engine.launch_observed(kernel, &args, self.pattern)? {
+            let known = self.written.blocks.entry(action).or_insert_with(|| blocks.clone());
+            for (known, block) in known.iter_mut().zip(&blocks) {
+                merge(known, block);
+            }
+        }
+        Ok(())
+    }
+
+    fn inspect_what_dies(&mut self, action: usize) -> Result<(), RuntimeError> {
+        let LoadedScript { script, plan, .. } = self.loaded;
+        for (index, buffer) in script.buffers.iter().enumerate() {
+            let dies = plan.lives[index].is_some_and(|(_, last)| last == action);
+            if !dies {
+                continue;
+            }
+            let mut bytes = vec![0; buffer.bytes];
+            self.engine.download(plan.offsets[index], &mut bytes)?;
+            // What the host or an earlier step wrote counts as written.
+            let changed: Vec<bool> = (bytes.iter().zip(padding(buffer)))
+                .map(|(&b, padding)| !self.fresh[index] || padding || b != self.pattern)
+                .collect();
+            let known = self.written.buffers.entry(index);
+            merge(known.or_insert_with(|| vec![false; bytes.len()]), &changed);
+        }
+        Ok(())
     }
 }
 

@@ -10,7 +10,7 @@ use crate::config::{Config, Count, Loaded, ZeroStage};
 use crate::error::{Error, Problem, Result};
 use crate::metrics::bytes;
 use crate::network::Network;
-use crate::session::{Lowered, MemoryLimit, Models, Over, Prepared, Settings};
+use crate::session::{Lowered, MemoryLimit, Models, Over, Prepared, Settings, Split};
 
 /// How many changes are named.
 const NAMED: usize = 3;
@@ -27,21 +27,26 @@ pub(crate) fn prepare(
     match prepared.over() {
         None => Ok(prepared),
         Some(over) => {
-            let problem = advise(&loaded.config, network, models.evaluate.is_some(), &over);
+            let planner = Planner {
+                network,
+                evaluate: models.evaluate.is_some(),
+                split: &lowered.settings.parallel.pipeline.split,
+            };
+            let problem = advise(&loaded.config, &planner, &over);
             Err(Error::refused(loaded.located("run.memory_limit", problem)))
         }
     }
 }
 
 /// The problem with the changes that would cost least.
-fn advise(config: &Config, network: &Network, evaluate: bool, over: &Over) -> Problem {
+fn advise(config: &Config, planner: &Planner<'_>, over: &Over) -> Problem {
     let size = |rank: usize, all: usize| match over.limit {
         MemoryLimit::Asked(_) => rank,
         MemoryLimit::Machine(_) => all,
     };
     let now = size(over.rank, over.all);
     let planned = changes(config).into_iter().filter_map(|(text, changed)| {
-        let (rank, all) = arenas(&changed, network, evaluate)?;
+        let (rank, all) = planner.arenas(&changed)?;
         let fits = over.limit.allows(rank, all);
         (size(rank, all) < now).then_some(Planned { text, bytes: size(rank, all), fits, changed })
     });
@@ -61,7 +66,7 @@ fn advise(config: &Config, network: &Network, evaluate: bool, over: &Over) -> Pr
         };
     }
     let told = over.told().because(format!("no single change is enough; these save most: {texts}"));
-    match together(config, &planned).and_then(|all| arenas(&all, network, evaluate)) {
+    match together(config, &planned).and_then(|all| planner.arenas(&all)) {
         Some((rank, all)) => {
             let amount = bytes(size(rank, all) as u64);
             match over.limit.allows(rank, all) {
@@ -150,9 +155,47 @@ fn together(config: &Config, planned: &[Planned]) -> Option<Config> {
     all.is_legal().then_some(all)
 }
 
-/// Bytes of a rank's arena and of all together, if the configuration can be planned.
-fn arenas(config: &Config, network: &Network, evaluate: bool) -> Option<(usize, usize)> {
-    let models = network.models(config, evaluate).ok()?;
-    let lowered = Lowered::new(&models, Settings::new(config).ok()?).ok()?;
-    lowered.arenas().ok()
+/// What all changes have in common.
+struct Planner<'a> {
+    network: &'a Network,
+    evaluate: bool,
+    /// How the plan that takes too much divides its layers. A change that measured them anew would
+    /// differ by that as well.
+    split: &'a Split,
+}
+
+impl Planner<'_> {
+    /// Bytes of a rank's arena and of all together, if the configuration can be planned.
+    fn arenas(&self, config: &Config) -> Option<(usize, usize)> {
+        let models = self.network.models(config, self.evaluate).ok()?;
+        let mut settings = Settings::new(config).ok()?;
+        settings.parallel.pipeline.split = self.split.clone();
+        Lowered::new(&models, settings).ok()?.arenas().ok()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+mod tests {
+    use super::*;
+    use crate::config::Sources;
+    use crate::network::load;
+
+    /// Costs that leave all layers but one to the first stage plan more memory on a rank than even
+    /// ones: so a change has the cut of the plan that it is to relieve, and measures nothing.
+    #[test]
+    fn a_change_is_cut_like_the_plan_that_it_relieves() {
+        let sets = ["parallel.pp=2", "train.microbatches=4", "parallel.split=measured"];
+        let sources = sets.iter().fold(Sources::default().preset("tiny"), |s, set| s.set(*set));
+        let loaded = load(&sources).unwrap();
+        let network = Network::new(&loaded).unwrap();
+        let largest = |costs: [f64; 10]| {
+            let split = &Split::Costs(costs.to_vec());
+            let planner = Planner { network: &network, evaluate: false, split };
+            planner.arenas(&loaded.config).unwrap().0
+        };
+        let (mut uneven, even) = ([0.0; 10], [1.0; 10]);
+        uneven[8..].fill(1.0);
+        assert!(largest(uneven) > largest(even) * 5 / 4, "{} {}", largest(uneven), largest(even));
+    }
 }

@@ -58,6 +58,10 @@ fn shapes_that_a_schedule_does_not_take_are_refused_with_what_it_does() {
         &["parallel.pp=2", "parallel.warmup=pb", "parallel.schedule=gpipe"],
         &["gpipe with the warm-up pb", "warm-up pa; or 1f1b"],
     );
+    let one = "has no effect with parallel.pp = 1";
+    refused(&["parallel.split=measured"], &["parallel.split = \"measured\"", one, "2 or more"]);
+    refused(&["parallel.warmup=pb"], &["parallel.warmup = \"pb\"", one, "2 or more"]);
+    refused(&["parallel.chunks=2"], &["1f1b with 2 chunks", "interleaved or breadth-first with 2"]);
 }
 
 #[test]
@@ -115,6 +119,18 @@ fn tables_that_do_not_fit_are_refused_by_name() {
     let shape = ["--stages", "2", "--microbatches", "4", "--csv", "own.csv"];
     phalanx(dir, &[&["schedule", "zb-h1"], &shape]).ok();
     let own = "parallel.schedule=csv:own.csv";
+    refused(
+        dir,
+        &["train.microbatches=4", own],
+        &["csv:own.csv has 2 devices; parallel.pp = 1", "nearest that work: parallel.pp = 2"],
+    );
+    for (set, told) in [
+        ("parallel.chunks=2", "parallel.chunks = 2 has no effect"),
+        ("parallel.warmup=pb", "parallel.warmup = \"pb\" has no effect"),
+    ] {
+        let sets = ["parallel.pp=2", "train.microbatches=4", own, set];
+        refused(dir, &sets, &[told, "a table says by itself", "leave parallel."]);
+    }
     refused(
         dir,
         &["parallel.pp=4", "train.microbatches=4", own],

@@ -1,10 +1,9 @@
 //! Rules between the degrees of parallelism and what they divide.
 
-use phalanx_pipeline::{Shape, split};
 use phalanx_spmd::strategies::heads_fit;
 
 use super::model::assignments;
-use super::parallel::{Axis, CpKind, PipelineSchedule};
+use super::parallel::{Axis, CpKind};
 use super::values::Values;
 use super::{Config, ModelKind};
 use crate::error::Problem;
@@ -33,34 +32,6 @@ impl Config {
                 Problem::new(format!("parallel.order = \"{order}\" leaves out {name} = {degree}"))
                     .because("ranks are numbered by the order, fastest axis first")
                     .nearest(format!("parallel.order = \"{order}-{name}\", or {key} = 1"))
-            });
-        }
-    }
-
-    /// Stages need layers, and a schedule may ask for a number of micro-batches. What is in a table is
-    /// known once it is read.
-    fn check_pipeline(&self, values: &mut Values) {
-        let (parallel, stages) = (&self.parallel, self.parallel.pp.get());
-        let (PipelineSchedule::Named(named), true) = (&parallel.schedule, stages > 1) else {
-            return;
-        };
-        let shape = Shape::new(stages, self.train.microbatches.get());
-        let built = named.build(shape.chunks(parallel.chunks.get()).warmup(parallel.warmup.into()));
-        let keys = [
-            "parallel.schedule",
-            "parallel.pp",
-            "parallel.chunks",
-            "parallel.warmup",
-            "train.microbatches",
-        ];
-        let legal = built.is_ok();
-        values.rule(&keys, legal, || built.err().map_or_else(|| Problem::new(""), Problem::from));
-        if legal && self.model.kind != ModelKind::Mlp {
-            let (layers, chunks) = (self.model.layers.get(), parallel.chunks.get());
-            let enough = split::enough_layers(layers, stages, chunks);
-            let keys = ["parallel.pp", "parallel.chunks", "model.layers"];
-            values.rule(&keys, enough.is_ok(), || {
-                enough.err().map_or_else(|| Problem::new(""), Problem::from)
             });
         }
     }

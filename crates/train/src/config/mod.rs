@@ -16,6 +16,7 @@ pub mod preset;
 mod run;
 mod setting;
 mod sources;
+mod stages;
 mod suggest;
 mod train;
 mod values;
@@ -164,6 +165,7 @@ impl Config {
 
     /// Reads the sections in the order in which defaults depend on one another.
     fn resolve(values: &mut Values, cores: Count) -> Config {
+        stages::yield_to_user(values);
         let parallel = Parallel::read(values);
         let run = Run::read(values, cores, parallel.ranks());
         let data = Data::read(values, run.seed);

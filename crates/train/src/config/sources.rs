@@ -25,7 +25,8 @@ use crate::error::{Error, Place, Problem, Result};
 ///
 /// A layout of ranks is one whole, too: where the preset is `default` because nobody asked for
 /// another, its `[parallel]` and its micro-batches hold only if there is no file and no setting of
-/// `[parallel]`, nor of the `[model]` that it was made for.
+/// `[parallel]`, nor of the `[model]` that it was made for. And what any preset says of its pipeline
+/// holds only for a user who has one.
 #[derive(Clone, Debug)]
 pub struct Sources {
     run: Option<PathBuf>,

@@ -60,7 +60,7 @@ impl Lowered {
     pub fn new(models: &Models, mut settings: Settings) -> Result<Self> {
         let model = &models.train;
         let devices = settings.parallel.devices()?;
-        if devices.len() > 1 && settings.parallel.pipeline.split == Split::Measured {
+        if settings.parallel.pipeline.split == Split::Measured {
             settings.parallel.pipeline.split = Split::Costs(measure::costs(models, &settings)?);
         }
         let parts = settings.microbatches;
@@ -220,8 +220,10 @@ impl Lowered {
     pub fn describe(&self) -> String {
         let (parallel, sharing) = (&self.settings.parallel, self.laid[0].partition.sharing());
         let ranks = self.ranks();
+        let told = self.stations.len() > 1 || !parallel.pipeline.is_usual();
+        let pipeline = told.then(|| parallel.pipeline.name().to_owned());
         if ranks == 1 {
-            return "1 rank".to_owned();
+            return pipeline.map_or("1 rank".to_owned(), |name| format!("1 rank: {name}"));
         }
         let degrees = |mesh: &Mesh| -> String {
             let degrees: Vec<String> =
@@ -241,7 +243,6 @@ impl Lowered {
                 each.join(" → ")
             }
         };
-        let pipeline = (self.stations.len() > 1).then(|| parallel.pipeline.name().to_owned());
         let names: Vec<String> =
             (parallel.strategies.iter().map(|s| s.name().to_owned())).chain(pipeline).collect();
         let shards = match sharing.sharded() {

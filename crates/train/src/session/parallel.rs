@@ -57,11 +57,7 @@ impl Parallel {
                 _ => Arc::new(Ulysses::default()),
             });
         }
-        let pipeline = match config.pp.get() {
-            1 => Pipeline::default(),
-            _ => Pipeline::new(config)?,
-        };
-        Ok(Self { mesh, strategies, pipeline })
+        Ok(Self { mesh, strategies, pipeline: Pipeline::new(config)? })
     }
 
     /// How many ranks there are.

@@ -1,11 +1,10 @@
 //! How the stages of a pipeline take turns, and which layers each has.
 
-use std::iter::once;
 use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_ir::{Mesh, Model};
-use phalanx_pipeline::{Named, Placement, Schedule, Shape, Warmup, bwd, fwd, split};
+use phalanx_pipeline::{Named, Schedule, Shape, Warmup, split};
 use phalanx_script::Turn;
 
 use crate::config::{self, PipelineSchedule, PipelineSplit};
@@ -103,6 +102,12 @@ impl Pipeline {
         }
     }
 
+    /// Whether one stage goes through it as it would without a schedule: there and back with each
+    /// micro-batch.
+    pub(crate) fn is_usual(&self) -> bool {
+        matches!(self.order, Order::Named(Named::OneFOneB))
+    }
+
     /// The schedule over so many devices.
     pub(crate) fn schedule(&self, devices: usize, microbatches: usize) -> Result<Schedule> {
         match &self.order {
@@ -116,9 +121,11 @@ impl Pipeline {
                 Ok(named.build(shape)?)
             }
             Order::Own(schedule) => {
+                let chunks = self.chunks.unwrap_or(schedule.chunks());
                 for (what, key, found, asked) in [
                     ("devices", "parallel.pp", schedule.devices(), devices),
                     ("micro-batches", "train.microbatches", schedule.microbatches(), microbatches),
+                    ("chunks", "parallel.chunks", schedule.chunks(), chunks),
                 ] {
                     if found != asked {
                         let name = schedule.name();
@@ -160,21 +167,14 @@ impl Pipeline {
         Ok(schedule.instances(&stages))
     }
 
-    /// The schedule, and the instances of each of its stages. A single device takes each micro-batch
-    /// there and back before the next.
+    /// The schedule, and the instances of each of its stages. One device is a pipeline of one stage:
+    /// 1F1B then takes each micro-batch there and back before the next.
     pub(crate) fn timetable(
         &self,
         model: &Model,
         devices: usize,
         microbatches: usize,
     ) -> Result<(Schedule, Vec<Range<usize>>)> {
-        if devices == 1 {
-            let both_ways = |part: usize| fwd(part..part + 1).then(bwd(part..part + 1));
-            let turns = |_| (0..microbatches).map(both_ways).collect();
-            let one = Placement::looped(1, 1)?;
-            let schedule = Schedule::new("no pipeline", microbatches, one, turns)?;
-            return Ok((schedule, once(0..model.instances().len()).collect()));
-        }
         let schedule = self.schedule(devices, microbatches)?;
         // Said in devices and chunks where that is what the stages come from.
         let (chunks, stages) = (schedule.chunks(), schedule.placement().stages());

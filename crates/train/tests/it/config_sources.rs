@@ -1,6 +1,6 @@
 //! Sources are laid over one another, and what comes out can be written and read again.
 
-use phalanx_train::config::{self, Config, Count, Float, ModelKind, Sources, preset};
+use phalanx_train::config::{self, Config, Count, Float, ModelKind, Setting, Sources, preset};
 
 fn load(sources: Sources) -> Config {
     Config::load(&sources).unwrap_or_else(|e| panic!("{e}")).config
@@ -243,5 +243,42 @@ fn the_default_runs_ranks_are_its_own() {
     for (text, expected) in [("[train]\nsteps = 3\n", 1), ("preset = \"default\"\n", 8)] {
         std::fs::write(&path, text).unwrap();
         assert_eq!(ranks(Sources::default().file(&path)), expected, "{text}");
+    }
+}
+
+/// A preset's schedule suits its own pipeline, and what comes out can be read as a file again.
+#[test]
+fn a_presets_pipeline_yields_to_a_user_who_has_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = |config: &Config| config.parallel.schedule.write();
+    let preset = Sources::default().preset("default");
+    assert_eq!(name(&load(preset.clone())), "\"zb-h1\"");
+    let one = load(preset.clone().set("parallel.pp=1"));
+    assert_eq!((name(&one).as_str(), one.parallel.pp.get()), ("\"1f1b\"", 1));
+    let kept = load(preset.set("parallel.pp=1").set("parallel.schedule=gpipe"));
+    assert_eq!(name(&kept), "\"gpipe\"", "what the user writes holds");
+    // A run's chunks and warm-up suit its own schedule.
+    let run = dir.path().join("run.toml");
+    std::fs::write(
+        &run,
+        "[model]\nlayers = 6\n[parallel]\npp = 2\nschedule = \"breadth-first\"\nchunks = 3\n",
+    )
+    .unwrap();
+    let run = Sources::default().run(&run);
+    assert_eq!(load(run.clone()).parallel.chunks.get(), 3);
+    let other = load(run.set("parallel.schedule=csv:own.csv"));
+    assert_eq!((other.parallel.chunks.get(), other.parallel.pp.get()), (1, 2));
+    for config in [one, kept, other] {
+        assert_eq!(load(Sources::default().file(file(&dir, &config.to_toml()))), config);
+    }
+}
+
+/// Every named schedule takes one stage: the contract's small preset runs with any of them.
+#[test]
+fn one_stage_takes_any_named_schedule() {
+    for word in config::PipelineSchedule::words() {
+        let sources = Sources::default().preset("tiny").set("train.microbatches=4");
+        let config = load(sources.set(format!("parallel.schedule={word}")));
+        assert_eq!(config.parallel.schedule.write(), format!("\"{word}\""));
     }
 }

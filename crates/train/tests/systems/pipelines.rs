@@ -8,8 +8,9 @@ use std::collections::BTreeSet;
 use phalanx_ir::random::Stream;
 use phalanx_pipeline::Named;
 use phalanx_train::config::Loaded;
+use phalanx_train::verify::Verified;
 
-use crate::support::{agrees, gpt, llama};
+use crate::support::{agrees, gpt, laid, llama};
 
 /// What ranks of a stage do with its weights and its sequences.
 const LAYOUTS: [(&str, &[&str]); 8] = [
@@ -183,6 +184,31 @@ fn pipelines_do_what_one_rank_does() {
         // Bytes went from stage to stage, and as many as the types say.
         let sent = found.comm.iter().find(|row| row.op == "send").unwrap();
         assert!(sent.bytes_measured > 0 && sent.bytes_measured == sent.bytes_predicted, "{what}");
+    }
+}
+
+/// One stage is a pipeline too. Its schedule says when micro-batches go back, and so how many of them
+/// are kept: all four where all go forward first, else one.
+#[test]
+fn one_stage_follows_its_schedule() {
+    let kept = |found: &Verified| {
+        found.memory.iter().find(|row| row.category == "residuals").unwrap().measured
+    };
+    let one = kept(&agrees("no schedule", &llama(&["train.microbatches=4"]), None));
+    for schedule in Named::ALL {
+        let set = format!("parallel.schedule={schedule}");
+        let sets = ["train.microbatches=4", &set, "parallel.dp=2", "parallel.zero=3"];
+        agrees(&set, &llama(&sets), None);
+        let alone = llama(&sets[..2]);
+        let kept = kept(&agrees(&set, &alone, None));
+        match schedule {
+            Named::GPipe | Named::BreadthFirst => assert!(kept > 3 * one, "{set}: {kept}, {one}"),
+            Named::Naive | Named::OneFOneB => assert_eq!(kept, one, "{set}"),
+            _ => assert!(kept < 2 * one, "{set}: {kept}, {one}"),
+        }
+        // What is not usual is told.
+        let told = laid(&alone, None).lowered.describe();
+        assert_eq!(told.contains(schedule.name()), schedule != Named::OneFOneB, "{told}");
     }
 }
 
