@@ -1,4 +1,4 @@
-//! Messages: what a rank of one stage sends to a rank of another.
+//! Messages: what a rank of one device sends to a rank of another.
 
 use phalanx_ir::DType;
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use phalanx_ir::{DType, Model, Program, TensorType};
 
-use super::links::{Link, Way, links};
+use super::links::{Direction, Link, links};
 use super::{Action, Binder, BufferId, Kind, Lane, ScriptError, programs};
 use crate::action::Script;
 use crate::device::Device;
@@ -122,9 +122,9 @@ impl<'a> Messenger<'a> {
         let own = |piece: &&Piece| self.rank == if sending { piece.from } else { piece.to };
         let message = |piece: &Piece| Message {
             peer: if sending { piece.to } else { piece.from },
-            channel: match link.way {
-                Way::Forward => 0,
-                Way::Backward => 1,
+            channel: match link.direction {
+                Direction::Forward => 0,
+                Direction::Backward => 1,
             },
             dtype: made.dtype,
             blocks: blocks(piece, sending),
@@ -169,7 +169,7 @@ fn release(script: &mut Script, buffer: BufferId) {
 /// Runs of the same length that are evenly spaced on both sides travel together.
 fn blocks(piece: &Piece, sending: bool) -> Vec<Block> {
     let mut blocks: Vec<[Block; 2]> = Vec::new();
-    for run in &piece.runs {
+    for run in &piece.stretches {
         let ends = [run.source, run.target];
         if let Some(sides) = blocks.last_mut().filter(|sides| sides[0].len == run.len) {
             let steps = [0, 1].map(|side| ends[side].checked_sub(last(&sides[side])));
@@ -201,7 +201,7 @@ mod tests {
     use phalanx_ir::random::Stream;
 
     use super::*;
-    use crate::edge::Run;
+    use crate::edge::Stretch;
 
     /// The elements of blocks, one after the other.
     fn elements(blocks: &[Block]) -> Vec<usize> {
@@ -213,24 +213,24 @@ mod tests {
         blocks.iter().flat_map(rows).flatten().collect()
     }
 
-    fn both(runs: Vec<Run>) -> [Vec<Block>; 2] {
-        let piece = Piece { from: 0, to: 1, runs };
+    fn both(stretches: Vec<Stretch>) -> [Vec<Block>; 2] {
+        let piece = Piece { from: 0, to: 1, stretches };
         [true, false].map(|sending| blocks(&piece, sending))
     }
 
     #[test]
     fn evenly_spaced_runs_travel_as_one_block() {
-        let run = |i: usize| Run { source: 3 + 20 * i, target: 10 * i, len: 10 };
+        let run = |i: usize| Stretch { source: 3 + 20 * i, target: 10 * i, len: 10 };
         let [source, target] = both((0..4).map(run).collect());
         assert_eq!(source, [Block { first: 3, stride: 20, rows: 4, len: 10 }]);
         assert_eq!(target, [Block { first: 0, stride: 10, rows: 4, len: 10 }]);
         // Another spacing on either side, or another length, begins a new block.
         let more = [(83, 40, 10), (103, 60, 10), (123, 70, 5)];
-        let more = more.map(|(source, target, len)| Run { source, target, len });
+        let more = more.map(|(source, target, len)| Stretch { source, target, len });
         let [source, target] = both((0..4).map(run).chain(more).collect());
         assert_eq!((source.len(), target.len()), (3, 3));
         assert_eq!((source[0].rows, source[1].rows, source[2].rows), (5, 1, 1));
-        let one = both(vec![Run { source: 7, target: 9, len: 3 }]);
+        let one = both(vec![Stretch { source: 7, target: 9, len: 3 }]);
         assert_eq!(one, [7, 9].map(|first| vec![Block { first, stride: 3, rows: 1, len: 3 }]));
     }
 
@@ -244,14 +244,14 @@ mod tests {
             let (mut source, mut target) = (draw(0, 9), draw(1, 9));
             let run = |i: usize| {
                 let len = 1 + draw(4 * i + 2, 3);
-                let run = Run { source, target, len };
+                let run = Stretch { source, target, len };
                 // Few different gaps, so that some follow each other evenly.
                 source += len + draw(4 * i + 3, 2);
                 target += len + draw(4 * i + 4, 2) * 4;
                 run
             };
-            let runs: Vec<Run> = (1..2 + draw(999, 12)).map(run).collect();
-            let of = |first: fn(&Run) -> usize| -> Vec<usize> {
+            let runs: Vec<Stretch> = (1..2 + draw(999, 12)).map(run).collect();
+            let of = |first: fn(&Stretch) -> usize| -> Vec<usize> {
                 runs.iter().flat_map(|r| first(r)..first(r) + r.len).collect()
             };
             let expected = [of(|r| r.source), of(|r| r.target)];

@@ -40,11 +40,11 @@ impl Config {
     /// Stages need layers, and a schedule may ask for a number of micro-batches. What is in a table is
     /// known once it is read.
     fn check_pipeline(&self, values: &mut Values) {
-        let (parallel, stages) = (&self.parallel, self.parallel.pp.get());
-        let (PipelineSchedule::Named(named), true) = (&parallel.schedule, stages > 1) else {
+        let (parallel, devices) = (&self.parallel, self.parallel.pp.get());
+        let (PipelineSchedule::Named(named), true) = (&parallel.schedule, devices > 1) else {
             return;
         };
-        let shape = Shape::new(stages, self.train.microbatches.get());
+        let shape = Shape::new(devices, self.train.microbatches.get());
         let built = named.build(shape.chunks(parallel.chunks.get()).warmup(parallel.warmup.into()));
         let keys = [
             "parallel.schedule",
@@ -57,7 +57,7 @@ impl Config {
         values.rule(&keys, legal, || built.err().map_or_else(|| Problem::new(""), Problem::from));
         if legal && self.model.kind != ModelKind::Mlp {
             let (layers, chunks) = (self.model.layers.get(), parallel.chunks.get());
-            let enough = split::enough_layers(layers, stages, chunks);
+            let enough = split::enough_layers(layers, devices, chunks);
             let keys = ["parallel.pp", "parallel.chunks", "model.layers"];
             values.rule(&keys, enough.is_ok(), || {
                 enough.err().map_or_else(|| Problem::new(""), Problem::from)
