@@ -2,6 +2,7 @@
 
 mod bind;
 mod collect;
+mod crossing;
 mod finish;
 mod hold;
 mod links;
