@@ -6,38 +6,121 @@
 //! however many ranks read it; with t of them each link carries 1/t of the bytes. Whether and along which
 //! dim a block is cut follows from the bytes that edges move, whatever the two meshes are.
 
+use std::rc::Rc;
+
 use phalanx_ir::ops::{Collective, CollectiveKind};
-use phalanx_ir::{Axis, Builder, Mesh, Order, Program, Role, TensorType};
+use phalanx_ir::{Axis, Builder, Mesh, Model, Order, Program, Role, TensorType};
 
 use super::ScriptError;
+use super::links::{Direction, Link, Point};
 use crate::device::Device;
 use crate::edge::{Piece, bytes, edge};
+use crate::message::{Message, blocks};
+
+/// The ways of values between devices. Those of the same types take the same way, whatever their
+/// micro-batch.
+pub(super) struct Crossings<'a> {
+    model: &'a Model,
+    devices: &'a [Device<'a>],
+    known: Vec<(Ends<'a>, Rc<Crossing>)>,
+}
+
+/// Where a value is made and where it is read: the devices, and the types that it has there.
+#[derive(PartialEq)]
+struct Ends<'a> {
+    devices: [usize; 2],
+    types: [&'a TensorType; 2],
+}
+
+impl<'a> Crossings<'a> {
+    pub(super) fn new(model: &'a Model, devices: &'a [Device<'a>]) -> Self {
+        Self { model, devices, known: Vec::new() }
+    }
+
+    /// The way of a value.
+    pub(super) fn of(&mut self, link: &Link) -> Result<Rc<Crossing>, ScriptError> {
+        let devices = [link.from.device, link.to.device];
+        let ends = Ends { devices, types: self.types(link)? };
+        if let Some((_, known)) = self.known.iter().find(|(other, _)| *other == ends) {
+            return Ok(known.clone());
+        }
+        let [from, to] = devices.map(|device| &self.devices[device]);
+        let [made, read] = ends.types;
+        let found = Rc::new(crossing((made, from), (read, to))?);
+        self.known.push((ends, found.clone()));
+        Ok(found)
+    }
+
+    /// The types in which a value is made and read.
+    fn types(&self, link: &Link) -> Result<[&'a TensorType; 2], ScriptError> {
+        let program = |at: Point| -> &'a Program {
+            let Device { compiled, turns, .. } = self.devices[at.device];
+            let instance = &self.model.instances()[turns[at.turn].instance];
+            compiled.program(instance.segment, turns[at.turn].part)
+        };
+        let (giver, reader) = (program(link.from), program(link.to));
+        let made = giver.outputs().iter().find(|p| p.name == link.port);
+        let read = reader.inputs().iter().find(|p| p.name == link.port);
+        match (made, read) {
+            (Some(made), Some(read)) => Ok([giver.ty(made.value), reader.ty(read.value)]),
+            _ => Err(ScriptError::Schedule(format!("`{}` has no giver or reader", link.buffer))),
+        }
+    }
+}
 
 /// The messages of a value, and what they bring.
 pub(super) struct Crossing {
     /// The type in which it arrives: that of its reader, or slices of it.
     pub(super) arrives: TensorType,
+    /// Bytes of it that arrive on a rank, with their padding.
+    pub(super) bytes: usize,
     /// Gathers the slices, where it arrives in such.
     pub(super) gather: Option<Program>,
     /// What goes from whom to whom.
-    pub(super) pieces: Vec<Piece>,
+    pieces: Vec<Piece>,
+}
+
+impl Crossing {
+    /// What a rank sends, or receives.
+    pub(super) fn messages(
+        &self,
+        direction: Direction,
+        rank: usize,
+        sending: bool,
+    ) -> Vec<Message> {
+        let own = |piece: &&Piece| rank == if sending { piece.from } else { piece.to };
+        let message = |piece: &Piece| Message {
+            peer: if sending { piece.to } else { piece.from },
+            channel: match direction {
+                Direction::Forward => 0,
+                Direction::Backward => 1,
+            },
+            dtype: self.arrives.dtype,
+            blocks: blocks(piece, sending),
+        };
+        self.pieces.iter().filter(own).map(message).collect()
+    }
 }
 
 /// The way that moves the fewest bytes between ranks of the two devices; of such the one with the fewest
 /// stretches of elements, and the whole value before any slices.
-pub(super) fn crossing(
+fn crossing(
     (made, from): (&TensorType, &Device<'_>),
     (read, to): (&TensorType, &Device<'_>),
 ) -> Result<Crossing, ScriptError> {
     let by = |arrives: &TensorType| edge(made, from.mesh, from.ranks, arrives, to.mesh, to.ranks);
-    let mut best = Crossing { arrives: read.clone(), gather: None, pieces: by(read)? };
+    let new = |arrives: TensorType, gather: Option<Program>, pieces: Vec<Piece>| {
+        let bytes = arrives.local_bytes(to.mesh);
+        Crossing { arrives, bytes, gather, pieces }
+    };
+    let mut best = new(read.clone(), None, by(read)?);
     let copied = copied(read, to.mesh);
     for dim in 0..read.shape.len() {
         let Some(arrives) = sliced(read, dim, &copied, to.mesh) else { continue };
         let pieces = by(&arrives)?;
         if cost(&pieces, made) < cost(&best.pieces, made) {
             let gather = Some(gather(&arrives, dim, &copied, to.mesh)?);
-            best = Crossing { arrives, gather, pieces };
+            best = new(arrives, gather, pieces);
         }
     }
     Ok(best)
