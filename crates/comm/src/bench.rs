@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use phalanx_ir::DType;
 
 use crate::blocking::Collectives;
-use crate::call::{Blocks, Call, Op, OpKind, Reduction};
+use crate::blocks::Blocks;
+use crate::call::{Call, Op, OpKind, Reduction};
 use crate::error::{CommError, Failure};
 use crate::group::GroupId;
 use crate::launch::run_ranks;

@@ -2,7 +2,8 @@
 
 use phalanx_ir::DType;
 
-use crate::call::{Blocks, Call, Op, Reduction};
+use crate::blocks::Blocks;
+use crate::call::{Call, Op, Reduction};
 use crate::communicator::Communicator;
 use crate::element::Element;
 use crate::error::CommError;

@@ -9,6 +9,7 @@
 
 pub mod bench;
 mod blocking;
+mod blocks;
 mod call;
 mod communicator;
 pub mod conformance;
@@ -25,7 +26,8 @@ mod traffic;
 mod volume;
 
 pub use blocking::Collectives;
-pub use call::{Blocks, Call, Op, OpKind, Reduction, Strides};
+pub use blocks::{Blocks, Strides};
+pub use call::{Call, Op, OpKind, Reduction};
 pub use communicator::{Busy, Communicator, Handle};
 pub use crew::{Crew, Lost};
 pub use element::Element;

@@ -353,18 +353,18 @@ impl Engine for CpuEngine {
         args: &Args<'_>,
         pattern: u8,
     ) -> Result<Option<Vec<Vec<bool>>>, EngineError> {
-        let blocks = &kernel.slots.blocks;
-        let mut written: Vec<Vec<bool>> = blocks.iter().map(|_| Vec::new()).collect();
+        let lives = &kernel.slots.lives;
+        let mut written: Vec<Vec<bool>> = lives.iter().map(|_| Vec::new()).collect();
         for instr in 0..=kernel.instrs {
-            for block in blocks.iter().filter(|b| b.birth == instr) {
-                let offset = args.workspace.offset + block.offset;
-                self.upload(offset, &vec![pattern; block.bytes])?;
+            for life in lives.iter().filter(|life| life.birth == instr) {
+                let offset = args.workspace.offset + life.offset;
+                self.upload(offset, &vec![pattern; life.bytes])?;
             }
             self.run(kernel, args, |call| call.instr == instr)?;
-            for (block, written) in blocks.iter().zip(&mut written) {
-                if block.death == instr {
-                    let mut bytes = vec![0; block.bytes];
-                    self.download(args.workspace.offset + block.offset, &mut bytes)?;
+            for (life, written) in lives.iter().zip(&mut written) {
+                if life.death == instr {
+                    let mut bytes = vec![0; life.bytes];
+                    self.download(args.workspace.offset + life.offset, &mut bytes)?;
                     *written = bytes.iter().map(|&b| b != pattern).collect();
                 }
             }

@@ -34,7 +34,7 @@ pub enum Named {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Devices.
-    pub stages: usize,
+    pub devices: usize,
     /// Micro-batches of a step.
     pub microbatches: usize,
     /// Chunks of layers a device; by default what the schedule usually has.
@@ -45,8 +45,8 @@ pub struct Shape {
 
 impl Shape {
     /// So many devices and micro-batches, all else as usual.
-    pub fn new(stages: usize, microbatches: usize) -> Self {
-        Shape { stages, microbatches, chunks: None, warmup: Warmup::Pa }
+    pub fn new(devices: usize, microbatches: usize) -> Self {
+        Shape { devices, microbatches, chunks: None, warmup: Warmup::Pa }
     }
 
     /// The same with so many chunks a device.
@@ -97,7 +97,7 @@ impl Named {
 
     /// The schedule of this shape.
     pub fn build(self, shape: Shape) -> Result<Schedule> {
-        let Shape { stages: p, microbatches: m, warmup, .. } = shape;
+        let Shape { devices: p, microbatches: m, warmup, .. } = shape;
         let v = shape.chunks.unwrap_or(self.usual_chunks());
         self.legal(p, m, v, warmup)?;
         match self {

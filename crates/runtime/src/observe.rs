@@ -76,7 +76,7 @@ impl<E: Engine> Executor<E> {
                 let slots = &loaded.script.programs[call.kernel].slots;
                 let instrs = loaded.script.programs[call.kernel].program.instrs().len();
                 let peak = (0..=instrs).map(|i| {
-                    let alive = slots.blocks.iter().zip(masks);
+                    let alive = slots.lives.iter().zip(masks);
                     let alive = alive.filter(|(b, _)| b.birth <= i && i <= b.death);
                     alive.map(|(_, mask)| count(mask)).sum::<usize>()
                 });

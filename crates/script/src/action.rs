@@ -184,14 +184,14 @@ pub enum Kind {
         /// The gathered unit, or the value that was sent and has arrived.
         buffer: BufferId,
     },
-    /// Sends what a buffer holds to ranks of another stage. It ends when they have it.
+    /// Sends what a buffer holds to ranks of another device. It ends when they have it.
     Send {
         /// The buffer.
         buffer: BufferId,
         /// What of it goes to whom.
         messages: Vec<Message>,
     },
-    /// Fills a buffer with what ranks of another stage send.
+    /// Fills a buffer with what ranks of another device send.
     Receive {
         /// The buffer.
         buffer: BufferId,
@@ -236,7 +236,7 @@ impl Entry {
 pub struct Script {
     /// The rank that runs it.
     pub rank: usize,
-    /// The ranks of its stage, in the order of the stage's mesh: all ranks if there is one stage.
+    /// The ranks of its device, in the order of the device's mesh: all ranks if there is one device.
     pub ranks: Vec<usize>,
     /// The buffers.
     pub buffers: Vec<Buffer>,
@@ -259,7 +259,7 @@ pub struct Accumulator {
     pub dtype: DType,
     /// Every summand that this rank adds.
     pub complete: Vec<Contribution>,
-    /// Axes along which others add theirs: the stages that share a parameter.
+    /// Axes along which others add theirs: the devices that share a parameter.
     pub shared: BTreeSet<Axis>,
 }
 
@@ -288,7 +288,7 @@ impl Names {
 }
 
 impl Script {
-    /// An empty script of the rank at a place of its stage, whose ranks these are.
+    /// An empty script of the rank at a place of its device, whose ranks these are.
     pub fn at(place: usize, ranks: Vec<usize>) -> Self {
         Self { rank: ranks.get(place).copied().unwrap_or(0), ranks, ..Self::default() }
     }
@@ -299,7 +299,7 @@ impl Script {
         BufferId(self.buffers.len() - 1)
     }
 
-    /// Adds a program that the ranks of the stage run, or finds the same one.
+    /// Adds a program that the ranks of the device run, or finds the same one.
     pub fn program(&mut self, program: &Program) -> ProgramId {
         let ranks = match program.mesh().ranks() {
             1 => vec![self.rank],

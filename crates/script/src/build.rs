@@ -2,6 +2,7 @@
 
 mod bind;
 mod collect;
+mod crossing;
 mod finish;
 mod hold;
 mod links;
@@ -9,7 +10,6 @@ mod messages;
 mod norm;
 mod programs;
 mod reduce;
-mod route;
 
 use phalanx_autodiff::Phases;
 use phalanx_ir::{DType, Mesh, Model, Port, Program, Role, TensorType};
@@ -309,8 +309,8 @@ impl Forward<'_> {
         let mut binder = Binder::new(model, device, script);
         binder.weights = Places::new(model, units, weights, self.weights);
         let mut messenger = Messenger::new(model, devices, at.device, binder.script.rank)?;
-        let source = collect::Source { model, device, place: at.place, weights: self.weights };
-        let mut collector = Collector::of(source, units, weights);
+        let reader = collect::Reader { model, device, place: at.place, weights: self.weights };
+        let mut collector = Collector::of(reader, units, weights);
         for (index, turn) in device.turns.iter().enumerate() {
             messenger.before(index, &mut binder)?;
             collector.before(index, &mut binder)?;

@@ -103,7 +103,7 @@ fn messages(script: &Script, index: usize, action: &Action) -> Result<(), Script
 struct Gradients<'a> {
     script: &'a Script,
     complete: BTreeMap<BufferId, (DType, BTreeSet<Contribution>)>,
-    /// Axes along which other stages add to a buffer.
+    /// Axes along which other devices add to a buffer.
     shared: BTreeMap<BufferId, BTreeSet<Axis>>,
     holds: BTreeMap<BufferId, BTreeSet<Contribution>>,
     partial: BTreeMap<BufferId, BTreeSet<Axis>>,

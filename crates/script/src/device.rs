@@ -32,7 +32,7 @@ impl Device<'_> {
     }
 }
 
-/// The mesh of several devices: theirs with the stages along one more axis. Where their meshes differ,
+/// The mesh of several devices: theirs with the devices along one more axis. Where their meshes differ,
 /// all their ranks lie along that one axis. With it come the ranks, in its order.
 pub(crate) fn together(devices: &[&Device<'_>]) -> Result<(Mesh, Vec<usize>), ScriptError> {
     let ranks: Vec<usize> = devices.iter().flat_map(|d| d.ranks.iter().copied()).collect();

@@ -1,6 +1,6 @@
-//! What goes from rank to rank when a value passes from one stage of a pipeline to the next.
+//! What goes from rank to rank when a value passes from one device of a pipeline to another.
 //!
-//! Each stage has its own mesh, and the value lies on both in its own way. An edge is the list of
+//! Each device has its own mesh, and the value lies on both in its own way. An edge is the list of
 //! messages between the two: every receiver gets each element of its block exactly once, from one of
 //! the ranks that hold it. Where meshes and layouts are the same, that is one whole block from every
 //! rank to the one at its position. Where a replicated value meets a sharded one, every replica sends
@@ -22,12 +22,12 @@ pub struct Piece {
     /// The global rank that receives.
     pub to: usize,
     /// The elements, in the order of both blocks' memory.
-    pub runs: Vec<Run>,
+    pub stretches: Vec<Stretch>,
 }
 
 /// Elements that lie together in both blocks, in numbers of elements from the blocks' starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Run {
+pub struct Stretch {
     /// The first one in the sender's block.
     pub source: usize,
     /// The first one in the receiver's block.
@@ -39,7 +39,7 @@ pub struct Run {
 impl Piece {
     /// How many elements the message has.
     pub fn elements(&self) -> usize {
-        self.runs.iter().map(|run| run.len).sum()
+        self.stretches.iter().map(|stretch| stretch.len).sum()
     }
 }
 
@@ -49,7 +49,7 @@ impl Piece {
 ///
 /// Of the ranks that hold the same elements, a receiver prefers itself, then the one at its own
 /// position, then the one that sends least. Padding is not sent, except within a block that both
-/// sides hold alike, which goes as one run.
+/// sides hold alike, which goes as one stretch.
 pub fn edge(
     a: &TensorType,
     mesh_a: &Mesh,
@@ -65,17 +65,17 @@ pub fn edge(
         return Err(ScriptError::Edge { what, help: help.to_owned() });
     }
     let (senders, receivers) = (from.blocks(), to.blocks());
-    let mut messages = Vec::new();
+    let mut wanted = Vec::new();
     for receiver in &receivers {
         for sender in &senders {
-            let runs = sender.runs_to(receiver);
-            if !runs.is_empty() {
+            let stretches = sender.stretches_to(receiver);
+            if !stretches.is_empty() {
                 let all = receiver.positions.iter();
-                messages.extend(all.map(|&to| Message { to, sender, runs: runs.clone() }));
+                wanted.extend(all.map(|&to| Wanted { to, sender, stretches: stretches.clone() }));
             }
         }
     }
-    Ok(choose_senders(messages, ranks_a, ranks_b))
+    Ok(choose_senders(wanted, ranks_a, ranks_b))
 }
 
 /// Bytes that messages of this element type move from one rank to another.
@@ -98,7 +98,7 @@ impl<'a> Side<'a> {
         if !ty.layout.partial().is_empty() {
             return refuse(
                 format!("{ty} is a partial sum"),
-                "a boundary value is never partial: reduce it before it leaves its stage",
+                "a boundary value is never partial: reduce it before it leaves its device",
             );
         }
         if ty.pending {
@@ -122,7 +122,7 @@ impl<'a> Side<'a> {
     }
 
     /// The different blocks of the value: together they hold each element once.
-    fn blocks(&self) -> Vec<Block> {
+    fn blocks(&self) -> Vec<Holding> {
         let size = self.ty.local_shape(self.mesh).iter().product();
         let mut holders: BTreeMap<Vec<usize>, Vec<usize>> = BTreeMap::new();
         for position in 0..self.mesh.ranks() {
@@ -132,15 +132,15 @@ impl<'a> Side<'a> {
         }
         let block = |positions: Vec<usize>| {
             let mut elements = self.ty.local_runs(self.mesh, positions[0]);
-            elements.retain(|run| run.len > 0);
-            Block { positions, elements, size }
+            elements.retain(|stretch| stretch.len > 0);
+            Holding { positions, elements, size }
         };
         holders.into_values().map(block).collect()
     }
 }
 
 /// What some ranks of a mesh hold alike.
-struct Block {
+struct Holding {
     /// Who they are, in the mesh.
     positions: Vec<usize>,
     /// The elements, in growing order both of memory and of the whole value.
@@ -149,15 +149,15 @@ struct Block {
     size: usize,
 }
 
-impl Block {
+impl Holding {
     /// The elements that both blocks hold.
-    fn runs_to(&self, other: &Block) -> Vec<Run> {
+    fn stretches_to(&self, other: &Holding) -> Vec<Stretch> {
         if !self.elements.is_empty() && (self.size, &self.elements) == (other.size, &other.elements)
         {
             // One copy of a whole block is cheaper than several around its padding.
-            return vec![Run { source: 0, target: 0, len: self.size }];
+            return vec![Stretch { source: 0, target: 0, len: self.size }];
         }
-        let mut runs = Vec::new();
+        let mut stretches = Vec::new();
         let (mut i, mut j) = (0, 0);
         while let (Some(ours), Some(theirs)) = (self.elements.get(i), other.elements.get(j)) {
             let (our_end, their_end) = (ours.global + ours.len, theirs.global + theirs.len);
@@ -165,63 +165,63 @@ impl Block {
             if start < end {
                 let source = ours.local + (start - ours.global);
                 let target = theirs.local + (start - theirs.global);
-                push(&mut runs, Run { source, target, len: end - start });
+                push(&mut stretches, Stretch { source, target, len: end - start });
             }
             if our_end <= their_end { i += 1 } else { j += 1 }
         }
-        runs
+        stretches
     }
 }
 
-/// Adds a run, to the one before it where it goes on in both blocks.
-fn push(runs: &mut Vec<Run>, run: Run) {
-    match runs.last_mut() {
+/// Adds a stretch, to the one before it where it goes on in both blocks.
+fn push(stretches: &mut Vec<Stretch>, new: Stretch) {
+    match stretches.last_mut() {
         Some(last)
-            if (last.source + last.len, last.target + last.len) == (run.source, run.target) =>
+            if (last.source + last.len, last.target + last.len) == (new.source, new.target) =>
         {
-            last.len += run.len;
+            last.len += new.len;
         }
-        _ => runs.push(run),
+        _ => stretches.push(new),
     }
 }
 
-/// A message whose sender is still to be chosen among those who hold a block.
-struct Message<'a> {
+/// A piece whose sender is still to be chosen among those who hold the elements.
+struct Wanted<'a> {
     to: usize,
-    sender: &'a Block,
-    runs: Vec<Run>,
+    sender: &'a Holding,
+    stretches: Vec<Stretch>,
 }
 
-fn choose_senders(messages: Vec<Message<'_>>, ranks_a: &[usize], ranks_b: &[usize]) -> Vec<Piece> {
+fn choose_senders(all: Vec<Wanted<'_>>, ranks_a: &[usize], ranks_b: &[usize]) -> Vec<Piece> {
     let mut loads = vec![0_usize; ranks_a.len()];
-    let mut chosen: Vec<(usize, usize, Vec<Run>)> = Vec::new();
+    let mut chosen: Vec<(usize, usize, Vec<Stretch>)> = Vec::new();
     let mut open = Vec::new();
-    let sent = |runs: &[Run]| runs.iter().map(|run| run.len).sum::<usize>();
+    let sent = |stretches: &[Stretch]| stretches.iter().map(|stretch| stretch.len).sum::<usize>();
     // Who has a natural sender comes first, then the largest, so that the rest even out the load.
-    for message in messages {
-        let (to, holders) = (message.to, &message.sender.positions);
+    for wanted in all {
+        let (to, holders) = (wanted.to, &wanted.sender.positions);
         let itself = holders.iter().copied().find(|&from| ranks_a[from] == ranks_b[to]);
         match itself.or(holders.contains(&to).then_some(to)) {
-            None => open.push(message),
+            None => open.push(wanted),
             Some(from) => {
                 // What stays on a rank keeps nobody from sending.
-                loads[from] += if itself.is_none() { sent(&message.runs) } else { 0 };
-                chosen.push((to, from, message.runs));
+                loads[from] += if itself.is_none() { sent(&wanted.stretches) } else { 0 };
+                chosen.push((to, from, wanted.stretches));
             }
         }
     }
-    open.sort_by_key(|message| (Reverse(sent(&message.runs)), message.to));
-    for Message { to, sender, runs } in open {
+    open.sort_by_key(|wanted| (Reverse(sent(&wanted.stretches)), wanted.to));
+    for Wanted { to, sender, stretches } in open {
         if let Some(&from) = sender.positions.iter().min_by_key(|&&from| loads[from]) {
-            loads[from] += sent(&runs);
-            chosen.push((to, from, runs));
+            loads[from] += sent(&stretches);
+            chosen.push((to, from, stretches));
         }
     }
     chosen.sort_by_key(|&(to, from, _)| (to, from));
-    let piece = |(to, from, runs): (usize, usize, Vec<Run>)| Piece {
+    let piece = |(to, from, stretches): (usize, usize, Vec<Stretch>)| Piece {
         from: ranks_a[from],
         to: ranks_b[to],
-        runs,
+        stretches,
     };
     chosen.into_iter().map(piece).collect()
 }
@@ -258,8 +258,8 @@ mod tests {
             ("i32[]", 1),
         ] {
             let pieces = between((ty, mesh), (ty, mesh)).unwrap();
-            let run = Run { source: 0, target: 0, len: size };
-            let whole = |i| Piece { from: i, to: 10 + i, runs: vec![run] };
+            let all = Stretch { source: 0, target: 0, len: size };
+            let whole = |i| Piece { from: i, to: 10 + i, stretches: vec![all] };
             assert_eq!(pieces, (0..4).map(whole).collect::<Vec<_>>(), "{ty}");
         }
         // A rank that holds nothing but padding has nothing to say.
@@ -274,19 +274,19 @@ mod tests {
         assert!(pieces.iter().all(|piece| piece.elements() == 3 * 2 * 5));
         assert_eq!(bytes(&pieces, DType::Bf16), 3 * 8 * 5 * 2);
         // The second half of rank 1's rows, sequence by sequence.
-        let run = |i: usize| Run { source: i * 20 + 10, target: i * 10, len: 10 };
-        assert_eq!(pieces[3].runs, [run(0), run(1), run(2)]);
+        let stretch = |i: usize| Stretch { source: i * 20 + 10, target: i * 10, len: 10 };
+        assert_eq!(pieces[3].stretches, [stretch(0), stretch(1), stretch(2)]);
 
         let pieces = between(("f32[3,8,5]", "tp=2"), ("f32[3,8,5]", "tp=4")).unwrap();
         assert_eq!(ways(&pieces), [(0, 10), (1, 11), (0, 12), (1, 13)]);
-        assert!(pieces.iter().all(|p| p.runs == [Run { source: 0, target: 0, len: 120 }]));
+        assert!(pieces.iter().all(|p| p.stretches == [Stretch { source: 0, target: 0, len: 120 }]));
         // And back: two of the four are enough.
         let pieces = between(("f32[3,8,5]", "tp=4"), ("f32[3,8,5]", "tp=2")).unwrap();
         assert_eq!(ways(&pieces), [(0, 10), (1, 11)]);
     }
 
     /// Megatron's scatter: each of t replicas sends its own part, so a pair of ranks moves 1/t of
-    /// the value. The gather is the receiving stage's own collective.
+    /// the value. The gather is the receiving device's own collective.
     #[test]
     fn replicas_send_a_slice_each() {
         let pieces =

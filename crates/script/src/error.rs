@@ -95,8 +95,8 @@ pub enum ScriptError {
     /// A schedule that leaves something out or does it twice.
     #[error("schedule: {0}")]
     Schedule(String),
-    /// A value that can't pass from one stage to the next.
-    #[error("between two stages: {what}\n  {help}")]
+    /// A value that can't pass from one device to another.
+    #[error("between two devices: {what}\n  {help}")]
     Edge {
         /// What is wrong, with the types.
         what: String,

@@ -2,10 +2,13 @@
 //!
 //! Two buffers may share memory only if one's last use happens before the other's first write.
 
+mod place;
+
 use crate::action::{BufferId, Category, Kind, Script, Source};
 use crate::error::ScriptError;
 use crate::order::HappensBefore;
 use crate::slots::ALIGN;
+use place::place;
 
 /// Where every buffer of a script lies, and what that costs.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -52,7 +55,7 @@ pub fn plan_beside(script: &Script, base: Option<&MemoryPlan>) -> Result<MemoryP
     let order = HappensBefore::of(script)?;
     let uses = uses(script);
     let lives = lives(script, &uses);
-    let mut pieces: Vec<Piece> = Vec::new();
+    let mut rooms: Vec<Room> = Vec::new();
     for (index, buffer) in script.buffers.iter().enumerate() {
         let uses = match (&lives[index], buffer.source) {
             (None, _) => continue,
@@ -65,39 +68,41 @@ pub fn plan_beside(script: &Script, base: Option<&MemoryPlan>) -> Result<MemoryP
             .map(|b| b.offsets[index]);
         let offset = fixed.unwrap_or(0);
         let owner = Owner::Buffer(index);
-        pieces.push(Piece { owner, bytes: buffer.bytes, uses, offset, fixed: fixed.is_some() });
+        rooms.push(Room { owner, bytes: buffer.bytes, uses, offset, fixed: fixed.is_some() });
     }
     for (index, action) in script.actions.iter().enumerate() {
         let extent = action.run().map_or(0, |r| script.programs[r.program.0].slots.extent);
         if extent > 0 {
             let owner = Owner::Workspace(index);
             let uses = vec![index];
-            pieces.push(Piece { owner, bytes: extent, uses, offset: 0, fixed: false });
+            rooms.push(Room { owner, bytes: extent, uses, offset: 0, fixed: false });
         }
     }
-    place(&mut pieces, &order);
+    place(&mut rooms, &order);
 
     let mut offsets = vec![0; script.buffers.len()];
     let mut workspaces = vec![None; script.actions.len()];
-    for piece in &pieces {
-        match piece.owner {
-            Owner::Buffer(index) => offsets[index] = piece.offset,
-            Owner::Workspace(action) => workspaces[action] = Some(piece.offset),
+    for room in &rooms {
+        match room.owner {
+            Owner::Buffer(index) => offsets[index] = room.offset,
+            Owner::Workspace(action) => workspaces[action] = Some(room.offset),
         }
     }
-    let arena = pieces.iter().map(|p| p.offset + p.bytes).max().unwrap_or(0);
+    let arena = rooms.iter().map(|p| p.offset + p.bytes).max().unwrap_or(0);
     let (arena, counts_from) = (arena.next_multiple_of(ALIGN), counts_from(script));
     let mut plan = MemoryPlan { offsets, workspaces, arena, peaks: Vec::new(), lives, counts_from };
     plan.peaks = peaks(script, &plan);
     Ok(plan)
 }
 
+/// Who needs a room.
 enum Owner {
     Buffer(usize),
     Workspace(usize),
 }
 
-struct Piece {
+/// Memory that a buffer or an action needs for a while.
+struct Room {
     owner: Owner,
     bytes: usize,
     /// The actions that use it; empty if it lives throughout.
@@ -105,44 +110,6 @@ struct Piece {
     offset: usize,
     /// Whether the offset is settled already.
     fixed: bool,
-}
-
-impl Piece {
-    /// Whether every use of one comes before every use of the other.
-    fn may_share(&self, other: &Piece, order: &HappensBefore) -> bool {
-        let all = |a: &Piece, b: &Piece| {
-            let (Some(&first), Some(&last)) = (b.uses.first(), a.uses.last()) else {
-                return false;
-            };
-            // The first use of a buffer writes it, and its later uses come after that one. What is
-            // issued later never comes before, which settles most pairs at once.
-            last < first && a.uses.iter().rev().all(|&u| order.before(u, first))
-        };
-        all(self, other) || all(other, self)
-    }
-}
-
-/// Large pieces first, each at the lowest offset where it overlaps nothing it may not share with.
-fn place(pieces: &mut [Piece], order: &HappensBefore) {
-    let mut placed: Vec<usize> = (0..pieces.len()).filter(|&i| pieces[i].fixed).collect();
-    let mut queue: Vec<usize> = (0..pieces.len()).filter(|&i| !pieces[i].fixed).collect();
-    queue.sort_by_key(|&i| (!pieces[i].uses.is_empty(), usize::MAX - pieces[i].bytes, i));
-    for i in queue {
-        let mut others: Vec<(usize, usize)> = (placed.iter())
-            .filter(|&&j| !pieces[i].may_share(&pieces[j], order))
-            .map(|&j| (pieces[j].offset, pieces[j].bytes))
-            .collect();
-        others.sort_unstable();
-        let mut at = 0;
-        for (offset, bytes) in others {
-            if at + pieces[i].bytes <= offset {
-                break;
-            }
-            at = at.max((offset + bytes).next_multiple_of(ALIGN));
-        }
-        pieces[i].offset = at;
-        placed.push(i);
-    }
 }
 
 /// The actions that use each buffer, in order.

@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 use crate::action::{BufferId, Lane, Script};
 use crate::error::ScriptError;
 
-/// The order of a script's actions: direct predecessors, and all of them as bit sets.
+/// The order of a script's actions: direct predecessors, and all of them as bit sets. A
+/// set is as long as there are earlier actions.
 #[derive(Clone, Debug)]
 pub struct HappensBefore {
     direct: Vec<Vec<usize>>,
@@ -22,7 +23,6 @@ impl HappensBefore {
     /// The order that a script implies. Explicit edges must point backwards.
     pub fn of(script: &Script) -> Result<Self, ScriptError> {
         let n = script.actions.len();
-        let words = n.div_ceil(64);
         let mut lanes: BTreeMap<Lane, usize> = BTreeMap::new();
         let mut writers: BTreeMap<BufferId, usize> = BTreeMap::new();
         let mut readers: BTreeMap<BufferId, Vec<usize>> = BTreeMap::new();
@@ -58,16 +58,16 @@ impl HappensBefore {
                 writers.insert(buffer, index);
             }
             before.retain(|&b| b != index);
-            order.push(before, words);
+            order.push(before);
         }
         Ok(order)
     }
 
     /// Adds an action that comes after these ones. Latest first, an action that is already known to
     /// come before is implied by a later one, so it need not be waited for by name.
-    fn push(&mut self, mut before: Vec<usize>, words: usize) {
+    fn push(&mut self, mut before: Vec<usize>) {
         before.sort_unstable_by(|a, b| b.cmp(a));
-        let mut all = vec![0u64; words];
+        let mut all = vec![0u64; self.all.len().div_ceil(64)];
         before.retain(|&b| {
             let implied = all[b / 64] >> (b % 64) & 1 == 1;
             if !implied {
@@ -91,6 +91,6 @@ impl HappensBefore {
 
     /// Whether `a` ends before `b` starts, on every execution.
     pub fn before(&self, a: usize, b: usize) -> bool {
-        self.all[b][a / 64] >> (a % 64) & 1 == 1
+        self.all[b].get(a / 64).is_some_and(|word| word >> (a % 64) & 1 == 1)
     }
 }

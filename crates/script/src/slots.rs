@@ -39,13 +39,13 @@ pub struct Slots {
     pub extent: usize,
     /// The largest sum of live workspace bytes at any instruction; gaps not counted.
     pub peak: usize,
-    /// Live ranges of workspace blocks.
-    pub blocks: Vec<Block>,
+    /// What lies in the workspace when.
+    pub lives: Vec<Life>,
 }
 
 /// A piece of the workspace and the instructions during which it is alive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Block {
+pub struct Life {
     /// Where it starts.
     pub offset: usize,
     /// Its bytes.
@@ -202,30 +202,30 @@ impl<'a> Classes<'a> {
             .filter(|&v| self.last_use[v].is_some())
             .collect();
         roots.sort_by_key(|&v| (usize::MAX - self.bytes(v), self.birth[v]));
-        let mut wanted: Vec<(Option<usize>, Option<usize>, Block)> = Vec::new();
+        let mut wanted: Vec<(Option<usize>, Option<usize>, Life)> = Vec::new();
         for &v in &roots {
             let death = self.last_use[v].unwrap_or(0);
-            let block = Block { offset: 0, bytes: self.bytes(v), birth: self.birth[v], death };
-            wanted.push((Some(v), None, block));
+            let life = Life { offset: 0, bytes: self.bytes(v), birth: self.birth[v], death };
+            wanted.push((Some(v), None, life));
         }
         for (index, instr) in self.program.instrs().iter().enumerate() {
             let bytes = self.program.scratch_bytes(instr);
             if bytes > 0 {
-                let block = Block { offset: 0, bytes, birth: index, death: index };
-                wanted.push((None, Some(index), block));
+                let life = Life { offset: 0, bytes, birth: index, death: index };
+                wanted.push((None, Some(index), life));
             }
         }
         let mut by_value = vec![Slot::Unused; self.parent.len()];
         let mut scratch = vec![None; self.program.instrs().len()];
-        let mut blocks: Vec<Block> = Vec::new();
-        for (value, instr, mut block) in wanted {
-            block.offset = lowest_gap(&blocks, &block);
-            blocks.push(block);
+        let mut lives: Vec<Life> = Vec::new();
+        for (value, instr, mut life) in wanted {
+            life.offset = lowest_gap(&lives, &life);
+            lives.push(life);
             if let Some(v) = value {
-                by_value[v] = Slot::Workspace(block.offset);
+                by_value[v] = Slot::Workspace(life.offset);
             }
             if let Some(i) = instr {
-                scratch[i] = Some(block.offset);
+                scratch[i] = Some(life.offset);
             }
         }
         for v in 0..self.parent.len() {
@@ -237,9 +237,9 @@ impl<'a> Classes<'a> {
             };
         }
         let copies = std::mem::take(&mut self.copies);
-        let extent = blocks.iter().map(|b| b.offset + b.bytes).max().unwrap_or(0);
-        let peak = peak(&blocks, self.program.instrs().len());
-        Slots { by_value, scratch, copies, extent: extent.next_multiple_of(ALIGN), peak, blocks }
+        let extent = lives.iter().map(|b| b.offset + b.bytes).max().unwrap_or(0);
+        let peak = peak(&lives, self.program.instrs().len());
+        Slots { by_value, scratch, copies, extent: extent.next_multiple_of(ALIGN), peak, lives }
     }
 }
 
@@ -249,14 +249,14 @@ fn is_same_memory(instr: &Instr) -> bool {
     done || instr.op.is_view()
 }
 
-/// The lowest offset at which a block overlaps no block that lives at the same time.
-fn lowest_gap(placed: &[Block], block: &Block) -> usize {
-    let mut others: Vec<&Block> =
-        placed.iter().filter(|b| b.birth <= block.death && block.birth <= b.death).collect();
+/// The lowest offset at which it overlaps nothing that is alive at the same time.
+fn lowest_gap(placed: &[Life], life: &Life) -> usize {
+    let mut others: Vec<&Life> =
+        placed.iter().filter(|b| b.birth <= life.death && life.birth <= b.death).collect();
     others.sort_by_key(|b| b.offset);
     let mut at = 0;
     for other in others {
-        if at + block.bytes <= other.offset {
+        if at + life.bytes <= other.offset {
             break;
         }
         at = at.max((other.offset + other.bytes).next_multiple_of(ALIGN));
@@ -264,9 +264,9 @@ fn lowest_gap(placed: &[Block], block: &Block) -> usize {
     at
 }
 
-fn peak(blocks: &[Block], instrs: usize) -> usize {
+fn peak(lives: &[Life], instrs: usize) -> usize {
     (0..=instrs)
-        .map(|i| blocks.iter().filter(|b| b.birth <= i && i <= b.death).map(|b| b.bytes).sum())
+        .map(|i| lives.iter().filter(|b| b.birth <= i && i <= b.death).map(|b| b.bytes).sum())
         .max()
         .unwrap_or(0)
 }
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_live_together_do_not_overlap() {
+    fn what_lives_together_does_not_overlap() {
         let b = Builder::new("t", DType::F32);
         let x = b.data("x", DType::F32, [16, 16]);
         let mut sum = x.matmul(x);
@@ -359,8 +359,8 @@ mod tests {
         }
         b.output("y", sum);
         let slots = Slots::assign(&b.finish().unwrap());
-        for (i, a) in slots.blocks.iter().enumerate() {
-            for b in &slots.blocks[..i] {
+        for (i, a) in slots.lives.iter().enumerate() {
+            for b in &slots.lives[..i] {
                 let together = a.birth <= b.death && b.birth <= a.death;
                 let overlap = a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
                 assert!(!(together && overlap));

@@ -44,14 +44,14 @@ pub struct Unit {
     pub blocks: Vec<Axis>,
     /// The axes over which the parameters' gradients are formed as partial sums.
     pub partial: BTreeSet<Axis>,
-    /// The devices that hold the parameters: several where stages share them.
-    pub stages: Vec<usize>,
+    /// The devices that hold the parameters: several where they share them.
+    pub devices: Vec<usize>,
 }
 
 impl Unit {
-    /// The axes along which other stages add to its gradient.
+    /// The axes along which other devices add to its gradient.
     pub(crate) fn shared(&self) -> BTreeSet<Axis> {
-        if self.stages.len() > 1 { BTreeSet::from([Axis::STAGES]) } else { BTreeSet::new() }
+        if self.devices.len() > 1 { BTreeSet::from([Axis::STAGES]) } else { BTreeSet::new() }
     }
 
     /// The bytes of its gradient that nothing writes: its padding, and members that get none.
@@ -114,7 +114,7 @@ pub fn units(
 ) -> Result<Vec<Unit>, ScriptError> {
     let Device { mesh, sharing, .. } = devices[device];
     let mut params = described(model, devices, device)?;
-    params.retain(|p| p.stages.contains(&device));
+    params.retain(|p| p.devices.contains(&device));
     let held = |instance: usize| devices[device].holds(instance);
     let groups = match sharing.grouping {
         Grouping::Segments => by_instance(model, &params, held),
@@ -135,13 +135,13 @@ struct Described {
     blocks: Vec<Axis>,
     partial: BTreeSet<Axis>,
     /// The devices whose instances have it.
-    stages: Vec<usize>,
+    devices: Vec<usize>,
 }
 
 impl Described {
     fn alike(&self, other: &Self) -> bool {
-        (&self.blocks, &self.partial, &self.stages)
-            == (&other.blocks, &other.partial, &other.stages)
+        (&self.blocks, &self.partial, &self.devices)
+            == (&other.blocks, &other.partial, &other.devices)
     }
 }
 
@@ -153,8 +153,8 @@ fn described(
     device: usize,
 ) -> Result<Vec<Described>, ScriptError> {
     let Device { compiled, mesh, .. } = devices[device];
-    let stages = stages(model, devices);
-    shared_alike(model, devices, &stages)?;
+    let holders = holders(model, devices);
+    shared_alike(model, devices, &holders)?;
     let mut found: Vec<Option<Described>> = vec![None; model.params().len()];
     for instance in model.instances() {
         for (local, &param) in &instance.params {
@@ -170,7 +170,7 @@ fn described(
                 elements: ty.local_shape(mesh).iter().product(),
                 blocks,
                 partial: gradient.map(|g| g.layout.partial().clone()).unwrap_or_default(),
-                stages: stages[param].clone(),
+                devices: holders[param].clone(),
             };
             match &found[param] {
                 Some(other) if !own.alike(other) || own.elements != other.elements => {
@@ -197,39 +197,38 @@ fn described(
             elements: model.params()[param].elements(),
             blocks: Vec::new(),
             partial: BTreeSet::new(),
-            stages: stages[param].clone(),
+            devices: holders[param].clone(),
         });
     }
     Ok(found.into_iter().flatten().collect())
 }
 
 /// By parameter: the devices whose instances have it.
-fn stages(model: &Model, devices: &[Device<'_>]) -> Vec<Vec<usize>> {
-    let mut stages: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); model.params().len()];
+fn holders(model: &Model, devices: &[Device<'_>]) -> Vec<Vec<usize>> {
+    let mut holders: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); model.params().len()];
     for (number, instance) in model.instances().iter().enumerate() {
-        let holders = (0..devices.len()).filter(|&d| devices[d].holds(number));
-        for device in holders {
+        for device in (0..devices.len()).filter(|&d| devices[d].holds(number)) {
             instance.params.values().for_each(|&param| {
-                stages[param].insert(device);
+                holders[param].insert(device);
             });
         }
     }
-    stages.into_iter().map(|devices| devices.into_iter().collect()).collect()
+    holders.into_iter().map(|devices| devices.into_iter().collect()).collect()
 }
 
-/// Stages that share a parameter hold it in the same way, so that their gradients can be added up.
+/// Devices that share a parameter hold it in the same way, so that their gradients can be added up.
 fn shared_alike(
     model: &Model,
     devices: &[Device<'_>],
-    stages: &[Vec<usize>],
+    holders: &[Vec<usize>],
 ) -> Result<(), ScriptError> {
-    for (param, stages) in model.params().iter().zip(stages) {
-        let differs = |d: &&usize| devices[**d].mesh != devices[stages[0]].mesh;
-        if let Some(&other) = stages.iter().find(differs) {
+    for (param, holders) in model.params().iter().zip(holders) {
+        let differs = |d: &&usize| devices[**d].mesh != devices[holders[0]].mesh;
+        if let Some(&other) = holders.iter().find(differs) {
             return Err(ScriptError::Schedule(format!(
-                "`{}` is shared by stages on different meshes, ({}) and ({}): give both the same \
+                "`{}` is shared by devices on different meshes, ({}) and ({}): give both the same \
                  mesh, or untie it",
-                param.name, devices[stages[0]].mesh, devices[other].mesh
+                param.name, devices[holders[0]].mesh, devices[other].mesh
             )));
         }
     }
@@ -251,8 +250,8 @@ fn by_instance(model: &Model, params: &[Described], held: impl Fn(usize) -> bool
             if !seen.insert(described.param) {
                 continue;
             }
-            // What stages share is one unit on each of them, whichever instances read it there.
-            let from = if described.stages.len() > 1 { 0 } else { first };
+            // What devices share is one unit on each of them, whichever instances read it there.
+            let from = if described.devices.len() > 1 { 0 } else { first };
             match groups[from..].iter_mut().find(|(_, group)| group[0].alike(described)) {
                 Some((_, group)) => group.push(described.clone()),
                 None => groups.push((instance.name.clone(), vec![described.clone()])),
@@ -262,7 +261,7 @@ fn by_instance(model: &Model, params: &[Described], held: impl Fn(usize) -> bool
         for (name, group) in groups[first..].iter_mut().skip(1) {
             let cut = group[0].blocks.iter().map(|axis| format!("+cut.{axis}"));
             let summed = group[0].partial.iter().map(|axis| format!("+sum.{axis}"));
-            let tied = (group[0].stages.len() > 1).then(|| "+tied".to_owned());
+            let tied = (group[0].devices.len() > 1).then(|| "+tied".to_owned());
             let suffix: String = cut.chain(summed).chain(tied).collect();
             *name += if suffix.is_empty() { "+whole" } else { &suffix };
         }
@@ -289,7 +288,7 @@ fn buckets(params: &[Described], size: usize, first: usize, cap: usize) -> Vec<G
         };
         let bytes: usize = open[at].iter().map(|p| p.elements * size).sum();
         let full = bytes >= if closed.is_empty() { first } else { cap };
-        if full && described.stages.len() < 2 {
+        if full && described.devices.len() < 2 {
             closed.push(open.remove(at));
         }
     }
@@ -301,7 +300,7 @@ fn pack(name: String, group: &[Described], shards: usize) -> Unit {
     // A cache line of the narrowest type, which is wider in the others.
     let line = ALIGN / 2;
     let mut group: Vec<&Described> = group.iter().collect();
-    if group[0].stages.len() > 1 {
+    if group[0].devices.len() > 1 {
         group.sort_by_key(|described| described.param);
     }
     let mut unit = Unit {
@@ -311,7 +310,7 @@ fn pack(name: String, group: &[Described], shards: usize) -> Unit {
         decays: 0,
         blocks: group[0].blocks.clone(),
         partial: group[0].partial.clone(),
-        stages: group[0].stages.clone(),
+        devices: group[0].devices.clone(),
     };
     for decay in [true, false] {
         for described in group.iter().filter(|p| p.decay == decay) {
@@ -335,8 +334,8 @@ mod tests {
 
     fn param(param: usize, elements: usize, partial: &str) -> Described {
         let partial = partial.split_whitespace().map(|a| Axis::new(a).unwrap()).collect();
-        let (blocks, stages) = (vec![], vec![0]);
-        Described { param, decay: true, trained: true, elements, blocks, partial, stages }
+        let (blocks, devices) = (vec![], vec![0]);
+        Described { param, decay: true, trained: true, elements, blocks, partial, devices }
     }
 
     fn sizes(params: &[Described], first: usize, cap: usize) -> Vec<Vec<usize>> {

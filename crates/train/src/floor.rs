@@ -68,18 +68,18 @@ pub fn seconds(lowered: &Lowered, compute: DType, effort: Effort) -> Result<Opti
 }
 
 /// How many times a micro-batch's products follow each other: once for each micro-batch, or, in a
-/// pipeline, as often as its heaviest stage's share of them does until the last micro-batch is through.
+/// pipeline, as often as its heaviest device's share of them does until the last micro-batch is through.
 fn passes(lowered: &Lowered) -> Result<f64> {
-    let (model, stages) = (&lowered.model, lowered.stages());
+    let (model, devices) = (&lowered.model, lowered.devices().len());
     let costs: Vec<f64> = (model.instances().iter())
         .map(|i| {
             segment_products(&model.segments()[i.segment]).iter().map(|p| p.flops() as f64).sum()
         })
         .collect();
-    let runs = split::by_cost(&costs, stages)?;
+    let runs = split::by_cost(&costs, devices)?;
     let heaviest = runs.into_iter().map(|run| costs[run].iter().sum::<f64>()).fold(0.0, f64::max);
     let share = heaviest / costs.iter().sum::<f64>();
-    Ok((lowered.settings.microbatches + stages - 1) as f64 * share)
+    Ok((lowered.settings.microbatches + devices - 1) as f64 * share)
 }
 
 fn flops<'p>(products: impl Iterator<Item = (&'p Product, usize)>) -> f64 {

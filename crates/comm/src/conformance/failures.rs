@@ -6,7 +6,8 @@ use phalanx_ir::DType;
 
 use super::{Case, Settings, Transport, must_run};
 use crate::blocking::Collectives;
-use crate::call::{Blocks, Call, Op, Reduction};
+use crate::blocks::Blocks;
+use crate::call::{Call, Op, Reduction};
 use crate::error::CommError;
 use crate::group::{Group, GroupId};
 use crate::site::Site;

@@ -5,7 +5,8 @@ use phalanx_ir::DType;
 use super::data::{Sample, folded, reduced, values};
 use super::{Case, Transport, expect, must_run};
 use crate::blocking::Collectives;
-use crate::call::{Blocks, Call, Op, Reduction};
+use crate::blocks::Blocks;
+use crate::call::{Call, Op, Reduction};
 use crate::communicator::Communicator;
 use crate::group::GroupId;
 

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use phalanx_ir::DType;
 
-use crate::call::{Call, Op, OpKind, Reduction, Strides};
+use crate::blocks::Strides;
+use crate::call::{Call, Op, OpKind, Reduction};
 use crate::error::Side;
 use crate::group::Group;
 use crate::site::Site;

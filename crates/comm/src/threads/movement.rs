@@ -7,7 +7,8 @@
 //! through the group in its order, from which their bits follow.
 
 use super::board::{Board, NOBODY, Posting};
-use crate::call::{OpKind, Reduction, Strides};
+use crate::blocks::Strides;
+use crate::call::{OpKind, Reduction};
 use crate::kernel::{self, Combine, Meter, Place, Pointers};
 
 /// From how large a part on results are streamed past the caches. Smaller ones are soon needed where

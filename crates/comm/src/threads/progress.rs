@@ -10,7 +10,8 @@ use super::board::Posting;
 use super::endpoint::Endpoint;
 use super::matching;
 use super::movement::Movement;
-use crate::call::{OpKind, Strides};
+use crate::blocks::Strides;
+use crate::call::OpKind;
 use crate::error::CommError;
 use crate::kernel::Meter;
 

@@ -8,6 +8,8 @@
 
 #[path = "../../src/blocking.rs"]
 mod blocking;
+#[path = "../../src/blocks.rs"]
+mod blocks;
 #[path = "../../src/call.rs"]
 mod call;
 #[path = "../../src/communicator.rs"]
@@ -31,5 +33,6 @@ mod traffic;
 #[path = "../../src/volume.rs"]
 mod volume;
 
-use call::{Blocks, Reduction};
+use blocks::Blocks;
+use call::Reduction;
 use group::GroupId;

@@ -7,7 +7,8 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
 
 use crate::blocking::Collectives;
-use crate::call::{Blocks, Call, Op, Reduction};
+use crate::blocks::Blocks;
+use crate::call::{Call, Op, Reduction};
 use crate::communicator::{Communicator, Handle};
 use crate::error::CommError;
 use crate::group::{Group, GroupId};

@@ -4,12 +4,16 @@
 //! [`matmul`] handles storage: operands that are not floats, or lie badly, are copied block by block
 //! into scratch, sums run over the whole inner dimension in floats, and the result is rounded once.
 
+mod turns;
+
 use std::any::TypeId;
 use std::ops::Range;
 
 use super::matrix::{Mat, MatMut, by_columns};
 use super::transpose::transpose;
 use crate::element::{Element, Float, vectorized};
+
+pub use turns::{Part, matmul_turns};
 
 /// A library that multiplies matrices of floats, on the calling thread alone.
 pub trait Gemm: Sync {
@@ -107,57 +111,6 @@ pub fn matmul<A, B, C, G>(
         by_rows(gemm, c, a, b, accumulate, scratch);
     }
 }
-
-/// A result with its operands: `c = a·b`, or `c += a·b` if `accumulate`.
-pub struct Part<'a, T, C> {
-    /// The left operand.
-    pub a: Mat<'a, T>,
-    /// The right operand.
-    pub b: Mat<'a, T>,
-    /// The result.
-    pub c: MatMut<'a, C>,
-    /// Whether the product is added.
-    pub accumulate: bool,
-}
-
-/// Several products with the same inner dimension and something in common, such as `xᵀ·y` and
-/// `xᵀ·z`. They take turns: each does a block of the inner dimension, then the next does the same
-/// block, and finds what they have in common in the cache. Every result has the bits that [`matmul`] gives it. `part` is
-/// asked for each of the `count` products again and again, and may have none to do.
-///
-/// # Panics
-/// As [`matmul`] does.
-pub fn matmul_turns<'a, T, C, G>(
-    gemm: &G,
-    count: usize,
-    part: impl Fn(usize) -> Option<Part<'a, T, C>>,
-    scratch: &mut [T::Acc],
-) where
-    T: Element + 'a,
-    C: Element<Acc = T::Acc> + 'a,
-    G: Gemm,
-{
-    let whole = (0..count).find_map(&part).map_or(0, |part| part.a.shape()[1]);
-    for inner in blocks(whole, true) {
-        for Part { a, b, c, accumulate } in (0..count).filter_map(&part) {
-            let ([m, _], [_, n]) = (a.shape(), b.shape());
-            // A result that is rounded needs its whole sum first.
-            let own = match is_float::<C>() && m.min(n) >= SIDE_WORTH_TURNS {
-                true => inner.clone(),
-                false if inner.start == 0 => 0..whole,
-                false => continue,
-            };
-            let (a, b) = (a.block(0..m, own.clone()), b.block(own.clone(), 0..n));
-            matmul(gemm, c, a, b, accumulate || own.start > 0, scratch);
-        }
-    }
-}
-
-/// Both sides of a result from which products take turns. On a Zen 4 core three gradients of
-/// 384×384 over 2048 rows go from 100 to 104 GFLOP/s by it, of 384×192 from 101 to 104, of 384×96
-/// from 111.5 to 111.0: a narrow operand is read in place by the library, so there is nothing to
-/// share. Smaller results it sums in another order, too.
-const SIDE_WORTH_TURNS: usize = 128;
 
 /// Largest side of the blocks that copies are made in: three of them, in single precision, are
 /// 3 MiB. The `gemm` crate cuts the inner dimension at the same places, so that neither a copy nor

@@ -8,7 +8,7 @@ use phalanx_ir::{Axis, DType};
 use phalanx_script::{Block, Message, Slot};
 
 use super::Var;
-use super::collective::{Endpoint, Transfer};
+use super::transfer::{Endpoint, Transfer};
 
 /// The calls that send a buffer's messages, or receive them.
 pub(crate) fn transfer(

@@ -22,6 +22,7 @@ mod placed;
 mod reduce;
 mod rotary;
 mod rows;
+mod transfer;
 mod types;
 mod update;
 
@@ -30,10 +31,10 @@ use phalanx_ir::{Instr, Op, OpDef, Program, ValueId};
 use phalanx_script::Slots;
 
 pub(crate) use access::{Access, Share, Var};
-pub(crate) use collective::{Endpoint, Line, Outstanding, Transfer};
 pub(crate) use context::{Context, Failure};
 pub(crate) use message::transfer as message;
 pub(crate) use movement::copy;
+pub(crate) use transfer::{Endpoint, Line, Outstanding, Transfer};
 pub(crate) use types::{for_float, for_floats};
 
 /// One compiled call.

@@ -230,6 +230,6 @@ fn devices_hold_stages_of_several_replicas() {
         check(&plan.script).unwrap();
         let ties = plan.script.actions.iter().filter(|a| matches!(a.kind, Kind::Reduce { .. }));
         assert_eq!(ties.count(), plan.units.len(), "both devices add to every gradient");
-        assert!(plan.units.iter().all(|unit| unit.stages == [0, 1]));
+        assert!(plan.units.iter().all(|unit| unit.devices == [0, 1]));
     }
 }

@@ -11,13 +11,13 @@ use super::{
     Action, Binder, Buffer, BufferId, Category, Device, Kind, Lane, Model, Ranks, Role, Run,
     ScriptError, Sharded, Sharing, Training, Turn, Unit, View, Write, programs,
 };
-use crate::action;
+use crate::action::Source;
 use crate::schedule::Part;
 use phalanx_spmd::Keep;
 
-/// Where the programs of the runs come from.
+/// The rank whose runs read the weights.
 #[derive(Clone, Copy)]
-pub(super) struct Source<'a> {
+pub(super) struct Reader<'a> {
     pub(super) model: &'a Model,
     pub(super) device: Device<'a>,
     /// The rank's place in the device's mesh.
@@ -25,7 +25,7 @@ pub(super) struct Source<'a> {
     pub(super) weights: DType,
 }
 
-impl<'a> Source<'a> {
+impl<'a> Reader<'a> {
     fn sharing(&self) -> &'a Sharing {
         self.device.sharing
     }
@@ -37,7 +37,7 @@ impl<'a> Source<'a> {
 
 /// Inserts gathers and releases around the runs of a schedule.
 pub(super) struct Collector<'a> {
-    source: Source<'a>,
+    reader: Reader<'a>,
     units: &'a [Unit],
     shards: Vec<BufferId>,
     stays: Vec<Stay>,
@@ -57,17 +57,17 @@ impl<'a> Collector<'a> {
     pub(super) fn new(training: &Training<'a>, units: &'a [Unit], weights: &[BufferId]) -> Self {
         let Training { model, at, precision, .. } = *training;
         let (device, place) = (training.device(), at.place);
-        let source = Source { model, device, place, weights: precision.weights };
-        Self::of(source, units, weights)
+        let reader = Reader { model, device, place, weights: precision.weights };
+        Self::of(reader, units, weights)
     }
 
-    pub(super) fn of(source: Source<'a>, units: &'a [Unit], weights: &[BufferId]) -> Self {
-        let stays = match source.sharing().sharded() {
-            Sharded::Weights => stays(source, units),
+    pub(super) fn of(reader: Reader<'a>, units: &'a [Unit], weights: &[BufferId]) -> Self {
+        let stays = match reader.sharing().sharded() {
+            Sharded::Weights => stays(reader, units),
             _ => Vec::new(),
         };
-        let releases = vec![Vec::new(); source.device.turns.len()];
-        Self { source, units, shards: weights.to_vec(), stays, releases }
+        let releases = vec![Vec::new(); reader.device.turns.len()];
+        Self { reader, units, shards: weights.to_vec(), stays, releases }
     }
 
     /// Issues the gathers that are due before a run, and points its weights to what was gathered.
@@ -76,7 +76,7 @@ impl<'a> Collector<'a> {
         run: usize,
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
-        let sharing = self.source.sharing();
+        let sharing = self.reader.sharing();
         // No further ahead than so many runs' units may be there: the release that a gather waits
         // for must have been issued before it.
         let due = run + sharing.prefetch.min(sharing.in_flight.saturating_sub(1));
@@ -87,7 +87,7 @@ impl<'a> Collector<'a> {
         }
         for stay in &self.stays {
             if let (true, Some(buffer)) = (stay.first <= run && run <= stay.last, stay.buffer) {
-                binder.weights.set(&self.units[stay.unit], buffer, self.source.weights);
+                binder.weights.set(&self.units[stay.unit], buffer, self.reader.weights);
             }
         }
         Ok(())
@@ -108,17 +108,17 @@ impl<'a> Collector<'a> {
     }
 
     fn gather(&mut self, index: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
-        let (stay, dtype) = (&self.stays[index], self.source.weights);
+        let (stay, dtype) = (&self.stays[index], self.reader.weights);
         let unit = &self.units[stay.unit];
         let script = &mut binder.script;
         let buffer = script.buffer(Buffer {
             name: format!("{}/gathered@{}", unit.name, stay.first),
             category: Category::Communication,
             bytes: unit.elements * dtype.size(),
-            source: action::Source::Script,
+            source: Source::Script,
             padding: vec![],
         });
-        let program = programs::gather(unit, dtype, self.source.ranks())?;
+        let program = programs::gather(unit, dtype, self.reader.ranks())?;
         let view = |buffer| View { buffer, offset: 0 };
         let run = Run {
             program: script.program(&program),
@@ -127,7 +127,7 @@ impl<'a> Collector<'a> {
             contributes: vec![],
         };
         // At most so many runs' units at a time: the one before that must have been released.
-        let limit = self.source.sharing().in_flight;
+        let limit = self.reader.sharing().in_flight;
         let after = match stay.first.checked_sub(limit) {
             Some(earlier) => self.releases[earlier].clone(),
             None => vec![],
@@ -144,17 +144,17 @@ impl<'a> Collector<'a> {
 }
 
 /// When each unit is there, in order of first use.
-fn stays(source: Source<'_>, units: &[Unit]) -> Vec<Stay> {
-    let turns = source.device.turns;
+fn stays(reader: Reader<'_>, units: &[Unit]) -> Vec<Stay> {
+    let turns = reader.device.turns;
     let sweeps = sweeps(turns);
     let mut stays: Vec<Stay> = Vec::new();
     for (run, turn) in turns.iter().enumerate() {
-        for unit in read_units(source, units, *turn) {
+        for unit in read_units(reader, units, *turn) {
             let open = stays.iter_mut().rev().find(|s| s.unit == unit);
             match open {
                 Some(stay)
                     if sweeps && swept(turns, stay.last, run)
-                        || kept(source, units, unit, stay.first, run) =>
+                        || kept(reader, units, unit, stay.first, run) =>
                 {
                     stay.last = run;
                 }
@@ -189,20 +189,20 @@ fn swept(turns: &[Turn], earlier: usize, run: usize) -> bool {
 }
 
 /// Whether a unit that was gathered for one run is kept for a later one that reads it.
-fn kept(source: Source<'_>, units: &[Unit], unit: usize, first: usize, run: usize) -> bool {
-    let turns = source.device.turns;
+fn kept(reader: Reader<'_>, units: &[Unit], unit: usize, first: usize, run: usize) -> bool {
+    let turns = reader.device.turns;
     let same = turns[first].microbatch == turns[run].microbatch;
     let turn = turns[first].part == Part::F && turns[run].part != Part::F;
-    match source.sharing().keep {
+    match reader.sharing().keep {
         Keep::Run => false,
         Keep::Backward => same && turn,
-        Keep::Root => same && turn && is_root(source, &units[unit], turns[run].instance),
+        Keep::Root => same && turn && is_root(reader, &units[unit], turns[run].instance),
     }
 }
 
 /// Whether a unit belongs to a segment that is not repeated.
-fn is_root(source: Source<'_>, unit: &Unit, instance: usize) -> bool {
-    let instances = source.model.instances();
+fn is_root(reader: Reader<'_>, unit: &Unit, instance: usize) -> bool {
+    let instances = reader.model.instances();
     let alone = |segment: usize| instances.iter().filter(|i| i.segment == segment).count() == 1;
     let own = &instances[instance];
     alone(own.segment) && unit.members.iter().any(|m| own.params.values().any(|&p| p == m.param))
@@ -210,10 +210,10 @@ fn is_root(source: Source<'_>, unit: &Unit, instance: usize) -> bool {
 
 /// The units whose parameters a run reads, in order. Where nothing is kept from run to run (ZeRO's
 /// third stage), a segment's backward has all its parameters gathered, as its forward had.
-fn read_units(source: Source<'_>, units: &[Unit], turn: Turn) -> Vec<usize> {
-    let instance = &source.model.instances()[turn.instance];
-    let program = source.device.compiled.program(instance.segment, turn.part);
-    let again = source.sharing().keep == Keep::Run && turn.part != Part::W;
+fn read_units(reader: Reader<'_>, units: &[Unit], turn: Turn) -> Vec<usize> {
+    let instance = &reader.model.instances()[turn.instance];
+    let program = reader.device.compiled.program(instance.segment, turn.part);
+    let again = reader.sharing().keep == Keep::Run && turn.part != Part::W;
     let formed = program.outputs_with(Role::Gradient).filter(|_| again);
     let read: BTreeSet<usize> = (program.inputs_with(Role::Param).chain(formed))
         .filter_map(|port| instance.params.get(&port.name).copied())

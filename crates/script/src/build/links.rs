@@ -23,9 +23,9 @@ pub(super) struct Point {
     pub(super) turn: usize,
 }
 
-/// Which way a value goes through the model. Each way has a channel of its own between two devices.
+/// Where a value goes in the model. Each direction has a channel of its own between two devices.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(super) enum Way {
+pub(super) enum Direction {
     Forward,
     Backward,
 }
@@ -37,7 +37,7 @@ pub(super) struct Link {
     pub(super) from: Point,
     /// The turn before which it is received.
     pub(super) to: Point,
-    pub(super) way: Way,
+    pub(super) direction: Direction,
     /// The port that gives it, which is also the port that reads it.
     pub(super) port: String,
     /// The buffer's name, on both devices.
@@ -103,7 +103,7 @@ pub(super) fn differentiated(
 struct Flow<'a> {
     model: &'a Model,
     devices: &'a [Device<'a>],
-    places: BTreeMap<(usize, usize, Way), Point>,
+    places: BTreeMap<(usize, usize, Direction), Point>,
 }
 
 impl<'a> Flow<'a> {
@@ -111,13 +111,13 @@ impl<'a> Flow<'a> {
         let mut places = BTreeMap::new();
         for (device, own) in devices.iter().enumerate() {
             for (turn, step) in own.turns.iter().enumerate() {
-                for way in ways(step.part) {
-                    let key = (step.instance, step.microbatch, *way);
+                for direction in directions(step.part) {
+                    let key = (step.instance, step.microbatch, *direction);
                     if places.insert(key, Point { device, turn }).is_some() {
                         let name = &model.instances()[step.instance].name;
                         let mb = step.microbatch;
                         return Err(ScriptError::Schedule(format!(
-                            "`{name}` does the {way:?} of micro-batch {mb} twice"
+                            "`{name}` does the {direction:?} of micro-batch {mb} twice"
                         )));
                     }
                 }
@@ -126,8 +126,13 @@ impl<'a> Flow<'a> {
         Ok(Self { model, devices, places })
     }
 
-    fn place(&self, instance: usize, microbatch: usize, way: Way) -> Result<Point, ScriptError> {
-        self.places.get(&(instance, microbatch, way)).copied().ok_or_else(|| {
+    fn place(
+        &self,
+        instance: usize,
+        microbatch: usize,
+        direction: Direction,
+    ) -> Result<Point, ScriptError> {
+        self.places.get(&(instance, microbatch, direction)).copied().ok_or_else(|| {
             let name = &self.model.instances()[instance].name;
             ScriptError::Schedule(format!("no device does `{name}` of micro-batch {microbatch}"))
         })
@@ -139,47 +144,52 @@ impl<'a> Flow<'a> {
         let own = &model.instances()[turn.instance];
         let program = compiled.program(own.segment, turn.part);
         let mut links = Vec::new();
-        let link = |from, way, port: &str, name: &str| {
+        let link = |from, direction, port: &str, name: &str| {
             let buffer = format!("{name}/{port}@mb{}", turn.microbatch);
-            Link { from, to, way, port: port.to_owned(), buffer, settled: None }
+            Link { from, to, direction, port: port.to_owned(), buffer, settled: None }
         };
         for port in program.inputs_with(Role::Boundary) {
             let Some(source) = producer(model, compiled, turn.instance, &port.name) else {
                 continue;
             };
-            let from = self.place(source, turn.microbatch, Way::Forward)?;
+            let from = self.place(source, turn.microbatch, Direction::Forward)?;
             if from.device != to.device {
-                links.push(link(from, Way::Forward, &port.name, &model.instances()[source].name));
+                links.push(link(
+                    from,
+                    Direction::Forward,
+                    &port.name,
+                    &model.instances()[source].name,
+                ));
             }
         }
         for port in program.inputs_with(Role::Cotangent) {
             let Some(boundary) = boundary_name(&port.name) else { continue };
             let users = differentiated(model, compiled, turn.instance, boundary);
             let places: Vec<Point> = (users.iter())
-                .map(|&user| self.place(user, turn.microbatch, Way::Backward))
+                .map(|&user| self.place(user, turn.microbatch, Direction::Backward))
                 .collect::<Result<_, _>>()?;
             let Some(&last) = places.iter().max() else { continue };
             if let Some(other) = places.iter().find(|p| p.device != last.device) {
                 return Err(ScriptError::Schedule(format!(
                     "`{}` of `{}` is read on the devices {} and {}; its gradient would have to be \
-                     summed over both: let one stage read it and hand it on",
+                     summed over both: let one device read it and hand it on",
                     boundary, own.name, other.device, last.device
                 )));
             }
             if last.device != to.device {
-                links.push(link(last, Way::Backward, &port.name, &own.name));
+                links.push(link(last, Direction::Backward, &port.name, &own.name));
             }
         }
         Ok(links)
     }
 }
 
-/// The ways in which a part passes an instance.
-fn ways(part: Part) -> &'static [Way] {
+/// The directions in which a part passes an instance.
+fn directions(part: Part) -> &'static [Direction] {
     match part {
-        Part::F => &[Way::Forward],
-        Part::B | Part::BW => &[Way::Backward],
-        Part::FBW => &[Way::Forward, Way::Backward],
+        Part::F => &[Direction::Forward],
+        Part::B | Part::BW => &[Direction::Backward],
+        Part::FBW => &[Direction::Forward, Direction::Backward],
         // What others need of a forward, its first run gives.
         Part::W | Part::R => &[],
     }
@@ -187,9 +197,9 @@ fn ways(part: Part) -> &'static [Way] {
 
 /// A channel delivers in order, so values must be made in the order in which they are needed.
 fn in_order(links: &[Link]) -> Result<(), ScriptError> {
-    let mut channels: BTreeMap<(usize, usize, Way), Vec<&Link>> = BTreeMap::new();
+    let mut channels: BTreeMap<(usize, usize, Direction), Vec<&Link>> = BTreeMap::new();
     for link in links {
-        channels.entry((link.from.device, link.to.device, link.way)).or_default().push(link);
+        channels.entry((link.from.device, link.to.device, link.direction)).or_default().push(link);
     }
     for ((from, to, _), mut links) in channels {
         links.sort_by_key(|link| (link.from, &link.port));

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use phalanx_ir::{DType, Model, Program};
 
+use super::crossing::{Crossing, Crossings};
 use super::links::{Link, links};
-use super::route::{Route, Routes};
 use super::{Action, Binder, BufferId, Kind, Lane, Run, ScriptError, View, Write, programs};
 use crate::action::Script;
 use crate::device::Device;
@@ -26,7 +26,7 @@ pub(super) struct Messenger<'a> {
     /// What it gives, in the order in which it is made.
     outgoing: Vec<Link>,
     asked: usize,
-    routes: Routes<'a>,
+    crossings: Crossings<'a>,
     /// What was asked for in slices and is not put together yet.
     slices: Vec<Slices>,
     /// Buffers that others may still be reading, and the turn after which they do not.
@@ -48,8 +48,8 @@ impl<'a> Messenger<'a> {
         incoming.sort_by(|a, b| (a.to, &a.port).cmp(&(b.to, &b.port)));
         outgoing.sort_by(|a, b| (a.from, &a.port).cmp(&(b.from, &b.port)));
         let (slices, lent) = (Vec::new(), Vec::new());
-        let routes = Routes::new(model, devices);
-        Ok(Self { rank, incoming, outgoing, asked: 0, routes, slices, lent })
+        let crossings = Crossings::new(model, devices);
+        Ok(Self { rank, incoming, outgoing, asked: 0, crossings, slices, lent })
     }
 
     /// Asks for what the turn needs, and the one after it.
@@ -59,9 +59,9 @@ impl<'a> Messenger<'a> {
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
         while let Some(link) = self.incoming.get(self.asked).filter(|l| l.to.turn <= turn + AHEAD) {
-            let route = self.routes.of(link)?;
-            let buffer = receive(link, &route, self.rank, binder)?;
-            if let Some(gather) = route.gather.clone() {
+            let crossing = self.crossings.of(link)?;
+            let buffer = receive(link, &crossing, self.rank, binder)?;
+            if let Some(gather) = crossing.gather.clone() {
                 let (turn, name) = (link.to.turn, link.buffer.clone());
                 self.slices.push(Slices { turn, name, buffer, gather });
             }
@@ -81,7 +81,7 @@ impl<'a> Messenger<'a> {
     ) -> Result<(), ScriptError> {
         for link in self.outgoing.iter().filter(|link| link.from.turn == turn) {
             let buffer = binder.sent(&link.buffer)?;
-            let messages = self.routes.of(link)?.messages(link.way, self.rank, true);
+            let messages = self.crossings.of(link)?.messages(link.direction, self.rank, true);
             let label = format!("send {}", link.buffer);
             let kind = Kind::Send { buffer, messages };
             binder.script.actions.push(Action { label, lane: Lane::Send, kind, after: vec![] });
@@ -102,17 +102,17 @@ impl<'a> Messenger<'a> {
 /// Asks for a value, or for this rank's slice of it.
 fn receive(
     link: &Link,
-    route: &Route,
+    crossing: &Crossing,
     rank: usize,
     binder: &mut Binder<'_>,
 ) -> Result<BufferId, ScriptError> {
-    let name = match route.gather {
+    let name = match crossing.gather {
         None => link.buffer.clone(),
         Some(_) => format!("{}/slice", link.buffer),
     };
-    let buffer = binder.received(&name, route.bytes);
-    let messages = route.messages(link.way, rank, false);
-    clear_rest(&mut binder.script, buffer, route.arrives.dtype, &messages)?;
+    let buffer = binder.received(&name, crossing.bytes);
+    let messages = crossing.messages(link.direction, rank, false);
+    clear_rest(&mut binder.script, buffer, crossing.arrives.dtype, &messages)?;
     // It may take the memory of whatever ended before, so it waits for that.
     let computed = |action: &Action| action.lane == Lane::Compute;
     let after = binder.script.actions.iter().rposition(computed).into_iter().collect();

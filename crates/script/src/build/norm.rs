@@ -1,4 +1,4 @@
-//! The loss and the global gradient norm of a step, over all ranks of all stages.
+//! The loss and the global gradient norm of a step, over all ranks of all devices.
 //!
 //! The loss is the sum of the micro-batches' losses. The norm runs over all units; gradients are
 //! multiplied by min(1, clip / (norm + 1e-6)), as `clip_grad_norm_` of PyTorch does.
@@ -39,8 +39,8 @@ pub(super) fn append(
     let losses = losses(script);
     let (loss, grad_norm) = (result(script, "loss", state), result(script, "grad_norm", state));
     let coefficient = transient(script, "clip", state.size());
-    // Parameters that stages share count on the first of them.
-    let counts = |unit: &&Unit| unit.stages.first() == Some(&at.device);
+    // Parameters that devices share count on the first of them.
+    let counts = |unit: &&Unit| unit.devices.first() == Some(&at.device);
     let counted: Vec<&Unit> = units.iter().filter(counts).collect();
     let mut inputs: Vec<View> = losses.iter().map(|(buffer, _)| whole(*buffer)).collect();
     inputs.extend(
@@ -55,10 +55,10 @@ pub(super) fn append(
         }
         _ => {
             let own = transient(script, "sums", 2 * state.size());
-            push(script, "sums", &sums.of_stage()?, inputs, &[whole(own)], None);
+            push(script, "sums", &sums.of_device()?, inputs, &[whole(own)], None);
             let all: Vec<&Device<'_>> = devices.iter().collect();
             let (mesh, members) = together(&all)?;
-            let program = over_stages(&mesh, state, |loss, squares| finish(loss, squares, clip))?;
+            let program = over_devices(&mesh, state, |loss, squares| finish(loss, squares, clip))?;
             let program = script.program_of(&program, members);
             push_as(script, "norm and clip", program, vec![whole(own)], &outputs, None);
         }
@@ -95,7 +95,7 @@ pub(super) fn sum_losses(
     push(script, "sums", &b.finish()?, inputs, &[whole(own)], None);
     let all: Vec<&Device<'_>> = devices.iter().collect();
     let (mesh, members) = together(&all)?;
-    let program = over_stages(&mesh, dtype, |loss, _| {
+    let program = over_devices(&mesh, dtype, |loss, _| {
         loss.builder().probe("loss", loss);
     })?;
     let program = script.program_of(&program, members);
@@ -103,7 +103,7 @@ pub(super) fn sum_losses(
     Ok(total)
 }
 
-/// What a stage adds up.
+/// What a device adds up.
 struct Sums<'a> {
     losses: &'a [(BufferId, TensorType)],
     units: &'a [&'a Unit],
@@ -128,7 +128,7 @@ impl Sums<'_> {
         Builder::on(name, precision.state, self.training.ranks().mesh.clone())
     }
 
-    /// All of it, where there is one stage.
+    /// All of it, where there is one device.
     fn on_one_mesh(&self, clip: Option<f64>) -> Result<Program, ScriptError> {
         let (b, state) = (self.builder("norm"), self.training.precision.state);
         let (losses, squares) = self.parts(&b);
@@ -149,8 +149,8 @@ impl Sums<'_> {
         Ok(b.finish()?)
     }
 
-    /// One stage's share of both numbers, of which every rank of the stage holds a part.
-    fn of_stage(&self) -> Result<Program, ScriptError> {
+    /// One device's share of both numbers, of which every rank of the device holds a part.
+    fn of_device(&self) -> Result<Program, ScriptError> {
         let (b, state) = (self.builder("sums"), self.training.precision.state);
         let axes = all_axes(self.training.ranks().mesh);
         let (losses, squares) = self.parts(&b);
@@ -170,8 +170,8 @@ fn sum_partial<'b>(
     sum(b, &parts, dtype)
 }
 
-/// A program over the ranks of all stages that adds up what each of them holds of two numbers.
-fn over_stages(
+/// A program over the ranks of all devices that adds up what each of them holds of two numbers.
+fn over_devices(
     mesh: &Mesh,
     dtype: DType,
     then: impl for<'b> FnOnce(Tensor<'b>, Tensor<'b>),

@@ -61,9 +61,9 @@ pub(super) fn sum_shard(
     on_gradient("reduce", partial, ranks.mesh, |g| sum_rest(g, axes, calls)).map(Some)
 }
 
-/// Sums the gradient of parameters that several stages share over them. What a rank of each holds, whole
+/// Sums the gradient of parameters that several devices share over them. What a rank of each holds, whole
 /// or in shards, is a summand.
-pub(super) fn sum_stages(
+pub(super) fn sum_devices(
     unit: &Unit,
     dtype: DType,
     ranks: Ranks<'_>,

@@ -110,13 +110,13 @@ impl<'a> Reducer<'a> {
         Ok(())
     }
 
-    /// After the last turn: sums what stages share. All of them do it in the same order.
+    /// After the last turn: sums what devices share. All of them do it in the same order.
     pub(super) fn finish(self, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
         let first = |unit: &usize| self.units[*unit].members.iter().map(|m| m.param).min();
         let mut shared: Vec<usize> =
-            (0..self.units.len()).filter(|&unit| self.units[unit].stages.len() > 1).collect();
+            (0..self.units.len()).filter(|&unit| self.units[unit].devices.len() > 1).collect();
         shared.sort_by_key(first);
-        shared.into_iter().try_for_each(|unit| self.sum_stages(unit, binder))
+        shared.into_iter().try_for_each(|unit| self.sum_devices(unit, binder))
     }
 
     /// Every rank gets the sum.
@@ -170,14 +170,14 @@ impl<'a> Reducer<'a> {
         Ok(())
     }
 
-    /// Parameters that stages share have summands on each of them.
-    fn sum_stages(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
+    /// Parameters that devices share have summands on each of them.
+    fn sum_devices(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
         let spec = &self.units[unit];
         let devices: Vec<&Device<'_>> =
-            spec.stages.iter().map(|&device| &self.training.devices[device]).collect();
+            spec.devices.iter().map(|&device| &self.training.devices[device]).collect();
         let (mesh, members) = together(&devices)?;
         let (dtype, ranks) = (self.training.precision.grads, self.training.ranks());
-        let program = programs::sum_stages(spec, dtype, ranks, &mesh)?;
+        let program = programs::sum_devices(spec, dtype, ranks, &mesh)?;
         let program = binder.script.program_of(&program, members);
         let gradient = &self.buffers[unit].gradient;
         let own = View { buffer: gradient.buffer, offset: gradient.at * dtype.size() };

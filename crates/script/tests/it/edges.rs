@@ -26,10 +26,10 @@ fn every_receiver_gets_its_block_exactly_once() {
             b.ranks.iter().map(|&rank| (rank, vec![NOTHING; size])).collect();
         for piece in &pieces {
             let (source, target) = (&sent[&piece.from], got.get_mut(&piece.to).unwrap());
-            let whole = piece.runs.len() == 1 && piece.runs[0].len == size;
-            for run in &piece.runs {
-                for i in 0..run.len {
-                    let (from, to) = (source[run.source + i], &mut target[run.target + i]);
+            let whole = piece.stretches.len() == 1 && piece.stretches[0].len == size;
+            for stretch in &piece.stretches {
+                for i in 0..stretch.len {
+                    let (from, to) = (source[stretch.source + i], &mut target[stretch.target + i]);
                     assert_eq!(*to, NOTHING, "written twice, {what}");
                     assert!(whole || from != NOTHING, "padding sent, {what}");
                     *to = from;
@@ -42,8 +42,8 @@ fn every_receiver_gets_its_block_exactly_once() {
         ways.sort_unstable();
         ways.dedup();
         assert_eq!(ways.len(), pieces.len(), "two messages of one pair, {what}");
-        let moved = pieces.iter().filter(|p| p.from != p.to).flat_map(|p| &p.runs);
-        assert_eq!(bytes(&pieces, DType::F64), moved.map(|run| run.len * 8).sum::<usize>());
+        let moved = pieces.iter().filter(|p| p.from != p.to).flat_map(|p| &p.stretches);
+        assert_eq!(bytes(&pieces, DType::F64), moved.map(|stretch| stretch.len * 8).sum::<usize>());
     }
 }
 

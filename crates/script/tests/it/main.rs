@@ -1,4 +1,4 @@
-//! The checker against broken scripts, the planner against brute force, edges between stages
+//! The checker against broken scripts, the planner against brute force, edges between devices
 //! against global tensors, and gradient accumulation against one large batch.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 

@@ -90,6 +90,40 @@ fn memory_is_shared_only_in_order() {
     assert!(shared > 1000, "only {shared} pairs share memory");
 }
 
+/// Large ones first, each as low as it can lie: found here by trying every offset where another ends.
+#[test]
+fn every_room_is_as_low_as_it_can_be() {
+    let long = (0..8).map(|seed| random::script_of(seed, 160));
+    let mut sharing = 0;
+    for (number, script) in (0..SCRIPTS).map(random::script).chain(long).enumerate() {
+        // Every other script finds its state in another one's arena, with space between.
+        let mut base = (number % 2 == 1).then(|| plan(&script).unwrap());
+        base.iter_mut().flat_map(|b| &mut b.offsets).for_each(|offset| *offset *= 2);
+        let plan = plan_beside(&script, base.as_ref()).unwrap();
+        let before = Order::of(&script);
+        let mut queue = pieces(&script, &plan);
+        let fixed = |piece: &Piece| base.is_some() && piece.persists;
+        queue.sort_by_key(|p| (!fixed(p), !p.persists, usize::MAX - p.bytes));
+        for (i, piece) in queue.iter().enumerate().filter(|(_, p)| !fixed(p)) {
+            let over = |x: &Piece, y: &Piece| {
+                (x.uses.iter()).all(|&u| y.uses.iter().all(|&v| before.before(u, v)))
+            };
+            let apart = |other: &Piece| {
+                !piece.persists && !other.persists && (over(piece, other) || over(other, piece))
+            };
+            let (free, others): (Vec<&Piece>, Vec<&Piece>) =
+                queue[..i].iter().partition(|other| apart(other));
+            let end = |other: &&Piece| (other.offset + other.bytes).next_multiple_of(64);
+            let ends = others.iter().map(end).chain([0]);
+            let fits =
+                |at: &usize| (others.iter()).all(|o| at + piece.bytes <= o.offset || end(o) <= *at);
+            assert_eq!(Some(piece.offset), ends.filter(fits).min(), "script {number}: {piece:?}");
+            sharing += usize::from(free.iter().any(|o| o.offset == piece.offset));
+        }
+    }
+    assert!(sharing > 1000, "only {sharing} begin where another did");
+}
+
 #[test]
 fn peaks_are_sums_of_what_is_alive() {
     for seed in 0..SCRIPTS {

@@ -20,7 +20,7 @@ pub struct Lowered {
     evaluate: Option<Model>,
     /// The model on each distinct mesh.
     laid: Vec<Laid>,
-    /// The places in the pipeline; one if there is none.
+    /// By device of the pipeline; one if there is none.
     stations: Vec<Station>,
 }
 
@@ -46,7 +46,7 @@ impl Laid {
     }
 }
 
-/// What the ranks at one place in the pipeline do.
+/// What the ranks of a device do.
 struct Station {
     /// Which of the distinct meshes it has.
     laid: usize,
@@ -91,22 +91,22 @@ impl Lowered {
         self.stations.len() > 1
     }
 
-    /// The mesh of the first stage, with the splits that strategies asked for.
+    /// The mesh of the first device, with the splits that strategies asked for.
     pub fn mesh(&self) -> &Mesh {
         self.laid[0].partition.mesh()
     }
 
-    /// The programs of each segment, on the mesh of the first stage.
+    /// The programs of each segment, on the mesh of the first device.
     pub fn compiled(&self) -> &Compiled {
         &self.laid[0].compiled
     }
 
-    /// The programs of each segment, on the mesh of a rank's stage.
+    /// The programs of each segment, on the mesh of a rank's device.
     pub(crate) fn compiled_of(&self, rank: usize) -> &Compiled {
         &self.laid[self.stations[self.place(rank).device].laid].compiled
     }
 
-    /// The mesh of all ranks: that of the configuration, or one axis where stages differ.
+    /// The mesh of all ranks: that of the configuration, or one axis where devices differ.
     pub(crate) fn whole_mesh(&self) -> Result<Mesh> {
         match (self.stations.len(), &self.settings.parallel.pipeline.meshes[..]) {
             (1, _) => Ok(self.mesh().clone()),
@@ -122,11 +122,6 @@ impl Lowered {
             held.iter().filter(|&&i| i == 0 || !held.contains(&(i - 1))).count()
         };
         self.stations.iter().map(chunks).max().unwrap_or(1)
-    }
-
-    /// The stages of the pipeline.
-    pub(crate) fn stages(&self) -> usize {
-        self.stations.len()
     }
 
     /// The devices of the pipeline.
@@ -161,7 +156,7 @@ impl Lowered {
         found.unwrap_or_default()
     }
 
-    /// A rank among those of its stage, and how they share what they hold.
+    /// A rank among those of its device, and how they share what they hold.
     pub(crate) fn at(&self, rank: usize) -> Ranks<'_> {
         let Place { device, place } = self.place(rank);
         let partition = &self.laid[self.stations[device].laid].partition;
@@ -230,9 +225,9 @@ impl Lowered {
                 mesh.axes().map(|(axis, size)| format!("{axis} {size}")).collect();
             degrees.join(" · ")
         };
-        let stages = match (&parallel.pipeline.meshes[..], self.stations.len()) {
+        let devices = match (&parallel.pipeline.meshes[..], self.stations.len()) {
             ([], 1) => degrees(self.mesh()),
-            ([], stages) => [format!("pp {stages}"), degrees(self.mesh())]
+            ([], devices) => [format!("pp {devices}"), degrees(self.mesh())]
                 .into_iter()
                 .filter(|part| !part.is_empty())
                 .collect::<Vec<_>>()
@@ -256,7 +251,7 @@ impl Lowered {
             format!("; {what} in shards over {}", axes.join(" · "))
         });
         let shards = shards.unwrap_or_default();
-        format!("{ranks} ranks, {stages}: {}{shards}", names.join(", "))
+        format!("{ranks} ranks, {devices}: {}{shards}", names.join(", "))
     }
 
     /// By parameter: how a rank's programs read it.

@@ -70,7 +70,7 @@ pub struct Prepared {
 struct Known {
     settings: Settings,
     params: Vec<Param>,
-    /// The first rank's script; the ranks of its stage do the same, each on its part.
+    /// The first rank's script; the ranks of its device do the same, each on its part.
     script: Script,
     /// Where the buffers of the largest rank lie.
     memory: MemoryPlan,
@@ -288,7 +288,7 @@ impl Session {
         remedies
     }
 
-    /// The script of the first rank's step; the ranks of its stage do the same, each on its part.
+    /// The script of the first rank's step; the ranks of its device do the same, each on its part.
     pub fn script(&self) -> &Script {
         &self.known.script
     }

@@ -17,11 +17,11 @@ pub type SharedStrategy = Arc<dyn Strategy + Send + Sync>;
 /// A mesh of ranks and the strategies on it.
 #[derive(Clone, Default)]
 pub struct Parallel {
-    /// The mesh; one rank by default. Along its axis `pp`, if it has one, lie the stages of a pipeline.
+    /// The mesh; one rank by default. Along its axis `pp`, if it has one, lie the devices of a pipeline.
     pub mesh: Mesh,
     /// The strategies, in the order in which they annotate.
     pub strategies: Vec<SharedStrategy>,
-    /// How stages take turns.
+    /// How devices take turns.
     pub pipeline: Pipeline,
 }
 
@@ -83,12 +83,12 @@ impl Parallel {
         let own: Vec<(Axis, usize)> =
             self.mesh.axes().filter(|(axis, _)| *axis != stages).collect();
         let mesh = Mesh::new(own.iter().map(|(axis, size)| (axis.name(), *size)))?;
-        let ranks = |stage: usize| {
+        let ranks = |device: usize| {
             let all = 0..self.mesh.ranks();
-            all.filter(|&rank| self.mesh.coordinate(rank, stages) == stage).collect()
+            all.filter(|&rank| self.mesh.coordinate(rank, stages) == device).collect()
         };
         let count = self.mesh.size(stages).unwrap_or(1);
-        Ok((0..count).map(|stage| (mesh.clone(), ranks(stage))).collect())
+        Ok((0..count).map(|device| (mesh.clone(), ranks(device))).collect())
     }
 
     /// Lays a model on a mesh.

@@ -22,7 +22,7 @@ pub struct Pipeline {
     pub warmup: Warmup,
     /// Which layers a stage gets.
     pub split: Split,
-    /// The meshes of the stages, one after the other over the ranks, where they differ. Empty: each has
+    /// The meshes of the devices, one after the other over the ranks, where they differ. Empty: each has
     /// the mesh without its axis `pp`.
     pub meshes: Vec<Mesh>,
 }
@@ -112,12 +112,8 @@ impl Pipeline {
     pub(crate) fn schedule(&self, devices: usize, microbatches: usize) -> Result<Schedule> {
         match &self.order {
             Order::Named(named) => {
-                let shape = Shape {
-                    stages: devices,
-                    microbatches,
-                    chunks: self.chunks,
-                    warmup: self.warmup,
-                };
+                let shape =
+                    Shape { devices, microbatches, chunks: self.chunks, warmup: self.warmup };
                 Ok(named.build(shape)?)
             }
             Order::Own(schedule) => {

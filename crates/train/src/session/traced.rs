@@ -29,7 +29,7 @@ pub struct Timetable {
     pub stages: Vec<Range<usize>>,
     /// By rank: its device and its place there.
     pub places: Vec<Place>,
-    /// By rank: where it is, in words: `stage 1, dp 0, tp 1`.
+    /// By rank: where it is, in words: `device 1, dp 0, tp 1`.
     pub names: Vec<String>,
 }
 
@@ -52,14 +52,15 @@ impl Timetable {
     pub(super) fn new(lowered: &Lowered) -> Result<Self> {
         let (pipeline, parts) =
             (&lowered.settings.parallel.pipeline, lowered.settings.microbatches);
-        let (schedule, stages) = pipeline.timetable(&lowered.model, lowered.stages(), parts)?;
+        let (schedule, stages) =
+            pipeline.timetable(&lowered.model, lowered.devices().len(), parts)?;
         let places: Vec<Place> = (0..lowered.ranks()).map(|rank| lowered.place(rank)).collect();
         let name = |(rank, at): (usize, &Place)| {
             let (mesh, place) = (lowered.at(rank).mesh, at.place);
-            let stage = lowered.is_pipeline().then(|| format!("stage {}", at.device));
+            let device = lowered.is_pipeline().then(|| format!("device {}", at.device));
             let axes =
                 mesh.axes().map(|(axis, _)| format!("{axis} {}", mesh.coordinate(place, axis)));
-            stage.into_iter().chain(axes).collect::<Vec<_>>().join(", ")
+            device.into_iter().chain(axes).collect::<Vec<_>>().join(", ")
         };
         let names = places.iter().enumerate().map(name).collect();
         Ok(Self { schedule, stages, places, names })

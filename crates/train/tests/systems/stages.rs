@@ -95,7 +95,7 @@ fn tensor_ranks_receive_slices_and_gather_them() {
     }
 }
 
-/// A weight that two stages share has one gradient, whose parts must lie alike on both.
+/// A weight that two devices share has one gradient, whose parts must lie alike on both.
 #[test]
 fn tied_weights_across_meshes_that_differ_are_refused() {
     let loaded = gpt(&["model.layers=4", "train.microbatches=4"]);
@@ -105,7 +105,7 @@ fn tied_weights_across_meshes_that_differ_are_refused() {
     let told = verify_as(&loaded, settings(&loaded, Some(parallel)), 1, Options::default());
     let error = told.unwrap_err();
     assert_eq!(error.exit_code(), 2, "{error}");
-    for words in ["shared by stages on different meshes, (tp=2) and (tp=4)", "or untie it"] {
+    for words in ["shared by devices on different meshes, (tp=2) and (tp=4)", "or untie it"] {
         assert!(error.to_string().contains(words), "`{words}` is not in: {error}");
     }
 }

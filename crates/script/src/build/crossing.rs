@@ -12,17 +12,17 @@ use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{Axis, Builder, Mesh, Model, Order, Program, Role, TensorType};
 
 use super::ScriptError;
-use super::links::{Link, Point, Way};
+use super::links::{Direction, Link, Point};
 use crate::device::Device;
 use crate::edge::{Piece, bytes, edge};
 use crate::message::{Message, blocks};
 
 /// The ways of values between devices. Those of the same types take the same way, whatever their
 /// micro-batch.
-pub(super) struct Routes<'a> {
+pub(super) struct Crossings<'a> {
     model: &'a Model,
     devices: &'a [Device<'a>],
-    known: Vec<(Ends<'a>, Rc<Route>)>,
+    known: Vec<(Ends<'a>, Rc<Crossing>)>,
 }
 
 /// Where a value is made and where it is read: the devices, and the types that it has there.
@@ -32,13 +32,13 @@ struct Ends<'a> {
     types: [&'a TensorType; 2],
 }
 
-impl<'a> Routes<'a> {
+impl<'a> Crossings<'a> {
     pub(super) fn new(model: &'a Model, devices: &'a [Device<'a>]) -> Self {
         Self { model, devices, known: Vec::new() }
     }
 
     /// The way of a value.
-    pub(super) fn of(&mut self, link: &Link) -> Result<Rc<Route>, ScriptError> {
+    pub(super) fn of(&mut self, link: &Link) -> Result<Rc<Crossing>, ScriptError> {
         let devices = [link.from.device, link.to.device];
         let ends = Ends { devices, types: self.types(link)? };
         if let Some((_, known)) = self.known.iter().find(|(other, _)| *other == ends) {
@@ -46,7 +46,7 @@ impl<'a> Routes<'a> {
         }
         let [from, to] = devices.map(|device| &self.devices[device]);
         let [made, read] = ends.types;
-        let found = Rc::new(route((made, from), (read, to))?);
+        let found = Rc::new(crossing((made, from), (read, to))?);
         self.known.push((ends, found.clone()));
         Ok(found)
     }
@@ -69,7 +69,7 @@ impl<'a> Routes<'a> {
 }
 
 /// The messages of a value, and what they bring.
-pub(super) struct Route {
+pub(super) struct Crossing {
     /// The type in which it arrives: that of its reader, or slices of it.
     pub(super) arrives: TensorType,
     /// Bytes of it that arrive on a rank, with their padding.
@@ -80,15 +80,20 @@ pub(super) struct Route {
     pieces: Vec<Piece>,
 }
 
-impl Route {
+impl Crossing {
     /// What a rank sends, or receives.
-    pub(super) fn messages(&self, way: Way, rank: usize, sending: bool) -> Vec<Message> {
+    pub(super) fn messages(
+        &self,
+        direction: Direction,
+        rank: usize,
+        sending: bool,
+    ) -> Vec<Message> {
         let own = |piece: &&Piece| rank == if sending { piece.from } else { piece.to };
         let message = |piece: &Piece| Message {
             peer: if sending { piece.to } else { piece.from },
-            channel: match way {
-                Way::Forward => 0,
-                Way::Backward => 1,
+            channel: match direction {
+                Direction::Forward => 0,
+                Direction::Backward => 1,
             },
             dtype: self.arrives.dtype,
             blocks: blocks(piece, sending),
@@ -98,15 +103,15 @@ impl Route {
 }
 
 /// The way that moves the fewest bytes between ranks of the two devices; of such the one with the fewest
-/// runs of elements, and the whole value before any slices.
-fn route(
+/// stretches of elements, and the whole value before any slices.
+fn crossing(
     (made, from): (&TensorType, &Device<'_>),
     (read, to): (&TensorType, &Device<'_>),
-) -> Result<Route, ScriptError> {
+) -> Result<Crossing, ScriptError> {
     let by = |arrives: &TensorType| edge(made, from.mesh, from.ranks, arrives, to.mesh, to.ranks);
     let new = |arrives: TensorType, gather: Option<Program>, pieces: Vec<Piece>| {
         let bytes = arrives.local_bytes(to.mesh);
-        Route { arrives, bytes, gather, pieces }
+        Crossing { arrives, bytes, gather, pieces }
     };
     let mut best = new(read.clone(), None, by(read)?);
     let copied = copied(read, to.mesh);
@@ -121,9 +126,9 @@ fn route(
     Ok(best)
 }
 
-/// Bytes that cross, then how many runs of elements they are.
+/// Bytes that cross, then how many stretches of elements they are.
 fn cost(pieces: &[Piece], ty: &TensorType) -> (usize, usize) {
-    (bytes(pieces, ty.dtype), pieces.iter().map(|piece| piece.runs.len()).sum())
+    (bytes(pieces, ty.dtype), pieces.iter().map(|piece| piece.stretches.len()).sum())
 }
 
 /// The axes along which ranks hold the same.
@@ -181,7 +186,7 @@ mod tests {
         let device =
             |mesh, ranks| Device { compiled: &compiled, turns: &[], mesh, sharing: &NOBODY, ranks };
         let (from, to) = (device(&mesh_a, &ranks_a[..]), device(&mesh_b, &ranks_b[..]));
-        let found = route((&made, &from), (&read, &to)).unwrap();
+        let found = crossing((&made, &from), (&read, &to)).unwrap();
         match &found.gather {
             None => assert_eq!(found.arrives, read),
             Some(gather) => assert_eq!(gather.ty(gather.outputs()[0].value), &read),
