@@ -10,6 +10,7 @@ use phalanx_comm::{Crew, Endpoint, Options};
 use phalanx_engine::{Engine, Late};
 use phalanx_pipeline::Named;
 use phalanx_script::{Lane, Script, plan};
+use phalanx_testing::Wrapped;
 use phalanx_train::config::Loaded;
 use phalanx_train::corpus::{self, with_step_data};
 use phalanx_train::error::Error;
@@ -70,15 +71,15 @@ impl<E: Engine<Kernel: Send> + Send> Ranks<E> {
     }
 }
 
-impl Ranks<Unsteady<HostEngine>> {
+impl Ranks<Wrapped<HostEngine, Unsteady>> {
     fn new(loaded: &Loaded, habit: Habit, timeout: Duration) -> Self {
-        Self::on(loaded, timeout, |engine, rank| Unsteady::new(engine, habit, rank))
+        Self::on(loaded, timeout, |engine, rank| Unsteady::around(engine, habit, rank))
     }
 
     /// By rank: what was issued so far, and the script.
     fn issued(&mut self) -> Vec<(Vec<Issued>, Script)> {
-        let read = |_: usize, rank: &mut RankSession<Unsteady<HostEngine>>| {
-            Ok::<_, Error>((rank.engine().issued.clone(), rank.script().clone()))
+        let read = |_: usize, rank: &mut RankSession<Wrapped<HostEngine, Unsteady>>| {
+            Ok::<_, Error>((rank.engine().meddler.issued.clone(), rank.script().clone()))
         };
         self.crew.run(read).unwrap_or_else(|lost| panic!("{}", lost.failure.message))
     }
