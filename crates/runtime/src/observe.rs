@@ -135,11 +135,8 @@ impl<E: Engine> Executor<E> {
         for (action, call) in loaded.calls.iter().enumerate() {
             let mut live: BTreeMap<Category, usize> = BTreeMap::new();
             for (index, bytes) in &written.buffers {
-                let alive = loaded.plan.lives[*index]
-                    .is_some_and(|(first, last)| first <= action && action <= last);
-                if alive {
-                    *live.entry(loaded.script.buffers[*index].category).or_default() +=
-                        count(bytes);
+                if let Some(category) = loaded.plan.category(&loaded.script, *index, action) {
+                    *live.entry(category).or_default() += count(bytes);
                 }
             }
             if let (Some(call), Some(masks)) = (call, written.blocks.get(&action)) {

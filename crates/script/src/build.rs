@@ -9,6 +9,7 @@ mod messages;
 mod norm;
 mod programs;
 mod reduce;
+mod route;
 
 use phalanx_autodiff::Phases;
 use phalanx_ir::{DType, Mesh, Model, Port, Program, Role, TensorType};

@@ -4,7 +4,7 @@
 //! messages between the two: every receiver gets each element of its block exactly once, from one of
 //! the ranks that hold it. Where meshes and layouts are the same, that is one whole block from every
 //! rank to the one at its position. Where a replicated value meets a sharded one, every replica sends
-//! its own slice (Megatron's scatter/gather), and no case is treated apart.
+//! its own slice, and no case is treated apart.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -60,6 +60,26 @@ pub enum ScriptError {
         /// The action waited for.
         on: usize,
     },
+    /// Ranks that do not fit each other.
+    #[error("rank {rank}: {why}\n  {help}")]
+    Apart {
+        /// The rank at which it shows.
+        rank: usize,
+        /// What does not fit.
+        why: String,
+        /// What would.
+        help: String,
+    },
+    /// Ranks that wait for each other for ever.
+    #[error(
+        "ranks wait for each other for ever: {}\n  waits for the first\n  \
+         issue what one of these waits for earlier",
+        circle.join("\n  waits for ")
+    )]
+    Deadlock {
+        /// Actions in words: each waits for the next, and the last for the first.
+        circle: Vec<String>,
+    },
     /// A boundary value that reaches no loss, so that its cotangent is never formed.
     #[error(
         "`{instance}` gives the boundary value `{boundary}`, but no later segment is differentiated \

@@ -7,7 +7,9 @@
 //! they all read this one description, under this one rule.
 //!
 //! The checker ([`check()`]) types gradient buffers by the contributions they hold, so a script that
-//! would lose, double or forget one is refused before it runs.
+//! would lose, double or forget one is refused before it runs. What the ranks of a step do together is
+//! checked with all their scripts side by side ([`check_together`]): messages and collectives match,
+//! and nobody waits for ever.
 #![forbid(unsafe_code)]
 
 pub mod action;
@@ -22,6 +24,7 @@ pub mod message;
 pub mod order;
 pub mod schedule;
 pub mod slots;
+pub mod together;
 pub mod traffic;
 pub mod unit;
 
@@ -43,5 +46,6 @@ pub use message::{Block, Message};
 pub use order::HappensBefore;
 pub use schedule::{Part, Turn, accumulate, forward, merge_adjacent};
 pub use slots::{Slot, Slots};
+pub use together::check_together;
 pub use traffic::{Moved, Route, traffic};
 pub use unit::{Member, Unit, units};

@@ -2,13 +2,13 @@
 //!
 //! Two buffers may share memory only if one's last use happens before the other's first write.
 
-use crate::action::{BufferId, Category, Script, Source};
+use crate::action::{BufferId, Category, Kind, Script, Source};
 use crate::error::ScriptError;
 use crate::order::HappensBefore;
 use crate::slots::ALIGN;
 
 /// Where every buffer of a script lies, and what that costs.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MemoryPlan {
     /// By buffer: the offset in the arena.
     pub offsets: Vec<usize>,
@@ -20,12 +20,24 @@ pub struct MemoryPlan {
     pub peaks: Vec<(Category, usize)>,
     /// The first and last action that uses each buffer; persistent ones live throughout.
     pub lives: Vec<Option<(usize, usize)>>,
+    /// By buffer: the action from which on it counts as what it is. What comes from other ranks is
+    /// communication until something reads it.
+    pub counts_from: Vec<usize>,
 }
 
 impl MemoryPlan {
     /// The planned peak of one category.
     pub fn peak(&self, category: Category) -> usize {
         self.peaks.iter().find(|(c, _)| *c == category).map_or(0, |(_, bytes)| *bytes)
+    }
+
+    /// What a buffer's bytes count as while an action runs; nothing if it is not alive then.
+    pub fn category(&self, script: &Script, buffer: usize, action: usize) -> Option<Category> {
+        let (first, last) = self.lives[buffer]?;
+        (first..=last).contains(&action).then(|| match action < self.counts_from[buffer] {
+            true => Category::Communication,
+            false => script.buffers[buffer].category,
+        })
     }
 }
 
@@ -74,8 +86,10 @@ pub fn plan_beside(script: &Script, base: Option<&MemoryPlan>) -> Result<MemoryP
         }
     }
     let arena = pieces.iter().map(|p| p.offset + p.bytes).max().unwrap_or(0);
-    let peaks = peaks(script, &lives);
-    Ok(MemoryPlan { offsets, workspaces, arena: arena.next_multiple_of(ALIGN), peaks, lives })
+    let (arena, counts_from) = (arena.next_multiple_of(ALIGN), counts_from(script));
+    let mut plan = MemoryPlan { offsets, workspaces, arena, peaks: Vec::new(), lives, counts_from };
+    plan.peaks = peaks(script, &plan);
+    Ok(plan)
 }
 
 enum Owner {
@@ -158,14 +172,30 @@ fn lives(script: &Script, uses: &[Vec<usize>]) -> Vec<Option<(usize, usize)>> {
         .collect()
 }
 
-fn peaks(script: &Script, lives: &[Option<(usize, usize)>]) -> Vec<(Category, usize)> {
+/// By buffer: the first action that reads it, where other ranks wrote it; else the first of all.
+fn counts_from(script: &Script) -> Vec<usize> {
+    let mut from: Vec<Option<usize>> = vec![Some(0); script.buffers.len()];
+    for (index, action) in script.actions.iter().enumerate() {
+        for BufferId(buffer) in action.reads() {
+            from[buffer].get_or_insert(index);
+        }
+        if let Kind::Receive { buffer, .. } = action.kind {
+            from[buffer.0] = None;
+        }
+    }
+    from.into_iter().map(|first| first.unwrap_or(script.actions.len())).collect()
+}
+
+fn peaks(script: &Script, plan: &MemoryPlan) -> Vec<(Category, usize)> {
     let steps = script.actions.len().max(1);
     let mut changes = vec![[0isize; Category::ALL.len()]; steps + 1];
-    let slot = |category: Category| category as usize;
-    for (buffer, life) in script.buffers.iter().zip(lives) {
-        if let Some((first, last)) = life {
-            changes[*first][slot(buffer.category)] += buffer.bytes as isize;
-            changes[*last + 1][slot(buffer.category)] -= buffer.bytes as isize;
+    for (index, buffer) in script.buffers.iter().enumerate() {
+        let Some((first, last)) = plan.lives[index] else { continue };
+        let known = plan.counts_from[index].clamp(first, last + 1);
+        let (bytes, own) = (buffer.bytes as isize, buffer.category);
+        for (category, life) in [(Category::Communication, first..known), (own, known..last + 1)] {
+            changes[life.start][category as usize] += bytes;
+            changes[life.end][category as usize] -= bytes;
         }
     }
     let mut live = [0isize; Category::ALL.len()];
@@ -174,11 +204,11 @@ fn peaks(script: &Script, lives: &[Option<(usize, usize)>]) -> Vec<(Category, us
         let run = script.actions.get(index).and_then(|a| a.run());
         let workspace = run.map_or(0, |r| script.programs[r.program.0].slots.peak as isize);
         for category in Category::ALL {
-            let c = slot(category);
+            let c = category as usize;
             live[c] += change[c];
             let extra = if category == Category::Workspace { workspace } else { 0 };
             peaks[c] = peaks[c].max(live[c] + extra);
         }
     }
-    Category::ALL.into_iter().map(|c| (c, peaks[slot(c)] as usize)).collect()
+    Category::ALL.into_iter().map(|c| (c, peaks[c as usize] as usize)).collect()
 }

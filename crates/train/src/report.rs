@@ -258,11 +258,11 @@ fn closing(summary: &Summary) -> Vec<String> {
 }
 
 /// Where a trace is, and what to do with it.
-fn where_traced(Written { step, file, drawing }: &Written) -> String {
+fn where_traced(Written { step, file, drawing, measured, predicted }: &Written) -> String {
     let (file, drawing) = (file.display(), drawing.display());
     format!(
-        "trace of step {step}: {file} (open it in ui.perfetto.dev or chrome://tracing); \
-         drawn beside what was predicted: {drawing}"
+        "trace of step {step}: {file} (open it in ui.perfetto.dev or chrome://tracing)\n\
+         its turns took {measured:.1} ms, predicted {predicted:.1} ms; both drawn: {drawing}"
     )
 }
 

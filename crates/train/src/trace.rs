@@ -32,8 +32,8 @@ pub(crate) struct Tracing {
     outcome: Option<Result<Written>>,
 }
 
-/// Where a trace was written.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// Where a trace was written, and what it says in short.
+#[derive(Clone, PartialEq, Debug)]
 pub struct Written {
     /// The step, counted from 1.
     pub step: u64,
@@ -41,6 +41,10 @@ pub struct Written {
     pub file: PathBuf,
     /// The drawing.
     pub drawing: PathBuf,
+    /// Milliseconds from the first turn to the end of the last.
+    pub measured: f64,
+    /// As many as the simulator makes of the schedule.
+    pub predicted: f64,
 }
 
 impl Tracing {
@@ -79,7 +83,8 @@ pub fn write(trace: &Trace, file: &Path) -> Result<Written> {
         stage(&drawing, picture(trace, &played))?,
     ];
     staged.into_iter().try_for_each(Staged::put_in_place)?;
-    Ok(Written { step: trace.step, file: file.to_path_buf(), drawing })
+    let [measured, predicted] = [&played.measured, &played.predicted].map(|t| t.makespan);
+    Ok(Written { step: trace.step, file: file.to_path_buf(), drawing, measured, predicted })
 }
 
 /// `trace.svg` for `trace.json`, and `trace.txt.svg` for `trace.txt`.

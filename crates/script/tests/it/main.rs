@@ -8,3 +8,4 @@ mod edges;
 mod pipelined;
 mod planner;
 mod random;
+mod together;

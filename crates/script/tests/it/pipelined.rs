@@ -14,7 +14,7 @@ use phalanx_ir::{DType, Mesh, Model};
 use phalanx_models::{Architecture, BatchShape, Mlp};
 use phalanx_script::{
     Action, BufferId, Compiled, Device, Kind, Lane, Optimizer, Part, Place, Precision, Script,
-    Training, Turn, check, merge_adjacent, train_script,
+    Training, Turn, check_together, merge_adjacent, train_script,
 };
 use phalanx_spmd::Sharing;
 use phalanx_testing::cases::Dice;
@@ -288,7 +288,7 @@ fn sent_buffers_are_free_when_their_receiver_has_them() {
             continue;
         }
         let made = made.unwrap_or_else(|why| panic!("seed {seed}: {why}"));
-        made.iter().for_each(|script| check(script).unwrap());
+        check_together(&made).unwrap();
         let order = Order::of(&made);
         // What travels under a name arrives under it.
         for (&(a, send), &(b, receive)) in &order.received {

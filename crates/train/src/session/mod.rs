@@ -25,7 +25,7 @@ use phalanx_comm::{Crew, Endpoint, Failure, Lost, Options};
 use phalanx_ir::{DType, Model, Param, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::Observed;
-use phalanx_script::{MemoryPlan, Moved, Route, Script, traffic};
+use phalanx_script::{MemoryPlan, Moved, Route, Script, check_together, traffic};
 
 pub use feed::{Field, StepData};
 pub use forward::Forward;
@@ -92,7 +92,8 @@ struct OfRank {
     memory: MemoryPlan,
     moved: BTreeMap<Route, Moved>,
     flops: u64,
-    script: Option<Script>,
+    script: Script,
+    evaluation: Option<Script>,
 }
 
 /// FLOPs of a script's programs.
@@ -147,7 +148,8 @@ impl Prepared {
                 moved: traffic(script),
                 // Programs count the work of all ranks of their mesh.
                 flops: if lowered.place(rank).place == 0 { flops(script) } else { 0 },
-                script: (rank == 0).then(|| script.clone()),
+                script: script.clone(),
+                evaluation: session.evaluation().cloned(),
             })
         };
         let mut of_ranks = crew.run(of_rank).map_err(|f| lost(f, ranks))?;
@@ -158,7 +160,12 @@ impl Prepared {
         }
         let arenas: Vec<usize> = of_ranks.iter().map(|rank| rank.arena).collect();
         let flops = of_ranks.iter().map(|rank| rank.flops).sum();
-        let script = of_ranks.iter_mut().find_map(|rank| rank.script.take()).unwrap_or_default();
+        let evaluations = of_ranks.iter_mut().filter_map(|rank| rank.evaluation.take());
+        check_together(&evaluations.collect::<Vec<_>>())?;
+        let scripts: Vec<Script> =
+            of_ranks.iter_mut().map(|rank| std::mem::take(&mut rank.script)).collect();
+        check_together(&scripts)?;
+        let script = scripts.into_iter().next().unwrap_or_default();
         let largest = of_ranks.into_iter().rev().max_by_key(|rank| rank.arena);
         let Some(OfRank { memory, .. }) = largest else { unreachable!("there is a rank") };
         let known = Known {

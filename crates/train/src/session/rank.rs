@@ -164,6 +164,11 @@ impl<E: Engine> RankSession<E> {
         self.executor.script(self.train.0)
     }
 
+    /// The script of an evaluation, if the session has a model to evaluate.
+    pub fn evaluation(&self) -> Option<&Script> {
+        self.evaluate.as_ref().map(|(script, ..)| self.executor.script(*script))
+    }
+
     /// Where the script's buffers lie, and what they cost.
     pub fn memory(&self) -> &MemoryPlan {
         self.executor.plan(self.train.0)

@@ -185,8 +185,7 @@ mod tests {
     /// A plan of one rank with some weights and more optimizer state.
     fn over(limit: MemoryLimit, ranks: usize, rank: usize) -> Option<Over> {
         let peaks = vec![(Category::Weights, rank / 4), (Category::Optimizer, rank / 2)];
-        let memory =
-            MemoryPlan { offsets: vec![], workspaces: vec![], arena: rank, peaks, lives: vec![] };
+        let memory = MemoryPlan { arena: rank, peaks, ..MemoryPlan::default() };
         limit.over(rank, ranks * rank, &memory)
     }
 

@@ -2,6 +2,7 @@
 
 use phalanx_comm::Options;
 use phalanx_pipeline::{Named, Part, Placement, Schedule, Turn};
+use phalanx_script::{Kind, Message};
 use phalanx_spmd::strategies::{Megatron, Sequence};
 use phalanx_train::session::{Lowered, Order, Parallel, Pipeline, SharedStrategy};
 use phalanx_train::verify::verify_as;
@@ -35,16 +36,14 @@ fn two_tensor_ranks_and_four_do_what_one_rank_does() {
                 let sent = found.comm.iter().find(|row| row.op == "send").unwrap();
                 assert_eq!(sent.bytes_predicted, sent.bytes_measured, "{what}");
                 // Looped chunks cross three times, those of a V twice (the middle ones are neighbours),
-                // and back again. Where sequences lie on the tensor ranks, a crossing moves the value
-                // once; where they are replicated, as often as there are receivers: 2 one way, 4
-                // the other, whichever way the gradient goes.
+                // and back again. A crossing moves the value once, however many ranks hold it: in
+                // the parts of its sequence, or in slices that its readers gather.
                 let crossings = match named {
                     Named::BreadthFirst => 3,
                     Named::ZbV => 2,
                     _ => 1,
                 };
-                let there_and_back = if sequence { 2 } else { 2 + 4 };
-                let expected = STEPS * MICROBATCHES * crossings * there_and_back * VALUE;
+                let expected = STEPS * MICROBATCHES * crossings * 2 * VALUE;
                 assert_eq!(sent.bytes_measured, expected, "{what}");
             }
         }
@@ -59,8 +58,40 @@ fn three_stages_of_three_shapes_do_what_one_rank_does() {
         let sets = [&SETS[..], &["train.recompute=full"]].concat();
         let found = agrees(&what, &llama(&sets), Some(parallel));
         let sent = found.comm.iter().find(|row| row.op == "send").unwrap();
-        let receivers = if sequence { 4 } else { 4 + 1 + 2 + 4 };
-        assert_eq!(sent.bytes_measured, STEPS * MICROBATCHES * receivers * VALUE, "{what}");
+        assert_eq!(sent.bytes_measured, STEPS * MICROBATCHES * 4 * VALUE, "{what}");
+    }
+}
+
+/// Megatron's scatter/gather: of a value that t tensor ranks hold, each gets 1/t from the device before,
+/// and has all of it when its turn begins.
+#[test]
+fn tensor_ranks_receive_slices_and_gather_them() {
+    for (meshes, sizes) in [
+        (["tp=2", "tp=4"], [2, 4]),
+        (["tp=4", "tp=2"], [4, 2]),
+        (["tp=2", "tp=2"], [2, 2]),
+        (["dp=2 tp=2", "dp=2 tp=2"], [4, 4]),
+    ] {
+        let loaded = llama(&SETS);
+        let parallel = pipeline(&meshes, Named::OneFOneB, false);
+        let lowered = Lowered::new(&models(&loaded), settings(&loaded, Some(parallel))).unwrap();
+        for rank in 0..sizes[0] + sizes[1] {
+            let script = lowered.plan(rank).unwrap().script;
+            let part = VALUE as usize / sizes[usize::from(rank >= sizes[0])];
+            let (mut received, mut gathered) = (0, 0);
+            for action in &script.actions {
+                match &action.kind {
+                    Kind::Receive { messages, .. } => {
+                        let bytes: usize = messages.iter().map(Message::bytes).sum();
+                        assert_eq!(bytes, part, "{meshes:?}, rank {rank}: {}", action.label);
+                        received += 1;
+                    }
+                    Kind::Gather(_) => gathered += 1,
+                    _ => (),
+                }
+            }
+            assert_eq!([received, gathered], [MICROBATCHES; 2], "{meshes:?}, rank {rank}");
+        }
     }
 }
 

@@ -1,0 +1,240 @@
+//! How a value gets from the device that makes it to the ranks that read it.
+//!
+//! Where ranks of the reading device hold copies of the same block, as those of a tensor-parallel
+//! group do, each of them is sent a slice of it, and they gather the slices among themselves
+//! (Megatron's scatter/gather: Narayanan et al., 2021). So the value crosses from device to device once,
+//! however many ranks read it; with t of them each link carries 1/t of the bytes. Whether and along which
+//! dim a block is cut follows from the bytes that edges move, whatever the two meshes are.
+
+use std::rc::Rc;
+
+use phalanx_ir::ops::{Collective, CollectiveKind};
+use phalanx_ir::{Axis, Builder, Mesh, Model, Order, Program, Role, TensorType};
+
+use super::ScriptError;
+use super::links::{Link, Point, Way};
+use crate::device::Device;
+use crate::edge::{Piece, bytes, edge};
+use crate::message::{Message, blocks};
+
+/// The ways of values between devices. Those of the same types take the same way, whatever their
+/// micro-batch.
+pub(super) struct Routes<'a> {
+    model: &'a Model,
+    devices: &'a [Device<'a>],
+    known: Vec<(Ends<'a>, Rc<Route>)>,
+}
+
+/// Where a value is made and where it is read: the devices, and the types that it has there.
+#[derive(PartialEq)]
+struct Ends<'a> {
+    devices: [usize; 2],
+    types: [&'a TensorType; 2],
+}
+
+impl<'a> Routes<'a> {
+    pub(super) fn new(model: &'a Model, devices: &'a [Device<'a>]) -> Self {
+        Self { model, devices, known: Vec::new() }
+    }
+
+    /// The way of a value.
+    pub(super) fn of(&mut self, link: &Link) -> Result<Rc<Route>, ScriptError> {
+        let devices = [link.from.device, link.to.device];
+        let ends = Ends { devices, types: self.types(link)? };
+        if let Some((_, known)) = self.known.iter().find(|(other, _)| *other == ends) {
+            return Ok(known.clone());
+        }
+        let [from, to] = devices.map(|device| &self.devices[device]);
+        let [made, read] = ends.types;
+        let found = Rc::new(route((made, from), (read, to))?);
+        self.known.push((ends, found.clone()));
+        Ok(found)
+    }
+
+    /// The types in which a value is made and read.
+    fn types(&self, link: &Link) -> Result<[&'a TensorType; 2], ScriptError> {
+        let program = |at: Point| -> &'a Program {
+            let Device { compiled, turns, .. } = self.devices[at.device];
+            let instance = &self.model.instances()[turns[at.turn].instance];
+            compiled.program(instance.segment, turns[at.turn].part)
+        };
+        let (giver, reader) = (program(link.from), program(link.to));
+        let made = giver.outputs().iter().find(|p| p.name == link.port);
+        let read = reader.inputs().iter().find(|p| p.name == link.port);
+        match (made, read) {
+            (Some(made), Some(read)) => Ok([giver.ty(made.value), reader.ty(read.value)]),
+            _ => Err(ScriptError::Schedule(format!("`{}` has no giver or reader", link.buffer))),
+        }
+    }
+}
+
+/// The messages of a value, and what they bring.
+pub(super) struct Route {
+    /// The type in which it arrives: that of its reader, or slices of it.
+    pub(super) arrives: TensorType,
+    /// Bytes of it that arrive on a rank, with their padding.
+    pub(super) bytes: usize,
+    /// Gathers the slices, where it arrives in such.
+    pub(super) gather: Option<Program>,
+    /// What goes from whom to whom.
+    pieces: Vec<Piece>,
+}
+
+impl Route {
+    /// What a rank sends, or receives.
+    pub(super) fn messages(&self, way: Way, rank: usize, sending: bool) -> Vec<Message> {
+        let own = |piece: &&Piece| rank == if sending { piece.from } else { piece.to };
+        let message = |piece: &Piece| Message {
+            peer: if sending { piece.to } else { piece.from },
+            channel: match way {
+                Way::Forward => 0,
+                Way::Backward => 1,
+            },
+            dtype: self.arrives.dtype,
+            blocks: blocks(piece, sending),
+        };
+        self.pieces.iter().filter(own).map(message).collect()
+    }
+}
+
+/// The way that moves the fewest bytes between ranks of the two devices; of such the one with the fewest
+/// runs of elements, and the whole value before any slices.
+fn route(
+    (made, from): (&TensorType, &Device<'_>),
+    (read, to): (&TensorType, &Device<'_>),
+) -> Result<Route, ScriptError> {
+    let by = |arrives: &TensorType| edge(made, from.mesh, from.ranks, arrives, to.mesh, to.ranks);
+    let new = |arrives: TensorType, gather: Option<Program>, pieces: Vec<Piece>| {
+        let bytes = arrives.local_bytes(to.mesh);
+        Route { arrives, bytes, gather, pieces }
+    };
+    let mut best = new(read.clone(), None, by(read)?);
+    let copied = copied(read, to.mesh);
+    for dim in 0..read.shape.len() {
+        let Some(arrives) = sliced(read, dim, &copied, to.mesh) else { continue };
+        let pieces = by(&arrives)?;
+        if cost(&pieces, made) < cost(&best.pieces, made) {
+            let gather = Some(gather(&arrives, dim, &copied, to.mesh)?);
+            best = new(arrives, gather, pieces);
+        }
+    }
+    Ok(best)
+}
+
+/// Bytes that cross, then how many runs of elements they are.
+fn cost(pieces: &[Piece], ty: &TensorType) -> (usize, usize) {
+    (bytes(pieces, ty.dtype), pieces.iter().map(|piece| piece.runs.len()).sum())
+}
+
+/// The axes along which ranks hold the same.
+fn copied(ty: &TensorType, mesh: &Mesh) -> Vec<Axis> {
+    let axes = mesh.axes().filter(|&(_, size)| size > 1).map(|(axis, _)| axis);
+    axes.filter(|axis| ty.layout.all_axes().all(|used| used != *axis)).collect()
+}
+
+/// A type with its blocks cut along a dim, if they can be: as many parts as there are copies.
+fn sliced(ty: &TensorType, dim: usize, copied: &[Axis], mesh: &Mesh) -> Option<TensorType> {
+    let sharding = &ty.layout.dims()[dim];
+    // In other orders, the parts of a block would not lie together when they are gathered.
+    let in_order = sharding.axes.is_empty() || sharding.order == Order::Block;
+    if copied.is_empty() || !in_order {
+        return None;
+    }
+    let axes = sharding.axes.iter().chain(copied).copied().collect();
+    let arrives = ty.with_layout(ty.layout.with_axes(dim, axes).ok()?);
+    arrives.check(mesh).is_ok().then_some(arrives)
+}
+
+fn gather(
+    arrives: &TensorType,
+    dim: usize,
+    axes: &[Axis],
+    mesh: &Mesh,
+) -> Result<Program, ScriptError> {
+    let b = Builder::on("gather", arrives.dtype, mesh.clone());
+    let slice = b.input("slice", Role::Boundary, arrives.clone());
+    let all = Collective::new(CollectiveKind::AllGather { dim }, axes.to_vec());
+    b.port("whole", Role::Boundary, b.apply(all, &[slice]));
+    Ok(b.finish()?)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+mod tests {
+    use phalanx_spmd::Sharing;
+
+    use super::*;
+    use crate::build::Compiled;
+
+    static NOBODY: Sharing = Sharing::none();
+
+    /// How a value of this type on a mesh comes to that of another device, and the bytes that cross.
+    fn between(a: (&str, &str), b: (&str, &str), first: usize) -> (String, usize) {
+        let compiled = Compiled { phases: Vec::new() };
+        let parse = |(ty, mesh): (&str, &str)| {
+            let mesh: Mesh = mesh.parse().unwrap();
+            (TensorType::parse(ty, &mesh).unwrap(), mesh)
+        };
+        let ((made, mesh_a), (read, mesh_b)) = (parse(a), parse(b));
+        let ranks_a: Vec<usize> = (0..mesh_a.ranks()).collect();
+        let ranks_b: Vec<usize> = (first..first + mesh_b.ranks()).collect();
+        let device =
+            |mesh, ranks| Device { compiled: &compiled, turns: &[], mesh, sharing: &NOBODY, ranks };
+        let (from, to) = (device(&mesh_a, &ranks_a[..]), device(&mesh_b, &ranks_b[..]));
+        let found = route((&made, &from), (&read, &to)).unwrap();
+        match &found.gather {
+            None => assert_eq!(found.arrives, read),
+            Some(gather) => assert_eq!(gather.ty(gather.outputs()[0].value), &read),
+        }
+        (found.arrives.to_string(), bytes(&found.pieces, made.dtype))
+    }
+
+    #[test]
+    fn what_ranks_hold_alike_crosses_once() {
+        let whole = |dims: [usize; 3]| dims.iter().product::<usize>() * 4;
+        for (a, b, arrives, moved) in [
+            // Along the first dim that divides: its slices lie in one piece.
+            (("f32[4,8,5]", "tp=2"), ("f32[4,8,5]", "tp=4"), "f32[4,8,5]{0:tp}", whole([4, 8, 5])),
+            (("f32[3,8,5]", "tp=2"), ("f32[3,8,5]", "tp=4"), "f32[3,8,5]{1:tp}", whole([3, 8, 5])),
+            (("f32[4,8,5]", "tp=4"), ("f32[4,8,5]", "tp=2"), "f32[4,8,5]{0:tp}", whole([4, 8, 5])),
+            // Beside what is in shards anyway.
+            (
+                ("f32[4,8,5]{0:dp}", "dp=2 tp=2"),
+                ("f32[4,8,5]{0:dp}", "dp=2 tp=2"),
+                "f32[4,8,5]{0:dp,tp}",
+                whole([4, 8, 5]),
+            ),
+            // Parts of a zigzag would not lie together.
+            (
+                ("f32[3,8,6]{1:cp@zigzag}", "cp=2 tp=2"),
+                ("f32[3,8,6]{1:cp@zigzag}", "cp=2 tp=2"),
+                "f32[3,8,6]{1:cp@zigzag 2:tp}",
+                whole([3, 8, 6]),
+            ),
+            // As the sender has it, rather than every part from everybody.
+            (
+                ("f32[4,8,5]{1:tp}", "tp=2"),
+                ("f32[4,8,5]", "tp=2"),
+                "f32[4,8,5]{1:tp}",
+                whole([4, 8, 5]),
+            ),
+            // Nothing divides: all of it, to each of both.
+            (("f32[3,7,5]", "tp=2"), ("f32[3,7,5]", "tp=2"), "f32[3,7,5]", 2 * whole([3, 7, 5])),
+            // Nobody holds the same.
+            (
+                ("f32[4,8,5]{1:tp}", "tp=2"),
+                ("f32[4,8,5]{1:tp}", "tp=4"),
+                "f32[4,8,5]{1:tp}",
+                whole([4, 8, 5]),
+            ),
+        ] {
+            assert_eq!(between(a, b, 10), (arrives.to_owned(), moved), "{a:?} to {b:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_rank_has_is_not_cut() {
+        let ty = ("f32[4,8,5]", "tp=2");
+        assert_eq!(between(ty, ty, 0), (ty.0.to_owned(), 0));
+    }
+}
