@@ -9,6 +9,9 @@
 //!
 //! Messages start in the order of their lane, as on any device, and go on by themselves: they end when
 //! something that needs them runs. So a schedule in which ranks wait for more than data stops here.
+//! Calls that meet other ranks are taken in the order in which they were issued, because that is how
+//! ranks know which of them belong together; and after all messages that were issued before, because a
+//! rank that waits in one of them sends nothing meanwhile.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use phalanx_ir::Program;
 use phalanx_ir::random::Stream;
+use phalanx_script::traffic::of_program;
 use phalanx_script::{Lane, Message, Slots};
 
 use crate::{Args, Engine, EngineError, Event, Span, Target, Way};
@@ -27,8 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub struct Late<E: Engine> {
     inner: E,
     queue: Vec<Call<E::Kernel>>,
-    /// Messages that were started, and their events in the inner engine.
-    started: Vec<(Call<E::Kernel>, Event)>,
+    started: Vec<Started<E::Kernel>>,
     next: u64,
     draws: u64,
     random: Stream,
@@ -45,13 +48,30 @@ struct Call<K> {
     after: BTreeSet<Event>,
 }
 
+/// A message or a collective that goes on by itself.
+struct Started<K> {
+    call: Call<K>,
+    /// Its event in the inner engine.
+    done: Event,
+    /// What it writes too early.
+    spoilt: Vec<Span>,
+}
+
 /// A kernel of the inner engine.
 pub struct LateKernel<K> {
     kernel: K,
-    /// Whether it is a message.
-    message: bool,
-    /// Whether other ranks run it too, and may wait for each other in it.
-    meets: bool,
+    with: With,
+}
+
+/// Who takes part in a kernel.
+#[derive(Clone, Copy, PartialEq)]
+enum With {
+    /// This rank alone.
+    Nobody,
+    /// One other rank, at the other end of a message.
+    Peer,
+    /// Ranks that run it too, and that may wait for each other in it.
+    Group,
 }
 
 impl<K> Call<K> {
@@ -103,65 +123,73 @@ impl<E: Engine> Late<E> {
         (0..self.queue.len()).filter(ready).collect()
     }
 
-    /// Runs a queued call; a message is only started.
+    /// Runs a queued call; what goes on by itself is only started.
     fn run(&mut self, index: usize) -> Result<(), EngineError> {
-        let Call { event, ref after, ref kernel, .. } = self.queue[index];
-        let (after, meets) = (after.clone(), kernel.meets);
+        let Call { event, ref after, .. } = self.queue[index];
+        let after = after.clone();
         // Waiting runs other calls; this one stays queued meanwhile, so that none takes it for done.
         after.into_iter().try_for_each(|event| self.end(event))?;
-        if meets {
-            // Whoever else comes may need a message from here first.
-            while let Some(index) = self.free(|call| call.kernel.message) {
-                self.run(index)?;
-            }
-        }
         let Some(index) = self.queue.iter().position(|call| call.event == event) else {
             return Ok(());
         };
         let call = self.queue.remove(index);
         self.poison_unsynchronised(&call)?;
+        let spoilt = self.overwritten(&call);
         let Call { inputs, outputs, workspace, .. } = &call;
         let args = Args { inputs, outputs, workspace: *workspace };
-        let LateKernel { kernel, message, .. } = &*call.kernel;
-        let lane = if *message { call.lane } else { Lane::Compute };
-        let done = self.inner.launch(kernel, &args, lane, &[])?;
-        if *message {
-            self.started.push((call, done));
-            return Ok(());
+        // Alone it has no lane to keep up with.
+        let lane = if call.kernel.with == With::Nobody { Lane::Compute } else { call.lane };
+        let done = self.inner.launch(&call.kernel.kernel, &args, lane, &[])?;
+        let started = Started { call, done, spoilt };
+        if lane == Lane::Compute {
+            return self.finish(started);
         }
-        self.inner.wait(done)?;
-        self.poison_overwritten(&call)
+        self.started.push(started);
+        Ok(())
     }
 
-    /// Whether no message before it in its lane is still to be started.
+    /// Whether those that other ranks know by their order are in it.
     fn is_next(&self, index: usize) -> bool {
-        let call = &self.queue[index];
-        !call.kernel.message || self.queue[..index].iter().all(|c| c.lane != call.lane)
+        let (call, before) = (&self.queue[index], &self.queue[..index]);
+        match call.kernel.with {
+            With::Nobody => true,
+            With::Peer => before.iter().all(|c| c.lane != call.lane),
+            With::Group => before.iter().all(|c| c.kernel.with == With::Nobody),
+        }
     }
 
-    /// Waits for a message that was started, if the event is one. Whoever is at its other end may need
+    /// Waits for what was started, if the event is its. Whoever is at its other end may need
     /// something from here first, so whatever can run without it does.
     fn end(&mut self, event: Event) -> Result<(), EngineError> {
-        while let Some(at) = self.started.iter().position(|(call, _)| call.event == event) {
-            match self.free(|_| true) {
+        while let Some(at) = self.started.iter().position(|s| s.call.event == event) {
+            match self.free() {
                 Some(index) => self.run(index)?,
                 None => {
                     let at = self.first_over(at)?;
-                    let (_, done) = self.started.swap_remove(at);
-                    self.inner.wait(done)?;
+                    let started = self.started.swap_remove(at);
+                    self.finish(started)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// The message that is over first, whichever it is, for something may go on with it; after a while
-    /// the one that is asked for, about which the inner engine then complains.
+    /// Waits for a call in the inner engine, and leaves poison where it wrote too early.
+    fn finish(
+        &mut self,
+        Started { done, spoilt, .. }: Started<E::Kernel>,
+    ) -> Result<(), EngineError> {
+        self.inner.wait(done)?;
+        spoilt.into_iter().try_for_each(|span| self.poison(span))
+    }
+
+    /// What is over first, whichever it is, for something may go on with it; after a while what is asked
+    /// for, about which the inner engine then complains.
     fn first_over(&mut self, asked: usize) -> Result<usize, EngineError> {
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
             for at in 0..self.started.len() {
-                if self.inner.is_over(self.started[at].1)? {
+                if self.inner.is_over(self.started[at].done)? {
                     return Ok(at);
                 }
             }
@@ -170,20 +198,20 @@ impl<E: Engine> Late<E> {
         Ok(asked)
     }
 
-    /// A queued call that may run now, and that waits for no message.
-    fn free(&self, chosen: impl Fn(&Call<E::Kernel>) -> bool) -> Option<usize> {
+    /// A queued call that may run now, and that waits for nothing that was started.
+    fn free(&self) -> Option<usize> {
         let waits = |call: &Call<E::Kernel>| {
-            self.started.iter().any(|(started, _)| call.after.contains(&started.event))
+            self.started.iter().any(|started| call.after.contains(&started.call.event))
         };
-        self.ready().into_iter().find(|&i| chosen(&self.queue[i]) && !waits(&self.queue[i]))
+        self.ready().into_iter().find(|&i| !waits(&self.queue[i]))
     }
 
-    /// Earlier calls that are queued, or messages that are under way, which this call did not wait for.
+    /// Earlier calls that are queued, or under way, which this call did not wait for.
     fn others<'a>(
         &'a self,
         call: &'a Call<E::Kernel>,
     ) -> impl Iterator<Item = &'a Call<E::Kernel>> + 'a {
-        let started = self.started.iter().map(|(started, _)| started);
+        let started = self.started.iter().map(|started| &started.call);
         self.queue.iter().chain(started).filter(|c| c.event < call.event)
     }
 
@@ -192,23 +220,21 @@ impl<E: Engine> Late<E> {
         let added = call.outputs.iter().filter(|t| t.add).map(|t| t.span);
         for span in call.inputs.iter().copied().chain(added) {
             if self.others(call).any(|c| c.writes(&span)) {
-                self.poisoned += 1;
-                self.inner.upload(span.offset, &vec![0xFF; span.bytes])?;
+                self.poison(span)?;
             }
         }
         Ok(())
     }
 
-    /// What an earlier call that is still queued was to use, but this call has written over.
-    fn poison_overwritten(&mut self, call: &Call<E::Kernel>) -> Result<(), EngineError> {
-        let outputs = call.outputs.iter().map(|t| t.span);
-        for span in outputs.chain([call.workspace]) {
-            if self.others(call).any(|c| c.uses(&span)) {
-                self.poisoned += 1;
-                self.inner.upload(span.offset, &vec![0xFF; span.bytes])?;
-            }
-        }
-        Ok(())
+    /// What an earlier call that is still queued was to use, but this call writes over.
+    fn overwritten(&self, call: &Call<E::Kernel>) -> Vec<Span> {
+        let outputs = call.outputs.iter().map(|t| t.span).chain([call.workspace]);
+        outputs.filter(|span| self.others(call).any(|c| c.uses(span))).collect()
+    }
+
+    fn poison(&mut self, span: Span) -> Result<(), EngineError> {
+        self.poisoned += 1;
+        self.inner.upload(span.offset, &vec![0xFF; span.bytes])
     }
 }
 
@@ -226,7 +252,9 @@ impl<E: Engine> Engine for Late<E> {
         ranks: &[usize],
     ) -> Result<Self::Kernel, EngineError> {
         let kernel = self.inner.compile(program, slots, ranks)?;
-        Ok(Arc::new(LateKernel { kernel, message: false, meets: ranks.len() > 1 }))
+        // Where others take part does not depend on the rank.
+        let alone = of_program(program, 0).is_empty();
+        Ok(Arc::new(LateKernel { kernel, with: if alone { With::Nobody } else { With::Group } }))
     }
 
     fn connect(
@@ -236,7 +264,7 @@ impl<E: Engine> Engine for Late<E> {
         label: &str,
     ) -> Result<Self::Kernel, EngineError> {
         let kernel = self.inner.connect(messages, way, label)?;
-        Ok(Arc::new(LateKernel { kernel, message: true, meets: false }))
+        Ok(Arc::new(LateKernel { kernel, with: With::Peer }))
     }
 
     fn reserve(&mut self, bytes: usize) -> Result<(), EngineError> {

@@ -5,7 +5,7 @@
 //! the same numbers in the same way. [`run_on_ranks`] executes a partitioned program on simulated
 //! ranks, and [`threads`] on real ones, each with an engine; [`cases`] makes random ones and makes
 //! failures smaller, [`checks`] compares them with the interpreter, and [`layouts`] makes those of one
-//! instruction. [`suite`] is what every engine must pass; [`Errors`] is the one measure by which
+//! instruction. [`suite`] is what every engine must pass, [`Wrapped`] an engine around another one; [`Errors`] is the one measure by which
 //! results are compared. No crate that users run depends on this one.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test that fails should stop")]
@@ -23,6 +23,7 @@ mod small;
 pub mod suite;
 mod tensors;
 pub mod threads;
+mod wrapped;
 
 pub use compile::{compile, optimise};
 pub use errors::{Errors, worst};
@@ -31,3 +32,4 @@ pub use rig::{Batch, Rig, Setup};
 pub use seeds::{Seeds, asked_seeds};
 pub use small::{VOCAB, gpt, llama, mlp, tiny};
 pub use tensors::{ids, normal, tensor};
+pub use wrapped::{Launch, Meddles, NamedKernel, Wrapped};

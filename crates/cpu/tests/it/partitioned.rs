@@ -26,6 +26,7 @@ fn check(chooser: Chooser) {
         on_threads(&trial.whole, &trial.parts, trial.seed, crew)
     });
     let tally = found.unwrap_or_else(|found| panic!("{found}"));
+    println!("{} cases, with {:?}", tally.ran, tally.with);
     assert!(tally.ran >= seeds.at_least, "{} of {} ran: {tally:#?}", tally.ran, seeds.at_least);
 }
 

@@ -1,74 +1,31 @@
 //! An engine that forgets what calls should wait for: what an executor with a missing edge asks.
 
-use phalanx_engine::{Args, Engine, EngineError, Event};
-use phalanx_ir::Program;
-use phalanx_script::{Lane, Slots};
+use phalanx_engine::{Engine, EngineError, Event};
+use phalanx_testing::{Launch, Meddles, Wrapped};
 
-/// Passes calls on, but drops the events that some of them name.
-pub(crate) struct Forgetful<E> {
-    pub(crate) inner: E,
+/// Drops the events that some calls name.
+pub(crate) struct Forgetful<F> {
     /// Whether the call of this number, from 0, loses its events.
-    pub(crate) forgets: Box<dyn Fn(usize) -> bool>,
+    forgets: F,
     calls: usize,
 }
 
-impl<E> Forgetful<E> {
-    pub(crate) fn new(inner: E, forgets: impl Fn(usize) -> bool + 'static) -> Self {
-        let forgets = Box::new(forgets);
-        Self { inner, forgets, calls: 0 }
+impl<F: Fn(usize) -> bool> Forgetful<F> {
+    pub(crate) fn around<E: Engine>(inner: E, forgets: F) -> Wrapped<E, Self> {
+        Wrapped::new(inner, Self { forgets, calls: 0 })
     }
 }
 
-impl<E: Engine> Engine for Forgetful<E> {
-    type Kernel = E::Kernel;
-
-    fn name(&self) -> &'static str {
-        "forgetful"
-    }
-
-    fn compile(
-        &mut self,
-        program: &Program,
-        slots: &Slots,
-        ranks: &[usize],
-    ) -> Result<E::Kernel, EngineError> {
-        self.inner.compile(program, slots, ranks)
-    }
-
-    fn reserve(&mut self, bytes: usize) -> Result<(), EngineError> {
-        self.inner.reserve(bytes)
-    }
-
+impl<E: Engine, F: Fn(usize) -> bool> Meddles<E> for Forgetful<F> {
     fn launch(
         &mut self,
-        kernel: &E::Kernel,
-        args: &Args<'_>,
-        lane: Lane,
-        after: &[Event],
+        engine: &mut E,
+        call: &Launch<'_, E::Kernel>,
     ) -> Result<Event, EngineError> {
         self.calls += 1;
-        let kept = if (self.forgets)(self.calls - 1) { &[] } else { after };
-        self.inner.launch(kernel, args, lane, kept)
-    }
-
-    fn wait(&mut self, event: Event) -> Result<(), EngineError> {
-        self.inner.wait(event)
-    }
-
-    fn upload(&mut self, offset: usize, bytes: &[u8]) -> Result<(), EngineError> {
-        self.inner.upload(offset, bytes)
-    }
-
-    fn download(&mut self, offset: usize, out: &mut [u8]) -> Result<(), EngineError> {
-        self.inner.download(offset, out)
-    }
-
-    fn launch_observed(
-        &mut self,
-        kernel: &E::Kernel,
-        args: &Args<'_>,
-        pattern: u8,
-    ) -> Result<Option<Vec<Vec<bool>>>, EngineError> {
-        self.inner.launch_observed(kernel, args, pattern)
+        match (self.forgets)(self.calls - 1) {
+            true => call.unordered_on(engine),
+            false => call.on(engine),
+        }
     }
 }

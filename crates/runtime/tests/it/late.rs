@@ -44,7 +44,7 @@ fn late_calls_keep_the_bits() {
 fn an_executor_that_names_no_events_is_found_out() {
     for seed in 0..4 {
         let late = Late::new(ReferenceEngine::new(), seed);
-        let mut rig = rig(Forgetful::new(late, |_| true));
+        let mut rig = rig(Forgetful::around(late, |_| true));
         let (loss, norm) = step(&mut rig);
         assert!(rig.executor().engine().inner.poisoned_reads() > 0);
         assert!(loss.is_nan() || norm.is_nan(), "seed {seed}: {loss}, {norm}");
@@ -94,7 +94,7 @@ fn a_single_missing_edge_is_found_out() {
     for missing in (1..actions).step_by(7) {
         let found = (0..12).any(|seed| {
             let late = Late::new(ReferenceEngine::new(), seed);
-            let mut rig = rig(Forgetful::new(late, move |call| call == missing));
+            let mut rig = rig(Forgetful::around(late, move |call| call == missing));
             step(&mut rig);
             rig.executor().engine().inner.poisoned_reads() > 0
         });

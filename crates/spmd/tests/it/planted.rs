@@ -8,7 +8,7 @@ use phalanx_testing::checks::with_bug;
 
 /// Every bug, within how many cases it must be found, and how many instructions the forward program
 /// of the smallest case may have.
-const BUGS: [(Bug, usize, usize); 23] = [
+const BUGS: [(Bug, usize, usize); 25] = [
     (Bug::GatherOrder, 10, 1),
     (Bug::ScatterOrder, 10, 1),
     (Bug::ExchangeOrder, 10, 1),
@@ -22,12 +22,15 @@ const BUGS: [(Bug, usize, usize); 23] = [
     (Bug::DoubledShare, 10, 1),
     (Bug::PaddingCounts, 50, 3),
     (Bug::LocalMask, 50, 1),
-    (Bug::LocalStatistics, 10, 1),
+    (Bug::LocalPositions, 50, 3),
+    // A loss is three.
+    (Bug::LocalStatistics, 10, 3),
     (Bug::LostSum, 10, 1),
     (Bug::SumTwice, 10, 1),
     (Bug::ProductOfPartials, 300, 4),
     (Bug::FunctionOfPartial, 600, 3),
     (Bug::PartialPlusWhole, 20, 3),
+    (Bug::PartialBesideWhole, 300, 4),
     (Bug::GradientNotPartial, 10, 1),
     (Bug::MergedAxesReversed, 10, 1),
     (Bug::WrongPartOfAxis, 20, 3),

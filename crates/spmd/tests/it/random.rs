@@ -16,6 +16,7 @@ fn check(chooser: Chooser) {
         on_simulated_ranks(&trial.whole, &trial.parts, trial.seed)
     });
     let tally = found.unwrap_or_else(|found| panic!("{found}"));
+    println!("{} cases, with {:?}", tally.ran, tally.with);
     assert!(tally.ran >= seeds.at_least, "{} of {} ran: {tally:#?}", tally.ran, seeds.at_least);
 }
 

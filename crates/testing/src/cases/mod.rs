@@ -59,6 +59,8 @@ pub fn numbers(joint: &Program, seed: u64) -> BTreeMap<String, Tensor> {
 
 #[cfg(test)]
 mod tests {
+    use phalanx_ir::OpDef;
+
     use super::*;
 
     /// What the cases are said to cover, they cover often.
@@ -72,6 +74,7 @@ mod tests {
             let Ok(Trial { case, parts, .. }) = trial else { continue };
             ran += 1;
             let types = parts.program.values();
+            let has = |name: &str| case.forward.instrs().iter().any(|i| i.op.name() == name);
             let corners = [
                 ("eight ranks", case.mesh.ranks() == 8),
                 ("three axes", case.mesh.axes().count() == 3),
@@ -82,16 +85,15 @@ mod tests {
                 ),
                 ("padding", types.iter().any(|ty| ty.padded() != ty.shape)),
                 ("a loss", case.forward.output_named("loss").is_some()),
+                ("a rotation", has("rotary")),
+                ("parts put together", has("concat")),
             ];
-            for (corner, _) in corners.iter().filter(|(_, is)| *is) {
-                *seen.entry(corner).or_default() += 1;
+            for (corner, is) in corners {
+                *seen.entry(corner).or_default() += usize::from(is);
             }
         }
         assert!(ran >= 360, "{ran}");
-        for corner in
-            ["eight ranks", "three axes", "a split axis", "two axes on a dim", "padding", "a loss"]
-        {
-            let count = seen.get(corner).copied().unwrap_or(0);
+        for (corner, &count) in &seen {
             assert!(count >= ran / 20, "{corner} in {count} of {ran} cases: {seen:?}");
         }
         println!("{ran} {seen:?}");

@@ -60,8 +60,20 @@ impl Recipe {
                 all.push(Self { sizes, ..self.clone() });
             }
         }
+        for steps in without_rows(&self.steps) {
+            all.push(Self { steps, ..self.clone() });
+        }
         all
     }
+}
+
+/// A list without two or more items in a row, for every such row, the longest first. A step reads one of
+/// the values just before it, so where none can be left out by itself two of them sometimes can.
+fn without_rows<T: Clone>(items: &[T]) -> Vec<Vec<T>> {
+    let rows = (2..=items.len()).rev();
+    rows.flat_map(|row| (0..=items.len() - row).rev().map(move |start| (start, start + row)))
+        .map(|(start, end)| [&items[..start], &items[end..]].concat())
+        .collect()
 }
 
 /// A list without all, a half, a quarter … and one of its items.

@@ -1,9 +1,12 @@
 //! The steps of random programs: every family of ops, on any value that it takes.
 
-use phalanx_ir::ops::{AttentionKind, Reshape, Transpose};
+use phalanx_ir::ops::{AttentionKind, Reshape, RopeScaling, Rotary, Transpose};
 use phalanx_ir::{Builder, DType, Role, Tensor as Value, TensorType};
 
 use super::dice::Dice;
+
+/// The longest dim that is put together of parts.
+const LONGEST: usize = 16;
 
 /// Makes one step of a program with dice of its own.
 pub(super) struct Maker<'b> {
@@ -22,7 +25,7 @@ impl<'b> Maker<'b> {
         let shape = x.shape();
         let (rank, last) = (shape.len(), shape.last().copied().unwrap_or(1));
         let alike: Vec<Value<'b>> = pool.iter().copied().filter(|y| y.shape() == shape).collect();
-        Some(match self.dice.below(22) {
+        Some(match self.dice.below(24) {
             0..=3 if rank > 0 => {
                 let to = self.dice.pick(&[2, 3, 4, 4, 5, 6, 8]);
                 let w = self.param(&[last, to]);
@@ -61,6 +64,8 @@ impl<'b> Maker<'b> {
             16 => x.dropout(0.3),
             17 if rank > 0 && last > 2 => x.slice(rank - 1, 1, last - 1),
             18 => x.max(x.scale(0.3)),
+            22 if rank > 0 => self.concatenated(x, pool)?,
+            23 if matches!(rank, 3 | 4) && last.is_multiple_of(2) => self.rotated(x),
             _ => return None,
         })
     }
@@ -101,6 +106,47 @@ impl<'b> Maker<'b> {
         Some(self.b.apply(Reshape { shape }, &[x]))
     }
 
+    /// With up to two others that are alike but for one dim; it may be one of them itself.
+    fn concatenated(&mut self, x: Value<'b>, pool: &[Value<'b>]) -> Option<Value<'b>> {
+        let shape = x.shape();
+        let dim = self.dice.below(shape.len());
+        let without = |mut shape: Vec<usize>| {
+            shape[dim] = 0;
+            shape
+        };
+        let fits = |y: &&Value<'b>| {
+            y.shape().len() == shape.len() && without(y.shape()) == without(shape.clone())
+        };
+        let fitting: Vec<Value<'b>> = pool.iter().filter(fits).copied().collect();
+        let mut parts = vec![x];
+        for _ in 0..1 + self.dice.below(2) {
+            let part = self.dice.pick(&fitting);
+            parts.insert(self.dice.below(parts.len() + 1), part);
+        }
+        // What doubles again and again makes cases slow, not hard.
+        let size: usize = parts.iter().map(|part| part.shape()[dim]).sum();
+        (size <= LONGEST).then(|| self.b.concat(&parts, dim))
+    }
+
+    /// In heads, if it has none yet.
+    fn rotated(&mut self, x: Value<'b>) -> Value<'b> {
+        let (shape, rotary) = (x.shape(), self.rotary());
+        if let [batch, seq, width] = shape[..] {
+            let heads = if width.is_multiple_of(4) { self.dice.pick(&[1, 2]) } else { 1 };
+            return x
+                .reshape([batch, seq, heads, width / heads])
+                .rotary(rotary)
+                .reshape([batch, seq, width]);
+        }
+        x.rotary(rotary)
+    }
+
+    /// Positions turn by large angles, so that a wrong one shows.
+    fn rotary(&mut self) -> Rotary {
+        let scaling = self.dice.pick(&[RopeScaling::None, RopeScaling::Linear { factor: 2.0 }]);
+        Rotary { theta: self.dice.pick(&[10.0, 10_000.0]), scaling, inverse: false }
+    }
+
     fn attention(&mut self, x: Value<'b>) -> Value<'b> {
         let shape = x.shape();
         let (heads, kv, size) =
@@ -111,7 +157,11 @@ impl<'b> Maker<'b> {
             let w = self.param(&[shape[2], n * size]);
             x.matmul(w).reshape([shape[0], shape[1], n, size])
         };
-        let (q, k, v) = (project(heads), project(kv), project(kv));
+        let (mut q, mut k, v) = (project(heads), project(kv), project(kv));
+        if self.dice.percent(50) {
+            let rotary = self.rotary();
+            (q, k) = (q.rotary(rotary), k.rotary(rotary));
+        }
         let o = q.attention(k, v, kind, dropout);
         o.reshape([shape[0], shape[1], heads * size])
     }

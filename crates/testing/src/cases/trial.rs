@@ -1,11 +1,11 @@
 //! Trying cases: partitioned one way or the other, checked by somebody, made smaller if they fail.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use phalanx_autodiff::{Joint, joint};
-use phalanx_ir::DType;
+use phalanx_ir::{DType, OpDef};
 use phalanx_spmd::{Costs, SpmdError, partition, partition_by};
 
 use super::Case;
@@ -58,8 +58,19 @@ impl Trial {
 pub struct Tally {
     /// Cases that were partitioned and checked.
     pub ran: usize,
+    /// In how many of them the forward program has each op.
+    pub with: BTreeMap<&'static str, usize>,
     /// The beginnings of refusals, and how many began so.
     pub refused: BTreeMap<String, usize>,
+}
+
+impl Tally {
+    fn passed(&mut self, recipe: Option<&Recipe>) {
+        self.ran += 1;
+        let Some(Ok(case)) = recipe.map(Recipe::case) else { return };
+        let ops: BTreeSet<&str> = case.forward.instrs().iter().map(|i| i.op.name()).collect();
+        ops.into_iter().for_each(|op| *self.with.entry(op).or_default() += 1);
+    }
 }
 
 /// A case that fails, as small as it could be made.
@@ -122,7 +133,7 @@ pub fn try_seeds(
             Err(error) => (Outcome::Refused(error.to_string()), None),
         };
         match outcome {
-            (Outcome::Passed, _) => tally.ran += 1,
+            (Outcome::Passed, recipe) => tally.passed(recipe.as_ref()),
             (Outcome::Failed(why), Some(recipe)) => {
                 return Err(Box::new(smallest(recipe, why, tally.ran, chooser, &mut check)));
             }

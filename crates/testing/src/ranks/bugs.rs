@@ -40,6 +40,8 @@ pub enum Bug {
     PaddingCounts,
     /// The mask of a dropout is drawn by the local place of an element.
     LocalMask,
+    /// Rotary embeddings take the local place of an element for its position.
+    LocalPositions,
     /// Softmax, norms and cross-entropy look at the local part of a sharded dim alone.
     LocalStatistics,
     /// A sum is not taken.
@@ -52,6 +54,8 @@ pub enum Bug {
     FunctionOfPartial,
     /// A whole value is added to a partial sum, and that is summed then.
     PartialPlusWhole,
+    /// A partial sum is put beside whole values, and that is summed then.
+    PartialBesideWhole,
     /// The partial gradient of a parameter is taken for a complete one.
     GradientNotPartial,
     /// A collective over several axes takes them in the reverse order.
@@ -88,6 +92,9 @@ impl Bug {
             Bug::PartialPlusWhole => {
                 late(program, |instr, summed| is_binary(instr, BinaryKind::Add) && summed == 1)
             }
+            Bug::PartialBesideWhole => late(program, |instr, summed| {
+                matches!(instr.op, Op::Concat(_)) && summed < instr.inputs.len()
+            }),
             Bug::GradientNotPartial => gradient_not_partial(program),
             Bug::StaleLayout => stale(program),
             _ => Some(program.clone()),

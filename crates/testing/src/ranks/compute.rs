@@ -49,7 +49,7 @@ fn joined_axes(op: &Op, rule: &Rule, assignment: &[Sharding], bug: Option<Bug>) 
         Op::Embedding(_) | Op::EmbeddingGrad(_) | Op::CrossEntropyGrad(_) => &["v"],
         Op::Attention(a) if !a.drops() => &["s"],
         Op::AttentionGrad(a) if !a.of.drops() => &["s"],
-        Op::Rotary(_) => &["s"],
+        Op::Rotary(_) if bug != Some(Bug::LocalPositions) => &["s"],
         _ => &[],
     };
     let all = matches!(op, Op::Dropout(_) if bug != Some(Bug::LocalMask))

@@ -9,12 +9,12 @@ use std::path::PathBuf;
 
 use phalanx_comm::Options;
 use phalanx_ir::random::Stream;
-use phalanx_pipeline::Named;
+use phalanx_pipeline::{Named, Warmup};
 use phalanx_spmd::strategies::{
     AllGatherKv, Ddp, Fsdp, Megatron, Sequence, Ulysses, WeightUpdateSharding, Zero,
 };
 use phalanx_train::config::Loaded;
-use phalanx_train::session::{Order, Parallel, Pipeline, SharedStrategy};
+use phalanx_train::session::{Parallel, Pipeline, SharedStrategy};
 use phalanx_train::verify::verify_as;
 
 use crate::support::{gpt, llama, on, settings, shared};
@@ -41,16 +41,20 @@ enum System {
     Microbatches,
     Bf16,
     Gpt2,
+    Naive,
+    GPipe,
     OneFOneB,
+    LongWarmup,
     Interleaved,
     BreadthFirst,
     ZbH1,
+    ZbH2,
     ZbV,
 }
 
 use System as S;
 
-const ALL: [(System, &str); 21] = [
+const ALL: [(System, &str); 25] = [
     (S::Ddp, "ddp"),
     (S::Zero1, "zero-1"),
     (S::Zero2, "zero-2"),
@@ -67,10 +71,14 @@ const ALL: [(System, &str); 21] = [
     (S::Microbatches, "mb"),
     (S::Bf16, "bf16"),
     (S::Gpt2, "gpt2"),
+    (S::Naive, "naive"),
+    (S::GPipe, "gpipe"),
     (S::OneFOneB, "1f1b"),
+    (S::LongWarmup, "1f1b-pb"),
     (S::Interleaved, "interleaved"),
     (S::BreadthFirst, "breadth-first"),
     (S::ZbH1, "zb-h1"),
+    (S::ZbH2, "zb-h2"),
     (S::ZbV, "zb-v"),
 ];
 
@@ -85,20 +93,18 @@ impl System {
     }
 
     /// The pipeline that it is.
-    fn pipeline(self) -> Option<Named> {
-        match self {
-            S::OneFOneB => Some(Named::OneFOneB),
-            S::Interleaved => Some(Named::Interleaved),
-            S::BreadthFirst => Some(Named::BreadthFirst),
-            S::ZbH1 => Some(Named::ZbH1),
-            S::ZbV => Some(Named::ZbV),
-            _ => None,
-        }
+    fn pipeline(self) -> Option<Pipeline> {
+        let (order, warmup) = match self {
+            // 1F1B is the only schedule that has a choice of warm-up.
+            S::LongWarmup => (Named::OneFOneB, Warmup::Pb),
+            _ => (Named::ALL.into_iter().find(|named| named.name() == self.name())?, Warmup::Pa),
+        };
+        Some(Pipeline { order: order.into(), warmup, ..Pipeline::default() })
     }
 }
 
 /// The pipeline among some systems.
-fn pipeline(systems: &[System]) -> Option<Named> {
+fn pipeline(systems: &[System]) -> Option<Pipeline> {
     systems.iter().find_map(|system| system.pipeline())
 }
 
@@ -206,8 +212,7 @@ fn layout(systems: &[System]) -> Parallel {
     if axes.is_empty() {
         return Parallel::default();
     }
-    let order = Order::Named(pipeline(systems).unwrap_or(Named::OneFOneB));
-    let pipeline = Pipeline { order, ..Pipeline::default() };
+    let pipeline = pipeline(systems).unwrap_or_default();
     Parallel { pipeline, ..on(&axes.join(" "), strategies) }
 }
 
@@ -246,6 +251,14 @@ fn systems_compose() {
         "all" => everything(),
         seed => sample(seed.parse().expect("PHALANX_COMPOSITION is `all` or a seed")),
     }
+}
+
+/// A schedule that users can name has a row.
+#[test]
+fn every_schedule_is_a_system() {
+    let named = |schedule: Named| ALL.iter().any(|(_, name)| *name == schedule.name());
+    let missing: Vec<Named> = Named::ALL.into_iter().filter(|schedule| !named(*schedule)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 /// Runs every combination and writes the page.

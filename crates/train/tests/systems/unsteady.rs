@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use phalanx_engine::{Args, Engine, EngineError, Event, Way};
-use phalanx_ir::Program;
+use phalanx_engine::{Engine, EngineError, Event};
 use phalanx_ir::random::Stream;
-use phalanx_script::{Lane, Message, Slots};
+use phalanx_script::Lane;
+use phalanx_testing::{Launch, Meddles, Wrapped};
 
 /// What an unsteady engine does beside passing calls on.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -23,24 +23,23 @@ pub(crate) enum Habit {
 /// A call as it was issued: the lane, the program or message, and the place of its first operand.
 pub(crate) type Issued = (Lane, String, Option<usize>);
 
-/// Passes calls on to another engine, in its own time.
-pub(crate) struct Unsteady<E: Engine> {
-    inner: E,
+/// Launches calls in its own time.
+pub(crate) struct Unsteady {
     habit: Habit,
     random: Stream,
     draws: u64,
     pub(crate) issued: Vec<Issued>,
 }
 
-impl<E: Engine> Unsteady<E> {
+impl Unsteady {
     /// Wraps an engine of a rank.
-    pub(crate) fn new(inner: E, habit: Habit, rank: usize) -> Self {
+    pub(crate) fn around<E: Engine>(inner: E, habit: Habit, rank: usize) -> Wrapped<E, Self> {
         let seed = match habit {
             Habit::Hesitates(seed) => seed,
             _ => 0,
         };
         let random = Stream::named(seed * 64 + rank as u64, "unsteady engine");
-        Self { inner, habit, random, draws: 0, issued: Vec::new() }
+        Wrapped::new(inner, Self { habit, random, draws: 0, issued: Vec::new() })
     }
 
     fn below(&mut self, bound: u64) -> u64 {
@@ -58,73 +57,34 @@ impl<E: Engine> Unsteady<E> {
     }
 }
 
-impl<E: Engine> Engine for Unsteady<E> {
-    type Kernel = (E::Kernel, String);
-
-    fn name(&self) -> &'static str {
-        "unsteady"
-    }
-
-    fn compile(
-        &mut self,
-        program: &Program,
-        slots: &Slots,
-        ranks: &[usize],
-    ) -> Result<Self::Kernel, EngineError> {
-        Ok((self.inner.compile(program, slots, ranks)?, program.name.clone()))
-    }
-
-    fn connect(
-        &mut self,
-        messages: &[Message],
-        way: Way,
-        label: &str,
-    ) -> Result<Self::Kernel, EngineError> {
-        Ok((self.inner.connect(messages, way, label)?, label.to_owned()))
-    }
-
-    fn reserve(&mut self, bytes: usize) -> Result<(), EngineError> {
-        self.inner.reserve(bytes)
-    }
-
+impl<E: Engine> Meddles<E> for Unsteady {
     fn launch(
         &mut self,
-        kernel: &Self::Kernel,
-        args: &Args<'_>,
-        lane: Lane,
-        after: &[Event],
+        engine: &mut E,
+        call: &Launch<'_, E::Kernel>,
     ) -> Result<Event, EngineError> {
         if let Habit::Hesitates(_) = self.habit {
             self.hesitate();
         }
-        let spans = args.inputs.iter().chain(args.outputs.iter().map(|target| &target.span));
-        self.issued.push((lane, kernel.1.clone(), spans.map(|span| span.offset).next()));
-        let after = if self.habit == Habit::Forgetful { &[] } else { after };
-        let event = self.inner.launch(&kernel.0, args, lane, after)?;
-        if (self.habit, lane) == (Habit::Hasty, Lane::Receive) {
-            self.inner.wait(event)?;
+        let outputs = call.args.outputs.iter().map(|target| &target.span);
+        let place = call.args.inputs.iter().chain(outputs).map(|span| span.offset).next();
+        self.issued.push((call.lane, call.name.to_owned(), place));
+        if self.habit == Habit::Forgetful {
+            return call.unordered_on(engine);
+        }
+        let event = call.on(engine)?;
+        if (self.habit, call.lane) == (Habit::Hasty, Lane::Receive) {
+            engine.wait(event)?;
         }
         Ok(event)
     }
 
-    fn wait(&mut self, event: Event) -> Result<(), EngineError> {
-        self.inner.wait(event)
-    }
-
-    fn upload(&mut self, offset: usize, bytes: &[u8]) -> Result<(), EngineError> {
-        self.inner.upload(offset, bytes)
-    }
-
-    fn download(&mut self, offset: usize, out: &mut [u8]) -> Result<(), EngineError> {
-        self.inner.download(offset, out)
-    }
-
-    fn launch_observed(
-        &mut self,
-        kernel: &Self::Kernel,
-        args: &Args<'_>,
-        pattern: u8,
-    ) -> Result<Option<Vec<Vec<bool>>>, EngineError> {
-        self.inner.launch_observed(&kernel.0, args, pattern)
+    /// There are more ranks than cores: who looks in vain makes room for whom it waits for.
+    fn is_over(&mut self, engine: &mut E, event: Event) -> Result<bool, EngineError> {
+        let over = engine.is_over(event)?;
+        if !over {
+            std::thread::yield_now();
+        }
+        Ok(over)
     }
 }

@@ -1,0 +1,142 @@
+//! An engine around another one: every call is passed on, and somebody may meddle with launches and with
+//! looking for what has happened.
+
+use phalanx_engine::{Args, Engine, EngineError, Event, Way};
+use phalanx_ir::Program;
+use phalanx_script::{Lane, Message, Slots};
+
+/// What somebody does beside passing calls on.
+pub trait Meddles<E: Engine> {
+    /// Launches a call on the engine, as it is ([`Launch::on`]) or otherwise.
+    fn launch(
+        &mut self,
+        engine: &mut E,
+        call: &Launch<'_, E::Kernel>,
+    ) -> Result<Event, EngineError>;
+
+    /// Looks whether an event has happened.
+    fn is_over(&mut self, engine: &mut E, event: Event) -> Result<bool, EngineError> {
+        engine.is_over(event)
+    }
+}
+
+/// A call that is about to be launched.
+#[derive(Debug)]
+pub struct Launch<'a, K> {
+    /// The kernel of the inner engine.
+    pub kernel: &'a K,
+    /// The name of its program, or the label of its messages.
+    pub name: &'a str,
+    /// What it works on.
+    pub args: &'a Args<'a>,
+    /// Its lane.
+    pub lane: Lane,
+    /// What it waits for.
+    pub after: &'a [Event],
+}
+
+impl<K> Launch<'_, K> {
+    /// Launches it on an engine.
+    pub fn on<E: Engine<Kernel = K>>(&self, engine: &mut E) -> Result<Event, EngineError> {
+        engine.launch(self.kernel, self.args, self.lane, self.after)
+    }
+
+    /// Launches it without what it should wait for.
+    pub fn unordered_on<E: Engine<Kernel = K>>(
+        &self,
+        engine: &mut E,
+    ) -> Result<Event, EngineError> {
+        engine.launch(self.kernel, self.args, self.lane, &[])
+    }
+}
+
+/// An engine, and who meddles with it.
+#[derive(Debug)]
+pub struct Wrapped<E, M> {
+    /// The engine to which calls are passed on.
+    pub inner: E,
+    /// Who meddles.
+    pub meddler: M,
+}
+
+impl<E, M> Wrapped<E, M> {
+    /// Wraps an engine.
+    pub fn new(inner: E, meddler: M) -> Self {
+        Self { inner, meddler }
+    }
+}
+
+/// A kernel of the inner engine, with its name.
+#[derive(Debug)]
+pub struct NamedKernel<K> {
+    kernel: K,
+    name: String,
+}
+
+impl<E: Engine, M: Meddles<E>> Engine for Wrapped<E, M> {
+    type Kernel = NamedKernel<E::Kernel>;
+
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn compile(
+        &mut self,
+        program: &Program,
+        slots: &Slots,
+        ranks: &[usize],
+    ) -> Result<Self::Kernel, EngineError> {
+        let kernel = self.inner.compile(program, slots, ranks)?;
+        Ok(NamedKernel { kernel, name: program.name.clone() })
+    }
+
+    fn connect(
+        &mut self,
+        messages: &[Message],
+        way: Way,
+        label: &str,
+    ) -> Result<Self::Kernel, EngineError> {
+        let kernel = self.inner.connect(messages, way, label)?;
+        Ok(NamedKernel { kernel, name: label.to_owned() })
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<(), EngineError> {
+        self.inner.reserve(bytes)
+    }
+
+    fn launch(
+        &mut self,
+        kernel: &Self::Kernel,
+        args: &Args<'_>,
+        lane: Lane,
+        after: &[Event],
+    ) -> Result<Event, EngineError> {
+        let NamedKernel { kernel, name } = kernel;
+        self.meddler.launch(&mut self.inner, &Launch { kernel, name, args, lane, after })
+    }
+
+    fn wait(&mut self, event: Event) -> Result<(), EngineError> {
+        self.inner.wait(event)
+    }
+
+    fn is_over(&mut self, event: Event) -> Result<bool, EngineError> {
+        self.meddler.is_over(&mut self.inner, event)
+    }
+
+    fn upload(&mut self, offset: usize, bytes: &[u8]) -> Result<(), EngineError> {
+        self.inner.upload(offset, bytes)
+    }
+
+    fn download(&mut self, offset: usize, out: &mut [u8]) -> Result<(), EngineError> {
+        self.inner.download(offset, out)
+    }
+
+    fn launch_observed(
+        &mut self,
+        kernel: &Self::Kernel,
+        args: &Args<'_>,
+        pattern: u8,
+    ) -> Result<Option<Vec<Vec<bool>>>, EngineError> {
+        self.inner.launch_observed(&kernel.kernel, args, pattern)
+    }
+}
