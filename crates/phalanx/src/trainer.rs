@@ -206,6 +206,13 @@ impl<'a> Trainer<'a> {
         self
     }
 
+    /// Lets a stage of a pipeline keep its input alone: its forward is run again before the backward, as
+    /// in GPipe.
+    pub fn rematerialise(mut self) -> Self {
+        self.parallel.pipeline.rematerialise = true;
+        self
+    }
+
     /// The stages of a pipeline with a mesh each, where they differ: `["tp=2", "tp=4"]` are two stages on
     /// six ranks. They stand in place of [`Trainer::mesh`].
     pub fn stage_meshes<'m>(mut self, meshes: impl IntoIterator<Item = &'m str>) -> Self {

@@ -20,6 +20,12 @@ impl Schedule {
         self.expand(stages, true)
     }
 
+    /// Whether any backward comes so long after its forward that this one would be run again.
+    pub fn runs_again(&self) -> bool {
+        let stages: Vec<Range<usize>> = (0..self.placement().stages()).map(|s| s..s + 1).collect();
+        self.expand(&stages, true).iter().flatten().any(|turn| turn.part == Part::R)
+    }
+
     fn expand(&self, stages: &[Range<usize>], again: bool) -> Vec<Vec<script::Turn>> {
         let mut devices = vec![Vec::new(); self.devices()];
         for (at, turn) in self.all() {

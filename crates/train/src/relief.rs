@@ -3,10 +3,9 @@
 //! Each single change that might help is planned in full, in pure code and without memory. Those that
 //! fit come first, by what they cost in time; then those that help most.
 
-use phalanx_autodiff::Recompute;
 use phalanx_comm::Options;
 
-use crate::config::{Config, Count, Loaded, ZeroStage};
+use crate::config::{Config, Count, Loaded, Recompute, Setting, ZeroStage};
 use crate::error::{Error, Problem, Result};
 use crate::metrics::bytes;
 use crate::network::Network;
@@ -116,9 +115,11 @@ fn changes(config: &Config) -> Vec<(String, Config)> {
     }
     let parts = twice(config.train.microbatches);
     change(format!("train.microbatches = {parts}"), &|c| c.train.microbatches = parts);
-    if config.train.recompute != Recompute::Full {
-        let text = "train.recompute = \"full\"".to_owned();
-        change(text, &|c| c.train.recompute = Recompute::Full);
+    for policy in [Recompute::Full, Recompute::Stage] {
+        if config.train.recompute != policy {
+            let text = format!("train.recompute = {}", policy.write());
+            change(text, &|c| c.train.recompute = policy);
+        }
     }
     let tp = twice(config.parallel.tp);
     change(format!("parallel.tp = {tp}"), &|c| c.parallel.tp = tp);
@@ -148,8 +149,8 @@ fn together(config: &Config, planned: &[Planned]) -> Option<Config> {
             parallel.dp_shard = parallel.dp_shard.max(other.dp_shard);
         }
         all.train.microbatches = all.train.microbatches.max(changed.train.microbatches);
-        if changed.train.recompute == Recompute::Full {
-            all.train.recompute = Recompute::Full;
+        if changed.train.recompute != config.train.recompute {
+            all.train.recompute = changed.train.recompute;
         }
     }
     all.is_legal().then_some(all)

@@ -36,7 +36,7 @@ pub use precision::{Float, Precision};
 pub use run::{Run, RunName};
 pub use setting::{Bytes, Count, Fraction, NonNegative, Positive, Ratio, Setting};
 pub use sources::Sources;
-pub use train::Train;
+pub use train::{Recompute, Train};
 
 use crate::error::{Error, Place, Problem, Result};
 use values::{Given, Values};

@@ -3,12 +3,12 @@
 //! Whatever a user writes of a pipeline is done or refused. One stage is a pipeline too: its schedule
 //! says when micro-batches go forward and when back.
 
-use phalanx_pipeline::{Named, Shape, split};
+use phalanx_pipeline::{Named, Schedule, Shape, split};
 
 use super::parallel::{PipelineSchedule, PipelineSplit, PipelineWarmup};
 use super::setting::{Count, Setting};
 use super::values::Values;
-use super::{Config, ModelKind};
+use super::{Config, ModelKind, Recompute};
 use crate::error::Problem;
 
 const PP: &str = "parallel.pp";
@@ -45,7 +45,9 @@ impl Config {
         let built = named.build(shape.chunks(parallel.chunks.get()).warmup(parallel.warmup.into()));
         let keys = [SCHEDULE, PP, CHUNKS, WARMUP, "train.microbatches"];
         let legal = built.is_ok();
-        values.rule(&keys, legal, || built.err().map_or_else(|| Problem::new(""), Problem::from));
+        values.rule(&keys, legal, || {
+            built.clone().err().map_or_else(|| Problem::new(""), Problem::from)
+        });
         if legal && self.model.kind != ModelKind::Mlp {
             let (layers, chunks) = (self.model.layers.get(), parallel.chunks.get());
             let enough = split::enough_layers(layers, stages, chunks);
@@ -56,6 +58,23 @@ impl Config {
         if stages == 1 {
             self.check_one_device(named, values);
         }
+        if let Ok(schedule) = &built {
+            self.check_stages_again(schedule, values);
+        }
+    }
+
+    /// Where every backward follows its forward at once, there is nothing to run again.
+    fn check_stages_again(&self, schedule: &Schedule, values: &mut Values) {
+        let keys = ["train.recompute", PP, SCHEDULE];
+        let heard = self.train.recompute != Recompute::Stage || schedule.runs_again();
+        values.rule(&keys, heard, || {
+            let (name, pp) = (schedule.name(), self.parallel.pp);
+            Problem::new(format!(
+                "train.recompute = \"stage\" has no effect with {name} and {PP} = {pp}"
+            ))
+            .because("on every device a backward follows its forward, so it keeps one micro-batch at most")
+            .fix(format!("{PP} = 2 or more with another {SCHEDULE}, or train.recompute = \"full\""))
+        });
     }
 
     /// A table says by itself what a named schedule is told.

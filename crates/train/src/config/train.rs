@@ -1,7 +1,5 @@
 //! `[train]`: how long, on how much at a time.
 
-use phalanx_autodiff::Recompute;
-
 use super::key::section;
 use super::model::assignments;
 use super::setting::{Count, words};
@@ -24,8 +22,9 @@ section! {
         seq_len: Count = "128";
             aka "seq_length" "sequence_length" "max_seq_length" "encoder_seq_length" "T",
         /// What the backward pass computes again instead of keeping it. full: everything, from
-        /// each block's input. selective: the probabilities of a materialised attention; flash
-        /// attention keeps none, so with it selective changes nothing.
+        /// each block's input. stage: everything, from the input of a pipeline's stage. selective:
+        /// the probabilities of a materialised attention; flash attention keeps none, so with it
+        /// selective changes nothing.
         recompute: Recompute = "none";
             aka "recompute_granularity" "activation_checkpoint" "activation_checkpointing"
                 "gradient_checkpointing",
@@ -38,7 +37,34 @@ section! {
     }
 }
 
-words!(Recompute { None = "none", Selective = "selective", Full = "full", });
+/// What the backward pass computes again instead of keeping it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the setting's listing describes them")]
+pub enum Recompute {
+    None,
+    Selective,
+    Full,
+    Stage,
+}
+
+words!(Recompute {
+    None = "none",
+    Selective = "selective",
+    Full = "full",
+    Stage = "stage",
+});
+
+impl Recompute {
+    /// What a segment's backward computes again.
+    pub(crate) fn in_segments(self) -> phalanx_autodiff::Recompute {
+        match self {
+            // What a stage runs again, it keeps for the backward that follows.
+            Recompute::None | Recompute::Stage => phalanx_autodiff::Recompute::None,
+            Recompute::Selective => phalanx_autodiff::Recompute::Selective,
+            Recompute::Full => phalanx_autodiff::Recompute::Full,
+        }
+    }
+}
 
 impl Train {
     /// Tokens per step over all ranks.

@@ -22,6 +22,8 @@ pub struct Pipeline {
     pub warmup: Warmup,
     /// Which layers a stage gets.
     pub split: Split,
+    /// Whether a stage keeps its input alone and runs its forward again before the backward.
+    pub rematerialise: bool,
     /// The meshes of the devices, one after the other over the ranks, where they differ. Empty: each has
     /// the mesh without its axis `pp`.
     pub meshes: Vec<Mesh>,
@@ -69,6 +71,7 @@ impl Default for Pipeline {
             chunks: None,
             warmup: Warmup::Pa,
             split: Split::default(),
+            rematerialise: false,
             meshes: Vec::new(),
         }
     }
@@ -160,7 +163,10 @@ impl Pipeline {
         microbatches: usize,
     ) -> Result<Vec<Vec<Turn>>> {
         let (schedule, stages) = self.timetable(model, devices, microbatches)?;
-        Ok(schedule.instances(&stages))
+        Ok(match self.rematerialise {
+            true => schedule.instances_again(&stages),
+            false => schedule.instances(&stages),
+        })
     }
 
     /// The schedule, and the instances of each of its stages. One device is a pipeline of one stage:

@@ -153,18 +153,20 @@ impl Settings {
                 Optimizer::Sgd { momentum: optim.momentum.get(), nesterov: optim.nesterov, decay }
             }
         };
+        let mut parallel = Parallel::new(&config.parallel)?;
+        parallel.pipeline.rematerialise = config.train.recompute == config::Recompute::Stage;
         Ok(Settings {
             precision: precision(&config.precision),
             optimizer,
             clip: optim.clip.0.map(|norm| norm.get()),
             microbatches: config.train.microbatches.get(),
-            recompute: config.train.recompute,
+            recompute: config.train.recompute.in_segments(),
             seed: config.run.seed,
             memory_limit: match config.run.memory_limit {
                 Some(limit) => Some(MemoryLimit::Asked(limit.0)),
                 None => MemoryLimit::of_machine(),
             },
-            parallel: Parallel::new(&config.parallel)?,
+            parallel,
             threads: config.run.threads.get(),
         })
     }

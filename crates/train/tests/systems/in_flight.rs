@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_ir::{Port, Program, Role};
-use phalanx_pipeline::{Costs, Named, Shape, Times, simulate, split};
+use phalanx_pipeline::{Costs, Named, Shape, Timed, Times, simulate, split};
 use phalanx_script::{Category, Part, Turn, plan};
 use phalanx_train::config::Loaded;
 use phalanx_train::session::{Lowered, Order, Parallel, Pipeline, Split};
@@ -24,20 +24,34 @@ fn pipeline(named: Named, devices: usize) -> Parallel {
 }
 
 /// By device: the turns of instances in the order of the simulator's timeline.
-fn timeline(named: Named, devices: usize, microbatches: usize, layers: usize) -> Vec<Vec<Turn>> {
+fn timeline(case: &Case<'_>) -> Vec<Vec<Turn>> {
+    let (Case { named, devices, microbatches, .. }, layers) = (*case, case.layers());
     let schedule = named.build(Shape::new(devices, microbatches)).unwrap();
     let times = Times { f: 1.0, b: 1.0, w: 1.0 };
     let timeline = simulate(&schedule, &Costs::even(times, 0.0).unwrap()).unwrap();
     // An embedding in front of the layers, and a head behind them.
     let stages = schedule.placement().stages();
     let stages = split::by_count(1..layers + 1, layers + 2, stages).unwrap();
-    let expand = |timed: &phalanx_pipeline::Timed| -> Vec<Turn> {
-        let (part, microbatch) = (timed.turn.part, timed.turn.microbatch);
-        let turn = |instance| Turn { instance, part, microbatch };
-        let run = stages[timed.stage].clone();
-        if part == Part::F { run.map(turn).collect() } else { run.rev().map(turn).collect() }
+    let device = |turns: &Vec<Timed>| -> Vec<Turn> {
+        let mut list: Vec<Turn> = Vec::new();
+        for timed in turns {
+            let (part, microbatch) = (timed.turn.part, timed.turn.microbatch);
+            let of = |part| move |instance| Turn { instance, part, microbatch };
+            let run = stages[timed.stage].clone();
+            let last = of(Part::F)(run.end - 1);
+            match part {
+                Part::F => list.extend(run.map(of(part))),
+                // A stage that kept nothing goes forward again first.
+                Part::B | Part::BW if case.recompute == "stage" && list.last() != Some(&last) => {
+                    list.extend(run.clone().map(of(Part::R)));
+                    list.extend(run.rev().map(of(part)));
+                }
+                _ => list.extend(run.rev().map(of(part))),
+            }
+        }
+        list
     };
-    timeline.devices.iter().map(|turns| turns.iter().flat_map(expand).collect()).collect()
+    timeline.devices.iter().map(device).collect()
 }
 
 /// The head's forward and backward are one run where they follow each other, and nothing lies between.
@@ -78,30 +92,44 @@ fn most_kept(lowered: &Lowered, loaded: &Loaded, turns: &[Turn]) -> usize {
         let gives = |i: &usize| forward(*i).outputs_with(Role::Boundary).any(|p| p.name == name);
         (0..instance).rev().find(gives).unwrap()
     };
-    let mut kept: BTreeMap<(usize, String, usize), Kept> = BTreeMap::new();
+    // The last turn before this one that went forward through an instance.
+    let made = |instance: usize, mb: usize, now: usize| {
+        let forward = |t: &Turn| {
+            (t.instance, t.microbatch) == (instance, mb) && matches!(t.part, Part::F | Part::R)
+        };
+        turns[..now].iter().rposition(forward)
+    };
+    let first_pass = |instance: usize, mb: usize| {
+        let of = |t: &Turn| (t.instance, t.part, t.microbatch) == (instance, Part::F, mb);
+        turns.iter().position(of).unwrap()
+    };
+    // By instance, name, micro-batch, and the turn that made it.
+    let mut kept: BTreeMap<(usize, &str, usize, Option<usize>), Kept> = BTreeMap::new();
     for (now, turn) in turns.iter().enumerate() {
         let (own, mb) = (program(turn), turn.microbatch);
-        for port in own.outputs_with(Role::Residual) {
-            let value = Kept { bytes: bytes(own, port), first: now, last: now };
-            kept.insert((turn.instance, port.name.clone(), mb), value);
-        }
         for port in own.inputs_with(Role::Residual) {
-            kept.get_mut(&(turn.instance, port.name.clone(), mb)).unwrap().last = now;
-        }
-        if matches!(turn.part, Part::F | Part::FBW) {
-            continue;
+            // A forward gives it, or the backward whose weights' gradients come later.
+            let gives = |t: &Turn| {
+                (t.instance, t.microbatch) == (turn.instance, mb)
+                    && program(t).outputs_with(Role::Residual).any(|p| p.name == port.name)
+            };
+            let made = turns[..now].iter().rposition(gives).unwrap();
+            let fresh = Kept { bytes: bytes(own, port), first: made, last: now };
+            kept.entry((turn.instance, &port.name, mb, Some(made))).or_insert(fresh).last = now;
         }
         // A backward that reads what the instance before gave keeps it alive since then; or, if it
-        // came from another device, since its own forward.
+        // came from another device, since its own forward. So does a second forward with what comes
+        // from a first one.
         for port in own.inputs_with(Role::Boundary) {
             let giver = giver(turn.instance, &port.name);
-            let made = |instance: usize| {
-                let of = |t: &Turn| (t.instance, t.part, t.microbatch) == (instance, Part::F, mb);
-                turns.iter().position(of)
-            };
-            let first = made(giver).unwrap_or_else(|| made(turn.instance).unwrap());
+            let made = made(giver, mb, now);
+            let again = made.is_some_and(|at| turns[at].part == Part::R);
+            if matches!(turn.part, Part::F | Part::FBW) || (turn.part == Part::R && again) {
+                continue;
+            }
+            let first = made.unwrap_or_else(|| first_pass(turn.instance, mb));
             let fresh = Kept { bytes: bytes(own, port), first, last: now };
-            kept.entry((giver, port.name.clone(), mb)).or_insert(fresh).last = now;
+            kept.entry((giver, &port.name, mb, made)).or_insert(fresh).last = now;
         }
     }
     let at = |now: usize| {
@@ -112,6 +140,7 @@ fn most_kept(lowered: &Lowered, loaded: &Loaded, turns: &[Turn]) -> usize {
 }
 
 /// A pipeline on the ranks of a configuration, in which each device has as many.
+#[derive(Clone, Copy)]
 struct Case<'a> {
     named: Named,
     devices: usize,
@@ -138,16 +167,16 @@ impl Case<'_> {
     }
 
     fn layers(&self) -> usize {
-        self.devices * self.named.usual_chunks()
+        2 * self.devices * self.named.usual_chunks()
     }
 
     /// What a timeline counts is what is planned and what is written.
     fn check(&self) {
-        let Self { named, devices, microbatches, recompute, inside } = *self;
+        let Self { named, devices, recompute, inside, .. } = *self;
         let what = format!("{named}, {devices} devices of {inside:?}, recompute {recompute}");
         let (loaded, layers) = (self.loaded(), self.layers());
         let lowered = Lowered::new(&models(&loaded), settings(&loaded, None)).unwrap();
-        let timeline = timeline(named, devices, microbatches, layers);
+        let timeline = timeline(self);
         // Weights that are gathered for each run let no head turn around at once.
         let turned = |turns: &Vec<Turn>| match inside.contains(&"parallel.zero=3") {
             true => turns.clone(),
@@ -175,8 +204,11 @@ fn residuals_are_those_of_the_chunks_in_flight() {
     for (named, devices, microbatches) in
         Named::ALL.into_iter().flat_map(|n| [(n, 2, 4), (n, 3, 6)])
     {
-        for recompute in ["none", "selective", "full"] {
-            Case { named, devices, microbatches, recompute, inside: &[] }.check();
+        for recompute in ["none", "selective", "full", "stage"] {
+            // Where every backward follows its forward there is nothing to run again.
+            if (named, recompute) != (Named::Naive, "stage") {
+                Case { named, devices, microbatches, recompute, inside: &[] }.check();
+            }
         }
     }
 }

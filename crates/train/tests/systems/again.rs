@@ -1,0 +1,108 @@
+//! Stages that keep their input alone and run their forward again: the same training, in less memory.
+
+use phalanx_ir::{Port, Program, Role};
+use phalanx_pipeline::{Costs, Named, Shape, Times, simulate};
+use phalanx_script::{Category, Part, plan};
+use phalanx_train::config::{Config, Sources};
+use phalanx_train::session::Lowered;
+
+use crate::bits::trained;
+use crate::support::{agrees, gpt, llama, models, settings};
+
+/// Eight layers on two devices, so that every stage of every schedule has at least two.
+const SETS: [&str; 5] = [
+    "model.layers=8",
+    "parallel.pp=2",
+    "train.microbatches=4",
+    "parallel.split=count",
+    "train.recompute=stage",
+];
+
+#[test]
+fn stages_that_run_again_do_what_one_rank_does() {
+    let inside: [&[&str]; 6] = [
+        &[],
+        &["parallel.tp=2"],
+        &["parallel.tp=2", "parallel.sp=true"],
+        &["parallel.cp=2"],
+        &["parallel.dp=2", "parallel.zero=2"],
+        &["parallel.dp=2", "parallel.zero=3"],
+    ];
+    let all = Named::ALL.into_iter().filter(|named| *named != Named::Naive);
+    for (index, named) in all.enumerate() {
+        let schedule = format!("parallel.schedule={named}");
+        // Each schedule on some of the meshes, each mesh under some of the schedules.
+        for inside in inside.iter().skip(index % 2).step_by(2) {
+            let sets = [&SETS[..], &[&schedule], inside].concat();
+            agrees(&format!("{named}, {inside:?}"), &llama(&sets), None);
+        }
+        let sets = [&SETS[..], &[&schedule]].concat();
+        agrees(&format!("{named}, tied"), &gpt(&sets), None);
+    }
+}
+
+/// What is computed twice has the same bits both times.
+#[test]
+fn the_bits_are_those_of_keeping_everything() {
+    for named in [Named::GPipe, Named::OneFOneB, Named::ZbV, Named::BreadthFirst] {
+        let schedule = format!("parallel.schedule={named}");
+        let run = |recompute: &str| {
+            let sets = [&SETS[..4], &[&schedule, recompute, "precision.compute=f32"]].concat();
+            let mut session = trained(&llama(&sets), None, 3);
+            session.params().unwrap()
+        };
+        assert_eq!(run("train.recompute=stage"), run("train.recompute=none"), "{named}");
+    }
+}
+
+/// A device keeps as many inputs as the simulator counts micro-batches in flight, and the rest of one
+/// micro-batch: m inputs and a share in GPipe. That is what is planned and what is written.
+#[test]
+fn inputs_of_those_in_flight_and_the_rest_of_one() {
+    let (devices, microbatches) = (4, 8);
+    for named in [Named::GPipe, Named::OneFOneB] {
+        let schedule = format!("parallel.schedule={named}");
+        let loaded = llama(&[
+            "model.layers=8",
+            "parallel.pp=4",
+            "train.microbatches=8",
+            "parallel.split=count",
+            "train.recompute=stage",
+            &schedule,
+        ]);
+        let lowered = Lowered::new(&models(&loaded), settings(&loaded, None)).unwrap();
+        let layer = models(&loaded).train.instances()[1].segment;
+        let program = |part| lowered.compiled().program(layer, part);
+        let bytes = |p: &Program, port: &Port| p.ty(port.value).local_bytes(p.mesh());
+        let f = program(Part::F);
+        let input: usize = f.inputs_with(Role::Boundary).map(|p| bytes(f, p)).sum();
+        let residuals: usize = f.outputs_with(Role::Residual).map(|p| bytes(f, p)).sum();
+        let rest = 2 * residuals + input;
+        let timeline = named.build(Shape::new(devices, microbatches)).unwrap();
+        let times = Times { f: 1.0, b: 1.0, w: 1.0 };
+        let counted = simulate(&timeline, &Costs::even(times, 0.0).unwrap()).unwrap();
+        let written = trained(&loaded, None, 1).observe().unwrap();
+        for device in 1..devices - 1 {
+            let script = lowered.plan(device).unwrap().script;
+            let peak = plan(&script).unwrap().peak(Category::Residuals);
+            let in_flight = counted.peak_in_flight[device];
+            let of = |(category, _): &&(Category, usize)| *category == Category::Residuals;
+            let found = written[device].peaks.iter().find(of).unwrap().1;
+            assert_eq!(found, peak, "{named}, {device}");
+            assert_eq!(peak, in_flight * input + rest, "{named}, device {device}");
+        }
+    }
+}
+
+/// Nothing waits in a layer-wise model, nor on one device that goes there and back.
+#[test]
+fn what_has_no_effect_is_refused() {
+    for sets in [["parallel.pp=2", "parallel.schedule=naive"], ["parallel.pp=1", "model.layers=2"]]
+    {
+        let sets = [&SETS[2..3], &["train.recompute=stage"], &sets].concat();
+        let sources = sets.iter().fold(Sources::default().preset("tiny"), |s, set| s.set(*set));
+        let told = Config::load(&sources).unwrap_err().to_string();
+        assert!(told.contains("train.recompute = \"stage\" has no effect with"), "{told}");
+        assert!(told.contains("so it keeps one micro-batch at most"), "{told}");
+    }
+}
