@@ -25,10 +25,11 @@ const LAYOUTS: [(&str, &[&str]); 8] = [
 ];
 
 /// There is nothing to make again selectively where nothing quadratic is kept.
-const RECOMPUTE: [(&str, &[&str]); 3] = [
+const RECOMPUTE: [(&str, &[&str]); 4] = [
     ("none", &["train.recompute=none"]),
     ("selective", &["train.recompute=selective", "model.attention=materialised"]),
     ("full", &["train.recompute=full"]),
+    ("stage", &["train.recompute=stage"]),
 ];
 
 /// Stages, micro-batches, chunks (0: the usual number), and whether stages are the fastest axis.
@@ -80,7 +81,8 @@ fn grid() -> Vec<Case> {
             for tied in [false, true] {
                 for recompute in 0..RECOMPUTE.len() {
                     let shape = cases.len() % shapes(schedule).len();
-                    cases.push(Case { schedule, layout, tied, recompute, shape });
+                    let case = Case { schedule, layout, tied, recompute, shape };
+                    cases.extend(case.has_effect().then_some(case));
                 }
             }
         }
@@ -100,6 +102,14 @@ impl Case {
             RECOMPUTE[recompute].0,
             if fastest { "fastest" } else { "slowest" },
         )
+    }
+
+    /// Stages run again only where something comes between their forward and their backward.
+    fn has_effect(&self) -> bool {
+        let (pp, m, chunks, _) = shapes(self.schedule)[self.shape];
+        let held = if chunks == 0 { self.schedule.usual_chunks() } else { chunks };
+        let shape = phalanx_pipeline::Shape::new(pp, m).chunks(held);
+        RECOMPUTE[self.recompute].0 != "stage" || self.schedule.build(shape).unwrap().runs_again()
     }
 
     /// Whether it has the longer warm-up, of which one schedule has a choice.
