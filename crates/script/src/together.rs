@@ -6,7 +6,7 @@
 //! order. And the waits must end: of an action there is a beginning and an end, and
 //!
 //! - it begins after those that it waits for have ended ([`HappensBefore`]);
-//! - it begins after the one issued before it has begun, and where that one computes, has ended: an
+//! - it begins after the one issued before it has begun, and if that is not a message, has ended: an
 //!   engine may issue from a single thread, and whoever is quicker waits for less;
 //! - a message ends on both sides after it has begun on both, and a collective on all ranks after it
 //!   has begun on all.
@@ -230,7 +230,7 @@ impl Waits {
                     waits.next[ended].push(begins);
                 }
                 if let Some(before) = action.checked_sub(1) {
-                    let inline = script.actions[before].lane == Lane::Compute;
+                    let inline = !matches!(script.actions[before].lane, Lane::Send | Lane::Receive);
                     let issued = waits.events(At { script: index, action: before });
                     waits.next[issued[usize::from(inline)]].push(begins);
                 }

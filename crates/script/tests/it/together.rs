@@ -101,7 +101,8 @@ fn play(scripts: &[Script]) -> bool {
                 let other = &script.actions[*earlier];
                 let lane = other.lane == action.lane
                     && ![Lane::Send, Lane::Receive].contains(&action.lane);
-                let inline = *earlier + 1 == at && other.lane == Lane::Compute;
+                let inline =
+                    *earlier + 1 == at && ![Lane::Send, Lane::Receive].contains(&other.lane);
                 !ended[me][*earlier] && (lane || inline || conflict(other, action))
             };
             if !(0..at).any(|earlier| blocks(&earlier)) {
@@ -171,6 +172,7 @@ fn other_end(scripts: &[Script], me: usize, at: usize, peer: usize) -> usize {
 fn random(dice: &mut Dice) -> Vec<Script> {
     let (world, buffers) = (2 + dice.below(2), 4);
     let (double, gather) = (double(), together(world));
+    let lane = [Lane::Compute, Lane::Gather][dice.below(2)];
     let mut lists: Vec<Vec<(usize, Script)>> = vec![Vec::new(); world];
     let mut place = |dice: &mut Dice, who: usize, one: Script| {
         // A little out of order, so that some of them wait for each other.
@@ -201,7 +203,7 @@ fn random(dice: &mut Dice) -> Vec<Script> {
                 let into = (a + 1) % buffers;
                 for who in 0..world {
                     let mut one = rank(who, world, buffers);
-                    run(&mut one, &gather, Lane::Compute, a, into);
+                    run(&mut one, &gather, lane, a, into);
                     place(dice, who, one);
                 }
             }
