@@ -2,10 +2,13 @@
 
 use phalanx::train::error::{Error, Problem, Result};
 use phalanx::train::metrics::{bytes, counted};
-use phalanx::train::verify::{self, Verified};
+use phalanx::train::verify::{self, Astray, Verified};
 
 use crate::args::Settings;
 use crate::out;
+
+/// Ranks that went astray are named up to so many.
+const NAMED: usize = 8;
 
 /// Compares, prints, and fails if something differs.
 pub(crate) fn run(settings: &Settings, steps: usize) -> Result<()> {
@@ -85,18 +88,11 @@ fn problem(found: &Verified) -> Problem {
     if let Some((what, error)) = worst {
         reasons.push(format!("largest difference: {what}, {error:.1e}"));
     }
-    for row in found.comm.iter().filter(|r| r.bytes_predicted != r.bytes_measured) {
-        reasons.push(format!(
-            "{} over {}: {} bytes predicted, {} measured",
-            row.op,
-            row.axes.join(","),
-            row.bytes_predicted,
-            row.bytes_measured
-        ));
+    for Astray { rank, what, predicted, measured } in found.astray.iter().take(NAMED) {
+        reasons.push(format!("rank {rank}: {what}: {predicted} predicted, {measured} measured"));
     }
-    for row in found.memory.iter().filter(|r| r.predicted != r.measured) {
-        let (planned, written) = (row.predicted, row.measured);
-        reasons.push(format!("{}: {planned} bytes planned, {written} written", row.category));
+    if let Some(more) = found.astray.len().checked_sub(NAMED).filter(|more| *more > 0) {
+        reasons.push(format!("and {more} more of such"));
     }
     let problem = Problem::new("the layout does not train as one rank does");
     reasons.into_iter().fold(problem, Problem::because)

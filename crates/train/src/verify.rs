@@ -43,6 +43,22 @@ pub struct Verified {
     pub comm: Vec<CommRow>,
     /// What a step writes, on the rank that writes most.
     pub memory: Vec<MemoryRow>,
+    /// Ranks that moved or wrote something else than was predicted.
+    #[serde(skip)]
+    pub astray: Vec<Astray>,
+}
+
+/// A rank that moved or wrote something else than was predicted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Astray {
+    /// The rank.
+    pub rank: usize,
+    /// What: `all_gather<tp>` or `residuals`.
+    pub what: String,
+    /// Bytes and calls, or bytes.
+    pub predicted: String,
+    /// The same as they were seen.
+    pub measured: String,
 }
 
 /// Collectives of one kind over the same axes.
@@ -124,11 +140,12 @@ pub fn verify_as(
         }
     }
     found.params = Difference::of(&one.params()?, &many.params()?);
-    let (comm, comm_agrees) = moved(&mut many, steps)?;
-    let (memory, memory_agrees) = memory(&mut many)?;
+    let (comm, mut astray) = moved(&mut many, steps)?;
+    let (memory, wrote_else) = memory(&mut many)?;
+    astray.extend(wrote_else);
     let bounds = Bounds::of(loaded);
     Ok(Verified {
-        ok: bounds.hold(&found) && comm_agrees && memory_agrees,
+        ok: bounds.hold(&found) && astray.is_empty(),
         reference: "one rank, same micro-batches",
         loss_max_rel: found.loss,
         grad_norm_max_rel: found.grad_norm,
@@ -137,6 +154,7 @@ pub fn verify_as(
         worst_param: found.params.name,
         comm,
         memory,
+        astray,
     })
 }
 
@@ -243,8 +261,8 @@ impl Bounds {
     }
 }
 
-/// What ranks moved in all steps, beside what their scripts said; and whether every rank agrees.
-fn moved(session: &mut Session, steps: usize) -> Result<(Vec<CommRow>, bool)> {
+/// What ranks moved in all steps, beside what their scripts said; and who moved something else.
+fn moved(session: &mut Session, steps: usize) -> Result<(Vec<CommRow>, Vec<Astray>)> {
     let ranks = session.on_ranks(|_, session| {
         let predicted = traffic(session.script());
         let mut measured: BTreeMap<Route, Moved> = BTreeMap::new();
@@ -260,15 +278,19 @@ fn moved(session: &mut Session, steps: usize) -> Result<(Vec<CommRow>, bool)> {
         Ok((predicted, measured))
     })?;
     let mut rows: BTreeMap<Route, CommRow> = BTreeMap::new();
-    let mut agrees = true;
-    for (predicted, measured) in ranks {
+    let mut astray = Vec::new();
+    for (rank, (predicted, measured)) in ranks.into_iter().enumerate() {
         let routes: BTreeSet<Route> = predicted.keys().chain(measured.keys()).cloned().collect();
         for route in routes {
             let once = predicted.get(&route).copied().unwrap_or_default();
             let steps = steps as u64;
             let predicted = Moved { calls: once.calls * steps, bytes: once.bytes * steps };
             let measured = measured.get(&route).copied().unwrap_or_default();
-            agrees &= predicted == measured;
+            if predicted != measured {
+                let tell = |moved: Moved| format!("{} bytes in {} calls", moved.bytes, moved.calls);
+                let (predicted, measured) = (tell(predicted), tell(measured));
+                astray.push(Astray { rank, what: route.to_string(), predicted, measured });
+            }
             let row = rows.entry(route.clone()).or_insert_with(|| CommRow {
                 op: route.op,
                 axes: traffic::names(&route.axes),
@@ -281,11 +303,11 @@ fn moved(session: &mut Session, steps: usize) -> Result<(Vec<CommRow>, bool)> {
             row.bytes_measured += measured.bytes;
         }
     }
-    Ok((rows.into_values().collect(), agrees))
+    Ok((rows.into_values().collect(), astray))
 }
 
-/// Planned and written bytes of each category; and whether every rank agrees.
-fn memory(session: &mut Session) -> Result<(Vec<MemoryRow>, bool)> {
+/// Planned and written bytes of each category; and who wrote something else.
+fn memory(session: &mut Session) -> Result<(Vec<MemoryRow>, Vec<Astray>)> {
     let ranks = session.on_ranks(|_, session: &mut RankSession<_>| {
         let plan = session.memory().clone();
         let observed = session.observe()?;
@@ -294,15 +316,19 @@ fn memory(session: &mut Session) -> Result<(Vec<MemoryRow>, bool)> {
     let mut rows: Vec<MemoryRow> = (Category::ALL.into_iter())
         .map(|category| MemoryRow { category: category.name(), predicted: 0, measured: 0 })
         .collect();
-    let mut agrees = true;
-    for (plan, observed) in &ranks {
+    let mut astray = Vec::new();
+    for (rank, (plan, observed)) in ranks.iter().enumerate() {
         for (row, (category, written)) in rows.iter_mut().zip(&observed.peaks) {
             let planned = plan.peak(*category);
-            agrees &= planned == *written;
+            if planned != *written {
+                let (predicted, measured) =
+                    (format!("{planned} bytes"), format!("{written} bytes"));
+                astray.push(Astray { rank, what: category.to_string(), predicted, measured });
+            }
             row.predicted = row.predicted.max(planned);
             row.measured = row.measured.max(*written);
         }
     }
     rows.retain(|row| row.predicted > 0 || row.measured > 0);
-    Ok((rows, agrees))
+    Ok((rows, astray))
 }
