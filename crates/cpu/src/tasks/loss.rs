@@ -7,7 +7,7 @@ use phalanx_engine::EngineError;
 use phalanx_ir::Op;
 use phalanx_ir::ops::LinearCrossEntropy;
 
-use super::padding::Blank;
+use super::padding::{Blank, Spare};
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, for_floats, task};
 use crate::element::{Element, Float};
 use crate::kernels::cross_entropy as kernel;
@@ -112,13 +112,19 @@ fn linear(
     let logits = op.scratch.ok_or_else(|| op.unsupported("its scratch memory was not planned"))?;
     let size = fused.chunk.min(inputs[0].rows());
     let types = (op.program.ty(op.instr.inputs[0]), op.program.ty(op.instr.inputs[1]));
-    let other = logits + fused.chunk_bytes(op.program.mesh(), types.0, types.1);
+    let planned = fused.chunk_bytes(op.program.mesh(), types.0, types.1);
+    let other = logits + planned;
     let turn: Box<dyn Task> = for_float!(op, inputs[0].dtype, T => {
         task(Turn::<T> { w: inputs[1].clone(), other, types: PhantomData })
     })?;
     let mut tasks: Tasks = vec![turn];
     let runs = inputs[0].row_runs();
     tasks.extend(Blank::of(&outputs, runs.is_empty()));
+    let longest = runs.iter().map(|run| run.len().min(size)).max().unwrap_or(0);
+    let used = planned / size.max(1) * longest;
+    if used < planned {
+        tasks.push(Box::new(Spare { scratch: logits, bytes: used..planned }));
+    }
     let chunks = runs.into_iter().flat_map(|run| {
         let end = run.end;
         run.step_by(size.max(1)).map(move |start| start..(start + size).min(end))

@@ -116,3 +116,29 @@ impl Task for Blanks {
         }
     }
 }
+
+/// Zeros in the part of an instruction's scratch memory that only rows of padding would use: it is
+/// planned for all rows, and what is planned is written on every rank.
+pub(super) struct Spare {
+    /// Offset of the scratch memory in the workspace.
+    pub(super) scratch: usize,
+    /// The bytes that no valid row uses.
+    pub(super) bytes: Range<usize>,
+}
+
+impl Task for Spare {
+    fn accesses(&self, share: Share) -> Vec<Access> {
+        let own = share.alone(self.bytes.len());
+        let bytes = self.bytes.start + own.start..self.bytes.start + own.end;
+        vec![Access::scratch(self.scratch, bytes, true)]
+    }
+
+    fn run(&self, cx: &Context<'_>) {
+        let own = cx.share.alone(self.bytes.len());
+        // SAFETY: the task declared that it writes these bytes, which lie in the scratch memory.
+        unsafe {
+            let start = cx.workspace::<u8>(self.scratch).add(self.bytes.start + own.start);
+            start.write_bytes(0, own.len());
+        }
+    }
+}

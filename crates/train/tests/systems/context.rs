@@ -87,3 +87,19 @@ fn context_parallel_ranks_do_what_one_rank_does() {
         }
     }
 }
+
+/// Sequences that ranks don't divide: the last rank has padding, or nothing else, and writes what was
+/// planned all the same. (Its head's rows come in runs that are shorter than a chunk.)
+#[test]
+fn sequences_that_ranks_do_not_divide() {
+    for sets in [
+        ["parallel.cp=2", "train.seq_len=7"],
+        ["parallel.cp=4", "train.seq_len=5"],
+        ["parallel.cp=4", "train.seq_len=3"],
+    ] {
+        for threads in ["run.threads=1", "run.threads=2"] {
+            let sets = [&sets[..], &[threads]].concat();
+            agrees(&format!("{sets:?}"), &llama(&sets), None);
+        }
+    }
+}
