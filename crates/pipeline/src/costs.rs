@@ -8,6 +8,7 @@ use crate::placement::Placement;
 use crate::schedule::Schedule;
 use crate::simulate::Timeline;
 use crate::turn::Turn;
+use crate::words::typed;
 
 /// The times of one micro-batch: forward, gradient of the inputs, gradient of the weights.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -105,30 +106,68 @@ impl Costs {
         }
     }
 
+    /// What to say where the end of a schedule is beyond all numbers.
+    pub(crate) fn too_long(&self, schedule: &Schedule) -> PipelineError {
+        let times = match &self.shares {
+            Shares::Devices(Times { f, b, w }) => {
+                let [f, b, w] = [*f, *b, *w].map(typed);
+                format!("tf = {f}, tb = {b}, tw = {w}")
+            }
+            Shares::Stages(stages) => {
+                let most = stages.iter().map(|Times { f, b, w }| f.max(*b).max(*w));
+                format!("times of stages up to {}", typed(most.fold(0.0, f64::max)))
+            }
+        };
+        let (hop, name) = (typed(self.hop), schedule.name());
+        // A turn has at most three parts and waits for at most two hops, and at worst nothing overlaps.
+        let turns = schedule.all().count() as f64;
+        let most = 10_f64.powf((f64::MAX / (5.0 * turns)).log10().floor());
+        PipelineError::Costs {
+            what: format!("{times}, hop = {hop}: `{name}` would end at no time that is a number"),
+            help: format!(
+                "the latest time that there is is {:.0e}\n  \
+                 usual fix: a larger unit, in which no time is above {}",
+                f64::MAX,
+                typed(most)
+            ),
+        }
+    }
+
     fn legal(self) -> Result<Self> {
         let stages = match &self.shares {
             Shares::Devices(times) => std::slice::from_ref(times),
             Shares::Stages(stages) => stages,
         };
-        let refuse =
-            |what: String, help: &str| Err(PipelineError::Costs { what, help: help.to_owned() });
-        let plain = |time: &f64| time.is_finite() && *time >= 0.0;
         for Times { f, b, w } in stages {
-            for (name, time) in [("tf", f), ("tb", b), ("tw", w)] {
-                if !plain(time) {
-                    return refuse(format!("{name} = {time}"), "a time is a number, 0 or above");
-                }
-            }
+            [("tf", *f), ("tb", *b), ("tw", *w)].into_iter().try_for_each(plain)?;
         }
-        if !plain(&self.hop) {
-            return refuse(format!("hop = {}", self.hop), "a time is a number, 0 or above");
-        }
+        plain(("hop", self.hop))?;
         if stages.iter().all(|Times { f, b, w }| f + b + w == 0.0) {
-            return refuse(
-                "no part takes any time: tf = tb = tw = 0".to_owned(),
-                "give at least one of them a time above 0",
-            );
+            return Err(PipelineError::Costs {
+                what: "no part takes any time: tf = tb = tw = 0".to_owned(),
+                help: "give at least one of them a time above 0, such as tf = 1".to_owned(),
+            });
         }
         Ok(self)
     }
+}
+
+/// The shortest time that is not 0: so much longer than the smallest number that pictures, which
+/// divide by times, stay within numbers.
+const SHORTEST: f64 = 1e-300;
+
+fn plain((name, time): (&str, f64)) -> Result<()> {
+    let shortest = typed(SHORTEST);
+    let nearest = match time {
+        0.0 | SHORTEST..=f64::MAX => return Ok(()),
+        small if small > 0.0 && small < SHORTEST => {
+            format!("nearest that work: {name} = 0 or {shortest}")
+        }
+        negative if negative < 0.0 && negative.is_finite() => {
+            format!("nearest that work: {name} = 0")
+        }
+        _ => format!("usual fix: a plain number, such as {name} = 1"),
+    };
+    let help = format!("a time is a number, 0 or above\n  {nearest}");
+    Err(PipelineError::Costs { what: format!("{name} = {}", typed(time)), help })
 }

@@ -33,6 +33,7 @@ pub mod schedules;
 mod simulate;
 pub mod split;
 mod turn;
+mod words;
 
 pub use costs::{Costs, Times};
 pub use error::{PipelineError, Result};

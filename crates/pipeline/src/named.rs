@@ -8,6 +8,7 @@ use crate::schedule::Schedule;
 use crate::schedules::{
     Warmup, breadth_first, gpipe, interleaved, naive, one_f_one_b, zb_h1, zb_h2, zb_v,
 };
+use crate::words::counted;
 
 /// A schedule that has a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -116,23 +117,24 @@ impl Named {
         let refuse = |what: String, why: &str, nearest: String| {
             Err(PipelineError::Shape { what, why: why.to_owned(), nearest })
         };
-        for (count, what) in [(p, "stages"), (m, "micro-batches"), (v, "chunks")] {
+        for (count, what) in [(p, "stage"), (m, "micro-batch"), (v, "chunk")] {
             if count == 0 {
                 let why = "a pipeline has stages, chunks in them, and micro-batches that pass";
-                return refuse(format!("{self} with 0 {what}"), why, format!("1 of the {what}"));
+                return refuse(format!("{self} with {}", counted(0, what)), why, counted(1, what));
             }
         }
         if p.saturating_mul(v).saturating_mul(m) > MOST_TURNS {
-            let fit = (MOST_TURNS / p.saturating_mul(v)).max(1);
+            let [stages, chunks, batches] =
+                [counted(p, "stage"), counted(v, "chunk"), counted(m, "micro-batch")];
             return refuse(
-                format!("{self} with {p} stages × {v} chunks × {m} micro-batches"),
+                format!("{self} with {stages} × {chunks} × {batches}"),
                 "a schedule is a list, and this one would be too long to hold or to look at",
-                format!("{fit} micro-batches, or fewer stages"),
+                short_enough(p, m, v),
             );
         }
         match self {
             Named::ZbV if v != 2 => refuse(
-                format!("zb-v with {v} chunks"),
+                format!("zb-v with {}", counted(v, "chunk")),
                 "each device holds two chunks, one on the way there and one on the way back",
                 "2 chunks; or interleaved, which takes any number".to_owned(),
             ),
@@ -148,6 +150,16 @@ impl Named {
             ),
             _ => Ok(()),
         }
+    }
+}
+
+/// What makes a list that is too long short enough: one of the numbers changed, if that will do.
+fn short_enough(p: usize, m: usize, v: usize) -> String {
+    let room = |others: usize| MOST_TURNS / others;
+    match (room(p.saturating_mul(v)), room(m.saturating_mul(v))) {
+        (0, 0) => format!("stages × chunks × micro-batches of {MOST_TURNS} or less"),
+        (0, stages) => format!("{}, or fewer", counted(stages, "stage")),
+        (batches, _) => format!("{}, or fewer stages", counted(batches, "micro-batch")),
     }
 }
 

@@ -52,7 +52,11 @@ pub struct Timeline {
 pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline> {
     costs.fit(schedule)?;
     let work = |device: usize, timed: &Timed| costs.of(schedule.placement(), device, &timed.turn);
-    Ok(Timeline::of(schedule, play(schedule, costs), work))
+    let timeline = Timeline::of(schedule, play(schedule, costs), work);
+    match timeline.makespan.is_finite() {
+        true => Ok(timeline),
+        false => Err(costs.too_long(schedule)),
+    }
 }
 
 impl Timeline {

@@ -17,6 +17,7 @@ use phalanx_script::Part;
 use crate::schedule::Schedule;
 use crate::simulate::Timeline;
 use crate::turn::Turn;
+use crate::words::counted;
 
 /// A schedule with its times: what is drawn.
 #[derive(Clone, Copy, Debug)]
@@ -50,13 +51,12 @@ impl<'a> Panel<'a> {
             v => format!(" of {v} chunks"),
         };
         let (p, m) = (schedule.devices(), schedule.microbatches());
-        let stages = if p == 1 { "device" } else { "devices" };
-        let batches = if m == 1 { "micro-batch" } else { "micro-batches" };
+        let (devices, batches) = (counted(p, "device"), counted(m, "micro-batch"));
         let named = match self.label {
             Some(_) => format!("{}, ", schedule.name()),
             None => String::new(),
         };
-        format!("{named}{p} {stages}{chunks}, {m} {batches}")
+        format!("{named}{devices}{chunks}, {batches}")
     }
 
     /// A time with its unit.
@@ -127,6 +127,9 @@ impl Ink {
 
 /// A number without needless digits.
 fn short(number: f64) -> String {
+    if number != 0.0 && !(5e-4..1e9).contains(&number.abs()) {
+        return format!("{number:.2e}");
+    }
     let text = format!("{number:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }

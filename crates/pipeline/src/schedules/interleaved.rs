@@ -10,6 +10,7 @@ use crate::placement::Placement;
 use crate::schedule::Schedule;
 use crate::schedules::{Warmup, one_f_one_b};
 use crate::turn::{Turns, bwd, fwd, weave};
+use crate::words::counted;
 
 /// Interleaved 1F1B of `m` micro-batches over `p` devices with `v` chunks each; with one chunk there
 /// is nothing to interleave, and it is 1F1B.
@@ -35,11 +36,11 @@ pub fn interleaved(p: usize, m: usize, v: usize) -> Result<Schedule> {
 fn not_in_groups(p: usize, m: usize) -> PipelineError {
     let (below, above) = (m / p * p, m.div_ceil(p) * p);
     let nearest = match below {
-        0 => format!("{above} micro-batches"),
+        0 => counted(above, "micro-batch"),
         _ => format!("{below} or {above} micro-batches"),
     };
     PipelineError::Shape {
-        what: format!("interleaved with {m} micro-batches on {p} stages"),
+        what: format!("interleaved with {} on {}", counted(m, "micro-batch"), counted(p, "stage")),
         why: format!("micro-batches go in groups of {p}, one for each stage"),
         nearest: format!("{nearest}; or breadth-first, which takes any number"),
     }

@@ -144,3 +144,18 @@ fn names_cannot_break_a_drawing() {
     let drawing = svg(&[Panel::new(&odd, &timeline)]);
     assert!(drawing.contains("csv:&lt;a &amp; &quot;b&quot;&gt;"));
 }
+
+/// Times of any size make pictures of the same size.
+#[test]
+fn pictures_of_very_long_and_very_short_times() {
+    let schedule = build(Named::ZbH1, 2, 3);
+    for (f, b, w) in
+        [(1e300, 1e300, 1e300), (1e-300, 1e-300, 1e-300), (1e-300, 1.0, 1e300), (1.0, 0.0, 1e9)]
+    {
+        let timeline = simulate(&schedule, &Costs::even(times(f, b, w), 0.0).unwrap()).unwrap();
+        let panel = [Panel::new(&schedule, &timeline)];
+        let (drawing, words) = (svg(&panel), text(&panel, PLAIN));
+        assert!(drawing.len() < 20_000 && words.len() < 2_000, "{words}");
+        assert!(!drawing.contains("NaN") && !drawing.contains("inf"), "{drawing}");
+    }
+}

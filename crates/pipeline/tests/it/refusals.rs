@@ -22,17 +22,20 @@ fn shapes_with_the_nearest_that_work() {
         &["6 micro-batches on 4 stages", "4 or 8 micro-batches"],
     );
     refused(Interleaved, Shape::new(4, 3), &["groups of 4", "nearest that work: 4 micro-batches"]);
-    refused(ZbV, Shape::new(4, 8).chunks(1), &["zb-v with 1 chunks", "2 chunks"]);
+    refused(ZbV, Shape::new(4, 8).chunks(1), &["zb-v with 1 chunk\n", "2 chunks"]);
     refused(ZbV, Shape::new(4, 8).chunks(3), &["zb-v with 3 chunks", "2 chunks"]);
     refused(OneFOneB, Shape::new(4, 8).chunks(2), &["1f1b with 2 chunks", "interleaved"]);
     refused(ZbH1, Shape::new(4, 8).warmup(Warmup::Pb), &["warm-up pb", "1f1b"]);
     for named in Named::ALL {
-        refused(named, Shape::new(0, 8), &["0 stages", "1 of the stages"]);
-        refused(named, Shape::new(4, 0), &["0 micro-batches"]);
+        refused(named, Shape::new(0, 8), &["0 stages", "nearest that work: 1 stage"]);
+        refused(named, Shape::new(4, 0), &["0 micro-batches", "work: 1 micro-batch"]);
         refused(named, Shape::new(4, 8).chunks(0), &["0 chunks"]);
         refused(named, Shape::new(usize::MAX, usize::MAX), &["too long"]);
     }
     refused(GPipe, Shape::new(1 << 20, 1 << 20), &["nearest that work: 2 micro-batches"]);
+    refused(GPipe, Shape::new(1 << 21, 2), &["nearest that work: 1 micro-batch, or fewer stages"]);
+    // One micro-batch would be too many already.
+    refused(GPipe, Shape::new(1 << 22, 8), &["nearest that work: 262144 stages, or fewer"]);
 }
 
 #[test]
@@ -60,8 +63,27 @@ fn times_are_numbers_from_zero_on() {
     assert!(said(times(1.0, f64::NAN, 1.0), 0.0).starts_with("tb = NaN\n"));
     assert!(said(times(1.0, 1.0, f64::INFINITY), 0.0).starts_with("tw = inf\n"));
     assert!(said(times(1.0, 1.0, 1.0), -0.5).starts_with("hop = -0.5\n"));
+    assert!(said(times(-1.0, 1.0, 1.0), 0.0).ends_with("\n  nearest that work: tf = 0"));
+    assert!(said(times(1.0, f64::NAN, 1.0), 0.0).ends_with("such as tb = 1"));
+    assert!(said(times(1e-310, 1.0, 1.0), 0.0).ends_with("nearest that work: tf = 0 or 1e-300"));
     assert!(said(times(0.0, 0.0, 0.0), 0.0).contains("above 0"));
     let two = Costs::uneven(vec![Times { f: 1.0, b: 1.0, w: 1.0 }; 2], 0.0).unwrap();
     let text = simulate(&build(Named::GPipe, 3, 2), &two).unwrap_err().to_string();
     assert!(text.contains("times of 2 stages, but `gpipe` has 3"), "{text}");
+}
+
+#[test]
+fn schedules_end_at_a_time_that_is_a_number() {
+    let play = |t: f64, hop| {
+        simulate(&build(Named::OneFOneB, 4, 4), &Costs::even(times(t, 1.0, t), hop).unwrap())
+    };
+    let said = play(1e308, 0.0).unwrap_err().to_string();
+    assert!(said.starts_with("tf = 1e308, tb = 1, tw = 1e308, hop = 0: `1f1b`"), "{said}");
+    // What is offered works, also where it is the time of everything.
+    let offered: f64 = said.rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(offered > 1e300 && play(offered, offered).unwrap().makespan.is_finite());
+    let stages = vec![times(1.0, 1.0, 1e308); 4];
+    let uneven = Costs::uneven(stages, 1e308).unwrap();
+    let said = simulate(&build(Named::GPipe, 4, 4), &uneven).unwrap_err().to_string();
+    assert!(said.starts_with("times of stages up to 1e308, hop = 1e308"), "{said}");
 }
