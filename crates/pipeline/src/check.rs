@@ -1,7 +1,8 @@
 //! Whether lists of turns lose nothing and double nothing.
 //!
 //! On every stage each micro-batch has exactly one F, one B and one W, on one device, in that order,
-//! all with the same version of the weights, and in one replica of the model.
+//! all with the same version of the weights, and in one replica of the model. Whatever is refused is
+//! told with the change that would put it right.
 
 use std::collections::HashSet;
 
@@ -11,17 +12,22 @@ use crate::error::{PipelineError, Result};
 use crate::flow::{At, Index, Phase};
 use crate::placement::{Held, Placement};
 use crate::turn::Turn;
+use crate::words::counted;
+use crate::written::Written;
 
 /// Finds where every phase of every micro-batch is done.
 pub(crate) fn complete(
     microbatches: usize,
     placement: &Placement,
     turns: &[Vec<Turn>],
+    written: Written<'_>,
 ) -> Result<Index> {
     if turns.len() != placement.devices() {
-        let (lists, devices) = (turns.len(), placement.devices());
-        let what = format!("there are lists for {lists} devices, and stages on {devices}");
-        return Err(PipelineError::Placement { what });
+        let (lists, devices) = (counted(turns.len(), "device"), placement.devices());
+        return Err(PipelineError::Placement {
+            what: format!("there are lists for {lists}, and stages on {devices}"),
+            help: format!("give {}, one for each device", counted(devices, "list")),
+        });
     }
     if microbatches == 0 {
         return Err(PipelineError::Shape {
@@ -30,122 +36,215 @@ pub(crate) fn complete(
             nearest: "1 micro-batch".to_owned(),
         });
     }
-    let stages = placement.stages();
-    if stages.saturating_mul(microbatches) > turns.iter().map(Vec::len).sum() {
-        return Err(first_missing(microbatches, placement, turns));
-    }
-    let mut places: Vec<[Option<At>; 3]> = vec![[None; 3]; stages.saturating_mul(microbatches)];
-    let mut replicas: Vec<Option<usize>> = vec![None; microbatches];
-    for (device, list) in turns.iter().enumerate() {
-        for (index, turn) in list.iter().enumerate() {
-            let at = At { device, index };
-            let refuse = |why| wrong(at, turn, why);
-            let held = legal(placement, device, turn, microbatches).map_err(refuse)?;
-            let replica = *replicas[turn.microbatch].get_or_insert(held.replica);
-            if replica != held.replica {
-                let here = held.replica;
-                return Err(wrong(
-                    at,
-                    turn,
-                    format!("its micro-batch goes through replica {replica}, this is {here}"),
-                ));
+    Check { microbatches, placement, turns, written }.index()
+}
+
+/// What is checked.
+struct Check<'a> {
+    microbatches: usize,
+    placement: &'a Placement,
+    turns: &'a [Vec<Turn>],
+    written: Written<'a>,
+}
+
+/// Where the phases of one micro-batch on one stage were found so far.
+type Done = [Option<At>; 3];
+
+impl Check<'_> {
+    fn index(&self) -> Result<Index> {
+        let (stages, microbatches) = (self.placement.stages(), self.microbatches);
+        if stages.saturating_mul(microbatches) > self.turns.iter().map(Vec::len).sum() {
+            return Err(self.first_missing());
+        }
+        let mut places: Vec<Done> = vec![[None; 3]; stages.saturating_mul(microbatches)];
+        let mut replicas: Vec<Option<usize>> = vec![None; microbatches];
+        for (device, list) in self.turns.iter().enumerate() {
+            for (index, turn) in list.iter().enumerate() {
+                let at = At { device, index };
+                let held = self.legal(at, turn)?;
+                let replica = *replicas[turn.microbatch].get_or_insert(held.replica);
+                if replica != held.replica {
+                    return Err(self.elsewhere(at, turn, held.stage, [replica, held.replica]));
+                }
+                self.note(&mut places[held.stage * microbatches + turn.microbatch], at, turn)?;
             }
-            let done = &mut places[held.stage * microbatches + turn.microbatch];
-            note(done, at, turn, turns)?;
         }
-    }
-    let whole = |(cell, done): (usize, &[Option<At>; 3])| match done {
-        [Some(f), Some(b), Some(w)] => Ok([*f, *b, *w]),
-        _ => {
-            let (stage, microbatch) = (cell / microbatches, cell % microbatches);
-            let held = Held { stage, replica: replicas[microbatch].unwrap_or(0) };
-            let phase = Phase::ALL.into_iter().find(|phase| done[*phase as usize].is_none());
-            let phase = phase.map_or("F", Phase::name);
-            Err(missing(placement, held, phase, microbatch, microbatches))
-        }
-    };
-    let places = places.iter().enumerate().map(whole).collect::<Result<_>>()?;
-    Ok(Index::new(places, microbatches, stages))
-}
-
-/// What is not done, where there are fewer turns than stages times micro-batches. Lists may be much
-/// shorter than the numbers in them suggest, so nothing of that size is made here.
-fn first_missing(microbatches: usize, placement: &Placement, turns: &[Vec<Turn>]) -> PipelineError {
-    let worked = |(device, list): (usize, &Vec<Turn>)| -> Vec<(usize, usize)> {
-        let held = |turn: &Turn| placement.held(device, turn.chunk);
-        list.iter().filter_map(|turn| Some((held(turn)?.stage, turn.microbatch))).collect()
-    };
-    let worked: HashSet<(usize, usize)> = turns.iter().enumerate().flat_map(worked).collect();
-    let mut cells = (0..placement.stages()).flat_map(|s| (0..microbatches).map(move |m| (s, m)));
-    let (stage, microbatch) = cells.find(|cell| !worked.contains(cell)).unwrap_or_default();
-    missing(placement, Held { stage, replica: 0 }, "F", microbatch, microbatches)
-}
-
-fn missing(
-    placement: &Placement,
-    held: Held,
-    phase: &'static str,
-    microbatch: usize,
-    microbatches: usize,
-) -> PipelineError {
-    let (device, chunk) = placement.find(held).unwrap_or_default();
-    let (stage, last) = (held.stage, microbatches - 1);
-    PipelineError::Missing { stage, device, chunk, phase, microbatch, last }
-}
-
-/// What the turn works on, if there is such a thing.
-fn legal(
-    placement: &Placement,
-    device: usize,
-    turn: &Turn,
-    microbatches: usize,
-) -> Result<Held, String> {
-    let Turn { part, microbatch, chunk, .. } = *turn;
-    if part == Part::R {
-        return Err("a second forward belongs to its backward: leave it out of the list".to_owned());
-    }
-    if microbatch >= microbatches {
-        let last = microbatches - 1;
-        return Err(format!("there is no micro-batch {microbatch}, only 0 to {last}"));
-    }
-    placement.held(device, chunk).ok_or_else(|| {
-        let chunks = placement.chunks(device);
-        format!("there is no chunk {chunk}: device {device} holds {chunks}")
-    })
-}
-
-/// Takes down what the turn does, if it is done for the first time and not too early.
-fn note(done: &mut [Option<At>; 3], at: At, turn: &Turn, turns: &[Vec<Turn>]) -> Result<()> {
-    for phase in Phase::of(turn.part) {
-        if let Some(first) = done[*phase as usize] {
-            let (phase, micro) = (phase.name(), turn.microbatch);
-            let why = format!(
-                "{phase} of micro-batch {micro} is done twice; first by device {}, turn {}",
-                first.device, first.index
-            );
-            return Err(wrong(at, turn, why));
-        }
-        done[*phase as usize] = Some(at);
-        let Some(before) = (*phase as usize).checked_sub(1) else { continue };
-        let Some(earlier) = done[before] else {
-            let (needed, phase) = (Phase::ALL[before].name(), phase.name());
-            let micro = turn.microbatch;
-            let why = format!("{phase} of micro-batch {micro} comes before its {needed}");
-            return Err(wrong(at, turn, why));
+        let whole = |(cell, done): (usize, &Done)| match done {
+            [Some(f), Some(b), Some(w)] => Ok([*f, *b, *w]),
+            _ => {
+                let (stage, microbatch) = (cell / microbatches, cell % microbatches);
+                let held = Held { stage, replica: replicas[microbatch].unwrap_or(0) };
+                Err(self.missing(held, microbatch, done))
+            }
         };
-        let version = turns[earlier.device][earlier.index].version;
-        if version != turn.version {
+        let places = places.iter().enumerate().map(whole).collect::<Result<_>>()?;
+        Ok(Index::new(places, microbatches, stages))
+    }
+
+    /// What the turn works on, if there is such a thing.
+    fn legal(&self, at: At, turn: &Turn) -> Result<Held> {
+        let Turn { part, microbatch, chunk, .. } = *turn;
+        let refuse = |why: &str, help: String| Err(self.wrong(at, turn, why, help));
+        if part == Part::R {
+            let why = "a second forward belongs to its backward";
+            return refuse(why, "usual fix: leave it out".to_owned());
+        }
+        if microbatch >= self.microbatches {
             let why = format!(
-                "it reads version {} of the weights, but turn {} read version {version} for the \
-                 same micro-batch",
-                turn.version, earlier.index
+                "there is no micro-batch {microbatch}, only 0 to {}",
+                self.microbatches - 1
             );
-            return Err(wrong(at, turn, why));
+            let more = microbatch.saturating_add(1);
+            return refuse(&why, format!("usual fix: leave it out, or {more} micro-batches"));
+        }
+        self.placement.held(at.device, chunk).map_or_else(
+            || {
+                let chunks = self.placement.chunks(at.device);
+                let why = format!("there is no chunk {chunk}: device {} holds {chunks}", at.device);
+                refuse(&why, format!("nearest that work: chunk {}", chunks.saturating_sub(1)))
+            },
+            Ok,
+        )
+    }
+
+    /// A micro-batch that changes from one replica to another.
+    fn elsewhere(&self, at: At, turn: &Turn, stage: usize, replicas: [usize; 2]) -> PipelineError {
+        let [replica, here] = replicas;
+        let why = format!("its micro-batch goes through replica {replica}, this is {here}");
+        let (device, chunk) = self.placement.find(Held { stage, replica }).unwrap_or_default();
+        let help = format!(
+            "usual fix: give it to chunk {chunk} of device {device}, which is stage {stage} of \
+             replica {replica}"
+        );
+        self.wrong(at, turn, &why, help)
+    }
+
+    /// Takes down what the turn does, if it is done for the first time and not too early.
+    fn note(&self, done: &mut Done, at: At, turn: &Turn) -> Result<()> {
+        let phases = Phase::of(turn.part);
+        if let Some(twice) = phases.iter().find(|phase| done[**phase as usize].is_some()) {
+            return Err(self.twice(done, *twice, at, turn));
+        }
+        for phase in phases {
+            done[*phase as usize] = Some(at);
+            let Some(before) = (*phase as usize).checked_sub(1) else { continue };
+            let Some(earlier) = done[before] else {
+                return Err(self.early(*phase, Phase::ALL[before], at, turn));
+            };
+            let first = &self.turns[earlier.device][earlier.index];
+            if first.version != turn.version {
+                let (place, version) = (self.written.place(earlier, first), first.version);
+                let why = format!(
+                    "it reads version {} of the weights, but {place} read version {version} for \
+                     the same micro-batch",
+                    turn.version
+                );
+                let help = format!("nearest that work: version {version} for both");
+                return Err(self.wrong(at, turn, &why, help));
+            }
+        }
+        Ok(())
+    }
+
+    /// Something done again: what is left of the turn would do, or one of the two.
+    fn twice(&self, done: &Done, twice: Phase, at: At, turn: &Turn) -> PipelineError {
+        let first = done[twice as usize].unwrap_or(at);
+        let first = self.written.place(first, &self.turns[first.device][first.index]);
+        let why = format!(
+            "{} of micro-batch {} is done twice; first by {first}",
+            twice.name(),
+            turn.microbatch
+        );
+        let left: String = Phase::of(turn.part)
+            .iter()
+            .filter(|phase| done[**phase as usize].is_none())
+            .map(|phase| phase.name())
+            .collect();
+        let help = match left.as_str() {
+            "" => format!("usual fix: leave out one of the two, this or {first}"),
+            left => format!("usual fix: write {left} in place of {}", turn.part),
+        };
+        self.wrong(at, turn, &why, help)
+    }
+
+    /// Something done before what it needs: it comes later in the list, or not at all.
+    fn early(&self, phase: Phase, needed: Phase, at: At, turn: &Turn) -> PipelineError {
+        let (name, micro) = (needed.name(), turn.microbatch);
+        let why = format!("{} of micro-batch {micro} comes before its {name}", phase.name());
+        let does = |other: &Turn| {
+            (other.microbatch, other.chunk) == (micro, turn.chunk)
+                && Phase::of(other.part).contains(&needed)
+        };
+        let list = &self.turns[at.device];
+        let help = match list.iter().position(does) {
+            Some(index) => {
+                let later = At { device: at.device, index };
+                format!("usual fix: move it behind {}", self.written.place(later, &list[index]))
+            }
+            None => {
+                let lost = Turn { part: alone(needed), ..*turn };
+                let both = if needed == Phase::B { ", or write BW in place of W" } else { "" };
+                format!("usual fix: add {lost} to device {} before it{both}", at.device)
+            }
+        };
+        self.wrong(at, turn, &why, help)
+    }
+
+    /// What is not done, where there are fewer turns than stages times micro-batches. Lists may be
+    /// much shorter than the numbers in them suggest, so nothing of that size is made here.
+    fn first_missing(&self) -> PipelineError {
+        let worked = |(device, list): (usize, &Vec<Turn>)| -> Vec<(usize, usize)> {
+            let held = |turn: &Turn| self.placement.held(device, turn.chunk);
+            list.iter().filter_map(|turn| Some((held(turn)?.stage, turn.microbatch))).collect()
+        };
+        let worked: HashSet<(usize, usize)> =
+            self.turns.iter().enumerate().flat_map(worked).collect();
+        let cells = |s| (0..self.microbatches).map(move |m| (s, m));
+        let mut cells = (0..self.placement.stages()).flat_map(cells);
+        let (stage, microbatch) = cells.find(|cell| !worked.contains(cell)).unwrap_or_default();
+        self.missing(Held { stage, replica: 0 }, microbatch, &[None; 3])
+    }
+
+    /// What is not done of a micro-batch, of which something may be.
+    fn missing(&self, held: Held, microbatch: usize, done: &Done) -> PipelineError {
+        let (device, chunk) = self.placement.find(held).unwrap_or_default();
+        let turn = |part| Turn { part, microbatch, chunk, version: 0 };
+        let place = |at: At| self.written.place(at, &self.turns[at.device][at.index]);
+        let (phase, at, help) = match *done {
+            [None, ..] => {
+                let (f, bw) = (turn(Part::F), turn(Part::BW));
+                ("F", None, format!("add {f} and {bw} to device {device}"))
+            }
+            [Some(f), None, _] => {
+                let (bw, place) = (turn(Part::BW), place(f));
+                ("B", Some(f), format!("add {bw} to device {device} behind {place}"))
+            }
+            [_, Some(b), _] => {
+                let (w, place) = (turn(Part::W), place(b));
+                let help = format!("write BW in place of B at {place}, or add {w} behind it");
+                ("W", Some(b), help)
+            }
+        };
+        let (stage, last) = (held.stage, self.microbatches - 1);
+        let help = format!("usual fix: {help}");
+        let error = PipelineError::Missing { stage, device, chunk, phase, microbatch, last, help };
+        match at {
+            Some(at) => self.written.told(at, error),
+            None => error,
         }
     }
-    Ok(())
+
+    fn wrong(&self, at: At, turn: &Turn, why: &str, help: String) -> PipelineError {
+        let (At { device, index }, turn, why) = (at, turn.to_string(), why.to_owned());
+        self.written.told(at, PipelineError::Turn { device, index, turn, why, help })
+    }
 }
 
-fn wrong(at: At, turn: &Turn, why: String) -> PipelineError {
-    PipelineError::Turn { device: at.device, index: at.index, turn: turn.to_string(), why }
+/// The part that does one phase.
+fn alone(phase: Phase) -> Part {
+    match phase {
+        Phase::F => Part::F,
+        Phase::B => Part::B,
+        Phase::W => Part::W,
+    }
 }

@@ -20,6 +20,8 @@ use crate::error::{PipelineError, Result};
 use crate::placement::{Held, Placement};
 use crate::schedule::Schedule;
 use crate::turn::Turn;
+use crate::words::counted;
+use crate::written::Written;
 
 const COLUMNS: [&str; 7] = ["device", "part", "microbatch", "chunk", "stage", "replica", "version"];
 const NEEDED: [&str; 3] = ["device", "part", "microbatch"];
@@ -39,12 +41,27 @@ pub fn write(schedule: &Schedule) -> String {
     table
 }
 
+/// The text of a table that was read from a file.
+pub fn decode(bytes: &[u8]) -> Result<&str> {
+    std::str::from_utf8(bytes).or_else(|error| {
+        let good = &bytes[..error.valid_up_to()];
+        let line = 1 + good.iter().filter(|byte| **byte == b'\n').count();
+        let found = bytes.get(good.len()).copied().unwrap_or_default();
+        refuse(
+            line,
+            format!("the byte {found:#04x}, which is no text in UTF-8"),
+            "usual fix: save the table as CSV in UTF-8; plain letters and digits are enough"
+                .to_owned(),
+        )
+    })
+}
+
 /// The schedule that a table describes, under a name of its own.
 pub fn read(name: &str, text: &str) -> Result<Schedule> {
     let rows = rows(text)?;
     let count = |of: fn(&Row) -> usize| rows.iter().map(of).max().map_or(0, |most| most + 1);
     let (devices, microbatches) = (count(|row| row.device), count(|row| row.turn.microbatch));
-    let mut turns = vec![Vec::new(); devices];
+    let (mut turns, mut lines) = (vec![Vec::new(); devices], vec![Vec::new(); devices]);
     let mut held: BTreeMap<(usize, usize), (Held, usize)> = BTreeMap::new();
     for row in &rows {
         let Row { line, device, stage, replica, turn } = *row;
@@ -53,22 +70,31 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
         let (first, earlier) = *held.entry((device, turn.chunk)).or_insert((found, line));
         if first != found {
             let what = format!("chunk {} of device {device} is {}", turn.chunk, words(found));
-            let help = format!("line {earlier} says that it is {}", words(first));
+            let first = words(first);
+            let help = format!(
+                "line {earlier} says that it is {first}\n  \
+                 nearest that work: {first} in both, or another chunk"
+            );
             return Err(PipelineError::Csv { line, what, help });
         }
         turns[device].push(turn);
+        lines[device].push(line);
     }
     let mut chunks = vec![Vec::new(); devices];
     for ((device, chunk), (found, line)) in held {
         let before = chunks[device].len();
         if chunk != before {
             let what = format!("chunk {chunk} of device {device}, but no chunk {before}");
-            let help = "chunks of a device are counted from 0".to_owned();
+            let help = format!(
+                "chunks of a device are counted from 0\n  \
+                 nearest that work: chunk {before} in place of {chunk}"
+            );
             return Err(PipelineError::Csv { line, what, help });
         }
         chunks[device].push(found);
     }
-    Schedule::from_lists(name, microbatches, Placement::new(chunks)?, turns)
+    let written = Written::Table(&lines);
+    Schedule::checked(name, microbatches, Placement::new(chunks)?, turns, written)
 }
 
 #[derive(Clone, Copy)]
@@ -130,7 +156,12 @@ fn row(text: &str, line: usize, head: &[&str], most: usize) -> Result<Row> {
         match text.parse::<usize>() {
             Ok(number) if number < most => Ok(Some(number)),
             Ok(number) => {
-                let help = format!("the table has {most} turns, and all counts are below that");
+                let help = format!(
+                    "the table has {}, and all counts are below that\n  \
+                     nearest that work: {name} {}",
+                    counted(most, "turn"),
+                    most.saturating_sub(1)
+                );
                 refuse(line, format!("{name} {number}"), help)
             }
             Err(_) => {

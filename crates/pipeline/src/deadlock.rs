@@ -10,12 +10,14 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use crate::deadlock_remedy::remedy;
 use crate::error::{PipelineError, Result};
 use crate::flow::{self, At, Direction, Message};
 use crate::schedule::Schedule;
+use crate::written::Written;
 
 /// Refuses a schedule whose turns and messages would wait for each other in a circle.
-pub(crate) fn check(schedule: &Schedule) -> Result<()> {
+pub(crate) fn check(schedule: &Schedule, written: Written<'_>) -> Result<()> {
     if passes(schedule) {
         return Ok(());
     }
@@ -24,16 +26,18 @@ pub(crate) fn check(schedule: &Schedule) -> Result<()> {
         None => Ok(()),
         Some(circle) => {
             let lines = circle.iter().zip(circle.iter().cycle().skip(1));
-            let circle = lines.map(|(a, b)| {
-                format!("{} waits for {}", graph.words(schedule, *a), graph.words(schedule, *b))
-            });
-            Err(PipelineError::Deadlock { circle: circle.collect() })
+            let words = |node: usize| graph.words(schedule, written, node);
+            let lines = lines.map(|(a, b)| format!("{} waits for {}", words(*a), words(*b)));
+            let ends = graph.ends(&circle);
+            let (at, help) = remedy(schedule, &ends, written);
+            let error = PipelineError::Deadlock { circle: lines.collect(), help };
+            Err(at.map_or(error.clone(), |at| written.told(at, error)))
         }
     }
 }
 
 /// Whether all turns can be run, in the order of their lists and of the lanes.
-fn passes(schedule: &Schedule) -> bool {
+pub(crate) fn passes(schedule: &Schedule) -> bool {
     in_order(&schedule.messages()) && flow::walk(schedule, |_| ())
 }
 
@@ -146,9 +150,24 @@ impl Waits {
         Some(path)
     }
 
-    fn words(&self, schedule: &Schedule, node: usize) -> String {
-        let place =
-            |at: At| format!("device {}, turn {} ({})", at.device, at.index, schedule.turn(at));
+    /// The turns between which values go in a circle, as messages or within a device. The rest of it is
+    /// the order of lists: to change that between these turns is the only way out.
+    fn ends(&self, circle: &[usize]) -> Vec<At> {
+        let pairs = circle.iter().zip(circle.iter().cycle().skip(1));
+        let ends = pairs.flat_map(|(a, b)| match (self.turns.get(*a), self.turns.get(*b)) {
+            (Some(_), Some(_)) if a.checked_sub(1) == Some(*b) => vec![],
+            (Some(waiter), Some(needed)) => vec![*waiter, *needed],
+            _ => [a, b]
+                .into_iter()
+                .filter_map(|node| node.checked_sub(self.turns.len()))
+                .flat_map(|k| [self.messages[k].from, self.messages[k].to])
+                .collect(),
+        });
+        ends.collect()
+    }
+
+    fn words(&self, schedule: &Schedule, written: Written<'_>, node: usize) -> String {
+        let place = |at: At| written.place(at, &schedule.turn(at));
         match self.turns.get(node) {
             Some(at) => place(*at),
             None => {
@@ -196,7 +215,8 @@ mod tests {
                 }
                 turns.push(list);
             }
-            let schedule = Schedule::complete("test", m, placement.unwrap(), turns).unwrap();
+            let schedule =
+                Schedule::complete("test", m, placement.unwrap(), turns, Written::Lists).unwrap();
             let circle = Waits::new(&schedule).circle();
             assert_eq!(passes(&schedule), circle.is_none(), "{schedule}");
             *if circle.is_none() { &mut passed } else { &mut stuck } += 1;

@@ -27,17 +27,20 @@ pub enum PipelineError {
     },
     /// Stages that are not laid on devices one by one.
     #[error(
-        "{what}\n  every replica has each stage, 0 to the last, on exactly one device and chunk"
+        "{what}\n  every replica has each stage, 0 to the last, on exactly one device and chunk\n  \
+         usual fix: {help}"
     )]
     Placement {
         /// What is wrong, with the values.
         what: String,
+        /// What would work.
+        help: String,
     },
     /// Something that is not done.
     #[error(
         "stage {stage} (device {device}, chunk {chunk}) never runs {phase} of micro-batch \
          {microbatch}\n  each micro-batch of 0 to {last} has one F, one B and one W, or one BW for \
-         both, on every stage"
+         both, on every stage\n  {help}"
     )]
     Missing {
         /// The stage.
@@ -52,9 +55,11 @@ pub enum PipelineError {
         microbatch: usize,
         /// The last micro-batch.
         last: usize,
+        /// What would work.
+        help: String,
     },
     /// Something that is done twice, or for a micro-batch or chunk that there isn't.
-    #[error("device {device}, turn {index} ({turn}): {why}")]
+    #[error("device {device}, turn {index} ({turn}): {why}\n  {help}")]
     Turn {
         /// The device.
         device: usize,
@@ -64,12 +69,16 @@ pub enum PipelineError {
         turn: String,
         /// What is wrong about it.
         why: String,
+        /// What would work.
+        help: String,
     },
     /// Turns and messages that wait for each other in a circle.
-    #[error("the schedule would deadlock:\n  {}", .circle.join("\n  "))]
+    #[error("the schedule would deadlock\n  {}\n  {help}", .circle.join("\n  "))]
     Deadlock {
         /// Who waits for whom, a line each; the last waits for the first.
         circle: Vec<String>,
+        /// What would work.
+        help: String,
     },
     /// A table that is no schedule.
     #[error("line {line}: {what}\n  {help}")]

@@ -22,6 +22,7 @@ mod check;
 mod costs;
 pub mod csv;
 mod deadlock;
+mod deadlock_remedy;
 mod error;
 mod expand;
 mod flow;
@@ -34,6 +35,7 @@ mod simulate;
 pub mod split;
 mod turn;
 mod words;
+mod written;
 
 pub use costs::{Costs, Times};
 pub use error::{PipelineError, Result};

@@ -35,33 +35,43 @@ impl Placement {
 
     /// Any placement in which every replica has each stage exactly once.
     pub fn new(devices: Vec<Vec<Held>>) -> Result<Self> {
-        let refuse = |what: String| Err(PipelineError::Placement { what });
+        let refuse = |what: String, help: String| Err(PipelineError::Placement { what, help });
         let all = || devices.iter().flatten();
         let (Some(stages), Some(replicas)) = (
             all().map(|held| held.stage.saturating_add(1)).max(),
             all().map(|held| held.replica.saturating_add(1)).max(),
         ) else {
-            return refuse("no device holds a stage".to_owned());
+            let help = "give stage 0 to device 0, and F and BW of micro-batch 0 as its turns";
+            return refuse("no device holds a stage".to_owned(), help.to_owned());
         };
         if let Some(empty) = devices.iter().position(Vec::is_empty) {
-            return refuse(format!("device {empty} of {} holds no stage", devices.len()));
+            let help = format!("give device {empty} a stage, or count devices without a gap");
+            return refuse(format!("device {empty} of {} holds no stage", devices.len()), help);
         }
         let mut times = vec![vec![0_usize; stages.min(all().count())]; replicas.min(all().count())];
         for held in all() {
             let Some(time) = times.get_mut(held.replica).and_then(|row| row.get_mut(held.stage))
             else {
                 let Held { stage, replica } = held;
-                return refuse(format!(
-                    "stage {stage} of replica {replica}, but earlier are missing"
-                ));
+                let what = format!("stage {stage} of replica {replica}, but earlier are missing");
+                return refuse(what, "count stages and replicas without a gap".to_owned());
             };
             *time += 1;
         }
         for (replica, row) in times.iter().enumerate() {
-            if let Some(stage) = row.iter().position(|&time| time != 1) {
-                let found = row[stage];
-                return refuse(format!("stage {stage} of replica {replica} is held {found} times"));
-            }
+            let Some(stage) = row.iter().position(|&time| time != 1) else { continue };
+            let what = format!("stage {stage} of replica {replica} is held");
+            let holders: Vec<String> = holders(&devices, Held { stage, replica });
+            return match holders.as_slice() {
+                [] => {
+                    let help = format!("give stage {stage} to a device, or count without a gap");
+                    refuse(format!("{what} 0 times"), help)
+                }
+                [first, ..] => refuse(
+                    format!("{what} {} times: {}", row[stage], holders.join(", ")),
+                    format!("leave it to {first}, and give the other another stage or replica"),
+                ),
+            };
         }
         Ok(Placement { devices, stages })
     }
@@ -91,6 +101,15 @@ impl Placement {
         let in_row = |row: &Vec<Held>| row.iter().position(|h| *h == held);
         self.devices.iter().enumerate().find_map(|(d, row)| in_row(row).map(|c| (d, c)))
     }
+}
+
+/// Who holds a stage, in words.
+fn holders(devices: &[Vec<Held>], held: Held) -> Vec<String> {
+    let chunks = |(device, row): (usize, &Vec<Held>)| -> Vec<String> {
+        let own = row.iter().enumerate().filter(|(_, other)| **other == held);
+        own.map(|(chunk, _)| format!("device {device} chunk {chunk}")).collect()
+    };
+    devices.iter().enumerate().flat_map(chunks).collect()
 }
 
 fn rows(p: usize, v: usize, stage: impl Fn(usize, usize) -> usize) -> Vec<Vec<Held>> {

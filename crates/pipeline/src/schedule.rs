@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::flow::{self, At, Direction, Index, Message};
 use crate::placement::Placement;
 use crate::turn::{Turn, Turns};
+use crate::written::Written;
 
 /// Per device an ordered list of turns, and which stages its chunks are.
 ///
@@ -45,8 +46,19 @@ impl Schedule {
         placement: Placement,
         turns: Vec<Vec<Turn>>,
     ) -> Result<Self> {
-        let schedule = Schedule::complete(name, microbatches, placement, turns)?;
-        deadlock::check(&schedule)?;
+        Schedule::checked(name, microbatches, placement, turns, Written::Lists)
+    }
+
+    /// The schedule with these lists; what is wrong with them is told where they were written.
+    pub(crate) fn checked(
+        name: impl Into<String>,
+        microbatches: usize,
+        placement: Placement,
+        turns: Vec<Vec<Turn>>,
+        written: Written<'_>,
+    ) -> Result<Self> {
+        let schedule = Schedule::complete(name, microbatches, placement, turns, written)?;
+        deadlock::check(&schedule, written)?;
         Ok(schedule)
     }
 
@@ -56,8 +68,9 @@ impl Schedule {
         microbatches: usize,
         placement: Placement,
         turns: Vec<Vec<Turn>>,
+        written: Written<'_>,
     ) -> Result<Self> {
-        let index = check::complete(microbatches, &placement, &turns)?;
+        let index = check::complete(microbatches, &placement, &turns, written)?;
         Ok(Schedule { name: name.into(), microbatches, placement, turns, index })
     }
 

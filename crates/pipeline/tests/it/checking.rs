@@ -26,11 +26,15 @@ fn work_that_is_lost_or_doubled() {
     assert!(two(2, good(), good()).is_ok());
     refused(
         two(2, good(), fwd(0..2).then(bwd(0..1))),
-        &["stage 1 (device 1, chunk 0) never runs B of micro-batch 1", "0 to 1"],
+        &[
+            "stage 1 (device 1, chunk 0) never runs B of micro-batch 1",
+            "0 to 1",
+            "add BW1 to device 1 behind device 1, turn 1 (F1)",
+        ],
     );
     refused(
         two(2, good(), fwd(0..2).then(b(0..2)).then(w(0..1))),
-        &["stage 1", "never runs W of micro-batch 1"],
+        &["stage 1", "never runs W of micro-batch 1", "write BW in place of B at device 1, turn 3"],
     );
     refused(
         two(2, good().then(fwd(1..2)), good()),
@@ -41,7 +45,7 @@ fn work_that_is_lost_or_doubled() {
     refused(two(0, Turns::default(), Turns::default()), &["0 micro-batches", "nearest that work"]);
     let placement = Placement::looped(3, 1).unwrap();
     let lists = Schedule::from_lists("test", 1, placement, vec![good().list()]);
-    refused(lists, &["lists for 1 devices, and stages on 3"]);
+    refused(lists, &["lists for 1 device, and stages on 3"]);
 }
 
 #[test]
@@ -49,7 +53,10 @@ fn phases_out_of_order() {
     let good = || fwd(0..1).then(b(0..1)).then(w(0..1));
     refused(
         two(1, good(), b(0..1).then(fwd(0..1)).then(w(0..1))),
-        &["device 1, turn 0 (B0): B of micro-batch 0 comes before its F"],
+        &[
+            "device 1, turn 0 (B0): B of micro-batch 0 comes before its F\n",
+            "usual fix: move it behind device 1, turn 1 (F0)",
+        ],
     );
     refused(
         two(1, fwd(0..1).then(w(0..1)).then(b(0..1)), good()),
@@ -64,7 +71,12 @@ fn versions_of_a_microbatch_agree() {
     let one = Placement::looped(1, 1).unwrap();
     refused(
         Schedule::from_lists("test", 1, one, lists),
-        &["turn 1 (BW0)", "version 1 of the weights", "turn 0 read version 0"],
+        &[
+            "turn 1 (BW0)",
+            "version 1 of the weights",
+            "turn 0 (F0) read version 0",
+            "version 0 for both",
+        ],
     );
 }
 
@@ -91,13 +103,23 @@ fn circles_are_named() {
     let late = fwd(0..2).then(bwd(0..2));
     refused(
         two(2, early, late),
-        &["would deadlock", "device 0, turn 1 (BW0) waits for the message from device 1, turn 2"],
+        &[
+            "usual fix: move device 0, turn 2 (F1) before device 0, turn 1 (BW0)",
+            "device 0, turn 1 (BW0) waits for the message from device 1, turn 2",
+        ],
     );
     // Both micro-batches are sent in one order and awaited in the other.
     let swapped = fwd(1..2).then(fwd(0..1)).then(bwd(0..2));
     refused(
         two(2, fwd(0..2).then(bwd(0..2)), swapped),
         &["the message from device 0, turn 1 (F1)", "waits for the message from device 0, turn 0"],
+    );
+    // Both devices have their lists the wrong way round, so no single move is enough.
+    let hurried = || weave([fwd(0..3), bwd(0..3)]);
+    let patient = fwd(0..3).then(bwd(0..3));
+    refused(
+        two(3, hurried(), patient),
+        &["would deadlock", "usual fix: on every device first all F"],
     );
 }
 
@@ -125,7 +147,10 @@ fn replicas_run_side_by_side() {
     ];
     refused(
         Schedule::from_lists("both ways", 2, both(), lists),
-        &["device 1, turn 2 (F0.1): its micro-batch goes through replica 0, this is 1"],
+        &[
+            "device 1, turn 2 (F0.1): its micro-batch goes through replica 0, this is 1\n",
+            "chunk 0 of device 0",
+        ],
     );
 }
 

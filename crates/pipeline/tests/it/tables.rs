@@ -46,15 +46,85 @@ fn tables_that_are_refused() {
         (one("0,F,7,0,0\n0,BW,7,0,0\n"), ["line 2: microbatch 7", "has 2 turns"]),
         (one("0,F,0,0,0\n0,BW,0,0,1\n"), ["line 3: chunk 0 of device 0 is stage 1", "line 2 says"]),
         (one("0,F,0,1,0\n0,BW,0,1,0\n"), ["chunk 1 of device 0, but no chunk 0", "from 0"]),
-        (one("0,F,0,0,0\n1,F,0,0,0\n"), ["stage 0 of replica 0 is held 2 times", "exactly one"]),
-        (one("0,F,0,0,0\n0,F,1,0,0\n0,BW,0,0,0\n"), ["never runs B of micro-batch 1", "one BW"]),
-        (one("0,BW,0,0,0\n0,F,0,0,0\n"), ["turn 0 (BW0)", "comes before its F"]),
+        (one("0,F,0,0,0\n1,F,0,0,0\n"), ["held 2 times: device 0 chunk 0, device 1", "leave it"]),
+        (
+            one("0,F,0,0,0\n0,F,1,0,0\n0,BW,0,0,0\n"),
+            ["line 3: stage 0 (device 0, chunk 0) never runs B of micro-batch 1", "add BW1"],
+        ),
+        (
+            one("0,F,0,0,0\n0,B,0,0,0\n"),
+            ["line 3: stage 0", "write BW in place of B at line 3 (B0 of device 0)"],
+        ),
+        (
+            one("# hm\n0,BW,0,0,0\n0,F,0,0,0\n"),
+            ["line 3: device 0, turn 0 (BW0): B of micro-batch 0 comes", "behind line 4 (F0 of"],
+        ),
+        (one("0,BW,0,0,0\n"), ["line 2: device 0", "add F0 to device 0 before it"]),
+        (one("0,F,0,0,0\n0,W,0,0,0\n"), ["line 3: ", "add B0 to device 0 before it, or write BW"]),
+        (
+            one("0,F,0,0,0\n0,B,0,0,0\n0,BW,0,0,0\n"),
+            [
+                "line 4: device 0, turn 2 (BW0): B of micro-batch 0 is done twice",
+                "write W in place",
+            ],
+        ),
+        (
+            one("0,F,0,0,0\n0,F,0,0,0\n0,BW,0,0,0\n"),
+            ["line 3: ", "leave out one of the two, this or line 2 (F0 of device 0)"],
+        ),
+        (one("0,F,0,0,0\n2,F,0,0,1\n0,BW,0,0,0\n"), ["device 1 of 3 holds no", "without a gap"]),
     ] {
         let said = csv::read("mine", &text).unwrap_err().to_string();
         for word in words {
             assert!(said.contains(word), "`{word}` is not in: {said}");
         }
     }
+}
+
+/// What a refusal of a deadlock says, done to the table, makes a table that is read.
+#[test]
+fn a_table_that_is_stuck_says_which_line_to_move() {
+    let stuck =
+        "device,part,microbatch\n0,F,0\n0,BW,0\n0,F,1\n0,BW,1\n1,F,0\n1,F,1\n1,BW,0\n1,BW,1\n";
+    let said = csv::read("mine", stuck).unwrap_err().to_string();
+    assert!(said.starts_with("line 4: the schedule would deadlock\n"), "{said}");
+    let fix = "usual fix: move line 4 (F1 of device 0) before line 3 (BW0 of device 0)";
+    assert!(said.ends_with(fix), "{said}");
+    let mut lines: Vec<&str> = stuck.lines().collect();
+    lines.swap(2, 3);
+    assert!(csv::read("mine", &lines.join("\n")).is_ok());
+}
+
+/// Of every schedule, each pair of neighbours on a device changes places: whatever is refused for that is
+/// told with a line, and with something to do about it.
+#[test]
+fn rows_that_changed_places() {
+    let (mut fine, mut moved, mut stuck) = (0, 0, 0);
+    for named in Named::ALL {
+        let table = csv::write(&build(named, 3, 6));
+        let lines: Vec<&str> = table.lines().collect();
+        for k in 1..lines.len() - 1 {
+            let mut lines = lines.clone();
+            lines.swap(k, k + 1);
+            let Err(error) = csv::read("mine", &lines.join("\n")) else {
+                fine += 1;
+                continue;
+            };
+            let said = error.to_string();
+            let (first, fix) = (said.lines().next().unwrap(), said.lines().last().unwrap());
+            assert!(first.starts_with("line "), "{said}");
+            assert!(fix.trim().starts_with("usual fix: move "), "{said}");
+            *if said.contains("deadlock") { &mut stuck } else { &mut moved } += 1;
+        }
+    }
+    assert!(fine > 10 && moved > 5 && stuck > 10, "{fine} {moved} {stuck}");
+}
+
+#[test]
+fn bytes_that_are_no_text() {
+    assert_eq!(csv::decode("device,part # é".as_bytes()), Ok("device,part # é"));
+    let said = csv::decode(b"device,part\n# caf\xe9\n").unwrap_err().to_string();
+    assert!(said.starts_with("line 2: the byte 0xe9") && said.contains("in UTF-8"), "{said}");
 }
 
 /// A short table cannot ask for more memory than it has rows.

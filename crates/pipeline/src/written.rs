@@ -1,0 +1,41 @@
+//! Where turns were written, so that whoever wrote them is told the place: as lists in a program, or
+//! as lines of a table.
+
+use crate::error::PipelineError;
+use crate::flow::At;
+use crate::turn::Turn;
+
+/// What lists of turns come from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Written<'a> {
+    /// A program.
+    Lists,
+    /// A table: for every turn of every device its line, from 1.
+    Table(&'a [Vec<usize>]),
+}
+
+impl Written<'_> {
+    /// A turn and its place, within a sentence.
+    pub(crate) fn place(&self, at: At, turn: &Turn) -> String {
+        let At { device, index } = at;
+        match self {
+            Written::Lists => format!("device {device}, turn {index} ({turn})"),
+            Written::Table(lines) => {
+                format!("line {} ({turn} of device {device})", lines[device][index])
+            }
+        }
+    }
+
+    /// An error about the turn at a place, with its line where it has one.
+    pub(crate) fn told(&self, at: At, error: PipelineError) -> PipelineError {
+        match self {
+            Written::Lists => error,
+            Written::Table(lines) => {
+                let text = error.to_string();
+                let (what, help) = text.split_once("\n  ").unwrap_or((&text, ""));
+                let line = lines[at.device][at.index];
+                PipelineError::Csv { line, what: what.to_owned(), help: help.to_owned() }
+            }
+        }
+    }
+}
