@@ -1,7 +1,11 @@
 //! A schedule in a terminal.
 //!
 //! Every column of characters is a stretch of time, and shows the turn that runs in its middle. A
-//! turn shows its part and micro-batch where they fit, and its part alone where they don't.
+//! turn shows its part and micro-batch where they fit, and its part alone where they don't. A picture
+//! that is wider than a terminal is folded: it goes on in bands one below the other, each with its own
+//! axis.
+
+use std::ops::Range;
 
 use super::scale::ticks;
 use super::{Ink, Panel, longest, short, shortest};
@@ -14,7 +18,12 @@ pub struct Look {
     pub width: usize,
     /// Whether lines may contain colour codes.
     pub colour: bool,
+    /// Whether a picture that is wider goes on below; without this it is drawn smaller.
+    pub fold: bool,
 }
+
+/// Lines that a folded picture takes at most; where that is not enough, it is drawn smaller.
+const MOST_LINES: usize = 240;
 
 /// Draws schedules below each other, on one scale of time.
 pub fn text(panels: &[Panel<'_>], look: Look) -> String {
@@ -34,71 +43,93 @@ struct Canvas {
     /// Columns per unit of time.
     scale: f64,
     columns: usize,
+    /// Columns of a band: as many as there are, if the picture is not folded.
+    band: usize,
     /// Columns before a row's first turn.
     margin: usize,
+}
+
+/// Columns in which a device does one thing.
+struct Run {
+    /// The number of the turn; nothing where the device waits.
+    turn: Option<usize>,
+    columns: Range<usize>,
 }
 
 impl Canvas {
     fn new(panels: &[Panel<'_>], look: Look) -> Self {
         let devices = panels.iter().map(|panel| panel.schedule.devices()).max().unwrap_or(1);
         let margin = "device ".len() + devices.saturating_sub(1).to_string().len() + 2;
-        let peaks = if panels.iter().any(|panel| panel.schedule.splits()) { 14 } else { 7 };
-        let room = look.width.saturating_sub(margin + peaks).max(20);
+        let kept = panels.iter().map(|panel| 2 + kept(panel).len()).max().unwrap_or(0);
+        let room = look.width.saturating_sub(margin + kept).max(20);
+        let bands = if look.fold { (MOST_LINES / (devices + 1)).max(1) } else { 1 };
         let labels = panels.iter().flat_map(|panel| panel.timeline.devices.iter().flatten());
         let widest = labels.map(|timed| label(timed, look.colour).len()).max().unwrap_or(1);
         let (long, short) = (longest(panels), shortest(panels));
         // Turns of one length should look it, so the shortest takes whole columns if it can have one.
-        let fit = room as f64 / long;
-        let scale = match (fit * short).min((widest + 1) as f64) {
-            less if less < 1.0 => fit,
-            columns => columns.floor() / short,
+        let fit = (room * bands) as f64 / long;
+        let (scale, whole) = match (fit * short).min((widest + 1) as f64) {
+            less if less < 1.0 => (fit, 1),
+            columns => (columns.floor() / short, columns as usize),
         };
-        Canvas { colour: look.colour, scale, columns: (long * scale).round() as usize, margin }
+        let columns = (long * scale).round() as usize;
+        // Bands end where the shortest turns do, so that few turns are cut.
+        let band = if columns <= room { columns.max(1) } else { room / whole * whole };
+        Canvas { colour: look.colour, scale, columns, band, margin }
     }
 
     fn panel(&self, panel: &Panel<'_>) -> Vec<String> {
-        let splits = panel.schedule.splits();
         let head = format!("{}: {}", panel.name(), panel.title());
         let mut lines = vec![self.strong(&head), panel.results()];
-        let peaks = if splits { "kept to B   to W" } else { "kept" };
-        lines.push(format!("{:1$}  {peaks}", "", self.margin + self.columns));
-        for (device, turns) in panel.timeline.devices.iter().enumerate() {
-            let row = self.row(turns, panel.schedule.placement().chunks(device));
-            let (until_b, until_w) = panel.peaks(device);
-            let peaks = match splits {
-                true => format!("{:>9} {:>6}", short(until_b), short(until_w)),
-                false => format!("{:>4}", short(until_b)),
-            };
-            let name = format!("device {device}");
-            lines.push(format!("{name:<margin$}{row}  {peaks}", margin = self.margin));
+        lines.push(format!("{:1$}  {2}", "", self.margin + self.band, kept(panel)));
+        let devices = &panel.timeline.devices;
+        let runs: Vec<Vec<Run>> = devices.iter().map(|turns| self.runs(turns)).collect();
+        // A schedule that ends before others it is drawn with has no bands behind its end.
+        let end = (panel.timeline.makespan * self.scale).ceil() as usize;
+        for start in (0..end.clamp(1, self.columns.max(1))).step_by(self.band) {
+            let band = start..(start + self.band).min(self.columns);
+            for (device, turns) in devices.iter().enumerate() {
+                let chunks = panel.schedule.placement().chunks(device);
+                let row = self.row(&runs[device], turns, chunks, &band);
+                let name = format!("device {device}");
+                // What is kept is said once, beside the first band.
+                let kept = if start == 0 { peaks(panel, device) } else { String::new() };
+                lines.push(format!("{name:<margin$}{row}{kept}", margin = self.margin));
+            }
+            lines.push(self.axis(&band));
         }
-        lines.push(self.axis());
         lines
     }
 
-    /// One device's turns, and dots where it waits.
-    fn row(&self, turns: &[Timed], chunks: usize) -> String {
-        let mut row = String::new();
+    /// What one device does in all columns.
+    fn runs(&self, turns: &[Timed]) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
         let mut next = 0;
-        let mut column = 0;
-        while column < self.columns {
-            let shown = |column: usize, next: &mut usize| {
-                let time = (column as f64 + 0.5) / self.scale;
-                while turns.get(*next).is_some_and(|turn| turn.end <= time) {
-                    *next += 1;
-                }
-                turns.get(*next).filter(|turn| turn.start <= time).map(|_| *next)
-            };
-            let here = shown(column, &mut next);
-            let mut end = column + 1;
-            while end < self.columns && shown(end, &mut next) == here {
-                end += 1;
+        for column in 0..self.columns {
+            let time = (column as f64 + 0.5) / self.scale;
+            while turns.get(next).is_some_and(|turn| turn.end <= time) {
+                next += 1;
             }
-            match here {
-                None => row.extend(std::iter::repeat_n(self.gap(), end - column)),
-                Some(index) => row += &self.block(&turns[index], end - column, chunks),
+            let turn = turns.get(next).filter(|turn| turn.start <= time).map(|_| next);
+            match runs.last_mut() {
+                Some(run) if run.turn == turn => run.columns.end = column + 1,
+                _ => runs.push(Run { turn, columns: column..column + 1 }),
             }
-            column = end;
+        }
+        runs
+    }
+
+    /// One device's turns in a band, and dots where it waits.
+    fn row(&self, runs: &[Run], turns: &[Timed], chunks: usize, band: &Range<usize>) -> String {
+        let mut row = String::new();
+        let first = runs.partition_point(|run| run.columns.end <= band.start);
+        for run in runs[first..].iter().take_while(|run| run.columns.start < band.end) {
+            let (start, end) = (run.columns.start.max(band.start), run.columns.end.min(band.end));
+            let before = start - run.columns.start;
+            match run.turn {
+                None => row.extend(std::iter::repeat_n(self.gap(), end - start)),
+                Some(index) => row += &self.block(&turns[index], end - start, before, chunks),
+            }
         }
         row
     }
@@ -107,15 +138,18 @@ impl Canvas {
         if self.colour { ' ' } else { '.' }
     }
 
-    /// A turn in so many columns.
-    fn block(&self, timed: &Timed, width: usize, chunks: usize) -> String {
+    /// A turn in so many columns, with those that it has had in the band before. It has its label once,
+    /// where there is room for it.
+    fn block(&self, timed: &Timed, width: usize, before: usize, chunks: usize) -> String {
         let ink = Ink::of(&timed.turn);
         let label = label(timed, self.colour);
+        let label = if before < label.len() { label } else { String::new() };
         if self.colour {
             let (back, front) = ink.codes(timed.turn.chunk, chunks);
             let label = if label.len() <= width { label } else { String::new() };
             // A mark on the left, so that neighbours of one colour are told apart.
-            let body = if width > label.len() { format!("▏{label}") } else { label };
+            let marked = before == 0 && width > label.len();
+            let body = if marked { format!("▏{label}") } else { label };
             return format!("\x1b[48;5;{back};38;5;{front}m{body:<width$}\x1b[0m");
         }
         match label.len() {
@@ -125,12 +159,17 @@ impl Canvas {
         }
     }
 
-    fn axis(&self) -> String {
+    fn axis(&self, band: &Range<usize>) -> String {
         let mut line = " ".repeat(self.margin);
+        let last = band.end == self.columns;
         for tick in ticks(self.columns as f64 / self.scale, 8.0 / self.scale) {
-            let column = self.margin + (tick * self.scale).round() as usize;
-            let text = short(tick);
-            if column >= line.len() && column + text.len() <= self.margin + self.columns + 2 {
+            let column = (tick * self.scale).round() as usize;
+            // What marks the end of a band marks the start of the next.
+            if column < band.start || (column >= band.end && !last) {
+                continue;
+            }
+            let (column, text) = (self.margin + column - band.start, short(tick));
+            if column >= line.len() && column + text.len() <= self.margin + self.band + 2 {
                 line += &" ".repeat(column - line.len());
                 line += &text;
             }
@@ -179,6 +218,20 @@ impl Canvas {
 
     fn strong(&self, text: &str) -> String {
         if self.colour { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// The words above what devices keep.
+fn kept(panel: &Panel<'_>) -> &'static str {
+    if panel.schedule.splits() { "kept to B   to W" } else { "kept" }
+}
+
+/// What a device keeps, below these words.
+fn peaks(panel: &Panel<'_>, device: usize) -> String {
+    let (until_b, until_w) = panel.peaks(device);
+    match panel.schedule.splits() {
+        true => format!("  {:>9} {:>6}", short(until_b), short(until_w)),
+        false => format!("  {:>4}", short(until_b)),
     }
 }
 

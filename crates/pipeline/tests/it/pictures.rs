@@ -5,7 +5,7 @@ use phalanx_pipeline::{Costs, Named, Schedule, Timeline, simulate};
 
 use crate::support::{build, times};
 
-const PLAIN: Look = Look { width: 120, colour: false };
+const PLAIN: Look = Look { width: 120, colour: false, fold: false };
 
 fn played(named: Named, p: usize, m: usize) -> (Schedule, Timeline) {
     let schedule = build(named, p, m);
@@ -52,7 +52,7 @@ fn plain_text_in_full() {
 #[test]
 fn colours_change_nothing_but_colours() {
     let played = [played(Named::Interleaved, 4, 8)];
-    let coloured = text(&panels(&played), Look { width: 200, colour: true });
+    let coloured = text(&panels(&played), Look { width: 200, colour: true, fold: false });
     assert!(coloured.contains("\x1b[48;5;"));
     let mut plain = String::new();
     let mut rest = coloured.as_str();
@@ -69,12 +69,81 @@ fn colours_change_nothing_but_colours() {
 #[test]
 fn lines_fit_the_terminal() {
     for (named, p, m) in [(Named::ZbV, 8, 32), (Named::OneFOneB, 16, 64), (Named::ZbH2, 3, 2)] {
-        for width in [60, 80, 132] {
-            let found = text(&panels(&[played(named, p, m)]), Look { width, colour: false });
-            let rows = found.lines().filter(|line| line.starts_with("device"));
-            let widest = rows.map(|row| row.chars().count()).max().unwrap();
-            assert!(widest <= width + 6, "{named} in {width}: {widest}");
+        for (width, fold) in [60, 80, 132].into_iter().flat_map(|w| [(w, false), (w, true)]) {
+            let found = text(&panels(&[played(named, p, m)]), Look { width, colour: false, fold });
+            let picture = found.lines().skip(2).take_while(|line| !line.is_empty());
+            let widest = picture.map(|line| line.chars().count()).max().unwrap();
+            assert!(widest <= width, "{named} in {width}: {widest}\n{found}");
         }
+    }
+}
+
+/// The rows of a picture, those of one device one behind the other, without names and what is kept.
+fn rows(picture: &str, devices: usize) -> Vec<String> {
+    let mut rows = vec![String::new(); devices];
+    for line in picture.lines().filter(|line| line.starts_with("device ")) {
+        let (device, row) = line["device ".len()..].split_once(' ').unwrap();
+        // Behind a row are two columns and right-aligned numbers.
+        let row = row.trim_start();
+        let row = row.split_once("   ").map_or(row, |(row, _)| row);
+        rows[device.parse::<usize>().unwrap()] += &format!("{} ", row.trim_end());
+    }
+    rows
+}
+
+#[test]
+fn a_folded_picture_goes_on_below() {
+    // All turns are equally long, so that none is cut, and the bands make the whole row again.
+    let played = [played(Named::ZbH1, 4, 30)];
+    let draw = |width, fold| text(&panels(&played), Look { width, colour: false, fold });
+    let (wide, folded) = (draw(1000, false), draw(70, true));
+    let words = |picture: &str| -> Vec<Vec<String>> {
+        let split = |row: &String| -> Vec<String> {
+            row.split_whitespace().map(|word| word.trim_matches('.').to_owned()).collect()
+        };
+        let turns = |row: &String| split(row).into_iter().filter(|word| !word.is_empty()).collect();
+        rows(picture, 4).iter().map(turns).collect()
+    };
+    assert_eq!(words(&wide), words(&folded), "{wide}\n{folded}");
+    assert_eq!(words(&folded)[0].len(), 90, "{folded}");
+    let bands = folded.lines().filter(|line| line.starts_with("device 3")).count();
+    assert!(bands > 5, "{folded}");
+    assert_eq!(folded.matches("kept to B").count(), 1);
+    // Every mark of time is at the same turn as in the whole picture: 4 columns each.
+    let axes =
+        folded.lines().filter(|line| line.starts_with("          ") && !line.contains("kept"));
+    let marks: Vec<u32> = axes
+        .flat_map(|line| {
+            line.split_whitespace().map(|mark| mark.parse().unwrap()).collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(marks.len() > 40 && marks.windows(2).all(|pair| pair[1] == pair[0] + 2), "{marks:?}");
+}
+
+#[test]
+fn a_turn_that_is_cut_has_one_label() {
+    let played = [played(Named::OneFOneB, 8, 32)];
+    for (width, colour) in (60..90).flat_map(|width| [(width, false), (width, true)]) {
+        let folded = text(&panels(&played), Look { width, colour, fold: true });
+        let first: String = folded.lines().filter(|line| line.starts_with("device 7")).collect();
+        for label in ["11", "29"].map(|n| if colour { n.to_owned() } else { format!("B{n}") }) {
+            let found = first.matches(&format!("{label}-")).count();
+            let found = if colour { first.matches(&label).count() } else { found };
+            // In colour forwards and backwards have the same label; codes hold none of these numbers.
+            assert_eq!(found, if colour { 2 } else { 1 }, "{width} {label}: {folded}");
+        }
+    }
+}
+
+/// Many devices, or very many turns, make it smaller rather than endless.
+#[test]
+fn a_folded_picture_is_not_endless() {
+    for (p, m) in [(64, 128), (2, 2000), (300, 2)] {
+        let found = text(
+            &panels(&[played(Named::OneFOneB, p, m)]),
+            Look { width: 80, colour: false, fold: true },
+        );
+        assert!(found.lines().count() < 250.max(p + 20), "{p} {m}: {}", found.lines().count());
     }
 }
 
