@@ -1,26 +1,30 @@
 //! `phalanx schedule`: a pipeline schedule as numbers, picture and table.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use console::Term;
 use phalanx::pipeline::picture::{self, Look, Panel};
 use phalanx::pipeline::{
     Costs, Named, PipelineError, Schedule, Shape, Times, Warmup, csv, simulate,
 };
-use phalanx::train::error::{Error, Problem, Result};
+use phalanx::train::error::{Error, Place, Problem, Result};
 use phalanx::train::pipeline::read_schedule;
 use phalanx::train::progress::{Stream, Style};
-use phalanx_sys::write_atomic;
+use phalanx_sys::Staged;
 use serde::Serialize;
 
-use crate::args::Schedule as Asked;
+use crate::args::{Schedule as Asked, WarmupArg};
 use crate::out;
 
 /// The width of lines that go elsewhere than to a terminal.
 const PAGE: usize = 240;
 
+/// The width of a terminal that does not tell.
+const USUAL: usize = 80;
+
 /// Makes the schedules, plays them through, and shows or writes what is asked for.
 pub(crate) fn run(asked: &Asked) -> Result<()> {
+    can_write(asked)?;
     let schedules = schedules(asked)?;
     let costs = Costs::even(Times { f: asked.tf, b: asked.tb, w: asked.tw }, asked.hop)?;
     let timelines =
@@ -30,12 +34,11 @@ pub(crate) fn run(asked: &Asked) -> Result<()> {
         .zip(&timelines)
         .map(|(schedule, timeline)| Panel::new(schedule, timeline))
         .collect();
-    if let Some(file) = &asked.csv {
-        write(file, &csv::write(&schedules[0]))?;
-    }
-    if let Some(file) = &asked.svg {
-        write(file, &picture::svg(&panels))?;
-    }
+    let table = asked.csv.as_ref().map(|file| (file, csv::write(&schedules[0])));
+    let drawing = asked.svg.as_ref().map(|file| (file, picture::svg(&panels)));
+    let staged = [table, drawing].into_iter().flatten();
+    let staged = staged.map(|(file, text)| Staged::write(file, |to| to.write_all(text.as_bytes())));
+    staged.collect::<Result<Vec<_>, _>>()?.into_iter().try_for_each(Staged::put_in_place)?;
     match asked.json {
         true => panels.iter().for_each(|panel| out::json(&Numbers::new(asked, panel))),
         false => out::line(picture::text(&panels, look()).trim_end()),
@@ -43,52 +46,173 @@ pub(crate) fn run(asked: &Asked) -> Result<()> {
     Ok(())
 }
 
+/// Refuses files that could not be written, and two in one place.
+fn can_write(asked: &Asked) -> Result<()> {
+    let files = [("--svg", &asked.svg), ("--csv", &asked.csv)];
+    for (key, file) in files {
+        let Some(file) = file else { continue };
+        // A temporary file beside it is all that is needed; it goes away with this value.
+        Staged::write(file, |_| Ok(())).map_err(|error| {
+            let told = Problem::from(error.told());
+            let problem = Problem::new(format!("{key} {} cannot be written", file.display()));
+            let problem =
+                told.because.into_iter().fold(problem.because(told.message), Problem::because);
+            Error::refused(problem.fix("name a file in a folder that exists and can be written to"))
+        })?;
+    }
+    let place = |file: &PathBuf| {
+        let file = std::path::absolute(file).ok()?;
+        Some((file.parent()?.canonicalize().ok()?, file.file_name()?.to_owned()))
+    };
+    match (&asked.svg, &asked.csv) {
+        (Some(svg), Some(csv)) if place(svg) == place(csv) => {
+            let what = format!("--svg {} and --csv {}", svg.display(), csv.display());
+            let problem =
+                Problem::new(what).because("they are one file, which can hold only one of them");
+            let table = csv.with_extension("csv");
+            let fix = match place(&table) == place(svg) {
+                true => format!("--svg {}", svg.with_extension("svg").display()),
+                false => format!("--csv {}", table.display()),
+            };
+            Err(Error::refused(problem.nearest(fix)))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The schedule asked for, then those it is compared with.
 fn schedules(asked: &Asked) -> Result<Vec<Schedule>> {
-    let main = asked.name.iter().map(|name| one(asked, name, false));
     let others = asked.compare.iter().filter(|name| asked.name.as_ref() != Some(*name));
-    let all: Vec<Schedule> =
-        main.chain(others.map(|name| one(asked, name, true))).collect::<Result<_>>()?;
-    if let ([_, _, ..], Some(file)) = (&all[..], &asked.csv) {
+    let main = asked.name.iter().map(|name| Wanted::new(name, false));
+    let wanted: Vec<Wanted> =
+        main.chain(others.map(|name| Wanted::new(name, true))).collect::<Result<_>>()?;
+    if let ([_, _, ..], Some(file)) = (&wanted[..], &asked.csv) {
         let file = file.display();
-        let problem = Problem::new(format!("--csv {file} with {} schedules", all.len()));
+        let problem = Problem::new(format!("--csv {file} with {} schedules", wanted.len()));
         return Err(Error::refused(
             problem.because("a table holds one schedule").fix("leave out --compare"),
         ));
     }
-    Ok(all)
+    heard(asked, &wanted)?;
+    // A table knows its own shape, and others are compared with it in that shape.
+    let table = wanted.iter().find_map(|wanted| match &wanted.order {
+        Order::Own(schedule) => Some(schedule.as_ref()),
+        Order::Named(_) => None,
+    });
+    wanted.iter().map(|wanted| wanted.build(asked, table)).collect()
 }
 
-/// A schedule by its name. One that others are compared with takes what suits it of the settings.
-fn one(asked: &Asked, name: &str, compared: bool) -> Result<Schedule> {
-    if let Some(file) = name.strip_prefix("csv:") {
-        return from_file(asked, Path::new(file));
+/// A schedule by its name.
+struct Wanted {
+    name: String,
+    order: Order,
+    /// Whether it is there to be compared with: then it takes what suits it of the settings.
+    compared: bool,
+}
+
+enum Order {
+    Named(Named),
+    /// From a table.
+    Own(Box<Schedule>),
+}
+
+impl Wanted {
+    fn new(name: &str, compared: bool) -> Result<Self> {
+        let order = match name.strip_prefix("csv:") {
+            Some(file) => Order::Own(Box::new(from_file(file)?)),
+            None => Order::Named(name.parse()?),
+        };
+        Ok(Wanted { name: name.to_owned(), order, compared })
     }
-    let named: Named = name.parse()?;
-    let needed = |value: Option<usize>, key: &str| {
-        value.ok_or_else(|| {
-            let problem = Problem::new(format!("{name} needs --{key}"));
-            Error::refused(problem.fix(format!("add --{key} with a whole number, such as 8")))
+
+    fn build(&self, asked: &Asked, table: Option<&Schedule>) -> Result<Schedule> {
+        let named = match &self.order {
+            Order::Own(schedule) => {
+                return fits(asked, schedule).map(|()| schedule.as_ref().clone());
+            }
+            Order::Named(named) => *named,
+        };
+        let needed = |value: Option<usize>, key: &str| {
+            value.ok_or_else(|| {
+                let problem = Problem::new(format!("{named} needs --{key}"));
+                Error::refused(problem.fix(format!("add --{key} with a whole number, such as 8")))
+            })
+        };
+        let stages = asked.stages.or(table.map(Schedule::devices));
+        let microbatches = asked.microbatches.or(table.map(Schedule::microbatches));
+        let mut shape =
+            Shape::new(needed(stages, "stages")?, needed(microbatches, "microbatches")?);
+        if !self.compared || takes_chunks(named) {
+            shape.chunks = asked.chunks;
+        }
+        if !self.compared || named == Named::OneFOneB {
+            shape = shape.warmup(Warmup::from(asked.warmup));
+        }
+        Ok(named.build(shape)?)
+    }
+}
+
+fn takes_chunks(named: Named) -> bool {
+    matches!(named, Named::Interleaved | Named::BreadthFirst)
+}
+
+/// Refuses settings that none of the schedules would take notice of.
+fn heard(asked: &Asked, wanted: &[Wanted]) -> Result<()> {
+    // One that is not there for comparison takes all settings, or refuses them itself.
+    let by = |suits: &dyn Fn(Named) -> bool| {
+        wanted.iter().any(|wanted| match wanted.order {
+            Order::Named(named) => !wanted.compared || suits(named),
+            Order::Own(_) => false,
         })
     };
-    let mut shape =
-        Shape::new(needed(asked.stages, "stages")?, needed(asked.microbatches, "microbatches")?);
-    if !compared || matches!(named, Named::Interleaved | Named::BreadthFirst) {
-        shape.chunks = asked.chunks;
+    let refuse = |key: &str, value: String, why: &str, instead: &str| {
+        let names: Vec<&str> = wanted.iter().map(|wanted| wanted.name.as_str()).collect();
+        let what = format!("--{key} {value} has no effect with {}", names.join(", "));
+        let fix = format!("leave out --{key}, or {instead}");
+        Err(Error::refused(Problem::new(what).because(why).fix(fix)))
+    };
+    match asked.chunks {
+        Some(v) if !by(&|named| takes_chunks(named) || named.usual_chunks() == v) => refuse(
+            "chunks",
+            v.to_string(),
+            "a table says by itself which chunks a device holds, and most schedules have a fixed number",
+            "interleaved or breadth-first",
+        ),
+        _ if matches!(asked.warmup, WarmupArg::Pb) && !by(&|named| named == Named::OneFOneB) => {
+            refuse(
+                "warmup",
+                "pb".to_owned(),
+                "a table says by itself how many micro-batches a stage starts with, and only 1f1b has a choice",
+                "1f1b",
+            )
+        }
+        _ => Ok(()),
     }
-    if !compared || named == Named::OneFOneB {
-        shape = shape.warmup(Warmup::from(asked.warmup));
-    }
-    Ok(named.build(shape)?)
 }
 
-/// A schedule from a table, which says itself how many devices, micro-batches and chunks it has.
-fn from_file(asked: &Asked, file: &Path) -> Result<Schedule> {
-    let schedule = read_schedule(file)?;
+/// The schedule in a table.
+fn from_file(file: &str) -> Result<Schedule> {
+    if file.is_empty() {
+        let problem = Problem::new("`csv:` names no file");
+        return Err(Error::refused(
+            problem.fix("write a file behind the colon, such as csv:mine.csv"),
+        ));
+    }
+    let path = Path::new(file);
+    // What cannot be read at all is told below.
+    if let Ok(bytes) = std::fs::read(path) {
+        csv::decode(&bytes).map_err(|error| {
+            Error::from(error).at(Place { source: file.to_owned(), line: None, key: None })
+        })?;
+    }
+    read_schedule(path)
+}
+
+/// Refuses other numbers of devices and micro-batches than a table has.
+fn fits(asked: &Asked, schedule: &Schedule) -> Result<()> {
     for (given, found, key) in [
         (asked.stages, schedule.devices(), "stages"),
         (asked.microbatches, schedule.microbatches(), "microbatches"),
-        (asked.chunks, schedule.chunks(), "chunks"),
     ] {
         if let Some(given) = given.filter(|given| *given != found) {
             let name = schedule.name();
@@ -97,7 +221,7 @@ fn from_file(asked: &Asked, file: &Path) -> Result<Schedule> {
             return Err(Error::refused(Problem::new(what).fix(fix)));
         }
     }
-    Ok(schedule)
+    Ok(())
 }
 
 /// The numbers of a schedule, in the order in which they are printed.
@@ -142,11 +266,35 @@ impl<'a> Numbers<'a> {
     }
 }
 
+/// A terminal gets a picture of its width, folded if need be; whatever else reads it gets long lines.
 fn look() -> Look {
-    let columns = Term::stdout().size_checked().map(|(_, columns)| usize::from(columns));
-    Look { width: columns.unwrap_or(PAGE), colour: Style::of(Stream::Stdout).colour }
+    let term = Term::stdout();
+    let told = term.size_checked().map(|(_, columns)| usize::from(columns));
+    let columns = term.is_term().then(|| columns(told, std::env::var("COLUMNS").ok().as_deref()));
+    Look {
+        width: columns.unwrap_or(PAGE),
+        colour: Style::of(Stream::Stdout).colour,
+        fold: columns.is_some(),
+    }
 }
 
-fn write(file: &Path, text: &str) -> Result<()> {
-    Ok(write_atomic(file, |to| to.write_all(text.as_bytes()))?)
+/// The width of a terminal: what it tells, or else what the variable says, or else what most have.
+fn columns(told: Option<usize>, variable: Option<&str>) -> usize {
+    let said = || variable.and_then(|text| text.trim().parse().ok());
+    told.filter(|columns| *columns > 0)
+        .or_else(|| said().filter(|columns| *columns > 0))
+        .unwrap_or(USUAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_tells_its_width_or_the_variable_does() {
+        assert_eq!(columns(Some(132), Some("60")), 132);
+        assert_eq!([columns(Some(0), Some("60")), columns(None, Some(" 60 "))], [60, 60]);
+        assert_eq!([columns(None, Some("0")), columns(Some(0), Some("x"))], [80, 80]);
+        assert_eq!(columns(None, None), 80);
+    }
 }

@@ -125,7 +125,7 @@ impl Costs {
         PipelineError::Costs {
             what: format!("{times}, hop = {hop}: `{name}` would end at no time that is a number"),
             help: format!(
-                "the latest time that there is is {:.0e}\n  \
+                "numbers end at {:.1e}\n  \
                  usual fix: a larger unit, in which no time is above {}",
                 f64::MAX,
                 typed(most)

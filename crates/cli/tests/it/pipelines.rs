@@ -155,7 +155,7 @@ fn tables_that_do_not_fit_are_refused_by_name() {
         let kept: Vec<&str> = text.lines().filter(|line| *line != "1,B,3,0,1,0,0").collect();
         kept.join("\n")
     });
-    refused(&lost, &["device 1", "W of micro-batch 3 comes before its B", "lost.csv"]);
+    refused(&lost, &["device 1", "W of micro-batch 3 comes before its B", "lost.csv:"]);
     let twice = spoil("twice.csv", &|text| format!("{text}0,F,0,0,0,0,0\n"));
     refused(&twice, &["device 0", "micro-batch 0", "twice.csv"]);
     let odd = spoil("odd.csv", &|text| text.replace("0,F,2,", "0,G,2,"));
@@ -167,6 +167,10 @@ fn tables_that_do_not_fit_are_refused_by_name() {
         "device,part,microbatch\n0,F,0\n0,BW,0\n0,F,1\n0,BW,1\n1,F,0\n1,F,1\n1,BW,0\n1,BW,1\n";
     let stuck = spoil("stuck.csv", &|_| stuck.to_owned());
     let sets = ["parallel.pp=2", "train.microbatches=2", &stuck];
-    self::refused(dir, &sets, &["stuck.csv", "BW0", "F1"]);
+    self::refused(
+        dir,
+        &sets,
+        &["(stuck.csv:4)", "move line 4 (F1 of device 0) before line 3 (BW0"],
+    );
     refused("parallel.schedule=csv:none.csv", &["cannot read none.csv"]);
 }

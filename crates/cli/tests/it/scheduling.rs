@@ -87,13 +87,47 @@ fn drawings_and_tables_are_written_and_tables_read() {
     let wrong = phalanx(dir.path(), &[&["schedule", "csv:a.csv", "--stages", "3"]]);
     wrong.refused(&["--stages 3, but csv:a.csv has 4"]);
     let table = fs::read_to_string(dir.path().join("a.csv")).unwrap();
-    let lost: Vec<&str> = table.lines().filter(|line| *line != "3,B,7,0,3,0,0").collect();
-    fs::write(dir.path().join("b.csv"), lost.join("\n")).unwrap();
+    let lines: Vec<&str> = table.lines().filter(|line| *line != "3,B,7,0,3,0,0").collect();
+    fs::write(dir.path().join("b.csv"), lines.join("\n")).unwrap();
     let lost = phalanx(dir.path(), &[&["schedule", "csv:b.csv"]]);
-    lost.refused(&["device 3", "W of micro-batch 7 comes before its B", "b.csv"]);
+    let line = 1 + lines.iter().position(|line| *line == "3,W,7,0,3,0,0").unwrap();
+    lost.refused(&[
+        "device 3",
+        "W of micro-batch 7 comes before its B",
+        &format!("(b.csv:{line})"),
+        "add B7 to device 3 before it, or write BW",
+    ]);
     fs::write(dir.path().join("c.csv"), table.replace("2,F,5", "2,X,5")).unwrap();
     phalanx(dir.path(), &[&["schedule", "csv:c.csv"]]).refused(&["part `X`", "c.csv:"]);
     phalanx(dir.path(), &[&["schedule", "csv:none.csv"]]).refused(&["cannot read none.csv"]);
+}
+
+/// A table says what it is, so that nothing else need be said, and others can be compared with it.
+#[test]
+fn tables_know_their_own_shape() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |args: &str| {
+        let words: Vec<&str> = args.split_whitespace().collect();
+        phalanx(dir.path(), &[&["schedule"], &words])
+    };
+    run("interleaved --stages 2 --microbatches 4 --csv i.csv").ok();
+    let rows = run("csv:i.csv --compare 1f1b,gpipe --warmup pb --json").ok().json();
+    let shapes: Vec<_> = rows.iter().map(|row| (&row["stages"], &row["microbatches"])).collect();
+    assert_eq!(shapes, vec![(&json!(2), &json!(4)); 3]);
+    let rows = run("csv:i.csv --compare breadth-first --chunks 4 --json").ok().json();
+    assert_eq!((&rows[0]["chunks"], &rows[1]["chunks"]), (&json!(2), &json!(4)));
+    let rows = run("--compare 1f1b,csv:i.csv --json").ok().json();
+    assert_eq!(rows.len(), 2);
+    run("csv:i.csv --warmup pb")
+        .refused(&["--warmup pb has no effect with csv:i.csv", "leave out"]);
+    run("csv:i.csv --chunks 2").refused(&["--chunks 2 has no effect", "a table says by itself"]);
+    run("csv:i.csv --compare 1f1b --stages 4").refused(&["--stages 4, but csv:i.csv has 2"]);
+    fs::write(dir.path().join("odd.csv"), b"device,part,microbatch\n0,F,0\n# caf\xe9\n").unwrap();
+    run("csv:odd.csv").refused(&[
+        "line 3: the byte 0xe9",
+        "odd.csv",
+        "save the table as CSV in UTF-8",
+    ]);
 }
 
 #[test]
@@ -101,15 +135,29 @@ fn refusals_name_the_values_and_what_works() {
     for (args, words) in [
         ("interleaved --stages 4 --microbatches 6", ["6 micro-batches on 4 stages", "4 or 8"]),
         ("interleaved --stages 4 --microbatches 2", ["2 micro-batches", "nearest that work: 4"]),
-        ("zb-v --stages 4 --microbatches 8 --chunks 1", ["zb-v with 1 chunks", "2 chunks"]),
+        ("zb-v --stages 4 --microbatches 8 --chunks 1", ["zb-v with 1 chunk\n", "2 chunks"]),
         ("gpipe --stages 4 --microbatches 8 --chunks 2", ["gpipe with 2 chunks", "1 chunk"]),
         ("1f1b --stages 0 --microbatches 8", ["0 stages", "nearest that work"]),
         ("1f1b --microbatches 8", ["1f1b needs --stages", "such as 8"]),
         ("1F1B --stages 4 --microbatches 8", ["no schedule `1F1B`", "nearest that work: 1f1b"]),
-        ("1f1b --stages 4 --microbatches 8 --tf -1", ["tf = -1", "0 or above"]),
+        ("1f1b --stages 4 --microbatches 8 --tf -1", ["tf = -1", "nearest that work: tf = 0"]),
         ("1f1b --stages 4 --microbatches 8 --hop nan", ["hop = NaN", "0 or above"]),
-        ("1f1b --stages 99999999999 --microbatches 8", ["99999999999", "fewer stages"]),
+        ("1f1b --stages 99999999999 --microbatches 8", ["99999999999", "262144 stages, or fewer"]),
         ("1f1b --stages 2 --microbatches 2 --compare gpipe --csv a.csv", ["--csv a.csv", "one"]),
+        ("1f1b --stages 4 --microbatches 4 --tf 1e308 --svg x.svg", ["tf = 1e308", "larger unit"]),
+        (
+            "1f1b --stages 2 --microbatches 2 --svg no/a.svg",
+            ["--svg no/a.svg", "folder no does not"],
+        ),
+        ("1f1b --stages 2 --microbatches 2 --csv no/a.csv", ["--csv no/a.csv", "name a file"]),
+        (
+            "1f1b --stages 2 --microbatches 2 --svg q.svg --csv ./q.svg",
+            ["one file", "--csv ./q.csv"],
+        ),
+        ("1f1b --stages 2 --microbatches 2 --svg q.csv --csv q.csv", ["one file", "--svg q.svg"]),
+        ("--compare gpipe,zb-h1 --stages 2 --microbatches 2 --warmup pb", ["no effect", "1f1b"]),
+        ("--compare gpipe,zb-h1 --stages 2 --microbatches 2 --chunks 2", ["no effect", "--chunks"]),
+        ("csv:", ["`csv:` names no file", "csv:mine.csv"]),
         ("", ["NAME", "required"]),
     ] {
         schedule(args).refused(&words);
