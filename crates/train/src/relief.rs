@@ -208,4 +208,26 @@ mod tests {
         uneven[8..].fill(1.0);
         assert!(largest(uneven) > largest(even) * 5 / 4, "{} {}", largest(uneven), largest(even));
     }
+
+    /// Ways to recompute exclude each other, so one of them is named: that which saves more.
+    #[test]
+    fn one_way_to_recompute_is_proposed() {
+        for (sets, best, other) in [
+            (["model.layers=8", "train.microbatches=16", "train.batch_size=16"], "stage", "full"),
+            (["model.layers=8", "train.microbatches=2", "train.batch_size=16"], "full", "stage"),
+        ] {
+            let pipeline =
+                ["parallel.pp=2", "parallel.schedule=gpipe", "run.memory_limit=\"1MiB\""];
+            let all = pipeline.iter().chain(&sets);
+            let sources = all.fold(Sources::default().preset("tiny"), |s, set| s.set(*set));
+            let loaded = load(&sources).unwrap();
+            let network = Network::new(&loaded).unwrap();
+            let models = network.models(&loaded.config, false).unwrap();
+            let lowered = Lowered::new(&models, Settings::new(&loaded.config).unwrap()).unwrap();
+            let told = prepare(&loaded, &network, &models, &lowered, Options::default());
+            let told = told.err().unwrap().to_string();
+            assert!(told.contains(&format!("train.recompute = \"{best}\" (")), "{told}");
+            assert!(!told.contains(&format!("train.recompute = \"{other}\"")), "{told}");
+        }
+    }
 }
