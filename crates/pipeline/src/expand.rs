@@ -15,38 +15,47 @@ impl Schedule {
     }
 
     /// The same where a stage keeps its input alone (GPipe's re-materialisation): its forward is run
-    /// once more before the backward, except where that follows the forward at once.
+    /// once more before the backward, except where that follows the forward at once. The model's last
+    /// instance gives nothing that others wait for, so it goes forward right before it goes back.
     pub fn instances_again(&self, stages: &[Range<usize>]) -> Vec<Vec<script::Turn>> {
         self.expand(stages, true)
     }
 
     /// Whether any backward comes so long after its forward that this one would be run again.
     pub fn runs_again(&self) -> bool {
-        let stages: Vec<Range<usize>> = (0..self.placement().stages()).map(|s| s..s + 1).collect();
+        // Two instances in each stage, for a last one alone is never run again.
+        let stages: Vec<Range<usize>> =
+            (0..self.placement().stages()).map(|stage| 2 * stage..2 * stage + 2).collect();
         self.expand(&stages, true).iter().flatten().any(|turn| turn.part == Part::R)
     }
 
     fn expand(&self, stages: &[Range<usize>], again: bool) -> Vec<Vec<script::Turn>> {
         let mut devices = vec![Vec::new(); self.devices()];
+        let end = stages.last().map_or(0, |last| last.end);
         for (at, turn) in self.all() {
             let run = stages.get(self.stage(at)).cloned().unwrap_or_default();
+            // What goes forward when its stage does, and what waits until it goes back.
+            let waits = again && run.end == end && !run.is_empty();
+            let split = if waits { run.end - 1 } else { run.end };
+            let (early, late) = (run.start..split, split..run.end);
             let of = |part| {
                 let microbatch = turn.microbatch;
                 move |instance| script::Turn { instance, part, microbatch }
             };
             let turns: &mut Vec<script::Turn> = &mut devices[at.device];
             match turn.part {
-                Part::F | Part::R => turns.extend(run.map(of(turn.part))),
+                Part::F | Part::R => turns.extend(early.map(of(turn.part))),
                 // There and back.
                 Part::FBW => {
                     turns.extend(run.clone().map(of(Part::F)));
                     turns.extend(run.rev().map(of(Part::BW)));
                 }
                 Part::B | Part::BW => {
-                    let fresh = turns.last().copied() == run.clone().next_back().map(of(Part::F));
-                    if again && !fresh {
-                        turns.extend(run.clone().map(of(Part::R)));
+                    let last = early.clone().next_back().map(of(Part::F));
+                    if again && turns.last().copied() != last {
+                        turns.extend(early.map(of(Part::R)));
                     }
+                    turns.extend(late.map(of(Part::F)));
                     turns.extend(run.rev().map(of(turn.part)));
                 }
                 Part::W => turns.extend(run.rev().map(of(Part::W))),
@@ -88,6 +97,11 @@ mod tests {
         let first = "F0@0 F1@0 F0@1 F1@1 R0@0 R1@0 BW1@0 BW0@0 R0@1 R1@1 BW1@1 BW0@1";
         assert_eq!(text(0), first);
         assert_eq!(text(1), "F2@0 F3@0 BW3@0 BW2@0 F2@1 F3@1 BW3@1 BW2@1");
+        // The last instance is never run again.
+        let turns = Named::GPipe.build(Shape::new(2, 2)).unwrap().instances_again(&[0..2, 2..4]);
+        let words = turns[1].iter().map(|t| format!("{}{}@{}", t.part, t.instance, t.microbatch));
+        let words: Vec<String> = words.collect();
+        assert_eq!(words.join(" "), "F2@0 F2@1 R2@0 F3@0 BW3@0 BW2@0 R2@1 F3@1 BW3@1 BW2@1");
     }
 
     #[test]

@@ -12,6 +12,8 @@ pub struct Message {
     /// Messages to the same rank on one channel arrive in order; on different channels they do not
     /// wait for each other.
     pub channel: u32,
+    /// What travels, under the same name on both ends: `blocks.3/h@mb0`.
+    pub value: String,
     /// The element type.
     pub dtype: DType,
     /// The elements, one call of the transport for each block.

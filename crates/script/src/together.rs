@@ -115,16 +115,17 @@ fn messages(scripts: &[Script]) -> Result<Vec<(At, At)>, ScriptError> {
     Ok(pairs)
 }
 
-/// Whether what is sent is what is taken: block by block the same elements, wherever they lie.
+/// Whether what is sent is what is taken: the same value, block by block, wherever it lies.
 fn fits(sent: &Message, taken: &Message) -> bool {
     let shape = |block: &Block| (block.rows, block.len);
-    sent.dtype == taken.dtype && sent.blocks.iter().map(shape).eq(taken.blocks.iter().map(shape))
+    (&sent.value, sent.dtype) == (&taken.value, taken.dtype)
+        && sent.blocks.iter().map(shape).eq(taken.blocks.iter().map(shape))
 }
 
 fn content(message: &Message) -> String {
     let shape = |block: &Block| format!("{} x {}", block.rows, block.len);
     let blocks: Vec<String> = message.blocks.iter().map(shape).collect();
-    format!("{} [{}]", message.dtype, blocks.join(", "))
+    format!("`{}` as {} [{}]", message.value, message.dtype, blocks.join(", "))
 }
 
 /// The actions in which ranks communicate by a program, those of one call together.

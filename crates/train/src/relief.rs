@@ -49,7 +49,7 @@ fn advise(config: &Config, planner: &Planner<'_>, over: &Over) -> Problem {
         let fits = over.limit.allows(rank, all);
         (size(rank, all) < now).then_some(Planned { text, bytes: size(rank, all), fits, changed })
     });
-    let mut planned: Vec<Planned> = planned.collect();
+    let mut planned: Vec<Planned> = one_recomputation(planned.collect(), config);
     // The sort is stable: what fits stays in the order of its cost.
     planned.sort_by_key(|p| if p.fits { (false, 0) } else { (true, p.bytes) });
     planned.truncate(NAMED);
@@ -59,10 +59,11 @@ fn advise(config: &Config, planner: &Planner<'_>, over: &Over) -> Problem {
     let texts = texts.join("; ");
     if first.fits {
         let fitting = planned.iter().filter(|p| p.fits).count();
-        return match fitting == planned.len() {
-            true => over.told().nearest(texts),
-            false => over.told().nearest(format!("{texts}; the first {fitting} fit")),
-        };
+        return over.told().nearest(match fitting {
+            all if all == planned.len() => texts,
+            1 => format!("{texts}; the first fits"),
+            some => format!("{texts}; the first {some} fit"),
+        });
     }
     let told = over.told().because(format!("no single change is enough; these save most: {texts}"));
     match together(config, &planned).and_then(|all| planner.arenas(&all)) {
@@ -78,6 +79,14 @@ fn advise(config: &Config, planner: &Planner<'_>, over: &Over) -> Problem {
         }
         None => told.fix("a shorter train.seq_len, a smaller model or more ranks"),
     }
+}
+
+/// Of the ways to recompute, which exclude each other, the one that saves most.
+fn one_recomputation(mut planned: Vec<Planned>, config: &Config) -> Vec<Planned> {
+    let recomputes = |p: &Planned| p.changed.train.recompute != config.train.recompute;
+    let least = planned.iter().filter(|p| recomputes(p)).map(|p| p.bytes).min();
+    planned.retain(|p| !recomputes(p) || Some(p.bytes) == least);
+    planned
 }
 
 /// A change, planned.
@@ -198,5 +207,27 @@ mod tests {
         let (mut uneven, even) = ([0.0; 10], [1.0; 10]);
         uneven[8..].fill(1.0);
         assert!(largest(uneven) > largest(even) * 5 / 4, "{} {}", largest(uneven), largest(even));
+    }
+
+    /// Ways to recompute exclude each other, so one of them is named: that which saves more.
+    #[test]
+    fn one_way_to_recompute_is_proposed() {
+        for (sets, best, other) in [
+            (["model.layers=8", "train.microbatches=16", "train.batch_size=16"], "stage", "full"),
+            (["model.layers=8", "train.microbatches=2", "train.batch_size=16"], "full", "stage"),
+        ] {
+            let pipeline =
+                ["parallel.pp=2", "parallel.schedule=gpipe", "run.memory_limit=\"1MiB\""];
+            let all = pipeline.iter().chain(&sets);
+            let sources = all.fold(Sources::default().preset("tiny"), |s, set| s.set(*set));
+            let loaded = load(&sources).unwrap();
+            let network = Network::new(&loaded).unwrap();
+            let models = network.models(&loaded.config, false).unwrap();
+            let lowered = Lowered::new(&models, Settings::new(&loaded.config).unwrap()).unwrap();
+            let told = prepare(&loaded, &network, &models, &lowered, Options::default());
+            let told = told.err().unwrap().to_string();
+            assert!(told.contains(&format!("train.recompute = \"{best}\" (")), "{told}");
+            assert!(!told.contains(&format!("train.recompute = \"{other}\"")), "{told}");
+        }
     }
 }

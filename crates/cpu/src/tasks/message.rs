@@ -21,7 +21,7 @@ pub(crate) fn transfer(
     let (site, tag) = (Site::named(label), line.tag(vec![Axis::STAGES]));
     let mut calls = Vec::new();
     for message in messages {
-        let Message { peer, channel, dtype, ref blocks } = *message;
+        let Message { peer, channel, dtype, ref blocks, .. } = *message;
         let op = match way {
             Way::Send => Op::Send { to: peer, channel },
             Way::Receive => Op::Receive { from: peer, channel },

@@ -95,7 +95,8 @@ fn a_peer_keeps_a_residual_meanwhile() {
     let add = program("add", &["x", "y"], "add(x, y)");
     let whole = Block { first: 0, stride: N, rows: 1, len: N };
     let to = |peer: usize, channel: u32| {
-        vec![Message { peer, channel, dtype: DType::F64, blocks: vec![whole] }]
+        let value = format!("message {channel}");
+        vec![Message { peer, channel, value, dtype: DType::F64, blocks: vec![whole] }]
     };
     let residual =
         |script: &mut Script, name: &str| buffer(script, name, Category::Residuals, Source::Script);

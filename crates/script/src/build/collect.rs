@@ -172,20 +172,29 @@ pub(super) fn sweeps(turns: &[Turn]) -> bool {
     // Instances that follow each other belong to one chunk.
     let held: BTreeSet<usize> = turns.iter().map(|turn| turn.instance).collect();
     let chunk = |instance: usize| (0..instance).rev().find(|before| !held.contains(before));
-    let sweep = |turn: &Turn| (turn.part == Part::F, chunk(turn.instance));
+    let sweep = |run: usize| (goes_back(turns, run), chunk(turns[run].instance));
     let mut seen = BTreeSet::new();
     let mut last = None;
     let once =
-        turns.iter().map(sweep).all(|own| last.replace(own) == Some(own) || seen.insert(own));
+        (0..turns.len()).map(sweep).all(|own| last.replace(own) == Some(own) || seen.insert(own));
     once && turns.iter().any(|turn| turn.part != Part::F)
 }
 
-/// Whether two runs that read a unit do so in one direction, for different micro-batches or once more
-/// for the same one.
+/// Whether a run belongs to the way back: a backward, and a forward that is run for one. The model's last
+/// instance goes forward behind those that do so again.
+fn goes_back(turns: &[Turn], run: usize) -> bool {
+    let (own, before) = (turns[run], run.checked_sub(1).map(|before| turns[before]));
+    let behind = before.is_some_and(|t| (t.part, t.microbatch) == (Part::R, own.microbatch));
+    own.part != Part::F || behind
+}
+
+/// Whether two runs that read a unit do so on one way, for different micro-batches or, where the first
+/// is run for the second, for the same.
 fn swept(turns: &[Turn], earlier: usize, run: usize) -> bool {
     let (a, b) = (turns[earlier], turns[run]);
-    let apart = a.microbatch != b.microbatch || a.part == Part::R;
-    apart && (a.part == Part::F) == (b.part == Part::F)
+    let back = goes_back(turns, earlier);
+    let apart = a.microbatch != b.microbatch || (back && matches!(a.part, Part::F | Part::R));
+    apart && back == goes_back(turns, run)
 }
 
 /// Whether a unit that was gathered for one run is kept for a later one that reads it.

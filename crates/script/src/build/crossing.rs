@@ -81,20 +81,16 @@ pub(super) struct Crossing {
 }
 
 impl Crossing {
-    /// What a rank sends, or receives.
-    pub(super) fn messages(
-        &self,
-        direction: Direction,
-        rank: usize,
-        sending: bool,
-    ) -> Vec<Message> {
+    /// What a rank sends of a value that takes this way, or receives.
+    pub(super) fn messages(&self, link: &Link, rank: usize, sending: bool) -> Vec<Message> {
         let own = |piece: &&Piece| rank == if sending { piece.from } else { piece.to };
         let message = |piece: &Piece| Message {
             peer: if sending { piece.to } else { piece.from },
-            channel: match direction {
+            channel: match link.direction {
                 Direction::Forward => 0,
                 Direction::Backward => 1,
             },
+            value: link.buffer.clone(),
             dtype: self.arrives.dtype,
             blocks: blocks(piece, sending),
         };

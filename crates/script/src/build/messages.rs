@@ -81,7 +81,7 @@ impl<'a> Messenger<'a> {
     ) -> Result<(), ScriptError> {
         for link in self.outgoing.iter().filter(|link| link.from.turn == turn) {
             let buffer = binder.sent(&link.buffer)?;
-            let messages = self.crossings.of(link)?.messages(link.direction, self.rank, true);
+            let messages = self.crossings.of(link)?.messages(link, self.rank, true);
             let label = format!("send {}", link.buffer);
             let kind = Kind::Send { buffer, messages };
             binder.script.actions.push(Action { label, lane: Lane::Send, kind, after: vec![] });
@@ -111,7 +111,7 @@ fn receive(
         Some(_) => format!("{}/slice", link.buffer),
     };
     let buffer = binder.received(&name, crossing.bytes);
-    let messages = crossing.messages(link.direction, rank, false);
+    let messages = crossing.messages(link, rank, false);
     clear_rest(&mut binder.script, buffer, crossing.arrives.dtype, &messages)?;
     // It may take the memory of whatever ended before, so it waits for that.
     let computed = |action: &Action| action.lane == Lane::Compute;

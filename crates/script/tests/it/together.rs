@@ -4,6 +4,8 @@
 //! actions one after the other, as an engine of one thread does: the step ends, or it gets stuck.
 //! The checker must say beforehand which. Mistakes that can be named are planted one by one.
 
+use std::collections::BTreeMap;
+
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, TensorType};
 use phalanx_script::{
@@ -31,7 +33,7 @@ fn rank(rank: usize, world: usize, buffers: usize) -> Script {
 
 fn message(peer: usize, channel: u32) -> Message {
     let block = Block { first: 0, stride: 4, rows: 1, len: 4 };
-    Message { peer, channel, dtype: DType::F32, blocks: vec![block] }
+    Message { peer, channel, value: String::new(), dtype: DType::F32, blocks: vec![block] }
 }
 
 fn push(script: &mut Script, label: String, lane: Lane, kind: Kind) {
@@ -58,6 +60,24 @@ fn run(script: &mut Script, program: &Program, lane: Lane, from: usize, into: us
         contributes: vec![],
     };
     push(script, format!("{} {from} to {into}", program.name), lane, Kind::Run(run));
+}
+
+/// Names what travels by its place in its channel, on both ends.
+fn named(mut scripts: Vec<Script>) -> Vec<Script> {
+    let mut counts: BTreeMap<(Medium, Lane), usize> = BTreeMap::new();
+    for script in &mut scripts {
+        for at in 0..script.actions.len() {
+            let (medium, lane) = (medium(script, at), script.actions[at].lane);
+            if let (Some(medium), Kind::Send { messages, .. } | Kind::Receive { messages, .. }) =
+                (medium, &mut script.actions[at].kind)
+            {
+                let count = counts.entry((medium, lane)).or_default();
+                messages[0].value = format!("v{count}");
+                *count += 1;
+            }
+        }
+    }
+    scripts
 }
 
 /// Doubles a buffer on one rank.
@@ -141,7 +161,7 @@ fn is_shared(script: &Script, at: usize) -> bool {
 }
 
 /// What an action communicates by: the ends of a channel, or a program of all.
-#[derive(PartialEq)]
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Medium {
     Channel(usize, usize, u32),
     Program,
@@ -223,7 +243,7 @@ fn random(dice: &mut Dice) -> Vec<Script> {
         }
         whole
     };
-    lists.into_iter().enumerate().map(join).collect()
+    named(lists.into_iter().enumerate().map(join).collect())
 }
 
 #[test]
@@ -260,65 +280,72 @@ fn working() -> Vec<Script> {
         run(script, &gather, Lane::Compute, 1, 3);
         run(script, &gather, Lane::Gather, 1, 2);
     });
-    scripts
+    named(scripts)
 }
+
+/// What is wrong, how it comes about, and what the checker says.
+type Mistake = (&'static str, fn(&mut Vec<Script>), &'static str);
+
+const MISTAKES: [Mistake; 10] = [
+    ("nothing", |_| (), ""),
+    (
+        "a receive is missing",
+        |s| drop(s[1].actions.remove(1)),
+        "rank 0: 2 messages are sent on channel 0 from rank 0 to rank 1, but 1 are received",
+    ),
+    (
+        "a send is missing",
+        |s| drop(s[1].actions.remove(3)),
+        "rank 0: 0 messages are sent on channel 1 from rank 1 to rank 0, but 1 are received",
+    ),
+    (
+        "values of the same shape in another order",
+        |s| s[1].actions.swap(0, 1),
+        "rank 1: message 0 on channel 0 from rank 0 to rank 1 is `v0` as f32 [1 x 4] for rank 0, \
+             action 0 (send to 1), but `v1` as f32 [1 x 4] for rank 1, action 0 (receive from 0)",
+    ),
+    (
+        "half of a message",
+        |s| {
+            let Kind::Send { messages, .. } = &mut s[0].actions[1].kind else { unreachable!() };
+            messages[0].blocks[0].len = 2;
+        },
+        "rank 1: message 1 on channel 0 from rank 0 to rank 1 is `v1` as f32 [1 x 2] for rank 0, action 1 \
+             (send to 1), but `v1` as f32 [1 x 4] for rank 1, action 1 (receive from 0)",
+    ),
+    (
+        "another type",
+        |s| {
+            let Kind::Receive { messages, .. } = &mut s[1].actions[0].kind else { unreachable!() };
+            messages[0].dtype = DType::Bf16;
+        },
+        "is `v0` as f32 [1 x 4] for rank 0, action 0 (send to 1), but `v0` as bf16 [1 x 4]",
+    ),
+    (
+        "one sum fewer",
+        |s| drop(s[1].actions.pop()),
+        "rank 1: it communicates 1 times with the ranks [0, 1], of which others do so more often",
+    ),
+    (
+        "sums in another order",
+        |s| s[1].actions.swap(4, 5),
+        "rank 1: call 0 of the ranks [0, 1] is rank 0, action 4 (gather 1 to 3), but also rank 1, \
+             action 4 (gather 1 to 2)",
+    ),
+    ("the same rank twice", |s| s[1].rank = 0, "rank 0: it has two scripts"),
+    (
+        "a send behind what waits for it",
+        |s| {
+            let send = s[1].actions.remove(3);
+            s[1].actions.insert(4, send);
+        },
+        "ranks wait for each other for ever",
+    ),
+];
 
 #[test]
 fn what_does_not_fit_is_named() {
-    type Mistake = (&'static str, fn(&mut Vec<Script>), &'static str);
-    let cases: [Mistake; 9] = [
-        ("nothing", |_| (), ""),
-        (
-            "a receive is missing",
-            |s| drop(s[1].actions.remove(1)),
-            "rank 0: 2 messages are sent on channel 0 from rank 0 to rank 1, but 1 are received",
-        ),
-        (
-            "a send is missing",
-            |s| drop(s[1].actions.remove(3)),
-            "rank 0: 0 messages are sent on channel 1 from rank 1 to rank 0, but 1 are received",
-        ),
-        (
-            "half of a message",
-            |s| {
-                let Kind::Send { messages, .. } = &mut s[0].actions[1].kind else { unreachable!() };
-                messages[0].blocks[0].len = 2;
-            },
-            "rank 1: message 1 on channel 0 from rank 0 to rank 1 is f32 [1 x 2] for rank 0, action 1 \
-             (send to 1), but f32 [1 x 4] for rank 1, action 1 (receive from 0)",
-        ),
-        (
-            "another type",
-            |s| {
-                let Kind::Receive { messages, .. } = &mut s[1].actions[0].kind else {
-                    unreachable!()
-                };
-                messages[0].dtype = DType::Bf16;
-            },
-            "is f32 [1 x 4] for rank 0, action 0 (send to 1), but bf16 [1 x 4]",
-        ),
-        (
-            "one sum fewer",
-            |s| drop(s[1].actions.pop()),
-            "rank 1: it communicates 1 times with the ranks [0, 1], of which others do so more often",
-        ),
-        (
-            "sums in another order",
-            |s| s[1].actions.swap(4, 5),
-            "rank 1: call 0 of the ranks [0, 1] is rank 0, action 4 (gather 1 to 3), but also rank 1, \
-             action 4 (gather 1 to 2)",
-        ),
-        ("the same rank twice", |s| s[1].rank = 0, "rank 0: it has two scripts"),
-        (
-            "a send behind what waits for it",
-            |s| {
-                let send = s[1].actions.remove(3);
-                s[1].actions.insert(4, send);
-            },
-            "ranks wait for each other for ever",
-        ),
-    ];
-    for (what, change, words) in cases {
+    for (what, change, words) in MISTAKES {
         let mut scripts = working();
         change(&mut scripts);
         let told = check_together(&scripts).map_err(|error| error.to_string());

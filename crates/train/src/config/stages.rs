@@ -65,16 +65,56 @@ impl Config {
 
     /// Where every backward follows its forward at once, there is nothing to run again.
     fn check_stages_again(&self, schedule: &Schedule, values: &mut Values) {
-        let keys = ["train.recompute", PP, SCHEDULE];
-        let heard = self.train.recompute != Recompute::Stage || schedule.runs_again();
-        values.rule(&keys, heard, || {
-            let (name, pp) = (schedule.name(), self.parallel.pp);
-            Problem::new(format!(
-                "train.recompute = \"stage\" has no effect with {name} and {PP} = {pp}"
-            ))
-            .because("on every device a backward follows its forward, so it keeps one micro-batch at most")
-            .fix(format!("{PP} = 2 or more with another {SCHEDULE}, or train.recompute = \"full\""))
-        });
+        let keys = ["train.recompute", PP, SCHEDULE, "train.microbatches"];
+        let idle = self.idle_stages(schedule);
+        values.rule(&keys, idle.is_none(), || idle.unwrap_or_else(|| Problem::new("")));
+    }
+
+    /// The problem with stages that are to run again and never do.
+    fn idle_stages(&self, schedule: &Schedule) -> Option<Problem> {
+        if self.train.recompute != Recompute::Stage || schedule.runs_again() {
+            return None;
+        }
+        let (name, pp, parts) = (schedule.name(), self.parallel.pp, self.train.microbatches);
+        let mut remedies = self.stages_that_run_again();
+        remedies.push("train.recompute = \"full\"".to_owned());
+        let problem = Problem::new(format!(
+            "train.recompute = \"stage\" has no effect with {name}, {PP} = {pp} and \
+             train.microbatches = {parts}"
+        ));
+        let problem = problem.because(
+            "on every device a backward follows its forward, so it keeps one micro-batch at most",
+        );
+        Some(problem.nearest(remedies.join(", or ")))
+    }
+
+    /// Single changes after which a stage would be run again: more micro-batches, another schedule, more
+    /// devices.
+    fn stages_that_run_again(&self) -> Vec<String> {
+        let PipelineSchedule::Named(own) = self.parallel.schedule else { return Vec::new() };
+        let (pp, parts) = (self.parallel.pp.get(), self.train.microbatches.get());
+        let works = |named: Named, pp: usize, parts: usize| {
+            named.build(Shape::new(pp, parts)).is_ok_and(|schedule| schedule.runs_again())
+        };
+        let more = [parts + 1, 2 * pp].into_iter().find(|&parts| works(own, pp, parts));
+        let other = [Named::OneFOneB, Named::GPipe].into_iter().find(|&n| works(n, pp, parts));
+        let wider = (pp == 1 && works(own, 2, parts)).then(|| format!("{PP} = 2"));
+        let more = more.map(|parts| format!("train.microbatches = {parts}"));
+        let other = other.map(|named| format!("{SCHEDULE} = \"{named}\""));
+        more.into_iter().chain(other).chain(wider).collect()
+    }
+
+    /// What can be said of a table only when it is read.
+    pub(crate) fn check_read(&self, schedule: &Schedule) -> Result<(), Problem> {
+        let (devices, chunks) = (schedule.devices(), schedule.chunks());
+        let stages = schedule.placement().stages();
+        // Said in devices and chunks where that is what the stages come from.
+        let (devices, chunks) =
+            if stages == devices * chunks { (devices, chunks) } else { (stages, 1) };
+        if self.model.kind != ModelKind::Mlp {
+            split::enough_layers(self.model.layers.get(), devices, chunks)?;
+        }
+        self.idle_stages(schedule).map_or(Ok(()), Err)
     }
 
     /// A table says by itself what a named schedule is told.

@@ -6,8 +6,9 @@ use phalanx_script::{Category, MemoryPlan, Optimizer, Precision};
 use phalanx_sys::memory::Machine;
 
 use super::parallel::Parallel;
+use super::pipeline::Order;
 use crate::config::{self, Config, OptimKind};
-use crate::error::{Problem, Result};
+use crate::error::{Error, Problem, Result};
 use crate::metrics::bytes;
 
 /// How a model is trained, apart from the model and the data.
@@ -155,6 +156,9 @@ impl Settings {
         };
         let mut parallel = Parallel::new(&config.parallel)?;
         parallel.pipeline.rematerialise = config.train.recompute == config::Recompute::Stage;
+        if let Order::Own(table) = &parallel.pipeline.order {
+            config.check_read(table).map_err(Error::refused)?;
+        }
         Ok(Settings {
             precision: precision(&config.precision),
             optimizer,

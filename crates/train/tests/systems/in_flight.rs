@@ -38,15 +38,20 @@ fn timeline(case: &Case<'_>) -> Vec<Vec<Turn>> {
             let (part, microbatch) = (timed.turn.part, timed.turn.microbatch);
             let of = |part| move |instance| Turn { instance, part, microbatch };
             let run = stages[timed.stage].clone();
-            let last = of(Part::F)(run.end - 1);
+            let again = case.recompute == "stage";
+            // Then the head goes forward only when it goes back.
+            let head = usize::from(again && run.end == layers + 2);
+            let early = run.start..run.end - head;
+            let fresh = list.last() == Some(&of(Part::F)(early.end - 1));
             match part {
-                Part::F => list.extend(run.map(of(part))),
-                // A stage that kept nothing goes forward again first.
-                Part::B | Part::BW if case.recompute == "stage" && list.last() != Some(&last) => {
-                    list.extend(run.clone().map(of(Part::R)));
+                Part::F => list.extend(early.map(of(part))),
+                Part::W => list.extend(run.rev().map(of(part))),
+                _ => {
+                    // A stage that kept nothing goes forward again first.
+                    list.extend(early.clone().map(of(Part::R)).filter(|_| again && !fresh));
+                    list.extend((early.end..run.end).map(of(Part::F)));
                     list.extend(run.rev().map(of(part)));
                 }
-                _ => list.extend(run.rev().map(of(part))),
             }
         }
         list

@@ -12,7 +12,10 @@ const MICROBATCHES: usize = 4;
 
 /// The plans of the first rank of each of two stages, with ZeRO over two ranks each.
 fn plans(loaded: &Loaded, named: Named, zero: u8) -> [TrainPlan; 2] {
-    let pipeline = Pipeline { order: Order::Named(named), ..Pipeline::default() };
+    plans_of(loaded, Pipeline { order: Order::Named(named), ..Pipeline::default() }, zero)
+}
+
+fn plans_of(loaded: &Loaded, pipeline: Pipeline, zero: u8) -> [TrainPlan; 2] {
     let parallel = Parallel { pipeline, ..on("pp=2 dp=2", [shared(Zero::stage(zero))]) };
     let lowered = Lowered::new(&models(loaded), settings(loaded, Some(parallel))).unwrap();
     [0, 2].map(|rank| {
@@ -56,6 +59,22 @@ fn units_are_gathered_once_a_sweep_or_once_a_micro_batch() {
             let released =
                 |action: &Action| matches!(action.kind, Kind::Release { .. }) && is_unit(action);
             assert_eq!(counts(&plan, released), times, "{named}");
+        }
+    }
+}
+
+/// A chunk that goes forward again does so on the way back, with the weights that are there for it. The head
+/// then goes forward on that way only.
+#[test]
+fn what_is_run_again_is_not_gathered_again() {
+    for named in [Named::GPipe, Named::BreadthFirst] {
+        let order = Order::Named(named);
+        let pipeline = Pipeline { order, rematerialise: true, ..Pipeline::default() };
+        for plan in plans_of(&small(llama, named), pipeline, 3) {
+            let ways = |unit: &Unit| if unit.name == "head" { 1 } else { 2 };
+            let times: Vec<usize> = plan.units.iter().map(ways).collect();
+            assert_eq!(counts(&plan, is_gather), times, "{named}");
+            assert!(counts(&plan, is_reduce).iter().all(|&n| n == 1), "{named}");
         }
     }
 }
