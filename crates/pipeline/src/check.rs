@@ -12,6 +12,18 @@ use crate::flow::{At, Index, Phase};
 use crate::placement::{Held, Placement};
 use crate::turn::Turn;
 
+/// Refuses second forwards in lists that somebody wrote: they follow from what a stage keeps, and are
+/// no part of the order in which micro-batches pass.
+pub(crate) fn listed(turns: &[Vec<Turn>]) -> Result<()> {
+    for (device, list) in turns.iter().enumerate() {
+        if let Some(index) = list.iter().position(|turn| turn.part == Part::R) {
+            let why = "a second forward belongs to its backward: leave it out of the list";
+            return Err(wrong(At { device, index }, &list[index], why.to_owned()));
+        }
+    }
+    Ok(())
+}
+
 /// Finds where every phase of every micro-batch is done.
 pub(crate) fn complete(
     microbatches: usize,
@@ -100,10 +112,7 @@ fn legal(
     turn: &Turn,
     microbatches: usize,
 ) -> Result<Held, String> {
-    let Turn { part, microbatch, chunk, .. } = *turn;
-    if part == Part::R {
-        return Err("a second forward belongs to its backward: leave it out of the list".to_owned());
-    }
+    let Turn { microbatch, chunk, .. } = *turn;
     if microbatch >= microbatches {
         let last = microbatches - 1;
         return Err(format!("there is no micro-batch {microbatch}, only 0 to {last}"));

@@ -4,7 +4,7 @@
 //! turn shows its part and micro-batch where they fit, and its part alone where they don't.
 
 use super::scale::ticks;
-use super::{Ink, Panel, longest, short, shortest};
+use super::{Ink, Panel, any_again, longest, short, shortest};
 use crate::simulate::Timed;
 
 /// How a terminal can be drawn on.
@@ -143,6 +143,9 @@ impl Canvas {
         let whole = panels.iter().any(|panel| !panel.schedule.splits());
         let chunks = panels.iter().map(|panel| panel.schedule.chunks()).max().unwrap_or(1);
         let mut words = vec![(Ink::Forward, "forward")];
+        if any_again(panels) {
+            words.push((Ink::Again, "forward run again"));
+        }
         words.push(match (whole, splits) {
             (true, false) => (Ink::Backward, "backward"),
             (false, _) => (Ink::Backward, "gradient of inputs"),

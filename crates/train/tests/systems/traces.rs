@@ -1,11 +1,12 @@
 //! Measured steps: everything happens in the script's order, and drawings show it when it happened.
 
-use phalanx_pipeline::Named;
-use phalanx_script::{HappensBefore, Lane};
+use phalanx_pipeline::{Named, Schedule, Timeline};
+use phalanx_script::{HappensBefore, Lane, Part};
 use phalanx_train::config::Loaded;
 use phalanx_train::corpus::{self, with_step_data};
 use phalanx_train::network::Network;
 use phalanx_train::session::{Session, Trace, Traced};
+use phalanx_train::trace::{Played, picture};
 
 use crate::support::{laid, llama, models, settings};
 
@@ -89,15 +90,68 @@ fn messages_arrive_after_they_were_sent(trace: &Trace) {
     let on = |rank: usize, lane: Lane| {
         trace.ranks[rank].iter().filter(move |t| t.times.lane == lane && !t.peers.is_empty())
     };
-    let value = |t: &Traced| t.label.split_once(' ').unwrap().1.to_owned();
     for to in 0..trace.ranks.len() {
         for received in on(to, Lane::Receive) {
             for from in &received.peers {
                 let mut sends = on(*from, Lane::Send)
-                    .filter(|t| t.peers.contains(&to) && value(t) == value(received));
+                    .filter(|t| t.peers.contains(&to) && t.value == received.value);
                 let sent = sends.next().unwrap_or_else(|| panic!("nobody sent {received:?}"));
                 assert!(sent.times.started <= received.times.ended, "{sent:?}, {received:?}");
             }
+        }
+    }
+}
+
+/// Stages that keep their input alone: every second forward is a block of its own, where it ran. A
+/// backward starts when its gradient is there, but the forward before it need not wait for that.
+#[test]
+fn second_forwards_are_drawn_when_they_ran() {
+    for schedule in [Named::GPipe, Named::OneFOneB, Named::ZbH1, Named::BreadthFirst] {
+        let trace = traced(&pipeline(schedule, &["train.recompute=stage"]));
+        let played = Played::new(&trace).unwrap();
+        let first = &trace.ranks[0];
+        let ran = |part: Part, microbatch: usize| {
+            let of = move |t: &&Traced| {
+                t.turn.is_some_and(|turn| (turn.part, turn.microbatch) == (part, microbatch))
+            };
+            first.iter().filter(of).map(|t| t.times)
+        };
+        let again = (0..4).filter(|mb| ran(Part::R, *mb).next().is_some());
+        assert!(again.clone().count() > 0, "{schedule}");
+        // Stage 0 has the first of each device's chunks.
+        let origin = first.iter().filter(|t| t.turn.is_some()).map(|t| t.times.started).min();
+        for mb in again.filter(|_| played.schedule.chunks() == 1) {
+            let ms = |time: std::time::Duration| 1e3 * (time - origin.unwrap()).as_secs_f64();
+            let start = ms(ran(Part::R, mb).map(|t| t.started).min().unwrap());
+            let end = ms(ran(Part::R, mb).map(|t| t.ended).max().unwrap());
+            let mut blocks = played.measured.devices[0].iter();
+            let block = blocks.find(|b| (b.turn.part, b.turn.microbatch) == (Part::R, mb)).unwrap();
+            assert!((block.start - start).abs() + (block.end - end).abs() < 1e-9, "{block:?}");
+        }
+        for timeline in [&played.measured, &played.predicted] {
+            one_at_a_time(&played.schedule, timeline);
+        }
+        let drawing = picture(&played);
+        let second = played.schedule.all().filter(|(_, turn)| turn.part == Part::R).count();
+        assert_eq!(drawing.matches("<title>R of micro-batch").count(), 2 * second, "{schedule}");
+        assert!(drawing.contains("R, forward run again"));
+    }
+    let kept = picture(&Played::new(&traced(&pipeline(Named::GPipe, &[]))).unwrap());
+    assert!(!kept.contains("run again") && !kept.contains("<title>R of"));
+}
+
+/// Blocks of a device do not overlap, and no block starts before what it waits for has ended.
+fn one_at_a_time(schedule: &Schedule, timeline: &Timeline) {
+    for blocks in &timeline.devices {
+        for pair in blocks.windows(2) {
+            assert!(pair[0].end <= pair[1].start + 1e-9, "{pair:?}");
+        }
+    }
+    for (at, _) in schedule.all() {
+        let own = timeline.devices[at.device][at.index];
+        for (needed, _) in schedule.needs(at) {
+            let needed = timeline.devices[needed.device][needed.index];
+            assert!(needed.end <= own.start + 1e-9, "{needed:?}, {own:?}");
         }
     }
 }
