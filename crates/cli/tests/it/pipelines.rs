@@ -40,7 +40,7 @@ fn shapes_that_a_schedule_does_not_take_are_refused_with_what_it_does() {
     let interleaved = "parallel.schedule=interleaved";
     refused(
         &["parallel.pp=2", "train.microbatches=1", interleaved],
-        &["1 micro-batches on 2 stages", "nearest that work: 2"],
+        &["1 micro-batch on 2 stages", "nearest that work: 2"],
     );
     refused(
         &["parallel.pp=2", "train.microbatches=3", "train.batch_size=6", interleaved],
