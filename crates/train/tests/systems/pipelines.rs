@@ -229,7 +229,7 @@ fn one_stage_follows_its_schedule() {
 #[test]
 fn the_grid_has_every_schedule_with_every_layout_and_recomputation() {
     let grid = grid();
-    for layout in 0..LAYOUTS.len() {
+    for (layout, (name, _)) in LAYOUTS.iter().enumerate() {
         let own: Vec<&Case> = grid.iter().filter(|case| case.layout == layout).collect();
         for schedule in Named::ALL {
             for (recompute, (kind, _)) in RECOMPUTE.iter().enumerate() {
@@ -237,11 +237,11 @@ fn the_grid_has_every_schedule_with_every_layout_and_recomputation() {
                 let tied: Vec<bool> = own.iter().filter(here).map(|case| case.tied).collect();
                 let none = schedule == Named::Naive && *kind == "stage";
                 let expected: &[bool] = if none { &[] } else { &[false, true] };
-                assert_eq!(tied, expected, "{schedule}, {}, {kind}", LAYOUTS[layout].0);
+                assert_eq!(tied, expected, "{schedule}, {name}, {kind}");
             }
         }
         let shapes: BTreeSet<usize> = own.iter().map(|case| case.shape).collect();
-        assert_eq!(shapes.len(), 5, "{}", LAYOUTS[layout].0);
+        assert_eq!(shapes.len(), 5, "{name}");
     }
 }
 
