@@ -99,9 +99,8 @@ const LAYOUTS: [&[&str]; 8] = [
     &["parallel.dp=2", "parallel.cp=2", "parallel.zero=2"],
 ];
 
-/// The layouts in which stages make their forwards again: alone, split along tp, and with weights that
-/// are divided, whose gathers the second forward needs too.
-const AGAIN: [&[&str]; 4] = [&[], LAYOUTS[1], LAYOUTS[5], LAYOUTS[6]];
+/// The layouts of stages that run their forwards again: split along tp, with divided weights, and both.
+const AGAIN: [&[&str]; 3] = [LAYOUTS[1], LAYOUTS[5], LAYOUTS[6]];
 
 /// A tiny model on a pipeline.
 #[derive(Clone, Copy, Debug)]
@@ -154,7 +153,7 @@ fn pipes() -> Vec<Pipe> {
             all.push(Pipe { layout: LAYOUTS[turn], tied, ..Pipe::new(schedule, 2, m) });
         }
         if schedule != Named::Naive {
-            let (layout, tied) = (AGAIN[1 + number % 3], number % 2 == 1);
+            let (layout, tied) = (AGAIN[number % 3], number % 2 == 1);
             all.push(Pipe { again: true, ..Pipe::new(schedule, 3, odd) });
             all.push(Pipe { again: true, layout, tied, ..Pipe::new(schedule, 2, 4) });
         }

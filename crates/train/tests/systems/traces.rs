@@ -6,7 +6,7 @@ use phalanx_train::config::Loaded;
 use phalanx_train::corpus::{self, with_step_data};
 use phalanx_train::network::Network;
 use phalanx_train::session::{Session, Trace, Traced};
-use phalanx_train::trace::{Played, picture};
+use phalanx_train::trace::{Played, chrome, picture};
 
 use crate::support::{laid, llama, models, settings};
 
@@ -102,6 +102,25 @@ fn messages_arrive_after_they_were_sent(trace: &Trace) {
     }
 }
 
+/// Ranks along tp each receive a slice of what is sent, and its arrow still has both ends.
+#[test]
+fn arrows_go_from_sends_to_receives() {
+    let trace = traced(&pipeline(Named::OneFOneB, &["parallel.tp=2"]));
+    let events = chrome(&trace, &Played::new(&trace).unwrap());
+    let ends = |phase: &str| -> Vec<u64> {
+        let events = events["traceEvents"].as_array().unwrap().iter();
+        let mut ids: Vec<u64> =
+            events.filter(|e| e["ph"] == phase).map(|e| e["id"].as_u64().unwrap()).collect();
+        ids.sort_unstable();
+        ids
+    };
+    let (sent, received) = (ends("s"), ends("f"));
+    assert!(sent.windows(2).all(|pair| pair[0] < pair[1]), "a message is sent once: {sent:?}");
+    assert_eq!(sent, received);
+    // Hidden values and their gradients, four micro-batches, at least one message for each rank.
+    assert!(sent.len() >= 2 * 4 * 2, "{sent:?}");
+}
+
 /// Stages that keep their input alone: every second forward is a block of its own, where it ran. A
 /// backward starts when its gradient is there, but the forward before it need not wait for that.
 #[test]
@@ -118,7 +137,7 @@ fn second_forwards_are_drawn_when_they_ran() {
         };
         let again = (0..4).filter(|mb| ran(Part::R, *mb).next().is_some());
         assert!(again.clone().count() > 0, "{schedule}");
-        // Stage 0 has the first of each device's chunks.
+        // With one chunk, all that a rank runs again for a micro-batch is one block.
         let origin = first.iter().filter(|t| t.turn.is_some()).map(|t| t.times.started).min();
         for mb in again.filter(|_| played.schedule.chunks() == 1) {
             let ms = |time: std::time::Duration| 1e3 * (time - origin.unwrap()).as_secs_f64();
