@@ -15,6 +15,20 @@ use crate::turn::Turn;
 use crate::words::counted;
 use crate::written::Written;
 
+/// Refuses second forwards in lists that somebody wrote: they follow from what a stage keeps, and are
+/// no part of the order in which micro-batches pass.
+pub(crate) fn listed(turns: &[Vec<Turn>], written: Written<'_>) -> Result<()> {
+    for (device, list) in turns.iter().enumerate() {
+        if let Some(index) = list.iter().position(|turn| turn.part == Part::R) {
+            let (at, turn) = (At { device, index }, list[index].to_string());
+            let why = "a second forward belongs to its backward".to_owned();
+            let help = "usual fix: leave it out".to_owned();
+            return Err(written.told(at, PipelineError::Turn { device, index, turn, why, help }));
+        }
+    }
+    Ok(())
+}
+
 /// Finds where every phase of every micro-batch is done.
 pub(crate) fn complete(
     microbatches: usize,
@@ -83,12 +97,8 @@ impl Check<'_> {
 
     /// What the turn works on, if there is such a thing.
     fn legal(&self, at: At, turn: &Turn) -> Result<Held> {
-        let Turn { part, microbatch, chunk, .. } = *turn;
+        let Turn { microbatch, chunk, .. } = *turn;
         let refuse = |why: &str, help: String| Err(self.wrong(at, turn, why, help));
-        if part == Part::R {
-            let why = "a second forward belongs to its backward";
-            return refuse(why, "usual fix: leave it out".to_owned());
-        }
         if microbatch >= self.microbatches {
             let why = format!(
                 "there is no micro-batch {microbatch}, only 0 to {}",

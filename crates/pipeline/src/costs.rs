@@ -47,22 +47,22 @@ impl Costs {
         Costs { shares: Shares::Stages(stages), hop }.legal()
     }
 
-    /// Every stage with the mean times that its turns had in a timeline. Where weights' gradients are not
-    /// formed apart, all of a backward counts as its B.
+    /// Every stage with the median times that its turns had in a timeline, so that one turn that was
+    /// held up counts no more than any other. A forward's first and second run are taken together. Where
+    /// weights' gradients are not formed apart, all of a backward counts as its B.
     pub fn measured(timeline: &Timeline, hop: f64) -> Result<Self> {
         let all = || timeline.devices.iter().flatten();
         let stages = all().map(|timed| timed.stage + 1).max().unwrap_or(0);
-        let mean = |stage: usize, part: Part| {
-            let own = all().filter(|timed| timed.stage == stage && timed.turn.part == part);
-            let (sum, count) = own.fold((0.0, 0), |(sum, n), t| (sum + t.end - t.start, n + 1));
-            (count > 0).then(|| sum / f64::from(count))
+        let usual = |stage: usize, parts: &[Part]| {
+            let own = all().filter(|t| t.stage == stage && parts.contains(&t.turn.part));
+            median(own.map(|timed| timed.end - timed.start).collect())
         };
         let times = |stage: usize| {
-            let whole = || mean(stage, Part::BW).or(mean(stage, Part::FBW)).unwrap_or(0.0);
+            let whole = || usual(stage, &[Part::BW]).or(usual(stage, &[Part::FBW])).unwrap_or(0.0);
             Times {
-                f: mean(stage, Part::F).unwrap_or(0.0),
-                b: mean(stage, Part::B).unwrap_or_else(whole),
-                w: mean(stage, Part::W).unwrap_or(0.0),
+                f: usual(stage, &[Part::F, Part::R]).unwrap_or(0.0),
+                b: usual(stage, &[Part::B]).unwrap_or_else(whole),
+                w: usual(stage, &[Part::W]).unwrap_or(0.0),
             }
         };
         Self::uneven((0..stages).map(times).collect(), hop)
@@ -76,7 +76,9 @@ impl Costs {
     /// How long a turn of a device takes.
     pub(crate) fn of(&self, placement: &Placement, device: usize, turn: &Turn) -> f64 {
         let sum = |times: &Times| -> f64 {
-            let phases = Phase::of(turn.part).iter();
+            // It finishes nothing that was not done already, and takes as long as the first time.
+            let part = if turn.part == Part::R { Part::F } else { turn.part };
+            let phases = Phase::of(part).iter();
             phases
                 .map(|phase| match phase {
                     Phase::F => times.f,
@@ -170,4 +172,24 @@ fn plain((name, time): (&str, f64)) -> Result<()> {
     };
     let help = format!("a time is a number, 0 or above\n  {nearest}");
     Err(PipelineError::Costs { what: format!("{name} = {}", typed(time)), help })
+}
+
+/// The middle one of some times, or what lies halfway between the middle two.
+fn median(mut times: Vec<f64>) -> Option<f64> {
+    times.sort_by(f64::total_cmp);
+    let (low, high) = (times.len().checked_sub(1)? / 2, times.len() / 2);
+    Some((times[low] + times[high]) / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+
+    #[test]
+    fn one_time_of_many_moves_no_median() {
+        assert_eq!(median(vec![]), None);
+        assert_eq!(median(vec![3.0]), Some(3.0));
+        assert_eq!(median(vec![4.0, 1.0]), Some(2.5));
+        assert_eq!(median(vec![2.0, 100.0, 1.0]), Some(2.0));
+    }
 }

@@ -17,12 +17,12 @@ impl Schedule {
     /// The same where a stage keeps its input alone (GPipe's re-materialisation): its forward is run
     /// once more before the backward, except where that follows the forward at once. The model's last
     /// instance gives nothing that others wait for, so it goes forward right before it goes back.
-    pub fn instances_again(&self, stages: &[Range<usize>]) -> Vec<Vec<script::Turn>> {
+    pub fn rematerialised(&self, stages: &[Range<usize>]) -> Vec<Vec<script::Turn>> {
         self.expand(stages, true)
     }
 
     /// Whether any backward comes so long after its forward that this one would be run again.
-    pub fn runs_again(&self) -> bool {
+    pub fn rematerialises(&self) -> bool {
         // Two instances in each stage, for a last one alone is never run again.
         let stages: Vec<Range<usize>> =
             (0..self.placement().stages()).map(|stage| 2 * stage..2 * stage + 2).collect();
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn a_forward_is_run_again_before_its_backward() {
         let schedule = Named::OneFOneB.build(Shape::new(2, 2)).unwrap();
-        let turns = schedule.instances_again(&[0..2, 2..4]);
+        let turns = schedule.rematerialised(&[0..2, 2..4]);
         let text = |device: usize| {
             let words: Vec<String> = (turns[device].iter())
                 .map(|t| format!("{}{}@{}", t.part, t.instance, t.microbatch))
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(text(0), first);
         assert_eq!(text(1), "F2@0 F3@0 BW3@0 BW2@0 F2@1 F3@1 BW3@1 BW2@1");
         // The last instance is never run again.
-        let turns = Named::GPipe.build(Shape::new(2, 2)).unwrap().instances_again(&[0..2, 2..4]);
+        let turns = Named::GPipe.build(Shape::new(2, 2)).unwrap().rematerialised(&[0..2, 2..4]);
         let words = turns[1].iter().map(|t| format!("{}{}@{}", t.part, t.instance, t.microbatch));
         let words: Vec<String> = words.collect();
         assert_eq!(words.join(" "), "F2@0 F2@1 R2@0 F3@0 BW3@0 BW2@0 R2@1 F3@1 BW3@1 BW2@1");

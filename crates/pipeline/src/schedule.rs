@@ -70,8 +70,24 @@ impl Schedule {
         turns: Vec<Vec<Turn>>,
         written: Written<'_>,
     ) -> Result<Self> {
+        check::listed(&turns, written)?;
         let index = check::complete(microbatches, &placement, &turns, written)?;
         Ok(Schedule { name: name.into(), microbatches, placement, turns, index })
+    }
+
+    /// The same with second forwards as turns of their own ([`Part::R`]), right before the backwards
+    /// that are `chosen`. They need nothing from other devices, so they change neither who waits for
+    /// whom nor what is kept how long: they only take time. This is for timing and drawing;
+    /// [`Schedule::rematerialised`] is for running.
+    pub fn with_second_forwards(&self, chosen: impl Fn(At) -> bool) -> Result<Self> {
+        let mut turns = vec![Vec::new(); self.devices()];
+        for (at, turn) in self.all() {
+            let back = matches!(turn.part, Part::B | Part::BW);
+            turns[at.device].extend((back && chosen(at)).then_some(Turn { part: Part::R, ..turn }));
+            turns[at.device].push(turn);
+        }
+        let index = check::complete(self.microbatches, &self.placement, &turns, Written::Lists)?;
+        Ok(Schedule { turns, index, ..self.clone() })
     }
 
     /// What it is called.

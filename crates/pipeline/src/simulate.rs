@@ -156,7 +156,7 @@ mod tests {
     use crate::{Named, Shape, Times};
 
     /// What the simulator plays, somewhat later and in other units, is measured: the picture is the
-    /// same, and the mean times of its stages play it again.
+    /// same, and the median times of its stages play it again.
     #[test]
     fn a_measured_timeline_is_the_one_that_was_played() {
         let stage = |x: f64| Times { f: x, b: 2.0 * x, w: 0.5 * x };
@@ -179,6 +179,27 @@ mod tests {
                 assert!((a.start - b.start).abs() + (a.end - b.end).abs() < 1e-9, "{a:?}, {b:?}");
             }
         }
+    }
+
+    /// Second forwards run while gradients are on their way: device 0 has each one done when the
+    /// gradient arrives, at 6 and at 9, so only the last device's make the step longer.
+    #[test]
+    fn second_forwards_wait_for_nobody() {
+        let plain = Named::GPipe.build(Shape::new(2, 2)).unwrap();
+        let costs = Costs::even(Times { f: 1.0, b: 2.0, w: 0.0 }, 0.0).unwrap();
+        let schedule = plain.with_second_forwards(|_| true).unwrap();
+        let words = schedule.to_string();
+        assert_eq!(words, "0: F0 F1 R0 BW0 R1 BW1\n1: F0 F1 R0 BW0 R1 BW1\n");
+        let found = simulate(&schedule, &costs).unwrap();
+        let starts = |device: usize| -> Vec<f64> {
+            found.devices[device].iter().map(|timed| timed.start).collect()
+        };
+        assert_eq!(starts(1), [1.0, 2.0, 3.0, 4.0, 6.0, 7.0]);
+        assert_eq!(starts(0), [0.0, 1.0, 2.0, 6.0, 8.0, 9.0]);
+        assert_eq!((found.makespan, found.ideal), (11.0, 8.0));
+        let without = simulate(&plain, &costs).unwrap();
+        assert_eq!(found.peak_in_flight, without.peak_in_flight);
+        assert_eq!(plain.with_second_forwards(|_| false).unwrap(), plain);
     }
 
     #[test]

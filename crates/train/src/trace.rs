@@ -80,7 +80,7 @@ pub fn write(trace: &Trace, file: &Path) -> Result<Written> {
     };
     let staged = [
         stage(file, chrome(trace, &played).to_string() + "\n")?,
-        stage(&drawing, picture(trace, &played))?,
+        stage(&drawing, picture(&played))?,
     ];
     staged.into_iter().try_for_each(Staged::put_in_place)?;
     let [measured, predicted] = [&played.measured, &played.predicted].map(|t| t.makespan);

@@ -98,10 +98,18 @@ fn shortest(panels: &[Panel<'_>]) -> f64 {
     times.fold(longest(panels), f64::min)
 }
 
+/// Whether there are second forwards to draw.
+fn any_again(panels: &[Panel<'_>]) -> bool {
+    let mut turns = panels.iter().flat_map(|panel| panel.schedule.all());
+    turns.any(|(_, turn)| turn.part == Part::R)
+}
+
 /// What a turn is, as pictures tell it apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ink {
     Forward,
+    /// Once more, for a backward whose stage kept its input alone.
+    Again,
     /// Of the inputs alone, or whole.
     Backward,
     Weights,
@@ -110,7 +118,8 @@ enum Ink {
 impl Ink {
     fn of(turn: &Turn) -> Ink {
         match turn.part {
-            Part::F | Part::R => Ink::Forward,
+            Part::F => Ink::Forward,
+            Part::R => Ink::Again,
             Part::B | Part::BW | Part::FBW => Ink::Backward,
             Part::W => Ink::Weights,
         }
@@ -119,6 +128,7 @@ impl Ink {
     fn letter(self) -> char {
         match self {
             Ink::Forward => 'F',
+            Ink::Again => 'R',
             Ink::Backward => 'B',
             Ink::Weights => 'W',
         }

@@ -1,5 +1,5 @@
-//! Colours that survive grey-scale: forwards are light, weights' gradients are in the middle, backwards are
-//! dark. The shades of a device's chunks stay within their band of lightness.
+//! Colours that survive grey-scale: forwards are light, second forwards somewhat darker, weights' gradients
+//! are in the middle, backwards are dark. The shades of a device's chunks stay within their band of lightness.
 
 use super::Ink;
 
@@ -11,6 +11,7 @@ impl Ink {
     pub(super) fn fill(self, chunk: usize, chunks: usize) -> (&'static str, bool) {
         let shades: [&str; SHADES] = match self {
             Ink::Forward => ["#d5ecf8", "#c4e5f6", "#b2ddf4", "#a0d6f2"],
+            Ink::Again => ["#8ad4b9", "#82ceb1", "#7ac8a9", "#72c2a1"],
             Ink::Weights => ["#e68a3c", "#da7f32", "#cd7629", "#c06c21"],
             Ink::Backward => ["#2362a5", "#105492", "#00467d", "#003867"],
         };
@@ -21,6 +22,7 @@ impl Ink {
     pub(super) fn codes(self, chunk: usize, chunks: usize) -> (u8, u8) {
         let shades: [u8; SHADES] = match self {
             Ink::Forward => [153, 117, 110, 74],
+            Ink::Again => [115, 79, 78, 72],
             Ink::Weights => [215, 214, 208, 172],
             Ink::Backward => [32, 26, 25, 18],
         };

@@ -5,7 +5,7 @@
 
 use super::scale::ticks;
 use super::svg_page::{Anchor, Page, Weight};
-use super::{Ink, Panel, longest, short, shortest};
+use super::{Ink, Panel, any_again, longest, short, shortest};
 use crate::simulate::Timed;
 
 /// The height of a device's row and the space between two, in pixels.
@@ -175,7 +175,11 @@ impl Drawing {
             (true, true) => "B, backward (of inputs alone where there is a W)",
         };
         let mut x = LEFT;
-        let mut inks = vec![(Ink::Forward, "F, forward"), (Ink::Backward, backward)];
+        let mut inks = vec![(Ink::Forward, "F, forward")];
+        if any_again(panels) {
+            inks.push((Ink::Again, "R, forward run again"));
+        }
+        inks.push((Ink::Backward, backward));
         if splits {
             inks.push((Ink::Weights, "W, gradient of weights"));
         }

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::scale::ticks;
-use super::{Ink, Panel, longest, short, shortest};
+use super::{Ink, Panel, any_again, longest, short, shortest};
 use crate::simulate::Timed;
 
 /// How a terminal can be drawn on.
@@ -182,6 +182,9 @@ impl Canvas {
         let whole = panels.iter().any(|panel| !panel.schedule.splits());
         let chunks = panels.iter().map(|panel| panel.schedule.chunks()).max().unwrap_or(1);
         let mut words = vec![(Ink::Forward, "forward")];
+        if any_again(panels) {
+            words.push((Ink::Again, "forward run again"));
+        }
         words.push(match (whole, splits) {
             (true, false) => (Ink::Backward, "backward"),
             (false, _) => (Ink::Backward, "gradient of inputs"),

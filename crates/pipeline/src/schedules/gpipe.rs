@@ -3,7 +3,7 @@
 //! It takes (m + p − 1)(tF + tB + tW): the pipeline fills and drains once, whatever m is. Every
 //! device keeps all m micro-batches, and for that reason GPipe keeps only the inputs of a stage and
 //! runs its forward again before the backward: the backward then takes tF longer. That is
-//! `Schedule::instances_again`, which any schedule can have; the order of its turns is the same.
+//! `Schedule::rematerialised`, which any schedule can have; the order of its turns is the same.
 
 use crate::error::Result;
 use crate::placement::Placement;

@@ -181,10 +181,14 @@ fn one_scale_for_all_that_are_compared() {
     assert!(forwards.iter().all(|width| (width - forwards[0]).abs() < 0.02));
 }
 
-/// In grey, every forward is lighter than every W, and every W lighter than every backward.
+/// In grey, every forward is lighter than every W, and every W lighter than every backward. Second
+/// forwards lie between the first and W.
 #[test]
 fn parts_survive_grey_scale() {
-    let all = [played(Named::ZbV, 4, 8), played(Named::Interleaved, 4, 8)];
+    let again = build(Named::ZbV, 4, 8).with_second_forwards(|_| true).unwrap();
+    let costs = Costs::even(times(1.0, 1.0, 1.0), 0.0).unwrap();
+    let timeline = simulate(&again, &costs).unwrap();
+    let all = [(again, timeline), played(Named::Interleaved, 4, 8)];
     let drawing = svg(&panels(&all));
     let grey = |part: &str| -> Vec<f64> {
         let title = format!("<title>{part} of");
@@ -202,6 +206,8 @@ fn parts_survive_grey_scale() {
     assert!(darkest("F") > lightest("W") + 25.0, "{} {}", darkest("F"), lightest("W"));
     assert!(darkest("W") > lightest("B") + 25.0, "{} {}", darkest("W"), lightest("B"));
     assert!(darkest("W") > lightest("BW") + 25.0);
+    assert!(grey("R").len() == 64 && darkest("F") > lightest("R") + 8.0);
+    assert!(darkest("R") > lightest("W") + 8.0, "{} {}", darkest("R"), lightest("W"));
 }
 
 #[test]

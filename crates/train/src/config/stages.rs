@@ -72,7 +72,7 @@ impl Config {
 
     /// The problem with stages that are to run again and never do.
     fn idle_stages(&self, schedule: &Schedule) -> Option<Problem> {
-        if self.train.recompute != Recompute::Stage || schedule.runs_again() {
+        if self.train.recompute != Recompute::Stage || schedule.rematerialises() {
             return None;
         }
         let (name, pp, parts) = (schedule.name(), self.parallel.pp, self.train.microbatches);
@@ -94,7 +94,7 @@ impl Config {
         let PipelineSchedule::Named(own) = self.parallel.schedule else { return Vec::new() };
         let (pp, parts) = (self.parallel.pp.get(), self.train.microbatches.get());
         let works = |named: Named, pp: usize, parts: usize| {
-            named.build(Shape::new(pp, parts)).is_ok_and(|schedule| schedule.runs_again())
+            named.build(Shape::new(pp, parts)).is_ok_and(|schedule| schedule.rematerialises())
         };
         let more = [parts + 1, 2 * pp].into_iter().find(|&parts| works(own, pp, parts));
         let other = [Named::OneFOneB, Named::GPipe].into_iter().find(|&n| works(n, pp, parts));

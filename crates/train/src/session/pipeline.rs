@@ -164,7 +164,7 @@ impl Pipeline {
     ) -> Result<Vec<Vec<Turn>>> {
         let (schedule, stages) = self.timetable(model, devices, microbatches)?;
         Ok(match self.rematerialise {
-            true => schedule.instances_again(&stages),
+            true => schedule.rematerialised(&stages),
             false => schedule.instances(&stages),
         })
     }

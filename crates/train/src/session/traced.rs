@@ -42,6 +42,8 @@ pub struct Traced {
     pub turn: Option<Turn>,
     /// The ranks that a message goes to or comes from.
     pub peers: Vec<usize>,
+    /// What a message carries, under the same name on both ends.
+    pub value: Option<String>,
     /// Bytes that a message carries, or that a collective leaves on this rank; 0 for all else.
     pub bytes: usize,
     /// When.
@@ -74,15 +76,19 @@ pub(super) fn describe(timed: Vec<TimedAction>, script: &Script, plan: &TrainPla
         let action = &script.actions[times.action];
         let turn = turns.next_if(|(at, _)| *at == times.action).map(|(_, turn)| *turn);
         let left = || action.writes().iter().map(|b| script.buffers[b.0].bytes).sum();
-        let (peers, bytes) = match &action.kind {
-            Kind::Send { messages, .. } | Kind::Receive { messages, .. } => (
-                messages.iter().map(|message| message.peer).collect(),
-                messages.iter().map(Message::bytes).sum(),
-            ),
-            _ if action.lane != Lane::Compute => (Vec::new(), left()),
-            _ => (Vec::new(), 0),
+        let messages: Option<&[Message]> = match &action.kind {
+            Kind::Send { messages, .. } | Kind::Receive { messages, .. } => Some(messages),
+            _ => None,
         };
-        Traced { label: action.label.clone(), turn, peers, bytes, times }
+        let bytes = match (messages, action.lane) {
+            (Some(messages), _) => messages.iter().map(Message::bytes).sum(),
+            (None, Lane::Compute) => 0,
+            (None, _) => left(),
+        };
+        let messages = messages.unwrap_or_default();
+        let peers = messages.iter().map(|message| message.peer).collect();
+        let value = messages.first().map(|message| message.value.clone());
+        Traced { label: action.label.clone(), turn, peers, value, bytes, times }
     };
     timed.into_iter().map(describe).collect()
 }

@@ -118,7 +118,7 @@ struct At {
 
 impl At {
     fn event(&self, trace: &Trace, traced: &Traced, lane: &str) -> Value {
-        let Traced { label, turn, peers, bytes, times } = traced;
+        let Traced { label, turn, peers, bytes, times, .. } = traced;
         let mut args = json!({"waited_us": micros(times.started - times.issued)});
         if let Some(turn) = turn {
             args["part"] = turn.part.to_string().into();
@@ -144,19 +144,18 @@ impl At {
 /// Messages whose other end has been seen, or not yet: each has a number.
 #[derive(Default)]
 struct Arrows {
-    numbers: BTreeMap<(String, usize, usize), usize>,
+    numbers: BTreeMap<(Option<String>, usize, usize), usize>,
 }
 
 impl Arrows {
     /// The ends of arrows at an action: what is sent and received under one name is one message.
     fn of(&mut self, at: At, traced: &Traced) -> Vec<Value> {
-        let Traced { label, peers, times, .. } = traced;
+        let Traced { peers, value, times, .. } = traced;
         let sends = times.lane == Lane::Send;
-        let what = label.split_once(' ').map_or(label.as_str(), |(_, what)| what);
         let arrow = |peer: &usize| {
             let (from, to) = if sends { (at.rank, *peer) } else { (*peer, at.rank) };
             let next = self.numbers.len() + 1;
-            let id = *self.numbers.entry((what.to_owned(), from, to)).or_insert(next);
+            let id = *self.numbers.entry((value.clone(), from, to)).or_insert(next);
             let (start, end) = (times.started - at.origin, times.ended - at.origin);
             // Just within the event, so that a viewer finds the arrow's end in it.
             let within = end.saturating_sub(Duration::from_nanos(1)).max(start);

@@ -1,16 +1,18 @@
 //! The measured timeline above the predicted one.
 //!
 //! A schedule's turn is what a device's first rank did from the start of the turn's first action to the
-//! end of its last. Where a head's forward and backward are one program, that counts as backward; and so
-//! does a forward that is run again, as if right before it. The
-//! prediction is what the simulator makes of the same schedule if every turn took the mean time of its
-//! stage and part, and messages none: what is longer in reality is noise, messages, and ranks that share
-//! a core.
+//! end of its last. Where a head's forward and backward are one program, that counts as backward. A
+//! forward that is run again is a turn of its own, drawn when it ran: it needs nothing from other devices,
+//! so it may be over before the gradient arrives.
+//!
+//! The prediction is what the simulator makes of the same turns if each took the median time of its stage
+//! and part, and messages none: what is longer in reality is noise, messages, and ranks that share a core.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use phalanx_pipeline::picture::{Panel, svg};
-use phalanx_pipeline::{At, Costs, Timeline, simulate};
+use phalanx_pipeline::{At, Costs, Schedule, Timeline, simulate};
 use phalanx_script::Part;
 
 use crate::error::Result;
@@ -18,27 +20,33 @@ use crate::session::{Timetable, Trace};
 
 /// A schedule as it was measured and as it was predicted, in milliseconds.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Played {
+    /// The schedule of the trace, with the second forwards that were run.
+    pub schedule: Schedule,
+    /// As it was measured.
     pub measured: Timeline,
+    /// As it was predicted.
     pub predicted: Timeline,
 }
 
 impl Played {
     /// The timelines of a trace.
     pub fn new(trace: &Trace) -> Result<Self> {
-        let schedule = &trace.timetable.schedule;
-        let times: Vec<Vec<Stretch>> =
-            (0..schedule.devices()).map(|device| turns(trace, device)).collect();
-        let measured = Timeline::measured(schedule, |At { device, index }| times[device][index]);
-        let predicted = simulate(schedule, &Costs::measured(&measured, 0.0)?)?;
-        Ok(Self { measured, predicted })
+        let Timetable { schedule, stages, .. } = &trace.timetable;
+        let ran: Vec<Ran> = (0..schedule.devices()).map(|device| Ran::new(trace, device)).collect();
+        let schedule = schedule.with_second_forwards(|at| {
+            let (stage, microbatch) = (&stages[schedule.stage(at)], schedule.turn(at).microbatch);
+            ran[at.device].stretch(stage, microbatch, Part::R).is_some()
+        })?;
+        let times: Vec<Vec<Stretch>> = ran.iter().map(|ran| ran.turns(&schedule, stages)).collect();
+        let measured = Timeline::measured(&schedule, |At { device, index }| times[device][index]);
+        let predicted = simulate(&schedule, &Costs::measured(&measured, 0.0)?)?;
+        Ok(Self { schedule, measured, predicted })
     }
 }
 
 /// Both timelines on one scale.
-pub fn picture(trace: &Trace, Played { measured, predicted }: &Played) -> String {
-    let schedule = &trace.timetable.schedule;
+pub fn picture(Played { schedule, measured, predicted }: &Played) -> String {
     let panel = |label, timeline| Panel {
         label: Some(label),
         unit: "ms",
@@ -50,35 +58,51 @@ pub fn picture(trace: &Trace, Played { measured, predicted }: &Played) -> String
 /// Start and end.
 type Stretch = (f64, f64);
 
-/// When a device's first rank did each turn of its list.
-fn turns(trace: &Trace, device: usize) -> Vec<Stretch> {
-    let Timetable { schedule, stages, places, .. } = &trace.timetable;
-    let first = places.iter().position(|at| at.device == device && at.place == 0).unwrap_or(0);
-    let mut ran: BTreeMap<(usize, usize), Vec<(Part, Stretch)>> = BTreeMap::new();
-    for traced in &trace.ranks[first] {
-        let [start, end] =
-            [traced.times.started, traced.times.ended].map(|t| 1e3 * t.as_secs_f64());
-        if let Some(turn) = traced.turn {
-            let own = ran.entry((turn.instance, turn.microbatch)).or_default();
-            own.push((turn.part, (start, end)));
+/// What a device's first rank ran, by instance and micro-batch.
+struct Ran {
+    device: usize,
+    parts: BTreeMap<(usize, usize), Vec<(Part, Stretch)>>,
+}
+
+impl Ran {
+    fn new(trace: &Trace, device: usize) -> Self {
+        let Timetable { stages, places, .. } = &trace.timetable;
+        let first = places.iter().position(|at| at.device == device && at.place == 0).unwrap_or(0);
+        let turns = || trace.ranks.iter().flatten().filter_map(|traced| traced.turn);
+        // Where stages run again, the model's last instance goes forward right before it goes back,
+        // and that counts as backward as it does where both are one program.
+        let again = turns().any(|turn| turn.part == Part::R);
+        let late = stages.last().map(|stage| stage.end - 1).filter(|_| again);
+        let mut parts: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for traced in &trace.ranks[first] {
+            let [start, end] =
+                [traced.times.started, traced.times.ended].map(|t| 1e3 * t.as_secs_f64());
+            if let Some(turn) = traced.turn {
+                let fused = turn.part == Part::F && late == Some(turn.instance);
+                let part = if fused { Part::FBW } else { turn.part };
+                let own = parts.entry((turn.instance, turn.microbatch)).or_default();
+                own.push((part, (start, end)));
+            }
         }
+        Self { device, parts }
     }
-    let stretch = |index: usize| -> Option<Stretch> {
-        let at = At { device, index };
-        let turn = schedule.turn(at);
-        let instances = stages[schedule.stage(at)].clone();
-        let own = || {
-            let ran = |instance| ran.get(&(instance, turn.microbatch));
-            instances.clone().filter_map(ran).flatten()
+
+    /// When each turn of the device's list was done.
+    fn turns(&self, schedule: &Schedule, stages: &[Range<usize>]) -> Vec<Stretch> {
+        let of = |index: usize| {
+            let at = At { device: self.device, index };
+            let turn = schedule.turn(at);
+            self.stretch(&stages[schedule.stage(at)], turn.microbatch, turn.part)
         };
-        let shown = own().filter(|(part, _)| shown_as(*part, turn.part)).map(|(_, s)| *s);
-        let (start, end) = shown.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))?;
-        // A forward that is run again may be over long before its backward can begin.
-        let backward = matches!(turn.part, Part::B | Part::BW);
-        let again = own().filter(|(part, _)| backward && *part == Part::R);
-        Some((start - again.map(|(_, (start, end))| end - start).sum::<f64>(), end))
-    };
-    filled((0..schedule.turns(device).len()).map(stretch).collect())
+        filled((0..schedule.turns(self.device).len()).map(of).collect())
+    }
+
+    /// From the start of the first action of a turn to the end of its last, if it has any.
+    fn stretch(&self, stage: &Range<usize>, microbatch: usize, part: Part) -> Option<Stretch> {
+        let own = stage.clone().filter_map(|instance| self.parts.get(&(instance, microbatch)));
+        let shown = own.flatten().filter(|(own, _)| shown_as(*own, part)).map(|(_, s)| *s);
+        shown.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
+    }
 }
 
 /// Whether an instance's part belongs to a turn of this part: where both ways of a head are one program,

@@ -83,12 +83,12 @@ fn inputs_of_those_in_flight_and_the_rest_of_one() {
         let times = Times { f: 1.0, b: 1.0, w: 1.0 };
         let counted = simulate(&timeline, &Costs::even(times, 0.0).unwrap()).unwrap();
         let written = trained(&loaded, None, 1).observe().unwrap();
-        for device in 1..devices - 1 {
+        for (device, observed) in written.iter().enumerate().take(devices - 1).skip(1) {
             let script = lowered.plan(device).unwrap().script;
             let peak = plan(&script).unwrap().peak(Category::Residuals);
             let in_flight = counted.peak_in_flight[device];
             let of = |(category, _): &&(Category, usize)| *category == Category::Residuals;
-            let found = written[device].peaks.iter().find(of).unwrap().1;
+            let found = observed.peaks.iter().find(of).unwrap().1;
             assert_eq!(found, peak, "{named}, {device}");
             assert_eq!(peak, in_flight * input + rest, "{named}, device {device}");
         }

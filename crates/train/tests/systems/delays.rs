@@ -99,6 +99,9 @@ const LAYOUTS: [&[&str]; 8] = [
     &["parallel.dp=2", "parallel.cp=2", "parallel.zero=2"],
 ];
 
+/// The layouts of stages that run their forwards again: split along tp, with divided weights, and both.
+const AGAIN: [&[&str]; 3] = [LAYOUTS[1], LAYOUTS[5], LAYOUTS[6]];
+
 /// A tiny model on a pipeline.
 #[derive(Clone, Copy, Debug)]
 struct Pipe {
@@ -106,17 +109,19 @@ struct Pipe {
     pp: usize,
     m: usize,
     layout: &'static [&'static str],
+    /// Whether stages keep their inputs alone, and run their forwards again.
+    again: bool,
     /// Whether the first and the last stage share a weight.
     tied: bool,
 }
 
 impl Pipe {
     fn new(schedule: Named, pp: usize, m: usize) -> Self {
-        Self { schedule, pp, m, layout: &[], tied: false }
+        Self { schedule, pp, m, layout: &[], again: false, tied: false }
     }
 
     fn loaded(&self) -> Loaded {
-        let Pipe { schedule, pp, m, layout, tied } = *self;
+        let Pipe { schedule, pp, m, layout, again, tied } = *self;
         let sets = [
             format!("model.layers={}", pp * schedule.usual_chunks()),
             format!("parallel.pp={pp}"),
@@ -126,6 +131,7 @@ impl Pipe {
             "train.seq_len=4".to_owned(),
             "model.width=8".to_owned(),
             "model.ffn=12".to_owned(),
+            format!("train.recompute={}", if again { "stage" } else { "none" }),
         ];
         let sets: Vec<&str> = sets.iter().map(String::as_str).chain(layout.to_vec()).collect();
         if tied { gpt(&sets) } else { llama(&sets) }
@@ -133,7 +139,8 @@ impl Pipe {
 }
 
 /// Stages of one rank, of several shapes, with every schedule; and stages of several ranks, where each
-/// layout has half of the schedules, tied and untied in turns.
+/// layout has half of the schedules, tied and untied in turns. Then the same with forwards that are run
+/// again, where there are any: every schedule on stages of one rank, and in turns with tp and ZeRO-3.
 fn pipes() -> Vec<Pipe> {
     let mut all = Vec::new();
     for (number, schedule) in Named::ALL.into_iter().enumerate() {
@@ -144,6 +151,11 @@ fn pipes() -> Vec<Pipe> {
             let tied = (number + turn) / 2 % 2 == 1;
             let m = if turn < 4 { 4 } else { 2 };
             all.push(Pipe { layout: LAYOUTS[turn], tied, ..Pipe::new(schedule, 2, m) });
+        }
+        if schedule != Named::Naive {
+            let (layout, tied) = (AGAIN[number % 3], number % 2 == 1);
+            all.push(Pipe { again: true, ..Pipe::new(schedule, 3, odd) });
+            all.push(Pipe { again: true, layout, tied, ..Pipe::new(schedule, 2, 4) });
         }
     }
     all
@@ -157,11 +169,14 @@ fn beside(loaded: &Loaded, steps: usize, mut each: impl FnMut(&StepData<'_>)) {
     }
 }
 
+/// Steps of each pipeline whose ranks are late, unless the environment asks for another number.
+const PLAIN: usize = 30;
+
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
 fn late_ranks_change_nothing() {
-    let steps = steps(20);
+    let steps = steps(PLAIN);
     let mut cases = 0;
     for (seed, pipe) in pipes().into_iter().enumerate() {
         let (loaded, what) = (pipe.loaded(), format!("{pipe:?}, seed {seed}"));
@@ -176,7 +191,7 @@ fn late_ranks_change_nothing() {
         assert_eq!(steady.params(), late.params(), "{what}");
     }
     println!("{cases} cases");
-    assert!(cases >= 1000 || steps < 20, "only {cases} cases");
+    assert!(cases >= 2000 || steps < PLAIN, "only {cases} cases");
 }
 
 /// An engine that runs calls as late and as out of order as their events allow, on every rank.
@@ -210,8 +225,10 @@ fn as_late_as_can_be(engine: HostEngine, rank: usize, seed: usize) -> LateEngine
 #[test]
 fn actions_are_issued_in_the_order_of_the_script() {
     for schedule in Named::ALL {
-        for layout in [&[][..], &["parallel.dp=2", "parallel.zero=3"]] {
-            let loaded = Pipe { layout, ..Pipe::new(schedule, 2, 4) }.loaded();
+        let alone: &[&str] = &[];
+        for (layout, again) in [(alone, false), (LAYOUTS[5], false), (LAYOUTS[5], true)] {
+            let again = again && schedule != Named::Naive;
+            let loaded = Pipe { layout, again, ..Pipe::new(schedule, 2, 4) }.loaded();
             let mut ranks = Ranks::new(&loaded, Habit::Hesitates(7), PATIENCE);
             beside(&loaded, 1, |data| drop(ranks.step(data).unwrap()));
             for (rank, (issued, script)) in ranks.issued().into_iter().enumerate() {

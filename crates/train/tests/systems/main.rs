@@ -16,5 +16,6 @@ mod stages;
 mod support;
 mod sweeps;
 mod tensor;
+mod traces;
 mod unsteady;
 mod zero;
