@@ -7,7 +7,7 @@ use phalanx::pipeline::picture::{self, Look, Panel};
 use phalanx::pipeline::{
     Costs, Named, PipelineError, Schedule, Shape, Times, Warmup, csv, simulate,
 };
-use phalanx::train::error::{Error, Place, Problem, Result};
+use phalanx::train::error::{Error, Problem, Result};
 use phalanx::train::pipeline::read_schedule;
 use phalanx::train::progress::{Stream, Style};
 use phalanx_sys::Staged;
@@ -198,14 +198,7 @@ fn from_file(file: &str) -> Result<Schedule> {
             problem.fix("write a file behind the colon, such as csv:mine.csv"),
         ));
     }
-    let path = Path::new(file);
-    // What cannot be read at all is told below.
-    if let Ok(bytes) = std::fs::read(path) {
-        csv::decode(&bytes).map_err(|error| {
-            Error::from(error).at(Place { source: file.to_owned(), line: None, key: None })
-        })?;
-    }
-    read_schedule(path)
+    read_schedule(Path::new(file))
 }
 
 /// Refuses other numbers of devices and micro-batches than a table has.

@@ -8,10 +8,12 @@ use crate::error::{Error, Place, Problem, Result};
 
 /// The schedule in a table, checked; it is called `csv:FILE`.
 pub fn read_schedule(file: &Path) -> Result<Schedule> {
-    let text = std::fs::read_to_string(file)
+    let bytes = std::fs::read(file)
         .map_err(|error| Error::refused(Problem::io("cannot read", file, &error)))?;
     let place = |line| Place { source: file.display().to_string(), line, key: None };
-    csv::read(&format!("csv:{}", file.display()), &text).map_err(|error| match error {
+    let name = format!("csv:{}", file.display());
+    let read = csv::decode(&bytes).and_then(|text| csv::read(&name, text));
+    read.map_err(|error| match error {
         PipelineError::Csv { line, what, help } => {
             Error::refused(Problem::new(what).because(help).at(place(Some(line))))
         }

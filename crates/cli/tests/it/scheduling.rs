@@ -124,8 +124,8 @@ fn tables_know_their_own_shape() {
     run("csv:i.csv --compare 1f1b --stages 4").refused(&["--stages 4, but csv:i.csv has 2"]);
     fs::write(dir.path().join("odd.csv"), b"device,part,microbatch\n0,F,0\n# caf\xe9\n").unwrap();
     run("csv:odd.csv").refused(&[
-        "line 3: the byte 0xe9",
-        "odd.csv",
+        "the byte 0xe9",
+        "(odd.csv:3)",
         "save the table as CSV in UTF-8",
     ]);
 }
