@@ -123,11 +123,7 @@ fn tables_know_their_own_shape() {
     run("csv:i.csv --chunks 2").refused(&["--chunks 2 has no effect", "a table says by itself"]);
     run("csv:i.csv --compare 1f1b --stages 4").refused(&["--stages 4, but csv:i.csv has 2"]);
     fs::write(dir.path().join("odd.csv"), b"device,part,microbatch\n0,F,0\n# caf\xe9\n").unwrap();
-    run("csv:odd.csv").refused(&[
-        "the byte 0xe9",
-        "(odd.csv:3)",
-        "save the table as CSV in UTF-8",
-    ]);
+    run("csv:odd.csv").refused(&["the byte 0xe9", "(odd.csv:3)", "save the table as CSV in UTF-8"]);
 }
 
 #[test]
