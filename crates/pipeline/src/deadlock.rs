@@ -8,7 +8,9 @@
 //! With one lane for both directions ZB-V would deadlock: a device that has run ahead with forwards has
 //! sent many that its neighbour needs only after the first gradient.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
+
+use phalanx_script::circle;
 
 use crate::deadlock_remedy::remedy;
 use crate::error::{PipelineError, Result};
@@ -22,7 +24,7 @@ pub(crate) fn check(schedule: &Schedule, written: Written<'_>) -> Result<()> {
         return Ok(());
     }
     let graph = Waits::new(schedule);
-    match graph.circle() {
+    match circle(&graph.on) {
         None => Ok(()),
         Some(circle) => {
             let lines = circle.iter().zip(circle.iter().cycle().skip(1));
@@ -105,51 +107,6 @@ impl Waits {
         Waits { turns, messages, on }
     }
 
-    /// Some that wait for each other, if any do.
-    fn circle(&self) -> Option<Vec<usize>> {
-        let mut followers = vec![Vec::new(); self.on.len()];
-        for (node, on) in self.on.iter().enumerate() {
-            on.iter().for_each(|&needed| followers[needed].push(node));
-        }
-        let mut left: Vec<usize> = self.on.iter().map(Vec::len).collect();
-        let mut ready: Vec<usize> = (0..left.len()).filter(|&node| left[node] == 0).collect();
-        while let Some(node) = ready.pop() {
-            for &follower in &followers[node] {
-                left[follower] -= 1;
-                if left[follower] == 0 {
-                    ready.push(follower);
-                }
-            }
-        }
-        // Whoever is left waits for somebody who is left: following that ends in a circle.
-        let mut seen = vec![false; left.len()];
-        let mut node = left.iter().position(|&count| count > 0)?;
-        while !std::mem::replace(&mut seen[node], true) {
-            node = self.on[node].iter().copied().find(|&on| left[on] > 0)?;
-        }
-        self.way_round(node)
-    }
-
-    /// The shortest way from a node back to itself.
-    fn way_round(&self, start: usize) -> Option<Vec<usize>> {
-        let mut waiter = vec![None; self.on.len()];
-        let mut queue = VecDeque::from([start]);
-        while let Some(node) = queue.pop_front() {
-            for &on in &self.on[node] {
-                if waiter[on].is_none() {
-                    waiter[on] = Some(node);
-                    queue.push_back(on);
-                }
-            }
-        }
-        let mut path = vec![waiter[start]?];
-        while let Some(last) = path.last().copied().filter(|&last| last != start) {
-            path.push(waiter[last]?);
-        }
-        path.reverse();
-        Some(path)
-    }
-
     /// The turns between which values go in a circle, as messages or within a device. The rest of it is
     /// the order of lists: to change that between these turns is the only way out.
     fn ends(&self, circle: &[usize]) -> Vec<At> {
@@ -217,7 +174,7 @@ mod tests {
             }
             let schedule =
                 Schedule::complete("test", m, placement.unwrap(), turns, Written::Lists).unwrap();
-            let circle = Waits::new(&schedule).circle();
+            let circle = circle(&Waits::new(&schedule).on);
             assert_eq!(passes(&schedule), circle.is_none(), "{schedule}");
             *if circle.is_none() { &mut passed } else { &mut stuck } += 1;
         }

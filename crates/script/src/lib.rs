@@ -15,6 +15,7 @@
 pub mod action;
 pub mod build;
 pub mod check;
+mod circle;
 pub mod compile;
 pub mod device;
 pub mod edge;
@@ -37,6 +38,7 @@ pub use build::{
     UnitBuffers, eval_script, forward_script, train_script,
 };
 pub use check::check;
+pub use circle::circle;
 pub use compile::Lowering;
 pub use device::Device;
 pub use edge::{Piece, edge};

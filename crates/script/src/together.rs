@@ -14,13 +14,13 @@
 //! Nothing else decides when something happens, so if these have no circle the step ends, however
 //! slow any rank is; and if they have one, it never does.
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_ir::Axis;
 
 use crate::action::{Kind, Lane, Script};
 use crate::check::check;
+use crate::circle::circle;
 use crate::error::ScriptError;
 use crate::message::{Block, Message};
 use crate::order::HappensBefore;
@@ -206,9 +206,9 @@ fn one_call(
 struct Waits {
     /// By script: the number of its first action among all.
     firsts: Vec<usize>,
-    /// By event: those that come after it. Action n begins as event 2n and ends as event 2n + 1;
+    /// By event: those that it waits for. Action n begins as event 2n and ends as event 2n + 1;
     /// behind them are the moments at which actions meet.
-    next: Vec<Vec<usize>>,
+    on: Vec<Vec<usize>>,
 }
 
 impl Waits {
@@ -220,20 +220,20 @@ impl Waits {
             total += script.actions.len();
         }
         firsts.push(total);
-        let mut waits = Self { firsts, next: vec![Vec::new(); 2 * total] };
+        let mut waits = Self { firsts, on: vec![Vec::new(); 2 * total] };
         for (index, script) in scripts.iter().enumerate() {
             let order = HappensBefore::of(script)?;
             for action in 0..script.actions.len() {
                 let [begins, ends] = waits.events(At { script: index, action });
-                waits.next[begins].push(ends);
+                waits.on[ends].push(begins);
                 for &before in order.direct(action) {
                     let [_, ended] = waits.events(At { script: index, action: before });
-                    waits.next[ended].push(begins);
+                    waits.on[begins].push(ended);
                 }
                 if let Some(before) = action.checked_sub(1) {
                     let inline = !matches!(script.actions[before].lane, Lane::Send | Lane::Receive);
                     let issued = waits.events(At { script: index, action: before });
-                    waits.next[issued[usize::from(inline)]].push(begins);
+                    waits.on[begins].push(issued[usize::from(inline)]);
                 }
             }
         }
@@ -248,42 +248,19 @@ impl Waits {
 
     /// None of these actions ends before all of them have begun.
     fn meet(&mut self, actions: &[At]) {
-        let moment = self.next.len();
-        self.next.push(Vec::new());
+        let moment = self.on.len();
+        self.on.push(Vec::new());
         for &at in actions {
             let [begins, ends] = self.events(at);
-            self.next[begins].push(moment);
-            self.next[moment].push(ends);
+            self.on[moment].push(begins);
+            self.on[ends].push(moment);
         }
     }
 
     /// Actions each of which waits for the next, and the last for the first; none if all can end.
     fn circle(&self) -> Option<Vec<At>> {
-        let mut open = vec![0_usize; self.next.len()];
-        self.next.iter().flatten().for_each(|&event| open[event] += 1);
-        let mut ready: Vec<usize> = (0..open.len()).filter(|&event| open[event] == 0).collect();
-        while let Some(event) = ready.pop() {
-            for &next in &self.next[event] {
-                open[next] -= 1;
-                if open[next] == 0 {
-                    ready.push(next);
-                }
-            }
-        }
-        let stuck = |event: &usize| open[*event] > 0;
-        let mut before: Vec<Vec<usize>> = vec![Vec::new(); open.len()];
-        for event in (0..open.len()).filter(stuck) {
-            self.next[event].iter().for_each(|&next| before[next].push(event));
-        }
-        // Whatever never happens waits for something that never happens, so going back from it
-        // leads into a circle.
-        let mut event = (0..open.len()).find(stuck)?;
-        let mut seen = vec![false; open.len()];
-        while !std::mem::replace(&mut seen[event], true) {
-            event = *before[event].first()?;
-        }
         let mut circle: Vec<At> =
-            shortest(&before, event)?.into_iter().filter_map(|e| self.action(e)).collect();
+            circle(&self.on)?.into_iter().filter_map(|e| self.action(e)).collect();
         circle.dedup();
         if circle.len() > 1 && circle.first() == circle.last() {
             circle.pop();
@@ -298,27 +275,4 @@ impl Waits {
         (script + 1 < self.firsts.len())
             .then(|| At { script, action: number - self.firsts[script] })
     }
-}
-
-/// The shortest way from an event back to itself.
-fn shortest(before: &[Vec<usize>], start: usize) -> Option<Vec<usize>> {
-    let mut from: BTreeMap<usize, usize> = BTreeMap::new();
-    let mut queue = VecDeque::from([start]);
-    while let Some(event) = queue.pop_front() {
-        for &earlier in &before[event] {
-            if earlier == start {
-                let mut way = vec![event];
-                while way[way.len() - 1] != start {
-                    way.push(*from.get(&way[way.len() - 1])?);
-                }
-                way.reverse();
-                return Some(way);
-            }
-            if let Entry::Vacant(unseen) = from.entry(earlier) {
-                unseen.insert(event);
-                queue.push_back(earlier);
-            }
-        }
-    }
-    None
 }

@@ -1,0 +1,50 @@
+//! Circles among things that wait for each other.
+
+use std::collections::VecDeque;
+
+/// Some that wait for each other in a circle, each for the next and the last for the first; none if all
+/// can be done. `on` has for each those that it waits for. Of the circles through the one that is found
+/// the shortest is told.
+pub fn circle(on: &[Vec<usize>]) -> Option<Vec<usize>> {
+    let mut followers = vec![Vec::new(); on.len()];
+    for (node, on) in on.iter().enumerate() {
+        on.iter().for_each(|&needed| followers[needed].push(node));
+    }
+    let mut left: Vec<usize> = on.iter().map(Vec::len).collect();
+    let mut ready: Vec<usize> = (0..left.len()).filter(|&node| left[node] == 0).collect();
+    while let Some(node) = ready.pop() {
+        for &follower in &followers[node] {
+            left[follower] -= 1;
+            if left[follower] == 0 {
+                ready.push(follower);
+            }
+        }
+    }
+    // Whoever is left waits for somebody who is left: following that ends in a circle.
+    let mut seen = vec![false; left.len()];
+    let mut node = left.iter().position(|&count| count > 0)?;
+    while !std::mem::replace(&mut seen[node], true) {
+        node = on[node].iter().copied().find(|&on| left[on] > 0)?;
+    }
+    way_round(on, node)
+}
+
+/// The shortest way from a node back to itself.
+fn way_round(on: &[Vec<usize>], start: usize) -> Option<Vec<usize>> {
+    let mut waiter = vec![None; on.len()];
+    let mut queue = VecDeque::from([start]);
+    while let Some(node) = queue.pop_front() {
+        for &on in &on[node] {
+            if waiter[on].is_none() {
+                waiter[on] = Some(node);
+                queue.push_back(on);
+            }
+        }
+    }
+    let mut path = vec![waiter[start]?];
+    while let Some(last) = path.last().copied().filter(|&last| last != start) {
+        path.push(waiter[last]?);
+    }
+    path.reverse();
+    Some(path)
+}
