@@ -10,6 +10,7 @@ use phalanx::pipeline::{
 use phalanx::train::error::{Error, Problem, Result};
 use phalanx::train::pipeline::read_schedule;
 use phalanx::train::progress::{Stream, Style};
+use phalanx::train::writable::can_write;
 use phalanx_sys::Staged;
 use serde::Serialize;
 
@@ -24,7 +25,7 @@ const USUAL: usize = 80;
 
 /// Makes the schedules, plays them through, and shows or writes what is asked for.
 pub(crate) fn run(asked: &Asked) -> Result<()> {
-    can_write(asked)?;
+    check_files(asked)?;
     let schedules = schedules(asked)?;
     let costs = Costs::even(Times { f: asked.tf, b: asked.tb, w: asked.tw }, asked.hop)?;
     let timelines =
@@ -47,18 +48,11 @@ pub(crate) fn run(asked: &Asked) -> Result<()> {
 }
 
 /// Refuses files that could not be written, and two in one place.
-fn can_write(asked: &Asked) -> Result<()> {
+fn check_files(asked: &Asked) -> Result<()> {
     let files = [("--svg", &asked.svg), ("--csv", &asked.csv)];
     for (key, file) in files {
         let Some(file) = file else { continue };
-        // A temporary file beside it is all that is needed; it goes away with this value.
-        Staged::write(file, |_| Ok(())).map_err(|error| {
-            let told = Problem::from(error.told());
-            let problem = Problem::new(format!("{key} {} cannot be written", file.display()));
-            let problem =
-                told.because.into_iter().fold(problem.because(told.message), Problem::because);
-            Error::refused(problem.fix("name a file in a folder that exists and can be written to"))
-        })?;
+        can_write(file, format!("{key} {} cannot be written", file.display()))?;
     }
     let place = |file: &PathBuf| {
         let file = std::path::absolute(file).ok()?;

@@ -13,6 +13,11 @@ use crate::order::HappensBefore;
 /// Checks a whole script.
 pub fn check(script: &Script) -> Result<(), ScriptError> {
     HappensBefore::of(script)?;
+    contents(script)
+}
+
+/// Checks what buffers hold, in a script whose order is known to be one.
+pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
     let mut written: BTreeSet<BufferId> = (script.buffers.iter().enumerate())
         .filter(|(_, b)| matches!(b.source, Source::State | Source::Host))
         .map(|(i, _)| BufferId(i))

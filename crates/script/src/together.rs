@@ -1,6 +1,6 @@
 //! The checker of all ranks together: what one sends another one takes, and nobody waits in a circle.
 //!
-//! [`check`] sees what one rank does. Whether ranks fit each other shows only side by side. A channel
+//! [`check`](crate::check()) sees what one rank does. Whether ranks fit each other shows only side by side. A channel
 //! delivers in order, so the messages that a rank puts into it and those that its peer takes out must
 //! be the same ones one after the other. Ranks that communicate in a program must run it in the same
 //! order. And the waits must end: of an action there is a beginning and an end, and
@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use phalanx_ir::Axis;
 
 use crate::action::{Kind, Lane, Script};
-use crate::check::check;
+use crate::check::contents;
 use crate::circle::circle;
 use crate::error::ScriptError;
 use crate::message::{Block, Message};
@@ -28,12 +28,12 @@ use crate::traffic;
 
 /// Checks the scripts of all ranks: each by itself, then that they fit each other.
 pub fn check_together(scripts: &[Script]) -> Result<(), ScriptError> {
-    scripts.iter().try_for_each(check)?;
+    let mut waits = Waits::of(scripts)?;
+    scripts.iter().try_for_each(contents)?;
     let mut ranks = BTreeSet::new();
     if let Some(twice) = scripts.iter().find(|script| !ranks.insert(script.rank)) {
         return Err(apart(twice.rank, "it has two scripts", "give every rank one script"));
     }
-    let mut waits = Waits::of(scripts)?;
     for (send, receive) in messages(scripts)? {
         waits.meet(&[send, receive]);
     }

@@ -30,5 +30,6 @@ pub mod steps;
 pub mod trace;
 mod train;
 pub mod verify;
+pub mod writable;
 
 pub use train::{Output, train};

@@ -7,10 +7,11 @@ mod picture;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use phalanx_sys::{Staged, SysError};
+use phalanx_sys::Staged;
 
-use crate::error::{Error, Problem, Result};
+use crate::error::Result;
 use crate::session::{Session, Trace};
+use crate::writable::can_write;
 
 pub use chrome::chrome;
 pub use picture::{Played, picture};
@@ -51,8 +52,7 @@ impl Tracing {
     /// Refuses files that could not be written.
     pub(crate) fn new(file: &Path) -> Result<Self> {
         for path in [file, &drawing_of(file)] {
-            // A temporary file beside it is all that is needed; it goes away with this value.
-            Staged::write(path, |_| Ok(())).map_err(|error| refused(path, error))?;
+            can_write(path, format!("no trace can be written to {}", path.display()))?;
         }
         Ok(Self { file: file.to_path_buf(), outcome: None })
     }
@@ -95,14 +95,6 @@ pub fn drawing_of(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push(".svg");
     PathBuf::from(name)
-}
-
-fn refused(path: &Path, error: SysError) -> Error {
-    let told = Problem::from(error.told());
-    let problem = Problem::new(format!("no trace can be written to {}", path.display()));
-    let problem = problem.because(told.message);
-    let problem = told.because.into_iter().fold(problem, Problem::because);
-    Error::refused(problem.fix("name a file in a folder that exists and can be written to"))
 }
 
 #[cfg(test)]

@@ -48,9 +48,8 @@ impl Config {
         values.rule(&keys, legal, || {
             built.clone().err().map_or_else(|| Problem::new(""), Problem::from)
         });
-        if legal && self.model.kind != ModelKind::Mlp {
-            let (layers, chunks) = (self.model.layers.get(), parallel.chunks.get());
-            let enough = split::enough_layers(layers, stages, chunks);
+        if let Ok(schedule) = &built {
+            let enough = self.enough_layers(schedule);
             values.rule(&[PP, CHUNKS, "model.layers"], enough.is_ok(), || {
                 enough.err().map_or_else(|| Problem::new(""), Problem::from)
             });
@@ -106,15 +105,21 @@ impl Config {
 
     /// What can be said of a table only when it is read.
     pub(crate) fn check_read(&self, schedule: &Schedule) -> Result<(), Problem> {
+        self.enough_layers(schedule)?;
+        self.idle_stages(schedule).map_or(Ok(()), Err)
+    }
+
+    /// Refuses more stages than there are layers to deal to them.
+    fn enough_layers(&self, schedule: &Schedule) -> phalanx_pipeline::Result<()> {
         let (devices, chunks) = (schedule.devices(), schedule.chunks());
         let stages = schedule.placement().stages();
         // Said in devices and chunks where that is what the stages come from.
         let (devices, chunks) =
             if stages == devices * chunks { (devices, chunks) } else { (stages, 1) };
-        if self.model.kind != ModelKind::Mlp {
-            split::enough_layers(self.model.layers.get(), devices, chunks)?;
+        match self.model.kind {
+            ModelKind::Mlp => Ok(()),
+            _ => split::enough_layers(self.model.layers.get(), devices, chunks),
         }
-        self.idle_stages(schedule).map_or(Ok(()), Err)
     }
 
     /// A table says by itself what a named schedule is told.
