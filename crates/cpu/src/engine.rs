@@ -6,10 +6,10 @@ mod started;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use phalanx_call::{Lane, Message, Slot, Slots};
 use phalanx_comm::{Communicator, Count, OpKind};
 use phalanx_engine::{Args, Engine, EngineError, Event, Way};
 use phalanx_ir::{Axis, Program};
-use phalanx_script::{Lane, Message, Slot, Slots};
 use phalanx_sys::Arena;
 
 use crate::pool::{Pool, PoolSettings};

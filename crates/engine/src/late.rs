@@ -17,10 +17,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use phalanx_call::traffic::of_program;
+use phalanx_call::{Lane, Message, Slots};
 use phalanx_ir::Program;
 use phalanx_ir::random::Stream;
-use phalanx_script::traffic::of_program;
-use phalanx_script::{Lane, Message, Slots};
 
 use crate::{Args, Engine, EngineError, Event, Span, Target, Way};
 

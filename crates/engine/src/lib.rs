@@ -8,8 +8,8 @@
 
 mod late;
 
+use phalanx_call::{Lane, Message, Slots};
 use phalanx_ir::Program;
-use phalanx_script::{Lane, Message, Slots};
 
 pub use late::Late;
 

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
+use phalanx_call::{Lane, Slots};
 use phalanx_engine::{Args, Engine, EngineError, Event, Span};
 use phalanx_ir::{Port, Program};
-use phalanx_script::{Lane, Slots};
 
 use crate::error::ReferenceError;
 use crate::interpret::run;

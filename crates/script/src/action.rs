@@ -4,23 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 
+use phalanx_call::{Lane, Message, Slots};
 use phalanx_ir::{Axis, DType, Program, TensorType};
-
-use crate::message::Message;
-use crate::slots::Slots;
-
-/// Where an action is issued. Actions of one lane start in order; lanes run side by side.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[allow(missing_docs, reason = "the names are what they carry")]
-pub enum Lane {
-    Compute,
-    Gather,
-    Reduce,
-    Send,
-    Receive,
-    Copy,
-    Host,
-}
 
 /// What a buffer's bytes are counted as.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -12,11 +12,11 @@ mod programs;
 mod reduce;
 
 use phalanx_autodiff::Phases;
+use phalanx_call::Lane;
 use phalanx_ir::{DType, Mesh, Model, Port, Program, Role, TensorType};
 
 use crate::action::{
-    Action, Buffer, BufferId, Category, Contribution, Kind, Lane, Names, Run, Script, Source, View,
-    Write,
+    Action, Buffer, BufferId, Category, Contribution, Kind, Names, Run, Script, Source, View, Write,
 };
 use crate::device::Device;
 use crate::error::ScriptError;

@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use phalanx_call::Block;
 use phalanx_ir::{Axis, DType, TensorType};
 
 use crate::action::{Action, BufferId, Contribution, Kind, Run, Script, Source, Write};
 use crate::error::ScriptError;
-use crate::message::Block;
 use crate::order::HappensBefore;
 
 /// Checks a whole script.

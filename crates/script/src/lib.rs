@@ -21,17 +21,18 @@ pub mod device;
 pub mod edge;
 mod error;
 pub mod memory;
-pub mod message;
+mod message;
 pub mod order;
 pub mod schedule;
-pub mod slots;
 pub mod together;
 pub mod traffic;
 pub mod unit;
 
+pub use phalanx_call::{Block, Lane, Message, Moved, Route, Slot, Slots, Tier};
+
 pub use action::{
-    Accumulator, Action, Buffer, BufferId, Category, Contribution, Entry, Kind, Lane, Names,
-    ProgramId, Run, Script, Source, View, Write,
+    Accumulator, Action, Buffer, BufferId, Category, Contribution, Entry, Kind, Names, ProgramId,
+    Run, Script, Source, View, Write,
 };
 pub use build::{
     Compiled, Forward, ForwardPlan, Held, Optimizer, Place, Precision, Ranks, TrainPlan, Training,
@@ -44,10 +45,8 @@ pub use device::Device;
 pub use edge::{Piece, edge};
 pub use error::ScriptError;
 pub use memory::{MemoryPlan, plan, plan_beside};
-pub use message::{Block, Message};
 pub use order::HappensBefore;
 pub use schedule::{Part, Turn, accumulate, forward, merge_adjacent};
-pub use slots::{Slot, Slots};
 pub use together::check_together;
-pub use traffic::{Moved, Route, traffic};
+pub use traffic::traffic;
 pub use unit::{Member, Unit, units};

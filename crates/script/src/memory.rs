@@ -4,10 +4,11 @@
 
 mod place;
 
+use phalanx_call::ALIGN;
+
 use crate::action::{BufferId, Category, Kind, Script, Source};
 use crate::error::ScriptError;
 use crate::order::HappensBefore;
-use crate::slots::ALIGN;
 use place::place;
 
 /// Where every buffer of a script lies, and what that costs.

@@ -8,7 +8,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::action::{BufferId, Lane, Script};
+use phalanx_call::Lane;
+
+use crate::action::{BufferId, Script};
 use crate::error::ScriptError;
 
 /// The order of a script's actions: direct predecessors, and all of them as bit sets. A

@@ -16,15 +16,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use phalanx_call::{Block, Lane, Message, traffic};
 use phalanx_ir::Axis;
 
-use crate::action::{Kind, Lane, Script};
+use crate::action::{Kind, Script};
 use crate::check::contents;
 use crate::circle::circle;
 use crate::error::ScriptError;
-use crate::message::{Block, Message};
 use crate::order::HappensBefore;
-use crate::traffic;
 
 /// Checks the scripts of all ranks: each by itself, then that they fit each other.
 pub fn check_together(scripts: &[Script]) -> Result<(), ScriptError> {

@@ -8,13 +8,13 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use phalanx_call::ALIGN;
 use phalanx_ir::layout::Sharding;
 use phalanx_ir::{Axis, DType, Layout, Mesh, Model, TensorType};
+use phalanx_spmd::Grouping;
 
 use crate::device::Device;
 use crate::error::ScriptError;
-use crate::slots::ALIGN;
-use phalanx_spmd::Grouping;
 
 /// One parameter's place in its unit, on one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

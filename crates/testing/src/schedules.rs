@@ -36,7 +36,7 @@ pub fn all_deferred(instances: usize, microbatches: usize) -> Vec<Turn> {
 /// Spreads a script's actions over lanes without rhyme or reason, so that nothing but buffers
 /// orders them.
 pub fn spread_lanes(script: &mut Script) {
-    let lanes = [Lane::Compute, Lane::Gather, Lane::Reduce, Lane::Copy, Lane::Host];
+    let lanes = [Lane::Compute, Lane::Gather, Lane::Reduce, Lane::Up, Lane::Down];
     let stream = Stream::named(11, "lanes");
     for (index, action) in script.actions.iter_mut().enumerate() {
         action.lane = lanes[stream.below(index as u64, lanes.len() as u64) as usize];

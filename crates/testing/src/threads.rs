@@ -8,12 +8,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use phalanx_call::{Lane, Slots};
 use phalanx_comm::{Crew, Endpoint, Lost, Options};
 use phalanx_engine::{Args, Engine, Span, Target};
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Mesh, Program, Role, TensorType};
 use phalanx_reference::Tensor;
-use phalanx_script::{Lane, Slots};
 
 /// Ranks that are threads, each with an engine, and outlive the programs that they run.
 pub struct Ranks<E, F> {

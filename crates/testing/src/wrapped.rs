@@ -1,9 +1,9 @@
 //! An engine around another one: every call is passed on, and somebody may meddle with launches and with
 //! looking for what has happened.
 
+use phalanx_call::{Lane, Message, Slots};
 use phalanx_engine::{Args, Engine, EngineError, Event, Way};
 use phalanx_ir::Program;
-use phalanx_script::{Lane, Message, Slots};
 
 /// What somebody does beside passing calls on.
 pub trait Meddles<E: Engine> {

@@ -9,9 +9,10 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Every crate with its height: dependencies point to lower ones.
-const HEIGHTS: [(&str, u32); 18] = [
+const HEIGHTS: [(&str, u32); 19] = [
     ("phalanx-ir", 0),
     ("phalanx-sys", 0),
+    ("phalanx-call", 1),
     ("phalanx-autodiff", 1),
     ("phalanx-passes", 1),
     ("phalanx-models", 1),
@@ -20,7 +21,7 @@ const HEIGHTS: [(&str, u32); 18] = [
     ("phalanx-spmd", 2),
     ("phalanx-script", 3),
     ("phalanx-pipeline", 4),
-    ("phalanx-engine", 4),
+    ("phalanx-engine", 2),
     ("phalanx-reference", 5),
     ("phalanx-cpu", 5),
     ("phalanx-runtime", 5),
@@ -31,8 +32,8 @@ const HEIGHTS: [(&str, u32); 18] = [
 ];
 
 /// Crates that do no I/O, spawn no threads and need no safety arguments.
-const PURE: [&str; 8] =
-    ["ir", "autodiff", "passes", "spmd", "script", "pipeline", "engine", "reference"];
+const PURE: [&str; 9] =
+    ["ir", "call", "autodiff", "passes", "spmd", "script", "pipeline", "engine", "reference"];
 
 /// Crates that may ask the compiler to trust them.
 const TRUSTED: [&str; 3] = ["comm", "cpu", "sys"];

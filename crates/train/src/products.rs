@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use phalanx_call::{ALIGN, Lane, Slots};
 use phalanx_engine::{Args, Engine, Span, Target};
 use phalanx_ir::{Builder, DType, Model, Op, Program, Role, TensorType, ValueId};
-use phalanx_script::{Lane, Slots, slots::ALIGN};
 
 use crate::error::Result;
 use crate::session::encode;

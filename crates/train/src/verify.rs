@@ -7,9 +7,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use phalanx_call::traffic;
 use phalanx_comm::{OpKind, Options};
 use phalanx_models::hf::Tensor;
-use phalanx_script::traffic::{self, traffic};
 use phalanx_script::{Category, Moved, Route};
 use serde::Serialize;
 
@@ -264,7 +264,7 @@ impl Bounds {
 /// What ranks moved in all steps, beside what their scripts said; and who moved something else.
 fn moved(session: &mut Session, steps: usize) -> Result<(Vec<CommRow>, Vec<Astray>)> {
     let ranks = session.on_ranks(|_, session| {
-        let predicted = traffic(session.script());
+        let predicted = phalanx_script::traffic(session.script());
         let mut measured: BTreeMap<Route, Moved> = BTreeMap::new();
         for (kind, axes, count) in session.engine_mut().traffic() {
             // The sender makes the call, and the receiver moves the bytes.

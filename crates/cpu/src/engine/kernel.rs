@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use phalanx_script::Slots;
+use phalanx_call::Slots;
 
 use crate::tasks::{self, Outstanding, Share, Task, Transfer};
 

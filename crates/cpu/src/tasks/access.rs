@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
+use phalanx_call::Slot;
 use phalanx_ir::{DType, Program, ValueId};
-use phalanx_script::Slot;
 
 /// Which part of a task a worker does.
 #[derive(Clone, Copy, Debug)]

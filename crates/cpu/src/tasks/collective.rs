@@ -3,11 +3,11 @@
 //! Data go straight from one rank's arena to another's, in strided blocks. What needs no other rank is
 //! an ordinary copy.
 
+use phalanx_call::Slot;
 use phalanx_comm::{Blocks, Reduction, Strides};
 use phalanx_engine::EngineError;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{Axis, DType, Exchange, Op, Order, ValueId};
-use phalanx_script::Slot;
 
 use super::movement::{self, Kind};
 use super::transfer::{Done, Start, Transfer};

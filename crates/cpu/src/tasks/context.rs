@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use phalanx_call::Slot;
 use phalanx_engine::Args;
 use phalanx_ir::DType;
-use phalanx_script::Slot;
 
 use super::{Endpoint, Outstanding, Share, Var};
 

@@ -2,10 +2,10 @@
 
 use std::sync::PoisonError;
 
+use phalanx_call::{Block, Message, Slot};
 use phalanx_comm::{Blocks, Call, CommError, GroupId, Op, Site, Strides};
 use phalanx_engine::Way;
 use phalanx_ir::{Axis, DType};
-use phalanx_script::{Block, Message, Slot};
 
 use super::Var;
 use super::transfer::{Endpoint, Transfer};

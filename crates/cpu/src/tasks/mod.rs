@@ -26,9 +26,9 @@ mod transfer;
 mod types;
 mod update;
 
+use phalanx_call::Slots;
 use phalanx_engine::EngineError;
 use phalanx_ir::{Instr, Op, OpDef, Program, ValueId};
-use phalanx_script::Slots;
 
 pub(crate) use access::{Access, Share, Var};
 pub(crate) use context::{Context, Failure};

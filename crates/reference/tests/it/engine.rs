@@ -1,11 +1,11 @@
 //! The interpreter as an engine: it trains from a script, and says what it can't run.
 
+use phalanx_call::{Lane, Slots};
 use phalanx_engine::{Args, Engine, Span, Target};
 use phalanx_ir::ops::UnaryKind;
 use phalanx_ir::{Builder, DType};
 use phalanx_models::{Architecture, BatchShape, Mlp};
 use phalanx_reference::{ReferenceEngine, Tensor};
-use phalanx_script::{Lane, Slots};
 use phalanx_testing::{Batch, Rig, Setup, normal, suite, tensor};
 
 use crate::support::wave;

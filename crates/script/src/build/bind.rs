@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_autodiff::boundary_name;
+use phalanx_call::Lane;
 use phalanx_ir::{DType, Model, Port, Program, Role};
 
 use super::Compiled;
 use super::links::{differentiated, producer};
 use crate::action::{
-    Action, Buffer, BufferId, Category, Contribution, Kind, Lane, Run, Script, Source, View, Write,
+    Action, Buffer, BufferId, Category, Contribution, Kind, Run, Script, Source, View, Write,
 };
 use crate::device::Device;
 use crate::error::ScriptError;

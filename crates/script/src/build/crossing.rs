@@ -8,6 +8,7 @@
 
 use std::rc::Rc;
 
+use phalanx_call::Message;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{Axis, Builder, Mesh, Model, Order, Program, Role, TensorType};
 
@@ -15,7 +16,7 @@ use super::ScriptError;
 use super::links::{Direction, Link, Point};
 use crate::device::Device;
 use crate::edge::{Piece, bytes, edge};
-use crate::message::{Message, blocks};
+use crate::message::blocks;
 
 /// The ways of values between devices. Those of the same types take the same way, whatever their
 /// micro-batch.

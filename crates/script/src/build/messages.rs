@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use phalanx_call::{Block, Message};
 use phalanx_ir::{DType, Model, Program};
 
 use super::crossing::{Crossing, Crossings};
@@ -13,7 +14,6 @@ use super::links::{Link, links};
 use super::{Action, Binder, BufferId, Kind, Lane, Run, ScriptError, View, Write, programs};
 use crate::action::Script;
 use crate::device::Device;
-use crate::message::{Block, Message};
 
 /// How many turns before its own a value is asked for.
 const AHEAD: usize = 1;

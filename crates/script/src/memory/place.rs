@@ -9,9 +9,10 @@
 
 use std::ops::Range;
 
+use phalanx_call::ALIGN;
+
 use super::Room;
 use crate::order::HappensBefore;
-use crate::slots::ALIGN;
 
 /// Large rooms first, each at the lowest offset where it overlaps nothing that is in its way.
 pub(super) fn place(rooms: &mut [Room], order: &HappensBefore) {

@@ -8,7 +8,7 @@ use phalanx_script::{
     Write,
 };
 
-const LANES: [Lane; 4] = [Lane::Compute, Lane::Gather, Lane::Send, Lane::Host];
+const LANES: [Lane; 4] = [Lane::Compute, Lane::Gather, Lane::Send, Lane::Down];
 
 struct Draw {
     stream: Stream,

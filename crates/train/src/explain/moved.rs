@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use phalanx_call::traffic::{names, of_instr};
 use phalanx_ir::{Op, Program, text};
-use phalanx_script::traffic::{names, of_instr};
 use phalanx_script::{Moved, Route};
 use serde_json::{Value, json};
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use phalanx_call::traffic::names;
 use phalanx_ir::{Axis, Mesh};
 use phalanx_script::Route;
-use phalanx_script::traffic::names;
 use serde_json::{Value, json};
 
 /// Ranks that a line shows, and groups that an entry names.

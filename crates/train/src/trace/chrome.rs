@@ -13,14 +13,15 @@ use super::Played;
 use crate::session::{Trace, Traced};
 
 /// Lanes from top to bottom, with the names of their threads.
-const LANES: [(Lane, &str); 7] = [
+const LANES: [(Lane, &str); 8] = [
     (Lane::Compute, "compute"),
     (Lane::Receive, "receive"),
     (Lane::Send, "send"),
     (Lane::Gather, "gather"),
     (Lane::Reduce, "reduce"),
-    (Lane::Copy, "copy"),
-    (Lane::Host, "host"),
+    (Lane::Up, "up"),
+    (Lane::Down, "down"),
+    (Lane::Disk, "disk"),
 ];
 
 /// Threads that a lane may have before two events of it share one number.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use phalanx_call::traffic::of_program;
 use phalanx_comm::Options;
-use phalanx_script::traffic::of_program;
 use phalanx_script::{Action, Kind, MemoryPlan, Moved, Part, Script, TrainPlan, plan};
 use phalanx_spmd::Strategy;
 use phalanx_train::config::{Config, Loaded, Sources};

@@ -1,0 +1,77 @@
+//! Queues of a rank, and kinds of memory.
+
+use std::fmt;
+
+/// Where an action is issued. Actions of one lane start in order; lanes run side by side.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Lane {
+    /// Programs.
+    Compute,
+    /// Units that are gathered for the programs that read them.
+    Gather,
+    /// Gradients that are summed over ranks.
+    Reduce,
+    /// Messages to other ranks.
+    Send,
+    /// Messages from other ranks.
+    Receive,
+    /// Copies towards the device: batches, what was moved out of its memory.
+    Up,
+    /// Copies away from the device.
+    Down,
+    /// Copies between the host's memory and files.
+    Disk,
+}
+
+impl Lane {
+    /// Every lane.
+    pub const ALL: [Lane; 8] = [
+        Lane::Compute,
+        Lane::Gather,
+        Lane::Reduce,
+        Lane::Send,
+        Lane::Receive,
+        Lane::Up,
+        Lane::Down,
+        Lane::Disk,
+    ];
+
+    /// Whether what is issued on it ends in order. A message ends when its other end takes part,
+    /// which may be long after the next one is made: the lanes of messages keep the order of starts
+    /// alone.
+    pub const fn ends_in_order(self) -> bool {
+        !matches!(self, Lane::Send | Lane::Receive)
+    }
+}
+
+/// A kind of memory of a rank, by its distance from where programs run.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum Tier {
+    /// Where programs run. On a CPU engine that is the host's memory.
+    #[default]
+    Device,
+    /// The host's memory, beside a device that cannot address it.
+    Host,
+    /// A file.
+    Disk,
+}
+
+impl Tier {
+    /// Every tier, the nearest first.
+    pub const ALL: [Tier; 3] = [Tier::Device, Tier::Host, Tier::Disk];
+
+    /// The name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Tier::Device => "device",
+            Tier::Host => "host",
+            Tier::Disk => "disk",
+        }
+    }
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,193 @@
+//! What a program moves between ranks, from its types alone: closed forms, before any rank starts.
+//!
+//! A transport counts what it really moves, where one rank touches another's memory; no code path
+//! hands one number to the other. Bytes are those of the ring algorithms, which is how the transports
+//! move data: of X bytes over n ranks each sends X(n−1)/n in a gather, a scatter or an all-to-all,
+//! and twice that in an all-reduce. Tensors count with their padding.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use phalanx_ir::ops::{Collective, CollectiveKind};
+use phalanx_ir::{Axis, Exchange, Instr, Op, Program};
+
+/// The collectives of one kind over the same axes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Route {
+    /// The op: `all_gather`, `reduce_scatter`, `all_reduce`, `all_to_all`, `permute` or `send`.
+    pub op: &'static str,
+    /// The axes, in the order of the mesh.
+    pub axes: Vec<Axis>,
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}<{}>", self.op, names(&self.axes).join(","))
+    }
+}
+
+/// The names of axes.
+pub fn names(axes: &[Axis]) -> Vec<String> {
+    axes.iter().map(ToString::to_string).collect()
+}
+
+/// How often a rank takes part, and what it moves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Moved {
+    /// Calls.
+    pub calls: u64,
+    /// Bytes that the rank reads from others or writes to them.
+    pub bytes: u64,
+}
+
+/// What one rank moves in one run of a program.
+pub fn of_program(program: &Program, rank: usize) -> BTreeMap<Route, Moved> {
+    let mut total = BTreeMap::new();
+    for (route, moved) in program.instrs().iter().filter_map(|i| of_instr(program, i, rank)) {
+        add(&mut total, route, moved);
+    }
+    total
+}
+
+/// What one rank moves for one instruction of a program, if others take part in it.
+pub fn of_instr(program: &Program, instr: &Instr, rank: usize) -> Option<(Route, Moved)> {
+    let mesh = program.mesh();
+    let (op, axes, moved) = match &instr.op {
+        Op::Collective(collective) => of_collective(program, instr, collective, rank)?,
+        _ => {
+            let exchange = Exchange::of(program, instr)?;
+            let n = mesh.count(&exchange.axes) as u64;
+            let bytes = (exchange.elements() * exchange.dtype.size()) as u64 * (n - 1);
+            ("all_gather", exchange.axes, Moved { calls: 1, bytes })
+        }
+    };
+    Some((Route { op, axes: mesh.axes_of(mesh.mask(&axes)) }, moved))
+}
+
+/// Adds what was moved to the totals.
+pub fn add(total: &mut BTreeMap<Route, Moved>, route: Route, moved: Moved) {
+    let row = total.entry(route).or_default();
+    row.calls += moved.calls;
+    row.bytes += moved.bytes;
+}
+
+/// What a collective moves, if other ranks take part.
+fn of_collective(
+    program: &Program,
+    instr: &Instr,
+    collective: &Collective,
+    rank: usize,
+) -> Option<(&'static str, Vec<Axis>, Moved)> {
+    let mesh = program.mesh();
+    let n = mesh.count(&collective.axes);
+    let (before, after) = (program.ty(instr.inputs[0]), program.ty(instr.outputs[0]));
+    let (given, got) = (before.local_bytes(mesh), after.local_bytes(mesh));
+    let part = |whole: usize| whole / n * (n - 1);
+    let (op, axes, bytes) = match &collective.kind {
+        CollectiveKind::Done | CollectiveKind::Shard { .. } | CollectiveKind::ToPartial => {
+            return None;
+        }
+        CollectiveKind::AllGather { .. } => ("all_gather", collective.axes.clone(), part(got)),
+        CollectiveKind::ReduceScatter { .. } => {
+            ("reduce_scatter", collective.axes.clone(), part(given))
+        }
+        CollectiveKind::AllToAll { .. } => ("all_to_all", collective.axes.clone(), part(given)),
+        CollectiveKind::AllReduce => {
+            // Of each piece every rank sums its part, and the parts may differ by one element.
+            let (size, index) = (before.dtype.size(), mesh.shard(rank, &collective.axes));
+            let own = |elements: usize| elements * (index + 1) / n - elements * index / n;
+            let sums: usize = collective.cuts(given / size).map(|piece| own(piece.len())).sum();
+            ("all_reduce", collective.axes.clone(), 2 * (n - 1) * sums * size)
+        }
+        CollectiveKind::Permute { dim } => {
+            let [giving, getting] = collective.permute_sides(before.layout.axes(*dim));
+            let stays = mesh.shard(rank, &giving) == mesh.shard(rank, &getting);
+            ("permute", giving, if stays { 0 } else { given })
+        }
+    };
+    let calls = collective.pieces as u64;
+    (n > 1).then_some((op, axes, Moved { calls, bytes: bytes as u64 }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_ir::text;
+
+    #[test]
+    fn ring_volumes_of_each_collective() {
+        let program = text::parse(
+            "mesh dp=2 tp=4
+program t {
+  x: boundary f32[8,12]{0:dp 1:tp}
+  y: boundary f32[8,12]{P:tp}
+  %1 = all_gather<tp>(x, dim=1) : f32[8,12]{0:dp}
+  %2 = all_reduce<tp>(y) : f32[8,12]
+  %3 = reduce_scatter<tp>(y, dim=0) : f32[8,12]{0:tp}
+  %4 = all_to_all<tp>(x, from=1, to=0) : f32[8,12]{0:dp,tp}
+  %5 = shard<dp>(%2, dim=0) : f32[8,12]{0:dp}
+  return a: probe %1
+  return b: probe %2
+  return c: probe %3
+  return d: probe %4
+  return e: probe %5
+}",
+        )
+        .unwrap();
+        let got: Vec<(&str, u64, u64)> = (of_program(&program, 3).into_iter())
+            .map(|(route, moved)| (route.op, moved.calls, moved.bytes))
+            .collect();
+        let expected = [
+            ("all_gather", 1, 4 * 12 * 4 * 3 / 4),
+            ("all_reduce", 1, 2 * 8 * 12 * 4 * 3 / 4),
+            ("all_to_all", 1, 4 * 3 * 4 * 3 / 4),
+            ("reduce_scatter", 1, 8 * 12 * 4 * 3 / 4),
+        ];
+        assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn uneven_parts_add_up() {
+        let text = "mesh dp=3
+program t {
+  x: gradient f64[7]{P:dp}
+  %1 = all_reduce<dp>(x) : f64[7]
+  return g: gradient %1
+}";
+        let program = text::parse(text).unwrap();
+        let bytes = |rank| of_program(&program, rank).values().map(|m| m.bytes).sum::<u64>();
+        assert_eq!((0..3).map(bytes).sum::<u64>(), 2 * 2 * 7 * 8);
+        assert!(bytes(0) < bytes(2));
+    }
+
+    /// The same bytes in several calls; of an all-reduce each rank sums its part of every piece.
+    #[test]
+    fn pieces_are_calls() {
+        let program = text::parse(
+            "mesh dp=4
+program t {
+  u: state f32[*40]{*:dp}
+  g: gradient f32[*40]{P:dp}
+  %1 = all_gather<dp>(u, dim=0, pieces=3) : f32[*40]
+  %2 = reduce_scatter<dp>(g, dim=0, pieces=4) : f32[*40]{*:dp}
+  %3 = all_reduce<dp>(g, pieces=6) : f32[*40]
+  return a: state %1
+  return b: gradient %2
+  return c: gradient %3
+}",
+        )
+        .unwrap();
+        let mut sums = 0;
+        for rank in 0..4 {
+            let got: Vec<(&str, u64, u64)> = (of_program(&program, rank).into_iter())
+                .map(|(route, moved)| (route.op, moved.calls, moved.bytes))
+                .collect();
+            assert_eq!(got[0], ("all_gather", 3, 30 * 4));
+            assert_eq!(got[2], ("reduce_scatter", 4, 30 * 4));
+            assert_eq!(got[1].1, 6);
+            sums += got[1].2;
+        }
+        // Over all ranks twice 3/4 of 4 · 40 elements, however they are cut.
+        assert_eq!(sums, 2 * 3 * 40 * 4);
+    }
+}
