@@ -8,10 +8,12 @@
 
 mod lane;
 mod message;
+mod requirements;
 mod slots;
 pub mod traffic;
 
 pub use lane::{Lane, Tier};
-pub use message::{Block, Message};
+pub use message::{Block, Message, Value};
+pub use requirements::{OfOps, Requirements};
 pub use slots::{ALIGN, Life, Slot, Slots};
 pub use traffic::{Moved, Route};

@@ -1,6 +1,21 @@
 //! Messages: what a rank of one device sends to a rank of another.
 
+use std::sync::Arc;
+
 use phalanx_ir::DType;
+
+/// What an instance makes of a micro-batch: the same on every rank that has it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Value {
+    /// The instance's number in the model.
+    pub instance: usize,
+    /// The port of its programs.
+    pub port: Arc<str>,
+    /// The micro-batch.
+    pub microbatch: usize,
+    /// Whether its forward was run again for it.
+    pub again: bool,
+}
 
 /// What of a buffer goes to, or comes from, one other rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -10,8 +25,8 @@ pub struct Message {
     /// Messages to the same rank on one channel arrive in order; on different channels they do not
     /// wait for each other.
     pub channel: u32,
-    /// What travels, under the same name on both ends: `blocks.3/h@mb0`.
-    pub value: String,
+    /// What travels.
+    pub value: Value,
     /// The element type.
     pub dtype: DType,
     /// The elements, one call of the transport for each block.

@@ -8,6 +8,7 @@ mod family;
 use phalanx_ir::ops::CollectiveKind;
 use phalanx_ir::{Instr, Op, OpDef, Program, Role, ValueId};
 
+use crate::requirements::{OfOps, Requirements};
 use family::Families;
 
 /// Every buffer starts at a multiple of this many bytes: a cache line, and the widest vector.
@@ -57,12 +58,17 @@ pub struct Life {
 }
 
 impl Slots {
-    /// Finds a slot for every value.
-    pub fn assign(program: &Program) -> Self {
+    /// Finds a slot for every value, and room for what an engine needs beside them.
+    pub fn assign_for(program: &Program, requirements: &dyn Requirements) -> Self {
         let mut classes = Classes::new(program);
         classes.join_views();
         classes.join_in_place();
-        classes.pack()
+        classes.pack(requirements)
+    }
+
+    /// The same for an engine that needs nothing beside the values.
+    pub fn assign(program: &Program) -> Self {
+        Self::assign_for(program, &OfOps)
     }
 }
 
@@ -195,7 +201,7 @@ impl<'a> Classes<'a> {
         })
     }
 
-    fn pack(mut self) -> Slots {
+    fn pack(mut self, requirements: &dyn Requirements) -> Slots {
         let mut roots: Vec<usize> = (0..self.parent.len())
             .filter(|&v| self.parent[v] == v)
             .filter(|&v| self.input[v].is_none() && self.output[v].is_none())
@@ -209,7 +215,7 @@ impl<'a> Classes<'a> {
             wanted.push((Some(v), None, life));
         }
         for (index, instr) in self.program.instrs().iter().enumerate() {
-            let bytes = self.program.scratch_bytes(instr);
+            let bytes = requirements.scratch(self.program, instr);
             if bytes > 0 {
                 let life = Life { offset: 0, bytes, birth: index, death: index };
                 wanted.push((None, Some(index), life));

@@ -1,9 +1,11 @@
 //! Issuing actions.
 
+use std::sync::Arc;
+
 use phalanx_engine::{Args, Engine, EngineError, Event, Span, Target, Way};
 use phalanx_script::{
-    Action, BufferId, HappensBefore, Kind, Lane, MemoryPlan, Message, Run, Script, ScriptError,
-    Source, View, Write, check, plan_beside,
+    Action, BufferId, BufferKey, HappensBefore, Kind, Lane, MemoryPlan, Message, Planned, Run,
+    Script, ScriptError, Source, View, Write,
 };
 
 /// Why a script could not be run.
@@ -50,8 +52,7 @@ pub struct Executor<E: Engine> {
 }
 
 pub(crate) struct LoadedScript<K> {
-    pub(crate) script: Script,
-    pub(crate) plan: MemoryPlan,
+    pub(crate) planned: Arc<Planned>,
     pub(crate) kernels: Vec<K>,
     /// By action; what does nothing at run time has no call.
     pub(crate) calls: Vec<Option<Call>>,
@@ -83,21 +84,19 @@ impl<E: Engine> Executor<E> {
         }
     }
 
-    /// Checks, plans and compiles a script. Later scripts find the state of the first one where it
-    /// is: buffers that hold something between scripts must have the same numbers in all of them.
-    pub fn load(&mut self, script: Script) -> Result<ScriptId, RuntimeError> {
-        check(&script)?;
-        let plan = plan_beside(&script, self.scripts.first().map(|s| &s.plan))?;
+    /// Compiles a script. Scripts that were planned on the same state find it where it is.
+    pub fn load(&mut self, planned: Arc<Planned>) -> Result<ScriptId, RuntimeError> {
+        let Planned { script, order, memory: plan } = &*planned;
         let mut kernels = (script.programs.iter())
-            .map(|entry| self.engine.compile(&entry.program, &entry.slots, &entry.ranks))
+            .map(|entry| self.engine.compile(entry.program(), entry.slots(), &entry.ranks))
             .collect::<Result<Vec<_>, _>>()?;
         let mut calls = Vec::with_capacity(script.actions.len());
         for (index, action) in script.actions.iter().enumerate() {
             let call = match (action.run(), message(action)) {
-                (Some(run), _) => Some(run_call(&script, &plan, index, run)),
+                (Some(run), _) => Some(run_call(script, plan, index, run)),
                 (None, Some((way, buffer, messages))) => {
                     kernels.push(self.engine.connect(messages, way, &action.label)?);
-                    Some(message_call(&script, &plan, buffer, way, kernels.len() - 1))
+                    Some(message_call(script, plan, buffer, way, kernels.len() - 1))
                 }
                 // The end of a life is known to the plan, and nothing is done for it.
                 (None, None) => None,
@@ -106,11 +105,11 @@ impl<E: Engine> Executor<E> {
         }
         // The planner lets buffers share memory only where this order keeps their uses apart, so
         // waiting by it is enough for memory that is used again, too.
-        let after = waits(&calls, &HappensBefore::of(&script)?);
+        let after = waits(&calls, order);
         self.arena = self.arena.max(plan.arena);
         self.events.reserve(script.actions.len());
         self.after.reserve(script.actions.len());
-        self.scripts.push(LoadedScript { script, plan, kernels, calls, after });
+        self.scripts.push(LoadedScript { planned, kernels, calls, after });
         Ok(ScriptId(self.scripts.len() - 1))
     }
 
@@ -129,12 +128,12 @@ impl<E: Engine> Executor<E> {
 
     /// A loaded script.
     pub fn script(&self, id: ScriptId) -> &Script {
-        &self.scripts[id.0].script
+        &self.scripts[id.0].planned.script
     }
 
     /// A loaded script's memory plan.
     pub fn plan(&self, id: ScriptId) -> &MemoryPlan {
-        &self.scripts[id.0].plan
+        &self.scripts[id.0].planned.memory
     }
 
     /// The engine.
@@ -192,35 +191,36 @@ impl<E: Engine> Executor<E> {
     }
 
     fn span(&self, id: ScriptId, buffer: BufferId, found: usize) -> Result<Span, RuntimeError> {
-        let loaded = &self.scripts[id.0];
-        let spec = &loaded.script.buffers[buffer.0];
+        let Planned { script, memory, .. } = &*self.scripts[id.0].planned;
+        let spec = &script.buffers[buffer.0];
         if spec.bytes != found {
             return Err(RuntimeError::Bytes {
-                buffer: spec.name.clone(),
+                buffer: script.name(buffer),
                 expected: spec.bytes,
                 found,
             });
         }
-        Ok(Span { offset: loaded.plan.offsets[buffer.0], bytes: spec.bytes })
+        Ok(Span { offset: memory.offsets[buffer.0], bytes: spec.bytes })
     }
 }
 
 /// A run with every view resolved to a piece of the arena.
 fn run_call(script: &Script, plan: &MemoryPlan, index: usize, run: &Run) -> Call {
     let entry = &script.programs[run.program.0];
-    let bytes = |value| entry.program.ty(value).local_bytes(entry.program.mesh());
+    let program = entry.program();
+    let bytes = |value| program.ty(value).local_bytes(program.mesh());
     let at = |view: &View| plan.offsets[view.buffer.0] + view.offset;
-    let inputs = (entry.program.inputs().iter().zip(&run.inputs))
+    let inputs = (program.inputs().iter().zip(&run.inputs))
         .map(|(port, view)| Span { offset: at(view), bytes: bytes(port.value) })
         .collect();
-    let outputs = (entry.program.outputs().iter().zip(&run.outputs))
+    let outputs = (program.outputs().iter().zip(&run.outputs))
         .map(|(port, (view, write))| Target {
             span: Span { offset: at(view), bytes: bytes(port.value) },
             add: *write == Write::Add,
         })
         .collect();
     let offset = plan.workspaces[index].unwrap_or(0);
-    let workspace = Span { offset, bytes: entry.slots.extent };
+    let workspace = Span { offset, bytes: entry.slots().extent };
     let (kernel, lane) = (run.program.0, script.actions[index].lane);
     Call { kernel, lane, message: None, inputs, outputs, workspace }
 }
@@ -256,7 +256,7 @@ fn waits(calls: &[Option<Call>], order: &HappensBefore) -> Vec<Vec<usize>> {
     let mut waits: Vec<Vec<usize>> = Vec::with_capacity(calls.len());
     for action in 0..calls.len() {
         let mut own = Vec::new();
-        for &before in order.direct(action) {
+        for before in order.direct(action) {
             match calls[before] {
                 Some(_) => own.push(before),
                 None => own.extend_from_slice(&waits[before]),
@@ -271,11 +271,11 @@ fn waits(calls: &[Option<Call>], order: &HappensBefore) -> Vec<Vec<usize>> {
 
 /// Buffers that the host fills before each run.
 impl<E: Engine> Executor<E> {
-    /// The script's buffers that the host must fill, with their names.
-    pub fn host_inputs(&self, id: ScriptId) -> impl Iterator<Item = (BufferId, &str)> {
-        let script = &self.scripts[id.0].script;
+    /// The script's buffers that the host must fill.
+    pub fn host_inputs(&self, id: ScriptId) -> impl Iterator<Item = (BufferId, &BufferKey)> {
+        let script = &self.scripts[id.0].planned.script;
         (script.buffers.iter().enumerate())
             .filter(|(_, b)| b.source == Source::Host)
-            .map(|(i, b)| (BufferId(i), b.name.as_str()))
+            .map(|(i, b)| (BufferId(i), &b.key))
     }
 }

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use phalanx_engine::{Args, Engine, Event, Span};
-use phalanx_script::{Buffer, BufferId, Category, Script, Source};
+use phalanx_script::{Buffer, BufferId, Category, Planned, Script, Source};
 
 use crate::executor::{Call, Executor, LoadedScript, RuntimeError, ScriptId};
 
@@ -47,13 +47,13 @@ impl<E: Engine> Executor<E> {
 
     /// The contents of everything that outlives the script.
     fn save(&mut self, id: ScriptId) -> Result<Vec<(Span, Vec<u8>)>, RuntimeError> {
-        let loaded = &self.scripts[id.index()];
+        let Planned { script, memory, .. } = &*self.scripts[id.index()].planned;
         let mut saved = Vec::new();
-        for (index, buffer) in loaded.script.buffers.iter().enumerate() {
-            if buffer.source == Source::Script || loaded.plan.lives[index].is_none() {
+        for (index, buffer) in script.buffers.iter().enumerate() {
+            if buffer.source == Source::Script || memory.lives[index].is_none() {
                 continue;
             }
-            let span = Span { offset: loaded.plan.offsets[index], bytes: buffer.bytes };
+            let span = Span { offset: memory.offsets[index], bytes: buffer.bytes };
             let mut bytes = vec![0; span.bytes];
             self.engine.download(span.offset, &mut bytes)?;
             saved.push((span, bytes));
@@ -68,13 +68,15 @@ impl<E: Engine> Executor<E> {
         for (action, call) in loaded.calls.iter().enumerate() {
             let mut live: BTreeMap<Category, usize> = BTreeMap::new();
             for (index, bytes) in &written.buffers {
-                if let Some(category) = loaded.plan.category(&loaded.script, *index, action) {
+                if let Some(category) =
+                    loaded.planned.memory.category(&loaded.planned.script, *index, action)
+                {
                     *live.entry(category).or_default() += count(bytes);
                 }
             }
             if let (Some(call), Some(masks)) = (call, written.blocks.get(&action)) {
-                let slots = &loaded.script.programs[call.kernel].slots;
-                let instrs = loaded.script.programs[call.kernel].program.instrs().len();
+                let entry = &loaded.planned.script.programs[call.kernel];
+                let (slots, instrs) = (entry.slots(), entry.program().instrs().len());
                 let peak = (0..=instrs).map(|i| {
                     let alive = slots.lives.iter().zip(masks);
                     let alive = alive.filter(|(b, _)| b.birth <= i && i <= b.death);
@@ -111,7 +113,7 @@ impl<'a, E: Engine> Watch<'a, E> {
         pattern: u8,
         written: &'a mut Written,
     ) -> Self {
-        let script = &loaded.script;
+        let script = &loaded.planned.script;
         let fresh = (0..script.buffers.len()).map(|i| is_fresh(script, i)).collect();
         Self { engine, loaded, pattern, written, fresh, messages: BTreeMap::new() }
     }
@@ -140,7 +142,7 @@ impl<'a, E: Engine> Watch<'a, E> {
     }
 
     fn fill_what_is_born(&mut self, action: usize) -> Result<(), RuntimeError> {
-        let LoadedScript { script, plan, .. } = self.loaded;
+        let Planned { script, memory: plan, .. } = &*self.loaded.planned;
         for (index, buffer) in script.buffers.iter().enumerate() {
             let born = plan.lives[index].is_some_and(|(first, _)| first == action);
             if born && self.fresh[index] {
@@ -171,7 +173,7 @@ impl<'a, E: Engine> Watch<'a, E> {
     }
 
     fn inspect_what_dies(&mut self, action: usize) -> Result<(), RuntimeError> {
-        let LoadedScript { script, plan, .. } = self.loaded;
+        let Planned { script, memory: plan, .. } = &*self.loaded.planned;
         for (index, buffer) in script.buffers.iter().enumerate() {
             let dies = plan.lives[index].is_some_and(|(_, last)| last == action);
             if !dies {

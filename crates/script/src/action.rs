@@ -1,11 +1,17 @@
 //! Scripts: actions, lanes, buffers.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
-use phalanx_call::{Lane, Message, Slots};
+use phalanx_call::{Lane, Message, Slots, Value};
 use phalanx_ir::{Axis, DType, Program, TensorType};
+
+use crate::key::BufferKey;
+use crate::library::Placed;
+use crate::schedule::Turn;
 
 /// What a buffer's bytes are counted as.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -79,11 +85,11 @@ pub enum Source {
     Result,
 }
 
-/// A named piece of memory of a rank.
+/// A piece of memory of a rank.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Buffer {
-    /// The name, such as `blocks.3/r17@mb0`.
-    pub name: String,
+    /// What it holds, by which it is found.
+    pub key: BufferKey,
     /// What its bytes count as.
     pub category: Category,
     /// Its bytes, on this rank.
@@ -198,21 +204,33 @@ pub struct Action {
     pub after: Vec<usize>,
 }
 
-/// A program with the places of its values.
+/// A program of a script, and who runs it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Entry {
-    /// The program.
-    pub program: Program,
-    /// Where its values lie.
-    pub slots: Slots,
+    /// The program, and where its values lie.
+    pub placed: Placed,
     /// The ranks that run it together, in the order of its mesh.
-    pub ranks: Vec<usize>,
+    pub ranks: Arc<[usize]>,
 }
 
 impl Entry {
+    /// The program.
+    pub fn program(&self) -> &Program {
+        &self.placed.program
+    }
+
+    /// Where its values lie.
+    pub fn slots(&self) -> &Slots {
+        &self.placed.slots
+    }
+
     /// The place of a rank in the program's mesh.
+    ///
+    /// # Panics
+    /// If the rank does not run the program.
     pub fn place(&self, rank: usize) -> usize {
-        self.ranks.iter().position(|&r| r == rank).unwrap_or(0)
+        let place = self.ranks.iter().position(|&r| r == rank);
+        place.expect("a script has programs that its own rank runs")
     }
 }
 
@@ -222,13 +240,15 @@ pub struct Script {
     /// The rank that runs it.
     pub rank: usize,
     /// The ranks of its device, in the order of the device's mesh: all ranks if there is one device.
-    pub ranks: Vec<usize>,
+    pub ranks: Arc<[usize]>,
     /// The buffers.
     pub buffers: Vec<Buffer>,
     /// The distinct programs.
     pub programs: Vec<Entry>,
     /// What is done, in order of issue.
     pub actions: Vec<Action>,
+    /// The turns of the schedule, each with the number of its action.
+    pub turns: Vec<(usize, Turn)>,
     /// The gradient buffers.
     pub accumulators: Vec<Accumulator>,
     /// What the numbers in contributions stand for.
@@ -248,34 +268,64 @@ pub struct Accumulator {
     pub shared: BTreeSet<Axis>,
 }
 
-/// The names of a model's parameters and instances, by their numbers.
+/// The names of a model's parameters and instances and of a rank's units, by their numbers.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Names {
     pub params: Vec<String>,
     pub instances: Vec<String>,
+    pub units: Vec<String>,
 }
 
 impl Names {
     /// A contribution in words.
     pub fn describe(&self, contribution: &Contribution) -> String {
-        let name = |names: &[String], index: usize| match names.get(index) {
+        let quoted = |names: &[String], index: usize| match names.get(index) {
             Some(name) => format!("`{name}`"),
             None => format!("number {index}"),
         };
         format!(
             "parameter {} of instance {}, micro-batch {}",
-            name(&self.params, contribution.param),
-            name(&self.instances, contribution.instance),
+            quoted(&self.params, contribution.param),
+            quoted(&self.instances, contribution.instance),
             contribution.microbatch
         )
+    }
+
+    /// A value in words, such as `blocks.3/h@mb0`.
+    pub fn value(&self, value: &Value) -> String {
+        let Value { instance, port, microbatch, again } = value;
+        let again = if *again { " again" } else { "" };
+        format!("{}/{port}@mb{microbatch}{again}", self.instance(*instance))
+    }
+
+    /// The name of an instance.
+    pub(crate) fn instance(&self, number: usize) -> Cow<'_, str> {
+        name(&self.instances, number, "instance")
+    }
+
+    /// The name of a unit.
+    pub(crate) fn unit(&self, number: usize) -> Cow<'_, str> {
+        name(&self.units, number, "unit")
+    }
+}
+
+/// A name, or in a script that was written by hand and has none, the number.
+fn name<'a>(names: &'a [String], number: usize, what: &str) -> Cow<'a, str> {
+    match names.get(number) {
+        Some(name) => Cow::Borrowed(name),
+        None => Cow::Owned(format!("{what} {number}")),
     }
 }
 
 impl Script {
-    /// An empty script of the rank at a place of its device, whose ranks these are.
-    pub fn at(place: usize, ranks: Vec<usize>) -> Self {
-        Self { rank: ranks.get(place).copied().unwrap_or(0), ranks, ..Self::default() }
+    /// An empty script of one of a device's ranks.
+    ///
+    /// # Panics
+    /// If the rank is none of them.
+    pub fn of_rank(rank: usize, ranks: Arc<[usize]>) -> Self {
+        assert!(ranks.contains(&rank), "rank {rank} is none of its device's {ranks:?}");
+        Self { rank, ranks, ..Self::default() }
     }
 
     /// Adds a buffer.
@@ -285,37 +335,79 @@ impl Script {
     }
 
     /// Adds a program that the ranks of the device run, or finds the same one.
-    pub fn program(&mut self, program: &Program) -> ProgramId {
-        let ranks = match program.mesh().ranks() {
-            1 => vec![self.rank],
+    pub fn program(&mut self, placed: Placed) -> ProgramId {
+        let ranks = match placed.program.mesh().ranks() {
+            1 => [self.rank].into(),
             _ => self.ranks.clone(),
         };
-        self.program_of(program, ranks)
+        self.program_of(placed, ranks)
     }
 
     /// Adds a program that these ranks run together, or finds the same one.
-    pub fn program_of(&mut self, program: &Program, ranks: Vec<usize>) -> ProgramId {
-        let same = |e: &Entry| e.program == *program && e.ranks == ranks;
+    pub fn program_of(&mut self, placed: Placed, ranks: Arc<[usize]>) -> ProgramId {
+        let same = |e: &Entry| e.placed.hash == placed.hash && e.ranks == ranks;
         if let Some(found) = self.programs.iter().position(same) {
             return ProgramId(found);
         }
-        let slots = Slots::assign(program);
-        self.programs.push(Entry { program: program.clone(), slots, ranks });
+        self.programs.push(Entry { placed, ranks });
         ProgramId(self.programs.len() - 1)
     }
 
     /// The type that the first run which reads a buffer reads it as; none if no run does.
     pub fn read_type(&self, buffer: BufferId) -> Option<&TensorType> {
         self.actions.iter().filter_map(Action::run).find_map(|run| {
-            let program = &self.programs[run.program.0].program;
+            let program = self.programs[run.program.0].program();
             let at = run.inputs.iter().position(|view| view.buffer == buffer)?;
             Some(program.ty(program.inputs()[at].value))
         })
     }
 
-    /// The buffer of this name.
-    pub fn named(&self, name: &str) -> Option<BufferId> {
-        self.buffers.iter().position(|b| b.name == name).map(BufferId)
+    /// The buffer that holds this.
+    pub fn find(&self, key: &BufferKey) -> Option<BufferId> {
+        self.buffers.iter().position(|b| b.key == *key).map(BufferId)
+    }
+
+    /// Whether another rank's script does the same: the same programs on the same buffers in the same
+    /// order. What goes to whom may differ, and where in a whole unit a rank's part lies.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let views = |a: &View, b: &View| a.buffer == b.buffer;
+        let runs = |a: &Run, b: &Run| {
+            let outputs = a.outputs.iter().zip(&b.outputs);
+            a.program == b.program
+                && a.inputs.len() == b.inputs.len()
+                && a.outputs.len() == b.outputs.len()
+                && a.inputs.iter().zip(&b.inputs).all(|(a, b)| views(a, b))
+                && outputs.into_iter().all(|((a, how), (b, other))| views(a, b) && how == other)
+                && a.contributes == b.contributes
+        };
+        let kinds = |a: &Kind, b: &Kind| match (a, b) {
+            (Kind::Send { buffer: a, .. }, Kind::Send { buffer: b, .. })
+            | (Kind::Receive { buffer: a, .. }, Kind::Receive { buffer: b, .. }) => a == b,
+            (Kind::Release { buffer: a }, Kind::Release { buffer: b }) => a == b,
+            _ => std::mem::discriminant(a) == std::mem::discriminant(b),
+        };
+        let actions = |a: &Action, b: &Action| {
+            let run = match (a.run(), b.run()) {
+                (Some(a), Some(b)) => runs(a, b),
+                (a, b) => a.is_none() && b.is_none(),
+            };
+            run && a.lane == b.lane && a.after == b.after && kinds(&a.kind, &b.kind)
+        };
+        let buffers = |a: &Buffer, b: &Buffer| {
+            (&a.key, a.category, a.bytes, a.source) == (&b.key, b.category, b.bytes, b.source)
+        };
+        let programs = |a: &Entry, b: &Entry| a.placed.hash == b.placed.hash;
+        self.buffers.len() == other.buffers.len()
+            && self.programs.len() == other.programs.len()
+            && self.actions.len() == other.actions.len()
+            && self.buffers.iter().zip(&other.buffers).all(|(a, b)| buffers(a, b))
+            && self.programs.iter().zip(&other.programs).all(|(a, b)| programs(a, b))
+            && self.actions.iter().zip(&other.actions).all(|(a, b)| actions(a, b))
+    }
+
+    /// What a buffer holds, in words.
+    pub fn name(&self, buffer: BufferId) -> String {
+        self.buffers[buffer.0].key.describe(&self.names).to_string()
     }
 }
 

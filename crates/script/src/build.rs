@@ -10,13 +10,16 @@ mod messages;
 mod norm;
 mod programs;
 mod reduce;
+mod wiring;
+mod world;
 
 use phalanx_autodiff::Phases;
 use phalanx_call::Lane;
-use phalanx_ir::{DType, Mesh, Model, Port, Program, Role, TensorType};
+use phalanx_ir::{DType, Mesh, Port, Program, Role, TensorType};
+use phalanx_spmd::Sharing;
 
 use crate::action::{
-    Action, Buffer, BufferId, Category, Contribution, Kind, Names, Run, Script, Source, View, Write,
+    Action, Buffer, BufferId, Category, Contribution, Kind, Run, Script, Source, View, Write,
 };
 use crate::device::Device;
 use crate::error::ScriptError;
@@ -25,10 +28,10 @@ use crate::unit::{Unit, units};
 use bind::{Binder, Places};
 use collect::Collector;
 use messages::Messenger;
-use phalanx_spmd::{Sharded, Sharing};
 use reduce::Reducer;
 
 pub use hold::{Held, UnitBuffers};
+pub use world::World;
 
 /// The programs of each distinct segment of a model.
 #[derive(Clone, Debug)]
@@ -124,10 +127,8 @@ impl Optimizer {
 /// What determines the script of a training step on one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Training<'a> {
-    /// The model.
-    pub model: &'a Model,
-    /// The devices that its instances are on: one, or those of a pipeline.
-    pub devices: &'a [Device<'a>],
+    /// What all ranks share.
+    pub world: &'a World<'a>,
     /// The rank.
     pub at: Place,
     /// Element types.
@@ -150,25 +151,31 @@ pub struct Place {
 impl<'a> Training<'a> {
     /// The device that the rank is of.
     pub(crate) fn device(&self) -> Device<'a> {
-        self.devices[self.at.device]
+        self.world.devices[self.at.device]
     }
 
     /// The rank among those of its device.
     pub(crate) fn ranks(&self) -> Ranks<'a> {
-        let Device { mesh, sharing, .. } = self.device();
-        Ranks { mesh, rank: self.at.place, sharing }
+        Ranks { mesh: self.device().mesh, rank: self.at.place }
+    }
+
+    /// What the rank keeps from step to step.
+    pub fn state(&self) -> Result<State, ScriptError> {
+        let units = units(self.world, self.at.device, self.precision.grads)?;
+        let mut script = self.world.empty_script(self.at, &units);
+        let ranks = self.ranks();
+        let buffers = hold::buffers(&mut script, &units, self.precision, self.optimizer, ranks);
+        Ok(State { units, buffers, table: script })
     }
 }
 
-/// One rank of a mesh, and how ranks share what they hold.
+/// One rank of a mesh.
 #[derive(Clone, Copy, Debug)]
 pub struct Ranks<'a> {
     /// The mesh.
     pub mesh: &'a Mesh,
     /// The rank's place in it.
     pub rank: usize,
-    /// How units are shared.
-    pub sharing: &'a Sharing,
 }
 
 static ONE_RANK: (Mesh, Sharing) = (Mesh::single(), Sharing::none());
@@ -176,7 +183,7 @@ static ONE_RANK: (Mesh, Sharing) = (Mesh::single(), Sharing::none());
 impl Ranks<'static> {
     /// One rank that shares nothing with anybody.
     pub fn alone() -> Self {
-        Self { mesh: &ONE_RANK.0, rank: 0, sharing: &ONE_RANK.1 }
+        Self { mesh: &ONE_RANK.0, rank: 0 }
     }
 }
 
@@ -187,113 +194,96 @@ impl<'a> Device<'a> {
     }
 }
 
-/// A training step as a script, with the names that its host needs.
+/// What a rank keeps between scripts: one table for all of them. Each script has the table's buffers first,
+/// under the same numbers.
 #[derive(Clone, Debug)]
-pub struct TrainPlan {
-    /// The script.
-    pub script: Script,
+pub struct State {
     /// The packed parameters.
     pub units: Vec<Unit>,
     /// Their buffers.
     pub buffers: Vec<UnitBuffers>,
-    /// Where the loss is found after the step.
-    pub loss: BufferId,
-    /// Where the gradient norm is found after the step.
-    pub grad_norm: BufferId,
-    /// The turns of the rank's device, each with the number of its action in the script.
-    pub turns: Vec<(usize, Turn)>,
+    /// A script with these buffers, and nothing to do.
+    table: Script,
+}
+
+impl State {
+    /// A script that finds the state where all others do, and does nothing yet.
+    pub fn script(&self) -> Script {
+        self.table.clone()
+    }
+
+    fn weights(&self) -> Vec<BufferId> {
+        self.buffers.iter().map(|b| b.weights.buffer).collect()
+    }
 }
 
 /// The script of one training step: the schedule's runs, with gathers and reductions where units
 /// are shared, the norm, then the updates.
-pub fn train_script(training: &Training<'_>) -> Result<TrainPlan, ScriptError> {
-    let Training { model, devices, at, precision, optimizer, .. } = *training;
-    let (Device { turns, ranks: members, .. }, ranks) = (training.device(), training.ranks());
-    let units = units(model, devices, at.device, precision.grads)?;
-    let mut script = Script::at(at.place, members.to_vec());
-    let buffers = hold::buffers(&mut script, &units, precision, optimizer, ranks);
-    script.names = Names {
-        params: model.params().iter().map(|p| p.name.clone()).collect(),
-        instances: model.instances().iter().map(|i| i.name.clone()).collect(),
-    };
-    let weights: Vec<BufferId> = buffers.iter().map(|b| b.weights.buffer).collect();
-    let mut binder = Binder::new(model, training.device(), script);
-    binder.weights = Places::new(model, &units, &weights, precision.weights);
-    let mut messenger = Messenger::new(model, devices, at.device, binder.script.rank)?;
-    let mut collector = Collector::new(training, &units, &weights);
-    let mut reducer = Reducer::new(training, &units, &buffers, &mut binder);
-    let mut done = Vec::with_capacity(turns.len());
+pub fn train_script(training: &Training<'_>, state: &State) -> Result<Script, ScriptError> {
+    let Training { world, at, precision, .. } = *training;
+    let (turns, weights) = (training.device().turns, state.weights());
+    let State { units, buffers, .. } = state;
+    let mut binder = Binder::new(world, at.device, state.script());
+    binder.weights = Places::new(world.model, units, &weights, precision.weights);
+    let mut messenger = Messenger::new(world, at.device, binder.script.rank);
+    let mut collector = Collector::new(world, at.device, units, &weights, precision.weights);
+    let mut reducer = Reducer::new(training, units, buffers, &mut binder);
     for (index, turn) in turns.iter().enumerate() {
         messenger.before(index, &mut binder)?;
         collector.before(index, &mut binder)?;
         reducer.before(*turn, &mut binder)?;
         binder.turn(*turn)?;
-        done.push((binder.script.actions.len() - 1, *turn));
         messenger.after(index, &mut binder)?;
         collector.after(index, &mut binder);
         reducer.after(index, &mut binder)?;
     }
     reducer.finish(&mut binder)?;
     let mut script = binder.script;
-    let norm = norm::append(&mut script, &units, &buffers, training)?;
+    let coefficient = norm::append(&mut script, units, buffers, training)?;
     messenger.finish(&mut script);
-    finish::append(&mut script, &units, &buffers, training, norm.coefficient)?;
-    let (loss, grad_norm) = (norm.loss, norm.grad_norm);
-    Ok(TrainPlan { script, units, buffers, loss, grad_norm, turns: done })
+    finish::append(&mut script, units, buffers, training, coefficient)?;
+    Ok(script)
 }
 
 /// What determines a script that only runs forward on one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Forward<'a> {
-    /// The model.
-    pub model: &'a Model,
-    /// The devices that its instances are on; their turns are [`forward`](crate::forward).
-    pub devices: &'a [Device<'a>],
+    /// What all ranks share; turns of devices are [`forward`](crate::forward).
+    pub world: &'a World<'a>,
     /// The rank.
     pub at: Place,
     /// The element type of weights.
     pub weights: DType,
 }
 
-/// A forward-only script over the weights of a training plan: what evaluation runs. Its state
-/// buffers are those of the plan, under the same numbers; losses of its micro-batches are summed
-/// into `loss`.
-pub fn eval_script(
-    forward: &Forward<'_>,
-    plan: &TrainPlan,
-) -> Result<(Script, BufferId), ScriptError> {
-    // Transient buffers of the training step keep their numbers but have no life here.
-    let TrainPlan { script, units, buffers, .. } = plan;
-    let (rank, ranks) = (script.rank, script.ranks.clone());
-    let script = Script { rank, ranks, buffers: script.buffers.clone(), ..Script::default() };
-    let weights: Vec<BufferId> = buffers.iter().map(|b| b.weights.buffer).collect();
-    forward.script(script, units, &weights)
+/// A forward-only script over the weights of a training plan: what evaluation runs. The sum of its
+/// micro-batches' losses is [`Number::Loss`](crate::Number::Loss).
+pub fn eval_script(forward: &Forward<'_>, state: &State) -> Result<Script, ScriptError> {
+    forward.script(state.script(), &state.units, &state.weights())
 }
 
 /// A script that only runs forward, with weights of its own.
 #[derive(Clone, Debug)]
 pub struct ForwardPlan {
-    /// The script.
+    /// The script. Where the model gives a loss, the sum over micro-batches is
+    /// [`Number::Loss`](crate::Number::Loss); else that is zero.
     pub script: Script,
     /// The packed parameters.
     pub units: Vec<Unit>,
     /// The weights of each unit.
     pub weights: Vec<Held>,
-    /// Where the sum of the losses is found; zero if the model gives none.
-    pub loss: BufferId,
 }
 
 /// The script of a model that is evaluated but not trained: no gradients, no optimizer state.
 pub fn forward_script(forward: &Forward<'_>) -> Result<ForwardPlan, ScriptError> {
-    let Forward { model, devices, at, weights } = *forward;
-    let device = devices[at.device];
-    let ranks = Ranks { mesh: device.mesh, rank: at.place, sharing: device.sharing };
-    let units = units(model, devices, at.device, weights)?;
-    let mut script = Script::at(at.place, device.ranks.to_vec());
+    let Forward { world, at, weights } = *forward;
+    let ranks = Ranks { mesh: world.devices[at.device].mesh, rank: at.place };
+    let units = units(world, at.device, weights)?;
+    let mut script = world.empty_script(at, &units);
     let held = hold::weights(&mut script, &units, weights, ranks);
     let buffers: Vec<BufferId> = held.iter().map(|h| h.buffer).collect();
-    let (script, loss) = forward.script(script, &units, &buffers)?;
-    Ok(ForwardPlan { script, units, weights: held, loss })
+    let script = forward.script(script, &units, &buffers)?;
+    Ok(ForwardPlan { script, units, weights: held })
 }
 
 impl Forward<'_> {
@@ -303,15 +293,13 @@ impl Forward<'_> {
         script: Script,
         units: &[Unit],
         weights: &[BufferId],
-    ) -> Result<(Script, BufferId), ScriptError> {
-        let Forward { model, devices, at, .. } = *self;
-        let device = devices[at.device];
-        let mut binder = Binder::new(model, device, script);
-        binder.weights = Places::new(model, units, weights, self.weights);
-        let mut messenger = Messenger::new(model, devices, at.device, binder.script.rank)?;
-        let reader = collect::Reader { model, device, place: at.place, weights: self.weights };
-        let mut collector = Collector::of(reader, units, weights);
-        for (index, turn) in device.turns.iter().enumerate() {
+    ) -> Result<Script, ScriptError> {
+        let Forward { world, at, .. } = *self;
+        let mut binder = Binder::new(world, at.device, script);
+        binder.weights = Places::new(world.model, units, weights, self.weights);
+        let mut messenger = Messenger::new(world, at.device, binder.script.rank);
+        let mut collector = Collector::new(world, at.device, units, weights, self.weights);
+        for (index, turn) in world.devices[at.device].turns.iter().enumerate() {
             messenger.before(index, &mut binder)?;
             collector.before(index, &mut binder)?;
             binder.turn(*turn)?;
@@ -319,9 +307,9 @@ impl Forward<'_> {
             collector.after(index, &mut binder);
         }
         let mut script = binder.script;
-        let loss = norm::sum_losses(&mut script, "eval_loss", devices, at.device)?;
+        norm::sum_losses(&mut script, world, at.device)?;
         messenger.finish(&mut script);
-        Ok((script, loss))
+        Ok(script)
     }
 }
 

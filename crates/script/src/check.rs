@@ -40,7 +40,7 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
             return Err(ScriptError::Unwritten {
                 action: index,
                 what: action.label.clone(),
-                buffer: script.buffers[buffer.0].name.clone(),
+                buffer: script.name(buffer),
             });
         }
         written.extend(action.writes());
@@ -52,7 +52,7 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
 }
 
 fn sizes(script: &Script, index: usize, action: &Action, run: &Run) -> Result<(), ScriptError> {
-    let program = &script.programs[run.program.0].program;
+    let program = script.programs[run.program.0].program();
     let inputs = program.inputs().iter().zip(&run.inputs);
     let outputs = program.outputs().iter().zip(run.outputs.iter().map(|(view, _)| view));
     for (port, view) in inputs.chain(outputs) {
@@ -64,7 +64,7 @@ fn sizes(script: &Script, index: usize, action: &Action, run: &Run) -> Result<()
                 action: index,
                 what: action.label.clone(),
                 port: port.name.clone(),
-                buffer: buffer.name.clone(),
+                buffer: script.name(view.buffer),
                 needed,
                 found,
             });
@@ -79,7 +79,7 @@ fn messages(script: &Script, index: usize, action: &Action) -> Result<(), Script
     else {
         return Ok(());
     };
-    let buffer = &script.buffers[buffer.0];
+    let bytes = script.buffers[buffer.0].bytes;
     for message in messages {
         let size = message.dtype.size();
         for &Block { first, stride, rows, len } in &message.blocks {
@@ -88,14 +88,14 @@ fn messages(script: &Script, index: usize, action: &Action) -> Result<(), Script
             let end = end.and_then(|last| last.checked_add(first)?.checked_add(len));
             let needed = end.and_then(|end| end.checked_mul(size)).filter(|_| spaced);
             let needed = needed.unwrap_or(usize::MAX);
-            if needed > buffer.bytes {
+            if needed > bytes {
                 return Err(ScriptError::TooSmall {
                     action: index,
                     what: action.label.clone(),
                     port: format!("the message with rank {}", message.peer),
-                    buffer: buffer.name.clone(),
+                    buffer: script.name(*buffer),
                     needed,
-                    found: buffer.bytes,
+                    found: bytes,
                 });
             }
         }
@@ -172,7 +172,7 @@ impl<'a> Gradients<'a> {
             }
         }
         self.written_silently(run, bad)?;
-        let program = &self.script.programs[run.program.0].program;
+        let program = self.script.programs[run.program.0].program();
         for &(output, contribution) in &run.contributes {
             let (view, write) = run.outputs[output];
             let ty = program.ty(program.outputs()[output].value);
@@ -202,7 +202,7 @@ impl<'a> Gradients<'a> {
         into: BufferId,
         bad: Bad<'_>,
     ) -> Result<(), ScriptError> {
-        let program = &self.script.programs[run.program.0].program;
+        let program = self.script.programs[run.program.0].program();
         let (Some(input), Some(output)) = (program.inputs().first(), program.outputs().first())
         else {
             return Err(bad("its program has no operand".to_owned(), "bind a reduction"));
@@ -282,13 +282,13 @@ impl<'a> Gradients<'a> {
         }
         let why = format!(
             "`{}` holds partial sums over {known:?}; what is added is partial over {partial:?}",
-            self.script.buffers[buffer.0].name
+            self.script.name(buffer)
         );
         Err(bad(why, "reduce both to the same axes before they are added"))
     }
 
-    fn name(&self, buffer: BufferId) -> &'a str {
-        &self.script.buffers[buffer.0].name
+    fn name(&self, buffer: BufferId) -> String {
+        self.script.name(buffer)
     }
 
     fn contribute(
@@ -298,17 +298,18 @@ impl<'a> Gradients<'a> {
         new: &BTreeSet<Contribution>,
         bad: Bad<'_>,
     ) -> Result<(), ScriptError> {
-        let name = self.name(buffer);
-        let describe = |c: &Contribution| self.script.names.describe(c);
+        let script = self.script;
+        let name = || script.name(buffer);
+        let describe = |c: &Contribution| script.names.describe(c);
         if self.updated.contains(&buffer) {
             return Err(bad(
-                format!("`{name}` was already used for an update"),
+                format!("`{}` was already used for an update", name()),
                 "the contribution would be lost; update after the last micro-batch",
             ));
         }
         if self.reduced.contains(&buffer) {
             return Err(bad(
-                format!("`{name}` was already summed over ranks"),
+                format!("`{}` was already summed over ranks", name()),
                 "the contribution would stay on this rank; reduce after the last micro-batch",
             ));
         }
@@ -317,15 +318,19 @@ impl<'a> Gradients<'a> {
             let same = holds.iter().find(|c| c.param == added.param);
             let (why, help) = match (write, same) {
                 (Write::Overwrite, Some(lost)) => (
-                    format!("overwriting `{name}` loses the contribution of {}", describe(lost)),
+                    format!(
+                        "overwriting `{}` loses the contribution of {}",
+                        name(),
+                        describe(lost)
+                    ),
                     "only the first contribution of a step overwrites; later ones add",
                 ),
                 (Write::Add, None) => (
-                    format!("adding to `{name}` before anything was written there"),
+                    format!("adding to `{}` before anything was written there", name()),
                     "the first contribution of a step overwrites",
                 ),
                 _ if holds.contains(added) => (
-                    format!("`{name}` already holds {}", describe(added)),
+                    format!("`{}` already holds {}", name(), describe(added)),
                     "each instance contributes once per micro-batch",
                 ),
                 _ => continue,
@@ -355,11 +360,10 @@ impl<'a> Gradients<'a> {
 
     /// Whoever reads a gradient, to update by it or for its norm, reads all of it.
     fn ready(&self, buffer: BufferId, bad: Bad<'_>) -> Result<(), ScriptError> {
-        let name = self.name(buffer);
         self.all_there(buffer, bad)?;
         if let Some(axis) = self.partial.get(&buffer).and_then(|p| p.iter().next()) {
             return Err(bad(
-                format!("`{name}` is still a partial sum over `{axis}`"),
+                format!("`{}` is still a partial sum over `{axis}`", self.name(buffer)),
                 "reduce it before it is read",
             ));
         }

@@ -3,6 +3,8 @@
 //! Each has a mesh of its own, on which its programs run, and a list of turns. Training on one mesh
 //! is a pipeline of one device.
 
+use std::sync::Arc;
+
 use phalanx_ir::{Axis, Mesh};
 use phalanx_spmd::Sharing;
 
@@ -25,17 +27,10 @@ pub struct Device<'a> {
     pub ranks: &'a [usize],
 }
 
-impl Device<'_> {
-    /// Whether its turns work on an instance.
-    pub fn holds(&self, instance: usize) -> bool {
-        self.turns.iter().any(|turn| turn.instance == instance)
-    }
-}
-
 /// The mesh of several devices: theirs with the devices along one more axis. Where their meshes differ,
 /// all their ranks lie along that one axis. With it come the ranks, in its order.
-pub(crate) fn together(devices: &[&Device<'_>]) -> Result<(Mesh, Vec<usize>), ScriptError> {
-    let ranks: Vec<usize> = devices.iter().flat_map(|d| d.ranks.iter().copied()).collect();
+pub(crate) fn together(devices: &[&Device<'_>]) -> Result<(Mesh, Arc<[usize]>), ScriptError> {
+    let ranks: Arc<[usize]> = devices.iter().flat_map(|d| d.ranks.iter().copied()).collect();
     let stages = Axis::STAGES;
     let alike = devices.iter().all(|d| d.mesh == devices[0].mesh);
     let mesh = match alike {

@@ -20,23 +20,26 @@ pub mod compile;
 pub mod device;
 pub mod edge;
 mod error;
+mod key;
+mod library;
 pub mod memory;
 mod message;
 pub mod order;
+pub mod plan;
 pub mod schedule;
 pub mod together;
 pub mod traffic;
 pub mod unit;
 
-pub use phalanx_call::{Block, Lane, Message, Moved, Route, Slot, Slots, Tier};
+pub use phalanx_call::{Block, Lane, Message, Moved, Route, Slot, Slots, Tier, Value};
 
 pub use action::{
     Accumulator, Action, Buffer, BufferId, Category, Contribution, Entry, Kind, Names, ProgramId,
     Run, Script, Source, View, Write,
 };
 pub use build::{
-    Compiled, Forward, ForwardPlan, Held, Optimizer, Place, Precision, Ranks, TrainPlan, Training,
-    UnitBuffers, eval_script, forward_script, train_script,
+    Compiled, Forward, ForwardPlan, Held, Optimizer, Place, Precision, Ranks, State, Training,
+    UnitBuffers, World, eval_script, forward_script, train_script,
 };
 pub use check::check;
 pub use circle::circle;
@@ -44,9 +47,12 @@ pub use compile::Lowering;
 pub use device::Device;
 pub use edge::{Piece, edge};
 pub use error::ScriptError;
+pub use key::{BufferKey, Number, Scalar, StateKey, StateKind};
+pub use library::{Library, Placed, ProgramHash};
 pub use memory::{MemoryPlan, plan, plan_beside};
 pub use order::HappensBefore;
+pub use plan::{Builds, Choice, Controller, EveryStep, Outcome, Plan, Planned, Record, ScriptKey};
 pub use schedule::{Part, Turn, accumulate, forward, merge_adjacent};
-pub use together::check_together;
+pub use together::{Class, Other, check_classes, check_together};
 pub use traffic::traffic;
-pub use unit::{Member, Unit, units};
+pub use unit::{Member, Unit};

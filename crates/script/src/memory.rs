@@ -53,7 +53,15 @@ pub fn plan(script: &Script) -> Result<MemoryPlan, ScriptError> {
 /// Plans a script that runs on the state of another one's arena: buffers that hold something
 /// between scripts stay where `base` has them, under the same numbers.
 pub fn plan_beside(script: &Script, base: Option<&MemoryPlan>) -> Result<MemoryPlan, ScriptError> {
-    let order = HappensBefore::of(script)?;
+    Ok(plan_in_order(script, &HappensBefore::of(script)?, base))
+}
+
+/// The same for a script whose order is known.
+pub(crate) fn plan_in_order(
+    script: &Script,
+    order: &HappensBefore,
+    base: Option<&MemoryPlan>,
+) -> MemoryPlan {
     let uses = uses(script);
     let lives = lives(script, &uses);
     let mut rooms: Vec<Room> = Vec::new();
@@ -64,22 +72,21 @@ pub fn plan_beside(script: &Script, base: Option<&MemoryPlan>) -> Result<MemoryP
             // It holds something before the first action or after the last one.
             (Some(_), _) => Vec::new(),
         };
-        let fixed = (base.filter(|_| buffer.source != Source::Script))
-            .filter(|b| b.lives.get(index).is_some_and(Option::is_some))
-            .map(|b| b.offsets[index]);
+        let fixed =
+            (base.filter(|_| buffer.source == Source::State)).map(|base| base.offsets[index]);
         let offset = fixed.unwrap_or(0);
         let owner = Owner::Buffer(index);
         rooms.push(Room { owner, bytes: buffer.bytes, uses, offset, fixed: fixed.is_some() });
     }
     for (index, action) in script.actions.iter().enumerate() {
-        let extent = action.run().map_or(0, |r| script.programs[r.program.0].slots.extent);
+        let extent = action.run().map_or(0, |r| script.programs[r.program.0].slots().extent);
         if extent > 0 {
             let owner = Owner::Workspace(index);
             let uses = vec![index];
             rooms.push(Room { owner, bytes: extent, uses, offset: 0, fixed: false });
         }
     }
-    place(&mut rooms, &order);
+    place(&mut rooms, order);
 
     let mut offsets = vec![0; script.buffers.len()];
     let mut workspaces = vec![None; script.actions.len()];
@@ -93,7 +100,7 @@ pub fn plan_beside(script: &Script, base: Option<&MemoryPlan>) -> Result<MemoryP
     let (arena, counts_from) = (arena.next_multiple_of(ALIGN), counts_from(script));
     let mut plan = MemoryPlan { offsets, workspaces, arena, peaks: Vec::new(), lives, counts_from };
     plan.peaks = peaks(script, &plan);
-    Ok(plan)
+    plan
 }
 
 /// Who needs a room.
@@ -170,7 +177,7 @@ fn peaks(script: &Script, plan: &MemoryPlan) -> Vec<(Category, usize)> {
     let mut peaks = [0isize; Category::ALL.len()];
     for (index, change) in changes[..steps].iter().enumerate() {
         let run = script.actions.get(index).and_then(|a| a.run());
-        let workspace = run.map_or(0, |r| script.programs[r.program.0].slots.peak as isize);
+        let workspace = run.map_or(0, |r| script.programs[r.program.0].slots().peak as isize);
         for category in Category::ALL {
             let c = category as usize;
             live[c] += change[c];

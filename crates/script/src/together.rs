@@ -14,49 +14,75 @@
 //! Nothing else decides when something happens, so if these have no circle the step ends, however
 //! slow any rank is; and if they have one, it never does.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use phalanx_call::{Block, Lane, Message, traffic};
+use phalanx_call::{Block, Message, traffic};
 use phalanx_ir::Axis;
 
-use crate::action::{Kind, Script};
+use crate::action::{Kind, Names, Script};
 use crate::check::contents;
 use crate::circle::circle;
 use crate::error::ScriptError;
 use crate::order::HappensBefore;
 
+/// Ranks that do the same, each on its part of the data: those of one device. The script of one of them
+/// stands for all; only what goes to whom in a message differs from rank to rank.
+#[derive(Clone, Debug)]
+pub struct Class<'a> {
+    /// The script of one rank.
+    pub script: &'a Script,
+    /// Its order.
+    pub order: &'a HappensBefore,
+    /// The other ranks.
+    pub others: Vec<Other>,
+}
+
+/// A rank that another one's script stands for.
+#[derive(Clone, Debug)]
+pub struct Other {
+    /// The rank.
+    pub rank: usize,
+    /// By action that sends or receives: its own messages.
+    pub messages: Vec<(usize, Vec<Message>)>,
+}
+
 /// Checks the scripts of all ranks: each by itself, then that they fit each other.
 pub fn check_together(scripts: &[Script]) -> Result<(), ScriptError> {
-    let mut waits = Waits::of(scripts)?;
+    let orders =
+        scripts.iter().map(HappensBefore::of).collect::<Result<Vec<HappensBefore>, _>>()?;
     scripts.iter().try_for_each(contents)?;
-    let mut ranks = BTreeSet::new();
-    if let Some(twice) = scripts.iter().find(|script| !ranks.insert(script.rank)) {
-        return Err(apart(twice.rank, "it has two scripts", "give every rank one script"));
-    }
-    for (send, receive) in messages(scripts)? {
+    let class = |(script, order)| Class { script, order, others: Vec::new() };
+    let classes: Vec<Class<'_>> = scripts.iter().zip(&orders).map(class).collect();
+    check_classes(&classes)
+}
+
+/// Checks that ranks fit each other whose scripts are known to be right, one for each class of ranks that
+/// do the same.
+///
+/// What holds of the classes holds of all ranks: whoever waits for another rank does so in an action of
+/// its class, so a circle of ranks would show as a circle of classes.
+pub fn check_classes(classes: &[Class<'_>]) -> Result<(), ScriptError> {
+    let mut waits = Waits::of(classes);
+    let all = Classes::of(classes)?;
+    for (send, receive) in all.messages()? {
         waits.meet(&[send, receive]);
     }
-    for members in collectives(scripts)? {
+    for members in all.collectives()? {
         waits.meet(&members);
     }
     match waits.circle() {
         None => Ok(()),
         Some(circle) => Err(ScriptError::Deadlock {
-            circle: circle.into_iter().map(|at| describe(scripts, at)).collect(),
+            circle: circle.into_iter().map(|at| all.describe(at)).collect(),
         }),
     }
 }
 
-/// An action: the number of its script, and its own.
+/// An action: the number of its class, and its own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct At {
-    script: usize,
+    class: usize,
     action: usize,
-}
-
-fn describe(scripts: &[Script], at: At) -> String {
-    let script = &scripts[at.script];
-    format!("rank {}, action {} ({})", script.rank, at.action, script.actions[at.action].label)
 }
 
 fn apart(rank: usize, why: impl Into<String>, help: &str) -> ScriptError {
@@ -69,49 +95,178 @@ struct End<'a> {
     message: &'a Message,
 }
 
-/// The sends and receives that belong together.
-fn messages(scripts: &[Script]) -> Result<Vec<(At, At)>, ScriptError> {
-    let mut channels: BTreeMap<(usize, usize, u32), [Vec<End<'_>>; 2]> = BTreeMap::new();
-    for (index, script) in scripts.iter().enumerate() {
-        for (action, done) in script.actions.iter().enumerate() {
-            let (side, messages) = match &done.kind {
-                Kind::Send { messages, .. } => (0, messages),
-                Kind::Receive { messages, .. } => (1, messages),
-                _ => continue,
+/// The classes, and which of them a rank is in.
+struct Classes<'a> {
+    classes: &'a [Class<'a>],
+    of_rank: HashMap<usize, usize>,
+}
+
+impl<'a> Classes<'a> {
+    fn of(classes: &'a [Class<'a>]) -> Result<Self, ScriptError> {
+        let mut of_rank = HashMap::new();
+        for (number, class) in classes.iter().enumerate() {
+            let others = class.others.iter().map(|other| other.rank);
+            for rank in others.chain([class.script.rank]) {
+                if of_rank.insert(rank, number).is_some() {
+                    let help = "give every rank one script";
+                    return Err(apart(rank, "it has two scripts", help));
+                }
+            }
+        }
+        Ok(Self { classes, of_rank })
+    }
+
+    fn describe(&self, at: At) -> String {
+        let script = self.classes[at.class].script;
+        format!("rank {}, action {} ({})", script.rank, at.action, script.actions[at.action].label)
+    }
+
+    /// Every message of every rank, at the end where it is known from.
+    fn ends(&self) -> BTreeMap<(usize, usize, u32), [Vec<End<'a>>; 2]> {
+        let mut channels: BTreeMap<(usize, usize, u32), [Vec<End<'a>>; 2]> = BTreeMap::new();
+        let mut add = |rank: usize, at: At, messages: &'a [Message]| {
+            let side = match self.classes[at.class].script.actions[at.action].kind {
+                Kind::Send { .. } => 0,
+                _ => 1,
             };
             for message in messages {
                 let [from, to] = match side {
-                    0 => [script.rank, message.peer],
-                    _ => [message.peer, script.rank],
+                    0 => [rank, message.peer],
+                    _ => [message.peer, rank],
                 };
                 let ends = channels.entry((from, to, message.channel)).or_default();
-                ends[side].push(End { at: At { script: index, action }, message });
+                ends[side].push(End { at, message });
+            }
+        };
+        for (class, known) in self.classes.iter().enumerate() {
+            for (action, done) in known.script.actions.iter().enumerate() {
+                if let Kind::Send { messages, .. } | Kind::Receive { messages, .. } = &done.kind {
+                    add(known.script.rank, At { class, action }, messages);
+                }
+            }
+            for other in &known.others {
+                for (action, messages) in &other.messages {
+                    add(other.rank, At { class, action: *action }, messages);
+                }
             }
         }
+        channels
     }
-    let mut pairs = Vec::new();
-    for ((from, to, channel), [sent, taken]) in channels {
-        let way = format!("on channel {channel} from rank {from} to rank {to}");
-        for (number, (a, b)) in sent.iter().zip(&taken).enumerate() {
-            if !fits(a.message, b.message) {
-                let (sends, takes) = (describe(scripts, a.at), describe(scripts, b.at));
-                let (x, y) = (content(a.message), content(b.message));
+
+    /// The sends and receives that belong together.
+    fn messages(&self) -> Result<BTreeSet<(At, At)>, ScriptError> {
+        let mut pairs = BTreeSet::new();
+        for ((from, to, channel), [sent, taken]) in self.ends() {
+            let way = format!("on channel {channel} from rank {from} to rank {to}");
+            for (number, (a, b)) in sent.iter().zip(&taken).enumerate() {
+                if !fits(a.message, b.message) {
+                    let (sends, takes) = (self.describe(a.at), self.describe(b.at));
+                    let names = |end: &End<'_>| &self.classes[end.at.class].script.names;
+                    let (x, y) = (content(a.message, names(a)), content(b.message, names(b)));
+                    return Err(apart(
+                        to,
+                        format!("message {number} {way} is {x} for {sends}, but {y} for {takes}"),
+                        "take messages in the order in which they are sent, with the same blocks",
+                    ));
+                }
+                pairs.insert((a.at, b.at));
+            }
+            let (sends, takes) = (sent.len(), taken.len());
+            if sends != takes {
+                let why = format!("{sends} messages are sent {way}, but {takes} are received");
+                let help = "every send needs its receive, and every receive its send";
+                return Err(apart(if sends < takes { to } else { from }, why, help));
+            }
+        }
+        Ok(pairs)
+    }
+
+    /// The actions in which ranks communicate by a program, those of one call together.
+    fn collectives(&self) -> Result<Vec<Vec<At>>, ScriptError> {
+        // By the classes that take part: the ranks of one such group, and for each class what it does
+        // with the others, in its order.
+        type Calls = (Vec<usize>, BTreeMap<usize, Vec<At>>);
+        let mut groups: BTreeMap<Vec<usize>, Calls> = BTreeMap::new();
+        for (class, known) in self.classes.iter().enumerate() {
+            let script = known.script;
+            let groups_of: Vec<Vec<Vec<usize>>> =
+                (0..script.programs.len()).map(|program| partners(script, program)).collect();
+            for (action, run) in script.actions.iter().enumerate() {
+                let Some(run) = run.run() else { continue };
+                for group in &groups_of[run.program.0] {
+                    let classes = self.classes_of(script.rank, group)?;
+                    let entry = groups.entry(classes);
+                    let (_, calls) = entry.or_insert_with(|| (group.clone(), BTreeMap::new()));
+                    calls.entry(class).or_default().push(At { class, action });
+                }
+            }
+        }
+        let mut found = Vec::new();
+        for (classes, (group, calls)) in groups {
+            let lists: Vec<&[At]> = classes
+                .iter()
+                .map(|class| calls.get(class).map_or(&[][..], Vec::as_slice))
+                .collect();
+            let most = lists.iter().map(|list| list.len()).max().expect("a group has a class");
+            for number in 0..most {
+                found.push(self.one_call(&classes, &group, &lists, number)?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// The classes that the ranks of a group are in.
+    fn classes_of(&self, rank: usize, group: &[usize]) -> Result<Vec<usize>, ScriptError> {
+        let mut classes = BTreeSet::new();
+        for member in group {
+            let Some(&class) = self.of_rank.get(member) else {
+                let why = format!(
+                    "it communicates with the ranks {group:?}, of which {member} has no script"
+                );
+                return Err(apart(rank, why, "give every rank one script"));
+            };
+            classes.insert(class);
+        }
+        Ok(classes.into_iter().collect())
+    }
+
+    /// The same call of every class of a group: the same program, on the same lane.
+    fn one_call(
+        &self,
+        classes: &[usize],
+        group: &[usize],
+        lists: &[&[At]],
+        number: usize,
+    ) -> Result<Vec<At>, ScriptError> {
+        let mut members: Vec<At> = Vec::new();
+        for (&class, list) in classes.iter().zip(lists) {
+            let rank = self.classes[class].script.rank;
+            let Some(&at) = list.get(number) else {
+                let why = format!(
+                    "it communicates {} times with the ranks {group:?}, of which others do so more often",
+                    list.len()
+                );
+                return Err(apart(rank, why, "let every rank of a group run the same programs"));
+            };
+            let what = |at: At| {
+                let script = self.classes[at.class].script;
+                let action = &script.actions[at.action];
+                let program = action.run().map(|run| script.programs[run.program.0].placed.hash);
+                (action.lane, program)
+            };
+            if let Some(&first) = members.first().filter(|first| what(**first) != what(at)) {
+                let (a, b) = (self.describe(first), self.describe(at));
+                let why = format!("call {number} of the ranks {group:?} is {a}, but also {b}");
                 return Err(apart(
-                    to,
-                    format!("message {number} {way} is {x} for {sends}, but {y} for {takes}"),
-                    "take messages in the order in which they are sent, with the same blocks",
+                    rank,
+                    why,
+                    "let the ranks of a group run programs in the same order",
                 ));
             }
-            pairs.push((a.at, b.at));
+            members.push(at);
         }
-        let (sends, takes) = (sent.len(), taken.len());
-        if sends != takes {
-            let why = format!("{sends} messages are sent {way}, but {takes} are received");
-            let help = "every send needs its receive, and every receive its send";
-            return Err(apart(if sends < takes { to } else { from }, why, help));
-        }
+        Ok(members)
     }
-    Ok(pairs)
 }
 
 /// Whether what is sent is what is taken: the same value, block by block, wherever it lies.
@@ -121,89 +276,27 @@ fn fits(sent: &Message, taken: &Message) -> bool {
         && sent.blocks.iter().map(shape).eq(taken.blocks.iter().map(shape))
 }
 
-fn content(message: &Message) -> String {
+fn content(message: &Message, names: &Names) -> String {
     let shape = |block: &Block| format!("{} x {}", block.rows, block.len);
     let blocks: Vec<String> = message.blocks.iter().map(shape).collect();
-    format!("`{}` as {} [{}]", message.value, message.dtype, blocks.join(", "))
-}
-
-/// The actions in which ranks communicate by a program, those of one call together.
-fn collectives(scripts: &[Script]) -> Result<Vec<Vec<At>>, ScriptError> {
-    // By the ranks that take part: for each of them, what it does with the others, in its order.
-    let mut groups: BTreeMap<Vec<usize>, BTreeMap<usize, Vec<At>>> = BTreeMap::new();
-    for (index, script) in scripts.iter().enumerate() {
-        let groups_of: Vec<Vec<Vec<usize>>> =
-            (0..script.programs.len()).map(|program| partners(script, program)).collect();
-        for (action, run) in script.actions.iter().enumerate() {
-            let Some(run) = run.run() else { continue };
-            for group in &groups_of[run.program.0] {
-                let calls = groups.entry(group.clone()).or_default();
-                calls.entry(script.rank).or_default().push(At { script: index, action });
-            }
-        }
-    }
-    let mut found = Vec::new();
-    for (group, mut calls) in groups {
-        let lists: Vec<Vec<At>> =
-            group.iter().map(|rank| calls.remove(rank).unwrap_or_default()).collect();
-        let most = lists.iter().map(Vec::len).max().unwrap_or(0);
-        for number in 0..most {
-            found.push(one_call(scripts, &group, &lists, number)?);
-        }
-    }
-    Ok(found)
+    format!("`{}` as {} [{}]", names.value(&message.value), message.dtype, blocks.join(", "))
 }
 
 /// The groups of ranks that a rank communicates with in one of its programs.
 fn partners(script: &Script, program: usize) -> Vec<Vec<usize>> {
     let entry = &script.programs[program];
-    let (mesh, place) = (entry.program.mesh(), entry.place(script.rank));
-    let routes = traffic::of_program(&entry.program, place);
+    let (mesh, place) = (entry.program().mesh(), entry.place(script.rank));
+    let routes = traffic::of_program(entry.program(), place);
     let axes: BTreeSet<Vec<Axis>> = routes.into_keys().map(|route| route.axes).collect();
     let group = |axes: &Vec<Axis>| -> Vec<usize> {
-        mesh.group(place, axes).iter().filter_map(|&p| entry.ranks.get(p).copied()).collect()
+        mesh.group(place, axes).iter().map(|&place| entry.ranks[place]).collect()
     };
     axes.iter().map(group).filter(|group| group.len() > 1).collect()
 }
 
-/// The same call of every rank of a group: the same program, on the same lane.
-fn one_call(
-    scripts: &[Script],
-    group: &[usize],
-    lists: &[Vec<At>],
-    number: usize,
-) -> Result<Vec<At>, ScriptError> {
-    let mut members: Vec<At> = Vec::new();
-    for (&rank, list) in group.iter().zip(lists) {
-        let Some(&at) = list.get(number) else {
-            let why = format!(
-                "it communicates {} times with the ranks {group:?}, of which others do so more often",
-                list.len()
-            );
-            return Err(apart(rank, why, "let every rank of a group run the same programs"));
-        };
-        let what = |at: At| {
-            let (script, action) = (&scripts[at.script], &scripts[at.script].actions[at.action]);
-            let program = action.run().map(|run| &script.programs[run.program.0].program);
-            (action.lane, program)
-        };
-        if let Some(&first) = members.first().filter(|first| what(**first) != what(at)) {
-            let (a, b) = (describe(scripts, first), describe(scripts, at));
-            let why = format!("call {number} of the ranks {group:?} is {a}, but also {b}");
-            return Err(apart(
-                rank,
-                why,
-                "let the ranks of a group run programs in the same order",
-            ));
-        }
-        members.push(at);
-    }
-    Ok(members)
-}
-
 /// What must have happened before the beginnings and ends of actions.
 struct Waits {
-    /// By script: the number of its first action among all.
+    /// By class: the number of its first action among all.
     firsts: Vec<usize>,
     /// By event: those that it waits for. Action n begins as event 2n and ends as event 2n + 1;
     /// behind them are the moments at which actions meet.
@@ -211,37 +304,36 @@ struct Waits {
 }
 
 impl Waits {
-    fn of(scripts: &[Script]) -> Result<Self, ScriptError> {
-        let mut firsts = Vec::with_capacity(scripts.len() + 1);
+    fn of(classes: &[Class<'_>]) -> Self {
+        let mut firsts = Vec::with_capacity(classes.len() + 1);
         let mut total = 0;
-        for script in scripts {
+        for class in classes {
             firsts.push(total);
-            total += script.actions.len();
+            total += class.script.actions.len();
         }
         firsts.push(total);
         let mut waits = Self { firsts, on: vec![Vec::new(); 2 * total] };
-        for (index, script) in scripts.iter().enumerate() {
-            let order = HappensBefore::of(script)?;
-            for action in 0..script.actions.len() {
-                let [begins, ends] = waits.events(At { script: index, action });
+        for (number, class) in classes.iter().enumerate() {
+            for action in 0..class.script.actions.len() {
+                let [begins, ends] = waits.events(At { class: number, action });
                 waits.on[ends].push(begins);
-                for &before in order.direct(action) {
-                    let [_, ended] = waits.events(At { script: index, action: before });
+                for before in class.order.direct(action) {
+                    let [_, ended] = waits.events(At { class: number, action: before });
                     waits.on[begins].push(ended);
                 }
                 if let Some(before) = action.checked_sub(1) {
-                    let inline = !matches!(script.actions[before].lane, Lane::Send | Lane::Receive);
-                    let issued = waits.events(At { script: index, action: before });
+                    let inline = class.script.actions[before].lane.ends_in_order();
+                    let issued = waits.events(At { class: number, action: before });
                     waits.on[begins].push(issued[usize::from(inline)]);
                 }
             }
         }
-        Ok(waits)
+        waits
     }
 
     /// The beginning and the end of an action.
     fn events(&self, at: At) -> [usize; 2] {
-        let number = self.firsts[at.script] + at.action;
+        let number = self.firsts[at.class] + at.action;
         [2 * number, 2 * number + 1]
     }
 
@@ -270,8 +362,7 @@ impl Waits {
     /// The action that begins or ends with an event; none where actions meet.
     fn action(&self, event: usize) -> Option<At> {
         let number = event / 2;
-        let script = self.firsts.partition_point(|&first| first <= number).checked_sub(1)?;
-        (script + 1 < self.firsts.len())
-            .then(|| At { script, action: number - self.firsts[script] })
+        let class = self.firsts.partition_point(|&first| first <= number).checked_sub(1)?;
+        (class + 1 < self.firsts.len()).then(|| At { class, action: number - self.firsts[class] })
     }
 }

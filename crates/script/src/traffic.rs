@@ -25,7 +25,7 @@ pub fn of_action(script: &Script, action: &Action) -> BTreeMap<Route, Moved> {
     match (&action.kind, action.run()) {
         (_, Some(run)) => {
             let entry = &script.programs[run.program.0];
-            of_program(&entry.program, entry.place(script.rank))
+            of_program(entry.program(), entry.place(script.rank))
         }
         // A sender makes the calls; the receiver, who reads the sender's memory, moves the bytes.
         (Kind::Send { messages, .. }, _) => {

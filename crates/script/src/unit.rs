@@ -11,8 +11,9 @@ use std::ops::Range;
 use phalanx_call::ALIGN;
 use phalanx_ir::layout::Sharding;
 use phalanx_ir::{Axis, DType, Layout, Mesh, Model, TensorType};
-use phalanx_spmd::Grouping;
+use phalanx_spmd::{Grouping, Share, UnitFacts};
 
+use crate::build::World;
 use crate::device::Device;
 use crate::error::ScriptError;
 
@@ -46,6 +47,8 @@ pub struct Unit {
     pub partial: BTreeSet<Axis>,
     /// The devices that hold the parameters: several where they share them.
     pub devices: Vec<usize>,
+    /// What ranks keep of it, and when they exchange it.
+    pub facts: UnitFacts,
 }
 
 impl Unit {
@@ -78,9 +81,17 @@ impl Unit {
         self.typed(dtype, mesh, &[], BTreeSet::new())
     }
 
-    /// The type of the unit in shards: ranks along `axes` hold a part of their block each.
-    pub fn shard(&self, dtype: DType, mesh: &Mesh, axes: &[Axis]) -> TensorType {
-        self.typed(dtype, mesh, axes, BTreeSet::new())
+    /// The type of the unit in shards: ranks along the axes of its facts hold a part of their block each.
+    pub fn shard(&self, dtype: DType, mesh: &Mesh) -> TensorType {
+        self.typed(dtype, mesh, &self.facts.axes, BTreeSet::new())
+    }
+
+    /// The type of what a rank updates of it.
+    pub fn updated(&self, dtype: DType, mesh: &Mesh) -> TensorType {
+        match self.facts.state.share {
+            Share::Whole => self.whole(dtype, mesh),
+            Share::Shard => self.shard(dtype, mesh),
+        }
     }
 
     /// The type in which the programs form its gradient.
@@ -98,30 +109,33 @@ impl Unit {
         let elements = self.elements * mesh.count(&self.blocks);
         let axes = [&self.blocks[..], shards].concat();
         let dims = vec![Sharding { axes, ..Sharding::default() }];
-        // Blocks, shards and partial axes are kept apart when units are formed.
-        let layout = Layout::new(dims, partial).unwrap_or_else(|_| Layout::replicated(1));
+        let layout = Layout::new(dims, partial)
+            .expect("a unit's blocks, shards and partial sums are over different axes");
         TensorType::unit(dtype, elements).with_layout(layout)
     }
 }
 
 /// Groups the parameters of a device's instances into units. Each member starts on a cache line
 /// whatever the element type, and each shard of a unit too.
-pub fn units(
-    model: &Model,
-    devices: &[Device<'_>],
+pub(crate) fn units(
+    world: &World<'_>,
     device: usize,
     grads: DType,
 ) -> Result<Vec<Unit>, ScriptError> {
-    let Device { mesh, sharing, .. } = devices[device];
-    let mut params = described(model, devices, device)?;
+    let (model, Device { mesh, sharing, .. }) = (world.model, world.devices[device]);
+    let mut params = described(world, device)?;
     params.retain(|p| p.devices.contains(&device));
-    let held = |instance: usize| devices[device].holds(instance);
+    let held = |instance: usize| world.holds(device, instance);
     let groups = match sharing.grouping {
         Grouping::Segments => by_instance(model, &params, held),
         Grouping::Buckets { first, cap } => buckets(&params, grads.size(), first, cap),
     };
-    let shards = mesh.count(sharing.axes());
-    Ok(groups.into_iter().map(|(name, group)| pack(name, &group, shards)).collect())
+    let unit = |(name, group): (String, Vec<Described>)| {
+        let facts = sharing.unit(&group[0].blocks);
+        let shards = mesh.count(&facts.axes);
+        pack(name, &group, facts, shards)
+    };
+    Ok(groups.into_iter().map(unit).collect())
 }
 
 /// What a unit needs to know of a parameter.
@@ -147,14 +161,9 @@ impl Described {
 
 /// The parameters that some instance has, in the model's order, as the programs have them; whole
 /// where none reads them.
-fn described(
-    model: &Model,
-    devices: &[Device<'_>],
-    device: usize,
-) -> Result<Vec<Described>, ScriptError> {
-    let Device { compiled, mesh, .. } = devices[device];
-    let holders = holders(model, devices);
-    shared_alike(model, devices, &holders)?;
+fn described(world: &World<'_>, device: usize) -> Result<Vec<Described>, ScriptError> {
+    let (model, holders) = (world.model, &world.holders);
+    let Device { compiled, mesh, .. } = world.devices[device];
     let mut found: Vec<Option<Described>> = vec![None; model.params().len()];
     for instance in model.instances() {
         for (local, &param) in &instance.params {
@@ -169,7 +178,8 @@ fn described(
                 trained: gradient.is_some(),
                 elements: ty.local_shape(mesh).iter().product(),
                 blocks,
-                partial: gradient.map(|g| g.layout.partial().clone()).unwrap_or_default(),
+                // What is not trained has no gradient, so there is nothing to sum.
+                partial: gradient.map_or(BTreeSet::new(), |g| g.layout.partial().clone()),
                 devices: holders[param].clone(),
             };
             match &found[param] {
@@ -201,38 +211,6 @@ fn described(
         });
     }
     Ok(found.into_iter().flatten().collect())
-}
-
-/// By parameter: the devices whose instances have it.
-fn holders(model: &Model, devices: &[Device<'_>]) -> Vec<Vec<usize>> {
-    let mut holders: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); model.params().len()];
-    for (number, instance) in model.instances().iter().enumerate() {
-        for device in (0..devices.len()).filter(|&d| devices[d].holds(number)) {
-            instance.params.values().for_each(|&param| {
-                holders[param].insert(device);
-            });
-        }
-    }
-    holders.into_iter().map(|devices| devices.into_iter().collect()).collect()
-}
-
-/// Devices that share a parameter hold it in the same way, so that their gradients can be added up.
-fn shared_alike(
-    model: &Model,
-    devices: &[Device<'_>],
-    holders: &[Vec<usize>],
-) -> Result<(), ScriptError> {
-    for (param, holders) in model.params().iter().zip(holders) {
-        let differs = |d: &&usize| devices[**d].mesh != devices[holders[0]].mesh;
-        if let Some(&other) = holders.iter().find(differs) {
-            return Err(ScriptError::Schedule(format!(
-                "`{}` is shared by devices on different meshes, ({}) and ({}): give both the same \
-                 mesh, or untie it",
-                param.name, devices[holders[0]].mesh, devices[other].mesh
-            )));
-        }
-    }
-    Ok(())
 }
 
 type Group = (String, Vec<Described>);
@@ -296,7 +274,7 @@ fn buckets(params: &[Described], size: usize, first: usize, cap: usize) -> Vec<G
     closed.into_iter().enumerate().map(|(i, group)| (format!("bucket.{i}"), group)).collect()
 }
 
-fn pack(name: String, group: &[Described], shards: usize) -> Unit {
+fn pack(name: String, group: &[Described], facts: UnitFacts, shards: usize) -> Unit {
     // A cache line of the narrowest type, which is wider in the others.
     let line = ALIGN / 2;
     let mut group: Vec<&Described> = group.iter().collect();
@@ -311,6 +289,7 @@ fn pack(name: String, group: &[Described], shards: usize) -> Unit {
         blocks: group[0].blocks.clone(),
         partial: group[0].partial.clone(),
         devices: group[0].devices.clone(),
+        facts,
     };
     for decay in [true, false] {
         for described in group.iter().filter(|p| p.decay == decay) {

@@ -35,6 +35,6 @@ pub use error::{Conflict, SpmdError};
 pub use estimate::seconds;
 pub use model::Partition;
 pub use partition::{partition, partition_by};
-pub use sharing::{Grouping, Keep, Sharded, Sharing};
+pub use sharing::{Gathering, Grouping, Keep, Kept, Reduction, Share, Sharing, UnitFacts};
 pub use split::{Split, apply};
 pub use strategies::Strategy;

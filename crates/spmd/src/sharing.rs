@@ -1,27 +1,14 @@
 //! How the ranks that hold the same parameters share them.
 //!
 //! Along a data-parallel axis every rank needs the same weights and forms its own share of the
-//! gradient. Each may keep everything and sum gradients ([`Sharded::Nothing`]), or keep a shard of
-//! the optimizer's state, of the gradients and of the weights, and gather what it needs for as long
-//! as it needs it. Strategies fill in this page; the script is made from it.
+//! gradient. Each may keep everything and sum gradients, or keep a shard of the optimizer's state, of
+//! the gradients and of the weights, and gather what it needs for as long as it needs it. A strategy
+//! says so once ([`Sharing`]); resolved for a unit it is [`UnitFacts`], and scripts read nothing else.
 
+use phalanx_call::Tier;
 use phalanx_ir::Axis;
 
 use crate::error::SpmdError;
-
-/// What is kept in shards, one per rank; each includes what comes before it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub enum Sharded {
-    /// Every rank keeps everything.
-    #[default]
-    Nothing,
-    /// Optimizer state: gradients are reduced into shards, and the new weights are gathered.
-    State,
-    /// Gradients as well: what a micro-batch forms is reduced at once.
-    Gradients,
-    /// Weights as well: they are gathered for the runs that read them.
-    Weights,
-}
 
 /// Which parameters lie together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,48 +37,124 @@ pub enum Keep {
     Backward,
 }
 
+/// How much of a unit a rank keeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Share {
+    /// All of it.
+    Whole,
+    /// One of the parts that ranks deal among them.
+    Shard,
+}
+
+/// How a rank keeps one kind of a unit's state from step to step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Kept {
+    /// How much of it.
+    pub share: Share,
+    /// In which memory.
+    pub tier: Tier,
+}
+
+impl Kept {
+    /// All of it, where programs run.
+    pub const WHOLE: Self = Self { share: Share::Whole, tier: Tier::Device };
+    /// A shard, where programs run.
+    pub const SHARD: Self = Self { share: Share::Shard, tier: Tier::Device };
+
+    /// Whether it is a part of the unit.
+    pub fn is_shard(&self) -> bool {
+        self.share == Share::Shard
+    }
+}
+
+/// When ranks put the shards of a unit's weights together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Gathering {
+    /// Never: every rank updates all of them.
+    Never,
+    /// After the update, because every rank keeps all of them and updates a part.
+    AfterUpdate,
+    /// For the runs that read them.
+    ForRuns {
+        /// How many runs ahead they are gathered.
+        prefetch: usize,
+        /// How many runs' units are there at most at a time; a later gather waits for a release.
+        in_flight: usize,
+        /// How long they are kept.
+        keep: Keep,
+    },
+}
+
+/// When the shares of a gradient that ranks form are summed, and into what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reduction {
+    /// After the last contribution of a step: every rank gets the whole sum.
+    Whole,
+    /// After the last contribution: each rank gets its part of the sum, in its place in the whole.
+    OwnPart,
+    /// What a micro-batch forms, at once, into the shard in which a rank accumulates.
+    IntoShard,
+}
+
+/// What is kept of a unit, and when ranks exchange it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnitFacts {
+    /// The axes over which shards are dealt, major to minor. None of them cuts the unit's parameters.
+    pub axes: Vec<Axis>,
+    /// Weights as programs read them.
+    pub weights: Kept,
+    /// The gradient that the update reads.
+    pub gradient: Kept,
+    /// The optimizer's state, master weights among it.
+    pub state: Kept,
+    /// When weights are gathered.
+    pub gathering: Gathering,
+    /// When gradients are summed.
+    pub reduction: Reduction,
+    /// The most elements that one call of a reduction takes.
+    pub reduce_elements: usize,
+    /// The most elements that one call of a gather makes.
+    pub gather_elements: usize,
+}
+
+impl UnitFacts {
+    /// Every rank keeps everything.
+    pub const fn replicated() -> Self {
+        Self {
+            axes: Vec::new(),
+            weights: Kept::WHOLE,
+            gradient: Kept::WHOLE,
+            state: Kept::WHOLE,
+            gathering: Gathering::Never,
+            reduction: Reduction::Whole,
+            reduce_elements: usize::MAX,
+            gather_elements: usize::MAX,
+        }
+    }
+}
+
 /// How ranks share units.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sharing {
-    axes: Vec<Axis>,
-    sharded: Sharded,
-    /// The strategy that said so.
-    by: Option<&'static str>,
     /// Which parameters lie together.
     pub grouping: Grouping,
-    /// How many runs ahead a unit is gathered.
-    pub prefetch: usize,
-    /// How many runs' units are gathered at most at a time; a later gather waits for a release.
-    pub in_flight: usize,
-    /// How long a gathered unit is kept.
-    pub keep: Keep,
-    /// The most elements that one reduction of a unit takes.
-    pub reduce_elements: usize,
-    /// The most elements that one gather of a unit makes.
-    pub gather_elements: usize,
+    /// What holds for each unit whose parameters no axis of it cuts.
+    facts: UnitFacts,
+    /// The strategy that said so.
+    by: Option<&'static str>,
 }
 
 impl Sharing {
     /// Every rank keeps everything; one unit per segment.
     pub const fn none() -> Self {
-        Self {
-            sharded: Sharded::Nothing,
-            axes: Vec::new(),
-            by: None,
-            grouping: Grouping::Segments,
-            prefetch: 1,
-            in_flight: 2,
-            keep: Keep::Run,
-            reduce_elements: usize::MAX,
-            gather_elements: usize::MAX,
-        }
+        Self { grouping: Grouping::Segments, facts: UnitFacts::replicated(), by: None }
     }
 
-    /// Shards over these axes, major to minor. Without axes nothing is in shards.
-    pub fn over(sharded: Sharded, axes: Vec<Axis>) -> Self {
-        match sharded == Sharded::Nothing || axes.is_empty() {
+    /// Units of one segment each, for which this holds. Without axes nothing is in shards.
+    pub fn over(facts: UnitFacts) -> Self {
+        match facts.axes.is_empty() {
             true => Self::none(),
-            false => Self { sharded, axes, ..Self::none() },
+            false => Self { facts, ..Self::none() },
         }
     }
 
@@ -106,13 +169,41 @@ impl Sharing {
         }
     }
 
-    /// The axes over which shards are dealt, major to minor.
-    pub fn axes(&self) -> &[Axis] {
-        &self.axes
+    /// What holds for units that no axis cuts.
+    pub fn facts(&self) -> &UnitFacts {
+        &self.facts
     }
 
-    /// What is in shards.
-    pub fn sharded(&self) -> Sharded {
-        self.sharded
+    /// What holds for a unit whose parameters these axes cut. Ranks along them hold different blocks,
+    /// so shards are dealt over the others; where none is left, each rank keeps its whole block.
+    pub fn unit(&self, blocks: &[Axis]) -> UnitFacts {
+        let mut facts = self.facts.clone();
+        facts.axes.retain(|axis| !blocks.contains(axis));
+        match facts.axes.is_empty() {
+            true => UnitFacts::replicated(),
+            false => facts,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As of experts, whose weights the batch's axis cuts: they are dealt over what is left of it.
+    #[test]
+    fn shards_are_dealt_over_axes_that_do_not_cut_the_unit() {
+        let [dp, ep] = ["dp", "ep"].map(|name| Axis::new(name).unwrap());
+        let facts = UnitFacts {
+            axes: vec![dp, ep],
+            state: Kept::SHARD,
+            gathering: Gathering::AfterUpdate,
+            reduction: Reduction::OwnPart,
+            ..UnitFacts::replicated()
+        };
+        let sharing = Sharing::over(facts.clone());
+        assert_eq!(sharing.unit(&[]), facts);
+        assert_eq!(sharing.unit(&[ep]), UnitFacts { axes: vec![dp], ..facts });
+        assert_eq!(sharing.unit(&[dp, ep]), UnitFacts::replicated());
     }
 }

@@ -1,17 +1,19 @@
 //! A trainer in its smallest form: a script, an executor, and named access to what it holds.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_autodiff::Recompute;
+use phalanx_call::OfOps;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model, Param, TensorType};
 use phalanx_models::initial_values;
 use phalanx_reference::Tensor;
 use phalanx_runtime::{Executor, ScriptId, TimedAction};
 use phalanx_script::{
-    BufferId, Category, Compiled, Device, Forward, Member, Optimizer, Place, Precision, Script,
-    TrainPlan, Training, Turn, accumulate, eval_script, forward as forward_turns, merge_adjacent,
-    train_script,
+    BufferId, BufferKey, Category, Compiled, Device, Forward, Library, Member, Number, Optimizer,
+    Place, Plan, Planned, Precision, Scalar, Script, State, Training, Turn, Value, World,
+    accumulate, eval_script, forward as forward_turns, merge_adjacent, train_script,
 };
 
 use crate::compile::compile;
@@ -72,7 +74,7 @@ pub struct Rig<E: Engine> {
     id: ScriptId,
     /// A forward script on the same weights, if the rig has one.
     forward: Option<ScriptId>,
-    plan: TrainPlan,
+    state: State,
     model: Model,
     precision: Precision,
     steps: usize,
@@ -95,21 +97,26 @@ impl<E: Engine> Rig<E> {
         let schedule = (setup.schedule)(model.instances().len(), setup.microbatches);
         let (optimizer, clip) = (setup.optimizer, setup.clip);
         let (compiled, at) = (compile(model), Place::default());
-        let devices = [Device::alone(&compiled, &schedule)];
-        let training = Training { model, devices: &devices, at, precision, optimizer, clip };
-        let mut plan = train_script(&training).unwrap();
-        (setup.edit)(&mut plan.script);
+        let library = Arc::new(Library::new(Arc::new(OfOps)));
+        let devices = vec![Device::alone(&compiled, &schedule)];
+        let world = World::new(model, devices, library.clone()).unwrap();
+        let training = Training { world: &world, at, precision, optimizer, clip };
+        let state = training.state().unwrap();
+        let plan = Plan::new(state.clone()).unwrap();
+        let planned = |script| Arc::new(Planned::new(script, Some(plan.base())).unwrap());
+        let mut script = train_script(&training, &state).unwrap();
+        (setup.edit)(&mut script);
         let mut executor = Executor::new(engine);
-        let id = executor.load(plan.script.clone()).unwrap();
+        let id = executor.load(planned(script)).unwrap();
         let forward = forward.map(|model| {
             let (compiled, turns) = (compile(model), forward_turns(0..model.instances().len(), 1));
-            let (devices, weights) = ([Device::alone(&compiled, &turns)], precision.weights);
-            let forward = Forward { model, devices: &devices, at, weights };
-            let (script, _) = eval_script(&forward, &plan).unwrap();
-            executor.load(script).unwrap()
+            let devices = vec![Device::alone(&compiled, &turns)];
+            let world = World::new(model, devices, library).unwrap();
+            let forward = Forward { world: &world, at, weights: precision.weights };
+            executor.load(planned(eval_script(&forward, &state).unwrap())).unwrap()
         });
         executor.reserve().unwrap();
-        Self { executor, id, forward, plan, model: model.clone(), precision, steps: 0 }
+        Self { executor, id, forward, state, model: model.clone(), precision, steps: 0 }
     }
 
     /// Sets every parameter to its initial values.
@@ -122,7 +129,7 @@ impl<E: Engine> Rig<E> {
         for index in 0..self.model.params().len() {
             let values = values(&self.model.params()[index]);
             let (unit, member) = self.place(index);
-            let buffers = self.plan.buffers[unit].clone();
+            let buffers = self.state.buffers[unit].clone();
             let Precision { weights, state, .. } = self.precision;
             self.store(buffers.weights.buffer, member, weights, &values);
             if let Some(master) = buffers.master {
@@ -148,8 +155,11 @@ impl<E: Engine> Rig<E> {
 
     fn results(&mut self) -> (f64, f64) {
         let state = self.precision.state;
-        let (loss, norm) = (self.plan.loss, self.plan.grad_norm);
-        (self.fetch(loss, state)[0], self.fetch(norm, state)[0])
+        let mut number = |number| {
+            let buffer = self.script().find(&BufferKey::Number(number)).unwrap();
+            self.fetch(buffer, state)[0]
+        };
+        (number(Number::Loss), number(Number::GradNorm))
     }
 
     /// Runs the forward model on one batch and returns what its instance `instance` shows as `name`.
@@ -157,7 +167,9 @@ impl<E: Engine> Rig<E> {
         let forward = self.forward.unwrap();
         self.run(forward, std::slice::from_ref(batch), 0.0, 0.0);
         let script = self.executor.script(forward);
-        let buffer = script.named(&format!("{instance}/{name}@mb0")).unwrap();
+        let instance = script.names.instances.iter().position(|i| i == instance).unwrap();
+        let value = Value { instance, port: name.into(), microbatch: 0, again: false };
+        let buffer = script.find(&BufferKey::Value(value)).unwrap();
         let mut bytes = vec![0; script.buffers[buffer.0].bytes];
         self.executor.read(forward, buffer, &mut bytes).unwrap();
         decode(self.precision.weights, &bytes)
@@ -166,14 +178,14 @@ impl<E: Engine> Rig<E> {
     /// The gradient that the last step formed of a parameter.
     pub fn gradient(&mut self, name: &str) -> Vec<f64> {
         let (unit, member) = self.place(self.number(name));
-        let values = self.fetch(self.plan.buffers[unit].gradient.buffer, self.precision.grads);
+        let values = self.fetch(self.state.buffers[unit].gradient.buffer, self.precision.grads);
         values[member.offset..][..member.elements].to_vec()
     }
 
     /// A parameter as the optimizer sees it.
     pub fn param(&mut self, name: &str) -> Vec<f64> {
         let (unit, member) = self.place(self.number(name));
-        let buffers = &self.plan.buffers[unit];
+        let buffers = &self.state.buffers[unit];
         let buffer = buffers.master.as_ref().unwrap_or(&buffers.weights).buffer;
         let values = self.fetch(buffer, self.precision.state);
         values[member.offset..][..member.elements].to_vec()
@@ -198,20 +210,21 @@ impl<E: Engine> Rig<E> {
     }
 
     /// The script of a step.
-    pub fn plan(&self) -> &TrainPlan {
-        &self.plan
+    pub fn script(&self) -> &Script {
+        self.executor.script(self.id)
+    }
+
+    /// What outlives a step.
+    pub fn state(&self) -> &State {
+        &self.state
     }
 
     fn run(&mut self, id: ScriptId, batches: &[Batch], lr: f64, inverse: f64) {
-        let hosts: Vec<(BufferId, String)> = (self.executor.host_inputs(id))
-            .map(|(buffer, name)| (buffer, name.to_owned()))
-            .collect();
-        for (buffer, name) in hosts {
-            // Buffers of the other script keep their numbers but nothing here reads them.
-            let Some(ty) = self.executor.script(id).read_type(buffer).cloned() else {
-                continue;
-            };
-            let bytes = self.host_bytes(&ty, &name, batches, lr, inverse);
+        let hosts: Vec<(BufferId, BufferKey)> =
+            (self.executor.host_inputs(id)).map(|(buffer, key)| (buffer, key.clone())).collect();
+        for (buffer, key) in hosts {
+            let ty = self.executor.script(id).read_type(buffer).unwrap().clone();
+            let bytes = self.host_bytes(&ty, &key, batches, lr, inverse);
             self.executor.write(id, buffer, &bytes).unwrap();
         }
         self.executor.run(id).unwrap();
@@ -220,33 +233,28 @@ impl<E: Engine> Rig<E> {
     fn host_bytes(
         &self,
         ty: &TensorType,
-        name: &str,
+        key: &BufferKey,
         batches: &[Batch],
         lr: f64,
         inverse: f64,
     ) -> Vec<u8> {
-        let (stem, microbatch) = match name.rsplit_once("@mb") {
-            Some((stem, index)) => (stem, index.parse().unwrap()),
-            None => (name, 0),
-        };
-        if let Some(instance) = stem.strip_suffix("/key") {
-            let all = self.model.instances();
-            let number = all.iter().position(|i| i.name == instance).unwrap();
-            let first = batches[microbatch].first;
-            let key = [7, 0, self.steps as i32, number as i32, first];
-            return Tensor::from_i32(&[5], &key).unwrap().to_bytes();
-        }
         let scalar = |x| Tensor::scalar(ty.dtype, x).to_bytes();
-        match name {
-            "lr" => scalar(lr),
-            "step" => scalar(self.steps as f64),
-            "inv_tokens" => scalar(inverse),
-            _ => {
-                let mut data = batches[microbatch].data.iter();
-                let (_, values) = data.find(|(n, _)| n == stem).unwrap();
-                assert_eq!(values.dtype(), ty.dtype, "the data `{stem}`");
+        match key {
+            BufferKey::Random { instance, microbatch } => {
+                let first = batches[*microbatch].first;
+                let key = [7, 0, self.steps as i32, *instance as i32, first];
+                Tensor::from_i32(&[5], &key).unwrap().to_bytes()
+            }
+            BufferKey::Scalar(Scalar::LearningRate) => scalar(lr),
+            BufferKey::Scalar(Scalar::Step) => scalar(self.steps as f64),
+            BufferKey::Scalar(Scalar::InverseCount) => scalar(inverse),
+            BufferKey::Data { port, microbatch } => {
+                let mut data = batches[*microbatch].data.iter();
+                let (_, values) = data.find(|(name, _)| **name == **port).unwrap();
+                assert_eq!(values.dtype(), ty.dtype, "the data `{port}`");
                 values.to_bytes()
             }
+            other => panic!("nobody gives {other:?}"),
         }
     }
 
@@ -257,13 +265,13 @@ impl<E: Engine> Rig<E> {
 
     /// The unit of a parameter and its place in it.
     fn place(&self, param: usize) -> (usize, Member) {
-        let units = self.plan.units.iter().enumerate();
+        let units = self.state.units.iter().enumerate();
         let mut members = units.flat_map(|(i, unit)| unit.members.iter().map(move |m| (i, *m)));
         members.find(|(_, m)| m.param == param).unwrap()
     }
 
     fn store(&mut self, buffer: BufferId, member: Member, dtype: DType, values: &[f64]) {
-        let mut bytes = vec![0; self.plan.script.buffers[buffer.0].bytes];
+        let mut bytes = vec![0; self.script().buffers[buffer.0].bytes];
         self.executor.read(self.id, buffer, &mut bytes).unwrap();
         let new = Tensor::new(dtype, &[values.len()], values).unwrap();
         let (at, new) = (member.offset * dtype.size(), new.to_bytes());
@@ -273,7 +281,7 @@ impl<E: Engine> Rig<E> {
 
     /// All elements of a buffer.
     fn fetch(&mut self, buffer: BufferId, dtype: DType) -> Vec<f64> {
-        let mut bytes = vec![0; self.plan.script.buffers[buffer.0].bytes];
+        let mut bytes = vec![0; self.script().buffers[buffer.0].bytes];
         self.executor.read(self.id, buffer, &mut bytes).unwrap();
         decode(dtype, &bytes)
     }

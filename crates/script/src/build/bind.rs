@@ -1,18 +1,20 @@
 //! Binding the ports of runs to buffers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{HashMap, HashSet};
 
 use phalanx_autodiff::boundary_name;
-use phalanx_call::Lane;
+use phalanx_call::{Lane, Value};
 use phalanx_ir::{DType, Model, Port, Program, Role};
 
-use super::Compiled;
-use super::links::{differentiated, producer};
+use super::wiring::Wiring;
+use super::{Compiled, World};
 use crate::action::{
-    Action, Buffer, BufferId, Category, Contribution, Kind, Run, Script, Source, View, Write,
+    Action, Buffer, BufferId, Category, Contribution, Kind, ProgramId, Run, Script, Source, View,
+    Write,
 };
 use crate::device::Device;
 use crate::error::ScriptError;
+use crate::key::{BufferKey, Scalar};
 use crate::schedule::{Part, Turn};
 use crate::unit::Unit;
 
@@ -38,48 +40,54 @@ impl Places {
 }
 
 pub(super) struct Binder<'a> {
-    model: &'a Model,
+    world: &'a World<'a>,
     compiled: &'a Compiled,
+    wiring: &'a Wiring,
     pub(super) script: Script,
-    names: BTreeMap<String, BufferId>,
+    known: HashMap<BufferKey, BufferId>,
+    /// By segment and part: the program in the script.
+    programs: HashMap<(usize, Part), ProgramId>,
     /// Where the next run finds its parameters.
     pub(super) weights: Places,
     /// Where it forms their gradients; none in scripts that only run forward.
     pub(super) gradients: Option<Places>,
     /// Views that something was already written to, by buffer and offset.
-    pub(super) begun: BTreeSet<(BufferId, usize)>,
+    pub(super) begun: HashSet<(BufferId, usize)>,
     /// Forwards of an instance for a micro-batch that are done twice, and whether the second is over.
-    twice: BTreeMap<(usize, usize), bool>,
+    twice: HashMap<(usize, usize), bool>,
 }
 
 impl<'a> Binder<'a> {
-    pub(super) fn new(model: &'a Model, device: Device<'a>, script: Script) -> Self {
-        let names = (script.buffers.iter().enumerate())
-            .map(|(i, b)| (b.name.clone(), BufferId(i)))
+    pub(super) fn new(world: &'a World<'a>, device: usize, script: Script) -> Self {
+        let known = (script.buffers.iter().enumerate())
+            .map(|(i, b)| (b.key.clone(), BufferId(i)))
             .collect();
-        let weights = Places::new(model, &[], &[], DType::F32);
-        let again = device.turns.iter().filter(|turn| turn.part == Part::R);
+        let weights = Places::new(world.model, &[], &[], DType::F32);
+        let Device { turns, compiled, .. } = world.devices[device];
+        let again = turns.iter().filter(|turn| turn.part == Part::R);
         Self {
-            model,
-            compiled: device.compiled,
+            world,
+            compiled,
+            wiring: world.wiring(device),
             script,
-            names,
+            known,
+            programs: HashMap::new(),
             weights,
             gradients: None,
-            begun: BTreeSet::new(),
+            begun: HashSet::new(),
             twice: again.map(|turn| ((turn.instance, turn.microbatch), false)).collect(),
         }
     }
 
     /// Appends the run of one turn of the schedule.
     pub(super) fn turn(&mut self, turn: Turn) -> Result<(), ScriptError> {
-        let instance = &self.model.instances()[turn.instance];
+        let instance = &self.world.model.instances()[turn.instance];
         let compiled = self.compiled;
         let program = compiled.program(instance.segment, turn.part);
         let mut run = Run {
-            program: self.script.program(program),
-            inputs: Vec::new(),
-            outputs: Vec::new(),
+            program: self.program(instance.segment, turn.part),
+            inputs: Vec::with_capacity(program.inputs().len()),
+            outputs: Vec::with_capacity(program.outputs().len()),
             contributes: Vec::new(),
         };
         for port in program.inputs() {
@@ -106,88 +114,100 @@ impl<'a> Binder<'a> {
         }
         let label = format!("{} {} mb {}", instance.name, turn.part, turn.microbatch);
         let kind = Kind::Run(run);
+        self.script.turns.push((self.script.actions.len(), turn));
         self.script.actions.push(Action { label, lane: Lane::Compute, kind, after: vec![] });
         Ok(())
     }
 
+    /// The program of a segment's part, which the script has once.
+    fn program(&mut self, segment: usize, part: Part) -> ProgramId {
+        if let Some(&known) = self.programs.get(&(segment, part)) {
+            return known;
+        }
+        let placed = self.world.library.placed(self.compiled.program(segment, part));
+        let id = self.script.program(placed);
+        self.programs.insert((segment, part), id);
+        id
+    }
+
     fn input(&mut self, turn: Turn, program: &Program, port: &Port) -> Result<View, ScriptError> {
-        let mb = turn.microbatch;
-        let own = &self.model.instances()[turn.instance].name;
+        let Turn { instance, microbatch, .. } = turn;
         let bytes = program.ty(port.value).local_bytes(program.mesh());
-        let (name, category, source) = match port.role {
+        let (key, category, source) = match port.role {
             Role::Param => {
-                return self.place(Some(&self.weights), turn.instance, &port.name);
+                return self.place(Some(&self.weights), instance, &port.name);
             }
-            Role::Data => (format!("{}@mb{mb}", port.name), Category::Inputs, Source::Host),
+            Role::Data => {
+                let port = port.name.as_str().into();
+                (BufferKey::Data { port, microbatch }, Category::Inputs, Source::Host)
+            }
             // A random key tells instances and micro-batches apart; other numbers are the step's.
             Role::Scalar if port.name == "key" => {
-                (format!("{own}/key@mb{mb}"), Category::Inputs, Source::Host)
+                (BufferKey::Random { instance, microbatch }, Category::Inputs, Source::Host)
             }
-            Role::Scalar => (port.name.clone(), Category::Inputs, Source::Host),
+            Role::Scalar => {
+                let scalar = Scalar::of_port(&port.name);
+                (BufferKey::Scalar(scalar), Category::Inputs, Source::Host)
+            }
             Role::Boundary => {
-                let producer = self.producer(turn.instance, &port.name)?;
-                let name = self.forward_name(producer, &port.name, mb);
-                (name, Category::Workspace, Source::Script)
+                let producer = self.producer(instance, &port.name)?;
+                let key = self.forward_key(producer, &port.name, microbatch);
+                (key, Category::Workspace, Source::Script)
             }
             Role::Residual => {
-                let name = self.forward_name(turn.instance, &port.name, mb);
-                (name, Category::Residuals, Source::Script)
+                let key = self.forward_key(instance, &port.name, microbatch);
+                (key, Category::Residuals, Source::Script)
             }
             Role::Cotangent => {
-                self.is_differentiated(turn.instance, boundary_of(port)?)?;
-                (format!("{own}/{}@mb{mb}", port.name), Category::Workspace, Source::Script)
+                self.is_differentiated(instance, boundary_of(port)?)?;
+                (value(instance, &port.name, microbatch), Category::Workspace, Source::Script)
             }
             Role::Gradient | Role::State | Role::Loss | Role::Probe => {
                 return Err(ScriptError::Schedule(format!(
-                    "`{own}` reads `{}`, which a segment can't read ({})",
+                    "`{}` reads `{}`, which a segment can't read ({})",
+                    self.world.model.instances()[instance].name,
                     port.name,
                     port.role.name()
                 )));
             }
         };
-        Ok(self.whole(name, category, bytes, source))
+        Ok(self.whole(key, category, bytes, source))
     }
 
     fn output(&mut self, turn: Turn, program: &Program, port: &Port) -> Result<View, ScriptError> {
-        let mb = turn.microbatch;
-        let own = &self.model.instances()[turn.instance].name;
+        let Turn { instance, microbatch, .. } = turn;
         let bytes = program.ty(port.value).local_bytes(program.mesh());
-        let (name, category, source) = match port.role {
+        let (key, category, source) = match port.role {
             Role::Gradient => {
-                return self.place(self.gradients.as_ref(), turn.instance, &port.name);
+                return self.place(self.gradients.as_ref(), instance, &port.name);
             }
             Role::Cotangent => {
-                let producer = self.producer(turn.instance, boundary_of(port)?)?;
-                let producer = &self.model.instances()[producer].name;
-                let name = format!("{producer}/{}@mb{mb}", port.name);
-                (name, Category::Workspace, Source::Script)
+                let producer = self.producer(instance, boundary_of(port)?)?;
+                (value(producer, &port.name, microbatch), Category::Workspace, Source::Script)
             }
             Role::Residual => {
-                let name = self.forward_name(turn.instance, &port.name, mb);
-                // Of what is made a second time nothing stays the first time.
-                let kept = self.twice.get(&(turn.instance, mb)) != Some(&false);
+                let key = self.forward_key(instance, &port.name, microbatch);
+                // What is made a second time is not kept the first time.
+                let kept = self.twice.get(&(instance, microbatch)) != Some(&false);
                 let category = if kept { Category::Residuals } else { Category::Workspace };
-                (name, category, Source::Script)
+                (key, category, Source::Script)
             }
             Role::Boundary => {
-                let name = self.forward_name(turn.instance, &port.name, mb);
-                (name, Category::Workspace, Source::Script)
+                let key = self.forward_key(instance, &port.name, microbatch);
+                (key, Category::Workspace, Source::Script)
             }
             Role::Probe => {
-                (format!("{own}/{}@mb{mb}", port.name), Category::Workspace, Source::Result)
+                (value(instance, &port.name, microbatch), Category::Workspace, Source::Result)
             }
-            _ => (format!("{own}/{}@mb{mb}", port.name), Category::Workspace, Source::Script),
+            _ => (value(instance, &port.name, microbatch), Category::Workspace, Source::Script),
         };
-        Ok(self.whole(name, category, bytes, source))
+        Ok(self.whole(key, category, bytes, source))
     }
 
-    /// The buffer of what an instance's forward gives: after its second forward, what that one gave.
-    fn forward_name(&self, instance: usize, port: &str, microbatch: usize) -> String {
-        let again = match self.twice.get(&(instance, microbatch)) {
-            Some(true) => " again",
-            _ => "",
-        };
-        format!("{}/{port}@mb{microbatch}{again}", self.model.instances()[instance].name)
+    /// What an instance's forward gives: after its second forward, what that one gave.
+    fn forward_key(&self, instance: usize, port: &str, microbatch: usize) -> BufferKey {
+        let again = self.twice.get(&(instance, microbatch)) == Some(&true);
+        BufferKey::Value(Value { instance, port: port.into(), microbatch, again })
     }
 
     /// Whether a boundary value that a turn reads was kept for it since the forward: what a backward
@@ -202,18 +222,14 @@ impl<'a> Binder<'a> {
         })
     }
 
-    fn whole(&mut self, name: String, category: Category, bytes: usize, source: Source) -> View {
-        let buffer = match self.names.get(&name) {
+    fn whole(&mut self, key: BufferKey, category: Category, bytes: usize, source: Source) -> View {
+        let buffer = match self.known.get(&key) {
             Some(&found) => found,
             None => {
-                let id = self.script.buffer(Buffer {
-                    name: name.clone(),
-                    category,
-                    bytes,
-                    source,
-                    padding: vec![],
-                });
-                self.names.insert(name, id);
+                let padding = vec![];
+                let own = Buffer { key: key.clone(), category, bytes, source, padding };
+                let id = self.script.buffer(own);
+                self.known.insert(key, id);
                 id
             }
         };
@@ -221,7 +237,7 @@ impl<'a> Binder<'a> {
     }
 
     fn param(&self, instance: usize, local: &str) -> Result<usize, ScriptError> {
-        let instance = &self.model.instances()[instance];
+        let instance = &self.world.model.instances()[instance];
         instance.params.get(local).copied().ok_or_else(|| {
             ScriptError::Schedule(format!("`{}` binds no parameter `{local}`", instance.name))
         })
@@ -237,20 +253,21 @@ impl<'a> Binder<'a> {
         places.and_then(|p| p.0[param]).ok_or_else(|| {
             ScriptError::Schedule(format!(
                 "`{}` uses `{}`, which no unit of this script holds",
-                self.model.instances()[instance].name,
-                self.model.params()[param].name
+                self.world.model.instances()[instance].name,
+                self.world.model.params()[param].name
             ))
         })
     }
 
     /// A place for what another device sends.
-    pub(super) fn received(&mut self, name: &str, bytes: usize) -> BufferId {
-        self.whole(name.to_owned(), Category::Communication, bytes, Source::Script).buffer
+    pub(super) fn received(&mut self, key: BufferKey, bytes: usize) -> BufferId {
+        self.whole(key, Category::Communication, bytes, Source::Script).buffer
     }
 
     /// The buffer of what is sent to another device.
-    pub(super) fn sent(&mut self, name: &str) -> Result<BufferId, ScriptError> {
-        let Some(&buffer) = self.names.get(name) else {
+    pub(super) fn sent(&mut self, value: &Value) -> Result<BufferId, ScriptError> {
+        let Some(&buffer) = self.known.get(&BufferKey::Value(value.clone())) else {
+            let name = self.script.names.value(value);
             return Err(ScriptError::Schedule(format!("`{name}` is sent, but nothing makes it")));
         };
         let category = &mut self.script.buffers[buffer.0].category;
@@ -262,10 +279,10 @@ impl<'a> Binder<'a> {
 
     /// Whether some later instance gives the cotangent of a boundary value that this one gives.
     fn is_differentiated(&self, instance: usize, boundary: &str) -> Result<(), ScriptError> {
-        match differentiated(self.model, self.compiled, instance, boundary).is_empty() {
+        match self.wiring.differentiated(instance, boundary).is_empty() {
             false => Ok(()),
             true => Err(ScriptError::NotDifferentiated {
-                instance: self.model.instances()[instance].name.clone(),
+                instance: self.world.model.instances()[instance].name.clone(),
                 boundary: boundary.to_owned(),
             }),
         }
@@ -273,13 +290,18 @@ impl<'a> Binder<'a> {
 
     /// The last instance before this one that gives the boundary value.
     fn producer(&self, instance: usize, name: &str) -> Result<usize, ScriptError> {
-        producer(self.model, self.compiled, instance, name).ok_or_else(|| {
+        self.wiring.producer(instance, name).ok_or_else(|| {
             ScriptError::Schedule(format!(
                 "`{}` reads `{name}`, which no instance before it gives",
-                self.model.instances()[instance].name
+                self.world.model.instances()[instance].name
             ))
         })
     }
+}
+
+/// What an instance's only run of its kind makes of a micro-batch.
+fn value(instance: usize, port: &str, microbatch: usize) -> BufferKey {
+    BufferKey::Value(Value { instance, port: port.into(), microbatch, again: false })
 }
 
 /// The boundary value that a cotangent's port belongs to.

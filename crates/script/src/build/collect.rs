@@ -6,43 +6,34 @@
 use std::collections::BTreeSet;
 
 use phalanx_ir::DType;
+use phalanx_spmd::{Gathering, Keep};
 
 use super::{
-    Action, Binder, Buffer, BufferId, Category, Device, Kind, Lane, Model, Ranks, Role, Run,
-    ScriptError, Sharded, Sharing, Training, Turn, Unit, View, Write, programs,
+    Action, Binder, Buffer, BufferId, Category, Device, Kind, Lane, Port, Role, Run, ScriptError,
+    Turn, Unit, View, World, Write, programs,
 };
-use crate::action::Source;
+use crate::action::{ProgramId, Source};
+use crate::key::BufferKey;
 use crate::schedule::Part;
-use phalanx_spmd::Keep;
-
-/// The rank whose runs read the weights.
-#[derive(Clone, Copy)]
-pub(super) struct Reader<'a> {
-    pub(super) model: &'a Model,
-    pub(super) device: Device<'a>,
-    /// The rank's place in the device's mesh.
-    pub(super) place: usize,
-    pub(super) weights: DType,
-}
-
-impl<'a> Reader<'a> {
-    fn sharing(&self) -> &'a Sharing {
-        self.device.sharing
-    }
-
-    fn ranks(&self) -> Ranks<'a> {
-        Ranks { mesh: self.device.mesh, rank: self.place, sharing: self.device.sharing }
-    }
-}
 
 /// Inserts gathers and releases around the runs of a schedule.
 pub(super) struct Collector<'a> {
     reader: Reader<'a>,
-    units: &'a [Unit],
-    shards: Vec<BufferId>,
+    shards: &'a [BufferId],
+    weights: DType,
     stays: Vec<Stay>,
+    /// By unit: the program that gathers it, once it is asked for.
+    programs: Vec<Option<ProgramId>>,
     /// By run of the schedule, the actions that release its units.
     releases: Vec<Vec<usize>>,
+}
+
+/// Who reads which weights when.
+#[derive(Clone, Copy)]
+struct Reader<'a> {
+    world: &'a World<'a>,
+    device: Device<'a>,
+    units: &'a [Unit],
 }
 
 /// The time during which one gathered unit is there, in runs of the schedule.
@@ -54,20 +45,20 @@ struct Stay {
 }
 
 impl<'a> Collector<'a> {
-    pub(super) fn new(training: &Training<'a>, units: &'a [Unit], weights: &[BufferId]) -> Self {
-        let Training { model, at, precision, .. } = *training;
-        let (device, place) = (training.device(), at.place);
-        let reader = Reader { model, device, place, weights: precision.weights };
-        Self::of(reader, units, weights)
-    }
-
-    pub(super) fn of(reader: Reader<'a>, units: &'a [Unit], weights: &[BufferId]) -> Self {
-        let stays = match reader.sharing().sharded() {
-            Sharded::Weights => stays(reader, units),
-            _ => Vec::new(),
-        };
-        let releases = vec![Vec::new(); reader.device.turns.len()];
-        Self { reader, units, shards: weights.to_vec(), stays, releases }
+    /// For the runs of a device, which read these units. `shards` holds what the rank keeps of each, in
+    /// elements of the type `weights`.
+    pub(super) fn new(
+        world: &'a World<'a>,
+        device: usize,
+        units: &'a [Unit],
+        shards: &'a [BufferId],
+        weights: DType,
+    ) -> Self {
+        let device = world.devices[device];
+        let reader = Reader { world, device, units };
+        let releases = vec![Vec::new(); device.turns.len()];
+        let programs = vec![None; units.len()];
+        Self { reader, shards, weights, stays: stays(reader), programs, releases }
     }
 
     /// Issues the gathers that are due before a run, and points its weights to what was gathered.
@@ -76,18 +67,21 @@ impl<'a> Collector<'a> {
         run: usize,
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
-        let sharing = self.reader.sharing();
-        // No further ahead than so many runs' units may be there: the release that a gather waits
-        // for must have been issued before it.
-        let due = run + sharing.prefetch.min(sharing.in_flight.saturating_sub(1));
         for index in 0..self.stays.len() {
-            if self.stays[index].buffer.is_none() && self.stays[index].first <= due {
-                self.gather(index, binder)?;
+            let Stay { unit, first, buffer, .. } = self.stays[index];
+            // No further ahead than so many runs' units may be there: the release that a gather
+            // waits for must have been issued before it.
+            let Some((prefetch, in_flight, _)) = for_runs(&self.reader.units[unit]) else {
+                continue;
+            };
+            let due = run + prefetch.min(in_flight.saturating_sub(1));
+            if buffer.is_none() && first <= due {
+                self.gather(index, in_flight, binder)?;
             }
         }
         for stay in &self.stays {
             if let (true, Some(buffer)) = (stay.first <= run && run <= stay.last, stay.buffer) {
-                binder.weights.set(&self.units[stay.unit], buffer, self.reader.weights);
+                binder.weights.set(&self.reader.units[stay.unit], buffer, self.weights);
             }
         }
         Ok(())
@@ -99,7 +93,7 @@ impl<'a> Collector<'a> {
             let Some(buffer) = stay.buffer else { continue };
             self.releases[stay.first].push(binder.script.actions.len());
             binder.script.actions.push(Action {
-                label: format!("release {}", self.units[stay.unit].name),
+                label: format!("release {}", self.reader.units[stay.unit].name),
                 lane: Lane::Compute,
                 kind: Kind::Release { buffer },
                 after: vec![],
@@ -107,28 +101,39 @@ impl<'a> Collector<'a> {
         }
     }
 
-    fn gather(&mut self, index: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
-        let (stay, dtype) = (&self.stays[index], self.reader.weights);
-        let unit = &self.units[stay.unit];
-        let script = &mut binder.script;
+    /// Appends the gather of a stay. At most `in_flight` runs' units are there at a time: the one
+    /// before that must have been released.
+    fn gather(
+        &mut self,
+        index: usize,
+        in_flight: usize,
+        binder: &mut Binder<'_>,
+    ) -> Result<(), ScriptError> {
+        let Stay { unit: number, first, .. } = self.stays[index];
+        let Reader { world, device, units } = self.reader;
+        let (unit, dtype, script) = (&units[number], self.weights, &mut binder.script);
         let buffer = script.buffer(Buffer {
-            name: format!("{}/gathered@{}", unit.name, stay.first),
+            key: BufferKey::Gathered { unit: number, run: first },
             category: Category::Communication,
             bytes: unit.elements * dtype.size(),
             source: Source::Script,
             padding: vec![],
         });
-        let program = programs::gather(unit, dtype, self.reader.ranks())?;
+        let program = match self.programs[number] {
+            Some(known) => known,
+            None => {
+                script.program(world.library.placed(&programs::gather(unit, dtype, device.mesh)?))
+            }
+        };
+        self.programs[number] = Some(program);
         let view = |buffer| View { buffer, offset: 0 };
         let run = Run {
-            program: script.program(&program),
-            inputs: vec![view(self.shards[stay.unit])],
+            program,
+            inputs: vec![view(self.shards[number])],
             outputs: vec![(view(buffer), Write::Overwrite)],
             contributes: vec![],
         };
-        // At most so many runs' units at a time: the one before that must have been released.
-        let limit = self.reader.sharing().in_flight;
-        let after = match stay.first.checked_sub(limit) {
+        let after = match first.checked_sub(in_flight) {
             Some(earlier) => self.releases[earlier].clone(),
             None => vec![],
         };
@@ -143,18 +148,29 @@ impl<'a> Collector<'a> {
     }
 }
 
+/// How a unit is gathered for runs, if it is: how many runs ahead, how many at a time, and for how long.
+fn for_runs(unit: &Unit) -> Option<(usize, usize, Keep)> {
+    match unit.facts.gathering {
+        Gathering::ForRuns { prefetch, in_flight, keep } => Some((prefetch, in_flight, keep)),
+        Gathering::Never | Gathering::AfterUpdate => None,
+    }
+}
+
 /// When each unit is there, in order of first use.
-fn stays(reader: Reader<'_>, units: &[Unit]) -> Vec<Stay> {
+fn stays(reader: Reader<'_>) -> Vec<Stay> {
+    if reader.units.iter().all(|unit| for_runs(unit).is_none()) {
+        return Vec::new();
+    }
     let turns = reader.device.turns;
     let sweeps = sweeps(turns);
     let mut stays: Vec<Stay> = Vec::new();
     for (run, turn) in turns.iter().enumerate() {
-        for unit in read_units(reader, units, *turn) {
+        for unit in read_units(reader, *turn) {
             let open = stays.iter_mut().rev().find(|s| s.unit == unit);
             match open {
                 Some(stay)
                     if sweeps && swept(turns, stay.last, run)
-                        || kept(reader, units, unit, stay.first, run) =>
+                        || kept(reader, unit, stay.first, run) =>
                 {
                     stay.last = run;
                 }
@@ -198,35 +214,41 @@ fn swept(turns: &[Turn], earlier: usize, run: usize) -> bool {
 }
 
 /// Whether a unit that was gathered for one run is kept for a later one that reads it.
-fn kept(reader: Reader<'_>, units: &[Unit], unit: usize, first: usize, run: usize) -> bool {
-    let turns = reader.device.turns;
+fn kept(reader: Reader<'_>, unit: usize, first: usize, run: usize) -> bool {
+    let (turns, unit) = (reader.device.turns, &reader.units[unit]);
     let same = turns[first].microbatch == turns[run].microbatch;
     let turn = turns[first].part == Part::F && turns[run].part != Part::F;
-    match reader.sharing().keep {
-        Keep::Run => false,
-        Keep::Backward => same && turn,
-        Keep::Root => same && turn && is_root(reader, &units[unit], turns[run].instance),
+    match for_runs(unit) {
+        None | Some((_, _, Keep::Run)) => false,
+        Some((_, _, Keep::Backward)) => same && turn,
+        Some((_, _, Keep::Root)) => same && turn && is_root(reader, unit, turns[run].instance),
     }
 }
 
 /// Whether a unit belongs to a segment that is not repeated.
 fn is_root(reader: Reader<'_>, unit: &Unit, instance: usize) -> bool {
-    let instances = reader.model.instances();
+    let instances = reader.world.model.instances();
     let alone = |segment: usize| instances.iter().filter(|i| i.segment == segment).count() == 1;
     let own = &instances[instance];
     alone(own.segment) && unit.members.iter().any(|m| own.params.values().any(|&p| p == m.param))
 }
 
-/// The units whose parameters a run reads, in order. Where nothing is kept from run to run (ZeRO's
-/// third stage), a segment's backward has all its parameters gathered, as its forward had.
-fn read_units(reader: Reader<'_>, units: &[Unit], turn: Turn) -> Vec<usize> {
-    let instance = &reader.model.instances()[turn.instance];
+/// The units whose parameters a run reads and that are gathered for it, in order. Where nothing is kept
+/// from run to run (ZeRO's third stage), a segment's backward has all its parameters gathered, as its
+/// forward had.
+fn read_units(reader: Reader<'_>, turn: Turn) -> Vec<usize> {
+    let instance = &reader.world.model.instances()[turn.instance];
     let program = reader.device.compiled.program(instance.segment, turn.part);
-    let again = reader.sharing().keep == Keep::Run && turn.part != Part::W;
-    let formed = program.outputs_with(Role::Gradient).filter(|_| again);
-    let read: BTreeSet<usize> = (program.inputs_with(Role::Param).chain(formed))
-        .filter_map(|port| instance.params.get(&port.name).copied())
-        .collect();
-    let reads = |unit: &Unit| unit.members.iter().any(|m| read.contains(&m.param));
-    (0..units.len()).filter(|&u| reads(&units[u])).collect()
+    let of = |port: &Port| instance.params.get(&port.name).copied();
+    let read: BTreeSet<usize> = program.inputs_with(Role::Param).filter_map(of).collect();
+    let formed: BTreeSet<usize> = program.outputs_with(Role::Gradient).filter_map(of).collect();
+    let reads = |unit: &Unit| {
+        let again = match for_runs(unit) {
+            None => return false,
+            Some((_, _, keep)) => keep == Keep::Run && turn.part != Part::W,
+        };
+        let mut params = unit.members.iter().map(|member| member.param);
+        params.any(|param| read.contains(&param) || (again && formed.contains(&param)))
+    };
+    (0..reader.units.len()).filter(|&u| reads(&reader.units[u])).collect()
 }

@@ -6,8 +6,6 @@
 //! however many ranks read it; with t of them each link carries 1/t of the bytes. Whether and along which
 //! dim a block is cut follows from the bytes that edges move, whatever the two meshes are.
 
-use std::rc::Rc;
-
 use phalanx_call::Message;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{Axis, Builder, Mesh, Model, Order, Program, Role, TensorType};
@@ -18,12 +16,32 @@ use crate::device::Device;
 use crate::edge::{Piece, bytes, edge};
 use crate::message::blocks;
 
-/// The ways of values between devices. Those of the same types take the same way, whatever their
-/// micro-batch.
-pub(super) struct Crossings<'a> {
-    model: &'a Model,
-    devices: &'a [Device<'a>],
-    known: Vec<(Ends<'a>, Rc<Crossing>)>,
+/// The ways that values take between devices; each link learns the number of its own. Values of the same
+/// types take the same way, whatever their micro-batch.
+pub(super) fn crossings(
+    model: &Model,
+    devices: &[Device<'_>],
+    links: &mut [Link],
+) -> Result<Vec<Crossing>, ScriptError> {
+    let mut known: Vec<Ends<'_>> = Vec::new();
+    let mut found = Vec::new();
+    for link in links {
+        let ends = Ends {
+            devices: [link.from.device, link.to.device],
+            types: types(model, devices, link)?,
+        };
+        link.crossing = match known.iter().position(|other| *other == ends) {
+            Some(same) => same,
+            None => {
+                let [from, to] = ends.devices.map(|device| &devices[device]);
+                let [made, read] = ends.types;
+                found.push(crossing((made, from), (read, to))?);
+                known.push(ends);
+                known.len() - 1
+            }
+        };
+    }
+    Ok(found)
 }
 
 /// Where a value is made and where it is read: the devices, and the types that it has there.
@@ -33,43 +51,32 @@ struct Ends<'a> {
     types: [&'a TensorType; 2],
 }
 
-impl<'a> Crossings<'a> {
-    pub(super) fn new(model: &'a Model, devices: &'a [Device<'a>]) -> Self {
-        Self { model, devices, known: Vec::new() }
-    }
-
-    /// The way of a value.
-    pub(super) fn of(&mut self, link: &Link) -> Result<Rc<Crossing>, ScriptError> {
-        let devices = [link.from.device, link.to.device];
-        let ends = Ends { devices, types: self.types(link)? };
-        if let Some((_, known)) = self.known.iter().find(|(other, _)| *other == ends) {
-            return Ok(known.clone());
-        }
-        let [from, to] = devices.map(|device| &self.devices[device]);
-        let [made, read] = ends.types;
-        let found = Rc::new(crossing((made, from), (read, to))?);
-        self.known.push((ends, found.clone()));
-        Ok(found)
-    }
-
-    /// The types in which a value is made and read.
-    fn types(&self, link: &Link) -> Result<[&'a TensorType; 2], ScriptError> {
-        let program = |at: Point| -> &'a Program {
-            let Device { compiled, turns, .. } = self.devices[at.device];
-            let instance = &self.model.instances()[turns[at.turn].instance];
-            compiled.program(instance.segment, turns[at.turn].part)
-        };
-        let (giver, reader) = (program(link.from), program(link.to));
-        let made = giver.outputs().iter().find(|p| p.name == link.port);
-        let read = reader.inputs().iter().find(|p| p.name == link.port);
-        match (made, read) {
-            (Some(made), Some(read)) => Ok([giver.ty(made.value), reader.ty(read.value)]),
-            _ => Err(ScriptError::Schedule(format!("`{}` has no giver or reader", link.buffer))),
-        }
+/// The types in which a value is made and read.
+fn types<'a>(
+    model: &Model,
+    devices: &[Device<'a>],
+    link: &Link,
+) -> Result<[&'a TensorType; 2], ScriptError> {
+    let program = |at: Point| -> &'a Program {
+        let Device { compiled, turns, .. } = devices[at.device];
+        let instance = &model.instances()[turns[at.turn].instance];
+        compiled.program(instance.segment, turns[at.turn].part)
+    };
+    let (giver, reader) = (program(link.from), program(link.to));
+    let made = giver.outputs().iter().find(|p| *p.name == *link.value.port);
+    let read = reader.inputs().iter().find(|p| *p.name == *link.value.port);
+    match (made, read) {
+        (Some(made), Some(read)) => Ok([giver.ty(made.value), reader.ty(read.value)]),
+        _ => Err(ScriptError::Schedule(format!(
+            "`{}` of `{}` has no giver or reader",
+            link.value.port,
+            model.instances()[link.value.instance].name
+        ))),
     }
 }
 
 /// The messages of a value, and what they bring.
+#[derive(Debug)]
 pub(super) struct Crossing {
     /// The type in which it arrives: that of its reader, or slices of it.
     pub(super) arrives: TensorType,
@@ -91,7 +98,7 @@ impl Crossing {
                 Direction::Forward => 0,
                 Direction::Backward => 1,
             },
-            value: link.buffer.clone(),
+            value: link.value.clone(),
             dtype: self.arrives.dtype,
             blocks: blocks(piece, sending),
         };

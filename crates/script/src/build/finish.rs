@@ -1,12 +1,15 @@
 //! The end of a step: the updates.
 
-use phalanx_ir::{DType, Program};
+use phalanx_ir::DType;
+use phalanx_spmd::{Gathering, Share};
 
 use super::{
-    Action, Buffer, BufferId, Category, Held, Kind, Lane, Ranks, Run, Script, ScriptError, Sharded,
-    Source, Training, Unit, UnitBuffers, View, Write, hold, programs,
+    Action, Buffer, BufferId, Category, Held, Kind, Lane, Ranks, Run, Script, ScriptError, Source,
+    Training, Unit, UnitBuffers, View, Write, hold, programs,
 };
 use crate::action::ProgramId;
+use crate::key::{BufferKey, Number, Scalar};
+use crate::library::Placed;
 
 /// Appends the updates and the gathers of new weights; gradients are multiplied by the coefficient.
 pub(super) fn append(
@@ -17,19 +20,10 @@ pub(super) fn append(
     coefficient: BufferId,
 ) -> Result<(), ScriptError> {
     let (Training { precision, optimizer, .. }, ranks) = (*training, training.ranks());
-    let scalar = |script: &mut Script, name: &str| match script.named(name) {
-        Some(found) => found,
-        None => script.buffer(Buffer {
-            name: name.to_owned(),
-            category: Category::Inputs,
-            bytes: precision.state.size(),
-            source: Source::Host,
-            padding: vec![],
-        }),
-    };
-    let (lr, step) = (scalar(script, "lr"), scalar(script, "step"));
+    let lr = scalar(script, Scalar::LearningRate, precision.state);
+    let step = scalar(script, Scalar::Step, precision.state);
     for (unit, b) in units.iter().zip(buffers) {
-        let program = programs::update(unit, precision, optimizer, ranks)?;
+        let program = programs::update(unit, precision, optimizer, ranks.mesh)?;
         let own = own_weights(unit, b, ranks);
         let stored = b.master.as_ref().map_or(own, held);
         let mut inputs = vec![stored, held(&b.gradient)];
@@ -39,19 +33,35 @@ pub(super) fn append(
         outputs.extend(b.states.iter().map(held));
         outputs.extend(b.master.as_ref().map(|_| own));
         let label = format!("update {}", unit.name);
-        push(script, &label, &program, inputs, &outputs, Some(b.gradient.buffer));
-        if matches!(ranks.sharing.sharded(), Sharded::State | Sharded::Gradients) {
+        let program = training.world.library.placed(&program);
+        push(script, &label, program, inputs, &outputs, Some(b.gradient.buffer));
+        if unit.facts.gathering == Gathering::AfterUpdate {
             gather_weights(script, unit, b, own, training)?;
         }
     }
     Ok(())
 }
 
+/// A number that the host gives for each step.
+fn scalar(script: &mut Script, scalar: Scalar, dtype: DType) -> BufferId {
+    let key = BufferKey::Scalar(scalar);
+    script.find(&key).unwrap_or_else(|| {
+        script.buffer(Buffer {
+            key,
+            category: Category::Inputs,
+            bytes: dtype.size(),
+            source: Source::Host,
+            padding: vec![],
+        })
+    })
+}
+
 /// Where the part of a unit's weights lies that this rank updates.
 fn own_weights(unit: &Unit, buffers: &UnitBuffers, ranks: Ranks<'_>) -> View {
-    let offset = match ranks.sharing.sharded() {
-        Sharded::Nothing | Sharded::Weights => 0,
-        _ => hold::own(unit, ranks).start * buffers.weights.dtype.size(),
+    let offset = match (unit.facts.state.share, unit.facts.weights.share) {
+        // Of weights that it keeps whole, a rank updates the part whose state it has.
+        (Share::Shard, Share::Whole) => hold::own(unit, ranks).start * buffers.weights.dtype.size(),
+        _ => 0,
     };
     View { buffer: buffers.weights.buffer, offset }
 }
@@ -64,9 +74,9 @@ fn gather_weights(
     own: View,
     training: &Training<'_>,
 ) -> Result<(), ScriptError> {
-    let program = programs::gather(unit, training.precision.weights, training.ranks())?;
+    let program = programs::gather(unit, training.precision.weights, training.ranks().mesh)?;
     let run = Run {
-        program: script.program(&program),
+        program: script.program(training.world.library.placed(&program)),
         inputs: vec![own],
         outputs: vec![(whole(buffers.weights.buffer), Write::Overwrite)],
         contributes: vec![],
@@ -80,9 +90,10 @@ fn gather_weights(
     Ok(())
 }
 
-pub(super) fn result(script: &mut Script, name: &str, dtype: DType) -> BufferId {
+/// A number of the step that the host reads after it.
+pub(super) fn result(script: &mut Script, number: Number, dtype: DType) -> BufferId {
     script.buffer(Buffer {
-        name: name.to_owned(),
+        key: BufferKey::Number(number),
         category: Category::Workspace,
         bytes: dtype.size(),
         source: Source::Result,
@@ -101,7 +112,7 @@ pub(super) fn held(held: &Held) -> View {
 pub(super) fn push(
     script: &mut Script,
     label: &str,
-    program: &Program,
+    program: Placed,
     inputs: Vec<View>,
     outputs: &[View],
     updates: Option<BufferId>,

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use phalanx_ir::DType;
 
-use super::{
-    Buffer, BufferId, Category, Optimizer, Precision, Ranks, Script, Sharded, Source, Unit,
-};
+use phalanx_spmd::{Reduction, Share};
+
+use super::{Buffer, BufferId, Category, Optimizer, Precision, Ranks, Script, Source, Unit};
+use crate::key::{BufferKey, StateKind};
 use crate::unit::Member;
 
 /// Elements of a unit that a buffer holds, in a type.
@@ -50,12 +51,13 @@ pub struct UnitBuffers {
 
 /// The part of a unit that a rank keeps where the unit is in shards.
 pub(super) fn own(unit: &Unit, ranks: Ranks<'_>) -> Range<usize> {
-    let axes = ranks.sharing.axes();
+    let axes = &unit.facts.axes;
     let size = unit.elements / ranks.mesh.count(axes);
     let shard = ranks.mesh.shard(ranks.rank, axes);
     shard * size..(shard + 1) * size
 }
 
+/// Buffers for what a rank keeps of each unit that is trained.
 pub(super) fn buffers(
     script: &mut Script,
     units: &[Unit],
@@ -63,78 +65,76 @@ pub(super) fn buffers(
     optimizer: Optimizer,
     ranks: Ranks<'_>,
 ) -> Vec<UnitBuffers> {
-    let sharded = ranks.sharing.sharded();
-    let weights = weights(script, units, precision.weights, ranks);
-    (units.iter().zip(weights))
-        .map(|(unit, weights)| {
-            let all = 0..unit.elements;
+    let mut found = Vec::with_capacity(units.len());
+    for (number, unit) in units.iter().enumerate() {
+        let mut keeper = Keeper { script, unit, number, ranks };
+        let weights = keeper.keep(StateKind::Weights, precision.weights);
+        let mut gradient = keeper.keep(StateKind::Gradient, precision.grads);
+        // Reduced in place, a whole gradient is complete in the part that this rank updates.
+        if unit.facts.reduction == Reduction::OwnPart {
             let own = own(unit, ranks);
-            let part = |from: Sharded| if sharded >= from { own.clone() } else { all.clone() };
-            let gradients = part(Sharded::Gradients);
-            let mut gradient =
-                keep(script, unit, "gradient", Category::Gradients, precision.grads, gradients);
-            // Reduced in place, a whole gradient is complete in the part that this rank updates.
-            if sharded == Sharded::State {
-                (gradient.at, gradient.elements) = (own.start, own.clone());
-            }
-            let mut state = |what: &str| {
-                let part = part(Sharded::State);
-                keep(script, unit, what, Category::Optimizer, precision.state, part)
-            };
-            UnitBuffers {
-                weights,
-                gradient,
-                master: precision.has_masters().then(|| state("master")),
-                states: (0..optimizer.states()).map(|i| state(&format!("state{i}"))).collect(),
-            }
-        })
-        .collect()
+            (gradient.at, gradient.elements) = (own.start, own);
+        }
+        let mut state = |kind| keeper.keep(kind, precision.state);
+        let master = precision.has_masters().then(|| state(StateKind::Master));
+        let states = (0..optimizer.states()).map(|i| state(StateKind::Optimizer(i))).collect();
+        found.push(UnitBuffers { weights, gradient, master, states });
+    }
+    found
 }
 
-/// The weights of each unit.
+/// Buffers for the weights of each unit.
 pub(super) fn weights(
     script: &mut Script,
     units: &[Unit],
     dtype: DType,
     ranks: Ranks<'_>,
 ) -> Vec<Held> {
-    (units.iter())
-        .map(|unit| {
-            let part = match ranks.sharing.sharded() {
-                Sharded::Weights => own(unit, ranks),
-                _ => 0..unit.elements,
-            };
-            keep(script, unit, "weights", Category::Weights, dtype, part)
-        })
-        .collect()
+    let units = units.iter().enumerate();
+    let keep =
+        |(number, unit)| Keeper { script, unit, number, ranks }.keep(StateKind::Weights, dtype);
+    units.map(keep).collect()
 }
 
-/// A buffer with a place for some elements of a unit, which outlives the script.
-fn keep(
-    script: &mut Script,
-    unit: &Unit,
-    what: &str,
-    category: Category,
-    dtype: DType,
-    elements: Range<usize>,
-) -> Held {
-    let bytes = |n: usize| n * dtype.size();
-    let (start, end) = (bytes(elements.start), bytes(elements.end));
-    let unwritten = match category {
-        Category::Gradients => unit.without_gradient(dtype),
-        _ => unit.padding(dtype),
-    };
-    let padding = (unwritten.into_iter())
-        .map(|gap| gap.start.clamp(start, end) - start..gap.end.clamp(start, end) - start)
-        .filter(|gap| !gap.is_empty());
-    let buffer = script.buffer(Buffer {
-        name: format!("{}/{what}", unit.name),
-        category,
-        bytes: bytes(elements.len()),
-        source: Source::State,
-        padding: padding.collect(),
-    });
-    Held { buffer, elements, at: 0, dtype }
+/// Makes the buffers of one unit that outlive scripts.
+struct Keeper<'a> {
+    script: &'a mut Script,
+    unit: &'a Unit,
+    number: usize,
+    ranks: Ranks<'a>,
+}
+
+impl Keeper<'_> {
+    /// A buffer for as much of the unit as its facts say.
+    fn keep(&mut self, kind: StateKind, dtype: DType) -> Held {
+        let (unit, facts) = (self.unit, &self.unit.facts);
+        let (kept, category, unwritten) = match kind {
+            StateKind::Weights => (facts.weights, Category::Weights, unit.padding(dtype)),
+            StateKind::Gradient => {
+                (facts.gradient, Category::Gradients, unit.without_gradient(dtype))
+            }
+            StateKind::Master | StateKind::Optimizer(_) => {
+                (facts.state, Category::Optimizer, unit.padding(dtype))
+            }
+        };
+        let elements = match kept.share {
+            Share::Whole => 0..unit.elements,
+            Share::Shard => own(unit, self.ranks),
+        };
+        let bytes = |n: usize| n * dtype.size();
+        let (start, end) = (bytes(elements.start), bytes(elements.end));
+        let padding = (unwritten.into_iter())
+            .map(|gap| gap.start.clamp(start, end) - start..gap.end.clamp(start, end) - start)
+            .filter(|gap| !gap.is_empty());
+        let buffer = self.script.buffer(Buffer {
+            key: BufferKey::state(self.number, kind),
+            category,
+            bytes: bytes(elements.len()),
+            source: Source::State,
+            padding: padding.collect(),
+        });
+        Held { buffer, elements, at: 0, dtype }
+    }
 }
 
 #[cfg(test)]

@@ -6,12 +6,15 @@
 //! then on the buffer's memory is used again. So no device ever waits for another one but for data,
 //! and what cannot deadlock on paper does not deadlock for want of memory.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
-use phalanx_autodiff::{boundary_name, cotangent_name};
+use phalanx_autodiff::boundary_name;
+use phalanx_call::Value;
 use phalanx_ir::{Model, Role};
 
-use crate::build::Compiled;
+use super::crossing::{Crossing, crossings};
+use super::wiring::Wiring;
 use crate::device::Device;
 use crate::error::ScriptError;
 use crate::schedule::{Part, Turn};
@@ -38,77 +41,89 @@ pub(super) struct Link {
     /// The turn before which it is received.
     pub(super) to: Point,
     pub(super) direction: Direction,
-    /// The port that gives it, which is also the port that reads it.
-    pub(super) port: String,
-    /// The buffer's name, on both devices.
-    pub(super) buffer: String,
+    /// What it is. Its port gives it, and is also the port that reads it.
+    pub(super) value: Value,
     /// The sender's turn after which it has surely arrived; none if only the step's end tells.
     pub(super) settled: Option<usize>,
+    /// The number of the way it takes.
+    pub(super) crossing: usize,
 }
 
-/// Everything that devices send each other in a step.
-pub(super) fn links(model: &Model, devices: &[Device<'_>]) -> Result<Vec<Link>, ScriptError> {
-    if devices.len() < 2 {
-        return Ok(Vec::new());
+/// Everything that devices send each other in a step, and how: found once for all ranks.
+#[derive(Debug, Default)]
+pub(super) struct Links {
+    /// By device: what it gets, in the order in which it is needed.
+    pub(super) incoming: Vec<Vec<Link>>,
+    /// By device: what it gives, in the order in which it is made.
+    pub(super) outgoing: Vec<Vec<Link>>,
+    /// The ways that values take.
+    pub(super) crossings: Vec<Crossing>,
+}
+
+impl Links {
+    pub(super) fn new(
+        model: &Model,
+        devices: &[Device<'_>],
+        wiring: &dyn Fn(usize) -> Arc<Wiring>,
+    ) -> Result<Self, ScriptError> {
+        let mut links = Self {
+            incoming: vec![Vec::new(); devices.len()],
+            outgoing: vec![Vec::new(); devices.len()],
+            crossings: Vec::new(),
+        };
+        if devices.len() < 2 {
+            return Ok(links);
+        }
+        let mut all = found(model, devices, wiring)?;
+        in_order(model, &all)?;
+        settle(devices, &mut all)?;
+        links.crossings = crossings(model, devices, &mut all)?;
+        for link in all {
+            links.outgoing[link.from.device].push(link.clone());
+            links.incoming[link.to.device].push(link);
+        }
+        let incoming = |a: &Link, b: &Link| (a.to, &a.value.port).cmp(&(b.to, &b.value.port));
+        links.incoming.iter_mut().for_each(|links| links.sort_by(incoming));
+        let outgoing = |a: &Link, b: &Link| (a.from, &a.value.port).cmp(&(b.from, &b.value.port));
+        links.outgoing.iter_mut().for_each(|links| links.sort_by(outgoing));
+        Ok(links)
     }
+}
+
+/// What each turn of each device gets from others. A value is received once, before the first turn that
+/// reads it.
+fn found(
+    model: &Model,
+    devices: &[Device<'_>],
+    wiring: &dyn Fn(usize) -> Arc<Wiring>,
+) -> Result<Vec<Link>, ScriptError> {
     let flow = Flow::new(model, devices)?;
     let mut found: Vec<Link> = Vec::new();
     for (device, own) in devices.iter().enumerate() {
-        // A value is received once, before the first turn that reads it.
-        let mut known = BTreeSet::new();
+        let wiring = wiring(device);
+        let mut known = HashSet::new();
         for (turn, step) in own.turns.iter().enumerate() {
             let to = Point { device, turn };
-            for link in flow.received(to, *step)? {
-                if known.insert(link.buffer.clone()) {
+            for link in flow.received(to, *step, &wiring)? {
+                if known.insert(link.value.clone()) {
                     found.push(link);
                 }
             }
         }
     }
-    in_order(&found)?;
-    settle(devices, &mut found)?;
     Ok(found)
-}
-
-/// The last instance before this one that gives a boundary value.
-pub(super) fn producer(
-    model: &Model,
-    compiled: &Compiled,
-    instance: usize,
-    name: &str,
-) -> Option<usize> {
-    (0..instance).rev().find(|&i| {
-        let forward = compiled.program(model.instances()[i].segment, Part::F);
-        forward.outputs_with(Role::Boundary).any(|p| p.name == name)
-    })
-}
-
-/// The instances that give summands of the cotangent of a boundary value which an instance gives.
-pub(super) fn differentiated(
-    model: &Model,
-    compiled: &Compiled,
-    instance: usize,
-    boundary: &str,
-) -> Vec<usize> {
-    let wanted = cotangent_name(boundary);
-    let gives = |later: &usize| {
-        let backward = compiled.program(model.instances()[*later].segment, Part::BW);
-        backward.outputs_with(Role::Cotangent).any(|p| p.name == wanted)
-            && producer(model, compiled, *later, boundary) == Some(instance)
-    };
-    (instance + 1..model.instances().len()).filter(gives).collect()
 }
 
 /// Where each instance's forward and backward of each micro-batch are.
 struct Flow<'a> {
     model: &'a Model,
     devices: &'a [Device<'a>],
-    places: BTreeMap<(usize, usize, Direction), Point>,
+    places: HashMap<(usize, usize, Direction), Point>,
 }
 
 impl<'a> Flow<'a> {
     fn new(model: &'a Model, devices: &'a [Device<'a>]) -> Result<Self, ScriptError> {
-        let mut places = BTreeMap::new();
+        let mut places = HashMap::new();
         for (device, own) in devices.iter().enumerate() {
             for (turn, step) in own.turns.iter().enumerate() {
                 for direction in directions(step.part) {
@@ -139,34 +154,26 @@ impl<'a> Flow<'a> {
     }
 
     /// What a turn reads that other devices make.
-    fn received(&self, to: Point, turn: Turn) -> Result<Vec<Link>, ScriptError> {
-        let (model, compiled) = (self.model, self.devices[to.device].compiled);
-        let own = &model.instances()[turn.instance];
-        let program = compiled.program(own.segment, turn.part);
+    fn received(&self, to: Point, turn: Turn, wiring: &Wiring) -> Result<Vec<Link>, ScriptError> {
+        let (model, Turn { instance, microbatch, .. }) = (self.model, turn);
+        let own = &model.instances()[instance];
+        let program = self.devices[to.device].compiled.program(own.segment, turn.part);
         let mut links = Vec::new();
-        let link = |from, direction, port: &str, name: &str| {
-            let buffer = format!("{name}/{port}@mb{}", turn.microbatch);
-            Link { from, to, direction, port: port.to_owned(), buffer, settled: None }
+        let mut link = |from: Point, direction, port: &str, instance| {
+            let value = Value { instance, port: port.into(), microbatch, again: false };
+            if from.device != to.device {
+                links.push(Link { from, to, direction, value, settled: None, crossing: 0 });
+            }
         };
         for port in program.inputs_with(Role::Boundary) {
-            let Some(source) = producer(model, compiled, turn.instance, &port.name) else {
-                continue;
-            };
-            let from = self.place(source, turn.microbatch, Direction::Forward)?;
-            if from.device != to.device {
-                links.push(link(
-                    from,
-                    Direction::Forward,
-                    &port.name,
-                    &model.instances()[source].name,
-                ));
-            }
+            let Some(source) = wiring.producer(instance, &port.name) else { continue };
+            let from = self.place(source, microbatch, Direction::Forward)?;
+            link(from, Direction::Forward, &port.name, source);
         }
         for port in program.inputs_with(Role::Cotangent) {
             let Some(boundary) = boundary_name(&port.name) else { continue };
-            let users = differentiated(model, compiled, turn.instance, boundary);
-            let places: Vec<Point> = (users.iter())
-                .map(|&user| self.place(user, turn.microbatch, Direction::Backward))
+            let places: Vec<Point> = (wiring.differentiated(instance, boundary).iter())
+                .map(|&user| self.place(user, microbatch, Direction::Backward))
                 .collect::<Result<_, _>>()?;
             let Some(&last) = places.iter().max() else { continue };
             if let Some(other) = places.iter().find(|p| p.device != last.device) {
@@ -176,9 +183,7 @@ impl<'a> Flow<'a> {
                     boundary, own.name, other.device, last.device
                 )));
             }
-            if last.device != to.device {
-                links.push(link(last, Direction::Backward, &port.name, &own.name));
-            }
+            link(last, Direction::Backward, &port.name, instance);
         }
         Ok(links)
     }
@@ -196,19 +201,23 @@ fn directions(part: Part) -> &'static [Direction] {
 }
 
 /// A channel delivers in order, so values must be made in the order in which they are needed.
-fn in_order(links: &[Link]) -> Result<(), ScriptError> {
+fn in_order(model: &Model, links: &[Link]) -> Result<(), ScriptError> {
     let mut channels: BTreeMap<(usize, usize, Direction), Vec<&Link>> = BTreeMap::new();
     for link in links {
         channels.entry((link.from.device, link.to.device, link.direction)).or_default().push(link);
     }
+    let needed = |link: &Link| (link.to, link.value.port.clone());
     for ((from, to, _), mut links) in channels {
-        links.sort_by_key(|link| (link.from, &link.port));
-        if let Some(pair) =
-            links.windows(2).find(|pair| (pair[0].to, &pair[0].port) > (pair[1].to, &pair[1].port))
-        {
+        links.sort_by_key(|link| (link.from, &link.value.port));
+        if let Some(pair) = links.windows(2).find(|pair| needed(pair[0]) > needed(pair[1])) {
+            let name = |link: &Link| {
+                let Value { instance, port, microbatch, .. } = &link.value;
+                format!("{}/{port}@mb{microbatch}", model.instances()[*instance].name)
+            };
             return Err(ScriptError::Schedule(format!(
                 "device {from} makes `{}` before `{}`, but device {to} needs them the other way round",
-                pair[0].buffer, pair[1].buffer
+                name(pair[0]),
+                name(pair[1])
             )));
         }
     }

@@ -6,50 +6,37 @@
 
 use std::ops::Range;
 
-use phalanx_call::{Block, Message};
-use phalanx_ir::{DType, Model, Program};
+use phalanx_call::{Block, Message, Value};
+use phalanx_ir::{DType, Program};
 
-use super::crossing::{Crossing, Crossings};
-use super::links::{Link, links};
-use super::{Action, Binder, BufferId, Kind, Lane, Run, ScriptError, View, Write, programs};
+use super::links::Link;
+use super::{Action, Binder, BufferId, Kind, Lane, Run, ScriptError, View, World, Write, programs};
 use crate::action::Script;
-use crate::device::Device;
+use crate::key::BufferKey;
 
 /// How many turns before its own a value is asked for.
 const AHEAD: usize = 1;
 
 /// Inserts the messages of one device.
 pub(super) struct Messenger<'a> {
+    world: &'a World<'a>,
     rank: usize,
     /// What this device gets, in the order in which it is needed.
-    incoming: Vec<Link>,
+    incoming: &'a [Link],
     /// What it gives, in the order in which it is made.
-    outgoing: Vec<Link>,
+    outgoing: &'a [Link],
     asked: usize,
-    crossings: Crossings<'a>,
     /// What was asked for in slices and is not put together yet.
-    slices: Vec<Slices>,
+    slices: Vec<Slices<'a>>,
     /// Buffers that others may still be reading, and the turn after which they do not.
     lent: Vec<(Option<usize>, BufferId)>,
 }
 
 impl<'a> Messenger<'a> {
-    pub(super) fn new(
-        model: &'a Model,
-        devices: &'a [Device<'a>],
-        device: usize,
-        rank: usize,
-    ) -> Result<Self, ScriptError> {
-        let all = links(model, devices)?;
-        let of = |own: fn(&Link) -> usize| -> Vec<Link> {
-            all.iter().filter(|link| own(link) == device).cloned().collect()
-        };
-        let (mut incoming, mut outgoing) = (of(|l| l.to.device), of(|l| l.from.device));
-        incoming.sort_by(|a, b| (a.to, &a.port).cmp(&(b.to, &b.port)));
-        outgoing.sort_by(|a, b| (a.from, &a.port).cmp(&(b.from, &b.port)));
+    pub(super) fn new(world: &'a World<'a>, device: usize, rank: usize) -> Self {
+        let (incoming, outgoing) = (&world.links.incoming[device], &world.links.outgoing[device]);
         let (slices, lent) = (Vec::new(), Vec::new());
-        let crossings = Crossings::new(model, devices);
-        Ok(Self { rank, incoming, outgoing, asked: 0, crossings, slices, lent })
+        Self { world, rank, incoming, outgoing, asked: 0, slices, lent }
     }
 
     /// Asks for what the turn needs, and the one after it.
@@ -59,16 +46,16 @@ impl<'a> Messenger<'a> {
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
         while let Some(link) = self.incoming.get(self.asked).filter(|l| l.to.turn <= turn + AHEAD) {
-            let crossing = self.crossings.of(link)?;
-            let buffer = receive(link, &crossing, self.rank, binder)?;
-            if let Some(gather) = crossing.gather.clone() {
-                let (turn, name) = (link.to.turn, link.buffer.clone());
-                self.slices.push(Slices { turn, name, buffer, gather });
+            let crossing = &self.world.links.crossings[link.crossing];
+            let buffer = receive(self.world, link, self.rank, binder)?;
+            if let Some(gather) = &crossing.gather {
+                let (turn, value) = (link.to.turn, &link.value);
+                self.slices.push(Slices { turn, value, buffer, gather });
             }
             self.asked += 1;
         }
         for slices in self.slices.extract_if(.., |slices| slices.turn == turn) {
-            slices.gather(binder);
+            slices.gather(self.world, binder);
         }
         Ok(())
     }
@@ -79,10 +66,15 @@ impl<'a> Messenger<'a> {
         turn: usize,
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
-        for link in self.outgoing.iter().filter(|link| link.from.turn == turn) {
-            let buffer = binder.sent(&link.buffer)?;
-            let messages = self.crossings.of(link)?.messages(link, self.rank, true);
-            let label = format!("send {}", link.buffer);
+        while let Some((link, rest)) = self.outgoing.split_first() {
+            if link.from.turn > turn {
+                break;
+            }
+            self.outgoing = rest;
+            let buffer = binder.sent(&link.value)?;
+            let crossing = &self.world.links.crossings[link.crossing];
+            let messages = crossing.messages(link, self.rank, true);
+            let label = format!("send {}", binder.script.names.value(&link.value));
             let kind = Kind::Send { buffer, messages };
             binder.script.actions.push(Action { label, lane: Lane::Send, kind, after: vec![] });
             self.lent.push((link.settled, buffer));
@@ -101,57 +93,62 @@ impl<'a> Messenger<'a> {
 
 /// Asks for a value, or for this rank's slice of it.
 fn receive(
+    world: &World<'_>,
     link: &Link,
-    crossing: &Crossing,
     rank: usize,
     binder: &mut Binder<'_>,
 ) -> Result<BufferId, ScriptError> {
-    let name = match crossing.gather {
-        None => link.buffer.clone(),
-        Some(_) => format!("{}/slice", link.buffer),
+    let crossing = &world.links.crossings[link.crossing];
+    let key = match crossing.gather {
+        None => BufferKey::Value(link.value.clone()),
+        Some(_) => BufferKey::Slice(link.value.clone()),
     };
-    let buffer = binder.received(&name, crossing.bytes);
+    let buffer = binder.received(key, crossing.bytes);
     let messages = crossing.messages(link, rank, false);
-    clear_rest(&mut binder.script, buffer, crossing.arrives.dtype, &messages)?;
+    clear_rest(world, &mut binder.script, buffer, crossing.arrives.dtype, &messages)?;
     // It may take the memory of whatever ended before, so it waits for that.
     let computed = |action: &Action| action.lane == Lane::Compute;
     let after = binder.script.actions.iter().rposition(computed).into_iter().collect();
-    let (label, kind) = (format!("receive {name}"), Kind::Receive { buffer, messages });
+    let label = format!("receive {}", binder.script.name(buffer));
+    let kind = Kind::Receive { buffer, messages };
     binder.script.actions.push(Action { label, lane: Lane::Receive, kind, after });
     Ok(buffer)
 }
 
 /// A rank's slice of a value that others have the rest of.
-struct Slices {
+struct Slices<'a> {
     /// The turn that reads the value.
     turn: usize,
-    /// The value's buffer.
-    name: String,
+    /// The value.
+    value: &'a Value,
     /// The slice's buffer.
     buffer: BufferId,
-    gather: Program,
+    gather: &'a Program,
 }
 
-impl Slices {
+impl Slices<'_> {
     /// Puts the value together.
-    fn gather(self, binder: &mut Binder<'_>) {
+    fn gather(self, world: &World<'_>, binder: &mut Binder<'_>) {
         let ty = self.gather.ty(self.gather.outputs()[0].value);
-        let whole = binder.received(&self.name, ty.local_bytes(self.gather.mesh()));
+        let bytes = ty.local_bytes(self.gather.mesh());
+        let whole = binder.received(BufferKey::Value(self.value.clone()), bytes);
         let view = |buffer| View { buffer, offset: 0 };
         let script = &mut binder.script;
         let run = Run {
-            program: script.program(&self.gather),
+            program: script.program(world.library.placed(self.gather)),
             inputs: vec![view(self.buffer)],
             outputs: vec![(view(whole), Write::Overwrite)],
             contributes: vec![],
         };
-        let (label, kind) = (format!("gather {}", self.name), Kind::Gather(run));
+        let label = format!("gather {}", script.names.value(self.value));
+        let kind = Kind::Gather(run);
         script.actions.push(Action { label, lane: Lane::Gather, kind, after: vec![] });
     }
 }
 
 /// Sets what no message brings to zero: padding, which is not sent.
 fn clear_rest(
+    world: &World<'_>,
     script: &mut Script,
     buffer: BufferId,
     dtype: DType,
@@ -171,14 +168,14 @@ fn clear_rest(
     let gaps: Vec<Range<usize>> =
         gaps.map(|(start, end)| start * dtype.size()..end * dtype.size()).collect();
     if !gaps.is_empty() {
-        let label = format!("clear {}", script.buffers[buffer.0].name);
-        programs::clear(script, &label, buffer, dtype, &gaps)?;
+        let label = format!("clear {}", script.name(buffer));
+        programs::clear(world, script, &label, buffer, dtype, &gaps)?;
     }
     Ok(())
 }
 
 fn release(script: &mut Script, buffer: BufferId) {
-    let label = format!("free {}", script.buffers[buffer.0].name);
+    let label = format!("free {}", script.name(buffer));
     let kind = Kind::Release { buffer };
     script.actions.push(Action { label, lane: Lane::Compute, kind, after: vec![] });
 }

@@ -15,30 +15,25 @@ use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor, TensorType};
 use super::finish::{held, push, push_as, result, whole};
 use super::{
     Buffer, BufferId, Category, Device, Script, ScriptError, Source, Training, Unit, UnitBuffers,
-    View, programs,
+    View, World,
 };
 use crate::device::together;
+use crate::key::{BufferKey, Number};
 
-/// Where the numbers of a step are found.
-pub(super) struct Norm {
-    pub(super) loss: BufferId,
-    pub(super) grad_norm: BufferId,
-    /// What gradients are multiplied by.
-    pub(super) coefficient: BufferId,
-}
-
-/// Appends the loss, the norm and the clip coefficient.
+/// Appends the loss, the norm and the clip coefficient, and tells where that is: what gradients are
+/// multiplied by.
 pub(super) fn append(
     script: &mut Script,
     units: &[Unit],
     buffers: &[UnitBuffers],
     training: &Training<'_>,
-) -> Result<Norm, ScriptError> {
-    let Training { devices, at, precision, clip, .. } = *training;
+) -> Result<BufferId, ScriptError> {
+    let Training { world, at, precision, clip, .. } = *training;
     let state = precision.state;
     let losses = losses(script);
-    let (loss, grad_norm) = (result(script, "loss", state), result(script, "grad_norm", state));
-    let coefficient = transient(script, "clip", state.size());
+    let (loss, grad_norm) =
+        (result(script, Number::Loss, state), result(script, Number::GradNorm, state));
+    let coefficient = transient(script, Number::Clip, state.size());
     // Parameters that devices share count on the first of them.
     let counts = |unit: &&Unit| unit.devices.first() == Some(&at.device);
     let counted: Vec<&Unit> = units.iter().filter(counts).collect();
@@ -48,38 +43,39 @@ pub(super) fn append(
     );
     let outputs = [loss, grad_norm, coefficient].map(whole);
     let sums = Sums { losses: &losses, units: &counted, training };
-    match devices {
+    match &world.devices[..] {
         [_] => {
-            let program = sums.on_one_mesh(clip)?;
-            push(script, "norm and clip", &program, inputs, &outputs, None);
+            let program = world.library.placed(&sums.on_one_mesh(clip)?);
+            push(script, "norm and clip", program, inputs, &outputs, None);
         }
-        _ => {
-            let own = transient(script, "sums", 2 * state.size());
-            push(script, "sums", &sums.of_device()?, inputs, &[whole(own)], None);
+        devices => {
+            let own = transient(script, Number::Sums, 2 * state.size());
+            let program = world.library.placed(&sums.of_device()?);
+            push(script, "sums", program, inputs, &[whole(own)], None);
             let all: Vec<&Device<'_>> = devices.iter().collect();
             let (mesh, members) = together(&all)?;
             let program = over_devices(&mesh, state, |loss, squares| finish(loss, squares, clip))?;
-            let program = script.program_of(&program, members);
+            let program = script.program_of(world.library.placed(&program), members);
             push_as(script, "norm and clip", program, vec![whole(own)], &outputs, None);
         }
     }
-    Ok(Norm { loss, grad_norm, coefficient })
+    Ok(coefficient)
 }
 
-/// Appends the sum of the micro-batches' losses into a result of this name.
+/// Appends the sum of the micro-batches' losses: the loss of a script that only runs forward.
 pub(super) fn sum_losses(
     script: &mut Script,
-    name: &str,
-    devices: &[Device<'_>],
+    world: &World<'_>,
     device: usize,
-) -> Result<BufferId, ScriptError> {
+) -> Result<(), ScriptError> {
+    let devices = &world.devices;
     let Device { compiled, mesh, .. } = devices[device];
     let losses = losses(script);
     let ports = compiled.phases.iter().flat_map(|phases| {
         phases.f.outputs_with(Role::Loss).map(|port| phases.f.ty(port.value).dtype)
     });
     let dtype = ports.into_iter().next().unwrap_or(DType::F32);
-    let total = result(script, name, dtype);
+    let total = result(script, Number::Loss, dtype);
     let inputs = losses.iter().map(|(buffer, _)| whole(*buffer)).collect();
     let b = Builder::on("losses", dtype, mesh.clone());
     let parts = loss_inputs(&b, &losses);
@@ -87,20 +83,22 @@ pub(super) fn sum_losses(
     if devices.len() == 1 {
         let axes: Vec<Axis> = sum.ty().layout.partial().iter().copied().collect();
         b.probe("loss", all_reduce(sum, &axes));
-        push(script, "sum of losses", &b.finish()?, inputs, &[whole(total)], None);
-        return Ok(total);
+        let program = world.library.placed(&b.finish()?);
+        push(script, "sum of losses", program, inputs, &[whole(total)], None);
+        return Ok(());
     }
-    let own = transient(script, "sums", 2 * dtype.size());
+    let own = transient(script, Number::Sums, 2 * dtype.size());
     both(&b, sum, b.constant(dtype, [], 0.0), &all_axes(mesh));
-    push(script, "sums", &b.finish()?, inputs, &[whole(own)], None);
+    let program = world.library.placed(&b.finish()?);
+    push(script, "sums", program, inputs, &[whole(own)], None);
     let all: Vec<&Device<'_>> = devices.iter().collect();
     let (mesh, members) = together(&all)?;
     let program = over_devices(&mesh, dtype, |loss, _| {
         loss.builder().probe("loss", loss);
     })?;
-    let program = script.program_of(&program, members);
+    let program = script.program_of(world.library.placed(&program), members);
     push_as(script, "sum of losses", program, vec![whole(own)], &[whole(total)], None);
-    Ok(total)
+    Ok(())
 }
 
 /// What a device adds up.
@@ -115,7 +113,7 @@ impl Sums<'_> {
     fn parts<'b>(&self, b: &'b Builder) -> (Vec<Tensor<'b>>, Vec<Tensor<'b>>) {
         let (precision, ranks) = (self.training.precision, self.training.ranks());
         let squares = self.units.iter().map(|unit| {
-            let ty = programs::updated(unit, precision.grads, ranks);
+            let ty = unit.updated(precision.grads, ranks.mesh);
             let gradient = b.input(&format!("{}.g", unit.name), Role::Gradient, ty);
             b.apply(SumSquares, &[gradient])
         });
@@ -213,9 +211,9 @@ fn all_axes(mesh: &Mesh) -> Vec<Axis> {
     mesh.axes().map(|(axis, _)| axis).collect()
 }
 
-fn transient(script: &mut Script, name: &str, bytes: usize) -> BufferId {
+fn transient(script: &mut Script, number: Number, bytes: usize) -> BufferId {
     script.buffer(Buffer {
-        name: name.to_owned(),
+        key: BufferKey::Number(number),
         category: Category::Workspace,
         bytes,
         source: Source::Script,
@@ -228,7 +226,7 @@ fn losses(script: &Script) -> Vec<(BufferId, TensorType)> {
     let mut losses = Vec::new();
     for action in &script.actions {
         let Some(run) = action.run() else { continue };
-        let program = &script.programs[run.program.0].program;
+        let program = script.programs[run.program.0].program();
         for (port, (view, _)) in program.outputs().iter().zip(&run.outputs) {
             // A forward that is run again gives the same loss into the same buffer.
             let known = |(buffer, _): &(BufferId, TensorType)| *buffer == view.buffer;

@@ -9,8 +9,8 @@ use phalanx_ir::ops::{AdamW, Collective, CollectiveKind, Decay, Sgd};
 use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor, TensorType};
 
 use super::{
-    Action, BufferId, Kind, Lane, Optimizer, Precision, Ranks, Run, Script, ScriptError, Sharded,
-    Unit, View, Write,
+    Action, BufferId, Kind, Lane, Optimizer, Precision, Run, Script, ScriptError, Unit, View,
+    World, Write,
 };
 
 /// Sums a gradient over every axis that it is partial over, on every rank.
@@ -21,24 +21,16 @@ pub(super) fn all_reduce(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Progr
 }
 
 /// Sums a gradient into shards; over axes that shards are not dealt over it stays partial.
-pub(super) fn scatter(unit: &Unit, dtype: DType, ranks: Ranks<'_>) -> Result<Program, ScriptError> {
-    let axes = ranks.sharing.axes();
-    let formed = unit.formed(dtype, ranks.mesh);
-    on_gradient("scatter", formed, ranks.mesh, |g| {
-        deal(g, &unit.partial, axes, Calls::reducing(ranks))
+pub(super) fn scatter(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Program, ScriptError> {
+    on_gradient("scatter", unit.formed(dtype, mesh), mesh, |g| {
+        deal(g, &unit.partial, &unit.facts.axes, Calls::reducing(unit, mesh))
     })
 }
 
 /// Sums a gradient into shards and over every other axis that it is partial over.
-pub(super) fn scatter_all(
-    unit: &Unit,
-    dtype: DType,
-    ranks: Ranks<'_>,
-) -> Result<Program, ScriptError> {
-    let axes = ranks.sharing.axes();
-    let formed = unit.formed(dtype, ranks.mesh);
-    let calls = Calls::reducing(ranks);
-    on_gradient("scatter", formed, ranks.mesh, |g| {
+pub(super) fn scatter_all(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Program, ScriptError> {
+    let (axes, calls) = (&unit.facts.axes, Calls::reducing(unit, mesh));
+    on_gradient("scatter", unit.formed(dtype, mesh), mesh, |g| {
         sum_rest(deal(g, &unit.partial, axes, calls), axes, calls)
     })
 }
@@ -47,18 +39,18 @@ pub(super) fn scatter_all(
 pub(super) fn sum_shard(
     unit: &Unit,
     dtype: DType,
-    ranks: Ranks<'_>,
+    mesh: &Mesh,
 ) -> Result<Option<Program>, ScriptError> {
-    let axes = ranks.sharing.axes();
+    let axes = &unit.facts.axes;
     let mut rest = unit.partial.clone();
     rest.retain(|axis| !axes.contains(axis));
     if rest.is_empty() {
         return Ok(None);
     }
-    let shard = unit.shard(dtype, ranks.mesh, axes);
+    let shard = unit.shard(dtype, mesh);
     let partial = shard.with_layout(shard.layout.with_partial(rest)?);
-    let calls = Calls::reducing(ranks);
-    on_gradient("reduce", partial, ranks.mesh, |g| sum_rest(g, axes, calls)).map(Some)
+    let calls = Calls::reducing(unit, mesh);
+    on_gradient("reduce", partial, mesh, |g| sum_rest(g, axes, calls)).map(Some)
 }
 
 /// Sums the gradient of parameters that several devices share over them. What a rank of each holds, whole
@@ -66,29 +58,28 @@ pub(super) fn sum_shard(
 pub(super) fn sum_devices(
     unit: &Unit,
     dtype: DType,
-    ranks: Ranks<'_>,
+    own: &Mesh,
     mesh: &Mesh,
 ) -> Result<Program, ScriptError> {
     let stages = Axis::STAGES;
-    let own = updated(unit, dtype, ranks);
+    let own = unit.updated(dtype, own);
     let formed = own.with_layout(own.layout.with_partial(BTreeSet::from([stages]))?);
-    on_gradient("tie", formed, mesh, |g| {
-        sum_rest(g, &[], Calls { mesh, most: ranks.sharing.reduce_elements })
-    })
+    on_gradient("tie", formed, mesh, |g| sum_rest(g, &[], Calls::reducing(unit, mesh)))
 }
 
 /// Gathers a unit from its shards.
-pub(super) fn gather(unit: &Unit, dtype: DType, ranks: Ranks<'_>) -> Result<Program, ScriptError> {
-    let axes = ranks.sharing.axes();
-    let b = Builder::on("gather", dtype, ranks.mesh.clone());
-    let shard = b.input("shard", Role::State, unit.shard(dtype, ranks.mesh, axes));
-    let calls = Calls { mesh: ranks.mesh, most: ranks.sharing.gather_elements };
-    b.port("unit", Role::State, calls.of(shard, CollectiveKind::AllGather { dim: 0 }, axes));
+pub(super) fn gather(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Program, ScriptError> {
+    let b = Builder::on("gather", dtype, mesh.clone());
+    let shard = b.input("shard", Role::State, unit.shard(dtype, mesh));
+    let calls = Calls { mesh, most: unit.facts.gather_elements };
+    let kind = CollectiveKind::AllGather { dim: 0 };
+    b.port("unit", Role::State, calls.of(shard, kind, &unit.facts.axes));
     Ok(b.finish()?)
 }
 
 /// Appends an action that sets some bytes of a new buffer to zero.
 pub(super) fn clear(
+    world: &World<'_>,
     script: &mut Script,
     label: &str,
     buffer: BufferId,
@@ -98,7 +89,7 @@ pub(super) fn clear(
     let sizes: Vec<usize> = gaps.iter().map(|gap| gap.len() / dtype.size()).collect();
     let outputs = gaps.iter().map(|gap| View { buffer, offset: gap.start });
     let run = Run {
-        program: script.program(&zeros(dtype, &sizes)?),
+        program: script.program(world.library.placed(&zeros(dtype, &sizes)?)),
         inputs: vec![],
         outputs: outputs.map(|view| (view, Write::Overwrite)).collect(),
         contributes: vec![],
@@ -117,24 +108,16 @@ fn zeros(dtype: DType, sizes: &[usize]) -> Result<Program, ScriptError> {
     Ok(b.finish()?)
 }
 
-/// The type of what a rank updates of a unit.
-pub(super) fn updated(unit: &Unit, dtype: DType, ranks: Ranks<'_>) -> TensorType {
-    match ranks.sharing.sharded() {
-        Sharded::Nothing => unit.whole(dtype, ranks.mesh),
-        _ => unit.shard(dtype, ranks.mesh, ranks.sharing.axes()),
-    }
-}
-
 /// Updates what a rank keeps of a unit.
 pub(super) fn update(
     unit: &Unit,
     precision: Precision,
     optimizer: Optimizer,
-    ranks: Ranks<'_>,
+    mesh: &Mesh,
 ) -> Result<Program, ScriptError> {
-    let b = Builder::on("update", precision.state, ranks.mesh.clone());
+    let b = Builder::on("update", precision.state, mesh.clone());
     let buffer =
-        |name: &str, role: Role, dtype: DType| b.input(name, role, updated(unit, dtype, ranks));
+        |name: &str, role: Role, dtype: DType| b.input(name, role, unit.updated(dtype, mesh));
     let mut operands = vec![
         buffer("w", Role::State, precision.state),
         buffer("g", Role::Gradient, precision.grads),
@@ -208,8 +191,8 @@ struct Calls<'a> {
 }
 
 impl<'a> Calls<'a> {
-    fn reducing(ranks: Ranks<'a>) -> Self {
-        Self { mesh: ranks.mesh, most: ranks.sharing.reduce_elements }
+    fn reducing(unit: &Unit, mesh: &'a Mesh) -> Self {
+        Self { mesh, most: unit.facts.reduce_elements }
     }
 
     /// A collective in ⌈elements / most⌉ calls, but in no more than one rank has elements to keep.

@@ -7,13 +7,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use phalanx_spmd::Reduction;
+
 use super::collect::sweeps;
 use super::{
-    Action, Binder, Buffer, BufferId, Category, Contribution, Kind, Lane, Places, Program, Role,
-    Run, ScriptError, Sharded, Source, Training, Turn, Unit, UnitBuffers, View, Write, programs,
+    Action, Binder, Buffer, BufferId, Category, Contribution, Kind, Lane, Mesh, Places, Program,
+    Role, Run, ScriptError, Source, Training, Turn, Unit, UnitBuffers, View, Write, programs,
 };
 use crate::action::{Accumulator, ProgramId};
 use crate::device::{Device, together};
+use crate::key::BufferKey;
 use crate::schedule::Part;
 
 /// Points runs to where they form gradients, and inserts the reductions.
@@ -27,6 +30,8 @@ pub(super) struct Reducer<'a> {
     runs: BTreeMap<(usize, usize), Vec<usize>>,
     /// Where a unit's gradient of the group in progress is formed, if apart.
     formed: BTreeMap<(usize, usize), BufferId>,
+    /// By unit: the program that sums such a gradient into its shard, once it is asked for.
+    scatters: Vec<Option<ProgramId>>,
 }
 
 impl<'a> Reducer<'a> {
@@ -39,7 +44,7 @@ impl<'a> Reducer<'a> {
     ) -> Self {
         let whole: Vec<BufferId> = buffers.iter().map(|b| b.gradient.buffer).collect();
         let dtype = training.precision.grads;
-        binder.gradients = Some(Places::new(training.model, units, &whole, dtype));
+        binder.gradients = Some(Places::new(training.world.model, units, &whole, dtype));
         let mut reducer = Self {
             training: *training,
             units,
@@ -47,6 +52,7 @@ impl<'a> Reducer<'a> {
             together: sweeps(training.device().turns),
             runs: BTreeMap::new(),
             formed: BTreeMap::new(),
+            scatters: vec![None; units.len()],
         };
         for (index, turn) in training.device().turns.iter().enumerate() {
             for unit in reducer.contributes_to(*turn) {
@@ -68,11 +74,11 @@ impl<'a> Reducer<'a> {
         turn: Turn,
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
-        if self.training.ranks().sharing.sharded() < Sharded::Gradients {
-            return Ok(());
-        }
         let (dtype, group) = (self.training.precision.grads, self.group(turn.microbatch));
         for unit in self.contributes_to(turn) {
+            if self.units[unit].facts.reduction != Reduction::IntoShard {
+                continue;
+            }
             if !self.formed.contains_key(&(unit, group)) {
                 let buffer = self.form(unit, group, binder)?;
                 self.formed.insert((unit, group), buffer);
@@ -95,11 +101,11 @@ impl<'a> Reducer<'a> {
             }
             let ends = (self.runs.range((unit, 0)..(unit + 1, 0)))
                 .all(|(_, runs)| runs.last().is_none_or(|&last| last <= run));
-            match self.training.ranks().sharing.sharded() {
-                Sharded::Nothing | Sharded::State if !ends => {}
-                Sharded::Nothing => self.sum_whole(unit, binder)?,
-                Sharded::State => self.scatter_whole(unit, binder)?,
-                _ => {
+            match self.units[unit].facts.reduction {
+                Reduction::Whole | Reduction::OwnPart if !ends => {}
+                Reduction::Whole => self.sum_whole(unit, binder)?,
+                Reduction::OwnPart => self.scatter_whole(unit, binder)?,
+                Reduction::IntoShard => {
                     self.scatter_formed(unit, group, binder)?;
                     if ends {
                         self.sum_shard(unit, binder)?;
@@ -124,8 +130,8 @@ impl<'a> Reducer<'a> {
         if self.units[unit].partial.is_empty() {
             return Ok(());
         }
-        let (dtype, mesh) = (self.training.precision.grads, self.training.ranks().mesh);
-        let program = programs::all_reduce(&self.units[unit], dtype, mesh)?;
+        let dtype = self.training.precision.grads;
+        let program = programs::all_reduce(&self.units[unit], dtype, self.mesh())?;
         let own = View { buffer: self.buffers[unit].gradient.buffer, offset: 0 };
         self.push(unit, &program, own, (own, Write::Overwrite), binder);
         Ok(())
@@ -133,8 +139,8 @@ impl<'a> Reducer<'a> {
 
     /// Every rank gets its part of the sum, where that part lies in the whole.
     fn scatter_whole(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
-        let (dtype, ranks) = (self.training.precision.grads, self.training.ranks());
-        let program = programs::scatter_all(&self.units[unit], dtype, ranks)?;
+        let dtype = self.training.precision.grads;
+        let program = programs::scatter_all(&self.units[unit], dtype, self.mesh())?;
         let gradient = &self.buffers[unit].gradient;
         let view = |offset| View { buffer: gradient.buffer, offset };
         let into = view(gradient.at * dtype.size());
@@ -150,20 +156,27 @@ impl<'a> Reducer<'a> {
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
         let Some(from) = self.formed.remove(&(unit, group)) else { return Ok(()) };
-        let (dtype, ranks) = (self.training.precision.grads, self.training.ranks());
-        let program = programs::scatter(&self.units[unit], dtype, ranks)?;
+        let program = match self.scatters[unit] {
+            Some(known) => known,
+            None => {
+                let dtype = self.training.precision.grads;
+                let program = programs::scatter(&self.units[unit], dtype, self.mesh())?;
+                binder.script.program(self.training.world.library.placed(&program))
+            }
+        };
+        self.scatters[unit] = Some(program);
         let view = |buffer| View { buffer, offset: 0 };
         let into = view(self.buffers[unit].gradient.buffer);
         let first = binder.begun.insert((into.buffer, into.offset));
         let write = if first { Write::Overwrite } else { Write::Add };
-        self.push(unit, &program, view(from), (into, write), binder);
+        self.reduce(unit, program, view(from), (into, write), binder);
         Ok(())
     }
 
     /// Whatever axes shards are not dealt over are summed once, at the end.
     fn sum_shard(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
-        let (dtype, ranks) = (self.training.precision.grads, self.training.ranks());
-        if let Some(program) = programs::sum_shard(&self.units[unit], dtype, ranks)? {
+        let dtype = self.training.precision.grads;
+        if let Some(program) = programs::sum_shard(&self.units[unit], dtype, self.mesh())? {
             let own = View { buffer: self.buffers[unit].gradient.buffer, offset: 0 };
             self.push(unit, &program, own, (own, Write::Overwrite), binder);
         }
@@ -173,12 +186,13 @@ impl<'a> Reducer<'a> {
     /// Parameters that devices share have summands on each of them.
     fn sum_devices(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
         let spec = &self.units[unit];
+        let world = self.training.world;
         let devices: Vec<&Device<'_>> =
-            spec.devices.iter().map(|&device| &self.training.devices[device]).collect();
+            spec.devices.iter().map(|&device| &world.devices[device]).collect();
         let (mesh, members) = together(&devices)?;
-        let (dtype, ranks) = (self.training.precision.grads, self.training.ranks());
-        let program = programs::sum_devices(spec, dtype, ranks, &mesh)?;
-        let program = binder.script.program_of(&program, members);
+        let dtype = self.training.precision.grads;
+        let program = programs::sum_devices(spec, dtype, self.mesh(), &mesh)?;
+        let program = binder.script.program_of(world.library.placed(&program), members);
         let gradient = &self.buffers[unit].gradient;
         let own = View { buffer: gradient.buffer, offset: gradient.at * dtype.size() };
         self.reduce(unit, program, own, (own, Write::Overwrite), binder);
@@ -193,7 +207,7 @@ impl<'a> Reducer<'a> {
         into: (View, Write),
         binder: &mut Binder<'_>,
     ) {
-        let program = binder.script.program(program);
+        let program = binder.script.program(self.training.world.library.placed(program));
         self.reduce(unit, program, from, into, binder);
     }
 
@@ -223,7 +237,7 @@ impl<'a> Reducer<'a> {
     ) -> Result<BufferId, ScriptError> {
         let (dtype, spec) = (self.training.precision.grads, &self.units[unit]);
         let buffer = binder.script.buffer(Buffer {
-            name: format!("{}/formed@mb{group}", spec.name),
+            key: BufferKey::Formed { unit, group },
             category: Category::Communication,
             bytes: spec.elements * dtype.size(),
             source: Source::Script,
@@ -234,11 +248,16 @@ impl<'a> Reducer<'a> {
         if !gaps.is_empty() {
             let label = format!("clear {}", spec.name);
             // They are summed with the rest.
-            programs::clear(&mut binder.script, &label, buffer, dtype, &gaps)?;
+            let world = self.training.world;
+            programs::clear(world, &mut binder.script, &label, buffer, dtype, &gaps)?;
         }
         let shared = BTreeSet::new();
         binder.script.accumulators.push(Accumulator { buffer, dtype, complete, shared });
         Ok(buffer)
+    }
+
+    fn mesh(&self) -> &'a Mesh {
+        self.training.device().mesh
     }
 
     /// The units to whose gradients a run contributes.
@@ -256,7 +275,7 @@ impl<'a> Reducer<'a> {
     /// What these micro-batches must contribute to a unit: the gradients that those of its parameters'
     /// users form through which they go forward.
     fn contributions(&self, unit: usize, these: impl Fn(usize) -> bool) -> Vec<Contribution> {
-        let (model, device) = (self.training.model, self.training.device());
+        let (model, device) = (self.training.world.model, self.training.device());
         let mut all = Vec::new();
         let forward = |turn: &&Turn| matches!(turn.part, Part::F | Part::FBW);
         for turn in device.turns.iter().filter(forward).filter(|turn| these(turn.microbatch)) {
@@ -274,7 +293,7 @@ impl<'a> Reducer<'a> {
 
     /// The parameters whose gradients a run gives.
     fn formed_by(&self, turn: Turn) -> Vec<usize> {
-        let instance = &self.training.model.instances()[turn.instance];
+        let instance = &self.training.world.model.instances()[turn.instance];
         let program = self.training.device().compiled.program(instance.segment, turn.part);
         let ports = program.outputs_with(Role::Gradient);
         ports.filter_map(|port| instance.params.get(&port.name).copied()).collect()

@@ -88,7 +88,7 @@ fn a_tied_weight_gets_two_contributions_of_every_micro_batch() {
         let setup = Setup { microbatches, ..Setup::new(DType::F64) };
         let model = model(&gpt, 1);
         let rig = Rig::new(ReferenceEngine::new(), &model, &setup);
-        let script = &rig.plan().script;
+        let script = rig.script();
         for (number, param) in model.params().iter().enumerate() {
             let users = if param.name == "embed" { 2 } else { 1 };
             let mut writes = Vec::new();

@@ -1,15 +1,18 @@
 //! Scripts that are wrong in one place, each made from a good one by one edit.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use phalanx_call::OfOps;
 use phalanx_ir::ops::{AttentionKind, Collective, CollectiveKind};
 use phalanx_ir::{Axis, Builder, DType, Init, Mesh, Model, Param, Phase, Program, Role};
 use phalanx_models::{Architecture, BatchShape};
 use phalanx_reference::ReferenceEngine;
 use phalanx_script::action::Entry;
 use phalanx_script::{
-    Action, BufferId, Device, HappensBefore, Kind, Lane, Place, ProgramId, Run, Script, Slots,
-    Training, View, Write, accumulate, check, train_script,
+    Action, BufferId, BufferKey, Device, HappensBefore, Kind, Lane, Library, Place, Placed,
+    ProgramId, Run, Script, Slots, StateKind, Training, Value, View, World, Write, accumulate,
+    check, train_script,
 };
 use phalanx_testing::{Rig, Setup, compile, gpt};
 
@@ -20,7 +23,7 @@ fn good() -> Script {
     let model = gpt.model(shape, DType::F32).unwrap();
     let setup = Setup { microbatches: 2, ..Setup::new(DType::F32) };
     let rig = Rig::new(ReferenceEngine::new(), &model, &setup);
-    rig.plan().script.clone()
+    rig.script().clone()
 }
 
 #[test]
@@ -152,7 +155,7 @@ const CASES: [Case; 25] = [
     (
         "a buffer that is too small",
         |s| {
-            let h = s.named("embed/h@mb0").unwrap();
+            let h = embedded(s, 0);
             s.buffers[h.0].bytes -= 1;
         },
         "`h` needs 128 bytes of `embed/h@mb0`, which has 127",
@@ -193,7 +196,7 @@ const CASES: [Case; 25] = [
     (
         "a read after the release",
         |s| {
-            let h = s.named("embed/h@mb0").unwrap();
+            let h = embedded(s, 0);
             let place = at(s, "blocks.0 BW mb 0");
             s.actions.insert(place, release(h));
         },
@@ -202,7 +205,7 @@ const CASES: [Case; 25] = [
     (
         "a release of what nothing has written",
         |s| {
-            let h = s.named("embed/h@mb0").unwrap();
+            let h = embedded(s, 0);
             s.actions.insert(0, release(h));
         },
         "`embed/h@mb0`, which nothing has written before it",
@@ -210,7 +213,7 @@ const CASES: [Case; 25] = [
     (
         "a release before the first use",
         |s| {
-            let h = s.named("embed/h@mb1").unwrap();
+            let h = embedded(s, 1);
             let place = at(s, "blocks.0 F mb 1");
             s.actions.insert(place, release(h));
         },
@@ -249,7 +252,7 @@ fn a_partial_gradient_that_is_summed_once_is_accepted() {
 #[test]
 fn a_buffer_that_is_released_may_be_written_again() {
     let mut script = good();
-    let h = script.named("embed/h@mb0").unwrap();
+    let h = embedded(&script, 0);
     let norm = at(&script, "norm and clip");
     let again = at(&script, "embed F mb 0");
     let (write, read) = (script.actions[again].clone(), script.actions[again + 1].clone());
@@ -280,17 +283,16 @@ fn a_boundary_value_that_leads_nowhere_is_refused() {
     model.append("last", segments[1], BTreeMap::new()).unwrap();
     let setup = Setup::new(DType::F32);
     let (compiled, turns) = (compile(&model, DType::F32, setup.recompute), accumulate(2, 1));
-    let Err(error) = train_script(&Training {
-        model: &model,
-        devices: &[Device::alone(&compiled, &turns)],
+    let library = Arc::new(Library::new(Arc::new(OfOps)));
+    let world = World::new(&model, vec![Device::alone(&compiled, &turns)], library).unwrap();
+    let training = Training {
+        world: &world,
         at: Place::default(),
         precision: setup.precision,
         optimizer: setup.optimizer,
         clip: None,
-    }) else {
-        panic!("it is accepted");
     };
-    let text = error.to_string();
+    let text = train_script(&training, &training.state().unwrap()).unwrap_err().to_string();
     assert!(text.contains("`first` gives the boundary value `astray`"), "{text}");
     assert!(text.contains("as a probe"), "{text}");
 }
@@ -312,7 +314,7 @@ fn partial(script: &mut Script, unit: &str) {
         if !(0..run.outputs.len()).any(adds) {
             continue;
         }
-        let old = script.programs[run.program.0].program.clone();
+        let old = script.programs[run.program.0].program().clone();
         let mut new = Program::new("partial", Mesh::new([("dp", 2)]).unwrap());
         for port in old.inputs() {
             new.input(&port.name, port.role, old.ty(port.value).clone());
@@ -327,7 +329,8 @@ fn partial(script: &mut Script, unit: &str) {
             new.output(&port.name, port.role, value);
         }
         let program = ProgramId(script.programs.len());
-        script.programs.push(Entry { program: new, slots: Slots::default(), ranks: vec![0] });
+        let placed = Placed::new(new, Slots::default());
+        script.programs.push(Entry { placed, ranks: [0].into() });
         let Some(run) = script.actions[index].run_mut() else {
             panic!("it runs a program");
         };
@@ -349,7 +352,7 @@ fn run<'s>(script: &'s mut Script, label: &str) -> &'s mut Run {
     let Some(run) = script.actions[index].run_mut() else {
         panic!("`{label}` runs no program");
     };
-    let program = &script.programs[run.program.0].program;
+    let program = script.programs[run.program.0].program();
     // The table names outputs by number; the first gradient comes after the cotangent.
     if label.contains("BW") {
         assert_eq!(program.outputs()[1].role, Role::Gradient);
@@ -358,7 +361,14 @@ fn run<'s>(script: &'s mut Script, label: &str) -> &'s mut Run {
 }
 
 fn gradient(script: &Script, unit: &str) -> BufferId {
-    script.named(&format!("{unit}/gradient")).unwrap()
+    let unit = script.names.units.iter().position(|name| name == unit).unwrap();
+    script.find(&BufferKey::state(unit, StateKind::Gradient)).unwrap()
+}
+
+/// What the embedding gives of a micro-batch.
+fn embedded(script: &Script, microbatch: usize) -> BufferId {
+    let value = Value { instance: 0, port: "h".into(), microbatch, again: false };
+    script.find(&BufferKey::Value(value)).unwrap()
 }
 
 /// Moves an action to just before another.
@@ -379,7 +389,7 @@ fn reduce(script: &mut Script, gradient: BufferId) -> Action {
     b.port("gradient", Role::Gradient, sum);
     let view = View { buffer: gradient, offset: 0 };
     let run = Run {
-        program: script.program(&b.finish().unwrap()),
+        program: script.program(Placed::new(b.finish().unwrap(), Slots::default())),
         inputs: vec![view],
         outputs: vec![(view, Write::Overwrite)],
         contributes: vec![],

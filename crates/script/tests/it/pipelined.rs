@@ -6,15 +6,16 @@
 //! device would wait for another one's progress and not for data.
 
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use phalanx_autodiff::Recompute;
+use phalanx_call::OfOps;
 use phalanx_ir::ops::UnaryKind;
 use phalanx_ir::{DType, Mesh, Model};
 use phalanx_models::{Architecture, BatchShape, Mlp};
 use phalanx_script::{
-    Action, BufferId, Compiled, Device, Kind, Lane, Optimizer, Part, Place, Precision, Script,
-    Training, Turn, check_together, merge_adjacent, train_script,
+    Action, BufferId, Compiled, Device, Kind, Lane, Library, Optimizer, Part, Place, Precision,
+    Script, Training, Turn, World, check_together, merge_adjacent, train_script,
 };
 use phalanx_spmd::Sharing;
 use phalanx_testing::cases::Dice;
@@ -42,16 +43,18 @@ fn scripts(turns: &[Vec<Turn>]) -> Result<Vec<Script>, String> {
     let devices: Vec<Device<'_>> =
         lists.zip(ranks.iter().map(|r| r.as_slice())).map(device).collect();
     let plain = Precision { weights: DType::F32, grads: DType::F32, state: DType::F32 };
+    let library = Arc::new(Library::new(Arc::new(OfOps)));
+    let world = World::new(model, devices, library).map_err(|error| error.to_string())?;
     let script = |device| {
         let training = Training {
-            model,
-            devices: &devices,
+            world: &world,
             at: Place { device, place: 0 },
             precision: plain,
             optimizer: Optimizer::sgd(0.0),
             clip: None,
         };
-        train_script(&training).map(|plan| plan.script).map_err(|error| error.to_string())
+        let state = training.state().unwrap();
+        train_script(&training, &state).map_err(|error| error.to_string())
     };
     (0..turns.len()).map(script).collect()
 }

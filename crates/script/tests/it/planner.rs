@@ -1,13 +1,16 @@
 //! The planner's promises on random scripts, each against the plainest possible computation.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use phalanx_call::OfOps;
 use phalanx_ir::DType;
 use phalanx_models::{Architecture, BatchShape, Purpose};
 use phalanx_reference::ReferenceEngine;
 use phalanx_script::{
-    Action, Category, Device, Forward, HappensBefore, Lane, MemoryPlan, Place, Script, Source,
-    eval_script, forward, plan, plan_beside,
+    Action, BufferId, BufferKey, Category, Device, Forward, HappensBefore, Lane, Library,
+    MemoryPlan, Number, Place, Plan, Script, Source, World, eval_script, forward, plan,
+    plan_beside,
 };
 use phalanx_testing::{Rig, Setup, compile, mlp};
 
@@ -37,7 +40,7 @@ fn direct_predecessors_imply_all_others_and_not_each_other() {
         let order = HappensBefore::of(&script).unwrap();
         let expected = Order::of(&script);
         for b in 0..script.actions.len() {
-            let direct = order.direct(b);
+            let direct: Vec<usize> = order.direct(b).collect();
             for a in 0..script.actions.len() {
                 let reached = direct.iter().any(|&d| d == a || expected.before(a, d));
                 assert_eq!(reached, expected.before(a, b), "script {seed}: {a}, {b}");
@@ -58,6 +61,9 @@ fn thousands_of_actions_wait_for_few() {
         (0..actions).map(|i| order.direct(i).len()).sum()
     };
     assert!(edges(&script) < 4 * actions, "{} edges", edges(&script));
+    // Twice as many actions take twice the memory, not four times.
+    let size = |actions| HappensBefore::of(&random::script_of(3, actions)).unwrap().size();
+    assert!(size(2 * actions) < 5 * size(actions) / 2, "{} {}", size(actions), size(2 * actions));
     script.actions.iter_mut().for_each(|a| a.lane = phalanx_script::Lane::Compute);
     assert_eq!(edges(&script), actions - 1);
 }
@@ -102,7 +108,7 @@ fn every_room_is_as_low_as_it_can_be() {
         let plan = plan_beside(&script, base.as_ref()).unwrap();
         let before = Order::of(&script);
         let mut queue = pieces(&script, &plan);
-        let fixed = |piece: &Piece| base.is_some() && piece.persists;
+        let fixed = |piece: &Piece| base.is_some() && piece.is_state;
         queue.sort_by_key(|p| (!fixed(p), !p.persists, usize::MAX - p.bytes));
         for (i, piece) in queue.iter().enumerate().filter(|(_, p)| !fixed(p)) {
             let over = |x: &Piece, y: &Piece| {
@@ -145,7 +151,7 @@ fn peaks_are_sums_of_what_is_alive() {
                     *live.entry(buffer.category).or_default() += buffer.bytes;
                 }
             }
-            let slots = &script.programs[script.actions[now].run().unwrap().program.0].slots;
+            let slots = script.programs[script.actions[now].run().unwrap().program.0].slots();
             largest = largest.max(live.values().sum::<usize>() + slots.extent);
             *live.entry(Category::Workspace).or_default() += slots.peak;
             for (category, bytes) in live {
@@ -169,33 +175,37 @@ fn a_second_script_leaves_the_state_alone() {
     let build = |purpose| mlp().build(shape, DType::F32, purpose).unwrap();
     let setup = Setup::new(DType::F32);
     let rig = Rig::new(ReferenceEngine::new(), &build(Purpose::Train), &setup);
-    let train = rig.plan();
-    let base = plan(&train.script).unwrap();
+    let train = rig.script();
+    let plan = Plan::new(rig.state().clone()).unwrap();
+    let trained = plan_beside(train, Some(plan.base())).unwrap();
     let evaluated = build(Purpose::Evaluate);
     let compiled = compile(&evaluated, DType::F32, setup.recompute);
     let turns = forward(0..evaluated.instances().len(), 2);
-    let forward = Forward {
-        model: &evaluated,
-        devices: &[Device::alone(&compiled, &turns)],
-        at: Place::default(),
-        weights: setup.precision.weights,
-    };
-    let (script, loss) = eval_script(&forward, train).unwrap();
-    let beside = plan_beside(&script, Some(&base)).unwrap();
-    let state: Vec<usize> = (0..train.script.buffers.len())
-        .filter(|&i| train.script.buffers[i].source != Source::Script)
-        .collect();
+    let library = Arc::new(Library::new(Arc::new(OfOps)));
+    let devices = vec![Device::alone(&compiled, &turns)];
+    let world = World::new(&evaluated, devices, library).unwrap();
+    let weights = setup.precision.weights;
+    let forward = Forward { world: &world, at: Place::default(), weights };
+    let script = eval_script(&forward, rig.state()).unwrap();
+    let beside = plan_beside(&script, Some(plan.base())).unwrap();
+    let state: Vec<usize> =
+        (0..train.buffers.len()).filter(|&i| train.buffers[i].source == Source::State).collect();
     assert!(state.len() > 10);
     for &i in &state {
-        assert_eq!(beside.offsets[i], base.offsets[i]);
+        assert_eq!(script.buffers[i].key, train.buffers[i].key);
+        assert_eq!(
+            (beside.offsets[i], trained.offsets[i]),
+            (plan.base().offsets[i], beside.offsets[i])
+        );
     }
-    for piece in pieces(&script, &beside).iter().filter(|p| !p.persists) {
+    for piece in pieces(&script, &beside).iter().filter(|p| !p.is_state) {
         for &i in &state {
-            let (offset, bytes) = (base.offsets[i], train.script.buffers[i].bytes);
+            let (offset, bytes) = (beside.offsets[i], train.buffers[i].bytes);
             let overlap = piece.offset < offset + bytes && offset < piece.offset + piece.bytes;
-            assert!(!overlap, "{}", train.script.buffers[i].name);
+            assert!(!overlap, "{}", train.name(BufferId(i)));
         }
     }
+    let loss = script.find(&BufferKey::Number(Number::Loss)).unwrap();
     assert!(state.iter().all(|&i| i != loss.0));
 }
 
@@ -205,6 +215,8 @@ struct Piece {
     bytes: usize,
     uses: Vec<usize>,
     persists: bool,
+    /// Whether it outlives the script.
+    is_state: bool,
 }
 
 /// Everything that has a place: buffers that are used, and workspaces.
@@ -214,14 +226,17 @@ fn pieces(script: &Script, plan: &MemoryPlan) -> Vec<Piece> {
         let uses = uses(script, index);
         let persists = buffer.source != Source::Script;
         if persists || !uses.is_empty() {
-            pieces.push(Piece { offset: plan.offsets[index], bytes: buffer.bytes, uses, persists });
+            let is_state = buffer.source == Source::State;
+            let (offset, bytes) = (plan.offsets[index], buffer.bytes);
+            pieces.push(Piece { offset, bytes, uses, persists, is_state });
         }
     }
     for (index, action) in script.actions.iter().enumerate() {
-        let extent = script.programs[action.run().unwrap().program.0].slots.extent;
+        let extent = script.programs[action.run().unwrap().program.0].slots().extent;
         assert_eq!(plan.workspaces[index].is_some(), extent > 0);
         if let Some(offset) = plan.workspaces[index] {
-            pieces.push(Piece { offset, bytes: extent, uses: vec![index], persists: false });
+            let uses = vec![index];
+            pieces.push(Piece { offset, bytes: extent, uses, persists: false, is_state: false });
         }
     }
     pieces

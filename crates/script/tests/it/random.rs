@@ -4,8 +4,8 @@ use phalanx_ir::random::Stream;
 use phalanx_ir::{Builder, DType, Program};
 use phalanx_script::action::Entry;
 use phalanx_script::{
-    Action, Buffer, BufferId, Category, Kind, Lane, ProgramId, Run, Script, Slots, Source, View,
-    Write,
+    Action, Buffer, BufferId, BufferKey, Category, Kind, Lane, Placed, ProgramId, Run, Script,
+    Slots, Source, View, Write,
 };
 
 const LANES: [Lane; 4] = [Lane::Compute, Lane::Gather, Lane::Send, Lane::Down];
@@ -40,7 +40,8 @@ pub(crate) fn script_of(seed: u64, actions: usize) -> Script {
     for extent in [0, 64, 192] {
         let slots = Slots { extent, peak: extent * 3 / 4, ..Slots::default() };
         let program = nothing();
-        script.programs.push(Entry { program, slots, ranks: vec![0] });
+        let placed = Placed::new(program, slots);
+        script.programs.push(Entry { placed, ranks: [0].into() });
     }
     let mut written: Vec<BufferId> = Vec::new();
     for _ in 0..draw.below(4) {
@@ -96,7 +97,8 @@ fn buffer(script: &mut Script, draw: &mut Draw, source: Source) -> BufferId {
     let name = format!("b{}", script.buffers.len());
     let category = Category::ALL[draw.below(Category::ALL.len())];
     let bytes = 1 + draw.below(500);
-    script.buffer(Buffer { name, category, bytes, source, padding: vec![] })
+    let key = BufferKey::Own(name.into());
+    script.buffer(Buffer { key, category, bytes, source, padding: vec![] })
 }
 
 fn nothing() -> Program {

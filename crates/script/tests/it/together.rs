@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, TensorType};
 use phalanx_script::{
-    Action, Block, Buffer, BufferId, Category, Kind, Lane, Message, Run, Script, ScriptError,
-    Source, View, Write, check_together,
+    Action, Block, Buffer, BufferId, BufferKey, Category, Kind, Lane, Message, Placed, Run, Script,
+    ScriptError, Slots, Source, Value, View, Write, check_together,
 };
 use phalanx_testing::cases::Dice;
 
@@ -18,10 +18,11 @@ const BYTES: usize = 16;
 
 /// A rank of a world, with buffers that hold something from the start.
 fn rank(rank: usize, world: usize, buffers: usize) -> Script {
-    let mut script = Script::at(rank, (0..world).collect());
+    let mut script = Script::of_rank(rank, (0..world).collect());
+    script.names.instances = (0..9).map(|number| format!("v{number}")).collect();
     for index in 0..buffers {
         script.buffer(Buffer {
-            name: format!("b{index}"),
+            key: BufferKey::Own(format!("b{index}").into()),
             category: Category::Workspace,
             bytes: BYTES,
             source: Source::State,
@@ -33,7 +34,12 @@ fn rank(rank: usize, world: usize, buffers: usize) -> Script {
 
 fn message(peer: usize, channel: u32) -> Message {
     let block = Block { first: 0, stride: 4, rows: 1, len: 4 };
-    Message { peer, channel, value: String::new(), dtype: DType::F32, blocks: vec![block] }
+    Message { peer, channel, value: value(0), dtype: DType::F32, blocks: vec![block] }
+}
+
+/// The value of this number, called `v3` or so.
+fn value(number: usize) -> Value {
+    Value { instance: number, port: "h".into(), microbatch: 0, again: false }
 }
 
 fn push(script: &mut Script, label: String, lane: Lane, kind: Kind) {
@@ -54,7 +60,7 @@ fn receive(script: &mut Script, peer: usize, channel: u32, buffer: usize) {
 fn run(script: &mut Script, program: &Program, lane: Lane, from: usize, into: usize) {
     let view = |buffer| View { buffer: BufferId(buffer), offset: 0 };
     let run = Run {
-        program: script.program(program),
+        program: script.program(Placed::new(program.clone(), Slots::default())),
         inputs: vec![view(from)],
         outputs: vec![(view(into), Write::Overwrite)],
         contributes: vec![],
@@ -72,7 +78,7 @@ fn named(mut scripts: Vec<Script>) -> Vec<Script> {
                 (medium, &mut script.actions[at].kind)
             {
                 let count = counts.entry((medium, lane)).or_default();
-                messages[0].value = format!("v{count}");
+                messages[0].value = value(*count);
                 *count += 1;
             }
         }
@@ -235,8 +241,8 @@ fn random(dice: &mut Dice) -> Vec<Script> {
         for (_, one) in list {
             for mut action in one.actions {
                 if let Some(run) = action.run_mut() {
-                    let program = &one.programs[run.program.0].program;
-                    run.program = whole.program(program);
+                    let placed = one.programs[run.program.0].placed.clone();
+                    run.program = whole.program(placed);
                 }
                 whole.actions.push(action);
             }
@@ -301,8 +307,8 @@ const MISTAKES: [Mistake; 10] = [
     (
         "values of the same shape in another order",
         |s| s[1].actions.swap(0, 1),
-        "rank 1: message 0 on channel 0 from rank 0 to rank 1 is `v0` as f32 [1 x 4] for rank 0, \
-             action 0 (send to 1), but `v1` as f32 [1 x 4] for rank 1, action 0 (receive from 0)",
+        "rank 1: message 0 on channel 0 from rank 0 to rank 1 is `v0/h@mb0` as f32 [1 x 4] for rank 0, \
+             action 0 (send to 1), but `v1/h@mb0` as f32 [1 x 4] for rank 1, action 0 (receive from 0)",
     ),
     (
         "half of a message",
@@ -310,8 +316,8 @@ const MISTAKES: [Mistake; 10] = [
             let Kind::Send { messages, .. } = &mut s[0].actions[1].kind else { unreachable!() };
             messages[0].blocks[0].len = 2;
         },
-        "rank 1: message 1 on channel 0 from rank 0 to rank 1 is `v1` as f32 [1 x 2] for rank 0, action 1 \
-             (send to 1), but `v1` as f32 [1 x 4] for rank 1, action 1 (receive from 0)",
+        "rank 1: message 1 on channel 0 from rank 0 to rank 1 is `v1/h@mb0` as f32 [1 x 2] for rank 0, action 1 \
+             (send to 1), but `v1/h@mb0` as f32 [1 x 4] for rank 1, action 1 (receive from 0)",
     ),
     (
         "another type",
@@ -319,7 +325,7 @@ const MISTAKES: [Mistake; 10] = [
             let Kind::Receive { messages, .. } = &mut s[1].actions[0].kind else { unreachable!() };
             messages[0].dtype = DType::Bf16;
         },
-        "is `v0` as f32 [1 x 4] for rank 0, action 0 (send to 1), but `v0` as bf16 [1 x 4]",
+        "is `v0/h@mb0` as f32 [1 x 4] for rank 0, action 0 (send to 1), but `v0/h@mb0` as bf16 [1 x 4]",
     ),
     (
         "one sum fewer",

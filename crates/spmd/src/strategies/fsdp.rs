@@ -16,7 +16,7 @@ use super::zero::hybrid_split;
 use super::{Strategy, Zero};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
-use crate::sharing::{Keep, Sharing};
+use crate::sharing::{Gathering, Keep, Sharing, UnitFacts};
 use crate::split::Split;
 
 /// Weights in shards, gathered per segment.
@@ -66,10 +66,13 @@ impl Strategy for Fsdp {
     }
 
     fn share(&self, mesh: &Mesh, sharing: &mut Sharing) -> Result<(), SpmdError> {
-        let mut own = Sharing::none();
-        self.zero().share(mesh, &mut own)?;
-        own.keep = if self.reshard_after_forward { Keep::Root } else { Keep::Backward };
-        (own.prefetch, own.in_flight) = (self.prefetch, self.in_flight.max(1));
-        sharing.set(self.name(), own)
+        let zero = self.zero();
+        let gathering = Gathering::ForRuns {
+            prefetch: self.prefetch,
+            in_flight: self.in_flight.max(1),
+            keep: if self.reshard_after_forward { Keep::Root } else { Keep::Backward },
+        };
+        let facts = UnitFacts { gathering, ..zero.facts(zero.axes(mesh)) };
+        sharing.set(self.name(), Sharing::over(facts))
     }
 }

@@ -20,8 +20,22 @@ use phalanx_ir::{Mesh, Program};
 use super::{Data, Strategy, present};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
-use crate::sharing::{Sharded, Sharing};
+use crate::sharing::{Gathering, Keep, Kept, Reduction, Sharing, UnitFacts};
 use crate::split::Split;
+
+/// What is kept in shards, one per rank; each includes what comes before it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum Sharded {
+    /// Every rank keeps everything.
+    #[default]
+    Nothing,
+    /// Optimizer state: gradients are reduced into shards, and the new weights are gathered.
+    State,
+    /// Gradients as well: what a micro-batch forms is reduced at once.
+    Gradients,
+    /// Weights as well: they are gathered for the runs that read them.
+    Weights,
+}
 
 /// State, gradients and weights in shards, by stage.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,9 +74,43 @@ impl Zero {
         }
     }
 
+    /// The stages: what a rank keeps of a unit, and when it is exchanged.
+    pub(super) fn facts(&self, axes: Vec<phalanx_ir::Axis>) -> UnitFacts {
+        let shards = UnitFacts {
+            axes,
+            reduce_elements: self.reduce_bucket_size,
+            gather_elements: self.allgather_bucket_size,
+            ..UnitFacts::replicated()
+        };
+        match self.sharded {
+            Sharded::Nothing => UnitFacts::replicated(),
+            Sharded::State => UnitFacts {
+                state: Kept::SHARD,
+                reduction: Reduction::OwnPart,
+                gathering: Gathering::AfterUpdate,
+                ..shards
+            },
+            Sharded::Gradients => UnitFacts {
+                state: Kept::SHARD,
+                gradient: Kept::SHARD,
+                reduction: Reduction::IntoShard,
+                gathering: Gathering::AfterUpdate,
+                ..shards
+            },
+            Sharded::Weights => UnitFacts {
+                state: Kept::SHARD,
+                gradient: Kept::SHARD,
+                weights: Kept::SHARD,
+                reduction: Reduction::IntoShard,
+                gathering: Gathering::ForRuns { prefetch: 1, in_flight: 2, keep: Keep::Run },
+                ..shards
+            },
+        }
+    }
+
     /// The axes that shards are dealt over: the part of the batch's axis that shares a copy, and
     /// context parallelism's.
-    fn axes(&self, mesh: &Mesh) -> Vec<phalanx_ir::Axis> {
+    pub(super) fn axes(&self, mesh: &Mesh) -> Vec<phalanx_ir::Axis> {
         let mut axes = present(mesh, &[&self.axis]);
         if let Some(shard) = self.shard {
             while mesh.count(&axes) > shard && !axes.is_empty() {
@@ -93,10 +141,7 @@ impl Strategy for Zero {
     }
 
     fn share(&self, mesh: &Mesh, sharing: &mut Sharing) -> Result<(), SpmdError> {
-        let mut own = Sharing::over(self.sharded, self.axes(mesh));
-        own.reduce_elements = self.reduce_bucket_size;
-        own.gather_elements = self.allgather_bucket_size;
-        sharing.set(self.name(), own)
+        sharing.set(self.name(), Sharing::over(self.facts(self.axes(mesh))))
     }
 }
 

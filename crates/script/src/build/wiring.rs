@@ -1,0 +1,57 @@
+//! Who gives and who reads the values that flow between instances: looked up, not searched for, for
+//! every turn asks.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use phalanx_autodiff::{boundary_name, cotangent_name};
+use phalanx_ir::{Model, Role};
+
+use crate::build::Compiled;
+use crate::schedule::Part;
+
+/// The flow of boundary values through a model's instances, and of their cotangents back.
+#[derive(Debug, Default)]
+pub(crate) struct Wiring {
+    /// By boundary value: the instances whose forward gives it, in order.
+    givers: HashMap<Arc<str>, Vec<usize>>,
+    /// By boundary value: the instances whose backward gives summands of its cotangent, in order.
+    differentiate: HashMap<Arc<str>, Vec<usize>>,
+}
+
+impl Wiring {
+    pub(crate) fn new(model: &Model, compiled: &Compiled) -> Self {
+        let mut wiring = Self::default();
+        for (number, instance) in model.instances().iter().enumerate() {
+            for port in compiled.program(instance.segment, Part::F).outputs_with(Role::Boundary) {
+                wiring.givers.entry(port.name.as_str().into()).or_default().push(number);
+            }
+            for port in compiled.program(instance.segment, Part::BW).outputs_with(Role::Cotangent) {
+                let boundary = boundary_name(&port.name)
+                    .expect("the port of a cotangent is named after its boundary value");
+                wiring.differentiate.entry(boundary.into()).or_default().push(number);
+            }
+        }
+        debug_assert!(wiring.givers.keys().all(|b| boundary_name(&cotangent_name(b)).is_some()));
+        wiring
+    }
+
+    /// The last instance before this one that gives a boundary value.
+    pub(crate) fn producer(&self, instance: usize, boundary: &str) -> Option<usize> {
+        let givers = self.givers.get(boundary)?;
+        let earlier = givers.partition_point(|&giver| giver < instance);
+        earlier.checked_sub(1).map(|last| givers[last])
+    }
+
+    /// The instances that give summands of the cotangent of a boundary value which an instance gives:
+    /// those that read it from this one, so none behind the next that gives it.
+    pub(crate) fn differentiated(&self, instance: usize, boundary: &str) -> &[usize] {
+        let Some(all) = self.differentiate.get(boundary) else { return &[] };
+        let next = self.givers.get(boundary).and_then(|givers| {
+            givers.get(givers.partition_point(|&giver| giver <= instance)).copied()
+        });
+        let from = all.partition_point(|&user| user <= instance);
+        let to = next.map_or(all.len(), |next| all.partition_point(|&user| user <= next));
+        &all[from..to.max(from)]
+    }
+}

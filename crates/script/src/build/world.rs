@@ -1,0 +1,121 @@
+//! What the scripts of all ranks have in common, found once.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use phalanx_ir::Model;
+
+use super::Place;
+use super::links::Links;
+use super::wiring::Wiring;
+use crate::action::{Names, Script};
+use crate::device::Device;
+use crate::error::ScriptError;
+use crate::library::Library;
+use crate::unit::Unit;
+
+/// A model on the devices of a step: who holds what, and what devices send each other.
+#[derive(Debug)]
+pub struct World<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// The devices that its instances are on: one, or those of a pipeline.
+    pub devices: Vec<Device<'a>>,
+    /// Its programs.
+    pub library: Arc<Library>,
+    /// By parameter: the devices whose instances have it.
+    pub(crate) holders: Vec<Vec<usize>>,
+    /// By device: the instances that its turns work on.
+    held: Vec<BTreeSet<usize>>,
+    /// By device: how values flow between instances.
+    wirings: Vec<Arc<Wiring>>,
+    pub(super) links: Links,
+}
+
+impl<'a> World<'a> {
+    /// Finds what ranks have in common.
+    pub fn new(
+        model: &'a Model,
+        devices: Vec<Device<'a>>,
+        library: Arc<Library>,
+    ) -> Result<Self, ScriptError> {
+        let held = |device: &Device<'_>| device.turns.iter().map(|turn| turn.instance).collect();
+        let held: Vec<BTreeSet<usize>> = devices.iter().map(held).collect();
+        let holders = holders(model, &held);
+        shared_alike(model, &devices, &holders)?;
+        let wirings = wirings(model, &devices);
+        let links = Links::new(model, &devices, &|device| wirings[device].clone())?;
+        Ok(Self { model, devices, library, holders, held, wirings, links })
+    }
+
+    /// Whether a device's turns work on an instance.
+    pub fn holds(&self, device: usize, instance: usize) -> bool {
+        self.held[device].contains(&instance)
+    }
+
+    pub(super) fn wiring(&self, device: usize) -> &Wiring {
+        &self.wirings[device]
+    }
+
+    /// A rank's script before anything is in it.
+    pub(super) fn empty_script(&self, at: Place, units: &[Unit]) -> Script {
+        let ranks = self.devices[at.device].ranks;
+        Script {
+            names: Names {
+                params: self.model.params().iter().map(|p| p.name.clone()).collect(),
+                instances: self.model.instances().iter().map(|i| i.name.clone()).collect(),
+                units: units.iter().map(|unit| unit.name.clone()).collect(),
+            },
+            ..Script::of_rank(ranks[at.place], ranks.into())
+        }
+    }
+}
+
+/// By device: the flow of values. Devices whose programs are the same share it.
+fn wirings(model: &Model, devices: &[Device<'_>]) -> Vec<Arc<Wiring>> {
+    let mut found: Vec<Arc<Wiring>> = Vec::with_capacity(devices.len());
+    for device in devices {
+        let same = devices
+            .iter()
+            .zip(&found)
+            .find(|(other, _)| std::ptr::eq(other.compiled, device.compiled));
+        let wiring = match same {
+            Some((_, wiring)) => wiring.clone(),
+            None => Arc::new(Wiring::new(model, device.compiled)),
+        };
+        found.push(wiring);
+    }
+    found
+}
+
+/// By parameter: the devices whose instances have it.
+fn holders(model: &Model, held: &[BTreeSet<usize>]) -> Vec<Vec<usize>> {
+    let mut holders: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); model.params().len()];
+    for (number, instance) in model.instances().iter().enumerate() {
+        for device in (0..held.len()).filter(|&device| held[device].contains(&number)) {
+            instance.params.values().for_each(|&param| {
+                holders[param].insert(device);
+            });
+        }
+    }
+    holders.into_iter().map(|devices| devices.into_iter().collect()).collect()
+}
+
+/// Devices that share a parameter hold it in the same way, so that their gradients can be added up.
+fn shared_alike(
+    model: &Model,
+    devices: &[Device<'_>],
+    holders: &[Vec<usize>],
+) -> Result<(), ScriptError> {
+    for (param, holders) in model.params().iter().zip(holders) {
+        let differs = |d: &&usize| devices[**d].mesh != devices[holders[0]].mesh;
+        if let Some(&other) = holders.iter().find(differs) {
+            return Err(ScriptError::Schedule(format!(
+                "`{}` is shared by devices on different meshes, ({}) and ({}): give both the same \
+                 mesh, or untie it",
+                param.name, devices[holders[0]].mesh, devices[other].mesh
+            )));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,226 @@
+//! What buffers are found by. Names are made from keys, for people, and never read back.
+
+use std::fmt;
+use std::sync::Arc;
+
+use phalanx_call::Value;
+
+use crate::action::Names;
+
+/// What a buffer holds: one key for each buffer of a script, the same in all scripts of a plan.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
+pub enum BufferKey {
+    /// What a rank keeps of a unit from step to step.
+    State(StateKey),
+    /// A number that the host gives, or that outlives a step.
+    Scalar(Scalar),
+    /// A micro-batch of a data port.
+    Data {
+        /// The port's name in the model.
+        port: Arc<str>,
+        /// The micro-batch.
+        microbatch: usize,
+    },
+    /// The key of an instance's random numbers for a micro-batch.
+    Random {
+        /// The instance's number in the model.
+        instance: usize,
+        /// The micro-batch.
+        microbatch: usize,
+    },
+    /// What an instance makes of a micro-batch: boundaries, residuals, cotangents, losses, probes.
+    Value(Value),
+    /// This rank's slice of a value that another device sends in slices.
+    Slice(Value),
+    /// A unit's weights, gathered for runs of the schedule.
+    Gathered {
+        /// The unit's number.
+        unit: usize,
+        /// The first run that reads them.
+        run: usize,
+    },
+    /// A unit's gradient as some micro-batches form it, before it is summed into a shard.
+    Formed {
+        /// The unit's number.
+        unit: usize,
+        /// The first of the micro-batches.
+        group: usize,
+    },
+    /// A number that the end of a step forms.
+    Number(Number),
+    /// The host's copy of an input, from which it is uploaded.
+    Staged(Box<BufferKey>),
+    /// A buffer of a script that was written by hand.
+    Own(Arc<str>),
+}
+
+/// Which state of which unit.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct StateKey {
+    /// The unit's number.
+    pub unit: usize,
+    /// What of it.
+    pub kind: StateKind,
+}
+
+/// What a rank keeps of a unit.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum StateKind {
+    /// What programs read, or a shard of it.
+    Weights,
+    /// The gradient as the update reads it.
+    Gradient,
+    /// The wide copy that is updated, if weights are narrow.
+    Master,
+    /// One of the optimizer's: moments or momentum, by their number.
+    Optimizer(usize),
+}
+
+/// A number that programs read.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Scalar {
+    /// The learning rate.
+    LearningRate,
+    /// The step, counted from 1.
+    Step,
+    /// One over what the loss is a mean over, such as valid targets.
+    InverseCount,
+    /// Whether the updates of a step are applied.
+    Go,
+    /// What losses are multiplied by before the backward.
+    LossScale,
+    /// A number of the model's own, which the batch gives.
+    User(Arc<str>),
+}
+
+/// What the end of a step forms.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Number {
+    /// The mean loss of the batch.
+    Loss,
+    /// The global norm of the gradient.
+    GradNorm,
+    /// What gradients are multiplied by.
+    Clip,
+    /// A device's share of loss and squared norm.
+    Sums,
+}
+
+impl Scalar {
+    /// The scalar that a model's port of this name reads.
+    pub fn of_port(name: &str) -> Self {
+        let known = [
+            Scalar::LearningRate,
+            Scalar::Step,
+            Scalar::InverseCount,
+            Scalar::Go,
+            Scalar::LossScale,
+        ];
+        let found = known.into_iter().find(|scalar| scalar.name() == name);
+        found.unwrap_or_else(|| Scalar::User(name.into()))
+    }
+
+    /// The name of the port that reads it.
+    pub fn name(&self) -> &str {
+        match self {
+            Scalar::LearningRate => "lr",
+            Scalar::Step => "step",
+            Scalar::InverseCount => "inv_tokens",
+            Scalar::Go => "go",
+            Scalar::LossScale => "loss_scale",
+            Scalar::User(name) => name,
+        }
+    }
+}
+
+impl fmt::Display for StateKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StateKind::Weights => f.write_str("weights"),
+            StateKind::Gradient => f.write_str("gradient"),
+            StateKind::Master => f.write_str("master"),
+            StateKind::Optimizer(number) => write!(f, "state{number}"),
+        }
+    }
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Number::Loss => "loss",
+            Number::GradNorm => "grad_norm",
+            Number::Clip => "clip",
+            Number::Sums => "sums",
+        })
+    }
+}
+
+impl BufferKey {
+    /// The key of one kind of a unit's state.
+    pub fn state(unit: usize, kind: StateKind) -> Self {
+        BufferKey::State(StateKey { unit, kind })
+    }
+
+    /// In words, such as `blocks.3/h@mb0`.
+    pub fn describe<'a>(&'a self, names: &'a Names) -> impl fmt::Display + 'a {
+        Described { key: self, names }
+    }
+}
+
+struct Described<'a> {
+    key: &'a BufferKey,
+    names: &'a Names,
+}
+
+impl fmt::Display for Described<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, names } = *self;
+        match key {
+            BufferKey::State(StateKey { unit, kind }) => write!(f, "{}/{kind}", names.unit(*unit)),
+            BufferKey::Scalar(scalar) => f.write_str(scalar.name()),
+            BufferKey::Data { port, microbatch } => write!(f, "{port}@mb{microbatch}"),
+            BufferKey::Random { instance, microbatch } => {
+                write!(f, "{}/key@mb{microbatch}", names.instance(*instance))
+            }
+            BufferKey::Value(value) => names.value(value).fmt(f),
+            BufferKey::Slice(value) => write!(f, "{}/slice", names.value(value)),
+            BufferKey::Gathered { unit, run } => {
+                write!(f, "{}/gathered@{run}", names.unit(*unit))
+            }
+            BufferKey::Formed { unit, group } => {
+                write!(f, "{}/formed@mb{group}", names.unit(*unit))
+            }
+            BufferKey::Number(number) => number.fmt(f),
+            BufferKey::Staged(key) => write!(f, "{}/staged", key.describe(names)),
+            BufferKey::Own(name) => f.write_str(name),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_have_names_for_people() {
+        let names = Names {
+            instances: vec!["embed".to_owned(), "blocks.0".to_owned()],
+            units: vec!["bucket.0".to_owned()],
+            ..Names::default()
+        };
+        let value = Value { instance: 1, port: "h".into(), microbatch: 2, again: true };
+        for (key, name) in [
+            (BufferKey::state(0, StateKind::Optimizer(1)), "bucket.0/state1"),
+            (BufferKey::state(7, StateKind::Weights), "unit 7/weights"),
+            (BufferKey::Random { instance: 0, microbatch: 3 }, "embed/key@mb3"),
+            (BufferKey::Value(value.clone()), "blocks.0/h@mb2 again"),
+            (BufferKey::Slice(Value { again: false, ..value }), "blocks.0/h@mb2/slice"),
+            (BufferKey::Scalar(Scalar::of_port("lr")), "lr"),
+            (BufferKey::Scalar(Scalar::of_port("warmth")), "warmth"),
+        ] {
+            assert_eq!(key.describe(&names).to_string(), name);
+        }
+        assert_eq!(Scalar::of_port("step"), Scalar::Step);
+    }
+}

@@ -1,0 +1,103 @@
+//! The programs of a plan, each known by an id.
+//!
+//! Scripts run the same few programs again and again, and ranks that communicate must run the same
+//! one. So a program is placed once ([`Slots`]), by what the engine needs, and compared by its
+//! [`ProgramHash`] alone.
+
+use std::collections::HashMap;
+use std::collections::hash_map::DefaultHasher;
+use std::fmt::{self, Write};
+use std::hash::Hasher;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use phalanx_call::{Requirements, Slots};
+use phalanx_ir::Program;
+
+/// What a program is known by, on every rank: equal for equal programs. Two different ones share it
+/// once in 2¹²⁸.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProgramHash(u128);
+
+impl ProgramHash {
+    /// The hash of everything that a program says.
+    pub fn of(program: &Program) -> Self {
+        let mut text = Hashed([DefaultHasher::new(), DefaultHasher::new()]);
+        text.0[1].write_u8(1);
+        write!(text, "{program:?}").expect("hashing text does not fail");
+        let [high, low] = text.0.map(|hasher| u128::from(hasher.finish()));
+        Self(high << 64 | low)
+    }
+}
+
+impl fmt::Debug for ProgramHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// Text that is hashed instead of kept.
+struct Hashed([DefaultHasher; 2]);
+
+impl Write for Hashed {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.iter_mut().for_each(|hasher| hasher.write(text.as_bytes()));
+        Ok(())
+    }
+}
+
+/// A program with the places of its values.
+#[derive(Clone, Debug)]
+pub struct Placed {
+    /// What it is known by.
+    pub hash: ProgramHash,
+    /// The program.
+    pub program: Arc<Program>,
+    /// Where its values lie.
+    pub slots: Arc<Slots>,
+}
+
+impl PartialEq for Placed {
+    fn eq(&self, other: &Self) -> bool {
+        self.hash == other.hash && self.slots == other.slots
+    }
+}
+
+impl Placed {
+    /// A program whose values lie where these slots say.
+    pub fn new(program: Program, slots: Slots) -> Self {
+        let hash = ProgramHash::of(&program);
+        Self { hash, program: Arc::new(program), slots: Arc::new(slots) }
+    }
+}
+
+/// Programs that were placed already, for an engine with these requirements.
+pub struct Library {
+    requirements: Arc<dyn Requirements>,
+    known: Mutex<HashMap<ProgramHash, Placed>>,
+}
+
+impl Library {
+    /// An empty one.
+    pub fn new(requirements: Arc<dyn Requirements>) -> Self {
+        Self { requirements, known: Mutex::default() }
+    }
+
+    /// The program with its places: those that were found the first time.
+    pub fn placed(&self, program: &Program) -> Placed {
+        let hash = ProgramHash::of(program);
+        // Whoever panicked while it held the lock left whole entries behind.
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let placed = known.entry(hash).or_insert_with(|| Placed {
+            hash,
+            slots: Arc::new(Slots::assign_for(program, &*self.requirements)),
+            program: Arc::new(program.clone()),
+        });
+        placed.clone()
+    }
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Library").finish_non_exhaustive()
+    }
+}

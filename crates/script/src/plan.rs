@@ -1,0 +1,166 @@
+//! A rank's plan: several scripts over one table of state, and the rule that says which of them a step
+//! runs.
+//!
+//! Training and evaluation are two scripts on the same weights; averaging replicas now and then, saving,
+//! or the first and last steps of a pipeline that never drains are further ones. State lies at the same
+//! place for all of them. A script is built when it is first asked for, by one pure builder, and checked
+//! before it runs. Which one comes next is decided by a [`Controller`], a pure function of the step's
+//! number and of what earlier steps told.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::action::Script;
+use crate::build::State;
+use crate::check::contents;
+use crate::error::ScriptError;
+use crate::memory::{MemoryPlan, plan, plan_in_order};
+use crate::order::HappensBefore;
+
+/// Which of a plan's scripts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
+pub enum ScriptKey {
+    /// One optimizer step.
+    Train,
+    /// The loss of a batch under the present weights.
+    Evaluate,
+    /// The mean of what replicas keep, on all of them.
+    Average,
+}
+
+/// A script that is known to be right, with its order and its places in memory: what can be run.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// The script.
+    pub script: Script,
+    /// The order of its actions.
+    pub order: HappensBefore,
+    /// Where its buffers lie, and what they cost.
+    pub memory: MemoryPlan,
+}
+
+impl Planned {
+    /// Checks a script and plans its memory; its order is worked out once. State stays where `base` has
+    /// it.
+    pub fn new(script: Script, base: Option<&MemoryPlan>) -> Result<Self, ScriptError> {
+        let order = HappensBefore::of(&script)?;
+        contents(&script)?;
+        let memory = plan_in_order(&script, &order, base);
+        Ok(Self { script, order, memory })
+    }
+
+    /// A script of which another rank's stands for everything but its messages and its place in shared
+    /// units: what was found for that one holds for it.
+    ///
+    /// # Panics
+    /// If it does something else than that one.
+    pub fn like(&self, script: Script) -> Self {
+        assert!(
+            self.script.is_like(&script),
+            "ranks {} and {} do not the same",
+            { self.script.rank },
+            script.rank
+        );
+        Self { script, order: self.order.clone(), memory: self.memory.clone() }
+    }
+}
+
+/// The pure builder of a plan's scripts.
+pub trait Builds {
+    /// The script of this key, on this state.
+    fn build(&self, key: ScriptKey, state: &State) -> Result<Script, ScriptError>;
+}
+
+/// The scripts of one rank, over one table of state.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    state: State,
+    /// Where the state lies.
+    base: MemoryPlan,
+    scripts: BTreeMap<ScriptKey, Arc<Planned>>,
+}
+
+impl Plan {
+    /// A plan with this state, and no script yet.
+    pub fn new(state: State) -> Result<Self, ScriptError> {
+        let base = plan(&state.script())?;
+        Ok(Self { state, base, scripts: BTreeMap::new() })
+    }
+
+    /// The state that all scripts share.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Where the state lies, in all scripts.
+    pub fn base(&self) -> &MemoryPlan {
+        &self.base
+    }
+
+    /// A script, built and checked when it is first asked for.
+    pub fn script(
+        &mut self,
+        key: ScriptKey,
+        builder: &dyn Builds,
+    ) -> Result<Arc<Planned>, ScriptError> {
+        if let Some(known) = self.scripts.get(&key) {
+            return Ok(known.clone());
+        }
+        let script = builder.build(key, &self.state)?;
+        let planned = Arc::new(Planned::new(script, Some(&self.base))?);
+        self.scripts.insert(key, planned.clone());
+        Ok(planned)
+    }
+
+    /// The scripts that were asked for so far.
+    pub fn scripts(&self) -> impl Iterator<Item = (ScriptKey, &Arc<Planned>)> {
+        self.scripts.iter().map(|(key, planned)| (*key, planned))
+    }
+
+    /// Bytes of the arena that all these scripts share.
+    pub fn arena(&self) -> usize {
+        let arenas = self.scripts.values().map(|planned| planned.memory.arena);
+        arenas.fold(self.base.arena, usize::max)
+    }
+}
+
+/// How a step ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Its updates are done.
+    Applied,
+    /// Its gradients were not finite; nothing was updated, and the batch is consumed.
+    Skipped,
+    /// It must be done again, by this script.
+    Repeat(ScriptKey),
+}
+
+/// What is known of a step that was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// The step, counted from 1.
+    pub step: u64,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// The scripts of a step, in the order in which they run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Choice(pub Vec<ScriptKey>);
+
+/// The rule from steps to scripts. It is pure, so every rank decides the same.
+pub trait Controller: Send + Sync {
+    /// What a step, counted from 1, runs; fixed rules ignore the records of earlier steps.
+    fn next(&self, step: u64, records: &[Record]) -> Choice;
+}
+
+/// Every step trains, and nothing else happens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct EveryStep;
+
+impl Controller for EveryStep {
+    fn next(&self, _step: u64, _records: &[Record]) -> Choice {
+        Choice(vec![ScriptKey::Train])
+    }
+}
