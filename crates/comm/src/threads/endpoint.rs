@@ -3,13 +3,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use phalanx_call::MemoryKind;
+
 use super::board::{Board, Posting};
 use super::idle::{Goal, Waited};
 use super::movement::Scratch;
 use super::progress::{Outstanding, Stage};
-use super::world::Shared;
+use super::world::{Shared, Stopper};
 use crate::call::{Call, Op, OpKind};
-use crate::communicator::{Busy, Communicator, Handle};
+use crate::communicator::{Busy, Communicator, Handle, Stop};
 use crate::error::{CommError, Failure};
 use crate::group::{Group, GroupId};
 use crate::kernel;
@@ -20,7 +22,7 @@ use crate::volume::Algorithm;
 ///
 /// When it is dropped with calls outstanding, all ranks are stopped, and nobody touches this
 /// rank's memory any more.
-pub struct Endpoint {
+pub(crate) struct Endpoint {
     pub(super) shared: Arc<Shared>,
     pub(super) rank: usize,
     /// Groups and channels, as this endpoint numbers them.
@@ -91,11 +93,6 @@ impl Endpoint {
         let id = endpoint.join(board, rank);
         endpoint.known.insert(world, GroupId(id as u32));
         endpoint
-    }
-
-    /// The first failure of the world, if there was one.
-    pub fn failure(&self) -> Option<Failure> {
-        self.shared.failure()
     }
 
     fn join(&mut self, board: Arc<Board>, me: usize) -> usize {
@@ -289,6 +286,10 @@ impl Communicator for Endpoint {
         self.shared.ranks.len()
     }
 
+    fn memory(&self) -> MemoryKind {
+        MemoryKind::HOST
+    }
+
     fn group(&mut self, group: &Group) -> Result<GroupId, CommError> {
         if let Some(&id) = self.known.get(group) {
             return Ok(id);
@@ -362,6 +363,10 @@ impl Communicator for Endpoint {
     fn abort(&mut self, message: &str) {
         self.shared.poison(self.rank, || message.to_string());
         self.shared.quiesce();
+    }
+
+    fn stopper(&self) -> Arc<dyn Stop> {
+        Arc::new(Stopper { shared: self.shared.clone(), rank: self.rank })
     }
 }
 

@@ -3,11 +3,11 @@
 mod board;
 mod endpoint;
 mod idle;
+mod launcher;
 mod matching;
 mod movement;
 mod progress;
 mod world;
 
-pub use endpoint::Endpoint;
-pub(crate) use world::Stopper;
-pub use world::{Options, Waiting, World};
+pub use launcher::Threads;
+pub use world::{Options, Waiting};

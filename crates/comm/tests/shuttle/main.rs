@@ -22,6 +22,8 @@ mod error;
 mod group;
 #[path = "../../src/kernel/mod.rs"]
 mod kernel;
+#[path = "../../src/launch.rs"]
+mod launch;
 mod schedules;
 #[path = "../../src/site.rs"]
 mod site;
