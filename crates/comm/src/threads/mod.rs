@@ -4,7 +4,6 @@ mod board;
 mod endpoint;
 mod idle;
 mod launcher;
-mod matching;
 mod movement;
 mod progress;
 mod world;
