@@ -75,3 +75,31 @@ impl fmt::Display for Tier {
         f.write_str(self.name())
     }
 }
+
+/// A kind of memory that programs compute in and transports move, such as the host's or a GPU's.
+///
+/// An engine and a transport fit together if they are of the same kind. The set is open: whoever
+/// brings an engine for another kind of memory names it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct MemoryKind(&'static str);
+
+impl MemoryKind {
+    /// Memory that the processor's cores address.
+    pub const HOST: MemoryKind = MemoryKind::named("host");
+
+    /// The kind of this name.
+    pub const fn named(name: &'static str) -> Self {
+        Self(name)
+    }
+
+    /// The name in messages.
+    pub const fn name(self) -> &'static str {
+        self.0
+    }
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -12,10 +12,11 @@ use phalanx_ir::DType;
 use crate::blocking::Collectives;
 use crate::blocks::Blocks;
 use crate::call::{Call, Op, OpKind, Reduction};
+use crate::communicator::Communicator;
+use crate::crew::run_ranks;
 use crate::error::{CommError, Failure};
 use crate::group::GroupId;
-use crate::launch::run_ranks;
-use crate::threads::{Endpoint, Options};
+use crate::launch::Launcher;
 
 /// The sizes that are measured: bytes of the full tensor.
 pub const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
@@ -43,12 +44,12 @@ pub struct Row {
     pub copy_limit_best_us: f64,
 }
 
-/// Measures every call at every size, over `ranks` ranks.
-pub fn collectives(ranks: usize, options: &Options, sizes: &[usize]) -> Result<Vec<Row>, Failure> {
+/// Measures every call at every size, between ranks that are all local.
+pub fn collectives(launcher: &dyn Launcher, sizes: &[usize]) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::with_capacity(sizes.len() * OPS.len());
     for &bytes in sizes {
         for op in OPS {
-            rows.push(measure(ranks, options, op, bytes)?);
+            rows.push(measure(launcher, op, bytes)?);
         }
     }
     Ok(rows)
@@ -56,10 +57,10 @@ pub fn collectives(ranks: usize, options: &Options, sizes: &[usize]) -> Result<V
 
 /// Measures one call at one size. Copies are timed in the same run, but not between the calls, whose
 /// caches they would disturb.
-fn measure(ranks: usize, options: &Options, op: OpKind, bytes: usize) -> Result<Row, Failure> {
-    let rounds = rounds(bytes);
+fn measure(launcher: &dyn Launcher, op: OpKind, bytes: usize) -> Result<Row, Failure> {
+    let (ranks, rounds) = (launcher.ranks(), rounds(bytes));
     let slowest: Mutex<Vec<[Duration; 2]>> = Mutex::new(vec![[Duration::ZERO; 2]; rounds]);
-    run_ranks(ranks, options, |endpoint: &mut Endpoint| {
+    run_ranks(launcher, |endpoint| {
         let mut bench = Bench::new(op, bytes, ranks);
         let mut own = vec![[Duration::ZERO; 2]; rounds];
         for round in 0..WARM_UP + rounds {
@@ -146,14 +147,14 @@ impl Bench {
         Self { op, call, send: vec![value; full], receive: vec![value; full] }
     }
 
-    fn time_copy(&mut self, endpoint: &mut Endpoint) -> Result<Duration, CommError> {
+    fn time_copy(&mut self, endpoint: &mut dyn Communicator) -> Result<Duration, CommError> {
         endpoint.barrier(GroupId::WORLD)?;
         let start = Instant::now();
         self.receive.copy_from_slice(&self.send);
         Ok(start.elapsed())
     }
 
-    fn time_call(&mut self, endpoint: &mut Endpoint) -> Result<Duration, CommError> {
+    fn time_call(&mut self, endpoint: &mut dyn Communicator) -> Result<Duration, CommError> {
         endpoint.barrier(GroupId::WORLD)?;
         let start = Instant::now();
         if self.op == OpKind::AllReduce {
@@ -168,11 +169,12 @@ impl Bench {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::threads::Threads;
 
     #[test]
     fn rows_are_complete_and_consistent() {
         let sizes = [4 << 10, 64 << 10];
-        let rows = collectives(2, &Options::default(), &sizes).unwrap();
+        let rows = collectives(&Threads::new(2), &sizes).unwrap();
         assert_eq!(rows.len(), 8);
         for row in rows {
             let gib = row.bytes as f64 / (1u64 << 30) as f64;

@@ -3,6 +3,8 @@
 //! A block is a box of `outer × rows × len` elements at strides, so that gathering along any dim of a
 //! row-major tensor, and moving a shard from one dim to another, read and write in place.
 
+use std::ops::Range;
+
 /// Distances in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Strides {
@@ -110,6 +112,13 @@ impl Blocks {
             .checked_add(last(self.rows, strides.row)?)?
             .checked_add(self.len)
     }
+}
+
+/// The elements of part `index` when `count` are shared out as evenly as possible among `n`.
+pub(crate) fn part(count: usize, n: usize, index: usize) -> Range<usize> {
+    // The same as `count * i / n`, without the risk of overflow.
+    let bound = |i: usize| count / n * i + count % n * i / n;
+    bound(index)..bound(index + 1)
 }
 
 #[cfg(test)]

@@ -1,9 +1,12 @@
 //! What every transport offers: one endpoint per rank, one way to start a call.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use phalanx_call::MemoryKind;
+
 use crate::call::Call;
-use crate::error::CommError;
+use crate::error::{CommError, Failure};
 use crate::group::{Group, GroupId};
 use crate::traffic::Traffic;
 use crate::volume::Algorithm;
@@ -19,6 +22,9 @@ pub trait Communicator: Send {
 
     /// How many ranks there are.
     fn world(&self) -> usize;
+
+    /// The kind of memory that calls read and write: an engine must compute in the same.
+    fn memory(&self) -> MemoryKind;
 
     /// Makes a group known; the same group gives the same id. All members must do it, in an order
     /// that is the same wherever two groups share ranks.
@@ -73,6 +79,16 @@ pub trait Communicator: Send {
 
     /// Tells all ranks that this one cannot go on. Returns when nobody touches its memory any more.
     fn abort(&mut self, message: &str);
+
+    /// What stops all ranks because of this one, for whoever has given the endpoint away.
+    fn stopper(&self) -> Arc<dyn Stop>;
+}
+
+/// Stops the ranks of a world because of one of them, from outside its endpoint.
+pub trait Stop: Send + Sync {
+    /// Stops all ranks because this one failed with a message; gives the first failure, which is
+    /// another one if something went wrong before.
+    fn stop(&self, message: &str) -> Failure;
 }
 
 /// An outstanding call. It is waited for once.

@@ -1,18 +1,36 @@
-//! Ranks that keep something between runs: every thread has a state of its own, made once.
+//! The ranks of this process, each on a thread of its own with a state that it keeps.
 //!
 //! A trainer's ranks live as long as the training. Each makes its state on its own thread (an
 //! engine with its memory and its endpoint), and every run gives the state to a piece of work. A
-//! rank that fails stops the others, and its failure is the one that is told, with its own error.
+//! rank that fails stops the others, and the first failure is the one that is told, with its own
+//! error. How many of the world's ranks are here is the launcher's matter.
 
+use std::any::Any;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
+use crate::communicator::{Communicator, Stop};
 use crate::error::{CommError, Failure};
-use crate::launch::{Team, text};
-use crate::threads::{Endpoint, Options, Stopper, World};
+use crate::launch::{Launcher, LocalRank};
+use crate::workers::Workers;
+
+/// Runs `work` once on every local rank of a new world; gives what they return, by local rank, or
+/// the first failure.
+pub fn run_ranks<T, E, F>(launcher: &dyn Launcher, work: F) -> Result<Vec<T>, Failure>
+where
+    T: Send,
+    E: Display + Send,
+    F: Fn(&mut dyn Communicator) -> Result<T, E> + Sync,
+{
+    let crew = Crew::new(launcher, Ok::<_, CommError>);
+    let mut crew = crew.map_err(|lost: Lost<CommError>| lost.failure)?;
+    let done = crew.run(|_, endpoint: &mut Box<dyn Communicator>| work(endpoint.as_mut()));
+    done.map_err(|lost| lost.failure)
+}
 
 /// The first failure of a crew: which rank, in words, and the error that its work returned, unless
-/// it panicked or was lost.
+/// it panicked, was lost or is no rank of this process.
 #[derive(Debug)]
 pub struct Lost<E> {
     /// The rank and its message.
@@ -27,55 +45,58 @@ impl<E> From<Failure> for Lost<E> {
     }
 }
 
-impl<E> Lost<E> {
-    fn at(rank: usize, message: impl Into<std::sync::Arc<str>>) -> Self {
-        Self { failure: Failure { rank, message: message.into() }, error: None }
-    }
-}
-
-/// Threads that are ranks of one world, each with a state.
+/// Threads that are the local ranks of one world, each with a state.
 pub struct Crew<S> {
     /// Dropped before the threads that made them.
     states: Vec<Option<S>>,
-    stopper: Stopper,
-    team: Team,
+    locals: Locals,
+    world: usize,
+}
+
+/// What a crew knows of its ranks besides their states.
+struct Locals {
+    ranks: Vec<usize>,
+    stops: Vec<Arc<dyn Stop>>,
+    workers: Workers,
 }
 
 impl<S: Send> Crew<S> {
-    /// Starts `ranks` threads; `make` makes each one's state from its endpoint.
-    pub fn new<E, F>(ranks: usize, options: &Options, make: F) -> Result<Self, Lost<E>>
+    /// Starts a thread for each local rank; `make` makes its state there, from its endpoint.
+    pub fn new<E, F>(launcher: &dyn Launcher, make: F) -> Result<Self, Lost<E>>
     where
         E: Display + Send,
-        F: Fn(Endpoint) -> Result<S, E> + Sync,
+        F: Fn(Box<dyn Communicator>) -> Result<S, E> + Sync,
     {
-        let failed = |error: CommError| Lost::at(0, error.to_string());
-        let team = Team::new(ranks).map_err(failed)?;
-        let world = World::new(ranks, options.clone());
-        let stopper = world.stopper();
-        let mut endpoints: Vec<Option<Endpoint>> =
-            world.into_endpoints().into_iter().map(Some).collect();
-        let states: Vec<Option<S>> = endpoints.iter().map(|_| None).collect();
-        let mut crew = Self { states, stopper, team };
-        let mut given: Vec<_> = crew.states.iter_mut().zip(&mut endpoints).collect();
-        let cores: Vec<&[usize]> =
-            (0..crew.team.ranks()).map(|r| crew.team.cores_of(r, options)).collect();
-        run_on(&crew.team, &crew.stopper, &mut given, |rank, (state, endpoint)| {
-            let Some(endpoint) = endpoint.take() else { return Ok(()) };
+        // No rank runs yet, so none of them is to blame more than the first.
+        let failed = |error: CommError| Failure { rank: 0, message: error.to_string().into() };
+        let launched = launcher.launch().map_err(failed)?;
+        let ranks: Vec<usize> = launched.iter().map(|local| local.endpoint.rank()).collect();
+        let stops = launched.iter().map(|local| local.endpoint.stopper()).collect();
+        let workers = Workers::new(&ranks).map_err(failed)?;
+        let locals = Locals { ranks, stops, workers };
+        let mut given: Vec<Option<LocalRank>> = launched.into_iter().map(Some).collect();
+        let made = locals.run(&mut given, |_, given| {
+            let Some(LocalRank { endpoint, cores }) = given.take() else { return Ok(None) };
             // Threads that the state starts are bound with it. Where the system refuses, the rank
             // runs wherever the system likes.
-            phalanx_sys::bind_thread(cores[rank]);
-            make(endpoint).map(|made| **state = Some(made))
-        })?;
-        Ok(crew)
+            phalanx_sys::bind_thread(&cores);
+            make(endpoint).map(Some)
+        });
+        Ok(Self { states: made?, locals, world: launcher.ranks() })
     }
 
-    /// How many ranks there are.
+    /// How many ranks the world has.
     pub fn ranks(&self) -> usize {
-        self.states.len()
+        self.world
     }
 
-    /// Runs `work` on every rank with its state; gives what they return, by rank, or the first
-    /// failure. After a failure every communication fails.
+    /// The ranks of this process, the lowest first.
+    pub fn local(&self) -> &[usize] {
+        &self.locals.ranks
+    }
+
+    /// Runs `work` on every local rank with its number in the world and its state; gives what they
+    /// return, by local rank, or the first failure. After a failure every communication fails.
     pub fn run<T, E, F>(&mut self, work: F) -> Result<Vec<T>, Lost<E>>
     where
         T: Send,
@@ -83,50 +104,51 @@ impl<S: Send> Crew<S> {
         F: Fn(usize, &mut S) -> Result<T, E> + Sync,
     {
         let mut states: Vec<&mut S> = self.states.iter_mut().flatten().collect();
-        run_on(&self.team, &self.stopper, &mut states, |rank, state| work(rank, state))
+        self.locals.run(&mut states, |rank, state| work(rank, state))
     }
 }
 
-/// Runs a piece of work on each thread, with something of its own.
-fn run_on<G, T, E, F>(
-    team: &Team,
-    stopper: &Stopper,
-    given: &mut [G],
-    work: F,
-) -> Result<Vec<T>, Lost<E>>
-where
-    G: Send,
-    T: Send,
-    E: Display + Send,
-    F: Fn(usize, &mut G) -> Result<T, E> + Sync,
-{
-    let mut results: Vec<Option<Result<T, Lost<E>>>> = given.iter().map(|_| None).collect();
-    let mut jobs: Vec<Box<dyn FnOnce() + Send + '_>> = Vec::with_capacity(given.len());
-    for (rank, (given, result)) in given.iter_mut().zip(&mut results).enumerate() {
-        let work = &work;
-        jobs.push(Box::new(move || *result = Some(guarded(rank, stopper, || work(rank, given)))));
-    }
-    team.run_jobs(jobs);
-    let mut done = Vec::with_capacity(results.len());
-    let mut lost: Option<Lost<E>> = None;
-    for (rank, result) in results.into_iter().enumerate() {
-        match result.unwrap_or_else(|| Err(Lost::at(rank, "its thread ended"))) {
-            Ok(value) => done.push(value),
-            // All ranks tell the same failure; the rank where it happened has the error.
-            Err(own) if lost.as_ref().is_none_or(|l| l.error.is_none()) => lost = Some(own),
-            Err(_) => {}
+impl Locals {
+    /// Runs a piece of work on each thread, with something of its own.
+    fn run<G, T, E, F>(&self, given: &mut [G], work: F) -> Result<Vec<T>, Lost<E>>
+    where
+        G: Send,
+        T: Send,
+        E: Display + Send,
+        F: Fn(usize, &mut G) -> Result<T, E> + Sync,
+    {
+        let mut results: Vec<Option<Result<T, Lost<E>>>> = given.iter().map(|_| None).collect();
+        let mut jobs: Vec<Box<dyn FnOnce() + Send + '_>> = Vec::with_capacity(given.len());
+        let own = self.ranks.iter().zip(&self.stops);
+        for ((given, result), (&rank, stop)) in given.iter_mut().zip(&mut results).zip(own) {
+            let work = &work;
+            jobs.push(Box::new(move || {
+                *result = Some(guarded(rank, stop.as_ref(), || work(rank, given)));
+            }));
         }
-    }
-    match lost {
-        None => Ok(done),
-        Some(lost) => Err(lost),
+        self.workers.run(jobs);
+        let mut done = Vec::with_capacity(results.len());
+        let mut lost: Option<Lost<E>> = None;
+        for (result, &rank) in results.into_iter().zip(&self.ranks) {
+            let ended = || Err(Failure { rank, message: "its thread ended".into() }.into());
+            match result.unwrap_or_else(ended) {
+                Ok(value) => done.push(value),
+                // All ranks tell the same failure; the rank where it happened has the error.
+                Err(own) if lost.as_ref().is_none_or(|l| l.error.is_none()) => lost = Some(own),
+                Err(_) => {}
+            }
+        }
+        match lost {
+            None => Ok(done),
+            Some(lost) => Err(lost),
+        }
     }
 }
 
 /// Does a rank's work; whatever goes wrong stops the others.
 fn guarded<T, E: Display>(
     rank: usize,
-    stopper: &Stopper,
+    stop: &dyn Stop,
     work: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, Lost<E>> {
     let (message, error) = match catch_unwind(AssertUnwindSafe(work)) {
@@ -134,9 +156,14 @@ fn guarded<T, E: Display>(
         Ok(Err(error)) => (error.to_string(), Some(error)),
         Err(panic) => (format!("panicked: {}", text(&*panic)), None),
     };
-    let failure = stopper.stop(rank, message);
+    let failure = stop.stop(&message);
     let error = error.filter(|_| failure.rank == rank);
     Err(Lost { failure, error })
+}
+
+fn text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without words")
 }
 
 #[cfg(test)]
@@ -144,23 +171,23 @@ mod tests {
     use super::*;
     use crate::Collectives;
     use crate::call::Reduction;
-    use crate::communicator::Communicator;
     use crate::group::{Group, GroupId};
+    use crate::threads::{Options, Threads};
 
     struct State {
-        endpoint: Endpoint,
+        endpoint: Box<dyn Communicator>,
         all: GroupId,
         runs: usize,
     }
 
-    fn make(mut endpoint: Endpoint) -> Result<State, CommError> {
+    fn make(mut endpoint: Box<dyn Communicator>) -> Result<State, CommError> {
         let all = endpoint.group(&Group::world(endpoint.world()))?;
         Ok(State { endpoint, all, runs: 0 })
     }
 
     #[test]
     fn states_stay_on_their_ranks_between_runs() {
-        let mut crew = Crew::new(3, &Options::default(), make).unwrap();
+        let mut crew = Crew::new(&Threads::new(3), make).unwrap();
         for run in 1..4 {
             let sums = crew.run(|rank, state: &mut State| {
                 state.runs += 1;
@@ -177,8 +204,8 @@ mod tests {
         let cores = phalanx_sys::allowed_cores();
         for ranks in [1, cores.len(), cores.len() + 1] {
             let options = Options { bind: true, ..Options::default() };
-            let on = |_: Endpoint| Ok::<_, CommError>(phalanx_sys::allowed_cores());
-            let mut crew = Crew::new(ranks, &options, on).unwrap();
+            let on = |_: Box<dyn Communicator>| Ok::<_, CommError>(phalanx_sys::allowed_cores());
+            let mut crew = Crew::new(&Threads { ranks, options }, on).unwrap();
             let found = crew.run(|_, cores| Ok::<_, CommError>(cores.clone())).unwrap();
             let expected = |rank: usize| match ranks <= cores.len() {
                 true => vec![cores[rank]],
@@ -190,7 +217,7 @@ mod tests {
 
     #[test]
     fn one_failure_stops_all_and_is_told() {
-        let mut crew = Crew::new(3, &Options::default(), make).unwrap();
+        let mut crew = Crew::new(&Threads::new(3), make).unwrap();
         for expected in ["rank 1 failed: panicked: no luck", "rank 1 failed: panicked: no luck"] {
             let failure = crew.run(|rank, state: &mut State| {
                 assert!(rank != 1, "no luck");
@@ -203,12 +230,37 @@ mod tests {
 
     #[test]
     fn a_state_that_cannot_be_made_is_told() {
-        let made = Crew::new(2, &Options::default(), |endpoint: Endpoint| match endpoint.rank() {
-            1 => Err("no memory"),
-            _ => Ok(()),
-        });
+        let made =
+            Crew::new(&Threads::new(2), |endpoint: Box<dyn Communicator>| match endpoint.rank() {
+                1 => Err("no memory"),
+                _ => Ok(()),
+            });
         let Err(lost) = made else { panic!("it was made") };
         assert_eq!(lost.failure.to_string(), "rank 1 failed: no memory");
         assert_eq!(lost.error, Some("no memory"));
+    }
+
+    /// A process that holds only some ranks of the world, as processes on several hosts will.
+    struct Upper;
+
+    impl Launcher for Upper {
+        fn ranks(&self) -> usize {
+            3
+        }
+
+        fn launch(&self) -> Result<Vec<LocalRank>, CommError> {
+            Ok(Threads::new(3).launch()?.into_iter().skip(1).collect())
+        }
+    }
+
+    #[test]
+    fn a_crew_may_hold_some_of_the_ranks() {
+        let mut crew = Crew::new(&Upper, |endpoint| Ok::<_, CommError>(endpoint.rank())).unwrap();
+        assert_eq!((crew.ranks(), crew.local()), (3, &[1, 2][..]));
+        let found = crew.run(|rank, state| Ok::<_, CommError>((rank, *state)));
+        assert_eq!(found.unwrap(), [(1, 1), (2, 2)]);
+        let lost = crew.run(|rank, _| if rank == 2 { Err("no luck") } else { Ok(()) });
+        let lost = lost.unwrap_err();
+        assert_eq!((lost.failure.rank, lost.error), (2, Some("no luck")));
     }
 }

@@ -36,6 +36,16 @@ impl Group {
         &self.0
     }
 
+    /// Where in the group a rank of a world stands, which must be able to use it.
+    pub(crate) fn place_of(&self, rank: usize, world: usize) -> Result<usize, CommError> {
+        let refuse =
+            |problem| CommError::NotMember { rank, world, group: self.to_string(), problem };
+        if self.ranks().iter().any(|&rank| rank >= world) {
+            return Err(refuse("it names a rank that does not exist"));
+        }
+        self.index_of(rank).ok_or_else(|| refuse("it is no member"))
+    }
+
     /// How many ranks there are.
     #[allow(clippy::len_without_is_empty, reason = "a group is never empty")]
     pub fn len(&self) -> usize {

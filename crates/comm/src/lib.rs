@@ -1,9 +1,9 @@
 //! Ranks that talk: groups, collectives over strided blocks, and asynchronous handles.
 //!
 //! A [`Group`] is an ordered list of ranks. Every rank holds one endpoint, a [`Communicator`]; it
-//! starts calls ([`Call`] is plain data) and waits for them. The transport here has ranks that are
-//! threads of one process ([`World`], [`run_ranks`], [`Team`], [`Crew`]): nothing is staged, every rank reads
-//! straight from the others' memory. Reductions are done in the order of the group, so their bits
+//! starts calls ([`Call`] is plain data) and waits for them. A [`Launcher`] brings up the ranks of
+//! this process, and a [`Crew`] runs them. With [`Threads`] every rank reads straight from the
+//! others' memory, and nothing is staged. Reductions are done in the order of the group, so their bits
 //! are the same on every rank and in every run. What is called wrongly, late or never is an error
 //! that names the ranks. See `docs/communication.md`.
 
@@ -17,24 +17,28 @@ mod crew;
 mod element;
 mod error;
 mod group;
+mod header;
 mod kernel;
 mod launch;
+mod matching;
+mod sanity;
 mod site;
 mod sync;
 mod threads;
 mod traffic;
 mod volume;
+mod workers;
 
 pub use blocking::Collectives;
 pub use blocks::{Blocks, Strides};
 pub use call::{Call, Op, OpKind, Reduction};
-pub use communicator::{Busy, Communicator, Handle};
-pub use crew::{Crew, Lost};
+pub use communicator::{Busy, Communicator, Handle, Stop};
+pub use crew::{Crew, Lost, run_ranks};
 pub use element::Element;
 pub use error::{CommError, Failure, Side};
 pub use group::{Group, GroupId};
-pub use launch::{Team, run_ranks};
+pub use launch::{Launcher, LocalRank};
 pub use site::Site;
-pub use threads::{Endpoint, Options, Waiting, World};
+pub use threads::{Options, Threads, Waiting};
 pub use traffic::{Count, Traffic};
 pub use volume::{Algorithm, volume};

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
 use phalanx_comm::{
-    Blocks, Call, Collectives, CommError, Communicator, Endpoint, GroupId, Op, Options, Reduction,
+    Blocks, Call, Collectives, CommError, Communicator, GroupId, Op, Options, Reduction, Threads,
     Waiting, run_ranks,
 };
 use phalanx_ir::DType;
@@ -15,7 +15,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 fn warm_calls_allocate_nothing() {
     for waiting in [Waiting::Spin, Waiting::Park] {
         let options = Options { waiting, ..Options::default() };
-        let counted = run_ranks(3, &options, |endpoint| {
+        let counted = run_ranks(&Threads { ranks: 3, options }, |endpoint| {
             let mut buffers = Buffers::new();
             for _ in 0..50 {
                 buffers.step(endpoint)?;
@@ -46,7 +46,7 @@ impl Buffers {
         Self { send: vec![1.0; 90], receive: vec![0.0; 90], sums: [[1.0; 40]; 4] }
     }
 
-    fn step(&mut self, endpoint: &mut Endpoint) -> Result<(), CommError> {
+    fn step(&mut self, endpoint: &mut dyn Communicator) -> Result<(), CommError> {
         let (me, world) = (endpoint.rank(), GroupId::WORLD);
         endpoint.all_gather(world, &self.send[..30], &mut self.receive)?;
         endpoint.all_to_all(world, &self.send, &mut self.receive)?;

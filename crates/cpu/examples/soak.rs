@@ -12,7 +12,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use phalanx_comm::Endpoint;
+use phalanx_comm::Communicator;
 use phalanx_cpu::CpuEngine;
 use phalanx_testing::cases::{Chooser, Found, try_seeds};
 use phalanx_testing::checks::{on_simulated_ranks, on_threads};
@@ -61,8 +61,8 @@ fn arguments() -> Option<(f64, u64)> {
 /// Tries cases until the time is over; says how many passed.
 fn soak(time: Duration, from: u64) -> Result<usize, Box<Found>> {
     let ranks = |threads| {
-        Ranks::new(move |endpoint: Endpoint| {
-            CpuEngine::on_rank(threads, Box::new(endpoint)).unwrap()
+        Ranks::new(move |endpoint: Box<dyn Communicator>| {
+            CpuEngine::on_rank(threads, endpoint).unwrap()
         })
     };
     let mut crews = [ranks(1), ranks(2)];

@@ -6,7 +6,7 @@ mod started;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use phalanx_call::{Lane, Message, Slot, Slots};
+use phalanx_call::{Lane, MemoryKind, Message, Slot, Slots};
 use phalanx_comm::{Communicator, Count, OpKind};
 use phalanx_engine::{Args, Engine, EngineError, Event, Way};
 use phalanx_ir::{Axis, Program};
@@ -50,9 +50,21 @@ impl CpuEngine {
     }
 
     /// One rank's engine, of this many threads, with its endpoint to the others. It runs its share
-    /// of programs whose mesh has as many ranks as there are.
+    /// of programs whose mesh has as many ranks as there are. The endpoint must move host memory.
     pub fn on_rank(threads: usize, comm: Box<dyn Communicator>) -> Result<Self, EngineError> {
         let (rank, world) = (comm.rank(), comm.world());
+        if comm.memory() != MemoryKind::HOST {
+            return Err(EngineError::Failed {
+                program: format!("endpoint of rank {rank}"),
+                why: format!(
+                    "its transport moves {} memory, but the CPU engine computes in {} memory; take a \
+                     transport of {} memory",
+                    comm.memory(),
+                    MemoryKind::HOST,
+                    MemoryKind::HOST
+                ),
+            });
+        }
         let engine = Self::with_pool(threads, threads.saturating_mul(world))?;
         Ok(Self { comm: Some(Mutex::new(Line::new(comm))), rank, world, ..engine })
     }

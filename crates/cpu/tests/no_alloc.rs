@@ -4,7 +4,7 @@
 
 use std::sync::{Barrier, Mutex};
 
-use phalanx_comm::{Communicator, World};
+use phalanx_comm::{Communicator, Launcher, Threads};
 use phalanx_cpu::CpuEngine;
 use phalanx_engine::{Args, Engine, Span, Target};
 use phalanx_ir::text;
@@ -45,9 +45,9 @@ program reduce {
 fn third_step(threads: usize) -> Counts {
     let meeting = Barrier::new(2);
     let (before, after) = (Mutex::new(Counts::default()), Mutex::new(Counts::default()));
-    let rank = |endpoint: phalanx_comm::Endpoint| {
+    let rank = |endpoint: Box<dyn Communicator>| {
         let first = endpoint.rank() == 0;
-        let mut engine = CpuEngine::on_rank(threads, Box::new(endpoint)).unwrap();
+        let mut engine = CpuEngine::on_rank(threads, endpoint).unwrap();
         let [step, reduce] = [STEP, REDUCE].map(|source| {
             let program = text::parse(source).unwrap();
             phalanx_ir::verify(&program).unwrap();
@@ -86,9 +86,9 @@ fn third_step(threads: usize) -> Counts {
         meeting.wait();
     };
     std::thread::scope(|scope| {
-        for endpoint in World::new(2, Default::default()).into_endpoints() {
+        for local in Threads::new(2).launch().unwrap() {
             let rank = &rank;
-            scope.spawn(move || rank(endpoint));
+            scope.spawn(move || rank(local.endpoint));
         }
     });
     after.into_inner().unwrap() - before.into_inner().unwrap()

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use phalanx_autodiff::{Joint, Recompute, slice};
-use phalanx_comm::Endpoint;
+use phalanx_comm::Communicator;
 use phalanx_engine::Engine;
 use phalanx_ir::{Program, Role, verify};
 use phalanx_passes::{common, dead_code, fold_add, fuse, sort_free};
@@ -58,7 +58,7 @@ pub fn on_threads<E, F>(
 ) -> Result<(), String>
 where
     E: Engine + Send,
-    F: Fn(Endpoint) -> E + Sync,
+    F: Fn(Box<dyn Communicator>) -> E + Sync,
 {
     let inputs = numbers(&whole.program, seed);
     let expected = interpreted(&whole.program, &inputs)?;

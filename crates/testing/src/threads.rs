@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use phalanx_call::{Lane, Slots};
-use phalanx_comm::{Crew, Endpoint, Lost, Options};
+use phalanx_comm::{Communicator, Crew, Lost, Options, Threads};
 use phalanx_engine::{Args, Engine, Span, Target};
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Mesh, Program, Role, TensorType};
@@ -22,7 +22,7 @@ pub struct Ranks<E, F> {
     crews: BTreeMap<usize, Crew<E>>,
 }
 
-impl<E: Engine + Send, F: Fn(Endpoint) -> E + Sync> Ranks<E, F> {
+impl<E: Engine + Send, F: Fn(Box<dyn Communicator>) -> E + Sync> Ranks<E, F> {
     /// No ranks yet. `make` makes a rank's engine from its endpoint.
     pub fn new(make: F) -> Self {
         Self { make, crews: BTreeMap::new() }
@@ -44,7 +44,7 @@ impl<E: Engine + Send, F: Fn(Endpoint) -> E + Sync> Ranks<E, F> {
             None => {
                 let options = Options { timeout: Duration::from_secs(20), ..Options::default() };
                 let make = |endpoint| Ok::<E, String>((self.make)(endpoint));
-                Crew::new(mesh.ranks(), &options, make).map_err(told)?
+                Crew::new(&Threads { ranks: mesh.ranks(), options }, make).map_err(told)?
             }
         };
         // After a failure every communication of a crew fails, so only others are kept.

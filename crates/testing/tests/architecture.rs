@@ -17,7 +17,7 @@ const HEIGHTS: [(&str, u32); 19] = [
     ("phalanx-passes", 1),
     ("phalanx-models", 1),
     ("phalanx-data", 1),
-    ("phalanx-comm", 1),
+    ("phalanx-comm", 2),
     ("phalanx-spmd", 2),
     ("phalanx-script", 3),
     ("phalanx-pipeline", 4),

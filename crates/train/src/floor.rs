@@ -10,7 +10,7 @@ use phalanx_pipeline::split;
 use phalanx_script::Part;
 
 use crate::error::{Error, Problem, Result};
-use crate::host::{HostEngine, own_machine, rank_engine};
+use crate::host::{HostEngine, launcher, own_machine, rank_engine};
 use crate::products::{Product, Round, median, products, segment_products, time_products};
 use crate::session::{Lowered, lost};
 
@@ -47,10 +47,10 @@ pub fn seconds(lowered: &Lowered, compute: DType, effort: Effort) -> Result<Opti
     }
     let cut: Vec<Product> = whole.iter().map(|p| p.cut(effort.most)).collect();
     let types = [compute, settings.precision.grads];
-    let options = own_machine(ranks, settings.threads);
+    let launcher = launcher(ranks, own_machine(ranks, settings.threads));
     let failed = |failed: Lost<Error>| lost(failed, ranks);
     let engine = |endpoint| rank_engine(settings.threads, endpoint);
-    let mut crew = Crew::new(ranks, &options, engine).map_err(failed)?;
+    let mut crew = Crew::new(&launcher, engine).map_err(failed)?;
     let rounds = crew.run(|_, engine: &mut HostEngine| {
         time_products(engine, &cut, types, (effort.rounds, ROUND_WORK), meet)
     });

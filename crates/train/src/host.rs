@@ -1,6 +1,6 @@
 //! The engine that the command and the library train with on this machine.
 
-use phalanx_comm::{Endpoint, Options};
+use phalanx_comm::{Communicator, Launcher, Options, Threads};
 use phalanx_cpu::CpuEngine;
 
 use crate::error::Result;
@@ -14,8 +14,13 @@ pub fn host_engine(threads: usize) -> Result<HostEngine> {
 }
 
 /// One rank's engine, with its endpoint to the others.
-pub fn rank_engine(threads: usize, endpoint: Endpoint) -> Result<HostEngine> {
-    Ok(CpuEngine::on_rank(threads, Box::new(endpoint))?)
+pub fn rank_engine(threads: usize, endpoint: Box<dyn Communicator>) -> Result<HostEngine> {
+    Ok(CpuEngine::on_rank(threads, endpoint)?)
+}
+
+/// What brings up the ranks of a world on this machine.
+pub fn launcher(ranks: usize, options: Options) -> impl Launcher {
+    Threads { ranks, options }
 }
 
 /// How ranks wait for each other in a program that has the machine to itself: several are bound to

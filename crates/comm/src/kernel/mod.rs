@@ -9,6 +9,8 @@ mod stream;
 
 pub(crate) use reduce::{Combine, Pointers, is_reducible, reduce};
 
+use crate::blocks::Strides;
+
 /// Where a block begins, and how far apart its rows are.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
@@ -23,15 +25,25 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// Where block `block` of a buffer of this rank lies, whose strides count elements of `size`.
+    pub(crate) fn of(base: *mut u8, strides: Strides, block: usize, size: usize) -> Self {
+        Self {
+            base: base.wrapping_add(block * strides.block * size),
+            outer: strides.outer * size,
+            row: strides.row * size,
+            foreign: false,
+        }
+    }
+
     /// The first byte of a row.
     #[inline(always)]
-    fn at(&self, outer: usize, row: usize) -> *mut u8 {
+    pub(crate) fn at(&self, outer: usize, row: usize) -> *mut u8 {
         // Wrapping, because a place of an empty block may be a null pointer.
         self.base.wrapping_add(outer * self.outer + row * self.row)
     }
 
-    /// This place with rows merged where they follow each other directly.
-    fn is_dense(&self, shape: [usize; 3]) -> bool {
+    /// Whether the rows of a block follow each other directly.
+    pub(crate) fn is_dense(&self, shape: [usize; 3]) -> bool {
         let [outer, rows, len] = shape;
         (rows <= 1 || self.row == len) && (outer <= 1 || self.outer == rows * len)
     }

@@ -9,31 +9,14 @@
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 
-use phalanx_ir::DType;
-
 use crate::blocks::Strides;
-use crate::call::{Call, Op, OpKind, Reduction};
-use crate::error::Side;
+use crate::call::{Call, Op};
+use crate::error::{CommError, Side};
 use crate::group::Group;
+use crate::header::Header;
+use crate::matching::{Called, Meeting};
 use crate::site::Site;
 use crate::sync::{AtomicU64, Ordering};
-
-/// No root, no peer.
-pub(super) const NOBODY: u32 = u32::MAX;
-
-/// The part of a call that members must agree on, or that says how their parts fit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) kind: OpKind,
-    pub(super) reduction: Option<Reduction>,
-    pub(super) dtype: DType,
-    pub(super) accumulate: bool,
-    /// The root, or who gets this rank's block.
-    pub(super) to: u32,
-    /// Whose block this rank gets.
-    pub(super) from: u32,
-    pub(super) shape: [usize; 3],
-}
 
 /// What a member puts up.
 #[derive(Clone, Copy, Debug)]
@@ -48,53 +31,18 @@ pub(super) struct Posting {
 impl Posting {
     /// What a call says to the others.
     pub(super) fn of(call: &Call<'_>, send: *const u8, receive: *mut u8) -> Self {
-        let (to, from) = match call.op {
-            Op::Permute { to, from } => (to, from),
-            op => (op.root(), None),
-        };
-        let place = |index: Option<usize>| index.map_or(NOBODY, |index| index as u32);
-        let blocks = &call.blocks;
-        let header = Header {
-            kind: call.op.kind(),
-            reduction: call.op.reduction(),
-            dtype: call.dtype,
-            accumulate: call.accumulate,
-            to: place(to),
-            from: place(from),
-            shape: [blocks.outer, blocks.rows, blocks.len],
-        };
-        Self { header, source: blocks.source, send, receive, site: call.site }
+        let header = Header::of(call);
+        Self { header, source: call.blocks.source, send, receive, site: call.site }
     }
 
     /// Bytes of a block.
     pub(super) fn bytes(&self) -> usize {
-        self.header.shape.iter().product::<usize>() * self.header.dtype.size()
+        self.header.count() * self.header.dtype.size()
     }
 
     /// The same in words.
     pub(super) fn side(&self, group: &Group, index: usize) -> Side {
-        let header = &self.header;
-        let global = |place: u32| group.ranks().get(place as usize).copied();
-        let peers = match (header.kind, global(header.to), global(header.from)) {
-            (OpKind::Permute, to, from) => {
-                let name = |rank: Option<usize>| {
-                    rank.map_or_else(|| "nobody".to_string(), |rank| format!("rank {rank}"))
-                };
-                format!(" to {} and from {}", name(to), name(from))
-            }
-            (_, Some(root), _) => format!(" with root {root}"),
-            _ => String::new(),
-        };
-        Side {
-            rank: group.ranks()[index],
-            kind: header.kind,
-            reduction: header.reduction,
-            accumulate: header.accumulate,
-            peers,
-            dtype: header.dtype,
-            shape: header.shape,
-            site: self.site,
-        }
+        self.header.side(group, index, self.site)
     }
 }
 
@@ -192,6 +140,15 @@ impl Board {
         counts.split_at(self.len())
     }
 
+    /// Compares what all members have put up as call `sequence`.
+    ///
+    /// # Safety
+    /// All members have posted the call, and the caller's own progress is not past it.
+    pub(super) unsafe fn check(&self, sequence: u64) -> Result<(), CommError> {
+        let meeting = Meeting { group: &self.group, name: &self.name, sequence };
+        meeting.check(&Posted { board: self, sequence })
+    }
+
     /// How many calls a member has finished: it touches nobody's memory for them any more.
     pub(super) fn progress(&self, member: usize) -> u64 {
         self.members[member].progress.load(Ordering::SeqCst)
@@ -207,6 +164,29 @@ impl Board {
     }
 }
 
+/// A call that all members have put up, and that the caller of [`Board::check`] is not past.
+struct Posted<'a> {
+    board: &'a Board,
+    sequence: u64,
+}
+
+impl Called for Posted<'_> {
+    fn header(&self, member: usize) -> &Header {
+        // SAFETY: only made by `check`, whose caller vouches for all members.
+        unsafe { &self.board.posting(member, self.sequence).header }
+    }
+
+    fn site(&self, member: usize) -> Site {
+        // SAFETY: as above.
+        unsafe { self.board.posting(member, self.sequence).site }
+    }
+
+    fn ragged(&self, member: usize) -> (&[usize], &[usize]) {
+        // SAFETY: as above; it is only asked for if all have called the ragged all-to-all.
+        unsafe { self.board.ragged(member, self.sequence) }
+    }
+}
+
 impl Member {
     fn new(depth: usize) -> Self {
         Self { progress: AtomicU64::new(0), slots: (0..depth).map(|_| Slot::new()).collect() }
@@ -215,17 +195,8 @@ impl Member {
 
 impl Slot {
     fn new() -> Self {
-        let header = Header {
-            kind: OpKind::Barrier,
-            reduction: None,
-            dtype: DType::Bool,
-            accumulate: false,
-            to: NOBODY,
-            from: NOBODY,
-            shape: [0; 3],
-        };
         let posting = Posting {
-            header,
+            header: Header::nothing(),
             source: Strides::default(),
             send: std::ptr::null(),
             receive: std::ptr::null_mut(),

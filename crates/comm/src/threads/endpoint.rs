@@ -3,24 +3,26 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use phalanx_call::MemoryKind;
+
 use super::board::{Board, Posting};
 use super::idle::{Goal, Waited};
 use super::movement::Scratch;
 use super::progress::{Outstanding, Stage};
-use super::world::Shared;
-use crate::call::{Call, Op, OpKind};
-use crate::communicator::{Busy, Communicator, Handle};
+use super::world::{Shared, Stopper};
+use crate::call::{Call, Op};
+use crate::communicator::{Busy, Communicator, Handle, Stop};
 use crate::error::{CommError, Failure};
 use crate::group::{Group, GroupId};
-use crate::kernel;
-use crate::traffic::{TAGS, Traffic};
+use crate::sanity::{self, Member};
+use crate::traffic::Traffic;
 use crate::volume::Algorithm;
 
 /// The endpoint of a rank that is a thread.
 ///
 /// When it is dropped with calls outstanding, all ranks are stopped, and nobody touches this
 /// rank's memory any more.
-pub struct Endpoint {
+pub(crate) struct Endpoint {
     pub(super) shared: Arc<Shared>,
     pub(super) rank: usize,
     /// Groups and channels, as this endpoint numbers them.
@@ -93,11 +95,6 @@ impl Endpoint {
         endpoint
     }
 
-    /// The first failure of the world, if there was one.
-    pub fn failure(&self) -> Option<Failure> {
-        self.shared.failure()
-    }
-
     fn join(&mut self, board: Arc<Board>, me: usize) -> usize {
         self.groups.push(Local { board, me, posted: 0, cursor: 0, finished: 0 });
         self.groups.len() - 1
@@ -153,75 +150,9 @@ impl Endpoint {
 
     /// Refuses calls that make no sense whatever the others do.
     fn check(&self, call: &Call<'_>, send: *const u8, receive: *mut u8) -> Result<(), CommError> {
-        let Some(local) = self.groups.get(call.group.index()) else {
-            return Err(self.bad(call, "its group is unknown to this endpoint".to_string()));
-        };
-        let (n, me) = (local.board.len(), local.me);
-        let peers: [Option<usize>; 2] = match call.op {
-            Op::Send { to, .. } => [Some(to), None],
-            Op::Receive { from, .. } => [Some(from), None],
-            Op::Permute { to, from } => [to, from],
-            op => [op.root(), None],
-        };
-        let outside = peers.into_iter().flatten().find(|&peer| peer >= n);
-        let to_itself = matches!(call.op, Op::Send { .. } | Op::Receive { .. });
-        let in_place = send == receive.cast_const() && call.blocks.count() > 0;
-        let moves = matches!(call.op, Op::AllToAll | Op::AllToAllRagged { .. });
-        let problem = if let Some(peer) = outside {
-            format!("place {peer} is not in a group of {n}")
-        } else if to_itself && peers[0] == Some(me) {
-            "a rank sends no messages to itself; permute may give a block to its owner".to_string()
-        } else if call.op.reduction().is_some() && !kernel::is_reducible(call.dtype) {
-            format!("{} cannot be reduced; f64, f32, bf16 and i32 can", call.dtype)
-        } else if call.accumulate && call.op.reduction().is_none() {
-            "only reductions add to what is there".to_string()
-        } else if call.accumulate && in_place {
-            "a result cannot be added in place to what it is made of".to_string()
-        } else if call.op.kind() == OpKind::AllReduce && !call.blocks.is_contiguous() {
-            "it needs contiguous elements".to_string()
-        } else if moves && in_place && n > 1 {
-            "it cannot be done in place".to_string()
-        } else if call.tag >= TAGS {
-            format!("tag {} is too large; tags are below {TAGS}", call.tag)
-        } else {
-            return self.check_memory(call, send, receive);
-        };
-        Err(self.bad(call, problem))
-    }
-
-    /// Refuses missing memory, and lists of counts that are not one per member.
-    fn check_memory(
-        &self,
-        call: &Call<'_>,
-        send: *const u8,
-        receive: *mut u8,
-    ) -> Result<(), CommError> {
-        let local = &self.groups[call.group.index()];
-        let n = local.board.len();
-        if let Op::AllToAllRagged { send, receive } = call.op
-            && (send.len() != n || receive.len() != n)
-        {
-            let (gives, takes) = (send.len(), receive.len());
-            let problem = format!("it needs {n} counts on both sides, not {gives} and {takes}");
-            return Err(self.bad(call, problem));
-        }
-        let Some((given, got)) = call.elements(n, local.me) else {
-            return Err(self.bad(call, "its blocks span more than the address space".to_string()));
-        };
-        let align = call.dtype.size();
-        for (pointer, elements, side) in
-            [(send, given, "given"), (receive.cast_const(), got, "received into")]
-        {
-            if elements > 0 && (pointer.is_null() || pointer.addr() % align != 0) {
-                let problem = format!("the memory {side} is missing or not aligned to {align}");
-                return Err(self.bad(call, problem));
-            }
-        }
-        Ok(())
-    }
-
-    fn bad(&self, call: &Call<'_>, problem: String) -> CommError {
-        CommError::BadCall { kind: call.op.kind(), site: call.site, rank: self.rank, problem }
+        let local = self.groups.get(call.group.index());
+        let member = local.map(|local| Member { place: local.me, of: local.board.len() });
+        sanity::check(call, self.rank, member, send, receive)
     }
 
     /// Takes a place in the list of calls.
@@ -289,17 +220,15 @@ impl Communicator for Endpoint {
         self.shared.ranks.len()
     }
 
+    fn memory(&self) -> MemoryKind {
+        MemoryKind::HOST
+    }
+
     fn group(&mut self, group: &Group) -> Result<GroupId, CommError> {
         if let Some(&id) = self.known.get(group) {
             return Ok(id);
         }
-        let (rank, world) = (self.rank, self.world());
-        let refuse =
-            |problem| CommError::NotMember { rank, world, group: group.to_string(), problem };
-        if group.ranks().iter().any(|&rank| rank >= world) {
-            return Err(refuse("it names a rank that does not exist"));
-        }
-        let me = group.index_of(rank).ok_or_else(|| refuse("it is no member"))?;
+        let me = group.place_of(self.rank, self.world())?;
         let board = self.shared.board(group, None);
         let id = GroupId(self.join(board, me) as u32);
         self.known.insert(group.clone(), id);
@@ -362,6 +291,10 @@ impl Communicator for Endpoint {
     fn abort(&mut self, message: &str) {
         self.shared.poison(self.rank, || message.to_string());
         self.shared.quiesce();
+    }
+
+    fn stopper(&self) -> Arc<dyn Stop> {
+        Arc::new(Stopper { shared: self.shared.clone(), rank: self.rank })
     }
 }
 

@@ -3,11 +3,10 @@
 mod board;
 mod endpoint;
 mod idle;
-mod matching;
+mod launcher;
 mod movement;
 mod progress;
 mod world;
 
-pub use endpoint::Endpoint;
-pub(crate) use world::Stopper;
-pub use world::{Options, Waiting, World};
+pub use launcher::Threads;
+pub use world::{Options, Waiting};

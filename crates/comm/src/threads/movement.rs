@@ -6,9 +6,10 @@
 //! next member of the group, so that not all read the same memory at once; reductions always go
 //! through the group in its order, from which their bits follow.
 
-use super::board::{Board, NOBODY, Posting};
-use crate::blocks::Strides;
+use super::board::{Board, Posting};
+use crate::blocks::{Strides, part};
 use crate::call::{OpKind, Reduction};
+use crate::header::NOBODY;
 use crate::kernel::{self, Combine, Meter, Place, Pointers};
 
 /// From how large a part on results are streamed past the caches. Smaller ones are soon needed where
@@ -106,11 +107,11 @@ impl Movement<'_> {
         // SAFETY: the caller vouches for the posting.
         let posting = unsafe { self.board.posting(member, self.sequence) };
         let base = posting.send.cast_mut();
-        place(base, posting.source, block, self.size(), member != self.me)
+        Place { foreign: member != self.me, ..Place::of(base, posting.source, block, self.size()) }
     }
 
     fn target(&self, block: usize) -> Place {
-        place(self.own.receive, self.target, block, self.size(), false)
+        Place::of(self.own.receive, self.target, block, self.size())
     }
 
     /// Copies block `block` of a member to block `to` here.
@@ -180,7 +181,8 @@ impl Movement<'_> {
     /// As for [`Movement::run`].
     unsafe fn reduce_part(&mut self) {
         let (n, me) = (self.board.len(), self.me);
-        let (start, count) = self.part(me);
+        let part = part(self.own.header.count(), n, me);
+        let (start, count) = (part.start * self.size(), part.len());
         self.scratch.sources.clear();
         self.scratch.targets.clear();
         for member in 0..n {
@@ -214,23 +216,5 @@ impl Movement<'_> {
         let Scratch { sources, targets, pointers } = &mut *self.scratch;
         // SAFETY: the caller's promises are passed on.
         unsafe { kernel::reduce(combine, shape, sources, targets, pointers, &mut self.meter) };
-    }
-
-    /// First byte and elements of a member's part of an `all_reduce`: as even as possible.
-    fn part(&self, member: usize) -> (usize, usize) {
-        let (n, count) = (self.board.len(), self.own.header.shape.iter().product::<usize>());
-        // The same as `count * i / n`, without the risk of overflow.
-        let bound = |i: usize| count / n * i + count % n * i / n;
-        let (start, end) = (bound(member), bound(member + 1));
-        (start * self.size(), end - start)
-    }
-}
-
-fn place(base: *mut u8, strides: Strides, block: usize, size: usize, foreign: bool) -> Place {
-    Place {
-        base: base.wrapping_add(block * strides.block * size),
-        outer: strides.outer * size,
-        row: strides.row * size,
-        foreign,
     }
 }

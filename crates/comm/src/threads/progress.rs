@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use super::board::Posting;
 use super::endpoint::Endpoint;
-use super::matching;
 use super::movement::Movement;
 use crate::blocks::Strides;
 use crate::call::OpKind;
@@ -94,7 +93,7 @@ impl Endpoint {
             call.seen += 1;
         }
         // SAFETY: all members have posted, and this one's progress is not past the call.
-        unsafe { matching::check(&local.board, sequence)? };
+        unsafe { local.board.check(sequence)? };
         let kind = call.posting.header.kind;
         let planted = self.shared.options.planted_copy == Some(kind);
         // SAFETY: all have posted and match; nobody leaves before this member's progress says so.

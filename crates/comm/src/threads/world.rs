@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::board::Board;
 use super::endpoint::Endpoint;
 use crate::call::OpKind;
+use crate::communicator::Stop;
 use crate::error::Failure;
 use crate::group::Group;
 use crate::site::Site;
@@ -57,14 +58,14 @@ impl Default for Options {
     }
 }
 
-/// Ranks that are threads of this process.
-pub struct World {
+/// What is made for ranks that are threads of this process.
+pub(crate) struct World {
     shared: Arc<Shared>,
 }
 
 impl World {
     /// A world of `ranks` ranks, at least one.
-    pub fn new(ranks: usize, options: Options) -> Self {
+    pub(crate) fn new(ranks: usize, options: Options) -> Self {
         let ranks = ranks.max(1);
         let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
         let spin = match options.waiting {
@@ -83,27 +84,22 @@ impl World {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Stops the ranks from outside.
-    pub(crate) fn stopper(&self) -> Stopper {
-        Stopper { shared: self.shared.clone() }
-    }
-
     /// The endpoints, one for each rank, in order.
-    pub fn into_endpoints(self) -> Vec<Endpoint> {
+    pub(crate) fn into_endpoints(self) -> Vec<Endpoint> {
         (0..self.shared.ranks.len()).map(|rank| Endpoint::new(self.shared.clone(), rank)).collect()
     }
 }
 
-/// Stops the ranks of a world from outside their endpoints.
-pub(crate) struct Stopper {
-    shared: Arc<Shared>,
+/// Stops the ranks of a world because of one of them.
+pub(super) struct Stopper {
+    pub(super) shared: Arc<Shared>,
+    pub(super) rank: usize,
 }
 
-impl Stopper {
-    /// Stops all ranks because of a failure of this one; gives the first failure.
-    pub(crate) fn stop(&self, rank: usize, message: String) -> Failure {
-        let own = || Failure { rank, message: message.clone().into() };
-        self.shared.poison(rank, || message.clone());
+impl Stop for Stopper {
+    fn stop(&self, message: &str) -> Failure {
+        self.shared.poison(self.rank, || message.to_string());
+        let own = || Failure { rank: self.rank, message: message.into() };
         self.shared.failure().unwrap_or_else(own)
     }
 }

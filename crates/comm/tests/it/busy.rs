@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use phalanx_comm::{Collectives, CommError, Communicator, GroupId, Options, Waiting, run_ranks};
+use phalanx_comm::{Collectives, CommError, GroupId, Options, Threads, Waiting, run_ranks};
 
 #[test]
 fn waiting_is_not_busy() {
     for waiting in [Waiting::Spin, Waiting::Park] {
         let options = Options { waiting, ..Options::default() };
-        let busy = run_ranks(2, &options, |endpoint| {
+        let busy = run_ranks(&Threads { ranks: 2, options }, |endpoint| {
             endpoint.barrier(GroupId::WORLD)?;
             let before = endpoint.busy();
             if endpoint.rank() == 0 {

@@ -1,15 +1,13 @@
 //! The suite that every transport must pass, over threads that spin and threads that sleep.
 
 use phalanx_comm::conformance::{self, Settings, Transport, Work};
-use phalanx_comm::{Failure, Options, Team, Waiting};
+use phalanx_comm::{Failure, Options, Threads, Waiting, run_ranks};
 
-/// Threads, kept from case to case.
-struct Threads {
+struct OnThreads {
     waiting: Waiting,
-    teams: Vec<Option<Team>>,
 }
 
-impl Transport for Threads {
+impl Transport for OnThreads {
     fn run(&mut self, ranks: usize, settings: Settings, work: &Work<'_>) -> Result<(), Failure> {
         let options = Options {
             timeout: settings.timeout,
@@ -17,18 +15,16 @@ impl Transport for Threads {
             waiting: self.waiting,
             ..Options::default()
         };
-        self.teams.resize_with(self.teams.len().max(ranks + 1), || None);
-        let team = self.teams[ranks].get_or_insert_with(|| Team::new(ranks).unwrap());
-        team.run(&options, |endpoint| work(endpoint)).map(drop)
+        run_ranks(&Threads { ranks, options }, work).map(drop)
     }
 }
 
 #[test]
 fn spinning_threads_conform() {
-    conformance::run(&mut Threads { waiting: Waiting::Spin, teams: Vec::new() }).unwrap();
+    conformance::run(&mut OnThreads { waiting: Waiting::Spin }).unwrap();
 }
 
 #[test]
 fn sleeping_threads_conform() {
-    conformance::run(&mut Threads { waiting: Waiting::Park, teams: Vec::new() }).unwrap();
+    conformance::run(&mut OnThreads { waiting: Waiting::Park }).unwrap();
 }

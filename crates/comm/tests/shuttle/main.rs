@@ -20,8 +20,16 @@ mod element;
 mod error;
 #[path = "../../src/group.rs"]
 mod group;
+#[path = "../../src/header.rs"]
+mod header;
 #[path = "../../src/kernel/mod.rs"]
 mod kernel;
+#[path = "../../src/launch.rs"]
+mod launch;
+#[path = "../../src/matching.rs"]
+mod matching;
+#[path = "../../src/sanity.rs"]
+mod sanity;
 mod schedules;
 #[path = "../../src/site.rs"]
 mod site;

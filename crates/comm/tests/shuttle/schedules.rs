@@ -12,20 +12,23 @@ use crate::call::{Call, Op, Reduction};
 use crate::communicator::{Communicator, Handle};
 use crate::error::CommError;
 use crate::group::{Group, GroupId};
-use crate::threads::{Endpoint, Options, Waiting, World};
+use crate::launch::Launcher;
+use crate::threads::{Options, Threads, Waiting};
 
 /// Schedules per program and scheduler.
 const SCHEDULES: usize = 1500;
 
 /// Runs a program on ranks that sleep and on ranks that spin, under many schedules.
-fn check(ranks: usize, program: fn(&mut Endpoint)) {
+fn check(ranks: usize, program: fn(&mut dyn Communicator)) {
     for waiting in [Waiting::Park, Waiting::Spin] {
         let world = move || {
             let options = Options { waiting, depth: 2, ..Options::default() };
-            let endpoints = World::new(ranks, options).into_endpoints();
-            let spawn =
-                |mut endpoint: Endpoint| shuttle::thread::spawn(move || program(&mut endpoint));
-            let threads: Vec<_> = endpoints.into_iter().map(spawn).collect();
+            let locals = Threads { ranks, options }.launch().unwrap();
+            let endpoints = locals.into_iter().map(|local| local.endpoint);
+            let spawn = |mut endpoint: Box<dyn Communicator>| {
+                shuttle::thread::spawn(move || program(endpoint.as_mut()))
+            };
+            let threads: Vec<_> = endpoints.map(spawn).collect();
             threads.into_iter().for_each(|thread| thread.join().unwrap());
         };
         let mut config = Config::new();
@@ -42,12 +45,17 @@ fn call(group: GroupId, op: Op<'_>, count: usize) -> Call<'_> {
 }
 
 /// Starts a call over slices that the program keeps until it is over.
-fn start(endpoint: &mut Endpoint, call: &Call<'_>, send: &[f32], receive: &mut [f32]) -> Handle {
+fn start(
+    endpoint: &mut dyn Communicator,
+    call: &Call<'_>,
+    send: &[f32],
+    receive: &mut [f32],
+) -> Handle {
     try_start(endpoint, call, send, receive).unwrap()
 }
 
 fn try_start(
-    endpoint: &mut Endpoint,
+    endpoint: &mut dyn Communicator,
     call: &Call<'_>,
     send: &[f32],
     receive: &mut [f32],

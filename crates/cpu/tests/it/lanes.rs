@@ -3,7 +3,7 @@
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use phalanx_comm::{Endpoint, Options, World};
+use phalanx_comm::{Communicator, Launcher, Options, Threads};
 use phalanx_cpu::{CpuEngine, Kernel};
 use phalanx_engine::{Args, Engine, Event, Span, Target};
 use phalanx_ir::{Program, text};
@@ -39,8 +39,8 @@ struct Rank {
 }
 
 impl Rank {
-    fn new(endpoint: Endpoint, value: f64) -> Self {
-        let mut engine = CpuEngine::on_rank(1, Box::new(endpoint)).unwrap();
+    fn new(endpoint: Box<dyn Communicator>, value: f64) -> Self {
+        let mut engine = CpuEngine::on_rank(1, endpoint).unwrap();
         let mut compile = |source: &str| {
             let program = program(source);
             engine.compile(&program, &Slots::assign(&program), &[0, 1]).unwrap()
@@ -72,15 +72,20 @@ impl Rank {
     }
 }
 
+/// The endpoints of two ranks.
+fn two_ranks(options: Options) -> [Box<dyn Communicator>; 2] {
+    let locals = Threads { ranks: 2, options }.launch().unwrap();
+    locals.into_iter().map(|local| local.endpoint).collect::<Vec<_>>().try_into().ok().unwrap()
+}
+
 /// The launch of a collective on a lane of its own returns before the other rank has come; it ends
 /// when it is waited for, or when a later launch asks for it.
 #[test]
 fn a_collective_on_its_own_lane_is_only_started() {
     let options = Options { timeout: Duration::from_secs(20), ..Options::default() };
-    let mut endpoints = World::new(2, options).into_endpoints();
-    let (second, first) = (endpoints.pop().unwrap(), endpoints.pop().unwrap());
+    let [first, second] = two_ranks(options);
     let (started, go) = channel();
-    let run = |endpoint: Endpoint,
+    let run = |endpoint: Box<dyn Communicator>,
                value: f64,
                before: Box<dyn FnOnce() + Send>,
                after: Box<dyn FnOnce() + Send>| {
@@ -116,8 +121,7 @@ fn a_collective_on_its_own_lane_is_only_started() {
 #[test]
 fn a_rank_that_does_not_come_is_named() {
     let options = Options { timeout: Duration::from_millis(200), ..Options::default() };
-    let mut endpoints = World::new(2, options).into_endpoints();
-    let (_absent, first) = (endpoints.pop().unwrap(), endpoints.pop().unwrap());
+    let [first, _absent] = two_ranks(options);
     let mut rank = Rank::new(first, 1.0);
     let event = rank.launch(true, Lane::Reduce, &[], false);
     let error = rank.engine.wait(event).unwrap_err().to_string();

@@ -2,7 +2,7 @@
 //! annotations, with their gradients, partitioned by the partitioner and at random, as emitted and
 //! after the passes that scripts run, equal the reference interpreter.
 
-use phalanx_comm::Endpoint;
+use phalanx_comm::Communicator;
 use phalanx_cpu::CpuEngine;
 use phalanx_testing::Seeds;
 use phalanx_testing::cases::{Chooser, try_seeds};
@@ -16,8 +16,8 @@ fn check(chooser: Chooser) {
     let seeds = Seeds::for_cases(CASES);
     println!("seeds {:?}, chosen by {chooser:?}", seeds.range);
     let ranks = |threads| {
-        Ranks::new(move |endpoint: Endpoint| {
-            CpuEngine::on_rank(threads, Box::new(endpoint)).unwrap()
+        Ranks::new(move |endpoint: Box<dyn Communicator>| {
+            CpuEngine::on_rank(threads, endpoint).unwrap()
         })
     };
     let mut crews = [ranks(1), ranks(2)];

@@ -1,9 +1,12 @@
 //! That the core property can fail on ranks that are threads: an endpoint between the engine and the
 //! others does something else than it is asked to, and random cases find it within the stated number.
 
+use std::sync::Arc;
+
+use phalanx_call::MemoryKind;
 use phalanx_comm::{
-    Algorithm, Busy, Call, CommError, Communicator, Endpoint, Group, GroupId, Handle, Op, OpKind,
-    Reduction, Traffic,
+    Algorithm, Busy, Call, CommError, Communicator, Group, GroupId, Handle, Launcher, Op, OpKind,
+    Reduction, Stop, Threads, Traffic,
 };
 use phalanx_cpu::CpuEngine;
 use phalanx_testing::cases::{Chooser, try_seeds};
@@ -12,8 +15,9 @@ use phalanx_testing::threads::Ranks;
 
 /// An endpoint that takes maxima for sums, or moves nothing, in calls of one kind.
 struct Wrong {
-    inner: Endpoint,
+    inner: Box<dyn Communicator>,
     kind: OpKind,
+    memory: MemoryKind,
 }
 
 impl Wrong {
@@ -37,6 +41,10 @@ impl Communicator for Wrong {
 
     fn world(&self) -> usize {
         self.inner.world()
+    }
+
+    fn memory(&self) -> MemoryKind {
+        self.memory
     }
 
     fn group(&mut self, group: &Group) -> Result<GroupId, CommError> {
@@ -90,6 +98,10 @@ impl Communicator for Wrong {
     fn abort(&mut self, message: &str) {
         self.inner.abort(message);
     }
+
+    fn stopper(&self) -> Arc<dyn Stop> {
+        self.inner.stopper()
+    }
 }
 
 #[test]
@@ -97,8 +109,9 @@ fn calls_that_do_something_else_are_found() {
     for (kind, within) in
         [(OpKind::AllReduce, 10), (OpKind::ReduceScatter, 10), (OpKind::Permute, 20)]
     {
-        let mut ranks = Ranks::new(|inner: Endpoint| {
-            CpuEngine::on_rank(1, Box::new(Wrong { inner, kind })).unwrap()
+        let mut ranks = Ranks::new(|inner: Box<dyn Communicator>| {
+            let memory = MemoryKind::HOST;
+            CpuEngine::on_rank(1, Box::new(Wrong { inner, kind, memory })).unwrap()
         });
         let found = try_seeds(0..within, Chooser::Random, |trial| {
             on_threads(&trial.whole, &trial.parts, trial.seed, &mut ranks)
@@ -106,5 +119,16 @@ fn calls_that_do_something_else_are_found() {
         let found = found.expect_err(&format!("{kind} is not found in {within} cases"));
         println!("{kind}: case {}, {} instructions", found.after + 1, found.ops());
         assert!(found.ops() <= 3, "{kind}: {found}");
+    }
+}
+
+#[test]
+fn a_transport_of_other_memory_is_refused() {
+    let inner = Threads::new(1).launch().unwrap().remove(0).endpoint;
+    let (kind, memory) = (OpKind::Barrier, MemoryKind::named("remote"));
+    let refused = CpuEngine::on_rank(1, Box::new(Wrong { inner, kind, memory }));
+    let error = refused.err().unwrap().to_string();
+    for part in ["rank 0", "remote memory", "host memory"] {
+        assert!(error.contains(part), "{error}");
     }
 }

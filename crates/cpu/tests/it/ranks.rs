@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_comm::{Endpoint, OpKind};
+use phalanx_comm::{Communicator, Crew, OpKind, Threads};
 use phalanx_cpu::CpuEngine;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{
@@ -25,8 +25,8 @@ fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-fn engine(threads: usize) -> impl Fn(Endpoint) -> CpuEngine + Sync {
-    move |endpoint| CpuEngine::on_rank(threads, Box::new(endpoint)).unwrap()
+fn engine(threads: usize) -> impl Fn(Box<dyn Communicator>) -> CpuEngine + Sync {
+    move |endpoint| CpuEngine::on_rank(threads, endpoint).unwrap()
 }
 
 /// Random layouts of one op; says how many were legal and ran.
@@ -211,25 +211,16 @@ program t {
         .map(|e| e.elements() * e.dtype.size() * (program.mesh().count(&e.axes) - 1))
         .sum();
     let slots = phalanx_script::Slots::assign(&program);
-    let counts = std::sync::Mutex::new(Vec::<usize>::new());
     let inputs = random_inputs(&program, 12, 1);
-    std::thread::scope(|scope| {
-        let world = phalanx_comm::World::new(4, Default::default());
-        for endpoint in world.into_endpoints() {
-            let (counts, program, slots, inputs) = (&counts, &program, &slots, &inputs);
-            scope.spawn(move || {
-                let mut engine = engine(1)(endpoint);
-                run_once(&mut engine, program, slots, inputs);
-                let traffic = engine.communicator().unwrap().traffic();
-                let gathers = traffic.entries().filter(|(_, kind, _)| *kind == OpKind::AllGather);
-                counts
-                    .lock()
-                    .unwrap()
-                    .push(gathers.map(|(_, _, count)| count.bytes as usize).sum());
-            });
-        }
+    let make = |endpoint| Ok::<_, String>(engine(1)(endpoint));
+    let mut crew = Crew::new(&Threads::new(4), make).unwrap();
+    let counted = crew.run(|_, engine: &mut CpuEngine| {
+        run_once(engine, &program, &slots, &inputs);
+        let traffic = engine.communicator().unwrap().traffic();
+        let gathers = traffic.entries().filter(|(_, kind, _)| *kind == OpKind::AllGather);
+        Ok::<_, String>(gathers.map(|(_, _, count)| count.bytes as usize).sum::<usize>())
     });
-    assert_eq!(counts.into_inner().unwrap(), vec![predicted; 4]);
+    assert_eq!(counted.unwrap(), vec![predicted; 4]);
 }
 
 fn run_once(

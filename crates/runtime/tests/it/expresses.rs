@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_comm::{Communicator, Crew, Endpoint, Options};
+use phalanx_comm::{Communicator, Crew, Threads};
 use phalanx_cpu::CpuEngine;
 use phalanx_ir::{Builder, DType, Init, Model, Param, Program, text};
 use phalanx_reference::ReferenceEngine;
@@ -155,9 +155,9 @@ fn a_peer_keeps_a_residual_meanwhile() {
     };
     let peak = |script: &Script| plan(script).unwrap().peak(Category::Residuals);
     assert_eq!((peak(&lender(false)), peak(&lender(true))), (2 * N * 8, N * 8));
-    let make = |endpoint: Endpoint| {
+    let make = |endpoint: Box<dyn Communicator>| {
         let rank = endpoint.rank();
-        let mut executor = Executor::new(CpuEngine::on_rank(1, Box::new(endpoint)).unwrap());
+        let mut executor = Executor::new(CpuEngine::on_rank(1, endpoint).unwrap());
         let script = if rank == 0 { lender(true) } else { keeper() };
         let (x, y) = (script.named("x"), script.named("y"));
         let id = executor.load(script).unwrap();
@@ -167,7 +167,7 @@ fn a_peer_keeps_a_residual_meanwhile() {
         }
         Ok::<_, String>((executor, id, y))
     };
-    let mut crew = Crew::new(2, &Options::default(), make).unwrap();
+    let mut crew = Crew::new(&Threads::new(2), make).unwrap();
     let found = crew.run(|_, (executor, id, y)| {
         executor.run(*id).unwrap();
         let mut out = vec![0; N * 8];

@@ -21,7 +21,7 @@ mod traced;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use phalanx_comm::{Crew, Endpoint, Failure, Lost, Options};
+use phalanx_comm::{Communicator, Crew, Failure, Lost, Options};
 use phalanx_ir::{DType, Model, Param, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::Observed;
@@ -39,7 +39,7 @@ pub use store::{Piece, ReadParam, initial};
 pub use traced::{Timetable, Trace, Traced};
 
 use crate::error::{Error, Problem, Result};
-use crate::host::{HostEngine, rank_engine};
+use crate::host::{HostEngine, launcher, rank_engine};
 use store::assemble;
 
 /// A model in the forms that a session runs. Their parameters are the same, in the same order.
@@ -133,13 +133,13 @@ impl Prepared {
         let depth = options.depth.max(4 * settings.microbatches * lowered.chunks());
         let depth = if lowered.is_pipeline() { depth } else { options.depth };
         let options = Options { threads_per_rank: settings.threads, depth, ..options };
-        let load = |endpoint: Endpoint| {
-            let rank = phalanx_comm::Communicator::rank(&endpoint);
+        let load = |endpoint: Box<dyn Communicator>| {
+            let rank = endpoint.rank();
             let engine = rank_engine(settings.threads, endpoint)?;
             RankSession::load(engine, lowered, rank)
         };
         let ranks = lowered.ranks();
-        let mut crew = Crew::new(ranks, &options, load).map_err(|f| lost(f, ranks))?;
+        let mut crew = Crew::new(&launcher(ranks, options), load).map_err(|f| lost(f, ranks))?;
         let of_rank = |rank: usize, session: &mut RankSession<HostEngine>| {
             let script = session.script();
             Ok::<_, Error>(OfRank {

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use phalanx_comm::{Crew, Endpoint, Options};
+use phalanx_comm::{Communicator, Crew, Options};
 use phalanx_engine::{Engine, Late};
 use phalanx_pipeline::Named;
 use phalanx_script::{Lane, Script, plan};
@@ -14,7 +14,7 @@ use phalanx_testing::Wrapped;
 use phalanx_train::config::Loaded;
 use phalanx_train::corpus::{self, with_step_data};
 use phalanx_train::error::Error;
-use phalanx_train::host::{HostEngine, rank_engine};
+use phalanx_train::host::{HostEngine, launcher, rank_engine};
 use phalanx_train::network::Network;
 use phalanx_train::session::{Lowered, RankSession, StepData};
 
@@ -44,14 +44,14 @@ impl<E: Engine<Kernel: Send> + Send> Ranks<E> {
         let read = network.start();
         let lowered = Lowered::new(&models(loaded), settings(loaded, None)).unwrap();
         let options = Options { timeout, depth: 1024, ..Options::default() };
-        let load = |endpoint: Endpoint| {
-            let rank = phalanx_comm::Communicator::rank(&endpoint);
+        let load = |endpoint: Box<dyn Communicator>| {
+            let rank = endpoint.rank();
             let engine = wrap(rank_engine(1, endpoint)?, rank);
             let mut session = RankSession::load(engine, &lowered, rank)?;
             session.start(&*read)?;
             Ok::<_, Error>(session)
         };
-        let crew = Crew::new(lowered.ranks(), &options, load);
+        let crew = Crew::new(&launcher(lowered.ranks(), options), load);
         Self { crew: crew.unwrap_or_else(|lost| panic!("{}", lost.failure.message)) }
     }
 

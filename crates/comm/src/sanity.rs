@@ -1,0 +1,93 @@
+//! Which calls make no sense, whatever the other ranks do: refused before they start.
+
+use crate::call::{Call, Op, OpKind};
+use crate::error::CommError;
+use crate::kernel;
+use crate::traffic::TAGS;
+
+/// A rank's place in a group.
+#[derive(Clone, Copy)]
+pub(crate) struct Member {
+    pub(crate) place: usize,
+    /// How many members there are.
+    pub(crate) of: usize,
+}
+
+/// Refuses a call of a rank that makes no sense; `member` is missing if the endpoint does not know
+/// the group.
+pub(crate) fn check(
+    call: &Call<'_>,
+    rank: usize,
+    member: Option<Member>,
+    send: *const u8,
+    receive: *mut u8,
+) -> Result<(), CommError> {
+    let problem = match member {
+        None => Some("its group is unknown to this endpoint".to_string()),
+        Some(member) => problem(call, member, send == receive.cast_const())
+            .or_else(|| memory_problem(call, member, send, receive)),
+    };
+    match problem {
+        None => Ok(()),
+        Some(problem) => {
+            Err(CommError::BadCall { kind: call.op.kind(), site: call.site, rank, problem })
+        }
+    }
+}
+
+/// What is wrong with a call, apart from its memory.
+fn problem(call: &Call<'_>, Member { place, of: n }: Member, same: bool) -> Option<String> {
+    let peers: [Option<usize>; 2] = match call.op {
+        Op::Send { to, .. } => [Some(to), None],
+        Op::Receive { from, .. } => [Some(from), None],
+        Op::Permute { to, from } => [to, from],
+        op => [op.root(), None],
+    };
+    let outside = peers.into_iter().flatten().find(|&peer| peer >= n);
+    let to_itself = matches!(call.op, Op::Send { .. } | Op::Receive { .. });
+    let in_place = same && call.blocks.count() > 0;
+    let moves = matches!(call.op, Op::AllToAll | Op::AllToAllRagged { .. });
+    Some(if let Some(peer) = outside {
+        format!("place {peer} is not in a group of {n}")
+    } else if to_itself && peers[0] == Some(place) {
+        "a rank sends no messages to itself; permute may give a block to its owner".to_string()
+    } else if call.op.reduction().is_some() && !kernel::is_reducible(call.dtype) {
+        format!("{} cannot be reduced; f64, f32, bf16 and i32 can", call.dtype)
+    } else if call.accumulate && call.op.reduction().is_none() {
+        "only reductions add to what is there".to_string()
+    } else if call.accumulate && in_place {
+        "a result cannot be added in place to what it is made of".to_string()
+    } else if call.op.kind() == OpKind::AllReduce && !call.blocks.is_contiguous() {
+        "it needs contiguous elements".to_string()
+    } else if moves && in_place && n > 1 {
+        "it cannot be done in place".to_string()
+    } else if call.tag >= TAGS {
+        format!("tag {} is too large; tags are below {TAGS}", call.tag)
+    } else {
+        return None;
+    })
+}
+
+/// Missing memory, and lists of counts that are not one per member.
+fn memory_problem(
+    call: &Call<'_>,
+    Member { place, of: n }: Member,
+    send: *const u8,
+    receive: *mut u8,
+) -> Option<String> {
+    if let Op::AllToAllRagged { send, receive } = call.op
+        && (send.len() != n || receive.len() != n)
+    {
+        let (gives, takes) = (send.len(), receive.len());
+        return Some(format!("it needs {n} counts on both sides, not {gives} and {takes}"));
+    }
+    let Some((given, got)) = call.elements(n, place) else {
+        return Some("its blocks span more than the address space".to_string());
+    };
+    let align = call.dtype.size();
+    let sides = [(send, given, "given"), (receive.cast_const(), got, "received into")];
+    let wrong = sides.into_iter().find(|(pointer, elements, _)| {
+        *elements > 0 && (pointer.is_null() || pointer.addr() % align != 0)
+    });
+    wrong.map(|(_, _, side)| format!("the memory {side} is missing or not aligned to {align}"))
+}
