@@ -66,7 +66,7 @@ impl Plan<'_> {
             ways.sort_by(|a, b| a.cost.total_cmp(&b.cost).then_with(|| a.live.cmp(&b.live)));
             ways.truncate(WIDTH);
         }
-        let mut at = ways.first().map_or(0, |w| w.step);
+        let mut at = ways.first().expect("an instruction can always be replicated").step;
         let mut chosen = Vec::new();
         while at != 0 {
             chosen.push(steps[at].1);

@@ -63,10 +63,14 @@ impl Spec {
     }
 
     /// The size of a letter, from the operand that has it.
+    ///
+    /// # Panics
+    /// If no operand has it.
     pub fn size(&self, letter: char, a: &[usize], b: &[usize]) -> usize {
-        match self.a.find(letter) {
-            Some(i) => a[i],
-            None => self.b.find(letter).map_or(1, |i| b[i]),
+        match (self.a.find(letter), self.b.find(letter)) {
+            (Some(i), _) => a[i],
+            (None, Some(i)) => b[i],
+            (None, None) => panic!("`{letter}` is in no operand of {self}"),
         }
     }
 }

@@ -83,7 +83,11 @@ impl Automatic {
 
 /// The element type that gradients have while layouts are searched: that of the parameters.
 fn gradients(forward: &Program) -> DType {
-    forward.inputs_with(Role::Param).next().map_or(DType::F32, |p| forward.ty(p.value).dtype)
+    match forward.inputs_with(Role::Param).next() {
+        Some(param) => forward.ty(param.value).dtype,
+        // There are no gradients.
+        None => DType::F32,
+    }
 }
 
 struct Search<'a> {
@@ -129,8 +133,9 @@ impl Search<'_> {
             let count = users.clone().count() as f64;
             let params = users.clone().next().map(|i| &i.params);
             let bound = || {
-                let named = |name: &String| program.input_named(name).map(|p| p.value);
-                params.into_iter().flatten().filter_map(move |(n, &p)| Some((named(n)?, p)))
+                let named = |name: &String| program.input_named(name).map(|port| port.value);
+                let named = move |name| named(name).expect("a parameter is an input by its name");
+                params.into_iter().flatten().map(move |(name, &param)| (named(name), param))
             };
             let mut known = Vec::new();
             for (value, param) in bound() {
@@ -193,7 +198,9 @@ impl Search<'_> {
         for axis in 0..self.grid.len() {
             for port in program.inputs_with(Role::Param) {
                 let value = port.value.index();
-                let Known::Is(read) = plan.state(value, axis) else { continue };
+                let Known::Is(read) = plan.state(value, axis) else {
+                    panic!("`{}` of {} is left open", port.name, program.name)
+                };
                 let (read, stored) = (dim(read), dim(plan.stored_state(value, axis)));
                 all.push(Chosen { value: port.value, axis: self.grid.name(axis), read, stored });
             }
@@ -220,9 +227,12 @@ fn end_dim(role: Role, ends: Ends) -> Option<usize> {
 fn lay_ends(ctx: &mut Annotator<'_>, axis: Axis, ends: Ends) -> Result<(), SpmdError> {
     for port in ports(ctx.program()) {
         let Some(dim) = end_dim(port.role, ends) else { continue };
-        let size = ctx.program().ty(port.value).shape.get(dim).copied().unwrap_or(1);
+        let ty = ctx.program().ty(port.value);
+        let Some(size) = ty.shape.get(dim) else {
+            return Err(ctx.refuse(format!("`{}` is {ty} and has no dim {dim}", port.name)));
+        };
         let shards = ctx.shards(port.value, dim) * ctx.degree(axis.name());
-        if !ctx.is_decided(port.value, axis.name()) && !size.is_multiple_of(shards) {
+        if !ctx.is_decided(port.value, axis.name())? && !size.is_multiple_of(shards) {
             return Err(ctx.refuse(format!("{size} elements do not divide into {shards} shards")));
         }
         ctx.shard(port.value, dim, axis.name())?;
