@@ -175,8 +175,9 @@ impl<'a> Walk<'a> {
             }
             _ => 0.0,
         };
-        let product = n.flops / (shares * here) / costs.flops_per_s;
-        inside + 3.0 * (product + moved / costs.memory_bytes_per_s)
+        let hardware = &costs.hardware;
+        let product = hardware.product_seconds(n.flops / (shares * here), n.dtype);
+        inside + 3.0 * (product + hardware.memory_seconds(moved))
     }
 
     /// Bytes that a rank holds of a value in a state.

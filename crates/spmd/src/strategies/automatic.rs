@@ -10,13 +10,13 @@
 use std::collections::BTreeMap;
 
 use phalanx_autodiff::{Joint, joint};
+use phalanx_cost::{Hardware, reductions};
 use phalanx_ir::{Axis, DType, Mesh, Model, Port, Program, Role, ValueId};
 
 use super::Strategy;
 use crate::annotate::{Annotations, Annotator};
 use crate::cost::Costs;
 use crate::error::SpmdError;
-use crate::estimate::seconds;
 use crate::lay::{Grid, State};
 use crate::partition::Problem;
 use crate::plan::{Known, Plan};
@@ -81,6 +81,12 @@ impl Automatic {
     }
 }
 
+/// Estimated seconds of a partitioned program, with the sums of gradients that it leaves to the script.
+fn seconds(program: &Program, hardware: &Hardware) -> f64 {
+    let reduced: f64 = reductions(program).map(|t| hardware.transfer_seconds(t)).sum();
+    phalanx_cost::seconds(program, hardware) + reduced
+}
+
 /// The element type that gradients have while layouts are searched: that of the parameters.
 fn gradients(forward: &Program) -> DType {
     match forward.inputs_with(Role::Param).next() {
@@ -111,14 +117,15 @@ impl Search<'_> {
     fn try_ends(&self, ends: &[Ends]) -> Result<Automatic, SpmdError> {
         let limit = self.costs.memory_limit.map_or(f64::INFINITY, |l| l as f64);
         // Not for nothing: weights that cost nothing would follow whatever they meet.
-        let (mut price, mut least) = (1e-9 / self.costs.bytes_per_s, f64::INFINITY);
+        let link = self.costs.hardware.link_bytes_per_s;
+        let (mut price, mut least) = (1e-9 / link, f64::INFINITY);
         while price < 1e-6 {
             let found = self.try_price(ends, price)?;
             if found.memory <= limit {
                 return Ok(found);
             }
             least = least.min(found.memory);
-            price = (price * 4.0).max(1e-3 / self.costs.bytes_per_s);
+            price = (price * 4.0).max(1e-3 / link);
         }
         let (segment, needed) = (self.model.name.clone(), least.ceil() as usize);
         Err(SpmdError::Memory { segment, needed, limit: limit as usize })
@@ -155,7 +162,7 @@ impl Search<'_> {
                 tied.entry(param).or_insert_with(|| of.collect());
             }
             found.memory += count * plan.memory();
-            found.seconds += count * seconds(&problem.emit(plan)?.program, &costs);
+            found.seconds += count * seconds(&problem.emit(plan)?.program, &costs.hardware);
             let lay = |axis: usize| self.laid(program, axis, ends[axis]);
             let chosen = chosen.into_iter().chain((0..self.grid.len()).flat_map(lay)).collect();
             found.segments.insert(program.name.clone(), chosen);
