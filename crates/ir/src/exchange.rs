@@ -10,6 +10,7 @@ use crate::mesh::{Axis, Mesh};
 use crate::ops::OpDef;
 use crate::program::{Instr, Program, ValueId};
 use crate::rule::FactorKind;
+use crate::text;
 use crate::types::TensorType;
 
 /// The all-gather inside an instruction: each rank gives `rows · numbers` elements and gets those
@@ -28,6 +29,9 @@ pub struct Exchange {
 
 impl Exchange {
     /// The exchange that an instruction makes, if its types ask for one.
+    ///
+    /// # Panics
+    /// If the types of the instruction do not fit its rule: such a program is not verified.
     pub fn of(program: &Program, instr: &Instr) -> Option<Self> {
         let numbers = instr.op.exchanges();
         if numbers == 0 {
@@ -37,8 +41,9 @@ impl Exchange {
             |ids: &[ValueId]| -> Vec<&TensorType> { ids.iter().map(|&v| program.ty(v)).collect() };
         let (ins, outs) = (types(&instr.inputs), types(&instr.outputs));
         let (rule, mesh) = (program.rule(instr), program.mesh());
-        // A program that does not check runs nowhere, so it exchanges nothing.
-        let assignment = rule.check(mesh, &ins, &outs).ok()?;
+        let assignment = rule.check(mesh, &ins, &outs).unwrap_or_else(|error| {
+            panic!("the types of `{}` do not fit: {error:?}", text::instr(program, instr))
+        });
         let (_, sharding) = (rule.factors.iter().zip(assignment))
             .find(|(f, s)| f.kind == FactorKind::Lowered && mesh.count(&s.axes) > 1)?;
         let shape = ins[0].local_shape(mesh);
@@ -84,7 +89,6 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text;
 
     #[test]
     fn a_sharded_row_is_reduced_by_one_gather() {

@@ -49,7 +49,7 @@ impl Axis {
 
     /// The name.
     pub fn name(&self) -> &str {
-        std::str::from_utf8(&self.bytes[..usize::from(self.len)]).unwrap_or("?")
+        std::str::from_utf8(&self.bytes[..usize::from(self.len)]).expect("axis names are ASCII")
     }
 
     fn is_part_of(&self, whole: &str) -> bool {
@@ -127,10 +127,20 @@ impl Mesh {
 
     /// The atoms that a name stands for: itself, or the parts it was split into, major to minor.
     pub fn expand(&self, name: &str) -> Result<Vec<Axis>, IrError> {
-        let atoms: Vec<Axis> = (self.axes.iter().map(|&(axis, _)| axis))
-            .filter(|axis| axis.name() == name || axis.is_part_of(name))
-            .collect();
+        let atoms = self.find(name);
         if atoms.is_empty() { Err(self.unknown(name)) } else { Ok(atoms) }
+    }
+
+    /// The same for a name that the mesh need not have: then there are none.
+    pub fn find(&self, name: &str) -> Vec<Axis> {
+        (self.axes.iter().map(|&(axis, _)| axis))
+            .filter(|axis| axis.name() == name || axis.is_part_of(name))
+            .collect()
+    }
+
+    /// The number of ranks along the atoms of a name; one if the mesh has no such axis.
+    pub fn degree(&self, name: &str) -> usize {
+        self.count(&self.find(name))
     }
 
     /// The atoms with their sizes, slowest-varying first.
@@ -143,10 +153,13 @@ impl Mesh {
         self.axes.iter().find(|(a, _)| *a == axis).map(|&(_, n)| n)
     }
 
-    /// The number of blocks that a list of axes cuts a dim into. An axis that the mesh does not
-    /// have counts as one; the verifier reports it before any such number is used.
+    /// The number of blocks that a list of axes cuts a dim into.
+    ///
+    /// # Panics
+    /// If the mesh does not have one of the axes. The verifier reports that before any such number
+    /// is used. The same holds for every function here that takes axes.
     pub fn count(&self, axes: &[Axis]) -> usize {
-        axes.iter().map(|&a| self.size(a).unwrap_or(1)).product()
+        axes.iter().map(|&a| self.axes[self.place(a)].1).product()
     }
 
     /// The number of ranks.
@@ -154,9 +167,9 @@ impl Mesh {
         self.axes.iter().map(|&(_, n)| n).product()
     }
 
-    /// The coordinate of a rank along an axis; 0 along an axis that the mesh does not have.
+    /// The coordinate of a rank along an axis.
     pub fn coordinate(&self, rank: usize, axis: Axis) -> usize {
-        let Some(at) = self.axes.iter().position(|(a, _)| *a == axis) else { return 0 };
+        let at = self.place(axis);
         let faster: usize = self.axes[at + 1..].iter().map(|&(_, n)| n).product();
         rank / faster % self.axes[at].1
     }
@@ -164,7 +177,7 @@ impl Mesh {
     /// Which of the blocks that a list of axes cuts a dim into a rank holds.
     pub fn shard(&self, rank: usize, axes: &[Axis]) -> usize {
         axes.iter().fold(0, |shard, &axis| {
-            shard * self.size(axis).unwrap_or(1) + self.coordinate(rank, axis)
+            shard * self.axes[self.place(axis)].1 + self.coordinate(rank, axis)
         })
     }
 
@@ -183,14 +196,19 @@ impl Mesh {
 
     /// A set of axes as a number: bit i stands for the i-th axis.
     pub fn mask(&self, axes: &[Axis]) -> u32 {
-        let numbered = self.axes.iter().enumerate();
-        numbered.filter(|(_, (axis, _))| axes.contains(axis)).map(|(i, _)| 1 << i).sum()
+        axes.iter().fold(0, |mask, &axis| mask | 1 << self.place(axis))
     }
 
     /// The axes of such a number, in the order of the mesh.
     pub fn axes_of(&self, mask: u32) -> Vec<Axis> {
         let numbered = self.axes.iter().enumerate();
         numbered.filter(|(i, _)| mask >> i & 1 == 1).map(|(_, (axis, _))| *axis).collect()
+    }
+
+    /// Which of the axes this is.
+    fn place(&self, axis: Axis) -> usize {
+        let found = self.axes.iter().position(|(a, _)| *a == axis);
+        found.unwrap_or_else(|| panic!("no axis `{axis}` in the mesh ({self})"))
     }
 
     fn unknown(&self, name: &str) -> IrError {
@@ -213,11 +231,11 @@ impl FromStr for Mesh {
     /// Reads `dp=2 tp=4`.
     fn from_str(text: &str) -> Result<Self, IrError> {
         let axes = text.split_whitespace().map(|part| {
-            part.split_once('=')
-                .and_then(|(name, size)| Some((name, size.parse().ok()?)))
-                .ok_or_else(|| IrError::MeshText { part: part.to_owned() })
+            let bad = || IrError::MeshText { part: part.to_owned() };
+            let (name, size) = part.split_once('=').ok_or_else(bad)?;
+            Ok((name, size.parse().map_err(|_| bad())?))
         });
-        Mesh::new(axes.collect::<Result<Vec<_>, _>>()?)
+        Mesh::new(axes.collect::<Result<Vec<_>, IrError>>()?)
     }
 }
 

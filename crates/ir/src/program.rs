@@ -316,7 +316,7 @@ impl Program {
         for (index, instr) in self.instrs.iter().enumerate() {
             for value in &instr.inputs {
                 last[value.index()] = Some(index);
-                for operand in started.remove(value).unwrap_or_default() {
+                for operand in started.remove(value).into_iter().flatten() {
                     last[operand.index()] = Some(index);
                 }
             }

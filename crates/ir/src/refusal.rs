@@ -364,7 +364,7 @@ fn partial_help(
     partial: &[usize],
     groups: &[Vec<usize>],
 ) -> Vec<String> {
-    let (name, ranks) = (case.op, case.mesh.size(axis).unwrap_or(1));
+    let (name, ranks) = (case.op, case.mesh.count(&[axis]));
     let reduce = reduce_first(&case.operands[partial[0]].0, &[axis]);
     match name {
         "add" | "sub" => vec![

@@ -92,7 +92,7 @@ impl Rule {
     /// The rule of an elementwise op: dims align at the right, so an operand with fewer dims is
     /// repeated along the leading ones.
     pub fn elementwise(inputs: &[&[usize]], outputs: &[&[usize]]) -> Self {
-        let full = outputs.first().copied().unwrap_or(&[]);
+        let full = outputs[0];
         let dims = |shape: &&[usize]| -> Vec<Dim> {
             (0..shape.len()).map(|i| vec![full.len() - shape.len() + i]).collect()
         };

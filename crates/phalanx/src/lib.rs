@@ -108,6 +108,7 @@ mod report;
 mod trainer;
 
 pub use phalanx_autodiff as autodiff;
+pub use phalanx_cost as cost;
 pub use phalanx_cpu as cpu;
 pub use phalanx_data as data;
 pub use phalanx_engine as engine;

@@ -70,7 +70,7 @@ impl<'a> Annotator<'a> {
 
     /// How many ranks an axis has, or its parts together; one if the mesh has no such axis.
     pub fn degree(&self, axis: &str) -> usize {
-        self.mesh.expand(axis).map_or(1, |atoms| self.mesh.count(&atoms))
+        self.mesh.degree(axis)
     }
 
     /// The parameters.
@@ -129,17 +129,17 @@ impl<'a> Annotator<'a> {
     }
 
     /// Whether something was decided about a value and an axis.
-    pub fn is_decided(&self, value: ValueId, axis: &str) -> bool {
-        let atoms = self.mesh.expand(axis).unwrap_or_default();
+    pub fn is_decided(&self, value: ValueId, axis: &str) -> Result<bool, SpmdError> {
+        let atoms = self.mesh.expand(axis)?;
         let entry = self.annotations.values.get(&value);
-        entry.is_some_and(|e| atoms.iter().any(|a| e.decided.contains_key(a)))
+        Ok(entry.is_some_and(|e| atoms.iter().any(|a| e.decided.contains_key(a))))
     }
 
     /// How many shards the annotations so far cut a dim into, stored and read together.
     pub fn shards(&self, value: ValueId, dim: usize) -> usize {
         let entries = [self.annotations.values.get(&value), self.annotations.stored.get(&value)];
         let axes = entries.into_iter().flatten().flat_map(|e| &e.order);
-        axes.filter(|(d, _)| *d == dim).map(|&(_, a)| self.mesh.size(a).unwrap_or(1)).product()
+        axes.filter(|(d, _)| *d == dim).map(|&(_, a)| self.mesh.count(&[a])).product()
     }
 
     /// What was annotated.
@@ -160,10 +160,9 @@ impl<'a> Annotator<'a> {
         dim: Option<usize>,
         stored: bool,
     ) -> Result<(), SpmdError> {
-        if dim.is_some_and(|d| d >= self.program.ty(value).shape.len()) {
-            let what =
-                format!("there is no dim {} in {}", dim.unwrap_or(0), self.program.ty(value));
-            return Err(self.bad(value, what));
+        let ty = self.program.ty(value);
+        if let Some(dim) = dim.filter(|&d| d >= ty.shape.len()) {
+            return Err(self.bad(value, format!("there is no dim {dim} in {ty}")));
         }
         let entries =
             if stored { &mut self.annotations.stored } else { &mut self.annotations.values };

@@ -66,7 +66,7 @@ impl Plan<'_> {
             ways.sort_by(|a, b| a.cost.total_cmp(&b.cost).then_with(|| a.live.cmp(&b.live)));
             ways.truncate(WIDTH);
         }
-        let mut at = ways.first().map_or(0, |w| w.step);
+        let mut at = ways.first().expect("an instruction can always be replicated").step;
         let mut chosen = Vec::new();
         while at != 0 {
             chosen.push(steps[at].1);
@@ -175,8 +175,9 @@ impl<'a> Walk<'a> {
             }
             _ => 0.0,
         };
-        let product = n.flops / (shares * here) / costs.flops_per_s;
-        inside + 3.0 * (product + moved / costs.memory_bytes_per_s)
+        let hardware = &costs.hardware;
+        let product = hardware.product_seconds(n.flops / (shares * here), n.dtype);
+        inside + 3.0 * (product + hardware.memory_seconds(moved))
     }
 
     /// Bytes that a rank holds of a value in a state.

@@ -1,53 +1,30 @@
-//! What moving a value and running an instruction cost: seconds, in closed form.
+//! What moves between states of a value cost where annotations leave a choice.
 
+use phalanx_cost::{Hardware, Transfer};
 use phalanx_ir::ops::CollectiveKind;
 
 use crate::lay::State;
 
 /// What the partitioner weighs where annotations leave a choice.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Costs {
-    /// FLOPs that a rank does in a second.
-    pub flops_per_s: f64,
-    /// Bytes that a rank sends in a second.
-    pub bytes_per_s: f64,
-    /// Bytes that a rank reads or writes in its own memory in a second.
-    pub memory_bytes_per_s: f64,
-    /// Seconds before the first byte of a message arrives.
-    pub latency_s: f64,
+    /// What the ranks run on.
+    pub hardware: Hardware,
     /// The most bytes per rank that a segment's parameters and the values kept for its backward may
     /// take.
     pub memory_limit: Option<usize>,
-}
-
-impl Default for Costs {
-    /// A recent accelerator with a fast link to its neighbours. Only the ratios matter.
-    fn default() -> Self {
-        Self {
-            flops_per_s: 300e12,
-            bytes_per_s: 100e9,
-            memory_bytes_per_s: 2e12,
-            latency_s: 5e-6,
-            memory_limit: None,
-        }
-    }
 }
 
 impl Costs {
     /// Seconds of a collective over `n` ranks, each of which holds `bytes` before it. Moves within a
     /// rank cost next to nothing, but not nothing: of two ways, the one with fewer is taken.
     pub(crate) fn collective(&self, kind: &CollectiveKind, n: usize, bytes: f64) -> f64 {
-        let n = n as f64;
-        let (rounds, volume) = match kind {
-            CollectiveKind::AllGather { .. } => (1.0, n - 1.0),
-            CollectiveKind::ReduceScatter { .. } | CollectiveKind::AllToAll { .. } => {
-                (1.0, (n - 1.0) / n)
+        match kind {
+            CollectiveKind::Shard { .. } | CollectiveKind::ToPartial | CollectiveKind::Done => {
+                1e-3 * self.hardware.latency_s
             }
-            CollectiveKind::AllReduce => (2.0, 2.0 * (n - 1.0) / n),
-            CollectiveKind::Permute { .. } => (1.0, 1.0),
-            _ => return 1e-3 * self.latency_s,
-        };
-        rounds * self.latency_s + volume * bytes / self.bytes_per_s
+            _ => self.hardware.transfer_seconds(Transfer::collective(kind, n, bytes)),
+        }
     }
 
     /// Seconds to take a value from one state to another over one axis of `n` ranks; `bytes` is what
@@ -82,7 +59,8 @@ mod tests {
 
     #[test]
     fn a_slice_costs_its_gather_and_a_gather_its_reduction() {
-        let costs = Costs { latency_s: 0.0, bytes_per_s: 1.0, ..Costs::default() };
+        let hardware = Hardware { latency_s: 0.0, link_bytes_per_s: 1.0, ..Hardware::default() };
+        let costs = Costs { hardware, memory_limit: None };
         let (r, p, s) = (State::Replicated, State::Partial, State::Sharded(0));
         // 4 ranks, 8 bytes: a gather or a reduce-scatter moves 6, an all-reduce 12.
         assert_eq!(costs.step(s, r, 4, 8.0), 6.0);

@@ -116,10 +116,9 @@ impl Emitter<'_, '_> {
                 // An annotated value is a cut: readers see the annotated layout only. What was
                 // made stays beside it for the gradient of the same op, which wants just that.
                 self.get(value, &seen, n.phase)?;
-                if let Some(versions) = self.versions.get_mut(&(value, half)) {
-                    let at = versions.iter().position(|(l, _)| *l == seen).unwrap_or(0);
-                    versions.swap(0, at);
-                }
+                let versions = self.versions.get_mut(&(value, half)).expect("it was made above");
+                let at = versions.iter().position(|(l, _)| *l == seen);
+                versions.swap(0, at.expect("the layout that readers see was made above"));
             }
         }
         Ok(())
@@ -129,27 +128,24 @@ impl Emitter<'_, '_> {
     fn get(&mut self, value: usize, want: &Lay, phase: Phase) -> Result<usize, SpmdError> {
         let half = Half::of(phase);
         self.cross(value, want, half);
-        let versions = self.versions.entry((value, half)).or_default();
+        let versions = self.versions_in(value, half);
         if let Some(&(_, new)) = versions.iter().find(|(lay, _)| lay == want) {
             self.needed_in(new, phase);
             return Ok(new);
         }
         let info = &self.plan.net.values[value];
-        let from = (versions.iter())
-            .map(|(lay, new)| {
-                (self.resharder.cost(lay, want, &info.padded, info.width), lay.clone(), *new)
-            })
+        let from = (versions.clone().into_iter())
+            .map(|(lay, new)| (self.resharder.cost(&lay, want, &info.padded, info.width), lay, new))
             .reduce(|best, other| if other.0 < best.0 { other } else { best });
-        let way = from.as_ref().and_then(|(_, lay, new)| {
-            let way = self.resharder.way(lay, want, &info.padded, info.width)?;
-            Some((*new, way.moves.clone()))
-        });
-        let Some((mut at, moves)) = way else { return Err(self.unreachable(value, want, half)) };
+        let (_, lay, mut at) = from.expect("a value has at least the version it began as");
+        let way = self.resharder.way(&lay, want, &info.padded, info.width);
+        let Some(moves) = way.map(|way| way.moves.clone()) else {
+            return Err(self.unreachable(value, &lay, want));
+        };
         self.needed_in(at, phase);
         for step in moves {
-            let known = self.versions.get(&(value, half)).into_iter().flatten();
-            let found = known.into_iter().find(|(lay, _)| *lay == step.to).map(|&(_, new)| new);
-            if let Some(new) = found {
+            let known = self.versions_in(value, half);
+            if let Some(&(_, new)) = known.iter().find(|(lay, _)| *lay == step.to) {
                 at = new;
                 self.needed_in(at, phase);
                 continue;
@@ -163,6 +159,14 @@ impl Emitter<'_, '_> {
             at = new;
         }
         Ok(at)
+    }
+
+    /// The versions of a value in a half.
+    fn versions_in(&self, value: usize, half: Half) -> &Vec<(Lay, usize)> {
+        self.versions.get(&(value, half)).unwrap_or_else(|| {
+            let name = self.plan.value_name(value);
+            panic!("{}: {name} is wanted before it is made", self.joint.program.name)
+        })
     }
 
     /// Brings a forward value into the backward: in the layout that is wanted if the forward has it
@@ -183,6 +187,7 @@ impl Emitter<'_, '_> {
         let home = if began.0.partial == 0 {
             began
         } else {
+            // Nobody in the forward wanted it complete: then the backward sums it.
             whole().min_by_key(|(lay, _)| size(lay)).unwrap_or(began)
         };
         let exact = whole().find(|(lay, _)| lay == want && size(lay) <= size(&home.0));
@@ -210,17 +215,20 @@ impl Emitter<'_, '_> {
 
     fn output(&mut self, value: usize, role: Role) -> Result<usize, SpmdError> {
         let net = self.plan.net;
-        let made = net.values[value].maker.map(|(node, _)| net.nodes[node].phase);
-        let phase = match (role, made.unwrap_or(Phase::F)) {
+        let made = match net.values[value].maker {
+            Some((node, _)) => net.nodes[node].phase,
+            // An input is there from the start.
+            None => Phase::F,
+        };
+        let phase = match (role, made) {
             (Role::Gradient, Phase::F) => Phase::W,
             (Role::Cotangent, phase) => phase.max(Phase::B),
             (_, phase) => phase,
         };
         let half = Half::of(phase);
         let goal = self.plan.goals[value].iter().find(|g| g.partial == (role == Role::Gradient));
-        let key =
-            (value, if self.versions.contains_key(&(value, half)) { half } else { Half::Forward });
-        let has = self.versions.get(&key).map(|v| v[0].0.clone()).unwrap_or_default();
+        let here = if self.versions.contains_key(&(value, half)) { half } else { Half::Forward };
+        let has = self.versions_in(value, here)[0].0.clone();
         let want = match (role, goal) {
             (Role::Gradient | Role::Cotangent, Some(&goal)) => self.plan.goal_layout(goal, &has),
             _ => Lay { partial: 0, ..has },
@@ -236,12 +244,11 @@ impl Emitter<'_, '_> {
         Ok(self.types.len() - 1)
     }
 
-    fn unreachable(&self, value: usize, want: &Lay, half: Half) -> SpmdError {
-        let has = self.versions.get(&(value, half)).and_then(|v| v.first());
+    fn unreachable(&self, value: usize, has: &Lay, want: &Lay) -> SpmdError {
         SpmdError::Unreachable {
             segment: self.joint.program.name.clone(),
             value: self.plan.value_name(value),
-            from: has.map_or_else(String::new, |(lay, _)| self.grid.layout(lay).to_string()),
+            from: self.grid.layout(has).to_string(),
             to: self.grid.layout(want).to_string(),
         }
     }

@@ -17,6 +17,8 @@ const MOST: usize = 15;
 #[derive(Clone, Debug)]
 pub(crate) struct Grid {
     axes: Vec<(Axis, usize)>,
+    /// The others.
+    single: Vec<Axis>,
 }
 
 impl Grid {
@@ -25,7 +27,8 @@ impl Grid {
         if axes.len() > MOST {
             return Err(SpmdError::TooManyAxes { mesh: mesh.to_string(), most: MOST });
         }
-        Ok(Self { axes })
+        let single = mesh.axes().filter(|&(_, n)| n == 1).map(|(axis, _)| axis).collect();
+        Ok(Self { axes, single })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -42,7 +45,9 @@ impl Grid {
 
     /// The number of an axis; none if it has one rank.
     pub(crate) fn index(&self, axis: Axis) -> Option<usize> {
-        self.axes.iter().position(|&(a, _)| a == axis)
+        let found = self.axes.iter().position(|&(a, _)| a == axis);
+        assert!(found.is_some() || self.single.contains(&axis), "no axis `{axis}` in {self:?}");
+        found
     }
 
     /// How many blocks these axes cut a dim into.
@@ -63,8 +68,7 @@ impl Grid {
         };
         let dims = lay.dims.iter().map(sharding).collect();
         let partial: BTreeSet<Axis> = bits(lay.partial).map(|a| self.name(a)).collect();
-        // No axis is in two places: the partitioner builds layouts from one choice per axis.
-        Layout::new(dims, partial).unwrap_or_default()
+        Layout::new(dims, partial).expect("one choice per axis puts it in one place")
     }
 }
 
@@ -146,10 +150,6 @@ pub(crate) struct Lay {
 }
 
 impl Lay {
-    pub(crate) fn replicated(rank: usize) -> Self {
-        Self { dims: vec![Axes::default(); rank], partial: 0 }
-    }
-
     /// The axes that shard a dim.
     pub(crate) fn sharded(&self) -> u16 {
         self.dims.iter().fold(0, |set, d| set | d.set())

@@ -2,7 +2,7 @@
 
 use phalanx_autodiff::Joint;
 use phalanx_ir::rule::{FactorKind, Rule};
-use phalanx_ir::{OpDef, Phase, Role};
+use phalanx_ir::{DType, OpDef, Phase, Role};
 
 /// An instruction.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ pub(crate) struct Node {
     /// The forward instruction whose gradient this is part of.
     pub(crate) origin: Option<usize>,
     pub(crate) flops: f64,
+    /// The element type of what is multiplied.
+    pub(crate) dtype: DType,
     /// Whether its result is its operand under another shape.
     pub(crate) is_view: bool,
     /// The padded extent of each factor.
@@ -87,6 +89,7 @@ impl Net {
                 phase: instr.phase,
                 origin: joint.origins[index],
                 flops: program.instr_flops(instr) as f64,
+                dtype: program.ty(instr.inputs.first().copied().unwrap_or(instr.outputs[0])).dtype,
                 is_view: instr.op.is_view(),
                 extents,
                 rule,

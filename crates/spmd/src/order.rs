@@ -44,7 +44,8 @@ impl Plan<'_> {
                     best = Some((cost, order));
                 }
             }
-            self.strats[node].factors[factor] = best.map_or(axes, |(_, order)| order);
+            let (_, order) = best.expect("there is at least the order that it has");
+            self.strats[node].factors[factor] = order;
         }
     }
 
@@ -94,10 +95,7 @@ impl Plan<'_> {
                 let made = self.strats[node].result(&self.net.nodes[node], result);
                 self.made_layout(value, &made)
             }
-            None => {
-                let rank = self.net.values[value].padded.len();
-                self.pins.read_layout(value).unwrap_or_else(|| Lay::replicated(rank))
-            }
+            None => self.pins.read_layout(value).expect("every input is pinned"),
         }
     }
 }

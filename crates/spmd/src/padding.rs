@@ -5,15 +5,14 @@
 //! the same in every layout of every value. Only the major factor of a compound dim can be padded:
 //! three heads of four elements on two ranks become four heads.
 
-use phalanx_autodiff::boundary_name;
 use phalanx_ir::rule::{FactorKind, Rule};
 use phalanx_ir::text::value_name;
-use phalanx_ir::{Instr, Op, Port, Program, Role, ValueId};
+use phalanx_ir::{Instr, Op, Port, Program, ValueId};
 
 use crate::error::SpmdError;
 use crate::lay::Grid;
 use crate::net::carrier;
-use crate::pins::Pins;
+use crate::pins::{Pins, differentiated};
 
 /// The padded extents of every value.
 pub(crate) fn padding(
@@ -55,15 +54,8 @@ type Class = Vec<Place>;
 
 /// Gradients and cotangents lie as what they belong to.
 fn alike(program: &Program) -> Vec<Class> {
-    let of = |port: &Port| {
-        let name = match port.role {
-            Role::Gradient => Some(port.name.as_str()),
-            Role::Cotangent => boundary_name(&port.name),
-            _ => None,
-        };
-        name.and_then(|name| program.input_named(name))
-    };
-    let pairs = program.outputs().iter().filter_map(|p| Some((p.value, of(p)?.value)));
+    let of = |port: &Port| Some((port.value, differentiated(program, port)?.value));
+    let pairs = program.outputs().iter().filter_map(of);
     pairs
         .map(|(gradient, of)| {
             let dims = program.ty(of).shape.iter().enumerate();
@@ -186,8 +178,9 @@ fn minor_is_even(
         for (dim, factors) in dims.iter().enumerate() {
             let Some(at) = carrier(rule, factors) else { continue };
             for &f in &factors[at + 1..] {
-                let (size, padded) = (rule.factors[f].size, extents[f].unwrap_or(0));
-                if padded > size {
+                // A factor that no dim could pad by itself has no extent of its own.
+                let size = rule.factors[f].size;
+                if let Some(padded) = extents[f].filter(|&padded| padded > size) {
                     let what = format!(
                         "{padded} is the padding of a part of {size} elements, which are not at its end"
                     );

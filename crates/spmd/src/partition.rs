@@ -107,7 +107,7 @@ impl<'a> Problem<'a> {
             return Ok(free);
         }
         let mut smallest = free.memory();
-        let mut price = 1e-3 / self.costs.bytes_per_s;
+        let mut price = 1e-3 / self.costs.hardware.link_bytes_per_s;
         while price < DEAREST {
             let plan = self.plan(price)?;
             if fits(&plan) {

@@ -1,7 +1,7 @@
 //! Annotations as the partitioner reads them: which axes of a value are decided, by number.
 
 use phalanx_autodiff::{Joint, boundary_name};
-use phalanx_ir::{Program, Role, ValueId};
+use phalanx_ir::{Port, Program, Role, ValueId};
 
 use crate::annotate::{Annotations, Entry};
 use crate::lay::{Axes, Grid, Lay, State};
@@ -122,9 +122,21 @@ impl Pins {
             pin.closed = grid.all();
         }
         for port in program.inputs_with(Role::Cotangent) {
-            let boundary = boundary_name(&port.name).unwrap_or(&port.name);
-            let value = program.outputs_with(Role::Boundary).find(|p| p.name == boundary);
-            self.read[port.value.index()] = value.and_then(|p| self.read[p.value.index()].clone());
+            let boundary = boundary_name(&port.name)
+                .and_then(|name| program.outputs_with(Role::Boundary).find(|p| p.name == name))
+                .expect("a cotangent is named after the boundary value it belongs to");
+            self.read[port.value.index()] = self.read[boundary.value.index()].clone();
         }
     }
+}
+
+/// The input whose gradient or cotangent leaves by this output, if one does.
+pub(crate) fn differentiated<'p>(program: &'p Program, port: &Port) -> Option<&'p Port> {
+    let name = match port.role {
+        Role::Gradient => Some(port.name.as_str()),
+        Role::Cotangent => boundary_name(&port.name),
+        _ => return None,
+    };
+    let found = name.and_then(|name| program.input_named(name));
+    Some(found.unwrap_or_else(|| panic!("{}: `{}` is of no input", program.name, port.name)))
 }

@@ -10,7 +10,7 @@ use crate::error::SpmdError;
 use crate::inherit::factor_maps;
 use crate::lay::{Axes, Grid, Lay, State};
 use crate::net::Net;
-use crate::pins::{Pin, Pins};
+use crate::pins::{Pin, Pins, differentiated};
 use crate::strat::{Choice, Strat, operand_state, result_state};
 
 /// What an axis does to a value, as far as that is known.
@@ -62,16 +62,9 @@ impl<'a> Plan<'a> {
         let program = &joint.program;
         let mut goals = vec![Vec::new(); net.values.len()];
         for port in program.outputs() {
-            let (name, partial) = match port.role {
-                Role::Gradient => (port.name.as_str(), true),
-                Role::Cotangent => {
-                    (phalanx_autodiff::boundary_name(&port.name).unwrap_or(&port.name), false)
-                }
-                _ => continue,
-            };
-            if let Some(of) = program.input_named(name) {
-                goals[port.value.index()].push(Goal { like: of.value.index(), partial });
-            }
+            let Some(of) = differentiated(program, port) else { continue };
+            let partial = port.role == Role::Gradient;
+            goals[port.value.index()].push(Goal { like: of.value.index(), partial });
         }
         Self {
             net,
@@ -184,7 +177,8 @@ impl<'a> Plan<'a> {
                 continue;
             }
             let wanted = self.net.values[value].users.first().map(|&(node, operand)| {
-                let choice = self.choices[node][axis].unwrap_or(Choice::Replicated);
+                let choice = self.choices[node][axis];
+                let choice = choice.expect("its first reader is in the forward, which is decided");
                 operand_state(&self.net.nodes[node], choice, operand)
             });
             let state = match wanted {
@@ -260,22 +254,19 @@ impl<'a> Plan<'a> {
     }
 
     fn close(&mut self, value: usize, axis: usize, state: State) {
-        if let Some(pin) = &mut self.pins.read[value] {
-            pin.close(axis, state);
-        }
+        self.pins.read[value].as_mut().expect("every input is pinned").close(axis, state);
     }
 
-    /// How a parameter is stored over an axis.
+    /// How an input is stored over an axis that is decided for it.
     pub(crate) fn stored_state(&self, param: usize, axis: usize) -> State {
         let stored = self.pins.stored[param].as_ref().and_then(|p| p.state(axis));
         let read = || self.pins.read[param].as_ref().and_then(|p| p.state(axis));
-        stored.or_else(read).unwrap_or(State::Replicated)
+        stored.or_else(read).expect("what is stored is decided before what is derived from it")
     }
 
     /// The layout that an input has when it comes in.
     pub(crate) fn input_layout(&self, value: usize) -> Lay {
-        let rank = self.net.values[value].padded.len();
-        self.pins.stored_layout(value).unwrap_or_else(|| Lay::replicated(rank))
+        self.pins.stored_layout(value).expect("every input is pinned")
     }
 
     /// The layout in which readers see what a node made.

@@ -1,5 +1,5 @@
 //! The invariants of ARCHITECTURE.md that a machine can check: which way dependencies point, what
-//! pure crates stay away from, and where safety arguments are needed.
+//! pure crates stay away from, where safety arguments are needed, and that types fall back on nothing.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
 use std::fs;
@@ -9,10 +9,11 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Every crate with its height: dependencies point to lower ones.
-const HEIGHTS: [(&str, u32); 19] = [
+const HEIGHTS: [(&str, u32); 20] = [
     ("phalanx-ir", 0),
     ("phalanx-sys", 0),
     ("phalanx-call", 1),
+    ("phalanx-cost", 1),
     ("phalanx-autodiff", 1),
     ("phalanx-passes", 1),
     ("phalanx-models", 1),
@@ -32,14 +33,68 @@ const HEIGHTS: [(&str, u32); 19] = [
 ];
 
 /// Crates that do no I/O, spawn no threads and need no safety arguments.
-const PURE: [&str; 9] =
-    ["ir", "call", "autodiff", "passes", "spmd", "script", "pipeline", "engine", "reference"];
+const PURE: [&str; 10] = [
+    "ir",
+    "call",
+    "cost",
+    "autodiff",
+    "passes",
+    "spmd",
+    "script",
+    "pipeline",
+    "engine",
+    "reference",
+];
 
 /// Crates that may ask the compiler to trust them.
 const TRUSTED: [&str; 3] = ["comm", "cpu", "sys"];
 
 /// The word itself, in two pieces, so that this file does not hold it.
 const WORD: &str = concat!("un", "safe");
+
+/// Crates in which a wrong type must stop the program: a plausible default would be trained with.
+const STRICT: [&str; 3] = ["ir", "spmd", "script"];
+
+/// What turns an error, or nothing, into something plausible. Use an error that carries the values,
+/// or `expect` with the invariant as a sentence.
+const FALLBACKS: [&str; 10] = [
+    "unwrap_or_default",
+    "or_else(|_",
+    ".ok()",
+    "Result::ok",
+    "let Ok(",
+    "Err(_)",
+    "unwrap_or(0)",
+    "unwrap_or(1)",
+    "map_or(0,",
+    "map_or(1,",
+];
+
+/// The lines that may: file, a piece of the line, and why nothing is a right answer there.
+const ALLOWED: [(&str, &str, &str); 18] = [
+    ("ir/src/exchange.rs", "Exchange::of(self, instr).map_or(0,", "no exchange, no bytes"),
+    ("ir/src/rule/check.rs", "factors.get(at).map_or(1,", "a dim without factors has one element"),
+    ("spmd/src/emit.rs", "get(&key).map_or(0, Vec::len)", "nothing crossed yet"),
+    ("spmd/src/plan.rs", "pin.map_or(0, |p| p.closed)", "without a pin no axis is closed"),
+    ("spmd/src/padding.rs", "max().unwrap_or(0)", "no places, no factors"),
+    ("script/src/action.rs", "position(|&r| r == rank).unwrap_or(0)", "to be removed"),
+    ("script/src/action.rs", "ranks.get(place).copied().unwrap_or(0)", "to be removed"),
+    ("script/src/unit.rs", "unwrap_or_else(|_| Layout::replicated(1))", "to be removed"),
+    ("script/src/unit.rs", "g.layout.partial().clone()).unwrap_or_default()", "to be removed"),
+    ("script/src/build/crossing.rs", "with_axes(dim, axes).ok()?", "to be removed"),
+    (
+        "script/src/check.rs",
+        "self.partial.get(&from).cloned().unwrap_or_default()",
+        "to be removed",
+    ),
+    ("script/src/order.rs", "readers.remove(buffer).unwrap_or_default()", "nobody read it"),
+    ("script/src/together.rs", "calls.remove(rank).unwrap_or_default()", "it makes no call"),
+    ("script/src/together.rs", "map(Vec::len).max().unwrap_or(0)", "no lists"),
+    ("script/src/memory.rs", "*c == category).map_or(0,", "nothing of the category"),
+    ("script/src/memory.rs", "fixed.unwrap_or(0)", "not fixed: starts at the front"),
+    ("script/src/memory.rs", "max().unwrap_or(0)", "no buffers, no bytes"),
+    ("script/src/memory.rs", "|r| script.programs[r.program.0].slots.", "no run, no workspace"),
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
@@ -115,4 +170,53 @@ fn three_crates_ask_to_be_trusted() {
             assert_eq!(found.count(), 0, "{} asks to be trusted", path.display());
         }
     }
+}
+
+/// Lines of code outside tests that fall back on something plausible.
+fn fallbacks(text: &str) -> Vec<&str> {
+    // Tests are at the bottom of a file.
+    let code = text.lines().take_while(|line| !line.starts_with("#[cfg(test)]"));
+    let code = code.filter(|line| !line.trim_start().starts_with("//"));
+    code.filter(|line| FALLBACKS.iter().any(|word| line.contains(word))).collect()
+}
+
+#[test]
+fn types_fall_back_on_nothing() {
+    let mut unused: Vec<(&str, &str)> = ALLOWED.iter().map(|(f, piece, _)| (*f, *piece)).collect();
+    for krate in STRICT {
+        for (path, text) in sources(krate) {
+            for line in fallbacks(&text) {
+                let allows =
+                    |(file, piece): (&str, &str)| path.ends_with(file) && line.contains(piece);
+                assert!(
+                    ALLOWED.iter().any(|&(file, piece, _)| allows((file, piece))),
+                    "{}: `{}` hides what went wrong\n  usual fix: an error that carries the values, or \
+                     expect(\"the invariant, as a sentence\")",
+                    path.display(),
+                    line.trim()
+                );
+                unused.retain(|&entry| !allows(entry));
+            }
+        }
+    }
+    assert_eq!(unused, [], "no such line is left: remove it from ALLOWED");
+}
+
+#[test]
+fn a_planted_fallback_is_found() {
+    for planted in [
+        "    let layout = Layout::new(dims, partial).unwrap_or_default();",
+        "    let layout = Layout::new(dims, partial).unwrap_or_else(|_| Layout::replicated(1));",
+        "    let assignment = rule.check(mesh, &ins, &outs).ok()?;",
+        "            .ok()",
+        "    let known = all.filter_map(Result::ok);",
+        "    let Ok(layout) = Layout::new(dims, partial) else { return Layout::default() };",
+        "    let n = mesh.size(axis).unwrap_or(1);",
+        "    let n = mesh.expand(axis).map_or(1, |a| mesh.count(&a));",
+    ] {
+        let file =
+            format!("//! An idea.\nfn f() {{\n{planted}\n}}\n#[cfg(test)]\nmod tests {{}}\n");
+        assert_eq!(fallbacks(&file), [planted]);
+    }
+    assert!(fallbacks("    // not unwrap_or(0)\n#[cfg(test)]\n x.ok()\n").is_empty());
 }

@@ -9,7 +9,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use super::{Op, OpDef, Shaped};
+use super::{Op, OpDef, Shaped, Touched};
 use crate::attr::{AttrReader, Attrs};
 use crate::error::IrError;
 use crate::layout::{AxisRole, Layout, Order};
@@ -340,6 +340,18 @@ impl OpDef for Collective {
 
     fn accepts_units(&self) -> bool {
         true
+    }
+
+    /// What a transfer between ranks touches at its ends is part of the transfer. A block that a
+    /// rank keeps of what it has is a copy.
+    fn touches(&self, _ins: &[Shaped], outs: &[Shaped]) -> Touched {
+        let result = super::bytes(&outs[0]);
+        match self.kind {
+            CollectiveKind::Shard { .. } | CollectiveKind::ToPartial => {
+                Touched { read: result, written: result }
+            }
+            _ => Touched::default(),
+        }
     }
 
     /// What is summed over ranks may be summed with what is there; a started one is not, because

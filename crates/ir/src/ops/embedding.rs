@@ -1,6 +1,6 @@
 //! Rows of a table, chosen by ids.
 
-use super::{OpDef, Shaped};
+use super::{OpDef, Shaped, Touched};
 use crate::attr::Attrs;
 use crate::dtype::DType;
 use crate::error::IrError;
@@ -44,6 +44,12 @@ impl OpDef for Embedding {
         let vocab = g.ty(g.input(0)).shape[0];
         let op = EmbeddingGrad { vocab, out: g.dtype(0) };
         g.set_to(0, op, &[g.input(1), g.dy()?])
+    }
+
+    /// Of the table only the rows that are asked for are read: as much as is written.
+    fn touches(&self, ins: &[Shaped], outs: &[Shaped]) -> Touched {
+        let rows = super::bytes(&outs[0]);
+        Touched { read: super::bytes(&ins[1]) + rows, written: rows }
     }
 }
 

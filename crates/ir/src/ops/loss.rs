@@ -1,6 +1,6 @@
 //! Cross-entropy, apart and fused with the projection before it.
 
-use super::{OpDef, Shaped};
+use super::{OpDef, Product, Shaped, Touched};
 use crate::attr::{AttrReader, Attrs};
 use crate::dtype::DType;
 use crate::error::IrError;
@@ -166,9 +166,30 @@ impl OpDef for LinearCrossEntropy {
         Err(g.refuse(0, "it holds its own gradient"))
     }
 
-    fn flops(&self, ins: &[&[usize]], _outs: &[&[usize]]) -> u64 {
-        let elements: u64 = ins[0].iter().map(|&n| n as u64).product();
-        6 * elements * self.vocab(ins[1]) as u64
+    /// The logits, dx and dw.
+    fn products(&self, ins: &[&[usize]], _outs: &[&[usize]]) -> Vec<Product> {
+        let (x, vocab) = (ins[0], self.vocab(ins[1]));
+        let (width, rows) = (x[x.len() - 1], x[..x.len() - 1].iter().product());
+        let product = |rows, cols, inner| Product { batch: 1, rows, cols, inner };
+        vec![product(rows, vocab, width), product(rows, width, vocab), product(width, vocab, rows)]
+    }
+
+    /// The logits of all rows pass through the scratch memory: a product writes them, the softmax
+    /// reads them and writes their gradient, two products read that. They read x and w once more,
+    /// and w comes by with every chunk, as does what dw has so far.
+    fn touches(&self, ins: &[Shaped], outs: &[Shaped]) -> Touched {
+        let (x, w, dw) = (super::bytes(&ins[0]), super::bytes(&ins[1]), super::bytes(&outs[2]));
+        let (dtype, shape) = &ins[0];
+        let rows: usize = shape[..shape.len() - 1].iter().product();
+        let chunks = rows.div_ceil(self.chunk) as u64;
+        let logits = super::bytes(&(dtype.accumulator(), vec![rows, self.vocab(&ins[1].1)]));
+        let others = super::bytes(&ins[2]) + super::bytes(&ins[3]);
+        let (nll, dx) = (super::bytes(&outs[0]), super::bytes(&outs[1]));
+        let again = chunks.saturating_sub(1) * dw;
+        Touched {
+            read: 2 * x + 2 * chunks * w + others + 3 * logits + again,
+            written: nll + dx + dw + 2 * logits + again,
+        }
     }
 
     /// The logits of one chunk in the accumulator type, and w the other way round: one of the two

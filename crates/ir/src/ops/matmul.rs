@@ -34,6 +34,27 @@ pub struct Extents {
     pub inner: Vec<char>,
 }
 
+/// The sides of a matrix product: `batch` times `[rows, inner] · [inner, cols]`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Product {
+    /// How many there are.
+    pub batch: usize,
+    /// Rows of the result.
+    pub rows: usize,
+    /// Columns of the result.
+    pub cols: usize,
+    /// What is summed over.
+    pub inner: usize,
+}
+
+impl Product {
+    /// Multiplications and additions.
+    pub fn flops(&self) -> u64 {
+        let sides = [self.batch, self.rows, self.cols, self.inner];
+        2 * sides.iter().map(|&side| side as u64).product::<u64>()
+    }
+}
+
 impl Spec {
     /// The letters of operand 0, operand 1 and the result.
     pub fn letters(&self) -> [&str; 3] {
@@ -62,11 +83,22 @@ impl Spec {
         }
     }
 
+    /// The product of two operands of these shapes.
+    pub fn product(&self, a: &[usize], b: &[usize]) -> Product {
+        let Extents { batch, rows, cols, inner } = self.extents();
+        let all = |letters: &[char]| letters.iter().map(|&c| self.size(c, a, b)).product();
+        Product { batch: all(&batch), rows: all(&rows), cols: all(&cols), inner: all(&inner) }
+    }
+
     /// The size of a letter, from the operand that has it.
+    ///
+    /// # Panics
+    /// If no operand has it.
     pub fn size(&self, letter: char, a: &[usize], b: &[usize]) -> usize {
-        match self.a.find(letter) {
-            Some(i) => a[i],
-            None => self.b.find(letter).map_or(1, |i| b[i]),
+        match (self.a.find(letter), self.b.find(letter)) {
+            (Some(i), _) => a[i],
+            (None, Some(i)) => b[i],
+            (None, None) => panic!("`{letter}` is in no operand of {self}"),
         }
     }
 }
@@ -180,10 +212,8 @@ impl OpDef for Matmul {
         if self.add { g.set(2, sum) } else { Ok(()) }
     }
 
-    fn flops(&self, ins: &[&[usize]], _outs: &[&[usize]]) -> u64 {
-        let extents = self.spec.extents();
-        let letters = [extents.batch, extents.rows, extents.cols, extents.inner].concat();
-        2 * letters.iter().map(|&c| self.spec.size(c, ins[0], ins[1]) as u64).product::<u64>()
+    fn products(&self, ins: &[&[usize]], _outs: &[&[usize]]) -> Vec<Product> {
+        vec![self.spec.product(ins[0], ins[1])]
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {

@@ -1,5 +1,5 @@
 //! The ops. Each file says everything about its ops once: name, attributes, shapes, sharding
-//! rule, how partial sums pass, gradient, FLOPs. Type check, autodiff, propagation, partitioning,
+//! rule, how partial sums pass, gradient, work. Type check, autodiff, propagation, partitioning,
 //! cost and text read that; only the kernels live elsewhere.
 
 mod attention;
@@ -37,7 +37,7 @@ pub use elementwise::{
 pub use embedding::{Embedding, EmbeddingGrad};
 pub use fused::{Fused, FusedArg, FusedStep};
 pub use loss::{CrossEntropy, CrossEntropyGrad, LinearCrossEntropy};
-pub use matmul::{Extents, Matmul, Spec};
+pub use matmul::{Extents, Matmul, Product, Spec};
 pub use norm::{LayerNorm, LayerNormGrad, NORM_PARTS, RmsNorm, RmsNormGrad};
 pub use optimizer::{AdamW, Decay, Sgd, SumSquares};
 pub use packed::PackedMatmul;
@@ -51,6 +51,15 @@ pub use softmax::{Softmax, SoftmaxGrad};
 
 /// Element type and global shape of a result, before its layout is known.
 pub type Shaped = (DType, Vec<usize>);
+
+/// Bytes that a rank reads and writes in its own memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Touched {
+    /// Bytes read.
+    pub read: u64,
+    /// Bytes written.
+    pub written: u64,
+}
 
 /// Everything that is said about an op.
 pub trait OpDef {
@@ -76,9 +85,26 @@ pub trait OpDef {
     /// Sets the gradients of the operands that want one.
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError>;
 
+    /// The matrix products that it does for these shapes, global or local. Those inside attention
+    /// are not among them: they are of one kernel and never leave it.
+    fn products(&self, _ins: &[&[usize]], _outs: &[&[usize]]) -> Vec<Product> {
+        Vec::new()
+    }
+
     /// FLOPs for these shapes: those of matrix products; elementwise work counts as nothing.
-    fn flops(&self, _ins: &[&[usize]], _outs: &[&[usize]]) -> u64 {
-        0
+    fn flops(&self, ins: &[&[usize]], outs: &[&[usize]]) -> u64 {
+        self.products(ins, outs).iter().map(Product::flops).sum()
+    }
+
+    /// Bytes that a rank reads and writes in its own memory for these local types: operands and
+    /// results once, unless the op knows better. A view touches nothing.
+    fn touches(&self, ins: &[Shaped], outs: &[Shaped]) -> Touched {
+        match self.is_view() {
+            true => Touched::default(),
+            false => {
+                Touched { read: ins.iter().map(bytes).sum(), written: outs.iter().map(bytes).sum() }
+            }
+        }
     }
 
     /// Whether packed units are legal operands.
@@ -141,6 +167,12 @@ macro_rules! ops {
             }
             fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
                 match self { $(Op::$variant(op) => op.vjp(g)),* }
+            }
+            fn products(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Vec<Product> {
+                match self { $(Op::$variant(op) => op.products(ins, outs)),* }
+            }
+            fn touches(&self, ins: &[Shaped], outs: &[Shaped]) -> Touched {
+                match self { $(Op::$variant(op) => op.touches(ins, outs)),* }
             }
             fn flops(&self, ins: &[&[usize]], outs: &[&[usize]]) -> u64 {
                 match self { $(Op::$variant(op) => op.flops(ins, outs)),* }
@@ -281,6 +313,11 @@ fn arity(ins: &[&TensorType], n: usize) -> Result<(), String> {
 /// The number of elements of a shape, if it can be counted.
 pub(crate) fn product(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1usize, |n, &size| n.checked_mul(size))
+}
+
+/// Bytes of a value.
+fn bytes((dtype, shape): &Shaped) -> u64 {
+    (shape.iter().product::<usize>() * dtype.size()) as u64
 }
 
 /// Fails unless the operand has this shape.

@@ -45,7 +45,7 @@ pub const NORM_PARTS: usize = 8;
 
 /// Bytes of the parts' sums, for `vectors` gradients of the local width of `x`.
 fn parts(mesh: &Mesh, x: &TensorType, vectors: usize) -> usize {
-    let width = x.local_shape(mesh).last().copied().unwrap_or(0);
+    let width = *x.local_shape(mesh).last().expect("what is normed has a last dim");
     NORM_PARTS * vectors * width * x.dtype.accumulator().size()
 }
 

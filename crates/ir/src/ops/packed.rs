@@ -5,7 +5,7 @@
 //! widths and in any layouts; only the work is joined, so that an engine prepares the shared operand
 //! once. Each result has the bits that its product by itself would have.
 
-use super::{Matmul, OpDef, Shaped, Spec};
+use super::{Matmul, OpDef, Product, Shaped, Spec};
 use crate::attr::{AttrReader, Attrs};
 use crate::dtype::DType;
 use crate::error::IrError;
@@ -78,10 +78,8 @@ impl OpDef for PackedMatmul {
         Err(g.refuse(0, "products are packed after gradients"))
     }
 
-    fn flops(&self, ins: &[&[usize]], outs: &[&[usize]]) -> u64 {
-        let single = self.single();
-        let [a, others @ ..] = ins else { return 0 };
-        others.iter().zip(outs).map(|(b, out)| single.flops(&[a, b], &[out])).sum()
+    fn products(&self, ins: &[&[usize]], _outs: &[&[usize]]) -> Vec<Product> {
+        ins[1..].iter().map(|b| self.spec.product(ins[0], b)).collect()
     }
 
     fn accumulates(&self, _result: usize) -> bool {

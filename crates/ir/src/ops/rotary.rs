@@ -90,7 +90,7 @@ impl FromStr for RopeScaling {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = text.split(':');
-        let kind = parts.next().unwrap_or_default();
+        let kind = parts.next().expect("a split text has a first part");
         let numbers: Vec<f64> =
             parts.map(str::parse).collect::<Result<_, _>>().map_err(|e| format!("{text}: {e}"))?;
         match (kind, numbers[..].as_ref()) {

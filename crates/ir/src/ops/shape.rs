@@ -1,6 +1,6 @@
 //! Ops that move elements without computing: transpose, slice, pad, concatenate.
 
-use super::{OpDef, Shaped};
+use super::{OpDef, Shaped, Touched};
 use crate::attr::Attrs;
 use crate::error::IrError;
 use crate::rule::Rule;
@@ -125,6 +125,12 @@ impl OpDef for Slice {
 
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
         along(self.dim, ins, outs)
+    }
+
+    /// Only what is kept is read.
+    fn touches(&self, _ins: &[Shaped], outs: &[Shaped]) -> Touched {
+        let kept = super::bytes(&outs[0]);
+        Touched { read: kept, written: kept }
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {

@@ -94,8 +94,13 @@ impl Check<'_> {
                 }
             }
         }
-        let assignment: Vec<Sharding> =
-            found.into_iter().map(|f| f.map(|(_, s)| s).unwrap_or_default()).collect();
+        // A factor that only results have is not known where their layouts are what is asked for:
+        // it is replicated.
+        let sharding = |found: Option<(usize, Sharding)>| match found {
+            Some((_, sharding)) => sharding,
+            None => Sharding::default(),
+        };
+        let assignment: Vec<Sharding> = found.into_iter().map(sharding).collect();
         self.one_factor_per_axis(&assignment)?;
         Ok(assignment)
     }
@@ -187,6 +192,9 @@ impl Check<'_> {
         let axes: BTreeSet<Axis> =
             operands().flat_map(|i| inputs[i].partial().iter().copied()).collect();
         for &axis in &axes {
+            if self.mesh.size(axis).is_none() {
+                return Err(RuleError::UnknownAxis { axis });
+            }
             let partial: Vec<usize> =
                 operands().filter(|&i| inputs[i].partial().contains(&axis)).collect();
             if let Some(factor) = assignment.iter().position(|s| s.axes.contains(&axis)) {
@@ -223,8 +231,8 @@ impl Check<'_> {
         let dims = (dims.iter())
             .map(|factors| self.joined(index, factors, assignment))
             .collect::<Result<Vec<Sharding>, RuleError>>()?;
-        // The assignment has each axis on one factor and the partial axes on none, so this holds.
-        Ok(Layout::new(dims, partial).unwrap_or_default())
+        Ok(Layout::new(dims, partial)
+            .expect("an assignment has each axis on one factor and partial axes on none"))
     }
 
     /// The sharding of a result's dim, from its factors'. Only a sharding that deals its axes back
@@ -260,7 +268,7 @@ impl Check<'_> {
         let sharding = Sharding {
             axes: carriers().flat_map(|s| s.axes.iter().copied()).collect(),
             // An order that only a minor factor has is not that of the dim, which `fill` finds out.
-            order: carriers().map(|s| s.order).find(|&o| o != Order::Block).unwrap_or_default(),
+            order: carriers().map(|s| s.order).find(|&o| o != Order::Block).unwrap_or(Order::Block),
         };
         self.fill(Place::Result(index), factors, &sharding)?;
         Ok(sharding)

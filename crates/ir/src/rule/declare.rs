@@ -49,12 +49,17 @@ impl Reader {
     pub(super) fn factors(mut self) -> Vec<Factor> {
         for (factors, size) in self.compounds.clone() {
             let known: usize = factors.iter().filter_map(|&f| self.sizes[f]).product();
+            let unknown = factors.iter().filter(|&&f| self.sizes[f].is_none()).count();
+            assert!(unknown < 2, "{:?}: sizes of two factors of a dim are unknown", self.names);
             for f in factors {
                 self.sizes[f].get_or_insert(size / known.max(1));
             }
         }
         (self.names.into_iter().zip(self.sizes))
-            .map(|(name, size)| Factor { name, size: size.unwrap_or(1), kind: FactorKind::Free })
+            .map(|(name, size)| {
+                let size = size.expect("every factor is in a dim, whose size is known");
+                Factor { name, size, kind: FactorKind::Free }
+            })
             .collect()
     }
 }

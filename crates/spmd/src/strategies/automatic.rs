@@ -10,13 +10,13 @@
 use std::collections::BTreeMap;
 
 use phalanx_autodiff::{Joint, joint};
+use phalanx_cost::{Hardware, reductions};
 use phalanx_ir::{Axis, DType, Mesh, Model, Port, Program, Role, ValueId};
 
 use super::Strategy;
 use crate::annotate::{Annotations, Annotator};
 use crate::cost::Costs;
 use crate::error::SpmdError;
-use crate::estimate::seconds;
 use crate::lay::{Grid, State};
 use crate::partition::Problem;
 use crate::plan::{Known, Plan};
@@ -81,9 +81,19 @@ impl Automatic {
     }
 }
 
+/// Estimated seconds of a partitioned program, with the sums of gradients that it leaves to the script.
+fn seconds(program: &Program, hardware: &Hardware) -> f64 {
+    let reduced: f64 = reductions(program).map(|t| hardware.transfer_seconds(t)).sum();
+    phalanx_cost::seconds(program, hardware) + reduced
+}
+
 /// The element type that gradients have while layouts are searched: that of the parameters.
 fn gradients(forward: &Program) -> DType {
-    forward.inputs_with(Role::Param).next().map_or(DType::F32, |p| forward.ty(p.value).dtype)
+    match forward.inputs_with(Role::Param).next() {
+        Some(param) => forward.ty(param.value).dtype,
+        // There are no gradients.
+        None => DType::F32,
+    }
 }
 
 struct Search<'a> {
@@ -107,14 +117,15 @@ impl Search<'_> {
     fn try_ends(&self, ends: &[Ends]) -> Result<Automatic, SpmdError> {
         let limit = self.costs.memory_limit.map_or(f64::INFINITY, |l| l as f64);
         // Not for nothing: weights that cost nothing would follow whatever they meet.
-        let (mut price, mut least) = (1e-9 / self.costs.bytes_per_s, f64::INFINITY);
+        let link = self.costs.hardware.link_bytes_per_s;
+        let (mut price, mut least) = (1e-9 / link, f64::INFINITY);
         while price < 1e-6 {
             let found = self.try_price(ends, price)?;
             if found.memory <= limit {
                 return Ok(found);
             }
             least = least.min(found.memory);
-            price = (price * 4.0).max(1e-3 / self.costs.bytes_per_s);
+            price = (price * 4.0).max(1e-3 / link);
         }
         let (segment, needed) = (self.model.name.clone(), least.ceil() as usize);
         Err(SpmdError::Memory { segment, needed, limit: limit as usize })
@@ -129,8 +140,9 @@ impl Search<'_> {
             let count = users.clone().count() as f64;
             let params = users.clone().next().map(|i| &i.params);
             let bound = || {
-                let named = |name: &String| program.input_named(name).map(|p| p.value);
-                params.into_iter().flatten().filter_map(move |(n, &p)| Some((named(n)?, p)))
+                let named = |name: &String| program.input_named(name).map(|port| port.value);
+                let named = move |name| named(name).expect("a parameter is an input by its name");
+                params.into_iter().flatten().map(move |(name, &param)| (named(name), param))
             };
             let mut known = Vec::new();
             for (value, param) in bound() {
@@ -150,7 +162,7 @@ impl Search<'_> {
                 tied.entry(param).or_insert_with(|| of.collect());
             }
             found.memory += count * plan.memory();
-            found.seconds += count * seconds(&problem.emit(plan)?.program, &costs);
+            found.seconds += count * seconds(&problem.emit(plan)?.program, &costs.hardware);
             let lay = |axis: usize| self.laid(program, axis, ends[axis]);
             let chosen = chosen.into_iter().chain((0..self.grid.len()).flat_map(lay)).collect();
             found.segments.insert(program.name.clone(), chosen);
@@ -193,7 +205,9 @@ impl Search<'_> {
         for axis in 0..self.grid.len() {
             for port in program.inputs_with(Role::Param) {
                 let value = port.value.index();
-                let Known::Is(read) = plan.state(value, axis) else { continue };
+                let Known::Is(read) = plan.state(value, axis) else {
+                    panic!("`{}` of {} is left open", port.name, program.name)
+                };
                 let (read, stored) = (dim(read), dim(plan.stored_state(value, axis)));
                 all.push(Chosen { value: port.value, axis: self.grid.name(axis), read, stored });
             }
@@ -220,9 +234,12 @@ fn end_dim(role: Role, ends: Ends) -> Option<usize> {
 fn lay_ends(ctx: &mut Annotator<'_>, axis: Axis, ends: Ends) -> Result<(), SpmdError> {
     for port in ports(ctx.program()) {
         let Some(dim) = end_dim(port.role, ends) else { continue };
-        let size = ctx.program().ty(port.value).shape.get(dim).copied().unwrap_or(1);
+        let ty = ctx.program().ty(port.value);
+        let Some(size) = ty.shape.get(dim) else {
+            return Err(ctx.refuse(format!("`{}` is {ty} and has no dim {dim}", port.name)));
+        };
         let shards = ctx.shards(port.value, dim) * ctx.degree(axis.name());
-        if !ctx.is_decided(port.value, axis.name()) && !size.is_multiple_of(shards) {
+        if !ctx.is_decided(port.value, axis.name())? && !size.is_multiple_of(shards) {
             return Err(ctx.refuse(format!("{size} elements do not divide into {shards} shards")));
         }
         ctx.shard(port.value, dim, axis.name())?;

@@ -39,7 +39,7 @@ impl Strategy for Megatron {
     }
 
     fn splits(&self, program: &Program, mesh: &Mesh) -> Result<Vec<Split>, SpmdError> {
-        let degree = mesh.expand(&self.axis).map_or(1, |a| mesh.count(&a));
+        let degree = mesh.degree(&self.axis);
         let cut = |kv_heads| Split { axis: self.axis.clone(), major: shared(kv_heads, degree) };
         Ok(attentions(program).iter().map(|a| cut(a.kv_heads)).collect())
     }
@@ -85,7 +85,7 @@ impl Megatron {
         let Some(mut room) = room else { return ctx.shard(param, dim, &self.axis) };
         let mesh = ctx.mesh();
         for atom in mesh.expand(&self.axis)? {
-            let size = mesh.size(atom).unwrap_or(1);
+            let size = mesh.count(&[atom]);
             if room >= size {
                 ctx.shard(param, dim, atom.name())?;
                 room = room.div_ceil(size);

@@ -74,6 +74,6 @@ pub trait Strategy {
 
 /// The parts of these axes that the mesh has and that hold more than one rank, in order.
 fn present(mesh: &Mesh, axes: &[&str]) -> Vec<Axis> {
-    let atoms = axes.iter().flat_map(|axis| mesh.expand(axis).unwrap_or_default());
-    atoms.filter(|&atom| mesh.size(atom).is_some_and(|n| n > 1)).collect()
+    let atoms = axes.iter().flat_map(|axis| mesh.find(axis));
+    atoms.filter(|&atom| mesh.count(&[atom]) > 1).collect()
 }

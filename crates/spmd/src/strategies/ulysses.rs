@@ -37,11 +37,10 @@ impl Strategy for Ulysses {
     }
 
     fn splits(&self, program: &Program, mesh: &Mesh) -> Result<Vec<Split>, SpmdError> {
-        let degree = |axis: &str| mesh.expand(axis).map_or(1, |a| mesh.count(&a));
         let cut = |kv_heads: usize| {
             // What tensor parallelism leaves of the key heads on each of its ranks.
-            let left = kv_heads.div_ceil(degree(&self.inside));
-            Split { axis: self.axis.clone(), major: shared(left, degree(&self.axis)) }
+            let left = kv_heads.div_ceil(mesh.degree(&self.inside));
+            Split { axis: self.axis.clone(), major: shared(left, mesh.degree(&self.axis)) }
         };
         Ok(attentions(program).iter().map(|a| cut(a.kv_heads)).collect())
     }
@@ -66,7 +65,7 @@ impl Strategy for Ulysses {
             for kv in [k, v] {
                 let mut room = left;
                 for atom in mesh.expand(&self.axis)? {
-                    let size = mesh.size(atom).unwrap_or(1);
+                    let size = mesh.count(&[atom]);
                     if room >= size {
                         ctx.shard(kv, 2, atom.name())?;
                         room = room.div_ceil(size);

@@ -151,8 +151,8 @@ pub(super) fn hybrid_split(
     shard: Option<usize>,
     mesh: &Mesh,
 ) -> Result<Vec<Split>, SpmdError> {
-    let (Some(shard), Ok(atoms)) = (shard, mesh.expand(axis)) else { return Ok(vec![]) };
-    let size = mesh.count(&atoms);
+    let Some(shard) = shard.filter(|_| !mesh.find(axis).is_empty()) else { return Ok(vec![]) };
+    let size = mesh.degree(axis);
     if shard == 0 || !size.is_multiple_of(shard) {
         return Err(SpmdError::Shards { axis: axis.to_owned(), size, shard });
     }

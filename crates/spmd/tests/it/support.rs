@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use phalanx_autodiff::{Joint, Phases, Recompute, joint, slice};
+use phalanx_cost::Hardware;
 use phalanx_ir::ops::{AttentionKind, Collective, CollectiveKind};
 use phalanx_ir::{DType, Mesh, Model, Op, OpDef, Program};
 use phalanx_models::hf::{GptSpec, LlamaSpec, RopeScaling, RopeSpec};
@@ -49,7 +50,8 @@ pub(crate) fn split(model: &Model, segment: usize, mesh: &str, by: &[&dyn Strate
     let (mesh, annotations) = apply(model, &mesh, by).unwrap();
     let whole = joint(&model.segments()[segment], DType::F64).unwrap();
     // At these toy sizes a usual latency would outweigh every byte.
-    let costs = Costs { latency_s: 1e-12, ..Costs::default() };
+    let hardware = Hardware { latency_s: 1e-12, ..Hardware::default() };
+    let costs = Costs { hardware, memory_limit: None };
     partition(&whole, &mesh, &annotations[segment], &costs).unwrap()
 }
 

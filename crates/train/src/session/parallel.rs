@@ -83,11 +83,11 @@ impl Parallel {
         let own: Vec<(Axis, usize)> =
             self.mesh.axes().filter(|(axis, _)| *axis != stages).collect();
         let mesh = Mesh::new(own.iter().map(|(axis, size)| (axis.name(), *size)))?;
+        let all = 0..self.mesh.ranks();
+        let Some(count) = self.mesh.size(stages) else { return Ok(vec![(mesh, all.collect())]) };
         let ranks = |device: usize| {
-            let all = 0..self.mesh.ranks();
-            all.filter(|&rank| self.mesh.coordinate(rank, stages) == device).collect()
+            all.clone().filter(|&rank| self.mesh.coordinate(rank, stages) == device).collect()
         };
-        let count = self.mesh.size(stages).unwrap_or(1);
         Ok((0..count).map(|device| (mesh.clone(), ranks(device))).collect())
     }
 
