@@ -60,6 +60,23 @@ impl Tier {
     /// Every tier, the nearest first.
     pub const ALL: [Tier; 3] = [Tier::Device, Tier::Host, Tier::Disk];
 
+    /// Its place in [`Tier::ALL`], for tables by tier.
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// The lane of copies from this tier to another one; none within a tier.
+    pub const fn lane_to(self, into: Tier) -> Option<Lane> {
+        match (self, into) {
+            (Tier::Device, Tier::Device) | (Tier::Host, Tier::Host) | (Tier::Disk, Tier::Disk) => {
+                None
+            }
+            (Tier::Disk, _) | (_, Tier::Disk) => Some(Lane::Disk),
+            (Tier::Host, Tier::Device) => Some(Lane::Up),
+            (Tier::Device, Tier::Host) => Some(Lane::Down),
+        }
+    }
+
     /// The name in tables.
     pub const fn name(self) -> &'static str {
         match self {
@@ -73,5 +90,31 @@ impl Tier {
 impl fmt::Display for Tier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// What can address an arena. A transport belongs to one kind of memory, and an engine states the
+/// kind of its own. The set is open: every crate with a machine in it may name another one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct MemoryKind(&'static str);
+
+impl MemoryKind {
+    /// Memory that every thread of this process can address.
+    pub const HOST: Self = Self("host");
+
+    /// A kind of this name.
+    pub const fn new(name: &'static str) -> Self {
+        Self(name)
+    }
+
+    /// The name in messages.
+    pub const fn name(self) -> &'static str {
+        self.0
+    }
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
     }
 }

@@ -8,6 +8,7 @@ mod family;
 use phalanx_ir::ops::CollectiveKind;
 use phalanx_ir::{Instr, Op, OpDef, Program, Role, ValueId};
 
+use crate::requirements::Requirements;
 use family::Families;
 
 /// Every buffer starts at a multiple of this many bytes: a cache line, and the widest vector.
@@ -57,12 +58,26 @@ pub struct Life {
 }
 
 impl Slots {
-    /// Finds a slot for every value.
+    /// Finds a slot for every value, and the scratch memory that the ops state themselves.
     pub fn assign(program: &Program) -> Self {
+        Self::assign_for(program, &Stated)
+    }
+
+    /// Finds a slot for every value, and the scratch memory that an engine asks for.
+    pub fn assign_for(program: &Program, requirements: &dyn Requirements) -> Self {
         let mut classes = Classes::new(program);
         classes.join_views();
         classes.join_in_place();
-        classes.pack()
+        classes.pack(requirements)
+    }
+}
+
+/// The scratch memory that ops state.
+struct Stated;
+
+impl Requirements for Stated {
+    fn scratch(&self, program: &Program, instr: &Instr) -> usize {
+        program.scratch_bytes(instr)
     }
 }
 
@@ -195,7 +210,7 @@ impl<'a> Classes<'a> {
         })
     }
 
-    fn pack(mut self) -> Slots {
+    fn pack(mut self, requirements: &dyn Requirements) -> Slots {
         let mut roots: Vec<usize> = (0..self.parent.len())
             .filter(|&v| self.parent[v] == v)
             .filter(|&v| self.input[v].is_none() && self.output[v].is_none())
@@ -209,7 +224,7 @@ impl<'a> Classes<'a> {
             wanted.push((Some(v), None, life));
         }
         for (index, instr) in self.program.instrs().iter().enumerate() {
-            let bytes = self.program.scratch_bytes(instr);
+            let bytes = requirements.scratch(self.program, instr);
             if bytes > 0 {
                 let life = Life { offset: 0, bytes, birth: index, death: index };
                 wanted.push((None, Some(index), life));

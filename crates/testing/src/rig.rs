@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use phalanx_autodiff::Recompute;
+use phalanx_call::{Requirements, Slots};
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model, Param, TensorType};
 use phalanx_models::initial_values;
@@ -99,13 +100,16 @@ impl<E: Engine> Rig<E> {
         let training = Training { model, devices: &devices, at, precision, optimizer, clip };
         let mut plan = train_script(&training).unwrap();
         (setup.edit)(&mut plan.script);
+        let requirements = engine.requirements();
+        place_for(&mut plan.script, &*requirements);
         let mut executor = Executor::new(engine);
         let id = executor.load(plan.script.clone()).unwrap();
         let forward = forward.map(|model| {
             let (compiled, turns) = (compile(model), forward_turns(0..model.instances().len(), 1));
             let (devices, weights) = ([Device::alone(&compiled, &turns)], precision.weights);
             let forward = Forward { model, devices: &devices, at, weights };
-            let (script, _) = eval_script(&forward, &plan).unwrap();
+            let (mut script, _) = eval_script(&forward, &plan).unwrap();
+            place_for(&mut script, &*requirements);
             executor.load(script).unwrap()
         });
         executor.reserve().unwrap();
@@ -276,6 +280,13 @@ impl<E: Engine> Rig<E> {
         let mut bytes = vec![0; self.plan.script.buffers[buffer.0].bytes];
         self.executor.read(self.id, buffer, &mut bytes).unwrap();
         decode(dtype, &bytes)
+    }
+}
+
+/// Gives the values of a script's programs the places that an engine asks for.
+fn place_for(script: &mut Script, requirements: &dyn Requirements) {
+    for entry in &mut script.programs {
+        entry.slots = Slots::assign_for(&entry.program, requirements);
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_comm::{Endpoint, OpKind};
+use phalanx_comm::{Communicator, Endpoint};
 use phalanx_cpu::CpuEngine;
+use phalanx_engine::Counters;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{
     Axis, DType, Exchange, Form, Layout, Mesh, Op, OpDef, Phase, Program, Role, TensorType, text,
@@ -218,14 +219,12 @@ program t {
         for endpoint in world.into_endpoints() {
             let (counts, program, slots, inputs) = (&counts, &program, &slots, &inputs);
             scope.spawn(move || {
+                let rank = endpoint.rank();
                 let mut engine = engine(1)(endpoint);
-                run_once(&mut engine, program, slots, inputs);
-                let traffic = engine.communicator().unwrap().traffic();
-                let gathers = traffic.entries().filter(|(_, kind, _)| *kind == OpKind::AllGather);
-                counts
-                    .lock()
-                    .unwrap()
-                    .push(gathers.map(|(_, _, count)| count.bytes as usize).sum());
+                run_once(&mut engine, rank, program, slots, inputs);
+                let moved = engine.moved();
+                let gathers = moved.iter().filter(|(route, _)| route.op == "all_gather");
+                counts.lock().unwrap().push(gathers.map(|(_, moved)| moved.bytes as usize).sum());
             });
         }
     });
@@ -234,25 +233,25 @@ program t {
 
 fn run_once(
     engine: &mut CpuEngine,
+    rank: usize,
     program: &Program,
     slots: &phalanx_script::Slots,
     inputs: &[Tensor],
 ) {
     use phalanx_engine::{Args, Engine, Span, Target};
     let kernel = engine.compile(program, slots, &[0, 1, 2, 3]).unwrap();
-    let rank = engine.communicator().map_or(0, |c| c.rank());
-    engine.reserve(1 << 16).unwrap();
-    let span = |i: usize| Span { offset: i * 4096, bytes: 4096 };
+    engine.reserve(phalanx_script::Tier::Device, 1 << 16).unwrap();
+    let span = |i: usize| Span::device(i * 4096, 4096);
     let ins: Vec<Span> = (0..inputs.len()).map(span).collect();
     for ((port, tensor), span) in program.inputs().iter().zip(inputs).zip(&ins) {
         let ty = program.ty(port.value);
         let bytes = phalanx_testing::threads::shard(tensor, ty, program.mesh(), rank);
-        engine.upload(span.offset, &bytes).unwrap();
+        engine.upload(Span { bytes: bytes.len(), ..*span }, &bytes).unwrap();
     }
     let outs: Vec<Target> = (0..program.outputs().len())
         .map(|i| Target { span: span(inputs.len() + i), add: false })
         .collect();
-    let workspace = Span { offset: 8 * 4096, bytes: slots.extent };
+    let workspace = Span::device(8 * 4096, slots.extent);
     let args = Args { inputs: &ins, outputs: &outs, workspace };
     engine.launch(&kernel, &args, phalanx_script::Lane::Compute, &[]).unwrap();
 }

@@ -211,6 +211,7 @@ impl<'a> Binder<'a> {
                     category,
                     bytes,
                     source,
+                    tier: Default::default(),
                     padding: vec![],
                 });
                 self.names.insert(name, id);

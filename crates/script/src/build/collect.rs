@@ -116,6 +116,7 @@ impl<'a> Collector<'a> {
             category: Category::Communication,
             bytes: unit.elements * dtype.size(),
             source: Source::Script,
+            tier: Default::default(),
             padding: vec![],
         });
         let program = programs::gather(unit, dtype, self.reader.ranks())?;

@@ -24,6 +24,7 @@ pub(super) fn append(
             category: Category::Inputs,
             bytes: precision.state.size(),
             source: Source::Host,
+            tier: Default::default(),
             padding: vec![],
         }),
     };
@@ -86,6 +87,7 @@ pub(super) fn result(script: &mut Script, name: &str, dtype: DType) -> BufferId 
         category: Category::Workspace,
         bytes: dtype.size(),
         source: Source::Result,
+        tier: Default::default(),
         padding: vec![],
     })
 }

@@ -132,6 +132,7 @@ fn keep(
         category,
         bytes: bytes(elements.len()),
         source: Source::State,
+        tier: Default::default(),
         padding: padding.collect(),
     });
     Held { buffer, elements, at: 0, dtype }

@@ -219,6 +219,7 @@ fn transient(script: &mut Script, name: &str, bytes: usize) -> BufferId {
         category: Category::Workspace,
         bytes,
         source: Source::Script,
+        tier: Default::default(),
         padding: vec![],
     })
 }

@@ -227,6 +227,7 @@ impl<'a> Reducer<'a> {
             category: Category::Communication,
             bytes: spec.elements * dtype.size(),
             source: Source::Script,
+            tier: Default::default(),
             padding: vec![],
         });
         let complete = self.contributions(unit, |m| self.group(m) == group);

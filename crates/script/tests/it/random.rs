@@ -96,7 +96,14 @@ fn buffer(script: &mut Script, draw: &mut Draw, source: Source) -> BufferId {
     let name = format!("b{}", script.buffers.len());
     let category = Category::ALL[draw.below(Category::ALL.len())];
     let bytes = 1 + draw.below(500);
-    script.buffer(Buffer { name, category, bytes, source, padding: vec![] })
+    script.buffer(Buffer {
+        name,
+        category,
+        bytes,
+        source,
+        tier: Default::default(),
+        padding: vec![],
+    })
 }
 
 fn nothing() -> Program {
