@@ -60,6 +60,23 @@ impl Tier {
     /// Every tier, the nearest first.
     pub const ALL: [Tier; 3] = [Tier::Device, Tier::Host, Tier::Disk];
 
+    /// Its place in [`Tier::ALL`], for tables by tier.
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// The lane of copies from this tier to another one; none within a tier.
+    pub const fn lane_to(self, into: Tier) -> Option<Lane> {
+        match (self, into) {
+            (Tier::Device, Tier::Device) | (Tier::Host, Tier::Host) | (Tier::Disk, Tier::Disk) => {
+                None
+            }
+            (Tier::Disk, _) | (_, Tier::Disk) => Some(Lane::Disk),
+            (Tier::Host, Tier::Device) => Some(Lane::Up),
+            (Tier::Device, Tier::Host) => Some(Lane::Down),
+        }
+    }
+
     /// The name in tables.
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,18 +1,20 @@
-//! What an engine needs beside the values of a program.
+//! What an engine needs before values are given their places.
 
 use phalanx_ir::{Instr, Program};
 
-/// An engine's needs, stated before any place is found.
+/// What an engine needs of a program's workspace beside its values. It is asked before slots are
+/// placed, so the numbers follow from the program alone.
 pub trait Requirements: Send + Sync {
-    /// Bytes of scratch memory that an instruction needs on each rank while it runs.
+    /// Bytes of scratch memory in the workspace, on each rank, that an instruction needs while it runs.
     fn scratch(&self, program: &Program, instr: &Instr) -> usize;
 }
 
-/// What ops say themselves.
-pub struct OfOps;
+/// The requirements of an engine that needs no scratch memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct NoScratch;
 
-impl Requirements for OfOps {
-    fn scratch(&self, program: &Program, instr: &Instr) -> usize {
-        program.scratch_bytes(instr)
+impl Requirements for NoScratch {
+    fn scratch(&self, _program: &Program, _instr: &Instr) -> usize {
+        0
     }
 }

@@ -8,7 +8,7 @@ mod family;
 use phalanx_ir::ops::CollectiveKind;
 use phalanx_ir::{Instr, Op, OpDef, Program, Role, ValueId};
 
-use crate::requirements::{OfOps, Requirements};
+use crate::requirements::Requirements;
 use family::Families;
 
 /// Every buffer starts at a multiple of this many bytes: a cache line, and the widest vector.
@@ -58,17 +58,12 @@ pub struct Life {
 }
 
 impl Slots {
-    /// Finds a slot for every value, and room for what an engine needs beside them.
+    /// Finds a slot for every value, and the scratch memory that an engine asks for.
     pub fn assign_for(program: &Program, requirements: &dyn Requirements) -> Self {
         let mut classes = Classes::new(program);
         classes.join_views();
         classes.join_in_place();
         classes.pack(requirements)
-    }
-
-    /// The same for an engine that needs nothing beside the values.
-    pub fn assign(program: &Program) -> Self {
-        Self::assign_for(program, &OfOps)
     }
 }
 
@@ -280,7 +275,12 @@ fn peak(lives: &[Life], instrs: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::NoScratch;
     use phalanx_ir::{Builder, DType};
+
+    fn assigned(program: &Program) -> Slots {
+        Slots::assign_for(program, &NoScratch)
+    }
 
     #[test]
     fn reshapes_share_and_elementwise_ops_work_in_place() {
@@ -289,7 +289,7 @@ mod tests {
         let y = x.matmul(b.param("w", [16, 32])).reshape([8, 4, 8]).relu().tanh();
         b.output("y", y);
         let program = b.finish().unwrap();
-        let slots = Slots::assign(&program);
+        let slots = assigned(&program);
         let places: Vec<Slot> = slots.by_value[2..].to_vec();
         assert_eq!(places, [Slot::Output(0); 4], "the product is written where the output goes");
         assert_eq!(slots.extent, 0);
@@ -301,7 +301,7 @@ mod tests {
         let x = b.data("x", DType::F32, [8, 16]).scale(2.0);
         b.output("y", x.relu() * x);
         let program = b.finish().unwrap();
-        let slots = Slots::assign(&program);
+        let slots = assigned(&program);
         assert_ne!(slots.by_value[1], slots.by_value[2]);
         assert_eq!(slots.peak, 8 * 16 * 4);
     }
@@ -312,7 +312,7 @@ mod tests {
         let x = b.data("x", DType::F32, [8]);
         b.output("y", x.reshape([2, 4]));
         let program = b.finish().unwrap();
-        let slots = Slots::assign(&program);
+        let slots = assigned(&program);
         assert_eq!(slots.copies, [(0, program.outputs()[0].value)]);
         assert_eq!(slots.by_value, [Slot::Input(0); 2]);
     }
@@ -334,7 +334,7 @@ mod tests {
                 b.output("y", other.relu());
             }
             let program = b.finish().unwrap();
-            let slots = Slots::assign(&program);
+            let slots = assigned(&program);
             let copied: Vec<usize> = slots.copies.iter().map(|(o, _)| *o).collect();
             let product = program.outputs()[0].value;
             (copied, slots.by_value[product.index()])
@@ -364,7 +364,7 @@ mod tests {
             sum = sum.matmul(part);
         }
         b.output("y", sum);
-        let slots = Slots::assign(&b.finish().unwrap());
+        let slots = assigned(&b.finish().unwrap());
         for (i, a) in slots.lives.iter().enumerate() {
             for b in &slots.lives[..i] {
                 let together = a.birth <= b.death && b.birth <= a.death;

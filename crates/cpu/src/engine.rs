@@ -1,19 +1,25 @@
 //! The CPU engine: kernels over one arena, run by a fixed pool of threads.
 
+mod arenas;
+mod counted;
 mod kernel;
 mod started;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use phalanx_call::{Lane, MemoryKind, Message, Slot, Slots};
-use phalanx_comm::{Communicator, Count, OpKind};
-use phalanx_engine::{Args, Engine, EngineError, Event, Way};
-use phalanx_ir::{Axis, Program};
+use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slot, Slots, Tier};
+use phalanx_comm::Communicator;
+use phalanx_engine::{Args, Calls, Engine, EngineError, Event, Listed, Span, Stamps, Times, Way};
+use phalanx_ir::Program;
 use phalanx_sys::Arena;
 
 use crate::pool::{Pool, PoolSettings};
-use crate::tasks::{self, Context, Endpoint, Failure, Line, Operation, Outstanding, Share, Var};
+use crate::requirements::CpuRequirements;
+use crate::tasks::{
+    self, Bases, Context, Endpoint, Failure, Line, Operation, Outstanding, Share, Var,
+};
+use arenas::{Arenas, allocate, offered};
 pub use kernel::Kernel;
 use kernel::{Call, place_barriers};
 use started::Started;
@@ -21,26 +27,27 @@ use started::Started;
 /// Runs programs on this machine's cores.
 ///
 /// One long-lived thread per core runs a whole program on its own rows; barriers stand only where
-/// a call reads what another worker wrote. The arena holds every value that a script plans; each
-/// worker has scratch memory of its own beside it, for tiles that never leave its cache.
+/// a call reads what another worker wrote. The arenas hold every value that a script plans; each
+/// worker has scratch memory of its own beside them, for tiles that never leave its cache.
 ///
 /// One rank of several has an endpoint to the others ([`CpuEngine::on_rank`]), through which the
 /// thread that launches programs communicates. A program that is a single collective and is
 /// launched on another lane than [`Lane::Compute`] is only started then: it ends when its event is
 /// waited for, or when a later launch asks for it.
 pub struct CpuEngine {
-    /// Dropped before the arena, whose memory others may be reading.
+    /// Dropped before the arenas, whose memory others may be reading.
     comm: Option<Endpoint>,
     rank: usize,
     world: usize,
     pool: Pool,
-    arena: Option<Arena>,
+    arenas: Arenas,
     scratch: Vec<Arena>,
     scratch_bytes: usize,
     failure: Failure,
     events: u64,
     /// Collectives that were started and not yet waited for.
     started: Vec<Started>,
+    stamps: Stamps,
 }
 
 impl CpuEngine {
@@ -87,29 +94,20 @@ impl CpuEngine {
             rank: 0,
             world: 1,
             pool,
-            arena: None,
+            arenas: Arenas::default(),
             scratch: Vec::new(),
             scratch_bytes: 0,
             failure: Failure::default(),
             events: 0,
             started: Vec::with_capacity(MAX_STARTED),
+            stamps: Stamps::default(),
         })
     }
 
-    /// This rank's endpoint to the others, if there are any: for traffic, time, and to stop them.
-    pub fn communicator(&mut self) -> Option<&mut dyn Communicator> {
+    /// This rank's endpoint to the others, if there are any.
+    fn communicator(&mut self) -> Option<&mut dyn Communicator> {
         let line = self.comm.as_mut()?.get_mut().unwrap_or_else(PoisonError::into_inner);
         Some(line.comm.as_mut())
-    }
-
-    /// What this rank has moved so far, by kind of call and by the axes that it went over.
-    pub fn traffic(&mut self) -> Vec<(OpKind, Vec<Axis>, Count)> {
-        let Some(line) = &mut self.comm else { return Vec::new() };
-        let line = line.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let entries = line.comm.traffic().entries();
-        entries
-            .map(|(tag, kind, count)| (kind, line.counted[tag as usize].clone(), count))
-            .collect()
     }
 
     /// This engine's place in a program's mesh, whose ranks these are, if it can run there.
@@ -138,31 +136,6 @@ impl CpuEngine {
         self.pool.threads()
     }
 
-    /// Seconds that the first thread spent in calls that are matrix products, so far.
-    pub fn matmul_seconds(&self) -> f64 {
-        self.failure.matmul_nanoseconds() as f64 * 1e-9
-    }
-
-    /// Bytes beside the arena that kernels use while they run, over all threads.
-    pub fn scratch_bytes(&self) -> usize {
-        self.scratch_bytes * self.threads()
-    }
-
-    fn base(&self) -> *mut u8 {
-        self.arena.as_ref().map_or(std::ptr::null_mut(), Arena::as_ptr)
-    }
-
-    fn bounds(&self, offset: usize, bytes: usize) -> Result<(), EngineError> {
-        let end = self.arena.as_ref().map_or(0, Arena::len);
-        if offset + bytes <= end {
-            return Ok(());
-        }
-        Err(EngineError::Failed {
-            program: "arena".to_owned(),
-            why: format!("bytes {offset}..{} lie outside its {end}", offset + bytes),
-        })
-    }
-
     /// Grows the workers' scratch memory; done while compiling, so that running allocates nothing.
     fn grow_scratch(&mut self, bytes: usize) -> Result<(), EngineError> {
         if bytes <= self.scratch_bytes && !self.scratch.is_empty() {
@@ -170,7 +143,7 @@ impl CpuEngine {
         }
         self.scratch_bytes = bytes.max(self.scratch_bytes).max(64).next_multiple_of(4096);
         self.scratch = (0..self.pool.threads())
-            .map(|_| arena(self.scratch_bytes))
+            .map(|_| allocate(self.scratch_bytes))
             .collect::<Result<_, _>>()?;
         Ok(())
     }
@@ -187,14 +160,14 @@ impl CpuEngine {
         for (slot, arena) in scratch.iter_mut().zip(&self.scratch) {
             *slot = arena.as_ptr();
         }
-        let memory = Memory { base: self.base(), scratch };
+        let memory = Memory { bases: self.arenas.bases(), scratch };
         let (workers, scratch_bytes) = (self.pool.threads(), self.scratch_bytes);
         let (failure, comm) = (&self.failure, self.comm.as_ref());
         let outcome = self.pool.run(&|worker, barrier| {
             let memory = &memory;
             let cx = Context {
                 share: Share { worker, workers },
-                base: memory.base,
+                bases: memory.bases,
                 args: *args,
                 scratch: memory.scratch[worker],
                 scratch_bytes,
@@ -232,7 +205,7 @@ const MAX_STARTED: usize = 256;
 
 /// The addresses that workers share.
 struct Memory {
-    base: *mut u8,
+    bases: Bases,
     scratch: [*mut u8; MAX_WORKERS],
 }
 
@@ -240,15 +213,20 @@ struct Memory {
 // scratch memory.
 unsafe impl Sync for Memory {}
 
-fn arena(bytes: usize) -> Result<Arena, EngineError> {
-    Arena::new(bytes).map_err(|e| EngineError::Memory { bytes, why: e.to_string() })
-}
-
 impl Engine for CpuEngine {
     type Kernel = Kernel;
+    type Step = Listed<Kernel>;
 
     fn name(&self) -> &'static str {
         "cpu"
+    }
+
+    fn memory(&self) -> MemoryKind {
+        MemoryKind::HOST
+    }
+
+    fn requirements(&self) -> Arc<dyn Requirements> {
+        Arc::new(CpuRequirements)
     }
 
     fn compile(
@@ -304,18 +282,43 @@ impl Engine for CpuEngine {
         let comm = comm.ok_or_else(|| failed("this engine has no other rank to talk to".into()))?;
         let transfer = tasks::message(comm, messages, way, label);
         let task = Box::new(transfer.map_err(|e| failed(e.to_string()))?);
-        Ok(Kernel {
-            name: label.into(),
-            calls: vec![Call { task, instr: 0, barrier: false }],
-            handles: Vec::new(),
-            slots: Slots::default(),
-            instrs: 0,
-        })
+        Ok(Kernel::of(label, task))
     }
 
-    fn reserve(&mut self, bytes: usize) -> Result<(), EngineError> {
-        self.arena = Some(arena(bytes.max(1))?);
-        Ok(())
+    fn copy(
+        &mut self,
+        from: Tier,
+        into: Tier,
+        bytes: usize,
+        label: &str,
+    ) -> Result<Kernel, EngineError> {
+        offered(from, label)?;
+        offered(into, label)?;
+        Ok(Kernel::of(label, tasks::copy_bytes(bytes)))
+    }
+
+    fn reserve(&mut self, tier: Tier, bytes: usize) -> Result<(), EngineError> {
+        self.arenas.reserve(tier, bytes)
+    }
+
+    fn prepare(&mut self, calls: Calls<Kernel>) -> Result<Listed<Kernel>, EngineError> {
+        Listed::new(calls)
+    }
+
+    fn begin(&mut self, step: &mut Listed<Kernel>) -> Result<(), EngineError> {
+        step.begin(self)
+    }
+
+    fn end(&mut self, step: &mut Listed<Kernel>) -> Result<(), EngineError> {
+        step.end(self)
+    }
+
+    fn time(&mut self, origin: Option<Instant>) {
+        self.stamps.time(origin);
+    }
+
+    fn times(&mut self, step: &mut Listed<Kernel>) -> Result<Vec<Times>, EngineError> {
+        step.times(self)
     }
 
     fn launch(
@@ -325,14 +328,21 @@ impl Engine for CpuEngine {
         lane: Lane,
         after: &[Event],
     ) -> Result<Event, EngineError> {
+        self.events += 1;
+        let event = Event(self.events);
+        self.stamps.issue(event);
         // Other calls run when they are issued, so they have happened.
         after.iter().try_for_each(|&event| self.finish(event))?;
-        self.events += 1;
+        self.stamps.start(event);
         match kernel.transfer().filter(|_| lane != Lane::Compute) {
             Some(transfer) => self.start(kernel, transfer, args)?,
-            None => self.run(kernel, args, |_| true)?,
+            None => {
+                self.run(kernel, args, |_| true)?;
+                self.stamps.end(event);
+            }
         }
-        Ok(Event(self.events))
+        self.look()?;
+        Ok(event)
     }
 
     fn wait(&mut self, event: Event) -> Result<(), EngineError> {
@@ -343,20 +353,16 @@ impl Engine for CpuEngine {
         self.has_ended(event)
     }
 
-    fn upload(&mut self, offset: usize, bytes: &[u8]) -> Result<(), EngineError> {
-        self.bounds(offset, bytes.len())?;
-        if let Some(arena) = &mut self.arena {
-            arena.as_mut_slice()[offset..offset + bytes.len()].copy_from_slice(bytes);
-        }
-        Ok(())
+    fn happened(&self, event: Event) -> Option<Times> {
+        self.stamps.of(event)
     }
 
-    fn download(&mut self, offset: usize, out: &mut [u8]) -> Result<(), EngineError> {
-        self.bounds(offset, out.len())?;
-        if let Some(arena) = &mut self.arena {
-            out.copy_from_slice(&arena.as_mut_slice()[offset..offset + out.len()]);
-        }
-        Ok(())
+    fn upload(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {
+        self.arenas.write(into, bytes)
+    }
+
+    fn download(&mut self, from: Span, out: &mut [u8]) -> Result<(), EngineError> {
+        self.arenas.read(from, out)
     }
 
     fn launch_observed(
@@ -369,14 +375,15 @@ impl Engine for CpuEngine {
         let mut written: Vec<Vec<bool>> = lives.iter().map(|_| Vec::new()).collect();
         for instr in 0..=kernel.instrs {
             for life in lives.iter().filter(|life| life.birth == instr) {
-                let offset = args.workspace.offset + life.offset;
-                self.upload(offset, &vec![pattern; life.bytes])?;
+                let block = Span::device(args.workspace.offset + life.offset, life.bytes);
+                self.upload(block, &vec![pattern; life.bytes])?;
             }
             self.run(kernel, args, |call| call.instr == instr)?;
             for (life, written) in lives.iter().zip(&mut written) {
                 if life.death == instr {
                     let mut bytes = vec![0; life.bytes];
-                    self.download(args.workspace.offset + life.offset, &mut bytes)?;
+                    let block = Span::device(args.workspace.offset + life.offset, life.bytes);
+                    self.download(block, &mut bytes)?;
                     *written = bytes.iter().map(|&b| b != pattern).collect();
                 }
             }

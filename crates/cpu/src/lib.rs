@@ -10,6 +10,8 @@ pub mod element;
 mod engine;
 pub mod kernels;
 pub mod pool;
+mod requirements;
 mod tasks;
 
 pub use engine::{CpuEngine, Kernel, MAX_WORKERS};
+pub use requirements::CpuRequirements;

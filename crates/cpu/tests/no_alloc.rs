@@ -8,7 +8,7 @@ use phalanx_comm::{Communicator, Launcher, Threads};
 use phalanx_cpu::CpuEngine;
 use phalanx_engine::{Args, Engine, Span, Target};
 use phalanx_ir::text;
-use phalanx_script::{Lane, Slots};
+use phalanx_script::{Lane, Slots, Tier};
 use phalanx_sys::count_alloc::{CountingAllocator, Counts, counts};
 
 #[global_allocator]
@@ -55,8 +55,8 @@ fn third_step(threads: usize) -> Counts {
             let kernel = engine.compile(&program, &slots, &[0, 1]).unwrap();
             (kernel, program.inputs().len(), program.outputs().len())
         });
-        engine.reserve(1 << 16).unwrap();
-        let span = |i: usize| Span { offset: i * 1024, bytes: 1024 };
+        engine.reserve(Tier::Device, 1 << 16).unwrap();
+        let span = |i: usize| Span::device(i * 1024, 1024);
         let places = |count: usize, from: usize| (0..count).map(|i| span(from + i)).collect();
         let target = |span| Target { span, add: false };
         let inputs: [Vec<Span>; 2] = [places(step.1, 0), places(reduce.1, 4)];
@@ -67,7 +67,7 @@ fn third_step(threads: usize) -> Counts {
         let args = |i: usize| Args {
             inputs: &inputs[i],
             outputs: &outputs[i],
-            workspace: Span { offset: 32 * 1024, bytes: 16 * 1024 },
+            workspace: Span::device(32 * 1024, 16 * 1024),
         };
         for number in 0..3 {
             meeting.wait();

@@ -18,11 +18,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use phalanx_call::traffic::of_program;
-use phalanx_call::{Lane, Message, Slots};
+use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
 use phalanx_ir::Program;
 use phalanx_ir::random::Stream;
 
-use crate::{Args, Engine, EngineError, Event, Span, Target, Way};
+use crate::{Args, Calls, Engine, EngineError, Event, Listed, Span, Stamps, Target, Times, Way};
 
 /// How long it looks for messages before it waits for one of them.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -30,15 +30,16 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Runs the calls of another engine late and out of order.
 pub struct Late<E: Engine> {
     inner: E,
-    queue: Vec<Call<E::Kernel>>,
+    queue: Vec<Queued<E::Kernel>>,
     started: Vec<Started<E::Kernel>>,
     next: u64,
     draws: u64,
     random: Stream,
     poisoned: usize,
+    stamps: Stamps,
 }
 
-struct Call<K> {
+struct Queued<K> {
     event: Event,
     kernel: Arc<LateKernel<K>>,
     lane: Lane,
@@ -50,7 +51,7 @@ struct Call<K> {
 
 /// A message or a collective that goes on by itself.
 struct Started<K> {
-    call: Call<K>,
+    call: Queued<K>,
     /// Its event in the inner engine.
     done: Event,
     /// What it writes too early.
@@ -74,7 +75,7 @@ enum With {
     Group,
 }
 
-impl<K> Call<K> {
+impl<K> Queued<K> {
     fn writes(&self, span: &Span) -> bool {
         self.outputs.iter().any(|t| t.span.overlaps(span))
     }
@@ -90,7 +91,8 @@ impl<E: Engine> Late<E> {
     pub fn new(inner: E, seed: u64) -> Self {
         let random = Stream::named(seed, "late engine");
         let (queue, started) = (Vec::new(), Vec::new());
-        Self { inner, queue, started, next: 0, draws: 0, random, poisoned: 0 }
+        let stamps = Stamps::default();
+        Self { inner, queue, started, next: 0, draws: 0, random, poisoned: 0, stamps }
     }
 
     /// How often so far a call read, or wrote over, what a call that it did not wait for had to do
@@ -113,7 +115,7 @@ impl<E: Engine> Late<E> {
             };
             self.run(index)?;
         }
-        self.end(event)
+        self.settle(event)
     }
 
     /// The queued calls that may run now.
@@ -125,17 +127,18 @@ impl<E: Engine> Late<E> {
 
     /// Runs a queued call; what goes on by itself is only started.
     fn run(&mut self, index: usize) -> Result<(), EngineError> {
-        let Call { event, ref after, .. } = self.queue[index];
+        let Queued { event, ref after, .. } = self.queue[index];
         let after = after.clone();
         // Waiting runs other calls; this one stays queued meanwhile, so that none takes it for done.
-        after.into_iter().try_for_each(|event| self.end(event))?;
+        after.into_iter().try_for_each(|event| self.settle(event))?;
         let Some(index) = self.queue.iter().position(|call| call.event == event) else {
             return Ok(());
         };
         let call = self.queue.remove(index);
+        self.stamps.start(event);
         self.poison_unsynchronised(&call)?;
         let spoilt = self.overwritten(&call);
-        let Call { inputs, outputs, workspace, .. } = &call;
+        let Queued { inputs, outputs, workspace, .. } = &call;
         let args = Args { inputs, outputs, workspace: *workspace };
         // Alone it has no lane to keep up with.
         let lane = if call.kernel.with == With::Nobody { Lane::Compute } else { call.lane };
@@ -160,7 +163,7 @@ impl<E: Engine> Late<E> {
 
     /// Waits for what was started, if the event is its. Whoever is at its other end may need
     /// something from here first, so whatever can run without it does.
-    fn end(&mut self, event: Event) -> Result<(), EngineError> {
+    fn settle(&mut self, event: Event) -> Result<(), EngineError> {
         while let Some(at) = self.started.iter().position(|s| s.call.event == event) {
             match self.free() {
                 Some(index) => self.run(index)?,
@@ -177,9 +180,10 @@ impl<E: Engine> Late<E> {
     /// Waits for a call in the inner engine, and leaves poison where it wrote too early.
     fn finish(
         &mut self,
-        Started { done, spoilt, .. }: Started<E::Kernel>,
+        Started { call, done, spoilt }: Started<E::Kernel>,
     ) -> Result<(), EngineError> {
         self.inner.wait(done)?;
+        self.stamps.end(call.event);
         spoilt.into_iter().try_for_each(|span| self.poison(span))
     }
 
@@ -200,7 +204,7 @@ impl<E: Engine> Late<E> {
 
     /// A queued call that may run now, and that waits for nothing that was started.
     fn free(&self) -> Option<usize> {
-        let waits = |call: &Call<E::Kernel>| {
+        let waits = |call: &Queued<E::Kernel>| {
             self.started.iter().any(|started| call.after.contains(&started.call.event))
         };
         self.ready().into_iter().find(|&i| !waits(&self.queue[i]))
@@ -209,14 +213,14 @@ impl<E: Engine> Late<E> {
     /// Earlier calls that are queued, or under way, which this call did not wait for.
     fn others<'a>(
         &'a self,
-        call: &'a Call<E::Kernel>,
-    ) -> impl Iterator<Item = &'a Call<E::Kernel>> + 'a {
+        call: &'a Queued<E::Kernel>,
+    ) -> impl Iterator<Item = &'a Queued<E::Kernel>> + 'a {
         let started = self.started.iter().map(|started| &started.call);
         self.queue.iter().chain(started).filter(|c| c.event < call.event)
     }
 
     /// What an earlier call that is still queued was to write, but this call did not wait for.
-    fn poison_unsynchronised(&mut self, call: &Call<E::Kernel>) -> Result<(), EngineError> {
+    fn poison_unsynchronised(&mut self, call: &Queued<E::Kernel>) -> Result<(), EngineError> {
         let added = call.outputs.iter().filter(|t| t.add).map(|t| t.span);
         for span in call.inputs.iter().copied().chain(added) {
             if self.others(call).any(|c| c.writes(&span)) {
@@ -227,22 +231,31 @@ impl<E: Engine> Late<E> {
     }
 
     /// What an earlier call that is still queued was to use, but this call writes over.
-    fn overwritten(&self, call: &Call<E::Kernel>) -> Vec<Span> {
+    fn overwritten(&self, call: &Queued<E::Kernel>) -> Vec<Span> {
         let outputs = call.outputs.iter().map(|t| t.span).chain([call.workspace]);
         outputs.filter(|span| self.others(call).any(|c| c.uses(span))).collect()
     }
 
     fn poison(&mut self, span: Span) -> Result<(), EngineError> {
         self.poisoned += 1;
-        self.inner.upload(span.offset, &vec![0xFF; span.bytes])
+        self.inner.upload(span, &vec![0xFF; span.bytes])
     }
 }
 
 impl<E: Engine> Engine for Late<E> {
     type Kernel = Arc<LateKernel<E::Kernel>>;
+    type Step = Listed<Self::Kernel>;
 
     fn name(&self) -> &'static str {
         "late"
+    }
+
+    fn memory(&self) -> MemoryKind {
+        self.inner.memory()
+    }
+
+    fn requirements(&self) -> Arc<dyn Requirements> {
+        self.inner.requirements()
     }
 
     fn compile(
@@ -267,8 +280,39 @@ impl<E: Engine> Engine for Late<E> {
         Ok(Arc::new(LateKernel { kernel, with: With::Peer }))
     }
 
-    fn reserve(&mut self, bytes: usize) -> Result<(), EngineError> {
-        self.inner.reserve(bytes)
+    fn copy(
+        &mut self,
+        from: Tier,
+        into: Tier,
+        bytes: usize,
+        label: &str,
+    ) -> Result<Self::Kernel, EngineError> {
+        let kernel = self.inner.copy(from, into, bytes, label)?;
+        Ok(Arc::new(LateKernel { kernel, with: With::Nobody }))
+    }
+
+    fn reserve(&mut self, tier: Tier, bytes: usize) -> Result<(), EngineError> {
+        self.inner.reserve(tier, bytes)
+    }
+
+    fn prepare(&mut self, calls: Calls<Self::Kernel>) -> Result<Self::Step, EngineError> {
+        Listed::new(calls)
+    }
+
+    fn begin(&mut self, step: &mut Self::Step) -> Result<(), EngineError> {
+        step.begin(self)
+    }
+
+    fn end(&mut self, step: &mut Self::Step) -> Result<(), EngineError> {
+        step.end(self)
+    }
+
+    fn time(&mut self, origin: Option<Instant>) {
+        self.stamps.time(origin);
+    }
+
+    fn times(&mut self, step: &mut Self::Step) -> Result<Vec<Times>, EngineError> {
+        step.times(self)
     }
 
     fn launch(
@@ -280,7 +324,8 @@ impl<E: Engine> Engine for Late<E> {
     ) -> Result<Event, EngineError> {
         let event = Event(self.next);
         self.next += 1;
-        self.queue.push(Call {
+        self.stamps.issue(event);
+        self.queue.push(Queued {
             event,
             kernel: kernel.clone(),
             lane,
@@ -296,14 +341,17 @@ impl<E: Engine> Engine for Late<E> {
         self.run_until(event)
     }
 
-    fn upload(&mut self, offset: usize, bytes: &[u8]) -> Result<(), EngineError> {
-        self.inner.upload(offset, bytes)
+    fn happened(&self, event: Event) -> Option<Times> {
+        self.stamps.of(event)
     }
 
-    fn download(&mut self, offset: usize, out: &mut [u8]) -> Result<(), EngineError> {
-        self.inner.download(offset, out)?;
-        let span = Span { offset, bytes: out.len() };
-        if self.queue.iter().any(|c| c.writes(&span)) {
+    fn upload(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {
+        self.inner.upload(into, bytes)
+    }
+
+    fn download(&mut self, from: Span, out: &mut [u8]) -> Result<(), EngineError> {
+        self.inner.download(from, out)?;
+        if self.queue.iter().any(|c| c.writes(&from)) {
             self.poisoned += 1;
             out.fill(0xFF);
         }

@@ -1,21 +1,34 @@
 //! The seam between scripts and the machines that run them.
 //!
-//! An [`Engine`] owns one arena of memory, compiles programs to kernels over it, and runs them in
-//! the order that events ask for. Nothing above this trait knows what a device is; nothing below it
-//! knows what a strategy is. [`Late`] wraps any engine and runs calls as late and as out of order as
+//! An [`Engine`] owns an arena of memory in every tier that it has, compiles programs to kernels over
+//! it, and runs the calls of a step in the order that they ask for. It is handed a whole step before
+//! that runs for the first time ([`Engine::prepare`]), so that it may do with it what its machine
+//! likes best; those that issue calls one by one share [`Listed`]. Nothing above this trait knows what
+//! a device is; nothing below it knows what a strategy is. [`Late`] wraps any engine and runs calls as late and as out of order as
 //! their events allow, to prove that what is above asks for enough.
 #![forbid(unsafe_code)]
 
+mod counters;
 mod late;
+mod stamps;
+mod step;
 
-use phalanx_call::{Lane, Message, Slots};
+use std::sync::Arc;
+use std::time::Instant;
+
+use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
 use phalanx_ir::Program;
 
+pub use counters::Counters;
 pub use late::Late;
+pub use stamps::{Stamps, Times};
+pub use step::{Call, Calls, Listed, in_order, untimed};
 
-/// A piece of the arena.
+/// A piece of a tier's arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Span {
+    /// The tier.
+    pub tier: Tier,
     /// The first byte.
     pub offset: usize,
     /// How many bytes.
@@ -23,9 +36,30 @@ pub struct Span {
 }
 
 impl Span {
+    /// A piece of the arena where programs run.
+    pub const fn device(offset: usize, bytes: usize) -> Self {
+        Self { tier: Tier::Device, offset, bytes }
+    }
+
+    /// The byte behind the last one.
+    pub const fn end(&self) -> usize {
+        self.offset + self.bytes
+    }
+
     /// Whether two pieces share a byte.
     pub fn overlaps(&self, other: &Span) -> bool {
-        self.offset < other.offset + other.bytes && other.offset < self.offset + self.bytes
+        self.tier == other.tier && self.offset < other.end() && other.offset < self.end()
+    }
+
+    /// Fails unless this many bytes are this piece, for those who copy by hand.
+    pub fn holds(&self, bytes: usize) -> Result<(), EngineError> {
+        if self.bytes == bytes {
+            return Ok(());
+        }
+        Err(EngineError::Failed {
+            program: "copy by hand".to_owned(),
+            why: format!("{bytes} bytes are no copy of a piece of {}", self.bytes),
+        })
     }
 }
 
@@ -95,13 +129,23 @@ pub enum EngineError {
     },
 }
 
-/// A machine that runs compiled programs over one arena.
+/// A machine that runs compiled programs over arenas of its own.
 pub trait Engine {
-    /// A compiled program.
-    type Kernel;
+    /// A compiled program, or another thing that can be called.
+    type Kernel: Send + Sync;
+
+    /// A prepared step.
+    type Step: Send;
 
     /// The name in messages.
     fn name(&self) -> &'static str;
+
+    /// The kind of memory that the arena of [`Tier::Device`] is.
+    fn memory(&self) -> MemoryKind;
+
+    /// What programs need beside their values, for whoever places them. It is known before anything is
+    /// compiled.
+    fn requirements(&self) -> Arc<dyn Requirements>;
 
     /// Compiles a program for the places that the planner chose. `ranks` are the ranks of the program's
     /// mesh, in its order; this engine's is one of them.
@@ -129,10 +173,40 @@ pub trait Engine {
         })
     }
 
-    /// Allocates the arena, zeroed. It is called once, after compiling.
-    fn reserve(&mut self, bytes: usize) -> Result<(), EngineError>;
+    /// Makes a copy of this many bytes from one tier to another ready, as a kernel with one input and
+    /// one output.
+    fn copy(
+        &mut self,
+        from: Tier,
+        into: Tier,
+        bytes: usize,
+        label: &str,
+    ) -> Result<Self::Kernel, EngineError>;
 
-    /// Issues a call on a lane. It may run at any time after `after` and before it is waited for.
+    /// Allocates the arena of a tier, zeroed. It is called once for each that is used, after compiling.
+    fn reserve(&mut self, tier: Tier, bytes: usize) -> Result<(), EngineError>;
+
+    /// Takes the calls of a whole step, once its memory is there. It may be run many times.
+    fn prepare(&mut self, calls: Calls<Self::Kernel>) -> Result<Self::Step, EngineError>;
+
+    /// Issues a step. Whatever was issued before it on a lane comes first there; other lanes do not
+    /// wait. So a second step may be begun before the first has ended, if the caller knows that they
+    /// do not touch the same memory.
+    fn begin(&mut self, step: &mut Self::Step) -> Result<(), EngineError>;
+
+    /// Returns when all calls of a step that was begun have ended.
+    fn end(&mut self, step: &mut Self::Step) -> Result<(), EngineError>;
+
+    /// From now on notes when calls are issued, start and end, counted from an origin; or no longer.
+    /// Calls are issued as ever.
+    fn time(&mut self, origin: Option<Instant>);
+
+    /// When each call of a step happened, in its last run, that was begun and ended while timing was
+    /// on.
+    fn times(&mut self, step: &mut Self::Step) -> Result<Vec<Times>, EngineError>;
+
+    /// Issues a single call on a lane. It may run at any time after `after` and before it is waited
+    /// for.
     fn launch(
         &mut self,
         kernel: &Self::Kernel,
@@ -151,11 +225,14 @@ pub trait Engine {
         Ok(false)
     }
 
-    /// Copies bytes into the arena at once; the caller has waited for what uses that place.
-    fn upload(&mut self, offset: usize, bytes: &[u8]) -> Result<(), EngineError>;
+    /// When a single call happened, that was launched and waited for while timing was on.
+    fn happened(&self, event: Event) -> Option<Times>;
 
-    /// Copies bytes out of the arena at once; the caller has waited for what writes that place.
-    fn download(&mut self, offset: usize, out: &mut [u8]) -> Result<(), EngineError>;
+    /// Copies bytes into an arena at once; the caller has waited for what uses that place.
+    fn upload(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError>;
+
+    /// Copies bytes out of an arena at once; the caller has waited for what writes that place.
+    fn download(&mut self, from: Span, out: &mut [u8]) -> Result<(), EngineError>;
 
     /// Runs a call by itself and reports what it wrote of its workspace: each block is filled with
     /// `pattern` at its birth and read at its death. Returns, for every block of the slots in

@@ -1,9 +1,11 @@
-//! The interpreter behind the engine trait: every call runs at once, on one arena of bytes.
+//! The interpreter behind the engine trait: every call runs at once, on arenas of bytes.
 
 use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
 
-use phalanx_call::{Lane, Slots};
-use phalanx_engine::{Args, Engine, EngineError, Event, Span};
+use phalanx_call::{Lane, MemoryKind, NoScratch, Requirements, Slots, Tier};
+use phalanx_engine::{Args, Calls, Engine, EngineError, Event, Listed, Span, Stamps, Times};
 use phalanx_ir::{Port, Program};
 
 use crate::error::ReferenceError;
@@ -11,17 +13,42 @@ use crate::interpret::run;
 use crate::tensor::Tensor;
 
 /// An engine that interprets. It has no kernels and uses no workspace: a call reads whole tensors
-/// from its inputs' places, runs the program on them and writes its outputs where they belong.
+/// from its inputs' places, runs the program on them and writes its outputs where they belong. All
+/// tiers are memory of its own.
 #[derive(Debug, Default)]
 pub struct ReferenceEngine {
-    arena: Vec<u8>,
+    arenas: [Vec<u8>; Tier::ALL.len()],
     calls: u64,
+    stamps: Stamps,
+}
+
+/// What the interpreter can be asked to do.
+#[derive(Debug)]
+pub enum ReferenceKernel {
+    /// Running a program.
+    Run(Program),
+    /// Copying from one place to another.
+    Copy {
+        /// What for, in words.
+        label: String,
+    },
 }
 
 impl ReferenceEngine {
     /// An engine without memory yet.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    fn call(&mut self, kernel: &ReferenceKernel, args: &Args<'_>) -> Result<(), EngineError> {
+        match kernel {
+            ReferenceKernel::Run(program) => self.run(program, args),
+            ReferenceKernel::Copy { label } => {
+                let bytes = self.bytes(label, args.inputs[0])?.to_vec();
+                self.place(label, args.outputs[0].span)?.copy_from_slice(&bytes);
+                Ok(())
+            }
+        }
     }
 
     fn run(&mut self, program: &Program, args: &Args<'_>) -> Result<(), EngineError> {
@@ -49,23 +76,37 @@ impl ReferenceEngine {
     /// The tensor that lies where a port is bound.
     fn load(&self, program: &Program, port: &Port, span: Span) -> Result<Tensor, EngineError> {
         let ty = program.ty(port.value);
-        let bytes = (self.arena.get(range(span)))
-            .ok_or_else(|| outside(&program.name, span, self.arena.len()))?;
+        let bytes = self.bytes(&program.name, span)?;
         Tensor::from_bytes(ty.dtype, &ty.shape, bytes)
             .map_err(|e| failed(&program.name, format!("`{}`: {e}", port.name)))
     }
 
+    fn bytes(&self, program: &str, span: Span) -> Result<&[u8], EngineError> {
+        let arena = &self.arenas[span.tier.index()];
+        arena.get(range(span)).ok_or_else(|| outside(program, span, arena.len()))
+    }
+
     fn place(&mut self, program: &str, span: Span) -> Result<&mut [u8], EngineError> {
-        let len = self.arena.len();
-        self.arena.get_mut(range(span)).ok_or_else(|| outside(program, span, len))
+        let arena = &mut self.arenas[span.tier.index()];
+        let len = arena.len();
+        arena.get_mut(range(span)).ok_or_else(|| outside(program, span, len))
     }
 }
 
 impl Engine for ReferenceEngine {
-    type Kernel = Program;
+    type Kernel = ReferenceKernel;
+    type Step = Listed<ReferenceKernel>;
 
     fn name(&self) -> &'static str {
         "reference"
+    }
+
+    fn memory(&self) -> MemoryKind {
+        MemoryKind::HOST
+    }
+
+    fn requirements(&self) -> Arc<dyn Requirements> {
+        Arc::new(NoScratch)
     }
 
     fn compile(
@@ -73,55 +114,98 @@ impl Engine for ReferenceEngine {
         program: &Program,
         _slots: &Slots,
         _ranks: &[usize],
-    ) -> Result<Program, EngineError> {
-        Ok(program.clone())
+    ) -> Result<ReferenceKernel, EngineError> {
+        Ok(ReferenceKernel::Run(program.clone()))
     }
 
-    fn reserve(&mut self, bytes: usize) -> Result<(), EngineError> {
+    fn copy(
+        &mut self,
+        _from: Tier,
+        _into: Tier,
+        _bytes: usize,
+        label: &str,
+    ) -> Result<ReferenceKernel, EngineError> {
+        Ok(ReferenceKernel::Copy { label: label.to_owned() })
+    }
+
+    fn reserve(&mut self, tier: Tier, bytes: usize) -> Result<(), EngineError> {
         let mut arena = Vec::new();
         arena
             .try_reserve_exact(bytes)
             .map_err(|e| EngineError::Memory { bytes, why: e.to_string() })?;
         arena.resize(bytes, 0);
-        self.arena = arena;
+        self.arenas[tier.index()] = arena;
         Ok(())
+    }
+
+    fn prepare(&mut self, calls: Calls<ReferenceKernel>) -> Result<Self::Step, EngineError> {
+        Listed::new(calls)
+    }
+
+    fn begin(&mut self, step: &mut Self::Step) -> Result<(), EngineError> {
+        step.begin(self)
+    }
+
+    fn end(&mut self, step: &mut Self::Step) -> Result<(), EngineError> {
+        step.end(self)
+    }
+
+    fn time(&mut self, origin: Option<Instant>) {
+        self.stamps.time(origin);
+    }
+
+    fn times(&mut self, step: &mut Self::Step) -> Result<Vec<Times>, EngineError> {
+        step.times(self)
     }
 
     fn launch(
         &mut self,
-        kernel: &Program,
+        kernel: &ReferenceKernel,
         args: &Args<'_>,
         _lane: Lane,
         _after: &[Event],
     ) -> Result<Event, EngineError> {
-        self.run(kernel, args)?;
         self.calls += 1;
-        Ok(Event(self.calls))
+        let event = Event(self.calls);
+        self.stamps.issue(event);
+        self.stamps.start(event);
+        self.call(kernel, args)?;
+        self.stamps.end(event);
+        Ok(event)
     }
 
     fn wait(&mut self, _event: Event) -> Result<(), EngineError> {
         Ok(())
     }
 
-    fn upload(&mut self, offset: usize, bytes: &[u8]) -> Result<(), EngineError> {
-        let span = Span { offset, bytes: bytes.len() };
-        self.place("upload", span)?.copy_from_slice(bytes);
+    /// Calls run when they are issued.
+    fn is_over(&mut self, _event: Event) -> Result<bool, EngineError> {
+        Ok(true)
+    }
+
+    fn happened(&self, event: Event) -> Option<Times> {
+        self.stamps.of(event)
+    }
+
+    fn upload(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {
+        into.holds(bytes.len())?;
+        self.place("upload", into)?.copy_from_slice(bytes);
         Ok(())
     }
 
-    fn download(&mut self, offset: usize, out: &mut [u8]) -> Result<(), EngineError> {
-        let span = Span { offset, bytes: out.len() };
-        out.copy_from_slice(self.place("download", span)?);
+    fn download(&mut self, from: Span, out: &mut [u8]) -> Result<(), EngineError> {
+        from.holds(out.len())?;
+        out.copy_from_slice(self.bytes("download", from)?);
         Ok(())
     }
 
     fn launch_observed(
         &mut self,
-        kernel: &Program,
+        kernel: &ReferenceKernel,
         args: &Args<'_>,
         _pattern: u8,
     ) -> Result<Option<Vec<Vec<bool>>>, EngineError> {
-        self.run(kernel, args)?;
+        self.call(kernel, args)?;
         Ok(None)
     }
 }
@@ -134,7 +218,7 @@ fn sum(held: &Tensor, result: &Tensor) -> Result<Tensor, ReferenceError> {
 }
 
 fn range(span: Span) -> Range<usize> {
-    span.offset..span.offset + span.bytes
+    span.offset..span.end()
 }
 
 fn failed(program: &str, why: String) -> EngineError {
@@ -146,9 +230,10 @@ fn outside(program: &str, span: Span, arena: usize) -> EngineError {
     failed(
         program,
         format!(
-            "bytes {} to {} are not in the arena of {arena} bytes; reserve it first",
+            "bytes {} to {} are not in the {} arena of {arena} bytes; reserve it first",
             span.offset,
-            span.offset + span.bytes
+            span.end(),
+            span.tier
         ),
     )
 }

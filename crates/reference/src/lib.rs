@@ -13,7 +13,7 @@ mod interpret;
 mod ops;
 mod tensor;
 
-pub use engine::ReferenceEngine;
+pub use engine::{ReferenceEngine, ReferenceKernel};
 pub use error::ReferenceError;
 pub use interpret::{run, run_values};
 pub use tensor::{Data, Tensor};

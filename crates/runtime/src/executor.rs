@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use phalanx_engine::{Args, Engine, EngineError, Event, Span, Target, Way};
+use phalanx_engine::{Call, Calls, Engine, EngineError, Span};
 use phalanx_script::{
-    Action, BufferId, BufferKey, HappensBefore, Kind, Lane, MemoryPlan, Message, Planned, Run,
-    Script, ScriptError, Source, View, Write,
+    BufferId, BufferKey, Entry, HappensBefore, MemoryPlan, Planned, Script, ScriptError, Source,
+    Tier,
 };
+
+use crate::bind::{Binder, span_of};
 
 /// Why a script could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +20,9 @@ pub enum RuntimeError {
     /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// Nobody took the memory yet.
+    #[error("the script has no memory yet; reserve it after all scripts are loaded")]
+    Unprepared,
     /// The host gave a buffer the wrong number of bytes.
     #[error("buffer `{buffer}` has {expected} bytes, got {found}")]
     Bytes {
@@ -40,90 +45,93 @@ impl ScriptId {
     }
 }
 
-/// One rank's engine with the scripts it can run; they share one arena, and the state in it.
+/// One rank's engine with the scripts it can run; they share its arenas, and the state in them.
 pub struct Executor<E: Engine> {
     pub(crate) engine: E,
-    pub(crate) scripts: Vec<LoadedScript<E::Kernel>>,
-    arena: usize,
+    pub(crate) scripts: Vec<LoadedScript<E>>,
+    arenas: [usize; Tier::ALL.len()],
     reserved: bool,
-    /// Reused from step to step, so that running allocates nothing.
-    events: Vec<Option<Event>>,
-    after: Vec<Event>,
 }
 
-pub(crate) struct LoadedScript<K> {
+pub(crate) struct LoadedScript<E: Engine> {
     pub(crate) planned: Arc<Planned>,
-    pub(crate) kernels: Vec<K>,
-    /// By action; what does nothing at run time has no call.
-    pub(crate) calls: Vec<Option<Call>>,
-    /// What each call waits for.
-    pub(crate) after: Vec<Vec<usize>>,
-}
-
-/// An action with every place resolved.
-pub(crate) struct Call {
-    pub(crate) kernel: usize,
-    pub(crate) lane: Lane,
-    /// Which end, of a message.
-    pub(crate) message: Option<Way>,
-    pub(crate) inputs: Vec<Span>,
-    pub(crate) outputs: Vec<Target>,
-    pub(crate) workspace: Span,
+    /// The kernel of each program.
+    kernels: Vec<Arc<E::Kernel>>,
+    /// What is called, in order of issue.
+    pub(crate) calls: Calls<E::Kernel>,
+    /// By call: its action. Ends of lives are known to the plan, and nothing is called for them.
+    pub(crate) actions: Vec<usize>,
+    /// What the engine made of the calls, once its memory was there.
+    pub(crate) step: Option<E::Step>,
 }
 
 impl<E: Engine> Executor<E> {
     /// An executor with nothing to run yet.
     pub fn new(engine: E) -> Self {
-        Self {
-            engine,
-            scripts: Vec::new(),
-            arena: 0,
-            reserved: false,
-            events: Vec::new(),
-            after: Vec::new(),
-        }
+        let arenas = [0; Tier::ALL.len()];
+        Self { engine, scripts: Vec::new(), arenas, reserved: false }
     }
 
     /// Compiles a script. Scripts that were planned on the same state find it where it is.
     pub fn load(&mut self, planned: Arc<Planned>) -> Result<ScriptId, RuntimeError> {
         let Planned { script, order, memory: plan } = &*planned;
-        let mut kernels = (script.programs.iter())
-            .map(|entry| self.engine.compile(entry.program(), entry.slots(), &entry.ranks))
+        let kernels = (script.programs.iter())
+            .map(|entry| self.kernel(entry))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut calls = Vec::with_capacity(script.actions.len());
-        for (index, action) in script.actions.iter().enumerate() {
-            let call = match (action.run(), message(action)) {
-                (Some(run), _) => Some(run_call(script, plan, index, run)),
-                (None, Some((way, buffer, messages))) => {
-                    kernels.push(self.engine.connect(messages, way, &action.label)?);
-                    Some(message_call(script, plan, buffer, way, kernels.len() - 1))
-                }
-                // The end of a life is known to the plan, and nothing is done for it.
-                (None, None) => None,
-            };
-            calls.push(call);
+        let (mut calls, mut actions) = (Vec::new(), Vec::new());
+        let mut binder = Binder { engine: &mut self.engine, script, plan };
+        for action in 0..script.actions.len() {
+            if let Some(call) = binder.call(action, &kernels)? {
+                calls.push(call);
+                actions.push(action);
+            }
         }
         // The planner lets buffers share memory only where this order keeps their uses apart, so
         // waiting by it is enough for memory that is used again, too.
-        let after = waits(&calls, order);
-        self.arena = self.arena.max(plan.arena);
-        self.events.reserve(script.actions.len());
-        self.after.reserve(script.actions.len());
-        self.scripts.push(LoadedScript { planned, kernels, calls, after });
+        wait(&mut calls, &actions, script.actions.len(), order);
+        for (most, arena) in self.arenas.iter_mut().zip(plan.arenas) {
+            *most = (*most).max(arena);
+        }
+        let calls = calls.into();
+        self.scripts.push(LoadedScript { planned, kernels, calls, actions, step: None });
         Ok(ScriptId(self.scripts.len() - 1))
     }
 
-    /// Allocates the arena; called once, when all scripts are loaded.
+    /// The kernel of a program; one that an earlier script has too is compiled once.
+    fn kernel(&mut self, entry: &Entry) -> Result<Arc<E::Kernel>, RuntimeError> {
+        for loaded in &self.scripts {
+            let known = loaded.planned.script.programs.iter().position(|known| known == entry);
+            if let Some(at) = known {
+                return Ok(loaded.kernels[at].clone());
+            }
+        }
+        Ok(Arc::new(self.engine.compile(entry.program(), entry.slots(), &entry.ranks)?))
+    }
+
+    /// Allocates the arenas and hands the engine every step; called once, when all scripts are loaded.
     pub fn reserve(&mut self) -> Result<(), RuntimeError> {
-        if !std::mem::replace(&mut self.reserved, true) {
-            self.engine.reserve(self.arena)?;
+        if std::mem::replace(&mut self.reserved, true) {
+            return Ok(());
+        }
+        for (tier, bytes) in Tier::ALL.into_iter().zip(self.arenas) {
+            if bytes > 0 || tier == Tier::Device {
+                self.engine.reserve(tier, bytes)?;
+            }
+        }
+        for loaded in &mut self.scripts {
+            loaded.step = Some(self.engine.prepare(loaded.calls.clone())?);
         }
         Ok(())
     }
 
-    /// Bytes of the arena.
+    /// Bytes of the device's arena.
     pub fn arena(&self) -> usize {
-        self.arena
+        self.arenas[Tier::Device.index()]
+    }
+
+    /// Bytes of the arena of each tier, in the order of [`Tier::ALL`].
+    pub fn arenas(&self) -> [usize; Tier::ALL.len()] {
+        self.arenas
     }
 
     /// A loaded script.
@@ -148,24 +156,21 @@ impl<E: Engine> Executor<E> {
 
     /// Runs a script once and returns when all its actions have ended.
     pub fn run(&mut self, id: ScriptId) -> Result<(), RuntimeError> {
-        let loaded = &self.scripts[id.0];
-        self.events.clear();
-        for (call, after) in loaded.calls.iter().zip(&loaded.after) {
-            let Some(call) = call else {
-                self.events.push(None);
-                continue;
-            };
-            self.after.clear();
-            self.after.extend(after.iter().filter_map(|&b| self.events[b]));
-            let Call { inputs, outputs, workspace, .. } = call;
-            let args = Args { inputs, outputs, workspace: *workspace };
-            let kernel = &loaded.kernels[call.kernel];
-            self.events.push(Some(self.engine.launch(kernel, &args, call.lane, &self.after)?));
-        }
-        for &event in self.events.iter().flatten() {
-            self.engine.wait(event)?;
-        }
-        Ok(())
+        self.begin(id)?;
+        self.end(id)
+    }
+
+    /// Issues a script's actions. Another script may be begun before this one has ended, if no action
+    /// of one touches what the other uses, or all that do are on one lane that ends in order.
+    pub fn begin(&mut self, id: ScriptId) -> Result<(), RuntimeError> {
+        let step = step(&mut self.scripts[id.0])?;
+        Ok(self.engine.begin(step)?)
+    }
+
+    /// Returns when all actions of a script that was begun have ended.
+    pub fn end(&mut self, id: ScriptId) -> Result<(), RuntimeError> {
+        let step = step(&mut self.scripts[id.0])?;
+        Ok(self.engine.end(step)?)
     }
 
     /// Fills a buffer from the host.
@@ -176,7 +181,7 @@ impl<E: Engine> Executor<E> {
         bytes: &[u8],
     ) -> Result<(), RuntimeError> {
         let span = self.span(id, buffer, bytes.len())?;
-        Ok(self.engine.upload(span.offset, bytes)?)
+        Ok(self.engine.upload(span, bytes)?)
     }
 
     /// Reads a buffer to the host.
@@ -187,7 +192,7 @@ impl<E: Engine> Executor<E> {
         out: &mut [u8],
     ) -> Result<(), RuntimeError> {
         let span = self.span(id, buffer, out.len())?;
-        Ok(self.engine.download(span.offset, out)?)
+        Ok(self.engine.download(span, out)?)
     }
 
     fn span(&self, id: ScriptId, buffer: BufferId, found: usize) -> Result<Span, RuntimeError> {
@@ -200,73 +205,39 @@ impl<E: Engine> Executor<E> {
                 found,
             });
         }
-        Ok(Span { offset: memory.offsets[buffer.0], bytes: spec.bytes })
+        Ok(span_of(script, memory, buffer))
     }
 }
 
-/// A run with every view resolved to a piece of the arena.
-fn run_call(script: &Script, plan: &MemoryPlan, index: usize, run: &Run) -> Call {
-    let entry = &script.programs[run.program.0];
-    let program = entry.program();
-    let bytes = |value| program.ty(value).local_bytes(program.mesh());
-    let at = |view: &View| plan.offsets[view.buffer.0] + view.offset;
-    let inputs = (program.inputs().iter().zip(&run.inputs))
-        .map(|(port, view)| Span { offset: at(view), bytes: bytes(port.value) })
-        .collect();
-    let outputs = (program.outputs().iter().zip(&run.outputs))
-        .map(|(port, (view, write))| Target {
-            span: Span { offset: at(view), bytes: bytes(port.value) },
-            add: *write == Write::Add,
-        })
-        .collect();
-    let offset = plan.workspaces[index].unwrap_or(0);
-    let workspace = Span { offset, bytes: entry.slots().extent };
-    let (kernel, lane) = (run.program.0, script.actions[index].lane);
-    Call { kernel, lane, message: None, inputs, outputs, workspace }
-}
-
-/// What an action sends or receives, if it does.
-fn message(action: &Action) -> Option<(Way, BufferId, &[Message])> {
-    match &action.kind {
-        Kind::Send { buffer, messages } => Some((Way::Send, *buffer, messages)),
-        Kind::Receive { buffer, messages } => Some((Way::Receive, *buffer, messages)),
-        _ => None,
-    }
-}
-
-/// A message whose buffer is a kernel's one input or output.
-fn message_call(
-    script: &Script,
-    plan: &MemoryPlan,
-    buffer: BufferId,
-    way: Way,
-    kernel: usize,
-) -> Call {
-    let span = Span { offset: plan.offsets[buffer.0], bytes: script.buffers[buffer.0].bytes };
-    let (inputs, outputs, lane) = match way {
-        Way::Send => (vec![span], vec![], Lane::Send),
-        Way::Receive => (vec![], vec![Target { span, add: false }], Lane::Receive),
-    };
-    Call { kernel, lane, message: Some(way), inputs, outputs, workspace: Span::default() }
+/// What the engine made of a script.
+pub(crate) fn step<E: Engine>(loaded: &mut LoadedScript<E>) -> Result<&mut E::Step, RuntimeError> {
+    loaded.step.as_mut().ok_or(RuntimeError::Unprepared)
 }
 
 /// What each call waits for: where the order names an action that makes no call, what that one
 /// waits for instead.
-fn waits(calls: &[Option<Call>], order: &HappensBefore) -> Vec<Vec<usize>> {
-    let mut waits: Vec<Vec<usize>> = Vec::with_capacity(calls.len());
-    for action in 0..calls.len() {
+fn wait<K>(calls: &mut [Call<K>], actions: &[usize], count: usize, order: &HappensBefore) {
+    // By action: its call, or what stands for it.
+    let mut waits: Vec<Result<usize, Vec<usize>>> = Vec::with_capacity(count);
+    let mut numbers = actions.iter().enumerate().peekable();
+    for action in 0..count {
         let mut own = Vec::new();
         for before in order.direct(action) {
-            match calls[before] {
-                Some(_) => own.push(before),
-                None => own.extend_from_slice(&waits[before]),
+            match &waits[before] {
+                Ok(call) => own.push(*call),
+                Err(instead) => own.extend_from_slice(instead),
             }
         }
         own.sort_unstable();
         own.dedup();
-        waits.push(own);
+        waits.push(match numbers.next_if(|(_, of)| **of == action) {
+            Some((call, _)) => {
+                calls[call].after = own;
+                Ok(call)
+            }
+            None => Err(own),
+        });
     }
-    waits
 }
 
 /// Buffers that the host fills before each run.

@@ -8,16 +8,19 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_engine::{Args, Engine, Event, Span};
-use phalanx_script::{Buffer, BufferId, Category, Planned, Script, Source};
+use phalanx_engine::{Call, Engine, Event, Span};
+use phalanx_script::{Buffer, BufferId, Category, Kind, Planned, Script, Source, Tier};
 
-use crate::executor::{Call, Executor, LoadedScript, RuntimeError, ScriptId};
+use crate::bind::span_of;
+use crate::executor::{Executor, LoadedScript, RuntimeError, ScriptId};
 
 /// By category: the largest sum, over the actions of a step, of written bytes of live buffers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Observed {
-    /// In the order of [`Category::ALL`].
+    /// On the device, in the order of [`Category::ALL`].
     pub peaks: Vec<(Category, usize)>,
+    /// The same in every tier, in the order of [`Tier::ALL`].
+    pub peaks_by_tier: [Vec<(Category, usize)>; Tier::ALL.len()],
 }
 
 const PATTERNS: [u8; 2] = [0xA5, 0x5A];
@@ -39,10 +42,12 @@ impl<E: Engine> Executor<E> {
             let loaded = &self.scripts[id.index()];
             Watch::new(&mut self.engine, loaded, pattern, &mut written).run()?;
             for (span, bytes) in &saved {
-                self.engine.upload(span.offset, bytes)?;
+                self.engine.upload(*span, bytes)?;
             }
         }
-        Ok(self.peaks(id, &written))
+        let peaks_by_tier = Tier::ALL.map(|tier| self.peaks(id, &written, tier));
+        let peaks = peaks_by_tier[Tier::Device.index()].clone();
+        Ok(Observed { peaks, peaks_by_tier })
     }
 
     /// The contents of everything that outlives the script.
@@ -53,29 +58,30 @@ impl<E: Engine> Executor<E> {
             if buffer.source == Source::Script || memory.lives[index].is_none() {
                 continue;
             }
-            let span = Span { offset: memory.offsets[index], bytes: buffer.bytes };
+            let span = span_of(script, memory, BufferId(index));
             let mut bytes = vec![0; span.bytes];
-            self.engine.download(span.offset, &mut bytes)?;
+            self.engine.download(span, &mut bytes)?;
             saved.push((span, bytes));
         }
         Ok(saved)
     }
 
-    fn peaks(&self, id: ScriptId, written: &Written) -> Observed {
-        let loaded = &self.scripts[id.index()];
-        let count = |bytes: &[bool]| bytes.iter().filter(|&&b| b).count();
+    fn peaks(&self, id: ScriptId, written: &Written, tier: Tier) -> Vec<(Category, usize)> {
+        let Planned { script, memory: plan, .. } = &*self.scripts[id.index()].planned;
         let mut peaks: BTreeMap<Category, usize> = BTreeMap::new();
-        for (action, call) in loaded.calls.iter().enumerate() {
+        for (number, action) in script.actions.iter().enumerate() {
             let mut live: BTreeMap<Category, usize> = BTreeMap::new();
-            for (index, bytes) in &written.buffers {
-                if let Some(category) =
-                    loaded.planned.memory.category(&loaded.planned.script, *index, action)
-                {
+            let here = written.buffers.iter().filter(|(i, _)| script.buffers[**i].tier == tier);
+            for (index, bytes) in here {
+                if let Some(category) = plan.category(script, *index, number) {
                     *live.entry(category).or_default() += count(bytes);
                 }
             }
-            if let (Some(call), Some(masks)) = (call, written.blocks.get(&action)) {
-                let entry = &loaded.planned.script.programs[call.kernel];
+            // Workspaces lie on the device.
+            if let (Some(run), Some(masks), Tier::Device) =
+                (action.run(), written.blocks.get(&number), tier)
+            {
+                let entry = &script.programs[run.program.0];
                 let (slots, instrs) = (entry.slots(), entry.program().instrs().len());
                 let peak = (0..=instrs).map(|i| {
                     let alive = slots.lives.iter().zip(masks);
@@ -89,27 +95,30 @@ impl<E: Engine> Executor<E> {
                 *peak = (*peak).max(bytes);
             }
         }
-        let peaks = Category::ALL.into_iter().map(|c| (c, peaks.get(&c).copied().unwrap_or(0)));
-        Observed { peaks: peaks.collect() }
+        Category::ALL.into_iter().map(|c| (c, peaks.get(&c).copied().unwrap_or(0))).collect()
     }
+}
+
+fn count(bytes: &[bool]) -> usize {
+    bytes.iter().filter(|&&b| b).count()
 }
 
 /// A run of a script that is looked at from action to action.
 struct Watch<'a, E: Engine> {
     engine: &'a mut E,
-    loaded: &'a LoadedScript<E::Kernel>,
+    loaded: &'a LoadedScript<E>,
     pattern: u8,
     written: &'a mut Written,
     /// By buffer: whether the script forms its contents anew.
     fresh: Vec<bool>,
-    /// By action: messages under way.
+    /// By call: messages under way.
     messages: BTreeMap<usize, Event>,
 }
 
 impl<'a, E: Engine> Watch<'a, E> {
     fn new(
         engine: &'a mut E,
-        loaded: &'a LoadedScript<E::Kernel>,
+        loaded: &'a LoadedScript<E>,
         pattern: u8,
         written: &'a mut Written,
     ) -> Self {
@@ -119,12 +128,17 @@ impl<'a, E: Engine> Watch<'a, E> {
     }
 
     fn run(mut self) -> Result<(), RuntimeError> {
-        for (action, call) in self.loaded.calls.iter().enumerate() {
+        let mut calls =
+            self.loaded.actions.iter().zip(self.loaded.calls.iter()).enumerate().peekable();
+        for action in 0..self.loaded.planned.script.actions.len() {
+            let call = calls.next_if(|(_, (of, _))| **of == action);
             // What an action waits for may be reading the memory of a buffer that is born with it.
-            self.await_messages(action)?;
+            if let Some((_, (_, call))) = call {
+                self.await_messages(call)?;
+            }
             self.fill_what_is_born(action)?;
-            if let Some(call) = call {
-                self.call(action, call)?;
+            if let Some((number, (_, call))) = call {
+                self.call(action, number, call)?;
             }
             self.inspect_what_dies(action)?;
         }
@@ -132,8 +146,8 @@ impl<'a, E: Engine> Watch<'a, E> {
         Ok(())
     }
 
-    fn await_messages(&mut self, action: usize) -> Result<(), RuntimeError> {
-        for before in &self.loaded.after[action] {
+    fn await_messages(&mut self, call: &Call<E::Kernel>) -> Result<(), RuntimeError> {
+        for before in &call.after {
             if let Some(event) = self.messages.remove(before) {
                 self.engine.wait(event)?;
             }
@@ -148,21 +162,25 @@ impl<'a, E: Engine> Watch<'a, E> {
             if born && self.fresh[index] {
                 let fill = |&padding: &bool| if padding { 0 } else { self.pattern };
                 let bytes: Vec<u8> = padding(buffer).iter().map(fill).collect();
-                self.engine.upload(plan.offsets[index], &bytes)?;
+                self.engine.upload(span_of(script, plan, BufferId(index)), &bytes)?;
             }
         }
         Ok(())
     }
 
     /// Makes an action's call, and notes what it writes of its workspace.
-    fn call(&mut self, action: usize, call: &Call) -> Result<(), RuntimeError> {
-        let Call { kernel, lane, message, inputs, outputs, workspace } = call;
-        let args = Args { inputs, outputs, workspace: *workspace };
-        let kernel = &self.loaded.kernels[*kernel];
-        if message.is_some() {
+    fn call(
+        &mut self,
+        action: usize,
+        number: usize,
+        call: &Call<E::Kernel>,
+    ) -> Result<(), RuntimeError> {
+        let (kernel, args) = (&*call.kernel, call.args());
+        let kind = &self.loaded.planned.script.actions[action].kind;
+        if matches!(kind, Kind::Send { .. } | Kind::Receive { .. }) {
             // Its other end may need something else first, so it goes on by itself.
-            let event = self.engine.launch(kernel, &args, *lane, &[])?;
-            self.messages.insert(action, event);
+            let event = self.engine.launch(kernel, &args, call.lane, &[])?;
+            self.messages.insert(number, event);
         } else if let Some(blocks) = self.engine.launch_observed(kernel, &args, self.pattern)? {
             let known = self.written.blocks.entry(action).or_insert_with(|| blocks.clone());
             for (known, block) in known.iter_mut().zip(&blocks) {
@@ -180,7 +198,7 @@ impl<'a, E: Engine> Watch<'a, E> {
                 continue;
             }
             let mut bytes = vec![0; buffer.bytes];
-            self.engine.download(plan.offsets[index], &mut bytes)?;
+            self.engine.download(span_of(script, plan, BufferId(index)), &mut bytes)?;
             // What the host or an earlier step wrote counts as written.
             let changed: Vec<bool> = (bytes.iter().zip(padding(buffer)))
                 .map(|(&b, padding)| !self.fresh[index] || padding || b != self.pattern)

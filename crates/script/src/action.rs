@@ -6,7 +6,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use phalanx_call::{Lane, Message, Slots, Value};
+use phalanx_call::{Lane, Message, Slots, Tier, Value};
 use phalanx_ir::{Axis, DType, Program, TensorType};
 
 use crate::key::BufferKey;
@@ -96,6 +96,8 @@ pub struct Buffer {
     pub bytes: usize,
     /// Where its first contents come from.
     pub source: Source,
+    /// In which memory it lies; programs and messages use the device's.
+    pub tier: Tier,
     /// Bytes that are there for alignment alone: zero from the start, and no action writes them.
     pub padding: Vec<Range<usize>>,
 }
@@ -174,6 +176,14 @@ pub enum Kind {
     Release {
         /// The gathered unit, or the value that was sent and has arrived.
         buffer: BufferId,
+    },
+    /// Copies a buffer to one of the same size in another tier: a batch to the device, state away from
+    /// it. The lane says the direction.
+    Copy {
+        /// What is copied.
+        from: BufferId,
+        /// The buffer that it is copied into.
+        into: BufferId,
     },
     /// Sends what a buffer holds to ranks of another device. It ends when they have it.
     Send {
@@ -443,7 +453,7 @@ impl Action {
                 let added = run.outputs.iter().filter(|(_, w)| *w == Write::Add);
                 run.inputs.iter().chain(added.map(|(v, _)| v)).map(|v| v.buffer).collect()
             }
-            (Kind::Send { buffer, .. }, _) => vec![*buffer],
+            (Kind::Send { buffer, .. } | Kind::Copy { from: buffer, .. }, _) => vec![*buffer],
             _ => vec![],
         }
     }
@@ -452,7 +462,7 @@ impl Action {
     pub fn writes(&self) -> Vec<BufferId> {
         match (&self.kind, self.run()) {
             (_, Some(run)) => run.outputs.iter().map(|(v, _)| v.buffer).collect(),
-            (Kind::Receive { buffer, .. }, _) => vec![*buffer],
+            (Kind::Receive { buffer, .. } | Kind::Copy { into: buffer, .. }, _) => vec![*buffer],
             _ => vec![],
         }
     }

@@ -14,7 +14,7 @@ mod wiring;
 mod world;
 
 use phalanx_autodiff::Phases;
-use phalanx_call::Lane;
+use phalanx_call::{Lane, Tier};
 use phalanx_ir::{DType, Mesh, Port, Program, Role, TensorType};
 use phalanx_spmd::Sharing;
 

@@ -9,6 +9,7 @@ use phalanx_ir::{Axis, DType, TensorType};
 use crate::action::{Action, BufferId, Contribution, Kind, Run, Script, Source, Write};
 use crate::error::ScriptError;
 use crate::order::HappensBefore;
+use crate::tiers::tiers;
 
 /// Checks a whole script.
 pub fn check(script: &Script) -> Result<(), ScriptError> {
@@ -35,6 +36,7 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
             sizes(script, index, action, run)?;
         }
         messages(script, index, action)?;
+        tiers(script, index, action)?;
         gradients.apply(index, action)?;
         if let Some(buffer) = unwritten {
             return Err(ScriptError::Unwritten {

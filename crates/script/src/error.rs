@@ -47,6 +47,18 @@ pub enum ScriptError {
         /// Bytes from the view's start to the buffer's end.
         found: usize,
     },
+    /// A buffer in memory that its action can't use, or a copy that is none.
+    #[error("action {action} ({what}): {why}\n  {help}")]
+    Tier {
+        /// The action's number.
+        action: usize,
+        /// The action in words.
+        what: String,
+        /// What does not fit.
+        why: String,
+        /// What would.
+        help: String,
+    },
     /// An explicit edge that does not point to an earlier action.
     #[error(
         "action {action} ({what}) waits for action {on}, which is not issued before it\n  \

@@ -27,6 +27,7 @@ mod message;
 pub mod order;
 pub mod plan;
 pub mod schedule;
+mod tiers;
 pub mod together;
 pub mod traffic;
 pub mod unit;

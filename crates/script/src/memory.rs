@@ -1,10 +1,10 @@
-//! The memory planner: an arena for a whole script, from lifetimes alone.
+//! The memory planner: an arena of each tier for a whole script, from lifetimes alone.
 //!
 //! Two buffers may share memory only if one's last use happens before the other's first write.
 
 mod place;
 
-use phalanx_call::ALIGN;
+use phalanx_call::{ALIGN, Tier};
 
 use crate::action::{BufferId, Category, Kind, Script, Source};
 use crate::error::ScriptError;
@@ -14,14 +14,18 @@ use place::place;
 /// Where every buffer of a script lies, and what that costs.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MemoryPlan {
-    /// By buffer: the offset in the arena.
+    /// By buffer: the offset in its tier's arena.
     pub offsets: Vec<usize>,
     /// By action: the offset of its program's workspace, where it needs one.
     pub workspaces: Vec<Option<usize>>,
-    /// Bytes of the arena.
+    /// Bytes of the device's arena.
     pub arena: usize,
-    /// By category: the largest sum of live bytes at any action, gaps not counted.
+    /// By category: the largest sum of live bytes on the device at any action, gaps not counted.
     pub peaks: Vec<(Category, usize)>,
+    /// By tier, in the order of [`Tier::ALL`]: bytes of its arena.
+    pub arenas: [usize; Tier::ALL.len()],
+    /// By tier: what `peaks` is for the device.
+    pub peaks_by_tier: [Vec<(Category, usize)>; Tier::ALL.len()],
     /// The first and last action that uses each buffer; persistent ones live throughout.
     pub lives: Vec<Option<(usize, usize)>>,
     /// By buffer: the action from which on it counts as what it is. What comes from other ranks is
@@ -30,9 +34,15 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// The planned peak of one category.
+    /// The planned peak of one category on the device.
     pub fn peak(&self, category: Category) -> usize {
-        self.peaks.iter().find(|(c, _)| *c == category).map_or(0, |(_, bytes)| *bytes)
+        self.peak_in(Tier::Device, category)
+    }
+
+    /// The planned peak of one category in a tier.
+    pub fn peak_in(&self, tier: Tier, category: Category) -> usize {
+        let mut peaks = self.peaks_by_tier[tier.index()].iter();
+        peaks.find(|(c, _)| *c == category).map_or(0, |(_, bytes)| *bytes)
     }
 
     /// What a buffer's bytes count as while an action runs; nothing if it is not alive then.
@@ -45,12 +55,12 @@ impl MemoryPlan {
     }
 }
 
-/// Plans the arena of a script.
+/// Plans the arenas of a script.
 pub fn plan(script: &Script) -> Result<MemoryPlan, ScriptError> {
     plan_beside(script, None)
 }
 
-/// Plans a script that runs on the state of another one's arena: buffers that hold something
+/// Plans a script that runs on the state of another one's arenas: buffers that hold something
 /// between scripts stay where `base` has them, under the same numbers.
 pub fn plan_beside(script: &Script, base: Option<&MemoryPlan>) -> Result<MemoryPlan, ScriptError> {
     Ok(plan_in_order(script, &HappensBefore::of(script)?, base))
@@ -64,8 +74,47 @@ pub(crate) fn plan_in_order(
 ) -> MemoryPlan {
     let uses = uses(script);
     let lives = lives(script, &uses);
+    let (mut offsets, mut workspaces) =
+        (vec![0; script.buffers.len()], vec![None; script.actions.len()]);
+    let mut arenas = [0; Tier::ALL.len()];
+    for tier in Tier::ALL {
+        let mut rooms = rooms(script, tier, base, &uses, &lives);
+        place(&mut rooms, order);
+        for room in &rooms {
+            match room.owner {
+                Owner::Buffer(index) => offsets[index] = room.offset,
+                Owner::Workspace(action) => workspaces[action] = Some(room.offset),
+            }
+        }
+        let arena = rooms.iter().map(|p| p.offset + p.bytes).max().unwrap_or(0);
+        arenas[tier.index()] = arena.next_multiple_of(ALIGN);
+    }
+    let counts_from = counts_from(script);
+    let arena = arenas[Tier::Device.index()];
+    let mut plan = MemoryPlan {
+        offsets,
+        workspaces,
+        arena,
+        arenas,
+        lives,
+        counts_from,
+        ..MemoryPlan::default()
+    };
+    plan.peaks_by_tier = Tier::ALL.map(|tier| peaks(script, &plan, tier));
+    plan.peaks = plan.peaks_by_tier[Tier::Device.index()].clone();
+    plan
+}
+
+/// What needs a place in a tier; workspaces lie on the device.
+fn rooms(
+    script: &Script,
+    tier: Tier,
+    base: Option<&MemoryPlan>,
+    uses: &[Vec<usize>],
+    lives: &[Option<(usize, usize)>],
+) -> Vec<Room> {
     let mut rooms: Vec<Room> = Vec::new();
-    for (index, buffer) in script.buffers.iter().enumerate() {
+    for (index, buffer) in script.buffers.iter().enumerate().filter(|(_, b)| b.tier == tier) {
         let uses = match (&lives[index], buffer.source) {
             (None, _) => continue,
             (Some(_), Source::Script) => uses[index].clone(),
@@ -78,7 +127,7 @@ pub(crate) fn plan_in_order(
         let owner = Owner::Buffer(index);
         rooms.push(Room { owner, bytes: buffer.bytes, uses, offset, fixed: fixed.is_some() });
     }
-    for (index, action) in script.actions.iter().enumerate() {
+    for (index, action) in script.actions.iter().enumerate().filter(|_| tier == Tier::Device) {
         let extent = action.run().map_or(0, |r| script.programs[r.program.0].slots().extent);
         if extent > 0 {
             let owner = Owner::Workspace(index);
@@ -86,21 +135,7 @@ pub(crate) fn plan_in_order(
             rooms.push(Room { owner, bytes: extent, uses, offset: 0, fixed: false });
         }
     }
-    place(&mut rooms, order);
-
-    let mut offsets = vec![0; script.buffers.len()];
-    let mut workspaces = vec![None; script.actions.len()];
-    for room in &rooms {
-        match room.owner {
-            Owner::Buffer(index) => offsets[index] = room.offset,
-            Owner::Workspace(action) => workspaces[action] = Some(room.offset),
-        }
-    }
-    let arena = rooms.iter().map(|p| p.offset + p.bytes).max().unwrap_or(0);
-    let (arena, counts_from) = (arena.next_multiple_of(ALIGN), counts_from(script));
-    let mut plan = MemoryPlan { offsets, workspaces, arena, peaks: Vec::new(), lives, counts_from };
-    plan.peaks = peaks(script, &plan);
-    plan
+    rooms
 }
 
 /// Who needs a room.
@@ -161,10 +196,10 @@ fn counts_from(script: &Script) -> Vec<usize> {
     from.into_iter().map(|first| first.unwrap_or(script.actions.len())).collect()
 }
 
-fn peaks(script: &Script, plan: &MemoryPlan) -> Vec<(Category, usize)> {
+fn peaks(script: &Script, plan: &MemoryPlan, tier: Tier) -> Vec<(Category, usize)> {
     let steps = script.actions.len().max(1);
     let mut changes = vec![[0isize; Category::ALL.len()]; steps + 1];
-    for (index, buffer) in script.buffers.iter().enumerate() {
+    for (index, buffer) in script.buffers.iter().enumerate().filter(|(_, b)| b.tier == tier) {
         let Some((first, last)) = plan.lives[index] else { continue };
         let known = plan.counts_from[index].clamp(first, last + 1);
         let (bytes, own) = (buffer.bytes as isize, buffer.category);
@@ -176,7 +211,7 @@ fn peaks(script: &Script, plan: &MemoryPlan) -> Vec<(Category, usize)> {
     let mut live = [0isize; Category::ALL.len()];
     let mut peaks = [0isize; Category::ALL.len()];
     for (index, change) in changes[..steps].iter().enumerate() {
-        let run = script.actions.get(index).and_then(|a| a.run());
+        let run = script.actions.get(index).filter(|_| tier == Tier::Device).and_then(|a| a.run());
         let workspace = run.map_or(0, |r| script.programs[r.program.0].slots().peak as isize);
         for category in Category::ALL {
             let c = category as usize;

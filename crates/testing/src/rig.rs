@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_autodiff::Recompute;
-use phalanx_call::OfOps;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model, Param, TensorType};
 use phalanx_models::initial_values;
@@ -97,7 +96,7 @@ impl<E: Engine> Rig<E> {
         let schedule = (setup.schedule)(model.instances().len(), setup.microbatches);
         let (optimizer, clip) = (setup.optimizer, setup.clip);
         let (compiled, at) = (compile(model), Place::default());
-        let library = Arc::new(Library::new(Arc::new(OfOps)));
+        let library = Arc::new(Library::new(engine.requirements()));
         let devices = vec![Device::alone(&compiled, &schedule)];
         let world = World::new(model, devices, library.clone()).unwrap();
         let training = Training { world: &world, at, precision, optimizer, clip };

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use phalanx_call::{Lane, Slots};
+use phalanx_call::{Lane, Slots, Tier};
 use phalanx_comm::{Communicator, Crew, Lost, Options, Threads};
 use phalanx_engine::{Args, Engine, Span, Target};
 use phalanx_ir::random::Stream;
@@ -74,13 +74,13 @@ fn one_rank<E: Engine>(
     engine: &mut E,
 ) -> Result<Vec<Vec<u8>>, String> {
     let mesh = program.mesh();
-    let slots = Slots::assign(program);
+    let slots = Slots::assign_for(program, &*engine.requirements());
     let ranks: Vec<usize> = (0..mesh.ranks()).collect();
     let kernel = engine.compile(program, &slots, &ranks).map_err(|e| e.to_string())?;
     let mut end = 0;
     let mut place = |ty: &TensorType| {
-        let span = Span { offset: end, bytes: ty.local_bytes(mesh) };
-        end = (end + span.bytes).next_multiple_of(64);
+        let span = Span::device(end, ty.local_bytes(mesh));
+        end = span.end().next_multiple_of(64);
         span
     };
     let ins: Vec<Span> = program.inputs().iter().map(|p| place(program.ty(p.value))).collect();
@@ -88,20 +88,21 @@ fn one_rank<E: Engine>(
     let outs: Vec<Target> = (program.outputs().iter())
         .map(|p| Target { span: place(program.ty(p.value)), add: adds(p.role) })
         .collect();
-    let workspace = Span { offset: end, bytes: slots.extent };
+    let workspace = Span::device(end, slots.extent);
     let fail = |e: phalanx_engine::EngineError| e.to_string();
-    engine.reserve(end + slots.extent).map_err(fail)?;
+    let all = Span::device(0, workspace.end());
+    engine.reserve(Tier::Device, all.bytes).map_err(fail)?;
     // Whatever is not given is garbage.
-    engine.upload(0, &vec![0xFF; end + slots.extent]).map_err(fail)?;
+    engine.upload(all, &vec![0xFF; all.bytes]).map_err(fail)?;
     for ((port, tensor), span) in program.inputs().iter().zip(inputs).zip(&ins) {
         let bytes = shard(tensor, program.ty(port.value), mesh, rank);
-        engine.upload(span.offset, &bytes).map_err(fail)?;
+        engine.upload(*span, &bytes).map_err(fail)?;
     }
     for (port, target) in program.outputs().iter().zip(&outs).filter(|(_, t)| t.add) {
         let ty = program.ty(port.value);
         let values = vec![before.unwrap_or(0.0); ty.elements()];
         let first = Tensor::new(ty.dtype, &ty.shape, &values).map_err(|e| e.to_string())?;
-        engine.upload(target.span.offset, &shard(&first, ty, mesh, rank)).map_err(fail)?;
+        engine.upload(target.span, &shard(&first, ty, mesh, rank)).map_err(fail)?;
     }
     let args = Args { inputs: &ins, outputs: &outs, workspace };
     let event = engine.launch(&kernel, &args, Lane::Compute, &[]).map_err(fail)?;
@@ -109,7 +110,7 @@ fn one_rank<E: Engine>(
     (program.outputs().iter().zip(&outs))
         .map(|(port, target)| {
             let mut bytes = vec![0; target.span.bytes];
-            engine.download(target.span.offset, &mut bytes).map_err(fail)?;
+            engine.download(target.span, &mut bytes).map_err(fail)?;
             if !target.add {
                 all_written(program.ty(port.value), &bytes)?;
             }

@@ -1,8 +1,11 @@
 //! An engine around another one: every call is passed on, and somebody may meddle with launches and with
 //! looking for what has happened.
 
-use phalanx_call::{Lane, Message, Slots};
-use phalanx_engine::{Args, Engine, EngineError, Event, Way};
+use std::sync::Arc;
+use std::time::Instant;
+
+use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
+use phalanx_engine::{Args, Calls, Engine, EngineError, Event, Listed, Span, Times, Way};
 use phalanx_ir::Program;
 
 /// What somebody does beside passing calls on.
@@ -75,9 +78,18 @@ pub struct NamedKernel<K> {
 
 impl<E: Engine, M: Meddles<E>> Engine for Wrapped<E, M> {
     type Kernel = NamedKernel<E::Kernel>;
+    type Step = Listed<Self::Kernel>;
 
     fn name(&self) -> &'static str {
         self.inner.name()
+    }
+
+    fn memory(&self) -> MemoryKind {
+        self.inner.memory()
+    }
+
+    fn requirements(&self) -> Arc<dyn Requirements> {
+        self.inner.requirements()
     }
 
     fn compile(
@@ -100,8 +112,39 @@ impl<E: Engine, M: Meddles<E>> Engine for Wrapped<E, M> {
         Ok(NamedKernel { kernel, name: label.to_owned() })
     }
 
-    fn reserve(&mut self, bytes: usize) -> Result<(), EngineError> {
-        self.inner.reserve(bytes)
+    fn copy(
+        &mut self,
+        from: Tier,
+        into: Tier,
+        bytes: usize,
+        label: &str,
+    ) -> Result<Self::Kernel, EngineError> {
+        let kernel = self.inner.copy(from, into, bytes, label)?;
+        Ok(NamedKernel { kernel, name: label.to_owned() })
+    }
+
+    fn reserve(&mut self, tier: Tier, bytes: usize) -> Result<(), EngineError> {
+        self.inner.reserve(tier, bytes)
+    }
+
+    fn prepare(&mut self, calls: Calls<Self::Kernel>) -> Result<Self::Step, EngineError> {
+        Listed::new(calls)
+    }
+
+    fn begin(&mut self, step: &mut Self::Step) -> Result<(), EngineError> {
+        step.begin(self)
+    }
+
+    fn end(&mut self, step: &mut Self::Step) -> Result<(), EngineError> {
+        step.end(self)
+    }
+
+    fn time(&mut self, origin: Option<Instant>) {
+        self.inner.time(origin);
+    }
+
+    fn times(&mut self, step: &mut Self::Step) -> Result<Vec<Times>, EngineError> {
+        step.times(self)
     }
 
     fn launch(
@@ -123,12 +166,16 @@ impl<E: Engine, M: Meddles<E>> Engine for Wrapped<E, M> {
         self.meddler.is_over(&mut self.inner, event)
     }
 
-    fn upload(&mut self, offset: usize, bytes: &[u8]) -> Result<(), EngineError> {
-        self.inner.upload(offset, bytes)
+    fn happened(&self, event: Event) -> Option<Times> {
+        self.inner.happened(event)
     }
 
-    fn download(&mut self, offset: usize, out: &mut [u8]) -> Result<(), EngineError> {
-        self.inner.download(offset, out)
+    fn upload(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {
+        self.inner.upload(into, bytes)
+    }
+
+    fn download(&mut self, from: Span, out: &mut [u8]) -> Result<(), EngineError> {
+        self.inner.download(from, out)
     }
 
     fn launch_observed(

@@ -9,6 +9,7 @@ mod partition;
 use std::time::Instant;
 
 use phalanx_data::Batch;
+use phalanx_engine::Counters;
 use phalanx_ir::random::Stream;
 use phalanx_sys::count_alloc::{Counts, counts};
 use serde::Serialize;
@@ -131,7 +132,7 @@ fn steps(config: &Config, network: &Network, lowered: &Lowered) -> Result<Timed>
     let counted = allocated != Counts::default();
     let packed = counted.then(|| counts() - allocated);
     let after = Spent::of(&mut session)?;
-    let scratch = session.on_ranks(|_, rank| Ok(rank.engine().scratch_bytes()))?;
+    let scratch = session.on_ranks(|_, rank| Ok(rank.engine_mut().bytes_beside()))?;
     Ok(Timed {
         times,
         gemm_seconds: after.gemm - before.gemm,
@@ -153,9 +154,9 @@ struct Spent {
 impl Spent {
     fn of(session: &mut Session) -> Result<Self> {
         let ranks = session.on_ranks(|_, rank| {
-            let gemm = rank.engine().matmul_seconds();
-            let busy = rank.engine_mut().communicator().map(|comm| comm.busy().busy);
-            Ok((gemm, busy.unwrap_or_default().as_secs_f64()))
+            let engine = rank.engine_mut();
+            let busy = engine.busy().unwrap_or_default();
+            Ok((engine.products().as_secs_f64(), busy.as_secs_f64()))
         })?;
         let gemm: f64 = ranks.iter().map(|(gemm, _)| gemm).sum();
         let busy = ranks.iter().map(|(_, busy)| busy).sum();

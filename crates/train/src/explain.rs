@@ -8,6 +8,7 @@ mod ranks;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use phalanx_engine::Counters;
 use phalanx_ir::{Mesh, Model};
 use phalanx_runtime::Executor;
 use phalanx_script::traffic::of_action;
@@ -283,6 +284,7 @@ fn kind(kind: &Kind) -> &'static str {
         Kind::Clear { .. } => "clear",
         Kind::Gather(_) => "gather",
         Kind::Release { .. } => "release",
+        Kind::Copy { .. } => "copy",
         Kind::Send { .. } => "send",
         Kind::Receive { .. } => "receive",
     }
@@ -308,5 +310,5 @@ fn kernel_scratch(lowered: &Lowered, plan: &TrainPlan) -> Result<usize> {
     }
     let mut executor = Executor::new(host_engine(lowered.settings.threads)?);
     executor.load(plan.script.clone())?;
-    Ok(executor.engine().scratch_bytes())
+    Ok(executor.engine_mut().bytes_beside())
 }

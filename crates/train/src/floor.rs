@@ -4,12 +4,12 @@
 //! weight, each product on all ranks at the same time. From the rates that they reach follows the time
 //! of a step's products, each counted once: what a layout computes twice makes the floor no higher.
 
-use phalanx_comm::{Collectives, Crew, GroupId, Lost};
+use phalanx_comm::{Crew, Lost};
 use phalanx_ir::DType;
 use phalanx_pipeline::split;
 use phalanx_script::Part;
 
-use crate::error::{Error, Problem, Result};
+use crate::error::{Error, Result};
 use crate::host::{HostEngine, launcher, own_machine, rank_engine};
 use crate::products::{Product, Round, median, products, segment_products, time_products};
 use crate::session::{Lowered, lost};
@@ -52,7 +52,7 @@ pub fn seconds(lowered: &Lowered, compute: DType, effort: Effort) -> Result<Opti
     let engine = |endpoint| rank_engine(settings.threads, endpoint);
     let mut crew = Crew::new(&launcher, engine).map_err(failed)?;
     let rounds = crew.run(|_, engine: &mut HostEngine| {
-        time_products(engine, &cut, types, (effort.rounds, ROUND_WORK), meet)
+        time_products(engine, &cut, types, (effort.rounds, ROUND_WORK), ranks)
     });
     let rounds = rounds.map_err(failed)?;
     let mut once = 0.0;
@@ -84,13 +84,6 @@ fn passes(lowered: &Lowered) -> Result<f64> {
 
 fn flops<'p>(products: impl Iterator<Item = (&'p Product, usize)>) -> f64 {
     products.map(|(product, count)| product.flops() as f64 * count as f64).sum()
-}
-
-/// All ranks begin a round together.
-fn meet(engine: &mut HostEngine) -> Result<()> {
-    let Some(comm) = engine.communicator() else { return Ok(()) };
-    let failed = |e: phalanx_comm::CommError| Error::failed(Problem::new(e.to_string()));
-    comm.barrier(GroupId::WORLD).map_err(failed)
 }
 
 /// How long the ranks took for a round, from the first that began to the last that was done.

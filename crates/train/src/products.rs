@@ -1,10 +1,11 @@
 //! The matrix products of a model's linear layers, and how fast an engine does them by themselves.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
-use phalanx_call::{ALIGN, Lane, Slots};
-use phalanx_engine::{Args, Engine, Span, Target};
+use phalanx_call::{ALIGN, Lane, Slots, Tier};
+use phalanx_engine::{Call, Engine, Span, Target};
 use phalanx_ir::{Builder, DType, Model, Op, Program, Role, TensorType, ValueId};
 
 use crate::error::Result;
@@ -109,31 +110,44 @@ pub fn products<'p>(
 pub type Round = (Instant, Instant);
 
 /// Runs each product by itself on all threads of a new engine, so many rounds of at least so many
-/// FLOPs. `meet` is called before each round, so that several engines begin together. The first
+/// FLOPs. The engines of as many `ranks` meet before each round, so that they begin together. The first
 /// round of each product does not count and is left out.
 pub fn time_products<E: Engine>(
     engine: &mut E,
     products: &[Product],
     [compute, grads]: [DType; 2],
     (rounds, work): (usize, u64),
-    mut meet: impl FnMut(&mut E) -> Result<()>,
+    ranks: usize,
 ) -> Result<Vec<Vec<Round>>> {
-    let mut ready = Vec::new();
+    let mut calls = Vec::new();
     let mut arena = 0;
     for product in products {
-        let call = Call::new(engine, &product.program(compute, grads)?)?;
-        arena = arena.max(call.bytes);
-        ready.push(call);
+        let (call, end) = placed(engine, &product.program(compute, grads)?, &[0], 0)?;
+        arena = arena.max(end);
+        calls.push(call);
     }
-    engine.reserve(arena)?;
+    let all: Vec<usize> = (0..ranks).collect();
+    let meeting = match ranks {
+        0 | 1 => None,
+        // Its numbers are its own: products over sums of sums would not stay of ordinary size.
+        _ => Some(placed(engine, &meeting(ranks)?, &all, arena)?),
+    };
+    engine.reserve(Tier::Device, meeting.as_ref().map_or(arena, |(_, end)| *end))?;
     fill(engine, arena, compute)?;
+    let mut meeting = match meeting {
+        None => None,
+        Some((call, _)) => Some(engine.prepare([call].into())?),
+    };
     let mut timed = Vec::with_capacity(products.len());
-    for (call, product) in ready.iter().zip(products) {
+    for (call, product) in calls.into_iter().zip(products) {
+        let mut step = engine.prepare([call].into())?;
         let mut times = Vec::with_capacity(rounds);
         for round in 0..=rounds {
-            meet(engine)?;
+            if let Some(meeting) = &mut meeting {
+                run(engine, meeting)?;
+            }
             let begun = Instant::now();
-            (0..product.repeats(work)).try_for_each(|_| call.run(engine))?;
+            (0..product.repeats(work)).try_for_each(|_| run(engine, &mut step))?;
             if round > 0 {
                 times.push((begun, Instant::now()));
             }
@@ -141,6 +155,18 @@ pub fn time_products<E: Engine>(
         timed.push(times);
     }
     Ok(timed)
+}
+
+/// A sum over all ranks, which ends nowhere before everybody has begun it.
+fn meeting(ranks: usize) -> Result<Program> {
+    Ok(phalanx_ir::text::parse(&format!(
+        "mesh dp={ranks}
+program meeting {{
+  x: gradient f32[8]{{P:dp}}
+  %1 = all_reduce<dp>(x) : f32[8]
+  return sum: gradient %1
+}}"
+    ))?)
 }
 
 /// Fills an arena with numbers of ordinary size, piece by piece.
@@ -151,7 +177,8 @@ fn fill<E: Engine>(engine: &mut E, arena: usize, dtype: DType) -> Result<()> {
     let mut piece = vec![0; PIECE];
     encode(dtype, &numbers, &mut piece);
     for offset in (0..arena).step_by(PIECE) {
-        engine.upload(offset, &piece[..PIECE.min(arena - offset)])?;
+        let bytes = PIECE.min(arena - offset);
+        engine.upload(Span::device(offset, bytes), &piece[..bytes])?;
     }
     Ok(())
 }
@@ -163,40 +190,35 @@ pub(crate) fn median(numbers: &mut [f64]) -> f64 {
     (numbers[(n - 1) / 2] + numbers[n / 2]) / 2.0
 }
 
-/// A compiled program with places for its ports, one after the other.
-struct Call<K> {
-    kernel: K,
-    inputs: Vec<Span>,
-    outputs: Vec<Target>,
-    workspace: Span,
-    bytes: usize,
+/// A call of a compiled program with places for its ports, one after the other from an offset on; and
+/// where they end.
+fn placed<E: Engine>(
+    engine: &mut E,
+    program: &Program,
+    ranks: &[usize],
+    from: usize,
+) -> Result<(Call<E::Kernel>, usize)> {
+    let slots = Slots::assign_for(program, &*engine.requirements());
+    let kernel = Arc::new(engine.compile(program, &slots, ranks)?);
+    let mut end = from;
+    let mut place = |bytes: usize| {
+        let span = Span::device(end, bytes);
+        end = span.end().next_multiple_of(ALIGN);
+        span
+    };
+    let bytes = |value: ValueId| program.ty(value).local_bytes(program.mesh());
+    let inputs = program.inputs().iter().map(|port| place(bytes(port.value))).collect();
+    let ports = program.outputs().iter();
+    let outputs = ports.map(|port| Target { span: place(bytes(port.value)), add: false });
+    let outputs = outputs.collect();
+    let workspace = place(slots.extent);
+    let (lane, after) = (Lane::Compute, Vec::new());
+    Ok((Call { kernel, inputs, outputs, workspace, lane, after }, end))
 }
 
-impl<K> Call<K> {
-    fn new<E: Engine<Kernel = K>>(engine: &mut E, program: &Program) -> Result<Self> {
-        let slots = Slots::assign(program);
-        let kernel = engine.compile(program, &slots, &[0])?;
-        let mut end = 0;
-        let mut place = |bytes: usize| {
-            let offset = end;
-            end = (end + bytes).next_multiple_of(ALIGN);
-            Span { offset, bytes }
-        };
-        let bytes = |value: ValueId| program.ty(value).local_bytes(program.mesh());
-        let ports = program.inputs().iter();
-        let inputs = ports.map(|port| place(bytes(port.value))).collect();
-        let ports = program.outputs().iter();
-        let outputs = ports.map(|port| Target { span: place(bytes(port.value)), add: false });
-        let outputs = outputs.collect();
-        let workspace = place(slots.extent);
-        Ok(Self { kernel, inputs, outputs, workspace, bytes: end })
-    }
-
-    fn run<E: Engine<Kernel = K>>(&self, engine: &mut E) -> Result<()> {
-        let args = Args { inputs: &self.inputs, outputs: &self.outputs, workspace: self.workspace };
-        let event = engine.launch(&self.kernel, &args, Lane::Compute, &[])?;
-        Ok(engine.wait(event)?)
-    }
+fn run<E: Engine>(engine: &mut E, step: &mut E::Step) -> Result<()> {
+    engine.begin(step)?;
+    Ok(engine.end(step)?)
 }
 
 /// The products of one instance of a segment.
@@ -257,6 +279,8 @@ mod tests {
     use phalanx_reference::ReferenceEngine;
 
     use super::*;
+    use phalanx_comm::{Crew, Options};
+    use phalanx_engine::Counters;
 
     fn model() -> Model {
         let mlp = Mlp {
@@ -295,16 +319,25 @@ mod tests {
             .flat_map(|p| [false, true].map(|transposed| Product { transposed, ..p }))
             .collect();
         let types = [DType::Bf16, DType::F32];
-        let mut met = 0;
-        let meet = |_: &mut ReferenceEngine| {
-            met += 1;
-            Ok(())
-        };
-        let times = time_products(&mut ReferenceEngine::new(), &all, types, (2, 0), meet).unwrap();
-        assert_eq!((times.len(), met), (16, 3 * 16));
+        let times = time_products(&mut ReferenceEngine::new(), &all, types, (2, 0), 1).unwrap();
+        assert_eq!(times.len(), 16);
         let rounds: Vec<&Round> = times.iter().flatten().collect();
         assert_eq!(rounds.len(), 2 * 16);
         assert!(rounds.iter().all(|(begun, ended)| begun < ended));
         assert!(rounds.is_sorted());
+    }
+    /// Before each round, and before the one that does not count.
+    #[test]
+    fn ranks_meet_before_each_round() {
+        let product = Product { pass: Pass::Forward, rows: 2, from: 2, to: 2, transposed: false };
+        let make = |endpoint| crate::host::rank_engine(1, endpoint);
+        let mut crew = Crew::new(2, &Options::default(), make).unwrap();
+        let met = crew.run(|_, engine| {
+            time_products(engine, &[product; 3], [DType::F32; 2], (2, 0), 2)?;
+            let moved: Vec<_> = engine.moved().into_iter().collect();
+            Ok::<_, crate::error::Error>(moved.iter().map(|(r, m)| (r.op, m.calls)).collect())
+        });
+        let met: Vec<Vec<(&str, u64)>> = met.unwrap();
+        assert_eq!(met, vec![vec![("all_reduce", 3 * 3)]; 2]);
     }
 }

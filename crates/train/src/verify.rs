@@ -8,7 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_call::traffic;
-use phalanx_comm::{OpKind, Options};
+use phalanx_comm::Options;
+use phalanx_engine::Counters;
 use phalanx_models::hf::Tensor;
 use phalanx_script::{Category, Moved, Route};
 use serde::Serialize;
@@ -265,17 +266,7 @@ impl Bounds {
 fn moved(session: &mut Session, steps: usize) -> Result<(Vec<CommRow>, Vec<Astray>)> {
     let ranks = session.on_ranks(|_, session| {
         let predicted = phalanx_script::traffic(session.script());
-        let mut measured: BTreeMap<Route, Moved> = BTreeMap::new();
-        for (kind, axes, count) in session.engine_mut().traffic() {
-            // The sender makes the call, and the receiver moves the bytes.
-            let (op, calls) = match kind {
-                OpKind::Receive => (OpKind::Send.name(), 0),
-                _ => (kind.name(), count.calls),
-            };
-            let total = measured.entry(Route { op, axes }).or_default();
-            *total = Moved { calls: total.calls + calls, bytes: total.bytes + count.bytes };
-        }
-        Ok((predicted, measured))
+        Ok((predicted, session.engine_mut().moved()))
     })?;
     let mut rows: BTreeMap<Route, CommRow> = BTreeMap::new();
     let mut astray = Vec::new();

@@ -17,6 +17,17 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// A kernel that is one task.
+    pub(super) fn of(name: &str, task: Box<dyn Task>) -> Self {
+        Self {
+            name: name.into(),
+            calls: vec![Call { task, instr: 0, barrier: false }],
+            handles: Vec::new(),
+            slots: Slots::default(),
+            instrs: 0,
+        }
+    }
+
     /// The one call of the kernel, if that is a collective.
     pub(super) fn transfer(&self) -> Option<&Transfer> {
         match self.calls.as_slice() {

@@ -25,7 +25,7 @@ impl CpuEngine {
     ) -> Result<(), EngineError> {
         let cx = Context {
             share: Share { worker: 0, workers: 1 },
-            base: self.base(),
+            bases: self.arenas.bases(),
             args: *args,
             scratch: std::ptr::null_mut(),
             scratch_bytes: 0,
@@ -37,7 +37,7 @@ impl CpuEngine {
         let mut comm = comm.lock().unwrap_or_else(PoisonError::into_inner);
         let (event, program) = (Event(self.events), &kernel.name);
         // SAFETY: who launches it asks for its event before anything else uses its operands, which
-        // is what events are for; the arena outlives the endpoint.
+        // is what events are for; the arenas outlive the endpoint.
         let started = unsafe {
             transfer.start(&cx, comm.comm.as_mut(), |handle| {
                 self.started.push(Started { event, handle, program: program.clone() });
@@ -56,6 +56,21 @@ impl CpuEngine {
                     program: program.to_string(),
                     why: e.to_string(),
                 })?;
+            }
+        }
+        self.stamps.end(event);
+        Ok(())
+    }
+
+    /// While calls are timed: notes which of those that were started are over.
+    pub(super) fn look(&mut self) -> Result<(), EngineError> {
+        if !self.stamps.is_on() {
+            return Ok(());
+        }
+        for at in 0..self.started.len() {
+            let event = self.started[at].event;
+            if self.has_ended(event)? {
+                self.stamps.end(event);
             }
         }
         Ok(())

@@ -4,16 +4,20 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use phalanx_call::Slot;
+use phalanx_call::{Slot, Tier};
 use phalanx_engine::Args;
 use phalanx_ir::DType;
 
 use super::{Endpoint, Outstanding, Share, Var};
 
+/// The first bytes of the arenas, by tier.
+#[derive(Clone, Copy)]
+pub(crate) struct Bases(pub(crate) [*mut u8; Tier::ALL.len()]);
+
 /// What a running task has: its share, the memory, and a place for errors.
 pub(crate) struct Context<'a> {
     pub(crate) share: Share,
-    pub(crate) base: *mut u8,
+    pub(crate) bases: Bases,
     pub(crate) args: Args<'a>,
     pub(crate) scratch: *mut u8,
     pub(crate) scratch_bytes: usize,
@@ -26,13 +30,13 @@ pub(crate) struct Context<'a> {
 
 impl Context<'_> {
     fn address(&self, slot: Slot) -> *mut u8 {
-        let offset = match slot {
-            Slot::Input(i) => self.args.inputs[i].offset,
-            Slot::Output(o) => self.args.outputs[o].span.offset,
-            Slot::Workspace(offset) => self.args.workspace.offset + offset,
+        let (span, offset) = match slot {
+            Slot::Input(i) => (&self.args.inputs[i], 0),
+            Slot::Output(o) => (&self.args.outputs[o].span, 0),
+            Slot::Workspace(offset) => (&self.args.workspace, offset),
             Slot::Unused => unreachable!("a task has no operand that lies nowhere"),
         };
-        self.base.wrapping_add(offset)
+        self.bases.0[span.tier.index()].wrapping_add(span.offset + offset)
     }
 
     /// The address of a value's first element.

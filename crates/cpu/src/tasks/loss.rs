@@ -14,6 +14,7 @@ use crate::kernels::cross_entropy as kernel;
 use crate::kernels::gemm::Packing;
 use crate::kernels::matrix::{Mat, MatMut};
 use crate::kernels::transpose::transpose;
+use crate::requirements::chunk_bytes;
 
 pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let inputs: Vec<Var> = (0..op.instr.inputs.len()).map(|i| op.input(i)).collect();
@@ -112,7 +113,7 @@ fn linear(
     let logits = op.scratch.ok_or_else(|| op.unsupported("its scratch memory was not planned"))?;
     let size = fused.chunk.min(inputs[0].rows());
     let types = (op.program.ty(op.instr.inputs[0]), op.program.ty(op.instr.inputs[1]));
-    let planned = fused.chunk_bytes(op.program.mesh(), types.0, types.1);
+    let planned = chunk_bytes(&fused, op.program.mesh(), types.0, types.1);
     let other = logits + planned;
     let turn: Box<dyn Task> = for_float!(op, inputs[0].dtype, T => {
         task(Turn::<T> { w: inputs[1].clone(), other, types: PhantomData })

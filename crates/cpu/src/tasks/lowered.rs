@@ -12,7 +12,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_engine::EngineError;
-use phalanx_ir::ops::NORM_PARTS;
 use phalanx_ir::{Exchange, Op};
 
 use super::collective::Gather;
@@ -23,6 +22,7 @@ use super::{Access, Context, Operation, Share, Task, Tasks, for_float, for_float
 use crate::element::{Element, Float};
 use crate::kernels::cross_entropy::gradient_of_part;
 use crate::kernels::lowered::{self as kernel, Numbers};
+use crate::requirements::NORM_PARTS;
 use row::{Gathered, Kind, Shared};
 
 /// The tasks of an op that needs this way, or nothing for whole rows without padding.

@@ -31,9 +31,9 @@ use phalanx_engine::EngineError;
 use phalanx_ir::{Instr, Op, OpDef, Program, ValueId};
 
 pub(crate) use access::{Access, Share, Var};
-pub(crate) use context::{Context, Failure};
+pub(crate) use context::{Bases, Context, Failure};
 pub(crate) use message::transfer as message;
-pub(crate) use movement::copy;
+pub(crate) use movement::{copy, copy_bytes};
 pub(crate) use transfer::{Endpoint, Line, Outstanding, Transfer};
 pub(crate) use types::{for_float, for_floats};
 

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use phalanx_call::Slot;
 use phalanx_engine::EngineError;
 use phalanx_ir::ops::BinaryKind;
 use phalanx_ir::{DType, Op};
@@ -32,6 +33,13 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
 /// A copy of a value into an output that it does not lie in, or its addition to what is there.
 pub(crate) fn copy(from: Var, to: Var) -> Box<dyn Task> {
     Box::new(Move { kind: Kind::Copy, inputs: vec![from], out: to })
+}
+
+/// A copy of so many bytes from the first input to the first output, wherever they lie.
+pub(crate) fn copy_bytes(bytes: usize) -> Box<dyn Task> {
+    let shape = vec![bytes, 1];
+    let of = |slot| Var { slot, dtype: DType::Bool, shape: shape.clone(), valid: shape.clone() };
+    copy(of(Slot::Input(0)), of(Slot::Output(0)))
 }
 
 /// Any of the moves.

@@ -4,11 +4,11 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use phalanx_engine::EngineError;
-use phalanx_ir::ops::NORM_PARTS;
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_floats, task};
 use crate::element::{Element, Float};
 use crate::kernels::norm;
+use crate::requirements::NORM_PARTS;
 
 pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let inputs: Vec<Var> = (0..op.instr.inputs.len()).map(|i| op.input(i)).collect();

@@ -5,7 +5,7 @@ use phalanx_engine::{Args, Engine, Span, Target};
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Program, Role, TensorType};
 use phalanx_reference::Tensor;
-use phalanx_script::{Lane, Slots};
+use phalanx_script::{Lane, Slots, Tier};
 
 /// Random inputs: normal floats, ids below `vocab`, small positive scalars, a random key.
 pub(crate) fn inputs(program: &Program, vocab: u32, seed: u64) -> Vec<(String, Tensor)> {
@@ -40,11 +40,11 @@ pub(crate) fn on_cpu(
     before: Option<&[Tensor]>,
 ) -> Vec<Tensor> {
     let mut engine = CpuEngine::new(threads).unwrap();
-    let slots = Slots::assign(program);
+    let slots = Slots::assign_for(program, &*engine.requirements());
     let kernel = engine.compile(program, &slots, &[0]).unwrap();
     let mut end = 0;
     let mut place = |ty: &TensorType| {
-        let span = Span { offset: end, bytes: ty.bytes() };
+        let span = Span::device(end, ty.bytes());
         end = (end + span.bytes).next_multiple_of(64);
         span
     };
@@ -56,19 +56,19 @@ pub(crate) fn on_cpu(
             add: before.is_some() && matches!(p.role, Role::Gradient | Role::Cotangent),
         })
         .collect();
-    let workspace = Span { offset: end, bytes: slots.extent };
-    engine.reserve(end + slots.extent).unwrap();
+    let workspace = Span::device(end, slots.extent);
+    engine.reserve(Tier::Device, workspace.end()).unwrap();
     for ((_, tensor), span) in inputs.iter().zip(&ins) {
-        engine.upload(span.offset, &tensor.to_bytes()).unwrap();
+        engine.upload(*span, &tensor.to_bytes()).unwrap();
     }
     // Everything else starts as garbage.
-    engine.upload(workspace.offset, &vec![0xFF; slots.extent]).unwrap();
+    engine.upload(workspace, &vec![0xFF; slots.extent]).unwrap();
     for (index, target) in outs.iter().enumerate() {
         let bytes = match before {
             Some(tensors) if target.add => tensors[index].to_bytes(),
             _ => vec![0xFF; target.span.bytes],
         };
-        engine.upload(target.span.offset, &bytes).unwrap();
+        engine.upload(target.span, &bytes).unwrap();
     }
     let args = Args { inputs: &ins, outputs: &outs, workspace };
     let event = engine.launch(&kernel, &args, Lane::Compute, &[]).unwrap();
@@ -77,7 +77,7 @@ pub(crate) fn on_cpu(
         .map(|(port, target)| {
             let ty = program.ty(port.value);
             let mut bytes = vec![0; target.span.bytes];
-            engine.download(target.span.offset, &mut bytes).unwrap();
+            engine.download(target.span, &mut bytes).unwrap();
             Tensor::from_bytes(ty.dtype, &ty.shape, &bytes).unwrap()
         })
         .collect()

@@ -7,7 +7,7 @@ use phalanx_comm::{Communicator, Launcher, Options, Threads};
 use phalanx_cpu::{CpuEngine, Kernel};
 use phalanx_engine::{Args, Engine, Event, Span, Target};
 use phalanx_ir::{Program, text};
-use phalanx_script::{Lane, Slots};
+use phalanx_script::{Lane, Slots, Tier};
 
 const REDUCE: &str = "mesh dp=2
 program reduce {
@@ -46,28 +46,28 @@ impl Rank {
             engine.compile(&program, &Slots::assign(&program), &[0, 1]).unwrap()
         };
         let (reduce, add) = (compile(REDUCE), compile(ADD));
-        engine.reserve(4096).unwrap();
+        engine.reserve(Tier::Device, 4096).unwrap();
         let bytes: Vec<u8> = (0..64).flat_map(|i| (value * f64::from(i)).to_le_bytes()).collect();
-        engine.upload(0, &bytes).unwrap();
+        engine.upload(Span::device(0, 512), &bytes).unwrap();
         Self { engine, reduce, add }
     }
 
     fn launch(&mut self, reduce: bool, lane: Lane, after: &[Event], add: bool) -> Event {
         let (kernel, from, to) =
             if reduce { (&self.reduce, 0, 512) } else { (&self.add, 512, 1024) };
-        let span = Span { offset: to, bytes: 256 };
-        let inputs = [Span { offset: from, bytes: 512 }];
+        let span = Span::device(to, 256);
+        let inputs = [Span::device(from, 512)];
         let args = Args {
             inputs: &inputs,
             outputs: &[Target { span, add }],
-            workspace: Span { offset: 2048, bytes: 0 },
+            workspace: Span::device(2048, 0),
         };
         self.engine.launch(kernel, &args, lane, after).unwrap()
     }
 
     fn read(&mut self, offset: usize) -> Vec<f64> {
         let mut bytes = vec![0; 256];
-        self.engine.download(offset, &mut bytes).unwrap();
+        self.engine.download(Span::device(offset, 256), &mut bytes).unwrap();
         bytes.chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect()
     }
 }
@@ -128,8 +128,8 @@ fn a_rank_that_does_not_come_is_named() {
     for part in ["program `reduce`", "rank 1 never arrived", "reduce_scatter"] {
         assert!(error.contains(part), "{error}");
     }
-    let inputs = [Span { offset: 0, bytes: 512 }];
-    let outputs = [Target { span: Span { offset: 512, bytes: 256 }, add: false }];
+    let inputs = [Span::device(0, 512)];
+    let outputs = [Target { span: Span::device(512, 256), add: false }];
     let args = Args { inputs: &inputs, outputs: &outputs, workspace: Span::default() };
     let again = rank.engine.launch(&rank.reduce, &args, Lane::Compute, &[]).unwrap_err();
     assert!(again.to_string().contains("stopped because"), "{again}");

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_comm::{Communicator, Crew, OpKind, Threads};
+use phalanx_comm::{Communicator, Crew, Threads};
 use phalanx_cpu::CpuEngine;
+use phalanx_engine::Counters;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{
     Axis, DType, Exchange, Form, Layout, Mesh, Op, OpDef, Phase, Program, Role, TensorType, text,
@@ -214,36 +215,36 @@ program t {
     let inputs = random_inputs(&program, 12, 1);
     let make = |endpoint| Ok::<_, String>(engine(1)(endpoint));
     let mut crew = Crew::new(&Threads::new(4), make).unwrap();
-    let counted = crew.run(|_, engine: &mut CpuEngine| {
-        run_once(engine, &program, &slots, &inputs);
-        let traffic = engine.communicator().unwrap().traffic();
-        let gathers = traffic.entries().filter(|(_, kind, _)| *kind == OpKind::AllGather);
-        Ok::<_, String>(gathers.map(|(_, _, count)| count.bytes as usize).sum::<usize>())
+    let counted = crew.run(|rank, engine: &mut CpuEngine| {
+        run_once(engine, rank, &program, &slots, &inputs);
+        let moved = engine.moved();
+        let gathers = moved.iter().filter(|(route, _)| route.op == "all_gather");
+        Ok::<_, String>(gathers.map(|(_, moved)| moved.bytes as usize).sum::<usize>())
     });
     assert_eq!(counted.unwrap(), vec![predicted; 4]);
 }
 
 fn run_once(
     engine: &mut CpuEngine,
+    rank: usize,
     program: &Program,
     slots: &phalanx_script::Slots,
     inputs: &[Tensor],
 ) {
     use phalanx_engine::{Args, Engine, Span, Target};
     let kernel = engine.compile(program, slots, &[0, 1, 2, 3]).unwrap();
-    let rank = engine.communicator().map_or(0, |c| c.rank());
-    engine.reserve(1 << 16).unwrap();
-    let span = |i: usize| Span { offset: i * 4096, bytes: 4096 };
+    engine.reserve(phalanx_script::Tier::Device, 1 << 16).unwrap();
+    let span = |i: usize| Span::device(i * 4096, 4096);
     let ins: Vec<Span> = (0..inputs.len()).map(span).collect();
     for ((port, tensor), span) in program.inputs().iter().zip(inputs).zip(&ins) {
         let ty = program.ty(port.value);
         let bytes = phalanx_testing::threads::shard(tensor, ty, program.mesh(), rank);
-        engine.upload(span.offset, &bytes).unwrap();
+        engine.upload(Span { bytes: bytes.len(), ..*span }, &bytes).unwrap();
     }
     let outs: Vec<Target> = (0..program.outputs().len())
         .map(|i| Target { span: span(inputs.len() + i), add: false })
         .collect();
-    let workspace = Span { offset: 8 * 4096, bytes: slots.extent };
+    let workspace = Span::device(8 * 4096, slots.extent);
     let args = Args { inputs: &ins, outputs: &outs, workspace };
     engine.launch(&kernel, &args, phalanx_script::Lane::Compute, &[]).unwrap();
 }

@@ -1,6 +1,6 @@
 //! The interpreter as an engine: it trains from a script, and says what it can't run.
 
-use phalanx_call::{Lane, Slots};
+use phalanx_call::{Lane, Slots, Tier};
 use phalanx_engine::{Args, Engine, Span, Target};
 use phalanx_ir::ops::UnaryKind;
 use phalanx_ir::{Builder, DType};
@@ -48,19 +48,19 @@ fn results_are_added_where_asked() {
     let program = b.finish().unwrap();
     let mut engine = ReferenceEngine::new();
     let kernel = engine.compile(&program, &Slots::assign(&program), &[0]).unwrap();
-    engine.reserve(8).unwrap();
+    engine.reserve(Tier::Device, 8).unwrap();
     let narrow = |values: &[f64]| Tensor::new(DType::Bf16, &[2], values).unwrap();
     // Beside 256, a bf16 has steps of 2: 256 + 2·0.5 is a tie, which goes to 256.
-    engine.upload(0, &narrow(&[0.5, 3.0]).to_bytes()).unwrap();
-    engine.upload(4, &narrow(&[256.0, 1.0]).to_bytes()).unwrap();
+    engine.upload(Span::device(0, 4), &narrow(&[0.5, 3.0]).to_bytes()).unwrap();
+    engine.upload(Span::device(4, 4), &narrow(&[256.0, 1.0]).to_bytes()).unwrap();
     let args = Args {
-        inputs: &[Span { offset: 0, bytes: 4 }],
-        outputs: &[Target { span: Span { offset: 4, bytes: 4 }, add: true }],
+        inputs: &[Span::device(0, 4)],
+        outputs: &[Target { span: Span::device(4, 4), add: true }],
         workspace: Span::default(),
     };
     engine.launch(&kernel, &args, Lane::Compute, &[]).unwrap();
     let mut bytes = [0; 4];
-    engine.download(4, &mut bytes).unwrap();
+    engine.download(Span::device(4, 4), &mut bytes).unwrap();
     let found = Tensor::from_bytes(DType::Bf16, &[2], &bytes).unwrap();
     assert_eq!(found.values(), [256.0, 7.0]);
 }
@@ -73,10 +73,10 @@ fn failures_name_the_program() {
     let program = b.finish().unwrap();
     let mut engine = ReferenceEngine::new();
     let kernel = engine.compile(&program, &Slots::assign(&program), &[0]).unwrap();
-    engine.reserve(32).unwrap();
-    engine.upload(0, &Tensor::from_i32(&[1], &[2]).unwrap().to_bytes()).unwrap();
-    engine.upload(8, &tensor(&[2], &[1.0, 2.0]).to_bytes()).unwrap();
-    let span = |offset, bytes| Span { offset, bytes };
+    engine.reserve(Tier::Device, 32).unwrap();
+    engine.upload(Span::device(0, 4), &Tensor::from_i32(&[1], &[2]).unwrap().to_bytes()).unwrap();
+    engine.upload(Span::device(8, 16), &tensor(&[2], &[1.0, 2.0]).to_bytes()).unwrap();
+    let span = Span::device;
     let outputs = [Target { span: span(24, 8), add: false }];
     let mut run = |inputs: &[Span]| {
         let args = Args { inputs, outputs: &outputs, workspace: Span::default() };

@@ -26,7 +26,14 @@ fn program(name: &str, inputs: &[&str], op: &str) -> Program {
 
 fn buffer(script: &mut Script, name: &str, category: Category, source: Source) -> BufferId {
     let (name, bytes) = (name.to_owned(), N * 8);
-    script.buffer(Buffer { name, category, bytes, source, padding: vec![] })
+    script.buffer(Buffer {
+        name,
+        category,
+        bytes,
+        source,
+        tier: Default::default(),
+        padding: vec![],
+    })
 }
 
 fn run(script: &mut Script, program: &Program, inputs: &[BufferId], output: BufferId) {

@@ -7,7 +7,7 @@ use phalanx_engine::{Args, Engine, Late, Span, Target};
 use phalanx_ir::{Builder, DType};
 use phalanx_models::{Architecture, BatchShape};
 use phalanx_reference::ReferenceEngine;
-use phalanx_script::{Lane, Slots};
+use phalanx_script::{Lane, Slots, Tier};
 use phalanx_testing::schedules::{all_deferred, spread_lanes};
 use phalanx_testing::suite::{self, MICROBATCHES};
 use phalanx_testing::{Rig, Setup, tiny};
@@ -58,14 +58,14 @@ fn a_write_over_what_a_queued_call_reads_is_found_out() {
     let b = Builder::new("double", DType::F32);
     b.output("y", b.data("x", DType::F32, [1]).scale(2.0));
     let program = b.finish().unwrap();
-    let place = |index: usize| Span { offset: 4 * index, bytes: 4 };
+    let place = |index: usize| Span::device(4 * index, 4);
     let mut results = BTreeSet::new();
     for seed in 0..8 {
         let mut engine = Late::new(ReferenceEngine::new(), seed);
         let kernel = engine.compile(&program, &Slots::assign(&program), &[0]).unwrap();
-        engine.reserve(12).unwrap();
-        engine.upload(0, &1f32.to_le_bytes()).unwrap();
-        engine.upload(4, &8f32.to_le_bytes()).unwrap();
+        engine.reserve(Tier::Device, 12).unwrap();
+        engine.upload(place(0), &1f32.to_le_bytes()).unwrap();
+        engine.upload(place(1), &8f32.to_le_bytes()).unwrap();
         // The first call reads place 0, the second one writes it.
         let mut launch = |from, to| {
             let args = Args {
@@ -78,7 +78,7 @@ fn a_write_over_what_a_queued_call_reads_is_found_out() {
         let events = [launch(0, 2), launch(1, 0)];
         events.iter().for_each(|e| engine.wait(*e).unwrap());
         let mut bytes = [0; 4];
-        engine.download(8, &mut bytes).unwrap();
+        engine.download(place(2), &mut bytes).unwrap();
         let found = (engine.poisoned_reads(), f32::from_le_bytes(bytes).is_nan());
         results.insert(found);
     }

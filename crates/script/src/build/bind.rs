@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use phalanx_autodiff::boundary_name;
-use phalanx_call::{Lane, Value};
+use phalanx_call::{Lane, Tier, Value};
 use phalanx_ir::{DType, Model, Port, Program, Role};
 
 use super::wiring::Wiring;
@@ -226,8 +226,8 @@ impl<'a> Binder<'a> {
         let buffer = match self.known.get(&key) {
             Some(&found) => found,
             None => {
-                let padding = vec![];
-                let own = Buffer { key: key.clone(), category, bytes, source, padding };
+                let (tier, padding) = (Tier::Device, vec![]);
+                let own = Buffer { key: key.clone(), category, bytes, source, tier, padding };
                 let id = self.script.buffer(own);
                 self.known.insert(key, id);
                 id

@@ -10,7 +10,7 @@ use phalanx_spmd::{Gathering, Keep};
 
 use super::{
     Action, Binder, Buffer, BufferId, Category, Device, Kind, Lane, Port, Role, Run, ScriptError,
-    Turn, Unit, View, World, Write, programs,
+    Tier, Turn, Unit, View, World, Write, programs,
 };
 use crate::action::{ProgramId, Source};
 use crate::key::BufferKey;
@@ -117,6 +117,7 @@ impl<'a> Collector<'a> {
             category: Category::Communication,
             bytes: unit.elements * dtype.size(),
             source: Source::Script,
+            tier: Tier::Device,
             padding: vec![],
         });
         let program = match self.programs[number] {

@@ -5,7 +5,7 @@ use phalanx_spmd::{Gathering, Share};
 
 use super::{
     Action, Buffer, BufferId, Category, Held, Kind, Lane, Ranks, Run, Script, ScriptError, Source,
-    Training, Unit, UnitBuffers, View, Write, hold, programs,
+    Tier, Training, Unit, UnitBuffers, View, Write, hold, programs,
 };
 use crate::action::ProgramId;
 use crate::key::{BufferKey, Number, Scalar};
@@ -51,6 +51,7 @@ fn scalar(script: &mut Script, scalar: Scalar, dtype: DType) -> BufferId {
             category: Category::Inputs,
             bytes: dtype.size(),
             source: Source::Host,
+            tier: Tier::Device,
             padding: vec![],
         })
     })
@@ -97,6 +98,7 @@ pub(super) fn result(script: &mut Script, number: Number, dtype: DType) -> Buffe
         category: Category::Workspace,
         bytes: dtype.size(),
         source: Source::Result,
+        tier: Tier::Device,
         padding: vec![],
     })
 }

@@ -131,6 +131,7 @@ impl Keeper<'_> {
             category,
             bytes: bytes(elements.len()),
             source: Source::State,
+            tier: kept.tier,
             padding: padding.collect(),
         });
         Held { buffer, elements, at: 0, dtype }

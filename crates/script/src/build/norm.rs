@@ -14,8 +14,8 @@ use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor, TensorType};
 
 use super::finish::{held, push, push_as, result, whole};
 use super::{
-    Buffer, BufferId, Category, Device, Script, ScriptError, Source, Training, Unit, UnitBuffers,
-    View, World,
+    Buffer, BufferId, Category, Device, Script, ScriptError, Source, Tier, Training, Unit,
+    UnitBuffers, View, World,
 };
 use crate::device::together;
 use crate::key::{BufferKey, Number};
@@ -217,6 +217,7 @@ fn transient(script: &mut Script, number: Number, bytes: usize) -> BufferId {
         category: Category::Workspace,
         bytes,
         source: Source::Script,
+        tier: Tier::Device,
         padding: vec![],
     })
 }

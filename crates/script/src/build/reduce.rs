@@ -12,7 +12,7 @@ use phalanx_spmd::Reduction;
 use super::collect::sweeps;
 use super::{
     Action, Binder, Buffer, BufferId, Category, Contribution, Kind, Lane, Mesh, Places, Program,
-    Role, Run, ScriptError, Source, Training, Turn, Unit, UnitBuffers, View, Write, programs,
+    Role, Run, ScriptError, Source, Tier, Training, Turn, Unit, UnitBuffers, View, Write, programs,
 };
 use crate::action::{Accumulator, ProgramId};
 use crate::device::{Device, together};
@@ -241,6 +241,7 @@ impl<'a> Reducer<'a> {
             category: Category::Communication,
             bytes: spec.elements * dtype.size(),
             source: Source::Script,
+            tier: Tier::Device,
             padding: vec![],
         });
         let complete = self.contributions(unit, |m| self.group(m) == group);

@@ -97,8 +97,8 @@ fn buffer(script: &mut Script, draw: &mut Draw, source: Source) -> BufferId {
     let name = format!("b{}", script.buffers.len());
     let category = Category::ALL[draw.below(Category::ALL.len())];
     let bytes = 1 + draw.below(500);
-    let key = BufferKey::Own(name.into());
-    script.buffer(Buffer { key, category, bytes, source, padding: vec![] })
+    let (key, tier) = (BufferKey::Own(name.into()), Tier::Device);
+    script.buffer(Buffer { key, category, bytes, source, tier, padding: vec![] })
 }
 
 fn nothing() -> Program {

@@ -26,6 +26,7 @@ fn rank(rank: usize, world: usize, buffers: usize) -> Script {
             category: Category::Workspace,
             bytes: BYTES,
             source: Source::State,
+            tier: Default::default(),
             padding: vec![],
         });
     }

@@ -9,6 +9,7 @@ use phalanx_ir::{Exchange, Part};
 use super::super::{Access, Context, Operation, Var};
 use crate::element::{Element, Float};
 use crate::kernels::lowered::{self as kernel, Merge, Numbers};
+use crate::requirements::exchange_offset;
 
 /// The ops.
 #[derive(Clone, Copy)]
@@ -79,7 +80,7 @@ impl Gathered {
         let last = |rank: usize| ty.local_valid(mesh, rank).last().copied().unwrap_or(1);
         let group = mesh.group(op.rank, &exchange.axes);
         Ok(Self {
-            offset: op.scratch.ok_or_else(missing)? + op.program.exchange_offset(op.instr),
+            offset: op.scratch.ok_or_else(missing)? + exchange_offset(op.program, op.instr),
             numbers: exchange.numbers,
             own: mesh.shard(op.rank, &exchange.axes),
             counts: group.into_iter().map(last).collect(),

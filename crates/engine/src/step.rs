@@ -1,0 +1,95 @@
+//! Steps that are issued call by call, for engines that have nothing better to do with a whole one.
+
+use std::sync::Arc;
+
+use phalanx_call::Lane;
+
+use crate::{Args, Engine, EngineError, Event, Span, Target, Times};
+
+/// One call of a step.
+#[derive(Debug)]
+pub struct Call<K> {
+    /// What is called; scripts run the same kernel on other places.
+    pub kernel: Arc<K>,
+    /// For each input.
+    pub inputs: Vec<Span>,
+    /// For each output.
+    pub outputs: Vec<Target>,
+    /// The workspace.
+    pub workspace: Span,
+    /// Where it is issued.
+    pub lane: Lane,
+    /// The numbers of earlier calls of the step that it waits for.
+    pub after: Vec<usize>,
+}
+
+impl<K> Call<K> {
+    /// What it works on.
+    pub fn args(&self) -> Args<'_> {
+        Args { inputs: &self.inputs, outputs: &self.outputs, workspace: self.workspace }
+    }
+}
+
+/// The calls of a step, shared by who prepares it and who runs it.
+pub type Calls<K> = Arc<[Call<K>]>;
+
+/// A step whose calls are launched one by one, each after the events of those that it waits for.
+#[derive(Debug)]
+pub struct Listed<K> {
+    calls: Calls<K>,
+    /// By call, since the step was begun. Kept from run to run, so that running allocates nothing.
+    events: Vec<Event>,
+    after: Vec<Event>,
+}
+
+impl<K> Listed<K> {
+    /// A step of these calls; each may wait for earlier ones alone.
+    pub fn new(calls: Calls<K>) -> Result<Self, EngineError> {
+        in_order(&calls)?;
+        let most = calls.iter().map(|call| call.after.len()).max().unwrap_or(0);
+        Ok(Self { events: Vec::with_capacity(calls.len()), after: Vec::with_capacity(most), calls })
+    }
+
+    /// Launches every call.
+    pub fn begin<E: Engine<Kernel = K>>(&mut self, engine: &mut E) -> Result<(), EngineError> {
+        self.events.clear();
+        for call in self.calls.iter() {
+            self.after.clear();
+            self.after.extend(call.after.iter().map(|&before| self.events[before]));
+            let event = engine.launch(&call.kernel, &call.args(), call.lane, &self.after)?;
+            self.events.push(event);
+        }
+        Ok(())
+    }
+
+    /// Waits for every call that was launched.
+    pub fn end<E: Engine<Kernel = K>>(&self, engine: &mut E) -> Result<(), EngineError> {
+        self.events.iter().try_for_each(|&event| engine.wait(event))
+    }
+
+    /// When every call happened.
+    pub fn times<E: Engine<Kernel = K>>(&self, engine: &E) -> Result<Vec<Times>, EngineError> {
+        let times = self.events.iter().map(|&event| engine.happened(event));
+        times.collect::<Option<_>>().ok_or_else(|| untimed(engine.name()))
+    }
+}
+
+/// Fails unless every call of a step waits for earlier ones alone.
+pub fn in_order<K>(calls: &[Call<K>]) -> Result<(), EngineError> {
+    let late = |(number, call): (usize, &Call<K>)| call.after.iter().any(|&on| on >= number);
+    match calls.iter().enumerate().position(late) {
+        None => Ok(()),
+        Some(number) => Err(EngineError::Failed {
+            program: "step".to_owned(),
+            why: format!("call {number} waits for one that is not issued before it"),
+        }),
+    }
+}
+
+/// What is said when somebody asks when calls happened that nobody timed.
+pub fn untimed(engine: &str) -> EngineError {
+    EngineError::Failed {
+        program: "step".to_owned(),
+        why: format!("the {engine} engine was not timing when it ran; turn that on before"),
+    }
+}
