@@ -56,33 +56,9 @@ impl Exchange {
         self.rows * self.numbers
     }
 
-    /// Bytes of the numbers in an instruction's scratch memory: those of all ranks, in their order; each rank writes its own in place.
+    /// Bytes of the numbers of all ranks, in their order.
     pub fn bytes(&self, mesh: &Mesh) -> usize {
         mesh.count(&self.axes) * self.elements() * self.dtype.size()
-    }
-}
-
-impl Program {
-    /// Bytes of scratch memory that an instruction needs on each rank: its op's own, and behind it
-    /// what it exchanges.
-    pub fn scratch_bytes(&self, instr: &Instr) -> usize {
-        let exchanged = Exchange::of(self, instr).map_or(0, |e| e.bytes(self.mesh()));
-        if exchanged == 0 {
-            self.own_scratch(instr)
-        } else {
-            self.exchange_offset(instr) + exchanged
-        }
-    }
-
-    /// Where in an instruction's scratch memory the exchanged numbers begin: aligned, behind what
-    /// its op needs for itself.
-    pub fn exchange_offset(&self, instr: &Instr) -> usize {
-        self.own_scratch(instr).next_multiple_of(64)
-    }
-
-    fn own_scratch(&self, instr: &Instr) -> usize {
-        let types: Vec<&TensorType> = instr.inputs.iter().map(|&v| self.ty(v)).collect();
-        instr.op.scratch(self.mesh(), &types)
     }
 }
 
@@ -113,8 +89,5 @@ program t {
             .collect();
         let bytes = |numbers: usize| Some((12 * numbers, 4 * 12 * numbers * 4));
         assert_eq!(found, [bytes(1), bytes(1), bytes(3), None]);
-        // The parts of the gain's gradient are four columns wide on each rank.
-        let own = crate::ops::NORM_PARTS * 4 * 4;
-        assert_eq!(program.scratch_bytes(&program.instrs()[1]), own + 4 * 12 * 4);
     }
 }

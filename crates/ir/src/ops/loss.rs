@@ -4,7 +4,6 @@ use super::{OpDef, Product, Shaped, Touched};
 use crate::attr::{AttrReader, Attrs};
 use crate::dtype::DType;
 use crate::error::IrError;
-use crate::mesh::Mesh;
 use crate::rule::Rule;
 use crate::types::TensorType;
 use crate::vjp::Vjp;
@@ -108,16 +107,6 @@ impl OpDef for CrossEntropyGrad {
 }
 
 impl LinearCrossEntropy {
-    /// Bytes of the logits of one chunk, which come first in the scratch memory. Being of the wider
-    /// type they leave what follows aligned, without a gap that nothing would write.
-    pub fn chunk_bytes(&self, mesh: &Mesh, x: &TensorType, w: &TensorType) -> usize {
-        let shape = x.local_shape(mesh);
-        let rows: usize = shape[..shape.len().saturating_sub(1)].iter().product();
-        // The vocabulary is whole, so all of it but its padding is here.
-        let logits = self.chunk.min(rows) * self.vocab(&w.shape);
-        logits * x.dtype.accumulator().size()
-    }
-
     /// The vocabulary size, from w's shape.
     pub fn vocab(&self, w: &[usize]) -> usize {
         w[usize::from(!self.transposed)]
@@ -190,12 +179,6 @@ impl OpDef for LinearCrossEntropy {
             read: 2 * x + 2 * chunks * w + others + 3 * logits + again,
             written: nll + dx + dw + 2 * logits + again,
         }
-    }
-
-    /// The logits of one chunk in the accumulator type, and w the other way round: one of the two
-    /// products that read it in every chunk would else gather it from memory each time.
-    fn scratch(&self, mesh: &Mesh, ins: &[&TensorType]) -> usize {
-        self.chunk_bytes(mesh, ins[0], ins[1]) + ins[1].local_bytes(mesh)
     }
 
     fn accumulates(&self, result: usize) -> bool {

@@ -23,7 +23,7 @@ mod softmax;
 use crate::attr::{AttrReader, Attrs};
 use crate::dtype::DType;
 use crate::error::IrError;
-use crate::mesh::{Axis, Mesh};
+use crate::mesh::Axis;
 use crate::rule::Rule;
 use crate::types::TensorType;
 use crate::vjp::Vjp;
@@ -38,7 +38,7 @@ pub use embedding::{Embedding, EmbeddingGrad};
 pub use fused::{Fused, FusedArg, FusedStep};
 pub use loss::{CrossEntropy, CrossEntropyGrad, LinearCrossEntropy};
 pub use matmul::{Extents, Matmul, Product, Spec};
-pub use norm::{LayerNorm, LayerNormGrad, NORM_PARTS, RmsNorm, RmsNormGrad};
+pub use norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
 pub use optimizer::{AdamW, Decay, Sgd, SumSquares};
 pub use packed::PackedMatmul;
 pub use padding::ZeroPadding;
@@ -134,12 +134,6 @@ pub trait OpDef {
         false
     }
 
-    /// Bytes of scratch memory that an engine needs on each rank of the mesh to run it, beside
-    /// operands and results, and beside what it exchanges.
-    fn scratch(&self, _mesh: &Mesh, _ins: &[&TensorType]) -> usize {
-        0
-    }
-
     /// How many numbers per row, in the accumulator type, ranks exchange inside the op where its
     /// lowered factor is sharded.
     fn exchanges(&self) -> usize {
@@ -189,9 +183,6 @@ macro_rules! ops {
             }
             fn accumulates(&self, result: usize) -> bool {
                 match self { $(Op::$variant(op) => op.accumulates(result)),* }
-            }
-            fn scratch(&self, mesh: &Mesh, ins: &[&TensorType]) -> usize {
-                match self { $(Op::$variant(op) => op.scratch(mesh, ins)),* }
             }
             fn exchanges(&self) -> usize {
                 match self { $(Op::$variant(op) => op.exchanges()),* }

@@ -4,7 +4,6 @@ use super::{OpDef, Shaped};
 use crate::attr::Attrs;
 use crate::dtype::DType;
 use crate::error::IrError;
-use crate::mesh::Mesh;
 use crate::rule::Rule;
 use crate::types::TensorType;
 use crate::vjp::Vjp;
@@ -37,16 +36,6 @@ pub struct LayerNorm {
 pub struct LayerNormGrad {
     /// The element type of dgain and dbias.
     pub out: DType,
-}
-
-/// Into how many parts of rows the sums over rows are cut, whatever the number of threads: so a
-/// gain's gradient has the same bits on any number of them.
-pub const NORM_PARTS: usize = 8;
-
-/// Bytes of the parts' sums, for `vectors` gradients of the local width of `x`.
-fn parts(mesh: &Mesh, x: &TensorType, vectors: usize) -> usize {
-    let width = *x.local_shape(mesh).last().expect("what is normed has a last dim");
-    NORM_PARTS * vectors * width * x.dtype.accumulator().size()
 }
 
 /// The result shape and the statistics' shape, after checking that the vectors fit the last dim.
@@ -125,10 +114,6 @@ impl OpDef for RmsNormGrad {
         Err(g.refuse(0, "second derivatives are not formed"))
     }
 
-    fn scratch(&self, mesh: &Mesh, ins: &[&TensorType]) -> usize {
-        parts(mesh, ins[0], 1)
-    }
-
     fn exchanges(&self) -> usize {
         // The sum of x·dy·gain.
         1
@@ -194,10 +179,6 @@ impl OpDef for LayerNormGrad {
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         Err(g.refuse(0, "second derivatives are not formed"))
-    }
-
-    fn scratch(&self, mesh: &Mesh, ins: &[&TensorType]) -> usize {
-        parts(mesh, ins[0], 2)
     }
 
     fn exchanges(&self) -> usize {
