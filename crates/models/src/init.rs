@@ -14,7 +14,7 @@ pub fn initial_values(
     param: &Param,
     seed: u64,
     range: Range<usize>,
-) -> impl Iterator<Item = f64> + use<> {
+) -> impl ExactSizeIterator<Item = f64> + use<> {
     let (elements, init) = (param.elements(), param.init);
     assert!(range.end <= elements, "elements {range:?} of `{}`, which has {elements}", param.name);
     let stream = Stream::named(seed, &param.name);

@@ -195,6 +195,49 @@ impl<E: Engine> Executor<E> {
         Ok(self.engine.download(span, out)?)
     }
 
+    /// Fills a part of a buffer from the host, from a byte of it on.
+    pub fn write_at(
+        &mut self,
+        id: ScriptId,
+        buffer: BufferId,
+        from: usize,
+        bytes: &[u8],
+    ) -> Result<(), RuntimeError> {
+        let span = self.part(id, buffer, from, bytes.len())?;
+        Ok(self.engine.upload(span, bytes)?)
+    }
+
+    /// Reads a part of a buffer to the host, from a byte of it on.
+    pub fn read_at(
+        &mut self,
+        id: ScriptId,
+        buffer: BufferId,
+        from: usize,
+        out: &mut [u8],
+    ) -> Result<(), RuntimeError> {
+        let span = self.part(id, buffer, from, out.len())?;
+        Ok(self.engine.download(span, out)?)
+    }
+
+    fn part(
+        &self,
+        id: ScriptId,
+        buffer: BufferId,
+        from: usize,
+        bytes: usize,
+    ) -> Result<Span, RuntimeError> {
+        let Planned { script, memory, .. } = &*self.scripts[id.0].planned;
+        let whole = span_of(script, memory, buffer);
+        match from.checked_add(bytes).is_some_and(|end| end <= whole.bytes) {
+            true => Ok(Span { offset: whole.offset + from, bytes, ..whole }),
+            false => Err(RuntimeError::Bytes {
+                buffer: script.name(buffer),
+                expected: whole.bytes,
+                found: from.saturating_add(bytes),
+            }),
+        }
+    }
+
     fn span(&self, id: ScriptId, buffer: BufferId, found: usize) -> Result<Span, RuntimeError> {
         let Planned { script, memory, .. } = &*self.scripts[id.0].planned;
         let spec = &script.buffers[buffer.0];

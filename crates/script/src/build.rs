@@ -256,45 +256,27 @@ pub struct Forward<'a> {
     pub weights: DType,
 }
 
-/// A forward-only script over the weights of a training plan: what evaluation runs. The sum of its
-/// micro-batches' losses is [`Number::Loss`](crate::Number::Loss).
+/// A forward-only script over the weights of a state: what evaluation runs. The sum of its micro-batches'
+/// losses is [`Number::Loss`](crate::Number::Loss), zero if the model gives none.
 pub fn eval_script(forward: &Forward<'_>, state: &State) -> Result<Script, ScriptError> {
-    forward.script(state.script(), &state.units, &state.weights())
-}
-
-/// A script that only runs forward, with weights of its own.
-#[derive(Clone, Debug)]
-pub struct ForwardPlan {
-    /// The script. Where the model gives a loss, the sum over micro-batches is
-    /// [`Number::Loss`](crate::Number::Loss); else that is zero.
-    pub script: Script,
-    /// The packed parameters.
-    pub units: Vec<Unit>,
-    /// The weights of each unit.
-    pub weights: Vec<Held>,
-}
-
-/// The script of a model that is evaluated but not trained: no gradients, no optimizer state.
-pub fn forward_script(forward: &Forward<'_>) -> Result<ForwardPlan, ScriptError> {
-    let Forward { world, at, weights } = *forward;
-    let ranks = Ranks { mesh: world.devices[at.device].mesh, rank: at.place };
-    let units = units(world, at.device, weights)?;
-    let mut script = world.empty_script(at, &units);
-    let held = hold::weights(&mut script, &units, weights, ranks);
-    let buffers: Vec<BufferId> = held.iter().map(|h| h.buffer).collect();
-    let script = forward.script(script, &units, &buffers)?;
-    Ok(ForwardPlan { script, units, weights: held })
+    forward.script(state)
 }
 
 impl Forward<'_> {
+    /// What the rank keeps of a model that is never trained: its weights.
+    pub fn state(&self) -> Result<State, ScriptError> {
+        let Forward { world, at, weights } = *self;
+        let units = units(world, at.device, weights)?;
+        let mut script = world.empty_script(at, &units);
+        let ranks = Ranks { mesh: world.devices[at.device].mesh, rank: at.place };
+        let buffers = hold::weights(&mut script, &units, weights, ranks);
+        Ok(State { units, buffers, table: script })
+    }
+
     /// The device's turns; then the sum of the losses.
-    fn script(
-        &self,
-        script: Script,
-        units: &[Unit],
-        weights: &[BufferId],
-    ) -> Result<Script, ScriptError> {
+    fn script(&self, state: &State) -> Result<Script, ScriptError> {
         let Forward { world, at, .. } = *self;
+        let (units, weights, script) = (&state.units, &state.weights(), state.script());
         let mut binder = Binder::new(world, at.device, script);
         binder.weights = Places::new(world.model, units, weights, self.weights);
         let mut messenger = Messenger::new(world, at.device, binder.script.rank);

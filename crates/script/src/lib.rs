@@ -39,8 +39,8 @@ pub use action::{
     Run, Script, Source, View, Write,
 };
 pub use build::{
-    Compiled, Forward, ForwardPlan, Held, Optimizer, Place, Precision, Ranks, State, Training,
-    UnitBuffers, World, eval_script, forward_script, train_script,
+    Compiled, Forward, Held, Optimizer, Place, Precision, Ranks, State, Training, UnitBuffers,
+    World, eval_script, train_script,
 };
 pub use check::check;
 pub use circle::circle;
@@ -55,5 +55,5 @@ pub use order::HappensBefore;
 pub use plan::{Builds, Choice, Controller, EveryStep, Outcome, Plan, Planned, Record, ScriptKey};
 pub use schedule::{Part, Turn, accumulate, forward, merge_adjacent};
 pub use together::{Class, Other, check_classes, check_together};
-pub use traffic::traffic;
+pub use traffic::{traffic, traffic_of_class};
 pub use unit::{Member, Unit};

@@ -113,6 +113,19 @@ impl Plan {
         Ok(planned)
     }
 
+    /// The script of a training step.
+    ///
+    /// # Panics
+    /// If it was not asked for yet.
+    pub fn train_script(&self) -> &Script {
+        &self.scripts.get(&ScriptKey::Train).expect("the plan trains").script
+    }
+
+    /// Gives a script away, if it was asked for.
+    pub fn take(&mut self, key: ScriptKey) -> Option<Planned> {
+        self.scripts.remove(&key).map(Arc::unwrap_or_clone)
+    }
+
     /// The scripts that were asked for so far.
     pub fn scripts(&self) -> impl Iterator<Item = (ScriptKey, &Arc<Planned>)> {
         self.scripts.iter().map(|(key, planned)| (*key, planned))

@@ -177,7 +177,10 @@ impl<E: Engine> Rig<E> {
     /// The gradient that the last step formed of a parameter.
     pub fn gradient(&mut self, name: &str) -> Vec<f64> {
         let (unit, member) = self.place(self.number(name));
-        let values = self.fetch(self.state.buffers[unit].gradient.buffer, self.precision.grads);
+        let values = self.fetch(
+            self.state.buffers[unit].gradient.as_ref().unwrap().buffer,
+            self.precision.grads,
+        );
         values[member.offset..][..member.elements].to_vec()
     }
 

@@ -9,7 +9,6 @@ mod partition;
 use std::time::Instant;
 
 use phalanx_data::Batch;
-use phalanx_engine::Counters;
 use phalanx_ir::random::Stream;
 use phalanx_sys::count_alloc::{Counts, counts};
 use serde::Serialize;
@@ -21,7 +20,7 @@ use crate::config::{Config, Loaded};
 use crate::corpus;
 use crate::error::Result;
 use crate::floor::{self, Effort};
-use crate::host::own_machine;
+use crate::host;
 use crate::network::Network;
 use crate::products::median;
 use crate::schedule::LearningRate;
@@ -75,7 +74,8 @@ pub fn step(loaded: &Loaded) -> Result<StepBench> {
         steps(config, &network, &lowered)?;
     // The steps' memory is free again by now, so the products do not add to the peak.
     let compute = config.precision.compute.into();
-    let floor = floor::seconds(&lowered, compute, Effort::CAREFUL)?.unwrap_or(0.0);
+    let floor =
+        floor::seconds(&lowered, &*host::own_machine(), compute, Effort::CAREFUL)?.unwrap_or(0.0);
     let total: f64 = times.iter().sum();
     let ranks = lowered.ranks();
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get()).min(ranks);
@@ -113,8 +113,7 @@ struct Timed {
 
 fn steps(config: &Config, network: &Network, lowered: &Lowered) -> Result<Timed> {
     let threads = config.run.threads.get();
-    let options = own_machine(lowered.ranks(), threads);
-    let mut session = Prepared::of(lowered, options)?.start(&*network.start())?;
+    let mut session = Prepared::of(lowered, &*host::own_machine())?.start(&*network.start())?;
     let rate = LearningRate::new(config);
     let (mut times, mut before, mut allocated) = (Vec::new(), Spent::default(), counts());
     for step in 1..=WARM_UP + TIMED {
@@ -132,35 +131,35 @@ fn steps(config: &Config, network: &Network, lowered: &Lowered) -> Result<Timed>
     let counted = allocated != Counts::default();
     let packed = counted.then(|| counts() - allocated);
     let after = Spent::of(&mut session)?;
-    let scratch = session.on_ranks(|_, rank| Ok(rank.engine_mut().bytes_beside()))?;
     Ok(Timed {
         times,
         gemm_seconds: after.gemm - before.gemm,
         busy_seconds: (threads == 1).then_some(after.busy - before.busy),
-        kernel_scratch: scratch.iter().sum(),
+        kernel_scratch: after.beside,
         packed,
     })
 }
 
-/// What ranks have spent so far, in seconds.
+/// What ranks have spent so far.
 #[derive(Clone, Copy, Default)]
 struct Spent {
-    /// Inside matrix products by the clock, in the mean over ranks.
+    /// Seconds inside matrix products by the clock, in the mean over ranks.
     gemm: f64,
-    /// Processor time of the ranks' own threads, without what waiting burnt, over all ranks.
+    /// Processor seconds of the ranks' own threads, without what waiting burnt, over all ranks.
     busy: f64,
+    /// Bytes beside the plan, over all ranks.
+    beside: usize,
 }
 
 impl Spent {
     fn of(session: &mut Session) -> Result<Self> {
-        let ranks = session.on_ranks(|_, rank| {
-            let engine = rank.engine_mut();
-            let busy = engine.busy().unwrap_or_default();
-            Ok((engine.products().as_secs_f64(), busy.as_secs_f64()))
-        })?;
-        let gemm: f64 = ranks.iter().map(|(gemm, _)| gemm).sum();
-        let busy = ranks.iter().map(|(_, busy)| busy).sum();
-        Ok(Self { gemm: gemm / ranks.len() as f64, busy })
+        let ranks = session.measure()?;
+        let gemm: f64 = ranks.iter().map(|rank| rank.product_seconds).sum();
+        Ok(Self {
+            gemm: gemm / ranks.len() as f64,
+            busy: ranks.iter().filter_map(|rank| rank.busy_seconds).sum(),
+            beside: ranks.iter().map(|rank| rank.bytes_beside).sum(),
+        })
     }
 }
 

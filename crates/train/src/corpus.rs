@@ -50,6 +50,7 @@ pub fn with_step_data<T>(batch: &Batch, use_it: impl FnOnce(&StepData<'_>) -> T)
         fields: &fields,
         count: batch.valid_tokens,
         first_sample: batch.first_sample,
+        scalars: &[],
     })
 }
 

@@ -13,7 +13,7 @@ use crate::config::{Config, Loaded, Sources};
 use crate::corpus;
 use crate::error::{Error, Problem, Result};
 use crate::folders::Form;
-use crate::host::host_engine;
+use crate::host;
 use crate::metrics::counted;
 use crate::network::{self, architecture};
 use crate::saved::{Saved, from_tensors};
@@ -85,13 +85,14 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
     let compute = DType::from(config.precision.compute);
     let shape = BatchShape { batch: 1, seq: ids.len() };
     let model = architecture(&config.model, spec).logits(shape, compute)?;
-    let engine = host_engine(config.run.threads.get())?;
-    let stored = config.precision.weights.into();
-    let mut forward = Forward::new(engine, &model, stored, 1, &from_tensors(&tensors))?;
+    let (stored, threads) = (config.precision.weights.into(), config.run.threads.get());
+    let read = from_tensors(&tensors);
+    let mut forward = Forward::new(&*host::threads(), threads, &model, stored, 1, &read)?;
     forward.run(&StepData {
         fields: &[(port::IDS, Field::I32(ids))],
         count: 1,
         first_sample: 0,
+        scalars: &[],
     })?;
     let logits = forward.probe(port::LOGITS, 0, compute)?;
     let rows: Vec<&[f64]> = logits.chunks_exact(logits.len() / ids.len()).collect();
@@ -155,12 +156,12 @@ fn evaluate(
     let model =
         architecture(&config.model, spec).evaluation(shape, config.precision.compute.into())?;
     let parts = config.train.microbatches.get();
-    let engine = host_engine(config.run.threads.get())?;
-    let stored = config.precision.weights.into();
-    let mut forward = Forward::new(engine, &model, stored, parts, &from_tensors(tensors))?;
+    let (stored, threads) = (config.precision.weights.into(), config.run.threads.get());
+    let read = from_tensors(tensors);
+    let mut forward = Forward::new(&*host::threads(), threads, &model, stored, parts, &read)?;
     let loss = corpus::mean_loss(&batches, |data| {
         forward.run(data)?;
-        forward.loss()
+        Ok(forward.loss())
     })?;
     Ok(HeldOut {
         loss: finite(loss, 0.0, tensors)?,

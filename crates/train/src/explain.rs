@@ -8,23 +8,21 @@ mod ranks;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use phalanx_engine::Counters;
 use phalanx_ir::{Mesh, Model};
-use phalanx_runtime::Executor;
 use phalanx_script::traffic::of_action;
 use phalanx_script::{
-    Action, Category, Compiled, Kind, Lane, MemoryPlan, Moved, Part, Route, Script, TrainPlan,
-    traffic,
+    Action, BufferId, Category, Compiled, Kind, Lane, MemoryPlan, Moved, Part, Route, Script,
+    ScriptKey, traffic,
 };
 use serde_json::{Value, json};
 
 use self::largest::Row;
 use crate::config::Loaded;
 use crate::error::{Error, Problem, Result};
-use crate::host::host_engine;
+use crate::host;
 use crate::metrics::counted;
 use crate::network::{Network, describe_step};
-use crate::session::{Lowered, Settings};
+use crate::session::{Answer, Command, Lowered, Planner, Settings};
 
 /// Buffers that the memory table names.
 const LARGEST: usize = 12;
@@ -46,7 +44,7 @@ pub struct Focus {
 pub struct Explanation {
     model: Model,
     compiled: Compiled,
-    plan: TrainPlan,
+    script: Script,
     memory: MemoryPlan,
     /// Bytes beside the arena that this machine's kernels use, over all threads.
     kernel_scratch: usize,
@@ -67,22 +65,22 @@ impl Explanation {
         let models = network.models(&loaded.config, false)?;
         let lowered = Lowered::new(&models, Settings::new(&loaded.config)?)?;
         check_rank(focus.rank, lowered.ranks())?;
-        let (model, plan) = (models.train, lowered.plan(focus.rank)?);
-        phalanx_script::check(&plan.script)?;
-        let memory = phalanx_script::plan(&plan.script)?;
-        let kernel_scratch = kernel_scratch(&lowered, &plan)?;
+        let mut plan = Planner::new(&lowered)?.plan(focus.rank)?;
+        let planned = plan.take(ScriptKey::Train).expect("a session trains");
+        let (model, script, memory) = (models.train, planned.script, planned.memory);
+        let kernel_scratch = kernel_scratch(&lowered)?;
         let compiled = lowered.compiled_of(focus.rank).clone();
         let header = format!(
             "# {}\n# a step: {}\n\n",
             network.describe(&loaded.config, model.elements()),
             describe_step(&loaded.config)
         );
-        let moved = traffic(&plan.script);
+        let moved = traffic(&script);
         let (mesh, place) = (lowered.whole_mesh()?, lowered.at(focus.rank).rank);
         let explanation = Self {
             model,
             compiled,
-            plan,
+            script,
             memory,
             kernel_scratch,
             focus,
@@ -136,7 +134,7 @@ impl Explanation {
             })
             .collect();
         if self.is_whole() {
-            let script = &self.plan.script;
+            let script = &self.script;
             lines.extend((script.actions.iter().enumerate()).map(|(index, action)| {
                 json!({"action": {
                     "index": index,
@@ -170,10 +168,10 @@ impl Explanation {
     /// The programs to show: of every segment, those that the script runs, unless told otherwise.
     fn programs(&self) -> Vec<(usize, Part)> {
         let all = [Part::F, Part::B, Part::W, Part::BW, Part::FBW];
-        let script = &self.plan.script;
+        let script = &self.script;
         let runs = |segment, part| {
             let program = self.compiled.program(segment, part);
-            script.programs.iter().any(|e| e.program == *program)
+            script.programs.iter().any(|e| e.program() == program)
         };
         let mut shown = Vec::new();
         for (segment, forward) in self.model.segments().iter().enumerate() {
@@ -196,7 +194,7 @@ impl Explanation {
     }
 
     fn script_text(&self) -> String {
-        let script = &self.plan.script;
+        let script = &self.script;
         let mut text =
             format!("# script of rank {}: {} actions\n", script.rank, script.actions.len());
         for (index, action) in script.actions.iter().enumerate() {
@@ -239,7 +237,7 @@ impl Explanation {
     }
 
     fn largest(&self) -> Vec<Row> {
-        largest::largest(&self.model, &self.compiled, &self.plan.script, &self.memory, LARGEST)
+        largest::largest(&self.model, &self.compiled, &self.script, &self.memory, LARGEST)
     }
 
     /// Whether script and memory are shown too.
@@ -291,24 +289,27 @@ fn kind(kind: &Kind) -> &'static str {
 }
 
 /// Names of buffers, each once.
-fn names<'a>(script: &'a Script, buffers: &[phalanx_script::BufferId]) -> Vec<&'a str> {
-    let mut names: Vec<&str> = Vec::new();
+fn names(script: &Script, buffers: &[BufferId]) -> Vec<String> {
+    let mut seen: Vec<BufferId> = Vec::new();
     for buffer in buffers {
-        let name = script.buffers[buffer.0].name.as_str();
-        if !names.contains(&name) {
-            names.push(name);
+        if !seen.contains(buffer) {
+            seen.push(*buffer);
         }
     }
-    names
+    seen.into_iter().map(|buffer| script.name(buffer)).collect()
 }
 
 /// Bytes beside the arena that this machine's kernels use on one rank, over its threads. Kernels of
 /// a program on several ranks know their scratch memory once the ranks have met.
-fn kernel_scratch(lowered: &Lowered, plan: &TrainPlan) -> Result<usize> {
+fn kernel_scratch(lowered: &Lowered) -> Result<usize> {
     if lowered.ranks() > 1 {
         return Ok(0);
     }
-    let mut executor = Executor::new(host_engine(lowered.settings.threads)?);
-    executor.load(plan.script.clone())?;
-    Ok(executor.engine_mut().bytes_beside())
+    let mut ranks = host::threads().launch(&Planner::new(lowered)?)?;
+    let answers = ranks.ask(Command::Measure)?;
+    let beside = |answer: &Answer| match answer {
+        Answer::Measured(measured) => measured.bytes_beside,
+        _ => 0,
+    };
+    Ok(answers.iter().map(beside).sum())
 }

@@ -4,15 +4,13 @@
 //! weight, each product on all ranks at the same time. From the rates that they reach follows the time
 //! of a step's products, each counted once: what a layout computes twice makes the floor no higher.
 
-use phalanx_comm::{Crew, Lost};
 use phalanx_ir::DType;
 use phalanx_pipeline::split;
 use phalanx_script::Part;
 
-use crate::error::{Error, Result};
-use crate::host::{HostEngine, launcher, own_machine, rank_engine};
-use crate::products::{Product, Round, median, products, segment_products, time_products};
-use crate::session::{Lowered, lost};
+use crate::error::Result;
+use crate::products::{Product, Round, median, products, segment_products};
+use crate::session::{Backend, Lowered, Size, Timing};
 
 /// How carefully products are timed.
 #[derive(Clone, Copy, Debug)]
@@ -37,24 +35,23 @@ impl Effort {
 const ROUND_WORK: u64 = 100_000_000;
 
 /// Seconds that the products of one step would take by themselves; `None` for a model without any.
-pub fn seconds(lowered: &Lowered, compute: DType, effort: Effort) -> Result<Option<f64>> {
-    let (model, settings) = (&lowered.model, &lowered.settings);
-    let (compiled, ranks) = (lowered.compiled(), lowered.ranks());
+pub fn seconds(
+    lowered: &Lowered,
+    backend: &dyn Backend,
+    compute: DType,
+    effort: Effort,
+) -> Result<Option<f64>> {
+    let (model, compiled) = (&lowered.model, lowered.compiled());
     let local = products(model, |segment| compiled.program(segment, Part::F));
     let (whole, counts): (Vec<Product>, Vec<usize>) = local.into_iter().unzip();
     if whole.is_empty() {
         return Ok(None);
     }
     let cut: Vec<Product> = whole.iter().map(|p| p.cut(effort.most)).collect();
-    let types = [compute, settings.precision.grads];
-    let launcher = launcher(ranks, own_machine(ranks, settings.threads));
-    let failed = |failed: Lost<Error>| lost(failed, ranks);
-    let engine = |endpoint| rank_engine(settings.threads, endpoint);
-    let mut crew = Crew::new(&launcher, engine).map_err(failed)?;
-    let rounds = crew.run(|_, engine: &mut HostEngine| {
-        time_products(engine, &cut, types, (effort.rounds, ROUND_WORK), ranks)
-    });
-    let rounds = rounds.map_err(failed)?;
+    let types = [compute, lowered.settings.precision.grads];
+    let rounds = (effort.rounds, ROUND_WORK);
+    let timing = Timing { products: &cut, types, rounds };
+    let rounds = backend.time_products(Size::of(lowered), &timing)?;
     let mut once = 0.0;
     for (at, (whole, cut)) in whole.iter().zip(&cut).enumerate() {
         let ranks: Vec<&[Round]> = rounds.iter().map(|products| &products[at][..]).collect();

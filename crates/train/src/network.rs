@@ -70,11 +70,11 @@ impl Network {
     /// The values that each parameter starts with.
     pub fn start(&self) -> Box<ReadParam<'_>> {
         match &self.weights {
-            Some(source) => {
-                Box::new(
-                    |param, elements| Ok(source.read(&param.name)?.to_f64()[elements].to_vec()),
-                )
-            }
+            Some(source) => Box::new(|param, elements, dtype| {
+                let bytes = source.read(&param.name)?.to_bytes(elements, dtype);
+                // How many there are is checked by whoever asked.
+                Ok(bytes.unwrap_or_default())
+            }),
             None => Box::new(initial(self.seed)),
         }
     }

@@ -3,13 +3,11 @@
 //! Each single change that might help is planned in full, in pure code and without memory. Those that
 //! fit come first, by what they cost in time; then those that help most.
 
-use phalanx_comm::Options;
-
 use crate::config::{Config, Count, Loaded, Recompute, Setting, ZeroStage};
 use crate::error::{Error, Problem, Result};
 use crate::metrics::bytes;
 use crate::network::Network;
-use crate::session::{Lowered, MemoryLimit, Models, Over, Prepared, Settings, Split};
+use crate::session::{Backend, Lowered, MemoryLimit, Models, Over, Prepared, Settings, Split};
 
 /// How many changes are named.
 const NAMED: usize = 3;
@@ -20,9 +18,9 @@ pub(crate) fn prepare(
     network: &Network,
     models: &Models,
     lowered: &Lowered,
-    options: Options,
+    backend: &dyn Backend,
 ) -> Result<Prepared> {
-    let prepared = Prepared::load(lowered, options)?;
+    let prepared = Prepared::load(lowered, backend)?;
     match prepared.over() {
         None => Ok(prepared),
         Some(over) => {
@@ -224,7 +222,7 @@ mod tests {
             let network = Network::new(&loaded).unwrap();
             let models = network.models(&loaded.config, false).unwrap();
             let lowered = Lowered::new(&models, Settings::new(&loaded.config).unwrap()).unwrap();
-            let told = prepare(&loaded, &network, &models, &lowered, Options::default());
+            let told = prepare(&loaded, &network, &models, &lowered, &*crate::host::threads());
             let told = told.err().unwrap().to_string();
             assert!(told.contains(&format!("train.recompute = \"{best}\" (")), "{told}");
             assert!(!told.contains(&format!("train.recompute = \"{other}\"")), "{told}");

@@ -12,24 +12,37 @@ use crate::error::{Error, Problem, Result};
 use crate::folders::Form;
 use crate::network;
 use crate::rundir;
+use crate::session::Session;
 
 /// The header entry that holds the model's specification, in the form of a `config.json`.
 const SPEC: &str = "model";
 /// The header entry that holds the number of steps trained.
 const STEPS: &str = "steps";
 
-/// Writes the weights of a run, with what is needed to rebuild the model, whole or not at all.
-pub fn save(
-    path: &Path,
-    spec: &Spec,
-    steps: u64,
-    tensors: &BTreeMap<String, Tensor>,
-) -> Result<()> {
+/// Writes the weights of a session, with what is needed to rebuild the model, whole or not at all. One
+/// tensor at a time is in memory.
+pub fn save(path: &Path, spec: &Spec, session: &mut Session) -> Result<()> {
+    let steps = session.steps();
     let metadata = BTreeMap::from([
         (SPEC.to_owned(), hf::config_text(spec)),
         (STEPS.to_owned(), steps.to_string()),
     ]);
-    Ok(hf::save_params(path, tensors, &metadata)?)
+    let dtype = session.state_dtype();
+    let mut params: Vec<(usize, hf::Layout)> = (session.parameters().iter().enumerate())
+        .map(|(number, p)| {
+            (number, hf::Layout { name: p.name.clone(), shape: p.shape.clone(), dtype })
+        })
+        .collect();
+    params.sort_by(|(_, a), (_, b)| a.name.cmp(&b.name));
+    let (numbers, layouts): (Vec<usize>, Vec<hf::Layout>) = params.into_iter().unzip();
+    let mut failed = None;
+    let written = hf::stream_params(path, &layouts, &metadata, |at| {
+        session.param(numbers[at]).map_err(|error| failed = Some(error)).ok()
+    });
+    match failed {
+        Some(error) => Err(error),
+        None => Ok(written?),
+    }
 }
 
 /// A finished run, read back.
@@ -85,9 +98,10 @@ impl Saved {
 /// Gives parameters out of tensors by name, for a session or an evaluation.
 pub fn from_tensors(
     tensors: &BTreeMap<String, Tensor>,
-) -> impl Fn(&phalanx_ir::Param, Range<usize>) -> Result<Vec<f64>> + Sync {
-    |param, elements| match tensors.get(&param.name) {
-        Some(tensor) => Ok(tensor.to_f64().get(elements).unwrap_or_default().to_vec()),
+) -> impl Fn(&phalanx_ir::Param, Range<usize>, DType) -> Result<Vec<u8>> + Sync {
+    |param, elements, dtype| match tensors.get(&param.name) {
+        // How many there are is checked by whoever asked.
+        Some(tensor) => Ok(tensor.to_bytes(elements, dtype).unwrap_or_default()),
         None => Err(Error::refused(Problem::new(format!(
             "the weights have no parameter `{}`, which the model reads",
             param.name

@@ -12,7 +12,7 @@ use crate::config::Loaded;
 use crate::corpus;
 use crate::error::{Error, Problem, Result};
 use crate::floor::{self, Effort};
-use crate::host::own_machine;
+use crate::host;
 use crate::metrics::{Evaluation, LossPlot, Step, Summary, bytes};
 use crate::network::{Network, describe_step};
 use crate::relief;
@@ -90,11 +90,10 @@ impl<'a> Run<'a> {
         let evaluates = config.train.eval_every > 0;
         let models = network.models(config, evaluates)?;
         // What can't fit is refused before data are opened and weights are made.
-        let settings = Settings::new(config)?;
-        let lowered = Lowered::new(&models, settings.clone())?;
-        let options = own_machine(lowered.ranks(), config.run.threads.get());
-        let prepared = relief::prepare(loaded, &network, &models, &lowered, options)?;
-        let replay = Replay::prepare(loaded, &models, &settings)?;
+        let lowered = Lowered::new(&models, Settings::new(config)?)?;
+        let backend = host::own_machine();
+        let prepared = relief::prepare(loaded, &network, &models, &lowered, &*backend)?;
+        let replay = Replay::prepare(loaded, &models, &lowered.settings)?;
         let corpus = corpus::open(loaded)?;
         let loader = corpus::training(loaded, &corpus)?;
         let held_out = match evaluates {
@@ -102,7 +101,7 @@ impl<'a> Run<'a> {
             false => Vec::new(),
         };
         let compute = config.precision.compute.into();
-        let gemm_seconds = floor::seconds(&lowered, compute, Effort::SHORT)?;
+        let gemm_seconds = floor::seconds(&lowered, &*backend, compute, Effort::SHORT)?;
         let mut session = prepared.start(&*network.start())?;
         if tracing.is_some() {
             session.trace_at(traced_step(config.train.steps.get()) as u64);
@@ -247,8 +246,7 @@ impl<'a> Run<'a> {
         let Some(spec) = self.network.architecture.spec() else {
             return Ok(());
         };
-        let tensors = self.session.params()?;
-        saved::save(&report.folder().weights(), &spec, self.session.steps(), &tensors)
+        saved::save(&report.folder().weights(), &spec, &mut self.session)
     }
 
     /// Tells where the trace is, if there is one.

@@ -8,8 +8,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_call::traffic;
-use phalanx_comm::Options;
-use phalanx_engine::Counters;
 use phalanx_models::hf::Tensor;
 use phalanx_script::{Category, Moved, Route};
 use serde::Serialize;
@@ -17,10 +15,11 @@ use serde::Serialize;
 use crate::config::{Float, Loaded, OptimKind, Sources};
 use crate::corpus::{self, with_step_data};
 use crate::error::{Error, Result};
+use crate::host;
 use crate::network::{Network, load};
 use crate::relief;
 use crate::session::{
-    Lowered, MemoryLimit, Parallel, Prepared, RankSession, Session, Settings, StepResult,
+    Backend, Lowered, Measured, MemoryLimit, Parallel, Prepared, Session, Settings, StepResult,
 };
 
 /// What `verify` tells.
@@ -99,12 +98,12 @@ pub fn sources(sources: &Sources) -> Result<Loaded> {
 
 /// Takes steps in both ways and compares.
 pub fn verify(loaded: &Loaded, steps: usize) -> Result<Verified> {
-    verify_with(loaded, steps, Options::default())
+    verify_with(loaded, steps, &*host::threads())
 }
 
-/// The same, with ranks that communicate as these options say.
-pub fn verify_with(loaded: &Loaded, steps: usize, options: Options) -> Result<Verified> {
-    verify_as(loaded, Settings::new(&loaded.config)?, steps, options)
+/// The same, with ranks of this kind.
+pub fn verify_with(loaded: &Loaded, steps: usize, backend: &dyn Backend) -> Result<Verified> {
+    verify_as(loaded, Settings::new(&loaded.config)?, steps, backend)
 }
 
 /// The same in the layout of these settings, which may have strategies of their user's.
@@ -112,7 +111,7 @@ pub fn verify_as(
     loaded: &Loaded,
     settings: Settings,
     steps: usize,
-    options: Options,
+    backend: &dyn Backend,
 ) -> Result<Verified> {
     let config = &loaded.config;
     let network = Network::new(loaded)?;
@@ -124,8 +123,9 @@ pub fn verify_as(
         ..settings.clone()
     };
     let mut one = Prepared::new(&models, alone)?.start(&*network.start())?;
-    let lowered = Lowered::new(&models, settings)?;
-    let many = relief::prepare(loaded, &network, &models, &lowered, options)?;
+    let settings = settings.measured(&models)?;
+    let lowered = Lowered::for_engine(&models, settings, backend.requirements())?;
+    let many = relief::prepare(loaded, &network, &models, &lowered, backend)?;
     let mut many = many.start(&*network.start())?;
     let mut loader = corpus::training(loaded, &corpus::open(loaded)?)?;
     let mut found = Comparison::default();
@@ -137,11 +137,11 @@ pub fn verify_as(
         })?;
         found.step(a, b);
         if step == 1 {
-            found.gradients = Difference::of(&one.gradients()?, &many.gradients()?);
+            found.gradients = Difference::of(&mut one, &mut many, Session::gradient)?;
         }
     }
-    found.params = Difference::of(&one.params()?, &many.params()?);
-    let (comm, mut astray) = moved(&mut many, steps)?;
+    found.params = Difference::of(&mut one, &mut many, Session::param)?;
+    let (comm, mut astray) = moved(&mut many)?;
     let (memory, wrote_else) = memory(&mut many)?;
     astray.extend(wrote_else);
     let bounds = Bounds::of(loaded);
@@ -201,16 +201,27 @@ struct Difference {
 
 impl Difference {
     /// Each tensor's largest difference, relative to its largest entry or, if that is larger, to the
-    /// root of the mean square over all tensors.
-    fn of(expected: &BTreeMap<String, Tensor>, found: &BTreeMap<String, Tensor>) -> Self {
-        let values: BTreeMap<&str, Vec<f64>> =
-            expected.iter().map(|(name, t)| (name.as_str(), t.to_f64())).collect();
-        let count: usize = values.values().map(Vec::len).sum();
-        let squares: f64 = values.values().flatten().map(|x| x * x).sum();
+    /// root of the mean square over all tensors. One tensor of each session is in memory at a time.
+    fn of(
+        expected: &mut Session,
+        found: &mut Session,
+        tensor: fn(&mut Session, usize) -> Result<Tensor>,
+    ) -> Result<Self> {
+        let names: Vec<String> = expected.parameters().iter().map(|p| p.name.clone()).collect();
+        let (mut count, mut squares) = (0, 0.0);
+        for param in 0..names.len() {
+            let values = tensor(expected, param)?.to_f64();
+            count += values.len();
+            squares += values.iter().map(|x| x * x).sum::<f64>();
+        }
         let typical = (squares / count.max(1) as f64).sqrt();
         let mut worst = Self::default();
-        for (name, expected) in &values {
-            let found = found.get(*name).map(Tensor::to_f64).unwrap_or_default();
+        // By name, so that of equals the first one is told.
+        let mut order: Vec<usize> = (0..names.len()).collect();
+        order.sort_by_key(|&param| &names[param]);
+        for param in order {
+            let expected = tensor(expected, param)?.to_f64();
+            let found = tensor(found, param)?.to_f64();
             let error = match found.len() == expected.len() {
                 false => f64::INFINITY,
                 true => {
@@ -222,10 +233,10 @@ impl Difference {
                 }
             };
             if error > worst.largest || worst.name.is_empty() {
-                worst = Self { largest: error, name: (*name).to_owned() };
+                worst = Self { largest: error, name: names[param].clone() };
             }
         }
-        worst
+        Ok(worst)
     }
 }
 
@@ -262,21 +273,15 @@ impl Bounds {
     }
 }
 
-/// What ranks moved in all steps, beside what their scripts said; and who moved something else.
-fn moved(session: &mut Session, steps: usize) -> Result<(Vec<CommRow>, Vec<Astray>)> {
-    let ranks = session.on_ranks(|_, session| {
-        let predicted = phalanx_script::traffic(session.script());
-        Ok((predicted, session.engine_mut().moved()))
-    })?;
+/// What ranks moved in all runs of their scripts, beside what these said; and who moved something else.
+fn moved(session: &mut Session) -> Result<(Vec<CommRow>, Vec<Astray>)> {
     let mut rows: BTreeMap<Route, CommRow> = BTreeMap::new();
     let mut astray = Vec::new();
-    for (rank, (predicted, measured)) in ranks.into_iter().enumerate() {
-        let routes: BTreeSet<Route> = predicted.keys().chain(measured.keys()).cloned().collect();
+    for (rank, Measured { predicted, moved, .. }) in session.measure()?.into_iter().enumerate() {
+        let routes: BTreeSet<Route> = predicted.keys().chain(moved.keys()).cloned().collect();
         for route in routes {
-            let once = predicted.get(&route).copied().unwrap_or_default();
-            let steps = steps as u64;
-            let predicted = Moved { calls: once.calls * steps, bytes: once.bytes * steps };
-            let measured = measured.get(&route).copied().unwrap_or_default();
+            let predicted = predicted.get(&route).copied().unwrap_or_default();
+            let measured = moved.get(&route).copied().unwrap_or_default();
             if predicted != measured {
                 let tell = |moved: Moved| format!("{} bytes in {} calls", moved.bytes, moved.calls);
                 let (predicted, measured) = (tell(predicted), tell(measured));
@@ -299,18 +304,16 @@ fn moved(session: &mut Session, steps: usize) -> Result<(Vec<CommRow>, Vec<Astra
 
 /// Planned and written bytes of each category; and who wrote something else.
 fn memory(session: &mut Session) -> Result<(Vec<MemoryRow>, Vec<Astray>)> {
-    let ranks = session.on_ranks(|_, session: &mut RankSession<_>| {
-        let plan = session.memory().clone();
-        let observed = session.observe()?;
-        Ok((plan, observed))
-    })?;
+    let observed = session.observe()?;
     let mut rows: Vec<MemoryRow> = (Category::ALL.into_iter())
         .map(|category| MemoryRow { category: category.name(), predicted: 0, measured: 0 })
         .collect();
     let mut astray = Vec::new();
-    for (rank, (plan, observed)) in ranks.iter().enumerate() {
-        for (row, (category, written)) in rows.iter_mut().zip(&observed.peaks) {
-            let planned = plan.peak(*category);
+    for (rank, (planned, observed)) in session.planned().iter().zip(&observed).enumerate() {
+        for ((row, (category, written)), (_, planned)) in
+            rows.iter_mut().zip(&observed.peaks).zip(planned)
+        {
+            let planned = *planned;
             if planned != *written {
                 let (predicted, measured) =
                     (format!("{planned} bytes"), format!("{written} bytes"));

@@ -119,18 +119,27 @@ pub(super) fn stage<'a>(
     path: &Path,
     metadata: &BTreeMap<String, String>,
     entries: &[Entry],
-    tensor: impl Fn(usize) -> Cow<'a, Tensor>,
+    mut tensor: impl FnMut(usize) -> Result<Cow<'a, Tensor>, HfError>,
 ) -> Result<Staged, HfError> {
     let header = header(metadata, entries);
+    let mut missing = None;
     let fill = |out: &mut dyn Write| -> io::Result<()> {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         for (i, entry) in entries.iter().enumerate() {
-            out.write_all(&tensor(i).encode(entry.stored))?;
+            let tensor = tensor(i).map_err(|error| {
+                missing = Some(error);
+                io::Error::other("a tensor can't be had")
+            })?;
+            out.write_all(&tensor.encode(entry.stored))?;
         }
         Ok(())
     };
-    Staged::write(path, fill).map_err(HfError::Write)
+    let staged = Staged::write(path, fill);
+    match missing {
+        Some(error) => Err(error),
+        None => staged.map_err(HfError::Write),
+    }
 }
 
 /// The header, padded with spaces so that the data starts at a multiple of eight bytes.

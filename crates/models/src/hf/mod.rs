@@ -19,7 +19,7 @@ mod write;
 
 pub use config::{config_text, parse_config, read_config};
 pub use error::HfError;
-pub use params::{Params, load_params, save_params};
+pub use params::{Layout, Params, load_params, save_params, stream_params};
 pub use phalanx_ir::ops::RopeScaling;
 pub use read::{Loaded, Source, load};
 pub use spec::{GptSpec, LlamaSpec, RopeSpec, Spec};

@@ -1,5 +1,7 @@
 //! Tensors on their way between a file and an engine: a shape and its values, row-major.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 use phalanx_ir::DType;
 use safetensors::Dtype;
@@ -33,6 +35,50 @@ impl Tensor {
         Tensor { shape: shape.into(), values: Values::F64(values) }
     }
 
+    /// A tensor of these native-endian bytes of a float type.
+    ///
+    /// # Panics
+    /// If `dtype` is no float that parameters are kept in.
+    pub fn from_bytes(shape: impl Into<Vec<usize>>, dtype: DType, bytes: &[u8]) -> Self {
+        fn each<const N: usize, T>(bytes: &[u8], value: impl Fn([u8; N]) -> T) -> Vec<T> {
+            let (chunks, _) = bytes.as_chunks::<N>();
+            chunks.iter().map(|&chunk| value(chunk)).collect()
+        }
+        let values = match dtype {
+            DType::F64 => Values::F64(each(bytes, f64::from_ne_bytes)),
+            DType::F32 => Values::F32(each(bytes, f32::from_ne_bytes)),
+            DType::Bf16 => Values::F32(each(bytes, |b| bf16::from_ne_bytes(b).to_f32())),
+            DType::F16 => Values::F32(each(bytes, |b| f16::from_ne_bytes(b).to_f32())),
+            DType::I32 | DType::Bool => panic!("parameters are not kept in {dtype}"),
+        };
+        Tensor { shape: shape.into(), values }
+    }
+
+    /// Some of the values as native-endian bytes of a float type, rounded where they were wider; none if
+    /// there are fewer.
+    ///
+    /// # Panics
+    /// If `dtype` is no float that parameters are kept in.
+    pub fn to_bytes(&self, elements: Range<usize>, dtype: DType) -> Option<Vec<u8>> {
+        fn each<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+            values.iter().flat_map(|&x| bytes(x)).collect()
+        }
+        fn narrow(values: impl Iterator<Item = f32>, dtype: DType) -> Vec<u8> {
+            match dtype {
+                DType::F32 => values.flat_map(f32::to_ne_bytes).collect(),
+                DType::Bf16 => values.flat_map(|x| bf16::from_f32(x).to_ne_bytes()).collect(),
+                DType::F16 => values.flat_map(|x| f16::from_f32(x).to_ne_bytes()).collect(),
+                other => panic!("parameters are not kept in {other}"),
+            }
+        }
+        Some(match (&self.values, dtype) {
+            (Values::F32(v), DType::F64) => each(v.get(elements)?, |x| f64::from(x).to_ne_bytes()),
+            (Values::F64(v), DType::F64) => each(v.get(elements)?, f64::to_ne_bytes),
+            (Values::F32(v), dtype) => narrow(v.get(elements)?.iter().copied(), dtype),
+            (Values::F64(v), dtype) => narrow(v.get(elements)?.iter().map(|&x| x as f32), dtype),
+        })
+    }
+
     /// The values in single precision, rounded where they were wider.
     pub fn to_f32(&self) -> Vec<f32> {
         match &self.values {
@@ -49,11 +95,11 @@ impl Tensor {
         }
     }
 
-    /// The type that stores the values as they are in memory.
-    pub(super) fn stored(&self) -> Stored {
+    /// The element type of the values in memory.
+    pub fn dtype(&self) -> DType {
         match self.values {
-            Values::F32(_) => Stored::F32,
-            Values::F64(_) => Stored::F64,
+            Values::F32(_) => DType::F32,
+            Values::F64(_) => DType::F64,
         }
     }
 

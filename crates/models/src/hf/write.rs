@@ -43,7 +43,7 @@ pub fn save(
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let made = std::fs::create_dir_all(dir);
     made.map_err(|e| HfError::Write(SysError::on_file(dir, "making this folder", e)))?;
-    let weights = file::stage(&path, &metadata, &entries, |i| gather(&groups[i], tensors))?;
+    let weights = file::stage(&path, &metadata, &entries, |i| Ok(gather(&groups[i], tensors)))?;
     let text = |out: &mut dyn Write| out.write_all(config.as_bytes());
     let config = Staged::write(&config_path, text).map_err(HfError::Write)?;
     weights.put_in_place().and_then(|()| config.put_in_place()).map_err(HfError::Write)

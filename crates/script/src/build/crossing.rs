@@ -14,6 +14,7 @@ use super::ScriptError;
 use super::links::{Direction, Link, Point};
 use crate::device::Device;
 use crate::edge::{Piece, bytes, edge};
+use crate::library::{Library, Placed};
 use crate::message::blocks;
 
 /// The ways that values take between devices; each link learns the number of its own. Values of the same
@@ -21,6 +22,7 @@ use crate::message::blocks;
 pub(super) fn crossings(
     model: &Model,
     devices: &[Device<'_>],
+    library: &Library,
     links: &mut [Link],
 ) -> Result<Vec<Crossing>, ScriptError> {
     let mut known: Vec<Ends<'_>> = Vec::new();
@@ -35,7 +37,7 @@ pub(super) fn crossings(
             None => {
                 let [from, to] = ends.devices.map(|device| &devices[device]);
                 let [made, read] = ends.types;
-                found.push(crossing((made, from), (read, to))?);
+                found.push(crossing(library, (made, from), (read, to))?);
                 known.push(ends);
                 known.len() - 1
             }
@@ -83,7 +85,7 @@ pub(super) struct Crossing {
     /// Bytes of it that arrive on a rank, with their padding.
     pub(super) bytes: usize,
     /// Gathers the slices, where it arrives in such.
-    pub(super) gather: Option<Program>,
+    pub(super) gather: Option<Placed>,
     /// What goes from whom to whom.
     pieces: Vec<Piece>,
 }
@@ -109,11 +111,12 @@ impl Crossing {
 /// The way that moves the fewest bytes between ranks of the two devices; of such the one with the fewest
 /// stretches of elements, and the whole value before any slices.
 fn crossing(
+    library: &Library,
     (made, from): (&TensorType, &Device<'_>),
     (read, to): (&TensorType, &Device<'_>),
 ) -> Result<Crossing, ScriptError> {
     let by = |arrives: &TensorType| edge(made, from.mesh, from.ranks, arrives, to.mesh, to.ranks);
-    let new = |arrives: TensorType, gather: Option<Program>, pieces: Vec<Piece>| {
+    let new = |arrives: TensorType, gather: Option<Placed>, pieces: Vec<Piece>| {
         let bytes = arrives.local_bytes(to.mesh);
         Crossing { arrives, bytes, gather, pieces }
     };
@@ -123,7 +126,7 @@ fn crossing(
         let Some(arrives) = sliced(read, dim, &copied, to.mesh) else { continue };
         let pieces = by(&arrives)?;
         if cost(&pieces, made) < cost(&best.pieces, made) {
-            let gather = Some(gather(&arrives, dim, &copied, to.mesh)?);
+            let gather = Some(library.placed(&gather(&arrives, dim, &copied, to.mesh)?));
             best = new(arrives, gather, pieces);
         }
     }
@@ -190,10 +193,14 @@ mod tests {
         let device =
             |mesh, ranks| Device { compiled: &compiled, turns: &[], mesh, sharing: &NOBODY, ranks };
         let (from, to) = (device(&mesh_a, &ranks_a[..]), device(&mesh_b, &ranks_b[..]));
-        let found = crossing((&made, &from), (&read, &to)).unwrap();
+        let library = Library::new(std::sync::Arc::new(phalanx_call::NoScratch));
+        let found = crossing(&library, (&made, &from), (&read, &to)).unwrap();
         match &found.gather {
             None => assert_eq!(found.arrives, read),
-            Some(gather) => assert_eq!(gather.ty(gather.outputs()[0].value), &read),
+            Some(gather) => {
+                let gather = &gather.program;
+                assert_eq!(gather.ty(gather.outputs()[0].value), &read);
+            }
         }
         (found.arrives.to_string(), bytes(&found.pieces, made.dtype))
     }

@@ -26,7 +26,7 @@ pub(super) fn append(
         let program = programs::update(unit, precision, optimizer, ranks.mesh)?;
         let own = own_weights(unit, b, ranks);
         let stored = b.master.as_ref().map_or(own, held);
-        let mut inputs = vec![stored, held(&b.gradient)];
+        let mut inputs = vec![stored, held(b.trained())];
         inputs.extend(b.states.iter().map(held));
         inputs.extend([lr, step, coefficient].map(whole));
         let mut outputs = vec![stored];
@@ -34,7 +34,7 @@ pub(super) fn append(
         outputs.extend(b.master.as_ref().map(|_| own));
         let label = format!("update {}", unit.name);
         let program = training.world.library.placed(&program);
-        push(script, &label, program, inputs, &outputs, Some(b.gradient.buffer));
+        push(script, &label, program, inputs, &outputs, Some(b.trained().buffer));
         if unit.facts.gathering == Gathering::AfterUpdate {
             gather_weights(script, unit, b, own, training)?;
         }

@@ -41,12 +41,37 @@ impl Held {
 pub struct UnitBuffers {
     /// What programs read, or its shard.
     pub weights: Held,
-    /// The gradient as the update reads it.
-    pub gradient: Held,
+    /// The gradient as the update reads it, if the unit is trained.
+    pub gradient: Option<Held>,
     /// The wide copy that is updated, if weights are narrow.
     pub master: Option<Held>,
     /// Moments or momentum.
     pub states: Vec<Held>,
+}
+
+impl UnitBuffers {
+    /// What is kept of one kind of state, if anything is.
+    pub fn get(&self, kind: StateKind) -> Option<&Held> {
+        match kind {
+            StateKind::Weights => Some(&self.weights),
+            StateKind::Gradient => self.gradient.as_ref(),
+            StateKind::Master => self.master.as_ref(),
+            StateKind::Optimizer(number) => self.states.get(number),
+        }
+    }
+
+    /// Everything that is kept.
+    pub fn all(&self) -> impl Iterator<Item = (StateKind, &Held)> {
+        let optimizer = (0..self.states.len()).map(StateKind::Optimizer);
+        let kinds = [StateKind::Weights, StateKind::Gradient, StateKind::Master];
+        let kinds = kinds.into_iter().chain(optimizer);
+        kinds.filter_map(|kind| self.get(kind).map(|held| (kind, held)))
+    }
+
+    /// The gradient of a unit that is trained.
+    pub(super) fn trained(&self) -> &Held {
+        self.gradient.as_ref().expect("a unit that is trained has a gradient")
+    }
 }
 
 /// The part of a unit that a rank keeps where the unit is in shards.
@@ -78,21 +103,23 @@ pub(super) fn buffers(
         let mut state = |kind| keeper.keep(kind, precision.state);
         let master = precision.has_masters().then(|| state(StateKind::Master));
         let states = (0..optimizer.states()).map(|i| state(StateKind::Optimizer(i))).collect();
-        found.push(UnitBuffers { weights, gradient, master, states });
+        found.push(UnitBuffers { weights, gradient: Some(gradient), master, states });
     }
     found
 }
 
-/// Buffers for the weights of each unit.
+/// Buffers for the weights of each unit, where nothing is trained.
 pub(super) fn weights(
     script: &mut Script,
     units: &[Unit],
     dtype: DType,
     ranks: Ranks<'_>,
-) -> Vec<Held> {
+) -> Vec<UnitBuffers> {
     let units = units.iter().enumerate();
-    let keep =
-        |(number, unit)| Keeper { script, unit, number, ranks }.keep(StateKind::Weights, dtype);
+    let keep = |(number, unit)| {
+        let weights = Keeper { script, unit, number, ranks }.keep(StateKind::Weights, dtype);
+        UnitBuffers { weights, gradient: None, master: None, states: Vec::new() }
+    };
     units.map(keep).collect()
 }
 

@@ -17,6 +17,7 @@ use super::crossing::{Crossing, crossings};
 use super::wiring::Wiring;
 use crate::device::Device;
 use crate::error::ScriptError;
+use crate::library::Library;
 use crate::schedule::{Part, Turn};
 
 /// A turn of a device.
@@ -64,6 +65,7 @@ impl Links {
     pub(super) fn new(
         model: &Model,
         devices: &[Device<'_>],
+        library: &Library,
         wiring: &dyn Fn(usize) -> Arc<Wiring>,
     ) -> Result<Self, ScriptError> {
         let mut links = Self {
@@ -77,7 +79,7 @@ impl Links {
         let mut all = found(model, devices, wiring)?;
         in_order(model, &all)?;
         settle(devices, &mut all)?;
-        links.crossings = crossings(model, devices, &mut all)?;
+        links.crossings = crossings(model, devices, library, &mut all)?;
         for link in all {
             links.outgoing[link.from.device].push(link.clone());
             links.incoming[link.to.device].push(link);

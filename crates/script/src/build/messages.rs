@@ -7,12 +7,13 @@
 use std::ops::Range;
 
 use phalanx_call::{Block, Message, Value};
-use phalanx_ir::{DType, Program};
+use phalanx_ir::DType;
 
 use super::links::Link;
 use super::{Action, Binder, BufferId, Kind, Lane, Run, ScriptError, View, World, Write, programs};
 use crate::action::Script;
 use crate::key::BufferKey;
+use crate::library::Placed;
 
 /// How many turns before its own a value is asked for.
 const AHEAD: usize = 1;
@@ -55,7 +56,7 @@ impl<'a> Messenger<'a> {
             self.asked += 1;
         }
         for slices in self.slices.extract_if(.., |slices| slices.turn == turn) {
-            slices.gather(self.world, binder);
+            slices.gather(binder);
         }
         Ok(())
     }
@@ -123,19 +124,19 @@ struct Slices<'a> {
     value: &'a Value,
     /// The slice's buffer.
     buffer: BufferId,
-    gather: &'a Program,
+    gather: &'a Placed,
 }
 
 impl Slices<'_> {
     /// Puts the value together.
-    fn gather(self, world: &World<'_>, binder: &mut Binder<'_>) {
-        let ty = self.gather.ty(self.gather.outputs()[0].value);
-        let bytes = ty.local_bytes(self.gather.mesh());
+    fn gather(self, binder: &mut Binder<'_>) {
+        let program = &self.gather.program;
+        let bytes = program.ty(program.outputs()[0].value).local_bytes(program.mesh());
         let whole = binder.received(BufferKey::Value(self.value.clone()), bytes);
         let view = |buffer| View { buffer, offset: 0 };
         let script = &mut binder.script;
         let run = Run {
-            program: script.program(world.library.placed(self.gather)),
+            program: script.program(self.gather.clone()),
             inputs: vec![view(self.buffer)],
             outputs: vec![(view(whole), Write::Overwrite)],
             contributes: vec![],
@@ -154,6 +155,16 @@ fn clear_rest(
     dtype: DType,
     messages: &[Message],
 ) -> Result<(), ScriptError> {
+    let gaps = gaps(script.buffers[buffer.0].bytes, dtype, messages);
+    if !gaps.is_empty() {
+        let label = format!("clear {}", script.name(buffer));
+        programs::clear(world, script, &label, buffer, dtype, &gaps)?;
+    }
+    Ok(())
+}
+
+/// The bytes of a buffer of this size that no message brings.
+pub(super) fn gaps(bytes: usize, dtype: DType, messages: &[Message]) -> Vec<Range<usize>> {
     let rows = |b: &Block| {
         let Block { first, stride, rows, len } = *b;
         (0..rows).map(move |row| first + row * stride..first + row * stride + len)
@@ -161,17 +172,11 @@ fn clear_rest(
     let mut brought: Vec<Range<usize>> =
         messages.iter().flat_map(|m| m.blocks.iter().flat_map(rows)).collect();
     brought.sort_by_key(|range| range.start);
-    let elements = script.buffers[buffer.0].bytes / dtype.size();
+    let elements = bytes / dtype.size();
     let starts = [0].into_iter().chain(brought.iter().map(|range| range.end));
     let ends = brought.iter().map(|range| range.start).chain([elements]);
     let gaps = starts.zip(ends).filter(|(start, end)| start < end);
-    let gaps: Vec<Range<usize>> =
-        gaps.map(|(start, end)| start * dtype.size()..end * dtype.size()).collect();
-    if !gaps.is_empty() {
-        let label = format!("clear {}", script.name(buffer));
-        programs::clear(world, script, &label, buffer, dtype, &gaps)?;
-    }
-    Ok(())
+    gaps.map(|(start, end)| start * dtype.size()..end * dtype.size()).collect()
 }
 
 fn release(script: &mut Script, buffer: BufferId) {

@@ -39,7 +39,7 @@ pub(super) fn append(
     let counted: Vec<&Unit> = units.iter().filter(counts).collect();
     let mut inputs: Vec<View> = losses.iter().map(|(buffer, _)| whole(*buffer)).collect();
     inputs.extend(
-        (units.iter().zip(buffers)).filter(|(u, _)| counts(u)).map(|(_, b)| held(&b.gradient)),
+        (units.iter().zip(buffers)).filter(|(u, _)| counts(u)).map(|(_, b)| held(b.trained())),
     );
     let outputs = [loss, grad_norm, coefficient].map(whole);
     let sums = Sums { losses: &losses, units: &counted, training };

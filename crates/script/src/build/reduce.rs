@@ -42,7 +42,7 @@ impl<'a> Reducer<'a> {
         buffers: &'a [UnitBuffers],
         binder: &mut Binder<'_>,
     ) -> Self {
-        let whole: Vec<BufferId> = buffers.iter().map(|b| b.gradient.buffer).collect();
+        let whole: Vec<BufferId> = buffers.iter().map(|b| b.trained().buffer).collect();
         let dtype = training.precision.grads;
         binder.gradients = Some(Places::new(training.world.model, units, &whole, dtype));
         let mut reducer = Self {
@@ -132,7 +132,7 @@ impl<'a> Reducer<'a> {
         }
         let dtype = self.training.precision.grads;
         let program = programs::all_reduce(&self.units[unit], dtype, self.mesh())?;
-        let own = View { buffer: self.buffers[unit].gradient.buffer, offset: 0 };
+        let own = View { buffer: self.buffers[unit].trained().buffer, offset: 0 };
         self.push(unit, &program, own, (own, Write::Overwrite), binder);
         Ok(())
     }
@@ -141,7 +141,7 @@ impl<'a> Reducer<'a> {
     fn scatter_whole(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
         let dtype = self.training.precision.grads;
         let program = programs::scatter_all(&self.units[unit], dtype, self.mesh())?;
-        let gradient = &self.buffers[unit].gradient;
+        let gradient = self.buffers[unit].trained();
         let view = |offset| View { buffer: gradient.buffer, offset };
         let into = view(gradient.at * dtype.size());
         self.push(unit, &program, view(0), (into, Write::Overwrite), binder);
@@ -166,7 +166,7 @@ impl<'a> Reducer<'a> {
         };
         self.scatters[unit] = Some(program);
         let view = |buffer| View { buffer, offset: 0 };
-        let into = view(self.buffers[unit].gradient.buffer);
+        let into = view(self.buffers[unit].trained().buffer);
         let first = binder.begun.insert((into.buffer, into.offset));
         let write = if first { Write::Overwrite } else { Write::Add };
         self.reduce(unit, program, view(from), (into, write), binder);
@@ -177,7 +177,7 @@ impl<'a> Reducer<'a> {
     fn sum_shard(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
         let dtype = self.training.precision.grads;
         if let Some(program) = programs::sum_shard(&self.units[unit], dtype, self.mesh())? {
-            let own = View { buffer: self.buffers[unit].gradient.buffer, offset: 0 };
+            let own = View { buffer: self.buffers[unit].trained().buffer, offset: 0 };
             self.push(unit, &program, own, (own, Write::Overwrite), binder);
         }
         Ok(())
@@ -193,7 +193,7 @@ impl<'a> Reducer<'a> {
         let dtype = self.training.precision.grads;
         let program = programs::sum_devices(spec, dtype, self.mesh(), &mesh)?;
         let program = binder.script.program_of(world.library.placed(&program), members);
-        let gradient = &self.buffers[unit].gradient;
+        let gradient = self.buffers[unit].trained();
         let own = View { buffer: gradient.buffer, offset: gradient.at * dtype.size() };
         self.reduce(unit, program, own, (own, Write::Overwrite), binder);
         Ok(())

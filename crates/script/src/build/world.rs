@@ -1,14 +1,17 @@
 //! What the scripts of all ranks have in common, found once.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
+use phalanx_call::Message;
 use phalanx_ir::Model;
 
 use super::Place;
 use super::links::Links;
+use super::messages::gaps;
 use super::wiring::Wiring;
-use crate::action::{Names, Script};
+use crate::action::{Kind, Names, Script};
 use crate::device::Device;
 use crate::error::ScriptError;
 use crate::library::Library;
@@ -44,13 +47,61 @@ impl<'a> World<'a> {
         let holders = holders(model, &held);
         shared_alike(model, &devices, &holders)?;
         let wirings = wirings(model, &devices);
-        let links = Links::new(model, &devices, &|device| wirings[device].clone())?;
+        let links = Links::new(model, &devices, &library, &|device| wirings[device].clone())?;
         Ok(Self { model, devices, library, holders, held, wirings, links })
     }
 
     /// Whether a device's turns work on an instance.
     pub fn holds(&self, device: usize, instance: usize) -> bool {
         self.held[device].contains(&instance)
+    }
+
+    /// Ranks that do the same, each on its part of the data: those of a device, apart from where what
+    /// they are sent has padding, for that is set to zero.
+    pub fn classes(&self) -> Vec<Vec<Place>> {
+        let mut classes = Vec::new();
+        for (device, own) in self.devices.iter().enumerate() {
+            let mut known: HashMap<Vec<Vec<Range<usize>>>, Vec<Place>> = HashMap::new();
+            for place in 0..own.ranks.len() {
+                let gaps = self.gaps(device, own.ranks[place]);
+                known.entry(gaps).or_default().push(Place { device, place });
+            }
+            let mut own: Vec<Vec<Place>> = known.into_values().collect();
+            own.sort_by_key(|class| class[0].place);
+            classes.extend(own);
+        }
+        classes
+    }
+
+    /// By way that values take to a device: the bytes that no message brings a rank of it.
+    fn gaps(&self, device: usize, rank: usize) -> Vec<Vec<Range<usize>>> {
+        let mut seen = BTreeSet::new();
+        let ways = self.links.incoming[device].iter().filter(|link| seen.insert(link.crossing));
+        let gaps = ways.map(|link| {
+            let crossing = &self.links.crossings[link.crossing];
+            let messages = crossing.messages(link, rank, false);
+            gaps(crossing.bytes, crossing.arrives.dtype, &messages)
+        });
+        gaps.collect()
+    }
+
+    /// What another rank of a script's class sends and receives in its actions.
+    pub fn messages(&self, script: &Script, at: Place) -> Vec<(usize, Vec<Message>)> {
+        let Links { incoming, outgoing, crossings } = &self.links;
+        let rank = self.devices[at.device].ranks[at.place];
+        // Scripts have sends and receives in the order of the links.
+        let (mut sent, mut taken) = (outgoing[at.device].iter(), incoming[at.device].iter());
+        let mut found = Vec::new();
+        for (number, action) in script.actions.iter().enumerate() {
+            let (link, sending) = match action.kind {
+                Kind::Send { .. } => (sent.next(), true),
+                Kind::Receive { .. } => (taken.next(), false),
+                _ => continue,
+            };
+            let link = link.expect("a script sends and receives what its links say");
+            found.push((number, crossings[link.crossing].messages(link, rank, sending)));
+        }
+        found
     }
 
     pub(super) fn wiring(&self, device: usize) -> &Wiring {

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::error::{Error, Problem, Result};
-use crate::host::{launcher, own_machine};
+use crate::host;
 use crate::metrics::bytes;
 use crate::session::lost;
 
@@ -47,9 +47,9 @@ pub fn collectives(
     let own = config.parallel.ranks().get();
     let ranks = ranks.unwrap_or(if own > 1 { own } else { RANKS });
     check(ranks)?;
-    let launcher = launcher(ranks, own_machine(ranks, 1));
+    let launcher = host::launcher(ranks);
     for size in SIZES {
-        let rows = bench::collectives(&launcher, &[size]).map_err(|f| lost(f, ranks))?;
+        let rows = bench::collectives(&*launcher, &[size]).map_err(|f| lost(f, ranks))?;
         for row in rows {
             tell(&CollectiveRow {
                 op: row.op.name(),

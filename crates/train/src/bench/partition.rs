@@ -2,12 +2,13 @@
 
 use std::time::Instant;
 
+use phalanx_script::Planned;
 use serde::Serialize;
 
 use crate::config::Loaded;
 use crate::error::Result;
 use crate::network::Network;
-use crate::session::{Lowered, Settings};
+use crate::session::{Lowered, Planner, Settings};
 
 /// What `bench partition` tells.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -38,10 +39,9 @@ pub fn partition(loaded: &Loaded) -> Result<PartitionBench> {
     let built = Instant::now();
     let lowered = Lowered::new(&models, Settings::new(config)?)?;
     let formed = Instant::now();
-    let plan = lowered.plan(0)?;
-    let planned = Instant::now();
-    phalanx_script::check(&plan.script)?;
-    phalanx_script::plan(&plan.script)?;
+    let script = Planner::new(&lowered)?.train_script(0)?;
+    let (planned, actions) = (Instant::now(), script.actions.len());
+    Planned::new(script, None)?;
     let ms = |from: Instant, to: Instant| 1e3 * (to - from).as_secs_f64();
     Ok(PartitionBench {
         ms: ms(begun, planned),
@@ -51,6 +51,6 @@ pub fn partition(loaded: &Loaded) -> Result<PartitionBench> {
         memory_ms: ms(planned, Instant::now()),
         layers: config.model.layers.get(),
         ranks: lowered.ranks(),
-        actions: plan.script.actions.len(),
+        actions,
     })
 }

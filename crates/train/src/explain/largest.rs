@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 
 use phalanx_ir::{Model, Op, OpDef, Program, Role};
-use phalanx_script::{Buffer, Category, Compiled, MemoryPlan, Part, Script};
+use phalanx_script::{
+    Buffer, BufferKey, Category, Compiled, MemoryPlan, Part, Script, StateKey, Value,
+};
 
 /// Some buffers of one kind and size.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -32,12 +34,16 @@ pub(crate) fn largest(
         counts.entry((name, category.name(), bytes)).or_insert((category, 0)).1 += 1;
     };
     for buffer in &script.buffers {
-        add(kind_of(model, compiled, buffer), buffer.category, buffer.bytes);
+        add(kind_of(model, compiled, script, buffer), buffer.category, buffer.bytes);
     }
     for (action, workspace) in script.actions.iter().zip(&memory.workspaces) {
         if let (Some(run), Some(_)) = (action.run(), workspace) {
             let entry = &script.programs[run.program.0];
-            add(format!("within {}", entry.program.name), Category::Workspace, entry.slots.extent);
+            add(
+                format!("within {}", entry.program().name),
+                Category::Workspace,
+                entry.slots().extent,
+            );
         }
     }
     let mut rows: Vec<Row> = (counts.into_iter())
@@ -48,25 +54,37 @@ pub(crate) fn largest(
     rows
 }
 
-/// `blocks.3/r27@mb0` is residual `r27` of any block, in any micro-batch; and what that is.
-fn kind_of(model: &Model, compiled: &Compiled, buffer: &Buffer) -> String {
-    let name = buffer.name.split('@').next().unwrap_or_default();
-    // A unit is called after its instance too: `blocks.3.decay/weights`.
-    let of = |instance: &str| {
-        let rest = name.strip_prefix(instance)?;
-        rest.starts_with(['/', '.']).then_some(rest)
+/// What a buffer is, whichever instance and micro-batch it is of: `blocks.3/r27@mb0` is residual `r27` of
+/// a block; and how that is made.
+fn kind_of(model: &Model, compiled: &Compiled, script: &Script, buffer: &Buffer) -> String {
+    let segment_of = |instance: usize| model.instances()[instance].segment;
+    let of = |segment: usize| &model.segments()[segment].name;
+    // A unit may be called after its instance.
+    let of_unit = |unit: usize| {
+        let name = &script.names.units[unit];
+        let instance = model.instances().iter().find(|instance| instance.name == *name);
+        instance.map_or(name, |instance| of(instance.segment))
     };
-    let found = model.instances().iter().find_map(|i| of(&i.name).map(|rest| (i.segment, rest)));
-    let Some((segment, rest)) = found else {
-        return name.to_owned();
-    };
-    let forward = compiled.program(segment, Part::F);
-    let port = rest.trim_start_matches('/');
-    let made = match buffer.category {
-        Category::Residuals => made_by(forward, port).map_or(String::new(), |by| format!(": {by}")),
-        _ => String::new(),
-    };
-    format!("{}{rest}{made}", model.segments()[segment].name)
+    match &buffer.key {
+        BufferKey::Value(Value { instance, port, .. }) => {
+            let segment = segment_of(*instance);
+            let made = match buffer.category {
+                Category::Residuals => made_by(compiled.program(segment, Part::F), port),
+                _ => None,
+            };
+            let made = made.map_or(String::new(), |by| format!(": {by}"));
+            format!("{}/{port}{made}", of(segment))
+        }
+        BufferKey::Slice(Value { instance, port, .. }) => {
+            format!("{}/{port}/slice", of(segment_of(*instance)))
+        }
+        BufferKey::Random { instance, .. } => format!("{}/key", of(segment_of(*instance))),
+        BufferKey::Data { port, .. } => port.to_string(),
+        BufferKey::State(StateKey { unit, kind }) => format!("{}/{kind}", of_unit(*unit)),
+        BufferKey::Gathered { unit, .. } => format!("{}/gathered", of_unit(*unit)),
+        BufferKey::Formed { unit, .. } => format!("{}/formed", of_unit(*unit)),
+        other => other.describe(&script.names).to_string(),
+    }
 }
 
 /// The op whose result an output is, with the parameters that it reads.

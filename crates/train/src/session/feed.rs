@@ -1,10 +1,11 @@
 //! What the host gives a step: its batch, and the numbers that its programs read.
 
+use std::sync::Arc;
+
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, ElementRun, Model, Role, TensorType};
-use phalanx_models::port;
 use phalanx_runtime::{Executor, ScriptId};
-use phalanx_script::{BufferId, Ranks};
+use phalanx_script::{BufferId, BufferKey, Ranks, Scalar};
 
 use super::numbers::encode;
 use crate::error::{Error, Problem, Result};
@@ -18,6 +19,8 @@ pub struct StepData<'a> {
     pub count: u64,
     /// The global index of the first row's sample, which random masks depend on.
     pub first_sample: u64,
+    /// Numbers of the model's own, by the names of its scalar ports.
+    pub scalars: &'a [(&'a str, f64)],
 }
 
 /// The values of one data port.
@@ -95,15 +98,13 @@ pub(crate) struct Feed {
 }
 
 enum Input {
-    Data { port: String, ty: TensorType, runs: Vec<ElementRun>, microbatch: usize },
-    Key { instance: usize, microbatch: usize },
-    LearningRate,
-    Step,
-    InverseCount,
+    Data { port: Arc<str>, ty: TensorType, runs: Vec<ElementRun>, microbatch: usize },
+    Random { instance: usize, microbatch: usize },
+    Scalar(Scalar),
 }
 
 impl Feed {
-    /// Finds out what each of the script's host buffers is for, from its name.
+    /// Finds out what each of the script's host buffers is for, from its key.
     pub(crate) fn new<E: Engine>(
         executor: &Executor<E>,
         script: ScriptId,
@@ -112,11 +113,10 @@ impl Feed {
         microbatches: usize,
     ) -> Result<Self> {
         let mut inputs = Vec::new();
-        for (buffer, name) in executor.host_inputs(script) {
-            // Buffers of another script on the same memory have numbers here, but no readers.
-            if let Some(ty) = executor.script(script).read_type(buffer) {
-                inputs.push((buffer, Input::of(name, model, ty.clone(), ranks)?));
-            }
+        for (buffer, key) in executor.host_inputs(script) {
+            let ty = executor.script(script).read_type(buffer);
+            let ty = ty.expect("a buffer that the host fills is read by some run");
+            inputs.push((buffer, Input::of(key, model, ty.clone(), ranks)?));
         }
         Ok(Self { script, inputs, microbatches, rows: rows(model), bytes: Vec::new() })
     }
@@ -133,7 +133,7 @@ impl Feed {
             let bytes = &mut self.bytes;
             match input {
                 Input::Data { port, ty, runs, microbatch } => {
-                    let field = data.fields.iter().find(|(name, _)| name == port);
+                    let field = data.fields.iter().find(|(name, _)| **name == **port);
                     let (_, field) = field.ok_or_else(|| missing(port, data))?;
                     if field.dtype() != ty.dtype {
                         return Err(other_type(port, field.dtype(), ty.dtype));
@@ -144,16 +144,14 @@ impl Feed {
                     }
                     field.bytes(*microbatch, self.microbatches, runs, size, bytes);
                 }
-                Input::Key { instance, microbatch } => {
+                Input::Random { instance, microbatch } => {
                     let first = data.first_sample + *microbatch as u64 * self.rows;
                     let (low, high) = (scalars.seed as i32, (scalars.seed >> 32) as i32);
                     let key = [low, high, scalars.step as i32, *instance as i32, first as i32];
                     bytes.clear();
                     bytes.extend(key.iter().flat_map(|word| word.to_ne_bytes()));
                 }
-                Input::LearningRate => scalar(size, scalars.lr, bytes),
-                Input::Step => scalar(size, scalars.step as f64, bytes),
-                Input::InverseCount => scalar(size, 1.0 / data.count as f64, bytes),
+                Input::Scalar(name) => scalar(size, scalars.value(name, data)?, bytes),
             }
             executor.write(self.script, *buffer, bytes)?;
         }
@@ -161,35 +159,49 @@ impl Feed {
     }
 }
 
-impl Input {
-    fn of(name: &str, model: &Model, ty: TensorType, ranks: Ranks<'_>) -> Result<Self> {
-        if let Some((front, microbatch)) = name.rsplit_once("@mb")
-            && let Ok(microbatch) = microbatch.parse()
-        {
-            let key = front.strip_suffix("/key");
-            let instance = key.and_then(|own| model.instances().iter().position(|i| i.name == own));
-            if let Some(instance) = instance {
-                return Ok(Input::Key { instance, microbatch });
-            }
-            if data_ports(model).any(|(port, _)| port == front) {
-                let runs = ty.local_runs(ranks.mesh, ranks.rank);
-                return Ok(Input::Data { port: front.to_owned(), ty, runs, microbatch });
-            }
-        }
-        match name {
-            "lr" => Ok(Input::LearningRate),
-            "step" => Ok(Input::Step),
-            port::INV_TOKENS => Ok(Input::InverseCount),
-            other => Err(Error::refused(
-                Problem::new(format!(
-                    "model {} reads the scalar `{other}`, which nobody gives",
-                    model.name
-                ))
-                .because("a step gives its programs lr, step and inv_tokens")
-                .fix("read one of these, or make the number a data port"),
-            )),
+impl Scalars {
+    /// The value of a number in a step.
+    fn value(&self, scalar: &Scalar, data: &StepData<'_>) -> Result<f64> {
+        let given = |name: &str| data.scalars.iter().find(|(own, _)| *own == name);
+        match scalar {
+            Scalar::LearningRate => Ok(self.lr),
+            Scalar::Step => Ok(self.step as f64),
+            Scalar::InverseCount => Ok(1.0 / data.count as f64),
+            other => match given(other.name()) {
+                Some((_, value)) => Ok(*value),
+                None => Err(nobody_gives(other.name())),
+            },
         }
     }
+}
+
+impl Input {
+    fn of(key: &BufferKey, model: &Model, ty: TensorType, ranks: Ranks<'_>) -> Result<Self> {
+        match key {
+            BufferKey::Random { instance, microbatch } => {
+                Ok(Input::Random { instance: *instance, microbatch: *microbatch })
+            }
+            BufferKey::Data { port, microbatch } => {
+                let runs = ty.local_runs(ranks.mesh, ranks.rank);
+                Ok(Input::Data { port: port.clone(), ty, runs, microbatch: *microbatch })
+            }
+            BufferKey::Scalar(scalar) => Ok(Input::Scalar(scalar.clone())),
+            other => Err(Error::refused(Problem::new(format!(
+                "model {} reads {other:?}, which nobody gives",
+                model.name
+            )))),
+        }
+    }
+}
+
+fn nobody_gives(name: &str) -> Error {
+    Error::refused(
+        Problem::new(format!("the model reads the scalar `{name}`, which nobody gives"))
+            .because(
+                "a step gives its programs lr, step and inv_tokens, and the batch its own scalars",
+            )
+            .fix("read one of these, give it with the batch, or make the number a data port"),
+    )
 }
 
 /// Rows of a micro-batch: the extent of dim 0 of the model's data.

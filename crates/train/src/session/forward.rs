@@ -3,89 +3,96 @@
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model};
 use phalanx_runtime::{Executor, ScriptId};
-use phalanx_script::{self as script, BufferId, Device, Place, Ranks, forward, forward_script};
+use phalanx_script::{BufferKey, Number, Source, Value};
 
-use super::compile::compile_forward;
-use super::feed::{Feed, Scalars, StepData};
+use super::backend::Backend;
+use super::command::{Answer, Command, LocalRanks};
+use super::feed::StepData;
+use super::lowered::Lowered;
 use super::numbers::decode;
-use super::parallel::Parallel;
-use super::store::{ReadParam, Store};
+use super::planner::Planner;
+use super::store::ReadParam;
 use crate::error::{Error, Problem, Result};
 
 /// A loaded model that computes losses or logits.
-pub struct Forward<E: Engine> {
-    executor: Executor<E>,
-    script: ScriptId,
-    feed: Feed,
-    loss: BufferId,
+pub struct Forward {
+    ranks: Box<dyn LocalRanks>,
+    loss: f64,
 }
 
-impl<E: Engine> Forward<E> {
+impl Forward {
     /// Prepares a model whose data comes in `microbatches` parts; `read` gives its weights, which
     /// are stored as `weights`.
     pub fn new(
-        engine: E,
+        backend: &dyn Backend,
+        threads: usize,
         model: &Model,
         weights: DType,
         microbatches: usize,
         read: &ReadParam<'_>,
     ) -> Result<Self> {
-        let ranks = Ranks::alone();
-        let partition = Parallel::default().partition(model, ranks.mesh)?;
-        let compiled = compile_forward(model, weights, &partition)?;
-        let turns = forward(0..model.instances().len(), microbatches);
-        let devices = [Device::alone(&compiled, &turns)];
-        let at = Place::default();
-        let plan = forward_script(&script::Forward { model, devices: &devices, at, weights })?;
-        let mut executor = Executor::new(engine);
-        let script = executor.load(plan.script)?;
-        executor.reserve()?;
-        let store = {
-            let types = vec![None; model.params().len()];
-            Store::new(script, model, types, plan.units, ranks)
-        };
-        for (unit, held) in plan.weights.iter().enumerate() {
-            store.fill(&mut executor, unit, &[held], read)?;
-        }
-        let feed = Feed::new(&executor, script, model, ranks, microbatches)?;
-        Ok(Self { executor, script, feed, loss: plan.loss })
+        let requirements = backend.requirements();
+        let lowered = Lowered::forward(model, weights, microbatches, threads, requirements)?;
+        let mut ranks = backend.launch(&Planner::new(&lowered)?)?;
+        ranks.ask(Command::Start(read))?;
+        Ok(Self { ranks, loss: 0.0 })
     }
 
     /// Runs the model on a batch.
     pub fn run(&mut self, data: &StepData<'_>) -> Result<()> {
-        let scalars = Scalars { lr: 0.0, step: 0, seed: 0 };
-        self.feed.write(&mut self.executor, data, scalars)?;
-        Ok(self.executor.run(self.script)?)
+        for answer in self.ranks.ask(Command::Evaluate(data))? {
+            if let Answer::Loss(loss) = answer {
+                self.loss = loss;
+            }
+        }
+        Ok(())
     }
 
     /// The mean loss of the last batch.
-    pub fn loss(&mut self) -> Result<f64> {
-        let bytes = self.executor.script(self.script).buffers[self.loss.0].bytes;
-        read_scalar(&mut self.executor, self.script, self.loss, bytes)
+    pub fn loss(&self) -> f64 {
+        self.loss
     }
 
     /// A value that the model shows of one micro-batch, such as its logits.
-    pub fn probe(&mut self, name: &str, microbatch: usize, dtype: DType) -> Result<Vec<f64>> {
-        let end = format!("/{name}@mb{microbatch}");
-        let buffers = &self.executor.script(self.script).buffers;
-        let found = buffers.iter().position(|b| b.name.ends_with(&end));
-        let Some(index) = found else {
-            let message = format!("the model shows no value `{name}`");
-            return Err(Error::refused(Problem::new(message)));
-        };
-        let mut bytes = vec![0; buffers[index].bytes];
-        self.executor.read(self.script, BufferId(index), &mut bytes)?;
-        Ok(decode(dtype, &bytes))
+    pub fn probe(&mut self, port: &str, microbatch: usize, dtype: DType) -> Result<Vec<f64>> {
+        let answers = self.ranks.ask(Command::Show { port, microbatch })?;
+        let shown = answers.into_iter().find_map(|answer| match answer {
+            Answer::Shown(bytes) => bytes,
+            _ => None,
+        });
+        let missing = || Error::refused(Problem::new(format!("the model shows no value `{port}`")));
+        Ok(decode(dtype, &shown.ok_or_else(missing)?))
     }
 }
 
-/// A single number in the type that its bytes tell.
-pub(crate) fn read_scalar<E: Engine>(
+/// The bytes of a value that a script shows of a micro-batch, if it has it.
+pub(super) fn shown<E: Engine>(
     executor: &mut Executor<E>,
     script: ScriptId,
-    buffer: BufferId,
+    port: &str,
+    microbatch: usize,
+) -> Result<Option<Vec<u8>>> {
+    let wanted = |key: &BufferKey| {
+        matches!(key, BufferKey::Value(Value { port: own, microbatch: part, .. })
+            if **own == *port && *part == microbatch)
+    };
+    let buffers = &executor.script(script).buffers;
+    let found = buffers.iter().position(|b| b.source == Source::Result && wanted(&b.key));
+    let Some(index) = found else { return Ok(None) };
+    let mut bytes = vec![0; buffers[index].bytes];
+    executor.read(script, phalanx_script::BufferId(index), &mut bytes)?;
+    Ok(Some(bytes))
+}
+
+/// A number of a step, in the type that its bytes tell.
+pub(super) fn read_scalar<E: Engine>(
+    executor: &mut Executor<E>,
+    script: ScriptId,
+    number: Number,
     bytes: usize,
 ) -> Result<f64> {
+    let buffer = executor.script(script).find(&BufferKey::Number(number));
+    let buffer = buffer.expect("a script forms the numbers that are read of it");
     let mut room = [0; 8];
     executor.read(script, buffer, &mut room[..bytes])?;
     let [a, b, c, d, ..] = room;

@@ -1,17 +1,20 @@
 //! What all ranks of a session share: the model on its mesh, and the programs of its segments.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use phalanx_ir::{Axis, Mesh, Model, TensorType};
+use phalanx_call::Requirements;
+use phalanx_ir::{Axis, DType, Mesh, Model, TensorType};
 use phalanx_script::{
-    BufferId, Compiled, Device, Forward, MemoryPlan, Place, Ranks, Script, TrainPlan, Training,
-    Turn, eval_script, forward, merge_adjacent, plan, plan_beside, train_script,
+    Compiled, Device, Library, Place, Ranks, Script, Turn, Unit, forward, merge_adjacent,
 };
-use phalanx_spmd::{Keep, Partition, Sharded};
+use phalanx_spmd::{Gathering, Keep, Partition};
 
 use super::compile::{compile, compile_forward};
-use super::{Models, Settings, Split, measure};
+use super::planner::Planner;
+use super::{Models, Settings};
 use crate::error::{Error, Result};
+use crate::host;
 
 /// A model's programs, before any engine is involved.
 pub struct Lowered {
@@ -22,6 +25,19 @@ pub struct Lowered {
     laid: Vec<Laid>,
     /// By device of the pipeline; one if there is none.
     stations: Vec<Station>,
+    /// The programs that were placed so far, for the engines that will run them.
+    pub(crate) library: Arc<Library>,
+    /// Whether the model is trained, or only evaluated.
+    pub(crate) trains: bool,
+}
+
+/// A rank's training step.
+#[derive(Clone, Debug)]
+pub struct TrainPlan {
+    /// The script.
+    pub script: Script,
+    /// The packed parameters that the rank keeps.
+    pub units: Vec<Unit>,
 }
 
 /// A model on a mesh.
@@ -56,13 +72,19 @@ struct Station {
 }
 
 impl Lowered {
-    /// Lays the models on their meshes and forms their programs.
-    pub fn new(models: &Models, mut settings: Settings) -> Result<Self> {
+    /// Lays the models on their meshes and forms their programs, for this machine's engine.
+    pub fn new(models: &Models, settings: Settings) -> Result<Self> {
+        Self::for_engine(models, settings.measured(models)?, host::requirements())
+    }
+
+    /// The same, for engines with these requirements.
+    pub fn for_engine(
+        models: &Models,
+        settings: Settings,
+        requirements: Arc<dyn Requirements>,
+    ) -> Result<Self> {
         let model = &models.train;
         let devices = settings.parallel.devices()?;
-        if settings.parallel.pipeline.split == Split::Measured {
-            settings.parallel.pipeline.split = Split::Costs(measure::costs(models, &settings)?);
-        }
         let parts = settings.microbatches;
         let turns = settings.parallel.pipeline.turns(model, devices.len(), parts)?;
         let (mut laid, mut stations): (Vec<Laid>, Vec<Station>) = (Vec::new(), Vec::new());
@@ -78,7 +100,34 @@ impl Lowered {
             stations.push(Station { laid: index, turns, evaluate, ranks });
         }
         let (model, evaluate) = (model.clone(), models.evaluate.clone());
-        Ok(Self { settings, model, evaluate, laid, stations })
+        let library = Arc::new(Library::new(requirements));
+        Ok(Self { settings, model, evaluate, laid, stations, library, trains: true })
+    }
+
+    /// A model that is evaluated on one rank and never trained.
+    pub(crate) fn forward(
+        model: &Model,
+        weights: DType,
+        microbatches: usize,
+        threads: usize,
+        requirements: Arc<dyn Requirements>,
+    ) -> Result<Self> {
+        let settings = Settings::forward(weights, microbatches, threads);
+        let mesh = Mesh::single();
+        let partition = settings.parallel.partition(model, &mesh)?;
+        let compiled = compile_forward(model, weights, &partition)?;
+        let laid = Laid { mesh, partition, evaluate: Some(compiled.clone()), compiled };
+        let turns = forward(0..model.instances().len(), microbatches);
+        let station = Station { laid: 0, turns: turns.clone(), evaluate: turns, ranks: vec![0] };
+        Ok(Self {
+            settings,
+            model: model.clone(),
+            evaluate: Some(model.clone()),
+            laid: vec![laid],
+            stations: vec![station],
+            library: Arc::new(Library::new(requirements)),
+            trains: false,
+        })
     }
 
     /// How many ranks there are.
@@ -148,65 +197,44 @@ impl Lowered {
     }
 
     /// Where a rank is.
+    ///
+    /// # Panics
+    /// If there is no such rank.
     pub(crate) fn place(&self, rank: usize) -> Place {
         let found = self.stations.iter().enumerate().find_map(|(device, station)| {
             let place = station.ranks.iter().position(|&r| r == rank)?;
             Some(Place { device, place })
         });
-        found.unwrap_or_default()
+        found.expect("a rank is on one of the devices")
     }
 
-    /// A rank among those of its device, and how they share what they hold.
+    /// A rank among those of its device.
     pub(crate) fn at(&self, rank: usize) -> Ranks<'_> {
         let Place { device, place } = self.place(rank);
         let partition = &self.laid[self.stations[device].laid].partition;
-        Ranks { mesh: partition.mesh(), rank: place, sharing: partition.sharing() }
+        Ranks { mesh: partition.mesh(), rank: place }
     }
 
-    /// The script of a rank's training step.
+    /// The script of a rank's training step, and the units that it keeps.
     pub fn plan(&self, rank: usize) -> Result<TrainPlan> {
-        Ok(train_script(&Training {
-            model: &self.model,
-            devices: &self.devices(),
-            at: self.place(rank),
-            precision: self.settings.precision,
-            optimizer: self.settings.optimizer,
-            clip: self.settings.clip,
-        })?)
+        let planner = Planner::new(self)?;
+        Ok(TrainPlan { script: planner.train_script(rank)?, units: planner.state(rank)?.units })
     }
 
-    /// The model that is evaluated, and a rank's script of it on the state of its training step.
-    pub(crate) fn evaluation(
-        &self,
-        rank: usize,
-        plan: &TrainPlan,
-    ) -> Result<Option<(&Model, Script, BufferId)>> {
-        let Some(model) = &self.evaluate else { return Ok(None) };
+    /// The model that is evaluated, and the devices that do so.
+    pub(crate) fn evaluation(&self) -> Option<(&Model, Vec<Device<'_>>)> {
+        let model = self.evaluate.as_ref()?;
         let devices = self.devices_with(|laid| laid.evaluate.as_ref(), |station| &station.evaluate);
-        let weights = self.settings.precision.weights;
-        let forward = Forward { model, devices: &devices, at: self.place(rank), weights };
-        let (script, loss) = eval_script(&forward, plan)?;
-        Ok(Some((model, script, loss)))
-    }
-
-    /// The memory of a rank's step, and the bytes of the arena that evaluation shares with it.
-    pub(crate) fn memory(&self, rank: usize) -> Result<(MemoryPlan, usize)> {
-        let train = self.plan(rank)?;
-        let memory = plan(&train.script)?;
-        let mut arena = memory.arena;
-        if let Some((_, script, _)) = self.evaluation(rank, &train)? {
-            arena = arena.max(plan_beside(&script, Some(&memory))?.arena);
-        }
-        Ok((memory, arena))
+        Some((model, devices))
     }
 
     /// Bytes of the largest rank's arena, and of all together.
     pub(crate) fn arenas(&self) -> Result<(usize, usize)> {
         let (mut largest, mut all) = (0, 0);
-        for station in &self.stations {
-            let (_, arena) = self.memory(station.ranks[0])?;
+        for class in Planner::new(self)?.classes()? {
+            let arena = class.plan.arena();
             largest = largest.max(arena);
-            all += arena * station.ranks.len();
+            all += arena * class.ranks.len();
         }
         Ok((largest, all))
     }
@@ -240,14 +268,20 @@ impl Lowered {
         };
         let names: Vec<String> =
             (parallel.strategies.iter().map(|s| s.name().to_owned())).chain(pipeline).collect();
-        let shards = match sharing.sharded() {
-            Sharded::Nothing => None,
-            Sharded::State => Some("optimizer state"),
-            Sharded::Gradients => Some("gradients and optimizer state"),
-            Sharded::Weights => Some("weights, gradients and optimizer state"),
-        };
-        let shards = shards.map(|what| {
-            let axes: Vec<String> = sharing.axes().iter().map(ToString::to_string).collect();
+        let facts = sharing.facts();
+        let kept = [
+            ("weights", facts.weights),
+            ("gradients", facts.gradient),
+            ("optimizer state", facts.state),
+        ];
+        let kept = kept.into_iter().filter(|(_, kept)| kept.is_shard()).map(|(what, _)| what);
+        let kept: Vec<&str> = kept.collect();
+        let shards = kept.split_last().map(|(last, others)| {
+            let what = match others {
+                [] => (*last).to_owned(),
+                others => format!("{} and {last}", others.join(", ")),
+            };
+            let axes: Vec<String> = facts.axes.iter().map(ToString::to_string).collect();
             format!("; {what} in shards over {}", axes.join(" · "))
         });
         let shards = shards.unwrap_or_default();
@@ -271,9 +305,8 @@ impl Lowered {
 /// Where the last instance's backward follows its forward, both are one run, unless its weights are to be
 /// gathered for each of the two.
 fn merged(turns: Vec<Turn>, model: &Model, partition: &Partition) -> Vec<Turn> {
-    let sharing = partition.sharing();
-    match (sharing.sharded(), sharing.keep) {
-        (Sharded::Weights, Keep::Run) => turns,
+    match partition.sharing().facts().gathering {
+        Gathering::ForRuns { keep: Keep::Run, .. } => turns,
         _ => merge_adjacent(&turns, model.instances().len()),
     }
 }

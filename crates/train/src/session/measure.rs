@@ -3,58 +3,23 @@
 //! A model with one instance of each distinct segment takes a few steps on one rank. An instance costs what
 //! its segment's forward and backward took, in the fastest of these steps.
 //!
-//! No two measurements are alike. So a process measures a model once, and whoever lowers it again, to
-//! explain it or to plan a change of it, cuts it at the same places.
+//! No two measurements are alike. So a model is measured once, by whoever lowers it first, and the costs
+//! go into the settings that everybody else starts from.
 
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use phalanx_autodiff::Recompute;
 use phalanx_ir::{DType, Model, Role};
-use phalanx_script::{Precision, Turn};
+use phalanx_script::Turn;
 
-use super::{Field, Models, Parallel, RankSession, Settings, StepData, initial};
+use super::{Field, Models, Parallel, Prepared, Settings, StepData, initial};
 use crate::error::Result;
-use crate::host::host_engine;
 
 /// Steps that are timed, after one that is not.
 const STEPS: usize = 3;
 
-/// By instance of the model: seconds of its forward and backward for one micro-batch, as they were
-/// measured the first time.
+/// By instance of the model: seconds of its forward and backward for one micro-batch.
 pub(super) fn costs(models: &Models, settings: &Settings) -> Result<Vec<f64>> {
-    static KNOWN: Mutex<Vec<Measured>> = Mutex::new(Vec::new());
-    // Who asks meanwhile waits: two measurements at once would disturb each other.
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(found) = known.iter().find(|measured| measured.is_of(&models.train, settings)) {
-        return Ok(found.costs.clone());
-    }
-    let costs = measured(&models.train, settings)?;
-    known.push(Measured {
-        model: models.train.clone(),
-        precision: settings.precision,
-        recompute: settings.recompute,
-        threads: settings.threads,
-        costs: costs.clone(),
-    });
-    Ok(costs)
-}
-
-/// Costs, and all that they depend on but the machine.
-struct Measured {
-    model: Model,
-    precision: Precision,
-    recompute: Recompute,
-    threads: usize,
-    costs: Vec<f64>,
-}
-
-impl Measured {
-    fn is_of(&self, model: &Model, settings: &Settings) -> bool {
-        (self.precision, self.recompute, self.threads)
-            == (settings.precision, settings.recompute, settings.threads)
-            && self.model == *model
-    }
+    measured(&models.train, settings)
 }
 
 fn measured(model: &Model, settings: &Settings) -> Result<Vec<f64>> {
@@ -65,14 +30,16 @@ fn measured(model: &Model, settings: &Settings) -> Result<Vec<f64>> {
         memory_limit: None,
         ..settings.clone()
     };
-    let engine = host_engine(settings.threads)?;
     let seed = settings.seed;
     let models = Models { train: sample, evaluate: None };
-    let mut session = RankSession::alone(engine, &models, settings, &initial(seed))?;
+    let mut session = Prepared::new(&models, settings)?.start(&initial(seed))?;
     let mut best = vec![Duration::MAX; model.segments().len()];
     with_zeros(model, |data| {
         for step in 0..=STEPS {
-            let (_, traced) = session.step_traced(data, 0.0, Instant::now())?;
+            session.trace_at(session.steps() + 1);
+            session.step(data, 0.0)?;
+            let trace = session.take_trace().expect("the step was timed");
+            let traced = &trace.ranks[0];
             let mut spent = vec![Duration::ZERO; model.segments().len()];
             for (Turn { instance, .. }, times) in
                 traced.iter().filter_map(|t| Some((t.turn?, t.times)))
@@ -126,7 +93,7 @@ fn with_zeros(model: &Model, run: impl FnOnce(&StepData<'_>) -> Result<()>) -> R
             _ => (name, Field::F32(&real[..elements])),
         })
         .collect();
-    run(&StepData { fields: &fields, count: 1, first_sample: 0 })
+    run(&StepData { fields: &fields, count: 1, first_sample: 0, scalars: &[] })
 }
 
 #[cfg(test)]
@@ -154,17 +121,13 @@ mod tests {
         // So the head is a stage by itself.
         let lowered = Lowered::new(&models, settings).unwrap();
         let devices = lowered.devices();
-        assert!(devices[1].holds(5) && !devices[1].holds(4), "{costs:?}");
-        // Who lowers the configuration again gets the same numbers to the last bit, which two
-        // measurements in nanoseconds would not give.
-        let again = Settings::new(&loaded.config).unwrap();
-        let fresh = measured(&models.train, &again).unwrap();
-        assert_ne!(fresh, costs);
-        let again = Lowered::new(&models, again).unwrap();
+        let holds = |instance| devices[1].turns.iter().any(|turn| turn.instance == instance);
+        assert!(holds(5) && !holds(4), "{costs:?}");
+        // Who lowers again from the settings of the first gets the same numbers to the last bit, which
+        // two measurements in nanoseconds would not give.
         let split = |lowered: &Lowered| lowered.settings.parallel.pipeline.split.clone();
-        assert_eq!(
-            (split(&lowered), split(&again)),
-            (Split::Costs(costs.clone()), Split::Costs(costs))
-        );
+        assert!(matches!(split(&lowered), Split::Costs(found) if found != costs));
+        let again = Lowered::new(&models, lowered.settings.clone()).unwrap();
+        assert_eq!(split(&lowered), split(&again));
     }
 }

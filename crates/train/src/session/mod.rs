@@ -5,6 +5,8 @@
 //! ranks: [`Session::step`] lets each fill its part of the step's inputs, run its script and read two
 //! numbers. What a step does is all in the script.
 
+mod backend;
+mod command;
 mod compile;
 mod feed;
 mod forward;
@@ -13,33 +15,39 @@ mod measure;
 mod numbers;
 mod parallel;
 mod pipeline;
-mod rank;
+mod planner;
 mod settings;
 mod store;
 mod traced;
+mod worker;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Instant;
 
-use phalanx_comm::{Communicator, Crew, Failure, Lost, Options};
+use phalanx_comm::{Failure, Lost};
 use phalanx_ir::{DType, Model, Param, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::Observed;
-use phalanx_script::{MemoryPlan, Moved, Route, Script, check_together, traffic};
+use phalanx_script::{MemoryPlan, Moved, Route, Script, StateKind};
 
+pub use backend::{Backend, EngineBackend, Size, Timing};
+pub use command::{Answer, Command, Feeds, LocalRanks, Measured, Piece, StateRange, StepAnswer};
 pub use feed::{Field, StepData};
 pub use forward::Forward;
-pub use lowered::Lowered;
+pub use lowered::{Lowered, TrainPlan};
 pub(crate) use numbers::encode;
 pub use parallel::{Parallel, SharedStrategy};
 pub use pipeline::{Order, Pipeline, Split};
-pub use rank::RankSession;
+pub use planner::{ClassPlan, Planner};
 pub use settings::{MemoryLimit, Over, Settings};
-pub use store::{Piece, ReadParam, initial};
+pub use store::{ReadParam, initial};
 pub use traced::{Timetable, Trace, Traced};
+pub use worker::RankWorker;
 
 use crate::error::{Error, Problem, Result};
-use crate::host::{HostEngine, launcher, rank_engine};
+use crate::host;
+use command::Given;
 use store::assemble;
 
 /// A model in the forms that a session runs. Their parameters are the same, in the same order.
@@ -62,7 +70,7 @@ pub struct StepResult {
 
 /// A session of which everything is known but the weights: it takes no memory for tensors yet.
 pub struct Prepared {
-    crew: Crew<RankSession<HostEngine>>,
+    ranks: Box<dyn LocalRanks>,
     known: Known,
 }
 
@@ -74,6 +82,8 @@ struct Known {
     script: Script,
     /// Where the buffers of the largest rank lie.
     memory: MemoryPlan,
+    /// By rank: what it is planned to write, by category.
+    peaks: Vec<Vec<(phalanx_script::Category, usize)>>,
     /// FLOPs of a step over all ranks.
     flops: u64,
     /// Bytes of each rank's arena.
@@ -86,100 +96,73 @@ struct Known {
     timetable: Timetable,
 }
 
-/// What one rank tells of itself.
-struct OfRank {
-    arena: usize,
-    memory: MemoryPlan,
-    moved: BTreeMap<Route, Moved>,
-    flops: u64,
-    script: Script,
-    evaluation: Option<Script>,
-}
-
 /// FLOPs of a script's programs.
 fn flops(script: &Script) -> u64 {
     let runs = script.actions.iter().filter_map(|action| action.run());
-    runs.map(|run| script.programs[run.program.0].program.flops()).sum()
+    runs.map(|run| script.programs[run.program.0].program().flops()).sum()
 }
 
-impl Prepared {
-    /// Plans, compiles and loads everything, and refuses what takes more memory than it may.
-    pub fn new(models: &Models, settings: Settings) -> Result<Self> {
-        Self::with_options(models, settings, Options::default())
-    }
-
-    /// The same, with ranks that wait for each other as these options say.
-    pub fn with_options(models: &Models, settings: Settings, options: Options) -> Result<Self> {
-        let prepared = Self::load(&Lowered::new(models, settings)?, options)?;
-        prepared.within_limits()
-    }
-
-    /// The same of programs that are formed already.
-    pub fn of(lowered: &Lowered, options: Options) -> Result<Self> {
-        Self::load(lowered, options)?.within_limits()
-    }
-
-    fn within_limits(self) -> Result<Self> {
-        match self.over() {
-            Some(over) => Err(Error::refused(over.problem())),
-            None => Ok(self),
-        }
-    }
-
-    /// Plans, compiles and loads everything, whatever memory that takes.
-    pub(crate) fn load(lowered: &Lowered, options: Options) -> Result<Self> {
-        let settings = &lowered.settings;
-        // Senders do not wait for receivers, so a channel must have room for a step's messages.
-        let depth = options.depth.max(4 * settings.microbatches * lowered.chunks());
-        let depth = if lowered.is_pipeline() { depth } else { options.depth };
-        let options = Options { threads_per_rank: settings.threads, depth, ..options };
-        let load = |endpoint: Box<dyn Communicator>| {
-            let rank = endpoint.rank();
-            let engine = rank_engine(settings.threads, endpoint)?;
-            RankSession::load(engine, lowered, rank)
-        };
-        let ranks = lowered.ranks();
-        let mut crew = Crew::new(&launcher(ranks, options), load).map_err(|f| lost(f, ranks))?;
-        let of_rank = |rank: usize, session: &mut RankSession<HostEngine>| {
-            let script = session.script();
-            Ok::<_, Error>(OfRank {
-                arena: session.arena(),
-                memory: session.memory().clone(),
-                moved: traffic(script),
-                // Programs count the work of all ranks of their mesh.
-                flops: if lowered.place(rank).place == 0 { flops(script) } else { 0 },
-                script: script.clone(),
-                evaluation: session.evaluation().cloned(),
-            })
-        };
-        let mut of_ranks = crew.run(of_rank).map_err(|f| lost(f, ranks))?;
+impl Known {
+    /// Plans one rank of each class, and checks that all of them fit each other: before any rank starts.
+    fn of(planner: &Planner<'_>) -> Result<Self> {
+        let (lowered, classes) = (planner.lowered, planner.classes()?);
         let mut moved: BTreeMap<Route, Moved> = BTreeMap::new();
-        for (route, once) in of_ranks.iter().flat_map(|rank| &rank.moved) {
-            let total = moved.entry(route.clone()).or_default();
-            (total.calls, total.bytes) = (total.calls + once.calls, total.bytes + once.bytes);
+        for (route, once) in planner.check(&classes)?.into_iter().flatten() {
+            phalanx_call::traffic::add(&mut moved, route, once);
         }
-        let arenas: Vec<usize> = of_ranks.iter().map(|rank| rank.arena).collect();
-        let flops = of_ranks.iter().map(|rank| rank.flops).sum();
-        let evaluations = of_ranks.iter_mut().filter_map(|rank| rank.evaluation.take());
-        check_together(&evaluations.collect::<Vec<_>>())?;
-        let scripts: Vec<Script> =
-            of_ranks.iter_mut().map(|rank| std::mem::take(&mut rank.script)).collect();
-        check_together(&scripts)?;
-        let script = scripts.into_iter().next().unwrap_or_default();
-        let largest = of_ranks.into_iter().rev().max_by_key(|rank| rank.arena);
-        let Some(OfRank { memory, .. }) = largest else { unreachable!("there is a rank") };
-        let known = Known {
-            settings: settings.clone(),
+        let (mut arenas, mut peaks) = (vec![0; lowered.ranks()], vec![vec![]; lowered.ranks()]);
+        for class in &classes {
+            for &rank in &class.ranks {
+                arenas[rank] = class.plan.arena();
+                peaks[rank] = class.memory().peaks.clone();
+            }
+        }
+        let of_rank = |rank: usize| {
+            let class = classes.iter().find(|class| class.ranks[0] == rank);
+            class.map(|class| class.plan.train_script())
+        };
+        // Programs count the work of all ranks of their mesh.
+        let firsts = lowered.devices().into_iter().filter_map(|device| of_rank(device.ranks[0]));
+        let flops = firsts.map(flops).sum();
+        let largest =
+            classes.iter().max_by_key(|class| (class.plan.arena(), usize::MAX - class.ranks[0]));
+        let memory = largest.expect("there is a rank").memory().clone();
+        Ok(Self {
+            settings: lowered.settings.clone(),
             params: lowered.model.params().to_vec(),
-            script,
+            script: of_rank(0).expect("rank 0 is the first of its class").clone(),
             memory,
+            peaks,
             flops,
             arenas,
             moved,
             layout: lowered.describe(),
             timetable: Timetable::new(lowered)?,
-        };
-        Ok(Self { crew, known })
+        })
+    }
+}
+
+impl Prepared {
+    /// Plans, compiles and loads everything on this machine, and refuses what takes more memory than it
+    /// may.
+    pub fn new(models: &Models, settings: Settings) -> Result<Self> {
+        Self::of(&Lowered::new(models, settings)?, &*host::threads())
+    }
+
+    /// The same of programs that are formed already, on any backend.
+    pub fn of(lowered: &Lowered, backend: &dyn Backend) -> Result<Self> {
+        let prepared = Self::load(lowered, backend)?;
+        match prepared.over() {
+            Some(over) => Err(Error::refused(over.problem())),
+            None => Ok(prepared),
+        }
+    }
+
+    /// Plans, compiles and loads everything, whatever memory that takes.
+    pub(crate) fn load(lowered: &Lowered, backend: &dyn Backend) -> Result<Self> {
+        let planner = Planner::new(lowered)?;
+        let known = Known::of(&planner)?;
+        Ok(Self { ranks: backend.launch(&planner)?, known })
     }
 
     /// How the plan exceeds the memory that it may take, if it does.
@@ -191,16 +174,15 @@ impl Prepared {
 
     /// Takes the memory, and the weights to start from out of `read`: each rank its part of them.
     pub fn start(mut self, read: &ReadParam<'_>) -> Result<Session> {
-        let ranks = self.crew.ranks();
-        self.crew.run(|_, rank| rank.start(read)).map_err(|f| lost(f, ranks))?;
-        let Self { crew, known } = self;
-        Ok(Session { crew, known, steps: 0, trace_at: None, trace: None })
+        self.ranks.ask(Command::Start(read))?;
+        let Self { ranks, known } = self;
+        Ok(Session { ranks, known, steps: 0, trace_at: None, trace: None })
     }
 }
 
 /// A model in training.
 pub struct Session {
-    crew: Crew<RankSession<HostEngine>>,
+    ranks: Box<dyn LocalRanks>,
     known: Known,
     steps: u64,
     /// The step that is to be traced, and what was found.
@@ -216,12 +198,32 @@ impl Session {
 
     /// Takes one optimizer step with this learning rate.
     pub fn step(&mut self, data: &StepData<'_>, lr: f64) -> Result<StepResult> {
-        if self.trace_at == Some(self.steps + 1) {
-            return self.traced_step(data, lr);
+        let taken = self.take(1, &Given { data, lr })?;
+        Ok(taken.last().copied().expect("one step was taken"))
+    }
+
+    /// Takes steps that ranks feed themselves with, and gives what each tells; fewer than asked for if
+    /// one is not applied.
+    pub fn take(&mut self, count: u64, batches: &dyn Feeds) -> Result<Vec<StepResult>> {
+        let from = self.steps + 1;
+        let trace = self.trace_at.filter(|step| (from..from + count).contains(step));
+        let trace = trace.map(|step| (step, Instant::now()));
+        let answers = self.ranks.ask(Command::Steps { from, count, batches, trace })?;
+        let mut by_rank: Vec<Vec<StepAnswer>> =
+            answers.into_iter().map(Answer::into_steps).collect();
+        if let Some((step, _)) = trace {
+            let timed = |steps: &mut Vec<StepAnswer>| {
+                let at = steps.get_mut((step - from) as usize)?;
+                at.traced.take()
+            };
+            let ranks = by_rank.iter_mut().filter_map(timed).collect();
+            let timetable = self.known.timetable.clone();
+            self.trace = Some(Trace { step, timetable, ranks });
         }
-        let results = self.on_ranks(|_, rank| rank.step(data, lr))?;
-        self.steps += 1;
-        Ok(results[0])
+        // All ranks tell the same.
+        let taken: Vec<StepResult> = by_rank[0].iter().map(|step| step.result).collect();
+        self.steps += taken.len() as u64;
+        Ok(taken)
     }
 
     /// Asks for a measured timeline of this step, counted from 1, when it is taken. The step does the
@@ -235,20 +237,10 @@ impl Session {
         self.trace.take()
     }
 
-    fn traced_step(&mut self, data: &StepData<'_>, lr: f64) -> Result<StepResult> {
-        let origin = Instant::now();
-        let results = self.on_ranks(|_, rank| rank.step_traced(data, lr, origin))?;
-        self.steps += 1;
-        let first = results[0].0;
-        let ranks = results.into_iter().map(|(_, actions)| actions).collect();
-        let timetable = self.known.timetable.clone();
-        self.trace = Some(Trace { step: self.steps, timetable, ranks });
-        Ok(first)
-    }
-
     /// The mean loss of a batch under the present weights, which stay as they are.
     pub fn evaluate(&mut self, data: &StepData<'_>) -> Result<f64> {
-        Ok(self.on_ranks(|_, rank| rank.evaluate(data))?[0])
+        let answers = self.ranks.ask(Command::Evaluate(data))?;
+        Ok(answers.into_iter().map(Answer::into_loss).next().expect("a process has a rank"))
     }
 
     /// Steps taken so far.
@@ -258,25 +250,91 @@ impl Session {
 
     /// How many ranks there are.
     pub fn ranks(&self) -> usize {
-        self.crew.ranks()
+        self.ranks.world()
     }
 
-    /// The parameters by name, in full precision: masters where there are some.
+    /// The parameters by name, in full precision: masters where there are some. All of them at once: for
+    /// large models, [`Session::param`].
     pub fn params(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
-        let dtype = self.known.settings.precision.state;
-        self.assembled(RankSession::param_pieces, dtype)
+        self.all(Self::param)
     }
 
-    /// The gradients of the last step by parameter name, before clipping.
+    /// The gradients of the last step by parameter name, before clipping. All of them at once: for large
+    /// models, [`Session::gradient`].
     pub fn gradients(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
-        let dtype = self.known.settings.precision.grads;
-        self.assembled(RankSession::gradient_pieces, dtype)
+        self.all(Self::gradient)
+    }
+
+    /// The model's parameters, in its order.
+    pub fn parameters(&self) -> &[Param] {
+        &self.known.params
+    }
+
+    /// The element type of parameters in full precision.
+    pub fn state_dtype(&self) -> DType {
+        self.known.settings.precision.state
+    }
+
+    /// One parameter, by its number, in full precision: its master if there is one.
+    pub fn param(&mut self, param: usize) -> Result<hf::Tensor> {
+        let kind = match self.known.settings.precision.has_masters() {
+            true => StateKind::Master,
+            false => StateKind::Weights,
+        };
+        self.tensor(param, kind)
+    }
+
+    /// The gradient of one parameter in the last step, by its number, before clipping.
+    pub fn gradient(&mut self, param: usize) -> Result<hf::Tensor> {
+        self.tensor(param, StateKind::Gradient)
+    }
+
+    /// Some values of a state, by their numbers in the whole parameter: their element type, and their
+    /// bytes.
+    pub fn read(
+        &mut self,
+        param: usize,
+        kind: StateKind,
+        elements: Range<usize>,
+    ) -> Result<(DType, Vec<u8>)> {
+        let range = StateRange { param, kind, elements };
+        let answers = self.ranks.ask(Command::Read(&range))?;
+        let pieces = answers.into_iter().flat_map(Answer::into_pieces);
+        assemble(&self.known.params[param].name, &range.elements, pieces)
+    }
+
+    /// Sets some values of a state, in its element type: each rank takes its part.
+    pub fn write(
+        &mut self,
+        param: usize,
+        kind: StateKind,
+        elements: Range<usize>,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let range = StateRange { param, kind, elements };
+        self.ranks.ask(Command::Write(&range, bytes))?;
+        Ok(())
+    }
+
+    fn tensor(&mut self, param: usize, kind: StateKind) -> Result<hf::Tensor> {
+        let Param { shape, .. } = &self.known.params[param];
+        let (shape, elements) = (shape.clone(), self.known.params[param].elements());
+        let (dtype, bytes) = self.read(param, kind, 0..elements)?;
+        Ok(hf::Tensor::from_bytes(shape, dtype, &bytes))
+    }
+
+    fn all(
+        &mut self,
+        tensor: fn(&mut Self, usize) -> Result<hf::Tensor>,
+    ) -> Result<BTreeMap<String, hf::Tensor>> {
+        let all = 0..self.known.params.len();
+        all.map(|param| Ok((self.known.params[param].name.clone(), tensor(self, param)?))).collect()
     }
 
     /// Settings that keep numbers finite for longer, and that are not on yet.
     pub(crate) fn remedies(&self) -> Vec<&'static str> {
         let narrow = |port: &Port, program: &Program| program.ty(port.value).dtype == DType::Bf16;
-        let mut programs = self.script().programs.iter().map(|entry| &entry.program);
+        let mut programs = self.script().programs.iter().map(|entry| entry.program());
         let computes_narrow = programs.any(|p| p.inputs().iter().any(|port| narrow(port, p)));
         let mut remedies = Vec::new();
         if self.known.settings.clip.is_none() {
@@ -321,30 +379,24 @@ impl Session {
     /// By rank: runs a step twice under observation, on the batch of the last step, and tells which
     /// bytes it wrote. Weights and state are put back afterwards.
     pub fn observe(&mut self) -> Result<Vec<Observed>> {
-        self.on_ranks(|_, rank| rank.observe())
+        let answers = self.ranks.ask(Command::Observe)?;
+        Ok(answers.into_iter().map(Answer::into_observed).collect())
+    }
+
+    /// By rank: what it is planned to write in a step, by category.
+    pub fn planned(&self) -> &[Vec<(phalanx_script::Category, usize)>] {
+        &self.known.peaks
+    }
+
+    /// By rank: what it has counted so far.
+    pub fn measure(&mut self) -> Result<Vec<Measured>> {
+        let answers = self.ranks.ask(Command::Measure)?;
+        Ok(answers.into_iter().map(Answer::into_measured).collect())
     }
 
     /// FLOPs of the programs of one step over all ranks, multiplications and additions counted apart.
     pub fn flops_per_step(&self) -> u64 {
         self.known.flops
-    }
-
-    /// Does something on every rank, and gives what each returns.
-    pub fn on_ranks<T: Send>(
-        &mut self,
-        work: impl Fn(usize, &mut RankSession<HostEngine>) -> Result<T> + Sync,
-    ) -> Result<Vec<T>> {
-        let ranks = self.crew.ranks();
-        self.crew.run(work).map_err(|failure| lost(failure, ranks))
-    }
-
-    fn assembled(
-        &mut self,
-        pieces: impl Fn(&mut RankSession<HostEngine>) -> Result<Vec<Piece>> + Sync,
-        dtype: DType,
-    ) -> Result<BTreeMap<String, hf::Tensor>> {
-        let ranks = self.on_ranks(|_, rank| pieces(rank))?;
-        assemble(&self.known.params, ranks, dtype)
     }
 }
 

@@ -22,6 +22,18 @@ pub(crate) fn encode(dtype: DType, values: &[f64], out: &mut [u8]) {
     }
 }
 
+/// Numbers as bytes of a float type, one after the other.
+///
+/// # Panics
+/// If `dtype` is no float that engines compute in.
+pub(crate) fn encode_all(dtype: DType, values: impl ExactSizeIterator<Item = f64>) -> Vec<u8> {
+    let mut bytes = vec![0; values.len() * dtype.size()];
+    for (place, value) in bytes.chunks_exact_mut(dtype.size()).zip(values) {
+        encode(dtype, &[value], place);
+    }
+    bytes
+}
+
 /// Reads bytes of a float type.
 ///
 /// # Panics

@@ -6,7 +6,8 @@ use phalanx_script::{Category, MemoryPlan, Optimizer, Precision};
 use phalanx_sys::memory::Machine;
 
 use super::parallel::Parallel;
-use super::pipeline::Order;
+use super::pipeline::{Order, Split};
+use super::{Models, measure};
 use crate::config::{self, Config, OptimKind};
 use crate::error::{Error, Problem, Result};
 use crate::metrics::bytes;
@@ -139,6 +140,30 @@ impl Over {
 }
 
 impl Settings {
+    /// Those of a model that one rank evaluates and nobody trains.
+    pub(crate) fn forward(weights: DType, microbatches: usize, threads: usize) -> Self {
+        Settings {
+            precision: Precision { weights, grads: weights, state: weights },
+            optimizer: Optimizer::sgd(0.0),
+            clip: None,
+            microbatches,
+            recompute: Recompute::None,
+            seed: 0,
+            memory_limit: None,
+            parallel: Parallel::default(),
+            threads,
+        }
+    }
+
+    /// The same with what is to be measured measured: the costs by which stages are cut. No two
+    /// measurements are alike, so whoever starts from these settings cuts the model at the same places.
+    pub fn measured(mut self, models: &Models) -> Result<Self> {
+        if self.parallel.pipeline.split == Split::Measured {
+            self.parallel.pipeline.split = Split::Costs(measure::costs(models, &self)?);
+        }
+        Ok(self)
+    }
+
     /// The settings that a configuration asks for.
     pub fn new(config: &Config) -> Result<Self> {
         let optim = &config.optim;

@@ -1,125 +1,165 @@
-//! Parameters by name, on one side; a rank's part of units of packed bytes, on the other.
+//! Parameters by name, on one side; a rank's part of units of packed bytes, on the other. Values pass
+//! in their own element type, some of one parameter at a time.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, ElementRun, Mesh, Model, Param, TensorType};
-use phalanx_models::{hf, initial_values};
+use phalanx_models::initial_values;
 use phalanx_runtime::{Executor, ScriptId};
-use phalanx_script::{Held, Member, Ranks, Unit};
+use phalanx_script::{Held, Member, Ranks, State, StateKind};
 
-use super::numbers::{decode, encode};
+use super::command::{Piece, StateRange};
+use super::numbers::encode_all;
 use crate::error::{Error, Problem, Result};
 
-/// Gives some values of a parameter, by their numbers in row-major order.
-pub type ReadParam<'a> = dyn Fn(&Param, Range<usize>) -> Result<Vec<f64>> + Sync + 'a;
+/// Gives some values of a parameter, by their numbers in row-major order, as bytes of an element type.
+pub type ReadParam<'a> = dyn Fn(&Param, Range<usize>, DType) -> Result<Vec<u8>> + Sync + 'a;
 
 /// The initial values that the seed determines.
-pub fn initial(seed: u64) -> impl Fn(&Param, Range<usize>) -> Result<Vec<f64>> + Sync {
-    move |param, elements| Ok(initial_values(param, seed, elements).collect())
-}
-
-/// Values of a parameter that a rank holds.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Piece {
-    /// The parameter's number in the model.
-    pub param: usize,
-    /// The first one's number in the whole parameter.
-    pub first: usize,
-    /// The values, in the parameter's order.
-    pub values: Vec<f64>,
+pub fn initial(seed: u64) -> impl Fn(&Param, Range<usize>, DType) -> Result<Vec<u8>> + Sync {
+    move |param, elements, dtype| Ok(encode_all(dtype, initial_values(param, seed, elements)))
 }
 
 /// Which part of which parameter lies where.
 pub(crate) struct Store {
-    script: ScriptId,
     params: Vec<Param>,
     /// By parameter: the elements that this rank holds of it, in the order of its memory.
     runs: Vec<Vec<ElementRun>>,
-    units: Vec<Unit>,
+    /// By parameter: its unit and its place there; none if another rank has it.
+    places: Vec<Option<(usize, Member)>>,
 }
 
 impl Store {
     /// `types` says how programs read each parameter.
     pub(crate) fn new(
-        script: ScriptId,
         model: &Model,
         types: Vec<Option<TensorType>>,
-        units: Vec<Unit>,
+        state: &State,
         ranks: Ranks<'_>,
     ) -> Self {
-        let Ranks { mesh, rank, .. } = ranks;
+        let Ranks { mesh, rank } = ranks;
         let runs = |(ty, param): (Option<TensorType>, &Param)| match ty {
             Some(ty) => ty.local_runs(mesh, rank),
             None => whole(param).local_runs(&Mesh::single(), 0),
         };
         let params = model.params().to_vec();
         let runs = types.into_iter().zip(&params).map(runs).collect();
-        Self { script, params, runs, units }
-    }
-
-    /// The model's parameters.
-    pub(crate) fn params(&self) -> &[Param] {
-        &self.params
-    }
-
-    /// Fills a unit's buffers, each in its own element type; padding becomes zero.
-    pub(crate) fn fill<E: Engine>(
-        &self,
-        executor: &mut Executor<E>,
-        unit: usize,
-        buffers: &[&Held],
-        read: &ReadParam<'_>,
-    ) -> Result<()> {
-        let bytes = |held: &&Held| vec![0; held.elements.len() * held.dtype.size()];
-        let mut bytes: Vec<Vec<u8>> = buffers.iter().map(bytes).collect();
-        for member in &self.units[unit].members {
-            let placed: Vec<Vec<Placed>> =
-                buffers.iter().map(|held| self.placed(member, held)).collect();
-            // One look at a parameter for all its pieces in all buffers: who gives it may have to
-            // open it.
-            let all = || placed.iter().flatten().map(|piece| &piece.global);
-            let (Some(start), Some(end)) =
-                (all().map(|r| r.start).min(), all().map(|r| r.end).max())
-            else {
-                continue;
-            };
-            let values = read_checked(read, &self.params[member.param], start..end)?;
-            for ((bytes, held), placed) in bytes.iter_mut().zip(buffers).zip(placed) {
-                for Placed { global, at } in placed {
-                    let own = &values[global.start - start..global.end - start];
-                    encode(held.dtype, own, &mut bytes[at * held.dtype.size()..]);
-                }
+        let mut places = vec![None; params.len()];
+        for (number, unit) in state.units.iter().enumerate() {
+            for member in &unit.members {
+                places[member.param] = Some((number, *member));
             }
         }
-        for (bytes, held) in bytes.iter().zip(buffers) {
-            executor.write(self.script, held.buffer, bytes)?;
+        Self { params, runs, places }
+    }
+
+    /// Writes all state, unit by unit: weights and masters out of `read`, each in its own element type;
+    /// everything else, padding among it, becomes zero.
+    pub(crate) fn start<E: Engine>(
+        &self,
+        executor: &mut Executor<E>,
+        script: ScriptId,
+        state: &State,
+        read: &ReadParam<'_>,
+    ) -> Result<()> {
+        for (unit, buffers) in state.units.iter().zip(&state.buffers) {
+            for (kind, held) in buffers.all() {
+                let size = held.dtype.size();
+                let mut bytes = vec![0; executor.script(script).buffers[held.buffer.0].bytes];
+                if matches!(kind, StateKind::Weights | StateKind::Master) {
+                    for member in &unit.members {
+                        self.take(member, held, read, &mut bytes)?;
+                    }
+                }
+                debug_assert!(bytes.len().is_multiple_of(size));
+                executor.write(script, held.buffer, &bytes)?;
+            }
         }
         Ok(())
     }
 
-    /// Reads one buffer of each unit.
-    pub(crate) fn pieces<'a, E: Engine>(
+    /// Puts a member's values where a buffer holds them. One look at a parameter for all its pieces:
+    /// who gives it may have to open it.
+    fn take(
+        &self,
+        member: &Member,
+        held: &Held,
+        read: &ReadParam<'_>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let placed = self.placed(member, held);
+        let all = || placed.iter().map(|piece| &piece.global);
+        let (Some(start), Some(end)) = (all().map(|r| r.start).min(), all().map(|r| r.end).max())
+        else {
+            return Ok(());
+        };
+        let (dtype, size) = (held.dtype, held.dtype.size());
+        let values = read_checked(read, &self.params[member.param], start..end, dtype)?;
+        for Placed { global, at } in placed {
+            let own = &values[(global.start - start) * size..(global.end - start) * size];
+            bytes[at * size..][..own.len()].copy_from_slice(own);
+        }
+        Ok(())
+    }
+
+    /// What this rank holds of some values of a state.
+    pub(crate) fn read<E: Engine>(
         &self,
         executor: &mut Executor<E>,
-        buffers: impl Iterator<Item = &'a Held>,
+        script: ScriptId,
+        state: &State,
+        range: &StateRange,
     ) -> Result<Vec<Piece>> {
         let mut pieces = Vec::new();
-        for (unit, held) in self.units.iter().zip(buffers) {
-            let size = held.dtype.size();
-            let bytes = executor.script(self.script).buffers[held.buffer.0].bytes;
-            let mut bytes = vec![0; bytes];
-            executor.read(self.script, held.buffer, &mut bytes)?;
-            for member in &unit.members {
-                pieces.extend(self.placed(member, held).into_iter().map(|placed| {
-                    let end = placed.at + placed.global.len();
-                    let values = decode(held.dtype, &bytes[placed.at * size..end * size]);
-                    Piece { param: member.param, first: placed.global.start, values }
-                }));
-            }
+        for (held, placed) in self.within(state, range) {
+            let (dtype, size) = (held.dtype, held.dtype.size());
+            let mut bytes = vec![0; placed.global.len() * size];
+            executor.read_at(script, held.buffer, placed.at * size, &mut bytes)?;
+            pieces.push(Piece { first: placed.global.start, dtype, bytes });
         }
         Ok(pieces)
+    }
+
+    /// Takes this rank's part of new values of a state.
+    pub(crate) fn write<E: Engine>(
+        &self,
+        executor: &mut Executor<E>,
+        script: ScriptId,
+        state: &State,
+        range: &StateRange,
+        bytes: &[u8],
+    ) -> Result<()> {
+        for (held, placed) in self.within(state, range) {
+            let size = held.dtype.size();
+            let expected = range.elements.len() * size;
+            if bytes.len() != expected {
+                return Err(Error::refused(Problem::new(format!(
+                    "{} bytes for {} values of `{}` in {}, which are {expected}",
+                    bytes.len(),
+                    range.elements.len(),
+                    self.params[range.param].name,
+                    held.dtype
+                ))));
+            }
+            let first = placed.global.start - range.elements.start;
+            let own = &bytes[first * size..][..placed.global.len() * size];
+            executor.write_at(script, held.buffer, placed.at * size, own)?;
+        }
+        Ok(())
+    }
+
+    /// Where this rank holds some values of a state.
+    fn within<'s>(&self, state: &'s State, range: &StateRange) -> Vec<(&'s Held, Placed)> {
+        let Some((unit, member)) = &self.places[range.param] else { return Vec::new() };
+        let Some(held) = state.buffers[*unit].get(range.kind) else { return Vec::new() };
+        let cut = |Placed { global, at }: Placed| {
+            let start = global.start.max(range.elements.start);
+            let end = global.end.min(range.elements.end);
+            (start < end).then(|| Placed { global: start..end, at: at + start - global.start })
+        };
+        let placed = self.placed(member, held).into_iter().filter_map(cut);
+        placed.map(|placed| (held, placed)).collect()
     }
 
     /// The elements of a member that a buffer holds: their numbers in the whole parameter, and where
@@ -144,49 +184,51 @@ struct Placed {
     at: usize,
 }
 
-/// Puts together what ranks hold, as tensors by parameter name.
+/// Puts together what ranks hold of some values. Every value must be there.
 pub(crate) fn assemble(
-    params: &[Param],
-    ranks: Vec<Vec<Piece>>,
-    dtype: DType,
-) -> Result<BTreeMap<String, hf::Tensor>> {
-    let mut whole: Vec<Vec<f64>> = params.iter().map(|p| vec![f64::NAN; p.elements()]).collect();
-    let mut found: Vec<Vec<bool>> = params.iter().map(|p| vec![false; p.elements()]).collect();
-    for piece in ranks.into_iter().flatten() {
-        let end = piece.first + piece.values.len();
-        whole[piece.param][piece.first..end].copy_from_slice(&piece.values);
-        found[piece.param][piece.first..end].fill(true);
+    name: &str,
+    elements: &Range<usize>,
+    pieces: impl Iterator<Item = Piece>,
+) -> Result<(DType, Vec<u8>)> {
+    let mut found: Option<(DType, Vec<u8>, Vec<bool>)> = None;
+    for Piece { first, dtype, bytes } in pieces {
+        let size = dtype.size();
+        let (_, whole, there) = found.get_or_insert_with(|| {
+            (dtype, vec![0; elements.len() * size], vec![false; elements.len()])
+        });
+        let (from, count) = (first - elements.start, bytes.len() / size);
+        whole[from * size..][..bytes.len()].copy_from_slice(&bytes);
+        there[from..][..count].fill(true);
     }
-    for (param, found) in params.iter().zip(&found) {
-        if let Some(missing) = found.iter().position(|found| !found) {
-            return Err(Error::failed(Problem::new(format!(
-                "no rank holds element {missing} of parameter `{}`",
-                param.name
-            ))));
-        }
+    let lost = |missing: usize| {
+        Error::failed(Problem::new(format!(
+            "no rank holds element {missing} of parameter `{name}`"
+        )))
+    };
+    match found {
+        None => Err(lost(elements.start)),
+        Some((dtype, whole, there)) => match there.iter().position(|there| !there) {
+            None => Ok((dtype, whole)),
+            Some(missing) => Err(lost(elements.start + missing)),
+        },
     }
-    Ok((params.iter().zip(whole))
-        .map(|(param, values)| {
-            let shape = param.shape.clone();
-            let tensor = match dtype {
-                DType::F64 => hf::Tensor::f64(shape, values),
-                _ => hf::Tensor::f32(shape, values.iter().map(|&x| x as f32).collect()),
-            };
-            (param.name.clone(), tensor)
-        })
-        .collect())
 }
 
-fn read_checked(read: &ReadParam<'_>, param: &Param, elements: Range<usize>) -> Result<Vec<f64>> {
+fn read_checked(
+    read: &ReadParam<'_>,
+    param: &Param,
+    elements: Range<usize>,
+    dtype: DType,
+) -> Result<Vec<u8>> {
     let expected = elements.len();
-    let values = read(param, elements)?;
-    if values.len() == expected {
+    let values = read(param, elements, dtype)?;
+    if values.len() == expected * dtype.size() {
         return Ok(values);
     }
     Err(Error::refused(Problem::new(format!(
         "parameter `{}` gives {} values where its shape {:?} asks for {expected}",
         param.name,
-        values.len(),
+        values.len() / dtype.size(),
         param.shape,
     ))))
 }

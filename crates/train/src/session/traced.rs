@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use phalanx_pipeline::Schedule;
 use phalanx_runtime::TimedAction;
-use phalanx_script::{Kind, Lane, Message, Place, Script, TrainPlan, Turn};
+use phalanx_script::{Kind, Lane, Message, Place, Script, Turn, Value};
 
 use super::Lowered;
 use crate::error::Result;
@@ -34,7 +34,7 @@ pub struct Timetable {
 }
 
 /// An action and when it happened.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Traced {
     /// In words, such as `blocks.3 BW mb 0`.
     pub label: String,
@@ -42,8 +42,8 @@ pub struct Traced {
     pub turn: Option<Turn>,
     /// The ranks that a message goes to or comes from.
     pub peers: Vec<usize>,
-    /// What a message carries, under the same name on both ends.
-    pub value: Option<String>,
+    /// What a message carries: the same on both ends.
+    pub value: Option<Value>,
     /// Bytes that a message carries, or that a collective leaves on this rank; 0 for all else.
     pub bytes: usize,
     /// When.
@@ -70,8 +70,8 @@ impl Timetable {
 }
 
 /// What was timed, in the words of a plan.
-pub(super) fn describe(timed: Vec<TimedAction>, script: &Script, plan: &TrainPlan) -> Vec<Traced> {
-    let mut turns = plan.turns.iter().peekable();
+pub(super) fn describe(timed: Vec<TimedAction>, script: &Script) -> Vec<Traced> {
+    let mut turns = script.turns.iter().peekable();
     let describe = |times: TimedAction| {
         let action = &script.actions[times.action];
         let turn = turns.next_if(|(at, _)| *at == times.action).map(|(_, turn)| *turn);

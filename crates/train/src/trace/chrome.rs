@@ -145,7 +145,7 @@ impl At {
 /// Messages whose other end has been seen, or not yet: each has a number.
 #[derive(Default)]
 struct Arrows {
-    numbers: BTreeMap<(Option<String>, usize, usize), usize>,
+    numbers: BTreeMap<(Option<phalanx_script::Value>, usize, usize), usize>,
 }
 
 impl Arrows {
