@@ -159,6 +159,6 @@ impl Batches for TableBatches {
         let count = count.map(|(_, room)| room.len() as u64).sum();
         let fields: Vec<(&str, Field<'_>)> =
             columns.map(|(column, room)| (column.name.as_str(), Field::F32(room))).collect();
-        run(&StepData { fields: &fields, count, first_sample })
+        run(&StepData { fields: &fields, count, first_sample, scalars: &[] })
     }
 }
