@@ -37,15 +37,14 @@ impl Launcher for Streams {
         let (ranks, options) = (Launcher::ranks(self), &self.options);
         let mut streams: Vec<Vec<Option<Box<dyn Stream>>>> =
             (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
-        for one in 0..ranks {
-            for other in one + 1..ranks {
-                let (near, far) = pair().map_err(|error| CommError::System {
-                    what: format!("a socket pair for ranks {one} and {other} of {ranks}"),
-                    error: error.to_string(),
-                })?;
-                streams[one][other] = Some(Box::new(near));
-                streams[other][one] = Some(Box::new(far));
-            }
+        let pairs = (0..ranks).flat_map(|one| (one + 1..ranks).map(move |other| (one, other)));
+        for (one, other) in pairs {
+            let (near, far) = pair().map_err(|error| CommError::System {
+                what: format!("a socket pair for ranks {one} and {other} of {ranks}"),
+                error: error.to_string(),
+            })?;
+            streams[one][other] = Some(Box::new(near));
+            streams[other][one] = Some(Box::new(far));
         }
         let cores = share_cores(ranks, options.threads_per_rank, options.bind);
         let local = |(rank, (streams, cores))| {
