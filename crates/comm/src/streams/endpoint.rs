@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use phalanx_call::MemoryKind;
-use phalanx_sys::Poll;
 
 use super::calls::{Outstanding, Stage};
 use super::lane::Lane;
@@ -17,6 +16,7 @@ use crate::error::{CommError, Failure};
 use crate::group::{Group, GroupId};
 use crate::kernel::{Place, Pointers};
 use crate::sanity::{self, Member};
+use crate::sync::Poll;
 use crate::threads::Options;
 use crate::traffic::Traffic;
 use crate::volume::Algorithm;

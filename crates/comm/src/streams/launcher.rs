@@ -1,5 +1,6 @@
 //! Bringing up ranks that share no memory, here still in one process.
 
+use std::io;
 use std::os::unix::net::UnixStream;
 
 use super::endpoint::Endpoint;
@@ -26,21 +27,19 @@ impl Streams {
     pub fn new(ranks: usize) -> Self {
         Self { ranks, options: Options::default() }
     }
-}
 
-impl Launcher for Streams {
-    fn ranks(&self) -> usize {
-        self.ranks.max(1)
-    }
-
-    fn launch(&self) -> Result<Vec<LocalRank>, CommError> {
+    /// The ranks of a new world with these streams between them, each a pair of ends.
+    pub(crate) fn over<S: Stream + 'static>(
+        &self,
+        pair: impl Fn() -> io::Result<(S, S)>,
+    ) -> Result<Vec<LocalRank>, CommError> {
         let (ranks, options) = (Launcher::ranks(self), &self.options);
         let mut streams: Vec<Vec<Option<Box<dyn Stream>>>> =
             (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
         let pairs = (0..ranks).flat_map(|one| (one + 1..ranks).map(move |other| (one, other)));
         for (one, other) in pairs {
             let (near, far) = pair().map_err(|error| CommError::System {
-                what: format!("a socket pair for ranks {one} and {other} of {ranks}"),
+                what: format!("a stream between ranks {one} and {other} of {ranks}"),
                 error: error.to_string(),
             })?;
             streams[one][other] = Some(Box::new(near));
@@ -56,7 +55,17 @@ impl Launcher for Streams {
     }
 }
 
-fn pair() -> std::io::Result<(UnixStream, UnixStream)> {
+impl Launcher for Streams {
+    fn ranks(&self) -> usize {
+        self.ranks.max(1)
+    }
+
+    fn launch(&self) -> Result<Vec<LocalRank>, CommError> {
+        self.over(sockets)
+    }
+}
+
+fn sockets() -> io::Result<(UnixStream, UnixStream)> {
     let (near, far) = UnixStream::pair()?;
     near.set_nonblocking(true)?;
     far.set_nonblocking(true)?;

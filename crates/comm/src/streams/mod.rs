@@ -10,7 +10,8 @@
 //! that threads use: the bits are the same. Of an `all_reduce` the results go back.
 //!
 //! Nothing here knows where the other rank is. Socket pairs inside a process are what the launcher
-//! makes today; connections between hosts are streams just as well.
+//! makes today; connections between hosts are streams just as well, and the test of random
+//! schedules has streams of its own.
 
 mod calls;
 mod endpoint;

@@ -6,18 +6,17 @@
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::AsFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
-
-use phalanx_sys::Poll;
 
 use super::frame::{Frame, Phase};
 use super::region::Region;
 use crate::communicator::Stop;
 use crate::error::Failure;
+use crate::sync::{Mutex, MutexGuard, Poll, TIMED};
 
 /// A byte stream to another rank, which never blocks.
-pub(super) trait Stream: Read + Write + AsFd + Send {}
+pub(crate) trait Stream: Read + Write + AsFd + Send {}
 
 impl<S: Read + Write + AsFd + Send> Stream for S {}
 
@@ -27,6 +26,9 @@ const FRAME_BYTES: usize = 128 << 10;
 
 /// How long a rank that stops tries to tell why to ranks that do not listen.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// The same where there is no time.
+const UNTIMED_TRIES: usize = 5;
 
 /// What a rank's endpoint shares with those who stop it.
 pub(super) struct Shared {
@@ -83,8 +85,9 @@ impl Shared {
 
     /// Writes what is left to write, for at most so long.
     pub(super) fn flush(&self, patience: Duration) {
-        let (start, mut poll) = (Instant::now(), Poll::default());
+        let (start, mut poll, mut tries) = (Instant::now(), Poll::default(), 0);
         loop {
+            tries += 1;
             poll.clear();
             let mut left = false;
             for mut wire in (0..self.world()).filter_map(|rank| self.wire(rank)) {
@@ -94,7 +97,8 @@ impl Shared {
                     left = true;
                 }
             }
-            if !left || start.elapsed() >= patience {
+            let over = if TIMED { start.elapsed() >= patience } else { tries == UNTIMED_TRIES };
+            if !left || over {
                 return;
             }
             poll.wait(patience.saturating_sub(start.elapsed()).min(Duration::from_millis(10)));

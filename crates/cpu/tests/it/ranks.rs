@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_comm::{Communicator, Crew, OpKind, Threads};
+use phalanx_comm::{Communicator, Crew, Launcher, OpKind, Streams, Threads};
 use phalanx_cpu::CpuEngine;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{
@@ -213,14 +213,17 @@ program t {
     let slots = phalanx_script::Slots::assign(&program);
     let inputs = random_inputs(&program, 12, 1);
     let make = |endpoint| Ok::<_, String>(engine(1)(endpoint));
-    let mut crew = Crew::new(&Threads::new(4), make).unwrap();
-    let counted = crew.run(|_, engine: &mut CpuEngine| {
-        run_once(engine, &program, &slots, &inputs);
-        let traffic = engine.communicator().unwrap().traffic();
-        let gathers = traffic.entries().filter(|(_, kind, _)| *kind == OpKind::AllGather);
-        Ok::<_, String>(gathers.map(|(_, _, count)| count.bytes as usize).sum::<usize>())
-    });
-    assert_eq!(counted.unwrap(), vec![predicted; 4]);
+    let launchers: [&dyn Launcher; 2] = [&Threads::new(4), &Streams::new(4)];
+    for launcher in launchers {
+        let mut crew = Crew::new(launcher, make).unwrap();
+        let counted = crew.run(|_, engine: &mut CpuEngine| {
+            run_once(engine, &program, &slots, &inputs);
+            let traffic = engine.communicator().unwrap().traffic();
+            let gathers = traffic.entries().filter(|(_, kind, _)| *kind == OpKind::AllGather);
+            Ok::<_, String>(gathers.map(|(_, _, count)| count.bytes as usize).sum::<usize>())
+        });
+        assert_eq!(counted.unwrap(), vec![predicted; 4]);
+    }
 }
 
 fn run_once(
