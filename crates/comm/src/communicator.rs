@@ -50,8 +50,8 @@ pub trait Communicator: Send {
     /// # Safety
     /// Until `wait` or `test` reports the end of the call or an error, or the endpoint is dropped:
     /// all elements of the source blocks are initialised and nobody writes them (but this very
-    /// call, in place); all elements of the target blocks may be written and nobody else touches
-    /// them; both are aligned for the element type. Every rank of the group keeps these rules.
+    /// call, in place); all elements of the target blocks hold some value, may be written, and
+    /// nobody else touches them; both are aligned for the element type. Every rank of the group keeps these rules.
     unsafe fn start(
         &mut self,
         call: &Call<'_>,
@@ -68,7 +68,7 @@ pub trait Communicator: Send {
     /// Moves outstanding calls on without waiting for anything.
     fn progress(&mut self) -> Result<(), CommError>;
 
-    /// What this rank has read from and written to other ranks' memory so far.
+    /// What this rank has taken from other ranks and handed to them so far.
     fn traffic(&self) -> &Traffic;
 
     /// Forgets the traffic counted so far.

@@ -3,7 +3,7 @@
 //! A [`Group`] is an ordered list of ranks. Every rank holds one endpoint, a [`Communicator`]; it
 //! starts calls ([`Call`] is plain data) and waits for them. A [`Launcher`] brings up the ranks of
 //! this process, and a [`Crew`] runs them. With [`Threads`] every rank reads straight from the
-//! others' memory, and nothing is staged. Reductions are done in the order of the group, so their bits
+//! others' memory, and nothing is staged; with [`Streams`] ranks share no memory. Reductions are done in the order of the group, so their bits
 //! are the same on every rank and in every run. What is called wrongly, late or never is an error
 //! that names the ranks. See `docs/communication.md`.
 
@@ -23,6 +23,7 @@ mod launch;
 mod matching;
 mod sanity;
 mod site;
+mod streams;
 mod sync;
 mod threads;
 mod traffic;
@@ -39,6 +40,7 @@ pub use error::{CommError, Failure, Side};
 pub use group::{Group, GroupId};
 pub use launch::{Launcher, LocalRank};
 pub use site::Site;
+pub use streams::Streams;
 pub use threads::{Options, Threads, Waiting};
 pub use traffic::{Count, Traffic};
 pub use volume::{Algorithm, volume};

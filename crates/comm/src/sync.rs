@@ -1,6 +1,7 @@
 //! The standard library's primitives that the protocol is made of, in one place: the test of
 //! random schedules compiles the protocol a second time with a scheduler's own in their stead.
 
+pub(crate) use phalanx_sys::Poll;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(crate) use std::sync::{Mutex, MutexGuard};
 pub(crate) use std::thread::{Thread, current, park_timeout, yield_now};

@@ -1,7 +1,8 @@
-//! Counters of what a rank reads from and writes to other ranks' memory.
+//! Counters of what a rank takes from other ranks and hands to them.
 //!
-//! They are fed where memory is touched (`kernel`), never from the formulas of `volume`, so that
-//! the two can be held against each other.
+//! They are fed where bytes cross: where another rank's memory is touched (`kernel`), or a stream is
+//! read or written. They are never fed from the formulas of `volume`, so that the two can be held
+//! against each other.
 
 use crate::call::OpKind;
 
@@ -13,7 +14,7 @@ pub(crate) const TAGS: u32 = 1 << 16;
 pub struct Count {
     /// Calls that moved their data.
     pub calls: u64,
-    /// Bytes of other ranks' memory read or written by this rank.
+    /// Bytes that this rank took from others, or handed to them. Each byte is counted on one side.
     pub bytes: u64,
 }
 

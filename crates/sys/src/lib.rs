@@ -1,6 +1,6 @@
 //! The few system facilities that need unsafe code or the operating system's own words: file
-//! maps, arenas, allocation counting, memory readings, signals and files that are replaced whole or not
-//! at all. Everything here has a safe face, so that the crates above can forbid unsafe code.
+//! maps, arenas, allocation counting, memory readings, signals, waiting for streams, and files that
+//! are replaced whole or not at all. Everything here has a safe face, so that the crates above can forbid unsafe code.
 
 pub mod arena;
 mod cores;
@@ -10,6 +10,7 @@ mod error;
 pub mod interrupt;
 pub mod memory;
 pub mod mmap;
+mod poll;
 mod time;
 mod told;
 
@@ -19,5 +20,6 @@ pub use count_alloc::CountingAllocator;
 pub use disk::{Staged, write_atomic};
 pub use error::SysError;
 pub use mmap::FileMap;
+pub use poll::Poll;
 pub use time::thread_cpu_time;
 pub use told::Told;

@@ -1,30 +1,35 @@
-//! The suite that every transport must pass, over threads that spin and threads that sleep.
+//! The suite that every transport must pass: over threads that spin, threads that sleep, and ranks
+//! that share no memory.
 
 use phalanx_comm::conformance::{self, Settings, Transport, Work};
-use phalanx_comm::{Failure, Options, Threads, Waiting, run_ranks};
+use phalanx_comm::{Failure, Launcher, Options, Streams, Threads, Waiting, run_ranks};
 
-struct OnThreads {
-    waiting: Waiting,
+/// A transport by its launcher.
+struct Launched<F>(F);
+
+impl<L: Launcher, F: Fn(usize, Options) -> L> Transport for Launched<F> {
+    fn run(&mut self, ranks: usize, settings: Settings, work: &Work<'_>) -> Result<(), Failure> {
+        let Settings { timeout, planted_copy } = settings;
+        let options = Options { timeout, planted_copy, ..Options::default() };
+        run_ranks(&(self.0)(ranks, options), work).map(drop)
+    }
 }
 
-impl Transport for OnThreads {
-    fn run(&mut self, ranks: usize, settings: Settings, work: &Work<'_>) -> Result<(), Failure> {
-        let options = Options {
-            timeout: settings.timeout,
-            planted_copy: settings.planted_copy,
-            waiting: self.waiting,
-            ..Options::default()
-        };
-        run_ranks(&Threads { ranks, options }, work).map(drop)
-    }
+fn threads(waiting: Waiting) -> impl Transport {
+    Launched(move |ranks, options| Threads { ranks, options: Options { waiting, ..options } })
 }
 
 #[test]
 fn spinning_threads_conform() {
-    conformance::run(&mut OnThreads { waiting: Waiting::Spin }).unwrap();
+    conformance::run(&mut threads(Waiting::Spin)).unwrap();
 }
 
 #[test]
 fn sleeping_threads_conform() {
-    conformance::run(&mut OnThreads { waiting: Waiting::Park }).unwrap();
+    conformance::run(&mut threads(Waiting::Park)).unwrap();
+}
+
+#[test]
+fn streams_conform() {
+    conformance::run(&mut Launched(|ranks, options| Streams { ranks, options })).unwrap();
 }

@@ -1,5 +1,7 @@
-//! Tests of the transport of threads from outside.
+//! Tests of the transports from outside.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
 mod busy;
 mod conformance;
+mod same;
+mod streams;

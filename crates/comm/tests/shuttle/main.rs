@@ -28,11 +28,14 @@ mod kernel;
 mod launch;
 #[path = "../../src/matching.rs"]
 mod matching;
+mod pipe;
 #[path = "../../src/sanity.rs"]
 mod sanity;
 mod schedules;
 #[path = "../../src/site.rs"]
 mod site;
+#[path = "../../src/streams/mod.rs"]
+mod streams;
 mod sync;
 #[path = "../../src/threads/mod.rs"]
 mod threads;

@@ -12,30 +12,39 @@ use crate::call::{Call, Op, Reduction};
 use crate::communicator::{Communicator, Handle};
 use crate::error::CommError;
 use crate::group::{Group, GroupId};
-use crate::launch::Launcher;
+use crate::launch::{Launcher, LocalRank};
+use crate::pipe;
+use crate::streams::Streams;
 use crate::threads::{Options, Threads, Waiting};
 
 /// Schedules per program and scheduler.
 const SCHEDULES: usize = 1500;
 
-/// Runs a program on ranks that sleep and on ranks that spin, under many schedules.
+/// Runs a program on ranks that sleep, on ranks that spin, and on ranks that share no memory, under
+/// many schedules.
 fn check(ranks: usize, program: fn(&mut dyn Communicator)) {
     for waiting in [Waiting::Park, Waiting::Spin] {
-        let world = move || {
-            let options = Options { waiting, depth: 2, ..Options::default() };
-            let locals = Threads { ranks, options }.launch().unwrap();
-            let endpoints = locals.into_iter().map(|local| local.endpoint);
-            let spawn = |mut endpoint: Box<dyn Communicator>| {
-                shuttle::thread::spawn(move || program(endpoint.as_mut()))
-            };
-            let threads: Vec<_> = endpoints.map(spawn).collect();
-            threads.into_iter().for_each(|thread| thread.join().unwrap());
-        };
-        let mut config = Config::new();
-        config.max_steps = shuttle::MaxSteps::FailAfter(200_000);
-        Runner::new(RandomScheduler::new(SCHEDULES), config.clone()).run(world);
-        Runner::new(PctScheduler::new(3, SCHEDULES), config).run(world);
+        let options = Options { waiting, depth: 2, ..Options::default() };
+        let threads = Threads { ranks, options };
+        schedule(program, move || threads.launch().unwrap());
     }
+    schedule(program, move || Streams::new(ranks).over(pipe::pair).unwrap());
+}
+
+fn schedule(
+    program: fn(&mut dyn Communicator),
+    launch: impl Fn() -> Vec<LocalRank> + Send + Sync + Clone + 'static,
+) {
+    let world = move || {
+        let spawn =
+            |mut local: LocalRank| shuttle::thread::spawn(move || program(local.endpoint.as_mut()));
+        let threads: Vec<_> = launch().into_iter().map(spawn).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    };
+    let mut config = Config::new();
+    config.max_steps = shuttle::MaxSteps::FailAfter(200_000);
+    Runner::new(RandomScheduler::new(SCHEDULES), config.clone()).run(world.clone());
+    Runner::new(PctScheduler::new(3, SCHEDULES), config).run(world);
 }
 
 const SUM: Reduction = Reduction::Sum;

@@ -1,8 +1,25 @@
 //! The primitives of the protocol, as the scheduler of random schedules has them.
 
+use std::os::fd::AsFd;
+use std::time::Duration;
+
 pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(crate) use shuttle::sync::{Mutex, MutexGuard};
 pub(crate) use shuttle::thread::{Thread, current, park_timeout, yield_now};
+
+/// Nothing to wait on but the scheduler: others may run.
+#[derive(Default)]
+pub(crate) struct Poll;
+
+impl Poll {
+    pub(crate) fn clear(&mut self) {}
+
+    pub(crate) fn add(&mut self, _stream: impl AsFd, _write: bool) {}
+
+    pub(crate) fn wait(&mut self, _timeout: Duration) {
+        yield_now();
+    }
+}
 
 /// There is no time here: a rank that is never woken is a deadlock, which the scheduler reports.
 pub(crate) const TIMED: bool = false;

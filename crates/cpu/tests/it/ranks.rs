@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_comm::{Communicator, Crew, Threads};
+use phalanx_comm::{Communicator, Crew, Launcher, Streams, Threads};
 use phalanx_cpu::CpuEngine;
 use phalanx_engine::Counters;
 use phalanx_ir::ops::{Collective, CollectiveKind};
@@ -214,14 +214,17 @@ program t {
     let slots = phalanx_script::Slots::assign(&program);
     let inputs = random_inputs(&program, 12, 1);
     let make = |endpoint| Ok::<_, String>(engine(1)(endpoint));
-    let mut crew = Crew::new(&Threads::new(4), make).unwrap();
-    let counted = crew.run(|rank, engine: &mut CpuEngine| {
-        run_once(engine, rank, &program, &slots, &inputs);
-        let moved = engine.moved();
-        let gathers = moved.iter().filter(|(route, _)| route.op == "all_gather");
-        Ok::<_, String>(gathers.map(|(_, moved)| moved.bytes as usize).sum::<usize>())
-    });
-    assert_eq!(counted.unwrap(), vec![predicted; 4]);
+    let launchers: [&dyn Launcher; 2] = [&Threads::new(4), &Streams::new(4)];
+    for launcher in launchers {
+        let mut crew = Crew::new(launcher, make).unwrap();
+        let counted = crew.run(|rank, engine: &mut CpuEngine| {
+            run_once(engine, rank, &program, &slots, &inputs);
+            let moved = engine.moved();
+            let gathers = moved.iter().filter(|(route, _)| route.op == "all_gather");
+            Ok::<_, String>(gathers.map(|(_, moved)| moved.bytes as usize).sum::<usize>())
+        });
+        assert_eq!(counted.unwrap(), vec![predicted; 4]);
+    }
 }
 
 fn run_once(

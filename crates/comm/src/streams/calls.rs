@@ -1,0 +1,271 @@
+//! A call of this rank from its start to its end.
+
+use super::frame::Phase;
+use super::lane::Heard;
+use super::plan::Plan;
+use super::region::Region;
+use crate::blocks::Strides;
+use crate::call::{Call, Op, OpKind};
+use crate::header::Header;
+use crate::kernel::Place;
+use crate::matching::Called;
+use crate::site::Site;
+
+/// What a call waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// All members to start it.
+    Arrive,
+    /// Its data to come and to go.
+    Move,
+    /// Nothing: it has ended, and its handle was not waited for yet.
+    Done,
+    /// The place in the list of calls is free.
+    Free,
+}
+
+/// A block that is received.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Incoming {
+    pub(super) region: Option<Region>,
+    /// Bytes that follow the block for nothing, in tests of the counters.
+    pub(super) extra: usize,
+    /// How much has been read.
+    pub(super) at: usize,
+}
+
+impl Incoming {
+    fn new(region: Option<Region>, extra: usize) -> Self {
+        let region = region.filter(|region| region.bytes() > 0);
+        Self { region, extra: region.map_or(0, |_| extra), at: 0 }
+    }
+
+    /// How much is still to come.
+    pub(super) fn left(&self) -> usize {
+        self.region.map_or(0, |region| region.bytes()) + self.extra - self.at
+    }
+}
+
+/// A call that was started and not waited for yet.
+pub(super) struct Outstanding {
+    /// The group that it is numbered in.
+    pub(super) lane: usize,
+    pub(super) sequence: u64,
+    pub(super) stage: Stage,
+    pub(super) tag: u32,
+    me: usize,
+    send: *const u8,
+    receive: *mut u8,
+    source: Strides,
+    target: Strides,
+    /// By member: what it called, and whether that is known yet.
+    heard: Vec<(Heard, bool)>,
+    /// How many have not been heard of.
+    pub(super) silent: usize,
+    /// By member: what it gives, and what it has reduced.
+    given: Vec<Incoming>,
+    results: Vec<Incoming>,
+    /// Blocks that have not been read to their end.
+    pub(super) unread: usize,
+    pub(super) unread_results: usize,
+    /// Frames and blocks that have not been written to their end.
+    pub(super) unwritten: usize,
+    pub(super) reduced: bool,
+    /// What is to be reduced, member by member without this rank. Words, so that every element type
+    /// is aligned.
+    staging: Vec<u64>,
+    /// Bytes counted so far.
+    pub(super) bytes: u64,
+}
+
+impl Outstanding {
+    /// A call of a group of `n` in which this rank stands at `me`. `extra` bytes follow one of the
+    /// blocks, in tests of the counters.
+    pub(super) fn new(
+        call: &Call<'_>,
+        (lane, sequence): (usize, u64),
+        (n, me): (usize, usize),
+        (send, receive): (*const u8, *mut u8),
+        extra: usize,
+    ) -> Self {
+        let counts = match call.op {
+            Op::AllToAllRagged { send, receive } => [send, receive].concat(),
+            _ => Vec::new(),
+        };
+        let own = Heard { header: Header::of(call), site: call.site, counts };
+        let unknown =
+            Heard { header: Header::nothing(), site: Site::default(), counts: Vec::new() };
+        let mut heard = vec![(unknown, false); n];
+        heard[me] = (own, true);
+        let mut call = Self {
+            lane,
+            sequence,
+            stage: Stage::Arrive,
+            tag: call.tag,
+            me,
+            send,
+            receive,
+            source: call.blocks.source,
+            target: call.blocks.target,
+            heard,
+            silent: n - 1,
+            given: Vec::with_capacity(n),
+            results: Vec::with_capacity(n),
+            unread: 0,
+            unread_results: 0,
+            unwritten: 0,
+            reduced: false,
+            staging: Vec::new(),
+            bytes: 0,
+        };
+        call.expect_blocks(extra);
+        call
+    }
+
+    /// Finds a place for everything that will come.
+    fn expect_blocks(&mut self, extra: usize) {
+        let (n, me, room) = (self.heard.len(), self.me, self.staged_bytes().div_ceil(8));
+        if self.plan().reduces() {
+            self.staging = vec![0; room * (n - 1)];
+        }
+        let staging = self.staging.as_mut_ptr();
+        for member in 0..n {
+            let plan = self.plan();
+            let extra = if plan.gives_more(member, me) { extra } else { 0 };
+            let region = if member == me {
+                None
+            } else if plan.reduces() {
+                let base = staging.wrapping_add(room * (member - usize::from(member > me)));
+                Some(Region::flat(base.cast(), self.staged_bytes()))
+            } else {
+                plan.taken(member)
+            };
+            let result = (plan.header.kind == OpKind::AllReduce && member != me)
+                .then(|| plan.result(member));
+            let (given, result) = (Incoming::new(region, extra), Incoming::new(result, 0));
+            self.unread += usize::from(given.region.is_some());
+            self.unread_results += usize::from(result.region.is_some());
+            self.given.push(given);
+            self.results.push(result);
+        }
+    }
+
+    /// Bytes of what one member gives to a reduction here.
+    fn staged_bytes(&self) -> usize {
+        let plan = self.plan();
+        plan.reduced_shape().iter().product::<usize>() * plan.header.dtype.size()
+    }
+
+    pub(super) fn header(&self) -> &Header {
+        &self.heard[self.me].0.header
+    }
+
+    pub(super) fn site(&self) -> Site {
+        self.heard[self.me].0.site
+    }
+
+    /// What this rank tells the others of the call.
+    pub(super) fn own(&self) -> &Heard {
+        &self.heard[self.me].0
+    }
+
+    pub(super) fn plan(&self) -> Plan<'_> {
+        let Heard { header, counts, .. } = &self.heard[self.me].0;
+        Plan {
+            header,
+            n: self.heard.len(),
+            me: self.me,
+            send: self.send,
+            receive: self.receive,
+            source: self.source,
+            target: self.target,
+            counts,
+        }
+    }
+
+    /// Where the block of a member lies that is to be reduced.
+    pub(super) fn reduced_from(&self, member: usize) -> Option<Place> {
+        if member == self.me {
+            return self.plan().given(member).map(|region| region.place);
+        }
+        let ([_, rows, len], size) = (self.plan().reduced_shape(), self.header().dtype.size());
+        let (base, row) = (self.staged(member), len * size);
+        Some(Place { base, outer: rows * row, row, foreign: false })
+    }
+
+    fn staged(&self, member: usize) -> *mut u8 {
+        self.given[member].region.map_or(std::ptr::null_mut(), |region| region.place.base)
+    }
+
+    /// Notes what a member called.
+    pub(super) fn hear(&mut self, member: usize, heard: Heard) {
+        let known = &mut self.heard[member];
+        self.silent -= usize::from(!known.1);
+        *known = (heard, true);
+    }
+
+    /// Whether a member has started the call.
+    pub(super) fn has_come(&self, member: usize) -> bool {
+        self.heard[member].1
+    }
+
+    /// Whether nothing more comes from a member.
+    pub(super) fn has_given(&self, member: usize) -> bool {
+        [Phase::Given, Phase::Result].iter().all(|&phase| self.left(member, phase) == 0)
+    }
+
+    /// Whether anything came, or was to come, from a member.
+    pub(super) fn hears_from(&self, member: usize) -> bool {
+        self.given[member].region.is_some() || self.header().kind == OpKind::Barrier
+    }
+
+    /// How much of a block is still to come from a member.
+    pub(super) fn left(&self, member: usize, phase: Phase) -> usize {
+        match phase {
+            Phase::Given => self.given[member].left(),
+            Phase::Result => self.results[member].left(),
+        }
+    }
+
+    /// The call has ended: what was staged is not needed any more.
+    pub(super) fn finish(&mut self) {
+        self.stage = Stage::Done;
+        self.staging = Vec::new();
+    }
+
+    pub(super) fn incoming(&mut self, member: usize, phase: Phase) -> &mut Incoming {
+        match phase {
+            Phase::Given => &mut self.given[member],
+            Phase::Result => &mut self.results[member],
+        }
+    }
+
+    /// Notes that bytes of a block were read. Every byte is counted once between the two ranks: as
+    /// with threads by the rank that takes it, but a result by the rank that hands it out.
+    pub(super) fn count_read(&mut self, member: usize, phase: Phase, bytes: usize) {
+        let incoming = self.incoming(member, phase);
+        incoming.at += bytes;
+        let all = usize::from(incoming.left() == 0);
+        match phase {
+            Phase::Given => {
+                self.unread -= all;
+                self.bytes += bytes as u64;
+            }
+            Phase::Result => self.unread_results -= all,
+        }
+    }
+}
+
+impl Called for Outstanding {
+    fn header(&self, member: usize) -> &Header {
+        &self.heard[member].0.header
+    }
+
+    fn site(&self, member: usize) -> Site {
+        self.heard[member].0.site
+    }
+
+    fn ragged(&self, member: usize) -> (&[usize], &[usize]) {
+        self.heard[member].0.counts.split_at(self.heard.len())
+    }
+}

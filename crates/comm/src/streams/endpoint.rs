@@ -1,0 +1,317 @@
+//! One rank's end of the transport.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use phalanx_call::MemoryKind;
+
+use super::calls::{Outstanding, Stage};
+use super::lane::Lane;
+use super::link::Link;
+use super::wire::{Shared, Stream};
+use crate::call::{Call, Op, OpKind};
+use crate::communicator::{Busy, Communicator, Handle, Stop};
+use crate::error::{CommError, Failure};
+use crate::group::{Group, GroupId};
+use crate::kernel::{Place, Pointers};
+use crate::sanity::{self, Member};
+use crate::sync::Poll;
+use crate::threads::Options;
+use crate::traffic::Traffic;
+use crate::volume::Algorithm;
+
+/// How long a rank that leaves waits for streams to take what it has said.
+const LEAVING: Duration = Duration::from_millis(200);
+
+/// The endpoint of a rank that has a stream to every other.
+///
+/// Memory is read and written by this rank alone, and only while it is inside one of its calls: so
+/// when an error is returned, or the endpoint dropped, its buffers are its own again.
+pub(super) struct Endpoint {
+    pub(super) shared: Arc<Shared>,
+    pub(super) options: Options,
+    /// By rank.
+    pub(super) links: Vec<Link>,
+    /// Groups and channels, those among them that only others have named so far.
+    pub(super) lanes: Vec<Lane>,
+    numbers: HashMap<(Group, Option<u32>), usize>,
+    pub(super) calls: Vec<Outstanding>,
+    free: Vec<u32>,
+    /// The calls that have not ended, in the order of their start.
+    pub(super) order: Vec<u32>,
+    /// The call, by group and number, that was found not to match here.
+    pub(super) mismatch: Option<(usize, u64)>,
+    /// The call that another rank has found not to match.
+    pub(super) doubt: Option<Doubt>,
+    pub(super) traffic: Traffic,
+    pub(super) waited: Duration,
+    pub(super) poll: Poll,
+    pub(super) sources: Vec<Place>,
+    pub(super) pointers: Pointers,
+}
+
+// SAFETY: the raw pointers in outstanding calls are only followed under the rules of `start`,
+// which do not depend on the thread.
+unsafe impl Send for Endpoint {}
+
+/// A call that does not match, as another rank says.
+pub(super) struct Doubt {
+    pub(super) lane: usize,
+    pub(super) sequence: u64,
+    pub(super) since: Instant,
+}
+
+impl Endpoint {
+    /// The end of a rank whose streams these are, by rank; none to itself.
+    pub(super) fn new(
+        rank: usize,
+        streams: Vec<Option<Box<dyn Stream>>>,
+        options: Options,
+    ) -> Self {
+        let world = Group::world(streams.len());
+        let mut endpoint = Self {
+            links: streams.iter().map(|_| Link::default()).collect(),
+            shared: Arc::new(Shared::new(rank, streams)),
+            options,
+            lanes: Vec::new(),
+            numbers: HashMap::new(),
+            calls: Vec::new(),
+            free: Vec::new(),
+            order: Vec::new(),
+            mismatch: None,
+            doubt: None,
+            traffic: Traffic::default(),
+            waited: Duration::ZERO,
+            poll: Poll::default(),
+            sources: Vec::new(),
+            pointers: Pointers::default(),
+        };
+        endpoint.add_lane(&world, None, rank);
+        endpoint
+    }
+
+    /// The number of a group, or of a channel between two ranks.
+    pub(super) fn lane_for(
+        &mut self,
+        group: &Group,
+        channel: Option<u32>,
+    ) -> Result<usize, CommError> {
+        let me = group.place_of(self.shared.rank, self.shared.world())?;
+        let known = self.numbers.get(&(group.clone(), channel)).copied();
+        Ok(known.unwrap_or_else(|| self.add_lane(group, channel, me)))
+    }
+
+    fn add_lane(&mut self, group: &Group, channel: Option<u32>, me: usize) -> usize {
+        self.lanes.push(Lane::new(group.clone(), channel, me));
+        self.numbers.insert((group.clone(), channel), self.lanes.len() - 1);
+        self.lanes.len() - 1
+    }
+
+    /// How many bytes too many a kind of call moves, in tests of the counters. What is too much of a
+    /// message is asked for by its receiver.
+    pub(super) fn planted(&self, kind: OpKind) -> usize {
+        let kind = if kind == OpKind::Send { OpKind::Receive } else { kind };
+        if self.options.planted_copy == Some(kind) { 64 } else { 0 }
+    }
+
+    /// The error of a rank that is stopped by another one.
+    #[cold]
+    pub(super) fn aborted(&self) -> CommError {
+        let rank = self.shared.rank;
+        let unknown = || Failure { rank, message: "for an unknown reason".into() };
+        CommError::Aborted(self.shared.failure().unwrap_or_else(unknown))
+    }
+
+    /// Another rank has said why it goes no further.
+    pub(super) fn stopped_by(&mut self, failure: Failure, mismatch: Option<(usize, u64)>) {
+        let since = Instant::now();
+        self.doubt = mismatch.map(|(lane, sequence)| Doubt { lane, sequence, since });
+        self.stop_others(failure, mismatch);
+    }
+
+    /// Stops all ranks because of an error here. From now on no call touches memory.
+    #[cold]
+    fn fail(&mut self, error: CommError) -> CommError {
+        let mismatch = self.mismatch.take();
+        self.doubt = None;
+        let message = error.to_string().into();
+        self.stop_others(Failure { rank: self.shared.rank, message }, mismatch);
+        error
+    }
+
+    /// Tells a failure to the others, and to the members of a call that it does not match.
+    fn stop_others(&self, failure: Failure, mismatch: Option<(usize, u64)>) {
+        self.shared.fail(failure, |peer| {
+            let (lane, sequence) = mismatch?;
+            let member = self.lanes[lane].group.index_of(peer)?;
+            self.lanes[lane].named[member].then_some((lane as u32, sequence))
+        });
+    }
+
+    /// Whether nothing may be done any more: some rank has failed, and there is no doubt about it.
+    fn is_over(&self) -> bool {
+        self.doubt.is_none() && self.shared.failure().is_some()
+    }
+
+    /// The lane that a call is numbered in: that of its group, or of a message's channel.
+    fn lane_of(&mut self, call: &Call<'_>) -> Result<usize, CommError> {
+        let ranks = self.lanes[call.group.index()].group.ranks();
+        let (from, to, channel) = match call.op {
+            Op::Send { to, channel } => (self.shared.rank, ranks[to], channel),
+            Op::Receive { from, channel } => (ranks[from], self.shared.rank, channel),
+            _ => return Ok(call.group.index()),
+        };
+        self.lane_for(&Group::pair(from, to), Some(channel))
+    }
+
+    fn post(
+        &mut self,
+        call: &Call<'_>,
+        send: *const u8,
+        receive: *mut u8,
+    ) -> Result<Handle, CommError> {
+        if self.shared.failure().is_some() {
+            return Err(self.aborted());
+        }
+        let lane = self.lanes.get(call.group.index());
+        let member = lane.map(|lane| Member { place: lane.me, of: lane.group.len() });
+        sanity::check(call, self.shared.rank, member, send, receive)?;
+        self.traffic.reserve(call.tag);
+        let number = self.lane_of(call)?;
+        let extra = self.planted(call.op.kind());
+        let lane = &mut self.lanes[number];
+        let sequence = lane.started;
+        lane.started += 1;
+        let place = (lane.group.len(), lane.me);
+        let mut call = Outstanding::new(call, (number, sequence), place, (send, receive), extra);
+        while let Some((member, heard)) = lane.take_early(sequence) {
+            call.hear(member, heard);
+        }
+        let index = self.store(call);
+        self.lanes[number].open.push((sequence, index));
+        self.announce(index);
+        // The others hear of it now; everything else happens when somebody waits.
+        for peer in 0..self.links.len() {
+            self.write(peer);
+        }
+        Ok(Handle(index))
+    }
+
+    /// Takes a place in the list of calls.
+    fn store(&mut self, call: Outstanding) -> u32 {
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.calls[index as usize] = call;
+                index
+            }
+            None => {
+                self.calls.push(call);
+                self.calls.len() as u32 - 1
+            }
+        };
+        self.order.push(index);
+        index
+    }
+
+    fn known_call(&self, handle: &Handle) -> Result<u32, CommError> {
+        match self.calls.get(handle.0 as usize) {
+            Some(call) if call.stage != Stage::Free => Ok(handle.0),
+            _ => Err(CommError::UnknownHandle { rank: self.shared.rank }),
+        }
+    }
+}
+
+impl Communicator for Endpoint {
+    fn rank(&self) -> usize {
+        self.shared.rank
+    }
+
+    fn world(&self) -> usize {
+        self.shared.world()
+    }
+
+    fn memory(&self) -> MemoryKind {
+        MemoryKind::HOST
+    }
+
+    fn group(&mut self, group: &Group) -> Result<GroupId, CommError> {
+        self.lane_for(group, None).map(|lane| GroupId(lane as u32))
+    }
+
+    fn members(&self, id: GroupId) -> &Group {
+        &self.lanes[id.index()].group
+    }
+
+    fn algorithm(&self, _call: &Call<'_>) -> Algorithm {
+        Algorithm::Ring
+    }
+
+    unsafe fn start(
+        &mut self,
+        call: &Call<'_>,
+        send: *const u8,
+        receive: *mut u8,
+    ) -> Result<Handle, CommError> {
+        self.post(call, send, receive).map_err(|error| self.fail(error))
+    }
+
+    fn wait(&mut self, handle: Handle) -> Result<(), CommError> {
+        let index = self.known_call(&handle)?;
+        let result = match self.calls[index as usize].stage {
+            Stage::Done => Ok(()),
+            _ if self.is_over() => Err(self.aborted()),
+            _ => self.wait_until_done(index),
+        };
+        result.map_err(|error| self.fail(error))?;
+        self.calls[index as usize].stage = Stage::Free;
+        self.free.push(index);
+        Ok(())
+    }
+
+    fn test(&mut self, handle: &Handle) -> Result<bool, CommError> {
+        let index = self.known_call(handle)?;
+        self.progress()?;
+        Ok(self.calls[index as usize].stage == Stage::Done)
+    }
+
+    fn progress(&mut self) -> Result<(), CommError> {
+        let result = if self.is_over() { Err(self.aborted()) } else { self.advance() };
+        let failed = self.shared.failure().is_some() && !self.is_in_doubt();
+        let result = result.and_then(|_| if failed { Err(self.aborted()) } else { Ok(()) });
+        result.map_err(|error| self.fail(error))
+    }
+
+    fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    fn reset_traffic(&mut self) {
+        self.traffic.clear();
+    }
+
+    /// A rank that waits here sleeps, so it burns nothing.
+    fn busy(&self) -> Busy {
+        let (busy, burnt) = (phalanx_sys::thread_cpu_time(), Duration::ZERO);
+        Busy { busy, burnt, waited: self.waited }
+    }
+
+    fn abort(&mut self, message: &str) {
+        self.doubt = None;
+        self.shared.stop(message);
+    }
+
+    fn stopper(&self) -> Arc<dyn Stop> {
+        self.shared.clone()
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        if !self.order.is_empty() {
+            let count = self.order.len();
+            self.abort(&format!("it left while {count} of its calls were outstanding"));
+        }
+        self.shared.flush(LEAVING);
+    }
+}

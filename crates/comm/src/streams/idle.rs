@@ -1,0 +1,130 @@
+//! Waiting for other ranks, and not for ever.
+
+use std::time::{Duration, Instant};
+
+use super::calls::Stage;
+use super::endpoint::Endpoint;
+use super::link::Last;
+use crate::error::{CommError, Missing};
+
+/// A rank that was stopped from outside notices it after so long at the latest.
+const REST: Duration = Duration::from_millis(50);
+
+impl Endpoint {
+    /// Moves calls on until one has ended.
+    pub(super) fn wait_until_done(&mut self, index: u32) -> Result<(), CommError> {
+        let mut since = Instant::now();
+        loop {
+            let failed = self.shared.failure().is_some();
+            // Before this rank says that it was stopped, it looks whether it knows better: all
+            // members of a call that does not match find that out by themselves.
+            let moved = self.advance()?;
+            if self.calls[index as usize].stage == Stage::Done {
+                return Ok(());
+            }
+            if failed && !self.is_in_doubt() {
+                return Err(self.aborted());
+            }
+            if moved {
+                since = Instant::now();
+                continue;
+            }
+            self.check_streams(since.elapsed())?;
+            if since.elapsed() >= self.options.timeout {
+                return Err(self.missing(index, since.elapsed(), None));
+            }
+            self.rest(self.options.timeout.saturating_sub(since.elapsed()));
+        }
+    }
+
+    /// Whether another rank has said that a call does not match, and this one still has to hear
+    /// from somebody to see it, too.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        let Some(doubt) = &self.doubt else { return false };
+        let lane = &self.lanes[doubt.lane];
+        let Some(call) = lane.find(doubt.sequence) else { return false };
+        let call = &self.calls[call as usize];
+        let silent =
+            |(member, &rank): (usize, &usize)| !call.has_come(member) && !self.links[rank].gone;
+        doubt.since.elapsed() < self.options.timeout
+            && call.stage == Stage::Arrive
+            && lane.group.ranks().iter().enumerate().any(silent)
+    }
+
+    /// Sleeps until a stream gives or takes something.
+    fn rest(&mut self, left: Duration) {
+        let start = Instant::now();
+        self.poll.clear();
+        for (rank, link) in self.links.iter().enumerate().filter(|(_, link)| !link.gone) {
+            if let Some(wire) = self.shared.wire(rank) {
+                self.poll.add(&*wire, wire.has_work(!link.blocks.is_empty()));
+            }
+        }
+        self.poll.wait(left.min(REST));
+        self.waited += start.elapsed();
+    }
+
+    /// Fails if a rank has closed its stream that some call still needs.
+    fn check_streams(&self, waited: Duration) -> Result<(), CommError> {
+        for &index in &self.order {
+            let gone = |rank: usize| self.links[rank].gone.then_some(rank);
+            if let Some(gone) = self.late(index).into_iter().find_map(gone) {
+                return Err(self.missing(index, waited, Some(gone)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The ranks that keep a call from ending: those that have not come, or, if all have, those
+    /// from which something is still to come or to which something is still to go.
+    fn late(&self, index: u32) -> Vec<usize> {
+        let call = &self.calls[index as usize];
+        let lane = &self.lanes[call.lane];
+        let is_late = |(member, rank): (usize, &usize)| {
+            let link = &self.links[*rank];
+            let late = match call.silent {
+                0 => {
+                    !call.has_given(member)
+                        || link.blocks.iter().any(|block| block.call == index)
+                        || link.marks.iter().any(|(_, call)| *call == index)
+                }
+                _ => !call.has_come(member),
+            };
+            late.then_some(*rank)
+        };
+        lane.group.ranks().iter().enumerate().filter_map(is_late).collect()
+    }
+
+    /// Who keeps a call from going on, in words; `gone` is one of them that has left.
+    #[cold]
+    fn missing(&self, index: u32, waited: Duration, gone: Option<usize>) -> CommError {
+        let call = &self.calls[index as usize];
+        let lane = &self.lanes[call.lane];
+        let missing = gone.map_or_else(|| self.late(index), |gone| vec![gone]);
+        let last = match (gone, missing.first()) {
+            (Some(_), _) => "has closed its stream".to_string(),
+            (None, Some(&rank)) => self.last_of(rank),
+            (None, None) => String::new(),
+        };
+        CommError::Missing(Box::new(Missing {
+            rank: self.shared.rank,
+            missing,
+            arrived: call.silent == 0,
+            group: lane.name.clone(),
+            sequence: call.sequence,
+            call: call.header().side(&lane.group, lane.me, call.site()),
+            waited,
+            last,
+        }))
+    }
+
+    /// What a rank did last, as far as this rank has seen, in words.
+    fn last_of(&self, rank: usize) -> String {
+        let Some(Last { kind, lane, sequence, site, seen }) = self.links[rank].last else {
+            return "has finished no call with this rank yet".to_string();
+        };
+        let (did, group) = (if seen { "finished" } else { "arrived at" }, &self.lanes[lane].name);
+        let by = self.shared.rank;
+        format!("last {did} {kind} #{sequence} of group {group} at `{site}`, as rank {by} saw it")
+    }
+}

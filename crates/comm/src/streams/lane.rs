@@ -1,0 +1,64 @@
+//! Groups and channels as one rank knows them, and what it has heard of their calls too early.
+
+use std::sync::Arc;
+
+use crate::group::Group;
+use crate::header::Header;
+use crate::site::Site;
+
+/// What a member called.
+#[derive(Clone, Debug)]
+pub(super) struct Heard {
+    pub(super) header: Header,
+    pub(super) site: Site,
+    /// Of ragged calls: the counts given to all members, then those taken from them.
+    pub(super) counts: Vec<usize>,
+}
+
+/// A group, or a channel between two ranks, in which calls are numbered.
+pub(super) struct Lane {
+    pub(super) group: Group,
+    /// Of two ranks' messages: their channel.
+    pub(super) channel: Option<u32>,
+    /// The group in words.
+    pub(super) name: Arc<str>,
+    /// This rank's place in it.
+    pub(super) me: usize,
+    /// Calls started so far.
+    pub(super) started: u64,
+    /// By member: whether it was told what this rank's number for the group means.
+    pub(super) named: Vec<bool>,
+    /// The calls of this rank that have not ended: their numbers, and places in the list of calls.
+    pub(super) open: Vec<(u64, u32)>,
+    /// Calls that members have started before this rank: whose, which, what.
+    early: Vec<(usize, u64, Heard)>,
+}
+
+impl Lane {
+    pub(super) fn new(group: Group, channel: Option<u32>, me: usize) -> Self {
+        let name = match (channel, group.ranks()) {
+            (Some(channel), [from, to]) => format!("{from}->{to} (channel {channel})"),
+            _ => group.to_string(),
+        };
+        let named = vec![false; group.len()];
+        let (open, early) = (Vec::new(), Vec::new());
+        Self { group, channel, name: name.into(), me, started: 0, named, open, early }
+    }
+
+    /// The place in the list of calls of a call that has not ended.
+    pub(super) fn find(&self, sequence: u64) -> Option<u32> {
+        self.open.iter().find(|(number, _)| *number == sequence).map(|(_, call)| *call)
+    }
+
+    /// Keeps what was heard of a call until this rank starts it.
+    pub(super) fn keep(&mut self, member: usize, sequence: u64, heard: Heard) {
+        self.early.push((member, sequence, heard));
+    }
+
+    /// What was heard of a call before it was started here.
+    pub(super) fn take_early(&mut self, sequence: u64) -> Option<(usize, Heard)> {
+        let at = self.early.iter().position(|(_, number, _)| *number == sequence)?;
+        let (member, _, heard) = self.early.swap_remove(at);
+        Some((member, heard))
+    }
+}

@@ -1,0 +1,155 @@
+//! What one rank knows of another: what it is sending to it, and how far it has read from it.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io::IoSliceMut;
+
+use super::calls::Outstanding;
+use super::frame::{Frame, Phase};
+use super::wire::{Outgoing, Wire};
+use crate::call::OpKind;
+use crate::site::Site;
+
+/// Bytes of frames that are read at once; a longer frame makes the room larger.
+const ROOM: usize = 16 << 10;
+
+/// The other end of one stream.
+#[derive(Default)]
+pub(super) struct Link {
+    /// Blocks that are to be sent, in this order.
+    pub(super) blocks: VecDeque<Outgoing>,
+    /// Frames of calls that are not written yet: up to where the stream must have come, and whose.
+    pub(super) marks: VecDeque<(u64, u32)>,
+    /// What the other rank's numbers of groups mean here.
+    pub(super) lanes: HashMap<u32, usize>,
+    /// What its numbers of call sites mean here.
+    pub(super) sites: HashMap<u32, Site>,
+    /// The call sites that it was told of.
+    pub(super) told: HashSet<u32>,
+    pub(super) inbox: Inbox,
+    /// Whether its end of the stream is closed.
+    pub(super) gone: bool,
+    /// The last call that both took part in.
+    pub(super) last: Option<Last>,
+}
+
+/// A call that is over.
+#[derive(Clone, Copy)]
+pub(super) struct Last {
+    pub(super) kind: OpKind,
+    pub(super) lane: usize,
+    pub(super) sequence: u64,
+    pub(super) site: Site,
+    /// Whether the other rank's part in it was seen here.
+    pub(super) seen: bool,
+}
+
+/// What was read from a stream and not looked at yet.
+#[derive(Default)]
+pub(super) struct Inbox {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Whose data come next, and how many bytes of them.
+    open: Option<Open>,
+    /// Where bytes go that nobody needs.
+    waste: [u8; 32],
+}
+
+/// A data frame that has not been read to its end.
+#[derive(Clone, Copy)]
+pub(super) struct Open {
+    pub(super) call: u32,
+    pub(super) member: usize,
+    pub(super) phase: Phase,
+    pub(super) left: usize,
+}
+
+/// What reading came to.
+pub(super) enum Came {
+    /// A frame.
+    Frame(Frame),
+    /// Data, which are where they belong.
+    Data,
+    /// Nothing that could be used, for now.
+    Nothing,
+    /// The end of the stream.
+    End,
+}
+
+impl Inbox {
+    /// The next data go to a block of a call.
+    pub(super) fn expect(&mut self, open: Open) {
+        self.open = Some(open).filter(|open| open.left > 0);
+    }
+
+    /// Reads one frame, or some data; what is wrong with the stream is told.
+    pub(super) fn read(
+        &mut self,
+        wire: &mut Wire,
+        calls: &mut [Outstanding],
+    ) -> Result<Came, &'static str> {
+        if let Some(open) = self.open {
+            return Ok(self.read_data(open, wire, calls));
+        }
+        if let Some((frame, len)) = Frame::read(&self.bytes[self.start..self.end])? {
+            self.start += len;
+            return Ok(Came::Frame(frame));
+        }
+        self.make_room();
+        let room = &mut [IoSliceMut::new(&mut self.bytes[self.end..])];
+        match wire.read(room) {
+            None => Ok(Came::Nothing),
+            Some(0) => Ok(Came::End),
+            Some(count) => {
+                self.end += count;
+                self.read(wire, calls)
+            }
+        }
+    }
+
+    /// Takes data out of what was read before, or straight into their block.
+    fn read_data(&mut self, open: Open, wire: &mut Wire, calls: &mut [Outstanding]) -> Came {
+        let call = &mut calls[open.call as usize];
+        let incoming = *call.incoming(open.member, open.phase);
+        let Some(region) = incoming.region else { return Came::Nothing };
+        let (at, block_left) = (incoming.at, region.bytes().saturating_sub(incoming.at));
+        let held = &self.bytes[self.start..self.end];
+        let count = if !held.is_empty() {
+            let wanted = if block_left > 0 { block_left } else { incoming.left() };
+            let count = held.len().min(open.left).min(wanted);
+            if block_left > 0 {
+                // SAFETY: the block is part of a call that has not ended: by the rules of `start`
+                // it may be written, and nobody else touches it.
+                unsafe { region.put(at, &held[..count]) };
+            }
+            self.start += count;
+            count
+        } else {
+            let mut slices = Vec::with_capacity(8);
+            if block_left > 0 {
+                // SAFETY: as above; and it is initialised.
+                unsafe { region.scatter(at, open.left.min(block_left), &mut slices) };
+            } else {
+                let count = open.left.min(self.waste.len());
+                slices.push(IoSliceMut::new(&mut self.waste[..count]));
+            }
+            match wire.read(&mut slices) {
+                None => return Came::Nothing,
+                Some(0) => return Came::End,
+                Some(count) => count,
+            }
+        };
+        call.count_read(open.member, open.phase, count);
+        self.expect(Open { left: open.left - count, ..open });
+        Came::Data
+    }
+
+    /// Moves what is left of a frame to the front, and makes the room larger if that fills it.
+    fn make_room(&mut self) {
+        self.bytes.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        if self.end * 2 > self.bytes.len() || self.bytes.is_empty() {
+            self.bytes.resize((2 * self.bytes.len()).max(ROOM), 0);
+        }
+    }
+}

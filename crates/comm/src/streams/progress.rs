@@ -1,0 +1,271 @@
+//! Moving on without waiting: what streams take and give, and what calls can do with it.
+
+use super::calls::Stage;
+use super::endpoint::Endpoint;
+use super::frame::{Frame, NONE, Phase};
+use super::lane::Heard;
+use super::link::{Came, Last, Open};
+use super::region::Region;
+use super::wire::{Outgoing, Written};
+use crate::call::{OpKind, Reduction};
+use crate::error::{CommError, Failure};
+use crate::group::Group;
+use crate::kernel::{self, Combine, Meter};
+use crate::matching::Meeting;
+use crate::site::Site;
+
+impl Endpoint {
+    /// Moves everything on as far as it goes; tells whether anything moved.
+    pub(super) fn advance(&mut self) -> Result<bool, CommError> {
+        let mut moved = false;
+        for peer in 0..self.links.len() {
+            moved |= self.write(peer);
+            moved |= self.read(peer)?;
+        }
+        let mut i = 0;
+        while i < self.order.len() {
+            let index = self.order[i];
+            moved |= self.advance_call(index)?;
+            if self.calls[index as usize].stage == Stage::Done {
+                self.order.remove(i);
+            } else {
+                i += 1;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Writes what a stream takes.
+    pub(super) fn write(&mut self, peer: usize) -> bool {
+        let (link, calls) = (&mut self.links[peer], &mut self.calls);
+        let Some(mut wire) = self.shared.wire(peer) else { return false };
+        let mut tell = |written: Written| {
+            let call = &mut calls[written.call as usize];
+            call.unwritten -= usize::from(written.all);
+            if written.phase == Phase::Result {
+                call.bytes += written.bytes as u64;
+            }
+        };
+        let moved = wire.write(&mut link.blocks, &mut tell);
+        while let Some(&(mark, call)) = link.marks.front()
+            && mark <= wire.flushed
+        {
+            link.marks.pop_front();
+            calls[call as usize].unwritten -= 1;
+        }
+        moved
+    }
+
+    /// Reads what a stream gives.
+    fn read(&mut self, peer: usize) -> Result<bool, CommError> {
+        let mut moved = false;
+        while !self.links[peer].gone {
+            let link = &mut self.links[peer];
+            let Some(mut wire) = self.shared.wire(peer) else { return Ok(moved) };
+            let came = link.inbox.read(&mut wire, &mut self.calls);
+            drop(wire);
+            match came.map_err(|problem| self.broken(peer, problem))? {
+                Came::Frame(frame) => self.handle(peer, frame)?,
+                Came::Data => {}
+                Came::Nothing => return Ok(moved),
+                Came::End => self.links[peer].gone = true,
+            }
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// The error of a stream on which something came that cannot be.
+    fn broken(&self, peer: usize, problem: &str) -> CommError {
+        let what = format!("the stream from rank {peer} to rank {}", self.shared.rank);
+        CommError::System { what, error: problem.to_string() }
+    }
+
+    fn handle(&mut self, peer: usize, frame: Frame) -> Result<(), CommError> {
+        match frame {
+            Frame::Group { number, channel, ranks } => {
+                let group = Group::new(ranks)?;
+                let lane = self.lane_for(&group, channel)?;
+                self.links[peer].lanes.insert(number, lane);
+            }
+            Frame::Site { number, name } => {
+                self.links[peer].sites.insert(number, Site::named(&name));
+            }
+            Frame::Call { group, sequence, header, site, counts } => {
+                let site = self.links[peer].sites.get(&site).copied().unwrap_or_default();
+                let (lane, member) = self.known(peer, group)?;
+                let heard = Heard { header, site, counts };
+                match self.lanes[lane].find(sequence) {
+                    Some(call) => self.calls[call as usize].hear(member, heard),
+                    None => self.lanes[lane].keep(member, sequence, heard),
+                }
+            }
+            Frame::Data { group, sequence, phase, bytes } => {
+                let (lane, member) = self.known(peer, group)?;
+                let call = self.lanes[lane].find(sequence);
+                let expected = |call: &u32| self.calls[*call as usize].left(member, phase) >= bytes;
+                let Some(call) = call.filter(expected) else {
+                    return Err(self.broken(peer, "it sent data that nobody asked for"));
+                };
+                self.links[peer].inbox.expect(Open { call, member, phase, left: bytes });
+            }
+            Frame::Abort { rank, mismatch, message } => {
+                let mismatch = mismatch.and_then(|(group, sequence)| {
+                    Some((*self.links[peer].lanes.get(&group)?, sequence))
+                });
+                self.stopped_by(Failure { rank, message: message.into() }, mismatch);
+            }
+        }
+        Ok(())
+    }
+
+    /// The group that another rank's number means, and its place there.
+    fn known(&self, peer: usize, number: u32) -> Result<(usize, usize), CommError> {
+        let lane = self.links[peer].lanes.get(&number).copied();
+        let place = |lane: usize| Some((lane, self.lanes[lane].group.index_of(peer)?));
+        lane.and_then(place).ok_or_else(|| self.broken(peer, "it named no group before its call"))
+    }
+
+    fn advance_call(&mut self, index: u32) -> Result<bool, CommError> {
+        let call = &self.calls[index as usize];
+        match call.stage {
+            Stage::Arrive if call.silent == 0 => {
+                let lane = &self.lanes[call.lane];
+                let sequence = call.sequence;
+                let meeting = Meeting { group: &lane.group, name: &lane.name, sequence };
+                if let Err(error) = meeting.check(call) {
+                    self.mismatch = Some((call.lane, sequence));
+                    return Err(error);
+                }
+                // After a failure nothing is sent any more.
+                if self.shared.failure().is_some() {
+                    return Ok(false);
+                }
+                self.give(index);
+                Ok(true)
+            }
+            Stage::Move if call.unread == 0 && call.plan().reduces() && !call.reduced => {
+                self.reduce(index);
+                Ok(true)
+            }
+            Stage::Move if call.unread + call.unread_results + call.unwritten == 0 => {
+                self.end(index);
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// All have come: sends what this rank gives, and keeps its own block.
+    fn give(&mut self, index: u32) {
+        let call = &mut self.calls[index as usize];
+        call.stage = Stage::Move;
+        let plan = call.plan();
+        if let (Some(from), Some(to), false) =
+            (plan.given(plan.me), plan.taken(plan.me), plan.reduces())
+        {
+            let [outer, rows, len] = plan.header.shape;
+            let shape = match plan.header.kind {
+                OpKind::AllToAllRagged => [1, 1, from.bytes()],
+                _ => [outer, rows, len * plan.header.dtype.size()],
+            };
+            // SAFETY: by the rules of `start` both blocks are this call's, and they do not overlap
+            // unless they are the same.
+            unsafe { kernel::copy(shape, from.place, to.place, &mut Meter::default()) };
+        }
+        let (n, me, kind) = (plan.n, plan.me, plan.header.kind);
+        let planted = self.planted(kind);
+        for member in (1..n).map(|step| (me + step) % n) {
+            let plan = self.calls[index as usize].plan();
+            let extra = if plan.gives_more(me, member) { planted } else { 0 };
+            if let Some(region) = plan.given(member) {
+                self.send(index, member, Phase::Given, region, extra);
+            }
+        }
+    }
+
+    /// Puts a block for a member behind those that are sent to it already.
+    fn send(&mut self, index: u32, member: usize, phase: Phase, region: Region, extra: usize) {
+        if region.bytes() == 0 {
+            return;
+        }
+        let call = &mut self.calls[index as usize];
+        call.unwritten += 1;
+        let (group, sequence) = (call.lane as u32, call.sequence);
+        let peer = self.lanes[call.lane].group.ranks()[member];
+        let block = Outgoing { call: index, group, sequence, phase, region, extra, at: 0 };
+        self.links[peer].blocks.push_back(block);
+    }
+
+    /// Reduces what all have given, in the order of the group, and hands it out if all need it.
+    fn reduce(&mut self, index: u32) {
+        let call = &mut self.calls[index as usize];
+        call.reduced = true;
+        let plan = call.plan();
+        let (n, me, header) = (plan.n, plan.me, *plan.header);
+        self.sources.clear();
+        self.sources.extend((0..n).filter_map(|member| call.reduced_from(member)));
+        let combine = Combine {
+            dtype: header.dtype,
+            reduction: header.reduction.unwrap_or(Reduction::Sum),
+            accumulate: header.accumulate,
+            // Nobody else reads these caches.
+            stream: false,
+        };
+        let (shape, target, meter) =
+            (plan.reduced_shape(), [plan.reduced_into()], &mut Meter::default());
+        // SAFETY: by the rules of `start` the own blocks are this call's; the others' are staged
+        // here, as large, and aligned to words.
+        unsafe {
+            kernel::reduce(combine, shape, &self.sources, &target, &mut self.pointers, meter);
+        }
+        let result = plan.result(me);
+        if header.kind == OpKind::AllReduce {
+            for member in (1..n).map(|step| (me + step) % n) {
+                self.send(index, member, Phase::Result, result, 0);
+            }
+        }
+    }
+
+    /// Everything has come and gone.
+    fn end(&mut self, index: u32) {
+        let call = &mut self.calls[index as usize];
+        call.finish();
+        let lane = &mut self.lanes[call.lane];
+        lane.open.retain(|&(_, open)| open != index);
+        let (kind, site, sequence) = (call.header().kind, call.site(), call.sequence);
+        self.traffic.add(call.tag, kind, 1, call.bytes);
+        for (member, &rank) in lane.group.ranks().iter().enumerate() {
+            let seen = call.hears_from(member);
+            self.links[rank].last = Some(Last { kind, lane: call.lane, sequence, site, seen });
+        }
+    }
+
+    /// Tells the members of a call what this rank calls.
+    pub(super) fn announce(&mut self, index: u32) {
+        let call = &mut self.calls[index as usize];
+        let lane = &mut self.lanes[call.lane];
+        let (number, site) = (call.lane as u32, call.site());
+        let own = call.own();
+        let frame = Frame::Call {
+            group: number,
+            sequence: call.sequence,
+            header: own.header,
+            site: if site == Site::default() { NONE } else { site.id() },
+            counts: own.counts.clone(),
+        };
+        for (member, &rank) in lane.group.ranks().iter().enumerate() {
+            let link = &mut self.links[rank];
+            let Some(mut wire) = self.shared.wire(rank) else { continue };
+            if !std::mem::replace(&mut lane.named[member], true) {
+                let ranks = lane.group.ranks().to_vec();
+                wire.push(&Frame::Group { number, channel: lane.channel, ranks });
+            }
+            if site != Site::default() && link.told.insert(site.id()) {
+                wire.push(&Frame::Site { number: site.id(), name: site.name().to_string() });
+            }
+            link.marks.push_back((wire.push(&frame), index));
+            call.unwritten += 1;
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! The stream to one other rank, and what all of a rank's streams share: the first failure.
+//!
+//! Streams are behind locks because a rank can be stopped from outside its endpoint: then the other
+//! ranks must hear why, and a data frame that is half written has to be filled up first.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::AsFd;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use super::frame::{Frame, Phase};
+use super::region::Region;
+use crate::communicator::Stop;
+use crate::error::Failure;
+use crate::sync::{Mutex, MutexGuard, Poll, TIMED};
+
+/// A byte stream to another rank, which never blocks.
+pub(crate) trait Stream: Read + Write + AsFd + Send {}
+
+impl<S: Read + Write + AsFd + Send> Stream for S {}
+
+/// Bytes of one data frame at most: so long other frames may have to wait, and so much may have to
+/// be filled up when a rank stops.
+const FRAME_BYTES: usize = 128 << 10;
+
+/// How long a rank that stops tries to tell why to ranks that do not listen.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// The same where there is no time.
+const UNTIMED_TRIES: usize = 5;
+
+/// What a rank's endpoint shares with those who stop it.
+pub(super) struct Shared {
+    pub(super) rank: usize,
+    failure: Mutex<Option<Failure>>,
+    /// By rank; none to itself.
+    wires: Vec<Option<Mutex<Wire>>>,
+}
+
+impl Shared {
+    pub(super) fn new(rank: usize, streams: Vec<Option<Box<dyn Stream>>>) -> Self {
+        let wire = |stream: Option<Box<dyn Stream>>| stream.map(|s| Mutex::new(Wire::new(s)));
+        let wires = streams.into_iter().map(wire).collect();
+        Self { rank, failure: Mutex::new(None), wires }
+    }
+
+    /// How many ranks there are.
+    pub(super) fn world(&self) -> usize {
+        self.wires.len()
+    }
+
+    /// The stream to another rank.
+    pub(super) fn wire(&self, rank: usize) -> Option<MutexGuard<'_, Wire>> {
+        self.wires[rank].as_ref().map(lock)
+    }
+
+    /// The first failure, once there is one.
+    pub(super) fn failure(&self) -> Option<Failure> {
+        lock(&self.failure).clone()
+    }
+
+    /// Notes a failure and tells the others; only the first one counts, which is returned.
+    /// `mismatch` gives, by rank, the call that does not match, as that rank was told of it.
+    pub(super) fn fail(
+        &self,
+        failure: Failure,
+        mismatch: impl Fn(usize) -> Option<(u32, u64)>,
+    ) -> Failure {
+        let mut first = lock(&self.failure);
+        if let Some(first) = &*first {
+            return first.clone();
+        }
+        *first = Some(failure.clone());
+        drop(first);
+        for rank in 0..self.world() {
+            if let Some(mut wire) = self.wire(rank) {
+                let message = failure.message.to_string();
+                wire.end(&Frame::Abort { rank: failure.rank, mismatch: mismatch(rank), message });
+            }
+        }
+        self.flush(LAST_WORDS);
+        failure
+    }
+
+    /// Writes what is left to write, for at most so long.
+    pub(super) fn flush(&self, patience: Duration) {
+        let (start, mut poll, mut tries) = (Instant::now(), Poll::default(), 0);
+        loop {
+            tries += 1;
+            poll.clear();
+            let mut left = false;
+            for mut wire in (0..self.world()).filter_map(|rank| self.wire(rank)) {
+                wire.write(&mut VecDeque::new(), &mut |_| {});
+                if wire.has_control() {
+                    poll.add(&*wire, true);
+                    left = true;
+                }
+            }
+            let over = if TIMED { start.elapsed() >= patience } else { tries == UNTIMED_TRIES };
+            if !left || over {
+                return;
+            }
+            poll.wait(patience.saturating_sub(start.elapsed()).min(Duration::from_millis(10)));
+        }
+    }
+}
+
+impl Stop for Shared {
+    fn stop(&self, message: &str) -> Failure {
+        self.fail(Failure { rank: self.rank, message: message.into() }, |_| None)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A block that is being sent.
+pub(super) struct Outgoing {
+    /// The call's place in the list of this rank's calls.
+    pub(super) call: u32,
+    pub(super) group: u32,
+    pub(super) sequence: u64,
+    pub(super) phase: Phase,
+    pub(super) region: Region,
+    /// Bytes that follow the block for nothing, in tests of the counters.
+    pub(super) extra: usize,
+    /// How much has been written.
+    pub(super) at: usize,
+}
+
+impl Outgoing {
+    fn left(&self) -> usize {
+        self.region.bytes() + self.extra - self.at
+    }
+}
+
+/// What was written of a block.
+pub(super) struct Written {
+    pub(super) call: u32,
+    pub(super) phase: Phase,
+    pub(super) bytes: usize,
+    /// Whether that was the last of it.
+    pub(super) all: bool,
+}
+
+/// A stream and what is to be written to it.
+pub(super) struct Wire {
+    stream: Box<dyn Stream>,
+    /// Frames that are being written; if data are owed, the last is theirs.
+    control: Vec<u8>,
+    /// How much of them has been written.
+    written: usize,
+    /// Bytes of the open data frame that are still to be written behind the frames.
+    owed: usize,
+    /// Frames for afterwards.
+    next: Vec<u8>,
+    /// Bytes of frames that were ever asked for, taken up, and written.
+    asked: u64,
+    taken: u64,
+    pub(super) flushed: u64,
+    /// Nothing more is written: the last frame is asked for, or the other end is gone.
+    ended: bool,
+}
+
+impl AsFd for Wire {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// What follows a block in tests of the counters.
+static NOTHING: [u8; 64] = [0; 64];
+
+impl Wire {
+    fn new(stream: Box<dyn Stream>) -> Self {
+        Self {
+            stream,
+            control: Vec::new(),
+            written: 0,
+            owed: 0,
+            next: Vec::new(),
+            asked: 0,
+            taken: 0,
+            flushed: 0,
+            ended: false,
+        }
+    }
+
+    /// Asks for a frame; it is written when `flushed` has come to the number that is returned.
+    pub(super) fn push(&mut self, frame: &Frame) -> u64 {
+        if !self.ended {
+            let before = self.next.len();
+            frame.write(&mut self.next);
+            self.asked += (self.next.len() - before) as u64;
+        }
+        self.asked
+    }
+
+    /// Asks for the last frame. Data that are owed are made up: nobody will read them.
+    fn end(&mut self, frame: &Frame) {
+        if self.ended {
+            return;
+        }
+        self.push(frame);
+        self.control.resize(self.control.len() + self.owed, 0);
+        self.owed = 0;
+        self.control.append(&mut self.next);
+        self.taken = self.asked;
+        self.ended = true;
+    }
+
+    /// Whether frames are waiting to be written.
+    pub(super) fn has_control(&self) -> bool {
+        self.written < self.control.len() || !self.next.is_empty()
+    }
+
+    /// Whether there is something to write, frames or blocks.
+    pub(super) fn has_work(&self, blocks: bool) -> bool {
+        self.has_control() || (blocks && !self.ended)
+    }
+
+    /// Writes frames and blocks until the stream takes no more; tells whether it took any.
+    pub(super) fn write(
+        &mut self,
+        blocks: &mut VecDeque<Outgoing>,
+        tell: &mut impl FnMut(Written),
+    ) -> bool {
+        let mut moved = false;
+        loop {
+            if self.owed == 0 && self.written == self.control.len() && !self.open(blocks) {
+                return moved;
+            }
+            let Some(count) = self.write_once(blocks.front()) else { return moved };
+            moved = true;
+            let frames = count.min(self.control.len() - self.written);
+            self.written += frames;
+            if self.written == self.control.len() {
+                self.flushed = self.taken;
+            }
+            let (Some(block), data) = (blocks.front_mut(), count - frames) else { continue };
+            if data > 0 {
+                self.owed -= data;
+                block.at += data;
+                let (call, phase, all) = (block.call, block.phase, block.left() == 0);
+                tell(Written { call, phase, bytes: data, all });
+                if all {
+                    blocks.pop_front();
+                }
+            }
+        }
+    }
+
+    /// Takes up what is to be written next: waiting frames, and a data frame of the first block.
+    fn open(&mut self, blocks: &VecDeque<Outgoing>) -> bool {
+        self.control.clear();
+        self.written = 0;
+        std::mem::swap(&mut self.control, &mut self.next);
+        self.taken = self.asked;
+        if let Some(block) = blocks.front().filter(|_| !self.ended) {
+            let Outgoing { group, sequence, phase, .. } = *block;
+            let bytes = block.left().min(FRAME_BYTES);
+            Frame::Data { group, sequence, phase, bytes }.write(&mut self.control);
+            self.owed = bytes;
+        }
+        !self.control.is_empty()
+    }
+
+    /// One call of the system: frames, then data of the open frame; nothing if the stream takes no
+    /// more, or nobody is there.
+    fn write_once(&mut self, block: Option<&Outgoing>) -> Option<usize> {
+        let mut slices = Vec::with_capacity(8);
+        if self.written < self.control.len() {
+            slices.push(IoSlice::new(&self.control[self.written..]));
+        }
+        if let Some(block) = block.filter(|_| self.owed > 0) {
+            let bytes = block.region.bytes();
+            if block.at < bytes {
+                // SAFETY: the block is part of a call that has not ended: by the rules of `start`
+                // it is readable and nobody writes it.
+                unsafe { block.region.gather(block.at, self.owed, &mut slices) };
+            } else {
+                slices.push(IoSlice::new(&NOTHING[block.at - bytes..][..self.owed]));
+            }
+        }
+        loop {
+            match self.stream.write_vectored(&slices) {
+                Ok(count) if count > 0 => return Some(count),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+                // The other end is gone. What it said last is still to be read, and tells why.
+                Ok(_) | Err(_) => {
+                    self.give_up();
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn give_up(&mut self) {
+        self.ended = true;
+        self.control.clear();
+        self.next.clear();
+        (self.written, self.owed) = (0, 0);
+    }
+
+    /// Reads into the slices; nothing if there is nothing to read now. Zero bytes are the end.
+    pub(super) fn read(&mut self, slices: &mut [IoSliceMut<'_>]) -> Option<usize> {
+        loop {
+            match self.stream.read_vectored(slices) {
+                Ok(count) => return Some(count),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+                // A connection that broke has ended, too.
+                Err(_) => return Some(0),
+            }
+        }
+    }
+}

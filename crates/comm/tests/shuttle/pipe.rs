@@ -1,0 +1,74 @@
+//! Streams for random schedules: two short queues of bytes, over which threads are switched.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use shuttle::sync::{Mutex, MutexGuard};
+
+/// Bytes that a queue holds: less than most frames, so that they come in pieces.
+const ROOM: usize = 48;
+
+/// One end of a stream.
+pub(crate) struct Pipe {
+    from: Arc<Mutex<Queue>>,
+    to: Arc<Mutex<Queue>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    bytes: VecDeque<u8>,
+    closed: bool,
+}
+
+/// Both ends of a new stream.
+pub(crate) fn pair() -> io::Result<(Pipe, Pipe)> {
+    let (one, other) = (Arc::<Mutex<Queue>>::default(), Arc::<Mutex<Queue>>::default());
+    Ok((Pipe { from: one.clone(), to: other.clone() }, Pipe { from: other, to: one }))
+}
+
+fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
+    queue.lock().unwrap()
+}
+
+impl Read for Pipe {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let mut queue = lock(&self.from);
+        if queue.bytes.is_empty() && !queue.closed {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        queue.bytes.read(into)
+    }
+}
+
+impl Write for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut queue = lock(&self.to);
+        let count = bytes.len().min(ROOM - queue.bytes.len());
+        match count {
+            _ if queue.closed => Err(ErrorKind::BrokenPipe.into()),
+            0 => Err(ErrorKind::WouldBlock.into()),
+            _ => queue.bytes.write(&bytes[..count]),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Pipe {
+    /// Nobody waits on it here.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the standard input is never closed, and not used.
+        unsafe { BorrowedFd::borrow_raw(0) }
+    }
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        lock(&self.from).closed = true;
+        lock(&self.to).closed = true;
+    }
+}

@@ -1,0 +1,60 @@
+//! Waiting until one of several streams can be read or written.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+/// Streams to wait for; the list is kept from wait to wait, so that it allocates only once.
+#[derive(Default)]
+pub struct Poll {
+    streams: Vec<libc::pollfd>,
+}
+
+impl Poll {
+    /// Forgets all streams.
+    pub fn clear(&mut self) {
+        self.streams.clear();
+    }
+
+    /// Adds a stream that is waited for until it can be read, or also written. It must stay open
+    /// until the wait is over, or the wait may end for another reason.
+    pub fn add(&mut self, stream: impl AsFd, write: bool) {
+        let events = libc::POLLIN | if write { libc::POLLOUT } else { 0 };
+        let fd = stream.as_fd().as_raw_fd();
+        self.streams.push(libc::pollfd { fd, events, revents: 0 });
+    }
+
+    /// Waits until something can be done with one of the streams, for at most so long. It may
+    /// return early for no reason: look again.
+    pub fn wait(&mut self, timeout: Duration) {
+        // Rounded up, so that a short rest is not spent in a loop.
+        let milliseconds = timeout.as_micros().div_ceil(1000).min(i32::MAX as u128) as i32;
+        let (list, count) = (self.streams.as_mut_ptr(), self.streams.len() as libc::nfds_t);
+        // SAFETY: the list has as many entries as is said, all initialised, and is ours alone.
+        // Failures mean that there is nothing to wait for, which callers find out by themselves.
+        unsafe { libc::poll(list, count, milliseconds) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_stream_that_can_be_read_ends_the_wait() {
+        let (mut one, other) = UnixStream::pair().unwrap();
+        let mut poll = Poll::default();
+        poll.add(&other, false);
+        poll.wait(Duration::from_millis(1));
+        assert_eq!(poll.streams[0].revents, 0);
+        one.write_all(&[1]).unwrap();
+        poll.wait(Duration::from_secs(60));
+        assert_ne!(poll.streams[0].revents & libc::POLLIN, 0);
+        poll.clear();
+        poll.add(&one, true);
+        poll.wait(Duration::from_secs(60));
+        assert_ne!(poll.streams[0].revents & libc::POLLOUT, 0);
+    }
+}
