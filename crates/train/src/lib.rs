@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod network;
 pub mod output;
 pub mod pipeline;
+mod predict;
 pub mod products;
 pub mod progress;
 mod relief;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_call::{ALIGN, Lane, Slots, Tier};
+use phalanx_cost::Product as Sides;
 use phalanx_engine::{Call, Engine, Span, Target};
-use phalanx_ir::{Builder, DType, Model, Op, Program, Role, TensorType, ValueId};
+use phalanx_ir::{Builder, DType, Model, Op, OpDef, Program, Role, TensorType, ValueId};
 
 use crate::error::Result;
 use crate::session::encode;
@@ -40,7 +41,8 @@ pub struct Product {
 impl Product {
     /// Multiplications and additions.
     pub fn flops(&self) -> u64 {
-        2 * (self.rows * self.from * self.to) as u64
+        // The gradients have other sides in the same roles; the count is that of the forward.
+        Sides { batch: 1, rows: self.rows, cols: self.to, inner: self.from }.flops()
     }
 
     /// A product of much the same shape that takes at most `flops`: its longest sides are halved.
@@ -224,7 +226,9 @@ fn run<E: Engine>(engine: &mut E, step: &mut E::Step) -> Result<()> {
 /// The products of one instance of a segment.
 pub(crate) fn segment_products(forward: &Program) -> Vec<Product> {
     let params = params(forward);
-    let local = |value: ValueId| forward.ty(value).local_shape(forward.mesh());
+    let local = |values: &[ValueId]| -> Vec<Vec<usize>> {
+        values.iter().map(|&v| forward.ty(v).local_shape(forward.mesh())).collect()
+    };
     // What depends on data alone has no gradient.
     let mut differentiated = vec![false; forward.values().len()];
     for port in forward.inputs() {
@@ -241,15 +245,16 @@ pub(crate) fn segment_products(forward: &Program) -> Vec<Product> {
             (Op::PackedMatmul(op), [x, others @ ..]) => (x, others, &op.spec),
             _ => continue,
         };
-        for w in others {
-            let (true, &[rows, columns]) = (params[w.index()], &local(*w)[..]) else {
+        let (ins, outs) = (local(&instr.inputs), local(&instr.outputs));
+        let all = instr.op.products(&slices(&ins), &slices(&outs));
+        for (w, sides) in others.iter().zip(all) {
+            if !params[w.index()] || forward.ty(*w).shape.len() != 2 {
                 continue;
-            };
+            }
             let [_, letters, out] = spec.letters();
             let transposed = letters.chars().next() == out.chars().last();
-            let (from, to) = if transposed { (columns, rows) } else { (rows, columns) };
-            let rows = local(*x).iter().product::<usize>() / from.max(1);
-            let product = |pass| Product { pass, rows, from, to, transposed };
+            let Sides { batch, rows, cols: to, inner: from } = sides;
+            let product = |pass| Product { pass, rows: batch * rows, from, to, transposed };
             products.extend([Pass::Forward, Pass::WeightGradient].map(product));
             if differentiated[x.index()] {
                 products.push(product(Pass::InputGradient));
@@ -257,6 +262,10 @@ pub(crate) fn segment_products(forward: &Program) -> Vec<Product> {
         }
     }
     products
+}
+
+fn slices(shapes: &[Vec<usize>]) -> Vec<&[usize]> {
+    shapes.iter().map(Vec::as_slice).collect()
 }
 
 /// By value: whether it is a parameter, as it is stored or in another type or layout.

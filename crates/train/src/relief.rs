@@ -1,12 +1,16 @@
 //! What would make a plan fit that takes too much memory: found by planning it again.
 //!
 //! Each single change that might help is planned in full, in pure code and without memory. Those that
-//! fit come first, by what they cost in time; then those that help most.
+//! fit come first, by the time that a step is predicted to take; then those that help most. Of those
+//! that fit, changes that need more ranks come last: they are faster, but cost ranks.
+
+use std::cmp::Ordering;
 
 use crate::config::{Config, Count, Loaded, Recompute, Setting, ZeroStage};
 use crate::error::{Error, Problem, Result};
 use crate::metrics::bytes;
 use crate::network::Network;
+use crate::predict::step_seconds;
 use crate::session::{Backend, Lowered, MemoryLimit, Models, Over, Prepared, Settings, Split};
 
 /// How many changes are named.
@@ -43,20 +47,24 @@ fn advise(config: &Config, planner: &Planner<'_>, over: &Over) -> Problem {
     };
     let now = size(over.rank, over.all);
     let planned = changes(config).into_iter().filter_map(|(text, changed)| {
-        let (rank, all) = planner.arenas(&changed)?;
-        let fits = over.limit.allows(rank, all);
-        (size(rank, all) < now).then_some(Planned { text, bytes: size(rank, all), fits, changed })
+        let lowered = planner.lowered(&changed)?;
+        let (rank, all) = lowered.arenas().ok()?;
+        let bytes = size(rank, all);
+        let fits = match over.limit.allows(rank, all) {
+            true => Some((lowered.ranks(), step_seconds(&lowered).ok()?)),
+            false => None,
+        };
+        (bytes < now).then_some(Planned { text, bytes, fits, changed })
     });
     let mut planned: Vec<Planned> = one_recomputation(planned.collect(), config);
-    // The sort is stable: what fits stays in the order of its cost.
-    planned.sort_by_key(|p| if p.fits { (false, 0) } else { (true, p.bytes) });
+    planned.sort_by(Planned::order);
     planned.truncate(NAMED);
     let Some(first) = planned.first() else { return over.problem() };
     let texts: Vec<String> =
         planned.iter().map(|p| format!("{} ({})", p.text, bytes(p.bytes as u64))).collect();
     let texts = texts.join("; ");
-    if first.fits {
-        let fitting = planned.iter().filter(|p| p.fits).count();
+    if first.fits.is_some() {
+        let fitting = planned.iter().filter(|p| p.fits.is_some()).count();
         return over.told().nearest(match fitting {
             all if all == planned.len() => texts,
             1 => format!("{texts}; the first fits"),
@@ -64,7 +72,8 @@ fn advise(config: &Config, planner: &Planner<'_>, over: &Over) -> Problem {
         });
     }
     let told = over.told().because(format!("no single change is enough; these save most: {texts}"));
-    match together(config, &planned).and_then(|all| planner.arenas(&all)) {
+    let planned = together(config, &planned).and_then(|all| planner.lowered(&all));
+    match planned.and_then(|lowered| lowered.arenas().ok()) {
         Some((rank, all)) => {
             let amount = bytes(size(rank, all) as u64);
             match over.limit.allows(rank, all) {
@@ -91,13 +100,31 @@ fn one_recomputation(mut planned: Vec<Planned>, config: &Config) -> Vec<Planned>
 struct Planned {
     text: String,
     bytes: usize,
-    fits: bool,
+    /// If it fits: its ranks, and the predicted seconds of a step.
+    fits: Option<(usize, f64)>,
     changed: Config,
 }
 
-/// Every single change that might save memory, the cheapest in time first: sharding state and
-/// gradients moves no more bytes, smaller micro-batches make smaller products, sharded weights are
-/// gathered, recomputation runs the forward twice, and more ranks cost ranks.
+impl Planned {
+    /// The order in which changes are named.
+    fn order(&self, other: &Self) -> Ordering {
+        match (self.fits, other.fits) {
+            (Some((ranks, seconds)), Some((more, later))) => {
+                ranks.cmp(&more).then(seconds.total_cmp(&later))
+            }
+            (None, None) => self.bytes.cmp(&other.bytes),
+            (own, _) => {
+                if own.is_some() {
+                    Ordering::Less
+                } else {
+                    Ordering::Greater
+                }
+            }
+        }
+    }
+}
+
+/// Every single change that might save memory.
 fn changes(config: &Config) -> Vec<(String, Config)> {
     let mut found: Vec<(String, Config)> = Vec::new();
     let mut change = |text: String, set: &dyn Fn(&mut Config)| {
@@ -173,12 +200,12 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Bytes of a rank's arena and of all together, if the configuration can be planned.
-    fn arenas(&self, config: &Config) -> Option<(usize, usize)> {
+    /// The programs of a configuration, if it can be planned.
+    fn lowered(&self, config: &Config) -> Option<Lowered> {
         let models = self.network.models(config, self.evaluate).ok()?;
         let mut settings = Settings::new(config).ok()?;
         settings.parallel.pipeline.split = self.split.clone();
-        Lowered::new(&models, settings).ok()?.arenas().ok()
+        Lowered::new(&models, settings).ok()
     }
 }
 
@@ -200,11 +227,40 @@ mod tests {
         let largest = |costs: [f64; 10]| {
             let split = &Split::Costs(costs.to_vec());
             let planner = Planner { network: &network, evaluate: false, split };
-            planner.arenas(&loaded.config).unwrap().0
+            planner.lowered(&loaded.config).unwrap().arenas().unwrap().0
         };
         let (mut uneven, even) = ([0.0; 10], [1.0; 10]);
         uneven[8..].fill(1.0);
         assert!(largest(uneven) > largest(even) * 5 / 4, "{} {}", largest(uneven), largest(even));
+    }
+
+    /// Recomputing takes a third more of the work, more micro-batches read the weights more often, and
+    /// shards that are gathered for every run are moved more often than those that are gathered once.
+    #[test]
+    fn changes_are_ordered_by_the_predicted_step() {
+        let sets = ["parallel.dp=2", "train.steps=1"];
+        let sources = sets.iter().fold(Sources::default().preset("tiny"), |s, set| s.set(*set));
+        let loaded = load(&sources).unwrap();
+        let network = Network::new(&loaded).unwrap();
+        let split = &Split::Flops;
+        let planner = Planner { network: &network, evaluate: false, split };
+        let seconds = |config: &Config| step_seconds(&planner.lowered(config).unwrap()).unwrap();
+        let now = seconds(&loaded.config);
+        let all: Vec<(String, f64)> =
+            changes(&loaded.config).into_iter().map(|(t, c)| (t, seconds(&c) / now)).collect();
+        let of = |text: &str| all.iter().find(|(t, _)| t == text).unwrap().1;
+        let (state, weights) = (of("parallel.zero = 1"), of("parallel.zero = 3"));
+        assert!(state < weights && of("train.microbatches = 2") > 1.0, "{all:?}");
+        assert!((1.2..1.4).contains(&of("train.recompute = \"full\"")), "{all:?}");
+        assert!(of("parallel.tp = 2") < 1.0 && of("parallel.dp = 4") < 1.0, "{all:?}");
+        let planned = |ranks, seconds| Planned {
+            text: String::new(),
+            bytes: 1,
+            fits: Some((ranks, seconds)),
+            changed: loaded.config.clone(),
+        };
+        assert!(planned(2, 3.0).order(&planned(4, 1.0)).is_lt(), "more ranks cost ranks");
+        assert!(planned(2, 3.0).order(&Planned { fits: None, ..planned(2, 1.0) }).is_lt());
     }
 
     /// Ways to recompute exclude each other, so one of them is named: that which saves more.
