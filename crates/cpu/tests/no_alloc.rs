@@ -51,7 +51,7 @@ fn third_step(threads: usize) -> Counts {
         let [step, reduce] = [STEP, REDUCE].map(|source| {
             let program = text::parse(source).unwrap();
             phalanx_ir::verify(&program).unwrap();
-            let slots = Slots::assign(&program);
+            let slots = Slots::assign_for(&program, &*engine.requirements());
             let kernel = engine.compile(&program, &slots, &[0, 1]).unwrap();
             (kernel, program.inputs().len(), program.outputs().len())
         });

@@ -8,17 +8,17 @@ use phalanx_cost::{Hardware, Transfer, seconds};
 use phalanx_script::{Entry, Kind, Script, Write};
 
 use crate::error::Result;
-use crate::session::Lowered;
+use crate::session::{Lowered, Planner};
 
 /// Predicted seconds of a training step.
 pub(crate) fn step_seconds(lowered: &Lowered) -> Result<f64> {
     let hardware = Hardware::cpu(lowered.settings.threads);
-    let devices = lowered.devices();
+    let (devices, planner) = (lowered.devices(), Planner::new(lowered)?);
     let mut busiest: f64 = 0.0;
     for device in &devices {
         // All ranks of a device do the same.
-        let plan = lowered.plan(device.ranks[0])?;
-        busiest = busiest.max(busy(&plan.script, &hardware));
+        let script = planner.train_script(device.ranks[0])?;
+        busiest = busiest.max(busy(&script, &hardware));
     }
     let parts = lowered.settings.microbatches;
     Ok(busiest * (parts + devices.len() - 1) as f64 / parts as f64)
@@ -26,7 +26,7 @@ pub(crate) fn step_seconds(lowered: &Lowered) -> Result<f64> {
 
 /// Seconds of all actions of a script.
 fn busy(script: &Script, hardware: &Hardware) -> f64 {
-    let once = |entry: &Entry| seconds(&entry.program, hardware);
+    let once = |entry: &Entry| seconds(entry.program(), hardware);
     let programs: Vec<f64> = script.programs.iter().map(once).collect();
     let action = |kind: &Kind| match kind {
         // Who receives moves the bytes.
@@ -37,7 +37,7 @@ fn busy(script: &Script, hardware: &Hardware) -> f64 {
         _ => 0.0,
     };
     let run = |run: &phalanx_script::Run| {
-        let program = &script.programs[run.program.0].program;
+        let program = script.programs[run.program.0].program();
         // What is added to is read as well.
         let added = run.outputs.iter().zip(program.outputs());
         let added = added.filter(|((_, write), _)| *write == Write::Add);

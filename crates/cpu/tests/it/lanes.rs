@@ -43,7 +43,8 @@ impl Rank {
         let mut engine = CpuEngine::on_rank(1, endpoint).unwrap();
         let mut compile = |source: &str| {
             let program = program(source);
-            engine.compile(&program, &Slots::assign(&program), &[0, 1]).unwrap()
+            let slots = Slots::assign_for(&program, &*engine.requirements());
+            engine.compile(&program, &slots, &[0, 1]).unwrap()
         };
         let (reduce, add) = (compile(REDUCE), compile(ADD));
         engine.reserve(Tier::Device, 4096).unwrap();
@@ -139,7 +140,7 @@ fn a_rank_that_does_not_come_is_named() {
 fn an_engine_without_other_ranks_says_so() {
     let program = program(REDUCE);
     let mut engine = CpuEngine::new(1).unwrap();
-    let slots = Slots::assign(&program);
+    let slots = Slots::assign_for(&program, &*engine.requirements());
     let error = engine.compile(&program, &slots, &[0, 1]).err().unwrap().to_string();
     for part in ["mesh (dp=2) has 2 ranks", "rank 0 of 1", "CpuEngine::on_rank"] {
         assert!(error.contains(part), "{error}");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use phalanx_comm::{Communicator, Crew, Launcher, Streams, Threads};
-use phalanx_cpu::CpuEngine;
+use phalanx_cpu::{CpuEngine, CpuRequirements};
 use phalanx_engine::Counters;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{
@@ -211,7 +211,7 @@ program t {
         .filter_map(|i| Exchange::of(&program, i))
         .map(|e| e.elements() * e.dtype.size() * (program.mesh().count(&e.axes) - 1))
         .sum();
-    let slots = phalanx_script::Slots::assign(&program);
+    let slots = phalanx_script::Slots::assign_for(&program, &CpuRequirements);
     let inputs = random_inputs(&program, 12, 1);
     let make = |endpoint| Ok::<_, String>(engine(1)(endpoint));
     let launchers: [&dyn Launcher; 2] = [&Threads::new(4), &Streams::new(4)];

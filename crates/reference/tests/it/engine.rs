@@ -47,7 +47,8 @@ fn results_are_added_where_asked() {
     b.output("y", b.data("x", DType::Bf16, [2]).scale(2.0));
     let program = b.finish().unwrap();
     let mut engine = ReferenceEngine::new();
-    let kernel = engine.compile(&program, &Slots::assign(&program), &[0]).unwrap();
+    let slots = Slots::assign_for(&program, &*engine.requirements());
+    let kernel = engine.compile(&program, &slots, &[0]).unwrap();
     engine.reserve(Tier::Device, 8).unwrap();
     let narrow = |values: &[f64]| Tensor::new(DType::Bf16, &[2], values).unwrap();
     // Beside 256, a bf16 has steps of 2: 256 + 2·0.5 is a tie, which goes to 256.
@@ -72,7 +73,8 @@ fn failures_name_the_program() {
     b.output("y", b.param("table", [2, 1]).embedding(ids));
     let program = b.finish().unwrap();
     let mut engine = ReferenceEngine::new();
-    let kernel = engine.compile(&program, &Slots::assign(&program), &[0]).unwrap();
+    let slots = Slots::assign_for(&program, &*engine.requirements());
+    let kernel = engine.compile(&program, &slots, &[0]).unwrap();
     engine.reserve(Tier::Device, 32).unwrap();
     engine.upload(Span::device(0, 4), &Tensor::from_i32(&[1], &[2]).unwrap().to_bytes()).unwrap();
     engine.upload(Span::device(8, 16), &tensor(&[2], &[1.0, 2.0]).to_bytes()).unwrap();

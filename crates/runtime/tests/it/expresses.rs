@@ -3,15 +3,18 @@
 //! replicas of a stage on one device.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use phalanx_comm::{Communicator, Crew, Threads};
-use phalanx_cpu::CpuEngine;
+use phalanx_cpu::{CpuEngine, CpuRequirements};
+use phalanx_engine::Engine;
 use phalanx_ir::{Builder, DType, Init, Model, Param, Program, text};
 use phalanx_reference::ReferenceEngine;
 use phalanx_runtime::Executor;
 use phalanx_script::{
-    Action, Block, Buffer, BufferId, Category, Device, Kind, Lane, Message, Optimizer, Part, Place,
-    Precision, Run, Script, Source, Training, Turn, View, Write, check, plan, train_script,
+    Action, Block, Buffer, BufferId, BufferKey, Category, Device, Kind, Lane, Library, MemoryPlan,
+    Message, Optimizer, Part, Place, Placed, Planned, Precision, Run, Script, Slots, Source, Tier,
+    Training, Turn, Value, View, World, Write, check, plan, train_script,
 };
 use phalanx_testing::compile;
 
@@ -25,21 +28,20 @@ fn program(name: &str, inputs: &[&str], op: &str) -> Program {
 }
 
 fn buffer(script: &mut Script, name: &str, category: Category, source: Source) -> BufferId {
-    let (name, bytes) = (name.to_owned(), N * 8);
-    script.buffer(Buffer {
-        name,
-        category,
-        bytes,
-        source,
-        tier: Default::default(),
-        padding: vec![],
-    })
+    let (key, bytes, tier) = (own(name), N * 8, Tier::Device);
+    script.buffer(Buffer { key, category, bytes, source, tier, padding: vec![] })
+}
+
+fn own(name: &str) -> BufferKey {
+    BufferKey::Own(name.into())
 }
 
 fn run(script: &mut Script, program: &Program, inputs: &[BufferId], output: BufferId) {
     let view = |&buffer: &BufferId| View { buffer, offset: 0 };
+    // No engine needs scratch memory for ops as simple as these.
+    let slots = Slots::assign_for(program, &CpuRequirements);
     let run = Run {
-        program: script.program(program),
+        program: script.program(Placed::new(program.clone(), slots)),
         inputs: inputs.iter().map(view).collect(),
         outputs: vec![(view(&output), Write::Overwrite)],
         contributes: vec![],
@@ -49,6 +51,10 @@ fn run(script: &mut Script, program: &Program, inputs: &[BufferId], output: Buff
 
 fn push(script: &mut Script, label: &str, lane: Lane, kind: Kind) {
     script.actions.push(Action { label: label.to_owned(), lane, kind, after: vec![] });
+}
+
+fn planned(script: Script, base: Option<&MemoryPlan>) -> Arc<Planned> {
+    Arc::new(Planned::new(script, base).unwrap())
 }
 
 fn bytes(value: f64) -> Vec<u8> {
@@ -82,7 +88,9 @@ fn two_versions_of_weights_with_a_prologue_a_body_and_a_drain() {
     run(&mut drain, &add, &[new, old], made);
     run(&mut drain, &copy, &[made], new);
     let mut executor = Executor::new(ReferenceEngine::new());
-    let ids = [prologue, body, drain].map(|script| executor.load(script).unwrap());
+    let base = plan(&state).unwrap();
+    let ids =
+        [prologue, body, drain].map(|script| executor.load(planned(script, Some(&base))).unwrap());
     executor.reserve().unwrap();
     executor.write(ids[0], new, &bytes(1.0)).unwrap();
     for id in [ids[0], ids[1], ids[1], ids[1], ids[1], ids[2]] {
@@ -102,13 +110,15 @@ fn a_peer_keeps_a_residual_meanwhile() {
     let add = program("add", &["x", "y"], "add(x, y)");
     let whole = Block { first: 0, stride: N, rows: 1, len: N };
     let to = |peer: usize, channel: u32| {
-        let value = format!("message {channel}");
+        // Any number that both ends agree on.
+        let instance = channel as usize;
+        let value = Value { instance, port: "message".into(), microbatch: 0, again: false };
         vec![Message { peer, channel, value, dtype: DType::F64, blocks: vec![whole] }]
     };
     let residual =
         |script: &mut Script, name: &str| buffer(script, name, Category::Residuals, Source::Script);
     let lender = |lends: bool| {
-        let mut script = Script::at(0, vec![0]);
+        let mut script = Script::of_rank(0, [0].into());
         let x = buffer(&mut script, "x", Category::Inputs, Source::Host);
         let y = buffer(&mut script, "y", Category::Workspace, Source::Result);
         let [first, second] = ["r0", "r1"].map(|name| residual(&mut script, name));
@@ -146,7 +156,7 @@ fn a_peer_keeps_a_residual_meanwhile() {
         script
     };
     let keeper = || {
-        let mut script = Script::at(0, vec![1]);
+        let mut script = Script::of_rank(1, [1].into());
         let kept = residual(&mut script, "kept");
         push(
             &mut script,
@@ -166,8 +176,8 @@ fn a_peer_keeps_a_residual_meanwhile() {
         let rank = endpoint.rank();
         let mut executor = Executor::new(CpuEngine::on_rank(1, endpoint).unwrap());
         let script = if rank == 0 { lender(true) } else { keeper() };
-        let (x, y) = (script.named("x"), script.named("y"));
-        let id = executor.load(script).unwrap();
+        let (x, y) = (script.find(&own("x")), script.find(&own("y")));
+        let id = executor.load(planned(script, None)).unwrap();
         executor.reserve().unwrap();
         if let Some(x) = x {
             executor.write(id, x, &bytes(3.0)).unwrap();
@@ -225,19 +235,21 @@ fn devices_hold_stages_of_several_replicas() {
     let devices: Vec<Device<'_>> = (lists.iter().zip(&ranks))
         .map(|(turns, ranks)| Device { ranks, ..Device::alone(&compiled, turns) })
         .collect();
+    let library = Arc::new(Library::new(ReferenceEngine::new().requirements()));
+    let world = World::new(&model, devices, library).unwrap();
     for device in 0..2 {
-        let plan = train_script(&Training {
-            model: &model,
-            devices: &devices,
+        let training = Training {
+            world: &world,
             at: Place { device, place: 0 },
             precision: Precision { weights: DType::F64, grads: DType::F64, state: DType::F64 },
             optimizer: Optimizer::sgd(0.0),
             clip: None,
-        })
-        .unwrap();
-        check(&plan.script).unwrap();
-        let ties = plan.script.actions.iter().filter(|a| matches!(a.kind, Kind::Reduce { .. }));
-        assert_eq!(ties.count(), plan.units.len(), "both devices add to every gradient");
-        assert!(plan.units.iter().all(|unit| unit.devices == [0, 1]));
+        };
+        let state = training.state().unwrap();
+        let script = train_script(&training, &state).unwrap();
+        check(&script).unwrap();
+        let ties = script.actions.iter().filter(|a| matches!(a.kind, Kind::Reduce { .. }));
+        assert_eq!(ties.count(), state.units.len(), "both devices add to every gradient");
+        assert!(state.units.iter().all(|unit| unit.devices == [0, 1]));
     }
 }

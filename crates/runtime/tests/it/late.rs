@@ -62,7 +62,8 @@ fn a_write_over_what_a_queued_call_reads_is_found_out() {
     let mut results = BTreeSet::new();
     for seed in 0..8 {
         let mut engine = Late::new(ReferenceEngine::new(), seed);
-        let kernel = engine.compile(&program, &Slots::assign(&program), &[0]).unwrap();
+        let slots = Slots::assign_for(&program, &*engine.requirements());
+        let kernel = engine.compile(&program, &slots, &[0]).unwrap();
         engine.reserve(Tier::Device, 12).unwrap();
         engine.upload(place(0), &1f32.to_le_bytes()).unwrap();
         engine.upload(place(1), &8f32.to_le_bytes()).unwrap();
@@ -89,7 +90,7 @@ fn a_write_over_what_a_queued_call_reads_is_found_out() {
 /// Every single call that has to wait: one of a few orders shows that it did not.
 #[test]
 fn a_single_missing_edge_is_found_out() {
-    let actions = rig(ReferenceEngine::new()).plan().script.actions.len();
+    let actions = rig(ReferenceEngine::new()).script().actions.len();
     // The first call waits for nothing.
     for missing in (1..actions).step_by(7) {
         let found = (0..12).any(|seed| {

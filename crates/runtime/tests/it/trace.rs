@@ -31,7 +31,7 @@ fn rig<E: Engine>(engine: E) -> (Rig<E>, (f64, f64)) {
 fn a_traced_run_gives_the_same_numbers_in_an_order_that_its_edges_allow() {
     for seed in 0..4 {
         let (mut rig, before) = rig(Late::new(ReferenceEngine::new(), seed));
-        let script = rig.plan().script.clone();
+        let script = rig.script().clone();
         let (timed, again) = rig.traced();
         assert_eq!(again, before, "seed {seed}");
         // Everything that makes a call, once, in the order of the script.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use phalanx_call::OfOps;
+use phalanx_call::NoScratch;
 use phalanx_ir::ops::{AttentionKind, Collective, CollectiveKind};
 use phalanx_ir::{Axis, Builder, DType, Init, Mesh, Model, Param, Phase, Program, Role};
 use phalanx_models::{Architecture, BatchShape};
@@ -283,7 +283,7 @@ fn a_boundary_value_that_leads_nowhere_is_refused() {
     model.append("last", segments[1], BTreeMap::new()).unwrap();
     let setup = Setup::new(DType::F32);
     let (compiled, turns) = (compile(&model, DType::F32, setup.recompute), accumulate(2, 1));
-    let library = Arc::new(Library::new(Arc::new(OfOps)));
+    let library = Arc::new(Library::new(Arc::new(NoScratch)));
     let world = World::new(&model, vec![Device::alone(&compiled, &turns)], library).unwrap();
     let training = Training {
         world: &world,

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use phalanx_autodiff::Recompute;
-use phalanx_call::OfOps;
+use phalanx_call::NoScratch;
 use phalanx_ir::ops::UnaryKind;
 use phalanx_ir::{DType, Mesh, Model};
 use phalanx_models::{Architecture, BatchShape, Mlp};
@@ -43,7 +43,7 @@ fn scripts(turns: &[Vec<Turn>]) -> Result<Vec<Script>, String> {
     let devices: Vec<Device<'_>> =
         lists.zip(ranks.iter().map(|r| r.as_slice())).map(device).collect();
     let plain = Precision { weights: DType::F32, grads: DType::F32, state: DType::F32 };
-    let library = Arc::new(Library::new(Arc::new(OfOps)));
+    let library = Arc::new(Library::new(Arc::new(NoScratch)));
     let world = World::new(model, devices, library).map_err(|error| error.to_string())?;
     let script = |device| {
         let training = Training {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_call::OfOps;
+use phalanx_call::NoScratch;
 use phalanx_ir::DType;
 use phalanx_models::{Architecture, BatchShape, Purpose};
 use phalanx_reference::ReferenceEngine;
@@ -181,7 +181,7 @@ fn a_second_script_leaves_the_state_alone() {
     let evaluated = build(Purpose::Evaluate);
     let compiled = compile(&evaluated, DType::F32, setup.recompute);
     let turns = forward(0..evaluated.instances().len(), 2);
-    let library = Arc::new(Library::new(Arc::new(OfOps)));
+    let library = Arc::new(Library::new(Arc::new(NoScratch)));
     let devices = vec![Device::alone(&compiled, &turns)];
     let world = World::new(&evaluated, devices, library).unwrap();
     let weights = setup.precision.weights;

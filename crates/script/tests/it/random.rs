@@ -5,7 +5,7 @@ use phalanx_ir::{Builder, DType, Program};
 use phalanx_script::action::Entry;
 use phalanx_script::{
     Action, Buffer, BufferId, BufferKey, Category, Kind, Lane, Placed, ProgramId, Run, Script,
-    Slots, Source, View, Write,
+    Slots, Source, Tier, View, Write,
 };
 
 const LANES: [Lane; 4] = [Lane::Compute, Lane::Gather, Lane::Send, Lane::Down];
