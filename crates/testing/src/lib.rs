@@ -5,7 +5,8 @@
 //! the same numbers in the same way. [`run_on_ranks`] executes a partitioned program on simulated
 //! ranks, and [`threads`] on real ones, each with an engine; [`cases`] makes random ones and makes
 //! failures smaller, [`checks`] compares them with the interpreter, and [`layouts`] makes those of one
-//! instruction. [`suite`] is what every engine must pass, [`Wrapped`] an engine around another one; [`Errors`] is the one measure by which
+//! instruction. [`suite`] is what every engine must pass, [`Wrapped`] an engine around another
+//! one, [`Device`] one on a thread whose memory the host cannot address; [`Errors`] is the one measure by which
 //! results are compared. No crate that users run depends on this one.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test that fails should stop")]
@@ -13,6 +14,7 @@
 pub mod cases;
 pub mod checks;
 mod compile;
+mod device;
 mod errors;
 pub mod layouts;
 mod ranks;
@@ -26,6 +28,7 @@ pub mod threads;
 mod wrapped;
 
 pub use compile::{compile, optimise};
+pub use device::{Device, DeviceKernel, DeviceStep};
 pub use errors::{Errors, worst};
 pub use ranks::{Bug, run_on_ranks, run_with};
 pub use rig::{Batch, Rig, Setup};
