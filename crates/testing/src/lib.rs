@@ -6,7 +6,7 @@
 //! ranks, and [`threads`] on real ones, each with an engine; [`cases`] makes random ones and makes
 //! failures smaller, [`checks`] compares them with the interpreter, and [`layouts`] makes those of one
 //! instruction. [`suite`] is what every engine must pass, [`Wrapped`] an engine around another
-//! one, [`Device`] one on a thread whose memory the host cannot address; [`Errors`] is the one measure by which
+//! one, [`Remote`] one on a thread whose memory the host cannot address; [`Errors`] is the one measure by which
 //! results are compared. No crate that users run depends on this one.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test that fails should stop")]
@@ -14,10 +14,10 @@
 pub mod cases;
 pub mod checks;
 mod compile;
-mod device;
 mod errors;
 pub mod layouts;
 mod ranks;
+mod remote;
 mod rig;
 pub mod schedules;
 mod seeds;
@@ -28,9 +28,9 @@ pub mod threads;
 mod wrapped;
 
 pub use compile::{compile, optimise};
-pub use device::{Device, DeviceKernel, DeviceStep};
 pub use errors::{Errors, worst};
 pub use ranks::{Bug, run_on_ranks, run_with};
+pub use remote::{Remote, RemoteKernel, RemoteStep};
 pub use rig::{Batch, Rig, Setup};
 pub use seeds::{Seeds, asked_seeds};
 pub use small::{VOCAB, gpt, llama, mlp, tiny};

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use phalanx_comm::{Communicator, Crew, Endpoint, Options};
 use phalanx_cpu::CpuEngine;
+use phalanx_engine::Engine;
 use phalanx_ir::{Builder, DType, Init, Model, Param, Program, text};
 use phalanx_reference::ReferenceEngine;
 use phalanx_runtime::Executor;
@@ -13,7 +14,7 @@ use phalanx_script::{
     Action, Block, Buffer, BufferId, Category, Device, Kind, Lane, Message, Optimizer, Part, Place,
     Precision, Run, Script, Source, Training, Turn, View, Write, check, plan, train_script,
 };
-use phalanx_testing::compile;
+use phalanx_testing::{Remote, compile};
 
 const N: usize = 64;
 
@@ -162,29 +163,35 @@ fn a_peer_keeps_a_residual_meanwhile() {
     };
     let peak = |script: &Script| plan(script).unwrap().peak(Category::Residuals);
     assert_eq!((peak(&lender(false)), peak(&lender(true))), (2 * N * 8, N * 8));
-    let make = |endpoint: Endpoint| {
-        let rank = endpoint.rank();
-        let mut executor = Executor::new(CpuEngine::on_rank(1, Box::new(endpoint)).unwrap());
-        let script = if rank == 0 { lender(true) } else { keeper() };
-        let (x, y) = (script.named("x"), script.named("y"));
-        let id = executor.load(script).unwrap();
-        executor.reserve().unwrap();
-        if let Some(x) = x {
-            executor.write(id, x, &bytes(3.0)).unwrap();
-        }
-        Ok::<_, String>((executor, id, y))
-    };
-    let mut crew = Crew::new(2, &Options::default(), make).unwrap();
-    let found = crew.run(|_, (executor, id, y)| {
-        executor.run(*id).unwrap();
-        let mut out = vec![0; N * 8];
-        if let Some(y) = *y {
-            executor.read(*id, y, &mut out).unwrap();
-        }
-        Ok::<f64, String>(value(&out))
-    });
+    fn lent<E: Engine + Send>(scripts: [Script; 2], engine: impl Fn(Endpoint) -> E + Sync) -> f64 {
+        let make = |endpoint: Endpoint| {
+            let rank = endpoint.rank();
+            let mut executor = Executor::new(engine(endpoint));
+            let script = scripts[rank].clone();
+            let (x, y) = (script.named("x"), script.named("y"));
+            let id = executor.load(script).unwrap();
+            executor.reserve().unwrap();
+            if let Some(x) = x {
+                executor.write(id, x, &bytes(3.0)).unwrap();
+            }
+            Ok::<_, String>((executor, id, y))
+        };
+        let mut crew = Crew::new(2, &Options::default(), make).unwrap();
+        let found = crew.run(|_, (executor, id, y)| {
+            executor.run(*id).unwrap();
+            let mut out = vec![0; N * 8];
+            if let Some(y) = *y {
+                executor.read(*id, y, &mut out).unwrap();
+            }
+            Ok::<f64, String>(value(&out))
+        });
+        found.unwrap()[0]
+    }
+    let cpu = |endpoint: Endpoint| CpuEngine::on_rank(1, Box::new(endpoint)).unwrap();
+    let remote = move |endpoint: Endpoint| Remote::new(move || cpu(endpoint));
     // 2x + x + 2x.
-    assert_eq!(found.unwrap()[0], 15.0);
+    assert_eq!(lent([lender(true), keeper()], cpu), 15.0);
+    assert_eq!(lent([lender(true), keeper()], remote), 15.0);
 }
 
 /// Two replicas of both stages, one in each direction, as in Chimera: each device holds the first stage of

@@ -13,14 +13,14 @@ use phalanx_script::{
 use phalanx_testing::cases::{Chooser, try_seeds};
 use phalanx_testing::checks::on_threads;
 use phalanx_testing::threads::Ranks;
-use phalanx_testing::{Device, suite, tiny};
+use phalanx_testing::{Remote, suite, tiny};
 
-fn cpu() -> Device<CpuEngine> {
-    Device::new(|| CpuEngine::new(1).unwrap())
+fn cpu() -> Remote<CpuEngine> {
+    Remote::new(|| CpuEngine::new(1).unwrap())
 }
 
-fn on_rank(endpoint: Endpoint) -> Device<CpuEngine> {
-    Device::new(move || CpuEngine::on_rank(1, Box::new(endpoint)).unwrap())
+fn on_rank(endpoint: Endpoint) -> Remote<CpuEngine> {
+    Remote::new(move || CpuEngine::on_rank(1, Box::new(endpoint)).unwrap())
 }
 
 #[test]
@@ -99,6 +99,38 @@ fn scratch_that_was_not_planned_is_refused() {
     assert!(error.to_string().contains("scratch memory was not planned"), "{error}");
     let slots = Slots::assign_for(&program, &*device.requirements());
     assert!(device.compile(&program, &slots, &[0]).is_ok());
+}
+
+/// Scratch memory that somebody else uses at the same time is noticed when it is used first.
+#[test]
+fn scratch_that_is_not_the_devices_alone_is_found() {
+    let b = Builder::new("products", DType::F32);
+    let x = b.data("x", DType::F32, [8, 8]);
+    b.output("y", x.matmul(x).matmul(x));
+    let program = b.finish().unwrap();
+    let run = |shared: bool| {
+        let mut device = cpu();
+        let mut slots = Slots::assign_for(&program, &*device.requirements());
+        let first = slots.scratch[0].unwrap();
+        let scratch = slots.lives.iter().position(|l| (l.offset, l.death) == (first, 0)).unwrap();
+        let product = slots.lives.iter().position(|l| (l.birth, l.death) == (0, 1)).unwrap();
+        if shared {
+            slots.scratch[0] = Some(slots.lives[product].offset);
+            slots.lives[scratch].offset = slots.lives[product].offset;
+        }
+        let kernel = device.compile(&program, &slots, &[0]).unwrap();
+        device.reserve(Tier::Device, 4096).unwrap();
+        let place = |index: usize| Span::device(256 * index, 256);
+        let ones: Vec<u8> = 1f32.to_le_bytes().repeat(64);
+        device.upload(place(0), &ones).unwrap();
+        let outputs = [Target { span: place(1), add: false }];
+        let workspace = Span::device(1024, slots.extent);
+        let args = Args { inputs: &[place(0)], outputs: &outputs, workspace };
+        let event = device.launch(&kernel, &args, Lane::Compute, &[]).unwrap();
+        device.wait(event).map_err(|e| e.to_string())
+    };
+    assert_eq!(run(false), Ok(()));
+    assert!(run(true).unwrap_err().contains("scratch memory"));
 }
 
 const N: usize = 64;

@@ -21,7 +21,7 @@ use phalanx_engine::{
 };
 use phalanx_ir::Program;
 
-pub use card::DeviceKernel;
+pub use card::RemoteKernel;
 use card::{Card, Outcome, Waiter, What, With};
 use scratch::OwnScratch;
 
@@ -32,7 +32,7 @@ type Job<E> = Box<dyn FnOnce(&mut Card<E>) + Send>;
 type Host = Arc<Mutex<Vec<u8>>>;
 
 /// An engine on a thread of its own.
-pub struct Device<E: Engine + 'static> {
+pub struct Remote<E: Engine + 'static> {
     jobs: Sender<Job<E>>,
     thread: Option<JoinHandle<()>>,
     host: Host,
@@ -42,7 +42,7 @@ pub struct Device<E: Engine + 'static> {
 }
 
 /// A step that the device has.
-pub struct DeviceStep<E: Engine + 'static> {
+pub struct RemoteStep<E: Engine + 'static> {
     id: u64,
     calls: u64,
     /// The event of its first call, since it was begun.
@@ -51,7 +51,7 @@ pub struct DeviceStep<E: Engine + 'static> {
     jobs: Sender<Job<E>>,
 }
 
-impl<E: Engine + 'static> Device<E> {
+impl<E: Engine + 'static> Remote<E> {
     /// Starts a device, with the engine that is made on it.
     pub fn new(make: impl FnOnce() -> E + Send + 'static) -> Self {
         let (jobs, queue) = channel::<Job<E>>();
@@ -71,7 +71,7 @@ impl<E: Engine + 'static> Device<E> {
         device
     }
 
-    /// Starts no programs until [`Device::release`]; everything else goes on.
+    /// Starts no programs until [`Remote::release`]; everything else goes on.
     pub fn hold(&self) {
         self.ask(|card| card.held = true).unwrap();
     }
@@ -105,7 +105,7 @@ impl<E: Engine + 'static> Device<E> {
     }
 }
 
-impl<E: Engine + 'static> Drop for Device<E> {
+impl<E: Engine + 'static> Drop for Remote<E> {
     fn drop(&mut self) {
         // Steps may outlive the engine and can still send, so the thread is told to end.
         drop(self.send(|card| card.stopped = true));
@@ -113,16 +113,16 @@ impl<E: Engine + 'static> Drop for Device<E> {
     }
 }
 
-impl<E: Engine + 'static> Drop for DeviceStep<E> {
+impl<E: Engine + 'static> Drop for RemoteStep<E> {
     fn drop(&mut self) {
         let id = self.id;
         drop(self.jobs.send(Box::new(move |card| drop(card.steps.remove(&id)))));
     }
 }
 
-impl<E: Engine + 'static> Engine for Device<E> {
-    type Kernel = DeviceKernel<E::Kernel>;
-    type Step = DeviceStep<E>;
+impl<E: Engine + 'static> Engine for Remote<E> {
+    type Kernel = RemoteKernel<E::Kernel>;
+    type Step = RemoteStep<E>;
 
     fn name(&self) -> &'static str {
         "device"
@@ -154,7 +154,7 @@ impl<E: Engine + 'static> Engine for Device<E> {
     ) -> Result<Self::Kernel, EngineError> {
         let (messages, label) = (messages.to_vec(), label.to_owned());
         let kernel = self.ask(move |card| card.engine.connect(&messages, way, &label))??;
-        Ok(DeviceKernel::new(What::Inner(kernel), With::Peer))
+        Ok(RemoteKernel::new(What::Inner(kernel), With::Peer))
     }
 
     fn copy(
@@ -166,7 +166,7 @@ impl<E: Engine + 'static> Engine for Device<E> {
     ) -> Result<Self::Kernel, EngineError> {
         match (from, into) {
             (Tier::Host, Tier::Device) | (Tier::Device, Tier::Host) => {
-                Ok(DeviceKernel::new(What::Copy, With::Nobody))
+                Ok(RemoteKernel::new(What::Copy, With::Nobody))
             }
             _ => Err(failed(label, format!("no copies from {from} to {into}"))),
         }
@@ -187,7 +187,7 @@ impl<E: Engine + 'static> Engine for Device<E> {
         in_order(&calls)?;
         let count = calls.len() as u64;
         let id = self.ask(move |card| card.keep(calls))?;
-        Ok(DeviceStep { id, calls: count, first: 0, ended: None, jobs: self.jobs.clone() })
+        Ok(RemoteStep { id, calls: count, first: 0, ended: None, jobs: self.jobs.clone() })
     }
 
     fn begin(&mut self, step: &mut Self::Step) -> Result<(), EngineError> {
@@ -288,7 +288,7 @@ impl<E: Engine + 'static> Engine for Device<E> {
 }
 
 /// What the inner engine counts; its thread is the rank's own.
-impl<E: Engine + Counters + 'static> Counters for Device<E> {
+impl<E: Engine + Counters + 'static> Counters for Remote<E> {
     fn moved(&mut self) -> BTreeMap<Route, Moved> {
         self.ask(|card| card.engine.moved()).unwrap()
     }

@@ -25,7 +25,7 @@ const PATTERN: u8 = 0xC3;
 pub(super) type Outcome = Result<(), String>;
 
 /// Something that the device can call.
-pub struct DeviceKernel<K>(Arc<Inside<K>>);
+pub struct RemoteKernel<K>(Arc<Inside<K>>);
 
 struct Inside<K> {
     what: What<K>,
@@ -48,14 +48,14 @@ pub(super) enum With {
     Group,
 }
 
-impl<K> DeviceKernel<K> {
+impl<K> RemoteKernel<K> {
     pub(super) fn new(what: What<K>, with: With) -> Self {
         let (own, checked) = (Vec::new(), AtomicBool::new(true));
         Self(Arc::new(Inside { what, with, own, checked }))
     }
 }
 
-impl<K> Clone for DeviceKernel<K> {
+impl<K> Clone for RemoteKernel<K> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
@@ -70,7 +70,7 @@ pub(super) struct Waiter {
 /// A call that has not started.
 struct Queued<K> {
     event: Event,
-    calls: Calls<DeviceKernel<K>>,
+    calls: Calls<RemoteKernel<K>>,
     at: usize,
     after: Vec<Event>,
 }
@@ -96,7 +96,7 @@ struct Started {
 /// What the device's thread has.
 pub(super) struct Card<E: Engine> {
     pub(super) engine: E,
-    pub(super) steps: BTreeMap<u64, Calls<DeviceKernel<E::Kernel>>>,
+    pub(super) steps: BTreeMap<u64, Calls<RemoteKernel<E::Kernel>>>,
     pub(super) stamps: Stamps,
     pub(super) waiters: Vec<Waiter>,
     pub(super) held: bool,
@@ -152,7 +152,7 @@ impl<E: Engine> Card<E> {
     }
 
     /// Keeps the calls of a step.
-    pub(super) fn keep(&mut self, calls: Calls<DeviceKernel<E::Kernel>>) -> u64 {
+    pub(super) fn keep(&mut self, calls: Calls<RemoteKernel<E::Kernel>>) -> u64 {
         self.next += 1;
         self.steps.insert(self.next, calls);
         self.next
@@ -171,7 +171,7 @@ impl<E: Engine> Card<E> {
     pub(super) fn issue(
         &mut self,
         event: Event,
-        calls: &Calls<DeviceKernel<E::Kernel>>,
+        calls: &Calls<RemoteKernel<E::Kernel>>,
         at: usize,
         after: Vec<Event>,
     ) {
@@ -190,13 +190,13 @@ impl<E: Engine> Card<E> {
         program: &Program,
         slots: &Slots,
         ranks: &[usize],
-    ) -> Result<DeviceKernel<E::Kernel>, EngineError> {
+    ) -> Result<RemoteKernel<E::Kernel>, EngineError> {
         let own = scratch::find(program, slots, &*self.engine.requirements())?;
         let what = What::Inner(self.engine.compile(program, slots, ranks)?);
         // Where others take part does not depend on the rank.
         let with = if of_program(program, 0).is_empty() { With::Nobody } else { With::Group };
         let checked = AtomicBool::new(own.is_empty());
-        Ok(DeviceKernel(Arc::new(Inside { what, with, own, checked })))
+        Ok(RemoteKernel(Arc::new(Inside { what, with, own, checked })))
     }
 
     pub(super) fn read(&mut self, from: Span) -> Result<Vec<u8>, EngineError> {
@@ -208,7 +208,7 @@ impl<E: Engine> Card<E> {
     /// What a call writes of its workspace, the device's own scratch memory included.
     pub(super) fn observe(
         &mut self,
-        kernel: &DeviceKernel<E::Kernel>,
+        kernel: &RemoteKernel<E::Kernel>,
         args: &Args<'_>,
         pattern: u8,
     ) -> Result<Option<Vec<Vec<bool>>>, EngineError> {
