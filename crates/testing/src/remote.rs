@@ -54,21 +54,28 @@ pub struct RemoteStep<E: Engine + 'static> {
 impl<E: Engine + 'static> Remote<E> {
     /// Starts a device, with the engine that is made on it.
     pub fn new(make: impl FnOnce() -> E + Send + 'static) -> Self {
+        Self::start(make, true)
+    }
+
+    /// The same, but it needs no scratch memory of its own: for scripts whose slots were placed without
+    /// asking it.
+    pub fn bare(make: impl FnOnce() -> E + Send + 'static) -> Self {
+        Self::start(make, false)
+    }
+
+    fn start(make: impl FnOnce() -> E + Send + 'static, more: bool) -> Self {
         let (jobs, queue) = channel::<Job<E>>();
-        let host = Host::default();
+        let (host, (tell, told)) = (Host::default(), channel());
         let shared = host.clone();
-        let run = move || Card::new(make(), shared).serve(&queue);
-        let thread = std::thread::Builder::new().name("device".to_owned()).spawn(run).unwrap();
-        let mut device = Self {
-            jobs,
-            thread: Some(thread),
-            host,
-            requirements: Arc::new(OwnScratch::default()),
-            events: 0,
+        let run = move || {
+            let engine = make();
+            let own = OwnScratch::beside(engine.requirements(), more);
+            drop(tell.send(own.clone()));
+            Card::new(engine, own, shared).serve(&queue);
         };
-        let inner = device.ask(|card| card.engine.requirements()).unwrap();
-        device.requirements = Arc::new(OwnScratch::beside(inner));
-        device
+        let thread = std::thread::Builder::new().name("device".to_owned()).spawn(run).unwrap();
+        let requirements = Arc::new(told.recv().unwrap());
+        Self { jobs, thread: Some(thread), host, requirements, events: 0 }
     }
 
     /// Starts no programs until [`Remote::release`]; everything else goes on.
@@ -125,11 +132,11 @@ impl<E: Engine + 'static> Engine for Remote<E> {
     type Step = RemoteStep<E>;
 
     fn name(&self) -> &'static str {
-        "device"
+        "remote"
     }
 
     fn memory(&self) -> MemoryKind {
-        MemoryKind::new("device")
+        MemoryKind::new("remote")
     }
 
     fn requirements(&self) -> Arc<dyn Requirements> {

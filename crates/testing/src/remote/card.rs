@@ -12,7 +12,7 @@ use phalanx_call::{Lane, Slots, Tier};
 use phalanx_engine::{Args, Calls, Engine, EngineError, Event, Span, Stamps};
 use phalanx_ir::Program;
 
-use super::scratch::{self, Own};
+use super::scratch::{Own, OwnScratch, untouched};
 use super::{Host, Job, failed};
 
 /// How long it looks at what was started before it waits for it, and is told what is wrong.
@@ -101,6 +101,7 @@ pub(super) struct Card<E: Engine> {
     pub(super) waiters: Vec<Waiter>,
     pub(super) held: bool,
     pub(super) stopped: bool,
+    own: OwnScratch,
     host: Host,
     next: u64,
     /// In the order of issue.
@@ -112,9 +113,10 @@ pub(super) struct Card<E: Engine> {
 }
 
 impl<E: Engine> Card<E> {
-    pub(super) fn new(engine: E, host: Host) -> Self {
+    pub(super) fn new(engine: E, own: OwnScratch, host: Host) -> Self {
         Self {
             engine,
+            own,
             steps: BTreeMap::new(),
             stamps: Stamps::default(),
             waiters: Vec::new(),
@@ -191,7 +193,7 @@ impl<E: Engine> Card<E> {
         slots: &Slots,
         ranks: &[usize],
     ) -> Result<RemoteKernel<E::Kernel>, EngineError> {
-        let own = scratch::find(program, slots, &*self.engine.requirements())?;
+        let own = self.own.find(program, slots)?;
         let what = What::Inner(self.engine.compile(program, slots, ranks)?);
         // Where others take part does not depend on the rank.
         let with = if of_program(program, 0).is_empty() { With::Nobody } else { With::Group };
@@ -219,7 +221,7 @@ impl<E: Engine> Card<E> {
         let Some(mut written) = self.engine.launch_observed(inner, args, pattern)? else {
             return Ok(None);
         };
-        scratch::untouched(&kernel.0.own, &written)?;
+        untouched(&kernel.0.own, &written)?;
         for own in &kernel.0.own {
             written[own.block][own.bytes.clone()].fill(true);
         }
