@@ -5,7 +5,8 @@
 //! the same numbers in the same way. [`run_on_ranks`] executes a partitioned program on simulated
 //! ranks, and [`threads`] on real ones, each with an engine; [`cases`] makes random ones and makes
 //! failures smaller, [`checks`] compares them with the interpreter, and [`layouts`] makes those of one
-//! instruction. [`suite`] is what every engine must pass, [`Wrapped`] an engine around another one; [`Errors`] is the one measure by which
+//! instruction. [`suite`] is what every engine must pass, [`Wrapped`] an engine around another
+//! one, [`Remote`] one on a thread whose memory the host cannot address; [`Errors`] is the one measure by which
 //! results are compared. No crate that users run depends on this one.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test that fails should stop")]
@@ -16,6 +17,7 @@ mod compile;
 mod errors;
 pub mod layouts;
 mod ranks;
+mod remote;
 mod rig;
 pub mod schedules;
 mod seeds;
@@ -28,6 +30,7 @@ mod wrapped;
 pub use compile::{compile, optimise};
 pub use errors::{Errors, worst};
 pub use ranks::{Bug, run_on_ranks, run_with};
+pub use remote::{Remote, RemoteKernel, RemoteStep};
 pub use rig::{Batch, Rig, Setup};
 pub use seeds::{Seeds, asked_seeds};
 pub use small::{VOCAB, gpt, llama, mlp, tiny};

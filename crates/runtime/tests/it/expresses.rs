@@ -16,7 +16,7 @@ use phalanx_script::{
     Message, Optimizer, Part, Place, Placed, Planned, Precision, Run, Script, Slots, Source, Tier,
     Training, Turn, Value, View, World, Write, check, plan, train_script,
 };
-use phalanx_testing::compile;
+use phalanx_testing::{Remote, compile};
 
 const N: usize = 64;
 
@@ -172,29 +172,38 @@ fn a_peer_keeps_a_residual_meanwhile() {
     };
     let peak = |script: &Script| plan(script).unwrap().peak(Category::Residuals);
     assert_eq!((peak(&lender(false)), peak(&lender(true))), (2 * N * 8, N * 8));
-    let make = |endpoint: Box<dyn Communicator>| {
-        let rank = endpoint.rank();
-        let mut executor = Executor::new(CpuEngine::on_rank(1, endpoint).unwrap());
-        let script = if rank == 0 { lender(true) } else { keeper() };
-        let (x, y) = (script.find(&own("x")), script.find(&own("y")));
-        let id = executor.load(planned(script, None)).unwrap();
-        executor.reserve().unwrap();
-        if let Some(x) = x {
-            executor.write(id, x, &bytes(3.0)).unwrap();
-        }
-        Ok::<_, String>((executor, id, y))
-    };
-    let mut crew = Crew::new(&Threads::new(2), make).unwrap();
-    let found = crew.run(|_, (executor, id, y)| {
-        executor.run(*id).unwrap();
-        let mut out = vec![0; N * 8];
-        if let Some(y) = *y {
-            executor.read(*id, y, &mut out).unwrap();
-        }
-        Ok::<f64, String>(value(&out))
-    });
+    fn lent<E: Engine + Send>(
+        scripts: [Script; 2],
+        engine: impl Fn(Box<dyn Communicator>) -> E + Sync,
+    ) -> f64 {
+        let make = |endpoint: Box<dyn Communicator>| {
+            let rank = endpoint.rank();
+            let mut executor = Executor::new(engine(endpoint));
+            let script = scripts[rank].clone();
+            let (x, y) = (script.find(&own("x")), script.find(&own("y")));
+            let id = executor.load(planned(script, None)).unwrap();
+            executor.reserve().unwrap();
+            if let Some(x) = x {
+                executor.write(id, x, &bytes(3.0)).unwrap();
+            }
+            Ok::<_, String>((executor, id, y))
+        };
+        let mut crew = Crew::new(&Threads::new(2), make).unwrap();
+        let found = crew.run(|_, (executor, id, y)| {
+            executor.run(*id).unwrap();
+            let mut out = vec![0; N * 8];
+            if let Some(y) = *y {
+                executor.read(*id, y, &mut out).unwrap();
+            }
+            Ok::<f64, String>(value(&out))
+        });
+        found.unwrap()[0]
+    }
+    let cpu = |endpoint| CpuEngine::on_rank(1, endpoint).unwrap();
+    let remote = move |endpoint| Remote::new(move || cpu(endpoint));
     // 2x + x + 2x.
-    assert_eq!(found.unwrap()[0], 15.0);
+    assert_eq!(lent([lender(true), keeper()], cpu), 15.0);
+    assert_eq!(lent([lender(true), keeper()], remote), 15.0);
 }
 
 /// Two replicas of both stages, one in each direction, as in Chimera: each device holds the first stage of

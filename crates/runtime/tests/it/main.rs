@@ -5,4 +5,5 @@ mod expresses;
 mod forgetful;
 mod late;
 mod memory;
+mod remote;
 mod trace;

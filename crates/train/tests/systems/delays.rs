@@ -10,7 +10,7 @@ use phalanx_comm::{Communicator, Crew, Options};
 use phalanx_engine::{Engine, Late};
 use phalanx_pipeline::Named;
 use phalanx_script::{Lane, Script, plan};
-use phalanx_testing::Wrapped;
+use phalanx_testing::{Remote, Wrapped};
 use phalanx_train::config::Loaded;
 use phalanx_train::corpus::{self, with_step_data};
 use phalanx_train::error::Error;
@@ -34,7 +34,7 @@ struct Ranks<E: Engine> {
     crew: Crew<RankSession<E>>,
 }
 
-impl<E: Engine<Kernel: Send> + Send> Ranks<E> {
+impl<E: Engine + Send> Ranks<E> {
     fn on(
         loaded: &Loaded,
         timeout: Duration,
@@ -214,6 +214,21 @@ fn late_engines_change_nothing() {
         assert!(poisoned.is_ok_and(|ranks| ranks.iter().all(|n| *n == 0)), "{pipe:?}");
     }
     println!("{cases} cases");
+}
+
+/// Engines on threads of their own, to which steps are handed over and which take them in their own time.
+#[test]
+fn remote_engines_change_nothing() {
+    for pipe in pipes() {
+        let loaded = pipe.loaded();
+        let mut steady = Ranks::new(&loaded, Habit::Steady, PATIENCE);
+        let mut remote = Ranks::on(&loaded, PATIENCE, |engine, _| Remote::bare(move || engine));
+        beside(&loaded, steps(2), |data| {
+            let expected = steady.step(data).unwrap_or_else(|why| panic!("{pipe:?}: {why}"));
+            assert_eq!(remote.step(data).as_ref(), Ok(&expected), "{pipe:?}");
+        });
+        assert_eq!(steady.params(), remote.params(), "{pipe:?}");
+    }
 }
 
 fn as_late_as_can_be(engine: HostEngine, rank: usize, seed: usize) -> LateEngine {
