@@ -23,6 +23,7 @@ use crate::action::{
 };
 use crate::device::Device;
 use crate::error::ScriptError;
+use crate::key::StateKind;
 use crate::schedule::{Part, Turn};
 use crate::unit::{Unit, units};
 use bind::{Binder, Places};
@@ -90,6 +91,11 @@ pub struct Precision {
 }
 
 impl Precision {
+    /// The state that holds parameters in full precision.
+    pub fn full_kind(&self) -> StateKind {
+        if self.has_masters() { StateKind::Master } else { StateKind::Weights }
+    }
+
     /// Whether weights are copies of wider masters.
     pub fn has_masters(&self) -> bool {
         self.weights != self.state

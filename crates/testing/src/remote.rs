@@ -78,6 +78,11 @@ impl<E: Engine + 'static> Remote<E> {
         Self { jobs, thread: Some(thread), host, requirements, events: 0 }
     }
 
+    /// What such an engine needs around one that needs this: for whoever places slots before it is made.
+    pub fn requirements_around(inner: Arc<dyn Requirements>) -> Arc<dyn Requirements> {
+        Arc::new(OwnScratch::beside(inner, true))
+    }
+
     /// Starts no programs until [`Remote::release`]; everything else goes on.
     pub fn hold(&self) {
         self.ask(|card| card.held = true).unwrap();

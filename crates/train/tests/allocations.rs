@@ -8,7 +8,7 @@ use phalanx_train::bench;
 use phalanx_train::config::{Config, Sources};
 use phalanx_train::corpus::with_step_data;
 use phalanx_train::network::Network;
-use phalanx_train::session::{RankSession, Settings};
+use phalanx_train::session::{RankWorker, Settings};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -23,7 +23,7 @@ fn warm_step(preset: &str, sets: &[&str], threads: usize) -> Counts {
     let models = network.models(&loaded.config, false).unwrap();
     let engine = CpuEngine::new(threads).unwrap();
     let settings = Settings::new(&loaded.config).unwrap();
-    let mut session = RankSession::alone(engine, &models, settings, &*network.start()).unwrap();
+    let mut session = RankWorker::alone(engine, &models, settings, &*network.start()).unwrap();
     let batch = bench::random_batch(&loaded.config, 1);
     let mut before = counts();
     for step in 0..3 {

@@ -1,14 +1,18 @@
 //! The executor on an engine that is really asynchronous, whose memory the host cannot address.
 
-use phalanx_comm::{Crew, Endpoint, Options};
-use phalanx_cpu::CpuEngine;
+use std::sync::Arc;
+
+use phalanx_call::NoScratch;
+use phalanx_comm::{Communicator, Crew, Threads};
+use phalanx_cpu::{CpuEngine, CpuRequirements};
 use phalanx_engine::{Args, Call, Counters, Engine, Late, Span, Target};
 use phalanx_ir::{Builder, DType, Program, text};
 use phalanx_models::BatchShape;
 use phalanx_reference::{ReferenceEngine, Tensor};
 use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{
-    Action, Buffer, BufferId, Category, Kind, Lane, Run, Script, Slots, Source, Tier, View, Write,
+    Action, Buffer, BufferId, BufferKey, Category, Kind, Lane, Placed, Planned, Run, Script, Slots,
+    Source, Tier, View, Write, plan,
 };
 use phalanx_testing::cases::{Chooser, try_seeds};
 use phalanx_testing::checks::on_threads;
@@ -19,8 +23,8 @@ fn cpu() -> Remote<CpuEngine> {
     Remote::new(|| CpuEngine::new(1).unwrap())
 }
 
-fn on_rank(endpoint: Endpoint) -> Remote<CpuEngine> {
-    Remote::new(move || CpuEngine::on_rank(1, Box::new(endpoint)).unwrap())
+fn on_rank(endpoint: Box<dyn Communicator>) -> Remote<CpuEngine> {
+    Remote::new(move || CpuEngine::on_rank(1, endpoint).unwrap())
 }
 
 #[test]
@@ -67,7 +71,7 @@ program sum {
 }";
     let program = text::parse(source).unwrap();
     let make = |endpoint| Ok::<_, String>(on_rank(endpoint));
-    let mut crew = Crew::new(2, &Options::default(), make).unwrap();
+    let mut crew = Crew::new(&Threads::new(2), make).unwrap();
     let counted = crew.run(|rank, device| {
         let slots = Slots::assign_for(&program, &*device.requirements());
         let kernel = device.compile(&program, &slots, &[0, 1]).unwrap();
@@ -95,7 +99,10 @@ fn scratch_that_was_not_planned_is_refused() {
     b.output("y", b.data("x", DType::F32, [2, 2]).matmul(b.param("w", [2, 2])));
     let program = b.finish().unwrap();
     let mut device = cpu();
-    let error = device.compile(&program, &Slots::assign(&program), &[0]).err().unwrap();
+    let error = device
+        .compile(&program, &Slots::assign_for(&program, &CpuRequirements), &[0])
+        .err()
+        .unwrap();
     assert!(error.to_string().contains("scratch memory was not planned"), "{error}");
     let slots = Slots::assign_for(&program, &*device.requirements());
     assert!(device.compile(&program, &slots, &[0]).is_ok());
@@ -152,8 +159,9 @@ struct Buffers {
 
 fn buffers(script: &mut Script) -> Buffers {
     let mut buffer = |name: &str, source, tier| {
-        let (name, category, bytes) = (name.to_owned(), Category::Inputs, 8 * N);
-        script.buffer(Buffer { name, category, bytes, source, tier, padding: vec![] })
+        let key = BufferKey::Own(name.into());
+        let (category, bytes) = (Category::Inputs, 8 * N);
+        script.buffer(Buffer { key, category, bytes, source, tier, padding: vec![] })
     };
     Buffers {
         host: ["h0", "h1"].map(|name| buffer(name, Source::Host, Tier::Host)),
@@ -181,9 +189,12 @@ fn step(place: usize) -> Script {
     let mut script = Script::default();
     let Buffers { device, y, down, .. } = buffers(&mut script);
     let view = |buffer| View { buffer, offset: 0 };
+    let doubling = doubling();
+    let slots = Slots::assign_for(&doubling, &NoScratch);
+    let placed = Placed::new(doubling, slots);
     for _ in 0..4 {
         let run = Run {
-            program: script.program(&doubling()),
+            program: script.program(placed.clone()),
             inputs: vec![view(device[place])],
             outputs: vec![(view(y), Write::Overwrite)],
             contributes: vec![],
@@ -204,8 +215,15 @@ struct Pipe<E: Engine> {
 impl<E: Engine> Pipe<E> {
     fn new(engine: E) -> Self {
         let mut executor = Executor::new(engine);
-        let steps = [0, 1].map(|place| executor.load(step(place)).unwrap());
-        let uploads = [0, 1].map(|place| executor.load(upload(place)).unwrap());
+        // Every script has the same buffers, at the same places.
+        let base = plan(&step(0)).unwrap();
+        let mut load = |script| {
+            let planned = Planned::new(script, Some(&base)).unwrap();
+            assert_eq!(planned.memory.offsets, base.offsets);
+            executor.load(Arc::new(planned)).unwrap()
+        };
+        let steps = [0, 1].map(|place| load(step(place)));
+        let uploads = [0, 1].map(|place| load(upload(place)));
         assert_eq!(executor.arenas()[Tier::Host.index()], 3 * 8 * N);
         executor.reserve().unwrap();
         let buffers = buffers(&mut Script::default());

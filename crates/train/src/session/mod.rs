@@ -277,11 +277,7 @@ impl Session {
 
     /// One parameter, by its number, in full precision: its master if there is one.
     pub fn param(&mut self, param: usize) -> Result<hf::Tensor> {
-        let kind = match self.known.settings.precision.has_masters() {
-            true => StateKind::Master,
-            false => StateKind::Weights,
-        };
-        self.tensor(param, kind)
+        self.tensor(param, self.known.settings.precision.full_kind())
     }
 
     /// The gradient of one parameter in the last step, by its number, before clipping.
@@ -298,9 +294,14 @@ impl Session {
         elements: Range<usize>,
     ) -> Result<(DType, Vec<u8>)> {
         let range = StateRange { param, kind, elements };
-        let answers = self.ranks.ask(Command::Read(&range))?;
-        let pieces = answers.into_iter().flat_map(Answer::into_pieces);
+        let pieces = self.held(&range)?.into_iter().flatten();
         assemble(&self.known.params[param].name, &range.elements, pieces)
+    }
+
+    /// By local rank: what it holds of some values of a state.
+    pub fn held(&mut self, range: &StateRange) -> Result<Vec<Vec<Piece>>> {
+        let answers = self.ranks.ask(Command::Read(range))?;
+        Ok(answers.into_iter().map(Answer::into_pieces).collect())
     }
 
     /// Sets some values of a state, in its element type: each rank takes its part.

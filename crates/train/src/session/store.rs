@@ -54,6 +54,11 @@ impl Store {
         Self { params, runs, places }
     }
 
+    /// The model's parameters.
+    pub(crate) fn params(&self) -> &[Param] {
+        &self.params
+    }
+
     /// Writes all state, unit by unit: weights and masters out of `read`, each in its own element type;
     /// everything else, padding among it, becomes zero.
     pub(crate) fn start<E: Engine>(

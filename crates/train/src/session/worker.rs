@@ -6,10 +6,12 @@ use std::time::Instant;
 
 use phalanx_call::traffic::add;
 use phalanx_engine::{Counters, Engine};
+use phalanx_ir::Param;
+use phalanx_models::hf;
 use phalanx_runtime::{Executor, Observed, ScriptId};
 use phalanx_script::{
     BufferKey, Choice, Controller, EveryStep, MemoryPlan, Moved, Number, Outcome, Record, Route,
-    Script, ScriptKey, State, traffic,
+    Script, ScriptKey, State, StateKind, traffic,
 };
 
 use super::command::{Answer, Command, Feeds, Measured, Piece, StateRange, StepAnswer};
@@ -17,7 +19,7 @@ use super::feed::{Feed, Scalars, StepData};
 use super::forward::{read_scalar, shown};
 use super::lowered::Lowered;
 use super::planner::Planner;
-use super::store::{ReadParam, Store};
+use super::store::{ReadParam, Store, assemble};
 use super::traced::{Traced, describe};
 use super::{Models, Settings, StepResult};
 use crate::error::{Error, Problem, Result};
@@ -178,6 +180,41 @@ impl<E: Engine> RankWorker<E> {
     pub fn read(&mut self, range: &StateRange) -> Result<Vec<Piece>> {
         let script = self.any();
         self.store.read(&mut self.executor, script, &self.state, range)
+    }
+
+    /// All that this rank holds of one kind of state, by parameter.
+    pub fn pieces(&mut self, kind: StateKind) -> Result<Vec<(usize, Piece)>> {
+        let mut all = Vec::new();
+        for param in 0..self.store.params().len() {
+            let elements = 0..self.store.params()[param].elements();
+            let pieces = self.read(&StateRange { param, kind, elements })?;
+            all.extend(pieces.into_iter().map(|piece| (param, piece)));
+        }
+        Ok(all)
+    }
+
+    /// The parameters of a rank that is alone, by name and in full precision: masters where there are
+    /// some.
+    pub fn params(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
+        self.tensors(self.settings.precision.full_kind())
+    }
+
+    /// The gradients of the last step of a rank that is alone, by parameter name, before clipping.
+    pub fn gradients(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
+        self.tensors(StateKind::Gradient)
+    }
+
+    fn tensors(&mut self, kind: StateKind) -> Result<BTreeMap<String, hf::Tensor>> {
+        let mut all = BTreeMap::new();
+        for param in 0..self.store.params().len() {
+            let Param { name, shape, .. } = self.store.params()[param].clone();
+            let elements = 0..shape.iter().product();
+            let range = StateRange { param, kind, elements };
+            let pieces = self.read(&range)?.into_iter();
+            let (dtype, bytes) = assemble(&name, &range.elements, pieces)?;
+            all.insert(name, hf::Tensor::from_bytes(shape, dtype, &bytes));
+        }
+        Ok(all)
     }
 
     /// Takes its part of new values of a state.

@@ -3,15 +3,17 @@
 use phalanx_cpu::CpuEngine;
 use phalanx_engine::Late;
 use phalanx_ir::random::Stream;
+use phalanx_ir::{DType, Param};
 use phalanx_models::hf::Tensor;
 use phalanx_reference::ReferenceEngine;
 use phalanx_train::config::{Config, Loaded, Sources};
 use phalanx_train::error::Result;
 use phalanx_train::network::Network;
 use phalanx_train::session::{
-    Field, Models, Prepared, RankSession, ReadParam, Settings, StepData, StepResult, initial,
+    Field, Models, Prepared, RankWorker, ReadParam, Settings, StepData, StepResult, initial,
 };
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 const VOCAB: u64 = 11;
 
@@ -53,7 +55,7 @@ fn gpt(sets: &[&str]) -> Loaded {
 
 /// A session with its batches.
 struct Trained<E: phalanx_engine::Engine> {
-    session: RankSession<E>,
+    session: RankWorker<E>,
     tokens: usize,
     rate: f64,
     rows: usize,
@@ -70,7 +72,7 @@ fn start_from<E: phalanx_engine::Engine>(
     read: &ReadParam<'_>,
 ) -> Result<Trained<E>> {
     let config = &loaded.config;
-    let session = RankSession::alone(engine, &models(loaded), Settings::new(config)?, read)?;
+    let session = RankWorker::alone(engine, &models(loaded), Settings::new(config)?, read)?;
     Ok(Trained {
         session,
         tokens: config.train.tokens_per_step(),
@@ -88,7 +90,7 @@ impl<E: phalanx_engine::Engine> Trained<E> {
     fn with_batch<T>(
         &mut self,
         step: u64,
-        run: impl FnOnce(&mut RankSession<E>, &StepData<'_>) -> T,
+        run: impl FnOnce(&mut RankWorker<E>, &StepData<'_>) -> T,
     ) -> T {
         let stream = Stream::named(3, "test tokens");
         let at = |i: usize| step * 10_000 + i as u64;
@@ -98,7 +100,12 @@ impl<E: phalanx_engine::Engine> Trained<E> {
         let targets: Vec<i32> = (0..self.tokens).map(masked).collect();
         let count = targets.iter().filter(|&&t| t >= 0).count() as u64;
         let fields = [("ids", Field::I32(&ids)), ("targets", Field::I32(&targets))];
-        let data = StepData { fields: &fields, count, first_sample: step * self.rows as u64 };
+        let data = StepData {
+            fields: &fields,
+            count,
+            first_sample: step * self.rows as u64,
+            scalars: &[],
+        };
         run(&mut self.session, &data)
     }
 
@@ -179,12 +186,15 @@ fn gradients_are_the_derivatives_of_the_loss() {
             let at = gradient.len() / 2;
             let loss = |by: f64| {
                 let initial = initial(loaded.config.run.seed);
-                let moved = |param: &phalanx_ir::Param, elements: std::ops::Range<usize>| {
-                    let mut values = initial(param, elements.clone())?;
+                let moved = |param: &Param, elements: Range<usize>, dtype: DType| {
+                    let mut bytes = initial(param, elements.clone(), dtype)?;
                     if param.name == *name && elements.contains(&at) {
-                        values[at - elements.start] += by;
+                        assert_eq!(dtype, DType::F64);
+                        let (values, _) = bytes.as_chunks_mut::<8>();
+                        let value = &mut values[at - elements.start];
+                        *value = (f64::from_ne_bytes(*value) + by).to_ne_bytes();
                     }
-                    Ok(values)
+                    Ok(bytes)
                 };
                 let moved = start_from(ReferenceEngine::new(), &loaded, &moved);
                 moved.unwrap().evaluate(0)
@@ -326,7 +336,7 @@ fn a_batch_that_does_not_fit_is_refused_by_name() {
     let mut trained = start(&config(&[]));
     let ids = [1; 5];
     let mut step = |fields: &[(&str, Field<'_>)]| {
-        let data = StepData { fields, count: 1, first_sample: 0 };
+        let data = StepData { fields, count: 1, first_sample: 0, scalars: &[] };
         trained.session.step(&data, 0.1).unwrap_err().to_string()
     };
     assert!(step(&[("idz", Field::I32(&ids))]).contains("`ids`"));

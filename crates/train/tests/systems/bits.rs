@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use phalanx_script::StateKind;
 use phalanx_spmd::strategies::{Ddp, Megatron, Sequence, Ulysses, Zero};
 use phalanx_train::config::Loaded;
 use phalanx_train::corpus::{self, with_step_data};
 use phalanx_train::network::Network;
-use phalanx_train::session::{Parallel, Piece, Session};
+use phalanx_train::session::{Parallel, Piece, Session, StateRange};
 
 use crate::support::{gpt, llama, models, on, settings, shared};
 
@@ -67,13 +68,14 @@ fn replicas_are_bitwise_identical() {
             let parallel = on("dp=4 tp=2", strategies);
             let mesh = parallel.mesh.clone();
             let mut session = trained(&loaded, Some(parallel), 4);
-            let own = session.on_ranks(|_, rank| rank.param_pieces()).unwrap();
-            let bits = |piece: Piece| {
-                let values = piece.values.into_iter().map(f64::to_bits);
-                (piece.param, piece.first, values.collect::<Vec<u64>>())
-            };
-            let own: Vec<Vec<_>> =
-                own.into_iter().map(|pieces| pieces.into_iter().map(bits).collect()).collect();
+            let mut own: Vec<Vec<(usize, Piece)>> = vec![Vec::new(); mesh.ranks()];
+            for param in 0..session.parameters().len() {
+                let elements = 0..session.parameters()[param].elements();
+                let range = StateRange { param, kind: StateKind::Weights, elements };
+                for (own, held) in own.iter_mut().zip(session.held(&range).unwrap()) {
+                    own.extend(held.into_iter().map(|piece| (param, piece)));
+                }
+            }
             let dp = mesh.expand("dp").unwrap();
             for rank in 0..own.len() {
                 for other in mesh.group(rank, &dp) {

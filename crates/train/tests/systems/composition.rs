@@ -7,16 +7,17 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use phalanx_comm::Options;
 use phalanx_ir::random::Stream;
 use phalanx_pipeline::{Named, Warmup};
 use phalanx_spmd::strategies::{
     AllGatherKv, Ddp, Fsdp, Megatron, Sequence, Ulysses, WeightUpdateSharding, Zero,
 };
 use phalanx_train::config::Loaded;
-use phalanx_train::session::{Parallel, Pipeline, SharedStrategy};
+use phalanx_train::host;
+use phalanx_train::session::{Backend, Parallel, Pipeline, SharedStrategy};
 use phalanx_train::verify::verify_as;
 
+use crate::foreign;
 use crate::support::{gpt, llama, on, settings, shared};
 use page::{read, written};
 
@@ -217,13 +218,17 @@ fn layout(systems: &[System]) -> Parallel {
 }
 
 fn run(systems: &[System]) -> Cell {
+    run_on(systems, &*host::threads())
+}
+
+fn run_on(systems: &[System], backend: &dyn Backend) -> Cell {
     let pipelines = systems.iter().filter(|s| s.pipeline().is_some()).count();
     if systems.contains(&S::Selective) && systems.contains(&S::Full) || pipelines > 1 {
         return Cell::Same;
     }
     let loaded = configuration(systems);
     let settings = settings(&loaded, Some(layout(systems)));
-    match verify_as(&loaded, settings, 2, Options::default()) {
+    match verify_as(&loaded, settings, 2, backend) {
         Ok(found) if found.ok => Cell::Green,
         Ok(found) => Cell::Red(format!("{found:?}")),
         Err(error) if error.exit_code() == 2 => {
@@ -251,6 +256,30 @@ fn systems_compose() {
         "all" => everything(),
         seed => sample(seed.parse().expect("PHALANX_COMPOSITION is `all` or a seed")),
     }
+}
+
+/// Combinations that are tried on another engine and another transport.
+const FOREIGN: u64 = 40;
+
+/// An engine whose memory the host cannot address, and ranks that share none, give what the page says:
+/// nothing above them knows.
+#[test]
+fn systems_compose_on_another_engine_and_another_transport() {
+    let (all, text) = (combinations(), std::fs::read_to_string(page()).unwrap());
+    let (said, backend) = (read(&text), foreign::backend());
+    let stream = Stream::named(0, "another engine");
+    let mut green = 0;
+    for draw in 0..FOREIGN {
+        let systems = &all[stream.below(draw, all.len() as u64) as usize];
+        match run_on(systems, &*backend) {
+            Cell::Green => green += u64::from(said[systems] == "green"),
+            Cell::Same | Cell::Refused(_) => {
+                assert_ne!(said[systems], "green", "{}", named(systems))
+            }
+            Cell::Red(why) => panic!("{}: {why}", named(systems)),
+        }
+    }
+    assert!(green > FOREIGN / 3, "{green} of {FOREIGN} ran");
 }
 
 /// A schedule that users can name has a row.

@@ -99,7 +99,7 @@ fn unused(read: bool) {
     let (xs, ys): (Vec<f32>, Vec<f32>) =
         ((0..12).map(|i| i as f32 / 7.0).collect(), (0..8).map(|i| 1.0 - i as f32).collect());
     let fields = [("x", Field::F32(&xs)), ("y", Field::F32(&ys))];
-    let data = StepData { fields: &fields, count: 8, first_sample: 0 };
+    let data = StepData { fields: &fields, count: 8, first_sample: 0, scalars: &[] };
     let mut trained = Vec::new();
     for parallel in layouts {
         let what = format!("{parallel:?}");

@@ -6,17 +6,18 @@
 
 use std::time::Duration;
 
-use phalanx_comm::{Communicator, Crew, Options};
+use phalanx_comm::{Communicator, Crew, Lost, Options, Threads};
+use phalanx_cpu::CpuEngine;
 use phalanx_engine::{Engine, Late};
 use phalanx_pipeline::Named;
-use phalanx_script::{Lane, Script, plan};
+use phalanx_script::{Lane, Script, StateKind, plan};
 use phalanx_testing::{Remote, Wrapped};
 use phalanx_train::config::Loaded;
 use phalanx_train::corpus::{self, with_step_data};
 use phalanx_train::error::Error;
-use phalanx_train::host::{HostEngine, launcher, rank_engine};
+use phalanx_train::host::rank_engine;
 use phalanx_train::network::Network;
-use phalanx_train::session::{Lowered, RankSession, StepData};
+use phalanx_train::session::{Lowered, Piece, Planner, RankWorker, StepData};
 
 use crate::support::{gpt, llama, models, settings};
 use crate::unsteady::{Habit, Issued, Unsteady};
@@ -27,60 +28,55 @@ fn steps(plain: usize) -> usize {
     asked.unwrap_or(plain)
 }
 
-type LateEngine = Late<Wrapped<HostEngine, Unsteady>>;
+type LateEngine = Late<Wrapped<CpuEngine, Unsteady>>;
 
 /// The ranks of a pipeline, on engines that wrap those of this machine.
 struct Ranks<E: Engine> {
-    crew: Crew<RankSession<E>>,
+    crew: Crew<RankWorker<E>>,
 }
 
 impl<E: Engine + Send> Ranks<E> {
-    fn on(
-        loaded: &Loaded,
-        timeout: Duration,
-        wrap: impl Fn(HostEngine, usize) -> E + Sync,
-    ) -> Self {
+    fn on(loaded: &Loaded, timeout: Duration, wrap: impl Fn(CpuEngine, usize) -> E + Sync) -> Self {
         let network = Network::new(loaded).unwrap();
         let read = network.start();
         let lowered = Lowered::new(&models(loaded), settings(loaded, None)).unwrap();
+        let planner = Planner::new(&lowered).unwrap();
         let options = Options { timeout, depth: 1024, ..Options::default() };
         let load = |endpoint: Box<dyn Communicator>| {
             let rank = endpoint.rank();
             let engine = wrap(rank_engine(1, endpoint)?, rank);
-            let mut session = RankSession::load(engine, &lowered, rank)?;
+            let mut session = RankWorker::load(engine, &planner, rank)?;
             session.start(&*read)?;
             Ok::<_, Error>(session)
         };
-        let crew = Crew::new(&launcher(lowered.ranks(), options), load);
+        let crew = Crew::new(&Threads { ranks: lowered.ranks(), options }, load);
         Self { crew: crew.unwrap_or_else(|lost| panic!("{}", lost.failure.message)) }
     }
 
     /// By rank, the bits of loss and norm; or what went wrong.
     fn step(&mut self, data: &StepData<'_>) -> Result<Vec<[u64; 2]>, String> {
-        let step = |_: usize, rank: &mut RankSession<E>| {
+        let step = |_: usize, rank: &mut RankWorker<E>| {
             let result = rank.step(data, 0.01)?;
             Ok::<_, Error>([result.loss, result.grad_norm].map(f64::to_bits))
         };
         self.crew.run(step).map_err(|lost| lost.failure.message.to_string())
     }
 
-    fn params(&mut self) -> Vec<Vec<u64>> {
-        let pieces = |_: usize, rank: &mut RankSession<E>| {
-            let pieces = rank.param_pieces()?.into_iter();
-            Ok::<_, Error>(pieces.flat_map(|p| p.values).map(f64::to_bits).collect())
-        };
-        self.crew.run(pieces).unwrap_or_else(|lost| panic!("{}", lost.failure.message))
+    fn params(&mut self) -> Vec<Vec<(usize, Piece)>> {
+        let pieces = |_: usize, rank: &mut RankWorker<E>| rank.pieces(StateKind::Weights);
+        let pieces = self.crew.run(pieces);
+        pieces.unwrap_or_else(|lost: Lost<Error>| panic!("{}", lost.failure.message))
     }
 }
 
-impl Ranks<Wrapped<HostEngine, Unsteady>> {
+impl Ranks<Wrapped<CpuEngine, Unsteady>> {
     fn new(loaded: &Loaded, habit: Habit, timeout: Duration) -> Self {
         Self::on(loaded, timeout, |engine, rank| Unsteady::around(engine, habit, rank))
     }
 
     /// By rank: what was issued so far, and the script.
     fn issued(&mut self) -> Vec<(Vec<Issued>, Script)> {
-        let read = |_: usize, rank: &mut RankSession<Wrapped<HostEngine, Unsteady>>| {
+        let read = |_: usize, rank: &mut RankWorker<Wrapped<CpuEngine, Unsteady>>| {
             Ok::<_, Error>((rank.engine().meddler.issued.clone(), rank.script().clone()))
         };
         self.crew.run(read).unwrap_or_else(|lost| panic!("{}", lost.failure.message))
@@ -231,7 +227,7 @@ fn remote_engines_change_nothing() {
     }
 }
 
-fn as_late_as_can_be(engine: HostEngine, rank: usize, seed: usize) -> LateEngine {
+fn as_late_as_can_be(engine: CpuEngine, rank: usize, seed: usize) -> LateEngine {
     Late::new(Unsteady::around(engine, Habit::Steady, rank), (100 * seed + rank) as u64)
 }
 
@@ -276,7 +272,7 @@ fn in_order(script: &Script) -> Vec<Issued> {
         };
         match (action.run(), action.ends()) {
             (Some(run), _) => {
-                let name = script.programs[run.program.0].program.name.clone();
+                let name = script.programs[run.program.0].program().name.clone();
                 Some((action.lane, name, first(run)))
             }
             (None, None) => Some((action.lane, action.label.clone(), whole())),

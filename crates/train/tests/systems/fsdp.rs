@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::thread::{self, ThreadId};
 
-use phalanx_ir::Param;
-use phalanx_script::{BufferId, Category, Kind};
+use phalanx_ir::{DType, Param};
+use phalanx_script::{BufferId, BufferKey, Category, Kind};
 use phalanx_spmd::strategies::Fsdp;
 use phalanx_train::error::Result;
 use phalanx_train::session::{Prepared, initial};
@@ -104,10 +104,7 @@ fn no_more_units_are_there_than_are_allowed() {
     let mut peaks = Vec::new();
     for (in_flight, prefetch) in [(1, 1), (2, 1), (2, 5), (3, 2), (4, 9)] {
         let laid = fsdp(&loaded, "dp=2", Fsdp { in_flight, prefetch, ..Fsdp::default() });
-        let blocks = |buffer: &BufferId| {
-            let name = &laid.script().buffers[buffer.0].name;
-            name.starts_with("blocks.")
-        };
+        let blocks = |buffer: &BufferId| laid.script().name(*buffer).starts_with("blocks.");
         let spans: Vec<(usize, usize)> = (laid.memory.lives.iter().enumerate())
             .filter(|(i, _)| gathered(&laid).contains_key(&BufferId(*i)) && blocks(&BufferId(*i)))
             .map(|(_, life)| life.unwrap())
@@ -175,8 +172,9 @@ fn mixed_precision_gathers_the_narrow_copy() {
     assert_eq!(laid.memory.peak(Category::Optimizer), 12 * psi / 4);
     for buffer in gathered(&laid).keys() {
         let buffer = &laid.script().buffers[buffer.0];
-        let unit = laid.plan.units.iter().find(|u| buffer.name.starts_with(&u.name)).unwrap();
-        assert_eq!(buffer.bytes, 2 * unit.elements, "{}", buffer.name);
+        let BufferKey::Gathered { unit, .. } = buffer.key else { panic!("{:?}", buffer.key) };
+        let unit = &laid.plan.units[unit];
+        assert_eq!(buffer.bytes, 2 * unit.elements, "{}", unit.name);
     }
     agrees("bf16", &llama(&sets), Some(on("dp=4", [shared(Fsdp::default())])));
 }
@@ -191,10 +189,10 @@ fn no_rank_reads_the_whole_model() {
     type Asked = HashMap<ThreadId, Vec<(String, Range<usize>)>>;
     let asked: Mutex<Asked> = Mutex::default();
     let values = initial(loaded.config.run.seed);
-    let read = |param: &Param, range: Range<usize>| -> Result<Vec<f64>> {
+    let read = |param: &Param, range: Range<usize>, dtype: DType| -> Result<Vec<u8>> {
         let entry = (param.name.clone(), range.clone());
         asked.lock().unwrap().entry(thread::current().id()).or_default().push(entry);
-        values(param, range)
+        values(param, range, dtype)
     };
     let parallel = on("dp=4", [shared(Fsdp::default())]);
     let session = Prepared::new(&models, settings(&loaded, Some(parallel))).unwrap();

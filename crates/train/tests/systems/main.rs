@@ -8,6 +8,7 @@ mod composition;
 mod context;
 mod ddp;
 mod delays;
+mod foreign;
 mod fsdp;
 mod in_flight;
 mod pipelines;

@@ -1,6 +1,7 @@
 //! Prediction and measurement are independent: 64 bytes more than needed, and verify is red.
 
 use phalanx_comm::{OpKind, Options};
+use phalanx_train::host::threads_with;
 use phalanx_train::verify::{verify, verify_with};
 
 use crate::support::llama;
@@ -20,7 +21,7 @@ fn an_extra_copy_is_seen_in_every_kind_of_collective() {
                 continue;
             }
             let options = Options { planted_copy: Some(kind), ..Options::default() };
-            let found = verify_with(&loaded, 1, options).unwrap();
+            let found = verify_with(&loaded, 1, &*threads_with(options)).unwrap();
             assert!(!found.ok, "{kind} with a planted copy: {found:#?}");
             // The numbers are right all the same; it is the bytes that differ.
             assert!(found.param_max_rel <= 1e-10);

@@ -1,9 +1,9 @@
 //! Stages whose meshes differ: what passes between two tensor ranks and four.
 
-use phalanx_comm::Options;
 use phalanx_pipeline::{Named, Part, Placement, Schedule, Turn};
 use phalanx_script::{Kind, Message};
 use phalanx_spmd::strategies::{Megatron, Sequence};
+use phalanx_train::host;
 use phalanx_train::session::{Lowered, Order, Parallel, Pipeline, SharedStrategy};
 use phalanx_train::verify::verify_as;
 
@@ -102,7 +102,7 @@ fn tied_weights_across_meshes_that_differ_are_refused() {
     let alike = pipeline(&["tp=2", "tp=2"], Named::OneFOneB, false);
     agrees("meshes that are alike", &loaded, Some(alike));
     let parallel = pipeline(&["tp=2", "tp=4"], Named::OneFOneB, false);
-    let told = verify_as(&loaded, settings(&loaded, Some(parallel)), 1, Options::default());
+    let told = verify_as(&loaded, settings(&loaded, Some(parallel)), 1, &*host::threads());
     let error = told.unwrap_err();
     assert_eq!(error.exit_code(), 2, "{error}");
     for words in ["shared by devices on different meshes, (tp=2) and (tp=4)", "or untie it"] {

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use phalanx_call::traffic::of_program;
-use phalanx_comm::Options;
-use phalanx_script::{Action, Kind, MemoryPlan, Moved, Part, Script, TrainPlan, plan};
+use phalanx_script::{Action, Kind, MemoryPlan, Moved, Part, Script, plan};
 use phalanx_spmd::Strategy;
 use phalanx_train::config::{Config, Loaded, Sources};
+use phalanx_train::host;
 use phalanx_train::network::Network;
-use phalanx_train::session::{Lowered, Models, Parallel, Settings, SharedStrategy};
+use phalanx_train::session::{Lowered, Models, Parallel, Settings, SharedStrategy, TrainPlan};
 use phalanx_train::verify::{Verified, verify_as};
 
 /// Two layers with grouped heads; vocabulary and inner width divide by nothing.
@@ -126,7 +126,7 @@ impl Laid {
         let mut total = Moved::default();
         for action in self.script().actions.iter().filter(|a| chosen(a)) {
             let Some(run) = action.run() else { continue };
-            let program = &self.script().programs[run.program.0].program;
+            let program = self.script().programs[run.program.0].program();
             for (route, moved) in of_program(program, 0) {
                 if route.op == op {
                     total.calls += moved.calls;
@@ -166,7 +166,7 @@ pub(crate) fn is_gather(action: &Action) -> bool {
 /// Two steps beside one rank.
 pub(crate) fn verified(loaded: &Loaded, parallel: Option<Parallel>) -> Verified {
     let settings = settings(loaded, parallel);
-    verify_as(loaded, settings, 2, Options::default()).unwrap_or_else(|error| panic!("{error}"))
+    verify_as(loaded, settings, 2, &*host::threads()).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Fails unless many ranks do what one does, with the bytes and memory that were predicted.
