@@ -7,13 +7,15 @@ use std::sync::Arc;
 
 use shuttle::sync::{Mutex, MutexGuard};
 
-/// Bytes that a queue holds: less than most frames, so that they come in pieces.
-const ROOM: usize = 48;
+/// Bytes that a queue holds: less than most frames, so that they come in pieces; or more than all
+/// frames of a program, so that a rank's words are with one rank and not yet with another.
+pub(crate) const ROOMS: [usize; 2] = [48, 4096];
 
 /// One end of a stream.
 pub(crate) struct Pipe {
     from: Arc<Mutex<Queue>>,
     to: Arc<Mutex<Queue>>,
+    room: usize,
 }
 
 #[derive(Default)]
@@ -22,10 +24,10 @@ struct Queue {
     closed: bool,
 }
 
-/// Both ends of a new stream.
-pub(crate) fn pair() -> io::Result<(Pipe, Pipe)> {
+/// Both ends of a new stream with this much room each way.
+pub(crate) fn pair(room: usize) -> io::Result<(Pipe, Pipe)> {
     let (one, other) = (Arc::<Mutex<Queue>>::default(), Arc::<Mutex<Queue>>::default());
-    Ok((Pipe { from: one.clone(), to: other.clone() }, Pipe { from: other, to: one }))
+    Ok((Pipe { from: one.clone(), to: other.clone(), room }, Pipe { from: other, to: one, room }))
 }
 
 fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
@@ -45,7 +47,7 @@ impl Read for Pipe {
 impl Write for Pipe {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut queue = lock(&self.to);
-        let count = bytes.len().min(ROOM - queue.bytes.len());
+        let count = bytes.len().min(self.room - queue.bytes.len());
         match count {
             _ if queue.closed => Err(ErrorKind::BrokenPipe.into()),
             0 => Err(ErrorKind::WouldBlock.into()),

@@ -28,7 +28,10 @@ fn check(ranks: usize, program: fn(&mut dyn Communicator)) {
         let threads = Threads { ranks, options };
         schedule(program, move || threads.launch().unwrap());
     }
-    schedule(program, move || Streams::new(ranks).over(pipe::pair).unwrap());
+    for room in pipe::ROOMS {
+        let pair = move || pipe::pair(room);
+        schedule(program, move || Streams::new(ranks).over(pair).unwrap());
+    }
 }
 
 fn schedule(
