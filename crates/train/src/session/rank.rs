@@ -190,7 +190,7 @@ impl<E: Engine> RankSession<E> {
         self.executor.engine()
     }
 
-    /// The engine, to ask its communicator.
+    /// The engine, to ask what it counted.
     pub fn engine_mut(&mut self) -> &mut E {
         self.executor.engine_mut()
     }
