@@ -22,7 +22,7 @@ use phalanx_ir::Program;
 pub use counters::Counters;
 pub use late::Late;
 pub use stamps::{Stamps, Times};
-pub use step::{Call, Calls, Listed, in_order, untimed};
+pub use step::{Call, Calls, Listed, begun_twice, in_order, untimed};
 
 /// A piece of a tier's arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -190,8 +190,8 @@ pub trait Engine {
     fn prepare(&mut self, calls: Calls<Self::Kernel>) -> Result<Self::Step, EngineError>;
 
     /// Issues a step. Whatever was issued before it on a lane comes first there; other lanes do not
-    /// wait. So a second step may be begun before the first has ended, if the caller knows that they
-    /// do not touch the same memory.
+    /// wait. So another step may be begun before the first has ended, if the caller knows that they
+    /// do not touch the same memory; the same one may not.
     fn begin(&mut self, step: &mut Self::Step) -> Result<(), EngineError>;
 
     /// Returns when all calls of a step that was begun have ended.

@@ -40,6 +40,8 @@ pub struct Listed<K> {
     /// By call, since the step was begun. Kept from run to run, so that running allocates nothing.
     events: Vec<Event>,
     after: Vec<Event>,
+    /// Whether it was begun and nobody waited for its end yet.
+    under_way: bool,
 }
 
 impl<K> Listed<K> {
@@ -47,11 +49,15 @@ impl<K> Listed<K> {
     pub fn new(calls: Calls<K>) -> Result<Self, EngineError> {
         in_order(&calls)?;
         let most = calls.iter().map(|call| call.after.len()).max().unwrap_or(0);
-        Ok(Self { events: Vec::with_capacity(calls.len()), after: Vec::with_capacity(most), calls })
+        let (events, after) = (Vec::with_capacity(calls.len()), Vec::with_capacity(most));
+        Ok(Self { calls, events, after, under_way: false })
     }
 
     /// Launches every call.
     pub fn begin<E: Engine<Kernel = K>>(&mut self, engine: &mut E) -> Result<(), EngineError> {
+        if self.under_way {
+            return Err(begun_twice());
+        }
         self.events.clear();
         for call in self.calls.iter() {
             self.after.clear();
@@ -59,11 +65,13 @@ impl<K> Listed<K> {
             let event = engine.launch(&call.kernel, &call.args(), call.lane, &self.after)?;
             self.events.push(event);
         }
+        self.under_way = true;
         Ok(())
     }
 
     /// Waits for every call that was launched.
-    pub fn end<E: Engine<Kernel = K>>(&self, engine: &mut E) -> Result<(), EngineError> {
+    pub fn end<E: Engine<Kernel = K>>(&mut self, engine: &mut E) -> Result<(), EngineError> {
+        self.under_way = false;
         self.events.iter().try_for_each(|&event| engine.wait(event))
     }
 
@@ -83,6 +91,14 @@ pub fn in_order<K>(calls: &[Call<K>]) -> Result<(), EngineError> {
             program: "step".to_owned(),
             why: format!("call {number} waits for one that is not issued before it"),
         }),
+    }
+}
+
+/// What is said of a step that is begun while it is under way.
+pub fn begun_twice() -> EngineError {
+    EngineError::Failed {
+        program: "step".to_owned(),
+        why: "it is begun again before it has ended; prepare two of them".to_owned(),
     }
 }
 

@@ -149,7 +149,7 @@ impl<E: Engine> Executor<E> {
         &self.engine
     }
 
-    /// The engine, to ask its communicator.
+    /// The engine, to ask what it counted.
     pub fn engine_mut(&mut self) -> &mut E {
         &mut self.engine
     }

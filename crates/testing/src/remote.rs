@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 
 use phalanx_call::{Lane, MemoryKind, Message, Moved, Requirements, Route, Slots, Tier};
 use phalanx_engine::{
-    Args, Call, Calls, Counters, Engine, EngineError, Event, Span, Times, Way, in_order, untimed,
+    Args, Call, Calls, Counters, Engine, EngineError, Event, Span, Times, Way, begun_twice,
+    in_order, untimed,
 };
 use phalanx_ir::Program;
 
@@ -203,6 +204,9 @@ impl<E: Engine + 'static> Engine for Remote<E> {
     }
 
     fn begin(&mut self, step: &mut Self::Step) -> Result<(), EngineError> {
+        if step.ended.is_some() {
+            return Err(begun_twice());
+        }
         let (tell, ended) = channel();
         (step.first, step.ended) = (self.events, Some(ended));
         self.events += step.calls;

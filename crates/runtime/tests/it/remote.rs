@@ -285,6 +285,38 @@ fn copies_between_tiers_run_on_every_engine() {
     }
 }
 
+/// What is written in other tiers is measured as on the device.
+#[test]
+fn copies_are_observed() {
+    fn observed<E: Engine>(engine: E) {
+        let mut pipe = Pipe::new(engine);
+        let id = pipe.steps[0];
+        pipe.executor.run(id).unwrap();
+        let written = pipe.executor.observe(id).unwrap();
+        let plan = pipe.executor.plan(id);
+        assert_eq!((&written.peaks, &written.peaks_by_tier), (&plan.peaks, &plan.peaks_by_tier));
+        assert_eq!(plan.peak_in(Tier::Host, Category::Inputs), 3 * 8 * N);
+    }
+    observed(cpu());
+    observed(CpuEngine::new(2).unwrap());
+    observed(ReferenceEngine::new());
+}
+
+/// Nobody may begin a step again that is under way.
+#[test]
+fn a_step_is_begun_once() {
+    fn again<E: Engine>(engine: E) {
+        let mut pipe = Pipe::new(engine);
+        pipe.executor.begin(pipe.uploads[0]).unwrap();
+        let error = pipe.executor.begin(pipe.uploads[0]).unwrap_err().to_string();
+        assert!(error.contains("before it has ended"), "{error}");
+        pipe.executor.end(pipe.uploads[0]).unwrap();
+        pipe.executor.run(pipe.uploads[0]).unwrap();
+    }
+    again(cpu());
+    again(CpuEngine::new(1).unwrap());
+}
+
 /// Times of copies and programs are the device's, and fit their order.
 #[test]
 fn a_device_notes_when_calls_happened() {

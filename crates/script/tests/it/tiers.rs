@@ -2,14 +2,14 @@
 
 use phalanx_ir::{Builder, DType};
 use phalanx_script::{
-    Accumulator, Action, Buffer, BufferId, Category, HappensBefore, Kind, Lane, Planned, Run,
-    Script, Source, Tier, View, Write, check, plan,
+    Accumulator, Action, Buffer, BufferId, BufferKey, Category, HappensBefore, Kind, Lane, Placed,
+    Planned, Run, Script, Slots, Source, Tier, View, Write, check, plan,
 };
 
 fn buffer(script: &mut Script, bytes: usize, source: Source, tier: Tier) -> BufferId {
-    let name = format!("b{}", script.buffers.len());
+    let key = BufferKey::Own(format!("b{}", script.buffers.len()).into());
     let category = Category::Inputs;
-    script.buffer(Buffer { name, category, bytes, source, tier, padding: vec![] })
+    script.buffer(Buffer { key, category, bytes, source, tier, padding: vec![] })
 }
 
 fn copy(script: &mut Script, lane: Lane, from: BufferId, into: BufferId) {
@@ -57,7 +57,7 @@ fn programs_use_the_device_alone() {
         let y = buffer(&mut script, 64, Source::Result, tiers[1]);
         let view = |buffer| View { buffer, offset: 0 };
         let run = Run {
-            program: script.program(&program),
+            program: script.program(Placed::new(program.clone(), Slots::default())),
             inputs: vec![view(x)],
             outputs: vec![(view(y), Write::Overwrite)],
             contributes: vec![],
@@ -107,8 +107,8 @@ fn tiers_are_planned_apart() {
     assert_eq!(found.peak_in(Tier::Disk, Category::Inputs), 0);
     // What is checked and planned at once is the same.
     let planned = Planned::new(script.clone(), None).unwrap();
-    assert_eq!(planned.plan, found);
+    assert_eq!(planned.memory, found);
     let order = HappensBefore::of(&script).unwrap();
-    let direct = |order: &HappensBefore, i| order.direct(i).to_vec();
+    let direct = |order: &HappensBefore, i| order.direct(i).collect::<Vec<_>>();
     assert!((0..9).all(|i| direct(&planned.order, i) == direct(&order, i)));
 }
