@@ -8,4 +8,5 @@ mod edges;
 mod pipelined;
 mod planner;
 mod random;
+mod scale;
 mod together;
