@@ -8,5 +8,6 @@ mod edges;
 mod pipelined;
 mod planner;
 mod random;
+mod scale;
 mod tiers;
 mod together;
