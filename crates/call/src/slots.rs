@@ -181,7 +181,7 @@ impl<'a> Classes<'a> {
                 // Equal bytes alone would let a repeated operand be overwritten while it is needed.
                 let shape = |v: ValueId| &self.program.ty(v).shape;
                 let same = self.bytes(x.index()) == self.bytes(y.index()) && shape(*x) == shape(*y);
-                if dies && !read_twice && fresh && same && !self.accumulates(b) && a != b {
+                if dies && !read_twice && fresh && same && !self.is_reserved(b) && a != b {
                     self.join(b, a);
                     break;
                 }
@@ -189,10 +189,12 @@ impl<'a> Classes<'a> {
         }
     }
 
-    /// Whether the class lies in an output that may be added to, whose memory is not free to use.
-    fn accumulates(&self, root: usize) -> bool {
+    /// Whether the class lies in an output whose memory is not free to use before its value is there: it
+    /// may be added to, or, of state, lie over an operand that is still read.
+    fn is_reserved(&self, root: usize) -> bool {
         self.output[root].is_some_and(|o| {
-            matches!(self.program.outputs()[o].role, Role::Gradient | Role::Cotangent)
+            let role = self.program.outputs()[o].role;
+            matches!(role, Role::Gradient | Role::Cotangent | Role::State)
         })
     }
 

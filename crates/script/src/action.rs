@@ -1,16 +1,16 @@
 //! Scripts: actions, lanes, buffers.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use phalanx_call::{Lane, Message, Slots, Tier, Value};
+use phalanx_call::{Lane, Message, Slots, Tier};
 use phalanx_ir::{Axis, DType, Program, TensorType};
 
 use crate::key::BufferKey;
 use crate::library::Placed;
+use crate::names::Names;
 use crate::schedule::Turn;
 
 /// What a buffer's bytes are counted as.
@@ -278,56 +278,6 @@ pub struct Accumulator {
     pub shared: BTreeSet<Axis>,
 }
 
-/// The names of a model's parameters and instances and of a rank's units, by their numbers.
-#[derive(Clone, PartialEq, Debug, Default)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Names {
-    pub params: Vec<String>,
-    pub instances: Vec<String>,
-    pub units: Vec<String>,
-}
-
-impl Names {
-    /// A contribution in words.
-    pub fn describe(&self, contribution: &Contribution) -> String {
-        let quoted = |names: &[String], index: usize| match names.get(index) {
-            Some(name) => format!("`{name}`"),
-            None => format!("number {index}"),
-        };
-        format!(
-            "parameter {} of instance {}, micro-batch {}",
-            quoted(&self.params, contribution.param),
-            quoted(&self.instances, contribution.instance),
-            contribution.microbatch
-        )
-    }
-
-    /// A value in words, such as `blocks.3/h@mb0`.
-    pub fn value(&self, value: &Value) -> String {
-        let Value { instance, port, microbatch, again } = value;
-        let again = if *again { " again" } else { "" };
-        format!("{}/{port}@mb{microbatch}{again}", self.instance(*instance))
-    }
-
-    /// The name of an instance.
-    pub(crate) fn instance(&self, number: usize) -> Cow<'_, str> {
-        name(&self.instances, number, "instance")
-    }
-
-    /// The name of a unit.
-    pub(crate) fn unit(&self, number: usize) -> Cow<'_, str> {
-        name(&self.units, number, "unit")
-    }
-}
-
-/// A name, or in a script that was written by hand and has none, the number.
-fn name<'a>(names: &'a [String], number: usize, what: &str) -> Cow<'a, str> {
-    match names.get(number) {
-        Some(name) => Cow::Borrowed(name),
-        None => Cow::Owned(format!("{what} {number}")),
-    }
-}
-
 impl Script {
     /// An empty script of one of a device's ranks.
     ///
@@ -375,44 +325,6 @@ impl Script {
     /// The buffer that holds this.
     pub fn find(&self, key: &BufferKey) -> Option<BufferId> {
         self.buffers.iter().position(|b| b.key == *key).map(BufferId)
-    }
-
-    /// Whether another rank's script does the same: the same programs on the same buffers in the same
-    /// order. What goes to whom may differ, and where in a whole unit a rank's part lies.
-    pub fn is_like(&self, other: &Self) -> bool {
-        let views = |a: &View, b: &View| a.buffer == b.buffer;
-        let runs = |a: &Run, b: &Run| {
-            let outputs = a.outputs.iter().zip(&b.outputs);
-            a.program == b.program
-                && a.inputs.len() == b.inputs.len()
-                && a.outputs.len() == b.outputs.len()
-                && a.inputs.iter().zip(&b.inputs).all(|(a, b)| views(a, b))
-                && outputs.into_iter().all(|((a, how), (b, other))| views(a, b) && how == other)
-                && a.contributes == b.contributes
-        };
-        let kinds = |a: &Kind, b: &Kind| match (a, b) {
-            (Kind::Send { buffer: a, .. }, Kind::Send { buffer: b, .. })
-            | (Kind::Receive { buffer: a, .. }, Kind::Receive { buffer: b, .. }) => a == b,
-            (Kind::Release { buffer: a }, Kind::Release { buffer: b }) => a == b,
-            _ => std::mem::discriminant(a) == std::mem::discriminant(b),
-        };
-        let actions = |a: &Action, b: &Action| {
-            let run = match (a.run(), b.run()) {
-                (Some(a), Some(b)) => runs(a, b),
-                (a, b) => a.is_none() && b.is_none(),
-            };
-            run && a.lane == b.lane && a.after == b.after && kinds(&a.kind, &b.kind)
-        };
-        let buffers = |a: &Buffer, b: &Buffer| {
-            (&a.key, a.category, a.bytes, a.source) == (&b.key, b.category, b.bytes, b.source)
-        };
-        let programs = |a: &Entry, b: &Entry| a.placed.hash == b.placed.hash;
-        self.buffers.len() == other.buffers.len()
-            && self.programs.len() == other.programs.len()
-            && self.actions.len() == other.actions.len()
-            && self.buffers.iter().zip(&other.buffers).all(|(a, b)| buffers(a, b))
-            && self.programs.iter().zip(&other.programs).all(|(a, b)| programs(a, b))
-            && self.actions.iter().zip(&other.actions).all(|(a, b)| actions(a, b))
     }
 
     /// What a buffer holds, in words.

@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use phalanx_call::Block;
 use phalanx_ir::{Axis, DType, TensorType};
 
 use crate::action::{Action, BufferId, Contribution, Kind, Run, Script, Source, Write};
+use crate::bounds::{messages, sizes};
 use crate::error::ScriptError;
 use crate::order::HappensBefore;
+use crate::over::over;
 use crate::tiers::tiers;
 
 /// Checks a whole script.
@@ -34,6 +35,7 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
         let unwritten = used.find(|b| !written.contains(b));
         if let Some(run) = action.run() {
             sizes(script, index, action, run)?;
+            over(script, index, action, run)?;
         }
         messages(script, index, action)?;
         tiers(script, index, action)?;
@@ -51,58 +53,6 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
         }
     }
     gradients.all_used()
-}
-
-fn sizes(script: &Script, index: usize, action: &Action, run: &Run) -> Result<(), ScriptError> {
-    let program = script.programs[run.program.0].program();
-    let inputs = program.inputs().iter().zip(&run.inputs);
-    let outputs = program.outputs().iter().zip(run.outputs.iter().map(|(view, _)| view));
-    for (port, view) in inputs.chain(outputs) {
-        let needed = program.ty(port.value).local_bytes(program.mesh());
-        let buffer = &script.buffers[view.buffer.0];
-        let found = buffer.bytes.saturating_sub(view.offset);
-        if found < needed {
-            return Err(ScriptError::TooSmall {
-                action: index,
-                what: action.label.clone(),
-                port: port.name.clone(),
-                buffer: script.name(view.buffer),
-                needed,
-                found,
-            });
-        }
-    }
-    Ok(())
-}
-
-/// Every message lies inside its buffer, and its rows do not overlap.
-fn messages(script: &Script, index: usize, action: &Action) -> Result<(), ScriptError> {
-    let (Kind::Send { buffer, messages } | Kind::Receive { buffer, messages }) = &action.kind
-    else {
-        return Ok(());
-    };
-    let bytes = script.buffers[buffer.0].bytes;
-    for message in messages {
-        let size = message.dtype.size();
-        for &Block { first, stride, rows, len } in &message.blocks {
-            let spaced = rows < 2 || stride >= len;
-            let end = rows.saturating_sub(1).checked_mul(stride);
-            let end = end.and_then(|last| last.checked_add(first)?.checked_add(len));
-            let needed = end.and_then(|end| end.checked_mul(size)).filter(|_| spaced);
-            let needed = needed.unwrap_or(usize::MAX);
-            if needed > bytes {
-                return Err(ScriptError::TooSmall {
-                    action: index,
-                    what: action.label.clone(),
-                    port: format!("the message with rank {}", message.peer),
-                    buffer: script.name(*buffer),
-                    needed,
-                    found: bytes,
-                });
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The type of each gradient buffer: the contributions it holds, and over which axes it is

@@ -29,6 +29,24 @@ pub enum ScriptError {
         /// The buffer's name.
         buffer: String,
     },
+    /// A result that is written over an operand which is still read.
+    #[error(
+        "action {action} ({what}): `{output}` is written over `{input}`, both in `{buffer}`, before the \
+         program has read all of that\n  bind the result to a buffer of its own, or let the last \
+         instruction that reads the operand work in place"
+    )]
+    Over {
+        /// The action's number.
+        action: usize,
+        /// The action in words.
+        what: String,
+        /// The program's output.
+        output: String,
+        /// The input under it.
+        input: String,
+        /// The buffer's name.
+        buffer: String,
+    },
     /// A binding whose buffer is smaller than the program's value.
     #[error(
         "action {action} ({what}): `{port}` needs {needed} bytes of `{buffer}`, which has {found}"

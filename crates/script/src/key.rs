@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use phalanx_call::Value;
 
-use crate::action::Names;
+use crate::names::Names;
 
 /// What a buffer holds: one key for each buffer of a script, the same in all scripts of a plan.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod action;
+mod bounds;
 pub mod build;
 pub mod check;
 mod circle;
@@ -22,9 +23,12 @@ pub mod edge;
 mod error;
 mod key;
 mod library;
+mod like;
 pub mod memory;
 mod message;
+mod names;
 pub mod order;
+mod over;
 pub mod plan;
 pub mod schedule;
 mod tiers;
@@ -35,8 +39,8 @@ pub mod unit;
 pub use phalanx_call::{Block, Lane, Message, Moved, Route, Slot, Slots, Tier, Value};
 
 pub use action::{
-    Accumulator, Action, Buffer, BufferId, Category, Contribution, Entry, Kind, Names, ProgramId,
-    Run, Script, Source, View, Write,
+    Accumulator, Action, Buffer, BufferId, Category, Contribution, Entry, Kind, ProgramId, Run,
+    Script, Source, View, Write,
 };
 pub use build::{
     Compiled, Forward, Held, Optimizer, Place, Precision, Ranks, State, Training, UnitBuffers,
@@ -51,6 +55,7 @@ pub use error::ScriptError;
 pub use key::{BufferKey, Number, Scalar, StateKey, StateKind};
 pub use library::{Library, Placed, ProgramHash};
 pub use memory::{MemoryPlan, plan, plan_beside};
+pub use names::Names;
 pub use order::HappensBefore;
 pub use plan::{Builds, Choice, Controller, EveryStep, Outcome, Plan, Planned, Record, ScriptKey};
 pub use schedule::{Part, Turn, accumulate, forward, merge_adjacent};

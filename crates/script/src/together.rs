@@ -19,10 +19,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use phalanx_call::{Block, Message, traffic};
 use phalanx_ir::Axis;
 
-use crate::action::{Kind, Names, Script};
+use crate::action::{Kind, Script};
 use crate::check::contents;
 use crate::circle::circle;
 use crate::error::ScriptError;
+use crate::names::Names;
 use crate::order::HappensBefore;
 
 /// Ranks that do the same, each on its part of the data: those of one device. The script of one of them

@@ -11,10 +11,11 @@ use super::Place;
 use super::links::Links;
 use super::messages::gaps;
 use super::wiring::Wiring;
-use crate::action::{Kind, Names, Script};
+use crate::action::{Kind, Script};
 use crate::device::Device;
 use crate::error::ScriptError;
 use crate::library::Library;
+use crate::names::Names;
 use crate::unit::Unit;
 
 /// A model on the devices of a step: who holds what, and what devices send each other.
