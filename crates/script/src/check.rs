@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use phalanx_call::Block;
 use phalanx_ir::{Axis, DType, TensorType};
 
 use crate::action::{Action, BufferId, Contribution, Kind, Run, Script, Source, Write};
 use crate::error::ScriptError;
+use crate::fit::{Needs, messages, sizes};
 use crate::order::HappensBefore;
 use crate::tiers::tiers;
 
@@ -19,21 +19,21 @@ pub fn check(script: &Script) -> Result<(), ScriptError> {
 
 /// Checks what buffers hold, in a script whose order is known to be one.
 pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
-    let mut written: BTreeSet<BufferId> = (script.buffers.iter().enumerate())
-        .filter(|(_, b)| matches!(b.source, Source::State | Source::Host))
-        .map(|(i, _)| BufferId(i))
-        .collect();
+    let mut written: Vec<bool> =
+        (script.buffers.iter()).map(|b| matches!(b.source, Source::State | Source::Host)).collect();
+    let needs: Vec<Needs> =
+        script.programs.iter().map(|entry| Needs::of(entry.program())).collect();
     let mut gradients = Gradients::new(script);
     // Accumulators persist, but what they hold from the step before is not a contribution. One that
     // nobody contributes to is zero and stays zero.
     for accumulator in script.accumulators.iter().filter(|a| !a.complete.is_empty()) {
-        written.remove(&accumulator.buffer);
+        written[accumulator.buffer.0] = false;
     }
     for (index, action) in script.actions.iter().enumerate() {
         let mut used = action.reads().into_iter().chain(action.ends());
-        let unwritten = used.find(|b| !written.contains(b));
+        let unwritten = used.find(|b| !written[b.0]);
         if let Some(run) = action.run() {
-            sizes(script, index, action, run)?;
+            sizes(script, index, action, run, &needs[run.program.0])?;
         }
         messages(script, index, action)?;
         tiers(script, index, action)?;
@@ -45,64 +45,12 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
                 buffer: script.name(buffer),
             });
         }
-        written.extend(action.writes());
+        action.writes().into_iter().for_each(|buffer| written[buffer.0] = true);
         if let Some(ended) = action.ends() {
-            written.remove(&ended);
+            written[ended.0] = false;
         }
     }
     gradients.all_used()
-}
-
-fn sizes(script: &Script, index: usize, action: &Action, run: &Run) -> Result<(), ScriptError> {
-    let program = script.programs[run.program.0].program();
-    let inputs = program.inputs().iter().zip(&run.inputs);
-    let outputs = program.outputs().iter().zip(run.outputs.iter().map(|(view, _)| view));
-    for (port, view) in inputs.chain(outputs) {
-        let needed = program.ty(port.value).local_bytes(program.mesh());
-        let buffer = &script.buffers[view.buffer.0];
-        let found = buffer.bytes.saturating_sub(view.offset);
-        if found < needed {
-            return Err(ScriptError::TooSmall {
-                action: index,
-                what: action.label.clone(),
-                port: port.name.clone(),
-                buffer: script.name(view.buffer),
-                needed,
-                found,
-            });
-        }
-    }
-    Ok(())
-}
-
-/// Every message lies inside its buffer, and its rows do not overlap.
-fn messages(script: &Script, index: usize, action: &Action) -> Result<(), ScriptError> {
-    let (Kind::Send { buffer, messages } | Kind::Receive { buffer, messages }) = &action.kind
-    else {
-        return Ok(());
-    };
-    let bytes = script.buffers[buffer.0].bytes;
-    for message in messages {
-        let size = message.dtype.size();
-        for &Block { first, stride, rows, len } in &message.blocks {
-            let spaced = rows < 2 || stride >= len;
-            let end = rows.saturating_sub(1).checked_mul(stride);
-            let end = end.and_then(|last| last.checked_add(first)?.checked_add(len));
-            let needed = end.and_then(|end| end.checked_mul(size)).filter(|_| spaced);
-            let needed = needed.unwrap_or(usize::MAX);
-            if needed > bytes {
-                return Err(ScriptError::TooSmall {
-                    action: index,
-                    what: action.label.clone(),
-                    port: format!("the message with rank {}", message.peer),
-                    buffer: script.name(*buffer),
-                    needed,
-                    found: bytes,
-                });
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The type of each gradient buffer: the contributions it holds, and over which axes it is
@@ -178,7 +126,7 @@ impl<'a> Gradients<'a> {
         for &(output, contribution) in &run.contributes {
             let (view, write) = run.outputs[output];
             let ty = program.ty(program.outputs()[output].value);
-            self.contribute(view.buffer, write, &BTreeSet::from([contribution]), bad)?;
+            self.contribute(view.buffer, write, &[contribution], bad)?;
             self.same_type(view.buffer, ty, contribution, bad)?;
         }
         Ok(())
@@ -239,6 +187,7 @@ impl<'a> Gradients<'a> {
         }
         let write = run.outputs.first().map_or(Write::Overwrite, |(_, write)| *write);
         let moved = std::mem::take(self.holds.entry(from).or_default());
+        let moved: Vec<Contribution> = moved.into_iter().collect();
         self.contribute(into, write, &moved, bad)?;
         self.partial.remove(&from);
         self.same_partial(into, &rest, bad)
@@ -297,7 +246,7 @@ impl<'a> Gradients<'a> {
         &mut self,
         buffer: BufferId,
         write: Write,
-        new: &BTreeSet<Contribution>,
+        new: &[Contribution],
         bad: Bad<'_>,
     ) -> Result<(), ScriptError> {
         let script = self.script;
@@ -317,7 +266,9 @@ impl<'a> Gradients<'a> {
         }
         let holds = self.holds.entry(buffer).or_default();
         for added in new {
-            let same = holds.iter().find(|c| c.param == added.param);
+            // Those of one parameter lie together.
+            let from = Contribution { instance: 0, microbatch: 0, ..*added };
+            let same = holds.range(from..).next().filter(|c| c.param == added.param);
             let (why, help) = match (write, same) {
                 (Write::Overwrite, Some(lost)) => (
                     format!(

@@ -20,6 +20,8 @@ pub mod compile;
 pub mod device;
 pub mod edge;
 mod error;
+mod fit;
+mod hash;
 mod key;
 mod library;
 pub mod memory;
