@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use phalanx_ir::{Axis, DType, TensorType};
 
 use crate::action::{Action, BufferId, Contribution, Kind, Run, Script, Source, Write};
-use crate::bounds::{messages, sizes};
 use crate::error::ScriptError;
+use crate::fit::{Needs, messages, sizes};
 use crate::order::HappensBefore;
 use crate::over::over;
 use crate::tiers::tiers;
@@ -20,21 +20,21 @@ pub fn check(script: &Script) -> Result<(), ScriptError> {
 
 /// Checks what buffers hold, in a script whose order is known to be one.
 pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
-    let mut written: BTreeSet<BufferId> = (script.buffers.iter().enumerate())
-        .filter(|(_, b)| matches!(b.source, Source::State | Source::Host))
-        .map(|(i, _)| BufferId(i))
-        .collect();
+    let mut written: Vec<bool> =
+        (script.buffers.iter()).map(|b| matches!(b.source, Source::State | Source::Host)).collect();
+    let needs: Vec<Needs> =
+        script.programs.iter().map(|entry| Needs::of(entry.program())).collect();
     let mut gradients = Gradients::new(script);
     // Accumulators persist, but what they hold from the step before is not a contribution. One that
     // nobody contributes to is zero and stays zero.
     for accumulator in script.accumulators.iter().filter(|a| !a.complete.is_empty()) {
-        written.remove(&accumulator.buffer);
+        written[accumulator.buffer.0] = false;
     }
     for (index, action) in script.actions.iter().enumerate() {
         let mut used = action.reads().into_iter().chain(action.ends());
-        let unwritten = used.find(|b| !written.contains(b));
+        let unwritten = used.find(|b| !written[b.0]);
         if let Some(run) = action.run() {
-            sizes(script, index, action, run)?;
+            sizes(script, index, action, run, &needs[run.program.0])?;
             over(script, index, action, run)?;
         }
         messages(script, index, action)?;
@@ -47,9 +47,9 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
                 buffer: script.name(buffer),
             });
         }
-        written.extend(action.writes());
+        action.writes().into_iter().for_each(|buffer| written[buffer.0] = true);
         if let Some(ended) = action.ends() {
-            written.remove(&ended);
+            written[ended.0] = false;
         }
     }
     gradients.all_used()
@@ -128,7 +128,7 @@ impl<'a> Gradients<'a> {
         for &(output, contribution) in &run.contributes {
             let (view, write) = run.outputs[output];
             let ty = program.ty(program.outputs()[output].value);
-            self.contribute(view.buffer, write, &BTreeSet::from([contribution]), bad)?;
+            self.contribute(view.buffer, write, &[contribution], bad)?;
             self.same_type(view.buffer, ty, contribution, bad)?;
         }
         Ok(())
@@ -189,6 +189,7 @@ impl<'a> Gradients<'a> {
         }
         let write = run.outputs.first().map_or(Write::Overwrite, |(_, write)| *write);
         let moved = std::mem::take(self.holds.entry(from).or_default());
+        let moved: Vec<Contribution> = moved.into_iter().collect();
         self.contribute(into, write, &moved, bad)?;
         self.partial.remove(&from);
         self.same_partial(into, &rest, bad)
@@ -247,7 +248,7 @@ impl<'a> Gradients<'a> {
         &mut self,
         buffer: BufferId,
         write: Write,
-        new: &BTreeSet<Contribution>,
+        new: &[Contribution],
         bad: Bad<'_>,
     ) -> Result<(), ScriptError> {
         let script = self.script;
@@ -267,7 +268,9 @@ impl<'a> Gradients<'a> {
         }
         let holds = self.holds.entry(buffer).or_default();
         for added in new {
-            let same = holds.iter().find(|c| c.param == added.param);
+            // Those of one parameter lie together.
+            let from = Contribution { instance: 0, microbatch: 0, ..*added };
+            let same = holds.range(from..).next().filter(|c| c.param == added.param);
             let (why, help) = match (write, same) {
                 (Write::Overwrite, Some(lost)) => (
                     format!(

@@ -13,7 +13,6 @@
 #![forbid(unsafe_code)]
 
 pub mod action;
-mod bounds;
 pub mod build;
 pub mod check;
 mod circle;
@@ -21,6 +20,8 @@ pub mod compile;
 pub mod device;
 pub mod edge;
 mod error;
+mod fit;
+mod hash;
 mod key;
 mod library;
 mod like;

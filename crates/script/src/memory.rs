@@ -72,13 +72,13 @@ pub(crate) fn plan_in_order(
     order: &HappensBefore,
     base: Option<&MemoryPlan>,
 ) -> MemoryPlan {
-    let uses = uses(script);
+    let (uses, all) = (uses(script), (0..script.actions.len()).collect::<Vec<usize>>());
     let lives = lives(script, &uses);
     let (mut offsets, mut workspaces) =
         (vec![0; script.buffers.len()], vec![None; script.actions.len()]);
     let mut arenas = [0; Tier::ALL.len()];
     for tier in Tier::ALL {
-        let mut rooms = rooms(script, tier, base, &uses, &lives);
+        let mut rooms = rooms(script, tier, base, (&uses, &all), &lives);
         place(&mut rooms, order);
         for room in &rooms {
             match room.owner {
@@ -105,21 +105,22 @@ pub(crate) fn plan_in_order(
     plan
 }
 
-/// What needs a place in a tier; workspaces lie on the device.
-fn rooms(
+/// What needs a place in a tier; workspaces lie on the device. With the uses of buffers come all actions,
+/// of which each uses its own workspace.
+fn rooms<'a>(
     script: &Script,
     tier: Tier,
     base: Option<&MemoryPlan>,
-    uses: &[Vec<usize>],
+    (uses, all): (&'a [Vec<usize>], &'a [usize]),
     lives: &[Option<(usize, usize)>],
-) -> Vec<Room> {
-    let mut rooms: Vec<Room> = Vec::new();
+) -> Vec<Room<'a>> {
+    let mut rooms: Vec<Room<'a>> = Vec::new();
     for (index, buffer) in script.buffers.iter().enumerate().filter(|(_, b)| b.tier == tier) {
-        let uses = match (&lives[index], buffer.source) {
+        let uses: &[usize] = match (&lives[index], buffer.source) {
             (None, _) => continue,
-            (Some(_), Source::Script) => uses[index].clone(),
+            (Some(_), Source::Script) => &uses[index],
             // It holds something before the first action or after the last one.
-            (Some(_), _) => Vec::new(),
+            (Some(_), _) => &[],
         };
         let fixed =
             (base.filter(|_| buffer.source == Source::State)).map(|base| base.offsets[index]);
@@ -131,7 +132,7 @@ fn rooms(
         let extent = action.run().map_or(0, |r| script.programs[r.program.0].slots().extent);
         if extent > 0 {
             let owner = Owner::Workspace(index);
-            let uses = vec![index];
+            let uses = &all[index..=index];
             rooms.push(Room { owner, bytes: extent, uses, offset: 0, fixed: false });
         }
     }
@@ -145,11 +146,11 @@ enum Owner {
 }
 
 /// Memory that a buffer or an action needs for a while.
-struct Room {
+struct Room<'a> {
     owner: Owner,
     bytes: usize,
     /// The actions that use it; empty if it lives throughout.
-    uses: Vec<usize>,
+    uses: &'a [usize],
     offset: usize,
     /// Whether the offset is settled already.
     fixed: bool,

@@ -4,11 +4,8 @@
 //! before a result is written there, or writes each element where it has just read it. Whether that holds
 //! follows from where its values lie, however many instructions it has.
 
-use std::ops::Range;
-
-use phalanx_call::Slot;
-use phalanx_ir::ops::CollectiveKind;
-use phalanx_ir::{Op, OpDef, Program};
+use phalanx_call::{Slot, Slots};
+use phalanx_ir::{Op, OpDef, Port, Program, ValueId};
 
 use crate::action::{Action, Run, Script, View};
 use crate::error::ScriptError;
@@ -20,31 +17,15 @@ pub(crate) fn over(
     action: &Action,
     run: &Run,
 ) -> Result<(), ScriptError> {
-    let entry = &script.programs[run.program.0];
-    let (program, slots) = (entry.program(), entry.slots());
-    // A script that was written by hand may have a program without places.
-    if slots.by_value.len() != program.values().len() {
-        return Ok(());
-    }
-    let bytes = |value| program.ty(value).local_bytes(program.mesh());
-    let range = |view: &View, bytes: usize| view.offset..view.offset + bytes;
-    for (output, (port, (target, _))) in program.outputs().iter().zip(&run.outputs).enumerate() {
-        let written = range(target, bytes(port.value));
-        for (input, (operand, source)) in program.inputs().iter().zip(&run.inputs).enumerate() {
-            let read = range(source, bytes(operand.value));
-            let shared = source.buffer == target.buffer && overlap(&read, &written);
-            let (read_by, made_by) =
-                (last_read(program, slots, input), first_write(program, slots, output));
-            if shared
-                && read_by.is_some_and(|last| {
-                    !is_free(program, slots, [input, output], last, made_by, read == written)
-                })
-            {
+    for (output, (target, _)) in run.outputs.iter().enumerate() {
+        for (input, source) in run.inputs.iter().enumerate() {
+            if source.buffer == target.buffer && !is_free(script, run, [input, output]) {
+                let program = script.programs[run.program.0].program();
                 return Err(ScriptError::Over {
                     action: index,
                     what: action.label.clone(),
-                    output: port.name.clone(),
-                    input: operand.name.clone(),
+                    output: program.outputs()[output].name.clone(),
+                    input: program.inputs()[input].name.clone(),
                     buffer: script.name(target.buffer),
                 });
             }
@@ -53,26 +34,43 @@ pub(crate) fn over(
     Ok(())
 }
 
-/// Whether the memory of an input may be written when an output is: its last reader comes before, or is the
-/// writer itself and works in place.
-fn is_free(
-    program: &Program,
-    slots: &phalanx_call::Slots,
-    [input, output]: [usize; 2],
-    last: usize,
-    made: usize,
-    same: bool,
-) -> bool {
-    if last != made {
-        return last < made;
-    }
-    let instr = &program.instrs()[made];
-    // Collectives say themselves where a rank's own block may lie.
-    let alone = program.instrs().len() == 1;
-    if alone && matches!(&instr.op, Op::Collective(c) if c.kind != CollectiveKind::Done) {
+/// Whether a run may bind this input and this output to the views that it does.
+fn is_free(script: &Script, run: &Run, [input, output]: [usize; 2]) -> bool {
+    let entry = &script.programs[run.program.0];
+    let (program, slots) = (entry.program(), entry.slots());
+    let range = |view: &View, port: &Port| {
+        view.offset..view.offset + program.ty(port.value).local_bytes(program.mesh())
+    };
+    let read = range(&run.inputs[input], &program.inputs()[input]);
+    let written = range(&run.outputs[output].0, &program.outputs()[output]);
+    let apart = read.end <= written.start || written.end <= read.start;
+    // A script that was written by hand may have a program without places.
+    if apart || slots.by_value.len() != program.values().len() {
         return true;
     }
-    let slot = |value: &phalanx_ir::ValueId| slots.by_value[value.index()];
+    let made = first_write(program, slots, output);
+    match last_read(program, slots, input) {
+        None => true,
+        Some(last) if last != made => last < made,
+        Some(_) => works_in_place(program, slots, made, [input, output], read == written),
+    }
+}
+
+/// Whether the instruction that reads an input last, and first writes an output, may write each element
+/// where it has read it.
+fn works_in_place(
+    program: &Program,
+    slots: &Slots,
+    instr: usize,
+    [input, output]: [usize; 2],
+    same: bool,
+) -> bool {
+    let Some(instr) = program.instrs().get(instr) else { return true };
+    // Collectives say themselves where a rank's own block may lie.
+    if matches!(instr.op, Op::Collective(_)) {
+        return true;
+    }
+    let slot = |value: &ValueId| slots.by_value[value.index()];
     let operands = instr.inputs.iter().enumerate().filter(|(_, v)| slot(v) == Slot::Input(input));
     let result = instr.outputs.iter().position(|v| slot(v) == Slot::Output(output));
     let in_place =
@@ -81,8 +79,8 @@ fn is_free(
 }
 
 /// The last instruction that reads what lies in an input; none if nothing does.
-fn last_read(program: &Program, slots: &phalanx_call::Slots, input: usize) -> Option<usize> {
-    let reads = |value: &phalanx_ir::ValueId| slots.by_value[value.index()] == Slot::Input(input);
+fn last_read(program: &Program, slots: &Slots, input: usize) -> Option<usize> {
+    let reads = |value: &ValueId| slots.by_value[value.index()] == Slot::Input(input);
     let last = program.instrs().iter().rposition(|instr| instr.inputs.iter().any(reads));
     // What is copied to an output at the end is read then.
     let copied = slots.copies.iter().any(|(_, value)| reads(value));
@@ -90,13 +88,69 @@ fn last_read(program: &Program, slots: &phalanx_call::Slots, input: usize) -> Op
 }
 
 /// The first instruction that writes what lies in an output; behind the last if it is copied there.
-fn first_write(program: &Program, slots: &phalanx_call::Slots, output: usize) -> usize {
-    let writes =
-        |value: &phalanx_ir::ValueId| slots.by_value[value.index()] == Slot::Output(output);
+fn first_write(program: &Program, slots: &Slots, output: usize) -> usize {
+    let writes = |value: &ValueId| slots.by_value[value.index()] == Slot::Output(output);
     let first = program.instrs().iter().position(|instr| instr.outputs.iter().any(writes));
     first.unwrap_or(program.instrs().len())
 }
 
-fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
-    a.start < b.end && b.start < a.end
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use phalanx_call::{NoScratch, Tier};
+    use phalanx_ir::text;
+
+    use super::*;
+    use crate::action::{Buffer, Category, Kind, Source, Write};
+    use crate::key::BufferKey;
+    use crate::library::Library;
+    use crate::{BufferId, Lane, check};
+
+    /// Runs a program whose first output lies over its first input.
+    fn checked(body: &str) -> Result<(), String> {
+        let source =
+            format!("mesh\nprogram t {{\n  w: state f32[*64]\n  g: state f32[*64]\n{body}}}");
+        let mut script = Script::default();
+        let mut buffer = |name: &str| {
+            script.buffer(Buffer {
+                key: BufferKey::Own(name.into()),
+                category: Category::Weights,
+                bytes: 256,
+                source: Source::State,
+                tier: Tier::Device,
+                padding: vec![],
+            })
+        };
+        let view = |buffer: BufferId| View { buffer, offset: 0 };
+        let (w, g) = (view(buffer("w")), view(buffer("g")));
+        let library = Library::new(Arc::new(NoScratch));
+        let program = script.program(library.placed(&text::parse(&source).unwrap()));
+        let outputs = vec![(w, Write::Overwrite)];
+        let kind = Kind::Run(Run { program, inputs: vec![w, g], outputs, contributes: vec![] });
+        let label = "update".to_owned();
+        script.actions.push(Action { label, lane: Lane::Compute, kind, after: vec![] });
+        check(&script).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn several_instructions_may_update_where_the_state_is() {
+        checked("  %1 = scale(g, by=-0.5) : f32[*64]\n  %2 = add(w, %1) : f32[*64]\n  return o: state %2\n")
+            .unwrap();
+        checked("  %1 = scale(w, by=0.5) : f32[*64]\n  %2 = add(%1, g) : f32[*64]\n  return o: state %2\n")
+            .unwrap();
+    }
+
+    /// The result is there before the last look at what was under it.
+    #[test]
+    fn an_operand_that_is_read_again_is_not_written_over() {
+        let told = checked(
+            "  %1 = scale(g, by=0.5) : f32[*64]\n  %2 = add(w, %1) : f32[*64]\n  %3 = mul(w, %2) : f32[*64]\n  return o: state %2\n  return p: probe %3\n",
+        );
+        assert!(told.unwrap_err().contains("`o` is written over `w`"));
+        let told = checked(
+            "  %1 = add(g, w) : f32[*64]\n  %2 = relu(%1) : f32[*64]\n  return o: state %1\n",
+        );
+        assert!(told.unwrap_err().contains("`o` is written over `w`"));
+    }
 }

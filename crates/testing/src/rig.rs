@@ -11,8 +11,8 @@ use phalanx_reference::Tensor;
 use phalanx_runtime::{Executor, ScriptId, TimedAction};
 use phalanx_script::{
     BufferId, BufferKey, Category, Compiled, Device, Forward, Library, Member, Number, Optimizer,
-    Place, Plan, Planned, Precision, Scalar, Script, State, Training, Turn, Value, World,
-    accumulate, eval_script, forward as forward_turns, merge_adjacent, train_script,
+    Place, Planned, Precision, Scalar, Script, State, Training, Turn, Value, World, accumulate,
+    eval_script, forward as forward_turns, merge_adjacent, plan, train_script,
 };
 
 use crate::compile::compile;
@@ -101,10 +101,13 @@ impl<E: Engine> Rig<E> {
         let world = World::new(model, devices, library.clone()).unwrap();
         let training = Training { world: &world, at, precision, optimizer, clip };
         let state = training.state().unwrap();
-        let plan = Plan::new(state.clone()).unwrap();
-        let planned = |script| Arc::new(Planned::new(script, Some(plan.base())).unwrap());
         let mut script = train_script(&training, &state).unwrap();
         (setup.edit)(&mut script);
+        // State is placed as the script has it, for an edit may change its sizes.
+        let table = state.script();
+        let buffers = script.buffers[..table.buffers.len()].to_vec();
+        let base = plan(&Script { buffers, ..table }).unwrap();
+        let planned = |script| Arc::new(Planned::new(script, Some(&base)).unwrap());
         let mut executor = Executor::new(engine);
         let id = executor.load(planned(script)).unwrap();
         let forward = forward.map(|model| {

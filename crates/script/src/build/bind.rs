@@ -1,10 +1,11 @@
 //! Binding the ports of runs to buffers.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use phalanx_autodiff::boundary_name;
 use phalanx_call::{Lane, Tier, Value};
-use phalanx_ir::{DType, Model, Port, Program, Role};
+use phalanx_ir::{DType, Model, Port, Role};
 
 use super::wiring::Wiring;
 use super::{Compiled, World};
@@ -14,6 +15,7 @@ use crate::action::{
 };
 use crate::device::Device;
 use crate::error::ScriptError;
+use crate::hash::{QuickMap, QuickSet};
 use crate::key::{BufferKey, Scalar};
 use crate::schedule::{Part, Turn};
 use crate::unit::Unit;
@@ -44,17 +46,24 @@ pub(super) struct Binder<'a> {
     compiled: &'a Compiled,
     wiring: &'a Wiring,
     pub(super) script: Script,
-    known: HashMap<BufferKey, BufferId>,
+    known: QuickMap<BufferKey, BufferId>,
     /// By segment and part: the program in the script.
-    programs: HashMap<(usize, Part), ProgramId>,
+    programs: HashMap<(usize, Part), Arc<Known>>,
     /// Where the next run finds its parameters.
     pub(super) weights: Places,
     /// Where it forms their gradients; none in scripts that only run forward.
     pub(super) gradients: Option<Places>,
     /// Views that something was already written to, by buffer and offset.
-    pub(super) begun: HashSet<(BufferId, usize)>,
+    pub(super) begun: QuickSet<(BufferId, usize)>,
     /// Forwards of an instance for a micro-batch that are done twice, and whether the second is over.
-    twice: HashMap<(usize, usize), bool>,
+    twice: QuickMap<(usize, usize), bool>,
+}
+
+/// A program that the script has, and what its many runs ask of it.
+struct Known {
+    id: ProgramId,
+    /// By input, then by output: its name, and its bytes on a rank.
+    ports: [Vec<(Arc<str>, usize)>; 2],
 }
 
 impl<'a> Binder<'a> {
@@ -74,7 +83,7 @@ impl<'a> Binder<'a> {
             programs: HashMap::new(),
             weights,
             gradients: None,
-            begun: HashSet::new(),
+            begun: QuickSet::default(),
             twice: again.map(|turn| ((turn.instance, turn.microbatch), false)).collect(),
         }
     }
@@ -84,14 +93,16 @@ impl<'a> Binder<'a> {
         let instance = &self.world.model.instances()[turn.instance];
         let compiled = self.compiled;
         let program = compiled.program(instance.segment, turn.part);
+        let known = self.program(instance.segment, turn.part);
+        let [inputs, outputs] = &known.ports;
         let mut run = Run {
-            program: self.program(instance.segment, turn.part),
+            program: known.id,
             inputs: Vec::with_capacity(program.inputs().len()),
             outputs: Vec::with_capacity(program.outputs().len()),
             contributes: Vec::new(),
         };
-        for port in program.inputs() {
-            let view = self.input(turn, program, port)?;
+        for (port, (name, bytes)) in program.inputs().iter().zip(inputs) {
+            let view = self.input(turn, port, name, *bytes)?;
             if port.role == Role::Boundary && self.keeps(turn, &port.name)? {
                 self.script.buffers[view.buffer.0].category = Category::Residuals;
             }
@@ -100,8 +111,8 @@ impl<'a> Binder<'a> {
         if turn.part == Part::R {
             self.twice.insert((turn.instance, turn.microbatch), true);
         }
-        for (index, port) in program.outputs().iter().enumerate() {
-            let view = self.output(turn, program, port)?;
+        for (index, (port, (name, bytes))) in program.outputs().iter().zip(outputs).enumerate() {
+            let view = self.output(turn, port, name, *bytes)?;
             let summed = matches!(port.role, Role::Gradient | Role::Cotangent);
             let first = self.begun.insert((view.buffer, view.offset));
             let write = if summed && !first { Write::Add } else { Write::Overwrite };
@@ -120,25 +131,34 @@ impl<'a> Binder<'a> {
     }
 
     /// The program of a segment's part, which the script has once.
-    fn program(&mut self, segment: usize, part: Part) -> ProgramId {
-        if let Some(&known) = self.programs.get(&(segment, part)) {
-            return known;
+    fn program(&mut self, segment: usize, part: Part) -> Arc<Known> {
+        if let Some(known) = self.programs.get(&(segment, part)) {
+            return known.clone();
         }
-        let placed = self.world.library.placed(self.compiled.program(segment, part));
-        let id = self.script.program(placed);
-        self.programs.insert((segment, part), id);
-        id
+        let program = self.compiled.program(segment, part);
+        let id = self.script.program(self.world.library.placed(program));
+        let bytes = |port: &Port| program.ty(port.value).local_bytes(program.mesh());
+        let ports = [program.inputs(), program.outputs()]
+            .map(|ports| ports.iter().map(|p| (p.name.as_str().into(), bytes(p))).collect());
+        let known = Arc::new(Known { id, ports });
+        self.programs.insert((segment, part), known.clone());
+        known
     }
 
-    fn input(&mut self, turn: Turn, program: &Program, port: &Port) -> Result<View, ScriptError> {
+    fn input(
+        &mut self,
+        turn: Turn,
+        port: &Port,
+        name: &Arc<str>,
+        bytes: usize,
+    ) -> Result<View, ScriptError> {
         let Turn { instance, microbatch, .. } = turn;
-        let bytes = program.ty(port.value).local_bytes(program.mesh());
         let (key, category, source) = match port.role {
             Role::Param => {
                 return self.place(Some(&self.weights), instance, &port.name);
             }
             Role::Data => {
-                let port = port.name.as_str().into();
+                let port = name.clone();
                 (BufferKey::Data { port, microbatch }, Category::Inputs, Source::Host)
             }
             // A random key tells instances and micro-batches apart; other numbers are the step's.
@@ -151,16 +171,16 @@ impl<'a> Binder<'a> {
             }
             Role::Boundary => {
                 let producer = self.producer(instance, &port.name)?;
-                let key = self.forward_key(producer, &port.name, microbatch);
+                let key = self.forward_key(producer, name, microbatch);
                 (key, Category::Workspace, Source::Script)
             }
             Role::Residual => {
-                let key = self.forward_key(instance, &port.name, microbatch);
+                let key = self.forward_key(instance, name, microbatch);
                 (key, Category::Residuals, Source::Script)
             }
             Role::Cotangent => {
                 self.is_differentiated(instance, boundary_of(port)?)?;
-                (value(instance, &port.name, microbatch), Category::Workspace, Source::Script)
+                (value(instance, name, microbatch), Category::Workspace, Source::Script)
             }
             Role::Gradient | Role::State | Role::Loss | Role::Probe => {
                 return Err(ScriptError::Schedule(format!(
@@ -174,40 +194,43 @@ impl<'a> Binder<'a> {
         Ok(self.whole(key, category, bytes, source))
     }
 
-    fn output(&mut self, turn: Turn, program: &Program, port: &Port) -> Result<View, ScriptError> {
+    fn output(
+        &mut self,
+        turn: Turn,
+        port: &Port,
+        name: &Arc<str>,
+        bytes: usize,
+    ) -> Result<View, ScriptError> {
         let Turn { instance, microbatch, .. } = turn;
-        let bytes = program.ty(port.value).local_bytes(program.mesh());
         let (key, category, source) = match port.role {
             Role::Gradient => {
                 return self.place(self.gradients.as_ref(), instance, &port.name);
             }
             Role::Cotangent => {
                 let producer = self.producer(instance, boundary_of(port)?)?;
-                (value(producer, &port.name, microbatch), Category::Workspace, Source::Script)
+                (value(producer, name, microbatch), Category::Workspace, Source::Script)
             }
             Role::Residual => {
-                let key = self.forward_key(instance, &port.name, microbatch);
+                let key = self.forward_key(instance, name, microbatch);
                 // What is made a second time is not kept the first time.
                 let kept = self.twice.get(&(instance, microbatch)) != Some(&false);
                 let category = if kept { Category::Residuals } else { Category::Workspace };
                 (key, category, Source::Script)
             }
             Role::Boundary => {
-                let key = self.forward_key(instance, &port.name, microbatch);
+                let key = self.forward_key(instance, name, microbatch);
                 (key, Category::Workspace, Source::Script)
             }
-            Role::Probe => {
-                (value(instance, &port.name, microbatch), Category::Workspace, Source::Result)
-            }
-            _ => (value(instance, &port.name, microbatch), Category::Workspace, Source::Script),
+            Role::Probe => (value(instance, name, microbatch), Category::Workspace, Source::Result),
+            _ => (value(instance, name, microbatch), Category::Workspace, Source::Script),
         };
         Ok(self.whole(key, category, bytes, source))
     }
 
     /// What an instance's forward gives: after its second forward, what that one gave.
-    fn forward_key(&self, instance: usize, port: &str, microbatch: usize) -> BufferKey {
+    fn forward_key(&self, instance: usize, port: &Arc<str>, microbatch: usize) -> BufferKey {
         let again = self.twice.get(&(instance, microbatch)) == Some(&true);
-        BufferKey::Value(Value { instance, port: port.into(), microbatch, again })
+        BufferKey::Value(Value { instance, port: port.clone(), microbatch, again })
     }
 
     /// Whether a boundary value that a turn reads was kept for it since the forward: what a backward
@@ -300,8 +323,8 @@ impl<'a> Binder<'a> {
 }
 
 /// What an instance's only run of its kind makes of a micro-batch.
-fn value(instance: usize, port: &str, microbatch: usize) -> BufferKey {
-    BufferKey::Value(Value { instance, port: port.into(), microbatch, again: false })
+fn value(instance: usize, port: &Arc<str>, microbatch: usize) -> BufferKey {
+    BufferKey::Value(Value { instance, port: port.clone(), microbatch, again: false })
 }
 
 /// The boundary value that a cotangent's port belongs to.

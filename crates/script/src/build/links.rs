@@ -6,7 +6,7 @@
 //! then on the buffer's memory is used again. So no device ever waits for another one but for data,
 //! and what cannot deadlock on paper does not deadlock for want of memory.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_autodiff::boundary_name;
@@ -17,6 +17,7 @@ use super::crossing::{Crossing, crossings};
 use super::wiring::Wiring;
 use crate::device::Device;
 use crate::error::ScriptError;
+use crate::hash::{QuickMap, QuickSet};
 use crate::library::Library;
 use crate::schedule::{Part, Turn};
 
@@ -103,7 +104,7 @@ fn found(
     let mut found: Vec<Link> = Vec::new();
     for (device, own) in devices.iter().enumerate() {
         let wiring = wiring(device);
-        let mut known = HashSet::new();
+        let mut known = QuickSet::default();
         for (turn, step) in own.turns.iter().enumerate() {
             let to = Point { device, turn };
             for link in flow.received(to, *step, &wiring)? {
@@ -120,12 +121,12 @@ fn found(
 struct Flow<'a> {
     model: &'a Model,
     devices: &'a [Device<'a>],
-    places: HashMap<(usize, usize, Direction), Point>,
+    places: QuickMap<(usize, usize, Direction), Point>,
 }
 
 impl<'a> Flow<'a> {
     fn new(model: &'a Model, devices: &'a [Device<'a>]) -> Result<Self, ScriptError> {
-        let mut places = HashMap::new();
+        let mut places = QuickMap::default();
         for (device, own) in devices.iter().enumerate() {
             for (turn, step) in own.turns.iter().enumerate() {
                 for direction in directions(step.part) {

@@ -7,6 +7,7 @@
 //! are neighbours. A tree over the chains then knows, for whole stretches of them, which memory is
 //! taken, and as rooms lie wall to wall, that is few ranges.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use phalanx_call::ALIGN;
@@ -15,23 +16,53 @@ use super::Room;
 use crate::order::HappensBefore;
 
 /// Large rooms first, each at the lowest offset where it overlaps nothing that is in its way.
-pub(super) fn place(rooms: &mut [Room], order: &HappensBefore) {
+pub(super) fn place(rooms: &mut [Room<'_>], order: &HappensBefore) {
     let chains = Chains::of(rooms, order);
-    let mut taken = Taken::new(chains.len);
-    let spells: Vec<Option<Spell>> = rooms.iter().map(|r| chains.spell(r, order)).collect();
-    for (room, spell) in rooms.iter().zip(&spells).filter(|(room, _)| room.fixed) {
-        taken.take(memory(room), spell.as_ref());
+    let mut taken = Taken::new(chains.leaves());
+    let (mut kins, of_room) = kins(rooms, &chains, order);
+    for (room, &kin) in rooms.iter().zip(&of_room).filter(|(room, _)| room.fixed) {
+        taken.take(memory(room), kins[kin].spell.as_ref());
     }
     let mut queue: Vec<usize> = (0..rooms.len()).filter(|&i| !rooms[i].fixed).collect();
     queue.sort_by_key(|&i| (!rooms[i].uses.is_empty(), usize::MAX - rooms[i].bytes, i));
     for i in queue {
-        rooms[i].offset = taken.lowest(rooms[i].bytes, spells[i].as_ref());
-        taken.take(memory(&rooms[i]), spells[i].as_ref());
+        let (room, kin) = (&mut rooms[i], &mut kins[of_room[i]]);
+        // Where the last one found no place that was as large, there is none now.
+        let from = match kin.last {
+            Some((bytes, end)) if bytes == room.bytes => end,
+            _ => 0,
+        };
+        room.offset = taken.lowest(from, room.bytes, kin.spell.as_ref());
+        taken.take(memory(room), kin.spell.as_ref());
+        kin.last = Some((room.bytes, memory(room).end));
     }
 }
 
+/// Rooms that the same actions use, as a run's results often are: they have the same in their way.
+struct Kin {
+    /// When they are needed; none if throughout.
+    spell: Option<Spell>,
+    /// The bytes of the one that was placed last, and where it ends.
+    last: Option<(usize, usize)>,
+}
+
+/// All kins, and by room the number of its own.
+fn kins(rooms: &[Room<'_>], chains: &Chains, order: &HappensBefore) -> (Vec<Kin>, Vec<usize>) {
+    let mut known: HashMap<&[usize], usize> = HashMap::new();
+    let mut kins = Vec::new();
+    let mut of_room = Vec::with_capacity(rooms.len());
+    for room in rooms {
+        let number = *known.entry(room.uses).or_insert_with(|| {
+            kins.push(Kin { spell: chains.spell(room.uses, order), last: None });
+            kins.len() - 1
+        });
+        of_room.push(number);
+    }
+    (kins, of_room)
+}
+
 /// What a room takes from others: all up to where the next one may begin.
-fn memory(room: &Room) -> Range<usize> {
+fn memory(room: &Room<'_>) -> Range<usize> {
     room.offset..(room.offset + room.bytes).next_multiple_of(ALIGN)
 }
 
@@ -44,15 +75,15 @@ struct Chains {
 
 /// When a room is needed.
 struct Spell {
-    /// The place of its first write.
+    /// The leaf of its first write.
     first: usize,
-    /// By chain: the places of the first writes that are issued no earlier than its own, and whose
-    /// rooms can't have its memory.
-    shadow: Vec<Range<usize>>,
+    /// The nodes of the first writes that are issued no earlier than its own, and whose rooms can't
+    /// have its memory.
+    shadow: Vec<usize>,
 }
 
 impl Chains {
-    fn of(rooms: &[Room], order: &HappensBefore) -> Self {
+    fn of(rooms: &[Room<'_>], order: &HappensBefore) -> Self {
         let mut firsts: Vec<usize> = rooms.iter().filter_map(|r| r.uses.first().copied()).collect();
         firsts.sort_unstable();
         firsts.dedup();
@@ -74,22 +105,25 @@ impl Chains {
         Self { chains, len }
     }
 
-    /// When a room is needed; none if it is needed throughout.
-    fn spell(&self, room: &Room, order: &HappensBefore) -> Option<Spell> {
-        let &write = room.uses.first()?;
-        let over = |action: usize| room.uses.iter().rev().all(|&used| order.before(used, action));
-        let mut first = 0;
-        let mut shadow = Vec::with_capacity(self.chains.len());
+    /// How many leaves a tree over all places has.
+    fn leaves(&self) -> usize {
+        self.len.next_power_of_two()
+    }
+
+    /// When a room with these uses is needed; none if it is needed throughout.
+    fn spell(&self, uses: &[usize], order: &HappensBefore) -> Option<Spell> {
+        let (&write, leaves) = (uses.first()?, self.leaves());
+        let over = |action: usize| uses.iter().rev().all(|&used| order.before(used, action));
+        let mut first = leaves;
+        let mut shadow = Vec::new();
         for (begin, chain) in &self.chains {
             let from = chain.partition_point(|&action| action < write);
             if chain.get(from) == Some(&write) {
-                first = begin + from;
+                first = leaves + begin + from;
             }
             // What comes after one action of a chain comes after all that follow it.
             let to = from + chain[from..].partition_point(|&action| !over(action));
-            if from < to {
-                shadow.push(begin + from..begin + to);
-            }
+            cover(leaves, begin + from..begin + to, &mut shadow);
         }
         Some(Spell { first, shadow })
     }
@@ -97,7 +131,6 @@ impl Chains {
 
 /// Which memory is taken, by place: a binary tree, whose root is node 1 and whose leaves are places.
 struct Taken {
-    leaves: usize,
     /// Taken throughout the script.
     always: Ranges,
     /// By node: taken by rooms whose shadows cover all of its places.
@@ -107,10 +140,9 @@ struct Taken {
 }
 
 impl Taken {
-    fn new(places: usize) -> Self {
-        let leaves = places.next_power_of_two();
+    fn new(leaves: usize) -> Self {
         let empty = vec![Ranges::default(); 2 * leaves];
-        Self { leaves, always: Ranges::default(), over: empty.clone(), within: empty }
+        Self { always: Ranges::default(), over: empty.clone(), within: empty }
     }
 
     fn take(&mut self, memory: Range<usize>, spell: Option<&Spell>) {
@@ -118,35 +150,55 @@ impl Taken {
             self.always.add(memory);
             return;
         };
-        for node in spell.shadow.iter().flat_map(|shadow| cover(self.leaves, shadow)) {
+        for &node in &spell.shadow {
             self.over[node].add(memory.clone());
         }
-        for node in up(self.leaves + spell.first) {
+        for node in up(spell.first) {
             self.within[node].add(memory.clone());
         }
     }
 
-    /// The lowest offset with so many free bytes. What is needed throughout is in everything's way.
-    fn lowest(&self, bytes: usize, spell: Option<&Spell>) -> usize {
-        let mut lists: Vec<&Ranges> = vec![&self.always];
+    /// The lowest offset from `from` on with so many free bytes. What is needed throughout is in
+    /// everything's way.
+    fn lowest(&self, from: usize, bytes: usize, spell: Option<&Spell>) -> usize {
+        let mut lists = vec![self.always.behind(from)];
         match spell {
-            None => lists.push(&self.within[1]),
-            Some(spell) => {
-                lists.extend(up(self.leaves + spell.first).map(|node| &self.over[node]));
-                let shadow = spell.shadow.iter().flat_map(|shadow| cover(self.leaves, shadow));
-                lists.extend(shadow.map(|node| &self.within[node]));
+            None => lists.push(self.within[1].behind(from)),
+            Some(Spell { first, shadow }) => {
+                lists.extend(up(*first).map(|node| self.over[node].behind(from)));
+                lists.extend(shadow.iter().map(|&node| self.within[node].behind(from)));
             }
         }
-        lists.retain(|list| !list.0.is_empty());
-        let mut at = 0;
-        loop {
-            let above = lists.iter().fold(at, |at, list| list.above(at, bytes));
-            if above == at {
-                return at;
-            }
-            at = above;
+        free(lists, from, bytes)
+    }
+}
+
+/// The lowest offset from `at` on with so many bytes that no range of these lists has. A list loses
+/// what lies below, so every range is looked at once.
+fn free(mut lists: Vec<&[Range<usize>]>, mut at: usize, bytes: usize) -> usize {
+    loop {
+        let before = at;
+        lists.retain_mut(|list| {
+            at = above(list, at, bytes);
+            !list.is_empty()
+        });
+        if at == before {
+            return at;
         }
     }
+}
+
+/// The lowest offset from `at` on with so many bytes that no range of a list has; the list is left
+/// with the ranges above.
+fn above(list: &mut &[Range<usize>], mut at: usize, bytes: usize) -> usize {
+    while let Some((range, rest)) = list.split_first() {
+        if at + bytes <= range.start {
+            break;
+        }
+        at = at.max(range.end);
+        *list = rest;
+    }
+    at
 }
 
 /// A node and all that it is part of.
@@ -154,10 +206,9 @@ fn up(node: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(node), |&node| (node > 1).then_some(node / 2))
 }
 
-/// The fewest nodes that together are these places.
-fn cover(leaves: usize, places: &Range<usize>) -> Vec<usize> {
+/// Adds the fewest nodes that together are these places.
+fn cover(leaves: usize, places: Range<usize>, nodes: &mut Vec<usize>) {
     let (mut low, mut high) = (leaves + places.start, leaves + places.end);
-    let mut nodes = Vec::new();
     while low < high {
         if low % 2 == 1 {
             nodes.push(low);
@@ -169,7 +220,6 @@ fn cover(leaves: usize, places: &Range<usize>) -> Vec<usize> {
         }
         (low, high) = (low / 2, high / 2);
     }
-    nodes
 }
 
 /// Ranges of memory in order, none of which touches another.
@@ -177,6 +227,11 @@ fn cover(leaves: usize, places: &Range<usize>) -> Vec<usize> {
 struct Ranges(Vec<Range<usize>>);
 
 impl Ranges {
+    /// Those that end behind an offset.
+    fn behind(&self, offset: usize) -> &[Range<usize>] {
+        &self.0[self.0.partition_point(|range| range.end <= offset)..]
+    }
+
     fn add(&mut self, new: Range<usize>) {
         if new.is_empty() {
             return;
@@ -191,17 +246,5 @@ impl Ranges {
                 self.0.drain(from + 1..to);
             }
         }
-    }
-
-    /// The lowest offset from `at` on with so many bytes that no range here has.
-    fn above(&self, mut at: usize, bytes: usize) -> usize {
-        let next = self.0.partition_point(|range| range.end <= at);
-        for range in &self.0[next..] {
-            if at + bytes <= range.start {
-                break;
-            }
-            at = range.end;
-        }
-        at
     }
 }

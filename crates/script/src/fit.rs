@@ -1,22 +1,34 @@
-//! What actions use lies inside its buffers.
+//! Views and messages lie inside their buffers.
 
 use phalanx_call::Block;
+use phalanx_ir::{Port, Program};
 
 use crate::action::{Action, Kind, Run, Script};
 use crate::error::ScriptError;
 
-/// Every view of a run has room for its value.
+/// Bytes of a program's inputs and of its outputs on one rank: the same in each of its many runs.
+pub(crate) struct Needs([Vec<usize>; 2]);
+
+impl Needs {
+    pub(crate) fn of(program: &Program) -> Self {
+        let bytes = |port: &Port| program.ty(port.value).local_bytes(program.mesh());
+        Self([program.inputs(), program.outputs()].map(|ports| ports.iter().map(bytes).collect()))
+    }
+}
+
+/// Every port of a run has as many bytes as its program needs there.
 pub(crate) fn sizes(
     script: &Script,
     index: usize,
     action: &Action,
     run: &Run,
+    Needs([ins, outs]): &Needs,
 ) -> Result<(), ScriptError> {
     let program = script.programs[run.program.0].program();
-    let inputs = program.inputs().iter().zip(&run.inputs);
-    let outputs = program.outputs().iter().zip(run.outputs.iter().map(|(view, _)| view));
-    for (port, view) in inputs.chain(outputs) {
-        let needed = program.ty(port.value).local_bytes(program.mesh());
+    let inputs = program.inputs().iter().zip(ins).zip(&run.inputs);
+    let outputs = run.outputs.iter().map(|(view, _)| view);
+    let outputs = program.outputs().iter().zip(outs).zip(outputs);
+    for ((port, &needed), view) in inputs.chain(outputs) {
         let buffer = &script.buffers[view.buffer.0];
         let found = buffer.bytes.saturating_sub(view.offset);
         if found < needed {
