@@ -161,7 +161,9 @@ impl<'a> Gradients<'a> {
         };
         let (before, after) = (program.ty(input.value), program.ty(output.value));
         let sums = before.layout.partial().difference(after.layout.partial());
-        let found = self.partial.get(&from).cloned().unwrap_or_default();
+        // What nothing was added to is a partial sum over nothing.
+        let nothing = BTreeSet::new();
+        let found = self.partial.get(&from).unwrap_or(&nothing).clone();
         if let Some(axis) = sums.clone().find(|axis| !found.contains(axis)) {
             return Err(bad(
                 format!("`{}` is not a partial sum over `{axis}`", self.name(from)),
