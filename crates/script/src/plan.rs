@@ -56,12 +56,8 @@ impl Planned {
     /// # Panics
     /// If it does something else than that one.
     pub fn like(&self, script: Script) -> Self {
-        assert!(
-            self.script.is_like(&script),
-            "ranks {} and {} do not the same",
-            { self.script.rank },
-            script.rank
-        );
+        let [one, other] = [self.script.rank, script.rank];
+        assert!(self.script.is_like(&script), "ranks {one} and {other} do not do the same");
         Self { script, order: self.order.clone(), memory: self.memory.clone() }
     }
 }
@@ -86,6 +82,17 @@ impl Plan {
     pub fn new(state: State) -> Result<Self, ScriptError> {
         let base = plan(&state.script())?;
         Ok(Self { state, base, scripts: BTreeMap::new() })
+    }
+
+    /// The plan of another rank that does the same, on its own state and with scripts of its own: what was
+    /// found for these scripts holds for its.
+    pub fn like(&self, state: State, builder: &dyn Builds) -> Result<Self, ScriptError> {
+        let mut scripts = BTreeMap::new();
+        for (key, planned) in &self.scripts {
+            let script = builder.build(*key, &state)?;
+            scripts.insert(*key, Arc::new(planned.like(script)));
+        }
+        Ok(Self { state, base: self.base.clone(), scripts })
     }
 
     /// The state that all scripts share.

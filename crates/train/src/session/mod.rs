@@ -1,15 +1,16 @@
 //! A model in training on one or many ranks.
 //!
-//! [`Lowered`] lays a model on a mesh and forms its programs. Each rank ([`RankSession`]) turns them
-//! and a schedule into a checked script and gives it to an executor. A [`Session`] is a crew of such
-//! ranks: [`Session::step`] lets each fill its part of the step's inputs, run its script and read two
-//! numbers. What a step does is all in the script.
+//! [`Lowered`] lays a model on a mesh and forms its programs; a [`Planner`] turns them and a schedule into
+//! checked scripts. A [`Backend`] launches the ranks of this process, each a [`RankWorker`] with an engine,
+//! and a [`Session`] gives them commands: [`Session::step`] lets each fill its part of the step's inputs,
+//! run its scripts and read two numbers. What a step does is all in the scripts.
 
 mod backend;
 mod command;
 mod compile;
 mod feed;
 mod forward;
+mod known;
 mod lowered;
 mod measure;
 mod numbers;
@@ -29,7 +30,7 @@ use phalanx_comm::{Failure, Lost};
 use phalanx_ir::{DType, Model, Param, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::Observed;
-use phalanx_script::{MemoryPlan, Moved, Route, Script, StateKind};
+use phalanx_script::{Category, MemoryPlan, Moved, Route, Script, StateKind};
 
 pub use backend::{Backend, EngineBackend, Size, Timing};
 pub use command::{Answer, Command, Feeds, LocalRanks, Measured, Piece, StateRange, StepAnswer};
@@ -48,6 +49,7 @@ pub use worker::RankWorker;
 use crate::error::{Error, Problem, Result};
 use crate::host;
 use command::Given;
+use known::Known;
 use store::assemble;
 
 /// A model in the forms that a session runs. Their parameters are the same, in the same order.
@@ -72,74 +74,6 @@ pub struct StepResult {
 pub struct Prepared {
     ranks: Box<dyn LocalRanks>,
     known: Known,
-}
-
-/// What is known of a session before it runs.
-struct Known {
-    settings: Settings,
-    params: Vec<Param>,
-    /// The first rank's script; the ranks of its device do the same, each on its part.
-    script: Script,
-    /// Where the buffers of the largest rank lie.
-    memory: MemoryPlan,
-    /// By rank: what it is planned to write, by category.
-    peaks: Vec<Vec<(phalanx_script::Category, usize)>>,
-    /// FLOPs of a step over all ranks.
-    flops: u64,
-    /// Bytes of each rank's arena.
-    arenas: Vec<usize>,
-    /// What all ranks together are predicted to move in a step.
-    moved: BTreeMap<Route, Moved>,
-    /// The mesh, the strategies, and what they shard.
-    layout: String,
-    /// Who does what in which order.
-    timetable: Timetable,
-}
-
-/// FLOPs of a script's programs.
-fn flops(script: &Script) -> u64 {
-    let runs = script.actions.iter().filter_map(|action| action.run());
-    runs.map(|run| script.programs[run.program.0].program().flops()).sum()
-}
-
-impl Known {
-    /// Plans one rank of each class, and checks that all of them fit each other: before any rank starts.
-    fn of(planner: &Planner<'_>) -> Result<Self> {
-        let (lowered, classes) = (planner.lowered, planner.classes()?);
-        let mut moved: BTreeMap<Route, Moved> = BTreeMap::new();
-        for (route, once) in planner.check(&classes)?.into_iter().flatten() {
-            phalanx_call::traffic::add(&mut moved, route, once);
-        }
-        let (mut arenas, mut peaks) = (vec![0; lowered.ranks()], vec![vec![]; lowered.ranks()]);
-        for class in &classes {
-            for &rank in &class.ranks {
-                arenas[rank] = class.plan.arena();
-                peaks[rank] = class.memory().peaks.clone();
-            }
-        }
-        let of_rank = |rank: usize| {
-            let class = classes.iter().find(|class| class.ranks[0] == rank);
-            class.map(|class| class.plan.train_script())
-        };
-        // Programs count the work of all ranks of their mesh.
-        let firsts = lowered.devices().into_iter().filter_map(|device| of_rank(device.ranks[0]));
-        let flops = firsts.map(flops).sum();
-        let largest =
-            classes.iter().max_by_key(|class| (class.plan.arena(), usize::MAX - class.ranks[0]));
-        let memory = largest.expect("there is a rank").memory().clone();
-        Ok(Self {
-            settings: lowered.settings.clone(),
-            params: lowered.model.params().to_vec(),
-            script: of_rank(0).expect("rank 0 is the first of its class").clone(),
-            memory,
-            peaks,
-            flops,
-            arenas,
-            moved,
-            layout: lowered.describe(),
-            timetable: Timetable::new(lowered)?,
-        })
-    }
 }
 
 impl Prepared {
@@ -385,7 +319,7 @@ impl Session {
     }
 
     /// By rank: what it is planned to write in a step, by category.
-    pub fn planned(&self) -> &[Vec<(phalanx_script::Category, usize)>] {
+    pub fn planned(&self) -> &[Vec<(Category, usize)>] {
         &self.known.peaks
     }
 

@@ -5,6 +5,7 @@
 //! all.
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use phalanx_ir::Model;
 use phalanx_script::{
@@ -21,6 +22,8 @@ pub struct Planner<'a> {
     pub(crate) lowered: &'a Lowered,
     train: World<'a>,
     evaluate: Option<World<'a>>,
+    /// One plan for each class of ranks, once somebody asked for them.
+    classes: OnceLock<Vec<ClassPlan>>,
 }
 
 /// Ranks that do the same, and the plan of the first of them.
@@ -41,7 +44,7 @@ impl<'a> Planner<'a> {
             None => None,
             Some((model, devices)) => Some(World::new(model, devices, lowered.library.clone())?),
         };
-        Ok(Self { lowered, train, evaluate })
+        Ok(Self { lowered, train, evaluate, classes: OnceLock::new() })
     }
 
     /// The scripts that a session can run.
@@ -72,9 +75,15 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// A rank's plan, with every script that a session can run.
+    /// A rank's plan, with every script that a session can run. What was found for its class holds for it.
     pub fn plan(&self, rank: usize) -> Result<Plan> {
-        self.plan_at(self.lowered.place(rank))
+        let at = self.lowered.place(rank);
+        let classes = self.classes.get().map_or(&[][..], Vec::as_slice);
+        match classes.iter().find(|class| class.ranks.contains(&rank)) {
+            None => self.plan_at(at),
+            Some(class) if class.ranks[0] == rank => Ok(class.plan.clone()),
+            Some(class) => Ok(class.plan.like(self.state_at(at)?, &self.scripts(at))?),
+        }
     }
 
     /// A rank's script of a training step.
@@ -88,21 +97,25 @@ impl<'a> Planner<'a> {
         RankScripts { planner: self, at }
     }
 
-    /// One plan for each class of ranks.
-    pub fn classes(&self) -> Result<Vec<ClassPlan>> {
+    /// One plan for each class of ranks, made when they are first asked for.
+    pub fn classes(&self) -> Result<&[ClassPlan]> {
+        if let Some(known) = self.classes.get() {
+            return Ok(known);
+        }
         let classes = self.train.classes().into_iter().map(|places| {
             let rank = |at: &Place| self.train.devices[at.device].ranks[at.place];
             let ranks = places.iter().map(rank).collect();
             let plan = self.plan_at(places[0])?;
             Ok(ClassPlan { ranks, places, plan })
         });
-        classes.collect()
+        let classes = classes.collect::<Result<Vec<ClassPlan>>>()?;
+        Ok(self.classes.get_or_init(|| classes))
     }
 
     /// Checks that ranks fit each other, in every script; and gives what each rank moves in a step, by
     /// rank.
-    pub fn check(&self, classes: &[ClassPlan]) -> Result<Vec<BTreeMap<Route, Moved>>> {
-        let mut moved = BTreeMap::new();
+    pub fn check(&self) -> Result<Vec<BTreeMap<Route, Moved>>> {
+        let (classes, mut moved) = (self.classes()?, BTreeMap::new());
         for key in self.keys() {
             let world = match (key, &self.evaluate) {
                 (ScriptKey::Evaluate, Some(world)) => world,
