@@ -35,11 +35,13 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
         let unwritten = used.find(|b| !written[b.0]);
         if let Some(run) = action.run() {
             sizes(script, index, action, run, &needs[run.program.0])?;
-            over(script, index, action, run)?;
         }
         messages(script, index, action)?;
         tiers(script, index, action)?;
         gradients.apply(index, action)?;
+        if let Some(run) = action.run() {
+            over(script, index, action, run)?;
+        }
         if let Some(buffer) = unwritten {
             return Err(ScriptError::Unwritten {
                 action: index,

@@ -7,6 +7,7 @@
 //! before it runs. Which one comes next is decided by a [`Controller`], a pure function of the step's
 //! number and of what earlier steps told.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -165,9 +166,10 @@ pub struct Record {
     pub outcome: Outcome,
 }
 
-/// The scripts of a step, in the order in which they run.
+/// The scripts of a step, in the order in which they run. A rule that has few answers need not make them anew
+/// for each step.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Choice(pub Vec<ScriptKey>);
+pub struct Choice(pub Cow<'static, [ScriptKey]>);
 
 /// The rule from steps to scripts. It is pure, so every rank decides the same.
 pub trait Controller: Send + Sync {
@@ -181,6 +183,6 @@ pub struct EveryStep;
 
 impl Controller for EveryStep {
     fn next(&self, _step: u64, _records: &[Record]) -> Choice {
-        Choice(vec![ScriptKey::Train])
+        Choice(Cow::Borrowed(&[ScriptKey::Train]))
     }
 }

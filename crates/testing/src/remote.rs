@@ -298,6 +298,7 @@ impl<E: Engine + 'static> Engine for Remote<E> {
         let (inputs, outputs) = (args.inputs.to_vec(), args.outputs.to_vec());
         self.ask(move |card| {
             let args = Args { inputs: &inputs, outputs: &outputs, workspace };
+            card.start_messages()?;
             card.observe(&kernel, &args, pattern)
         })?
     }

@@ -30,8 +30,10 @@ struct AverageEvery(u64);
 
 impl Controller for AverageEvery {
     fn next(&self, step: u64, _records: &[Record]) -> Choice {
-        let average = step.is_multiple_of(self.0).then_some(ScriptKey::Average);
-        Choice([ScriptKey::Train].into_iter().chain(average).collect())
+        Choice(match step.is_multiple_of(self.0) {
+            true => [ScriptKey::Train, ScriptKey::Average].as_slice().into(),
+            false => [ScriptKey::Train].as_slice().into(),
+        })
     }
 }
 
@@ -165,7 +167,7 @@ impl<E: Engine> Worker<E> {
     }
 
     fn step(&mut self, step: u64, controller: &dyn Controller) {
-        for key in controller.next(step, &self.records).0 {
+        for &key in controller.next(step, &self.records).0.iter() {
             let id = self.ids[&key];
             let inputs: Vec<_> =
                 self.executor.host_inputs(id).map(|(buffer, key)| (buffer, key.clone())).collect();
@@ -291,8 +293,8 @@ fn replicas_average_every_few_steps() {
 
 #[test]
 fn rules_are_pure() {
-    let train = Choice(vec![ScriptKey::Train]);
-    let both = Choice(vec![ScriptKey::Train, ScriptKey::Average]);
+    let train = Choice(vec![ScriptKey::Train].into());
+    let both = Choice(vec![ScriptKey::Train, ScriptKey::Average].into());
     let chosen: Vec<Choice> = (1..=6).map(|step| AverageEvery(3).next(step, &[])).collect();
     assert_eq!(chosen, [&train, &train, &both, &train, &train, &both].map(Clone::clone));
     assert_eq!(EveryStep.next(3, &[]), train);

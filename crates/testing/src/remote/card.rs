@@ -16,7 +16,7 @@ use super::scratch::{Own, OwnScratch, untouched};
 use super::{Host, Job, failed};
 
 /// How long it looks at what was started before it waits for it, and is told what is wrong.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What the device's own scratch memory is filled with.
 const PATTERN: u8 = 0xC3;
@@ -205,6 +205,16 @@ impl<E: Engine> Card<E> {
         let mut bytes = vec![0; from.bytes];
         self.engine.download(from, &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Starts everything that goes on by itself and may start: for a call that is run out of turn may meet
+    /// ranks that wait for these.
+    pub(super) fn start_messages(&mut self) -> Result<(), EngineError> {
+        let may = |card: &Self, at: usize| card.queue[at].lane() != Lane::Compute && card.may_start(at);
+        while let Some(at) = (0..self.queue.len()).find(|&at| may(self, at)) {
+            self.start(at)?;
+        }
+        Ok(())
     }
 
     /// What a call writes of its workspace, the device's own scratch memory included.

@@ -74,7 +74,9 @@ impl<E: Engine> RankWorker<E> {
         let state = plan.state().clone();
         let store = Store::new(&lowered.model, lowered.param_types(rank), &state, ranks);
         let (settings, controller) = (lowered.settings.clone(), Arc::new(EveryStep));
-        Ok(Self { executor, settings, state, store, scripts, controller, records: Vec::new() })
+        // A warm step allocates nothing, for some time at least.
+        let records = Vec::with_capacity(1 << 12);
+        Ok(Self { executor, settings, state, store, scripts, controller, records })
     }
 
     /// Takes the memory, and writes all state: this rank's part of the weights out of `read`, and zeros
@@ -133,7 +135,7 @@ impl<E: Engine> RankWorker<E> {
         let scalars = Scalars { lr, step, seed: self.settings.seed };
         let Choice(keys) = self.controller.next(step, &self.records);
         let mut traced = None;
-        for key in keys {
+        for &key in keys.iter() {
             let id = self.fill(key, data, scalars)?;
             match origin.filter(|_| key == ScriptKey::Train) {
                 None => self.executor.run(id)?,
