@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod action;
+mod alike;
 pub mod build;
 pub mod check;
 mod circle;
