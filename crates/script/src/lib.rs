@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod action;
+mod alike;
 pub mod build;
 pub mod check;
 mod circle;
@@ -24,7 +25,6 @@ mod fit;
 mod hash;
 mod key;
 mod library;
-mod like;
 pub mod memory;
 mod message;
 mod names;

@@ -1,4 +1,4 @@
-//! Ranks that do the same.
+//! Whether the scripts of two ranks are the same but for who sends what to whom.
 
 use crate::action::{Action, Buffer, Entry, Kind, Run, Script, View};
 
@@ -20,6 +20,7 @@ impl Script {
             (Kind::Send { buffer: a, .. }, Kind::Send { buffer: b, .. })
             | (Kind::Receive { buffer: a, .. }, Kind::Receive { buffer: b, .. }) => a == b,
             (Kind::Release { buffer: a }, Kind::Release { buffer: b }) => a == b,
+            (Kind::Copy { from: a, into: x }, Kind::Copy { from: b, into: y }) => (a, x) == (b, y),
             _ => std::mem::discriminant(a) == std::mem::discriminant(b),
         };
         let actions = |a: &Action, b: &Action| {
@@ -30,7 +31,8 @@ impl Script {
             run && a.lane == b.lane && a.after == b.after && kinds(&a.kind, &b.kind)
         };
         let buffers = |a: &Buffer, b: &Buffer| {
-            (&a.key, a.category, a.bytes, a.source) == (&b.key, b.category, b.bytes, b.source)
+            let what = |b: &Buffer| (b.category, b.bytes, b.source, b.tier);
+            a.key == b.key && what(a) == what(b)
         };
         let programs = |a: &Entry, b: &Entry| a.placed.hash == b.placed.hash;
         self.buffers.len() == other.buffers.len()
@@ -39,5 +41,37 @@ impl Script {
             && self.buffers.iter().zip(&other.buffers).all(|(a, b)| buffers(a, b))
             && self.programs.iter().zip(&other.programs).all(|(a, b)| programs(a, b))
             && self.actions.iter().zip(&other.actions).all(|(a, b)| actions(a, b))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_call::{Lane, Tier};
+
+    use super::*;
+    use crate::action::{BufferId, Category, Source};
+    use crate::key::BufferKey;
+
+    /// A script that copies one of three buffers to another.
+    fn copies(from: usize, into: usize, last: Tier) -> Script {
+        let mut script = Script::of_rank(0, [0].into());
+        for (name, tier) in ["a", "b", "c"].into_iter().zip([Tier::Device, Tier::Device, last]) {
+            let (key, category) = (BufferKey::Own(name.into()), Category::Inputs);
+            let source = Source::State;
+            script.buffer(Buffer { key, category, bytes: 4, source, tier, padding: vec![] });
+        }
+        let kind = Kind::Copy { from: BufferId(from), into: BufferId(into) };
+        let (label, lane) = ("copy".to_owned(), Lane::Down);
+        script.actions.push(Action { label, lane, kind, after: vec![] });
+        script
+    }
+
+    #[test]
+    fn who_copies_something_else_is_not_alike() {
+        let script = copies(0, 2, Tier::Host);
+        assert!(script.is_like(&copies(0, 2, Tier::Host)));
+        assert!(!script.is_like(&copies(1, 2, Tier::Host)));
+        assert!(!script.is_like(&copies(0, 1, Tier::Host)));
+        assert!(!script.is_like(&copies(0, 2, Tier::Device)));
     }
 }
