@@ -342,7 +342,7 @@ impl Program {
     ) -> Result<Vec<TensorType>, IrError> {
         let shaped = op.infer(types).map_err(|what| IrError::operands(op.name(), what))?;
         let form = match types.first().map(|t| t.form) {
-            Some(Form::Unit) if op.accepts_units() => Form::Unit,
+            Some(Form::Unit) if op.gives_units() => Form::Unit,
             _ => Form::Tensor,
         };
         if let Op::Collective(collective) = op {
@@ -354,8 +354,6 @@ impl Program {
             .map_err(|reason| Box::new(verify::explain(self, op, inputs, &[], &reason)))?;
         (shaped.into_iter().zip(results))
             .map(|((dtype, shape), (layout, padded))| {
-                // A reduction over a unit gives an ordinary scalar.
-                let form = if shape.len() == 1 { form } else { Form::Tensor };
                 let mut ty = TensorType::new(dtype, shape).with_padded(padded)?;
                 (ty.form, ty.layout) = (form, layout);
                 Ok(ty)

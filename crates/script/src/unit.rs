@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use phalanx_call::ALIGN;
 use phalanx_ir::layout::Sharding;
+use phalanx_ir::ops::Bounds;
 use phalanx_ir::{Axis, DType, Layout, Mesh, Model, TensorType};
 use phalanx_spmd::{Grouping, Share, UnitFacts};
 
@@ -55,6 +56,13 @@ impl Unit {
     /// The axes along which other devices add to its gradient.
     pub(crate) fn shared(&self) -> BTreeSet<Axis> {
         if self.devices.len() > 1 { BTreeSet::from([Axis::STAGES]) } else { BTreeSet::new() }
+    }
+
+    /// Where its members lie in each rank's block, for ops that treat each by itself. A member has the
+    /// number that it has here.
+    pub fn bounds(&self) -> Bounds {
+        let members = self.members.iter().map(|m| (m.offset, m.offset + m.elements));
+        Bounds { members: members.collect(), block: self.elements }
     }
 
     /// The bytes of its gradient that nothing writes: its padding, and members that get none.

@@ -52,9 +52,8 @@ pub fn random_program(
         .collect::<Option<Vec<ValueId>>>()?;
     let types = (results.iter().enumerate())
         .map(|(i, shaped)| {
-            let unit = op.accepts_units() && shaped.1.len() == 1;
-            let form = operands.first().map_or(Form::Tensor, |o| o.1);
-            choice.result(i, shaped, if unit { form } else { Form::Tensor })
+            let form = operands.first().filter(|_| op.gives_units()).map_or(Form::Tensor, |o| o.1);
+            choice.result(i, shaped, form)
         })
         .collect::<Option<Vec<TensorType>>>()?;
     let outputs = program.push_unchecked(op.clone(), &inputs, types, Phase::F);

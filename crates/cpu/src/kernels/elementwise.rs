@@ -85,6 +85,15 @@ pub fn scale<T: Element>(x: &[T], factor: T::Acc, out: &mut [T]) {
     (MapTo { x, out }).run(inlined!(|x| x * factor));
 }
 
+/// `target = target · factor`; the factor keeps the accumulator's precision.
+pub fn scale_in_place<T: Element>(target: &mut [T], factor: T::Acc) {
+    vectorized(inlined!(|| {
+        for x in target {
+            *x = T::store(x.load() * factor);
+        }
+    }));
+}
+
 /// `out = x + addend`; the addend keeps the accumulator's precision.
 pub fn add_constant<T: Element>(x: &[T], addend: T::Acc, out: &mut [T]) {
     (MapTo { x, out }).run(inlined!(|x| x + addend));

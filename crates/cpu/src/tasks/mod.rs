@@ -14,6 +14,7 @@ mod fused;
 mod loss;
 mod lowered;
 mod matmul;
+mod members;
 mod message;
 mod movement;
 mod norm_grad;
@@ -160,6 +161,8 @@ pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
             loss::compile(op)
         }
         Op::AdamW(_) | Op::Sgd(_) => update::compile(op),
+        Op::MemberSquares(of) => members::squares(op, &of.bounds),
+        Op::MemberScale(of) => members::scale(op, &of.bounds),
         Op::Collective(collective) => collective::compile(op, collective),
     }
 }

@@ -1,12 +1,12 @@
 //! One instance of every op, with operands that fit it, in double precision and uneven sizes.
 
 use phalanx_ir::ops::{
-    AdamW, Attention, AttentionGrad, AttentionKind, Binary, BinaryKind, Broadcast, Cast, Compare,
-    CompareKind, Concat, CrossEntropy, CrossEntropyGrad, Decay, Dropout, Embedding, EmbeddingGrad,
-    Fill, Fused, FusedArg, FusedStep, LayerNorm, LayerNormGrad, LinearCrossEntropy, Matmul,
-    PackedMatmul, Pad, Reduce, ReduceKind, Reshape, RmsNorm, RmsNormGrad, RopeScaling, Rotary,
-    Scale, Select, Sgd, Shift, Slice, Softmax, SoftmaxGrad, SumSquares, Transpose, Unary,
-    UnaryGrad, UnaryKind, ZeroPadding,
+    AdamW, Attention, AttentionGrad, AttentionKind, Binary, BinaryKind, Bounds, Broadcast, Cast,
+    Compare, CompareKind, Concat, CrossEntropy, CrossEntropyGrad, Decay, Dropout, Embedding,
+    EmbeddingGrad, Fill, Fused, FusedArg, FusedStep, LayerNorm, LayerNormGrad, LinearCrossEntropy,
+    Matmul, MemberScale, MemberSquares, PackedMatmul, Pad, Reduce, ReduceKind, Reshape, RmsNorm,
+    RmsNormGrad, RopeScaling, Rotary, Scale, Select, Sgd, Shift, Slice, Softmax, SoftmaxGrad,
+    SumSquares, Transpose, Unary, UnaryGrad, UnaryKind, ZeroPadding,
 };
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Form, Op, Phase, Program, Role, TensorType};
@@ -232,8 +232,11 @@ impl Cases {
     }
 
     fn updates(&mut self) {
-        let of = |name: &str| normal(name, &[11]);
-        let (w, g, m, v) = (of("w"), of("g"), of("m"), positive("v", &[11]));
+        let of = |name: &str, elements| normal(name, &[elements]);
+        let (w, g, m, v) = (of("w", 11), of("g", 11), of("m", 11), positive("v", &[11]));
+        // Two blocks of three members, with gaps.
+        let bounds = Bounds { members: vec![(0, 3), (3, 5), (7, 10)], block: 11 };
+        let packed = of("packed", 22);
         let [lr, step, clip] = [0.1, 3.0, 0.5].map(|x| Tensor::scalar(F64, x));
         let decay = Decay { rate: 0.1, first: 2, block: 5 };
         let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay, narrow: None };
@@ -243,7 +246,9 @@ impl Cases {
             self.add(sgd, &[&w, &g, &m, &lr, &step, &clip]);
             self.add(SumSquares, &[&w]);
             self.add(ZeroPadding, &[&w]);
-            let last = self.0.len() - 4;
+            self.add(MemberSquares { bounds: bounds.clone() }, &[&packed]);
+            self.add(MemberScale { bounds: bounds.clone() }, &[&packed, &of("factors", 3)]);
+            let last = self.0.len() - 6;
             self.0[last..].iter_mut().for_each(|case| case.form = form);
         }
     }

@@ -1,9 +1,9 @@
 //! Every op, alone.
 
 use phalanx_ir::ops::{
-    AdamW, Attention, AttentionGrad, AttentionKind, BinaryKind, CompareKind, Decay, EmbeddingGrad,
-    LayerNormGrad, LinearCrossEntropy, PackedMatmul, Pad, RmsNormGrad, RopeScaling, Rotary, Sgd,
-    SoftmaxGrad, SumSquares, UnaryGrad, UnaryKind,
+    AdamW, Attention, AttentionGrad, AttentionKind, BinaryKind, Bounds, CompareKind, Decay,
+    EmbeddingGrad, LayerNormGrad, LinearCrossEntropy, MemberScale, MemberSquares, PackedMatmul,
+    Pad, RmsNormGrad, RopeScaling, Rotary, Sgd, SoftmaxGrad, SumSquares, UnaryGrad, UnaryKind,
 };
 use phalanx_ir::{Builder, DType, Role, Tensor, TensorType};
 
@@ -335,5 +335,30 @@ fn updates() {
         }
         let tolerance = if narrow.is_some() { 1e-2 } else { tolerance(state) };
         check(&b.finish().unwrap(), 10, tolerance);
+    }
+}
+
+/// Of a unit that dies, which is scaled where it lies, and of one that stays; the same bits for any
+/// number of threads.
+#[test]
+fn members_of_units() {
+    each("members", |b, dtype| {
+        let bounds = Bounds { members: vec![(0, 300), (320, 321), (352, 1000)], block: 1024 };
+        let x = b.input("x", Role::State, TensorType::unit(dtype, 2048));
+        let factors = b.input("factors", Role::State, TensorType::new(dtype.accumulator(), [3]));
+        let scale = MemberScale { bounds: bounds.clone() };
+        b.port("scaled", Role::State, b.apply(scale.clone(), &[x, factors]));
+        b.port("in_place", Role::State, b.apply(scale, &[x.scale(0.5), factors]).scale(2.0));
+        gradient(b, "squares", b.apply(MemberSquares { bounds }, &[x]));
+    });
+    let b = Builder::new("squares", DType::F32);
+    let x = b.input("x", Role::State, TensorType::unit(DType::F32, 4096));
+    let bounds = Bounds { members: vec![(0, 1500), (1504, 1601), (2000, 4096)], block: 4096 };
+    b.probe("squares", b.apply(MemberSquares { bounds }, &[x]));
+    let program = b.finish().unwrap();
+    let given = inputs(&program, 0, 3);
+    let alone = on_cpu(&program, &given, 1, None);
+    for threads in 2..6 {
+        assert_eq!(on_cpu(&program, &given, threads, None), alone, "{threads} threads");
     }
 }

@@ -36,7 +36,9 @@ fn check(case: &Case, seeds: std::ops::Range<u64>, threads: usize) -> usize {
     let expected = cases::apply(&case.op, &tensors);
     let operands: Vec<Operand> = (case.operands.iter())
         .map(|(t, role)| {
-            let form = if t.shape().len() == 1 { case.form } else { Form::Tensor };
+            // Scalars and factors are none.
+            let unit = t.shape().len() == 1 && t.shape() == tensors[0].shape();
+            let form = if unit { case.form } else { Form::Tensor };
             ((t.dtype(), t.shape().to_vec()), form, *role)
         })
         .collect();

@@ -9,6 +9,7 @@ mod embedding;
 mod fused;
 mod loss;
 mod matmul;
+mod members;
 mod norm;
 mod optimizer;
 mod packed;
@@ -38,6 +39,7 @@ pub use embedding::{Embedding, EmbeddingGrad};
 pub use fused::{Fused, FusedArg, FusedStep};
 pub use loss::{CrossEntropy, CrossEntropyGrad, LinearCrossEntropy};
 pub use matmul::{Extents, Matmul, Product, Spec};
+pub use members::{Bounds, MemberScale, MemberSquares};
 pub use norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
 pub use optimizer::{AdamW, Decay, Sgd, SumSquares};
 pub use packed::PackedMatmul;
@@ -112,6 +114,11 @@ pub trait OpDef {
         false
     }
 
+    /// Whether what it makes of a packed unit is one too, element by element; a sum over a unit is not.
+    fn gives_units(&self) -> bool {
+        self.accepts_units()
+    }
+
     /// Whether its result is its operand under another shape: the same memory, and no work.
     fn is_view(&self) -> bool {
         false
@@ -174,6 +181,9 @@ macro_rules! ops {
             fn accepts_units(&self) -> bool {
                 match self { $(Op::$variant(op) => op.accepts_units()),* }
             }
+            fn gives_units(&self) -> bool {
+                match self { $(Op::$variant(op) => op.gives_units()),* }
+            }
             fn is_view(&self) -> bool { match self { $(Op::$variant(op) => op.is_view()),* } }
             fn is_bulky(&self, result: usize) -> bool {
                 match self { $(Op::$variant(op) => op.is_bulky(result)),* }
@@ -233,6 +243,8 @@ ops! {
     AdamW(AdamW),
     Sgd(Sgd),
     SumSquares(SumSquares),
+    MemberSquares(MemberSquares),
+    MemberScale(MemberScale),
     ZeroPadding(ZeroPadding),
     Collective(Collective),
 }
@@ -290,6 +302,8 @@ impl Op {
             "adamw" => optimizer::read_adamw(attrs)?.into(),
             "sgd" => optimizer::read_sgd(attrs)?.into(),
             "sum_squares" => SumSquares.into(),
+            "member_squares" => MemberSquares { bounds: Bounds::read(attrs)? }.into(),
+            "member_scale" => MemberScale { bounds: Bounds::read(attrs)? }.into(),
             "zero_padding" => ZeroPadding.into(),
             _ => return Err(format!("unknown op `{name}`")),
         })

@@ -237,4 +237,8 @@ impl OpDef for SumSquares {
     fn accepts_units(&self) -> bool {
         true
     }
+
+    fn gives_units(&self) -> bool {
+        false
+    }
 }

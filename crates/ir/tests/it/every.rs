@@ -20,7 +20,8 @@ variants! {
     Matmul PackedMatmul Unary UnaryGrad Binary Compare Select Scale Shift Cast Fill Fused Reduce Broadcast
     Reshape Transpose Slice Pad Concat Embedding EmbeddingGrad RmsNorm RmsNormGrad LayerNorm
     LayerNormGrad Rotary Attention AttentionGrad Softmax SoftmaxGrad Dropout CrossEntropy
-    CrossEntropyGrad LinearCrossEntropy AdamW Sgd SumSquares ZeroPadding Collective
+    CrossEntropyGrad LinearCrossEntropy AdamW Sgd SumSquares MemberSquares
+    MemberScale ZeroPadding Collective
 }
 
 /// What only passes and scripts form.
@@ -36,6 +37,7 @@ program formed {
   d: data f32[8,4]{0:a}
   q: state f32[*8]{*:a}
   r: gradient f32[*8]{P:a}
+  v: state f32[2]
   %1 = fused(x, row, body=mul(i0|i1)/f32;exp(s0)/f32, results=1, full=0) : f32[8,4]
   %2, %3, %4 = linear_cross_entropy(x, w, targets, s, transposed=false, chunk=4, out=f32) : f32[8], f32[8,4], f32[4,16]
   %5, %6, %7 = adamw(u, u, u, u, s, s, s, beta1=0.9, beta2=0.95, eps=0.1, decay=0, decays=1, block=1, narrow=none) : f32[*8], f32[*8], f32[*8]
@@ -53,6 +55,8 @@ program formed {
   %20 = all_gather<a>(q, dim=0, pieces=3) : f32[*8]
   %21 = all_reduce<a>(r, pieces=2) : f32[*8]
   %22, %23 = packed_matmul(x, w, w, spec=rd,de->re, out=f32) : f32[8,16], f32[8,16]
+  %24 = member_squares(q, begins=0x2, ends=1x4, block=4) : f32[2]{P:a}
+  %25 = member_scale(r, v, begins=0x2, ends=1x4, block=4) : f32[*8]{P:a}
 }
 ";
 

@@ -1,8 +1,8 @@
 //! The text form is the program.
 
 use phalanx_ir::ops::{
-    AdamW, AttentionKind, CompareKind, Decay, LinearCrossEntropy, RopeScaling, Rotary, Sgd,
-    SumSquares,
+    AdamW, AttentionKind, Bounds, CompareKind, Decay, LinearCrossEntropy, MemberScale,
+    MemberSquares, RopeScaling, Rotary, Sgd, SumSquares,
 };
 use phalanx_ir::{Builder, DType, Program, Role, text, verify};
 
@@ -54,6 +54,9 @@ fn updates_on_units_print_and_parse_back() {
     let sgd = Sgd { momentum: 0.9, nesterov: true, decay: Decay::all(0.0), narrow: None };
     b.apply(sgd, &[unit("w"), unit("g"), unit("m"), lr, step, clip]);
     b.probe("norm", b.apply(SumSquares, &[unit("g")]));
+    let bounds = Bounds { members: vec![(0, 10), (16, 30)], block: 32 };
+    let squares = b.apply(MemberSquares { bounds: bounds.clone() }, &[unit("g")]);
+    b.port("scaled", Role::State, b.apply(MemberScale { bounds }, &[unit("g"), squares]));
     round_trip(&b.finish().unwrap());
 }
 

@@ -1,6 +1,9 @@
 //! Wrong programs do not build, and the message says what to do.
 
-use phalanx_ir::ops::{AdamW, Binary, BinaryKind, Collective, CollectiveKind, Decay};
+use phalanx_ir::ops::{
+    AdamW, Binary, BinaryKind, Bounds, Collective, CollectiveKind, Decay, MemberScale,
+    MemberSquares,
+};
 use phalanx_ir::{Axis, Builder, DType, IrError, Mesh, Program, Role, text, verify};
 
 fn mesh() -> Mesh {
@@ -102,6 +105,24 @@ fn an_update_of_a_partial_gradient_is_refused() {
             "reduce b first (all_reduce<dp> or reduce_scatter<dp>)",
         ],
     );
+}
+
+/// Norms are formed of whole values, factors are given to every rank; a sum may be scaled early.
+#[test]
+fn members_of_partial_units_are_scaled_but_not_squared() {
+    let bounds = Bounds { members: vec![(0, 3), (4, 8)], block: 8 };
+    let (squares, scale) =
+        (MemberSquares { bounds: bounds.clone() }, MemberScale { bounds: bounds.clone() });
+    check(refusal(&["f32[*16]{P:dp}"], squares.clone()), &["member_squares", "partial sum"]);
+    check(refusal(&["f32[*16]", "f32[2]{P:dp}"], scale.clone()), &["member_scale", "partial sum"]);
+    check(refusal(&["f32[*16]", "f32[2]{0:dp}"], scale.clone()), &["member_scale"]);
+    check(refusal(&["bf16[*16]", "bf16[2]"], scale.clone()), &["the factors", "expected f32"]);
+    let b = Builder::on("test", DType::F32, mesh());
+    let ty = |text: &str| b.typed(&format!("of type {text}"), Role::State, text);
+    let found = b.apply(squares, &[ty("bf16[*16]{*:dp,tp}")]).ty();
+    assert_eq!(found.to_string(), "f32[2]{P:dp,tp}");
+    let found = b.apply(scale, &[ty("bf16[*16]{*:tp P:dp}"), ty("f32[2]")]).ty();
+    assert_eq!(found.to_string(), "bf16[*16]{*:tp P:dp}");
 }
 
 #[test]

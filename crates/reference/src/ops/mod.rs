@@ -8,6 +8,7 @@ mod embedding;
 mod fused;
 mod loss;
 mod matmul;
+mod members;
 mod norm;
 mod optimizer;
 mod reduce;
@@ -67,6 +68,8 @@ pub(crate) fn apply(op: &Op, ins: &[&Tensor]) -> Result<Vec<Tensor>, ReferenceEr
         Op::AdamW(op) => optimizer::adamw(op, &call),
         Op::Sgd(op) => optimizer::sgd(op, &call),
         Op::SumSquares(_) => optimizer::sum_squares(&call),
+        Op::MemberSquares(op) => members::squares(&op.bounds, &call),
+        Op::MemberScale(op) => members::scale(&op.bounds, &call),
         // A whole tensor has no padding.
         Op::ZeroPadding(_) => Ok(vec![ins[0].clone()]),
         // Gathering, scattering or summing the parts of a value leaves the whole value as it is.

@@ -2,8 +2,8 @@
 //! and functions as PyTorch 2 computes them in double precision.
 
 use phalanx_ir::ops::{
-    Binary, BinaryKind, Cast, Collective, CollectiveKind, CompareKind, Fill, Pad, SumSquares,
-    UnaryKind,
+    Binary, BinaryKind, Bounds, Cast, Collective, CollectiveKind, CompareKind, Fill, MemberScale,
+    MemberSquares, Pad, SumSquares, UnaryKind,
 };
 use phalanx_ir::{Builder, DType, Mesh, Role};
 use phalanx_reference::{Data, Tensor, run, run_values};
@@ -191,6 +191,21 @@ fn sums_of_squares_and_every_value() {
     let x = Tensor::from_f32(&[2], &[3.0, 4.0]).unwrap();
     let values = run_values(&program, &[("x", x.clone())]).unwrap();
     assert_eq!(values, [x, Tensor::scalar(DType::F32, 25.0)]);
+}
+
+/// Two blocks of two members, with a gap between the members.
+#[test]
+fn members_of_a_unit() {
+    let bounds = Bounds { members: vec![(0, 1), (2, 4)], block: 4 };
+    let x = tensor(&[8], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+    let got = eval(&[("x", x), ("f", tensor(&[2], &[10.0, -1.0]))], |b, v| {
+        vec![
+            b.apply(MemberSquares { bounds: bounds.clone() }, &[v[0]]),
+            b.apply(MemberScale { bounds: bounds.clone() }, &[v[0], v[1]]),
+        ]
+    });
+    assert_eq!(got[0].values(), [26.0, 138.0]);
+    assert_eq!(got[1].values(), [10.0, 2.0, -3.0, -4.0, 50.0, 6.0, -7.0, -8.0]);
 }
 
 #[test]

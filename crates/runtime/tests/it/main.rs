@@ -5,6 +5,7 @@ mod average;
 mod expresses;
 mod forgetful;
 mod late;
+mod members;
 mod memory;
 mod remote;
 mod trace;
