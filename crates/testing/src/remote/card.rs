@@ -210,7 +210,8 @@ impl<E: Engine> Card<E> {
     /// Starts everything that goes on by itself and may start: for a call that is run out of turn may meet
     /// ranks that wait for these.
     pub(super) fn start_messages(&mut self) -> Result<(), EngineError> {
-        let may = |card: &Self, at: usize| card.queue[at].lane() != Lane::Compute && card.may_start(at);
+        let may =
+            |card: &Self, at: usize| card.queue[at].lane() != Lane::Compute && card.may_start(at);
         while let Some(at) = (0..self.queue.len()).find(|&at| may(self, at)) {
             self.start(at)?;
         }
