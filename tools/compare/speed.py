@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Is a step slower in one build of the command than in another?
 
-    tools/compare/speed.py OLD NEW [--pairs N] [--key median_ms] -- --preset tiny --set parallel.dp=2 …
+    tools/compare/speed.py OLD NEW [--pairs N] -- --preset tiny --set parallel.dp=2 …
 
 Runs `bench step` with both in turn, so that what else the machine does meets both alike, and prints the
 medians of processor time and of time by the clock, and the ratios new / old.

@@ -344,6 +344,7 @@ impl<'a> Trainer<'a> {
             memory_limit: MemoryLimit::of_machine(),
             parallel: self.parallel.clone(),
             threads: self.threads.unwrap_or_else(|| default_threads(self.parallel.ranks())),
+            controller: Arc::new(phalanx_script::EveryStep),
         }
     }
 }

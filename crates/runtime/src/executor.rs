@@ -23,6 +23,17 @@ pub enum RuntimeError {
     /// Nobody took the memory yet.
     #[error("the script has no memory yet; reserve it after all scripts are loaded")]
     Unprepared,
+    /// A script that was loaded when the memory was taken already, and needs more.
+    #[error(
+        "the script needs {needed} bytes, of which {reserved} are reserved\n  load it before memory is \
+         taken, or start again with it"
+    )]
+    Late {
+        /// Bytes of its arena.
+        needed: usize,
+        /// Bytes that there are.
+        reserved: usize,
+    },
     /// The host gave a buffer the wrong number of bytes.
     #[error("buffer `{buffer}` has {expected} bytes, got {found}")]
     Bytes {
@@ -72,7 +83,8 @@ impl<E: Engine> Executor<E> {
         Self { engine, scripts: Vec::new(), arenas, reserved: false }
     }
 
-    /// Compiles a script. Scripts that were planned on the same state find it where it is.
+    /// Compiles a script. Scripts that were planned on the same state find it where it is. Once memory is
+    /// taken, only scripts that need no more of it can be loaded.
     pub fn load(&mut self, planned: Arc<Planned>) -> Result<ScriptId, RuntimeError> {
         let Planned { script, order, memory: plan } = &*planned;
         let kernels = (script.programs.iter())
@@ -90,10 +102,17 @@ impl<E: Engine> Executor<E> {
         // waiting by it is enough for memory that is used again, too.
         wait(&mut calls, &actions, script.actions.len(), order);
         for (most, arena) in self.arenas.iter_mut().zip(plan.arenas) {
+            if self.reserved && arena > *most {
+                return Err(RuntimeError::Late { needed: arena, reserved: *most });
+            }
             *most = (*most).max(arena);
         }
-        let calls = calls.into();
-        self.scripts.push(LoadedScript { planned, kernels, calls, actions, step: None });
+        let calls: Calls<E::Kernel> = calls.into();
+        let step = match self.reserved {
+            false => None,
+            true => Some(self.engine.prepare(calls.clone())?),
+        };
+        self.scripts.push(LoadedScript { planned, kernels, calls, actions, step });
         Ok(ScriptId(self.scripts.len() - 1))
     }
 
@@ -110,7 +129,7 @@ impl<E: Engine> Executor<E> {
 
     /// Allocates the arenas and hands the engine every step; called once, when all scripts are loaded.
     pub fn reserve(&mut self) -> Result<(), RuntimeError> {
-        if std::mem::replace(&mut self.reserved, true) {
+        if self.reserved {
             return Ok(());
         }
         for (tier, bytes) in Tier::ALL.into_iter().zip(self.arenas) {
@@ -121,6 +140,7 @@ impl<E: Engine> Executor<E> {
         for loaded in &mut self.scripts {
             loaded.step = Some(self.engine.prepare(loaded.calls.clone())?);
         }
+        self.reserved = true;
         Ok(())
     }
 

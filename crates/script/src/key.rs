@@ -49,8 +49,6 @@ pub enum BufferKey {
     },
     /// A number that the end of a step forms.
     Number(Number),
-    /// The host's copy of an input, from which it is uploaded.
-    Staged(Box<BufferKey>),
     /// A buffer of a script that was written by hand.
     Own(Arc<str>),
 }
@@ -192,7 +190,6 @@ impl fmt::Display for Described<'_> {
                 write!(f, "{}/formed@mb{group}", names.unit(*unit))
             }
             BufferKey::Number(number) => number.fmt(f),
-            BufferKey::Staged(key) => write!(f, "{}/staged", key.describe(names)),
             BufferKey::Own(name) => f.write_str(name),
         }
     }

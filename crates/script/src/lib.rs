@@ -1,6 +1,6 @@
 //! What a rank does in a step, as data.
 //!
-//! A [`Script`] is a list of [`Action`]s over typed programs and named buffers. Each action is issued
+//! A [`Script`] is a list of [`Action`]s over typed programs and keyed buffers. Each action is issued
 //! in order on a [`Lane`] and starts when its lane is free and its inputs are ready: dependencies are
 //! the reads and writes of buffers plus explicit edges ([`order`]). The runtime executes a script,
 //! the planner ([`memory`]) sizes it, and later the simulator times it and the pictures draw it:
@@ -8,7 +8,7 @@
 //!
 //! The checker ([`check()`]) types gradient buffers by the contributions they hold, so a script that
 //! would lose, double or forget one is refused before it runs. What the ranks of a step do together is
-//! checked with all their scripts side by side ([`check_together`]): messages and collectives match,
+//! checked with their scripts side by side, one for each class of ranks that do the same ([`check_classes`]): messages and collectives match,
 //! and nobody waits for ever.
 #![forbid(unsafe_code)]
 

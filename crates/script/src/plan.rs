@@ -9,6 +9,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use crate::action::Script;
@@ -53,13 +54,18 @@ impl Planned {
 
     /// A script of which another rank's stands for everything but its messages and its place in shared
     /// units: what was found for that one holds for it.
-    ///
-    /// # Panics
-    /// If it does something else than that one.
-    pub fn like(&self, script: Script) -> Self {
-        let [one, other] = [self.script.rank, script.rank];
-        assert!(self.script.is_like(&script), "ranks {one} and {other} do not do the same");
-        Self { script, order: self.order.clone(), memory: self.memory.clone() }
+    pub fn like(&self, script: Script) -> Result<Self, ScriptError> {
+        if !self.script.is_like(&script) {
+            return Err(ScriptError::Apart {
+                rank: script.rank,
+                why: format!(
+                    "it does something else than rank {}, which stands for it",
+                    self.script.rank
+                ),
+                help: "plan ranks that differ one by one".to_owned(),
+            });
+        }
+        Ok(Self { script, order: self.order.clone(), memory: self.memory.clone() })
     }
 }
 
@@ -91,7 +97,7 @@ impl Plan {
         let mut scripts = BTreeMap::new();
         for (key, planned) in &self.scripts {
             let script = builder.build(*key, &state)?;
-            scripts.insert(*key, Arc::new(planned.like(script)));
+            scripts.insert(*key, Arc::new(planned.like(script)?));
         }
         Ok(Self { state, base: self.base.clone(), scripts })
     }
@@ -172,7 +178,7 @@ pub struct Record {
 pub struct Choice(pub Cow<'static, [ScriptKey]>);
 
 /// The rule from steps to scripts. It is pure, so every rank decides the same.
-pub trait Controller: Send + Sync {
+pub trait Controller: fmt::Debug + Send + Sync {
     /// What a step, counted from 1, runs; fixed rules ignore the records of earlier steps.
     fn next(&self, step: u64, records: &[Record]) -> Choice;
 }

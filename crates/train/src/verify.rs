@@ -277,7 +277,8 @@ impl Bounds {
 fn moved(session: &mut Session) -> Result<(Vec<CommRow>, Vec<Astray>)> {
     let mut rows: BTreeMap<Route, CommRow> = BTreeMap::new();
     let mut astray = Vec::new();
-    for (rank, Measured { predicted, moved, .. }) in session.measure()?.into_iter().enumerate() {
+    let (measured, local) = (session.measure()?, session.local().to_vec());
+    for (rank, Measured { predicted, moved, .. }) in local.into_iter().zip(measured) {
         let routes: BTreeSet<Route> = predicted.keys().chain(moved.keys()).cloned().collect();
         for route in routes {
             let predicted = predicted.get(&route).copied().unwrap_or_default();
@@ -309,7 +310,8 @@ fn memory(session: &mut Session) -> Result<(Vec<MemoryRow>, Vec<Astray>)> {
         .map(|category| MemoryRow { category: category.name(), predicted: 0, measured: 0 })
         .collect();
     let mut astray = Vec::new();
-    for (rank, (planned, observed)) in session.planned().iter().zip(&observed).enumerate() {
+    for (&rank, observed) in session.local().iter().zip(&observed) {
+        let planned = &session.planned()[rank];
         for ((row, (category, written)), (_, planned)) in
             rows.iter_mut().zip(&observed.peaks).zip(planned)
         {

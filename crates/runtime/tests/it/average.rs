@@ -26,6 +26,7 @@ const EVERY: u64 = 3;
 const LR: f64 = 0.05;
 
 /// Averages after every so many steps.
+#[derive(Debug)]
 struct AverageEvery(u64);
 
 impl Controller for AverageEvery {

@@ -57,8 +57,8 @@ impl<'a> World<'a> {
         self.held[device].contains(&instance)
     }
 
-    /// Ranks that do the same, each on its part of the data: those of a device, apart from where what
-    /// they are sent has padding, for that is set to zero.
+    /// Ranks that do the same, each on its part of the data: those of a device. Where they are sent values
+    /// with padding in different places, which is set to zero, each is a class of its own.
     pub fn classes(&self) -> Vec<Vec<Place>> {
         let mut classes = Vec::new();
         for (device, own) in self.devices.iter().enumerate() {
@@ -67,9 +67,13 @@ impl<'a> World<'a> {
                 let gaps = self.gaps(device, own.ranks[place]);
                 known.entry(gaps).or_default().push(Place { device, place });
             }
-            let mut own: Vec<Vec<Place>> = known.into_values().collect();
-            own.sort_by_key(|class| class[0].place);
-            classes.extend(own);
+            // Ranks of several patterns may be in one group, in which each must be looked at by itself.
+            let alone = known.len() > 1;
+            let ranks = 0..own.ranks.len();
+            match alone {
+                true => classes.extend(ranks.map(|place| vec![Place { device, place }])),
+                false => classes.extend(known.into_values()),
+            }
         }
         classes
     }

@@ -1,6 +1,7 @@
 //! What a session asks of its ranks, and what they answer.
 //!
-//! Commands are the interface of a process to the ranks that live in it. Every process of a run is the
+//! Ranks are loaded when they are launched ([`Backend::launch`](super::Backend::launch)) and stop when they
+//! are dropped; in between they take commands. These are the interface of a process to the ranks that live in it. Every process of a run is the
 //! same program and gives its own ranks the same commands, so a command need not cross processes.
 
 use std::ops::Range;

@@ -7,7 +7,7 @@ use phalanx_ir::{DType, ElementRun, Model, Role, TensorType};
 use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{BufferId, BufferKey, Ranks, Scalar};
 
-use super::numbers::encode;
+use super::numbers::encode_all;
 use crate::error::{Error, Problem, Result};
 
 /// One step's data: for each data port of the model its rows, those of all micro-batches.
@@ -100,7 +100,7 @@ pub(crate) struct Feed {
 enum Input {
     Data { port: Arc<str>, ty: TensorType, runs: Vec<ElementRun>, microbatch: usize },
     Random { instance: usize, microbatch: usize },
-    Scalar(Scalar),
+    Scalar(Scalar, DType),
 }
 
 impl Feed {
@@ -151,7 +151,9 @@ impl Feed {
                     bytes.clear();
                     bytes.extend(key.iter().flat_map(|word| word.to_ne_bytes()));
                 }
-                Input::Scalar(name) => scalar(size, scalars.value(name, data)?, bytes),
+                Input::Scalar(name, dtype) => {
+                    *bytes = encode_all(*dtype, [scalars.value(name, data)?].into_iter());
+                }
             }
             executor.write(self.script, *buffer, bytes)?;
         }
@@ -185,7 +187,12 @@ impl Input {
                 let runs = ty.local_runs(ranks.mesh, ranks.rank);
                 Ok(Input::Data { port: port.clone(), ty, runs, microbatch: *microbatch })
             }
-            BufferKey::Scalar(scalar) => Ok(Input::Scalar(scalar.clone())),
+            BufferKey::Scalar(scalar @ (Scalar::Go | Scalar::LossScale)) => {
+                Err(nobody_gives(scalar.name()))
+            }
+            BufferKey::Scalar(scalar) if ty.dtype.is_float() => {
+                Ok(Input::Scalar(scalar.clone(), ty.dtype))
+            }
             other => Err(Error::refused(Problem::new(format!(
                 "model {} reads {other:?}, which nobody gives",
                 model.name
@@ -214,16 +221,6 @@ fn rows(model: &Model) -> u64 {
 fn data_ports(model: &Model) -> impl Iterator<Item = (&str, &TensorType)> {
     let segments = model.segments().iter();
     segments.flat_map(|p| p.inputs_with(Role::Data).map(|port| (&*port.name, p.ty(port.value))))
-}
-
-fn scalar(size: usize, value: f64, out: &mut Vec<u8>) {
-    let dtype = match size {
-        8 => DType::F64,
-        _ => DType::F32,
-    };
-    out.clear();
-    out.resize(size, 0);
-    encode(dtype, &[value], out);
 }
 
 fn missing(port: &str, data: &StepData<'_>) -> Error {

@@ -96,5 +96,5 @@ pub(super) fn read_scalar<E: Engine>(
     let mut room = [0; 8];
     executor.read(script, buffer, &mut room[..bytes])?;
     let [a, b, c, d, ..] = room;
-    Ok(if bytes == 8 { f64::from_le_bytes(room) } else { f32::from_le_bytes([a, b, c, d]).into() })
+    Ok(if bytes == 8 { f64::from_ne_bytes(room) } else { f32::from_ne_bytes([a, b, c, d]).into() })
 }

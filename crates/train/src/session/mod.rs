@@ -238,7 +238,8 @@ impl Session {
         Ok(answers.into_iter().map(Answer::into_pieces).collect())
     }
 
-    /// Sets some values of a state, in its element type: each rank takes its part.
+    /// Sets some values of a state, in its element type: each rank takes its part. Values that no rank
+    /// holds are refused. Where weights have masters, both are to be set: an update makes weights of masters.
     pub fn write(
         &mut self,
         param: usize,
@@ -246,6 +247,17 @@ impl Session {
         elements: Range<usize>,
         bytes: &[u8],
     ) -> Result<()> {
+        // Who reads them all knows that each is held, and in which type.
+        let (dtype, held) = self.read(param, kind, elements.clone())?;
+        if held.len() != bytes.len() {
+            return Err(Error::refused(Problem::new(format!(
+                "{} bytes for {} values of `{}`, which are {} in {dtype}",
+                bytes.len(),
+                elements.len(),
+                self.known.params[param].name,
+                held.len()
+            ))));
+        }
         let range = StateRange { param, kind, elements };
         self.ranks.ask(Command::Write(&range, bytes))?;
         Ok(())
@@ -318,12 +330,17 @@ impl Session {
         Ok(answers.into_iter().map(Answer::into_observed).collect())
     }
 
-    /// By rank: what it is planned to write in a step, by category.
+    /// The ranks of this process, by which local answers are ordered.
+    pub fn local(&self) -> &[usize] {
+        self.ranks.local()
+    }
+
+    /// By rank of the world: what it is planned to write in a step, by category.
     pub fn planned(&self) -> &[Vec<(Category, usize)>] {
         &self.known.peaks
     }
 
-    /// By rank: what it has counted so far.
+    /// By local rank: what it has counted so far.
     pub fn measure(&mut self) -> Result<Vec<Measured>> {
         let answers = self.ranks.ask(Command::Measure)?;
         Ok(answers.into_iter().map(Answer::into_measured).collect())

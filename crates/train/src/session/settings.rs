@@ -1,8 +1,10 @@
 //! What a session needs to know of a configuration.
 
+use std::sync::Arc;
+
 use phalanx_autodiff::Recompute;
 use phalanx_ir::DType;
-use phalanx_script::{Category, MemoryPlan, Optimizer, Precision};
+use phalanx_script::{Category, Controller, EveryStep, MemoryPlan, Optimizer, Precision};
 use phalanx_sys::memory::Machine;
 
 use super::parallel::Parallel;
@@ -33,6 +35,8 @@ pub struct Settings {
     pub parallel: Parallel,
     /// Threads of each rank.
     pub threads: usize,
+    /// Which scripts a step runs.
+    pub controller: Arc<dyn Controller>,
 }
 
 /// How many bytes a plan may take, and who says so.
@@ -152,6 +156,7 @@ impl Settings {
             memory_limit: None,
             parallel: Parallel::default(),
             threads,
+            controller: Arc::new(EveryStep),
         }
     }
 
@@ -197,6 +202,7 @@ impl Settings {
             },
             parallel,
             threads: config.run.threads.get(),
+            controller: Arc::new(EveryStep),
         })
     }
 }

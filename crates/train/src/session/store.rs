@@ -126,7 +126,7 @@ impl Store {
         Ok(pieces)
     }
 
-    /// Takes this rank's part of new values of a state.
+    /// Takes this rank's part of new values of a state; there are as many bytes as values.
     pub(crate) fn write<E: Engine>(
         &self,
         executor: &mut Executor<E>,
@@ -137,16 +137,6 @@ impl Store {
     ) -> Result<()> {
         for (held, placed) in self.within(state, range) {
             let size = held.dtype.size();
-            let expected = range.elements.len() * size;
-            if bytes.len() != expected {
-                return Err(Error::refused(Problem::new(format!(
-                    "{} bytes for {} values of `{}` in {}, which are {expected}",
-                    bytes.len(),
-                    range.elements.len(),
-                    self.params[range.param].name,
-                    held.dtype
-                ))));
-            }
             let first = placed.global.start - range.elements.start;
             let own = &bytes[first * size..][..placed.global.len() * size];
             executor.write_at(script, held.buffer, placed.at * size, own)?;

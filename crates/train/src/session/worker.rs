@@ -10,8 +10,8 @@ use phalanx_ir::Param;
 use phalanx_models::hf;
 use phalanx_runtime::{Executor, Observed, ScriptId};
 use phalanx_script::{
-    BufferKey, Choice, Controller, EveryStep, MemoryPlan, Moved, Number, Outcome, Record, Route,
-    Script, ScriptKey, State, StateKind, traffic,
+    BufferKey, Choice, Controller, MemoryPlan, Moved, Number, Outcome, Record, Route, Script,
+    ScriptKey, State, StateKind, traffic,
 };
 
 use super::command::{Answer, Command, Feeds, Measured, Piece, StateRange, StepAnswer};
@@ -20,7 +20,7 @@ use super::forward::{read_scalar, shown};
 use super::lowered::Lowered;
 use super::planner::Planner;
 use super::store::{ReadParam, Store, assemble};
-use super::traced::{Traced, describe};
+use super::traced::describe;
 use super::{Models, Settings, StepResult};
 use crate::error::{Error, Problem, Result};
 
@@ -35,6 +35,9 @@ pub struct RankWorker<E: Engine> {
     controller: Arc<dyn Controller>,
     records: Vec<Record>,
 }
+
+/// How many of the latest steps a rule is shown at least.
+const RECORDS: usize = 1 << 10;
 
 /// A script that the executor has, and what fills its inputs.
 struct Loaded {
@@ -73,9 +76,9 @@ impl<E: Engine> RankWorker<E> {
         }
         let state = plan.state().clone();
         let store = Store::new(&lowered.model, lowered.param_types(rank), &state, ranks);
-        let (settings, controller) = (lowered.settings.clone(), Arc::new(EveryStep));
-        // A warm step allocates nothing, for some time at least.
-        let records = Vec::with_capacity(1 << 12);
+        let settings = lowered.settings.clone();
+        let controller = settings.controller.clone();
+        let records = Vec::with_capacity(2 * RECORDS);
         Ok(Self { executor, settings, state, store, scripts, controller, records })
     }
 
@@ -114,17 +117,6 @@ impl<E: Engine> RankWorker<E> {
         Ok(self.step_at(self.steps_taken() + 1, data, lr, None)?.result)
     }
 
-    /// The same, and tells when it did what, counted from `origin`.
-    pub fn step_traced(
-        &mut self,
-        data: &StepData<'_>,
-        lr: f64,
-        origin: Instant,
-    ) -> Result<(StepResult, Vec<Traced>)> {
-        let answer = self.step_at(self.steps_taken() + 1, data, lr, Some(origin))?;
-        Ok((answer.result, answer.traced.expect("it was asked for")))
-    }
-
     fn step_at(
         &mut self,
         step: u64,
@@ -149,6 +141,10 @@ impl<E: Engine> RankWorker<E> {
         let mut read = |number| read_scalar(&mut self.executor, train, number, bytes);
         let result = StepResult { loss: read(Number::Loss)?, grad_norm: read(Number::GradNorm)? };
         let outcome = Outcome::Applied;
+        // Rules look at the latest; a warm step allocates nothing.
+        if self.records.len() == 2 * RECORDS {
+            self.records.drain(..RECORDS);
+        }
         self.records.push(Record { step, outcome });
         Ok(StepAnswer { result, outcome, traced })
     }

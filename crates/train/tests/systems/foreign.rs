@@ -5,11 +5,14 @@
 
 use phalanx_comm::{Launcher, Options, Streams};
 use phalanx_cpu::CpuEngine;
+use phalanx_ir::DType;
+use phalanx_script::StateKind;
 use phalanx_testing::Remote;
 use phalanx_train::corpus::{self, with_step_data};
+use phalanx_train::error::Result;
 use phalanx_train::host::{self, rank_engine};
 use phalanx_train::network::Network;
-use phalanx_train::session::{Backend, EngineBackend, Lowered, Prepared, Size};
+use phalanx_train::session::{Backend, EngineBackend, Feeds, Lowered, Prepared, Size, StepData};
 
 use crate::support::{llama, models, settings};
 
@@ -53,5 +56,70 @@ fn the_same_bits_as_on_threads() {
             (numbers, session.params().unwrap(), moved)
         };
         assert_eq!(run(&*host::threads()), run(&*backend()), "{sets:?}");
+    }
+}
+
+/// Ranks that feed themselves for several steps take those that are asked for one by one.
+#[test]
+fn steps_at_once_are_steps_one_by_one() {
+    struct Batches<'a>(&'a [phalanx_data::Batch]);
+    impl Feeds for Batches<'_> {
+        fn with(
+            &self,
+            step: u64,
+            run: &mut dyn FnMut(&StepData<'_>, f64) -> Result<()>,
+        ) -> Result<()> {
+            with_step_data(&self.0[step as usize - 1], |data| run(data, 0.01 * step as f64))
+        }
+    }
+    let loaded = llama(&["parallel.dp=2", "parallel.zero=2", "train.microbatches=2"]);
+    let corpus = corpus::open(&loaded).unwrap();
+    let mut loader = corpus::training(&loaded, &corpus).unwrap();
+    let batches: Vec<_> = (0..4).map(|_| loader.next_batch().unwrap().clone()).collect();
+    let run = |counts: &[u64]| {
+        let network = Network::new(&loaded).unwrap();
+        let prepared = Prepared::new(&models(&loaded), settings(&loaded, None)).unwrap();
+        let mut session = prepared.start(&*network.start()).unwrap();
+        let taken = counts.iter().map(|count| session.take(*count, &Batches(&batches)).unwrap());
+        let taken: Vec<_> = taken.flatten().collect();
+        assert_eq!(session.steps(), 4);
+        (taken, session.params().unwrap())
+    };
+    assert_eq!(run(&[4]), run(&[1, 1, 1, 1]));
+    assert_eq!(run(&[1, 3]), run(&[4]));
+}
+
+/// Whatever of a state is written is what is read, in its own type, on every rank that holds it.
+#[test]
+fn state_is_written_where_it_is_read() {
+    let bf16 = ["precision.compute=bf16", "precision.weights=bf16", "precision.grads=f32"];
+    let shards = ["parallel.dp=2", "parallel.tp=2", "parallel.zero=3"];
+    let loaded = llama(&[&bf16[..], &shards].concat());
+    let network = Network::new(&loaded).unwrap();
+    let prepared = Prepared::new(&models(&loaded), settings(&loaded, None)).unwrap();
+    let mut session = prepared.start(&*network.start()).unwrap();
+    let kinds = [
+        (StateKind::Weights, DType::Bf16),
+        (StateKind::Master, DType::F32),
+        (StateKind::Optimizer(1), DType::F32),
+    ];
+    for param in 0..session.parameters().len() {
+        let whole = 0..session.parameters()[param].elements();
+        let some = whole.end / 3..whole.end - whole.end / 4;
+        for (kind, dtype) in kinds {
+            let (found, before) = session.read(param, kind, whole.clone()).unwrap();
+            assert_eq!(found, dtype);
+            // Optimizer state is written at the start.
+            let zero = before.iter().all(|byte| *byte == 0);
+            assert!(zero || !matches!(kind, StateKind::Optimizer(_)));
+            let new: Vec<u8> = (0..some.len() * dtype.size()).map(|i| (i % 100) as u8).collect();
+            session.write(param, kind, some.clone(), &new).unwrap();
+            let (_, after) = session.read(param, kind, whole.clone()).unwrap();
+            let [from, to] = [some.start, some.end].map(|at| at * dtype.size());
+            assert_eq!((&after[..from], &after[to..]), (&before[..from], &before[to..]));
+            assert_eq!(after[from..to], new);
+        }
+        session.write(param, StateKind::Optimizer(9), some.clone(), &[]).unwrap_err();
+        session.write(param, StateKind::Weights, some, &[1, 2, 3]).unwrap_err();
     }
 }
