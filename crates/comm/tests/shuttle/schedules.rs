@@ -197,7 +197,7 @@ fn memory_of_a_rank_that_fails_is_left_alone() {
             Err(CommError::Aborted(failure)) => {
                 assert_eq!((failure.rank, &*failure.message), (2, "no more"));
             }
-            Err(other) => panic!("{other:?}"),
+            Err(other) => assert!(is_closed(&other.to_string()), "{other:?}"),
         }
     });
 }
@@ -215,6 +215,12 @@ fn a_rank_that_leaves_wakes_the_others() {
         }
         let result = handle.and_then(|handle| endpoint.wait(handle));
         let error = result.unwrap_err().to_string();
-        assert!(error.contains("rank 0 failed: it left"), "{error}");
+        assert!(error.contains("rank 0 failed: it left") || is_closed(&error), "{error}");
     });
+}
+
+/// Whether a rank has left without its last words, which a schedule that lets nobody else run keeps out of a
+/// stream that is full.
+fn is_closed(error: &str) -> bool {
+    error.contains("has closed its stream")
 }
