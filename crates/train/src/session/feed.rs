@@ -7,7 +7,7 @@ use phalanx_ir::{DType, ElementRun, Model, Role, TensorType};
 use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{BufferId, BufferKey, Ranks, Scalar};
 
-use super::numbers::encode_all;
+use super::numbers::encode;
 use crate::error::{Error, Problem, Result};
 
 /// One step's data: for each data port of the model its rows, those of all micro-batches.
@@ -152,7 +152,10 @@ impl Feed {
                     bytes.extend(key.iter().flat_map(|word| word.to_ne_bytes()));
                 }
                 Input::Scalar(name, dtype) => {
-                    *bytes = encode_all(*dtype, [scalars.value(name, data)?].into_iter());
+                    let value = scalars.value(name, data)?;
+                    bytes.clear();
+                    bytes.resize(size, 0);
+                    encode(*dtype, &[value], bytes);
                 }
             }
             executor.write(self.script, *buffer, bytes)?;
