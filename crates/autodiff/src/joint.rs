@@ -28,19 +28,6 @@ impl From<Program> for Joint {
     }
 }
 
-/// What the name of a cotangent starts with.
-const COTANGENT: &str = "d.";
-
-/// The name of the cotangent of a boundary value.
-pub fn cotangent_name(boundary: &str) -> String {
-    format!("{COTANGENT}{boundary}")
-}
-
-/// The boundary value that a cotangent of this name belongs to.
-pub fn boundary_name(cotangent: &str) -> Option<&str> {
-    cotangent.strip_prefix(COTANGENT)
-}
-
 /// Forms the joint graph of a segment's forward program. Parameter gradients come out in `grads`,
 /// the element type that they are accumulated in.
 ///
@@ -99,9 +86,7 @@ impl Reverse {
             }
             let ty = forward.ty(port.value).clone();
             let seed = match port.role {
-                Role::Boundary => {
-                    self.program.input(cotangent_name(&port.name), Role::Cotangent, ty)
-                }
+                Role::Boundary => self.program.cotangent_input(&port.name, ty),
                 Role::Loss if ty.shape.is_empty() => {
                     self.program.constant(ty.dtype, &[], 1.0, Phase::B)?
                 }
@@ -157,9 +142,7 @@ impl Reverse {
                 continue;
             };
             match port.role {
-                Role::Boundary => {
-                    self.program.output(cotangent_name(&port.name), Role::Cotangent, gradient);
-                }
+                Role::Boundary => self.program.cotangent_output(&port.name, gradient),
                 Role::Param => self.program.output(&port.name, Role::Gradient, gradient),
                 _ => {}
             }

@@ -19,5 +19,5 @@
 mod joint;
 mod slice;
 
-pub use joint::{Joint, boundary_name, cotangent_name, joint};
+pub use joint::{Joint, joint};
 pub use slice::{Phases, Recompute, slice};

@@ -292,7 +292,8 @@ impl<'a> Cut<'a> {
                 outputs.push(port.clone());
             }
         }
-        let residual = |&value| Port { name: residual_name(value), value, role: Role::Residual };
+        let residual =
+            |&value| Port { name: residual_name(value), value, role: Role::Residual, of: None };
         outputs.extend(leaving.iter().map(residual));
         outputs
     }

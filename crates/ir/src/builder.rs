@@ -110,7 +110,7 @@ impl Builder {
 
     /// The random key of this segment instance and micro-batch.
     pub fn key(&self) -> Tensor<'_> {
-        self.input("key", Role::Scalar, TensorType::new(DType::I32, [5]))
+        self.input("key", Role::Random, TensorType::new(DType::I32, [5]))
     }
 
     /// A constant tensor.

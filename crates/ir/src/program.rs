@@ -30,8 +30,10 @@ pub enum Role {
     Param,
     /// Part of a batch: token ids, targets.
     Data,
-    /// A number of the step: learning rate, 1/valid tokens, clip coefficient, random key.
+    /// A number of the step: learning rate, 1/valid tokens, clip coefficient.
     Scalar,
+    /// The key of an instance's random numbers for a micro-batch.
+    Random,
     /// A value that one phase keeps for a later one.
     Residual,
     /// The gradient of a boundary value.
@@ -48,11 +50,12 @@ pub enum Role {
 
 impl Role {
     /// Every role, in no particular order.
-    pub const ALL: [Role; 10] = [
+    pub const ALL: [Role; 11] = [
         Role::Boundary,
         Role::Param,
         Role::Data,
         Role::Scalar,
+        Role::Random,
         Role::Residual,
         Role::Cotangent,
         Role::Gradient,
@@ -68,6 +71,7 @@ impl Role {
             Role::Param => "param",
             Role::Data => "data",
             Role::Scalar => "scalar",
+            Role::Random => "random",
             Role::Residual => "residual",
             Role::Cotangent => "cotangent",
             Role::Gradient => "gradient",
@@ -99,6 +103,16 @@ pub struct Port {
     pub value: ValueId,
     /// What it is to the script.
     pub role: Role,
+    /// Of a cotangent: the name of the boundary value whose gradient it is.
+    pub of: Option<String>,
+}
+
+impl Port {
+    /// The cotangent of a boundary value. Its name is for people: `of` says whose it is.
+    fn cotangent(boundary: &str, value: ValueId) -> Self {
+        let of = Some(boundary.to_owned());
+        Self { name: format!("d.{boundary}"), value, role: Role::Cotangent, of }
+    }
 }
 
 /// One instruction.
@@ -209,13 +223,37 @@ impl Program {
     /// Declares an input.
     pub fn input(&mut self, name: impl Into<String>, role: Role, ty: TensorType) -> ValueId {
         let value = self.fresh(ty);
-        self.inputs.push(Port { name: name.into(), value, role });
+        self.inputs.push(Port { name: name.into(), value, role, of: None });
+        value
+    }
+
+    /// Declares the cotangent of a boundary value as an input.
+    pub fn cotangent_input(&mut self, boundary: &str, ty: TensorType) -> ValueId {
+        let value = self.fresh(ty);
+        self.inputs.push(Port::cotangent(boundary, value));
+        value
+    }
+
+    /// Declares an input that is to the script what a port of another program is.
+    pub fn input_like(&mut self, port: &Port, ty: TensorType) -> ValueId {
+        let value = self.fresh(ty);
+        self.inputs.push(Port { value, ..port.clone() });
         value
     }
 
     /// Declares an output.
     pub fn output(&mut self, name: impl Into<String>, role: Role, value: ValueId) {
-        self.outputs.push(Port { name: name.into(), value, role });
+        self.outputs.push(Port { name: name.into(), value, role, of: None });
+    }
+
+    /// Declares the cotangent of a boundary value as an output.
+    pub fn cotangent_output(&mut self, boundary: &str, value: ValueId) {
+        self.outputs.push(Port::cotangent(boundary, value));
+    }
+
+    /// Declares an output that is to the script what a port of another program is.
+    pub fn output_like(&mut self, port: &Port, value: ValueId) {
+        self.outputs.push(Port { value, ..port.clone() });
     }
 
     /// Appends an instruction; its result types follow from the op's rule.

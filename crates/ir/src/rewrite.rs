@@ -101,7 +101,7 @@ impl<'a> Rewriter<'a> {
     pub fn finish_with(mut self, outputs: &[Port]) -> Program {
         for port in outputs {
             let value = self.resolve(port.value);
-            self.new.output(port.name.clone(), port.role, value);
+            self.new.output_like(port, value);
         }
         self.new
     }
@@ -111,8 +111,7 @@ impl<'a> Rewriter<'a> {
         let mut new = Program::new(old.name.clone(), old.mesh().clone());
         let mut map = vec![None; old.values().len()];
         for port in old.inputs() {
-            map[port.value.index()] =
-                ty(port).map(|ty| new.input(port.name.clone(), port.role, ty));
+            map[port.value.index()] = ty(port).map(|ty| new.input_like(port, ty));
         }
         Self { old, new, map }
     }

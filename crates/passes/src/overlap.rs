@@ -86,7 +86,7 @@ impl<'a> Copy<'a> {
         let mut map = vec![ValueId(u32::MAX); old.values().len()];
         for port in old.inputs() {
             let ty = old.ty(port.value).clone();
-            map[port.value.index()] = new.input(&port.name, port.role, ty);
+            map[port.value.index()] = new.input_like(port, ty);
         }
         Self { old, new, map, handles: vec![ValueId(u32::MAX); old.instrs().len()] }
     }
@@ -125,7 +125,7 @@ impl<'a> Copy<'a> {
 
     fn finish(mut self) -> Program {
         for port in self.old.outputs() {
-            self.new.output(&port.name, port.role, self.map[port.value.index()]);
+            self.new.output_like(port, self.map[port.value.index()]);
         }
         self.new.canonical()
     }

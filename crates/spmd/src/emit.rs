@@ -259,7 +259,7 @@ impl Emitter<'_, '_> {
         let mut program = Program::new(&old.name, mesh.clone());
         let mut map = vec![ValueId(u32::MAX); self.types.len()];
         for (port, &new) in old.inputs().iter().zip(inputs) {
-            map[new] = program.input(&port.name, port.role, self.types[new].clone());
+            map[new] = program.input_like(port, self.types[new].clone());
         }
         let mut origins = Vec::with_capacity(self.instrs.len());
         // Collectives in between move the instructions that origins speak of.
@@ -278,7 +278,7 @@ impl Emitter<'_, '_> {
             origins.push(origin.and_then(|o| moved[o]));
         }
         for (port, &new) in old.outputs().iter().zip(outputs) {
-            program.output(&port.name, port.role, map[new]);
+            program.output_like(port, map[new]);
         }
         phalanx_ir::verify(&program)?;
         Ok(Joint { program, origins })

@@ -1,6 +1,6 @@
 //! Annotations as the partitioner reads them: which axes of a value are decided, by number.
 
-use phalanx_autodiff::{Joint, boundary_name};
+use phalanx_autodiff::Joint;
 use phalanx_ir::{Port, Program, Role, ValueId};
 
 use crate::annotate::{Annotations, Entry};
@@ -122,9 +122,9 @@ impl Pins {
             pin.closed = grid.all();
         }
         for port in program.inputs_with(Role::Cotangent) {
-            let boundary = boundary_name(&port.name)
-                .and_then(|name| program.outputs_with(Role::Boundary).find(|p| p.name == name))
-                .expect("a cotangent is named after the boundary value it belongs to");
+            let boundary = (port.of.as_ref())
+                .and_then(|name| program.outputs_with(Role::Boundary).find(|p| p.name == *name))
+                .expect("a cotangent says whose it is");
             self.read[port.value.index()] = self.read[boundary.value.index()].clone();
         }
     }
@@ -134,7 +134,7 @@ impl Pins {
 pub(crate) fn differentiated<'p>(program: &'p Program, port: &Port) -> Option<&'p Port> {
     let name = match port.role {
         Role::Gradient => Some(port.name.as_str()),
-        Role::Cotangent => boundary_name(&port.name),
+        Role::Cotangent => port.of.as_deref(),
         _ => return None,
     };
     let found = name.and_then(|name| program.input_named(name));

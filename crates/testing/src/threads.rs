@@ -219,7 +219,7 @@ pub fn random_inputs(program: &Program, ids: u32, seed: u64) -> Vec<Tensor> {
             let ty = program.ty(port.value);
             let stream = Stream::named(seed, &port.name);
             match (ty.dtype, port.role) {
-                (DType::I32, Role::Scalar) => {
+                (DType::I32, Role::Random) => {
                     Tensor::from_i32(&ty.shape, &[7, 1, 3, 2, 40]).unwrap()
                 }
                 (DType::I32, _) => Tensor::ids(&ty.shape, ids, stream),

@@ -54,8 +54,8 @@ impl Check {
         };
         let mut handles: Vec<Value<'_>> =
             self.params.iter().map(|p| input(Role::Param, p)).collect();
-        // Random ops look their key up by name, as a number of the step.
-        let role = |name: &str| if name == "key" { Role::Scalar } else { Role::Data };
+        // Random ops look their key up by name.
+        let role = |name: &str| if name == "key" { Role::Random } else { Role::Data };
         handles.extend(self.data.iter().map(|d| input(role(&d.0), d)));
         let y = expression(&b, &handles);
         let shape = y.shape();

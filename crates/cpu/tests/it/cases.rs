@@ -81,7 +81,7 @@ impl Cases {
     fn add_keyed(&mut self, op: impl Into<Op>, operands: &[&Tensor]) {
         self.add(op, operands);
         if let Some((_, role)) = self.0.last_mut().and_then(|c| c.operands.last_mut()) {
-            *role = Role::Scalar;
+            *role = Role::Random;
         }
     }
 

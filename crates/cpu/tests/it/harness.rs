@@ -14,7 +14,7 @@ pub(crate) fn inputs(program: &Program, vocab: u32, seed: u64) -> Vec<(String, T
             let ty = program.ty(port.value);
             let stream = Stream::named(seed, &port.name);
             let tensor = match (ty.dtype, port.role) {
-                (DType::I32, Role::Scalar) => {
+                (DType::I32, Role::Random) => {
                     Tensor::from_i32(&ty.shape, &[7, 1, 3, 2, 40]).unwrap()
                 }
                 (DType::I32, _) => Tensor::ids(&ty.shape, vocab, stream),

@@ -6,7 +6,7 @@ use crate::attr::AttrReader;
 use crate::error::IrError;
 use crate::mesh::Mesh;
 use crate::ops::Op;
-use crate::program::{Phase, Program, Role, ValueId};
+use crate::program::{Phase, Port, Program, Role, ValueId};
 use crate::types::TensorType;
 
 use super::print::COMMENT;
@@ -49,9 +49,9 @@ struct Reader {
 impl Reader {
     fn line(&mut self, text: &str) -> Result<(), String> {
         if let Some(rest) = text.strip_prefix("return ") {
-            let (name, role, value) = port(rest)?;
+            let (port, value) = port(rest)?;
             let value = self.value(value)?;
-            self.program.output(name, role, value);
+            self.program.output_like(&port, value);
             return Ok(());
         }
         if let Some(rest) = text.strip_prefix("note ") {
@@ -64,10 +64,10 @@ impl Reader {
         if let Some((results, rest)) = text.split_once(" = ") {
             return self.instr(results, rest);
         }
-        let (name, role, ty) = port(text)?;
+        let (port, ty) = port(text)?;
         let ty = self.ty(ty)?;
-        let value = self.program.input(name, role, ty);
-        self.names.insert(name.to_owned(), value);
+        let value = self.program.input_like(&port, ty);
+        self.names.insert(port.name, value);
         Ok(())
     }
 
@@ -122,13 +122,20 @@ impl Reader {
     }
 }
 
-/// `name: role rest`.
-fn port(text: &str) -> Result<(&str, Role, &str), String> {
+/// `name: role rest`, or `name: role of boundary rest`; the value is filled in by who declares it.
+fn port(text: &str) -> Result<(Port, &str), String> {
     let (name, rest) = text.split_once(": ").ok_or("expected `name: role type`")?;
     let (role, rest) = rest.split_once(' ').ok_or("expected `role type`")?;
     let role = (Role::ALL.into_iter().find(|r| r.name() == role))
         .ok_or_else(|| format!("unknown role `{role}`"))?;
-    Ok((name, role, rest))
+    let (of, rest) = match rest.strip_prefix("of ") {
+        Some(rest) => {
+            let (of, rest) = rest.split_once(' ').ok_or("expected `of boundary type`")?;
+            (Some(of.to_owned()), rest)
+        }
+        None => (None, rest),
+    };
+    Ok((Port { name: name.to_owned(), value: ValueId(u32::MAX), role, of }, rest))
 }
 
 /// Splits `f32[8,4], f32[8]{0:a,b}` at the commas between types: those followed by a space.

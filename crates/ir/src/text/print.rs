@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::ops::{Op, OpDef};
-use crate::program::{Instr, Phase, Program, ValueId};
+use crate::program::{Instr, Phase, Port, Program, ValueId};
 
 /// The name of a value: an input's own, else `%` and its number.
 pub fn value_name(program: &Program, value: ValueId) -> String {
@@ -49,6 +49,12 @@ impl fmt::Display for Program {
     }
 }
 
+/// `name: role`, and for a cotangent whose it is.
+fn head(port: &Port) -> String {
+    let of = port.of.as_ref().map_or(String::new(), |boundary| format!(" of {boundary}"));
+    format!("{}: {}{of}", port.name, port.role.name())
+}
+
 fn write(
     f: &mut impl fmt::Write,
     program: &Program,
@@ -57,7 +63,7 @@ fn write(
     writeln!(f, "{}", format!("mesh {}", program.mesh()).trim_end())?;
     writeln!(f, "program {} {{", program.name)?;
     for port in program.inputs() {
-        writeln!(f, "  {}: {} {}", port.name, port.role.name(), program.ty(port.value))?;
+        writeln!(f, "  {} {}", head(port), program.ty(port.value))?;
     }
     for i in program.instrs() {
         let comment = comment(i).map_or(String::new(), |words| format!("{COMMENT}{words}"));
@@ -68,7 +74,7 @@ fn write(
     }
     for port in program.outputs() {
         let value = value_name(program, port.value);
-        writeln!(f, "  return {}: {} {value}", port.name, port.role.name())?;
+        writeln!(f, "  return {} {value}", head(port))?;
     }
     writeln!(f, "}}")
 }

@@ -16,8 +16,8 @@ pub(crate) fn eval(
     inputs: &[(&str, Tensor)],
     expression: impl for<'b> FnOnce(&'b Builder, &[Value<'b>]) -> Vec<Value<'b>>,
 ) -> Vec<Tensor> {
-    // Random ops look their key up by name, as a number of the step.
-    let role = |name: &str| if name == "key" { Role::Scalar } else { Role::Data };
+    // Random ops look their key up by name.
+    let role = |name: &str| if name == "key" { Role::Random } else { Role::Data };
     let b = Builder::new("expression", DType::F64);
     let handles: Vec<Value<'_>> = (inputs.iter())
         .map(|(name, t)| b.input(name, role(name), TensorType::new(t.dtype(), t.shape())))

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use phalanx_autodiff::boundary_name;
 use phalanx_call::{Lane, Tier, Value};
 use phalanx_ir::{DType, Model, Port, Role};
 
@@ -161,8 +160,7 @@ impl<'a> Binder<'a> {
                 let port = name.clone();
                 (BufferKey::Data { port, microbatch }, Category::Inputs, Source::Host)
             }
-            // A random key tells instances and micro-batches apart; other numbers are the step's.
-            Role::Scalar if port.name == "key" => {
+            Role::Random => {
                 (BufferKey::Random { instance, microbatch }, Category::Inputs, Source::Host)
             }
             Role::Scalar => {
@@ -329,7 +327,7 @@ fn value(instance: usize, port: &Arc<str>, microbatch: usize) -> BufferKey {
 
 /// The boundary value that a cotangent's port belongs to.
 fn boundary_of(port: &Port) -> Result<&str, ScriptError> {
-    boundary_name(&port.name).ok_or_else(|| {
-        ScriptError::Schedule(format!("`{}` is not the name of a cotangent", port.name))
+    port.of.as_deref().ok_or_else(|| {
+        ScriptError::Schedule(format!("`{}` does not say whose cotangent it is", port.name))
     })
 }

@@ -9,7 +9,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_autodiff::boundary_name;
 use phalanx_call::Value;
 use phalanx_ir::{Model, Role};
 
@@ -174,7 +173,7 @@ impl<'a> Flow<'a> {
             link(from, Direction::Forward, &port.name, source);
         }
         for port in program.inputs_with(Role::Cotangent) {
-            let Some(boundary) = boundary_name(&port.name) else { continue };
+            let boundary = port.of.as_deref().expect("a cotangent says whose it is");
             let places: Vec<Point> = (wiring.differentiated(instance, boundary).iter())
                 .map(|&user| self.place(user, microbatch, Direction::Backward))
                 .collect::<Result<_, _>>()?;

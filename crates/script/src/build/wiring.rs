@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use phalanx_autodiff::boundary_name;
 use phalanx_ir::{Model, Role};
 
 use crate::build::Compiled;
@@ -27,8 +26,7 @@ impl Wiring {
                 wiring.givers.entry(port.name.as_str().into()).or_default().push(number);
             }
             for port in compiled.program(instance.segment, Part::BW).outputs_with(Role::Cotangent) {
-                let boundary = boundary_name(&port.name)
-                    .expect("the port of a cotangent is named after its boundary value");
+                let boundary = port.of.as_deref().expect("a cotangent says whose it is");
                 wiring.differentiate.entry(boundary.into()).or_default().push(number);
             }
         }

@@ -177,7 +177,7 @@ fn wishes_for(
     let mut wishes = Vec::new();
     for (value, role) in inputs.chain(results) {
         let chance = match role {
-            Role::Scalar => 0,
+            Role::Scalar | Role::Random => 0,
             Role::Probe => 15,
             _ => 75,
         };

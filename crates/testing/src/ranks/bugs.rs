@@ -200,7 +200,7 @@ fn gradient_not_partial(program: &Program) -> Option<Program> {
     let mut wrong = Program::new(&program.name, program.mesh().clone());
     // The values of an emitted program are numbered as its text lists them, here too.
     for port in program.inputs() {
-        wrong.input(&port.name, port.role, program.ty(port.value).clone());
+        wrong.input_like(port, program.ty(port.value).clone());
     }
     for instr in program.instrs() {
         let types = instr.outputs.iter().map(|&v| program.ty(v).clone()).collect();
@@ -214,7 +214,7 @@ fn gradient_not_partial(program: &Program) -> Option<Program> {
             let as_it_is = Collective::new(CollectiveKind::Done, Vec::new());
             value = wrong.push_unchecked(as_it_is.into(), &[value], vec![whole], Phase::W)[0];
         }
-        wrong.output(&port.name, port.role, value);
+        wrong.output_like(port, value);
     }
     Some(wrong)
 }
