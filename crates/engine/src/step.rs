@@ -59,20 +59,28 @@ impl<K> Listed<K> {
             return Err(begun_twice());
         }
         self.events.clear();
+        self.under_way = true;
         for call in self.calls.iter() {
             self.after.clear();
             self.after.extend(call.after.iter().map(|&before| self.events[before]));
-            let event = engine.launch(&call.kernel, &call.args(), call.lane, &self.after)?;
-            self.events.push(event);
+            match engine.launch(&call.kernel, &call.args(), call.lane, &self.after) {
+                Ok(event) => self.events.push(event),
+                Err(error) => {
+                    // What was launched still works on memory that the caller may take back. Why the
+                    // launch failed says more than what comes of it.
+                    let _ = self.end(engine);
+                    return Err(error);
+                }
+            }
         }
-        self.under_way = true;
         Ok(())
     }
 
-    /// Waits for every call that was launched.
+    /// Waits for every call that was launched, also if one of them failed; the first failure is returned.
     pub fn end<E: Engine<Kernel = K>>(&mut self, engine: &mut E) -> Result<(), EngineError> {
         self.under_way = false;
-        self.events.iter().try_for_each(|&event| engine.wait(event))
+        let waits = self.events.iter().map(|&event| engine.wait(event));
+        waits.fold(Ok(()), |first, next| first.and(next))
     }
 
     /// When every call happened.

@@ -8,6 +8,5 @@ mod edges;
 mod pipelined;
 mod planner;
 mod random;
-mod scale;
 mod tiers;
 mod together;

@@ -1,4 +1,6 @@
-//! A deep model on a long pipeline: scripts grow with what is done, and so does what is known of them.
+//! A deep model on a long pipeline: scripts grow with what is done, and so does the memory of checking
+//! them. A test binary of its own, for it counts what is allocated.
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +15,11 @@ use phalanx_script::{
     World, check_classes, merge_adjacent, train_script,
 };
 use phalanx_spmd::Sharing;
+use phalanx_sys::count_alloc::{CountingAllocator, counts};
 use phalanx_testing::{compile, tiny};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const LAYERS: usize = 96;
 const DEVICES: usize = 16;
@@ -84,6 +90,8 @@ struct Measured {
     checking: Duration,
     /// Numbers that the orders of all scripts keep.
     order: usize,
+    /// Bytes that checking and planning allocate, freed or not: the memory they take is at most that.
+    allocated: u64,
 }
 
 /// Builds, checks and plans the scripts of all devices.
@@ -95,16 +103,16 @@ fn measure(model: &Model, compiled: &Compiled, microbatches: usize) -> Measured 
     for (device, script) in scripts.iter().enumerate() {
         assert_eq!(script.actions.len(), actions(device, microbatches), "device {device}");
     }
-    let start = Instant::now();
+    let (start, before) = (Instant::now(), counts());
     let planned: Vec<Planned> =
         scripts.into_iter().map(|script| Planned::new(script, None).unwrap()).collect();
     let classes: Vec<Class<'_>> = (planned.iter())
         .map(|p| Class { script: &p.script, order: &p.order, others: Vec::new() })
         .collect();
     check_classes(&classes).unwrap();
-    let checking = start.elapsed();
+    let (checking, allocated) = (start.elapsed(), (counts() - before).bytes);
     let order = planned.iter().map(|p| p.order.size()).sum();
-    Measured { building, checking, order }
+    Measured { building, checking, order, allocated }
 }
 
 #[test]
@@ -114,12 +122,15 @@ fn a_deep_model_on_a_long_pipeline_is_built_and_checked() {
         let measured = measure(&model, &compiled, microbatches);
         println!(
             "{LAYERS} layers, {microbatches} micro-batches, {DEVICES} devices: building {:.3} s, \
-             checking and planning {:.3} s",
+             checking and planning {:.3} s, {} bytes allocated",
             measured.building.as_secs_f64(),
-            measured.checking.as_secs_f64()
+            measured.checking.as_secs_f64(),
+            measured.allocated
         );
         measured
     });
     let ratio = whole.order as f64 / half.order as f64;
     assert!(ratio < 2.2, "the orders of twice as many micro-batches are {ratio} times as large");
+    let ratio = whole.allocated as f64 / half.allocated as f64;
+    assert!(ratio < 2.4, "checking twice as many micro-batches takes {ratio} times the memory");
 }
