@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use phalanx::config::{self, Sources};
 use phalanx::ir::DType;
 use phalanx::pipeline::Warmup;
 use phalanx::script::Part;
-use phalanx::train::config::{self, Sources};
 use phalanx::train::eval::ModelSource;
 
 /// Trains large models, and works out beforehand how it should be done.

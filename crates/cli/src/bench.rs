@@ -1,8 +1,9 @@
 //! `phalanx bench`: each benchmark as JSON or as a few lines for people.
 
-use phalanx::train::error::Result;
-use phalanx::train::metrics::{bytes, counted};
-use phalanx::train::{bench, network};
+use phalanx::bench;
+use phalanx::error::Result;
+use phalanx::error::{bytes, counted};
+use phalanx::session::network;
 
 use crate::args::{Bench, Settings};
 use crate::out;

@@ -2,13 +2,15 @@
 
 use std::path::Path;
 
+use phalanx::config;
+use phalanx::error::Result;
+use phalanx::error::counted;
+use phalanx::inspect::explain::{Explanation, Focus};
 use phalanx::ir::DType;
-use phalanx::train::error::Result;
+use phalanx::session::network;
 use phalanx::train::eval::{self, ModelSource};
-use phalanx::train::explain::{Explanation, Focus};
-use phalanx::train::metrics::counted;
 use phalanx::train::saved::Saved;
-use phalanx::train::{Output, config, network, train};
+use phalanx::train::{Output, train};
 use phalanx_sys::interrupt;
 use serde_json::json;
 

@@ -17,7 +17,7 @@ use clap::Parser;
 use clap::error::ErrorKind;
 
 use args::Args;
-use phalanx::train::error::Error;
+use phalanx::error::Error;
 use phalanx_sys::CountingAllocator;
 
 /// Counts allocations, so that `bench step` can tell what the matrix library packs.

@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use console::Term;
+use phalanx::error::{Error, Problem, Result};
+use phalanx::inspect::writable::can_write;
 use phalanx::pipeline::picture::{self, Look, Panel};
 use phalanx::pipeline::{
     Costs, Named, PipelineError, Schedule, Shape, Times, Warmup, csv, simulate,
 };
-use phalanx::train::error::{Error, Problem, Result};
-use phalanx::train::pipeline::read_schedule;
+use phalanx::session::custom::read_schedule;
 use phalanx::train::progress::{Stream, Style};
-use phalanx::train::writable::can_write;
 use phalanx_sys::Staged;
 use serde::Serialize;
 

@@ -1,8 +1,8 @@
 //! `phalanx verify`: the comparison as a table.
 
-use phalanx::train::error::{Error, Problem, Result};
-use phalanx::train::metrics::{bytes, counted};
-use phalanx::train::verify::{self, Astray, Verified};
+use phalanx::error::{Error, Problem, Result};
+use phalanx::error::{bytes, counted};
+use phalanx::inspect::verify::{self, Astray, Verified};
 
 use crate::args::Settings;
 use crate::out;

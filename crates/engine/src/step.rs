@@ -79,8 +79,12 @@ impl<K> Listed<K> {
     /// Waits for every call that was launched, also if one of them failed; the first failure is returned.
     pub fn end<E: Engine<Kernel = K>>(&mut self, engine: &mut E) -> Result<(), EngineError> {
         self.under_way = false;
-        let waits = self.events.iter().map(|&event| engine.wait(event));
-        waits.fold(Ok(()), |first, next| first.and(next))
+        let mut ended = Ok(());
+        for &event in &self.events {
+            let call = engine.wait(event);
+            ended = ended.and(call);
+        }
+        ended
     }
 
     /// When every call happened.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use phalanx_data::{Corpus, Loader, LoaderConfig, MarkovCorpus, Permutation, TextFile, TokenFile};
-use phalanx_train::error::{Error, Problem, Result};
-use phalanx_train::session::{Field, StepData, StepResult};
+use phalanx_error::{Error, Problem, Result};
+use phalanx_session::{Field, StepData, StepResult};
 use phalanx_train::steps::Batches;
 
 /// Data of any kind that a trainer knows.

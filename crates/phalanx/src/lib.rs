@@ -108,10 +108,14 @@ mod report;
 mod trainer;
 
 pub use phalanx_autodiff as autodiff;
+pub use phalanx_bench as bench;
+pub use phalanx_config as config;
 pub use phalanx_cost as cost;
 pub use phalanx_cpu as cpu;
 pub use phalanx_data as data;
 pub use phalanx_engine as engine;
+pub use phalanx_error as error;
+pub use phalanx_inspect as inspect;
 pub use phalanx_ir as ir;
 pub use phalanx_models as models;
 pub use phalanx_passes as passes;
@@ -119,18 +123,19 @@ pub use phalanx_pipeline as pipeline;
 pub use phalanx_reference as reference;
 pub use phalanx_runtime as runtime;
 pub use phalanx_script as script;
+pub use phalanx_session as session;
 pub use phalanx_spmd as spmd;
 pub use phalanx_train as train;
 
 pub use data_source::{Data, Table};
+pub use phalanx_error::{Error, Result};
 pub use phalanx_pipeline::{Named, Schedule};
 pub use phalanx_script::{Category, Optimizer};
+pub use phalanx_session::{Order, Split};
 pub use phalanx_spmd::Strategy;
 pub use phalanx_spmd::strategies::{
     AllGatherKv, Automatic, Ddp, Fsdp, Megatron, Sequence, Ulysses, WeightUpdateSharding, Zero,
 };
-pub use phalanx_train::error::{Error, Result};
-pub use phalanx_train::session::{Order, Split};
 pub use phalanx_train::steps::Taken;
 pub use report::Report;
 pub use trainer::Trainer;

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use phalanx_error::Result;
 use phalanx_models::hf::{self, Tensor};
 use phalanx_script::Category;
-use phalanx_train::error::Result;
 
 /// What a training run leaves.
 #[derive(Clone, Debug)]

@@ -3,14 +3,12 @@
 use std::sync::Arc;
 
 use phalanx_autodiff::Recompute;
+use phalanx_error::{Error, Problem, Result};
 use phalanx_ir::{DType, IrError, Mesh, Model, Role};
 use phalanx_models::{Architecture, BatchShape};
 use phalanx_script::{Optimizer, Precision};
+use phalanx_session::{MemoryLimit, Models, Order, Parallel, Session, Settings, Split, initial};
 use phalanx_spmd::Strategy;
-use phalanx_train::error::{Error, Problem, Result};
-use phalanx_train::session::{
-    MemoryLimit, Models, Order, Parallel, Session, Settings, Split, initial,
-};
 use phalanx_train::steps::{Taken, take_steps};
 
 use crate::data_source::Data;

@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Every crate with its height: dependencies point to lower ones.
-const HEIGHTS: [(&str, u32); 20] = [
+const HEIGHTS: [(&str, u32); 25] = [
     ("phalanx-ir", 0),
     ("phalanx-sys", 0),
     ("phalanx-call", 1),
@@ -27,9 +27,14 @@ const HEIGHTS: [(&str, u32); 20] = [
     ("phalanx-cpu", 5),
     ("phalanx-runtime", 5),
     ("phalanx-testing", 6),
-    ("phalanx-train", 7),
-    ("phalanx", 8),
-    ("phalanx-cli", 9),
+    ("phalanx-error", 6),
+    ("phalanx-config", 7),
+    ("phalanx-session", 8),
+    ("phalanx-inspect", 9),
+    ("phalanx-bench", 9),
+    ("phalanx-train", 10),
+    ("phalanx", 11),
+    ("phalanx-cli", 12),
 ];
 
 /// Crates that do no I/O, spawn no threads and need no safety arguments.

@@ -9,15 +9,15 @@ use phalanx_models::hf::{self, Spec};
 use phalanx_models::{BatchShape, port};
 use serde::Serialize;
 
-use crate::config::{Config, Loaded, Sources};
-use crate::corpus;
-use crate::error::{Error, Problem, Result};
-use crate::folders::Form;
-use crate::host;
-use crate::metrics::counted;
-use crate::network::{self, architecture};
 use crate::saved::{Saved, from_tensors};
-use crate::session::{Field, Forward, StepData};
+use phalanx_config::{Config, Loaded, Sources};
+use phalanx_error::counted;
+use phalanx_error::{Error, Problem, Result};
+use phalanx_session::corpus;
+use phalanx_session::folders::Form;
+use phalanx_session::host;
+use phalanx_session::network::{self, architecture};
+use phalanx_session::{Field, Forward, StepData};
 
 /// Where a model comes from.
 #[derive(Clone, PartialEq, Eq, Debug)]

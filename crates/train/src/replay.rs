@@ -6,14 +6,14 @@
 
 use phalanx_data::Loader;
 
-use crate::config::Loaded;
-use crate::error::{Error, Problem, Result};
 use crate::metrics::OneRank;
 use crate::report::Report;
-use crate::schedule::LearningRate;
-use crate::session::{MemoryLimit, Models, Parallel, Prepared, ReadParam, Session, Settings};
 use crate::steps::{Taken, take_steps};
-use crate::verify::{larger, relative};
+use phalanx_config::Loaded;
+use phalanx_error::{Error, Problem, Result};
+use phalanx_inspect::verify::{larger, relative};
+use phalanx_session::rate::LearningRate;
+use phalanx_session::{MemoryLimit, Models, Parallel, Prepared, ReadParam, Session, Settings};
 
 /// How many steps are taken once more.
 const STEPS: usize = 20;

@@ -4,11 +4,12 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::error::Result;
-use crate::metrics::{Evaluation, LossPlot, OneRank, Step, StepLine, Summary, ZScore, counted};
+use crate::metrics::{Evaluation, LossPlot, OneRank, Step, StepLine, Summary, ZScore};
 use crate::progress::{Progress, Stream};
 use crate::rundir::RunDir;
-use crate::trace::Written;
+use phalanx_error::Result;
+use phalanx_error::counted;
+use phalanx_inspect::trace::Written;
 
 /// Who reads standard output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -12,9 +12,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use phalanx_sys::disk::free_bytes;
 use phalanx_sys::{SysError, write_atomic};
 
-use crate::config::Loaded;
-use crate::error::{Error, Place, Problem, Result};
-use crate::metrics::{LossPlot, bytes};
+use crate::metrics::LossPlot;
+use phalanx_config::Loaded;
+use phalanx_error::bytes;
+use phalanx_error::{Error, Place, Problem, Result};
 
 /// The folder of one run, open for its metrics.
 #[derive(Debug)]
@@ -24,8 +25,7 @@ pub struct RunDir {
     broken: bool,
 }
 
-/// The name of the resolved configuration within a run's folder.
-pub const CONFIG: &str = "config.toml";
+pub use phalanx_session::folders::RUN_CONFIG as CONFIG;
 /// The name of the metrics within a run's folder.
 pub const METRICS: &str = "metrics.jsonl";
 /// The name of the picture within a run's folder.
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn a_run_whose_weights_would_find_no_room_does_not_start() {
-        use crate::config::{Config, Sources};
+        use phalanx_config::{Config, Sources};
         let loaded = Config::load(&Sources::default().set("run.dir=/tmp/no/such/runs")).unwrap();
         assert_eq!(RunDir::check_room(&loaded, 1), Ok(()));
         let error = RunDir::check_room(&loaded, 1 << 62).unwrap_err();

@@ -7,12 +7,12 @@ use std::path::Path;
 use phalanx_ir::DType;
 use phalanx_models::hf::{self, Spec, Tensor};
 
-use crate::config::{Config, Loaded, Sources};
-use crate::error::{Error, Problem, Result};
-use crate::folders::Form;
-use crate::network;
 use crate::rundir;
-use crate::session::Session;
+use phalanx_config::{Config, Loaded, Sources};
+use phalanx_error::{Error, Problem, Result};
+use phalanx_session::Session;
+use phalanx_session::folders::Form;
+use phalanx_session::network;
 
 /// The header entry that holds the model's specification, in the form of a `config.json`.
 const SPEC: &str = "model";

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use phalanx_data::Loader;
 use phalanx_sys::interrupt;
 
-use crate::corpus::with_step_data;
-use crate::error::{Error, Problem, Result};
-use crate::session::{Session, StepData, StepResult};
+use phalanx_error::{Error, Problem, Result};
+use phalanx_session::corpus::with_step_data;
+use phalanx_session::{Session, StepData, StepResult};
 
 /// Gives one batch after the other.
 pub trait Batches {

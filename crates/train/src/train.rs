@@ -8,28 +8,29 @@ use phalanx_data::{Batch, Corpus, Loader};
 use phalanx_script::Category;
 use phalanx_sys::interrupt;
 
-use crate::config::Loaded;
-use crate::corpus;
-use crate::error::{Error, Problem, Result};
-use crate::floor::{self, Effort};
-use crate::host;
-use crate::metrics::{Evaluation, LossPlot, Step, Summary, bytes};
-use crate::network::{Network, describe_step};
-use crate::relief;
+use crate::metrics::{Evaluation, LossPlot, Step, Summary};
 use crate::replay::{Outcome, Replay};
 use crate::report::{Facts, Report};
 use crate::rundir::{METRICS, RunDir};
 use crate::saved;
-use crate::schedule::LearningRate;
-use crate::session::{Lowered, Session, Settings};
 use crate::steps::{Taken, take_steps};
-use crate::trace::{Tracing, traced_step};
+use phalanx_bench::floor::{self, Effort};
+use phalanx_config::Loaded;
+use phalanx_error::bytes;
+use phalanx_error::{Error, Problem, Result};
+use phalanx_inspect::relief;
+use phalanx_inspect::trace::{Tracing, traced_step};
+use phalanx_session::corpus;
+use phalanx_session::host;
+use phalanx_session::network::{Network, describe_step};
+use phalanx_session::rate::LearningRate;
+use phalanx_session::{Lowered, Session, Settings};
 
 pub use crate::report::Output;
 
 /// Trains as the configuration says. Whatever can be refused is refused before the run's folder
 /// is made and before anything is printed. One step is measured and written to `trace`, if there is
-/// one: see [`trace`](crate::trace).
+/// one: see [`trace`](phalanx_inspect::trace).
 pub fn train(loaded: &Loaded, output: Output, trace: Option<&Path>) -> Result<Summary> {
     let tracing = trace.map(Tracing::new).transpose()?;
     let mut run = Run::prepare(loaded, tracing)?;

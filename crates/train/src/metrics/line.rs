@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use phalanx_error::{bytes, short, three_digits};
+
 use super::jsonl::Step;
 
 /// A step with all that its line shows besides. What is not known is left out.
@@ -75,39 +77,6 @@ impl Paint {
     }
 }
 
-/// `950`, `12.4k`, `3.10M`: three digits that matter.
-pub fn short(number: f64) -> String {
-    match number {
-        n if n.is_nan() || n < 999.5 => format!("{n:.0}"),
-        n if n < 999_500.0 => format!("{}k", three_digits(n / 1e3)),
-        n if n < 999_500_000.0 => format!("{}M", three_digits(n / 1e6)),
-        n => format!("{}G", three_digits(n / 1e9)),
-    }
-}
-
-fn three_digits(number: f64) -> String {
-    match number {
-        n if n < 9.995 => format!("{n:.2}"),
-        n if n < 99.95 => format!("{n:.1}"),
-        n => format!("{n:.0}"),
-    }
-}
-
-/// An amount of memory in the unit that suits it: `61.2 MiB`.
-pub fn bytes(amount: u64) -> String {
-    let (unit, size) = match amount {
-        few if few < 1 << 20 => ("KiB", 1u64 << 10),
-        some if some < 1 << 30 => ("MiB", 1 << 20),
-        _ => ("GiB", 1 << 30),
-    };
-    format!("{:.1} {unit}", amount as f64 / size as f64)
-}
-
-/// `1 step`, `2 steps`.
-pub fn counted(number: usize, what: &str) -> String {
-    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
-}
-
 /// `42s`, `5m07s`, `1h12m`, `3d04h`: the two largest units.
 fn duration(time: Duration) -> String {
     let seconds = time.as_secs_f64().round() as u64;
@@ -162,7 +131,6 @@ mod tests {
         let text = line.text(false);
         assert!(text.starts_with("step 7/5000     loss 3.2146 (+0.0z)"), "{text}");
         assert!(text.contains("  lr 0  "), "{text}");
-        assert_eq!([0, 1, 2].map(|n| counted(n, "step")), ["0 steps", "1 step", "2 steps"]);
     }
 
     #[test]
@@ -197,13 +165,9 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_times_have_two_or_three_digits_that_matter() {
-        let shorts = [0.4, 999.0, 999.6, 9_999.0, 12_400.0, 999_499.0, 3.1e6, 2.5e9].map(short);
-        assert_eq!(shorts, ["0", "999", "1.00k", "10.0k", "12.4k", "999k", "3.10M", "2.50G"]);
+    fn times_have_their_two_largest_units() {
         let times = [0.4, 59.0, 59.6, 307.0, 4340.0, 273_600.0]
             .map(|s| duration(Duration::from_secs_f64(s)));
         assert_eq!(times, ["0s", "59s", "1m00s", "5m07s", "1h12m", "3d04h"]);
-        let sizes = [512, 3 << 20, 5 << 29].map(bytes);
-        assert_eq!(sizes, ["0.5 KiB", "3.0 MiB", "2.5 GiB"]);
     }
 }

@@ -6,6 +6,6 @@ mod plot;
 mod zscore;
 
 pub use jsonl::{Evaluation, OneRank, Step, Summary};
-pub use line::{StepLine, bytes, counted, short};
+pub use line::StepLine;
 pub use plot::LossPlot;
 pub use zscore::ZScore;

@@ -1,10 +1,10 @@
 //! Stages that keep their input alone and run their forward again: the same training, in less memory.
 
+use phalanx_config::{Config, Sources};
 use phalanx_ir::{Port, Program, Role};
 use phalanx_pipeline::{Costs, Named, Shape, Times, simulate};
 use phalanx_script::{Category, Part, plan};
-use phalanx_train::config::{Config, Sources};
-use phalanx_train::session::{Lowered, Settings};
+use phalanx_session::{Lowered, Settings};
 
 use crate::bits::{params, trained};
 use crate::support::{agrees, gpt, llama, models, settings};

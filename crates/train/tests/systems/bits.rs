@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use phalanx_config::Loaded;
 use phalanx_script::StateKind;
+use phalanx_session::corpus::{self, with_step_data};
+use phalanx_session::network::Network;
+use phalanx_session::{Parallel, Piece, Session, StateRange};
 use phalanx_spmd::strategies::{Ddp, Megatron, Sequence, Ulysses, Zero};
-use phalanx_train::config::Loaded;
-use phalanx_train::corpus::{self, with_step_data};
-use phalanx_train::network::Network;
-use phalanx_train::session::{Parallel, Piece, Session, StateRange};
 
 use crate::support::{gpt, llama, models, on, settings, shared};
 

@@ -7,15 +7,15 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use phalanx_config::Loaded;
+use phalanx_inspect::verify::verify_as;
 use phalanx_ir::random::Stream;
 use phalanx_pipeline::{Named, Warmup};
+use phalanx_session::host;
+use phalanx_session::{Backend, Parallel, Pipeline, SharedStrategy};
 use phalanx_spmd::strategies::{
     AllGatherKv, Ddp, Fsdp, Megatron, Sequence, Ulysses, WeightUpdateSharding, Zero,
 };
-use phalanx_train::config::Loaded;
-use phalanx_train::host;
-use phalanx_train::session::{Backend, Parallel, Pipeline, SharedStrategy};
-use phalanx_train::verify::verify_as;
 
 use crate::foreign;
 use crate::support::{gpt, llama, on, settings, shared};

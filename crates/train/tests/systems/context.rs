@@ -1,9 +1,9 @@
 //! Context parallelism: what attention exchanges in each layer.
 
+use phalanx_config::Loaded;
 use phalanx_script::Part;
+use phalanx_session::SharedStrategy;
 use phalanx_spmd::strategies::{AllGatherKv, Ulysses};
-use phalanx_train::config::Loaded;
-use phalanx_train::session::SharedStrategy;
 
 use crate::support::{agrees, laid, llama, on, shared};
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use phalanx_ir::{Builder, DType, Init};
 use phalanx_models::Chain;
 use phalanx_script::{HappensBefore, Lane};
+use phalanx_session::{Field, Models, Parallel, Session, Settings, StepData, initial};
 use phalanx_spmd::strategies::{Ddp, Zero};
-use phalanx_train::session::{Field, Models, Parallel, Session, Settings, StepData, initial};
 
 use crate::support::{agrees, gpt, is_reduce, laid, llama, on, settings, shared};
 
@@ -130,7 +130,7 @@ fn two_systems_for_the_same_thing_are_refused() {
     let parallel = on("dp=2", [shared(Ddp::default()), Arc::new(Zero::stage(1))]);
     let loaded = llama(&[]);
     let models = crate::support::models(&loaded);
-    let error = phalanx_train::session::Lowered::new(&models, settings(&loaded, Some(parallel)));
+    let error = phalanx_session::Lowered::new(&models, settings(&loaded, Some(parallel)));
     let error = error.err().unwrap().to_string();
     assert!(error.contains("`DDP` and `ZeRO-1`") && error.contains("keep one"), "{error}");
 }

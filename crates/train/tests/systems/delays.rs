@@ -7,17 +7,17 @@
 use std::time::Duration;
 
 use phalanx_comm::{Communicator, Crew, Lost, Options, Threads};
+use phalanx_config::Loaded;
 use phalanx_cpu::CpuEngine;
 use phalanx_engine::{Engine, Late};
+use phalanx_error::Error;
 use phalanx_pipeline::Named;
 use phalanx_script::{Lane, Script, StateKind, plan};
+use phalanx_session::corpus::{self, with_step_data};
+use phalanx_session::host::rank_engine;
+use phalanx_session::network::Network;
+use phalanx_session::{Lowered, Piece, Planner, RankWorker, StepData};
 use phalanx_testing::{Remote, Wrapped};
-use phalanx_train::config::Loaded;
-use phalanx_train::corpus::{self, with_step_data};
-use phalanx_train::error::Error;
-use phalanx_train::host::rank_engine;
-use phalanx_train::network::Network;
-use phalanx_train::session::{Lowered, Piece, Planner, RankWorker, StepData};
 
 use crate::support::{gpt, llama, models, settings};
 use crate::unsteady::{Habit, Issued, Unsteady};

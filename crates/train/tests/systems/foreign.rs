@@ -5,14 +5,14 @@
 
 use phalanx_comm::{Launcher, Options, Streams};
 use phalanx_cpu::CpuEngine;
+use phalanx_error::Result;
 use phalanx_ir::DType;
 use phalanx_script::StateKind;
+use phalanx_session::corpus::{self, with_step_data};
+use phalanx_session::host::{self, rank_engine};
+use phalanx_session::network::Network;
+use phalanx_session::{Backend, EngineBackend, Feeds, Lowered, Prepared, Size, StepData};
 use phalanx_testing::Remote;
-use phalanx_train::corpus::{self, with_step_data};
-use phalanx_train::error::Result;
-use phalanx_train::host::{self, rank_engine};
-use phalanx_train::network::Network;
-use phalanx_train::session::{Backend, EngineBackend, Feeds, Lowered, Prepared, Size, StepData};
 
 use crate::support::{llama, models, settings};
 

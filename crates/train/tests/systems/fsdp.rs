@@ -6,18 +6,18 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::thread::{self, ThreadId};
 
+use phalanx_error::Result;
+use phalanx_inspect::verify::CommRow;
 use phalanx_ir::{DType, Param};
 use phalanx_script::{BufferId, BufferKey, Category, Kind};
+use phalanx_session::{Prepared, initial};
 use phalanx_spmd::strategies::Fsdp;
-use phalanx_train::error::Result;
-use phalanx_train::session::{Prepared, initial};
-use phalanx_train::verify::CommRow;
 
 use crate::support::{
     Laid, agrees, gpt, is_gather, is_reduce, laid, llama, models, on, settings, shared,
 };
 
-fn fsdp(loaded: &phalanx_train::config::Loaded, mesh: &str, fsdp: Fsdp) -> Laid {
+fn fsdp(loaded: &phalanx_config::Loaded, mesh: &str, fsdp: Fsdp) -> Laid {
     laid(loaded, Some(on(mesh, [shared(fsdp)])))
 }
 

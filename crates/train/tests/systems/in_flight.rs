@@ -7,11 +7,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use phalanx_config::Loaded;
 use phalanx_ir::{Port, Program, Role};
 use phalanx_pipeline::{Costs, Named, Shape, Timed, Times, simulate, split};
 use phalanx_script::{Category, Part, Turn, plan};
-use phalanx_train::config::Loaded;
-use phalanx_train::session::{Lowered, Order, Parallel, Pipeline, Split};
+use phalanx_session::{Lowered, Order, Parallel, Pipeline, Split};
 
 use crate::bits::trained;
 use crate::support::{gpt, laid, llama, models, on, settings};

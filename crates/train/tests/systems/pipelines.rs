@@ -5,10 +5,10 @@
 
 use std::collections::BTreeSet;
 
+use phalanx_config::Loaded;
+use phalanx_inspect::verify::Verified;
 use phalanx_ir::random::Stream;
 use phalanx_pipeline::Named;
-use phalanx_train::config::Loaded;
-use phalanx_train::verify::Verified;
 
 use crate::support::{agrees, gpt, laid, llama};
 

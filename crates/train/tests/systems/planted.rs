@@ -1,8 +1,8 @@
 //! Prediction and measurement are independent: 64 bytes more than needed, and verify is red.
 
 use phalanx_comm::{OpKind, Options};
-use phalanx_train::host::threads_with;
-use phalanx_train::verify::{verify, verify_with};
+use phalanx_inspect::verify::{verify, verify_with};
+use phalanx_session::host::threads_with;
 
 use crate::support::llama;
 

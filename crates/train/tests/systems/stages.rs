@@ -1,11 +1,11 @@
 //! Stages whose meshes differ: what passes between two tensor ranks and four.
 
+use phalanx_inspect::verify::verify_as;
 use phalanx_pipeline::{Named, Part, Placement, Schedule, Turn};
 use phalanx_script::{Kind, Message};
+use phalanx_session::host;
+use phalanx_session::{Lowered, Order, Parallel, Pipeline, SharedStrategy};
 use phalanx_spmd::strategies::{Megatron, Sequence};
-use phalanx_train::host;
-use phalanx_train::session::{Lowered, Order, Parallel, Pipeline, SharedStrategy};
-use phalanx_train::verify::verify_as;
 
 use crate::support::{agrees, gpt, llama, models, on, settings, shared};
 

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use phalanx_call::traffic::of_program;
+use phalanx_config::{Config, Loaded, Sources};
+use phalanx_inspect::verify::{Verified, verify_as};
 use phalanx_script::{Action, Kind, MemoryPlan, Moved, Part, Script, plan};
+use phalanx_session::host;
+use phalanx_session::network::Network;
+use phalanx_session::{Lowered, Models, Parallel, Settings, SharedStrategy, TrainPlan};
 use phalanx_spmd::Strategy;
-use phalanx_train::config::{Config, Loaded, Sources};
-use phalanx_train::host;
-use phalanx_train::network::Network;
-use phalanx_train::session::{Lowered, Models, Parallel, Settings, SharedStrategy, TrainPlan};
-use phalanx_train::verify::{Verified, verify_as};
 
 /// Two layers with grouped heads; vocabulary and inner width divide by nothing.
 const LLAMA: [&str; 6] = [

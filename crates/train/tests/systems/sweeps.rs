@@ -1,10 +1,10 @@
 //! Sharded weights and gradients under pipelines: how often a unit is gathered and summed.
 
+use phalanx_config::Loaded;
 use phalanx_pipeline::Named;
 use phalanx_script::{Action, Kind, Unit, check};
+use phalanx_session::{Lowered, Order, Parallel, Pipeline, TrainPlan};
 use phalanx_spmd::strategies::Zero;
-use phalanx_train::config::Loaded;
-use phalanx_train::session::{Lowered, Order, Parallel, Pipeline, TrainPlan};
 
 use crate::support::{gpt, is_gather, is_reduce, llama, models, on, settings, shared};
 

@@ -1,8 +1,8 @@
 //! Megatron's tensor parallelism and sequence parallelism: any size, and the bytes of a layer.
 
+use phalanx_config::Loaded;
 use phalanx_script::Part;
 use phalanx_spmd::strategies::{Megatron, Sequence};
-use phalanx_train::config::Loaded;
 
 use crate::support::{Laid, agrees, gpt, laid, llama, on, shared};
 

@@ -1,12 +1,12 @@
 //! Measured steps: everything happens in the script's order, and drawings show it when it happened.
 
+use phalanx_config::Loaded;
+use phalanx_inspect::trace::{Played, chrome, picture};
 use phalanx_pipeline::{Named, Schedule, Timeline};
 use phalanx_script::{HappensBefore, Lane, Part};
-use phalanx_train::config::Loaded;
-use phalanx_train::corpus::{self, with_step_data};
-use phalanx_train::network::Network;
-use phalanx_train::session::{Session, Trace, Traced};
-use phalanx_train::trace::{Played, chrome, picture};
+use phalanx_session::corpus::{self, with_step_data};
+use phalanx_session::network::Network;
+use phalanx_session::{Session, Trace, Traced};
 
 use crate::support::{laid, llama, models, settings};
 

@@ -1,8 +1,8 @@
 //! ZeRO and weight-update sharding: bytes per rank and bytes sent, against the closed forms.
 
 use phalanx_script::Category;
+use phalanx_session::SharedStrategy;
 use phalanx_spmd::strategies::{WeightUpdateSharding, Zero};
-use phalanx_train::session::SharedStrategy;
 
 use crate::support::{agrees, gpt, is_gather, is_reduce, laid, llama, on, shared};
 

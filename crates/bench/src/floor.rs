@@ -1,0 +1,162 @@
+//! What the linear layers and the head of a step would take if nothing else existed.
+//!
+//! Every rank does the products of its own shapes, forward, gradient of the input and gradient of the
+//! weight, each product on all ranks at the same time. From the rates that they reach follows the time
+//! of a step's products, each counted once: what a layout computes twice makes the floor no higher.
+
+use phalanx_ir::DType;
+use phalanx_pipeline::split;
+use phalanx_script::Part;
+
+use phalanx_error::Result;
+use phalanx_session::products::{Product, Round, median, products, segment_products};
+use phalanx_session::{Backend, Lowered, Size, Timing};
+
+/// How carefully products are timed.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Rounds of each product.
+    rounds: usize,
+    /// FLOPs at which products are cut: larger ones are timed in part.
+    most: u64,
+    /// Whether the best round counts, or the one in the middle.
+    best: bool,
+}
+
+impl Effort {
+    /// For benchmarks: whole products, and what they take usually.
+    pub const CAREFUL: Self = Self { rounds: 7, most: u64::MAX, best: false };
+    /// Before a run, where nobody wants to wait: parts of large products, and the best they reach.
+    pub const SHORT: Self = Self { rounds: 4, most: 2_000_000_000, best: true };
+}
+
+/// FLOPs of a round at least. Where ranks outnumber cores, a round must be long enough for them to
+/// get in each other's way as they do in a step.
+const ROUND_WORK: u64 = 100_000_000;
+
+/// Seconds that the products of one step would take by themselves; `None` for a model without any.
+pub fn seconds(
+    lowered: &Lowered,
+    backend: &dyn Backend,
+    compute: DType,
+    effort: Effort,
+) -> Result<Option<f64>> {
+    let (model, compiled) = (&lowered.model, lowered.compiled());
+    let local = products(model, |segment| compiled.program(segment, Part::F));
+    let (whole, counts): (Vec<Product>, Vec<usize>) = local.into_iter().unzip();
+    if whole.is_empty() {
+        return Ok(None);
+    }
+    let cut: Vec<Product> = whole.iter().map(|p| p.cut(effort.most)).collect();
+    let types = [compute, lowered.settings.precision.grads];
+    let rounds = (effort.rounds, ROUND_WORK);
+    let timing = Timing { products: &cut, types, rounds };
+    let rounds = backend.time_products(Size::of(lowered), &timing)?;
+    let mut once = 0.0;
+    for (at, (whole, cut)) in whole.iter().zip(&cut).enumerate() {
+        let ranks: Vec<&[Round]> = rounds.iter().map(|products| &products[at][..]).collect();
+        let seconds = together(&ranks, effort) / cut.repeats(ROUND_WORK) as f64;
+        once += counts[at] as f64 * seconds * whole.flops() as f64 / cut.flops() as f64;
+    }
+    let done: f64 = flops(whole.iter().zip(counts)) * lowered.mesh().ranks() as f64;
+    let needed = products(model, |segment| &model.segments()[segment]);
+    let needed: f64 = flops(needed.iter().map(|(product, &count)| (product, count)));
+    Ok(Some(once * needed / done * passes(lowered)?))
+}
+
+/// How many times a micro-batch's products follow each other: once for each micro-batch, or, in a
+/// pipeline, as often as its heaviest device's share of them does until the last micro-batch is through.
+fn passes(lowered: &Lowered) -> Result<f64> {
+    let (model, devices) = (&lowered.model, lowered.devices().len());
+    let costs: Vec<f64> = (model.instances().iter())
+        .map(|i| {
+            segment_products(&model.segments()[i.segment]).iter().map(|p| p.flops() as f64).sum()
+        })
+        .collect();
+    let runs = split::by_cost(&costs, devices)?;
+    let heaviest = runs.into_iter().map(|run| costs[run].iter().sum::<f64>()).fold(0.0, f64::max);
+    let share = heaviest / costs.iter().sum::<f64>();
+    Ok((lowered.settings.microbatches + devices - 1) as f64 * share)
+}
+
+fn flops<'p>(products: impl Iterator<Item = (&'p Product, usize)>) -> f64 {
+    products.map(|(product, count)| product.flops() as f64 * count as f64).sum()
+}
+
+/// How long the ranks took for a round, from the first that began to the last that was done.
+fn together(ranks: &[&[Round]], effort: Effort) -> f64 {
+    let mut rounds: Vec<f64> = (0..effort.rounds)
+        .filter_map(|round| {
+            let begun = ranks.iter().map(|rounds| rounds[round].0).min()?;
+            let ended = ranks.iter().map(|rounds| rounds[round].1).max()?;
+            Some((ended - begun).as_secs_f64())
+        })
+        .collect();
+    let median = median(&mut rounds);
+    if effort.best { rounds[0] } else { median }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use phalanx_config::Sources;
+    use phalanx_session::Settings;
+    use phalanx_session::network::{Network, load};
+
+    /// FLOPs of a rank's products and of the model's, and the largest rows, widths and outputs of
+    /// the rank's.
+    fn work(settings: &[&str]) -> (f64, f64, [usize; 3]) {
+        let sources = settings.iter().fold(Sources::default().preset("tiny"), |s, set| s.set(*set));
+        let loaded = load(&sources).unwrap();
+        let models = Network::new(&loaded).unwrap().models(&loaded.config, false).unwrap();
+        let lowered = Lowered::new(&models, Settings::new(&loaded.config).unwrap()).unwrap();
+        let (model, compiled) = (&lowered.model, lowered.compiled());
+        let own = products(model, |segment| compiled.program(segment, Part::F));
+        let all = products(model, |segment| &model.segments()[segment]);
+        let largest = |side: fn(&Product) -> usize| own.keys().map(side).max().unwrap();
+        let sides = [largest(|p| p.rows), largest(|p| p.from), largest(|p| p.to)];
+        let total =
+            |p: &std::collections::BTreeMap<Product, usize>| flops(p.iter().map(|(p, n)| (p, *n)));
+        (total(&own), total(&all), sides)
+    }
+
+    /// `tiny` has 32 sequences of 64 tokens, width 64, ffn 128 and a vocabulary of 509.
+    #[test]
+    fn a_rank_does_the_products_of_its_local_shapes() {
+        let (alone, all, sides) = work(&[]);
+        assert_eq!((alone, sides), (all, [2048, 128, 509]));
+        // Replicas and context-parallel ranks share the rows, tensor-parallel ones the weights; 509
+        // columns of the head are 510 with padding.
+        let (own, all, sides) = work(&["parallel.dp=2", "parallel.cp=2"]);
+        assert_eq!((own * 4.0, sides), (all, [512, 128, 509]));
+        let (own, all, sides) = work(&["parallel.dp=2", "parallel.tp=2", "parallel.zero=3"]);
+        assert_eq!(sides, [1024, 64, 255]);
+        assert!((own * 4.0 / all - 1.0).abs() < 1e-3, "{own} {all}");
+        // Weights in another type are weights all the same.
+        let (own, all, _) = work(&["precision.weights=bf16", "precision.compute=bf16"]);
+        assert_eq!(own, all);
+    }
+
+    /// Keys and values of a head that all ranks need are computed on each: more work, same floor.
+    #[test]
+    fn work_that_is_done_twice_is_seen() {
+        let (own, all, _) = work(&["parallel.tp=4", "model.kv_heads=2"]);
+        assert!(own * 4.0 > 1.01 * all, "{own} {all}");
+    }
+
+    #[test]
+    fn a_round_lasts_from_the_first_to_the_last() {
+        let zero = Instant::now();
+        let ms = |from: u64, to: u64| {
+            (zero + Duration::from_millis(from), zero + Duration::from_millis(to))
+        };
+        let (a, b) =
+            ([ms(0, 10), ms(100, 130), ms(200, 210)], [ms(5, 15), ms(101, 120), ms(199, 207)]);
+        let effort = Effort { rounds: 3, most: 0, best: false };
+        assert!((together(&[&a, &b], effort) - 0.015).abs() < 1e-9);
+        let best = Effort { best: true, ..effort };
+        assert!((together(&[&a, &b], best) - 0.011).abs() < 1e-9);
+    }
+}

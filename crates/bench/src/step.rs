@@ -1,0 +1,176 @@
+//! How fast a step is, and how fast it could be.
+//!
+//! The floor is the time of the linear layers' and the head's matrix products alone ([`floor`]),
+//! measured in the same run.
+
+use std::time::Instant;
+
+use phalanx_data::Batch;
+use phalanx_ir::random::Stream;
+use phalanx_sys::count_alloc::{Counts, counts};
+use serde::Serialize;
+
+use crate::floor::{self, Effort};
+use phalanx_config::{Config, Loaded};
+use phalanx_error::Result;
+use phalanx_session::corpus;
+use phalanx_session::host;
+use phalanx_session::network::Network;
+use phalanx_session::products::median;
+use phalanx_session::rate::LearningRate;
+use phalanx_session::{Lowered, Prepared, Session, Settings};
+
+/// Steps before the clock starts.
+const WARM_UP: usize = 3;
+/// Steps that are timed.
+const TIMED: usize = 12;
+
+/// What `bench step` tells.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct StepBench {
+    /// The median time of a step.
+    pub median_ms: f64,
+    /// The shortest time of a step.
+    pub best_ms: f64,
+    /// Tokens per second at the median.
+    pub tokens_per_s: f64,
+    /// The most memory that the process held, as far as the system says.
+    pub peak_rss_bytes: Option<u64>,
+    /// Memory beside the plan that kernels use while they run, over all threads.
+    pub kernel_scratch_bytes: u64,
+    /// The largest block that the matrix library packed operands into. Known where the counting
+    /// allocator is the global one, as in the command.
+    pub gemm_packing_bytes: Option<u64>,
+    /// What it allocated for that in a warm step altogether, block after block; known likewise.
+    /// Blocks that it keeps from one step to the next are not among them.
+    pub gemm_packing_bytes_per_step: Option<u64>,
+    /// The share of the steps' time inside matmul calls.
+    pub gemm_fraction: f64,
+    /// Time of the linear layers and the head at the measured GEMM rate.
+    pub floor_ms: f64,
+    /// The floor as a share of the median.
+    pub floor_fraction: f64,
+    /// How many ranks there were.
+    pub ranks: usize,
+    /// Processor time of a step over all ranks, in the mean; what waiting ranks burnt is not counted.
+    /// Known where each rank has one thread.
+    pub busy_ms: Option<f64>,
+    /// That as a share of what the cores that ranks can use have to give in a step, in the mean.
+    pub busy_fraction: Option<f64>,
+}
+
+/// Times full steps, clipping and optimizer included, on random tokens.
+pub fn step(loaded: &Loaded) -> Result<StepBench> {
+    let config = &loaded.config;
+    let network = Network::new(loaded)?;
+    let lowered = Lowered::new(&network.models(config, false)?, Settings::new(config)?)?;
+    let Timed { mut times, gemm_seconds, busy_seconds, kernel_scratch, packed } =
+        steps(config, &network, &lowered)?;
+    // The steps' memory is free again by now, so the products do not add to the peak.
+    let compute = config.precision.compute.into();
+    let floor =
+        floor::seconds(&lowered, &*host::own_machine(), compute, Effort::CAREFUL)?.unwrap_or(0.0);
+    let total: f64 = times.iter().sum();
+    let ranks = lowered.ranks();
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get()).min(ranks);
+    let median = median(&mut times);
+    Ok(StepBench {
+        median_ms: 1e3 * median,
+        best_ms: 1e3 * times[0],
+        tokens_per_s: config.train.tokens_per_step() as f64 / median,
+        peak_rss_bytes: phalanx_sys::memory::peak_resident_bytes(),
+        kernel_scratch_bytes: kernel_scratch as u64,
+        gemm_packing_bytes: packed.map(|counts| counts.exempt_largest),
+        gemm_packing_bytes_per_step: packed.map(|counts| counts.exempt_bytes / TIMED as u64),
+        gemm_fraction: gemm_seconds / total,
+        floor_ms: 1e3 * floor,
+        floor_fraction: floor / median,
+        ranks,
+        busy_ms: busy_seconds.map(|busy| 1e3 * busy / TIMED as f64),
+        busy_fraction: busy_seconds.map(|busy| busy / (total * cores as f64)),
+    })
+}
+
+/// What was measured of the timed steps.
+struct Timed {
+    /// The time of each.
+    times: Vec<f64>,
+    /// Seconds inside matmul calls over all of them.
+    gemm_seconds: f64,
+    /// Processor seconds of all ranks over all of them, if a rank's thread does all its work.
+    busy_seconds: Option<f64>,
+    /// Bytes of the kernels' scratch memory.
+    kernel_scratch: usize,
+    /// What they allocated, if that is counted; inside matrix products only packing allocates.
+    packed: Option<Counts>,
+}
+
+fn steps(config: &Config, network: &Network, lowered: &Lowered) -> Result<Timed> {
+    let threads = config.run.threads.get();
+    let mut session = Prepared::of(lowered, &*host::own_machine())?.start(&*network.start())?;
+    let rate = LearningRate::new(config);
+    let (mut times, mut before, mut allocated) = (Vec::new(), Spent::default(), counts());
+    for step in 1..=WARM_UP + TIMED {
+        if step == WARM_UP + 1 {
+            before = Spent::of(&mut session)?;
+            allocated = counts();
+        }
+        let batch = random_batch(config, step as u64);
+        let begun = Instant::now();
+        corpus::with_step_data(&batch, |data| session.step(data, rate.at(step)))?;
+        if step > WARM_UP {
+            times.push(begun.elapsed().as_secs_f64());
+        }
+    }
+    let counted = allocated != Counts::default();
+    let packed = counted.then(|| counts() - allocated);
+    let after = Spent::of(&mut session)?;
+    Ok(Timed {
+        times,
+        gemm_seconds: after.gemm - before.gemm,
+        busy_seconds: (threads == 1).then_some(after.busy - before.busy),
+        kernel_scratch: after.beside,
+        packed,
+    })
+}
+
+/// What ranks have spent so far.
+#[derive(Clone, Copy, Default)]
+struct Spent {
+    /// Seconds inside matrix products by the clock, in the mean over ranks.
+    gemm: f64,
+    /// Processor seconds of the ranks' own threads, without what waiting burnt, over all ranks.
+    busy: f64,
+    /// Bytes beside the plan, over all ranks.
+    beside: usize,
+}
+
+impl Spent {
+    fn of(session: &mut Session) -> Result<Self> {
+        let ranks = session.measure()?;
+        let gemm: f64 = ranks.iter().map(|rank| rank.product_seconds).sum();
+        Ok(Self {
+            gemm: gemm / ranks.len() as f64,
+            busy: ranks.iter().filter_map(|rank| rank.busy_seconds).sum(),
+            beside: ranks.iter().map(|rank| rank.bytes_beside).sum(),
+        })
+    }
+}
+
+/// A batch of random tokens, the same for the same step.
+pub fn random_batch(config: &Config, step: u64) -> Batch {
+    let tokens = config.train.tokens_per_step();
+    let vocab = config.model.vocab.get() as u64;
+    let stream = Stream::named(config.run.seed, "bench tokens");
+    let row = |purpose: u64| -> Vec<i32> {
+        let first = (2 * step + purpose) * tokens as u64;
+        (0..tokens as u64).map(|i| stream.below(first + i, vocab) as i32).collect()
+    };
+    Batch {
+        step: step - 1,
+        first_sample: (step - 1) * config.train.batch_size.get() as u64,
+        ids: row(0),
+        targets: row(1),
+        valid_tokens: tokens as u64,
+    }
+}

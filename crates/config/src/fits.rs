@@ -1,0 +1,105 @@
+//! Rules between the degrees of parallelism and what they divide.
+
+use phalanx_spmd::strategies::heads_fit;
+
+use super::model::assignments;
+use super::parallel::{Axis, CpKind};
+use super::values::Values;
+use super::{Config, ModelKind};
+use phalanx_error::Problem;
+use phalanx_error::counted;
+
+impl Config {
+    pub(super) fn check_fits(&self, values: &mut Values) {
+        self.check_order(values);
+        self.check_shards(values);
+        self.check_pipeline(values);
+        if self.model.kind != ModelKind::Mlp {
+            self.check_heads(values);
+        }
+    }
+
+    /// Every axis of several ranks must have its place in the order.
+    fn check_order(&self, values: &mut Values) {
+        let parallel = &self.parallel;
+        for axis in [Axis::Tp, Axis::Cp, Axis::Dp, Axis::Pp] {
+            let (degree, name) = (parallel.degree(axis).get(), axis.name());
+            let key = format!("parallel.{name}");
+            let placed = degree == 1 || parallel.order.axes().contains(&axis);
+            values.rule(&["parallel.order", &key], placed, || {
+                let order: Vec<&str> = parallel.order.axes().iter().map(|a| a.name()).collect();
+                let order = order.join("-");
+                Problem::new(format!("parallel.order = \"{order}\" leaves out {name} = {degree}"))
+                    .because("ranks are numbered by the order, fastest axis first")
+                    .nearest(format!("parallel.order = \"{order}-{name}\", or {key} = 1"))
+            });
+        }
+    }
+
+    /// Copies of the weights are sharded within equal groups of ranks.
+    fn check_shards(&self, values: &mut Values) {
+        let (dp, shard) = (self.parallel.dp.get(), self.parallel.dp_shard.get());
+        let divides = dp % shard == 0;
+        values.rule(&["parallel.dp_shard", "parallel.dp"], divides, || {
+            Problem::new(format!("parallel.dp_shard = {shard} does not divide parallel.dp = {dp}"))
+                .because("dp_shard ranks share one copy, and dp ÷ dp_shard groups have one each")
+                .nearest(assignments("parallel.dp_shard", &near(shard, |n| dp.is_multiple_of(n))))
+        });
+    }
+
+    /// Ranks that share the work of attention share its heads.
+    fn check_heads(&self, values: &mut Values) {
+        let (heads, kv) = (self.model.heads.get(), self.model.kv_heads.get());
+        let tp = self.parallel.tp.get();
+        let keys = ["parallel.tp", "model.heads", "model.kv_heads"];
+        let fits = heads_fit(heads, kv, tp);
+        values.rule(&keys, fits, || {
+            Problem::new(format!("parallel.tp = {tp} with {}", of_heads(heads, kv)))
+                .because(why(heads, kv, tp))
+                .nearest(assignments("parallel.tp", &near(tp, |n| heads_fit(heads, kv, n))))
+        });
+        let cp = self.parallel.cp.get();
+        if !fits || self.parallel.cp_kind != CpKind::Ulysses {
+            return;
+        }
+        let (heads, kv) = (heads / tp, kv.div_ceil(tp));
+        let keys = ["parallel.cp", "parallel.tp", "model.heads", "model.kv_heads"];
+        values.rule(&keys, heads_fit(heads, kv, cp), || {
+            let left = match tp {
+                1 => of_heads(heads, kv),
+                _ => format!("{} on each of parallel.tp = {tp} ranks", of_heads(heads, kv)),
+            };
+            let degrees = assignments("parallel.cp", &near(cp, |n| heads_fit(heads, kv, n)));
+            Problem::new(format!("parallel.cp = {cp} with {left}"))
+                .because(why(heads, kv, cp))
+                .because("Ulysses gives every rank whole sequences of some heads")
+                .nearest(format!("{degrees}; or parallel.cp_kind = \"allgather\""))
+        });
+    }
+}
+
+fn of_heads(heads: usize, kv: usize) -> String {
+    match heads == kv {
+        true => counted(heads, "head"),
+        false => format!("{} and {}", counted(heads, "head"), counted(kv, "key head")),
+    }
+}
+
+fn why(heads: usize, kv: usize, degree: usize) -> String {
+    match heads < degree {
+        true => format!(
+            "{degree} ranks can't share {}: each needs at least one",
+            counted(heads, "head")
+        ),
+        false => {
+            format!("{degree} ranks can't share {kv} key heads: neither divides the other evenly")
+        }
+    }
+}
+
+/// The closest degrees below and above that work, as far as twice the degree.
+fn near(degree: usize, works: impl Fn(usize) -> bool) -> Vec<usize> {
+    let below = (1..degree).rev().find(|&n| works(n));
+    let above = (degree + 1..=2 * degree).find(|&n| works(n));
+    below.into_iter().chain(above).collect()
+}

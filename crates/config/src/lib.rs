@@ -1,0 +1,222 @@
+//! The configuration of a run: read from several sources, resolved into typed values.
+//!
+//! Keys are declared once, in the file of their section (see [`Key`]). [`Config::load`] lays the
+//! [`Sources`] over one another and either yields a [`Config`] whose every value is legal, or an
+//! error that tells all that is wrong, with file and line.
+
+#![forbid(unsafe_code)]
+
+mod data;
+mod fits;
+mod key;
+mod listing;
+mod model;
+mod optim;
+mod parallel;
+mod precision;
+pub mod preset;
+mod run;
+mod setting;
+mod sources;
+mod stages;
+mod suggest;
+mod train;
+mod values;
+
+use std::collections::BTreeMap;
+
+pub use data::{Data, DataKind};
+pub use key::Key;
+pub use listing::listing;
+pub use model::{Model, ModelKind, Origin};
+pub use optim::{Clip, LrSchedule, Optim, OptimKind};
+pub use parallel::{
+    Axis, AxisOrder, CpKind, Parallel, PipelineSchedule, PipelineSplit, PipelineWarmup, SyncKind,
+    TpKind, ZeroStage,
+};
+pub use precision::{Float, Precision};
+pub use run::{Run, RunName};
+pub use setting::{Bytes, Count, Fraction, NonNegative, Positive, Ratio, Setting};
+pub use sources::Sources;
+pub use train::{Recompute, Train};
+
+use phalanx_error::{Error, Place, Problem, Result};
+use values::{Given, Values};
+
+/// The sections, in the order of the documentation.
+pub const SECTIONS: [&str; 7] = ["model", "data", "train", "optim", "precision", "parallel", "run"];
+
+/// Every key, in the order of the documentation.
+pub fn keys() -> impl Iterator<Item = &'static Key> {
+    [Model::KEYS, Data::KEYS, Train::KEYS, Optim::KEYS, Precision::KEYS, Parallel::KEYS, Run::KEYS]
+        .into_iter()
+        .flatten()
+}
+
+/// A resolved configuration: every key has a value, and every value is legal.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Config {
+    /// What is trained.
+    pub model: Model,
+    /// What it is trained on.
+    pub data: Data,
+    /// How long, on how much at a time.
+    pub train: Train,
+    /// How weights change.
+    pub optim: Optim,
+    /// In which number formats.
+    pub precision: Precision,
+    /// How the work is divided among ranks.
+    pub parallel: Parallel,
+    /// Where results go, and what the machine may spend.
+    pub run: Run,
+}
+
+/// A configuration together with where it came from.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// What a run of it is called when it is given no name: the file's or the preset's name.
+    pub label: String,
+    /// The preset under all that the user wrote, if there was one.
+    pub preset: Option<String>,
+    /// Whether neither a file nor a preset was asked for: what a newcomer starts.
+    pub is_default_run: bool,
+    given: BTreeMap<&'static str, Given>,
+}
+
+impl Loaded {
+    /// Where the value of `key` was written; a default was written nowhere. What is found out
+    /// later about a value, such as a missing data file, can so be told with file and line.
+    pub fn place(&self, key: &str) -> Option<&Place> {
+        self.given.get(key).map(|given| &given.place)
+    }
+
+    /// What the configuration is called, and what it lies on.
+    pub fn origin(&self) -> String {
+        match &self.preset {
+            Some(preset) if *preset == self.label => format!("preset {preset}"),
+            Some(preset) => format!("{}, over preset {preset}", self.label),
+            None => format!("{}, over the defaults of `phalanx config`", self.label),
+        }
+    }
+
+    /// Whether the user wrote the value of `key`, in a file or on the command line.
+    pub fn by_user(&self, key: &str) -> bool {
+        self.given.get(key).is_some_and(|given| given.by_user)
+    }
+
+    /// A problem with the value of `key`, with the place it was written at.
+    pub fn problem(&self, key: &str, message: impl Into<String>) -> Problem {
+        self.located(key, Problem::new(message))
+    }
+
+    /// A problem with the place that the value of `key` was written at.
+    pub fn located(&self, key: &str, problem: Problem) -> Problem {
+        match self.place(key) {
+            Some(place) => problem.at(place.clone()),
+            None => problem,
+        }
+    }
+}
+
+impl Config {
+    /// Reads and resolves a configuration. All independent problems are reported together.
+    pub fn load(sources: &Sources) -> Result<Loaded> {
+        let mut values = sources.gather()?;
+        let config = Config::resolve(&mut values, sources.core_count());
+        if !values.problems.is_empty() {
+            return Err(Error::Refused(values.problems));
+        }
+        let Values { given, preset, .. } = values;
+        let (label, is_default_run) = (sources.label(), sources.are_empty());
+        Ok(Loaded { config, label, preset, is_default_run, given })
+    }
+
+    /// The configuration as TOML, every key included. It parses back to the same configuration.
+    pub fn to_toml(&self) -> String {
+        let sections = [
+            self.model.write(),
+            self.data.write(),
+            self.train.write(),
+            self.optim.write(),
+            self.precision.write(),
+            self.parallel.write(),
+            self.run.write(),
+        ];
+        let mut text = String::new();
+        for (name, section) in SECTIONS.iter().zip(sections) {
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            text += &format!("[{name}]\n");
+            for (key, value) in section {
+                text += &format!("{} = {value}\n", &key[name.len() + 1..]);
+            }
+        }
+        text
+    }
+
+    /// Whether no rule refuses the values, which are legal each for itself.
+    pub fn is_legal(&self) -> bool {
+        let mut values = Values::default();
+        self.clone().check(&mut values);
+        values.problems.is_empty()
+    }
+
+    /// Reads the sections in the order in which defaults depend on one another.
+    fn resolve(values: &mut Values, cores: Count) -> Config {
+        stages::yield_to_user(values);
+        let parallel = Parallel::read(values);
+        let run = Run::read(values, cores, parallel.ranks());
+        let data = Data::read(values, run.seed);
+        let mut train = Train::read(values);
+        let model = Model::read(values, train.seq_len);
+        // What a preset or the table says of the length suits their models, not this one's.
+        if !values.by_user("train.seq_len") {
+            train.seq_len = train.seq_len.min(model.context);
+        }
+        let optim = Optim::read(values, train.steps);
+        let precision = Precision::read(values);
+        let mut config = Config { model, data, train, optim, precision, parallel, run };
+        config.check(values);
+        config
+    }
+
+    fn check(&mut self, values: &mut Values) {
+        self.model.check(values);
+        self.data.check(self.model.vocab.get(), values);
+        self.train.check(self.parallel.dp, values);
+        self.optim.check(self.train.steps, values);
+        self.precision.settle(values);
+        self.parallel.check_built(values);
+        self.run.check(values);
+        self.check_across(values);
+        self.check_fits(values);
+    }
+
+    /// Rules between sections.
+    fn check_across(&self, values: &mut Values) {
+        let (seq_len, context) = (self.train.seq_len, self.model.context);
+        let fits = seq_len <= context || self.model.kind == ModelKind::Mlp;
+        values.rule(&["train.seq_len", "model.context"], fits, || {
+            Problem::new(format!(
+                "train.seq_len = {seq_len} is longer than model.context = {context}"
+            ))
+            .because("the model has no positions beyond its context")
+            .nearest(format!("train.seq_len = {context}, or model.context = {seq_len}"))
+        });
+        let held_out = self.data.kind == DataKind::Synthetic || self.data.val_fraction.get() > 0.0;
+        let possible = held_out || self.train.eval_every == 0;
+        values.rule(&["train.eval_every", "data.val_fraction"], possible, || {
+            let every = self.train.eval_every;
+            Problem::new(format!("train.eval_every = {every} with data.val_fraction = 0.0"))
+                .because("no part of the file is kept for evaluation")
+                .fix(format!(
+                    "data.val_fraction = {}, or train.eval_every = 0",
+                    phalanx_data::DEFAULT_VAL_FRACTION
+                ))
+        });
+    }
+}

@@ -1,0 +1,210 @@
+//! `[model]`: what is trained.
+
+use std::path::PathBuf;
+
+use phalanx_ir::ops::AttentionKind;
+use toml_edit::Value;
+
+use super::key::section;
+use super::setting::{Count, Fraction, Positive, Setting, choice, quoted, words};
+use super::values::Values;
+use phalanx_error::Problem;
+
+section! {
+    /// `[model]`: the network's kind, shape and numerical details.
+    pub struct Model in "model" (seq_len: Count) {
+        /// Family of networks.
+        kind: ModelKind = "llama"; aka "arch" "architecture" "name" "flavor" "model_type",
+        /// Number of blocks (llama, gpt2) or hidden layers (mlp).
+        layers: Count = "4"; aka "num_layers" "n_layers" "n_layer" "num_hidden_layers" "depth",
+        /// Elements per token between blocks; called d or hidden size elsewhere.
+        width: Count = "128"; aka "hidden_size" "dim" "d_model" "n_embd" "d",
+        /// Attention heads; divides width.
+        heads: Count = "4"; aka "num_attention_heads" "n_heads" "n_head" "num_heads",
+        /// Key and value heads; divides heads. Fewer than heads: grouped-query attention.
+        kv_heads: Count = "as many as model.heads" => heads;
+            aka "num_key_value_heads" "n_kv_heads" "num_query_groups",
+        /// Width inside the feed-forward part of a block.
+        ffn: Count = "llama: 8/3 of model.width, rounded up to a multiple of 8; else 4 times it"
+            => default_ffn(kind, width);
+            aka "ffn_hidden_size" "intermediate_size" "hidden_dim" "n_inner" "ffn_dim",
+        /// Number of token ids.
+        vocab: Count = "256"; aka "vocab_size" "padded_vocab_size" "vocabulary",
+        /// Longest sequence the model takes: rows of gpt2's position table.
+        context: Count = "train.seq_len" => seq_len;
+            aka "max_position_embeddings" "n_positions" "n_ctx" "max_seq_len" "block_size",
+        /// Whether the output head shares the embedding's weights.
+        tied: bool = "true for gpt2, else false" => kind == ModelKind::Gpt2;
+            aka "tie_word_embeddings" "tie_weights" "weight_tying",
+        /// Whether linear layers add a bias.
+        bias: bool = "false for llama, else true" => kind != ModelKind::Llama;
+            aka "add_bias_linear" "attention_bias" "mlp_bias",
+        /// Added to the variance in norms, against division by zero.
+        norm_eps: Positive = "1e-5"; aka "rms_norm_eps" "layer_norm_epsilon" "norm_epsilon",
+        /// Base of the rotary position angles.
+        rope_theta: Positive = "10000.0"; aka "rotary_base" "rope_base",
+        /// Share of elements that dropout sets to zero during training.
+        dropout: Fraction = "0.0"; aka "hidden_dropout" "attention_dropout" "resid_pdrop",
+        /// Attention that never stores the score matrix (flash), or one that does.
+        attention: AttentionKind = "flash"; aka "attn_type" "attention_backend" "attn_implementation",
+        /// Standard deviation of the initial weights.
+        init_std: Positive = "0.02"; aka "init_method_std" "initializer_range",
+        /// Folder with weights in Hugging Face form to start from, as "hf:DIR". Its config.json
+        /// brings the shape.
+        from: Option<Origin> = "none"; aka "load" "init_from" "pretrained" "hf_assets_path",
+    }
+}
+
+choice! {
+    /// Family of networks.
+    pub enum ModelKind {
+        /// RMSNorm, rotary positions, SwiGLU, grouped-query attention.
+        Llama = "llama",
+        /// LayerNorm, learned positions, GELU, biases.
+        Gpt2 = "gpt2",
+        /// Fully connected layers, without attention.
+        Mlp = "mlp",
+    }
+}
+
+words!(AttentionKind { Flash = "flash", Materialised = "materialised", });
+
+/// Where initial weights come from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// A folder in Hugging Face form.
+    HuggingFace(PathBuf),
+}
+
+impl Setting for Origin {
+    fn expects() -> String {
+        "\"hf:DIR\", a folder with config.json and *.safetensors".into()
+    }
+    fn read(value: &Value) -> Option<Self> {
+        let dir = value.as_str()?.strip_prefix("hf:")?;
+        (!dir.is_empty()).then(|| Origin::HuggingFace(dir.into()))
+    }
+    fn write(&self) -> String {
+        let Origin::HuggingFace(dir) = self;
+        quoted(&format!("hf:{}", dir.display()))
+    }
+}
+
+impl Model {
+    /// Elements per attention head.
+    pub fn head_size(&self) -> usize {
+        self.width.get() / self.heads.get()
+    }
+
+    pub(crate) fn check(&self, values: &mut Values) {
+        self.check_heads(values);
+        self.check_gpt2(values);
+        self.check_size(values);
+    }
+
+    fn check_heads(&self, values: &mut Values) {
+        let (width, heads, kv_heads) = (self.width.get(), self.heads.get(), self.kv_heads.get());
+        // A model folder knows its own head size, and is checked by its reader.
+        if self.kind == ModelKind::Mlp || self.from.is_some() {
+            return;
+        }
+        let divides = width % heads == 0;
+        values.rule(&["model.heads", "model.width"], divides, || {
+            Problem::new(format!("model.heads = {heads} does not divide model.width = {width}"))
+                .because("every head takes an equal share of the width")
+                .nearest(assignments("model.heads", &divisors_near(width, heads)))
+        });
+        values.rule(&["model.kv_heads", "model.heads"], heads % kv_heads == 0, || {
+            Problem::new(format!(
+                "model.kv_heads = {kv_heads} does not divide model.heads = {heads}"
+            ))
+            .because("every key and value head serves an equal number of query heads")
+            .nearest(assignments("model.kv_heads", &divisors_near(heads, kv_heads)))
+        });
+        let even = self.head_size().is_multiple_of(2) || self.kind != ModelKind::Llama;
+        values.rule(&["model.heads", "model.width"], even || !divides, || {
+            let size = self.head_size();
+            let even_heads = |h: &usize| width % (2 * h) == 0;
+            let near: Vec<usize> =
+                divisors_near(width, heads).into_iter().filter(even_heads).collect();
+            let problem = Problem::new(format!(
+                "model.width = {width} over model.heads = {heads} leaves heads of odd size {size}"
+            ))
+            .because("rotary positions turn pairs of elements");
+            if near.is_empty() {
+                problem.nearest(format!("model.width = {}", heads * (size + 1)))
+            } else {
+                problem.nearest(assignments("model.heads", &near))
+            }
+        });
+    }
+
+    fn check_gpt2(&self, values: &mut Values) {
+        if self.kind != ModelKind::Gpt2 {
+            return;
+        }
+        let (heads, kv_heads) = (self.heads.get(), self.kv_heads.get());
+        values.rule(&["model.kv_heads", "model.kind"], kv_heads == heads, || {
+            Problem::new(format!("model.kv_heads = {kv_heads} with model.kind = gpt2"))
+                .because(
+                    "gpt2 has no grouped-query attention: every head has its own keys and values",
+                )
+                .fix(format!("model.kv_heads = {heads}, or model.kind = \"llama\""))
+        });
+    }
+
+    /// Refuses shapes that no machine holds, before anything tries to allocate them.
+    fn check_size(&self, values: &mut Values) {
+        let [layers, width, ffn, vocab] =
+            [self.layers, self.width, self.ffn, self.vocab].map(|n| n.get() as u128);
+        let parameters = layers * width * (4 * width + 3 * ffn) + 2 * vocab * width;
+        let keys = ["model.layers", "model.width", "model.ffn", "model.vocab"];
+        values.rule(&keys, parameters < 1 << 43, || {
+            Problem::new(format!("this model has about {:.1e} parameters", parameters as f64))
+                .because("the largest that is accepted has 8.8e12")
+                .fix("check model.layers, model.width, model.ffn and model.vocab")
+        });
+    }
+}
+
+/// SwiGLU has three matrices where GELU has two, so 8/3 of the width costs what 4 would.
+fn default_ffn(kind: ModelKind, width: Count) -> Count {
+    let ffn = match kind {
+        ModelKind::Llama => (8 * width.get()).div_ceil(3).next_multiple_of(8),
+        ModelKind::Gpt2 | ModelKind::Mlp => 4 * width.get(),
+    };
+    Count::new(ffn).unwrap_or(width)
+}
+
+/// The divisors of `number` next to `wanted`, below and above.
+fn divisors_near(number: usize, wanted: usize) -> Vec<usize> {
+    let divides = |d: &usize| number.is_multiple_of(*d);
+    let below = (1..wanted.min(number + 1)).rev().find(divides);
+    let above = (wanted + 1..=number).find(divides);
+    below.into_iter().chain(above).collect()
+}
+
+/// `key = a or b`, the form in which remedies name values.
+pub(crate) fn assignments(key: &str, numbers: &[usize]) -> String {
+    let numbers: Vec<String> = numbers.iter().map(usize::to_string).collect();
+    format!("{key} = {}", numbers.join(" or "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_among_divisors() {
+        assert_eq!(divisors_near(64, 6), [4, 8]);
+        assert_eq!(divisors_near(64, 100), [64]);
+        assert_eq!(divisors_near(7, 2), [1, 7]);
+    }
+
+    #[test]
+    fn feed_forward_widths_follow_the_family() {
+        let width = Count::new(128).expect("not zero");
+        assert_eq!(default_ffn(ModelKind::Llama, width).get(), 344);
+        assert_eq!(default_ffn(ModelKind::Gpt2, width).get(), 512);
+    }
+}

@@ -1,0 +1,109 @@
+//! `[optim]`: how weights change.
+
+use toml_edit::Value;
+
+use super::key::section;
+use super::setting::{Count, Fraction, NonNegative, Positive, Ratio, Setting, choice};
+use super::values::Values;
+use phalanx_error::Problem;
+
+section! {
+    /// `[optim]`: the optimizer, its learning rate and clipping.
+    pub struct Optim in "optim" (steps: Count) {
+        /// Rule that turns gradients into updates.
+        kind: OptimKind = "adamw"; aka "optimizer" "name" "type",
+        /// Highest learning rate.
+        lr: NonNegative = "3e-4"; aka "learning_rate" "max_lr" "peak_lr",
+        /// AdamW: decay of the running means of the gradient and of its square.
+        betas: [Fraction; 2] = "[0.9, 0.95]"; aka "adam_beta1" "adam_beta2" "beta1" "beta2",
+        /// AdamW: added to the root of the second mean, against division by zero.
+        eps: Positive = "1e-8"; aka "adam_eps" "adam_epsilon" "epsilon",
+        /// Decay of matrices per step, as a multiple of the learning rate; norms and biases do not
+        /// decay.
+        weight_decay: NonNegative = "0.1"; aka "wd" "decay",
+        /// SGD: share of the last update that is kept.
+        momentum: Fraction = "0.0"; aka "sgd_momentum",
+        /// SGD: look ahead along the momentum.
+        nesterov: bool = "false"; aka "use_nesterov",
+        /// Largest global gradient norm; longer gradients are scaled down to it. "none" or 0: any.
+        clip: Clip = "1.0"; aka "clip_grad" "max_norm" "grad_clip" "gradient_clipping" "max_grad_norm",
+        /// How the learning rate falls after the warm-up.
+        schedule: LrSchedule = "constant"; aka "lr_scheduler" "lr_decay_style" "decay_type" "scheduler",
+        /// Steps over which the learning rate rises to lr.
+        warmup_steps: usize = "0 for constant, else train.steps ÷ 20"
+            => if schedule == LrSchedule::Constant { 0 } else { steps.get() / 20 };
+            aka "lr_warmup_iters" "warmup" "lr_warmup_steps" "warmup_iters",
+        /// Learning rate at the end of linear and cosine, as a share of lr.
+        min_lr_ratio: Ratio = "0.1"; aka "min_lr" "min_lr_factor" "final_lr_ratio",
+    }
+}
+
+choice! {
+    /// Rule that turns gradients into updates.
+    pub enum OptimKind {
+        /// Adam with decoupled weight decay.
+        AdamW = "adamw",
+        /// Gradient descent, with or without momentum.
+        Sgd = "sgd",
+    }
+}
+
+choice! {
+    /// How the learning rate falls after the warm-up.
+    pub enum LrSchedule {
+        /// Not at all.
+        Constant = "constant",
+        /// In a straight line.
+        Linear = "linear",
+        /// Along half a cosine wave.
+        Cosine = "cosine",
+    }
+}
+
+/// The largest global gradient norm, if there is a limit.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Clip(pub Option<Positive>);
+
+impl Setting for Clip {
+    fn expects() -> String {
+        "a finite number of at least 0, or \"none\"".into()
+    }
+    fn read(value: &Value) -> Option<Self> {
+        match NonNegative::read(value) {
+            Some(norm) => Some(Clip(Positive::new(norm.get()))),
+            None => Option::<Positive>::read(value).map(Clip),
+        }
+    }
+    fn write(&self) -> String {
+        self.0.write()
+    }
+}
+
+impl Optim {
+    pub(crate) fn check(&self, steps: Count, values: &mut Values) {
+        let warmup = self.warmup_steps;
+        let fits = warmup <= steps.get();
+        values.rule(&["optim.warmup_steps", "train.steps"], fits, || {
+            Problem::new(format!(
+                "optim.warmup_steps = {warmup} is longer than train.steps = {steps}"
+            ))
+            .because("the learning rate would never reach optim.lr")
+            .nearest(format!("optim.warmup_steps = {steps}"))
+        });
+        let sgd = self.kind == OptimKind::Sgd;
+        let momentum = self.momentum.get();
+        values.rule(&["optim.momentum", "optim.kind"], sgd || momentum == 0.0, || {
+            Problem::new(format!(
+                "optim.momentum = {momentum:?} has no effect with optim.kind = adamw"
+            ))
+            .because("AdamW's momentum is the first of optim.betas")
+            .fix("set optim.betas instead, or optim.kind = \"sgd\"")
+        });
+        let moving = sgd && momentum > 0.0;
+        values.rule(&["optim.nesterov", "optim.momentum"], moving || !self.nesterov, || {
+            Problem::new("optim.nesterov = true without momentum")
+                .because("Nesterov's rule looks ahead along the momentum of optim.kind = sgd")
+                .fix("optim.kind = \"sgd\" with optim.momentum = 0.9, or optim.nesterov = false")
+        });
+    }
+}

@@ -1,0 +1,312 @@
+//! `[parallel]`: how the work is divided among ranks.
+
+use phalanx_pipeline::{Named, Warmup};
+use toml_edit::Value;
+
+use super::key::section;
+use super::setting::{Count, Setting, choice, quoted};
+use super::values::Values;
+use phalanx_error::Problem;
+
+section! {
+    /// `[parallel]`: degrees of parallelism, their kinds and their tuning.
+    pub struct Parallel in "parallel" () {
+        /// Data-parallel degree: replicas that take different sequences.
+        dp: Count = "1"; aka "data_parallel_size" "data_parallel_degree" "data_parallel_replicate_degree",
+        /// Tensor-parallel degree in total (2d: q², 2.5d: q²·tp_depth, 3d: q³).
+        tp: Count = "1"; aka "tensor_model_parallel_size" "tensor_parallel_degree" "tp_size" "autotp_size",
+        /// Context-parallel degree: ranks that share a sequence.
+        cp: Count = "1"; aka "context_parallel_size" "context_parallel_degree" "sp_size" "sequence_parallel_size",
+        /// Pipeline degree: stages that hold different layers.
+        pp: Count = "1"; aka "pipeline_model_parallel_size" "pipeline_parallel_degree" "pp_size",
+        /// ZeRO stage: what data-parallel ranks shard (1: optimizer, 2: and gradients, 3: and
+        /// weights).
+        zero: ZeroStage = "0"; aka "zero_stage" "stage" "use_distributed_optimizer",
+        /// Sequence parallelism between tensor-parallel regions.
+        sp: bool = "false"; aka "sequence_parallel" "enable_sequence_parallel",
+        /// Shape of tensor parallelism.
+        tp_kind: TpKind = "1d"; aka "tp_mode" "tensor_parallel_kind",
+        /// Depth of 2.5d tensor parallelism.
+        tp_depth: Count = "1"; aka "tesseract_depth",
+        /// How attention sees the whole sequence.
+        cp_kind: CpKind = "ulysses"; aka "cp_comm_type" "sequence_parallelism_mode",
+        /// How replicas are kept in agreement.
+        sync: SyncKind = "ddp"; aka "data_parallel_kind",
+        /// Steps between averages of local-sgd and average.
+        sync_every: Count = "1"; aka "sync_interval" "local_steps",
+        /// Ranks that shards are spread over; replicated over the rest of dp.
+        dp_shard: Count = "parallel.dp" => dp;
+            aka "data_parallel_shard_degree" "mics_shard_size",
+        /// Order in which stages take micro-batches.
+        schedule: PipelineSchedule = "1f1b"; aka "pipeline_parallel_schedule" "pp_style" "pp_engine",
+        /// How many micro-batches a stage starts with.
+        warmup: PipelineWarmup = "pa"; aka "pipeline_warmup",
+        /// Model chunks per stage.
+        chunks: Count = "2 for interleaved, breadth-first and zb-v, else 1"
+            => Count::new(schedule.usual_chunks()).unwrap_or(Count::MIN);
+            aka "num_virtual_stages_per_rank" "virtual_pipeline_model_parallel_size" "num_model_chunks",
+        /// What makes the stages of a pipeline even.
+        split: PipelineSplit = "flops"; aka "pipeline_split" "pp_split" "partition_method",
+        /// Order of the axes over ranks, fastest first; axes left out have degree 1.
+        order: AxisOrder = "tp-cp-dp-pp"; aka "rank_order" "axis_order",
+        /// Size of a gradient bucket of ddp in MiB; the first holds 1 MiB.
+        bucket_mib: Count = "25"; aka "bucket_cap_mb" "ddp_bucket_size",
+        /// Elements that ZeRO reduces at a time.
+        reduce_bucket_size: Count = "5e8"; aka "reduce_bucket",
+        /// Elements that ZeRO gathers at a time.
+        allgather_bucket_size: Count = "5e8"; aka "allgather_bucket" "all_gather_bucket_size",
+    }
+}
+
+choice! {
+    /// Shape of tensor parallelism.
+    pub enum TpKind {
+        /// Columns, then rows (Megatron).
+        OneD = "1d",
+        /// A square of ranks.
+        TwoD = "2d",
+        /// Several squares.
+        TwoAndAHalfD = "2.5d",
+        /// A cube of ranks.
+        ThreeD = "3d",
+    }
+}
+
+choice! {
+    /// How attention sees the whole sequence.
+    pub enum CpKind {
+        /// Heads are exchanged for positions.
+        Ulysses = "ulysses",
+        /// Keys and values are gathered.
+        AllGather = "allgather",
+        /// Keys and values go round a ring.
+        Ring = "ring",
+        /// Ring self-attention with stored scores.
+        Rsa = "rsa",
+    }
+}
+
+choice! {
+    /// How replicas are kept in agreement.
+    pub enum SyncKind {
+        /// Gradients are summed in buckets while the backward pass runs.
+        Ddp = "ddp",
+        /// One rank gathers gradients and spreads weights.
+        DataParallel = "dataparallel",
+        /// Replicas train alone and average weights now and then.
+        LocalSgd = "local-sgd",
+        /// Replicas average weights after every few steps.
+        Average = "average",
+    }
+}
+
+choice! {
+    /// How many micro-batches a stage starts with.
+    pub enum PipelineWarmup {
+        /// One for each stage from here to the last: p − i at stage i of p.
+        Pa = "pa",
+        /// Links count as stages too, for slow links: 2(p − i) − 1.
+        Pb = "pb",
+    }
+}
+
+choice! {
+    /// What makes the stages of a pipeline even.
+    pub enum PipelineSplit {
+        /// The FLOPs of their layers; embedding and head count.
+        Flops = "flops",
+        /// The number of their layers.
+        Count = "count",
+        /// The time that their layers take on this machine.
+        Measured = "measured",
+    }
+}
+
+impl From<PipelineWarmup> for Warmup {
+    fn from(warmup: PipelineWarmup) -> Self {
+        match warmup {
+            PipelineWarmup::Pa => Warmup::Pa,
+            PipelineWarmup::Pb => Warmup::Pb,
+        }
+    }
+}
+
+/// Order in which pipeline stages take micro-batches.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PipelineSchedule {
+    /// One of the named schedules.
+    Named(Named),
+    /// A schedule read from a CSV file.
+    Csv(std::path::PathBuf),
+}
+
+/// The names of the named schedules.
+const SCHEDULES: [&str; Named::ALL.len()] = {
+    let (mut names, mut i) = ([""; Named::ALL.len()], 0);
+    while i < names.len() {
+        names[i] = Named::ALL[i].name();
+        i += 1;
+    }
+    names
+};
+
+impl PipelineSchedule {
+    /// How many chunks of the model a device of this schedule holds by default.
+    pub fn usual_chunks(&self) -> usize {
+        match self {
+            PipelineSchedule::Named(named) => named.usual_chunks(),
+            PipelineSchedule::Csv(_) => 1,
+        }
+    }
+}
+
+impl Setting for PipelineSchedule {
+    fn expects() -> String {
+        format!("{} | csv:FILE", SCHEDULES.join(" | "))
+    }
+    fn read(value: &Value) -> Option<Self> {
+        let text = value.as_str()?;
+        match text.strip_prefix("csv:") {
+            Some(file) => (!file.is_empty()).then(|| PipelineSchedule::Csv(file.into())),
+            None => {
+                let named = Named::ALL.into_iter().find(|named| named.name() == text);
+                named.map(PipelineSchedule::Named)
+            }
+        }
+    }
+    fn write(&self) -> String {
+        match self {
+            PipelineSchedule::Named(name) => quoted(name.name()),
+            PipelineSchedule::Csv(file) => quoted(&format!("csv:{}", file.display())),
+        }
+    }
+    fn words() -> &'static [&'static str] {
+        &SCHEDULES
+    }
+}
+
+/// What data-parallel ranks shard instead of replicating.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum ZeroStage {
+    /// Nothing.
+    Zero,
+    /// Optimizer state.
+    One,
+    /// Optimizer state and gradients.
+    Two,
+    /// Optimizer state, gradients and weights.
+    Three,
+}
+
+impl Setting for ZeroStage {
+    fn expects() -> String {
+        "0, 1, 2 or 3".into()
+    }
+    fn read(value: &Value) -> Option<Self> {
+        use ZeroStage::{One, Three, Two, Zero};
+        [Zero, One, Two, Three].get(usize::read(value)?).copied()
+    }
+    fn write(&self) -> String {
+        (*self as usize).to_string()
+    }
+}
+
+choice! {
+    /// An axis of the mesh of ranks.
+    pub enum Axis {
+        /// Tensor parallelism.
+        Tp = "tp",
+        /// Context parallelism.
+        Cp = "cp",
+        /// Data parallelism.
+        Dp = "dp",
+        /// Pipeline parallelism.
+        Pp = "pp",
+    }
+}
+
+/// The axes of the mesh, fastest first, each at most once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AxisOrder(Vec<Axis>);
+
+impl AxisOrder {
+    /// The axes, fastest first.
+    pub fn axes(&self) -> &[Axis] {
+        &self.0
+    }
+}
+
+impl Setting for AxisOrder {
+    fn expects() -> String {
+        "tp, cp, dp and pp joined by `-`, each at most once, such as tp-cp-dp-pp".into()
+    }
+    fn read(value: &Value) -> Option<Self> {
+        let mut axes = Vec::new();
+        for word in value.as_str()?.split('-') {
+            let axis = Axis::read(&Value::from(word))?;
+            if axes.contains(&axis) {
+                return None;
+            }
+            axes.push(axis);
+        }
+        Some(AxisOrder(axes))
+    }
+    fn write(&self) -> String {
+        let words: Vec<&str> = self.0.iter().map(|axis| axis.name()).collect();
+        quoted(&words.join("-"))
+    }
+}
+
+impl Parallel {
+    /// Ranks of the whole run.
+    pub fn ranks(&self) -> Count {
+        [self.tp, self.cp, self.dp, self.pp].into_iter().fold(Count::MIN, Count::saturating_mul)
+    }
+
+    /// Ranks along an axis.
+    pub fn degree(&self, axis: Axis) -> Count {
+        match axis {
+            Axis::Tp => self.tp,
+            Axis::Cp => self.cp,
+            Axis::Dp => self.dp,
+            Axis::Pp => self.pp,
+        }
+    }
+
+    /// Refuses kinds of context parallelism that do not exist yet.
+    fn check_cp_kind(&self, values: &mut Values) {
+        let built = matches!(self.cp_kind, CpKind::Ulysses | CpKind::AllGather);
+        values.rule(&["parallel.cp_kind"], built, || {
+            let kind = self.cp_kind.name();
+            Problem::new(format!("parallel.cp_kind = \"{kind}\" is not built yet"))
+                .nearest("parallel.cp_kind = \"ulysses\" or \"allgather\"")
+        });
+    }
+
+    /// Refuses every value whose system does not exist yet. Each entry goes with the work that
+    /// builds its system.
+    pub(crate) fn check_built(&self, values: &mut Values) {
+        self.check_cp_kind(values);
+        let written = self.write();
+        for (key, system, works) in [
+            ("parallel.tp_kind", "this kind of tensor parallelism", "\"1d\""),
+            ("parallel.tp_depth", "2.5d tensor parallelism", "1"),
+            ("parallel.sync", "this way of synchronising replicas", "\"ddp\""),
+            ("parallel.sync_every", "averaging of replicas", "1"),
+        ] {
+            // A derived value that follows another key is refused with that key, not once more.
+            let given = values.given.contains_key(key);
+            let value = written.iter().find(|(name, _)| *name == key);
+            let Some((_, value)) = value.filter(|(_, value)| given && value != works) else {
+                continue;
+            };
+            values.rule(&[key], false, || {
+                Problem::new(format!("{key} = {value}: {system} is not built yet"))
+                    .because(
+                        "this version has data, tensor, sequence, context and pipeline parallelism and ZeRO",
+                    )
+                    .nearest(format!("{key} = {works}"))
+            });
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! `[precision]`: in which number formats.
+
+use phalanx_ir::DType;
+
+use super::key::section;
+use super::setting::choice;
+use super::values::Values;
+use phalanx_error::Problem;
+
+section! {
+    /// `[precision]`: number formats of the computation, the weights and the gradients.
+    pub struct Precision in "precision" () {
+        /// Activations and matrix products. f64 makes weights, gradients, reductions and optimizer
+        /// state f64 too.
+        compute: Float = "f32"; aka "dtype" "mixed_precision_param" "params_dtype",
+        /// Weights that the forward and backward passes read; 16-bit weights have f32 masters.
+        weights: Float = "f32, or f64 with compute = f64" => default_storage(compute);
+            aka "param_dtype" "weight_dtype",
+        /// Gradients as they are stored, accumulated and reduced.
+        grads: Float = "f32, or f64 with compute = f64" => default_storage(compute);
+            aka "grad_dtype" "mixed_precision_reduce" "main_grads_dtype" "reduce_dtype",
+    }
+}
+
+choice! {
+    /// A number format.
+    pub enum Float {
+        /// IEEE single precision.
+        F32 = "f32",
+        /// IEEE double precision.
+        F64 = "f64",
+        /// 8 exponent bits, 7 mantissa bits.
+        Bf16 = "bf16",
+        /// IEEE half precision.
+        F16 = "f16",
+    }
+}
+
+impl From<Float> for DType {
+    fn from(float: Float) -> DType {
+        match float {
+            Float::F32 => DType::F32,
+            Float::F64 => DType::F64,
+            Float::Bf16 => DType::Bf16,
+            Float::F16 => DType::F16,
+        }
+    }
+}
+
+impl Precision {
+    /// Element type of the optimizer's state, of master weights and of reductions.
+    pub fn state(&self) -> DType {
+        DType::from(self.compute).accumulator()
+    }
+
+    /// Whether the optimizer keeps its own copy of the weights in [`Precision::state`].
+    pub fn has_masters(&self) -> bool {
+        DType::from(self.weights) != self.state()
+    }
+
+    /// Applies the rule that f64 is all or nothing, then checks what remains.
+    pub(crate) fn settle(&mut self, values: &mut Values) {
+        let compute = self.compute;
+        check_built("precision.compute", compute, values);
+        for (key, stored) in
+            [("precision.weights", &mut self.weights), ("precision.grads", &mut self.grads)]
+        {
+            // f32 is what these keys say when nobody has thought of f64: it yields.
+            if compute == Float::F64 && *stored == Float::F32 {
+                *stored = Float::F64;
+            }
+            let stored = *stored;
+            check_built(key, stored, values);
+            let agree = (compute == Float::F64) == (stored == Float::F64);
+            values.rule(&[key, "precision.compute"], agree, || {
+                let problem =
+                    Problem::new(format!("{key} = {stored} with precision.compute = {compute}"));
+                if compute == Float::F64 {
+                    problem
+                        .because("f64 makes weights, gradients and optimizer state f64 too")
+                        .fix(format!("leave {key} out, or precision.compute = \"{stored}\""))
+                } else {
+                    problem
+                        .because("only a computation in f64 stores f64")
+                        .fix(format!("{key} = \"f32\", or precision.compute = \"f64\""))
+                }
+            });
+        }
+    }
+}
+
+/// Refuses a number format that no engine computes in yet.
+fn check_built(key: &str, float: Float, values: &mut Values) {
+    values.rule(&[key], float != Float::F16, || {
+        Problem::new(format!("{key} = f16: half precision is not built yet"))
+            .because("f16 needs loss scaling; bf16 has the range of f32 and needs none")
+            .nearest(format!("{key} = \"bf16\""))
+    });
+}
+
+fn default_storage(compute: Float) -> Float {
+    match compute {
+        Float::F64 => Float::F64,
+        _ => Float::F32,
+    }
+}

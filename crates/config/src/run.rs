@@ -1,0 +1,73 @@
+//! `[run]`: where results go, and what the machine may spend.
+
+use std::path::PathBuf;
+
+use toml_edit::Value;
+
+use super::key::section;
+use super::setting::{Bytes, Count, Setting, quoted};
+use super::values::Values;
+use phalanx_error::Problem;
+
+section! {
+    /// `[run]`: results, seed, threads and memory.
+    pub struct Run in "run" (cores: Count, ranks: Count) {
+        /// Folder that each run gets a folder of its own in.
+        dir: PathBuf = "runs/"; aka "save" "output_dir" "dump_folder" "out_dir" "log_dir",
+        /// Name of the run's folder; "none": the time and the preset.
+        name: Option<RunName> = "none"; aka "run_name" "exp_name" "experiment_name" "job_name",
+        /// Seed of initial weights and dropout, and of the data unless data.seed is set.
+        seed: u64 = "0"; aka "random_seed",
+        /// Threads of each rank; 1: no pool.
+        threads: Count = "cores ÷ ranks, from 1 to 256" => threads_per_rank(cores, ranks);
+            aka "num_threads" "n_threads" "omp_num_threads" "nproc",
+        /// Memory that the plan of a rank may take; "none": no limit of ours.
+        memory_limit: Option<Bytes> = "none"; aka "max_memory" "memory_budget",
+    }
+}
+
+/// The most threads a rank may have: as many as the CPU engine plans the work of a call for.
+const MOST_THREADS: usize = 256;
+
+/// The name of a run's folder: one path component without surprises.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RunName(String);
+
+impl RunName {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Setting for RunName {
+    fn expects() -> String {
+        "a name of letters, digits, `-`, `_` and `.`, starting with a letter or digit".into()
+    }
+    fn read(value: &Value) -> Option<Self> {
+        let text = value.as_str()?;
+        let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
+        let fits = text.len() <= 200 && text.chars().all(plain);
+        (fits && text.starts_with(char::is_alphanumeric)).then(|| RunName(text.into()))
+    }
+    fn write(&self) -> String {
+        quoted(&self.0)
+    }
+}
+
+impl Run {
+    pub(crate) fn check(&self, values: &mut Values) {
+        let threads = self.threads.get();
+        values.rule(&["run.threads"], threads <= MOST_THREADS, || {
+            Problem::new(format!("run.threads = {threads} is more than a rank can use"))
+                .because(format!(
+                    "the CPU engine divides a call among at most {MOST_THREADS} threads"
+                ))
+                .nearest(format!("run.threads = {MOST_THREADS}"))
+        });
+    }
+}
+
+fn threads_per_rank(cores: Count, ranks: Count) -> Count {
+    Count::new((cores.get() / ranks.get()).min(MOST_THREADS)).unwrap_or(Count::MIN)
+}

@@ -1,0 +1,162 @@
+//! Rules of pipelines: what a schedule takes, and what would go unheard.
+//!
+//! Whatever a user writes of a pipeline is done or refused. One stage is a pipeline too: its schedule
+//! says when micro-batches go forward and when back.
+
+use phalanx_pipeline::{Named, Schedule, Shape, split};
+
+use super::parallel::{PipelineSchedule, PipelineSplit, PipelineWarmup};
+use super::setting::{Count, Setting};
+use super::values::Values;
+use super::{Config, ModelKind, Recompute};
+use phalanx_error::Problem;
+
+const PP: &str = "parallel.pp";
+const SCHEDULE: &str = "parallel.schedule";
+const CHUNKS: &str = "parallel.chunks";
+const WARMUP: &str = "parallel.warmup";
+const SPLIT: &str = "parallel.split";
+
+/// What a preset says of a pipeline suits its own: it yields to a user who has none, and its chunks
+/// and warm-up yield to another schedule.
+pub(super) fn yield_to_user(values: &mut Values) {
+    let pp = values.given.get(PP).filter(|given| given.by_user);
+    let none = pp.is_some_and(|given| Count::read(&given.value) == Some(Count::MIN));
+    let other = values.by_user(SCHEDULE);
+    values.given.retain(|key, given| {
+        let yields = match *key {
+            SCHEDULE | SPLIT => none,
+            CHUNKS | WARMUP => none || other,
+            _ => false,
+        };
+        given.by_user || !yields
+    });
+}
+
+impl Config {
+    /// Stages need layers, and a schedule may ask for a number of micro-batches. What is in a table is
+    /// known once it is read.
+    pub(super) fn check_pipeline(&self, values: &mut Values) {
+        let PipelineSchedule::Named(named) = self.parallel.schedule else {
+            return self.check_table(values);
+        };
+        let (parallel, stages) = (&self.parallel, self.parallel.pp.get());
+        let shape = Shape::new(stages, self.train.microbatches.get());
+        let built = named.build(shape.chunks(parallel.chunks.get()).warmup(parallel.warmup.into()));
+        let keys = [SCHEDULE, PP, CHUNKS, WARMUP, "train.microbatches"];
+        let legal = built.is_ok();
+        values.rule(&keys, legal, || {
+            built.clone().err().map_or_else(|| Problem::new(""), Problem::from)
+        });
+        if let Ok(schedule) = &built {
+            let enough = self.enough_layers(schedule);
+            values.rule(&[PP, CHUNKS, "model.layers"], enough.is_ok(), || {
+                enough.err().map_or_else(|| Problem::new(""), Problem::from)
+            });
+        }
+        if stages == 1 {
+            self.check_one_device(named, values);
+        }
+        if let Ok(schedule) = &built {
+            self.check_stages_again(schedule, values);
+        }
+    }
+
+    /// Where every backward follows its forward at once, there is nothing to run again.
+    fn check_stages_again(&self, schedule: &Schedule, values: &mut Values) {
+        let keys = ["train.recompute", PP, SCHEDULE, "train.microbatches"];
+        let idle = self.idle_stages(schedule);
+        values.rule(&keys, idle.is_none(), || idle.unwrap_or_else(|| Problem::new("")));
+    }
+
+    /// The problem with stages that are to run again and never do.
+    fn idle_stages(&self, schedule: &Schedule) -> Option<Problem> {
+        if self.train.recompute != Recompute::Stage || schedule.rematerialises() {
+            return None;
+        }
+        let (name, pp, parts) = (schedule.name(), self.parallel.pp, self.train.microbatches);
+        let mut remedies = self.stages_that_run_again();
+        remedies.push("train.recompute = \"full\"".to_owned());
+        let problem = Problem::new(format!(
+            "train.recompute = \"stage\" has no effect with {name}, {PP} = {pp} and \
+             train.microbatches = {parts}"
+        ));
+        let problem = problem.because(
+            "on every device a backward follows its forward, so it keeps one micro-batch at most",
+        );
+        Some(problem.nearest(remedies.join(", or ")))
+    }
+
+    /// Single changes after which a stage would be run again: more micro-batches, another schedule, more
+    /// devices.
+    fn stages_that_run_again(&self) -> Vec<String> {
+        let PipelineSchedule::Named(own) = self.parallel.schedule else { return Vec::new() };
+        let (pp, parts) = (self.parallel.pp.get(), self.train.microbatches.get());
+        let works = |named: Named, pp: usize, parts: usize| {
+            named.build(Shape::new(pp, parts)).is_ok_and(|schedule| schedule.rematerialises())
+        };
+        let more = [parts + 1, 2 * pp].into_iter().find(|&parts| works(own, pp, parts));
+        let other = [Named::OneFOneB, Named::GPipe].into_iter().find(|&n| works(n, pp, parts));
+        let wider = (pp == 1 && works(own, 2, parts)).then(|| format!("{PP} = 2"));
+        let more = more.map(|parts| format!("train.microbatches = {parts}"));
+        let other = other.map(|named| format!("{SCHEDULE} = \"{named}\""));
+        more.into_iter().chain(other).chain(wider).collect()
+    }
+
+    /// What can be said of a table only when it is read.
+    pub fn check_read(&self, schedule: &Schedule) -> Result<(), Problem> {
+        self.enough_layers(schedule)?;
+        self.idle_stages(schedule).map_or(Ok(()), Err)
+    }
+
+    /// Refuses more stages than there are layers to deal to them.
+    fn enough_layers(&self, schedule: &Schedule) -> phalanx_pipeline::Result<()> {
+        let (devices, chunks) = (schedule.devices(), schedule.chunks());
+        let stages = schedule.placement().stages();
+        // Said in devices and chunks where that is what the stages come from.
+        let (devices, chunks) =
+            if stages == devices * chunks { (devices, chunks) } else { (stages, 1) };
+        match self.model.kind {
+            ModelKind::Mlp => Ok(()),
+            _ => split::enough_layers(self.model.layers.get(), devices, chunks),
+        }
+    }
+
+    /// A table says by itself what a named schedule is told.
+    fn check_table(&self, values: &mut Values) {
+        let parallel = &self.parallel;
+        let (schedule, chunks) = (parallel.schedule.write(), parallel.chunks);
+        let heard = chunks == Count::MIN || !values.by_user(CHUNKS);
+        values.rule(&[CHUNKS, SCHEDULE], heard, || {
+            Problem::new(format!("{CHUNKS} = {chunks} has no effect with {SCHEDULE} = {schedule}"))
+                .because("a table says by itself which chunks a device holds")
+                .fix(format!("leave {CHUNKS} out, or {SCHEDULE} = \"interleaved\""))
+        });
+        let heard = parallel.warmup == PipelineWarmup::Pa || !values.by_user(WARMUP);
+        values.rule(&[WARMUP, SCHEDULE], heard, || {
+            let warmup = parallel.warmup.write();
+            Problem::new(format!("{WARMUP} = {warmup} has no effect with {SCHEDULE} = {schedule}"))
+                .because("a table says by itself how many micro-batches a stage starts with")
+                .fix(format!("leave {WARMUP} out, or {SCHEDULE} = \"1f1b\""))
+        });
+    }
+
+    /// With one device, some choices are none.
+    fn check_one_device(&self, named: Named, values: &mut Values) {
+        let parallel = &self.parallel;
+        let late = parallel.warmup != PipelineWarmup::Pa && named == Named::OneFOneB;
+        values.rule(&[WARMUP, PP], !late || !values.by_user(WARMUP), || {
+            let warmup = parallel.warmup.write();
+            Problem::new(format!("{WARMUP} = {warmup} has no effect with {PP} = 1"))
+                .because("the only stage starts with one micro-batch, whatever its warm-up")
+                .fix(format!("leave {WARMUP} out, or {PP} = 2 or more"))
+        });
+        let whole = parallel.split != PipelineSplit::Flops && parallel.chunks == Count::MIN;
+        values.rule(&[SPLIT, PP], !whole || !values.by_user(SPLIT), || {
+            let split = parallel.split.write();
+            Problem::new(format!("{SPLIT} = {split} has no effect with {PP} = 1"))
+                .because("the only stage holds all layers, so there is nothing to split")
+                .fix(format!("leave {SPLIT} out, or {PP} = 2 or more"))
+        });
+    }
+}

@@ -1,0 +1,82 @@
+//! The values that were given for keys, where each came from, and what is wrong with them.
+//!
+//! Problems are collected rather than returned one by one, so that a user who made three mistakes
+//! hears of all three. A rule between keys is not checked when one of them could not be read: its
+//! complaint would only be an echo of the first.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use toml_edit::Value;
+
+use super::key::Key;
+use super::setting::Setting;
+use super::suggest::closest;
+use phalanx_error::{Place, Problem};
+
+/// A value as it was written.
+#[derive(Clone, Debug)]
+pub(crate) struct Given {
+    pub(crate) value: Value,
+    pub(crate) place: Place,
+    /// Whether the user wrote it, in a file or on the command line, rather than a preset.
+    pub(crate) by_user: bool,
+}
+
+impl Given {
+    /// The value as the user would write it.
+    pub(crate) fn text(&self) -> String {
+        self.value.to_string().trim().to_string()
+    }
+}
+
+/// The values given for keys, after all sources have been laid over one another.
+#[derive(Default)]
+pub(crate) struct Values {
+    pub(crate) given: BTreeMap<&'static str, Given>,
+    /// The preset that lies under what the user wrote.
+    pub(crate) preset: Option<String>,
+    /// Keys whose value could not be read.
+    broken: BTreeSet<&'static str>,
+    pub(crate) problems: Vec<Problem>,
+}
+
+impl Values {
+    /// The value of `key`, if one was given and it is acceptable; what is not is noted.
+    pub(crate) fn read<T: Setting>(&mut self, key: &'static Key) -> Option<T> {
+        let given = self.given.get(key.name)?;
+        let value = T::read(&given.value);
+        if value.is_none() {
+            self.problems.push(unacceptable(key, given));
+            self.broken.insert(key.name);
+        }
+        value
+    }
+
+    /// Whether the user wrote a value for `key`.
+    pub(crate) fn by_user(&self, key: &str) -> bool {
+        self.given.get(key).is_some_and(|given| given.by_user)
+    }
+
+    /// Notes the problem that `tell` states unless `holds`. The rule is about `keys`, whose places
+    /// are added to the problem; it is skipped if one of them could not be read.
+    pub(crate) fn rule(&mut self, keys: &[&str], holds: bool, tell: impl FnOnce() -> Problem) {
+        if holds || keys.iter().any(|key| self.broken.contains(key)) {
+            return;
+        }
+        let mut problem = tell();
+        let places = keys.iter().filter_map(|key| self.given.get(key));
+        problem.places.extend(places.map(|given| given.place.clone()));
+        self.problems.push(problem);
+    }
+}
+
+fn unacceptable(key: &Key, given: &Given) -> Problem {
+    let problem = Problem::new(format!("{} = {} is not accepted", key.name, given.text()))
+        .at(given.place.clone())
+        .because(format!("expected {}", (key.expects)()));
+    let words = (key.words)().iter().copied();
+    match given.value.as_str().and_then(|word| closest(word, words)) {
+        Some(word) => problem.guess(format!("`{word}`")),
+        None => problem,
+    }
+}

@@ -1,0 +1,92 @@
+//! What a step moves between ranks: per instruction, per action, and altogether.
+//!
+//! All numbers are bytes that one rank reads from others or writes to them, from types alone.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use phalanx_call::traffic::{names, of_instr};
+use phalanx_ir::{Op, Program, text};
+use phalanx_script::{Moved, Route};
+use serde_json::{Value, json};
+
+use phalanx_error::bytes;
+
+/// A program, with what each collective moves at the end of its line.
+pub(super) fn program_text(program: &Program, rank: usize) -> String {
+    text::commented(program, |instr| {
+        let (route, moved) = of_instr(program, instr, rank)?;
+        Some(match &instr.op {
+            // Its name and its axes stand there already.
+            Op::Collective(_) => amount(moved),
+            _ => line(&route, moved),
+        })
+    })
+}
+
+/// The collectives of a program, in its order.
+pub(super) fn program_json(program: &Program, rank: usize) -> Vec<Value> {
+    let instrs = program.instrs().iter().enumerate();
+    let moved = instrs.filter_map(|(at, instr)| Some((at, of_instr(program, instr, rank)?)));
+    let row = |(at, (route, moved)): (usize, (Route, Moved))| {
+        json!({
+            "instruction": at,
+            "result": text::value_name(program, program.instrs()[at].outputs[0]),
+            "op": route.op,
+            "axes": names(&route.axes),
+            "bytes": moved.bytes,
+        })
+    };
+    moved.map(row).collect()
+}
+
+/// What an action moves as the end of its line; empty if it moves nothing.
+pub(super) fn action_text(moved: &BTreeMap<Route, Moved>) -> String {
+    // What a rank sends, the receiver moves.
+    let moves = moved.iter().filter(|(_, moved)| moved.bytes > 0);
+    let parts: Vec<String> = moves.map(|(route, moved)| line(route, *moved)).collect();
+    match parts.is_empty() {
+        true => String::new(),
+        false => format!("  // {}", parts.join(", ")),
+    }
+}
+
+/// What a step moves, as a table.
+pub(super) fn table(moved: &BTreeMap<Route, Moved>, rank: usize) -> String {
+    if moved.is_empty() {
+        return "# communication: none\n\n".to_owned();
+    }
+    let total: u64 = moved.values().map(|moved| moved.bytes).sum();
+    let mut text = format!("# communication of a step: {total} bytes of rank {rank}\n");
+    let head = ["op", "over", "calls", "bytes", "MiB"];
+    let _ = writeln!(
+        text,
+        "  {:<16}{:<12}{:>7}{:>16}{:>12}",
+        head[0], head[1], head[2], head[3], head[4]
+    );
+    for (route, moved) in moved {
+        let (over, mib) = (names(&route.axes).join(","), moved.bytes as f64 / (1 << 20) as f64);
+        let Moved { calls, bytes } = moved;
+        let _ = writeln!(text, "  {:<16}{over:<12}{calls:>7}{bytes:>16}{mib:>12.2}", route.op);
+    }
+    text + "\n"
+}
+
+/// The same as JSON.
+pub(super) fn rows(moved: &BTreeMap<Route, Moved>) -> Vec<Value> {
+    let row = |(route, moved): (&Route, &Moved)| {
+        json!({
+            "op": route.op, "axes": names(&route.axes), "count": moved.calls, "bytes": moved.bytes,
+        })
+    };
+    moved.iter().map(row).collect()
+}
+
+fn line(route: &Route, moved: Moved) -> String {
+    let times = if moved.calls > 1 { format!("{} × ", moved.calls) } else { String::new() };
+    format!("{times}{route} {}", amount(moved))
+}
+
+fn amount(moved: Moved) -> String {
+    format!("moves {} bytes ({})", moved.bytes, bytes(moved.bytes))
+}

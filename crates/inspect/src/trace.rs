@@ -1,0 +1,120 @@
+//! A measured step as files: a trace for Perfetto and `chrome://tracing`, and a drawing of the measured
+//! timeline above the predicted one.
+
+mod chrome;
+mod picture;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use phalanx_sys::Staged;
+
+use crate::writable::can_write;
+use phalanx_error::Result;
+use phalanx_session::{Session, Trace};
+
+pub use chrome::chrome;
+pub use picture::{Played, picture};
+
+/// The steps before the one that is traced, in which caches fill and memory is touched for the first
+/// time: as many as benchmarks take.
+pub const WARM_UP: usize = 3;
+
+/// Which of a run's steps is traced: the first after the warm-up, or the last if it comes before.
+pub fn traced_step(steps: usize) -> usize {
+    steps.min(WARM_UP + 1)
+}
+
+/// Writes the trace of a run's session to files, once there is one.
+#[derive(Debug)]
+pub struct Tracing {
+    file: PathBuf,
+    /// What became of the files, once the step was taken.
+    outcome: Option<Result<Written>>,
+}
+
+/// Where a trace was written, and what it says in short.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Written {
+    /// The step, counted from 1.
+    pub step: u64,
+    /// The events.
+    pub file: PathBuf,
+    /// The drawing.
+    pub drawing: PathBuf,
+    /// Milliseconds from the first turn to the end of the last.
+    pub measured: f64,
+    /// As many as the simulator makes of the schedule.
+    pub predicted: f64,
+}
+
+impl Tracing {
+    /// Refuses files that could not be written.
+    pub fn new(file: &Path) -> Result<Self> {
+        for path in [file, &drawing_of(file)] {
+            can_write(path, format!("no trace can be written to {}", path.display()))?;
+        }
+        Ok(Self { file: file.to_path_buf(), outcome: None })
+    }
+
+    /// Writes the files if the session's last step was the one to trace. A problem is kept for the end:
+    /// no training is given up for a picture of it.
+    pub fn look(&mut self, session: &mut Session) {
+        if let Some(trace) = session.take_trace() {
+            self.outcome = Some(write(&trace, &self.file));
+        }
+    }
+
+    /// Where the files are; nothing if the run ended before the step.
+    pub fn outcome(&mut self) -> Result<Option<Written>> {
+        self.outcome.take().transpose()
+    }
+}
+
+/// Writes a trace to `file` and its drawing beside it, both or none.
+pub fn write(trace: &Trace, file: &Path) -> Result<Written> {
+    let drawing = drawing_of(file);
+    let played = Played::new(trace)?;
+    let stage = |path: &Path, text: String| {
+        Staged::write(path, |to: &mut dyn io::Write| to.write_all(text.as_bytes()))
+    };
+    let staged = [
+        stage(file, chrome(trace, &played).to_string() + "\n")?,
+        stage(&drawing, picture(&played))?,
+    ];
+    staged.into_iter().try_for_each(Staged::put_in_place)?;
+    let [measured, predicted] = [&played.measured, &played.predicted].map(|t| t.makespan);
+    Ok(Written { step: trace.step, file: file.to_path_buf(), drawing, measured, predicted })
+}
+
+/// `trace.svg` for `trace.json`, and `trace.txt.svg` for `trace.txt`.
+pub fn drawing_of(file: &Path) -> PathBuf {
+    if file.extension().is_some_and(|extension| extension == "json") {
+        return file.with_extension("svg");
+    }
+    let mut name = file.as_os_str().to_owned();
+    name.push(".svg");
+    PathBuf::from(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drawing_lies_beside_its_trace() {
+        for (file, drawing) in [
+            ("a/t.json", "a/t.svg"),
+            ("t", "t.svg"),
+            ("t.trace", "t.trace.svg"),
+            (".json", ".json.svg"),
+        ] {
+            assert_eq!(drawing_of(Path::new(file)), Path::new(drawing));
+        }
+    }
+
+    #[test]
+    fn short_runs_trace_their_last_step() {
+        assert_eq!([1, 3, 4, 100].map(traced_step), [1, 3, 4, 4]);
+    }
+}

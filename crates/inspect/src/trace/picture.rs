@@ -1,0 +1,135 @@
+//! The measured timeline above the predicted one.
+//!
+//! A schedule's turn is what a device's first rank did from the start of the turn's first action to the
+//! end of its last. Where a head's forward and backward are one program, that counts as backward. A
+//! forward that is run again is a turn of its own, drawn when it ran: it needs nothing from other devices,
+//! so it may be over before the gradient arrives.
+//!
+//! The prediction is what the simulator makes of the same turns if each took the median time of its stage
+//! and part, and messages none: what is longer in reality is noise, messages, and ranks that share a core.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use phalanx_pipeline::picture::{Panel, svg};
+use phalanx_pipeline::{At, Costs, Schedule, Timeline, simulate};
+use phalanx_script::Part;
+
+use phalanx_error::Result;
+use phalanx_session::{Timetable, Trace};
+
+/// A schedule as it was measured and as it was predicted, in milliseconds.
+#[derive(Clone, Debug)]
+pub struct Played {
+    /// The schedule of the trace, with the second forwards that were run.
+    pub schedule: Schedule,
+    /// As it was measured.
+    pub measured: Timeline,
+    /// As it was predicted.
+    pub predicted: Timeline,
+}
+
+impl Played {
+    /// The timelines of a trace.
+    pub fn new(trace: &Trace) -> Result<Self> {
+        let Timetable { schedule, stages, .. } = &trace.timetable;
+        let ran: Vec<Ran> = (0..schedule.devices()).map(|device| Ran::new(trace, device)).collect();
+        let schedule = schedule.with_second_forwards(|at| {
+            let (stage, microbatch) = (&stages[schedule.stage(at)], schedule.turn(at).microbatch);
+            ran[at.device].stretch(stage, microbatch, Part::R).is_some()
+        })?;
+        let times: Vec<Vec<Stretch>> = ran.iter().map(|ran| ran.turns(&schedule, stages)).collect();
+        let measured = Timeline::measured(&schedule, |At { device, index }| times[device][index]);
+        let predicted = simulate(&schedule, &Costs::measured(&measured, 0.0)?)?;
+        Ok(Self { schedule, measured, predicted })
+    }
+}
+
+/// Both timelines on one scale.
+pub fn picture(Played { schedule, measured, predicted }: &Played) -> String {
+    let panel = |label, timeline| Panel {
+        label: Some(label),
+        unit: "ms",
+        ..Panel::new(schedule, timeline)
+    };
+    svg(&[panel("measured", measured), panel("predicted", predicted)])
+}
+
+/// Start and end.
+type Stretch = (f64, f64);
+
+/// What a device's first rank ran, by instance and micro-batch.
+struct Ran {
+    device: usize,
+    parts: BTreeMap<(usize, usize), Vec<(Part, Stretch)>>,
+}
+
+impl Ran {
+    fn new(trace: &Trace, device: usize) -> Self {
+        let Timetable { stages, places, .. } = &trace.timetable;
+        let first = places.iter().position(|at| at.device == device && at.place == 0).unwrap_or(0);
+        let turns = || trace.ranks.iter().flatten().filter_map(|traced| traced.turn);
+        // Where stages run again, the model's last instance goes forward right before it goes back,
+        // and that counts as backward as it does where both are one program.
+        let again = turns().any(|turn| turn.part == Part::R);
+        let late = stages.last().map(|stage| stage.end - 1).filter(|_| again);
+        let mut parts: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for traced in &trace.ranks[first] {
+            let [start, end] =
+                [traced.times.started, traced.times.ended].map(|t| 1e3 * t.as_secs_f64());
+            if let Some(turn) = traced.turn {
+                let fused = turn.part == Part::F && late == Some(turn.instance);
+                let part = if fused { Part::FBW } else { turn.part };
+                let own = parts.entry((turn.instance, turn.microbatch)).or_default();
+                own.push((part, (start, end)));
+            }
+        }
+        Self { device, parts }
+    }
+
+    /// When each turn of the device's list was done.
+    fn turns(&self, schedule: &Schedule, stages: &[Range<usize>]) -> Vec<Stretch> {
+        let of = |index: usize| {
+            let at = At { device: self.device, index };
+            let turn = schedule.turn(at);
+            self.stretch(&stages[schedule.stage(at)], turn.microbatch, turn.part)
+        };
+        filled((0..schedule.turns(self.device).len()).map(of).collect())
+    }
+
+    /// From the start of the first action of a turn to the end of its last, if it has any.
+    fn stretch(&self, stage: &Range<usize>, microbatch: usize, part: Part) -> Option<Stretch> {
+        let own = stage.clone().filter_map(|instance| self.parts.get(&(instance, microbatch)));
+        let shown = own.flatten().filter(|(own, _)| shown_as(*own, part)).map(|(_, s)| *s);
+        shown.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
+    }
+}
+
+/// Whether an instance's part belongs to a turn of this part: where both ways of a head are one program,
+/// to its backward.
+fn shown_as(part: Part, turn: Part) -> bool {
+    part == turn || (part == Part::FBW && matches!(turn, Part::B | Part::BW))
+}
+
+/// Turns without actions, as a head's forward may be, take no time between their neighbours.
+fn filled(stretches: Vec<Option<Stretch>>) -> Vec<Stretch> {
+    let first = stretches.iter().flatten().next().map_or(0.0, |(start, _)| *start);
+    let mut end = first;
+    let fill = |stretch: Option<Stretch>| {
+        let stretch = stretch.unwrap_or((end, end));
+        end = stretch.1;
+        stretch
+    };
+    stretches.into_iter().map(fill).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_without_actions_lie_between_their_neighbours() {
+        let found = filled(vec![None, Some((2.0, 3.0)), None, Some((4.0, 5.0)), None]);
+        assert_eq!(found, [(2.0, 2.0), (2.0, 3.0), (3.0, 3.0), (4.0, 5.0), (5.0, 5.0)]);
+    }
+}

@@ -1,0 +1,331 @@
+//! Is the training on many ranks the training on one?
+//!
+//! The same steps are taken on one rank and in the layout of the configuration, from the same weights
+//! and on the same batches. Losses, gradient norms, every gradient of the first step and every
+//! parameter at the end are compared; so are the bytes that ranks were predicted to exchange and the
+//! memory that they were planned to write with what was measured.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use phalanx_call::traffic;
+use phalanx_models::hf::Tensor;
+use phalanx_script::{Category, Moved, Route};
+use serde::Serialize;
+
+use crate::relief;
+use phalanx_config::{Float, Loaded, OptimKind, Sources};
+use phalanx_error::{Error, Result};
+use phalanx_session::corpus::{self, with_step_data};
+use phalanx_session::host;
+use phalanx_session::network::{Network, load};
+use phalanx_session::{
+    Backend, Lowered, Measured, MemoryLimit, Parallel, Prepared, Session, Settings, StepResult,
+};
+
+/// What `verify` tells.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Verified {
+    /// Whether everything agrees.
+    pub ok: bool,
+    /// What the layout was compared with.
+    pub reference: &'static str,
+    /// The largest relative difference of losses.
+    pub loss_max_rel: f64,
+    /// The same of gradient norms.
+    pub grad_norm_max_rel: f64,
+    /// The largest difference of a gradient of the first step, relative to its largest entry.
+    pub grad_max_rel: f64,
+    /// The same of parameters after the last step.
+    pub param_max_rel: f64,
+    /// The parameter that differs most.
+    pub worst_param: String,
+    /// What was moved between ranks, over all ranks and steps.
+    pub comm: Vec<CommRow>,
+    /// What a step writes, on the rank that writes most.
+    pub memory: Vec<MemoryRow>,
+    /// Ranks that moved or wrote something else than was predicted.
+    #[serde(skip)]
+    pub astray: Vec<Astray>,
+}
+
+/// A rank that moved or wrote something else than was predicted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Astray {
+    /// The rank.
+    pub rank: usize,
+    /// What: `all_gather<tp>` or `residuals`.
+    pub what: String,
+    /// Bytes and calls, or bytes.
+    pub predicted: String,
+    /// The same as they were seen.
+    pub measured: String,
+}
+
+/// Collectives of one kind over the same axes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct CommRow {
+    /// The op.
+    pub op: &'static str,
+    /// The axes.
+    pub axes: Vec<String>,
+    /// Calls, counted on every rank that takes part.
+    pub count: u64,
+    /// Bytes that follow from the script's types.
+    pub bytes_predicted: u64,
+    /// Bytes of other ranks' memory that ranks were seen to read and write.
+    pub bytes_measured: u64,
+}
+
+/// One category of memory.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct MemoryRow {
+    /// The category.
+    pub category: &'static str,
+    /// The planned peak of live bytes.
+    pub predicted: usize,
+    /// The same peak over bytes that were seen to be written.
+    pub measured: usize,
+}
+
+/// Loads a configuration for a comparison: in f64 unless its user says otherwise.
+pub fn sources(sources: &Sources) -> Result<Loaded> {
+    let loaded = load(sources)?;
+    match loaded.by_user("precision.compute") {
+        true => Ok(loaded),
+        false => load(&sources.clone().set("precision.compute=f64")),
+    }
+}
+
+/// Takes steps in both ways and compares.
+pub fn verify(loaded: &Loaded, steps: usize) -> Result<Verified> {
+    verify_with(loaded, steps, &*host::threads())
+}
+
+/// The same, with ranks of this kind.
+pub fn verify_with(loaded: &Loaded, steps: usize, backend: &dyn Backend) -> Result<Verified> {
+    verify_as(loaded, Settings::new(&loaded.config)?, steps, backend)
+}
+
+/// The same in the layout of these settings, which may have strategies of their user's.
+pub fn verify_as(
+    loaded: &Loaded,
+    settings: Settings,
+    steps: usize,
+    backend: &dyn Backend,
+) -> Result<Verified> {
+    let config = &loaded.config;
+    let network = Network::new(loaded)?;
+    let models = network.models(config, false)?;
+    let alone = Settings {
+        parallel: Parallel::default(),
+        // A limit that was set for each of many ranks says nothing about one.
+        memory_limit: MemoryLimit::of_machine(),
+        ..settings.clone()
+    };
+    let mut one = Prepared::new(&models, alone)?.start(&*network.start())?;
+    let settings = settings.measured(&models)?;
+    let lowered = Lowered::for_engine(&models, settings, backend.requirements())?;
+    let many = relief::prepare(loaded, &network, &models, &lowered, backend)?;
+    let mut many = many.start(&*network.start())?;
+    let mut loader = corpus::training(loaded, &corpus::open(loaded)?)?;
+    let mut found = Comparison::default();
+    let lr = config.optim.lr.get();
+    for step in 1..=steps {
+        let batch = loader.next_batch().map_err(|e| Error::failed(e.told().into()))?;
+        let (a, b) = with_step_data(batch, |data| {
+            Ok::<_, Error>((one.step(data, lr)?, many.step(data, lr)?))
+        })?;
+        found.step(a, b);
+        if step == 1 {
+            found.gradients = Difference::of(&mut one, &mut many, Session::gradient)?;
+        }
+    }
+    found.params = Difference::of(&mut one, &mut many, Session::param)?;
+    let (comm, mut astray) = moved(&mut many)?;
+    let (memory, wrote_else) = memory(&mut many)?;
+    astray.extend(wrote_else);
+    let bounds = Bounds::of(loaded);
+    Ok(Verified {
+        ok: bounds.hold(&found) && astray.is_empty(),
+        reference: "one rank, same micro-batches",
+        loss_max_rel: found.loss,
+        grad_norm_max_rel: found.grad_norm,
+        grad_max_rel: found.gradients.largest,
+        param_max_rel: found.params.largest,
+        worst_param: found.params.name,
+        comm,
+        memory,
+        astray,
+    })
+}
+
+#[derive(Default)]
+struct Comparison {
+    first_loss: f64,
+    first_grad_norm: f64,
+    loss: f64,
+    grad_norm: f64,
+    gradients: Difference,
+    params: Difference,
+    steps: usize,
+}
+
+impl Comparison {
+    fn step(&mut self, a: StepResult, b: StepResult) {
+        let (loss, norm) = (relative(a.loss, b.loss), relative(a.grad_norm, b.grad_norm));
+        self.steps += 1;
+        if self.steps == 1 {
+            (self.first_loss, self.first_grad_norm) = (loss, norm);
+        }
+        self.loss = larger(self.loss, loss);
+        self.grad_norm = larger(self.grad_norm, norm);
+    }
+}
+
+/// |a − b| relative to b; what is no number differs infinitely.
+pub fn relative(a: f64, b: f64) -> f64 {
+    let error = (a - b).abs() / b.abs().max(f64::MIN_POSITIVE);
+    if error.is_finite() { error } else { f64::INFINITY }
+}
+
+/// The larger of two differences; what is no number is larger than all.
+pub fn larger(a: f64, b: f64) -> f64 {
+    if b > a || b.is_nan() { b } else { a }
+}
+
+/// The tensor that differs most, and by how much.
+#[derive(Default)]
+struct Difference {
+    largest: f64,
+    name: String,
+}
+
+impl Difference {
+    /// Each tensor's largest difference, relative to its largest entry or, if that is larger, to the
+    /// root of the mean square over all tensors. One tensor of each session is in memory at a time.
+    fn of(
+        expected: &mut Session,
+        found: &mut Session,
+        tensor: fn(&mut Session, usize) -> Result<Tensor>,
+    ) -> Result<Self> {
+        let names: Vec<String> = expected.parameters().iter().map(|p| p.name.clone()).collect();
+        let (mut count, mut squares) = (0, 0.0);
+        for param in 0..names.len() {
+            let values = tensor(expected, param)?.to_f64();
+            count += values.len();
+            squares += values.iter().map(|x| x * x).sum::<f64>();
+        }
+        let typical = (squares / count.max(1) as f64).sqrt();
+        let mut worst = Self::default();
+        // By name, so that of equals the first one is told.
+        let mut order: Vec<usize> = (0..names.len()).collect();
+        order.sort_by_key(|&param| &names[param]);
+        for param in order {
+            let expected = tensor(expected, param)?.to_f64();
+            let found = tensor(found, param)?.to_f64();
+            let error = match found.len() == expected.len() {
+                false => f64::INFINITY,
+                true => {
+                    let entry = expected.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
+                    let pairs = expected.iter().zip(&found).map(|(a, b)| (a - b).abs());
+                    let most = pairs.fold(0.0, larger);
+                    let scale = entry.max(typical).max(f64::MIN_POSITIVE);
+                    if most.is_finite() { most / scale } else { f64::INFINITY }
+                }
+            };
+            if error > worst.largest || worst.name.is_empty() {
+                worst = Self { largest: error, name: names[param].clone() };
+            }
+        }
+        Ok(worst)
+    }
+}
+
+/// How far the two ways may differ.
+struct Bounds {
+    /// Losses, norm and gradients of the first step.
+    first: f64,
+    /// Losses of all steps.
+    losses: f64,
+    /// Parameters, where they are judged.
+    params: Option<f64>,
+}
+
+impl Bounds {
+    fn of(loaded: &Loaded) -> Self {
+        let config = &loaded.config;
+        let wide = |bound| Self { first: bound, losses: bound, params: Some(bound) };
+        let sgd = config.optim.kind == OptimKind::Sgd;
+        match config.precision.compute {
+            Float::F64 => wide(1e-10),
+            // Adam turns the rounding noise of zero gradients into full steps.
+            Float::F32 => Self { first: 1e-5, losses: 1e-4, params: sgd.then_some(1e-4) },
+            // Eight bits of a significand, some hundred of them summed.
+            _ => Self { first: 5e-2, losses: 5e-2, params: None },
+        }
+    }
+
+    fn hold(&self, found: &Comparison) -> bool {
+        found.first_loss <= self.first
+            && found.first_grad_norm <= self.first
+            && found.gradients.largest <= self.first
+            && found.loss <= self.losses
+            && self.params.is_none_or(|bound| found.params.largest <= bound)
+    }
+}
+
+/// What ranks moved in all runs of their scripts, beside what these said; and who moved something else.
+fn moved(session: &mut Session) -> Result<(Vec<CommRow>, Vec<Astray>)> {
+    let mut rows: BTreeMap<Route, CommRow> = BTreeMap::new();
+    let mut astray = Vec::new();
+    let (measured, local) = (session.measure()?, session.local().to_vec());
+    for (rank, Measured { predicted, moved, .. }) in local.into_iter().zip(measured) {
+        let routes: BTreeSet<Route> = predicted.keys().chain(moved.keys()).cloned().collect();
+        for route in routes {
+            let predicted = predicted.get(&route).copied().unwrap_or_default();
+            let measured = moved.get(&route).copied().unwrap_or_default();
+            if predicted != measured {
+                let tell = |moved: Moved| format!("{} bytes in {} calls", moved.bytes, moved.calls);
+                let (predicted, measured) = (tell(predicted), tell(measured));
+                astray.push(Astray { rank, what: route.to_string(), predicted, measured });
+            }
+            let row = rows.entry(route.clone()).or_insert_with(|| CommRow {
+                op: route.op,
+                axes: traffic::names(&route.axes),
+                count: 0,
+                bytes_predicted: 0,
+                bytes_measured: 0,
+            });
+            row.count += measured.calls;
+            row.bytes_predicted += predicted.bytes;
+            row.bytes_measured += measured.bytes;
+        }
+    }
+    Ok((rows.into_values().collect(), astray))
+}
+
+/// Planned and written bytes of each category; and who wrote something else.
+fn memory(session: &mut Session) -> Result<(Vec<MemoryRow>, Vec<Astray>)> {
+    let observed = session.observe()?;
+    let mut rows: Vec<MemoryRow> = (Category::ALL.into_iter())
+        .map(|category| MemoryRow { category: category.name(), predicted: 0, measured: 0 })
+        .collect();
+    let mut astray = Vec::new();
+    for (&rank, observed) in session.local().iter().zip(&observed) {
+        let planned = &session.planned()[rank];
+        for ((row, (category, written)), (_, planned)) in
+            rows.iter_mut().zip(&observed.peaks).zip(planned)
+        {
+            let planned = *planned;
+            if planned != *written {
+                let (predicted, measured) =
+                    (format!("{planned} bytes"), format!("{written} bytes"));
+                astray.push(Astray { rank, what: category.to_string(), predicted, measured });
+            }
+            row.predicted = row.predicted.max(planned);
+            row.measured = row.measured.max(*written);
+        }
+    }
+    rows.retain(|row| row.predicted > 0 || row.measured > 0);
+    Ok((rows, astray))
+}

@@ -1,0 +1,127 @@
+//! Where the ranks of a session run: an engine for each, and how they talk.
+
+use std::sync::Arc;
+
+use phalanx_call::Requirements;
+use phalanx_comm::{Communicator, Crew, Launcher, Lost};
+use phalanx_engine::{Counters, Engine};
+use phalanx_ir::DType;
+
+use super::command::{Answer, Command, LocalRanks};
+use super::planner::Planner;
+use super::worker::RankWorker;
+use super::{Lowered, lost};
+use crate::products::{Product, Round, time_products};
+use phalanx_error::{Error, Result};
+
+/// An engine and a transport: what the command and the library train on.
+pub trait Backend: Send + Sync {
+    /// What its engines need beside the values of programs.
+    fn requirements(&self) -> Arc<dyn Requirements>;
+
+    /// Brings up the ranks of this process, each with its scripts loaded. They take no memory yet.
+    fn launch(&self, planner: &Planner<'_>) -> Result<Box<dyn LocalRanks>>;
+
+    /// Times products on all ranks at once; by local rank and product, its rounds.
+    fn time_products(&self, size: Size, products: &Timing<'_>) -> Result<Vec<Vec<Vec<Round>>>>;
+}
+
+/// How many ranks there are, and how much they may have under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Size {
+    /// The ranks of the world.
+    pub ranks: usize,
+    /// Threads of each.
+    pub threads: usize,
+    /// Messages that a step may have under way on one channel, where it sends any: senders do not wait
+    /// for receivers.
+    pub depth: Option<usize>,
+}
+
+impl Size {
+    /// The size of a session.
+    pub fn of(lowered: &Lowered) -> Self {
+        let settings = &lowered.settings;
+        let messages = 4 * settings.microbatches * lowered.chunks();
+        let depth = lowered.is_pipeline().then_some(messages);
+        Self { ranks: lowered.ranks(), threads: settings.threads, depth }
+    }
+}
+
+/// Products to be timed.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing<'a> {
+    /// The products.
+    pub products: &'a [Product],
+    /// The element types of operands and of gradients.
+    pub types: [DType; 2],
+    /// Rounds of each product, and FLOPs of a round at least.
+    pub rounds: (usize, u64),
+}
+
+/// Ranks with an engine of one kind each, which a launcher brings up.
+pub struct EngineBackend<L, M> {
+    /// The launcher of worlds of a size.
+    pub launcher: L,
+    /// Makes a rank's engine of so many threads, from its end of the transport.
+    pub engine: M,
+    /// What such engines need beside the values of programs.
+    pub requirements: Arc<dyn Requirements>,
+}
+
+impl<L, M> EngineBackend<L, M> {
+    fn crew<E, S>(&self, size: Size, make: impl Fn(usize, E) -> Result<S> + Sync) -> Result<Crew<S>>
+    where
+        L: Fn(Size) -> Box<dyn Launcher>,
+        M: Fn(usize, Box<dyn Communicator>) -> Result<E> + Sync,
+        S: Send,
+    {
+        let engine = &self.engine;
+        let make = |endpoint: Box<dyn Communicator>| {
+            let rank = endpoint.rank();
+            make(rank, engine(size.threads, endpoint)?)
+        };
+        let launcher = (self.launcher)(size);
+        Crew::new(&*launcher, make).map_err(|failed: Lost<Error>| lost(failed, size.ranks))
+    }
+}
+
+impl<L, M, E> Backend for EngineBackend<L, M>
+where
+    L: Fn(Size) -> Box<dyn Launcher> + Send + Sync,
+    M: Fn(usize, Box<dyn Communicator>) -> Result<E> + Send + Sync,
+    E: Engine + Counters + Send + 'static,
+{
+    fn requirements(&self) -> Arc<dyn Requirements> {
+        self.requirements.clone()
+    }
+
+    fn launch(&self, planner: &Planner<'_>) -> Result<Box<dyn LocalRanks>> {
+        let load = |rank, engine: E| RankWorker::load(engine, planner, rank);
+        Ok(Box::new(self.crew(Size::of(planner.lowered), load)?))
+    }
+
+    fn time_products(&self, size: Size, timing: &Timing<'_>) -> Result<Vec<Vec<Vec<Round>>>> {
+        let Timing { products, types, rounds } = *timing;
+        let mut crew = self.crew(size, |_, engine: E| Ok(engine))?;
+        let timed =
+            crew.run(|_, engine| time_products(engine, products, types, rounds, size.ranks));
+        timed.map_err(|failed: Lost<Error>| lost(failed, size.ranks))
+    }
+}
+
+impl<E: Engine + Counters + Send> LocalRanks for Crew<RankWorker<E>> {
+    fn world(&self) -> usize {
+        self.ranks()
+    }
+
+    fn local(&self) -> &[usize] {
+        Crew::local(self)
+    }
+
+    fn ask(&mut self, command: Command<'_>) -> Result<Vec<Answer>> {
+        let ranks = self.ranks();
+        let answers = self.run(|_, worker| worker.answer(command));
+        answers.map_err(|failed: Lost<Error>| lost(failed, ranks))
+    }
+}

@@ -1,0 +1,185 @@
+//! What a session asks of its ranks, and what they answer.
+//!
+//! Ranks are loaded when they are launched ([`Backend::launch`](super::Backend::launch)) and stop when they
+//! are dropped; in between they take commands. These are the interface of a process to the ranks that live in it. Every process of a run is the
+//! same program and gives its own ranks the same commands, so a command need not cross processes.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use phalanx_ir::DType;
+use phalanx_runtime::Observed;
+use phalanx_script::{Outcome, StateKind};
+
+use super::StepResult;
+use super::feed::StepData;
+use super::store::ReadParam;
+use super::traced::Traced;
+use phalanx_error::Result;
+
+/// What a rank is asked to do.
+#[derive(Clone, Copy)]
+pub enum Command<'a> {
+    /// Takes its memory and writes its state: its part of the weights, and zeros elsewhere.
+    Start(&'a ReadParam<'a>),
+    /// Takes steps, the first of them number `from`, counted from 1. It ends early at the first that is
+    /// not applied.
+    Steps {
+        /// The first step.
+        from: u64,
+        /// How many.
+        count: u64,
+        /// What they read.
+        batches: &'a dyn Feeds,
+        /// The step that is timed, and the origin of its clock.
+        trace: Option<(u64, Instant)>,
+    },
+    /// The loss of a batch under the present weights.
+    Evaluate(&'a StepData<'a>),
+    /// A value that the last forward shows of a micro-batch, such as its logits.
+    Show {
+        /// The port of the model.
+        port: &'a str,
+        /// The micro-batch.
+        microbatch: usize,
+    },
+    /// Values of a state.
+    Read(&'a StateRange),
+    /// New values of a state, in its element type.
+    Write(&'a StateRange, &'a [u8]),
+    /// Runs the last step twice under observation: which bytes it writes.
+    Observe,
+    /// What it has counted so far.
+    Measure,
+}
+
+/// Gives batches to ranks that ask for them.
+pub trait Feeds: Sync {
+    /// Gives the data and the learning rate of a step to `run`, once.
+    fn with(&self, step: u64, run: &mut dyn FnMut(&StepData<'_>, f64) -> Result<()>) -> Result<()>;
+}
+
+/// One batch for one step.
+pub(super) struct Given<'a> {
+    pub(super) data: &'a StepData<'a>,
+    pub(super) lr: f64,
+}
+
+impl Feeds for Given<'_> {
+    fn with(
+        &self,
+        _step: u64,
+        run: &mut dyn FnMut(&StepData<'_>, f64) -> Result<()>,
+    ) -> Result<()> {
+        run(self.data, self.lr)
+    }
+}
+
+/// Some values of one parameter's state, by their numbers in the whole parameter.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StateRange {
+    /// The parameter's number in the model.
+    pub param: usize,
+    /// Which state of it.
+    pub kind: StateKind,
+    /// Which values.
+    pub elements: Range<usize>,
+}
+
+/// Values of a parameter that a rank holds.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Piece {
+    /// The first one's number in the whole parameter.
+    pub first: usize,
+    /// Their element type.
+    pub dtype: DType,
+    /// The values, in the parameter's order.
+    pub bytes: Vec<u8>,
+}
+
+/// What a step told.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StepAnswer {
+    /// Its numbers.
+    pub result: StepResult,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// When it did what, if it was timed.
+    pub traced: Option<Vec<Traced>>,
+}
+
+/// What a rank counted where it happened, since it was made.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Measured {
+    /// What it moved, by op and axes.
+    pub moved: std::collections::BTreeMap<phalanx_script::Route, phalanx_script::Moved>,
+    /// What its scripts said that it would move, in all their runs so far.
+    pub predicted: std::collections::BTreeMap<phalanx_script::Route, phalanx_script::Moved>,
+    /// Seconds inside matrix products.
+    pub product_seconds: f64,
+    /// Bytes beside the plan that kernels use while they run.
+    pub bytes_beside: usize,
+    /// Processor seconds that its own thread worked, where that is counted.
+    pub busy_seconds: Option<f64>,
+}
+
+/// What a rank answers.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// The steps that were taken.
+    Steps(Vec<StepAnswer>),
+    /// A loss.
+    Loss(f64),
+    /// Values in their element type; none if the rank does not have them.
+    Shown(Option<Vec<u8>>),
+    /// What it holds of a state.
+    Pieces(Vec<Piece>),
+    /// Which bytes were written.
+    Observed(Box<Observed>),
+    /// What was counted.
+    Measured(Box<Measured>),
+}
+
+/// A rank answers what it is asked.
+const OTHER: &str = "a rank answers what it is asked";
+
+impl Answer {
+    pub(super) fn into_steps(self) -> Vec<StepAnswer> {
+        let Answer::Steps(steps) = self else { panic!("{OTHER}: {self:?}") };
+        steps
+    }
+
+    pub(super) fn into_loss(self) -> f64 {
+        let Answer::Loss(loss) = self else { panic!("{OTHER}: {self:?}") };
+        loss
+    }
+
+    pub(super) fn into_pieces(self) -> Vec<Piece> {
+        let Answer::Pieces(pieces) = self else { panic!("{OTHER}: {self:?}") };
+        pieces
+    }
+
+    pub(super) fn into_observed(self) -> Observed {
+        let Answer::Observed(observed) = self else { panic!("{OTHER}: {self:?}") };
+        *observed
+    }
+
+    pub(super) fn into_measured(self) -> Measured {
+        let Answer::Measured(measured) = self else { panic!("{OTHER}: {self:?}") };
+        *measured
+    }
+}
+
+/// The ranks of a session that live in this process. They end when it is dropped.
+pub trait LocalRanks: Send {
+    /// How many ranks the world has.
+    fn world(&self) -> usize;
+
+    /// The ranks that live here, the lowest first.
+    fn local(&self) -> &[usize];
+
+    /// Gives every local rank a command; their answers, by local rank, or the first failure.
+    fn ask(&mut self, command: Command<'_>) -> Result<Vec<Answer>>;
+}

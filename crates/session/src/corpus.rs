@@ -1,0 +1,134 @@
+//! The tokens that a configuration asks for, as batches for training and for evaluation.
+
+use std::sync::Arc;
+
+use phalanx_data::{
+    Batch, Corpus, DataError, Loader, LoaderConfig, MarkovCorpus, Split, TextFile, TokenFile,
+    check_vocabulary,
+};
+use phalanx_models::port;
+
+use crate::{Field, StepData};
+use phalanx_config::{DataKind, Loaded};
+use phalanx_error::{Error, Result};
+
+/// Tokens of the synthetic corpus. It is computed where it is read, so its length costs nothing;
+/// no run that learns from it comes to its end.
+const SYNTHETIC_TOKENS: u64 = 1 << 36;
+
+/// Opens the corpus of a configuration and makes sure that the model knows its tokens.
+pub fn open(loaded: &Loaded) -> Result<Arc<dyn Corpus>> {
+    let (data, vocab) = (&loaded.config.data, loaded.config.model.vocab.get());
+    let corpus = open_kind(data, vocab).and_then(|corpus| {
+        check_vocabulary(&*corpus, vocab)?;
+        Ok(corpus)
+    });
+    corpus.map_err(|error| refused(loaded, &error))
+}
+
+/// A loader of training batches, from the first on.
+pub fn training(loaded: &Loaded, corpus: &Arc<dyn Corpus>) -> Result<Loader> {
+    loader(loaded, corpus, Split::Train)
+}
+
+/// The held-out batches that every evaluation of a run sees.
+pub fn held_out(loaded: &Loaded, corpus: &Arc<dyn Corpus>) -> Result<Vec<Batch>> {
+    let mut loader = loader(loaded, corpus, Split::Validation)?;
+    let wanted = loaded.config.train.eval_batches.get() as u64;
+    (0..wanted.min(loader.batches_per_pass()))
+        .map(|_| match loader.next_batch() {
+            Ok(batch) => Ok(batch.clone()),
+            Err(error) => Err(refused(loaded, &error)),
+        })
+        .collect()
+}
+
+/// Gives a batch of tokens to `use_it` as the data of a step.
+pub fn with_step_data<T>(batch: &Batch, use_it: impl FnOnce(&StepData<'_>) -> T) -> T {
+    let fields = [(port::IDS, Field::I32(&batch.ids)), (port::TARGETS, Field::I32(&batch.targets))];
+    use_it(&StepData {
+        fields: &fields,
+        count: batch.valid_tokens,
+        first_sample: batch.first_sample,
+        scalars: &[],
+    })
+}
+
+/// The mean loss over all valid tokens of some batches; `loss` gives the mean of one batch.
+pub fn mean_loss(
+    batches: &[Batch],
+    mut loss: impl FnMut(&StepData<'_>) -> Result<f64>,
+) -> Result<f64> {
+    let (mut sum, mut count) = (0.0, 0.0);
+    for batch in batches.iter().filter(|batch| batch.valid_tokens > 0) {
+        let tokens = batch.valid_tokens as f64;
+        sum += with_step_data(batch, &mut loss)? * tokens;
+        count += tokens;
+    }
+    Ok(sum / count)
+}
+
+fn loader(loaded: &Loaded, corpus: &Arc<dyn Corpus>, split: Split) -> Result<Loader> {
+    let config = &loaded.config;
+    let settings = LoaderConfig {
+        microbatches: config.train.microbatches.get(),
+        split,
+        val_fraction: config.data.val_fraction.get(),
+        ignore_token: config.data.ignore_token.map(|token| token as i32),
+        ..LoaderConfig::new(
+            config.data.seed,
+            config.train.seq_len.get(),
+            config.train.batch_size.get(),
+        )
+    };
+    Loader::new(Arc::clone(corpus), settings, 0).map_err(|error| refused(loaded, &error))
+}
+
+/// What is wrong with data, with the key that asked for it and what to write there instead.
+fn refused(loaded: &Loaded, error: &DataError) -> Error {
+    let fixed = loaded.config.model.from.is_some();
+    let (key, fix) = match error {
+        DataError::TokenOutOfVocabulary { vocab, .. } if fixed => {
+            ("data.path", Some(format!("data of the tokenizer of model.from: ids below {vocab}")))
+        }
+        DataError::MarkovVocabulary { least, most, .. } => {
+            ("model.vocab", Some(format!("model.vocab from {least} to {most}")))
+        }
+        DataError::Vocabulary { needed, .. } => {
+            ("model.vocab", Some(format!("--set model.vocab={needed}, or more")))
+        }
+        DataError::TokenOutOfVocabulary { token, .. } => {
+            ("data.path", Some(format!("--set model.vocab={}, or more", token + 1)))
+        }
+        DataError::OtherWidth { named, .. } => {
+            ("data.dtype", Some(format!("leave data.dtype out, or --set data.dtype={named}")))
+        }
+        DataError::UnknownWidth { .. } => {
+            ("data.path", Some("--set data.dtype=u16, or u32".to_owned()))
+        }
+        // A model that sees a word or less at a time learns nothing worth suggesting.
+        DataError::TooShort { longest, .. } => match longest {
+            0..8 => ("data.path", Some("more data".to_owned())),
+            _ => ("data.path", Some(format!("more data, or --set train.seq_len={longest}"))),
+        },
+        DataError::NothingToPredict { .. } => {
+            ("data.ignore_token", Some("another data.ignore_token, or none".to_owned()))
+        }
+        _ => ("data.path", None),
+    };
+    let problem = loaded.located(key, error.told().into());
+    Error::refused(match fix {
+        Some(fix) => problem.fix(fix),
+        None => problem,
+    })
+}
+
+fn open_kind(data: &phalanx_config::Data, vocab: usize) -> Result<Arc<dyn Corpus>, DataError> {
+    // Configurations without a path were refused where one is needed.
+    let path = data.path.clone().unwrap_or_default();
+    Ok(match data.kind {
+        DataKind::Synthetic => Arc::new(MarkovCorpus::new(data.seed, vocab, SYNTHETIC_TOKENS)?),
+        DataKind::Text => Arc::new(TextFile::open(&path)?),
+        DataKind::Tokens => Arc::new(TokenFile::open(&path, data.dtype, vocab)?),
+    })
+}

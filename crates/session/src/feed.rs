@@ -1,0 +1,254 @@
+//! What the host gives a step: its batch, and the numbers that its programs read.
+
+use std::sync::Arc;
+
+use phalanx_engine::Engine;
+use phalanx_ir::{DType, ElementRun, Model, Role, TensorType};
+use phalanx_runtime::{Executor, ScriptId};
+use phalanx_script::{BufferId, BufferKey, Ranks, Scalar};
+
+use super::numbers::encode;
+use phalanx_error::{Error, Problem, Result};
+
+/// One step's data: for each data port of the model its rows, those of all micro-batches.
+#[derive(Clone, Copy, Debug)]
+pub struct StepData<'a> {
+    /// The name of each data port, and its values, row after row.
+    pub fields: &'a [(&'a str, Field<'a>)],
+    /// What the loss is a mean over: valid targets of a language model, elements of a regression.
+    pub count: u64,
+    /// The global index of the first row's sample, which random masks depend on.
+    pub first_sample: u64,
+    /// Numbers of the model's own, by the names of its scalar ports.
+    pub scalars: &'a [(&'a str, f64)],
+}
+
+/// The values of one data port.
+#[derive(Clone, Copy, Debug)]
+pub enum Field<'a> {
+    /// Token ids and targets.
+    I32(&'a [i32]),
+    /// Features.
+    F32(&'a [f32]),
+}
+
+impl Field<'_> {
+    fn dtype(&self) -> DType {
+        match self {
+            Field::I32(_) => DType::I32,
+            Field::F32(_) => DType::F32,
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Field::I32(values) => values.len(),
+            Field::F32(values) => values.len(),
+        }
+    }
+
+    /// The bytes that a rank holds of part `part` of `parts` equal parts, of which these runs of
+    /// elements are its own; the rest of its `size` bytes is padding.
+    fn bytes(
+        &self,
+        part: usize,
+        parts: usize,
+        runs: &[ElementRun],
+        size: usize,
+        out: &mut Vec<u8>,
+    ) {
+        let first = self.len() / parts * part;
+        out.clear();
+        out.resize(size, 0);
+        for run in runs {
+            let from = first + run.global;
+            let into = &mut out[run.local * 4..(run.local + run.len) * 4];
+            let into = into.chunks_exact_mut(4);
+            match self {
+                Field::I32(values) => {
+                    let own = &values[from..from + run.len];
+                    into.zip(own).for_each(|(out, v)| out.copy_from_slice(&v.to_ne_bytes()));
+                }
+                Field::F32(values) => {
+                    let own = &values[from..from + run.len];
+                    into.zip(own).for_each(|(out, v)| out.copy_from_slice(&v.to_ne_bytes()));
+                }
+            }
+        }
+    }
+}
+
+/// The numbers of one run of a script.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scalars {
+    pub(crate) lr: f64,
+    /// The step, counted from 1.
+    pub(crate) step: u64,
+    pub(crate) seed: u64,
+}
+
+/// The buffers of one script that the host fills before each run.
+pub(crate) struct Feed {
+    script: ScriptId,
+    inputs: Vec<(BufferId, Input)>,
+    microbatches: usize,
+    /// Rows of each micro-batch.
+    rows: u64,
+    bytes: Vec<u8>,
+}
+
+enum Input {
+    Data { port: Arc<str>, ty: TensorType, runs: Vec<ElementRun>, microbatch: usize },
+    Random { instance: usize, microbatch: usize },
+    Scalar(Scalar, DType),
+}
+
+impl Feed {
+    /// Finds out what each of the script's host buffers is for, from its key.
+    pub(crate) fn new<E: Engine>(
+        executor: &Executor<E>,
+        script: ScriptId,
+        model: &Model,
+        ranks: Ranks<'_>,
+        microbatches: usize,
+    ) -> Result<Self> {
+        let mut inputs = Vec::new();
+        for (buffer, key) in executor.host_inputs(script) {
+            let ty = executor.script(script).read_type(buffer);
+            let ty = ty.expect("a buffer that the host fills is read by some run");
+            inputs.push((buffer, Input::of(key, model, ty.clone(), ranks)?));
+        }
+        Ok(Self { script, inputs, microbatches, rows: rows(model), bytes: Vec::new() })
+    }
+
+    /// Fills every host buffer of the script.
+    pub(crate) fn write<E: Engine>(
+        &mut self,
+        executor: &mut Executor<E>,
+        data: &StepData<'_>,
+        scalars: Scalars,
+    ) -> Result<()> {
+        for (buffer, input) in &self.inputs {
+            let size = executor.script(self.script).buffers[buffer.0].bytes;
+            let bytes = &mut self.bytes;
+            match input {
+                Input::Data { port, ty, runs, microbatch } => {
+                    let field = data.fields.iter().find(|(name, _)| **name == **port);
+                    let (_, field) = field.ok_or_else(|| missing(port, data))?;
+                    if field.dtype() != ty.dtype {
+                        return Err(other_type(port, field.dtype(), ty.dtype));
+                    }
+                    let expected = ty.elements() * self.microbatches;
+                    if field.len() != expected {
+                        return Err(wrong_size(port, field.len(), expected));
+                    }
+                    field.bytes(*microbatch, self.microbatches, runs, size, bytes);
+                }
+                Input::Random { instance, microbatch } => {
+                    let first = data.first_sample + *microbatch as u64 * self.rows;
+                    let (low, high) = (scalars.seed as i32, (scalars.seed >> 32) as i32);
+                    let key = [low, high, scalars.step as i32, *instance as i32, first as i32];
+                    bytes.clear();
+                    bytes.extend(key.iter().flat_map(|word| word.to_ne_bytes()));
+                }
+                Input::Scalar(name, dtype) => {
+                    let value = scalars.value(name, data)?;
+                    bytes.clear();
+                    bytes.resize(size, 0);
+                    encode(*dtype, &[value], bytes);
+                }
+            }
+            executor.write(self.script, *buffer, bytes)?;
+        }
+        Ok(())
+    }
+}
+
+impl Scalars {
+    /// The value of a number in a step.
+    fn value(&self, scalar: &Scalar, data: &StepData<'_>) -> Result<f64> {
+        let given = |name: &str| data.scalars.iter().find(|(own, _)| *own == name);
+        match scalar {
+            Scalar::LearningRate => Ok(self.lr),
+            Scalar::Step => Ok(self.step as f64),
+            Scalar::InverseCount => Ok(1.0 / data.count as f64),
+            other => match given(other.name()) {
+                Some((_, value)) => Ok(*value),
+                None => Err(nobody_gives(other.name())),
+            },
+        }
+    }
+}
+
+impl Input {
+    fn of(key: &BufferKey, model: &Model, ty: TensorType, ranks: Ranks<'_>) -> Result<Self> {
+        match key {
+            BufferKey::Random { instance, microbatch } => {
+                Ok(Input::Random { instance: *instance, microbatch: *microbatch })
+            }
+            BufferKey::Data { port, microbatch } => {
+                let runs = ty.local_runs(ranks.mesh, ranks.rank);
+                Ok(Input::Data { port: port.clone(), ty, runs, microbatch: *microbatch })
+            }
+            BufferKey::Scalar(scalar @ (Scalar::Go | Scalar::LossScale)) => {
+                Err(nobody_gives(scalar.name()))
+            }
+            BufferKey::Scalar(scalar) if ty.dtype.is_float() => {
+                Ok(Input::Scalar(scalar.clone(), ty.dtype))
+            }
+            other => Err(Error::refused(Problem::new(format!(
+                "model {} reads {other:?}, which nobody gives",
+                model.name
+            )))),
+        }
+    }
+}
+
+fn nobody_gives(name: &str) -> Error {
+    Error::refused(
+        Problem::new(format!("the model reads the scalar `{name}`, which nobody gives"))
+            .because(
+                "a step gives its programs lr, step and inv_tokens, and the batch its own scalars",
+            )
+            .fix("read one of these, give it with the batch, or make the number a data port"),
+    )
+}
+
+/// Rows of a micro-batch: the extent of dim 0 of the model's data.
+fn rows(model: &Model) -> u64 {
+    let mut extents = data_ports(model).filter_map(|(_, ty)| ty.shape.first().copied());
+    extents.next().unwrap_or(1) as u64
+}
+
+/// The name and the type of each data port of a model's segments.
+fn data_ports(model: &Model) -> impl Iterator<Item = (&str, &TensorType)> {
+    let segments = model.segments().iter();
+    segments.flat_map(|p| p.inputs_with(Role::Data).map(|port| (&*port.name, p.ty(port.value))))
+}
+
+fn missing(port: &str, data: &StepData<'_>) -> Error {
+    let given: Vec<&str> = data.fields.iter().map(|(name, _)| *name).collect();
+    Error::refused(
+        Problem::new(format!("the model reads the data port `{port}`, which the batch lacks"))
+            .because(format!("the batch has {}", given.join(", ")))
+            .fix("name the batch's fields as the model names its data"),
+    )
+}
+
+/// Numbers of the wrong type may have the right size, and would be read as other numbers.
+fn other_type(port: &str, found: DType, expected: DType) -> Error {
+    Error::refused(
+        Problem::new(format!("the batch gives `{port}` as {found}, the model reads {expected}"))
+            .because(format!("the model declares the data port `{port}` with {expected} elements"))
+            .fix(format!("give {expected} values, or declare the port as {found}")),
+    )
+}
+
+fn wrong_size(port: &str, found: usize, expected: usize) -> Error {
+    Error::refused(
+        Problem::new(format!(
+            "the batch gives {found} values of `{port}`, a step reads {expected}"
+        ))
+        .fix("give batch size × row length values of the port's element type"),
+    )
+}

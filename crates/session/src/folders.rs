@@ -1,0 +1,65 @@
+//! The two kinds of folder that hold a model, told apart, so that one given for the other is
+//! answered with what to write instead.
+
+use std::path::Path;
+
+use phalanx_error::{Error, Problem, Result};
+
+/// The name of the resolved configuration within a run's folder.
+pub const RUN_CONFIG: &str = "config.toml";
+
+/// Who wrote a folder with a model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// Hugging Face's libraries, or `phalanx export`.
+    HuggingFace,
+    /// A training run.
+    Run,
+}
+
+impl Form {
+    /// The file that only folders of this form have.
+    pub fn mark(self) -> &'static str {
+        match self {
+            Form::HuggingFace => "config.json",
+            Form::Run => RUN_CONFIG,
+        }
+    }
+
+    fn other(self) -> Self {
+        match self {
+            Form::HuggingFace => Form::Run,
+            Form::Run => Form::HuggingFace,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Form::HuggingFace => "a Hugging Face folder",
+            Form::Run => "the folder of a run",
+        }
+    }
+
+    /// Refuses a folder that is not there, before its parts are missed one by one, and a folder of
+    /// the other form, for which `instead` tells what to write, with `DIR` for its path.
+    pub fn expect(self, dir: &Path, instead: &str) -> Result<()> {
+        let (shown, other) = (dir.display().to_string(), self.other());
+        if !dir.is_dir() {
+            let found = match dir.exists() {
+                true => "is a file, not a folder",
+                false => "does not exist",
+            };
+            return Err(Error::refused(
+                Problem::new(format!("{shown} {found}"))
+                    .because(format!("expected {}, with {} in it", self.name(), self.mark()))
+                    .fix("check the path; relative ones start at the current folder"),
+            ));
+        }
+        if dir.join(self.mark()).exists() || !dir.join(other.mark()).exists() {
+            return Ok(());
+        }
+        let problem = Problem::new(format!("{shown} is {}, not {}", other.name(), self.name()))
+            .because(format!("it has {}, and no {}", other.mark(), self.mark()));
+        Err(Error::refused(problem.fix(instead.replace("DIR", &shown))))
+    }
+}

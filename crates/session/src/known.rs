@@ -1,0 +1,80 @@
+//! What is known of a session before any rank starts.
+
+use std::collections::BTreeMap;
+
+use phalanx_call::traffic::add;
+use phalanx_ir::Param;
+use phalanx_script::{Category, MemoryPlan, Moved, Route, Script};
+
+use super::planner::Planner;
+use super::settings::Settings;
+use super::traced::Timetable;
+use phalanx_error::Result;
+
+/// What is known of a session before it runs.
+pub(super) struct Known {
+    pub settings: Settings,
+    pub(super) params: Vec<Param>,
+    /// The first rank's script; the ranks of its device do the same, each on its part.
+    pub(super) script: Script,
+    /// Where the buffers of the largest rank lie.
+    pub(super) memory: MemoryPlan,
+    /// By rank: what it is planned to write, by category.
+    pub(super) peaks: Vec<Vec<(Category, usize)>>,
+    /// FLOPs of a step over all ranks.
+    pub(super) flops: u64,
+    /// Bytes of each rank's arena.
+    pub arenas: Vec<usize>,
+    /// What all ranks together are predicted to move in a step.
+    pub(super) moved: BTreeMap<Route, Moved>,
+    /// The mesh, the strategies, and what they shard.
+    pub(super) layout: String,
+    /// Who does what in which order.
+    pub(super) timetable: Timetable,
+}
+
+/// FLOPs of a script's programs.
+fn flops(script: &Script) -> u64 {
+    let runs = script.actions.iter().filter_map(|action| action.run());
+    runs.map(|run| script.programs[run.program.0].program().flops()).sum()
+}
+
+impl Known {
+    /// Plans one rank of each class, and checks that all of them fit each other: before any rank starts.
+    pub(super) fn of(planner: &Planner<'_>) -> Result<Self> {
+        let (lowered, classes) = (planner.lowered, planner.classes()?);
+        let mut moved: BTreeMap<Route, Moved> = BTreeMap::new();
+        for (route, once) in planner.check()?.into_iter().flatten() {
+            add(&mut moved, route, once);
+        }
+        let (mut arenas, mut peaks) = (vec![0; lowered.ranks()], vec![vec![]; lowered.ranks()]);
+        for class in classes {
+            for &rank in &class.ranks {
+                arenas[rank] = class.plan.arena();
+                peaks[rank] = class.memory().peaks.clone();
+            }
+        }
+        let of_rank = |rank: usize| {
+            let class = classes.iter().find(|class| class.ranks[0] == rank);
+            class.map(|class| class.plan.train_script())
+        };
+        // Programs count the work of all ranks of their mesh.
+        let firsts = lowered.devices().into_iter().filter_map(|device| of_rank(device.ranks[0]));
+        let flops = firsts.map(flops).sum();
+        let largest =
+            classes.iter().max_by_key(|class| (class.plan.arena(), usize::MAX - class.ranks[0]));
+        let memory = largest.expect("there is a rank").memory().clone();
+        Ok(Self {
+            settings: lowered.settings.clone(),
+            params: lowered.model.params().to_vec(),
+            script: of_rank(0).expect("rank 0 is the first of its class").clone(),
+            memory,
+            peaks,
+            flops,
+            arenas,
+            moved,
+            layout: lowered.describe(),
+            timetable: Timetable::new(lowered)?,
+        })
+    }
+}

@@ -1,0 +1,375 @@
+//! A model in training on one or many ranks.
+//!
+//! [`Lowered`] lays a model on a mesh and forms its programs; a [`Planner`] turns them and a schedule into
+//! checked scripts. A [`Backend`] launches the ranks of this process, each a [`RankWorker`] with an engine,
+//! and a [`Session`] gives them commands: [`Session::step`] lets each fill its part of the step's inputs,
+//! run its scripts and read two numbers. What a step does is all in the scripts.
+
+#![forbid(unsafe_code)]
+
+mod backend;
+mod command;
+mod compile;
+pub mod corpus;
+pub mod custom;
+mod feed;
+pub mod folders;
+mod forward;
+pub mod host;
+mod known;
+mod lowered;
+mod measure;
+pub mod network;
+mod numbers;
+mod parallel;
+mod pipeline;
+mod planner;
+pub mod predict;
+pub mod products;
+pub mod rate;
+mod settings;
+mod store;
+mod traced;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Instant;
+
+use phalanx_comm::{Failure, Lost};
+use phalanx_ir::{DType, Model, Param, Port, Program};
+use phalanx_models::hf;
+use phalanx_runtime::Observed;
+use phalanx_script::{Category, MemoryPlan, Moved, Route, Script, StateKind};
+
+pub use backend::{Backend, EngineBackend, Size, Timing};
+pub use command::{Answer, Command, Feeds, LocalRanks, Measured, Piece, StateRange, StepAnswer};
+pub use feed::{Field, StepData};
+pub use forward::Forward;
+pub use lowered::{Lowered, TrainPlan};
+pub(crate) use numbers::encode;
+pub use parallel::{Parallel, SharedStrategy};
+pub use pipeline::{Order, Pipeline, Split};
+pub use planner::{ClassPlan, Planner};
+pub use settings::{MemoryLimit, Over, Settings};
+pub use store::{ReadParam, initial};
+pub use traced::{Timetable, Trace, Traced};
+pub use worker::RankWorker;
+
+use command::Given;
+use known::Known;
+use phalanx_error::{Error, Problem, Result};
+use store::assemble;
+
+/// A model in the forms that a session runs. Their parameters are the same, in the same order.
+#[derive(Clone, Debug)]
+pub struct Models {
+    /// The model whose loss is trained, for the shape of one micro-batch.
+    pub train: Model,
+    /// The model whose loss is evaluated, for the same shape: without dropout.
+    pub evaluate: Option<Model>,
+}
+
+/// What a step tells.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct StepResult {
+    /// The mean loss of the batch, before the update.
+    pub loss: f64,
+    /// The global norm of the gradient, before clipping.
+    pub grad_norm: f64,
+}
+
+/// A session of which everything is known but the weights: it takes no memory for tensors yet.
+pub struct Prepared {
+    ranks: Box<dyn LocalRanks>,
+    known: Known,
+}
+
+impl Prepared {
+    /// Plans, compiles and loads everything on this machine, and refuses what takes more memory than it
+    /// may.
+    pub fn new(models: &Models, settings: Settings) -> Result<Self> {
+        Self::of(&Lowered::new(models, settings)?, &*host::threads())
+    }
+
+    /// The same of programs that are formed already, on any backend.
+    pub fn of(lowered: &Lowered, backend: &dyn Backend) -> Result<Self> {
+        let prepared = Self::load(lowered, backend)?;
+        match prepared.over() {
+            Some(over) => Err(Error::refused(over.problem())),
+            None => Ok(prepared),
+        }
+    }
+
+    /// Plans, compiles and loads everything, whatever memory that takes.
+    pub fn load(lowered: &Lowered, backend: &dyn Backend) -> Result<Self> {
+        let planner = Planner::new(lowered)?;
+        let known = Known::of(&planner)?;
+        Ok(Self { ranks: backend.launch(&planner)?, known })
+    }
+
+    /// How the plan exceeds the memory that it may take, if it does.
+    pub fn over(&self) -> Option<Over> {
+        let Known { settings, memory, arenas, .. } = &self.known;
+        let (rank, all) = (arenas.iter().copied().max().unwrap_or(0), arenas.iter().sum());
+        settings.memory_limit?.over(rank, all, memory)
+    }
+
+    /// Takes the memory, and the weights to start from out of `read`: each rank its part of them.
+    pub fn start(mut self, read: &ReadParam<'_>) -> Result<Session> {
+        self.ranks.ask(Command::Start(read))?;
+        let Self { ranks, known } = self;
+        Ok(Session { ranks, known, steps: 0, trace_at: None, trace: None })
+    }
+}
+
+/// A model in training.
+pub struct Session {
+    ranks: Box<dyn LocalRanks>,
+    known: Known,
+    steps: u64,
+    /// The step that is to be traced, and what was found.
+    trace_at: Option<u64>,
+    trace: Option<Trace>,
+}
+
+impl Session {
+    /// Plans, compiles and loads everything; `read` gives the weights to start from.
+    pub fn new(models: &Models, settings: Settings, read: &ReadParam<'_>) -> Result<Self> {
+        Prepared::new(models, settings)?.start(read)
+    }
+
+    /// Takes one optimizer step with this learning rate.
+    pub fn step(&mut self, data: &StepData<'_>, lr: f64) -> Result<StepResult> {
+        let taken = self.take(1, &Given { data, lr })?;
+        Ok(taken.last().copied().expect("one step was taken"))
+    }
+
+    /// Takes steps that ranks feed themselves with, and gives what each tells; fewer than asked for if
+    /// one is not applied.
+    pub fn take(&mut self, count: u64, batches: &dyn Feeds) -> Result<Vec<StepResult>> {
+        let from = self.steps + 1;
+        let trace = self.trace_at.filter(|step| (from..from + count).contains(step));
+        let trace = trace.map(|step| (step, Instant::now()));
+        let answers = self.ranks.ask(Command::Steps { from, count, batches, trace })?;
+        let mut by_rank: Vec<Vec<StepAnswer>> =
+            answers.into_iter().map(Answer::into_steps).collect();
+        if let Some((step, _)) = trace {
+            let timed = |steps: &mut Vec<StepAnswer>| {
+                let at = steps.get_mut((step - from) as usize)?;
+                at.traced.take()
+            };
+            let ranks = by_rank.iter_mut().filter_map(timed).collect();
+            let timetable = self.known.timetable.clone();
+            self.trace = Some(Trace { step, timetable, ranks });
+        }
+        // All ranks tell the same.
+        let taken: Vec<StepResult> = by_rank[0].iter().map(|step| step.result).collect();
+        self.steps += taken.len() as u64;
+        Ok(taken)
+    }
+
+    /// Asks for a measured timeline of this step, counted from 1, when it is taken. The step does the
+    /// same as any other.
+    pub fn trace_at(&mut self, step: u64) {
+        self.trace_at = Some(step);
+    }
+
+    /// The timeline that was asked for, once, after its step.
+    pub fn take_trace(&mut self) -> Option<Trace> {
+        self.trace.take()
+    }
+
+    /// The mean loss of a batch under the present weights, which stay as they are.
+    pub fn evaluate(&mut self, data: &StepData<'_>) -> Result<f64> {
+        let answers = self.ranks.ask(Command::Evaluate(data))?;
+        Ok(answers.into_iter().map(Answer::into_loss).next().expect("a process has a rank"))
+    }
+
+    /// Steps taken so far.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.ranks.world()
+    }
+
+    /// The parameters by name, in full precision: masters where there are some. All of them at once: for
+    /// large models, [`Session::param`].
+    pub fn params(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
+        self.all(Self::param)
+    }
+
+    /// The gradients of the last step by parameter name, before clipping. All of them at once: for large
+    /// models, [`Session::gradient`].
+    pub fn gradients(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
+        self.all(Self::gradient)
+    }
+
+    /// The model's parameters, in its order.
+    pub fn parameters(&self) -> &[Param] {
+        &self.known.params
+    }
+
+    /// The element type of parameters in full precision.
+    pub fn state_dtype(&self) -> DType {
+        self.known.settings.precision.state
+    }
+
+    /// One parameter, by its number, in full precision: its master if there is one.
+    pub fn param(&mut self, param: usize) -> Result<hf::Tensor> {
+        self.tensor(param, self.known.settings.precision.full_kind())
+    }
+
+    /// The gradient of one parameter in the last step, by its number, before clipping.
+    pub fn gradient(&mut self, param: usize) -> Result<hf::Tensor> {
+        self.tensor(param, StateKind::Gradient)
+    }
+
+    /// Some values of a state, by their numbers in the whole parameter: their element type, and their
+    /// bytes.
+    pub fn read(
+        &mut self,
+        param: usize,
+        kind: StateKind,
+        elements: Range<usize>,
+    ) -> Result<(DType, Vec<u8>)> {
+        let range = StateRange { param, kind, elements };
+        let pieces = self.held(&range)?.into_iter().flatten();
+        assemble(&self.known.params[param].name, &range.elements, pieces)
+    }
+
+    /// By local rank: what it holds of some values of a state.
+    pub fn held(&mut self, range: &StateRange) -> Result<Vec<Vec<Piece>>> {
+        let answers = self.ranks.ask(Command::Read(range))?;
+        Ok(answers.into_iter().map(Answer::into_pieces).collect())
+    }
+
+    /// Sets some values of a state, in its element type: each rank takes its part. Values that no rank
+    /// holds are refused. Where weights have masters, both are to be set: an update makes weights of masters.
+    pub fn write(
+        &mut self,
+        param: usize,
+        kind: StateKind,
+        elements: Range<usize>,
+        bytes: &[u8],
+    ) -> Result<()> {
+        // Who reads them all knows that each is held, and in which type.
+        let (dtype, held) = self.read(param, kind, elements.clone())?;
+        if held.len() != bytes.len() {
+            return Err(Error::refused(Problem::new(format!(
+                "{} bytes for {} values of `{}`, which are {} in {dtype}",
+                bytes.len(),
+                elements.len(),
+                self.known.params[param].name,
+                held.len()
+            ))));
+        }
+        let range = StateRange { param, kind, elements };
+        self.ranks.ask(Command::Write(&range, bytes))?;
+        Ok(())
+    }
+
+    fn tensor(&mut self, param: usize, kind: StateKind) -> Result<hf::Tensor> {
+        let Param { shape, .. } = &self.known.params[param];
+        let (shape, elements) = (shape.clone(), self.known.params[param].elements());
+        let (dtype, bytes) = self.read(param, kind, 0..elements)?;
+        Ok(hf::Tensor::from_bytes(shape, dtype, &bytes))
+    }
+
+    fn all(
+        &mut self,
+        tensor: fn(&mut Self, usize) -> Result<hf::Tensor>,
+    ) -> Result<BTreeMap<String, hf::Tensor>> {
+        let all = 0..self.known.params.len();
+        all.map(|param| Ok((self.known.params[param].name.clone(), tensor(self, param)?))).collect()
+    }
+
+    /// Settings that keep numbers finite for longer, and that are not on yet.
+    pub fn remedies(&self) -> Vec<&'static str> {
+        let narrow = |port: &Port, program: &Program| program.ty(port.value).dtype == DType::Bf16;
+        let mut programs = self.script().programs.iter().map(|entry| entry.program());
+        let computes_narrow = programs.any(|p| p.inputs().iter().any(|port| narrow(port, p)));
+        let mut remedies = Vec::new();
+        if self.known.settings.clip.is_none() {
+            remedies.push("clip gradients (optim.clip = 1.0)");
+        }
+        if computes_narrow {
+            remedies.push("compute in f32 (precision.compute)");
+        }
+        remedies
+    }
+
+    /// The script of the first rank's step; the ranks of its device do the same, each on its part.
+    pub fn script(&self) -> &Script {
+        &self.known.script
+    }
+
+    /// Where the buffers of the largest rank's script lie, and what they cost.
+    pub fn memory(&self) -> &MemoryPlan {
+        &self.known.memory
+    }
+
+    /// Bytes of all ranks' arenas, which training and evaluation share.
+    pub fn arena(&self) -> usize {
+        self.known.arenas.iter().sum()
+    }
+
+    /// Bytes of the largest rank's arena.
+    pub fn rank_arena(&self) -> usize {
+        self.known.arenas.iter().copied().max().unwrap_or(0)
+    }
+
+    /// What all ranks together will move in a step, as the types of their scripts tell.
+    pub fn moved(&self) -> &BTreeMap<Route, Moved> {
+        &self.known.moved
+    }
+
+    /// The ranks and how they divide the work, in one line.
+    pub fn layout(&self) -> &str {
+        &self.known.layout
+    }
+
+    /// By rank: runs a step twice under observation, on the batch of the last step, and tells which
+    /// bytes it wrote. Weights and state are put back afterwards.
+    pub fn observe(&mut self) -> Result<Vec<Observed>> {
+        let answers = self.ranks.ask(Command::Observe)?;
+        Ok(answers.into_iter().map(Answer::into_observed).collect())
+    }
+
+    /// The ranks of this process, by which local answers are ordered.
+    pub fn local(&self) -> &[usize] {
+        self.ranks.local()
+    }
+
+    /// By rank of the world: what it is planned to write in a step, by category.
+    pub fn planned(&self) -> &[Vec<(Category, usize)>] {
+        &self.known.peaks
+    }
+
+    /// By local rank: what it has counted so far.
+    pub fn measure(&mut self) -> Result<Vec<Measured>> {
+        let answers = self.ranks.ask(Command::Measure)?;
+        Ok(answers.into_iter().map(Answer::into_measured).collect())
+    }
+
+    /// FLOPs of the programs of one step over all ranks, multiplications and additions counted apart.
+    pub fn flops_per_step(&self) -> u64 {
+        self.known.flops
+    }
+}
+
+/// What is told when a rank could not go on: its own error, and on which of several ranks it was.
+pub fn lost(lost: impl Into<Lost<Error>>, ranks: usize) -> Error {
+    let lost = lost.into();
+    let Failure { rank, message } = lost.failure;
+    let place = format!("on rank {rank} of {ranks}");
+    match lost.error {
+        Some(error) if ranks == 1 => error,
+        Some(error) => error.because(place),
+        None if ranks == 1 => Error::failed(Problem::new(message.to_string())),
+        None => Error::failed(Problem::new(message.to_string()).because(place)),
+    }
+}

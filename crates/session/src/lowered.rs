@@ -1,0 +1,314 @@
+//! What all ranks of a session share: the model on its mesh, and the programs of its segments.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use phalanx_call::Requirements;
+use phalanx_ir::{Axis, DType, Mesh, Model, TensorType};
+use phalanx_script::{
+    Compiled, Device, Library, Place, Ranks, Script, Turn, Unit, forward, merge_adjacent,
+};
+use phalanx_spmd::{Gathering, Keep, Partition};
+
+use super::compile::{compile, compile_forward};
+use super::planner::Planner;
+use super::{Models, Settings};
+use crate::host;
+use phalanx_error::{Error, Result};
+
+/// A model's programs, before any engine is involved.
+pub struct Lowered {
+    /// How it is trained.
+    pub settings: Settings,
+    /// The model that is trained.
+    pub model: Model,
+    evaluate: Option<Model>,
+    /// The model on each distinct mesh.
+    laid: Vec<Laid>,
+    /// By device of the pipeline; one if there is none.
+    stations: Vec<Station>,
+    /// The programs that were placed so far, for the engines that will run them.
+    pub(crate) library: Arc<Library>,
+    /// Whether the model is trained, or only evaluated.
+    pub(crate) trains: bool,
+}
+
+/// A rank's training step.
+#[derive(Clone, Debug)]
+pub struct TrainPlan {
+    /// The script.
+    pub script: Script,
+    /// The packed parameters that the rank keeps.
+    pub units: Vec<Unit>,
+}
+
+/// A model on a mesh.
+struct Laid {
+    mesh: Mesh,
+    partition: Partition,
+    compiled: Compiled,
+    evaluate: Option<Compiled>,
+}
+
+impl Laid {
+    fn new(models: &Models, settings: &Settings, mesh: &Mesh) -> Result<Self> {
+        let partition = settings.parallel.partition(&models.train, mesh)?;
+        let (precision, recompute) = (settings.precision, settings.recompute);
+        let compiled = compile(&models.train, precision, recompute, &partition)?;
+        let forward = |model: &Model| {
+            let partition = settings.parallel.partition(model, mesh)?;
+            Ok::<_, Error>(compile_forward(model, precision.weights, &partition)?)
+        };
+        let evaluate = models.evaluate.as_ref().map(forward).transpose()?;
+        Ok(Self { mesh: mesh.clone(), partition, compiled, evaluate })
+    }
+}
+
+/// What the ranks of a device do.
+struct Station {
+    /// Which of the distinct meshes it has.
+    laid: usize,
+    turns: Vec<Turn>,
+    evaluate: Vec<Turn>,
+    ranks: Vec<usize>,
+}
+
+impl Lowered {
+    /// Lays the models on their meshes and forms their programs, for this machine's engine.
+    pub fn new(models: &Models, settings: Settings) -> Result<Self> {
+        Self::for_engine(models, settings.measured(models)?, host::requirements())
+    }
+
+    /// The same, for engines with these requirements.
+    pub fn for_engine(
+        models: &Models,
+        settings: Settings,
+        requirements: Arc<dyn Requirements>,
+    ) -> Result<Self> {
+        let model = &models.train;
+        let devices = settings.parallel.devices()?;
+        let parts = settings.microbatches;
+        let turns = settings.parallel.pipeline.turns(model, devices.len(), parts)?;
+        let (mut laid, mut stations): (Vec<Laid>, Vec<Station>) = (Vec::new(), Vec::new());
+        for ((mesh, ranks), turns) in devices.into_iter().zip(turns) {
+            let known = laid.iter().position(|l| l.mesh == mesh);
+            let index = known.unwrap_or(laid.len());
+            if known.is_none() {
+                laid.push(Laid::new(models, &settings, &mesh)?);
+            }
+            let held: BTreeSet<usize> = turns.iter().map(|turn| turn.instance).collect();
+            let evaluate = forward(held.iter().copied(), parts);
+            let turns = merged(turns, model, &laid[index].partition);
+            stations.push(Station { laid: index, turns, evaluate, ranks });
+        }
+        let (model, evaluate) = (model.clone(), models.evaluate.clone());
+        let library = Arc::new(Library::new(requirements));
+        Ok(Self { settings, model, evaluate, laid, stations, library, trains: true })
+    }
+
+    /// A model that is evaluated on one rank and never trained.
+    pub(crate) fn forward(
+        model: &Model,
+        weights: DType,
+        microbatches: usize,
+        threads: usize,
+        requirements: Arc<dyn Requirements>,
+    ) -> Result<Self> {
+        let settings = Settings::forward(weights, microbatches, threads);
+        let mesh = Mesh::single();
+        let partition = settings.parallel.partition(model, &mesh)?;
+        let compiled = compile_forward(model, weights, &partition)?;
+        let laid = Laid { mesh, partition, evaluate: Some(compiled.clone()), compiled };
+        let turns = forward(0..model.instances().len(), microbatches);
+        let station = Station { laid: 0, turns: turns.clone(), evaluate: turns, ranks: vec![0] };
+        Ok(Self {
+            settings,
+            model: model.clone(),
+            evaluate: Some(model.clone()),
+            laid: vec![laid],
+            stations: vec![station],
+            library: Arc::new(Library::new(requirements)),
+            trains: false,
+        })
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.stations.iter().map(|station| station.ranks.len()).sum()
+    }
+
+    /// Whether ranks hold different stages of the model.
+    pub fn is_pipeline(&self) -> bool {
+        self.stations.len() > 1
+    }
+
+    /// The mesh of the first device, with the splits that strategies asked for.
+    pub fn mesh(&self) -> &Mesh {
+        self.laid[0].partition.mesh()
+    }
+
+    /// The programs of each segment, on the mesh of the first device.
+    pub fn compiled(&self) -> &Compiled {
+        &self.laid[0].compiled
+    }
+
+    /// The programs of each segment, on the mesh of a rank's device.
+    pub fn compiled_of(&self, rank: usize) -> &Compiled {
+        &self.laid[self.stations[self.place(rank).device].laid].compiled
+    }
+
+    /// The mesh of all ranks: that of the configuration, or one axis where devices differ.
+    pub fn whole_mesh(&self) -> Result<Mesh> {
+        match (self.stations.len(), &self.settings.parallel.pipeline.meshes[..]) {
+            (1, _) => Ok(self.mesh().clone()),
+            (_, []) => Ok(self.settings.parallel.mesh.clone()),
+            _ => Ok(Mesh::new([(Axis::STAGES.name(), self.ranks())])?),
+        }
+    }
+
+    /// The most chunks that a device of the pipeline holds: runs of neighbouring instances.
+    pub(crate) fn chunks(&self) -> usize {
+        let chunks = |station: &Station| {
+            let held: BTreeSet<usize> = station.turns.iter().map(|turn| turn.instance).collect();
+            held.iter().filter(|&&i| i == 0 || !held.contains(&(i - 1))).count()
+        };
+        self.stations.iter().map(chunks).max().unwrap_or(1)
+    }
+
+    /// The devices of the pipeline.
+    pub fn devices(&self) -> Vec<Device<'_>> {
+        self.devices_with(|laid| Some(&laid.compiled), |station| &station.turns)
+    }
+
+    fn devices_with<'a>(
+        &'a self,
+        compiled: impl Fn(&'a Laid) -> Option<&'a Compiled>,
+        turns: impl Fn(&'a Station) -> &'a [Turn],
+    ) -> Vec<Device<'a>> {
+        let device = |station: &'a Station| {
+            let laid = &self.laid[station.laid];
+            Some(Device {
+                compiled: compiled(laid)?,
+                turns: turns(station),
+                mesh: laid.partition.mesh(),
+                sharing: laid.partition.sharing(),
+                ranks: &station.ranks,
+            })
+        };
+        self.stations.iter().filter_map(device).collect()
+    }
+
+    /// Where a rank is.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub(crate) fn place(&self, rank: usize) -> Place {
+        let found = self.stations.iter().enumerate().find_map(|(device, station)| {
+            let place = station.ranks.iter().position(|&r| r == rank)?;
+            Some(Place { device, place })
+        });
+        found.expect("a rank is on one of the devices")
+    }
+
+    /// A rank among those of its device.
+    pub fn at(&self, rank: usize) -> Ranks<'_> {
+        let Place { device, place } = self.place(rank);
+        let partition = &self.laid[self.stations[device].laid].partition;
+        Ranks { mesh: partition.mesh(), rank: place }
+    }
+
+    /// The script of a rank's training step, and the units that it keeps.
+    pub fn plan(&self, rank: usize) -> Result<TrainPlan> {
+        let planner = Planner::new(self)?;
+        Ok(TrainPlan { script: planner.train_script(rank)?, units: planner.state(rank)?.units })
+    }
+
+    /// The model that is evaluated, and the devices that do so.
+    pub(crate) fn evaluation(&self) -> Option<(&Model, Vec<Device<'_>>)> {
+        let model = self.evaluate.as_ref()?;
+        let devices = self.devices_with(|laid| laid.evaluate.as_ref(), |station| &station.evaluate);
+        Some((model, devices))
+    }
+
+    /// Bytes of the largest rank's arena, and of all together.
+    pub fn arenas(&self) -> Result<(usize, usize)> {
+        let (mut largest, mut all) = (0, 0);
+        for class in Planner::new(self)?.classes()? {
+            let arena = class.plan.arena();
+            largest = largest.max(arena);
+            all += arena * class.ranks.len();
+        }
+        Ok((largest, all))
+    }
+
+    /// The ranks and how they divide the work, in one line.
+    pub fn describe(&self) -> String {
+        let (parallel, sharing) = (&self.settings.parallel, self.laid[0].partition.sharing());
+        let ranks = self.ranks();
+        let told = self.stations.len() > 1 || !parallel.pipeline.is_usual();
+        let pipeline = told.then(|| parallel.pipeline.name().to_owned());
+        if ranks == 1 {
+            return pipeline.map_or("1 rank".to_owned(), |name| format!("1 rank: {name}"));
+        }
+        let degrees = |mesh: &Mesh| -> String {
+            let degrees: Vec<String> =
+                mesh.axes().map(|(axis, size)| format!("{axis} {size}")).collect();
+            degrees.join(" · ")
+        };
+        let devices = match (&parallel.pipeline.meshes[..], self.stations.len()) {
+            ([], 1) => degrees(self.mesh()),
+            ([], devices) => [format!("pp {devices}"), degrees(self.mesh())]
+                .into_iter()
+                .filter(|part| !part.is_empty())
+                .collect::<Vec<_>>()
+                .join(" · "),
+            (meshes, _) => {
+                let each: Vec<String> =
+                    meshes.iter().map(|m| format!("({})", degrees(m))).collect();
+                each.join(" → ")
+            }
+        };
+        let names: Vec<String> =
+            (parallel.strategies.iter().map(|s| s.name().to_owned())).chain(pipeline).collect();
+        let facts = sharing.facts();
+        let kept = [
+            ("weights", facts.weights),
+            ("gradients", facts.gradient),
+            ("optimizer state", facts.state),
+        ];
+        let kept = kept.into_iter().filter(|(_, kept)| kept.is_shard()).map(|(what, _)| what);
+        let kept: Vec<&str> = kept.collect();
+        let shards = kept.split_last().map(|(last, others)| {
+            let what = match others {
+                [] => (*last).to_owned(),
+                others => format!("{} and {last}", others.join(", ")),
+            };
+            let axes: Vec<String> = facts.axes.iter().map(ToString::to_string).collect();
+            format!("; {what} in shards over {}", axes.join(" · "))
+        });
+        let shards = shards.unwrap_or_default();
+        format!("{ranks} ranks, {devices}: {}{shards}", names.join(", "))
+    }
+
+    /// By parameter: how a rank's programs read it.
+    pub(crate) fn param_types(&self, rank: usize) -> Vec<Option<TensorType>> {
+        let compiled = self.compiled_of(rank);
+        let mut types = vec![None; self.model.params().len()];
+        for instance in self.model.instances() {
+            for (local, &param) in &instance.params {
+                let ty = compiled.param_type(instance.segment, local).cloned();
+                types[param] = types[param].take().or(ty);
+            }
+        }
+        types
+    }
+}
+
+/// Where the last instance's backward follows its forward, both are one run, unless its weights are to be
+/// gathered for each of the two.
+fn merged(turns: Vec<Turn>, model: &Model, partition: &Partition) -> Vec<Turn> {
+    match partition.sharing().facts().gathering {
+        Gathering::ForRuns { keep: Keep::Run, .. } => turns,
+        _ => merge_adjacent(&turns, model.instances().len()),
+    }
+}

@@ -1,0 +1,133 @@
+//! What each segment of a model takes on this machine: the costs by which stages are cut evenly.
+//!
+//! A model with one instance of each distinct segment takes a few steps on one rank. An instance costs what
+//! its segment's forward and backward took, in the fastest of these steps.
+//!
+//! No two measurements are alike. So a model is measured once, by whoever lowers it first, and the costs
+//! go into the settings that everybody else starts from.
+
+use std::time::Duration;
+
+use phalanx_ir::{DType, Model, Role};
+use phalanx_script::Turn;
+
+use super::{Field, Models, Parallel, Prepared, Settings, StepData, initial};
+use phalanx_error::Result;
+
+/// Steps that are timed, after one that is not.
+const STEPS: usize = 3;
+
+/// By instance of the model: seconds of its forward and backward for one micro-batch.
+pub(super) fn costs(models: &Models, settings: &Settings) -> Result<Vec<f64>> {
+    measured(&models.train, settings)
+}
+
+fn measured(model: &Model, settings: &Settings) -> Result<Vec<f64>> {
+    let (sample, instances) = one_of_each(model)?;
+    let settings = Settings {
+        parallel: Parallel::default(),
+        microbatches: 1,
+        memory_limit: None,
+        ..settings.clone()
+    };
+    let seed = settings.seed;
+    let models = Models { train: sample, evaluate: None };
+    let mut session = Prepared::new(&models, settings)?.start(&initial(seed))?;
+    let mut best = vec![Duration::MAX; model.segments().len()];
+    with_zeros(model, |data| {
+        for step in 0..=STEPS {
+            session.trace_at(session.steps() + 1);
+            session.step(data, 0.0)?;
+            let trace = session.take_trace().expect("the step was timed");
+            let traced = &trace.ranks[0];
+            let mut spent = vec![Duration::ZERO; model.segments().len()];
+            for (Turn { instance, .. }, times) in
+                traced.iter().filter_map(|t| Some((t.turn?, t.times)))
+            {
+                spent[instances[instance]] += times.ended - times.started;
+            }
+            for (best, spent) in best.iter_mut().zip(spent).filter(|_| step > 0) {
+                *best = (*best).min(spent);
+            }
+        }
+        Ok(())
+    })?;
+    Ok(model.instances().iter().map(|i| best[i.segment].as_secs_f64()).collect())
+}
+
+/// The model with the first instance of each segment, and the segments of these instances.
+fn one_of_each(model: &Model) -> Result<(Model, Vec<usize>)> {
+    let mut sample = Model::new(model.name.clone());
+    for segment in model.segments() {
+        sample.segment(segment.clone());
+    }
+    for param in model.params() {
+        sample.param(param.clone())?;
+    }
+    let mut kept: Vec<usize> = Vec::new();
+    for instance in model.instances() {
+        if !kept.contains(&instance.segment) {
+            kept.push(instance.segment);
+            sample.append(instance.name.clone(), instance.segment, instance.params.clone())?;
+        }
+    }
+    Ok((sample, kept))
+}
+
+/// A batch of zeros for the model's data ports.
+fn with_zeros(model: &Model, run: impl FnOnce(&StepData<'_>) -> Result<()>) -> Result<()> {
+    let mut ports: Vec<(&str, DType, usize)> = Vec::new();
+    for segment in model.segments() {
+        for port in segment.inputs_with(Role::Data) {
+            let ty = segment.ty(port.value);
+            if !ports.iter().any(|(name, ..)| *name == port.name) {
+                ports.push((&port.name, ty.dtype, ty.elements()));
+            }
+        }
+    }
+    let most = ports.iter().map(|(.., elements)| *elements).max().unwrap_or(0);
+    let (whole, real) = (vec![0_i32; most], vec![0_f32; most]);
+    let fields: Vec<(&str, Field<'_>)> = (ports.iter())
+        .map(|&(name, dtype, elements)| match dtype {
+            DType::I32 => (name, Field::I32(&whole[..elements])),
+            _ => (name, Field::F32(&real[..elements])),
+        })
+        .collect();
+    run(&StepData { fields: &fields, count: 1, first_sample: 0, scalars: &[] })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+mod tests {
+    use super::*;
+    use crate::network::{Network, load};
+    use crate::{Lowered, Split};
+    use phalanx_config::Sources;
+
+    /// A head over a vocabulary that is much wider than a layer takes longer than one; layers are alike.
+    #[test]
+    fn instances_of_a_segment_cost_the_same_and_a_wide_head_costs_more() {
+        let sets = ["model.vocab=8192", "model.layers=4", "train.batch_size=4", "parallel.pp=2"];
+        let sources = sets.iter().fold(Sources::default().preset("tiny"), |s, set| s.set(*set));
+        let loaded =
+            load(&sources.set("train.microbatches=4").set("parallel.split=measured")).unwrap();
+        let models = Network::new(&loaded).unwrap().models(&loaded.config, false).unwrap();
+        let settings = Settings::new(&loaded.config).unwrap();
+        assert_eq!(settings.parallel.pipeline.split, Split::Measured);
+        let costs = costs(&models, &settings).unwrap();
+        assert_eq!(costs.len(), 6);
+        assert!(costs[1] > 0.0 && costs[1..5].iter().all(|c| *c == costs[1]), "{costs:?}");
+        assert!(costs[5] > 2.0 * costs[1], "{costs:?}");
+        // So the head is a stage by itself.
+        let lowered = Lowered::new(&models, settings).unwrap();
+        let devices = lowered.devices();
+        let holds = |instance| devices[1].turns.iter().any(|turn| turn.instance == instance);
+        assert!(holds(5) && !holds(4), "{costs:?}");
+        // Who lowers again from the settings of the first gets the same numbers to the last bit, which
+        // two measurements in nanoseconds would not give.
+        let split = |lowered: &Lowered| lowered.settings.parallel.pipeline.split.clone();
+        assert!(matches!(split(&lowered), Split::Costs(found) if found != costs));
+        let again = Lowered::new(&models, lowered.settings.clone()).unwrap();
+        assert_eq!(split(&lowered), split(&again));
+    }
+}

@@ -1,0 +1,222 @@
+//! The network that a configuration describes, and the weights it starts from.
+
+use std::path::Path;
+
+use phalanx_models::hf::{self, GptSpec, LlamaSpec, RopeScaling, RopeSpec, Spec};
+use phalanx_models::{Architecture, BatchShape, Gpt, Llama, Purpose};
+
+use crate::folders::Form;
+use crate::{Models, ReadParam, initial};
+use phalanx_config::{Config, Loaded, ModelKind, Origin, Sources};
+use phalanx_error::{Error, Result};
+use phalanx_error::{counted, short};
+
+/// A network and, if it does not start from random numbers, the folder of its weights.
+pub struct Network {
+    /// The network.
+    pub architecture: Box<dyn Architecture>,
+    weights: Option<hf::Source>,
+    seed: u64,
+}
+
+/// Reads a configuration. If it starts from a model folder, that folder brings the shape.
+pub fn load(sources: &Sources) -> Result<Loaded> {
+    let Some((Origin::HuggingFace(dir), place)) = sources.origin()? else {
+        return Config::load(sources);
+    };
+    let file = dir.join(Form::HuggingFace.mark());
+    let spec = read_spec(&dir, &file).map_err(|error| error.at(place))?;
+    let pinned = sources.clone().pin(file.display().to_string(), shape_keys(&spec));
+    Config::load(&pinned)
+}
+
+fn read_spec(dir: &Path, file: &Path) -> Result<Spec> {
+    let instead = "phalanx export --run DIR --out HF, then model.from=hf:HF";
+    Form::HuggingFace.expect(dir, instead)?;
+    Ok(hf::read_config(file)?)
+}
+
+impl Network {
+    /// The network of a configuration; opens the model folder if there is one.
+    pub fn new(loaded: &Loaded) -> Result<Self> {
+        let config = &loaded.config;
+        refuse_unbuilt(loaded)?;
+        let weights = match &config.model.from {
+            Some(Origin::HuggingFace(dir)) => Some(hf::Source::open(dir)?),
+            None => None,
+        };
+        let spec = match &weights {
+            Some(source) => source.spec().clone(),
+            None => spec(&config.model),
+        };
+        Ok(Self { architecture: architecture(&config.model, spec), weights, seed: config.run.seed })
+    }
+
+    /// The models of a session: for training, and for evaluation if that is wanted.
+    pub fn models(&self, config: &Config, evaluate: bool) -> Result<Models> {
+        let compute = config.precision.compute.into();
+        let shape = BatchShape {
+            // Of all data-parallel ranks together: programs speak of global shapes.
+            batch: config.train.batch_size.get() / config.train.microbatches.get(),
+            seq: config.train.seq_len.get(),
+        };
+        let build = |purpose| self.architecture.build(shape, compute, purpose);
+        Ok(Models {
+            train: build(Purpose::Train)?,
+            evaluate: evaluate.then(|| build(Purpose::Evaluate)).transpose()?,
+        })
+    }
+
+    /// The values that each parameter starts with.
+    pub fn start(&self) -> Box<ReadParam<'_>> {
+        match &self.weights {
+            Some(source) => Box::new(|param, elements, dtype| {
+                let bytes = source.read(&param.name)?.to_bytes(elements, dtype);
+                // How many there are is checked by whoever asked.
+                Ok(bytes.unwrap_or_default())
+            }),
+            None => Box::new(initial(self.seed)),
+        }
+    }
+
+    /// One line for people, about a network of so many parameters.
+    pub fn describe(&self, config: &Config, parameters: usize) -> String {
+        let weights = config.precision.weights;
+        let config = &config.model;
+        let from = match &config.from {
+            Some(Origin::HuggingFace(dir)) => format!(" from {}", dir.display()),
+            None => String::new(),
+        };
+        format!(
+            "{} of {}, width {}, {}, vocabulary {}{from}: {} parameters in {weights}",
+            config.kind,
+            counted(config.layers.get(), "layer"),
+            config.width,
+            counted(config.heads.get(), "head"),
+            config.vocab,
+            short(parameters as f64),
+        )
+    }
+}
+
+/// One line for people about the size of a step.
+pub fn describe_step(config: &Config) -> String {
+    let train = &config.train;
+    format!(
+        "{} of {}, {}, {}",
+        counted(train.batch_size.get(), "sequence"),
+        counted(train.seq_len.get(), "token"),
+        match train.microbatches.get() {
+            1 => "at once".to_owned(),
+            parts => format!("in {parts} micro-batches"),
+        },
+        match config.parallel.ranks().get() {
+            1 => counted(config.run.threads.get(), "thread"),
+            _ => format!("{} on each rank", counted(config.run.threads.get(), "thread")),
+        },
+    )
+}
+
+/// The network of a specification, with the settings that a specification does not have.
+pub fn architecture(config: &phalanx_config::Model, spec: Spec) -> Box<dyn Architecture> {
+    let attention = config.attention;
+    let init_std = config.init_std.get();
+    match spec {
+        Spec::Llama(spec) => Box::new(Llama { spec, attention, init_std }),
+        Spec::Gpt(spec) => {
+            Box::new(Gpt { spec, attention, dropout: config.dropout.get(), init_std })
+        }
+    }
+}
+
+/// What is legal as a setting, but asks for a network that nobody has written.
+fn refuse_unbuilt(loaded: &Loaded) -> Result<()> {
+    let model = &loaded.config.model;
+    let kind = model.kind;
+    let mut problems = Vec::new();
+    if kind == ModelKind::Mlp {
+        problems.push(
+            loaded
+                .problem("model.kind", "model.kind = mlp: this command trains language models")
+                .because("an mlp predicts numbers from numbers, and [data] holds tokens")
+                .fix("model.kind = \"llama\" or \"gpt2\"; an mlp is trained from Rust, as in crates/phalanx/examples/mlp_regression.rs"),
+        );
+    }
+    if kind == ModelKind::Llama && model.dropout.get() > 0.0 {
+        let message = format!("model.dropout = {} with model.kind = llama", model.dropout.get());
+        problems.push(
+            (loaded.problem("model.dropout", message))
+                .because("llama has no dropout")
+                .fix("model.dropout = 0.0, or model.kind = \"gpt2\""),
+        );
+    }
+    let usual = kind != ModelKind::Llama;
+    if kind != ModelKind::Mlp && model.bias != usual {
+        let message = format!("model.bias = {} with model.kind = {kind}", model.bias);
+        problems.push(
+            (loaded.problem("model.bias", message))
+                .because("llama's linear layers have no biases, gpt2's all have one")
+                .fix(format!("model.bias = {usual}")),
+        );
+    }
+    match problems.is_empty() {
+        true => Ok(()),
+        false => Err(Error::Refused(problems)),
+    }
+}
+
+fn spec(config: &phalanx_config::Model) -> Spec {
+    let (layers, width, heads) = (config.layers.get(), config.width.get(), config.heads.get());
+    let (ffn, vocab, context) = (config.ffn.get(), config.vocab.get(), config.context.get());
+    let (norm_eps, tied) = (config.norm_eps.get(), config.tied);
+    match config.kind {
+        ModelKind::Gpt2 => {
+            Spec::Gpt(GptSpec { layers, width, heads, ffn, vocab, context, norm_eps, tied })
+        }
+        ModelKind::Llama | ModelKind::Mlp => Spec::Llama(LlamaSpec {
+            layers,
+            width,
+            heads,
+            kv_heads: config.kv_heads.get(),
+            head_dim: config.head_size(),
+            ffn,
+            vocab,
+            context,
+            norm_eps,
+            rope: RopeSpec { theta: config.rope_theta.get(), scaling: RopeScaling::None },
+            tied,
+        }),
+    }
+}
+
+/// What a model folder says of the keys that describe a shape.
+pub fn shape_keys(spec: &Spec) -> Vec<(&'static str, String)> {
+    let text = |number: usize| number.to_string();
+    let (kind, sizes, norm_eps) = match spec {
+        Spec::Gpt(s) => {
+            ("gpt2", [s.layers, s.width, s.heads, s.heads, s.ffn, s.vocab, s.context], s.norm_eps)
+        }
+        Spec::Llama(s) => (
+            "llama",
+            [s.layers, s.width, s.heads, s.kv_heads, s.ffn, s.vocab, s.context],
+            s.norm_eps,
+        ),
+    };
+    let names = [
+        "model.layers",
+        "model.width",
+        "model.heads",
+        "model.kv_heads",
+        "model.ffn",
+        "model.vocab",
+        "model.context",
+    ];
+    let mut keys: Vec<(&'static str, String)> = names.into_iter().zip(sizes.map(text)).collect();
+    keys.push(("model.kind", kind.to_owned()));
+    keys.push(("model.tied", spec.tied().to_string()));
+    keys.push(("model.norm_eps", format!("{norm_eps:?}")));
+    if let Spec::Llama(s) = spec {
+        keys.push(("model.rope_theta", format!("{:?}", s.rope.theta)));
+    }
+    keys
+}

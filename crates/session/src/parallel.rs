@@ -1,0 +1,114 @@
+//! How a session's ranks are arranged, and the strategies that divide the work among them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use phalanx_ir::{Axis, Mesh, Model};
+use phalanx_spmd::strategies::{AllGatherKv, Ddp, Megatron, Sequence, Ulysses, Zero};
+use phalanx_spmd::{Costs, Partition, Strategy};
+
+use super::pipeline::Pipeline;
+use phalanx_config::{CpKind, ZeroStage};
+use phalanx_error::Result;
+
+/// A strategy that several threads may read.
+pub type SharedStrategy = Arc<dyn Strategy + Send + Sync>;
+
+/// A mesh of ranks and the strategies on it.
+#[derive(Clone, Default)]
+pub struct Parallel {
+    /// The mesh; one rank by default. Along its axis `pp`, if it has one, lie the devices of a pipeline.
+    pub mesh: Mesh,
+    /// The strategies, in the order in which they annotate.
+    pub strategies: Vec<SharedStrategy>,
+    /// How devices take turns.
+    pub pipeline: Pipeline,
+}
+
+impl Parallel {
+    /// The mesh and strategies that a configuration asks for.
+    pub fn new(config: &phalanx_config::Parallel) -> Result<Self> {
+        let mesh = mesh(config)?;
+        let mut strategies: Vec<SharedStrategy> = vec![];
+        // Ranks that hold the same weights say how they share them.
+        let shared = config.dp.get() * config.cp.get() > 1;
+        match config.zero {
+            _ if !shared => {}
+            ZeroStage::Zero => strategies.push(Arc::new(Ddp {
+                bucket_mib: config.bucket_mib.get() as f64,
+                ..Ddp::default()
+            })),
+            stage => strategies.push(Arc::new(Zero {
+                shard: (config.dp_shard < config.dp).then_some(config.dp_shard.get()),
+                reduce_bucket_size: config.reduce_bucket_size.get(),
+                allgather_bucket_size: config.allgather_bucket_size.get(),
+                ..Zero::stage(stage as u8)
+            })),
+        }
+        if config.tp.get() > 1 {
+            strategies.push(Arc::new(Megatron::default()));
+        }
+        if config.sp {
+            strategies.push(Arc::new(Sequence::default()));
+        }
+        if config.cp.get() > 1 {
+            strategies.push(match config.cp_kind {
+                CpKind::AllGather => Arc::new(AllGatherKv::default()),
+                _ => Arc::new(Ulysses::default()),
+            });
+        }
+        Ok(Self { mesh, strategies, pipeline: Pipeline::new(config)? })
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        match &self.pipeline.meshes[..] {
+            [] => self.mesh.ranks(),
+            meshes => meshes.iter().map(Mesh::ranks).sum(),
+        }
+    }
+
+    /// By place in the pipeline: the mesh there, and its ranks in the mesh's order.
+    pub fn devices(&self) -> Result<Vec<(Mesh, Vec<usize>)>> {
+        if !self.pipeline.meshes.is_empty() {
+            let mut next = 0;
+            let device = |mesh: &Mesh| {
+                let ranks = next..next + mesh.ranks();
+                next = ranks.end;
+                (mesh.clone(), ranks.collect())
+            };
+            return Ok(self.pipeline.meshes.iter().map(device).collect());
+        }
+        let stages = Axis::STAGES;
+        let own: Vec<(Axis, usize)> =
+            self.mesh.axes().filter(|(axis, _)| *axis != stages).collect();
+        let mesh = Mesh::new(own.iter().map(|(axis, size)| (axis.name(), *size)))?;
+        let all = 0..self.mesh.ranks();
+        let Some(count) = self.mesh.size(stages) else { return Ok(vec![(mesh, all.collect())]) };
+        let ranks = |device: usize| {
+            all.clone().filter(|&rank| self.mesh.coordinate(rank, stages) == device).collect()
+        };
+        Ok((0..count).map(|device| (mesh.clone(), ranks(device))).collect())
+    }
+
+    /// Lays a model on a mesh.
+    pub fn partition(&self, model: &Model, mesh: &Mesh) -> Result<Partition> {
+        let strategies: Vec<&dyn Strategy> =
+            self.strategies.iter().map(|s| &**s as &dyn Strategy).collect();
+        Ok(Partition::new(model, mesh, &strategies, Costs::default())?)
+    }
+}
+
+impl fmt::Debug for Parallel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.strategies.iter().map(|s| s.name()).collect();
+        write!(f, "({}) {}", self.mesh, names.join(", "))
+    }
+}
+
+/// The mesh of a configuration: its axes of more than one rank, slowest first.
+fn mesh(config: &phalanx_config::Parallel) -> Result<Mesh> {
+    let axes = config.order.axes().iter().rev();
+    let axes = axes.map(|axis| (axis.name(), config.degree(*axis).get()));
+    Ok(Mesh::new(axes.filter(|&(_, size)| size > 1))?)
+}

@@ -1,0 +1,196 @@
+//! The scripts of a session's ranks.
+//!
+//! What ranks have in common is worked out once ([`World`]); a rank's plan is then made without any
+//! other rank. Ranks that do the same are one class: the plan of one of them is checked, and stands for
+//! all.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use phalanx_ir::Model;
+use phalanx_script::{
+    Builds, Class, Forward, MemoryPlan, Moved, Other, Place, Plan, Route, Script, ScriptError,
+    ScriptKey, State, Training, World, check_classes, eval_script, traffic_of_class, train_script,
+};
+
+use super::lowered::Lowered;
+use phalanx_error::Result;
+
+/// Plans of ranks, over what they share.
+pub struct Planner<'a> {
+    /// The programs.
+    pub(crate) lowered: &'a Lowered,
+    train: World<'a>,
+    evaluate: Option<World<'a>>,
+    /// One plan for each class of ranks, once somebody asked for them.
+    classes: OnceLock<Vec<ClassPlan>>,
+}
+
+/// Ranks that do the same, and the plan of the first of them.
+pub struct ClassPlan {
+    /// The ranks.
+    pub ranks: Vec<usize>,
+    /// Where they are.
+    places: Vec<Place>,
+    /// The first one's plan.
+    pub plan: Plan,
+}
+
+impl<'a> Planner<'a> {
+    /// Finds what the ranks of a session have in common.
+    pub fn new(lowered: &'a Lowered) -> Result<Self> {
+        let train = World::new(&lowered.model, lowered.devices(), lowered.library.clone())?;
+        let evaluate = match lowered.evaluation() {
+            None => None,
+            Some((model, devices)) => Some(World::new(model, devices, lowered.library.clone())?),
+        };
+        Ok(Self { lowered, train, evaluate, classes: OnceLock::new() })
+    }
+
+    /// The scripts that a session can run.
+    pub(crate) fn keys(&self) -> Vec<ScriptKey> {
+        let train = self.lowered.trains.then_some(ScriptKey::Train);
+        let evaluate = self.evaluate.as_ref().map(|_| ScriptKey::Evaluate);
+        train.into_iter().chain(evaluate).collect()
+    }
+
+    /// The model that a script runs.
+    pub fn model(&self, key: ScriptKey) -> &'a Model {
+        match (key, &self.evaluate) {
+            (ScriptKey::Evaluate, Some(world)) => world.model,
+            _ => self.train.model,
+        }
+    }
+
+    /// What a rank keeps from step to step.
+    pub fn state(&self, rank: usize) -> Result<State> {
+        self.state_at(self.lowered.place(rank))
+    }
+
+    fn state_at(&self, at: Place) -> Result<State> {
+        let weights = self.lowered.settings.precision.weights;
+        Ok(match self.lowered.trains {
+            true => self.training(at).state()?,
+            false => Forward { world: &self.train, at, weights }.state()?,
+        })
+    }
+
+    /// A rank's plan, with every script that a session can run. What was found for its class holds for it.
+    pub fn plan(&self, rank: usize) -> Result<Plan> {
+        let at = self.lowered.place(rank);
+        let classes = self.classes.get().map_or(&[][..], Vec::as_slice);
+        match classes.iter().find(|class| class.ranks.contains(&rank)) {
+            None => self.plan_at(at),
+            Some(class) if class.ranks[0] == rank => Ok(class.plan.clone()),
+            Some(class) => Ok(class.plan.like(self.state_at(at)?, &self.scripts(at))?),
+        }
+    }
+
+    /// A rank's script of a training step.
+    pub fn train_script(&self, rank: usize) -> Result<Script> {
+        let training = self.training(self.lowered.place(rank));
+        Ok(train_script(&training, &training.state()?)?)
+    }
+
+    /// The builder of a rank's scripts.
+    pub(crate) fn scripts(&self, at: Place) -> impl Builds + '_ {
+        RankScripts { planner: self, at }
+    }
+
+    /// One plan for each class of ranks, made when they are first asked for.
+    pub fn classes(&self) -> Result<&[ClassPlan]> {
+        if let Some(known) = self.classes.get() {
+            return Ok(known);
+        }
+        let classes = self.train.classes().into_iter().map(|places| {
+            let rank = |at: &Place| self.train.devices[at.device].ranks[at.place];
+            let ranks = places.iter().map(rank).collect();
+            let plan = self.plan_at(places[0])?;
+            Ok(ClassPlan { ranks, places, plan })
+        });
+        let classes = classes.collect::<Result<Vec<ClassPlan>>>()?;
+        Ok(self.classes.get_or_init(|| classes))
+    }
+
+    /// Checks that ranks fit each other, in every script; and gives what each rank moves in a step, by
+    /// rank.
+    pub fn check(&self) -> Result<Vec<BTreeMap<Route, Moved>>> {
+        let (classes, mut moved) = (self.classes()?, BTreeMap::new());
+        for key in self.keys() {
+            let world = match (key, &self.evaluate) {
+                (ScriptKey::Evaluate, Some(world)) => world,
+                _ => &self.train,
+            };
+            let all: Vec<Class<'_>> =
+                classes.iter().filter_map(|class| class.of(key, world)).collect();
+            check_classes(&all)?;
+            if key == ScriptKey::Train {
+                moved = all.iter().flat_map(traffic_of_class).collect();
+            }
+        }
+        Ok(moved.into_values().collect())
+    }
+
+    fn plan_at(&self, at: Place) -> Result<Plan> {
+        let mut plan = Plan::new(self.state_at(at)?)?;
+        let scripts = self.scripts(at);
+        for key in self.keys() {
+            plan.script(key, &scripts)?;
+        }
+        Ok(plan)
+    }
+
+    fn training(&self, at: Place) -> Training<'_> {
+        let settings = &self.lowered.settings;
+        Training {
+            world: &self.train,
+            at,
+            precision: settings.precision,
+            optimizer: settings.optimizer,
+            clip: settings.clip,
+        }
+    }
+}
+
+impl ClassPlan {
+    /// The memory of a step.
+    pub fn memory(&self) -> &MemoryPlan {
+        let planned = self.script(ScriptKey::Train).or(self.script(ScriptKey::Evaluate));
+        &planned.expect("a session has a script").memory
+    }
+
+    fn script(&self, key: ScriptKey) -> Option<&phalanx_script::Planned> {
+        let mut scripts = self.plan.scripts();
+        scripts.find(|(other, _)| *other == key).map(|(_, planned)| &**planned)
+    }
+
+    /// The class as the checker sees it, in one of its scripts.
+    fn of(&self, key: ScriptKey, world: &World<'_>) -> Option<Class<'_>> {
+        let planned = self.script(key)?;
+        let others = self.places.iter().zip(&self.ranks).skip(1).map(|(at, rank)| Other {
+            rank: *rank,
+            messages: world.messages(&planned.script, *at),
+        });
+        Some(Class { script: &planned.script, order: &planned.order, others: others.collect() })
+    }
+}
+
+/// The scripts of one rank.
+struct RankScripts<'p> {
+    planner: &'p Planner<'p>,
+    at: Place,
+}
+
+impl Builds for RankScripts<'_> {
+    fn build(&self, key: ScriptKey, state: &State) -> Result<Script, ScriptError> {
+        let (planner, at) = (self.planner, self.at);
+        match (key, &planner.evaluate) {
+            (ScriptKey::Train, _) => train_script(&planner.training(at), state),
+            (ScriptKey::Evaluate, Some(world)) => {
+                let weights = planner.lowered.settings.precision.weights;
+                eval_script(&Forward { world, at, weights }, state)
+            }
+            (key, _) => Err(ScriptError::Schedule(format!("a session has no script {key:?}"))),
+        }
+    }
+}

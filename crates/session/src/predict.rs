@@ -1,0 +1,49 @@
+//! How long a step would take, predicted from its scripts before any rank starts.
+//!
+//! A rank does the actions of its script one after the other: on a CPU all its lanes share its cores.
+//! In a pipeline the busiest device decides, and it waits until the first micro-batch has come to it
+//! and the last one has gone.
+
+use phalanx_cost::{Hardware, Transfer, seconds};
+use phalanx_script::{Entry, Kind, Script, Write};
+
+use crate::{Lowered, Planner};
+use phalanx_error::Result;
+
+/// Predicted seconds of a training step.
+pub fn step_seconds(lowered: &Lowered) -> Result<f64> {
+    let hardware = Hardware::cpu(lowered.settings.threads);
+    let (devices, planner) = (lowered.devices(), Planner::new(lowered)?);
+    let mut busiest: f64 = 0.0;
+    for device in &devices {
+        // All ranks of a device do the same.
+        let script = planner.train_script(device.ranks[0])?;
+        busiest = busiest.max(busy(&script, &hardware));
+    }
+    let parts = lowered.settings.microbatches;
+    Ok(busiest * (parts + devices.len() - 1) as f64 / parts as f64)
+}
+
+/// Seconds of all actions of a script.
+fn busy(script: &Script, hardware: &Hardware) -> f64 {
+    let once = |entry: &Entry| seconds(entry.program(), hardware);
+    let programs: Vec<f64> = script.programs.iter().map(once).collect();
+    let action = |kind: &Kind| match kind {
+        // Who receives moves the bytes.
+        Kind::Receive { messages, .. } => {
+            let each = messages.iter().map(|m| Transfer::message(m.bytes()));
+            each.map(|transfer| hardware.transfer_seconds(transfer)).sum()
+        }
+        _ => 0.0,
+    };
+    let run = |run: &phalanx_script::Run| {
+        let program = script.programs[run.program.0].program();
+        // What is added to is read as well.
+        let added = run.outputs.iter().zip(program.outputs());
+        let added = added.filter(|((_, write), _)| *write == Write::Add);
+        let read: usize =
+            added.map(|(_, port)| program.ty(port.value).local_bytes(program.mesh())).sum();
+        programs[run.program.0] + hardware.memory_seconds(read as f64)
+    };
+    script.actions.iter().map(|a| a.run().map_or_else(|| action(&a.kind), run)).sum()
+}

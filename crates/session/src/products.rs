@@ -1,0 +1,352 @@
+//! The matrix products of a model's linear layers, and how fast an engine does them by themselves.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use phalanx_call::{ALIGN, Lane, Slots, Tier};
+use phalanx_cost::Product as Sides;
+use phalanx_engine::{Call, Engine, Span, Target};
+use phalanx_ir::{Builder, DType, Model, Op, OpDef, Program, Role, TensorType, ValueId};
+
+use crate::encode;
+use phalanx_error::Result;
+
+/// Which product of a linear layer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Pass {
+    /// `y = x·w`: `[rows, from] · [from, to]`.
+    Forward,
+    /// `dx = dy·wᵀ`: `[rows, to] · [to, from]`.
+    InputGradient,
+    /// `dw = xᵀ·dy`: `[from, rows] · [rows, to]`.
+    WeightGradient,
+}
+
+/// A product of a linear layer of this shape.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Product {
+    /// Which.
+    pub pass: Pass,
+    /// Rows of the layer's input: the tokens of a micro-batch, or a rank's share of them.
+    pub rows: usize,
+    /// Width of its input.
+    pub from: usize,
+    /// Width of its output.
+    pub to: usize,
+    /// Whether the weight is stored as `[to, from]`, as a tied head's is.
+    pub transposed: bool,
+}
+
+impl Product {
+    /// Multiplications and additions.
+    pub fn flops(&self) -> u64 {
+        // The gradients have other sides in the same roles; the count is that of the forward.
+        Sides { batch: 1, rows: self.rows, cols: self.to, inner: self.from }.flops()
+    }
+
+    /// A product of much the same shape that takes at most `flops`: its longest sides are halved.
+    pub fn cut(mut self, flops: u64) -> Self {
+        while self.flops() > flops {
+            let longest = self.rows.max(self.from).max(self.to);
+            let sides = [&mut self.rows, &mut self.from, &mut self.to];
+            let Some(side) = sides.into_iter().find(|side| **side == longest && longest > 1) else {
+                break;
+            };
+            *side = side.div_ceil(2);
+        }
+        self
+    }
+
+    /// How often it must be done to make at least so many FLOPs.
+    pub fn repeats(&self, work: u64) -> u64 {
+        work.div_ceil(self.flops().max(1)).max(1)
+    }
+
+    /// The product as a program of one instruction.
+    fn program(&self, compute: DType, grads: DType) -> Result<Program> {
+        let b = Builder::new("product", compute);
+        let value = |name: &str, shape: [usize; 2]| {
+            b.input(name, Role::Data, TensorType::new(compute, shape))
+        };
+        let (x, y) = ([self.rows, self.from], [self.rows, self.to]);
+        let (w, letters) = match self.transposed {
+            true => ([self.to, self.from], "oi"),
+            false => ([self.from, self.to], "io"),
+        };
+        let result = match self.pass {
+            Pass::Forward => value("x", x).einsum(value("w", w), &format!("ri,{letters}->ro")),
+            Pass::InputGradient => {
+                value("y", y).einsum(value("w", w), &format!("ro,{letters}->ri"))
+            }
+            Pass::WeightGradient => {
+                let spec = format!("ri,ro->{letters}").parse();
+                let spec =
+                    spec.map_err(|what: String| phalanx_ir::IrError::operands("matmul", what));
+                let op = phalanx_ir::ops::Matmul { spec: spec?, out: grads, add: false };
+                b.apply(op, &[value("x", x), value("y", y)])
+            }
+        };
+        b.probe("result", result);
+        Ok(b.finish()?)
+    }
+}
+
+/// The products that one rank does in the linear layers and the head for one micro-batch, each with
+/// how often it occurs. Attention's own products are not among them. `forward` gives the forward
+/// program of each segment: the model's own for all ranks together, a partitioned one for a rank.
+pub fn products<'p>(
+    model: &Model,
+    forward: impl Fn(usize) -> &'p Program,
+) -> BTreeMap<Product, usize> {
+    let mut products = BTreeMap::new();
+    for instance in model.instances() {
+        for product in segment_products(forward(instance.segment)) {
+            *products.entry(product).or_default() += 1;
+        }
+    }
+    products
+}
+
+/// When an engine began a round of a product, and when it was done.
+pub type Round = (Instant, Instant);
+
+/// Runs each product by itself on all threads of a new engine, so many rounds of at least so many
+/// FLOPs. The engines of as many `ranks` meet before each round, so that they begin together. The first
+/// round of each product does not count and is left out.
+pub fn time_products<E: Engine>(
+    engine: &mut E,
+    products: &[Product],
+    [compute, grads]: [DType; 2],
+    (rounds, work): (usize, u64),
+    ranks: usize,
+) -> Result<Vec<Vec<Round>>> {
+    let mut calls = Vec::new();
+    let mut arena = 0;
+    for product in products {
+        let (call, end) = placed(engine, &product.program(compute, grads)?, &[0], 0)?;
+        arena = arena.max(end);
+        calls.push(call);
+    }
+    let all: Vec<usize> = (0..ranks).collect();
+    let meeting = match ranks {
+        0 | 1 => None,
+        // Its numbers are its own: products over sums of sums would not stay of ordinary size.
+        _ => Some(placed(engine, &meeting(ranks)?, &all, arena)?),
+    };
+    engine.reserve(Tier::Device, meeting.as_ref().map_or(arena, |(_, end)| *end))?;
+    fill(engine, arena, compute)?;
+    let mut meeting = match meeting {
+        None => None,
+        Some((call, _)) => Some(engine.prepare([call].into())?),
+    };
+    let mut timed = Vec::with_capacity(products.len());
+    for (call, product) in calls.into_iter().zip(products) {
+        let mut step = engine.prepare([call].into())?;
+        let mut times = Vec::with_capacity(rounds);
+        for round in 0..=rounds {
+            if let Some(meeting) = &mut meeting {
+                run(engine, meeting)?;
+            }
+            let begun = Instant::now();
+            (0..product.repeats(work)).try_for_each(|_| run(engine, &mut step))?;
+            if round > 0 {
+                times.push((begun, Instant::now()));
+            }
+        }
+        timed.push(times);
+    }
+    Ok(timed)
+}
+
+/// A sum over all ranks, which ends nowhere before everybody has begun it.
+fn meeting(ranks: usize) -> Result<Program> {
+    Ok(phalanx_ir::text::parse(&format!(
+        "mesh dp={ranks}
+program meeting {{
+  x: gradient f32[8]{{P:dp}}
+  %1 = all_reduce<dp>(x) : f32[8]
+  return sum: gradient %1
+}}"
+    ))?)
+}
+
+/// Fills an arena with numbers of ordinary size, piece by piece.
+fn fill<E: Engine>(engine: &mut E, arena: usize, dtype: DType) -> Result<()> {
+    const PIECE: usize = 1 << 16;
+    let numbers: Vec<f64> =
+        (0..PIECE / dtype.size()).map(|i| (i % 17) as f64 * 0.1 - 0.8).collect();
+    let mut piece = vec![0; PIECE];
+    encode(dtype, &numbers, &mut piece);
+    for offset in (0..arena).step_by(PIECE) {
+        let bytes = PIECE.min(arena - offset);
+        engine.upload(Span::device(offset, bytes), &piece[..bytes])?;
+    }
+    Ok(())
+}
+
+/// The middle of some numbers, or the mean of the two in the middle.
+pub fn median(numbers: &mut [f64]) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    let n = numbers.len();
+    (numbers[(n - 1) / 2] + numbers[n / 2]) / 2.0
+}
+
+/// A call of a compiled program with places for its ports, one after the other from an offset on; and
+/// where they end.
+fn placed<E: Engine>(
+    engine: &mut E,
+    program: &Program,
+    ranks: &[usize],
+    from: usize,
+) -> Result<(Call<E::Kernel>, usize)> {
+    let slots = Slots::assign_for(program, &*engine.requirements());
+    let kernel = Arc::new(engine.compile(program, &slots, ranks)?);
+    let mut end = from;
+    let mut place = |bytes: usize| {
+        let span = Span::device(end, bytes);
+        end = span.end().next_multiple_of(ALIGN);
+        span
+    };
+    let bytes = |value: ValueId| program.ty(value).local_bytes(program.mesh());
+    let inputs = program.inputs().iter().map(|port| place(bytes(port.value))).collect();
+    let ports = program.outputs().iter();
+    let outputs = ports.map(|port| Target { span: place(bytes(port.value)), add: false });
+    let outputs = outputs.collect();
+    let workspace = place(slots.extent);
+    let (lane, after) = (Lane::Compute, Vec::new());
+    Ok((Call { kernel, inputs, outputs, workspace, lane, after }, end))
+}
+
+fn run<E: Engine>(engine: &mut E, step: &mut E::Step) -> Result<()> {
+    engine.begin(step)?;
+    Ok(engine.end(step)?)
+}
+
+/// The products of one instance of a segment.
+pub fn segment_products(forward: &Program) -> Vec<Product> {
+    let params = params(forward);
+    let local = |values: &[ValueId]| -> Vec<Vec<usize>> {
+        values.iter().map(|&v| forward.ty(v).local_shape(forward.mesh())).collect()
+    };
+    // What depends on data alone has no gradient.
+    let mut differentiated = vec![false; forward.values().len()];
+    for port in forward.inputs() {
+        differentiated[port.value.index()] = matches!(port.role, Role::Param | Role::Boundary);
+    }
+    let mut products = Vec::new();
+    for instr in forward.instrs() {
+        let wanted = instr.inputs.iter().any(|v| differentiated[v.index()]);
+        for value in &instr.outputs {
+            differentiated[value.index()] = wanted;
+        }
+        let (x, others, spec) = match (&instr.op, &instr.inputs[..]) {
+            (Op::Matmul(op), [x, w, ..]) => (x, std::slice::from_ref(w), &op.spec),
+            (Op::PackedMatmul(op), [x, others @ ..]) => (x, others, &op.spec),
+            _ => continue,
+        };
+        let (ins, outs) = (local(&instr.inputs), local(&instr.outputs));
+        let all = instr.op.products(&slices(&ins), &slices(&outs));
+        for (w, sides) in others.iter().zip(all) {
+            if !params[w.index()] || forward.ty(*w).shape.len() != 2 {
+                continue;
+            }
+            let [_, letters, out] = spec.letters();
+            let transposed = letters.chars().next() == out.chars().last();
+            let Sides { batch, rows, cols: to, inner: from } = sides;
+            let product = |pass| Product { pass, rows: batch * rows, from, to, transposed };
+            products.extend([Pass::Forward, Pass::WeightGradient].map(product));
+            if differentiated[x.index()] {
+                products.push(product(Pass::InputGradient));
+            }
+        }
+    }
+    products
+}
+
+fn slices(shapes: &[Vec<usize>]) -> Vec<&[usize]> {
+    shapes.iter().map(Vec::as_slice).collect()
+}
+
+/// By value: whether it is a parameter, as it is stored or in another type or layout.
+fn params(program: &Program) -> Vec<bool> {
+    let mut params = vec![false; program.values().len()];
+    for port in program.inputs_with(Role::Param) {
+        params[port.value.index()] = true;
+    }
+    for instr in program.instrs() {
+        if let (Op::Cast(_) | Op::Collective(_), [input]) = (&instr.op, &instr.inputs[..]) {
+            params[instr.outputs[0].index()] = params[input.index()];
+        }
+    }
+    params
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_models::{Architecture, BatchShape, Mlp};
+    use phalanx_reference::ReferenceEngine;
+
+    use super::*;
+    use phalanx_comm::{Crew, Threads};
+    use phalanx_engine::Counters;
+
+    fn model() -> Model {
+        let mlp = Mlp {
+            inputs: 3,
+            hidden: vec![4, 4],
+            outputs: 2,
+            activation: phalanx_ir::ops::UnaryKind::Relu,
+        };
+        mlp.model(BatchShape { batch: 5, seq: 1 }, DType::F32).unwrap()
+    }
+
+    /// Three layers have nine products, less the gradient of the data.
+    #[test]
+    fn every_layer_has_its_products() {
+        let model = model();
+        let products = products(&model, |segment| &model.segments()[segment]);
+        assert_eq!(products.values().sum::<usize>(), 8);
+        let flops: u64 = products.iter().map(|(p, n)| p.flops() * *n as u64).sum();
+        assert_eq!(flops, 2 * 5 * (2 * 3 * 4 + 3 * 4 * 4 + 3 * 4 * 2));
+    }
+
+    #[test]
+    fn a_large_product_is_cut_where_it_is_longest() {
+        let head =
+            Product { pass: Pass::Forward, rows: 4096, from: 768, to: 50304, transposed: true };
+        let cut = head.cut(2_000_000_000);
+        assert_eq!((cut.rows, cut.from, cut.to), (1024, 768, 786));
+        assert_eq!(cut.cut(u64::MAX), cut);
+        assert_eq!(head.cut(0).flops(), 2);
+    }
+
+    #[test]
+    fn each_product_is_a_program_that_runs() {
+        let model = model();
+        let all: Vec<Product> = (products(&model, |s| &model.segments()[s]).into_keys())
+            .flat_map(|p| [false, true].map(|transposed| Product { transposed, ..p }))
+            .collect();
+        let types = [DType::Bf16, DType::F32];
+        let times = time_products(&mut ReferenceEngine::new(), &all, types, (2, 0), 1).unwrap();
+        assert_eq!(times.len(), 16);
+        let rounds: Vec<&Round> = times.iter().flatten().collect();
+        assert_eq!(rounds.len(), 2 * 16);
+        assert!(rounds.iter().all(|(begun, ended)| begun < ended));
+        assert!(rounds.is_sorted());
+    }
+    /// Before each round, and before the one that does not count.
+    #[test]
+    fn ranks_meet_before_each_round() {
+        let product = Product { pass: Pass::Forward, rows: 2, from: 2, to: 2, transposed: false };
+        let make = |endpoint| crate::host::rank_engine(1, endpoint);
+        let mut crew = Crew::new(&Threads::new(2), make).unwrap();
+        let met = crew.run(|_, engine| {
+            time_products(engine, &[product; 3], [DType::F32; 2], (2, 0), 2)?;
+            let moved: Vec<_> = engine.moved().into_iter().collect();
+            Ok::<_, phalanx_error::Error>(moved.iter().map(|(r, m)| (r.op, m.calls)).collect())
+        });
+        let met: Vec<Vec<(&str, u64)>> = met.unwrap();
+        assert_eq!(met, vec![vec![("all_reduce", 3 * 3)]; 2]);
+    }
+}

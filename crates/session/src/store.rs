@@ -1,0 +1,231 @@
+//! Parameters by name, on one side; a rank's part of units of packed bytes, on the other. Values pass
+//! in their own element type, some of one parameter at a time.
+
+use std::ops::Range;
+
+use phalanx_engine::Engine;
+use phalanx_ir::{DType, ElementRun, Mesh, Model, Param, TensorType};
+use phalanx_models::initial_values;
+use phalanx_runtime::{Executor, ScriptId};
+use phalanx_script::{Held, Member, Ranks, State, StateKind};
+
+use super::command::{Piece, StateRange};
+use super::numbers::encode_all;
+use phalanx_error::{Error, Problem, Result};
+
+/// Gives some values of a parameter, by their numbers in row-major order, as bytes of an element type.
+pub type ReadParam<'a> = dyn Fn(&Param, Range<usize>, DType) -> Result<Vec<u8>> + Sync + 'a;
+
+/// The initial values that the seed determines.
+pub fn initial(seed: u64) -> impl Fn(&Param, Range<usize>, DType) -> Result<Vec<u8>> + Sync {
+    move |param, elements, dtype| Ok(encode_all(dtype, initial_values(param, seed, elements)))
+}
+
+/// Which part of which parameter lies where.
+pub(crate) struct Store {
+    params: Vec<Param>,
+    /// By parameter: the elements that this rank holds of it, in the order of its memory.
+    runs: Vec<Vec<ElementRun>>,
+    /// By parameter: its unit and its place there; none if another rank has it.
+    places: Vec<Option<(usize, Member)>>,
+}
+
+impl Store {
+    /// `types` says how programs read each parameter.
+    pub(crate) fn new(
+        model: &Model,
+        types: Vec<Option<TensorType>>,
+        state: &State,
+        ranks: Ranks<'_>,
+    ) -> Self {
+        let Ranks { mesh, rank } = ranks;
+        let runs = |(ty, param): (Option<TensorType>, &Param)| match ty {
+            Some(ty) => ty.local_runs(mesh, rank),
+            None => whole(param).local_runs(&Mesh::single(), 0),
+        };
+        let params = model.params().to_vec();
+        let runs = types.into_iter().zip(&params).map(runs).collect();
+        let mut places = vec![None; params.len()];
+        for (number, unit) in state.units.iter().enumerate() {
+            for member in &unit.members {
+                places[member.param] = Some((number, *member));
+            }
+        }
+        Self { params, runs, places }
+    }
+
+    /// The model's parameters.
+    pub(crate) fn params(&self) -> &[Param] {
+        &self.params
+    }
+
+    /// Writes all state, unit by unit: weights and masters out of `read`, each in its own element type;
+    /// everything else, padding among it, becomes zero.
+    pub(crate) fn start<E: Engine>(
+        &self,
+        executor: &mut Executor<E>,
+        script: ScriptId,
+        state: &State,
+        read: &ReadParam<'_>,
+    ) -> Result<()> {
+        for (unit, buffers) in state.units.iter().zip(&state.buffers) {
+            for (kind, held) in buffers.all() {
+                let mut bytes = vec![0; executor.script(script).buffers[held.buffer.0].bytes];
+                if matches!(kind, StateKind::Weights | StateKind::Master) {
+                    for member in &unit.members {
+                        self.take(member, held, read, &mut bytes)?;
+                    }
+                }
+                executor.write(script, held.buffer, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a member's values where a buffer holds them. One look at a parameter for all its pieces:
+    /// who gives it may have to open it.
+    fn take(
+        &self,
+        member: &Member,
+        held: &Held,
+        read: &ReadParam<'_>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let placed = self.placed(member, held);
+        let all = || placed.iter().map(|piece| &piece.global);
+        let (Some(start), Some(end)) = (all().map(|r| r.start).min(), all().map(|r| r.end).max())
+        else {
+            return Ok(());
+        };
+        let (dtype, size) = (held.dtype, held.dtype.size());
+        let values = read_checked(read, &self.params[member.param], start..end, dtype)?;
+        for Placed { global, at } in placed {
+            let own = &values[(global.start - start) * size..(global.end - start) * size];
+            bytes[at * size..][..own.len()].copy_from_slice(own);
+        }
+        Ok(())
+    }
+
+    /// What this rank holds of some values of a state.
+    pub(crate) fn read<E: Engine>(
+        &self,
+        executor: &mut Executor<E>,
+        script: ScriptId,
+        state: &State,
+        range: &StateRange,
+    ) -> Result<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        for (held, placed) in self.within(state, range) {
+            let (dtype, size) = (held.dtype, held.dtype.size());
+            let mut bytes = vec![0; placed.global.len() * size];
+            executor.read_at(script, held.buffer, placed.at * size, &mut bytes)?;
+            pieces.push(Piece { first: placed.global.start, dtype, bytes });
+        }
+        Ok(pieces)
+    }
+
+    /// Takes this rank's part of new values of a state; there are as many bytes as values.
+    pub(crate) fn write<E: Engine>(
+        &self,
+        executor: &mut Executor<E>,
+        script: ScriptId,
+        state: &State,
+        range: &StateRange,
+        bytes: &[u8],
+    ) -> Result<()> {
+        for (held, placed) in self.within(state, range) {
+            let size = held.dtype.size();
+            let first = placed.global.start - range.elements.start;
+            let own = &bytes[first * size..][..placed.global.len() * size];
+            executor.write_at(script, held.buffer, placed.at * size, own)?;
+        }
+        Ok(())
+    }
+
+    /// Where this rank holds some values of a state.
+    fn within<'s>(&self, state: &'s State, range: &StateRange) -> Vec<(&'s Held, Placed)> {
+        let Some((unit, member)) = &self.places[range.param] else { return Vec::new() };
+        let Some(held) = state.buffers[*unit].get(range.kind) else { return Vec::new() };
+        let cut = |Placed { global, at }: Placed| {
+            let start = global.start.max(range.elements.start);
+            let end = global.end.min(range.elements.end);
+            (start < end).then(|| Placed { global: start..end, at: at + start - global.start })
+        };
+        let placed = self.placed(member, held).into_iter().filter_map(cut);
+        placed.map(|placed| (held, placed)).collect()
+    }
+
+    /// The elements of a member that a buffer holds: their numbers in the whole parameter, and where
+    /// in the buffer they lie.
+    fn placed(&self, member: &Member, held: &Held) -> Vec<Placed> {
+        let (part, at) = held.part(member);
+        let runs = self.runs[member.param].iter();
+        runs.filter_map(|run| {
+            let start = run.local.max(part.start);
+            let end = (run.local + run.len).min(part.end);
+            (start < end).then(|| {
+                let global = run.global + (start - run.local);
+                Placed { global: global..global + (end - start), at: at + start - part.start }
+            })
+        })
+        .collect()
+    }
+}
+
+struct Placed {
+    global: Range<usize>,
+    at: usize,
+}
+
+/// Puts together what ranks hold of some values. Every value must be there.
+pub(crate) fn assemble(
+    name: &str,
+    elements: &Range<usize>,
+    pieces: impl Iterator<Item = Piece>,
+) -> Result<(DType, Vec<u8>)> {
+    let mut found: Option<(DType, Vec<u8>, Vec<bool>)> = None;
+    for Piece { first, dtype, bytes } in pieces {
+        let size = dtype.size();
+        let (_, whole, there) = found.get_or_insert_with(|| {
+            (dtype, vec![0; elements.len() * size], vec![false; elements.len()])
+        });
+        let (from, count) = (first - elements.start, bytes.len() / size);
+        whole[from * size..][..bytes.len()].copy_from_slice(&bytes);
+        there[from..][..count].fill(true);
+    }
+    let lost = |missing: usize| {
+        Error::failed(Problem::new(format!(
+            "no rank holds element {missing} of parameter `{name}`"
+        )))
+    };
+    match found {
+        None => Err(lost(elements.start)),
+        Some((dtype, whole, there)) => match there.iter().position(|there| !there) {
+            None => Ok((dtype, whole)),
+            Some(missing) => Err(lost(elements.start + missing)),
+        },
+    }
+}
+
+fn read_checked(
+    read: &ReadParam<'_>,
+    param: &Param,
+    elements: Range<usize>,
+    dtype: DType,
+) -> Result<Vec<u8>> {
+    let expected = elements.len();
+    let values = read(param, elements, dtype)?;
+    if values.len() == expected * dtype.size() {
+        return Ok(values);
+    }
+    Err(Error::refused(Problem::new(format!(
+        "parameter `{}` gives {} values where its shape {:?} asks for {expected}",
+        param.name,
+        values.len() / dtype.size(),
+        param.shape,
+    ))))
+}
+
+fn whole(param: &Param) -> TensorType {
+    TensorType::new(DType::F32, param.shape.clone())
+}

@@ -1,0 +1,94 @@
+//! One step as it was measured: what every rank did when.
+
+use std::ops::Range;
+
+use phalanx_pipeline::Schedule;
+use phalanx_runtime::TimedAction;
+use phalanx_script::{Kind, Lane, Message, Place, Script, Turn, Value};
+
+use super::Lowered;
+use phalanx_error::Result;
+
+/// A measured step, on one clock.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    /// The step, counted from 1.
+    pub step: u64,
+    /// Who does what in which order.
+    pub timetable: Timetable,
+    /// By rank.
+    pub ranks: Vec<Vec<Traced>>,
+}
+
+/// The order of a step's work, which does not change from step to step.
+#[derive(Clone, Debug)]
+pub struct Timetable {
+    /// The schedule; without a pipeline one device takes each micro-batch there and back.
+    pub schedule: Schedule,
+    /// By stage of the schedule: the model's instances that it has.
+    pub stages: Vec<Range<usize>>,
+    /// By rank: its device and its place there.
+    pub places: Vec<Place>,
+    /// By rank: where it is, in words: `device 1, dp 0, tp 1`.
+    pub names: Vec<String>,
+}
+
+/// An action and when it happened.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Traced {
+    /// In words, such as `blocks.3 BW mb 0`.
+    pub label: String,
+    /// Its turn in the schedule, if it is one.
+    pub turn: Option<Turn>,
+    /// The ranks that a message goes to or comes from.
+    pub peers: Vec<usize>,
+    /// What a message carries: the same on both ends.
+    pub value: Option<Value>,
+    /// Bytes that a message carries, or that a collective leaves on this rank; 0 for all else.
+    pub bytes: usize,
+    /// When.
+    pub times: TimedAction,
+}
+
+impl Timetable {
+    pub(crate) fn new(lowered: &Lowered) -> Result<Self> {
+        let (pipeline, parts) =
+            (&lowered.settings.parallel.pipeline, lowered.settings.microbatches);
+        let (schedule, stages) =
+            pipeline.timetable(&lowered.model, lowered.devices().len(), parts)?;
+        let places: Vec<Place> = (0..lowered.ranks()).map(|rank| lowered.place(rank)).collect();
+        let name = |(rank, at): (usize, &Place)| {
+            let (mesh, place) = (lowered.at(rank).mesh, at.place);
+            let device = lowered.is_pipeline().then(|| format!("device {}", at.device));
+            let axes =
+                mesh.axes().map(|(axis, _)| format!("{axis} {}", mesh.coordinate(place, axis)));
+            device.into_iter().chain(axes).collect::<Vec<_>>().join(", ")
+        };
+        let names = places.iter().enumerate().map(name).collect();
+        Ok(Self { schedule, stages, places, names })
+    }
+}
+
+/// What was timed, in the words of a plan.
+pub(super) fn describe(timed: Vec<TimedAction>, script: &Script) -> Vec<Traced> {
+    let mut turns = script.turns.iter().peekable();
+    let describe = |times: TimedAction| {
+        let action = &script.actions[times.action];
+        let turn = turns.next_if(|(at, _)| *at == times.action).map(|(_, turn)| *turn);
+        let left = || action.writes().iter().map(|b| script.buffers[b.0].bytes).sum();
+        let messages: Option<&[Message]> = match &action.kind {
+            Kind::Send { messages, .. } | Kind::Receive { messages, .. } => Some(messages),
+            _ => None,
+        };
+        let bytes = match (messages, action.lane) {
+            (Some(messages), _) => messages.iter().map(Message::bytes).sum(),
+            (None, Lane::Compute) => 0,
+            (None, _) => left(),
+        };
+        let messages = messages.unwrap_or_default();
+        let peers = messages.iter().map(|message| message.peer).collect();
+        let value = messages.first().map(|message| message.value.clone());
+        Traced { label: action.label.clone(), turn, peers, value, bytes, times }
+    };
+    timed.into_iter().map(describe).collect()
+}

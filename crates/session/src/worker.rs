@@ -1,0 +1,330 @@
+//! One rank of a session: its scripts, and the engine that runs them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use phalanx_call::traffic::add;
+use phalanx_engine::{Counters, Engine};
+use phalanx_ir::Param;
+use phalanx_models::hf;
+use phalanx_runtime::{Executor, Observed, ScriptId};
+use phalanx_script::{
+    BufferKey, Choice, Controller, MemoryPlan, Moved, Number, Outcome, Record, Route, Script,
+    ScriptKey, State, StateKind, traffic,
+};
+
+use super::command::{Answer, Command, Feeds, Measured, Piece, StateRange, StepAnswer};
+use super::feed::{Feed, Scalars, StepData};
+use super::forward::{read_scalar, shown};
+use super::lowered::Lowered;
+use super::planner::Planner;
+use super::store::{ReadParam, Store, assemble};
+use super::traced::describe;
+use super::{Models, Settings, StepResult};
+use phalanx_error::{Error, Problem, Result};
+
+/// One rank of a model in training: it takes commands and gives answers. Alone, it is the whole of it.
+pub struct RankWorker<E: Engine> {
+    executor: Executor<E>,
+    settings: Settings,
+    state: State,
+    store: Store,
+    scripts: BTreeMap<ScriptKey, Loaded>,
+    /// Which scripts a step runs.
+    controller: Arc<dyn Controller>,
+    records: Vec<Record>,
+}
+
+/// How many of the latest steps a rule is shown at least.
+const RECORDS: usize = 1 << 10;
+
+/// A script that the executor has, and what fills its inputs.
+struct Loaded {
+    id: ScriptId,
+    feed: Feed,
+    /// How often it was run.
+    runs: u64,
+}
+
+impl<E: Engine> RankWorker<E> {
+    /// The only rank of a session: plans, compiles and loads everything; `read` gives the weights
+    /// to start from.
+    pub fn alone(
+        engine: E,
+        models: &Models,
+        settings: Settings,
+        read: &ReadParam<'_>,
+    ) -> Result<Self> {
+        let lowered = Lowered::for_engine(models, settings, engine.requirements())?;
+        let mut worker = Self::load(engine, &Planner::new(&lowered)?, 0)?;
+        worker.start(read)?;
+        Ok(worker)
+    }
+
+    /// One rank of several: plans, compiles and loads what it does. It takes no memory yet.
+    pub fn load(engine: E, planner: &Planner<'_>, rank: usize) -> Result<Self> {
+        let lowered = planner.lowered;
+        let plan = planner.plan(rank)?;
+        let (ranks, parts) = (lowered.at(rank), lowered.settings.microbatches);
+        let mut executor = Executor::new(engine);
+        let mut scripts = BTreeMap::new();
+        for (key, planned) in plan.scripts() {
+            let id = executor.load(planned.clone())?;
+            let feed = Feed::new(&executor, id, planner.model(key), ranks, parts)?;
+            scripts.insert(key, Loaded { id, feed, runs: 0 });
+        }
+        let state = plan.state().clone();
+        let store = Store::new(&lowered.model, lowered.param_types(rank), &state, ranks);
+        let settings = lowered.settings.clone();
+        let controller = settings.controller.clone();
+        let records = Vec::with_capacity(2 * RECORDS);
+        Ok(Self { executor, settings, state, store, scripts, controller, records })
+    }
+
+    /// Takes the memory, and writes all state: this rank's part of the weights out of `read`, and zeros
+    /// elsewhere.
+    pub fn start(&mut self, read: &ReadParam<'_>) -> Result<()> {
+        self.executor.reserve()?;
+        let script = self.any();
+        self.store.start(&mut self.executor, script, &self.state, read)
+    }
+
+    /// Takes steps, and gives what they tell. It ends early at the first that is not applied.
+    pub fn steps(
+        &mut self,
+        from: u64,
+        count: u64,
+        batches: &dyn Feeds,
+        trace: Option<(u64, Instant)>,
+    ) -> Result<Vec<StepAnswer>> {
+        let mut taken = Vec::with_capacity(count as usize);
+        for step in from..from + count {
+            let origin = trace.filter(|(traced, _)| *traced == step).map(|(_, origin)| origin);
+            batches.with(step, &mut |data, lr| {
+                taken.push(self.step_at(step, data, lr, origin)?);
+                Ok(())
+            })?;
+            if taken.last().is_none_or(|last| last.outcome != Outcome::Applied) {
+                break;
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Takes the next optimizer step with this learning rate.
+    pub fn step(&mut self, data: &StepData<'_>, lr: f64) -> Result<StepResult> {
+        Ok(self.step_at(self.steps_taken() + 1, data, lr, None)?.result)
+    }
+
+    fn step_at(
+        &mut self,
+        step: u64,
+        data: &StepData<'_>,
+        lr: f64,
+        origin: Option<Instant>,
+    ) -> Result<StepAnswer> {
+        let scalars = Scalars { lr, step, seed: self.settings.seed };
+        let Choice(keys) = self.controller.next(step, &self.records);
+        let mut traced = None;
+        for &key in keys.iter() {
+            let id = self.fill(key, data, scalars)?;
+            match origin.filter(|_| key == ScriptKey::Train) {
+                None => self.executor.run(id)?,
+                Some(origin) => {
+                    let timed = self.executor.run_traced(id, origin)?;
+                    traced = Some(describe(timed, self.executor.script(id)));
+                }
+            }
+        }
+        let (train, bytes) = (self.train()?, self.settings.precision.state.size());
+        let mut read = |number| read_scalar(&mut self.executor, train, number, bytes);
+        let result = StepResult { loss: read(Number::Loss)?, grad_norm: read(Number::GradNorm)? };
+        let outcome = Outcome::Applied;
+        // Rules look at the latest; a warm step allocates nothing.
+        if self.records.len() == 2 * RECORDS {
+            self.records.drain(..RECORDS);
+        }
+        self.records.push(Record { step, outcome });
+        Ok(StepAnswer { result, outcome, traced })
+    }
+
+    /// Fills the inputs of a script that is about to be run.
+    fn fill(&mut self, key: ScriptKey, data: &StepData<'_>, scalars: Scalars) -> Result<ScriptId> {
+        let loaded = self.scripts.get_mut(&key).ok_or_else(|| without(key))?;
+        loaded.feed.write(&mut self.executor, data, scalars)?;
+        loaded.runs += 1;
+        Ok(loaded.id)
+    }
+
+    /// The mean loss of a batch under the present weights, which stay as they are.
+    pub fn evaluate(&mut self, data: &StepData<'_>) -> Result<f64> {
+        let scalars = Scalars { lr: 0.0, step: self.steps_taken(), seed: self.settings.seed };
+        let id = self.fill(ScriptKey::Evaluate, data, scalars)?;
+        self.executor.run(id)?;
+        let script = self.executor.script(id);
+        let loss = script.find(&BufferKey::Number(Number::Loss));
+        let loss = loss.expect("a script that runs forward sums losses");
+        let bytes = script.buffers[loss.0].bytes;
+        read_scalar(&mut self.executor, id, Number::Loss, bytes)
+    }
+
+    /// Steps taken so far.
+    pub fn steps_taken(&self) -> u64 {
+        self.records.last().map_or(0, |record| record.step)
+    }
+
+    /// What this rank holds of some values of a state.
+    pub fn read(&mut self, range: &StateRange) -> Result<Vec<Piece>> {
+        let script = self.any();
+        self.store.read(&mut self.executor, script, &self.state, range)
+    }
+
+    /// All that this rank holds of one kind of state, by parameter.
+    pub fn pieces(&mut self, kind: StateKind) -> Result<Vec<(usize, Piece)>> {
+        let mut all = Vec::new();
+        for param in 0..self.store.params().len() {
+            let elements = 0..self.store.params()[param].elements();
+            let pieces = self.read(&StateRange { param, kind, elements })?;
+            all.extend(pieces.into_iter().map(|piece| (param, piece)));
+        }
+        Ok(all)
+    }
+
+    /// The parameters of a rank that is alone, by name and in full precision: masters where there are
+    /// some.
+    pub fn params(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
+        self.tensors(self.settings.precision.full_kind())
+    }
+
+    /// The gradients of the last step of a rank that is alone, by parameter name, before clipping.
+    pub fn gradients(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
+        self.tensors(StateKind::Gradient)
+    }
+
+    fn tensors(&mut self, kind: StateKind) -> Result<BTreeMap<String, hf::Tensor>> {
+        let mut all = BTreeMap::new();
+        for param in 0..self.store.params().len() {
+            let Param { name, shape, .. } = self.store.params()[param].clone();
+            let elements = 0..shape.iter().product();
+            let range = StateRange { param, kind, elements };
+            let pieces = self.read(&range)?.into_iter();
+            let (dtype, bytes) = assemble(&name, &range.elements, pieces)?;
+            all.insert(name, hf::Tensor::from_bytes(shape, dtype, &bytes));
+        }
+        Ok(all)
+    }
+
+    /// Takes its part of new values of a state.
+    pub fn write(&mut self, range: &StateRange, bytes: &[u8]) -> Result<()> {
+        let script = self.any();
+        self.store.write(&mut self.executor, script, &self.state, range, bytes)
+    }
+
+    /// The script of a step.
+    pub fn script(&self) -> &Script {
+        let train = self.scripts.get(&ScriptKey::Train).expect("a session trains");
+        self.executor.script(train.id)
+    }
+
+    /// Where the script's buffers lie, and what they cost.
+    pub fn memory(&self) -> &MemoryPlan {
+        let train = self.scripts.get(&ScriptKey::Train).expect("a session trains");
+        self.executor.plan(train.id)
+    }
+
+    /// Bytes of the arena, which all scripts share.
+    pub fn arena(&self) -> usize {
+        self.executor.arena()
+    }
+
+    /// Runs a step twice under observation, on the batch of the last step, and tells which bytes
+    /// it wrote. Weights and state are put back afterwards.
+    pub fn observe(&mut self) -> Result<Observed> {
+        let train = self.train()?;
+        Ok(self.executor.observe(train)?)
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &E {
+        self.executor.engine()
+    }
+
+    /// The engine, to ask what it counts.
+    pub fn engine_mut(&mut self) -> &mut E {
+        self.executor.engine_mut()
+    }
+
+    /// What this rank's scripts said that it would move, in all their runs so far.
+    fn predicted(&self) -> BTreeMap<Route, Moved> {
+        let mut total = BTreeMap::new();
+        for loaded in self.scripts.values() {
+            for (route, Moved { calls, bytes }) in traffic(self.executor.script(loaded.id)) {
+                let times = loaded.runs;
+                add(&mut total, route, Moved { calls: calls * times, bytes: bytes * times });
+            }
+        }
+        total
+    }
+
+    /// Some script: state lies at the same place in all of them.
+    fn any(&self) -> ScriptId {
+        self.scripts.values().next().expect("a rank has a script").id
+    }
+
+    fn train(&self) -> Result<ScriptId> {
+        let train = self.scripts.get(&ScriptKey::Train);
+        train.map(|loaded| loaded.id).ok_or_else(|| without(ScriptKey::Train))
+    }
+}
+
+impl<E: Engine + Counters> RankWorker<E> {
+    /// Does what a command says.
+    pub fn answer(&mut self, command: Command<'_>) -> Result<Answer> {
+        Ok(match command {
+            Command::Start(read) => {
+                self.start(read)?;
+                Answer::Done
+            }
+            Command::Steps { from, count, batches, trace } => {
+                Answer::Steps(self.steps(from, count, batches, trace)?)
+            }
+            Command::Evaluate(data) => Answer::Loss(self.evaluate(data)?),
+            Command::Show { port, microbatch } => {
+                let script = self
+                    .scripts
+                    .get(&ScriptKey::Evaluate)
+                    .ok_or_else(|| without(ScriptKey::Evaluate))?;
+                Answer::Shown(shown(&mut self.executor, script.id, port, microbatch)?)
+            }
+            Command::Read(range) => Answer::Pieces(self.read(range)?),
+            Command::Write(range, bytes) => {
+                self.write(range, bytes)?;
+                Answer::Done
+            }
+            Command::Observe => Answer::Observed(Box::new(self.observe()?)),
+            Command::Measure => Answer::Measured(Box::new(self.measure())),
+        })
+    }
+
+    /// What it has counted so far.
+    pub fn measure(&mut self) -> Measured {
+        let predicted = self.predicted();
+        let engine = self.executor.engine_mut();
+        Measured {
+            moved: engine.moved(),
+            predicted,
+            product_seconds: engine.products().as_secs_f64(),
+            bytes_beside: engine.bytes_beside(),
+            busy_seconds: engine.busy().map(|busy| busy.as_secs_f64()),
+        }
+    }
+}
+
+fn without(key: ScriptKey) -> Error {
+    let message = match key {
+        ScriptKey::Evaluate => "the session was made without a model to evaluate".to_owned(),
+        other => format!("the session has no script {other:?}"),
+    };
+    Error::refused(Problem::new(message))
+}
