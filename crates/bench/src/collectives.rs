@@ -1,6 +1,5 @@
 //! How fast ranks of this machine talk to each other.
 
-use phalanx_comm::bench::{self, SIZES};
 use phalanx_sys::memory::machine;
 use serde::Serialize;
 
@@ -9,6 +8,8 @@ use phalanx_error::bytes;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_session::host;
 use phalanx_session::lost;
+
+use crate::transport::{self, SIZES};
 
 /// A row of `bench collectives`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -49,7 +50,7 @@ pub fn collectives(
     check(ranks)?;
     let launcher = host::launcher(ranks);
     for size in SIZES {
-        let rows = bench::collectives(&*launcher, &[size]).map_err(|f| lost(f, ranks))?;
+        let rows = transport::collectives(&*launcher, &[size]).map_err(|f| lost(f, ranks))?;
         for row in rows {
             tell(&CollectiveRow {
                 op: row.op.name(),

@@ -6,6 +6,7 @@ mod collectives;
 pub mod floor;
 mod partition;
 mod step;
+mod transport;
 
 pub use collectives::{CollectiveRow, collectives};
 pub use partition::{PartitionBench, partition};

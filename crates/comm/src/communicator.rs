@@ -96,6 +96,18 @@ pub trait Stop: Send + Sync {
 #[must_use = "a call that is started must be waited for"]
 pub struct Handle(pub(crate) u32);
 
+impl Handle {
+    /// The handle of a call that a transport numbers so.
+    pub fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    /// The number that its transport gave it.
+    pub fn number(&self) -> u32 {
+        self.0
+    }
+}
+
 /// How a rank's thread spent its time since the thread began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Busy {

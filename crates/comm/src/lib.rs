@@ -7,12 +7,10 @@
 //! are the same on every rank and in every run. What is called wrongly, late or never is an error
 //! that names the ranks. See `docs/communication.md`.
 
-pub mod bench;
 mod blocking;
 mod blocks;
 mod call;
 mod communicator;
-pub mod conformance;
 mod crew;
 mod element;
 mod error;

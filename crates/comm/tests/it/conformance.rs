@@ -1,8 +1,9 @@
 //! The suite that every transport must pass: over threads that spin, threads that sleep, and ranks
 //! that share no memory.
 
-use phalanx_comm::conformance::{self, Settings, Transport, Work};
 use phalanx_comm::{Failure, Launcher, Options, Streams, Threads, Waiting, run_ranks};
+
+use super::suite::{self, Settings, Transport, Work};
 
 /// A transport by its launcher.
 struct Launched<F>(F);
@@ -21,15 +22,15 @@ fn threads(waiting: Waiting) -> impl Transport {
 
 #[test]
 fn spinning_threads_conform() {
-    conformance::run(&mut threads(Waiting::Spin)).unwrap();
+    suite::run(&mut threads(Waiting::Spin)).unwrap();
 }
 
 #[test]
 fn sleeping_threads_conform() {
-    conformance::run(&mut threads(Waiting::Park)).unwrap();
+    suite::run(&mut threads(Waiting::Park)).unwrap();
 }
 
 #[test]
 fn streams_conform() {
-    conformance::run(&mut Launched(|ranks, options| Streams { ranks, options })).unwrap();
+    suite::run(&mut Launched(|ranks, options| Streams { ranks, options })).unwrap();
 }

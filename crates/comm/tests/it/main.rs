@@ -5,3 +5,4 @@ mod busy;
 mod conformance;
 mod same;
 mod streams;
+mod suite;

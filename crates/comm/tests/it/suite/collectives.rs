@@ -5,12 +5,12 @@ use phalanx_ir::DType;
 
 use super::data::{Sample, reduced, values};
 use super::{Case, Transport, expect, must_run};
-use crate::blocking::Collectives;
-use crate::blocks::Blocks;
-use crate::call::{Call, Op, Reduction};
-use crate::communicator::Communicator;
-use crate::group::{Group, GroupId};
-use crate::site::Site;
+use phalanx_comm::Blocks;
+use phalanx_comm::Collectives;
+use phalanx_comm::Communicator;
+use phalanx_comm::Site;
+use phalanx_comm::{Call, Op, Reduction};
+use phalanx_comm::{Group, GroupId};
 
 pub(super) const CASES: &[Case] = &[
     ("every call, type and number of ranks", every_call),

@@ -2,8 +2,8 @@
 
 use half::bf16;
 
-use crate::call::Reduction;
-use crate::element::Element;
+use phalanx_comm::Element;
+use phalanx_comm::Reduction;
 
 /// A type that cases run over. Everything here is written without regard to the kernels.
 pub(super) trait Sample: Element + PartialEq + std::fmt::Debug {

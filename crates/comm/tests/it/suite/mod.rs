@@ -13,40 +13,40 @@ mod volumes;
 
 use std::time::Duration;
 
-use crate::call::OpKind;
-use crate::communicator::Communicator;
-use crate::error::Failure;
+use phalanx_comm::Communicator;
+use phalanx_comm::Failure;
+use phalanx_comm::OpKind;
 
 /// What every rank of a case runs; what it says is wrong is a failure of that rank.
-pub type Work<'a> = dyn Fn(&mut dyn Communicator) -> Result<(), String> + Sync + 'a;
+pub(crate) type Work<'a> = dyn Fn(&mut dyn Communicator) -> Result<(), String> + Sync + 'a;
 
 /// What a case needs from its world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// After how long a rank that does not come is an error.
-    pub timeout: Duration,
+    pub(crate) timeout: Duration,
     /// A kind of call that moves 64 bytes more than it needs.
-    pub planted_copy: Option<OpKind>,
+    pub(crate) planted_copy: Option<OpKind>,
 }
 
 /// A transport under test.
-pub trait Transport {
+pub(crate) trait Transport {
     /// Runs `work` on every rank of a new world; tells the first failure.
     fn run(&mut self, ranks: usize, settings: Settings, work: &Work<'_>) -> Result<(), Failure>;
 }
 
 /// A case: its name, and what it does.
-pub type Case = (&'static str, fn(&mut dyn Transport) -> Result<(), String>);
+pub(crate) type Case = (&'static str, fn(&mut dyn Transport) -> Result<(), String>);
 
 /// All cases.
-pub fn cases() -> Vec<Case> {
+pub(crate) fn cases() -> Vec<Case> {
     let groups =
         [collectives::CASES, layouts::CASES, order::CASES, failures::CASES, volumes::CASES];
     groups.concat()
 }
 
 /// Runs all cases; tells every one that failed, and how.
-pub fn run(transport: &mut dyn Transport) -> Result<(), String> {
+pub(crate) fn run(transport: &mut dyn Transport) -> Result<(), String> {
     let mut wrong = Vec::new();
     for (name, case) in cases() {
         if let Err(message) = case(transport) {

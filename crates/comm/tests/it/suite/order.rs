@@ -7,12 +7,12 @@ use phalanx_ir::DType;
 
 use super::data::{reduced, values};
 use super::{Case, Transport, expect, must_run};
-use crate::blocking::Collectives;
-use crate::blocks::Blocks;
-use crate::call::{Call, Op, Reduction};
-use crate::communicator::{Communicator, Handle};
-use crate::error::CommError;
-use crate::group::{Group, GroupId};
+use phalanx_comm::Blocks;
+use phalanx_comm::Collectives;
+use phalanx_comm::CommError;
+use phalanx_comm::{Call, Op, Reduction};
+use phalanx_comm::{Communicator, Handle};
+use phalanx_comm::{Group, GroupId};
 
 pub(super) const CASES: &[Case] = &[
     ("waits in any order", any_order),
@@ -169,7 +169,7 @@ fn testing(transport: &mut dyn Transport) -> Result<(), String> {
         while !endpoint.test(&handle).map_err(|error| error.to_string())? {
             std::thread::yield_now();
         }
-        let again = Handle(handle.0);
+        let again = Handle::new(handle.number());
         endpoint.wait(handle).map_err(|error| error.to_string())?;
         expect("sum", &got, &reduced::<f32>(&[0, 1], 64, SUM))?;
         match endpoint.wait(again) {

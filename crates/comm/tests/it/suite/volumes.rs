@@ -6,13 +6,13 @@ use phalanx_ir::DType;
 
 use super::data::values;
 use super::{Case, Settings, Transport, must_run};
-use crate::blocking::Collectives;
-use crate::blocks::Blocks;
-use crate::call::{Call, Op, OpKind, Reduction};
-use crate::communicator::Communicator;
-use crate::group::GroupId;
-use crate::traffic::Count;
-use crate::volume::volume;
+use phalanx_comm::Blocks;
+use phalanx_comm::Collectives;
+use phalanx_comm::Communicator;
+use phalanx_comm::Count;
+use phalanx_comm::GroupId;
+use phalanx_comm::volume;
+use phalanx_comm::{Call, Op, OpKind, Reduction};
 
 pub(super) const CASES: &[Case] = &[
     ("counted bytes are the predicted ones", counted),

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use phalanx_ir::DType;
 
 use super::{Case, Settings, Transport, must_run};
-use crate::blocking::Collectives;
-use crate::blocks::Blocks;
-use crate::call::{Call, Op, Reduction};
-use crate::error::CommError;
-use crate::group::{Group, GroupId};
-use crate::site::Site;
+use phalanx_comm::Blocks;
+use phalanx_comm::Collectives;
+use phalanx_comm::CommError;
+use phalanx_comm::Site;
+use phalanx_comm::{Call, Op, Reduction};
+use phalanx_comm::{Group, GroupId};
 
 pub(super) const CASES: &[Case] = &[
     ("a mismatch is told by all, before data move", mismatch),

@@ -9,43 +9,39 @@ use std::time::{Duration, Instant};
 
 use phalanx_ir::DType;
 
-use crate::blocking::Collectives;
-use crate::blocks::Blocks;
-use crate::call::{Call, Op, OpKind, Reduction};
-use crate::communicator::Communicator;
-use crate::crew::run_ranks;
-use crate::error::{CommError, Failure};
-use crate::group::GroupId;
-use crate::launch::Launcher;
+use phalanx_comm::{
+    Blocks, Call, Collectives, CommError, Communicator, Failure, GroupId, Launcher, Op, OpKind,
+    Reduction, run_ranks,
+};
 
 /// The sizes that are measured: bytes of the full tensor.
-pub const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
+pub(crate) const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
 
 /// The calls that are measured.
-pub const OPS: [OpKind; 4] =
+const OPS: [OpKind; 4] =
     [OpKind::AllReduce, OpKind::AllGather, OpKind::ReduceScatter, OpKind::AllToAll];
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Row {
+pub(crate) struct Row {
     /// What was called.
-    pub op: OpKind,
+    pub(crate) op: OpKind,
     /// Bytes of the full tensor: what `all_gather` gives, and what the others take.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
     /// The median of a call, in microseconds.
-    pub median_us: f64,
+    pub(crate) median_us: f64,
     /// `bytes` per that time, in GiB per second.
-    pub gib_per_s: f64,
+    pub(crate) gib_per_s: f64,
     /// How long copying as many bytes would take, in microseconds, by the median of copies.
-    pub copy_limit_us: f64,
+    pub(crate) copy_limit_us: f64,
     /// The fastest call, in microseconds: what a machine shows that others use too.
-    pub best_us: f64,
+    pub(crate) best_us: f64,
     /// How long copying as many bytes would take by the fastest copy.
-    pub copy_limit_best_us: f64,
+    pub(crate) copy_limit_best_us: f64,
 }
 
 /// Measures every call at every size, between ranks that are all local.
-pub fn collectives(launcher: &dyn Launcher, sizes: &[usize]) -> Result<Vec<Row>, Failure> {
+pub(crate) fn collectives(launcher: &dyn Launcher, sizes: &[usize]) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::with_capacity(sizes.len() * OPS.len());
     for &bytes in sizes {
         for op in OPS {
@@ -169,7 +165,7 @@ impl Bench {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::threads::Threads;
+    use phalanx_comm::Threads;
 
     #[test]
     fn rows_are_complete_and_consistent() {

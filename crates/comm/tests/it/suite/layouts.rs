@@ -4,11 +4,11 @@ use phalanx_ir::DType;
 
 use super::data::{Sample, folded, reduced, values};
 use super::{Case, Transport, expect, must_run};
-use crate::blocking::Collectives;
-use crate::blocks::Blocks;
-use crate::call::{Call, Op, Reduction};
-use crate::communicator::Communicator;
-use crate::group::GroupId;
+use phalanx_comm::Blocks;
+use phalanx_comm::Collectives;
+use phalanx_comm::Communicator;
+use phalanx_comm::GroupId;
+use phalanx_comm::{Call, Op, Reduction};
 
 pub(super) const CASES: &[Case] = &[
     ("gathering and scattering along any dim", dims),
