@@ -17,6 +17,8 @@ pub struct Key {
     pub doc: &'static str,
     /// Names of the same thing in other training systems.
     pub aka: &'static [&'static str],
+    /// What the key waits for, if it accepts nothing but its default until then.
+    pub later: Option<&'static str>,
     /// What values are accepted, as the end of the sentence "expected …".
     pub expects: fn() -> String,
     /// The words to choose from, for keys that are a choice.
@@ -54,7 +56,7 @@ macro_rules! section {
             $(
                 $(#[doc = $doc:literal])+
                 $field:ident : $ty:ty = $default:literal $(=> $derived:expr)?
-                    $(; aka $($aka:literal)+)? ,
+                    $(; aka $($aka:literal)+)? $(; later $later:literal)? ,
             )+
         }
     ) => {
@@ -72,6 +74,7 @@ macro_rules! section {
                     default: $default,
                     doc: concat!($($doc, "\n"),+),
                     aka: &[$($($aka),+)?],
+                    later: section!(@later $($later)?),
                     expects: <$ty as $crate::setting::Setting>::expects,
                     words: <$ty as $crate::setting::Setting>::words,
                     normal: |value| {
@@ -105,6 +108,8 @@ macro_rules! section {
             }
         }
     };
+    (@later) => { None };
+    (@later $system:literal) => { Some($system) };
     (@default $default:literal) => { $crate::key::default_value($default) };
     (@default $default:literal => $derived:expr) => { $derived };
 }

@@ -31,8 +31,8 @@ pub use listing::listing;
 pub use model::{Model, ModelKind, Origin};
 pub use optim::{Clip, LrSchedule, Optim, OptimKind};
 pub use parallel::{
-    Axis, AxisOrder, CpKind, Parallel, PipelineSchedule, PipelineSplit, PipelineWarmup, SyncKind,
-    TpKind, ZeroStage,
+    Axis, AxisOrder, CpKind, LayoutKind, Parallel, PipelineSchedule, PipelineSplit, PipelineWarmup,
+    SyncKind, TensorRules, TpKind, ZeroStage,
 };
 pub use precision::{Float, Precision};
 pub use run::{Run, RunName};

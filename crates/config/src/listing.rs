@@ -16,7 +16,7 @@ pub fn listing() -> String {
     );
     for section in SECTIONS {
         text += &format!("\n[{section}]\n");
-        for key in keys().filter(|key| key.section() == section) {
+        for key in keys().filter(|key| key.section() == section && key.later.is_none()) {
             let doc: Vec<&str> = key.doc.split_whitespace().collect();
             text += &format!("  {:<22} {}\n", key.field(), doc.join(" "));
             let expects = (key.expects)();
@@ -31,9 +31,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_is_listed_with_its_default() {
+    fn every_key_that_works_is_listed_with_its_default() {
         let text = listing();
-        for key in keys() {
+        for hidden in ["tp_kind", "sync_every", "| ring", "| f16"] {
+            assert!(!text.contains(hidden), "{hidden} is not built yet");
+        }
+        for key in keys().filter(|key| key.later.is_none()) {
             assert!(text.contains(&format!("\n  {} ", key.field())), "{}", key.name);
             assert!(text.contains(&format!("; default {}\n", key.default)));
         }

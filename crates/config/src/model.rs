@@ -63,7 +63,7 @@ choice! {
         /// LayerNorm, learned positions, GELU, biases.
         Gpt2 = "gpt2",
         /// Fully connected layers, without attention.
-        Mlp = "mlp",
+        Mlp = "mlp" later,
     }
 }
 

@@ -1,6 +1,7 @@
 //! `[parallel]`: how the work is divided among ranks.
 
 use phalanx_pipeline::{Named, Warmup};
+use phalanx_spmd::strategies::Cut;
 use toml_edit::Value;
 
 use super::key::section;
@@ -25,18 +26,35 @@ section! {
         /// Sequence parallelism between tensor-parallel regions.
         sp: bool = "false"; aka "sequence_parallel" "enable_sequence_parallel",
         /// Shape of tensor parallelism.
-        tp_kind: TpKind = "1d"; aka "tp_mode" "tensor_parallel_kind",
+        tp_kind: TpKind = "1d"; aka "tp_mode" "tensor_parallel_kind";
+            later "this kind of tensor parallelism",
         /// Depth of 2.5d tensor parallelism.
-        tp_depth: Count = "1"; aka "tesseract_depth",
+        tp_depth: Count = "1"; aka "tesseract_depth"; later "2.5d tensor parallelism",
+        /// Which weights tp splits, by name; the first rule that fits a weight holds, others stay
+        /// whole. Without rules they are found in the model, as Megatron splits them.
+        tp_plan: TensorRules = "[]"; aka "parallelize_plan" "tp_rules",
         /// How attention sees the whole sequence.
         cp_kind: CpKind = "ulysses"; aka "cp_comm_type" "sequence_parallelism_mode",
         /// How replicas are kept in agreement.
-        sync: SyncKind = "ddp"; aka "data_parallel_kind",
+        sync: SyncKind = "ddp"; aka "data_parallel_kind"; later "this way of synchronising replicas",
         /// Steps between averages of local-sgd and average.
-        sync_every: Count = "1"; aka "sync_interval" "local_steps",
+        sync_every: Count = "1"; aka "sync_interval" "local_steps"; later "averaging of replicas",
         /// Ranks that shards are spread over; replicated over the rest of dp.
         dp_shard: Count = "parallel.dp" => dp;
             aka "data_parallel_shard_degree" "mics_shard_size",
+        /// ZeRO-3 as PyTorch's FSDP runs it: embedding and head stay gathered until their backward.
+        fsdp: bool = "false"; aka "fully_shard" "enable_fsdp",
+        /// Whether fsdp releases weights after the forward and gathers them again for the backward.
+        fsdp_reshard: bool = "true"; aka "reshard_after_forward" "fsdp_reshard_after_forward",
+        /// How many runs ahead fsdp gathers weights.
+        fsdp_prefetch: usize = "1"; aka "forward_prefetch" "backward_prefetch",
+        /// For how many runs at a time fsdp holds gathered weights.
+        fsdp_in_flight: Count = "2"; aka "limit_all_gathers",
+        /// Layers that fsdp gathers and reduces together.
+        fsdp_layers: Count = "1"; aka "auto_wrap_policy" "fsdp_unit",
+        /// Who lays weights and activations on dp, tp and cp: the keys above, or a search for the
+        /// least time within run.memory_limit.
+        layout: LayoutKind = "given"; aka "auto_parallel" "auto_sharding",
         /// Order in which stages take micro-batches.
         schedule: PipelineSchedule = "1f1b"; aka "pipeline_parallel_schedule" "pp_style" "pp_engine",
         /// How many micro-batches a stage starts with.
@@ -73,6 +91,16 @@ choice! {
 }
 
 choice! {
+    /// Who lays weights and activations on the mesh.
+    pub enum LayoutKind {
+        /// The keys of this section.
+        Given = "given",
+        /// A search.
+        Auto = "auto",
+    }
+}
+
+choice! {
     /// How attention sees the whole sequence.
     pub enum CpKind {
         /// Heads are exchanged for positions.
@@ -80,9 +108,9 @@ choice! {
         /// Keys and values are gathered.
         AllGather = "allgather",
         /// Keys and values go round a ring.
-        Ring = "ring",
+        Ring = "ring" later,
         /// Ring self-attention with stored scores.
-        Rsa = "rsa",
+        Rsa = "rsa" later,
     }
 }
 
@@ -185,6 +213,42 @@ impl Setting for PipelineSchedule {
     }
 }
 
+/// Which weights are split, and how, in the order in which rules are tried.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TensorRules(pub Vec<(String, Cut)>);
+
+impl TensorRules {
+    fn rule(text: &str) -> Option<(String, Cut)> {
+        let (name, how) = text.trim().split_once(char::is_whitespace)?;
+        let cut = match how.trim() {
+            "columns" => Cut::Columns,
+            "rows" => Cut::Rows,
+            other => Cut::Dim(other.strip_prefix("dim ")?.trim().parse().ok()?),
+        };
+        Some((name.to_owned(), cut))
+    }
+}
+
+impl Setting for TensorRules {
+    fn expects() -> String {
+        "a list such as [\"attn.out rows\", \"attn.* columns\"]; also \"NAME dim N\"".into()
+    }
+    fn read(value: &Value) -> Option<Self> {
+        let rules = value.as_array()?.iter().map(|rule| Self::rule(rule.as_str()?));
+        Some(Self(rules.collect::<Option<_>>()?))
+    }
+    fn write(&self) -> String {
+        let rules = self.0.iter().map(|(name, cut)| {
+            quoted(&match cut {
+                Cut::Columns => format!("{name} columns"),
+                Cut::Rows => format!("{name} rows"),
+                Cut::Dim(dim) => format!("{name} dim {dim}"),
+            })
+        });
+        format!("[{}]", rules.collect::<Vec<_>>().join(", "))
+    }
+}
+
 /// What data-parallel ranks shard instead of replicating.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum ZeroStage {
@@ -273,6 +337,54 @@ impl Parallel {
         }
     }
 
+    /// Refuses keys that contradict each other or that nothing would read.
+    fn check_sharing(&self, values: &mut Values) {
+        for (key, changed) in [
+            ("parallel.fsdp_reshard", !self.fsdp_reshard),
+            ("parallel.fsdp_prefetch", self.fsdp_prefetch != 1),
+            ("parallel.fsdp_in_flight", self.fsdp_in_flight.get() != 2),
+            ("parallel.fsdp_layers", self.fsdp_layers.get() != 1),
+        ] {
+            values.rule(&[key], self.fsdp || !changed, || {
+                Problem::new(format!("{key} is changed, but parallel.fsdp is false"))
+                    .because("only fsdp reads it")
+                    .fix("parallel.fsdp = true")
+            });
+        }
+        let stage = self.zero as usize;
+        let alone = !self.fsdp || matches!(self.zero, ZeroStage::Zero | ZeroStage::Three);
+        values.rule(&["parallel.fsdp", "parallel.zero"], alone, || {
+            Problem::new(format!("parallel.fsdp = true with parallel.zero = {stage}"))
+                .because("fsdp shards what ZeRO's third stage shards")
+                .fix("leave parallel.zero out, or parallel.fsdp")
+        });
+        let ruled = self.tp_plan.0.is_empty() || self.tp.get() > 1;
+        values.rule(&["parallel.tp_plan", "parallel.tp"], ruled, || {
+            Problem::new("parallel.tp_plan is set with parallel.tp = 1".to_owned())
+                .because("there is nothing to split weights among")
+                .fix("parallel.tp = 2, or leave parallel.tp_plan out")
+        });
+    }
+
+    /// A search decides what these keys would.
+    fn check_search(&self, values: &mut Values) {
+        if self.layout == LayoutKind::Given {
+            return;
+        }
+        for (key, set) in [
+            ("parallel.zero", self.zero != ZeroStage::Zero),
+            ("parallel.fsdp", self.fsdp),
+            ("parallel.sp", self.sp),
+            ("parallel.tp_plan", !self.tp_plan.0.is_empty()),
+        ] {
+            values.rule(&["parallel.layout", key], !set, || {
+                Problem::new(format!("parallel.layout = \"auto\" with {key}"))
+                    .because("a search lays weights out by itself")
+                    .fix(format!("leave {key} out, or parallel.layout = \"given\""))
+            });
+        }
+    }
+
     /// Refuses kinds of context parallelism that do not exist yet.
     fn check_cp_kind(&self, values: &mut Values) {
         let built = matches!(self.cp_kind, CpKind::Ulysses | CpKind::AllGather);
@@ -287,20 +399,14 @@ impl Parallel {
     /// builds its system.
     pub(crate) fn check_built(&self, values: &mut Values) {
         self.check_cp_kind(values);
-        let written = self.write();
-        for (key, system, works) in [
-            ("parallel.tp_kind", "this kind of tensor parallelism", "\"1d\""),
-            ("parallel.tp_depth", "2.5d tensor parallelism", "1"),
-            ("parallel.sync", "this way of synchronising replicas", "\"ddp\""),
-            ("parallel.sync_every", "averaging of replicas", "1"),
-        ] {
-            // A derived value that follows another key is refused with that key, not once more.
-            let given = values.given.contains_key(key);
-            let value = written.iter().find(|(name, _)| *name == key);
-            let Some((_, value)) = value.filter(|(_, value)| given && value != works) else {
-                continue;
-            };
-            values.rule(&[key], false, || {
+        self.check_sharing(values);
+        self.check_search(values);
+        for (key, (name, value)) in Self::KEYS.iter().zip(self.write()) {
+            let Some(system) = key.later else { continue };
+            let works = (key.normal)(&super::sources::free_value(key.default));
+            let works = works.expect("the default of a key is accepted");
+            values.rule(&[name], value == works, || {
+                let key = name;
                 Problem::new(format!("{key} = {value}: {system} is not built yet"))
                     .because(
                         "this version has data, tensor, sequence, context and pipeline parallelism and ZeRO",

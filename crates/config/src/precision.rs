@@ -32,7 +32,7 @@ choice! {
         /// 8 exponent bits, 7 mantissa bits.
         Bf16 = "bf16",
         /// IEEE half precision.
-        F16 = "f16",
+        F16 = "f16" later,
     }
 }
 

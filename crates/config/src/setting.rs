@@ -253,11 +253,14 @@ fn write_real(number: f64) -> String {
     format!("{number:?}")
 }
 
-/// Declares a key type that is a choice between words.
+/// Declares a key type that is a choice between words. A word marked `later` is read, but refused by a
+/// rule of its section until its system is built.
 macro_rules! choice {
     (
         $(#[$outer:meta])*
-        pub enum $name:ident { $( $(#[$inner:meta])* $variant:ident = $word:literal, )+ }
+        pub enum $name:ident {
+            $( $(#[$inner:meta])* $variant:ident = $word:literal $($later:ident)?, )+
+        }
     ) => {
         $(#[$outer])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -279,17 +282,21 @@ macro_rules! choice {
             }
         }
 
-        $crate::setting::words!($name { $($variant = $word,)+ });
+        $crate::setting::words!($name { $($variant = $word $($later)?,)+ });
     };
 }
 pub(crate) use choice;
 
 /// Makes an enum, of this crate or another, a key type that is a choice between words.
 macro_rules! words {
-    ($name:ty { $($variant:ident = $word:literal,)+ }) => {
+    ($name:ty { $($variant:ident = $word:literal $($later:ident)?,)+ }) => {
         impl $crate::setting::Setting for $name {
             fn expects() -> String {
-                format!("one of {}", Self::words().join(" | "))
+                // What waits for its system is known, but not offered.
+                let all: &[(&str, &[&str])] = &[$(($word, &[$(stringify!($later))?])),+];
+                let built = all.iter().filter(|(_, later)| later.is_empty());
+                let built: Vec<&str> = built.map(|(word, _)| *word).collect();
+                format!("one of {}", built.join(" | "))
             }
             fn read(value: &toml_edit::Value) -> Option<Self> {
                 match value.as_str()? {

@@ -25,7 +25,8 @@ pub(crate) fn unknown_key(name: &str, found: &str, place: Place) -> Problem {
 }
 
 fn fields(section: &str) -> String {
-    let fields: Vec<&str> = keys().filter(|key| key.section() == section).map(Key::field).collect();
+    let works = |key: &&Key| key.section() == section && key.later.is_none();
+    let fields: Vec<&str> = keys().filter(works).map(Key::field).collect();
     fields.join(", ")
 }
 

@@ -134,7 +134,8 @@ pub use phalanx_script::{Category, Optimizer};
 pub use phalanx_session::{Order, Split};
 pub use phalanx_spmd::Strategy;
 pub use phalanx_spmd::strategies::{
-    AllGatherKv, Automatic, Ddp, Fsdp, Megatron, Sequence, Ulysses, WeightUpdateSharding, Zero,
+    AllGatherKv, Automatic, Cut, Ddp, Fsdp, Megatron, Sequence, TensorPlan, Ulysses,
+    WeightUpdateSharding, Zero,
 };
 pub use phalanx_train::steps::Taken;
 pub use report::Report;

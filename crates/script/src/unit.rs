@@ -135,7 +135,7 @@ pub(crate) fn units(
     params.retain(|p| p.devices.contains(&device));
     let held = |instance: usize| world.holds(device, instance);
     let groups = match sharing.grouping {
-        Grouping::Segments => by_instance(model, &params, held),
+        Grouping::Segments { per_unit } => by_instance(model, &params, held, per_unit),
         Grouping::Buckets { first, cap } => buckets(&params, grads.size(), first, cap),
     };
     let unit = |(name, group): (String, Vec<Described>)| {
@@ -223,15 +223,21 @@ fn described(world: &World<'_>, device: usize) -> Result<Vec<Described>, ScriptE
 
 type Group = (String, Vec<Described>);
 
-/// One unit per segment instance, for parameters that lie alike; a shared parameter belongs to the
-/// first instance that reads it.
-fn by_instance(model: &Model, params: &[Described], held: impl Fn(usize) -> bool) -> Vec<Group> {
+/// One unit per segment instance, or per few of a repeated segment, for parameters that lie alike; a
+/// shared parameter belongs to the first instance that reads it.
+fn by_instance(
+    model: &Model,
+    params: &[Described],
+    held: impl Fn(usize) -> bool,
+    per_unit: usize,
+) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     let mut seen = BTreeSet::new();
-    let instances = model.instances().iter().enumerate();
-    for (_, instance) in instances.filter(|(number, _)| held(*number)) {
+    for run in together(model, held, per_unit) {
         let first = groups.len();
-        let own: BTreeSet<usize> = instance.params.values().copied().collect();
+        let instance = &model.instances()[run.start];
+        let own: BTreeSet<usize> =
+            model.instances()[run].iter().flat_map(|i| i.params.values().copied()).collect();
         for described in params.iter().filter(|p| own.contains(&p.param)) {
             if !seen.insert(described.param) {
                 continue;
@@ -253,6 +259,25 @@ fn by_instance(model: &Model, params: &[Described], held: impl Fn(usize) -> bool
         }
     }
     groups
+}
+
+/// The instances of each unit: at most so many of one segment, without a gap.
+fn together(model: &Model, held: impl Fn(usize) -> bool, most: usize) -> Vec<Range<usize>> {
+    let instances = model.instances();
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for number in (0..instances.len()).filter(|&number| held(number)) {
+        match runs.last_mut() {
+            Some(run)
+                if run.end == number
+                    && run.len() < most
+                    && instances[run.start].segment == instances[number].segment =>
+            {
+                run.end = number + 1;
+            }
+            _ => runs.push(number..number + 1),
+        }
+    }
+    runs
 }
 
 /// Buckets in the order in which gradients complete, the reverse of the parameters': a bucket is

@@ -52,12 +52,14 @@ struct Laid {
 
 impl Laid {
     fn new(models: &Models, settings: &Settings, mesh: &Mesh) -> Result<Self> {
-        let partition = settings.parallel.partition(&models.train, mesh)?;
+        let limit = settings.memory_limit.and_then(|limit| limit.asked());
+        let found = settings.parallel.found(&models.train, mesh, limit)?;
+        let lay = |model: &Model| settings.parallel.partition(model, mesh, found.as_ref());
+        let partition = lay(&models.train)?;
         let (precision, recompute) = (settings.precision, settings.recompute);
         let compiled = compile(&models.train, precision, recompute, &partition)?;
         let forward = |model: &Model| {
-            let partition = settings.parallel.partition(model, mesh)?;
-            Ok::<_, Error>(compile_forward(model, precision.weights, &partition)?)
+            Ok::<_, Error>(compile_forward(model, precision.weights, &lay(model)?)?)
         };
         let evaluate = models.evaluate.as_ref().map(forward).transpose()?;
         Ok(Self { mesh: mesh.clone(), partition, compiled, evaluate })
@@ -116,7 +118,7 @@ impl Lowered {
     ) -> Result<Self> {
         let settings = Settings::forward(weights, microbatches, threads);
         let mesh = Mesh::single();
-        let partition = settings.parallel.partition(model, &mesh)?;
+        let partition = settings.parallel.partition(model, &mesh, None)?;
         let compiled = compile_forward(model, weights, &partition)?;
         let laid = Laid { mesh, partition, evaluate: Some(compiled.clone()), compiled };
         let turns = forward(0..model.instances().len(), microbatches);

@@ -4,11 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use phalanx_ir::{Axis, Mesh, Model};
-use phalanx_spmd::strategies::{AllGatherKv, Ddp, Megatron, Sequence, Ulysses, Zero};
+use phalanx_spmd::strategies::{
+    AllGatherKv, Automatic, Cut, Ddp, Fsdp, Megatron, Sequence, TensorPlan, Ulysses, Zero,
+};
 use phalanx_spmd::{Costs, Partition, Strategy};
 
 use super::pipeline::Pipeline;
-use phalanx_config::{CpKind, ZeroStage};
+use phalanx_config::{CpKind, LayoutKind, ZeroStage};
 use phalanx_error::Result;
 
 /// A strategy that several threads may read.
@@ -21,6 +23,8 @@ pub struct Parallel {
     pub mesh: Mesh,
     /// The strategies, in the order in which they annotate.
     pub strategies: Vec<SharedStrategy>,
+    /// Whether the layouts that they leave open are searched for, within the session's memory limit.
+    pub search: bool,
     /// How devices take turns.
     pub pipeline: Pipeline,
 }
@@ -32,32 +36,46 @@ impl Parallel {
         let mut strategies: Vec<SharedStrategy> = vec![];
         // Ranks that hold the same weights say how they share them.
         let shared = config.dp.get() * config.cp.get() > 1;
+        let hybrid = (config.dp_shard < config.dp).then_some(config.dp_shard.get());
+        let search = config.layout == LayoutKind::Auto;
         match config.zero {
-            _ if !shared => {}
+            _ if !shared || search => {}
+            _ if config.fsdp => strategies.push(Arc::new(Fsdp {
+                shard: hybrid,
+                reshard_after_forward: config.fsdp_reshard,
+                prefetch: config.fsdp_prefetch,
+                in_flight: config.fsdp_in_flight.get(),
+                layers_per_unit: config.fsdp_layers.get(),
+                ..Fsdp::default()
+            })),
             ZeroStage::Zero => strategies.push(Arc::new(Ddp {
                 bucket_mib: config.bucket_mib.get() as f64,
                 ..Ddp::default()
             })),
             stage => strategies.push(Arc::new(Zero {
-                shard: (config.dp_shard < config.dp).then_some(config.dp_shard.get()),
+                shard: hybrid,
                 reduce_bucket_size: config.reduce_bucket_size.get(),
                 allgather_bucket_size: config.allgather_bucket_size.get(),
                 ..Zero::stage(stage as u8)
             })),
         }
-        if config.tp.get() > 1 {
-            strategies.push(Arc::new(Megatron::default()));
+        if config.tp.get() > 1 && !search {
+            let plan = |plan: TensorPlan, (name, cut): &(String, Cut)| plan.cut(name, *cut);
+            strategies.push(match &config.tp_plan.0[..] {
+                [] => Arc::new(Megatron::default()),
+                rules => Arc::new(rules.iter().fold(TensorPlan::new("tp"), plan)),
+            });
         }
         if config.sp {
             strategies.push(Arc::new(Sequence::default()));
         }
-        if config.cp.get() > 1 {
+        if config.cp.get() > 1 && !search {
             strategies.push(match config.cp_kind {
                 CpKind::AllGather => Arc::new(AllGatherKv::default()),
                 _ => Arc::new(Ulysses::default()),
             });
         }
-        Ok(Self { mesh, strategies, pipeline: Pipeline::new(config)? })
+        Ok(Self { mesh, strategies, search, pipeline: Pipeline::new(config)? })
     }
 
     /// How many ranks there are.
@@ -91,10 +109,27 @@ impl Parallel {
         Ok((0..count).map(|device| (mesh.clone(), ranks(device))).collect())
     }
 
-    /// Lays a model on a mesh.
-    pub fn partition(&self, model: &Model, mesh: &Mesh) -> Result<Partition> {
-        let strategies: Vec<&dyn Strategy> =
-            self.strategies.iter().map(|s| &**s as &dyn Strategy).collect();
+    /// The layouts that a search finds for a model on a mesh, if one is asked for.
+    pub fn found(
+        &self,
+        model: &Model,
+        mesh: &Mesh,
+        memory_limit: Option<usize>,
+    ) -> Result<Option<Automatic>> {
+        let costs = Costs { memory_limit, ..Costs::default() };
+        Ok(self.search.then(|| Automatic::search(model, mesh, &costs)).transpose()?)
+    }
+
+    /// Lays a model on a mesh, by the strategies and by what a search found.
+    pub fn partition(
+        &self,
+        model: &Model,
+        mesh: &Mesh,
+        found: Option<&Automatic>,
+    ) -> Result<Partition> {
+        let found = found.map(|found| found as &dyn Strategy);
+        let given = self.strategies.iter().map(|s| &**s as &dyn Strategy);
+        let strategies: Vec<&dyn Strategy> = given.chain(found).collect();
         Ok(Partition::new(model, mesh, &strategies, Costs::default())?)
     }
 }

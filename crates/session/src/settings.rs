@@ -49,6 +49,14 @@ pub enum MemoryLimit {
 }
 
 impl MemoryLimit {
+    /// The bytes that a rank may take, if the configuration says so.
+    pub fn asked(self) -> Option<usize> {
+        match self {
+            MemoryLimit::Asked(bytes) => Some(usize::try_from(bytes).unwrap_or(usize::MAX)),
+            MemoryLimit::Machine(_) => None,
+        }
+    }
+
     /// What this machine has.
     pub fn of_machine() -> Option<Self> {
         phalanx_sys::memory::machine().map(MemoryLimit::Machine)

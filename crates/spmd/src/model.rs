@@ -28,6 +28,9 @@ impl Partition {
         strategies: &[&dyn Strategy],
         costs: Costs,
     ) -> Result<Self, SpmdError> {
+        for strategy in strategies {
+            strategy.check(model)?;
+        }
         let (mesh, annotations) = apply(model, mesh, strategies)?;
         let mut sharing = Sharing::none();
         for strategy in strategies {

@@ -13,8 +13,12 @@ use crate::error::SpmdError;
 /// Which parameters lie together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Grouping {
-    /// Those of one segment instance.
-    Segments,
+    /// Those of so many instances of a repeated segment that follow each other; of any other segment,
+    /// those of one instance.
+    Segments {
+        /// How many, at least one.
+        per_unit: usize,
+    },
     /// In the order in which their gradients complete, up to so many bytes of gradients.
     Buckets {
         /// Bytes after which the bucket that is reduced first is closed.
@@ -147,7 +151,11 @@ pub struct Sharing {
 impl Sharing {
     /// Every rank keeps everything; one unit per segment.
     pub const fn none() -> Self {
-        Self { grouping: Grouping::Segments, facts: UnitFacts::replicated(), by: None }
+        Self {
+            grouping: Grouping::Segments { per_unit: 1 },
+            facts: UnitFacts::replicated(),
+            by: None,
+        }
     }
 
     /// Units of one segment each, for which this holds. Without axes nothing is in shards.

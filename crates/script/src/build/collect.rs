@@ -171,6 +171,7 @@ fn stays(reader: Reader<'_>) -> Vec<Stay> {
             match open {
                 Some(stay)
                     if sweeps && swept(turns, stay.last, run)
+                        || follows(turns, stay.last, run)
                         || kept(reader, unit, stay.first, run) =>
                 {
                     stay.last = run;
@@ -212,6 +213,13 @@ fn swept(turns: &[Turn], earlier: usize, run: usize) -> bool {
     let back = goes_back(turns, earlier);
     let apart = a.microbatch != b.microbatch || (back && matches!(a.part, Part::F | Part::R));
     apart && back == goes_back(turns, run)
+}
+
+/// Whether a run comes right behind another that reads the same unit, on the way that the other is on: a
+/// unit of several layers stays for all of them.
+fn follows(turns: &[Turn], earlier: usize, run: usize) -> bool {
+    let way = |run: usize| (turns[run].microbatch, goes_back(turns, run));
+    earlier + 1 == run && way(earlier) == way(run)
 }
 
 /// Whether a unit that was gathered for one run is kept for a later one that reads it.

@@ -32,13 +32,35 @@ pub struct Automatic {
     pub memory: f64,
 }
 
-/// What an axis does to a value.
+/// What an axis does to a parameter or an end.
 #[derive(Clone, Debug)]
 struct Chosen {
-    value: ValueId,
+    port: End,
     axis: Axis,
     read: Option<usize>,
     stored: Option<usize>,
+}
+
+/// A port of a segment. The program that evaluates has the ports of the one that trains, but numbers its
+/// values in its own way.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct End {
+    name: String,
+    output: bool,
+}
+
+impl End {
+    fn input(name: &str) -> Self {
+        Self { name: name.to_owned(), output: false }
+    }
+
+    fn value(&self, program: &Program) -> Option<ValueId> {
+        let port = match self.output {
+            true => program.output_named(&self.name),
+            false => program.input_named(&self.name),
+        };
+        port.map(|port| port.value)
+    }
 }
 
 /// How values between segments lie on an axis.
@@ -139,14 +161,11 @@ impl Search<'_> {
             let users = self.model.instances().iter().filter(|i| i.segment == segment);
             let count = users.clone().count() as f64;
             let params = users.clone().next().map(|i| &i.params);
-            let bound = || {
-                let named = |name: &String| program.input_named(name).map(|port| port.value);
-                let named = move |name| named(name).expect("a parameter is an input by its name");
-                params.into_iter().flatten().map(move |(name, &param)| (named(name), param))
-            };
+            let bound =
+                || params.into_iter().flatten().map(|(name, &param)| (End::input(name), param));
             let mut known = Vec::new();
-            for (value, param) in bound() {
-                let here = |c: &Chosen| Chosen { value, ..c.clone() };
+            for (port, param) in bound() {
+                let here = |c: &Chosen| Chosen { port: port.clone(), ..c.clone() };
                 known.extend(tied.get(&param).into_iter().flatten().map(here));
             }
             let annotations = self.annotations(program, ends, &known)?;
@@ -157,8 +176,8 @@ impl Search<'_> {
             let annotations = self.annotations(program, ends, &chosen)?;
             let problem = Problem::new(&self.joints[segment], self.mesh, &annotations, &costs)?;
             let plan = problem.plan(0.0)?;
-            for (value, param) in bound() {
-                let of = chosen.iter().filter(|c| c.value == value).cloned();
+            for (port, param) in bound() {
+                let of = chosen.iter().filter(|c| c.port == port).cloned();
                 tied.entry(param).or_insert_with(|| of.collect());
             }
             found.memory += count * plan.memory();
@@ -187,9 +206,10 @@ impl Search<'_> {
 
     /// What an axis does to the ends of a segment.
     fn laid(&self, program: &Program, axis: usize, ends: Ends) -> Vec<Chosen> {
-        let lay = |port: &Port| {
+        let lay = |(port, output): (&Port, bool)| {
             let read = end_dim(port.role, ends);
-            Chosen { value: port.value, axis: self.grid.name(axis), read, stored: read }
+            let port = End { name: port.name.clone(), output };
+            Chosen { port, axis: self.grid.name(axis), read, stored: read }
         };
         ports(program).map(lay).collect()
     }
@@ -209,17 +229,19 @@ impl Search<'_> {
                     panic!("`{}` of {} is left open", port.name, program.name)
                 };
                 let (read, stored) = (dim(read), dim(plan.stored_state(value, axis)));
-                all.push(Chosen { value: port.value, axis: self.grid.name(axis), read, stored });
+                let (port, axis) = (End::input(&port.name), self.grid.name(axis));
+                all.push(Chosen { port, axis, read, stored });
             }
         }
         all
     }
 }
 
-/// Data and boundaries.
-fn ports(program: &Program) -> impl Iterator<Item = &Port> {
+/// Data and boundaries, and whether each is an output.
+fn ports(program: &Program) -> impl Iterator<Item = (&Port, bool)> {
     let inputs = program.inputs().iter().filter(|p| matches!(p.role, Role::Data | Role::Boundary));
-    inputs.chain(program.outputs_with(Role::Boundary))
+    let outputs = program.outputs_with(Role::Boundary);
+    inputs.map(|port| (port, false)).chain(outputs.map(|port| (port, true)))
 }
 
 /// The dim that an axis shards at an end.
@@ -232,7 +254,7 @@ fn end_dim(role: Role, ends: Ends) -> Option<usize> {
 }
 
 fn lay_ends(ctx: &mut Annotator<'_>, axis: Axis, ends: Ends) -> Result<(), SpmdError> {
-    for port in ports(ctx.program()) {
+    for (port, _) in ports(ctx.program()) {
         let Some(dim) = end_dim(port.role, ends) else { continue };
         let ty = ctx.program().ty(port.value);
         let Some(size) = ty.shape.get(dim) else {
@@ -248,7 +270,10 @@ fn lay_ends(ctx: &mut Annotator<'_>, axis: Axis, ends: Ends) -> Result<(), SpmdE
 }
 
 fn replay(ctx: &mut Annotator<'_>, chosen: &Chosen) -> Result<(), SpmdError> {
-    let (value, axis) = (chosen.value, chosen.axis.name());
+    let axis = chosen.axis.name();
+    let Some(value) = chosen.port.value(ctx.program()) else {
+        return Err(ctx.refuse(format!("the search saw no port `{}`", chosen.port.name)));
+    };
     match (chosen.read, chosen.stored) {
         (Some(dim), _) => ctx.shard(value, dim, axis),
         (None, Some(dim)) => ctx.store(value, dim, axis),

@@ -1,6 +1,6 @@
 //! Fully sharded data parallelism (Zhao et al., 2023): ZeRO's third stage as PyTorch runs it.
 //!
-//! Weights, gradients and optimizer state lie in shards, one unit per segment. A unit is gathered
+//! Weights, gradients and optimizer state lie in shards, one unit per segment or per few layers. A unit is gathered
 //! before its forward and again before its backward, one run ahead; at most `in_flight` runs' units
 //! are there at a time. What belongs to no repeated segment (the root unit) stays for its backward;
 //! with `reshard_after_forward` off every unit does, which saves the second gather and costs the
@@ -16,7 +16,7 @@ use super::zero::hybrid_split;
 use super::{Strategy, Zero};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
-use crate::sharing::{Gathering, Keep, Sharing, UnitFacts};
+use crate::sharing::{Gathering, Grouping, Keep, Sharing, UnitFacts};
 use crate::split::Split;
 
 /// Weights in shards, gathered per segment.
@@ -32,6 +32,8 @@ pub struct Fsdp {
     pub prefetch: usize,
     /// How many runs' units are gathered at most at a time.
     pub in_flight: usize,
+    /// How many repeated segments, such as layers, make a unit: fewer, larger calls for more memory.
+    pub layers_per_unit: usize,
 }
 
 impl Default for Fsdp {
@@ -42,6 +44,7 @@ impl Default for Fsdp {
             reshard_after_forward: true,
             prefetch: 1,
             in_flight: 2,
+            layers_per_unit: 1,
         }
     }
 }
@@ -73,6 +76,8 @@ impl Strategy for Fsdp {
             keep: if self.reshard_after_forward { Keep::Root } else { Keep::Backward },
         };
         let facts = UnitFacts { gathering, ..zero.facts(zero.axes(mesh)) };
-        sharing.set(self.name(), Sharing::over(facts))
+        let mut own = Sharing::over(facts);
+        own.grouping = Grouping::Segments { per_unit: self.layers_per_unit.max(1) };
+        sharing.set(self.name(), own)
     }
 }

@@ -11,11 +11,12 @@ mod find;
 mod fsdp;
 mod megatron;
 mod sequence;
+mod tensor_plan;
 mod ulysses;
 mod weight_update;
 mod zero;
 
-use phalanx_ir::{Axis, Mesh, Program};
+use phalanx_ir::{Axis, Mesh, Model, Program};
 
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
@@ -29,6 +30,7 @@ pub use ddp::Ddp;
 pub use fsdp::Fsdp;
 pub use megatron::{Megatron, heads_fit};
 pub use sequence::Sequence;
+pub use tensor_plan::{Cut, TensorPlan};
 pub use ulysses::Ulysses;
 pub use weight_update::WeightUpdateSharding;
 pub use zero::Zero;
@@ -61,6 +63,11 @@ pub trait Strategy {
     /// weights.
     fn place(&self) -> Place {
         Place::Batch
+    }
+
+    /// Refuses a model that it does not fit, before any segment is annotated.
+    fn check(&self, _model: &Model) -> Result<(), SpmdError> {
+        Ok(())
     }
 
     /// Annotates a segment.

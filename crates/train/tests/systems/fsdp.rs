@@ -45,6 +45,17 @@ fn the_root_unit_is_kept_and_blocks_are_gathered_twice() {
     }
 }
 
+/// A unit of two layers is gathered once for both, there and back.
+#[test]
+fn layers_can_be_gathered_together() {
+    let loaded = llama(&["train.microbatches=2", "model.layers=3"]);
+    let pairs = Fsdp { layers_per_unit: 2, ..Fsdp::default() };
+    let all = [("embed", 1), ("blocks.0", 2), ("blocks.2", 2), ("head", 1)];
+    let expected = all.map(|(name, times)| (name.to_owned(), times * 2)).into();
+    assert_eq!(gathers(&fsdp(&loaded, "dp=2", pairs.clone())), expected);
+    agrees("two layers a unit", &loaded, Some(on("dp=4", [shared(pairs)])));
+}
+
 /// The gathered buffers with the action that gathers each and the one that releases it.
 fn gathered(laid: &Laid) -> BTreeMap<BufferId, (usize, usize)> {
     let actions = laid.script().actions.iter().enumerate();

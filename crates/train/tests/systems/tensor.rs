@@ -2,7 +2,7 @@
 
 use phalanx_config::Loaded;
 use phalanx_script::Part;
-use phalanx_spmd::strategies::{Megatron, Sequence};
+use phalanx_spmd::strategies::{Cut, Megatron, Sequence, TensorPlan};
 
 use crate::support::{Laid, agrees, gpt, laid, llama, on, shared};
 
@@ -39,6 +39,23 @@ fn fewer_key_heads_than_ranks() {
             agrees(&what, &loaded, Some(on(&format!("tp={degree}"), strategies)));
         }
     }
+}
+
+/// A plan that says by name what Megatron finds gives the same programs; any other trains alike.
+#[test]
+fn weights_can_be_split_by_name() {
+    let loaded = llama(&["model.kv_heads=4"]);
+    let attention = || TensorPlan::new("tp").rows("attn.out").columns("attn.*");
+    let whole = attention().rows("mlp.down").columns("mlp.*").rows("embed").columns("head");
+    let named = laid(&loaded, Some(on("tp=2", [shared(whole)])));
+    let found = tp(&loaded, 2);
+    let texts = |laid: &Laid| -> Vec<String> {
+        laid.script().programs.iter().map(|entry| entry.placed.program.to_string()).collect()
+    };
+    assert_eq!(texts(&named), texts(&found));
+    agrees("only attention", &loaded, Some(on("tp=2", [shared(attention())])));
+    let odd = TensorPlan::new("tp").rows("mlp.up").cut("attn.q", Cut::Dim(0)).rows("head");
+    agrees("rows first", &loaded, Some(on("tp=2", [shared(odd)])));
 }
 
 /// A layer large enough that bytes count for more than calls.
