@@ -183,28 +183,36 @@ pub(crate) fn assemble(
     elements: &Range<usize>,
     pieces: impl Iterator<Item = Piece>,
 ) -> Result<(DType, Vec<u8>)> {
-    let mut found: Option<(DType, Vec<u8>, Vec<bool>)> = None;
+    let mut found: Option<(DType, Vec<u8>)> = None;
+    let mut there = Vec::new();
     for Piece { first, dtype, bytes } in pieces {
         let size = dtype.size();
-        let (_, whole, there) = found.get_or_insert_with(|| {
-            (dtype, vec![0; elements.len() * size], vec![false; elements.len()])
-        });
-        let (from, count) = (first - elements.start, bytes.len() / size);
-        whole[from * size..][..bytes.len()].copy_from_slice(&bytes);
-        there[from..][..count].fill(true);
+        let (_, whole) = found.get_or_insert_with(|| (dtype, vec![0; elements.len() * size]));
+        whole[(first - elements.start) * size..][..bytes.len()].copy_from_slice(&bytes);
+        there.push(first..first + bytes.len() / size);
     }
     let lost = |missing: usize| {
         Error::failed(Problem::new(format!(
             "no rank holds element {missing} of parameter `{name}`"
         )))
     };
-    match found {
-        None => Err(lost(elements.start)),
-        Some((dtype, whole, there)) => match there.iter().position(|there| !there) {
-            None => Ok((dtype, whole)),
-            Some(missing) => Err(lost(elements.start + missing)),
-        },
+    match (found, uncovered(elements, there)) {
+        (Some(found), None) => Ok(found),
+        (_, missing) => Err(lost(missing.unwrap_or(elements.start))),
     }
+}
+
+/// The first element that none of these ranges has. They may lie over one another: ranks hold copies.
+fn uncovered(elements: &Range<usize>, mut there: Vec<Range<usize>>) -> Option<usize> {
+    there.sort_by_key(|range| range.start);
+    let mut next = elements.start;
+    for range in there {
+        if range.start > next {
+            break;
+        }
+        next = next.max(range.end);
+    }
+    (next < elements.end).then_some(next)
 }
 
 fn read_checked(
@@ -228,4 +236,34 @@ fn read_checked(
 
 fn whole(param: &Param) -> TensorType {
     TensorType::new(DType::F32, param.shape.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(elements: Range<usize>) -> Piece {
+        let bytes = elements.clone().flat_map(|i| (i as f32).to_ne_bytes()).collect();
+        Piece { first: elements.start, dtype: DType::F32, bytes }
+    }
+
+    #[test]
+    fn pieces_in_any_order_and_twice_are_put_together() {
+        let pieces = [piece(6..9), piece(3..5), piece(4..7), piece(3..5)];
+        let (dtype, bytes) = assemble("w", &(3..9), pieces.into_iter()).unwrap();
+        assert_eq!((dtype, bytes), (DType::F32, piece(3..9).bytes));
+    }
+
+    #[test]
+    fn the_first_element_that_nobody_holds_is_named() {
+        for (pieces, missing) in [
+            (vec![], 3),
+            (vec![piece(4..9)], 3),
+            (vec![piece(3..5), piece(6..9)], 5),
+            (vec![piece(6..8), piece(3..6), piece(4..5)], 8),
+        ] {
+            let error = assemble("w", &(3..9), pieces.into_iter()).unwrap_err().to_string();
+            assert!(error.contains(&format!("element {missing} of parameter `w`")), "{error}");
+        }
+    }
 }
