@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use phalanx::ir::DType;
+use phalanx::models::hf::{self, Weights};
 use phalanx::train::error::Result;
 use phalanx::train::eval::{self, ModelSource};
 use phalanx::train::explain::{Explanation, Focus};
@@ -79,7 +80,7 @@ fn export(run: &Path, dir: &Path, dtype: DType, json: bool) -> Result<()> {
     let saved = Saved::open(run, &config::Sources::default())?;
     let _listening = interrupt::listen();
     saved.export(dir, dtype)?;
-    let parameters: usize = saved.tensors.values().map(|tensor| tensor.len()).sum();
+    let parameters: usize = saved.weights.layouts().iter().map(hf::Layout::elements).sum();
     if json {
         out::json(&json!({
             "out": dir.display().to_string(),

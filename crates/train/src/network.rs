@@ -9,6 +9,7 @@ use crate::config::{self, Config, Loaded, ModelKind, Origin, Sources};
 use crate::error::{Error, Result};
 use crate::folders::Form;
 use crate::metrics::{counted, short};
+use crate::saved::from_weights;
 use crate::session::{Models, ReadParam, initial};
 
 /// A network and, if it does not start from random numbers, the folder of its weights.
@@ -70,11 +71,7 @@ impl Network {
     /// The values that each parameter starts with.
     pub fn start(&self) -> Box<ReadParam<'_>> {
         match &self.weights {
-            Some(source) => Box::new(|param, elements, dtype| {
-                let bytes = source.read(&param.name)?.to_bytes(elements, dtype);
-                // How many there are is checked by whoever asked.
-                Ok(bytes.unwrap_or_default())
-            }),
+            Some(source) => Box::new(from_weights(source)),
             None => Box::new(initial(self.seed)),
         }
     }

@@ -13,13 +13,22 @@ use super::command::{Piece, StateRange};
 use super::numbers::encode_all;
 use crate::error::{Error, Problem, Result};
 
-/// Gives some values of a parameter, by their numbers in row-major order, as bytes of an element type.
-pub type ReadParam<'a> = dyn Fn(&Param, Range<usize>, DType) -> Result<Vec<u8>> + Sync + 'a;
+/// Gives some values of a parameter, by their numbers in row-major order: those of all ranges, one after
+/// the other, as bytes of an element type.
+pub type ReadParam<'a> = dyn Fn(&Param, &[Range<usize>], DType) -> Result<Vec<u8>> + Sync + 'a;
 
 /// The initial values that the seed determines.
-pub fn initial(seed: u64) -> impl Fn(&Param, Range<usize>, DType) -> Result<Vec<u8>> + Sync {
-    move |param, elements, dtype| Ok(encode_all(dtype, initial_values(param, seed, elements)))
+pub fn initial(seed: u64) -> impl Fn(&Param, &[Range<usize>], DType) -> Result<Vec<u8>> + Sync {
+    move |param, ranges, dtype| {
+        let values = |range: &Range<usize>| initial_values(param, seed, range.clone());
+        let mut bytes = Vec::with_capacity(count(ranges) * dtype.size());
+        ranges.iter().for_each(|range| encode_all(dtype, values(range), &mut bytes));
+        Ok(bytes)
+    }
 }
+
+/// What state is before it has values, a little at a time.
+static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
 /// Which part of which parameter lies where.
 pub(crate) struct Store {
@@ -59,8 +68,8 @@ impl Store {
         &self.params
     }
 
-    /// Writes all state, unit by unit: weights and masters out of `read`, each in its own element type;
-    /// everything else, padding among it, becomes zero.
+    /// Writes all state: weights and masters out of `read`, each in its own element type, one parameter at
+    /// a time; everything else, padding among it, becomes zero.
     pub(crate) fn start<E: Engine>(
         &self,
         executor: &mut Executor<E>,
@@ -70,38 +79,44 @@ impl Store {
     ) -> Result<()> {
         for (unit, buffers) in state.units.iter().zip(&state.buffers) {
             for (kind, held) in buffers.all() {
-                let mut bytes = vec![0; executor.script(script).buffers[held.buffer.0].bytes];
+                let bytes = executor.script(script).buffers[held.buffer.0].bytes;
+                for at in (0..bytes).step_by(ZEROS.len()) {
+                    let zeros = &ZEROS[..ZEROS.len().min(bytes - at)];
+                    executor.write_at(script, held.buffer, at, zeros)?;
+                }
                 if matches!(kind, StateKind::Weights | StateKind::Master) {
                     for member in &unit.members {
-                        self.take(member, held, read, &mut bytes)?;
+                        self.take(executor, script, (member, held), read)?;
                     }
                 }
-                executor.write(script, held.buffer, &bytes)?;
             }
         }
         Ok(())
     }
 
-    /// Puts a member's values where a buffer holds them. One look at a parameter for all its pieces:
-    /// who gives it may have to open it.
-    fn take(
+    /// Writes a member's values where a buffer holds them. One look at a parameter for all its pieces:
+    /// who gives it may find them side by side.
+    fn take<E: Engine>(
         &self,
-        member: &Member,
-        held: &Held,
+        executor: &mut Executor<E>,
+        script: ScriptId,
+        (member, held): (&Member, &Held),
         read: &ReadParam<'_>,
-        bytes: &mut [u8],
     ) -> Result<()> {
         let placed = self.placed(member, held);
-        let all = || placed.iter().map(|piece| &piece.global);
-        let (Some(start), Some(end)) = (all().map(|r| r.start).min(), all().map(|r| r.end).max())
-        else {
+        let ranges: Vec<Range<usize>> = placed.iter().map(|piece| piece.global.clone()).collect();
+        if ranges.is_empty() {
             return Ok(());
-        };
-        let (dtype, size) = (held.dtype, held.dtype.size());
-        let values = read_checked(read, &self.params[member.param], start..end, dtype)?;
-        for Placed { global, at } in placed {
-            let own = &values[(global.start - start) * size..(global.end - start) * size];
-            bytes[at * size..][..own.len()].copy_from_slice(own);
+        }
+        let size = held.dtype.size();
+        let values = read_checked(read, &self.params[member.param], &ranges, held.dtype)?;
+        let mut rest = &values[..];
+        // Pieces that follow one another in the buffer, as those of neighbouring rows, are written as one.
+        for joined in placed.chunk_by(|a, b| a.at + a.global.len() == b.at) {
+            let len: usize = joined.iter().map(|piece| piece.global.len()).sum();
+            let (own, others) = rest.split_at(len * size);
+            executor.write_at(script, held.buffer, joined[0].at * size, own)?;
+            rest = others;
         }
         Ok(())
     }
@@ -218,11 +233,11 @@ fn uncovered(elements: &Range<usize>, mut there: Vec<Range<usize>>) -> Option<us
 fn read_checked(
     read: &ReadParam<'_>,
     param: &Param,
-    elements: Range<usize>,
+    ranges: &[Range<usize>],
     dtype: DType,
 ) -> Result<Vec<u8>> {
-    let expected = elements.len();
-    let values = read(param, elements, dtype)?;
+    let expected = count(ranges);
+    let values = read(param, ranges, dtype)?;
     if values.len() == expected * dtype.size() {
         return Ok(values);
     }
@@ -232,6 +247,10 @@ fn read_checked(
         values.len() / dtype.size(),
         param.shape,
     ))))
+}
+
+fn count(ranges: &[Range<usize>]) -> usize {
+    ranges.iter().map(Range::len).sum()
 }
 
 fn whole(param: &Param) -> TensorType {
