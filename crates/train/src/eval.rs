@@ -232,3 +232,30 @@ fn cross_entropy(row: &[f64], target: usize) -> f64 {
     let sum: f64 = row.iter().map(|x| (x - most).exp()).sum();
     most + sum.ln() - row[target]
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use phalanx_models::hf::Tensor;
+
+    use super::*;
+
+    #[test]
+    fn a_value_that_is_not_finite_is_found_in_any_piece() {
+        let len = 600_000;
+        let mut tensors: BTreeMap<String, Tensor> =
+            ["a", "b"].map(|name| (name.to_owned(), Tensor::f32([len], vec![1.0; len]))).into();
+        let told = |tensors: &BTreeMap<String, Tensor>| {
+            finite(f64::NAN, 0.0, tensors).unwrap_err().to_string()
+        };
+        assert!(told(&tensors).contains("all weights are finite"));
+        for at in [0, len / 2, len - 1] {
+            let mut values = vec![1.0; len];
+            values[at] = f32::INFINITY;
+            tensors.insert("b".to_owned(), Tensor::f32([len], values));
+            assert!(told(&tensors).contains("parameter `b` holds values that are not finite"));
+        }
+        assert_eq!(finite(2.0, 0.0, &tensors).unwrap(), 2.0);
+    }
+}
