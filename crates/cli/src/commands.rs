@@ -7,6 +7,7 @@ use phalanx::error::Result;
 use phalanx::error::counted;
 use phalanx::inspect::explain::{Explanation, Focus};
 use phalanx::ir::DType;
+use phalanx::models::hf::{self, Weights};
 use phalanx::session::network;
 use phalanx::train::eval::{self, ModelSource};
 use phalanx::train::saved::Saved;
@@ -81,7 +82,7 @@ fn export(run: &Path, dir: &Path, dtype: DType, json: bool) -> Result<()> {
     let saved = Saved::open(run, &config::Sources::default())?;
     let _listening = interrupt::listen();
     saved.export(dir, dtype)?;
-    let parameters: usize = saved.tensors.values().map(|tensor| tensor.len()).sum();
+    let parameters: usize = saved.weights.layouts().iter().map(hf::Layout::elements).sum();
     if json {
         out::json(&json!({
             "out": dir.display().to_string(),

@@ -17,7 +17,7 @@ pub fn run(steps: usize) -> Result<Vec<Report>, phalanx::Error> {
     let mut reports: Vec<Report> = Vec::new();
     for ranks in [1, 2, 4] {
         let report = fit(ranks, steps)?;
-        let parameters: usize = report.params.values().map(|p| p.len()).sum();
+        let parameters: usize = report.params.iter().map(|p| p.elements()).sum();
         println!(
             "{ranks} ranks  loss {:.6} → {:.6}  {} bytes moved in a step; 2·Ψ·(N−1) floats are {}, gaps of units not counted",
             report.first_loss(),

@@ -66,7 +66,7 @@
 //! let (one, four) = (run("dp=1 tp=1")?, run("dp=2 tp=2")?);
 //! assert!(one.last_loss() < 0.5 * one.first_loss());
 //! assert!((four.last_loss() - one.last_loss()).abs() < 1e-4 * one.last_loss());
-//! assert_eq!(four.params["up"].len(), 64); // parameters come back whole
+//! assert_eq!(four.param("up")?.shape, [4, 16]); // parameters come back whole
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

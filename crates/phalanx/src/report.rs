@@ -1,19 +1,26 @@
 //! What a training run leaves: losses, weights, and what it planned.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use phalanx_error::Result;
-use phalanx_models::hf::{self, Tensor};
+use phalanx_error::{Error, Problem, Result};
+use phalanx_ir::Param;
+use phalanx_models::hf::Tensor;
 use phalanx_script::Category;
+use phalanx_session::Session;
+use phalanx_train::saved;
 
 /// What a training run leaves.
-#[derive(Clone, Debug)]
+///
+/// The trained weights stay where they are, each rank's part with that rank, until the report is
+/// dropped: [`Report::param`] reads one of them, [`Report::save`] writes them all.
 pub struct Report {
     /// The loss of every step, before its update.
     pub losses: Vec<f64>,
-    /// The trained parameters by name.
-    pub params: BTreeMap<String, Tensor>,
+    /// The model's parameters: their names and shapes.
+    pub params: Vec<Param>,
     /// The ranks and how they divided the work, in one line.
     pub layout: String,
     /// By category: the bytes that a rank plans for a step, as a peak.
@@ -21,9 +28,22 @@ pub struct Report {
     /// Bytes that ranks move between them in a step, over all ranks: a prediction from types, which
     /// `phalanx verify` holds against what is counted.
     pub moved: u64,
+    /// Who holds the weights. Reading them is a command to its ranks, hence the lock.
+    session: Mutex<Session>,
 }
 
 impl Report {
+    pub(crate) fn new(losses: Vec<f64>, session: Session) -> Self {
+        Self {
+            losses,
+            params: session.parameters().to_vec(),
+            layout: session.layout().to_owned(),
+            memory: session.memory().peaks.clone(),
+            moved: session.moved().values().map(|moved| moved.bytes).sum(),
+            session: Mutex::new(session),
+        }
+    }
+
     /// The loss of the first step, or NaN if there was none.
     pub fn first_loss(&self) -> f64 {
         self.losses.first().copied().unwrap_or(f64::NAN)
@@ -39,8 +59,38 @@ impl Report {
         self.memory.iter().find(|(c, _)| *c == category).map_or(0, |(_, bytes)| *bytes)
     }
 
-    /// Writes the parameters as a `safetensors` file, whole or not at all.
+    /// Reads a trained parameter by its name, whole and in full precision, however ranks share it.
+    pub fn param(&self, name: &str) -> Result<Tensor> {
+        match self.params.iter().position(|param| param.name == name) {
+            Some(number) => self.session().param(number),
+            None => Err(Error::refused(self.unknown(name))),
+        }
+    }
+
+    /// Writes the trained parameters as a `safetensors` file, whole or not at all. One of them at a time is
+    /// in memory.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        Ok(hf::save_params(path.as_ref(), &self.params, &BTreeMap::new())?)
+        saved::save_weights(path.as_ref(), &BTreeMap::new(), &mut self.session())
+    }
+
+    fn session(&self) -> MutexGuard<'_, Session> {
+        // A reader that panicked has changed nothing.
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unknown(&self, name: &str) -> Problem {
+        let names: Vec<&str> = self.params.iter().map(|param| param.name.as_str()).collect();
+        Problem::new(format!("the model has no parameter `{name}`"))
+            .fix(format!("one of {}", names.join(", ")))
+    }
+}
+
+impl fmt::Debug for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Report")
+            .field("losses", &self.losses)
+            .field("layout", &self.layout)
+            .field("moved", &self.moved)
+            .finish_non_exhaustive()
     }
 }

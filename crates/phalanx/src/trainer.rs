@@ -287,13 +287,7 @@ impl<'a> Trainer<'a> {
             Ok(())
         };
         take_steps(&mut session, &mut *batches, self.steps, &self.rate, observe)?;
-        Ok(Report {
-            losses,
-            params: session.params()?,
-            layout: session.layout().to_owned(),
-            memory: session.memory().peaks.clone(),
-            moved: session.moved().values().map(|moved| moved.bytes).sum(),
-        })
+        Ok(Report::new(losses, session))
     }
 
     /// The model with the sizes that follow from it.

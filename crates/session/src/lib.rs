@@ -52,7 +52,7 @@ pub use parallel::{Parallel, SharedStrategy};
 pub use pipeline::{Order, Pipeline, Split};
 pub use planner::{ClassPlan, Planner};
 pub use settings::{MemoryLimit, Over, Settings};
-pub use store::{ReadParam, initial};
+pub use store::{ReadParam, from_weights, initial};
 pub use traced::{Timetable, Trace, Traced};
 pub use worker::RankWorker;
 

@@ -6,10 +6,9 @@ use phalanx_models::hf::{self, GptSpec, LlamaSpec, RopeScaling, RopeSpec, Spec};
 use phalanx_models::{Architecture, BatchShape, Gpt, Llama, Purpose};
 
 use crate::folders::Form;
-use crate::{Models, ReadParam, initial};
+use crate::{Models, ReadParam, from_weights, initial};
 use phalanx_config::{Config, Loaded, ModelKind, Origin, Sources};
-use phalanx_error::{Error, Result};
-use phalanx_error::{counted, short};
+use phalanx_error::{Error, Result, counted, short};
 
 /// A network and, if it does not start from random numbers, the folder of its weights.
 pub struct Network {
@@ -70,11 +69,7 @@ impl Network {
     /// The values that each parameter starts with.
     pub fn start(&self) -> Box<ReadParam<'_>> {
         match &self.weights {
-            Some(source) => Box::new(|param, elements, dtype| {
-                let bytes = source.read(&param.name)?.to_bytes(elements, dtype);
-                // How many there are is checked by whoever asked.
-                Ok(bytes.unwrap_or_default())
-            }),
+            Some(source) => Box::new(from_weights(source)),
             None => Box::new(initial(self.seed)),
         }
     }

@@ -22,16 +22,20 @@ pub(crate) fn encode(dtype: DType, values: &[f64], out: &mut [u8]) {
     }
 }
 
-/// Numbers as bytes of a float type, one after the other.
+/// Appends numbers as bytes of a float type, one after the other.
 ///
 /// # Panics
 /// If `dtype` is no float that engines compute in.
-pub(crate) fn encode_all(dtype: DType, values: impl ExactSizeIterator<Item = f64>) -> Vec<u8> {
-    let mut bytes = vec![0; values.len() * dtype.size()];
-    for (place, value) in bytes.chunks_exact_mut(dtype.size()).zip(values) {
+pub(crate) fn encode_all(
+    dtype: DType,
+    values: impl ExactSizeIterator<Item = f64>,
+    out: &mut Vec<u8>,
+) {
+    let start = out.len();
+    out.resize(start + values.len() * dtype.size(), 0);
+    for (place, value) in out[start..].chunks_exact_mut(dtype.size()).zip(values) {
         encode(dtype, &[value], place);
     }
-    bytes
 }
 
 /// Reads bytes of a float type.

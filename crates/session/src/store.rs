@@ -13,13 +13,35 @@ use super::command::{Piece, StateRange};
 use super::numbers::encode_all;
 use phalanx_error::{Error, Problem, Result};
 
-/// Gives some values of a parameter, by their numbers in row-major order, as bytes of an element type.
-pub type ReadParam<'a> = dyn Fn(&Param, Range<usize>, DType) -> Result<Vec<u8>> + Sync + 'a;
+/// Gives some values of a parameter, by their numbers in row-major order: those of all ranges, one after
+/// the other, as bytes of an element type.
+pub type ReadParam<'a> = dyn Fn(&Param, &[Range<usize>], DType) -> Result<Vec<u8>> + Sync + 'a;
 
 /// The initial values that the seed determines.
-pub fn initial(seed: u64) -> impl Fn(&Param, Range<usize>, DType) -> Result<Vec<u8>> + Sync {
-    move |param, elements, dtype| Ok(encode_all(dtype, initial_values(param, seed, elements)))
+pub fn initial(seed: u64) -> impl Fn(&Param, &[Range<usize>], DType) -> Result<Vec<u8>> + Sync {
+    move |param, ranges, dtype| {
+        let values = |range: &Range<usize>| initial_values(param, seed, range.clone());
+        let mut bytes = Vec::with_capacity(count(ranges) * dtype.size());
+        ranges.iter().for_each(|range| encode_all(dtype, values(range), &mut bytes));
+        Ok(bytes)
+    }
 }
+
+/// Gives parameters by name, each rank what it holds of them, for a session or an evaluation.
+pub fn from_weights(
+    weights: &dyn phalanx_models::hf::Weights,
+) -> impl Fn(&Param, &[Range<usize>], DType) -> Result<Vec<u8>> + Sync {
+    |param, ranges, dtype| match weights.layout(&param.name) {
+        Ok(_) => Ok(weights.read_ranges(&param.name, ranges, dtype)?),
+        Err(_) => Err(Error::refused(Problem::new(format!(
+            "the weights have no parameter `{}`, which the model reads",
+            param.name
+        )))),
+    }
+}
+
+/// What state is before it has values, a little at a time.
+static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
 /// Which part of which parameter lies where.
 pub(crate) struct Store {
@@ -59,8 +81,8 @@ impl Store {
         &self.params
     }
 
-    /// Writes all state, unit by unit: weights and masters out of `read`, each in its own element type;
-    /// everything else, padding among it, becomes zero.
+    /// Writes all state: weights and masters out of `read`, each in its own element type, one parameter at
+    /// a time; everything else, padding among it, becomes zero.
     pub(crate) fn start<E: Engine>(
         &self,
         executor: &mut Executor<E>,
@@ -70,38 +92,44 @@ impl Store {
     ) -> Result<()> {
         for (unit, buffers) in state.units.iter().zip(&state.buffers) {
             for (kind, held) in buffers.all() {
-                let mut bytes = vec![0; executor.script(script).buffers[held.buffer.0].bytes];
+                let bytes = executor.script(script).buffers[held.buffer.0].bytes;
+                for at in (0..bytes).step_by(ZEROS.len()) {
+                    let zeros = &ZEROS[..ZEROS.len().min(bytes - at)];
+                    executor.write_at(script, held.buffer, at, zeros)?;
+                }
                 if matches!(kind, StateKind::Weights | StateKind::Master) {
                     for member in &unit.members {
-                        self.take(member, held, read, &mut bytes)?;
+                        self.take(executor, script, (member, held), read)?;
                     }
                 }
-                executor.write(script, held.buffer, &bytes)?;
             }
         }
         Ok(())
     }
 
-    /// Puts a member's values where a buffer holds them. One look at a parameter for all its pieces:
-    /// who gives it may have to open it.
-    fn take(
+    /// Writes a member's values where a buffer holds them. One look at a parameter for all its pieces:
+    /// who gives it may find them side by side.
+    fn take<E: Engine>(
         &self,
-        member: &Member,
-        held: &Held,
+        executor: &mut Executor<E>,
+        script: ScriptId,
+        (member, held): (&Member, &Held),
         read: &ReadParam<'_>,
-        bytes: &mut [u8],
     ) -> Result<()> {
         let placed = self.placed(member, held);
-        let all = || placed.iter().map(|piece| &piece.global);
-        let (Some(start), Some(end)) = (all().map(|r| r.start).min(), all().map(|r| r.end).max())
-        else {
+        let ranges: Vec<Range<usize>> = placed.iter().map(|piece| piece.global.clone()).collect();
+        if ranges.is_empty() {
             return Ok(());
-        };
-        let (dtype, size) = (held.dtype, held.dtype.size());
-        let values = read_checked(read, &self.params[member.param], start..end, dtype)?;
-        for Placed { global, at } in placed {
-            let own = &values[(global.start - start) * size..(global.end - start) * size];
-            bytes[at * size..][..own.len()].copy_from_slice(own);
+        }
+        let size = held.dtype.size();
+        let values = read_checked(read, &self.params[member.param], &ranges, held.dtype)?;
+        let mut rest = &values[..];
+        // Pieces that follow one another in the buffer, as those of neighbouring rows, are written as one.
+        for joined in placed.chunk_by(|a, b| a.at + a.global.len() == b.at) {
+            let len: usize = joined.iter().map(|piece| piece.global.len()).sum();
+            let (own, others) = rest.split_at(len * size);
+            executor.write_at(script, held.buffer, joined[0].at * size, own)?;
+            rest = others;
         }
         Ok(())
     }
@@ -183,38 +211,46 @@ pub(crate) fn assemble(
     elements: &Range<usize>,
     pieces: impl Iterator<Item = Piece>,
 ) -> Result<(DType, Vec<u8>)> {
-    let mut found: Option<(DType, Vec<u8>, Vec<bool>)> = None;
+    let mut found: Option<(DType, Vec<u8>)> = None;
+    let mut there = Vec::new();
     for Piece { first, dtype, bytes } in pieces {
         let size = dtype.size();
-        let (_, whole, there) = found.get_or_insert_with(|| {
-            (dtype, vec![0; elements.len() * size], vec![false; elements.len()])
-        });
-        let (from, count) = (first - elements.start, bytes.len() / size);
-        whole[from * size..][..bytes.len()].copy_from_slice(&bytes);
-        there[from..][..count].fill(true);
+        let (_, whole) = found.get_or_insert_with(|| (dtype, vec![0; elements.len() * size]));
+        whole[(first - elements.start) * size..][..bytes.len()].copy_from_slice(&bytes);
+        there.push(first..first + bytes.len() / size);
     }
     let lost = |missing: usize| {
         Error::failed(Problem::new(format!(
             "no rank holds element {missing} of parameter `{name}`"
         )))
     };
-    match found {
-        None => Err(lost(elements.start)),
-        Some((dtype, whole, there)) => match there.iter().position(|there| !there) {
-            None => Ok((dtype, whole)),
-            Some(missing) => Err(lost(elements.start + missing)),
-        },
+    match (found, uncovered(elements, there)) {
+        (Some(found), None) => Ok(found),
+        (_, missing) => Err(lost(missing.unwrap_or(elements.start))),
     }
+}
+
+/// The first element that none of these ranges has. They may lie over one another: ranks hold copies.
+fn uncovered(elements: &Range<usize>, mut there: Vec<Range<usize>>) -> Option<usize> {
+    there.sort_by_key(|range| range.start);
+    let mut next = elements.start;
+    for range in there {
+        if range.start > next {
+            break;
+        }
+        next = next.max(range.end);
+    }
+    (next < elements.end).then_some(next)
 }
 
 fn read_checked(
     read: &ReadParam<'_>,
     param: &Param,
-    elements: Range<usize>,
+    ranges: &[Range<usize>],
     dtype: DType,
 ) -> Result<Vec<u8>> {
-    let expected = elements.len();
-    let values = read(param, elements, dtype)?;
+    let expected = count(ranges);
+    let values = read(param, ranges, dtype)?;
     if values.len() == expected * dtype.size() {
         return Ok(values);
     }
@@ -226,6 +262,40 @@ fn read_checked(
     ))))
 }
 
+fn count(ranges: &[Range<usize>]) -> usize {
+    ranges.iter().map(Range::len).sum()
+}
+
 fn whole(param: &Param) -> TensorType {
     TensorType::new(DType::F32, param.shape.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(elements: Range<usize>) -> Piece {
+        let bytes = elements.clone().flat_map(|i| (i as f32).to_ne_bytes()).collect();
+        Piece { first: elements.start, dtype: DType::F32, bytes }
+    }
+
+    #[test]
+    fn pieces_in_any_order_and_twice_are_put_together() {
+        let pieces = [piece(6..9), piece(3..5), piece(4..7), piece(3..5)];
+        let (dtype, bytes) = assemble("w", &(3..9), pieces.into_iter()).unwrap();
+        assert_eq!((dtype, bytes), (DType::F32, piece(3..9).bytes));
+    }
+
+    #[test]
+    fn the_first_element_that_nobody_holds_is_named() {
+        for (pieces, missing) in [
+            (vec![], 3),
+            (vec![piece(4..9)], 3),
+            (vec![piece(3..5), piece(6..9)], 5),
+            (vec![piece(6..8), piece(3..6), piece(4..5)], 8),
+        ] {
+            let error = assemble("w", &(3..9), pieces.into_iter()).unwrap_err().to_string();
+            assert!(error.contains(&format!("element {missing} of parameter `w`")), "{error}");
+        }
+    }
 }

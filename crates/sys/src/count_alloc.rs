@@ -1,17 +1,19 @@
-//! A global allocator that counts, to prove that a step allocates nothing.
+//! A global allocator that counts, to prove that a step allocates nothing, and that what passes through
+//! memory is never all there at once.
 //!
 //! A test binary installs it with `#[global_allocator]`, takes [`counts`] before and after, and
-//! compares; the command installs it too, to report what the matrix library allocates. Calls that are allowed to allocate run inside [`exempt`]; what they allocate is
-//! counted apart, so that it can still be reported. The exemption belongs to a thread: a pool
+//! compares, or asks for the [`peak`] of some work; the command installs it too, to report what the
+//! matrix library allocates. Calls that are allowed to allocate run inside [`exempt`]; what they allocate
+//! is counted apart, so that it can still be reported. The exemption belongs to a thread: a pool
 //! thread that works for an exempt call enters it by itself.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::Sub;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
-/// The system allocator with counters. Freeing is not counted; growing in place is.
+/// The system allocator with counters. Growing in place counts as an allocation, freeing as none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CountingAllocator;
 
@@ -39,6 +41,15 @@ pub fn counts() -> Counts {
         exempt_bytes: EXEMPTED.bytes.load(Relaxed),
         exempt_largest: EXEMPTED.largest.load(Relaxed),
     }
+}
+
+/// Runs `work` and tells how many bytes more than before all threads together held at once meanwhile. One
+/// call at a time: a second one would begin the count of the first anew.
+pub fn peak<R>(work: impl FnOnce() -> R) -> (R, u64) {
+    let before = HELD.now.load(Relaxed);
+    HELD.most.store(before, Relaxed);
+    let result = work();
+    (result, u64::try_from(HELD.most.load(Relaxed) - before).unwrap_or(0))
 }
 
 /// Runs `work`; what this thread allocates meanwhile counts as exempt. Scopes nest.
@@ -88,26 +99,43 @@ impl Sub for Counts {
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
+        hold(layout.size() as i64);
         // SAFETY: the caller keeps the contract of `alloc`, passed on unchanged.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
+        hold(layout.size() as i64);
         // SAFETY: the caller keeps the contract of `alloc_zeroed`, passed on unchanged.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size);
+        hold(size as i64 - layout.size() as i64);
         // SAFETY: the caller keeps the contract of `realloc`, passed on unchanged.
         unsafe { System.realloc(pointer, layout, size) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        hold(-(layout.size() as i64));
         // SAFETY: the caller keeps the contract of `dealloc`, passed on unchanged.
         unsafe { System.dealloc(pointer, layout) }
     }
+}
+
+/// Bytes that are held now, and the most that were held at once.
+struct Balance {
+    now: AtomicI64,
+    most: AtomicI64,
+}
+
+static HELD: Balance = Balance { now: AtomicI64::new(0), most: AtomicI64::new(0) };
+
+fn hold(bytes: i64) {
+    let now = HELD.now.fetch_add(bytes, Relaxed) + bytes;
+    HELD.most.fetch_max(now, Relaxed);
 }
 
 struct Counter {

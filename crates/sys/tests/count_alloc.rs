@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use phalanx_sys::count_alloc::{CountingAllocator, Exemption, counts, exempt};
+use phalanx_sys::count_alloc::{CountingAllocator, Exemption, counts, exempt, peak};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -38,4 +38,17 @@ fn allocations_are_counted_and_exemptions_kept_apart() {
     });
     let spent = counts() - start;
     assert!(spent.bytes >= 1 << 20, "{spent:?}");
+
+    // What is freed makes room for what comes after it.
+    let (kept, most) = peak(|| {
+        for _ in 0..3 {
+            drop(black_box(vec![0u8; 3 << 20]));
+        }
+        let mut kept = black_box(vec![0u8; 1 << 20]);
+        kept.reserve_exact(1 << 20);
+        kept
+    });
+    assert_eq!(most, 3 << 20);
+    let (_, most) = peak(|| drop(kept));
+    assert_eq!(most, 0, "what was there before does not count");
 }

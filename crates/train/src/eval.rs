@@ -1,15 +1,14 @@
 //! Evaluating a model from a folder: on given tokens, or on held-out data.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use phalanx_ir::DType;
-use phalanx_models::hf::{self, Spec};
+use phalanx_models::hf::{self, Layout, Spec, Weights};
 use phalanx_models::{BatchShape, port};
 use serde::Serialize;
 
-use crate::saved::{Saved, from_tensors};
+use crate::saved::Saved;
 use phalanx_config::{Config, Loaded, Sources};
 use phalanx_error::counted;
 use phalanx_error::{Error, Problem, Result};
@@ -17,7 +16,7 @@ use phalanx_session::corpus;
 use phalanx_session::folders::Form;
 use phalanx_session::host;
 use phalanx_session::network::{self, architecture};
-use phalanx_session::{Field, Forward, StepData};
+use phalanx_session::{Field, Forward, StepData, from_weights};
 
 /// Where a model comes from.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -67,18 +66,18 @@ const FOR_RUNS: &str = "--model run:DIR";
 /// Runs a model over one row of tokens. Of the configuration, which is that of the run with
 /// `sources` laid over it, only precision, attention and threads matter.
 pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<Answer> {
-    let (config, spec, tensors) = match source {
+    let (config, spec, weights): (_, _, Box<dyn Weights>) = match source {
         ModelSource::Run(dir) => {
-            let Saved { loaded, spec, tensors } = Saved::open(dir, sources)?;
-            (loaded.config, spec, tensors)
+            let Saved { loaded, spec, weights } = Saved::open(dir, sources)?;
+            (loaded.config, spec, Box::new(weights))
         }
         ModelSource::HuggingFace(dir) => {
             // The folder's shape is not laid under the configuration: what does not fit the data
             // and batch of a preset can still answer.
             let config = Config::load(sources)?.config;
             Form::HuggingFace.expect(dir, FOR_RUNS)?;
-            let hf::Loaded { spec, tensors } = hf::load(dir)?;
-            (config, spec, tensors)
+            let weights = hf::Source::open(dir)?;
+            (config, weights.spec().clone(), Box::new(weights))
         }
     };
     check_ids(ids, &spec)?;
@@ -86,7 +85,7 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
     let shape = BatchShape { batch: 1, seq: ids.len() };
     let model = architecture(&config.model, spec).logits(shape, compute)?;
     let (stored, threads) = (config.precision.weights.into(), config.run.threads.get());
-    let read = from_tensors(&tensors);
+    let read = from_weights(&*weights);
     let mut forward = Forward::new(&*host::threads(), threads, &model, stored, 1, &read)?;
     forward.run(&StepData {
         fields: &[(port::IDS, Field::I32(ids))],
@@ -100,7 +99,7 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
     let total: f64 = losses.map(|(row, &id)| cross_entropy(row, id as usize)).sum();
     let logits = rows.last().map_or(0.0, |row| row.iter().sum());
     Ok(Answer {
-        loss: finite(total / (ids.len() - 1) as f64, logits, &tensors)?,
+        loss: finite(total / (ids.len() - 1) as f64, logits, &*weights)?,
         logits_last: rows.last().map_or(Vec::new(), |row| row.to_vec()),
     })
 }
@@ -108,21 +107,21 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
 /// Evaluates a model on held-out data: that of the run it comes from, unless `sources`, laid over
 /// the run's configuration, say otherwise.
 pub fn held_out(source: &ModelSource, sources: &Sources) -> Result<HeldOut> {
-    let (loaded, spec, tensors) = match source {
+    let (loaded, spec, weights): (_, _, Box<dyn Weights>) = match source {
         ModelSource::Run(dir) => {
-            let Saved { loaded, spec, tensors } = Saved::open(dir, sources)?;
-            (loaded, spec, tensors)
+            let Saved { loaded, spec, weights } = Saved::open(dir, sources)?;
+            (loaded, spec, Box::new(weights))
         }
         ModelSource::HuggingFace(dir) => {
             Form::HuggingFace.expect(dir, FOR_RUNS)?;
             let from = format!("model.from=hf:{}", dir.display());
             let loaded = network::load(&sources.clone().set(from))?;
             has_data(&loaded, dir)?;
-            let hf::Loaded { spec, tensors } = hf::load(dir)?;
-            (loaded, spec, tensors)
+            let weights = hf::Source::open(dir)?;
+            (loaded, weights.spec().clone(), Box::new(weights))
         }
     };
-    evaluate(&loaded, spec, &tensors)
+    evaluate(&loaded, spec, &*weights)
 }
 
 /// A run brings the data that it held out. A Hugging Face folder brings none, and the synthetic
@@ -141,11 +140,7 @@ fn has_data(loaded: &Loaded, dir: &Path) -> Result<()> {
     ))
 }
 
-fn evaluate(
-    loaded: &Loaded,
-    spec: Spec,
-    tensors: &BTreeMap<String, hf::Tensor>,
-) -> Result<HeldOut> {
+fn evaluate(loaded: &Loaded, spec: Spec, weights: &dyn Weights) -> Result<HeldOut> {
     let config = &loaded.config;
     let corpus = corpus::open(loaded)?;
     let batches = corpus::held_out(loaded, &corpus)?;
@@ -157,34 +152,50 @@ fn evaluate(
         architecture(&config.model, spec).evaluation(shape, config.precision.compute.into())?;
     let parts = config.train.microbatches.get();
     let (stored, threads) = (config.precision.weights.into(), config.run.threads.get());
-    let read = from_tensors(tensors);
+    let read = from_weights(weights);
     let mut forward = Forward::new(&*host::threads(), threads, &model, stored, parts, &read)?;
     let loss = corpus::mean_loss(&batches, |data| {
         forward.run(data)?;
         Ok(forward.loss())
     })?;
     Ok(HeldOut {
-        loss: finite(loss, 0.0, tensors)?,
+        loss: finite(loss, 0.0, weights)?,
         tokens: batches.iter().map(|batch| batch.valid_tokens).sum(),
         entropy_floor: corpus.entropy_floor(),
     })
 }
 
 /// The loss, if it and the logits are numbers; else a failure that names weights that are not.
-fn finite(loss: f64, logits: f64, tensors: &BTreeMap<String, hf::Tensor>) -> Result<f64> {
+fn finite(loss: f64, logits: f64, weights: &dyn Weights) -> Result<f64> {
     if loss.is_finite() && logits.is_finite() {
         return Ok(loss);
     }
-    let broken = tensors.iter().find(|(_, t)| t.to_f64().iter().any(|x| !x.is_finite()));
     let problem = Problem::new(format!("the model's answer is not a number: the loss is {loss}"));
-    Err(Error::failed(match broken {
-        Some((name, _)) => problem
+    Err(Error::failed(match broken(weights)? {
+        Some(name) => problem
             .because(format!("parameter `{name}` holds values that are not finite"))
             .fix("weights from before the training diverged"),
         None => problem
             .because("all weights are finite, so the computation overflows")
             .fix("--set precision.compute=f64"),
     }))
+}
+
+/// The first parameter that holds a value that is not finite, found a small piece at a time.
+fn broken(weights: &dyn Weights) -> Result<Option<String>> {
+    const PIECE: usize = 1 << 18;
+    for layout in weights.layouts() {
+        let (Layout { name, dtype, .. }, elements) = (&layout, layout.elements());
+        for from in (0..elements).step_by(PIECE) {
+            let piece = from..elements.min(from + PIECE);
+            let len = piece.len();
+            let bytes = weights.read_ranges(name, &[piece], *dtype)?;
+            if !hf::Tensor::from_bytes([len], *dtype, &bytes).is_finite() {
+                return Ok(Some(layout.name));
+            }
+        }
+    }
+    Ok(None)
 }
 
 fn check_ids(ids: &[i32], spec: &Spec) -> Result<()> {
@@ -220,4 +231,31 @@ fn cross_entropy(row: &[f64], target: usize) -> f64 {
     let most = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = row.iter().map(|x| (x - most).exp()).sum();
     most + sum.ln() - row[target]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use phalanx_models::hf::Tensor;
+
+    use super::*;
+
+    #[test]
+    fn a_value_that_is_not_finite_is_found_in_any_piece() {
+        let len = 600_000;
+        let mut tensors: BTreeMap<String, Tensor> =
+            ["a", "b"].map(|name| (name.to_owned(), Tensor::f32([len], vec![1.0; len]))).into();
+        let told = |tensors: &BTreeMap<String, Tensor>| {
+            finite(f64::NAN, 0.0, tensors).unwrap_err().to_string()
+        };
+        assert!(told(&tensors).contains("all weights are finite"));
+        for at in [0, len / 2, len - 1] {
+            let mut values = vec![1.0; len];
+            values[at] = f32::INFINITY;
+            tensors.insert("b".to_owned(), Tensor::f32([len], values));
+            assert!(told(&tensors).contains("parameter `b` holds values that are not finite"));
+        }
+        assert_eq!(finite(2.0, 0.0, &tensors).unwrap(), 2.0);
+    }
 }

@@ -1,11 +1,10 @@
 //! The weights that a run leaves behind, and reading a run's folder back.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::Path;
 
 use phalanx_ir::DType;
-use phalanx_models::hf::{self, Spec, Tensor};
+use phalanx_models::hf::{self, Spec};
 
 use crate::rundir;
 use phalanx_config::{Config, Loaded, Sources};
@@ -19,14 +18,23 @@ const SPEC: &str = "model";
 /// The header entry that holds the number of steps trained.
 const STEPS: &str = "steps";
 
-/// Writes the weights of a session, with what is needed to rebuild the model, whole or not at all. One
-/// tensor at a time is in memory.
+/// Writes the weights of a session, with what is needed to rebuild the model, whole or not at all.
 pub fn save(path: &Path, spec: &Spec, session: &mut Session) -> Result<()> {
     let steps = session.steps();
     let metadata = BTreeMap::from([
         (SPEC.to_owned(), hf::config_text(spec)),
         (STEPS.to_owned(), steps.to_string()),
     ]);
+    save_weights(path, &metadata, session)
+}
+
+/// Writes the weights of a session with some words about them, whole or not at all. One tensor at a time
+/// is in memory.
+pub fn save_weights(
+    path: &Path,
+    metadata: &BTreeMap<String, String>,
+    session: &mut Session,
+) -> Result<()> {
     let dtype = session.state_dtype();
     let mut params: Vec<(usize, hf::Layout)> = (session.parameters().iter().enumerate())
         .map(|(number, p)| {
@@ -36,7 +44,7 @@ pub fn save(path: &Path, spec: &Spec, session: &mut Session) -> Result<()> {
     params.sort_by(|(_, a), (_, b)| a.name.cmp(&b.name));
     let (numbers, layouts): (Vec<usize>, Vec<hf::Layout>) = params.into_iter().unzip();
     let mut failed = None;
-    let written = hf::stream_params(path, &layouts, &metadata, |at| {
+    let written = hf::stream_params(path, &layouts, metadata, |at| {
         session.param(numbers[at]).map_err(|error| failed = Some(error)).ok()
     });
     match failed {
@@ -45,14 +53,14 @@ pub fn save(path: &Path, spec: &Spec, session: &mut Session) -> Result<()> {
     }
 }
 
-/// A finished run, read back.
+/// A finished run, read back: its words at once, its weights when they are asked for.
 pub struct Saved {
     /// Its configuration.
     pub loaded: Loaded,
     /// The sizes of its model.
     pub spec: Spec,
-    /// Its weights by parameter name.
-    pub tensors: BTreeMap<String, Tensor>,
+    /// Its weights.
+    pub weights: hf::Params,
 }
 
 impl Saved {
@@ -68,8 +76,8 @@ impl Saved {
                     .fix("give the folder of a finished run, such as runs/NAME"),
             ));
         }
-        let params = hf::load_params(&path)?;
-        let text = params.metadata.get(SPEC).ok_or_else(|| {
+        let weights = hf::Params::open(&path)?;
+        let text = weights.metadata().get(SPEC).ok_or_else(|| {
             Error::refused(
                 Problem::new(format!("{} does not say which model it holds", path.display()))
                     .fix("give a file that `phalanx train` wrote"),
@@ -79,10 +87,10 @@ impl Saved {
         let sources = over.clone().run(dir.join(rundir::CONFIG));
         let shape = network::shape_keys(&spec);
         let loaded = Config::load(&sources.pin(path.display().to_string(), shape))?;
-        Ok(Self { spec, loaded, tensors: params.tensors })
+        Ok(Self { spec, loaded, weights })
     }
 
-    /// Writes the model as a Hugging Face folder.
+    /// Writes the model as a Hugging Face folder, one tensor at a time.
     pub fn export(&self, dir: &Path, dtype: DType) -> Result<()> {
         if dir.join(rundir::CONFIG).exists() {
             let message = format!("{} is a run's folder", dir.display());
@@ -91,20 +99,6 @@ impl Saved {
                 .fix("another folder for --out");
             return Err(Error::refused(problem));
         }
-        Ok(hf::save(dir, &self.spec, &self.tensors, dtype)?)
-    }
-}
-
-/// Gives parameters out of tensors by name, for a session or an evaluation.
-pub fn from_tensors(
-    tensors: &BTreeMap<String, Tensor>,
-) -> impl Fn(&phalanx_ir::Param, Range<usize>, DType) -> Result<Vec<u8>> + Sync {
-    |param, elements, dtype| match tensors.get(&param.name) {
-        // How many there are is checked by whoever asked.
-        Some(tensor) => Ok(tensor.to_bytes(elements, dtype).unwrap_or_default()),
-        None => Err(Error::refused(Problem::new(format!(
-            "the weights have no parameter `{}`, which the model reads",
-            param.name
-        )))),
+        Ok(hf::save(dir, &self.spec, &self.weights, dtype)?)
     }
 }

@@ -1,22 +1,22 @@
 //! One `safetensors` file: a JSON header that names the tensors, then their bytes.
 //!
-//! Opening reads and checks the header alone; tensors are read one by one when asked for, so that a
-//! model larger than memory can be streamed. Plain reads are used rather than a memory map: a file
+//! Opening reads and checks the header alone; of a tensor those bytes are read that are asked for, so that
+//! a model larger than memory can be streamed. Plain reads are used rather than a memory map: a file
 //! that shrinks or fails under the reader is then an error, not a signal that ends the process.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use phalanx_sys::Staged;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 
 use super::error::HfError;
-use super::tensor::{Stored, Tensor, decode};
+use super::tensor::Stored;
 
 /// Headers beyond this are not written by anybody; the limit keeps a damaged length from asking for
 /// all memory.
@@ -28,6 +28,8 @@ pub(super) struct TensorFile {
     file: File,
     data_start: u64,
     header: Metadata,
+    /// Bytes of tensors that were read so far.
+    read: AtomicU64,
 }
 
 impl TensorFile {
@@ -58,7 +60,8 @@ impl TensorFile {
         if length != expected {
             return Err(short(&format!("{expected} bytes, as its header says")));
         }
-        Ok(TensorFile { path: path.into(), file, data_start, header })
+        let read = AtomicU64::new(0);
+        Ok(TensorFile { path: path.into(), file, data_start, header, read })
     }
 
     /// The names of its tensors, sorted.
@@ -78,25 +81,33 @@ impl TensorFile {
         self.header.info(name).map(|info| info.shape.as_slice())
     }
 
-    /// Reads one tensor as floats.
-    pub(super) fn read(&self, name: &str) -> Result<Tensor, HfError> {
-        let info = self.info(name)?;
-        let Some(values) = decode(info.dtype, &self.bytes(name)?) else {
-            let found = format!("elements of type {}", info.dtype);
-            let expected = "F32, F64, BF16 or F16";
-            return Err(HfError::tensor(&self.path, name, found, expected));
-        };
-        Ok(Tensor { shape: info.shape.clone(), values })
+    /// The element type of a tensor, which must be a float.
+    pub(super) fn stored(&self, name: &str) -> Result<Stored, HfError> {
+        let dtype = self.info(name)?.dtype;
+        Stored::named(dtype).ok_or_else(|| {
+            let found = format!("elements of type {dtype}");
+            HfError::tensor(&self.path, name, found, "F32, F64, BF16 or F16")
+        })
     }
 
-    /// The bytes of one tensor as they are stored.
-    pub(super) fn bytes(&self, name: &str) -> Result<Vec<u8>, HfError> {
+    /// Fills `room` with the bytes of a tensor as they are stored, from one of its bytes on.
+    pub(super) fn read_at(&self, name: &str, from: usize, room: &mut [u8]) -> Result<(), HfError> {
         let (start, end) = self.info(name)?.data_offsets;
-        let mut bytes = vec![0; end - start];
+        if from.checked_add(room.len()).is_none_or(|last| last > end - start) {
+            let found = format!("{} bytes", end - start);
+            let expected = format!("{} from byte {from} on", room.len());
+            return Err(HfError::tensor(&self.path, name, found, expected));
+        }
         self.file
-            .read_exact_at(&mut bytes, self.data_start + start as u64)
+            .read_exact_at(room, self.data_start + (start + from) as u64)
             .map_err(|e| HfError::read(&self.path, e))?;
-        Ok(bytes)
+        self.read.fetch_add(room.len() as u64, Relaxed);
+        Ok(())
+    }
+
+    /// Bytes of tensors that were read so far, by all threads.
+    pub(super) fn bytes_read(&self) -> u64 {
+        self.read.load(Relaxed)
     }
 
     fn info(&self, name: &str) -> Result<&TensorInfo, HfError> {
@@ -113,25 +124,47 @@ pub(super) struct Entry {
     pub(super) stored: Stored,
 }
 
-/// Stages a file: the entries in the order given, each tensor asked for once, when its turn comes,
-/// so that converted copies never exist all at once.
-pub(super) fn stage<'a>(
+/// Why a tensor of a new file was not written.
+pub(super) enum Unwritten {
+    /// The disk did not take it.
+    Disk(io::Error),
+    /// Its values can't be had.
+    Values(HfError),
+}
+
+impl From<io::Error> for Unwritten {
+    fn from(error: io::Error) -> Self {
+        Unwritten::Disk(error)
+    }
+}
+
+impl From<HfError> for Unwritten {
+    fn from(error: HfError) -> Self {
+        Unwritten::Values(error)
+    }
+}
+
+/// Stages a file: the entries in the order given. `tensor` writes one of them when its turn comes, so
+/// that they never exist all at once.
+pub(super) fn stage(
     path: &Path,
     metadata: &BTreeMap<String, String>,
     entries: &[Entry],
-    mut tensor: impl FnMut(usize) -> Result<Cow<'a, Tensor>, HfError>,
+    mut tensor: impl FnMut(usize, &mut dyn Write) -> Result<(), Unwritten>,
 ) -> Result<Staged, HfError> {
     let header = header(metadata, entries);
     let mut missing = None;
     let fill = |out: &mut dyn Write| -> io::Result<()> {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
-        for (i, entry) in entries.iter().enumerate() {
-            let tensor = tensor(i).map_err(|error| {
-                missing = Some(error);
-                io::Error::other("a tensor can't be had")
+        for at in 0..entries.len() {
+            tensor(at, out).map_err(|error| match error {
+                Unwritten::Disk(error) => error,
+                Unwritten::Values(error) => {
+                    missing = Some(error);
+                    io::Error::other("a tensor can't be had")
+                }
             })?;
-            out.write_all(&tensor.encode(entry.stored))?;
         }
         Ok(())
     };

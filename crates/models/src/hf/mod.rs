@@ -5,6 +5,7 @@
 //! ([`names`]). Everything is checked against the specification before any weight is read: a folder
 //! either loads completely or is refused with the file, the key or tensor, what was found and what
 //! was expected. Nothing is guessed: a variant whose mathematics is not implemented is refused by name.
+//! Weights are read in ranges, when they are asked for ([`Weights`]), and written one tensor at a time.
 
 mod config;
 mod error;
@@ -15,13 +16,16 @@ mod params;
 mod read;
 mod spec;
 mod tensor;
+mod view;
+mod weights;
 mod write;
 
 pub use config::{config_text, parse_config, read_config};
 pub use error::HfError;
-pub use params::{Layout, Params, load_params, save_params, stream_params};
+pub use params::{Params, stream_params};
 pub use phalanx_ir::ops::RopeScaling;
-pub use read::{Loaded, Source, load};
+pub use read::Source;
 pub use spec::{GptSpec, LlamaSpec, RopeSpec, Spec};
 pub use tensor::{Tensor, Values};
+pub use weights::{Layout, Weights};
 pub use write::save;

@@ -5,7 +5,6 @@
 //! Every conversion in either direction follows the one table that [`params`] returns.
 
 use super::spec::{GptSpec, LlamaSpec, Spec};
-use super::tensor::Tensor;
 
 /// One of our parameters and where Hugging Face keeps it.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,15 +81,6 @@ impl HfParam {
             }
         }
         shape
-    }
-
-    /// This parameter, taken out of the Hugging Face tensor that holds it.
-    pub(super) fn take_from(&self, tensor: Tensor) -> Tensor {
-        match self.storage {
-            Storage::Whole => tensor,
-            Storage::Transposed => tensor.transposed(),
-            Storage::Part { part, of } => tensor.part(part, of),
-        }
     }
 
     fn new(name: impl Into<String>, shape: &[usize], hf_name: impl Into<String>) -> Self {

@@ -1,57 +1,92 @@
 //! The weight file of a run: our own parameter names and layouts, in one `safetensors` file.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use phalanx_ir::DType;
 
 use super::error::HfError;
 use super::file::{Entry, TensorFile, stage};
+use super::names::Storage;
 use super::tensor::{Stored, Tensor};
+use super::view::View;
+use super::weights::{Layout, Weights};
 
 /// The header entry that tells this project's files from others, and its value.
 const FORMAT: (&str, &str) = ("format", "phalanx");
 
-/// The content of a weight file of ours.
-#[derive(Clone, Debug, PartialEq)]
+/// An open weight file of ours. Opening reads its header alone.
 pub struct Params {
-    /// Parameters by our names.
-    pub tensors: BTreeMap<String, Tensor>,
-    /// The text entries that were saved with them.
-    pub metadata: BTreeMap<String, String>,
+    file: TensorFile,
+    metadata: BTreeMap<String, String>,
 }
 
-/// What a tensor of a weight file is, before its values are there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
-    /// The parameter's name.
-    pub name: String,
-    /// Its shape.
-    pub shape: Vec<usize>,
-    /// The element type of its values in memory.
-    pub dtype: DType,
+impl Params {
+    /// Opens what [`stream_params`] wrote.
+    pub fn open(path: &Path) -> Result<Self, HfError> {
+        let file = TensorFile::open(path)?;
+        let mut metadata = file.metadata();
+        let format = metadata.remove(FORMAT.0);
+        if format.as_deref() != Some(FORMAT.1) {
+            let found = match format {
+                Some(format) => format!("\"{format}\""),
+                None => "nothing".to_owned(),
+            };
+            let expected =
+                "\"phalanx\": the weights of a run (a Hugging Face folder is read as hf:DIR)";
+            return Err(HfError::key(path, "__metadata__.format", found, expected));
+        }
+        for name in file.names() {
+            file.stored(&name)?;
+        }
+        Ok(Self { file, metadata })
+    }
+
+    /// The text entries that were saved with the parameters.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Bytes of tensors that were read so far, by all threads.
+    pub fn bytes_read(&self) -> u64 {
+        self.file.bytes_read()
+    }
+
+    fn shape(&self, name: &str) -> Result<&[usize], HfError> {
+        self.file.shape(name).ok_or_else(|| {
+            HfError::tensor(&self.file.path, name, "no such parameter", "one of the model's")
+        })
+    }
 }
 
-/// Writes parameters under our own names, each in the precision it has in memory, atomically: at
-/// `path` is afterwards either the whole new file or what was there before.
-pub fn save_params(
-    path: &Path,
-    tensors: &BTreeMap<String, Tensor>,
-    metadata: &BTreeMap<String, String>,
-) -> Result<(), HfError> {
-    let layout = |(name, tensor): (&String, &Tensor)| Layout {
-        name: name.clone(),
-        shape: tensor.shape.clone(),
-        dtype: tensor.dtype(),
-    };
-    let layouts: Vec<Layout> = tensors.iter().map(layout).collect();
-    let in_order: Vec<&Tensor> = tensors.values().collect();
-    stream_params(path, &layouts, metadata, |at| Some(in_order[at].clone()))
+impl Weights for Params {
+    fn layouts(&self) -> Vec<Layout> {
+        let names = self.file.names().into_iter();
+        names.filter_map(|name| self.layout(&name).ok()).collect()
+    }
+
+    fn layout(&self, name: &str) -> Result<Layout, HfError> {
+        let shape = self.shape(name)?.to_vec();
+        Ok(Layout { name: name.to_owned(), shape, dtype: self.file.stored(name)?.dtype() })
+    }
+
+    fn read_ranges(
+        &self,
+        name: &str,
+        ranges: &[Range<usize>],
+        dtype: DType,
+    ) -> Result<Vec<u8>, HfError> {
+        let shape = self.shape(name)?;
+        let view = View { file: &self.file, tensor: name, storage: Storage::Whole, shape };
+        view.read(ranges, dtype)
+    }
 }
 
-/// The same, with tensors that are asked for one after the other, in the order of their names: so not
-/// more than one of them need be in memory. If one can't be had, nothing is written.
+/// Writes parameters under our own names, each in its own element type, atomically: at `path` is
+/// afterwards either the whole new file or what was there before. Tensors are asked for one after the
+/// other, in the order of their layouts: so not more than one of them need be in memory. If one can't be
+/// had, nothing is written.
 pub fn stream_params(
     path: &Path,
     layouts: &[Layout],
@@ -67,37 +102,17 @@ pub fn stream_params(
         })?;
         entries.push(Entry { name: name.clone(), shape: shape.clone(), stored });
     }
-    let staged = stage(path, &metadata, &entries, |at| {
+    let staged = stage(path, &metadata, &entries, |at, out| {
         let Layout { name, shape, .. } = &layouts[at];
         let found = match tensor(at) {
             Some(tensor) if tensor.shape == *shape && tensor.is_whole() => {
-                return Ok(Cow::Owned(tensor));
+                return Ok(tensor.encode(0..tensor.len(), entries[at].stored, out)?);
             }
             Some(tensor) => format!("shape {:?} with {} values", tensor.shape, tensor.len()),
             None => "nothing".to_owned(),
         };
         let expected = "as many values as the shape says";
-        Err(HfError::tensor(path, name, found, expected))
+        Err(HfError::tensor(path, name, found, expected).into())
     })?;
     staged.put_in_place().map_err(HfError::Write)
-}
-
-/// Reads what [`save_params`] wrote.
-pub fn load_params(path: &Path) -> Result<Params, HfError> {
-    let file = TensorFile::open(path)?;
-    let mut metadata = file.metadata();
-    let format = metadata.remove(FORMAT.0);
-    if format.as_deref() != Some(FORMAT.1) {
-        let found = match format {
-            Some(format) => format!("\"{format}\""),
-            None => "nothing".to_owned(),
-        };
-        let expected =
-            "\"phalanx\": the weights of a run (a Hugging Face folder is read as hf:DIR)";
-        return Err(HfError::key(path, "__metadata__.format", found, expected));
-    }
-    let names = file.names();
-    let tensors: Result<_, HfError> =
-        names.into_iter().map(|name| Ok((name.clone(), file.read(&name)?))).collect();
-    Ok(Params { tensors: tensors?, metadata })
 }

@@ -2,11 +2,13 @@
 //!
 //! [`Source::open`] reads the configuration and the headers of all weight files and matches every
 //! tensor with a parameter of the specification; after that, reading a parameter fails only where
-//! the disk does, or where its element type is none that weights have. [`load`] reads them all.
+//! the disk does.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use phalanx_ir::DType;
 use serde_json::Value;
 
 use super::config::read_config;
@@ -14,24 +16,9 @@ use super::error::HfError;
 use super::file::TensorFile;
 use super::names::{self, HF_HEAD, HfParam};
 use super::spec::Spec;
-use super::tensor::Tensor;
-
-/// A model read into memory.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Loaded {
-    /// Its numbers.
-    pub spec: Spec,
-    /// Its parameters by our names and in our layouts; a tied head is absent.
-    pub tensors: BTreeMap<String, Tensor>,
-}
-
-/// Reads a whole model folder.
-pub fn load(dir: &Path) -> Result<Loaded, HfError> {
-    let source = Source::open(dir)?;
-    let tensors: Result<_, HfError> =
-        source.params().map(|param| Ok((param.name.clone(), source.read(&param.name)?))).collect();
-    Ok(Loaded { tensors: tensors?, spec: source.spec })
-}
+use super::tensor::decode;
+use super::view::View;
+use super::weights::{Layout, Weights};
 
 /// An open model folder whose files have been checked against its configuration.
 pub struct Source {
@@ -45,6 +32,7 @@ struct Located {
     param: HfParam,
     file: usize,
     stored_name: String,
+    dtype: DType,
 }
 
 impl Source {
@@ -67,7 +55,8 @@ impl Source {
             };
             check_shape(&files[file], name, &param)?;
             unused.remove(name.as_str());
-            let located = Located { file, stored_name: name.clone(), param };
+            let dtype = files[file].stored(name)?.dtype();
+            let located = Located { file, stored_name: name.clone(), dtype, param };
             params.insert(located.param.name.clone(), located);
         }
         let source = Source { spec, files, params };
@@ -86,14 +75,16 @@ impl Source {
         self.params.values().map(|located| &located.param)
     }
 
-    /// Reads one parameter by our name, in our layout.
-    pub fn read(&self, name: &str) -> Result<Tensor, HfError> {
-        let Some(located) = self.params.get(name) else {
+    /// Bytes of tensors that were read so far, by all threads.
+    pub fn bytes_read(&self) -> u64 {
+        self.files.iter().map(TensorFile::bytes_read).sum()
+    }
+
+    fn located(&self, name: &str) -> Result<&Located, HfError> {
+        self.params.get(name).ok_or_else(|| {
             let path = &self.files[0].path;
-            return Err(HfError::tensor(path, name, "no such parameter", "one of the model's"));
-        };
-        let tensor = self.files[located.file].read(&located.stored_name)?;
-        Ok(located.param.take_from(tensor))
+            HfError::tensor(path, name, "no such parameter", "one of the model's")
+        })
     }
 
     fn refuse_missing(&self, main: &Path, missing: &[HfParam]) -> Result<(), HfError> {
@@ -133,13 +124,64 @@ impl Source {
     fn check_tied_head(&self, file: &TensorFile) -> Result<(), HfError> {
         let embed = &self.params["embed"];
         let same_shape = file.shape(HF_HEAD) == Some(&embed.param.shape);
-        if same_shape && file.read(HF_HEAD)? == self.read("embed")? {
+        let embedding = (&self.files[embed.file], embed.stored_name.as_str());
+        if same_shape && same_values((file, HF_HEAD), embedding, &embed.param.shape)? {
             return Ok(());
         }
         let found = format!("a tensor that differs from `{}`", embed.stored_name);
         let expected = "the same values, or \"tie_word_embeddings\": false in config.json";
         Err(HfError::tensor(&file.path, HF_HEAD, found, expected))
     }
+}
+
+impl Weights for Source {
+    fn layouts(&self) -> Vec<Layout> {
+        self.params.values().map(Located::layout).collect()
+    }
+
+    fn layout(&self, name: &str) -> Result<Layout, HfError> {
+        Ok(self.located(name)?.layout())
+    }
+
+    fn read_ranges(
+        &self,
+        name: &str,
+        ranges: &[Range<usize>],
+        dtype: DType,
+    ) -> Result<Vec<u8>, HfError> {
+        let Located { param, file, stored_name, .. } = self.located(name)?;
+        let (file, tensor) = (&self.files[*file], stored_name.as_str());
+        View { file, tensor, storage: param.storage, shape: &param.shape }.read(ranges, dtype)
+    }
+}
+
+impl Located {
+    fn layout(&self) -> Layout {
+        let HfParam { name, shape, .. } = &self.param;
+        Layout { name: name.clone(), shape: shape.clone(), dtype: self.dtype }
+    }
+}
+
+/// Whether two tensors of one shape hold the same values, which are read a little at a time.
+fn same_values(
+    (a, a_name): (&TensorFile, &str),
+    (b, b_name): (&TensorFile, &str),
+    shape: &[usize],
+) -> Result<bool, HfError> {
+    const PIECE: usize = 1 << 16;
+    let (a_stored, b_stored) = (a.stored(a_name)?, b.stored(b_name)?);
+    let elements: usize = shape.iter().product();
+    for from in (0..elements).step_by(PIECE) {
+        let len = PIECE.min(elements - from);
+        let (mut ours, mut theirs) =
+            (vec![0; len * a_stored.size()], vec![0; len * b_stored.size()]);
+        a.read_at(a_name, from * a_stored.size(), &mut ours)?;
+        b.read_at(b_name, from * b_stored.size(), &mut theirs)?;
+        if decode(a_stored, &ours) != decode(b_stored, &theirs) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 const SINGLE: &str = "model.safetensors";

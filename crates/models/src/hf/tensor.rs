@@ -1,5 +1,6 @@
 //! Tensors on their way between a file and an engine: a shape and its values, row-major.
 
+use std::io::{self, Write};
 use std::ops::Range;
 
 use half::{bf16, f16};
@@ -60,9 +61,6 @@ impl Tensor {
     /// # Panics
     /// If `dtype` is no float that parameters are kept in.
     pub fn to_bytes(&self, elements: Range<usize>, dtype: DType) -> Option<Vec<u8>> {
-        fn each<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
-            values.iter().flat_map(|&x| bytes(x)).collect()
-        }
         fn narrow(values: impl Iterator<Item = f32>, dtype: DType) -> Vec<u8> {
             match dtype {
                 DType::F32 => values.flat_map(f32::to_ne_bytes).collect(),
@@ -72,8 +70,8 @@ impl Tensor {
             }
         }
         Some(match (&self.values, dtype) {
-            (Values::F32(v), DType::F64) => each(v.get(elements)?, |x| f64::from(x).to_ne_bytes()),
-            (Values::F64(v), DType::F64) => each(v.get(elements)?, f64::to_ne_bytes),
+            (Values::F32(v), DType::F64) => bytes(v.get(elements)?, |x| f64::from(x).to_ne_bytes()),
+            (Values::F64(v), DType::F64) => bytes(v.get(elements)?, f64::to_ne_bytes),
             (Values::F32(v), dtype) => narrow(v.get(elements)?.iter().copied(), dtype),
             (Values::F64(v), dtype) => narrow(v.get(elements)?.iter().map(|&x| x as f32), dtype),
         })
@@ -116,83 +114,60 @@ impl Tensor {
         self.len() == 0
     }
 
+    /// Whether all values are finite.
+    pub fn is_finite(&self) -> bool {
+        match &self.values {
+            Values::F32(v) => v.iter().all(|x| x.is_finite()),
+            Values::F64(v) => v.iter().all(|x| x.is_finite()),
+        }
+    }
+
     /// Whether there are as many values as the shape says.
     pub(super) fn is_whole(&self) -> bool {
         self.shape.iter().product::<usize>() == self.len()
     }
 
-    /// The transpose of a matrix.
-    pub(super) fn transposed(&self) -> Self {
-        let (rows, cols) = (self.shape[0], self.shape[1]);
-        Tensor {
-            shape: vec![cols, rows],
-            values: match &self.values {
-                Values::F32(v) => Values::F32(transpose(v, rows, cols)),
-                Values::F64(v) => Values::F64(transpose(v, rows, cols)),
-            },
+    /// Writes some of the values as little-endian bytes, rounded to nearest even where the file's type is
+    /// narrower, in small pieces: there is no second copy of them all.
+    pub(super) fn encode(
+        &self,
+        elements: Range<usize>,
+        stored: Stored,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        const PIECE: usize = 1 << 14;
+        for start in elements.clone().step_by(PIECE) {
+            let piece = start..elements.end.min(start + PIECE);
+            let bytes = match &self.values {
+                Values::F32(v) => encode_singles(&v[piece], stored),
+                Values::F64(v) => encode_doubles(&v[piece], stored),
+            };
+            out.write_all(&bytes)?;
         }
+        Ok(())
     }
+}
 
-    /// Part `part` of `of` equal parts along the last dim.
-    pub(super) fn part(&self, part: usize, of: usize) -> Self {
-        let mut shape = self.shape.clone();
-        let width = shape.last().copied().unwrap_or(1);
-        let share = width / of;
-        if let Some(last) = shape.last_mut() {
-            *last = share;
-        }
-        let range = part * share..(part + 1) * share;
-        Tensor {
-            shape,
-            values: match &self.values {
-                Values::F32(v) => Values::F32(columns(v, width, range)),
-                Values::F64(v) => Values::F64(columns(v, width, range)),
-            },
-        }
+fn encode_singles(values: &[f32], stored: Stored) -> Vec<u8> {
+    match stored {
+        Stored::F64 => bytes(values, |x| f64::from(x).to_le_bytes()),
+        Stored::F32 => bytes(values, f32::to_le_bytes),
+        Stored::Bf16 => bytes(values, |x| bf16::from_f32(x).to_le_bytes()),
+        Stored::F16 => bytes(values, |x| f16::from_f32(x).to_le_bytes()),
     }
+}
 
-    /// Parts of equal shape laid side by side along the last dim: the inverse of [`Tensor::part`].
-    /// Parts of different precision are joined in double precision.
-    pub(super) fn join(parts: &[&Tensor]) -> Self {
-        let mut shape = parts[0].shape.clone();
-        let share = shape.last().copied().unwrap_or(1);
-        if let Some(last) = shape.last_mut() {
-            *last = share * parts.len();
-        }
-        let singles: Option<Vec<&[f32]>> = parts
-            .iter()
-            .map(|p| match &p.values {
-                Values::F32(v) => Some(v.as_slice()),
-                Values::F64(_) => None,
-            })
-            .collect();
-        let values = match singles {
-            Some(singles) => Values::F32(side_by_side(&singles, share)),
-            None => {
-                let wide: Vec<Vec<f64>> = parts.iter().map(|p| p.to_f64()).collect();
-                let wide: Vec<&[f64]> = wide.iter().map(Vec::as_slice).collect();
-                Values::F64(side_by_side(&wide, share))
-            }
-        };
-        Tensor { shape, values }
+fn encode_doubles(values: &[f64], stored: Stored) -> Vec<u8> {
+    match stored {
+        Stored::F64 => bytes(values, f64::to_le_bytes),
+        Stored::F32 => bytes(values, |x| (x as f32).to_le_bytes()),
+        Stored::Bf16 => bytes(values, |x| bf16::from_f64(x).to_le_bytes()),
+        Stored::F16 => bytes(values, |x| f16::from_f64(x).to_le_bytes()),
     }
+}
 
-    /// The values as little-endian bytes, rounded to nearest even where the file's type is narrower.
-    pub(super) fn encode(&self, stored: Stored) -> Vec<u8> {
-        fn bytes<T: Copy, const N: usize>(values: &[T], encode: impl Fn(T) -> [u8; N]) -> Vec<u8> {
-            values.iter().flat_map(|&x| encode(x)).collect()
-        }
-        match (&self.values, stored) {
-            (Values::F32(v), Stored::F32) => bytes(v, f32::to_le_bytes),
-            (Values::F32(v), Stored::F64) => bytes(v, |x| f64::from(x).to_le_bytes()),
-            (Values::F32(v), Stored::Bf16) => bytes(v, |x| bf16::from_f32(x).to_le_bytes()),
-            (Values::F32(v), Stored::F16) => bytes(v, |x| f16::from_f32(x).to_le_bytes()),
-            (Values::F64(v), Stored::F32) => bytes(v, |x| (x as f32).to_le_bytes()),
-            (Values::F64(v), Stored::F64) => bytes(v, f64::to_le_bytes),
-            (Values::F64(v), Stored::Bf16) => bytes(v, |x| bf16::from_f64(x).to_le_bytes()),
-            (Values::F64(v), Stored::F16) => bytes(v, |x| f16::from_f64(x).to_le_bytes()),
-        }
-    }
+fn bytes<T: Copy, const N: usize>(values: &[T], encode: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(|&x| encode(x)).collect()
 }
 
 /// The element types in which parameters are written.
@@ -213,6 +188,26 @@ impl Stored {
             DType::Bf16 => Some(Stored::Bf16),
             DType::F16 => Some(Stored::F16),
             DType::I32 | DType::Bool => None,
+        }
+    }
+
+    /// The type that a file's header names; `None` if it is not a float that can be trained.
+    pub(super) fn named(dtype: Dtype) -> Option<Self> {
+        match dtype {
+            Dtype::F64 => Some(Stored::F64),
+            Dtype::F32 => Some(Stored::F32),
+            Dtype::BF16 => Some(Stored::Bf16),
+            Dtype::F16 => Some(Stored::F16),
+            _ => None,
+        }
+    }
+
+    pub(super) fn dtype(self) -> DType {
+        match self {
+            Stored::F64 => DType::F64,
+            Stored::F32 => DType::F32,
+            Stored::Bf16 => DType::Bf16,
+            Stored::F16 => DType::F16,
         }
     }
 
@@ -239,15 +234,14 @@ impl Stored {
     }
 }
 
-/// The values of little-endian bytes, or `None` if the type is not a float that can be trained.
-pub(super) fn decode(dtype: Dtype, bytes: &[u8]) -> Option<Values> {
-    Some(match dtype {
-        Dtype::F32 => Values::F32(elements(bytes, f32::from_le_bytes)),
-        Dtype::F64 => Values::F64(elements(bytes, f64::from_le_bytes)),
-        Dtype::BF16 => Values::F32(elements(bytes, |b| bf16::from_le_bytes(b).to_f32())),
-        Dtype::F16 => Values::F32(elements(bytes, |b| f16::from_le_bytes(b).to_f32())),
-        _ => return None,
-    })
+/// The values of little-endian bytes.
+pub(super) fn decode(stored: Stored, bytes: &[u8]) -> Values {
+    match stored {
+        Stored::F64 => Values::F64(elements(bytes, f64::from_le_bytes)),
+        Stored::F32 => Values::F32(elements(bytes, f32::from_le_bytes)),
+        Stored::Bf16 => Values::F32(elements(bytes, |b| bf16::from_le_bytes(b).to_f32())),
+        Stored::F16 => Values::F32(elements(bytes, |b| f16::from_le_bytes(b).to_f32())),
+    }
 }
 
 fn elements<T, const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> T) -> Vec<T> {
@@ -255,70 +249,31 @@ fn elements<T, const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> T) -> V
     chunks.iter().map(|&chunk| decode(chunk)).collect()
 }
 
-/// Rows are taken in bands, so that the writes of a band stay within a few cache lines per column.
-fn transpose<T: Copy + Default>(source: &[T], rows: usize, cols: usize) -> Vec<T> {
-    const BAND: usize = 32;
-    let mut out = vec![T::default(); source.len()];
-    for band in (0..rows).step_by(BAND) {
-        for col in 0..cols {
-            for row in band..rows.min(band + BAND) {
-                out[col * rows + row] = source[row * cols + col];
-            }
-        }
-    }
-    out
-}
-
-fn columns<T: Copy>(source: &[T], width: usize, range: std::ops::Range<usize>) -> Vec<T> {
-    source.chunks_exact(width).flat_map(|row| row[range.clone()].iter().copied()).collect()
-}
-
-fn side_by_side<T: Copy>(parts: &[&[T]], share: usize) -> Vec<T> {
-    let rows = parts[0].len() / share;
-    (0..rows)
-        .flat_map(|row| parts.iter().map(move |p| &p[row * share..][..share]))
-        .flatten()
-        .copied()
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn transposing_moves_every_entry() {
-        let (rows, cols) = (70, 3);
-        let t = Tensor::f32([rows, cols], (0..rows * cols).map(|i| i as f32).collect());
-        let turned = t.transposed();
-        assert_eq!(turned.shape, [cols, rows]);
-        let values = turned.to_f32();
-        for r in 0..rows {
-            for c in 0..cols {
-                assert_eq!(values[c * rows + r], (r * cols + c) as f32);
-            }
-        }
-    }
-
-    #[test]
-    fn joining_the_parts_gives_the_whole() {
-        let whole = Tensor::f64([2, 6], (0..12).map(f64::from).collect());
-        let parts: Vec<Tensor> = (0..3).map(|i| whole.part(i, 3)).collect();
-        assert_eq!(parts[1], Tensor::f64([2, 2], vec![2.0, 3.0, 8.0, 9.0]));
-        assert_eq!(Tensor::join(&parts.iter().collect::<Vec<_>>()), whole);
-        let vector = Tensor::f32([6], vec![0., 1., 2., 3., 4., 5.]);
-        assert_eq!(vector.part(2, 3), Tensor::f32([2], vec![4., 5.]));
-    }
-
-    #[test]
     fn narrow_floats_round_to_nearest_even_and_widen_exactly() {
         // 1 + 2^-8 lies halfway between two bf16 values; the even one is 1.
         let t = Tensor::f32([3], vec![1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, -2.5]);
-        let bytes = t.encode(Stored::Bf16);
-        let back = decode(Dtype::BF16, &bytes).unwrap();
+        let encoded = |range, stored| {
+            let mut out = Vec::new();
+            t.encode(range, stored, &mut out).unwrap();
+            out
+        };
+        let back = decode(Stored::Bf16, &encoded(0..3, Stored::Bf16));
         assert_eq!(back, Values::F32(vec![1.0, 1.015625, -2.5]));
-        let bytes = t.encode(Stored::F16);
-        assert_eq!(decode(Dtype::F16, &bytes).unwrap(), t.values);
-        assert!(decode(Dtype::I64, &[0; 8]).is_none());
+        assert_eq!(decode(Stored::F16, &encoded(0..3, Stored::F16)), t.values);
+        assert_eq!(encoded(2..3, Stored::F32), (-2.5f32).to_le_bytes());
+        assert!(Stored::named(Dtype::I64).is_none());
+    }
+
+    #[test]
+    fn a_long_tensor_is_written_in_pieces_without_a_seam() {
+        let values: Vec<f64> = (0..40_000).map(f64::from).collect();
+        let mut out = Vec::new();
+        Tensor::f64([40_000], values.clone()).encode(1..39_999, Stored::F64, &mut out).unwrap();
+        assert_eq!(decode(Stored::F64, &out), Values::F64(values[1..39_999].to_vec()));
     }
 }

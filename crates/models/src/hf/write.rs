@@ -1,8 +1,8 @@
 //! Writing a folder that `transformers.AutoModelForCausalLM.from_pretrained` loads.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
+use std::ops::Range;
 use std::path::Path;
 
 use phalanx_ir::DType;
@@ -10,20 +10,18 @@ use phalanx_sys::{Staged, SysError};
 
 use super::config::{parse_config, write_config};
 use super::error::HfError;
-use super::file::{self, Entry};
+use super::file::{self, Entry, Unwritten};
 use super::names::{self, HfParam, Storage};
 use super::spec::Spec;
 use super::tensor::{Stored, Tensor};
+use super::view::gather;
+use super::weights::{Layout, Weights};
 
 /// Writes `config.json` and `model.safetensors` into `dir`, which is made if need be. Both are
 /// written in full before either takes its name, so that a failure leaves no mixture of old and
-/// new. A tied head is not written: the configuration says where it is.
-pub fn save(
-    dir: &Path,
-    spec: &Spec,
-    tensors: &BTreeMap<String, Tensor>,
-    dtype: DType,
-) -> Result<(), HfError> {
+/// new. A tied head is not written: the configuration says where it is. Weights are read as they are
+/// written, so not more than one tensor is in memory.
+pub fn save(dir: &Path, spec: &Spec, weights: &dyn Weights, dtype: DType) -> Result<(), HfError> {
     let (config_path, path) = (dir.join("config.json"), dir.join("model.safetensors"));
     let Some(stored) = Stored::of(dtype) else {
         let expected = "f64, f32, bf16 or f16";
@@ -33,7 +31,7 @@ pub fn save(
     // What could not be read back must not be written: the reader knows which models are possible.
     parse_config(&config, &config_path)?;
     let params = names::params(spec);
-    check(&path, &params, tensors)?;
+    check(&path, &params, &weights.layouts())?;
 
     let groups = groups(&params);
     let entries: Vec<Entry> = groups
@@ -43,7 +41,9 @@ pub fn save(
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let made = std::fs::create_dir_all(dir);
     made.map_err(|e| HfError::Write(SysError::on_file(dir, "making this folder", e)))?;
-    let weights = file::stage(&path, &metadata, &entries, |i| Ok(gather(&groups[i], tensors)))?;
+    let weights = file::stage(&path, &metadata, &entries, |i, out| {
+        Writer { path: &path, weights, stored, out }.group(&groups[i])
+    })?;
     let text = |out: &mut dyn Write| out.write_all(config.as_bytes());
     let config = Staged::write(&config_path, text).map_err(HfError::Write)?;
     weights.put_in_place().and_then(|()| config.put_in_place()).map_err(HfError::Write)
@@ -59,35 +59,104 @@ fn groups(params: &[HfParam]) -> Vec<Vec<&HfParam>> {
     groups.into_values().collect()
 }
 
-fn gather<'a>(group: &[&HfParam], tensors: &'a BTreeMap<String, Tensor>) -> Cow<'a, Tensor> {
-    let parts: Vec<&Tensor> = group.iter().map(|p| &tensors[&p.name]).collect();
-    match group[0].storage {
-        Storage::Whole => Cow::Borrowed(parts[0]),
-        Storage::Transposed => Cow::Owned(parts[0].transposed()),
-        Storage::Part { .. } => Cow::Owned(Tensor::join(&parts)),
+/// Elements that are read at a time.
+const PIECE: usize = 1 << 16;
+
+/// Writes parameters in the layouts of Hugging Face.
+struct Writer<'a> {
+    path: &'a Path,
+    weights: &'a dyn Weights,
+    stored: Stored,
+    out: &'a mut dyn Write,
+}
+
+impl Writer<'_> {
+    /// The tensor that holds these parameters.
+    fn group(&mut self, group: &[&HfParam]) -> Result<(), Unwritten> {
+        match group[0].storage {
+            Storage::Whole => self.whole(group[0]),
+            Storage::Transposed => self.transposed(group[0]),
+            Storage::Part { .. } => self.side_by_side(group),
+        }
+    }
+
+    fn whole(&mut self, param: &HfParam) -> Result<(), Unwritten> {
+        let elements: usize = param.shape.iter().product();
+        for from in (0..elements).step_by(PIECE) {
+            let piece = self.read(param, from..elements.min(from + PIECE))?;
+            piece.encode(0..piece.len(), self.stored, self.out)?;
+        }
+        Ok(())
+    }
+
+    /// Rows of the parts in turn, of as many rows at a time as are one piece.
+    fn side_by_side(&mut self, parts: &[&HfParam]) -> Result<(), Unwritten> {
+        let share = parts[0].shape.last().copied().unwrap_or(1);
+        let rows = parts[0].shape.iter().product::<usize>() / share;
+        let band = (PIECE / share).max(1);
+        for from in (0..rows).step_by(band) {
+            let band = from..rows.min(from + band);
+            let elements = band.start * share..band.end * share;
+            let read = |part: &&HfParam| self.read(part, elements.clone());
+            let pieces = parts.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+            for row in 0..band.len() {
+                for piece in &pieces {
+                    piece.encode(row * share..(row + 1) * share, self.stored, self.out)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// This reads the whole parameter, in its own element type: its columns are to be rows, and reading them
+    /// a few at a time would read the file's every page many times.
+    fn transposed(&mut self, param: &HfParam) -> Result<(), Unwritten> {
+        let (rows, cols) = (param.shape[0], param.shape[1]);
+        let (dtype, bytes) = self.bytes(param, 0..rows * cols)?;
+        let mut row = vec![0; rows * dtype.size()];
+        for col in 0..cols {
+            gather(dtype.size(), &bytes, col, cols, &mut row);
+            Tensor::from_bytes([rows], dtype, &row).encode(0..rows, self.stored, self.out)?;
+        }
+        Ok(())
+    }
+
+    fn read(&self, param: &HfParam, elements: Range<usize>) -> Result<Tensor, HfError> {
+        let shape = [elements.len()];
+        let (dtype, bytes) = self.bytes(param, elements)?;
+        Ok(Tensor::from_bytes(shape, dtype, &bytes))
+    }
+
+    /// Some values of a parameter in its own element type, as many as were asked for.
+    fn bytes(&self, param: &HfParam, elements: Range<usize>) -> Result<(DType, Vec<u8>), HfError> {
+        let HfParam { name, .. } = param;
+        let (dtype, expected) = (self.weights.layout(name)?.dtype, elements.len());
+        let bytes = self.weights.read_ranges(name, &[elements], dtype)?;
+        if bytes.len() == expected * dtype.size() {
+            return Ok((dtype, bytes));
+        }
+        let found = format!("{} bytes", bytes.len());
+        Err(HfError::tensor(self.path, name, found, format!("{expected} values in {dtype}")))
     }
 }
 
-/// Refuses tensors that are not exactly the specification's parameters.
-fn check(
-    path: &Path,
-    params: &[HfParam],
-    tensors: &BTreeMap<String, Tensor>,
-) -> Result<(), HfError> {
+/// Refuses weights that are not exactly the specification's parameters.
+fn check(path: &Path, params: &[HfParam], layouts: &[Layout]) -> Result<(), HfError> {
+    let held: BTreeMap<&str, &Layout> = layouts.iter().map(|l| (l.name.as_str(), l)).collect();
     for HfParam { name, shape, .. } in params {
-        let found = match tensors.get(name) {
-            Some(tensor) if tensor.shape == *shape && tensor.is_whole() => continue,
-            Some(tensor) => format!("shape {:?} with {} values", tensor.shape, tensor.len()),
+        let found = match held.get(name.as_str()) {
+            Some(layout) if layout.shape == *shape => continue,
+            Some(layout) => format!("shape {:?}", layout.shape),
             None => "nothing".to_owned(),
         };
         let expected = format!("shape {shape:?}");
         return Err(HfError::tensor(path, name, found, expected));
     }
     let known: BTreeSet<&str> = params.iter().map(|p| p.name.as_str()).collect();
-    match tensors.iter().find(|(name, _)| !known.contains(name.as_str())) {
+    match layouts.iter().find(|layout| !known.contains(layout.name.as_str())) {
         None => Ok(()),
-        Some((name, tensor)) => {
-            let found = format!("shape {:?}", tensor.shape);
+        Some(Layout { name, shape, .. }) => {
+            let found = format!("shape {shape:?}");
             Err(HfError::tensor(path, name, found, "no such parameter"))
         }
     }

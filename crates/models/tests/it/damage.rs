@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use phalanx_models::hf::{HfError, load};
+use phalanx_models::hf::HfError;
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
-use crate::fixtures::{Raw, copy, read_raw, scratch, write_raw};
+use crate::fixtures::{Raw, copy, load, read_raw, scratch, write_raw};
 
 const FILE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";

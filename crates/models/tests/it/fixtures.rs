@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use phalanx_models::hf::Tensor;
+use phalanx_models::hf::{HfError, Source, Spec, Tensor, Weights};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 pub(crate) const CASES: [&str; 7] = [
@@ -22,6 +22,25 @@ pub(crate) fn root() -> PathBuf {
 
 pub(crate) fn case(name: &str) -> PathBuf {
     root().join(name)
+}
+
+/// A model in memory as a whole, which only a small one may be.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Loaded {
+    pub(crate) spec: Spec,
+    pub(crate) tensors: BTreeMap<String, Tensor>,
+}
+
+/// Reads a whole model folder.
+pub(crate) fn load(dir: &Path) -> Result<Loaded, HfError> {
+    let source = Source::open(dir)?;
+    Ok(Loaded { tensors: all(&source)?, spec: source.spec().clone() })
+}
+
+/// All tensors, by name.
+pub(crate) fn all(weights: &dyn Weights) -> Result<BTreeMap<String, Tensor>, HfError> {
+    let layouts = weights.layouts().into_iter();
+    layouts.map(|layout| Ok((layout.name.clone(), weights.read(&layout.name)?))).collect()
 }
 
 /// An empty folder for one test.

@@ -14,4 +14,5 @@ mod naive;
 mod oracle;
 mod params;
 mod programs;
+mod ranges;
 mod refusals;

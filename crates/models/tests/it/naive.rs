@@ -1,14 +1,14 @@
 //! The two models written out in f64 as plainly as possible, to see that loaded weights mean what
 //! their names say: a wrong transpose of a square matrix or a swapped query and key changes logits.
 
-use phalanx_models::hf::{Loaded, Spec};
+use phalanx_models::hf::Spec;
 
-use crate::fixtures::{CASES, case, error, numbers, read_raw};
+use crate::fixtures::{CASES, Loaded, case, error, load, numbers, read_raw};
 
 #[test]
 fn loaded_weights_reproduce_the_logits() {
     for name in CASES {
-        let loaded = phalanx_models::hf::load(&case(name)).unwrap();
+        let loaded = load(&case(name)).unwrap();
         let (shape, ids) = numbers(&read_raw(&case(name).join("oracle.safetensors")), "ids");
         let oracle = read_raw(&case(name).join("oracle_f64.safetensors"));
         let (_, expected) = numbers(&oracle, "logits");

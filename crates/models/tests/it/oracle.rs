@@ -5,13 +5,13 @@ use phalanx_autodiff::Recompute;
 use phalanx_cpu::CpuEngine;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model, Param};
-use phalanx_models::hf::{Loaded, Spec, load};
+use phalanx_models::hf::Spec;
 use phalanx_models::{Architecture, BatchShape, Gpt, Llama, port};
 use phalanx_reference::{ReferenceEngine, Tensor};
 use phalanx_script::Compiled;
 use phalanx_testing::{Batch, Errors, Rig, Setup, compile, optimise, worst};
 
-use crate::fixtures::{CASES, Raw, case, numbers, read_raw};
+use crate::fixtures::{CASES, Loaded, Raw, case, load, numbers, read_raw};
 
 /// What may differ, and which results it is compared with.
 struct Tolerance {

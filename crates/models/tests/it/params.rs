@@ -1,10 +1,25 @@
 //! The weight file of a run.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use phalanx_models::hf::{HfError, Tensor, load, load_params, save_params};
+use phalanx_models::hf::{HfError, Layout, Params, Tensor, stream_params};
 
-use crate::fixtures::{case, read_raw, scratch};
+use crate::fixtures::{all, case, load, read_raw, scratch};
+
+pub(crate) fn save_params(
+    path: &Path,
+    tensors: &BTreeMap<String, Tensor>,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), HfError> {
+    let layout = |(name, tensor): (&String, &Tensor)| Layout {
+        name: name.clone(),
+        shape: tensor.shape.clone(),
+        dtype: tensor.dtype(),
+    };
+    let layouts: Vec<Layout> = tensors.iter().map(layout).collect();
+    stream_params(path, &layouts, metadata, |at| tensors.get(&layouts[at].name).cloned())
+}
 
 fn example() -> BTreeMap<String, Tensor> {
     BTreeMap::from([
@@ -27,9 +42,9 @@ fn parameters_and_metadata_come_back_exactly() {
     save_params(&path, &example(), &metadata).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), first, "the same content, the same bytes");
 
-    let back = load_params(&path).unwrap();
-    assert_eq!(back.tensors, example());
-    assert_eq!(back.metadata, metadata);
+    let back = Params::open(&path).unwrap();
+    assert_eq!(all(&back).unwrap(), example());
+    assert_eq!(back.metadata(), &metadata);
     let raw = read_raw(&path);
     assert_eq!(raw["b"].2, [0.1f64.to_le_bytes(), f64::MIN_POSITIVE.to_le_bytes()].concat());
     let header = 8 + u64::from_le_bytes(first[..8].try_into().unwrap());
@@ -38,12 +53,12 @@ fn parameters_and_metadata_come_back_exactly() {
 
 #[test]
 fn other_files_are_told_apart() {
-    let refused = load_params(&case("gpt2").join("model.safetensors")).unwrap_err();
+    let refused = Params::open(&case("gpt2").join("model.safetensors")).err().unwrap();
     let message = refused.to_string();
     assert!(message.contains("\"pt\"") && message.contains("\"phalanx\""), "{message}");
-    let refused = load_params(&case("gpt2").join("oracle.safetensors")).unwrap_err();
+    let refused = Params::open(&case("gpt2").join("oracle.safetensors")).err().unwrap();
     assert!(refused.to_string().contains("found nothing"));
-    let refused = load_params(&case("gpt2").join("config.json")).unwrap_err();
+    let refused = Params::open(&case("gpt2").join("config.json")).err().unwrap();
     assert!(matches!(refused, HfError::Corrupt { .. }));
 }
 
@@ -57,7 +72,7 @@ fn a_failed_write_leaves_the_previous_file() {
     bad.insert("embed".to_owned(), Tensor::f32([9], vec![0.0; 8]));
     let refused = save_params(&path, &bad, &BTreeMap::new()).unwrap_err();
     assert!(refused.to_string().contains("[9] with 8 values"), "{refused}");
-    assert_eq!(load_params(&path).unwrap().tensors, good);
+    assert_eq!(all(&Params::open(&path).unwrap()).unwrap(), good);
 
     let nowhere = dir.join("nowhere").join("model.safetensors");
     let refused = save_params(&nowhere, &good, &BTreeMap::new()).unwrap_err();

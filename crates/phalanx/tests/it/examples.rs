@@ -56,7 +56,7 @@ fn train_alike(reports: &[Report]) {
 fn ranks_of_ddp_train_alike_and_move_two_models_each() {
     let reports = ddp::run(20).unwrap();
     train_alike(&reports);
-    let parameters: usize = reports[0].params.values().map(|p| p.len()).sum();
+    let parameters: usize = reports[0].params.iter().map(|p| p.elements()).sum();
     for (ranks, report) in [1, 2, 4].into_iter().zip(&reports) {
         // Parameters begin at aligned places of their unit, and the loss is summed as well.
         let gradients = (2 * parameters * (ranks - 1) * 4) as u64;

@@ -2,6 +2,7 @@
 
 use phalanx::ir::ops::UnaryKind;
 use phalanx::ir::{Builder, DType, Init};
+use phalanx::models::hf::{Params, Weights};
 use phalanx::models::{Architecture, BatchShape, Chain, Mlp};
 use phalanx::spmd::{Annotator, Costs, SpmdError};
 use phalanx::{
@@ -33,7 +34,7 @@ fn a_line_is_found_and_every_step_is_told() {
         .run()
         .unwrap();
     assert_eq!(told, (1..=100).collect::<Vec<_>>());
-    let value = |name: &str| report.params[name].to_f64()[0];
+    let value = |name: &str| report.param(name).unwrap().to_f64()[0];
     let (weight, bias) = (value("layers.0.weight"), value("layers.0.bias"));
     assert!((weight - 3.0).abs() < 1e-4 && (bias + 1.0).abs() < 1e-4, "{weight}, {bias}");
 }
@@ -42,7 +43,7 @@ fn a_line_is_found_and_every_step_is_told() {
 #[test]
 fn one_step_of_descent_is_its_formula() {
     let start = Trainer::new(line()).data(table()).batch(4).steps(0).run().unwrap();
-    let value = |report: &phalanx::Report, name: &str| report.params[name].to_f64()[0];
+    let value = |report: &phalanx::Report, name: &str| report.param(name).unwrap().to_f64()[0];
     let (w, b) = (value(&start, "layers.0.weight"), value(&start, "layers.0.bias"));
     let (mut dw, mut db) = (0.0, 0.0);
     for x in [-2.0, -1.0, 1.0, 2.0] {
@@ -171,10 +172,22 @@ fn layouts_that_contradict_themselves_are_refused_with_both_sides() {
 fn weights_are_saved_whole() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("line.safetensors");
-    let report = Trainer::new(line()).data(table()).batch(4).steps(1).run().unwrap();
-    report.save(&path).unwrap();
-    let read = phalanx::models::hf::load_params(&path).unwrap();
-    assert_eq!(read.tensors, report.params);
+    for trainer in [curve(), curve().mesh("dp=2").strategy(Fsdp::default())] {
+        let report = trainer.run().unwrap();
+        report.save(&path).unwrap();
+        let saved = Params::open(&path).unwrap();
+        assert_eq!(saved.layouts().len(), report.params.len());
+        for param in &report.params {
+            let trained = report.param(&param.name).unwrap();
+            assert_eq!(trained.shape, param.shape);
+            assert_eq!(saved.read(&param.name).unwrap(), trained, "{}", param.name);
+        }
+        let unknown = report.param("layers.9.bias").unwrap_err().to_string();
+        assert!(
+            unknown.contains("`layers.9.bias`") && unknown.contains("layers.2.bias"),
+            "{unknown}"
+        );
+    }
 }
 
 /// Chunks, splits of one's own and stages on meshes of different shape change who does what, not what

@@ -186,12 +186,13 @@ fn gradients_are_the_derivatives_of_the_loss() {
             let at = gradient.len() / 2;
             let loss = |by: f64| {
                 let initial = initial(loaded.config.run.seed);
-                let moved = |param: &Param, elements: Range<usize>, dtype: DType| {
-                    let mut bytes = initial(param, elements.clone(), dtype)?;
-                    if param.name == *name && elements.contains(&at) {
+                let moved = |param: &Param, ranges: &[Range<usize>], dtype: DType| {
+                    let mut bytes = initial(param, ranges, dtype)?;
+                    let place = ranges.iter().cloned().flatten().position(|i| i == at);
+                    if let Some(place) = place.filter(|_| param.name == *name) {
                         assert_eq!(dtype, DType::F64);
                         let (values, _) = bytes.as_chunks_mut::<8>();
-                        let value = &mut values[at - elements.start];
+                        let value = &mut values[place];
                         *value = (f64::from_ne_bytes(*value) + by).to_ne_bytes();
                     }
                     Ok(bytes)

@@ -200,10 +200,10 @@ fn no_rank_reads_the_whole_model() {
     type Asked = HashMap<ThreadId, Vec<(String, Range<usize>)>>;
     let asked: Mutex<Asked> = Mutex::default();
     let values = initial(loaded.config.run.seed);
-    let read = |param: &Param, range: Range<usize>, dtype: DType| -> Result<Vec<u8>> {
-        let entry = (param.name.clone(), range.clone());
-        asked.lock().unwrap().entry(thread::current().id()).or_default().push(entry);
-        values(param, range, dtype)
+    let read = |param: &Param, ranges: &[Range<usize>], dtype: DType| -> Result<Vec<u8>> {
+        let entries = ranges.iter().map(|range| (param.name.clone(), range.clone()));
+        asked.lock().unwrap().entry(thread::current().id()).or_default().extend(entries);
+        values(param, ranges, dtype)
     };
     let parallel = on("dp=4", [shared(Fsdp::default())]);
     let session = Prepared::new(&models, settings(&loaded, Some(parallel))).unwrap();

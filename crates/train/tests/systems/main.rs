@@ -19,4 +19,5 @@ mod sweeps;
 mod tensor;
 mod traces;
 mod unsteady;
+mod weights;
 mod zero;

@@ -1,0 +1,103 @@
+//! Parameters wherever they lie: in a folder, in a run's file, in memory.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use phalanx_ir::DType;
+
+use super::error::HfError;
+use super::tensor::Tensor;
+
+/// What a parameter is, apart from its values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// The element type of its values where they lie.
+    pub dtype: DType,
+}
+
+impl Layout {
+    /// How many values it has.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// Parameters by our names and in our layouts. They are read in ranges and in the element type that is
+/// wanted, so a model need not be in memory as a whole.
+pub trait Weights: Sync {
+    /// What there is, sorted by name.
+    fn layouts(&self) -> Vec<Layout>;
+
+    /// What one parameter is.
+    fn layout(&self, name: &str) -> Result<Layout, HfError>;
+
+    /// Some values of a parameter, by their numbers in row-major order: those of all ranges, one after the
+    /// other, as native-endian bytes of a float type, rounded where they were wider.
+    ///
+    /// # Panics
+    /// If `dtype` is no float that parameters are kept in.
+    fn read_ranges(
+        &self,
+        name: &str,
+        ranges: &[Range<usize>],
+        dtype: DType,
+    ) -> Result<Vec<u8>, HfError>;
+
+    /// One whole parameter.
+    fn read(&self, name: &str) -> Result<Tensor, HfError> {
+        let layout = self.layout(name)?;
+        let all = 0..layout.elements();
+        let bytes = self.read_ranges(name, &[all], layout.dtype)?;
+        Ok(Tensor::from_bytes(layout.shape, layout.dtype, &bytes))
+    }
+}
+
+/// Tensors in memory.
+impl Weights for BTreeMap<String, Tensor> {
+    fn layouts(&self) -> Vec<Layout> {
+        self.iter().map(|(name, tensor)| describe(name, tensor)).collect()
+    }
+
+    fn layout(&self, name: &str) -> Result<Layout, HfError> {
+        Ok(describe(name, find(self, name)?))
+    }
+
+    fn read_ranges(
+        &self,
+        name: &str,
+        ranges: &[Range<usize>],
+        dtype: DType,
+    ) -> Result<Vec<u8>, HfError> {
+        let tensor = find(self, name)?;
+        let mut out = Vec::new();
+        for range in ranges {
+            let bytes = tensor.to_bytes(range.clone(), dtype).ok_or_else(|| {
+                let found = format!("{} values", tensor.len());
+                HfError::tensor(memory(), name, found, format!("elements {range:?}"))
+            })?;
+            out.extend(bytes);
+        }
+        Ok(out)
+    }
+}
+
+/// Where values do not fill their shape, they are what is there.
+fn describe(name: &str, tensor: &Tensor) -> Layout {
+    let shape = if tensor.is_whole() { tensor.shape.clone() } else { vec![tensor.len()] };
+    Layout { name: name.to_owned(), shape, dtype: tensor.dtype() }
+}
+
+fn find<'a>(tensors: &'a BTreeMap<String, Tensor>, name: &str) -> Result<&'a Tensor, HfError> {
+    let missing = || HfError::tensor(memory(), name, "no such parameter", "one of the model's");
+    tensors.get(name).ok_or_else(missing)
+}
+
+/// What errors name in place of a file.
+fn memory() -> &'static Path {
+    Path::new("tensors in memory")
+}
