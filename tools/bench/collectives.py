@@ -1,4 +1,4 @@
-"""Times collectives of Phalanx beside Gloo's and an MPI library's on the same machine, alternating, and prints one table.
+"""Times collectives of Phalanx, Gloo and an MPI library on the same machine, alternating, and prints one table.
 
 The Gloo peer is a script that takes the number of ranks and prints `gloo 2 ranks all_reduce 4 KiB 300 us …`; the MPI peer is
 collectives_mpi.c of this folder, compiled here by `mpicc`. Machines are noisy and shared, so what counts are ratios of medians over

@@ -1,8 +1,8 @@
-"""Times a training step of Phalanx beside PyTorch's on the same work, alternating, and prints one table per case.
+"""Times a training step of Phalanx and of PyTorch on the same work, alternating, and prints one table per case.
 
 The peer is a script that takes a mode (`single1`, `single2`, `ddp2`, `fsdp2`, `tp2`, `pp2`) and optionally `compile`, and prints
 `… 1234 ms/step …`: a decoder of the size of preset `bench-13m`. Machines are noisy and shared, so what counts are ratios of medians
-over alternating rounds; `--prefix "chrt -r 5"` gives both programs a priority that leaves others no say.
+over alternating rounds; `--prefix "chrt -r 5"` gives both programs a priority above all others.
 
     cargo build --release
     python -m venv venv && venv/bin/pip install torch
@@ -12,10 +12,10 @@ over alternating rounds; `--prefix "chrt -r 5"` gives both programs a priority t
 import argparse, json, os, re, shlex, statistics, subprocess, sys, tempfile, time
 
 EAGER, COMPILED = "PyTorch", "PyTorch compiled"
-# Another schedule of Phalanx, beside the one of the case.
+# Another schedule of Phalanx, besides the one of the case.
 ZERO_BUBBLE = "Phalanx zb-h1"
 PIPELINE = ["run.threads=1", "parallel.pp=2", "train.microbatches=4"]
-# What Phalanx is told, the peers' arguments, and how many times as fast it should be where a target is set.
+# Settings of Phalanx, the peers' arguments, and how many times as fast it should be if there is a target.
 CASES = {
     "single1": (["run.threads=1"], {EAGER: ["single1"], COMPILED: ["single1", "compile"]}, None),
     "single2": (["run.threads=2"], {EAGER: ["single2"], COMPILED: ["single2", "compile"]}, None),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Do two builds of the command train to the same bits?
+"""Checks that two builds of the command train to the same bits.
 
     tools/compare/bits.py OLD NEW [--quick]
 

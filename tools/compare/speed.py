@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Is a step slower in one build of the command than in another?
+"""Compares the speed of a step in two builds of the command.
 
     tools/compare/speed.py OLD NEW [--pairs N] -- --preset tiny --set parallel.dp=2 …
 
-Runs `bench step` with both in turn, so that what else the machine does meets both alike, and prints the
+Runs `bench step` with both in turn, so that other load on the machine affects both equally, and prints the
 medians of processor time and of time by the clock, and the ratios new / old.
 """
 import json

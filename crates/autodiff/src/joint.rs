@@ -8,8 +8,8 @@ use phalanx_ir::{DType, IrError, Op, OpDef, Phase, Program, Rewriter, Role, Valu
 
 /// A forward program followed by its backward, instructions tagged F, B or W.
 ///
-/// Beside the forward's own, its inputs are a cotangent for each boundary output, its outputs a
-/// cotangent for each differentiated boundary input and a gradient for each parameter.
+/// Besides the forward's own ports, it has a cotangent input for each boundary output, a cotangent
+/// output for each differentiated boundary input, and a gradient output for each parameter.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Joint {
     /// The program.
@@ -21,15 +21,15 @@ pub struct Joint {
 }
 
 impl From<Program> for Joint {
-    /// A joint graph that passes have rewritten since, of which origins are no longer known.
+    /// A joint graph that passes have rewritten: its origins are no longer known.
     fn from(program: Program) -> Self {
         let origins = vec![None; program.instrs().len()];
         Self { program, origins }
     }
 }
 
-/// Forms the joint graph of a segment's forward program. Parameter gradients come out in `grads`,
-/// the element type that they are accumulated in.
+/// Builds the joint graph of a segment's forward program. Parameter gradients have the element type
+/// `grads`, in which they are accumulated.
 ///
 /// The cotangent of a loss is one: its scale (1/valid tokens) is part of the forward.
 pub fn joint(forward: &Program, grads: DType) -> Result<Joint, IrError> {
@@ -47,7 +47,7 @@ pub fn joint(forward: &Program, grads: DType) -> Result<Joint, IrError> {
 
 struct Reverse {
     program: Program,
-    /// The gradient formed so far of each forward value.
+    /// The gradient of each forward value, as far as it is known.
     gradients: Vec<Option<ValueId>>,
     /// The element type that the gradient of each value has, if it is needed at all.
     wanted: Vec<Option<DType>>,
@@ -91,7 +91,7 @@ impl Reverse {
                     self.program.constant(ty.dtype, &[], 1.0, Phase::B)?
                 }
                 Role::Loss => {
-                    let what = format!("the loss is {ty}; sum it to a single number");
+                    let what = format!("the loss is {ty}, but must be a single number; sum it");
                     return Err(IrError::operands("loss", what));
                 }
                 _ => continue,
@@ -110,7 +110,7 @@ impl Reverse {
         if cotangents.iter().all(Option::is_none) || wanted.iter().all(Option::is_none) {
             return Ok(());
         }
-        // What was pushed since the last gradient are sums and seeds, which belong to no op.
+        // Instructions since the last gradient are sums and seeds, which belong to no op.
         self.origins.resize(self.program.instrs().len(), None);
         let mut vjp = Vjp::new(&mut self.program, instr.clone(), cotangents, wanted.clone());
         instr.op.vjp(&mut vjp)?;
@@ -150,9 +150,9 @@ impl Reverse {
     }
 }
 
-/// B holds the ancestors of the input cotangents and of every backward instruction that reads a
-/// weight, or what is made from weights alone; W is the rest. So W reads no weights, also in
-/// segments without a differentiated input.
+/// B has all instructions that input cotangents depend on, and all backward instructions that read
+/// a weight (or a value computed from weights alone) with everything these depend on; W is the
+/// rest. So W reads no weights, also in segments without a differentiated input.
 fn assign_phases(program: &Program, forward: usize) -> Program {
     let weights = made_of_weights(program);
     let mut in_b: BTreeSet<ValueId> =
@@ -175,7 +175,8 @@ fn assign_phases(program: &Program, forward: usize) -> Program {
     rewriter.finish()
 }
 
-/// The weights, and what follows from them and constants alone: a weight in another shape or type.
+/// The weights, and values computed only from weights and constants: a weight in another shape or
+/// type.
 fn made_of_weights(program: &Program) -> BTreeSet<ValueId> {
     let mut weights: BTreeSet<ValueId> =
         program.inputs_with(Role::Param).map(|p| p.value).collect();

@@ -1,4 +1,4 @@
-//! Cutting a joint graph into the programs that scripts run.
+//! Divides a joint graph into the programs that scripts run.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,7 +11,7 @@ use phalanx_ir::{
 
 use crate::joint::Joint;
 
-/// Which residuals the backward makes again instead of reading what F kept.
+/// Which residuals the backward recomputes instead of reading what F kept.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Recompute {
     /// None: F keeps everything that the backward reads.
@@ -76,7 +76,7 @@ pub struct Phases {
 
 impl Phases {
     /// What F keeps for the backward, by name: its residual outputs, and its boundary inputs that
-    /// the backward reads. This is what the memory of a micro-batch in flight is made of.
+    /// the backward reads. This is the memory of a micro-batch in flight.
     pub fn residuals(&self) -> Vec<(&str, &TensorType)> {
         let kept =
             self.f.outputs_with(Role::Residual).map(|p| (p.name.as_str(), self.f.ty(p.value)));
@@ -86,7 +86,7 @@ impl Phases {
     }
 }
 
-/// Cuts a joint graph.
+/// Divides a joint graph.
 pub fn slice(joint: &Joint, recompute: Recompute) -> Phases {
     use Phase::{B, F, W};
     let cut = Cut::new(&joint.program, recompute);
@@ -103,11 +103,11 @@ pub fn slice(joint: &Joint, recompute: Recompute) -> Phases {
 struct Cut<'a> {
     joint: &'a Program,
     graph: Graph<'a>,
-    /// Values made from weights and constants alone: remade wherever they are read.
+    /// Values computed only from weights and constants: recomputed wherever they are read.
     free: Vec<bool>,
     /// Forward values that F keeps.
     kept: BTreeSet<ValueId>,
-    /// Values that B hands to W beside those that F keeps.
+    /// Values that B passes to W besides those that F keeps.
     handed: BTreeSet<ValueId>,
 }
 
@@ -141,8 +141,8 @@ impl<'a> Cut<'a> {
         self.made_by(value).is_some_and(|instr| instr.inputs.iter().all(|&v| self.is_constant(v)))
     }
 
-    /// What the instructions of some phases read and do not make themselves, and the outputs that
-    /// leave with them: a gradient or cotangent may itself be a forward value, passed through.
+    /// The values that the instructions of some phases read but do not compute, and the outputs of
+    /// these phases: a gradient or cotangent may itself be a forward value.
     fn reads(&self, phases: &[Phase]) -> BTreeSet<ValueId> {
         let instrs = self.joint.instrs().iter();
         let own = |v: &ValueId| self.made_by(*v).is_some_and(|i| phases.contains(&i.phase));
@@ -152,9 +152,9 @@ impl<'a> Cut<'a> {
         read.chain(leaving.into_iter().map(|port| port.value)).filter(|v| !own(v)).collect()
     }
 
-    /// What must be kept so that every forward value the backward reads can be had: itself,
-    /// unless it is remade; then what its maker reads, and so on. A view is always remade: it is
-    /// its operand, and keeping both would keep the same numbers twice.
+    /// What must be kept so that every forward value that the backward reads is available: the
+    /// value itself or, if it is recomputed, the operands of its instruction, and so on. A view is
+    /// always recomputed: keeping it and its operand would keep the same numbers twice.
     fn kept_under(&self, recompute: Recompute) -> BTreeSet<ValueId> {
         let mut kept = BTreeSet::new();
         let mut seen = BTreeSet::new();
@@ -180,8 +180,8 @@ impl<'a> Cut<'a> {
     }
 
     /// Whether a value is an elementwise function of one value that the backward reads anyway, and
-    /// is itself read only elementwise. Then it is made again where it is read, in the same fused
-    /// loop, and costs no memory at all: SiLU of the gate in a gated layer.
+    /// is itself read only elementwise. Then it is recomputed where it is read, in the same fused
+    /// loop, and needs no memory: for example SiLU of the gate in a gated layer.
     fn is_cheap(&self, instr: &Instr, value: ValueId, read: &BTreeSet<ValueId>) -> bool {
         let &[operand] = instr.inputs.as_slice() else {
             return false;
@@ -193,8 +193,8 @@ impl<'a> Cut<'a> {
         elementwise(instr) && at_hand && readers.all(elementwise)
     }
 
-    /// Forward instructions that the backward phases run again, in order, for what they read and
-    /// what they hand on.
+    /// Forward instructions that the backward phases run again, in order, for the values that they
+    /// read and pass on.
     fn remade_for(&self, phases: &[Phase], handed: &BTreeSet<ValueId>) -> Vec<usize> {
         let mut instrs = BTreeSet::new();
         let mut stack: Vec<ValueId> = self.reads(phases).union(handed).copied().collect();
@@ -210,8 +210,8 @@ impl<'a> Cut<'a> {
         instrs.into_iter().collect()
     }
 
-    /// Instructions of earlier phases that even W runs again: views, gathers and constants. It reads
-    /// no weights, so everything else comes from F or B.
+    /// Instructions of earlier phases that even W runs again: views, gathers and constants. W reads
+    /// no weights, so all other values come from F or B.
     fn remade_in_w(&self) -> Vec<usize> {
         let mut instrs = BTreeSet::new();
         let mut stack: Vec<ValueId> = self.reads(&[Phase::W]).into_iter().collect();
@@ -225,8 +225,8 @@ impl<'a> Cut<'a> {
         instrs.into_iter().collect()
     }
 
-    /// What W reads, each followed back through views and gathers: a shard is kept and gathered
-    /// again, not the whole. Not to a weight, which W may not read.
+    /// The values that W reads, each followed back through views and gathers: the shard is kept and
+    /// gathered again, not the whole value. But not back to a weight, which W must not read.
     fn read_by_w(&self) -> BTreeSet<ValueId> {
         let source = |mut value: ValueId| {
             while let Some(instr) = self.made_by(value).filter(|i| i.op.is_view() || gathers(i)) {
@@ -241,7 +241,7 @@ impl<'a> Cut<'a> {
     }
 
     /// A program of the instructions of `phases`, after the forward instructions `remade`;
-    /// `leaving` are values that it must hand on.
+    /// `leaving` are values that it must return.
     fn program(
         &self,
         suffix: &str,
@@ -253,7 +253,7 @@ impl<'a> Cut<'a> {
         let instrs: Vec<(usize, &Instr)> = (self.joint.instrs().iter().enumerate())
             .filter(|(i, instr)| own(instr) || remade.contains(i))
             .collect();
-        // A clone may make again what was kept, beside what it is there for; the kept one is read.
+        // A clone may also recompute a result that was kept; then the kept one is read.
         let made: BTreeSet<ValueId> = (instrs.iter())
             .flat_map(|(_, i)| i.outputs.iter().map(|v| (*v, own(i))))
             .filter(|(v, own)| *own || !self.kept.contains(v))
@@ -277,8 +277,8 @@ impl<'a> Cut<'a> {
         program
     }
 
-    /// An output leaves with the phase that makes its value. One that only passes through (an
-    /// identity's cotangent, say) leaves with the phase whose business it is.
+    /// An output belongs to the phase that computes its value. An output that only passes a value
+    /// through (for example the cotangent of an identity) belongs to the phase of its kind.
     fn outputs(&self, phases: &[Phase], leaving: &BTreeSet<ValueId>) -> Vec<Port> {
         let mut outputs = Vec::new();
         for port in self.joint.outputs() {
@@ -299,8 +299,8 @@ impl<'a> Cut<'a> {
     }
 }
 
-/// Whether an instruction makes the whole of what it is given a shard of, or the reverse: then its
-/// operand is what to keep or hand on, and nothing is lost.
+/// Whether an instruction gathers a shard into the whole value, or the reverse: then it is enough
+/// to keep or pass on its operand.
 fn gathers(instr: &Instr) -> bool {
     let Op::Collective(collective) = &instr.op else { return false };
     matches!(collective.kind, CollectiveKind::AllGather { .. } | CollectiveKind::Shard { .. })

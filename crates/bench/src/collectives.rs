@@ -1,4 +1,4 @@
-//! How fast ranks of this machine talk to each other.
+//! How fast ranks of this machine communicate.
 
 use phalanx_sys::memory::machine;
 use serde::Serialize;
@@ -18,28 +18,28 @@ pub struct CollectiveRow {
     pub op: &'static str,
     /// Bytes of the full tensor.
     pub bytes: usize,
-    /// The median of a call.
+    /// The median time of a call.
     pub median_us: f64,
-    /// Bytes per that time.
+    /// Bytes divided by the median time.
     pub gib_per_s: f64,
-    /// How long copying as many bytes would take, all ranks copying at once.
+    /// The time of copying the same number of bytes, with all ranks copying at once.
     pub copy_limit_us: f64,
-    /// The fastest call: what a machine shows that others use too.
+    /// The time of the fastest call, which other programs on the machine disturb least.
     pub best_us: f64,
-    /// The limit by the fastest copy.
+    /// The copy limit, from the fastest copy.
     pub copy_limit_best_us: f64,
     /// How many ranks there were.
     pub ranks: usize,
 }
 
-/// More ranks than this have no element of the smallest tensor each.
+/// With more ranks than this, some would have no element of the smallest tensor.
 const MOST_RANKS: usize = SIZES[0] / size_of::<f32>();
 
-/// Ranks where neither the configuration nor anybody else says how many.
+/// The number of ranks if neither the user nor the configuration sets it.
 const RANKS: usize = 2;
 
-/// Times every collective at every size between this many ranks, or as many as the configuration
-/// has if these are several; tells each row when it is known.
+/// Times every collective at every size between `ranks` ranks, or else between as many as the
+/// configuration has, but at least two. Calls `tell` with each row as soon as it is measured.
 pub fn collectives(
     config: &Config,
     ranks: Option<usize>,
@@ -67,16 +67,16 @@ pub fn collectives(
     Ok(())
 }
 
-/// Refuses ranks that have nothing to do, and tensors that do not fit the machine.
+/// Refuses ranks without work, and tensors that do not fit into this machine's memory.
 fn check(ranks: usize) -> Result<()> {
     if ranks > MOST_RANKS {
         return Err(Error::refused(
             Problem::new(format!("--ranks {ranks}: the smallest tensor has {MOST_RANKS} elements"))
-                .because("every rank must have one of them at least")
+                .because("every rank needs at least one of them")
                 .fix(format!("--ranks {MOST_RANKS} or fewer")),
         ));
     }
-    // Each rank holds what it gives and what it gets.
+    // Each rank holds its input and its output.
     let each = 2 * SIZES.into_iter().max().unwrap_or(0) as u64;
     let (needed, available) = (each * ranks as u64, machine().map(|machine| machine.available));
     match available {

@@ -1,8 +1,8 @@
-//! What the linear layers and the head of a step would take if nothing else existed.
+//! The time of the matrix products of a step's linear layers and head alone.
 //!
-//! Every rank does the products of its own shapes, forward, gradient of the input and gradient of the
-//! weight, each product on all ranks at the same time. From the rates that they reach follows the time
-//! of a step's products, each counted once: what a layout computes twice makes the floor no higher.
+//! Every rank computes the products of its own shapes, forward, gradient of the input and gradient
+//! of the weight, each product on all ranks at the same time. The measured rates give the time of a
+//! step's products, each counted once: work that a layout does twice does not raise the floor.
 
 use phalanx_ir::DType;
 use phalanx_pipeline::split;
@@ -17,24 +17,24 @@ use phalanx_session::{Backend, Lowered, Size, Timing};
 pub struct Effort {
     /// Rounds of each product.
     rounds: usize,
-    /// FLOPs at which products are cut: larger ones are timed in part.
+    /// The most FLOPs of a timed product: larger products are timed in part.
     most: u64,
-    /// Whether the best round counts, or the one in the middle.
+    /// Whether the best round counts, or the median.
     best: bool,
 }
 
 impl Effort {
-    /// For benchmarks: whole products, and what they take usually.
+    /// For benchmarks: whole products, and their median time.
     pub const CAREFUL: Self = Self { rounds: 7, most: u64::MAX, best: false };
-    /// Before a run, where nobody wants to wait: parts of large products, and the best they reach.
+    /// Before a run, where it must be quick: parts of large products, and their best time.
     pub const SHORT: Self = Self { rounds: 4, most: 2_000_000_000, best: true };
 }
 
-/// FLOPs of a round at least. Where ranks outnumber cores, a round must be long enough for them to
-/// get in each other's way as they do in a step.
+/// The fewest FLOPs of a round. With more ranks than cores, a round must be long enough that ranks
+/// compete for cores as they do in a step.
 const ROUND_WORK: u64 = 100_000_000;
 
-/// Seconds that the products of one step would take by themselves; `None` for a model without any.
+/// Seconds that the products of one step would take alone; `None` for a model without any.
 pub fn seconds(
     lowered: &Lowered,
     backend: &dyn Backend,
@@ -64,8 +64,9 @@ pub fn seconds(
     Ok(Some(once * needed / done * passes(lowered)?))
 }
 
-/// How many times a micro-batch's products follow each other: once for each micro-batch, or, in a
-/// pipeline, as often as its heaviest device's share of them does until the last micro-batch is through.
+/// By how much the time of one micro-batch's products is multiplied: by the number of micro-batches
+/// or, in a pipeline, by the time that the heaviest stage group needs until the last micro-batch is
+/// done.
 fn passes(lowered: &Lowered) -> Result<f64> {
     let (model, devices) = (&lowered.model, lowered.devices().len());
     let costs: Vec<f64> = (model.instances().iter())
@@ -83,7 +84,7 @@ fn flops<'p>(products: impl Iterator<Item = (&'p Product, usize)>) -> f64 {
     products.map(|(product, count)| product.flops() as f64 * count as f64).sum()
 }
 
-/// How long the ranks took for a round, from the first that began to the last that was done.
+/// The time of a round, from the start of the first rank to the end of the last.
 fn together(ranks: &[&[Round]], effort: Effort) -> f64 {
     let mut rounds: Vec<f64> = (0..effort.rounds)
         .filter_map(|round| {
@@ -134,7 +135,7 @@ mod tests {
         let (own, all, sides) = work(&["parallel.dp=2", "parallel.tp=2", "parallel.zero=3"]);
         assert_eq!(sides, [1024, 64, 255]);
         assert!((own * 4.0 / all - 1.0).abs() < 1e-3, "{own} {all}");
-        // Weights in another type are weights all the same.
+        // Weights in another element type still count as weights.
         let (own, all, _) = work(&["precision.weights=bf16", "precision.compute=bf16"]);
         assert_eq!(own, all);
     }

@@ -1,4 +1,4 @@
-//! How long it takes to work out what a rank has to do.
+//! How long planning takes: from a configuration to the script of one rank.
 
 use std::time::Instant;
 
@@ -10,12 +10,12 @@ use phalanx_error::Result;
 use phalanx_session::network::Network;
 use phalanx_session::{Lowered, Planner, Settings};
 
-/// What `bench partition` tells.
+/// The result of `bench partition`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PartitionBench {
     /// From the configuration to the script of one rank.
     pub ms: f64,
-    /// Of that: building the model.
+    /// Part of it: building the model.
     pub model_ms: f64,
     /// Gradients, partitioning, slicing and all passes.
     pub programs_ms: f64,
@@ -31,7 +31,7 @@ pub struct PartitionBench {
     pub actions: usize,
 }
 
-/// Goes from a configuration to the script of one rank, once and without anything prepared.
+/// Builds the script of one rank from a configuration, once, with nothing prepared.
 pub fn partition(loaded: &Loaded) -> Result<PartitionBench> {
     let config = &loaded.config;
     let begun = Instant::now();

@@ -25,7 +25,7 @@ const WARM_UP: usize = 3;
 /// Steps that are timed.
 const TIMED: usize = 12;
 
-/// What `bench step` tells.
+/// The result of `bench step`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct StepBench {
     /// The median time of a step.
@@ -34,17 +34,17 @@ pub struct StepBench {
     pub best_ms: f64,
     /// Tokens per second at the median.
     pub tokens_per_s: f64,
-    /// The most memory that the process held, as far as the system says.
+    /// The peak memory of the process, if the system reports it.
     pub peak_rss_bytes: Option<u64>,
-    /// Memory beside the plan that kernels use while they run, over all threads.
+    /// Memory outside the plan that kernels use while they run, over all threads.
     pub kernel_scratch_bytes: u64,
-    /// The largest block that the matrix library packed operands into. Known where the counting
-    /// allocator is the global one, as in the command.
+    /// The largest block into which the matrix library packed operands. Known only where the
+    /// counting allocator is the global allocator, as in the command.
     pub gemm_packing_bytes: Option<u64>,
-    /// What it allocated for that in a warm step altogether, block after block; known likewise.
-    /// Blocks that it keeps from one step to the next are not among them.
+    /// All bytes that it allocated for packing in one step after the warm-up; known under the same
+    /// condition. Blocks that it keeps between steps are not counted.
     pub gemm_packing_bytes_per_step: Option<u64>,
-    /// The share of the steps' time inside matmul calls.
+    /// The share of the step time spent in matmul calls.
     pub gemm_fraction: f64,
     /// Time of the linear layers and the head at the measured GEMM rate.
     pub floor_ms: f64,
@@ -52,10 +52,10 @@ pub struct StepBench {
     pub floor_fraction: f64,
     /// How many ranks there were.
     pub ranks: usize,
-    /// Processor time of a step over all ranks, in the mean; what waiting ranks burnt is not counted.
-    /// Known where each rank has one thread.
+    /// Processor time of a step, summed over ranks and averaged over steps; time spent waiting is
+    /// not counted. Known where each rank has one thread.
     pub busy_ms: Option<f64>,
-    /// That as a share of what the cores that ranks can use have to give in a step, in the mean.
+    /// The same as a share of the processor time of the cores that ranks can use.
     pub busy_fraction: Option<f64>,
 }
 
@@ -91,17 +91,17 @@ pub fn step(loaded: &Loaded) -> Result<StepBench> {
     })
 }
 
-/// What was measured of the timed steps.
+/// Measurements of the timed steps.
 struct Timed {
-    /// The time of each.
+    /// The time of each step.
     times: Vec<f64>,
-    /// Seconds inside matmul calls over all of them.
+    /// Seconds inside matmul calls, over all steps.
     gemm_seconds: f64,
-    /// Processor seconds of all ranks over all of them, if a rank's thread does all its work.
+    /// Processor seconds of all ranks over all steps, if each rank has only one thread.
     busy_seconds: Option<f64>,
     /// Bytes of the kernels' scratch memory.
     kernel_scratch: usize,
-    /// What they allocated, if that is counted; inside matrix products only packing allocates.
+    /// Allocations of the steps, if counted; inside matrix products only packing allocates.
     packed: Option<Counts>,
 }
 
@@ -134,14 +134,14 @@ fn steps(config: &Config, network: &Network, lowered: &Lowered) -> Result<Timed>
     })
 }
 
-/// What ranks have spent so far.
+/// Time and memory that ranks have used so far.
 #[derive(Clone, Copy, Default)]
 struct Spent {
-    /// Seconds inside matrix products by the clock, in the mean over ranks.
+    /// Wall-clock seconds inside matrix products, averaged over ranks.
     gemm: f64,
-    /// Processor seconds of the ranks' own threads, without what waiting burnt, over all ranks.
+    /// Processor seconds of the ranks' own threads, without time spent waiting, over all ranks.
     busy: f64,
-    /// Bytes beside the plan, over all ranks.
+    /// Bytes outside the plan, over all ranks.
     beside: usize,
 }
 

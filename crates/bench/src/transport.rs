@@ -1,8 +1,8 @@
-//! How fast collectives are, beside what copying alone would take.
+//! How fast collectives are, compared with copying alone.
 //!
-//! All ranks meet at a barrier, then each times the call; a round counts as the slowest rank says.
-//! The limit is the time in which all ranks, copying at once, would read and write as many bytes
-//! as the call must read and write, each once.
+//! All ranks meet at a barrier, then each times the call; the time of a round is that of the
+//! slowest rank. The limit is the time in which all ranks, copying at once, would read and write as
+//! many bytes as the call must read and write, each once.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -26,17 +26,17 @@ const OPS: [OpKind; 4] =
 pub(crate) struct Row {
     /// What was called.
     pub(crate) op: OpKind,
-    /// Bytes of the full tensor: what `all_gather` gives, and what the others take.
+    /// Bytes of the full tensor: the result of `all_gather`, the input of the others.
     pub(crate) bytes: usize,
-    /// The median of a call, in microseconds.
+    /// The median time of a call, in microseconds.
     pub(crate) median_us: f64,
-    /// `bytes` per that time, in GiB per second.
+    /// `bytes` divided by the median time, in GiB per second.
     pub(crate) gib_per_s: f64,
-    /// How long copying as many bytes would take, in microseconds, by the median of copies.
+    /// The time of copying the same number of bytes, in microseconds: the median copy.
     pub(crate) copy_limit_us: f64,
-    /// The fastest call, in microseconds: what a machine shows that others use too.
+    /// The fastest call, in microseconds, which other programs on the machine disturb least.
     pub(crate) best_us: f64,
-    /// How long copying as many bytes would take by the fastest copy.
+    /// The time of copying the same number of bytes: the fastest copy.
     pub(crate) copy_limit_best_us: f64,
 }
 
@@ -109,7 +109,7 @@ fn median_and_best(times: impl Iterator<Item = Duration>) -> (f64, f64) {
     (us(times.len() / 2), us(0))
 }
 
-/// Bytes that a rank must read and write, each once, over the bytes of the full tensor.
+/// Bytes that a rank must read and write, each once, divided by the bytes of the full tensor.
 fn touched(op: OpKind, ranks: usize) -> f64 {
     let n = ranks as f64;
     match op {
@@ -138,7 +138,8 @@ impl Bench {
             _ => (Op::AllReduce(Reduction::Sum), full),
         };
         let call = Call::new(GroupId::WORLD, call, DType::F32, Blocks::contiguous(block));
-        // Ones everywhere but in what is summed in place again and again, which must stay small.
+        // Ones everywhere, except in the buffer that is summed in place many times, which must stay
+        // small.
         let value = if op == OpKind::AllReduce { 0.0 } else { 1.0 };
         Self { op, call, send: vec![value; full], receive: vec![value; full] }
     }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// Where an action is issued. Actions of one lane start in order; lanes run side by side.
+/// The queue on which an action is issued. Actions of one lane start in order; lanes run
+/// concurrently.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Lane {
     /// Programs.
@@ -15,9 +16,9 @@ pub enum Lane {
     Send,
     /// Messages from other ranks.
     Receive,
-    /// Copies towards the device: batches, what was moved out of its memory.
+    /// Copies to the tier `Device`: batches, and what was moved out of it before.
     Up,
-    /// Copies away from the device.
+    /// Copies out of the tier `Device`.
     Down,
     /// Copies between the host's memory and files.
     Disk,
@@ -36,9 +37,8 @@ impl Lane {
         Lane::Disk,
     ];
 
-    /// Whether what is issued on it ends in order. A message ends when its other end takes part,
-    /// which may be long after the next one is made: the lanes of messages keep the order of starts
-    /// alone.
+    /// Whether its actions end in order. A message ends when its other end takes part, which may be
+    /// long after the next one was issued: the lanes of messages keep only the order of starts.
     pub const fn ends_in_order(self) -> bool {
         !matches!(self, Lane::Send | Lane::Receive)
     }
@@ -50,7 +50,7 @@ pub enum Tier {
     /// Where programs run. On a CPU engine that is the host's memory.
     #[default]
     Device,
-    /// The host's memory, beside a device that cannot address it.
+    /// The host's memory, next to a device that cannot address it.
     Host,
     /// A file.
     Disk,
@@ -95,8 +95,8 @@ impl fmt::Display for Tier {
 
 /// A kind of memory that programs compute in and transports move, such as the host's or a GPU's.
 ///
-/// An engine and a transport fit together if they are of the same kind. The set is open: whoever
-/// brings an engine for another kind of memory names it.
+/// An engine and a transport fit together if they are of the same kind. The set is open: an engine
+/// for another kind of memory defines its name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct MemoryKind(&'static str);
 

@@ -1,10 +1,10 @@
-//! What scripts and engines both speak of.
+//! The types that scripts and engines share.
 //!
-//! A script asks an engine for calls; this crate has the words of such a call and nothing else: the
-//! [`Lane`] it is issued on, the [`Tier`] and the [`MemoryKind`] of memory it touches, the [`Slots`] of
-//! a program's values and what an engine needs beside them ([`Requirements`]), the [`Message`]s between
-//! ranks, and what a program moves between them ([`traffic`]). It knows no
-//! compiler and no machine, so an engine depends on little.
+//! A script makes calls to an engine; this crate has the types of such a call and nothing else: the
+//! [`Lane`] it is issued on, the [`Tier`] and the [`MemoryKind`] of memory it touches, the
+//! [`Slots`] of a program's values and the memory that an engine needs besides them
+//! ([`Requirements`]), the [`Message`]s between ranks, and what a program moves between them
+//! ([`traffic`]). It depends on no compiler and no machine, so an engine has few dependencies.
 #![forbid(unsafe_code)]
 
 mod lane;

@@ -1,10 +1,10 @@
-//! Messages: what a rank of one device sends to a rank of another.
+//! Messages: what a rank of one stage group sends to a rank of another.
 
 use std::sync::Arc;
 
 use phalanx_ir::DType;
 
-/// What an instance makes of a micro-batch: the same on every rank that has it.
+/// A value that an instance produces for a micro-batch: the same on every rank that has it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Value {
     /// The instance's number in the model.
@@ -13,11 +13,11 @@ pub struct Value {
     pub port: Arc<str>,
     /// The micro-batch.
     pub microbatch: usize,
-    /// Whether its forward was run again for it.
+    /// Whether it comes from a second run of its forward.
     pub again: bool,
 }
 
-/// What of a buffer goes to, or comes from, one other rank.
+/// Elements of a buffer that go to, or come from, one other rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Message {
     /// The other rank.
@@ -25,7 +25,7 @@ pub struct Message {
     /// Messages to the same rank on one channel arrive in order; on different channels they do not
     /// wait for each other.
     pub channel: u32,
-    /// What travels.
+    /// The value that is sent.
     pub value: Value,
     /// The element type.
     pub dtype: DType,
@@ -34,7 +34,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// The bytes that travel.
+    /// The bytes that are sent.
     pub fn bytes(&self) -> usize {
         self.blocks.iter().map(|b| b.rows * b.len).sum::<usize>() * self.dtype.size()
     }

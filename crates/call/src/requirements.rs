@@ -1,9 +1,9 @@
-//! What an engine needs before values are given their places.
+//! What an engine needs to know before values get their slots.
 
 use phalanx_ir::{Instr, Program};
 
-/// What an engine needs of a program's workspace beside its values. It is asked before slots are
-/// placed, so the numbers follow from the program alone.
+/// The workspace memory that an engine needs besides a program's values. It is asked before slots
+/// are placed, so the numbers depend on the program alone.
 pub trait Requirements: Send + Sync {
     /// Bytes of scratch memory in the workspace, on each rank, that an instruction needs while it runs.
     fn scratch(&self, program: &Program, instr: &Instr) -> usize;

@@ -1,7 +1,8 @@
 //! Where the values of one program lie: in its inputs, in its outputs, or in its workspace.
 //!
-//! A view (a reshape) is the same memory under another type, and so is a collective that is done. An
-//! op that may work in place takes the memory of an operand that dies with it. What is left is packed into a workspace by lifetimes.
+//! A view (a reshape) is the same memory with another type, and so is the result of `done` of a
+//! collective. An op that may work in place takes the memory of an operand that it uses last. All
+//! other values are packed into a workspace by their live ranges.
 
 mod family;
 
@@ -23,7 +24,7 @@ pub enum Slot {
     Output(usize),
     /// At this offset of the workspace.
     Workspace(usize),
-    /// Nowhere: nothing reads it, nor anything else that its instruction makes.
+    /// Nowhere: nothing reads it, nor any other result of its instruction.
     Unused,
 }
 
@@ -32,19 +33,20 @@ pub enum Slot {
 pub struct Slots {
     /// By value.
     pub by_value: Vec<Slot>,
-    /// By instruction: the offset of its scratch memory in the workspace, where it needs some.
+    /// For each instruction: the offset of its scratch memory in the workspace, where it needs
+    /// some.
     pub scratch: Vec<Option<usize>>,
-    /// Outputs that are not where their value lies, as (output, value): to be copied at the end.
+    /// Outputs whose value lies elsewhere, as (output, value): they are copied at the end.
     pub copies: Vec<(usize, ValueId)>,
     /// Bytes from the workspace's start to its end.
     pub extent: usize,
     /// The largest sum of live workspace bytes at any instruction; gaps not counted.
     pub peak: usize,
-    /// What lies in the workspace when.
+    /// The live ranges of the workspace.
     pub lives: Vec<Life>,
 }
 
-/// A piece of the workspace and the instructions during which it is alive.
+/// A piece of the workspace and its live range, in instructions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Life {
     /// Where it starts.
@@ -98,7 +100,8 @@ impl<'a> Classes<'a> {
                 classes.birth[value.index()] = index;
             }
         }
-        // A result that nothing reads still needs a place while its instruction makes the others.
+        // A result that nothing reads still needs memory while its instruction writes the other
+        // results.
         for (index, instr) in program.instrs().iter().enumerate() {
             if instr.outputs.iter().any(|v| classes.last_use[v.index()].is_some()) {
                 for value in &instr.outputs {
@@ -149,13 +152,13 @@ impl<'a> Classes<'a> {
         };
     }
 
-    /// A view is its operand, and what a done gives is its handle.
+    /// A view has the memory of its operand, and the result of `done` that of its handle.
     fn join_views(&mut self) {
         for instr in self.program.instrs().iter().filter(|i| is_same_memory(i)) {
             let (a, b) = (self.root(instr.inputs[0].index()), self.root(instr.outputs[0].index()));
-            // An input's memory can't also be an output's: that output is copied at the end. A
-            // gradient that is added to can't hold anything else meanwhile, but it is only ever
-            // written once, so its producer may write it in place of the view.
+            // The memory of an input cannot also be that of an output: that output is copied at the
+            // end. A gradient that is added to cannot hold anything else meanwhile, but it is
+            // written only once, so its producer may write it directly instead of the view.
             if self.input[a].is_some()
                 && let Some(output) = self.output[b].take()
             {
@@ -165,7 +168,7 @@ impl<'a> Classes<'a> {
         }
     }
 
-    /// An op that may work in place takes the memory of an operand that dies with it.
+    /// An op that may work in place takes the memory of an operand that it uses last.
     fn join_in_place(&mut self) {
         for (index, instr) in self.program.instrs().iter().enumerate() {
             for &(operand, result) in instr.op.in_place() {
@@ -178,7 +181,8 @@ impl<'a> Classes<'a> {
                 let read_twice =
                     instr.inputs.iter().filter(|v| self.root(v.index()) == a).count() > 1;
                 let fresh = self.birth[b] == index && self.output[a].is_none();
-                // Equal bytes alone would let a repeated operand be overwritten while it is needed.
+                // Comparing only sizes would allow overwriting a broadcast operand that is still
+                // needed.
                 let shape = |v: ValueId| &self.program.ty(v).shape;
                 let same = self.bytes(x.index()) == self.bytes(y.index()) && shape(*x) == shape(*y);
                 if dies && !read_twice && fresh && same && !self.is_reserved(b) && a != b {
@@ -189,8 +193,8 @@ impl<'a> Classes<'a> {
         }
     }
 
-    /// Whether the class lies in an output whose memory is not free to use before its value is there: it
-    /// may be added to, or, of state, lie over an operand that is still read.
+    /// Whether the class lies in an output whose memory must not be written before its final value:
+    /// the output may be added to, or may share memory with a state operand that is still read.
     fn is_reserved(&self, root: usize) -> bool {
         self.output[root].is_some_and(|o| {
             let role = self.program.outputs()[o].role;
@@ -246,7 +250,7 @@ impl<'a> Classes<'a> {
     }
 }
 
-/// Whether an instruction's result is its operand under another type.
+/// Whether the result of an instruction is its operand with another type.
 fn is_same_memory(instr: &Instr) -> bool {
     let done = matches!(&instr.op, Op::Collective(c) if c.kind == CollectiveKind::Done);
     done || instr.op.is_view()
@@ -319,8 +323,8 @@ mod tests {
         assert_eq!(slots.by_value, [Slot::Input(0); 2]);
     }
 
-    /// Under accumulation the place of a gradient holds the old sum plus the new value, which is
-    /// not what another reader or another output of the value is to find.
+    /// With accumulation, the memory of a gradient holds the old sum plus the new value, which
+    /// other readers or outputs of the value must not see.
     #[test]
     fn a_gradient_that_has_other_readers_is_copied() {
         let gradients = |both: bool, read: bool, reshaped: bool| {

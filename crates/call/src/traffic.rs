@@ -1,9 +1,9 @@
 //! What a program moves between ranks, from its types alone: closed forms, before any rank starts.
 //!
-//! A transport counts what it really moves, where one rank touches another's memory; no code path
-//! hands one number to the other. Bytes are those of the ring algorithms, which is how the transports
-//! move data: of X bytes over n ranks each sends X(n−1)/n in a gather, a scatter or an all-to-all,
-//! and twice that in an all-reduce. Tensors count with their padding.
+//! A transport counts what it really moves, where one rank touches another's memory; the two
+//! numbers share no code. Bytes are those of the ring algorithms, which is how the transports move
+//! data: of X bytes over n ranks each sends X(n−1)/n in a gather, a scatter or an all-to-all, and
+//! twice that in an all-reduce. Tensors count with their padding.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,7 +31,7 @@ pub fn names(axes: &[Axis]) -> Vec<String> {
     axes.iter().map(ToString::to_string).collect()
 }
 
-/// How often a rank takes part, and what it moves.
+/// How many calls a rank takes part in, and what it moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Moved {
     /// Calls.
@@ -93,7 +93,7 @@ fn of_collective(
         }
         CollectiveKind::AllToAll { .. } => ("all_to_all", collective.axes.clone(), part(given)),
         CollectiveKind::AllReduce => {
-            // Of each piece every rank sums its part, and the parts may differ by one element.
+            // Every rank sums its part of each piece, and the parts may differ by one element.
             let (size, index) = (before.dtype.size(), mesh.shard(rank, &collective.axes));
             let own = |elements: usize| elements * (index + 1) / n - elements * index / n;
             let sums: usize = collective.cuts(given / size).map(|piece| own(piece.len())).sum();

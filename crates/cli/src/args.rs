@@ -11,10 +11,10 @@ use phalanx::pipeline::Warmup;
 use phalanx::script::Part;
 use phalanx::train::eval::ModelSource;
 
-/// Trains large models, and works out beforehand how it should be done.
+/// Trains large models on many ranks, and plans every step before it runs.
 ///
-/// `phalanx train` without anything else trains a small model on a built-in corpus in under a
-/// minute. `phalanx config` lists every setting.
+/// `phalanx train` without arguments trains a small model on a built-in corpus in under a minute.
+/// `phalanx config` lists every setting.
 #[derive(Parser, Debug)]
 #[command(name = "phalanx", version, propagate_version = true)]
 pub(crate) struct Args {
@@ -29,9 +29,9 @@ pub(crate) enum Command {
     Train {
         #[command(flatten)]
         settings: Settings,
-        /// Measures a step after three to warm up, and writes what every rank did when: a trace for
-        /// ui.perfetto.dev or chrome://tracing, and beside it a drawing (FILE with .svg in place of
-        /// .json) of the measured timeline above the predicted one.
+        /// Measures one step, after three warm-up steps, and writes what every rank did and when: a
+        /// trace for ui.perfetto.dev or chrome://tracing, and next to it a drawing (FILE with .svg
+        /// instead of .json) of the measured timeline above the predicted one.
         #[arg(long, value_name = "FILE")]
         trace: Option<PathBuf>,
     },
@@ -59,13 +59,13 @@ pub(crate) enum Command {
         /// The folder of a run.
         #[arg(long, value_name = "DIR")]
         run: PathBuf,
-        /// The folder to write, which is made if need be.
+        /// The folder to write; it is created if it does not exist.
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
         /// The element type to store weights in.
         #[arg(long, value_enum, default_value = "f32")]
         dtype: Dtype,
-        /// Prints JSON, a compact object per line.
+        /// Prints JSON: one compact object per line.
         #[arg(long)]
         json: bool,
     },
@@ -79,17 +79,17 @@ pub(crate) enum Command {
         /// Shows only this part of each segment.
         #[arg(long, value_enum, ignore_case = true)]
         part: Option<PartArg>,
-        /// Whose script is shown.
+        /// The rank whose script is shown.
         #[arg(long, default_value_t = 0)]
         rank: usize,
-        /// Shows the grid of ranks and who talks to whom, in place of programs and script.
+        /// Shows the grid of ranks and which ranks communicate, instead of programs and script.
         #[arg(long, conflicts_with_all = ["segment", "part"])]
         ranks: bool,
     },
-    /// Measures how fast this machine trains, talks and plans.
+    /// Measures how fast this machine trains, communicates and plans.
     #[command(subcommand)]
     Bench(Bench),
-    /// Shows a pipeline schedule: who does what when, how long it takes, how much is kept.
+    /// Shows a pipeline schedule: what runs where and when, how long it takes, how much is kept.
     Schedule(Schedule),
     /// Lists every configuration key with its default and meaning.
     #[command(after_long_help = config::listing())]
@@ -98,45 +98,46 @@ pub(crate) enum Command {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Bench {
-    /// Times full training steps on random tokens, against the time of their matrix products.
+    /// Times full training steps on random tokens, and compares them with their matrix products
+    /// alone.
     Step(Settings),
-    /// Times collectives between ranks, against copying as many bytes.
+    /// Times collectives between ranks, and compares them with copying the same number of bytes.
     Collectives {
         #[command(flatten)]
         settings: Settings,
-        /// How many ranks; without it those of the configuration, or 2 where it has one.
+        /// How many ranks. Default: as many as the configuration has, or 2 if it has only one.
         #[arg(long, value_name = "N")]
         ranks: Option<NonZeroUsize>,
     },
-    /// Times the way from a configuration to partitioned programs and the script of one rank.
+    /// Times planning: from a configuration to partitioned programs and the script of one rank.
     Partition {
         #[command(flatten)]
         settings: Settings,
-        /// How many layers the model has, in place of model.layers.
+        /// How many layers the model has, instead of model.layers.
         #[arg(long, value_name = "L")]
         layers: Option<NonZeroUsize>,
     },
 }
 
-/// A pipeline schedule, and the times it is played through with.
+/// A pipeline schedule, and the times that it is simulated with.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Schedule {
     /// naive, gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v, or csv:FILE.
     #[arg(required_unless_present = "compare")]
     pub(crate) name: Option<String>,
-    /// Devices of the pipeline.
+    /// Stage groups of the pipeline: groups of ranks that hold different layers (parallel.pp).
     #[arg(long, value_name = "p")]
     pub(crate) stages: Option<usize>,
     /// Micro-batches of a step.
     #[arg(long, value_name = "m")]
     pub(crate) microbatches: Option<usize>,
-    /// Chunks of layers a device: by default 2 for interleaved, breadth-first and zb-v, else 1.
+    /// Chunks of layers in a stage group. Default: 2 for interleaved, breadth-first and zb-v, else 1.
     #[arg(long, value_name = "v")]
     pub(crate) chunks: Option<usize>,
     /// How many forwards 1f1b starts with; pb is for slow links.
     #[arg(long, value_enum, default_value = "pa")]
     pub(crate) warmup: WarmupArg,
-    /// Time of a forward: one micro-batch through one device's whole share.
+    /// Time of a forward: one micro-batch through all layers of one stage group.
     #[arg(long, value_name = "TIME", default_value = "1", allow_negative_numbers = true)]
     pub(crate) tf: f64,
     /// Time of the gradient of the inputs.
@@ -145,19 +146,19 @@ pub(crate) struct Schedule {
     /// Time of the gradient of the weights; tb + tw is a whole backward.
     #[arg(long, value_name = "TIME", default_value = "1", allow_negative_numbers = true)]
     pub(crate) tw: f64,
-    /// Time of a message from one device to another.
+    /// Time of a message from one stage group to another.
     #[arg(long, value_name = "TIME", default_value = "0", allow_negative_numbers = true)]
     pub(crate) hop: f64,
-    /// Other schedules for the same devices and micro-batches, drawn on the same scale of time.
+    /// Other schedules for the same stage groups and micro-batches, drawn to the same time scale.
     #[arg(long, value_name = "NAME,NAME…", value_delimiter = ',')]
     pub(crate) compare: Vec<String>,
-    /// Writes a drawing.
+    /// Writes a drawing to this SVG file.
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
-    /// Writes the schedule as a table, which csv:FILE reads.
+    /// Writes the schedule as a table to this CSV file; csv:FILE reads it back.
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
-    /// Prints JSON, a compact object per schedule.
+    /// Prints JSON: one compact object per schedule.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -167,7 +168,7 @@ pub(crate) struct Schedule {
 pub(crate) enum WarmupArg {
     /// One forward for each stage from here to the last.
     Pa,
-    /// Links count as stages too.
+    /// The same, but each link between stages counts as a stage too.
     Pb,
 }
 
@@ -180,7 +181,7 @@ impl From<WarmupArg> for Warmup {
     }
 }
 
-/// Where a configuration comes from; later ones win.
+/// Where a configuration comes from; later sources override earlier ones.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Settings {
     /// A configuration file.
@@ -192,13 +193,14 @@ pub(crate) struct Settings {
     /// Changes one setting, such as train.steps=100; may be repeated.
     #[arg(long, value_name = "key=value")]
     set: Vec<String>,
-    /// Prints JSON, a compact object per line, on standard output and all else on standard error.
+    /// Prints JSON on standard output, one compact object per line; other text goes to standard
+    /// error.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 impl Settings {
-    /// The sources as the library knows them.
+    /// The sources in the library's form.
     pub(crate) fn sources(&self) -> Sources {
         let mut sources = Sources::default();
         if let Some(preset) = &self.preset {
@@ -223,7 +225,7 @@ impl FromStr for Ids {
             let found = id.trim();
             found.parse().map_err(|_| match found {
                 "" => "an id is missing; write whole numbers and commas, such as 5,17".to_owned(),
-                _ => format!("`{found}` is no token id; write whole numbers, such as 5,17"),
+                _ => format!("`{found}` is not a token id; write whole numbers, such as 5,17"),
             })
         };
         text.split(',').map(id).collect::<Result<_, _>>().map(Ids)

@@ -1,4 +1,4 @@
-//! `phalanx bench`: each benchmark as JSON or as a few lines for people.
+//! `phalanx bench`: each benchmark as JSON or as a few readable lines.
 
 use phalanx::bench;
 use phalanx::error::Result;
@@ -28,7 +28,7 @@ fn step(settings: &Settings) -> Result<()> {
         "step            {:.1} ms (median), {:.1} ms (best)\n\
          tokens          {:.0} per second\n\
          memory          {} at most\n\
-         kernel scratch  {} beside the plan\n\
+         kernel scratch  {} outside the plan\n\
          GEMM packing    {} at most in a block, {} allocated in a step\n\
          in products     {:.1}% of the step\n\
          floor           {:.1} ms, {:.1}% of the step\n\
@@ -47,7 +47,7 @@ fn step(settings: &Settings) -> Result<()> {
         match (result.busy_ms, result.busy_fraction) {
             (Some(ms), Some(share)) =>
                 format!("for {ms:.1} ms in all, {:.1}% of their cores", 100.0 * share),
-            _ => "for a time that is known at one thread each".to_owned(),
+            _ => "time not measured (needs run.threads = 1)".to_owned(),
         },
     ));
     Ok(())

@@ -1,7 +1,8 @@
 //! The `phalanx` command: the library's first user.
 //!
 //! Exit codes: 0 all went well; 1 something was started and then failed; 2 refused, with nothing on
-//! standard output and the reason and a remedy on standard error. A panic is a bug, and is told as one.
+//! standard output and the reason and a remedy on standard error. A panic is a bug, and is reported
+//! as one.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -20,7 +21,8 @@ use args::Args;
 use phalanx::error::Error;
 use phalanx_sys::CountingAllocator;
 
-/// Counts allocations, so that `bench step` can tell what the matrix library packs.
+/// Counts allocations, so that `bench step` can report the memory in which the matrix library packs
+/// operands.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
@@ -28,7 +30,8 @@ fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
-            // Help and version are answers; everything else is a refusal, on standard error.
+            // Help and version go to standard output; everything else is a refusal, on standard
+            // error.
             let _ = error.print();
             return match error.kind() {
                 ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
@@ -46,7 +49,7 @@ fn main() -> ExitCode {
             }
         },
         Ok(Err(error)) => fail(&error),
-        // The hook has told what happened.
+        // The panic hook has already printed what happened.
         Err(_) => ExitCode::FAILURE,
     }
 }

@@ -1,4 +1,4 @@
-//! Writing to the standard streams. A reader who has gone away is no reason to fail.
+//! Writing to the standard streams. A closed pipe is not an error.
 
 use std::io::Write;
 

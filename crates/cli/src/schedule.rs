@@ -17,13 +17,13 @@ use serde::Serialize;
 use crate::args::{Schedule as Asked, WarmupArg};
 use crate::out;
 
-/// The width of lines that go elsewhere than to a terminal.
+/// The line width when the output is not a terminal.
 const PAGE: usize = 240;
 
-/// The width of a terminal that does not tell.
+/// The width of a terminal that does not report its own.
 const USUAL: usize = 80;
 
-/// Makes the schedules, plays them through, and shows or writes what is asked for.
+/// Builds the schedules, simulates them, and shows or writes what is asked for.
 pub(crate) fn run(asked: &Asked) -> Result<()> {
     check_files(asked)?;
     let schedules = schedules(asked)?;
@@ -47,7 +47,7 @@ pub(crate) fn run(asked: &Asked) -> Result<()> {
     Ok(())
 }
 
-/// Refuses files that could not be written, and two in one place.
+/// Refuses files that cannot be written, and two outputs to the same file.
 fn check_files(asked: &Asked) -> Result<()> {
     let files = [("--svg", &asked.svg), ("--csv", &asked.csv)];
     for (key, file) in files {
@@ -60,9 +60,9 @@ fn check_files(asked: &Asked) -> Result<()> {
     };
     match (&asked.svg, &asked.csv) {
         (Some(svg), Some(csv)) if place(svg) == place(csv) => {
-            let what = format!("--svg {} and --csv {}", svg.display(), csv.display());
-            let problem =
-                Problem::new(what).because("they are one file, which can hold only one of them");
+            let what =
+                format!("--svg {} and --csv {} are the same file", svg.display(), csv.display());
+            let problem = Problem::new(what).because("one file cannot hold both");
             let table = csv.with_extension("csv");
             let fix = match place(&table) == place(svg) {
                 true => format!("--svg {}", svg.with_extension("svg").display()),
@@ -82,13 +82,13 @@ fn schedules(asked: &Asked) -> Result<Vec<Schedule>> {
         main.chain(others.map(|name| Wanted::new(name, true))).collect::<Result<_>>()?;
     if let ([_, _, ..], Some(file)) = (&wanted[..], &asked.csv) {
         let file = file.display();
-        let problem = Problem::new(format!("--csv {file} with {} schedules", wanted.len()));
+        let problem = Problem::new(format!("--csv {file} cannot hold {} schedules", wanted.len()));
         return Err(Error::refused(
             problem.because("a table holds one schedule").fix("leave out --compare"),
         ));
     }
     heard(asked, &wanted)?;
-    // A table knows its own shape, and others are compared with it in that shape.
+    // A table has its own shape, and other schedules are compared with it in that shape.
     let table = wanted.iter().find_map(|wanted| match &wanted.order {
         Order::Own(schedule) => Some(schedule.as_ref()),
         Order::Named(_) => None,
@@ -100,7 +100,7 @@ fn schedules(asked: &Asked) -> Result<Vec<Schedule>> {
 struct Wanted {
     name: String,
     order: Order,
-    /// Whether it is there to be compared with: then it takes what suits it of the settings.
+    /// Whether it was named by `--compare`: then it uses only the settings that apply to it.
     compared: bool,
 }
 
@@ -150,9 +150,9 @@ fn takes_chunks(named: Named) -> bool {
     matches!(named, Named::Interleaved | Named::BreadthFirst)
 }
 
-/// Refuses settings that none of the schedules would take notice of.
+/// Refuses settings that none of the schedules uses.
 fn heard(asked: &Asked, wanted: &[Wanted]) -> Result<()> {
-    // One that is not there for comparison takes all settings, or refuses them itself.
+    // A schedule that was not named by `--compare` takes all settings, or refuses them itself.
     let by = |suits: &dyn Fn(Named) -> bool| {
         wanted.iter().any(|wanted| match wanted.order {
             Order::Named(named) => !wanted.compared || suits(named),
@@ -169,14 +169,16 @@ fn heard(asked: &Asked, wanted: &[Wanted]) -> Result<()> {
         Some(v) if !by(&|named| takes_chunks(named) || named.usual_chunks() == v) => refuse(
             "chunks",
             v.to_string(),
-            "a table says by itself which chunks a device holds, and most schedules have a fixed number",
+            "a table states which chunks each stage group holds, and most schedules have a fixed \
+            number",
             "interleaved or breadth-first",
         ),
         _ if matches!(asked.warmup, WarmupArg::Pb) && !by(&|named| named == Named::OneFOneB) => {
             refuse(
                 "warmup",
                 "pb".to_owned(),
-                "a table says by itself how many micro-batches a stage starts with, and only 1f1b has a choice",
+                "a table states how many micro-batches each stage starts with, and only 1f1b has \
+                a choice",
                 "1f1b",
             )
         }
@@ -187,15 +189,15 @@ fn heard(asked: &Asked, wanted: &[Wanted]) -> Result<()> {
 /// The schedule in a table.
 fn from_file(file: &str) -> Result<Schedule> {
     if file.is_empty() {
-        let problem = Problem::new("`csv:` names no file");
+        let problem = Problem::new("`csv:` has no file name");
         return Err(Error::refused(
-            problem.fix("write a file behind the colon, such as csv:mine.csv"),
+            problem.fix("write a file after the colon, such as csv:mine.csv"),
         ));
     }
     read_schedule(Path::new(file))
 }
 
-/// Refuses other numbers of devices and micro-batches than a table has.
+/// Refuses numbers of stage groups and micro-batches that differ from the table's.
 fn fits(asked: &Asked, schedule: &Schedule) -> Result<()> {
     for (given, found, key) in [
         (asked.stages, schedule.devices(), "stages"),
@@ -253,7 +255,7 @@ impl<'a> Numbers<'a> {
     }
 }
 
-/// A terminal gets a picture of its width, folded if need be; whatever else reads it gets long lines.
+/// On a terminal the picture has the terminal's width, folded if needed; elsewhere lines are long.
 fn look() -> Look {
     let term = Term::stdout();
     let told = term.size_checked().map(|(_, columns)| usize::from(columns));
@@ -265,7 +267,7 @@ fn look() -> Look {
     }
 }
 
-/// The width of a terminal: what it tells, or else what the variable says, or else what most have.
+/// The width of a terminal: what it reports, else the environment variable, else a usual width.
 fn columns(told: Option<usize>, variable: Option<&str>) -> usize {
     let said = || variable.and_then(|text| text.trim().parse().ok());
     told.filter(|columns| *columns > 0)

@@ -7,7 +7,7 @@ use phalanx::inspect::verify::{self, Astray, Verified};
 use crate::args::Settings;
 use crate::out;
 
-/// Ranks that went astray are named up to so many.
+/// The most mismatches that the error names.
 const NAMED: usize = 8;
 
 /// Compares, prints, and fails if something differs.
@@ -92,8 +92,8 @@ fn problem(found: &Verified) -> Problem {
         reasons.push(format!("rank {rank}: {what}: {predicted} predicted, {measured} measured"));
     }
     if let Some(more) = found.astray.len().checked_sub(NAMED).filter(|more| *more > 0) {
-        reasons.push(format!("and {more} more of such"));
+        reasons.push(format!("and {more} more"));
     }
-    let problem = Problem::new("the layout does not train as one rank does");
+    let problem = Problem::new("training in this layout differs from training on one rank");
     reasons.into_iter().fold(problem, Problem::because)
 }

@@ -1,4 +1,4 @@
-//! Calls over slices that return when they are over: nothing to promise, nothing to keep alive.
+//! Blocking calls over slices: safe, because the slices are borrowed until the call ends.
 
 use phalanx_ir::DType;
 
@@ -23,9 +23,9 @@ pub trait Collectives: Communicator {
         receive: &mut [T],
     ) -> Result<(), CommError> {
         check_slices(self, call, T::DTYPE, send.len(), receive.len())?;
-        // SAFETY: the slices are as long as the call needs, initialised, aligned for their type,
-        // do not overlap, and are borrowed until the call is over: `wait` returns only when nobody
-        // touches them any more, also with an error.
+        // SAFETY: the slices are as long as the call needs, initialised, aligned for their type, do
+        // not overlap, and are borrowed until the call is over: `wait` returns, also with an error,
+        // only when no rank touches them any more.
         unsafe { run_raw(self, call, send.as_ptr().cast(), receive.as_mut_ptr().cast()) }
     }
 
@@ -38,7 +38,7 @@ pub trait Collectives: Communicator {
         if !matches!(call.op, Op::AllReduce(_) | Op::Reduce { .. } | Op::Broadcast { .. })
             || call.blocks.source != call.blocks.target
         {
-            let problem = "in place goes all_reduce, reduce and broadcast, with equal strides";
+            let problem = "only all_reduce, reduce and broadcast work in place, with equal strides";
             return Err(refused(self, call, problem.to_string()));
         }
         check_slices(self, call, T::DTYPE, buffer.len(), buffer.len())?;
@@ -47,7 +47,7 @@ pub trait Collectives: Communicator {
         unsafe { run_raw(self, call, buffer, buffer) }
     }
 
-    /// Replaces the buffer by the reduction of everybody's.
+    /// Replaces the buffer by the reduction of all ranks' buffers.
     fn all_reduce<T: Element>(
         &mut self,
         group: GroupId,
@@ -59,7 +59,7 @@ pub trait Collectives: Communicator {
         self.run_in_place(&call, buffer)
     }
 
-    /// Receives everybody's slice, one after the other.
+    /// Receives the slices of all ranks, one after the other.
     fn all_gather<T: Element>(
         &mut self,
         group: GroupId,
@@ -70,7 +70,7 @@ pub trait Collectives: Communicator {
         self.run(&call, send, receive)
     }
 
-    /// Receives the reduction of everybody's `i`th part, `i` being this rank's place.
+    /// Receives the reduction of all ranks' `i`th parts, where `i` is this rank's place.
     fn reduce_scatter<T: Element>(
         &mut self,
         group: GroupId,
@@ -83,7 +83,7 @@ pub trait Collectives: Communicator {
         self.run(&call, send, receive)
     }
 
-    /// Receives everybody's `i`th part, `i` being this rank's place.
+    /// Receives the `i`th part of all ranks, where `i` is this rank's place.
     fn all_to_all<T: Element>(
         &mut self,
         group: GroupId,
@@ -94,7 +94,7 @@ pub trait Collectives: Communicator {
         let blocks = Blocks::contiguous(send.len() / n);
         let call = Call::new(group, Op::AllToAll, T::DTYPE, blocks);
         if !send.len().is_multiple_of(n) {
-            let problem = format!("{} elements cannot be cut into {n} equal parts", send.len());
+            let problem = format!("{} elements cannot be divided into {n} equal parts", send.len());
             return Err(refused(self, &call, problem));
         }
         self.run(&call, send, receive)
@@ -152,11 +152,11 @@ fn check_slices<C: Communicator + ?Sized>(
     let me = group.index_of(endpoint.rank()).unwrap_or_default();
     let problem = match call.elements(n, me) {
         _ if call.dtype != dtype && call.op != Op::Barrier => {
-            format!("it is of {}, the slices are of {dtype}", call.dtype)
+            format!("the call has elements of type {}, but the slices have {dtype}", call.dtype)
         }
         Some((given, got)) if given <= send && got <= receive => return Ok(()),
         Some((given, got)) => format!(
-            "it gives {given} elements and receives {got}, the slices have {send} and {receive}"
+            "it sends {given} elements and receives {got}, but the slices have {send} and {receive}"
         ),
         None => "its blocks span more than the address space".to_string(),
     };

@@ -1,7 +1,7 @@
 //! The data of a call: what one rank contributes to, or gets from, one other.
 //!
-//! A block is a box of `outer × rows × len` elements at strides, so that gathering along any dim of a
-//! row-major tensor, and moving a shard from one dim to another, read and write in place.
+//! A block is a strided box of `outer × rows × len` elements, so that gathering along any dim of a
+//! row-major tensor, and moving a shard from one dim to another, need no extra copies.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ pub struct Strides {
 
 /// The shape of one block, and where blocks lie on either side of a call.
 ///
-/// All members must give the same `outer`, `rows` and `len`; strides are everybody's own.
+/// All members must give the same `outer`, `rows` and `len`; strides may differ between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
     /// How many groups of rows.
@@ -60,9 +60,9 @@ impl Blocks {
         Self { source: gather.target, target: gather.source, ..gather }
     }
 
-    /// All-to-all from one dim to another: every rank gives a row-major tensor of `shape`, of
-    /// which dim `to` is cut into `n` parts; received is `shape` with dim `to` divided by `n` and
-    /// dim `from` multiplied by `n`. `None` unless the dims differ, exist, and `n` divides `to`'s.
+    /// All-to-all from one dim to another: every rank gives a row-major tensor of `shape`, of which
+    /// dim `to` is cut into `n` parts; it receives `shape` with dim `to` divided by `n` and dim
+    /// `from` multiplied by `n`. `None` unless the dims differ, exist, and `n` divides `to`'s.
     pub fn all_to_all(n: usize, shape: &[usize], from: usize, to: usize) -> Option<Self> {
         if from == to || from.max(to) >= shape.len() || !shape[to].is_multiple_of(n) {
             return None;
@@ -101,7 +101,7 @@ impl Blocks {
     }
 
     /// Elements from the start of a buffer to the end of the last of `blocks` blocks; `None` if
-    /// that is no number.
+    /// that overflows.
     pub(crate) fn span(&self, strides: &Strides, blocks: usize) -> Option<usize> {
         if blocks == 0 || self.count() == 0 {
             return Some(0);
@@ -114,7 +114,7 @@ impl Blocks {
     }
 }
 
-/// The elements of part `index` when `count` are shared out as evenly as possible among `n`.
+/// The elements of part `index` if `count` elements are divided as evenly as possible among `n`.
 pub(crate) fn part(count: usize, n: usize, index: usize) -> Range<usize> {
     // The same as `count * i / n`, without the risk of overflow.
     let bound = |i: usize| count / n * i + count % n * i / n;

@@ -1,4 +1,4 @@
-//! What a rank asks for, as plain data: who takes part, what is done, and with which elements.
+//! A call as plain data: which ranks take part, what is done, and with which elements.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use crate::blocks::Blocks;
 use crate::group::GroupId;
 use crate::site::Site;
 
-/// How values of several ranks become one, in the order of the group:
-/// `((x₀ ∘ x₁) ∘ x₂) ∘ …`. Narrow floats are combined in `f32` and rounded once at the end.
+/// How values of several ranks are combined, in the order of the group: `((x₀ ∘ x₁) ∘ x₂) ∘ …`.
+/// Narrow floats are combined in `f32` and rounded once at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// The sum; integers wrap.
@@ -21,67 +21,67 @@ pub enum Reduction {
 /// A collective or a message. Roots and peers are places in the group, not global ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op<'a> {
-    /// Everybody gets the reduction of all; one contiguous block.
+    /// All ranks get the reduction of all; one contiguous block.
     AllReduce(Reduction),
-    /// Everybody gets everybody's block.
+    /// All ranks get the blocks of all ranks.
     AllGather,
-    /// Rank `i` gets the reduction of everybody's block `i`.
+    /// Rank `i` gets the reduction of all ranks' block `i`.
     ReduceScatter(Reduction),
-    /// Rank `i` gets everybody's block `i`.
+    /// Rank `i` gets block `i` of all ranks.
     AllToAll,
-    /// All-to-all with as many elements for each rank as is said here: `send[j]` of mine go to
-    /// `j`, `receive[j]` come from `j`, each time a multiple of the block's `len`; blocks lie
-    /// densely one after another on both sides. The lists are read when the call starts.
+    /// All-to-all with a given number of elements for each rank: `send[j]` of mine go to `j`,
+    /// `receive[j]` come from `j`, each time a multiple of the block's `len`; blocks lie densely
+    /// one after another on both sides. The lists are read when the call starts.
     AllToAllRagged {
         /// For every rank of the group how many times `len` elements it gets from here.
         send: &'a [usize],
         /// For every rank of the group how many times `len` elements come from it.
         receive: &'a [usize],
     },
-    /// Everybody gets the root's block.
+    /// All ranks get the root's block.
     Broadcast {
-        /// Whose.
+        /// The rank whose block is sent.
         root: usize,
     },
     /// The root gets the reduction of all.
     Reduce {
-        /// Who.
+        /// The rank that gets the result.
         root: usize,
-        /// How.
+        /// How values are combined.
         reduction: Reduction,
     },
-    /// The root gets everybody's block.
+    /// The root gets the blocks of all ranks.
     Gather {
-        /// Who.
+        /// The rank that gets the blocks.
         root: usize,
     },
     /// Rank `i` gets the root's block `i`.
     Scatter {
-        /// Whose.
+        /// The rank whose blocks are sent.
         root: usize,
     },
     /// A message; the `n`th send on a channel meets the `n`th receive.
     Send {
-        /// To whom.
+        /// The receiving rank.
         to: usize,
         /// Messages on different channels do not wait for each other.
         channel: u32,
     },
     /// The other end of a message.
     Receive {
-        /// From whom.
+        /// The sending rank.
         from: usize,
         /// See [`Op::Send`].
         channel: u32,
     },
     /// Every rank's block goes to at most one rank and comes from at most one.
     Permute {
-        /// Who gets mine.
+        /// The rank that gets this rank's block.
         to: Option<usize>,
-        /// Whose I get.
+        /// The rank whose block this rank gets.
         from: Option<usize>,
     },
-    /// Nobody goes on before all have come.
+    /// No rank continues before all have arrived.
     Barrier,
 }
 
@@ -126,7 +126,7 @@ impl Op<'_> {
         }
     }
 
-    /// How many blocks the place `index` of a group of `n` gives, and how many it gets.
+    /// How many blocks the place `index` of a group of `n` sends, and how many it receives.
     ///
     /// For ragged calls blocks have different sizes; see [`Call::elements`].
     pub fn blocks(&self, n: usize, index: usize) -> (usize, usize) {
@@ -215,7 +215,7 @@ impl fmt::Display for OpKind {
 /// One call of one rank: everything but the memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Call<'a> {
-    /// Who takes part.
+    /// The ranks that take part.
     pub group: GroupId,
     /// What is done.
     pub op: Op<'a>,
@@ -224,9 +224,9 @@ pub struct Call<'a> {
     /// Their places.
     pub blocks: Blocks,
     /// For reductions: the result is added to what the receiving buffer holds (for a maximum:
-    /// combined with it) instead of replacing it. For `all_reduce` all members' receiving buffers
-    /// must hold the same values, as replicated ones do: each member adds to its own share only
-    /// and the shares are then exchanged.
+    /// combined with it) instead of replacing it. For `all_reduce` the receiving buffers of all
+    /// members must hold the same values: each member adds only to its own part, and the parts are
+    /// then exchanged.
     pub accumulate: bool,
     /// Where it was called, for messages.
     pub site: Site,
@@ -235,7 +235,7 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// A call at no particular site, counted under tag 0.
+    /// A call without a site, counted under tag 0.
     pub fn new(group: GroupId, op: Op<'a>, dtype: DType, blocks: Blocks) -> Self {
         Self { group, op, dtype, blocks, accumulate: false, site: Site::default(), tag: 0 }
     }
@@ -256,7 +256,7 @@ impl<'a> Call<'a> {
     }
 
     /// How many elements the buffers given and received into must span at the place `index` of a
-    /// group of `n`; `None` if that is no number.
+    /// group of `n`; `None` if that overflows.
     pub fn elements(&self, n: usize, index: usize) -> Option<(usize, usize)> {
         if let Op::AllToAllRagged { send, receive } = self.op {
             let total = |counts: &[usize]| {

@@ -33,7 +33,7 @@ pub trait Communicator: Send {
     /// The ranks of a known group.
     ///
     /// # Panics
-    /// If this endpoint never gave the id.
+    /// If the id is not from this endpoint.
     fn members(&self, id: GroupId) -> &Group;
 
     /// How this transport does a call, from which its volume follows.
@@ -42,16 +42,17 @@ pub trait Communicator: Send {
     /// Starts a call: `send` is what is given, `receive` what is received into. A side that the
     /// call does not use on this rank may be null.
     ///
-    /// In place (`send` and `receive` the same memory, block for block) is allowed for
+    /// Working in place (`send` and `receive` are the same memory, block for block) is allowed for
     /// `all_reduce`, `reduce`, `broadcast`, and where a rank's own block is in its place already:
     /// `all_gather` and `gather` whose `send` is the own block of `receive`, `reduce_scatter` and
     /// `scatter` whose `receive` is the own block of `send`. Otherwise the two must not overlap.
     ///
     /// # Safety
     /// Until `wait` or `test` reports the end of the call or an error, or the endpoint is dropped:
-    /// all elements of the source blocks are initialised and nobody writes them (but this very
-    /// call, in place); all elements of the target blocks hold some value, may be written, and
-    /// nobody else touches them; both are aligned for the element type. Every rank of the group keeps these rules.
+    /// all elements of the source blocks are initialised and nothing writes them (except this call
+    /// itself, in place); all elements of the target blocks are initialised, may be written, and
+    /// nothing else touches them; both are aligned for the element type. Every rank of the group
+    /// must follow these rules.
     unsafe fn start(
         &mut self,
         call: &Call<'_>,
@@ -65,29 +66,29 @@ pub trait Communicator: Send {
     /// Whether a call has ended; the handle must still be waited for.
     fn test(&mut self, handle: &Handle) -> Result<bool, CommError>;
 
-    /// Moves outstanding calls on without waiting for anything.
+    /// Makes progress on outstanding calls without waiting.
     fn progress(&mut self) -> Result<(), CommError>;
 
-    /// What this rank has taken from other ranks and handed to them so far.
+    /// What this rank has read from other ranks and written to them so far.
     fn traffic(&self) -> &Traffic;
 
-    /// Forgets the traffic counted so far.
+    /// Sets the traffic counters to zero.
     fn reset_traffic(&mut self);
 
-    /// How this rank's thread spent its time; called on the thread that waits.
+    /// How this rank's thread spent its time; must be called on the thread that waits.
     fn busy(&self) -> Busy;
 
-    /// Tells all ranks that this one cannot go on. Returns when nobody touches its memory any more.
+    /// Tells all ranks that this one has failed. Returns when no rank touches its memory any more.
     fn abort(&mut self, message: &str);
 
-    /// What stops all ranks because of this one, for whoever has given the endpoint away.
+    /// A handle that stops all ranks because of this one, for code that no longer has the endpoint.
     fn stopper(&self) -> Arc<dyn Stop>;
 }
 
 /// Stops the ranks of a world because of one of them, from outside its endpoint.
 pub trait Stop: Send + Sync {
-    /// Stops all ranks because this one failed with a message; gives the first failure, which is
-    /// another one if something went wrong before.
+    /// Stops all ranks because this one failed with a message; returns the first failure, which may
+    /// be an earlier one.
     fn stop(&self, message: &str) -> Failure;
 }
 
@@ -111,10 +112,10 @@ impl Handle {
 /// How a rank's thread spent its time since the thread began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Busy {
-    /// Processor time that was not burnt by waiting.
+    /// Processor time without the time spent waiting.
     pub busy: Duration,
-    /// Processor time burnt by looking again and again at what others have done.
+    /// Processor time spent in busy waiting.
     pub burnt: Duration,
-    /// Time spent waiting for others, by the clock.
+    /// Wall-clock time spent waiting for others.
     pub waited: Duration,
 }

@@ -1,9 +1,9 @@
-//! The ranks of this process, each on a thread of its own with a state that it keeps.
+//! The worker pool of this process: one thread per local rank, with a state that it keeps.
 //!
-//! A trainer's ranks live as long as the training. Each makes its state on its own thread (an
-//! engine with its memory and its endpoint), and every run gives the state to a piece of work. A
-//! rank that fails stops the others, and the first failure is the one that is told, with its own
-//! error. How many of the world's ranks are here is the launcher's matter.
+//! The ranks of a training run live as long as the run. Each creates its state on its own thread
+//! (an engine with its memory and its endpoint), and every job gets that state. A rank that fails
+//! stops the others, and the first failure is reported, with its own error. The launcher decides
+//! which ranks of the world are in this process.
 
 use std::any::Any;
 use std::fmt::Display;
@@ -29,8 +29,8 @@ where
     done.map_err(|lost| lost.failure)
 }
 
-/// The first failure of a crew: which rank, in words, and the error that its work returned, unless
-/// it panicked, was lost or is no rank of this process.
+/// The first failure of a worker pool: the rank and a message, and the error that its work
+/// returned, unless it panicked, ended or is not a rank of this process.
 #[derive(Debug)]
 pub struct Lost<E> {
     /// The rank and its message.
@@ -53,7 +53,7 @@ pub struct Crew<S> {
     world: usize,
 }
 
-/// What a crew knows of its ranks besides their states.
+/// What a worker pool knows of its ranks besides their states.
 struct Locals {
     ranks: Vec<usize>,
     stops: Vec<Arc<dyn Stop>>,
@@ -61,13 +61,13 @@ struct Locals {
 }
 
 impl<S: Send> Crew<S> {
-    /// Starts a thread for each local rank; `make` makes its state there, from its endpoint.
+    /// Starts a thread for each local rank; `make` creates its state there, from its endpoint.
     pub fn new<E, F>(launcher: &dyn Launcher, make: F) -> Result<Self, Lost<E>>
     where
         E: Display + Send,
         F: Fn(Box<dyn Communicator>) -> Result<S, E> + Sync,
     {
-        // No rank runs yet, so none of them is to blame more than the first.
+        // No rank runs yet, so the failure is attributed to the first.
         let failed = |error: CommError| Failure { rank: 0, message: error.to_string().into() };
         let launched = launcher.launch().map_err(failed)?;
         let ranks: Vec<usize> = launched.iter().map(|local| local.endpoint.rank()).collect();
@@ -77,8 +77,8 @@ impl<S: Send> Crew<S> {
         let mut given: Vec<Option<LocalRank>> = launched.into_iter().map(Some).collect();
         let made = locals.run(&mut given, |_, given| {
             let Some(LocalRank { endpoint, cores }) = given.take() else { return Ok(None) };
-            // Threads that the state starts are bound with it. Where the system refuses, the rank
-            // runs wherever the system likes.
+            // Threads that the state starts are bound with it. If the system refuses, the rank is
+            // not bound.
             phalanx_sys::bind_thread(&cores);
             make(endpoint).map(Some)
         });
@@ -109,7 +109,7 @@ impl<S: Send> Crew<S> {
 }
 
 impl Locals {
-    /// Runs a piece of work on each thread, with something of its own.
+    /// Runs a job on each thread, with its own argument.
     fn run<G, T, E, F>(&self, given: &mut [G], work: F) -> Result<Vec<T>, Lost<E>>
     where
         G: Send,
@@ -133,7 +133,7 @@ impl Locals {
             let ended = || Err(Failure { rank, message: "its thread ended".into() }.into());
             match result.unwrap_or_else(ended) {
                 Ok(value) => done.push(value),
-                // All ranks tell the same failure; the rank where it happened has the error.
+                // All ranks report the same failure; the rank where it happened has the error.
                 Err(own) if lost.as_ref().is_none_or(|l| l.error.is_none()) => lost = Some(own),
                 Err(_) => {}
             }
@@ -145,7 +145,7 @@ impl Locals {
     }
 }
 
-/// Does a rank's work; whatever goes wrong stops the others.
+/// Runs a rank's job; an error or a panic stops the others.
 fn guarded<T, E: Display>(
     rank: usize,
     stop: &dyn Stop,
@@ -163,7 +163,10 @@ fn guarded<T, E: Display>(
 
 fn text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without words")
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or(
+        "without a \
+        message",
+    )
 }
 
 #[cfg(test)]

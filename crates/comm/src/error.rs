@@ -1,4 +1,4 @@
-//! What can go wrong between ranks, told so that the rank to look at is named.
+//! Errors between ranks; each names the rank to look at.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,35 +17,35 @@ pub enum CommError {
     Mismatch {
         /// The group's ranks.
         group: Arc<str>,
-        /// The how-manieth call of the group it is, from 0.
+        /// The index of the call in its group, from 0.
         sequence: u64,
         /// What one of them called.
         one: Box<Side>,
         /// What the other called.
         other: Box<Side>,
-        /// What of it does not fit, where the calls alone do not show it.
+        /// What does not match, if the two calls alone do not show it.
         reason: String,
     },
-    /// Somebody did not come, or came and never went on.
+    /// A rank did not arrive, or arrived and never continued.
     #[error("{0}")]
     Missing(Box<Missing>),
     /// Another rank failed before.
     #[error("stopped because {0}")]
     Aborted(Failure),
-    /// A call that makes no sense on its own.
+    /// A call that is invalid by itself.
     #[error("{kind} at `{site}` on rank {rank}: {problem}")]
     BadCall {
         /// What was called.
         kind: OpKind,
         /// Where.
         site: Site,
-        /// By whom.
+        /// The rank that called.
         rank: usize,
         /// What is wrong, and what would work.
         problem: String,
     },
-    /// A list of ranks that is no group.
-    #[error("{ranks:?} is no group: it needs at least one rank, and none twice")]
+    /// A list of ranks that is not a group.
+    #[error("{ranks:?} is not a group: a group has at least one rank, and none twice")]
     BadGroup {
         /// The list.
         ranks: Vec<usize>,
@@ -53,22 +53,25 @@ pub enum CommError {
     /// A group that this rank cannot use.
     #[error("rank {rank} of {world} cannot use group {group}: {problem}")]
     NotMember {
-        /// Who asked.
+        /// The rank that asked.
         rank: usize,
         /// How many ranks there are.
         world: usize,
         /// The group.
         group: String,
-        /// Why not.
+        /// Why it cannot.
         problem: &'static str,
     },
     /// A handle that was waited for already, or belongs to another endpoint.
-    #[error("rank {rank} has no call under this handle: it was waited for, or another rank's")]
+    #[error(
+        "rank {rank} has no call for this handle: it was already waited for, or belongs to \
+        another rank"
+    )]
     UnknownHandle {
-        /// Who was asked.
+        /// The rank of the endpoint.
         rank: usize,
     },
-    /// The system did not give what the ranks need.
+    /// The system refused something that the ranks need.
     #[error("{what}: {error}")]
     System {
         /// What was asked for.
@@ -82,7 +85,7 @@ pub enum CommError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("rank {rank} failed: {message}")]
 pub struct Failure {
-    /// Where it went wrong, or was noticed first.
+    /// The rank where it happened, or was noticed first.
     pub rank: usize,
     /// Its own message.
     pub message: Arc<str>,
@@ -99,7 +102,7 @@ pub struct Side {
     pub reduction: Option<Reduction>,
     /// Whether the result is added to what is there.
     pub accumulate: bool,
-    /// The root's or the peers' global ranks, in words; empty if there are none.
+    /// The root's or the peers' global ranks, as text; empty if there are none.
     pub peers: String,
     /// The type of elements.
     pub dtype: DType,
@@ -118,7 +121,7 @@ impl fmt::Display for Side {
             None => {}
         }
         if self.accumulate {
-            f.write_str(" added to the receiver")?;
+            f.write_str(" added to the receiving buffer")?;
         }
         f.write_str(&self.peers)?;
         write!(f, " of {}", Data { dtype: self.dtype, shape: self.shape })?;
@@ -141,24 +144,24 @@ impl fmt::Display for Data {
     }
 }
 
-/// Who was waited for in vain.
+/// Ranks that were waited for until the timeout.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Missing {
-    /// Who waited.
+    /// The rank that waited.
     pub rank: usize,
-    /// Those who kept it waiting, by global rank.
+    /// The ranks that it waited for, by global rank.
     pub missing: Vec<usize>,
-    /// Whether they never called, or called and never went on.
+    /// Whether they called and never continued, or never called.
     pub arrived: bool,
     /// The group's ranks.
     pub group: Arc<str>,
-    /// The how-manieth call of the group it is, from 0.
+    /// The index of the call in its group, from 0.
     pub sequence: u64,
     /// What the waiting rank called.
     pub call: Side,
     /// How long it waited.
     pub waited: Duration,
-    /// What the first missing rank called last, in words.
+    /// What the first missing rank called last, as text.
     pub last: String,
 }
 

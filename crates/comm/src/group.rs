@@ -36,14 +36,14 @@ impl Group {
         &self.0
     }
 
-    /// Where in the group a rank of a world stands, which must be able to use it.
+    /// The place of a rank in the group; fails if the rank cannot use the group.
     pub(crate) fn place_of(&self, rank: usize, world: usize) -> Result<usize, CommError> {
         let refuse =
             |problem| CommError::NotMember { rank, world, group: self.to_string(), problem };
         if self.ranks().iter().any(|&rank| rank >= world) {
-            return Err(refuse("it names a rank that does not exist"));
+            return Err(refuse("it contains a rank that does not exist"));
         }
-        self.index_of(rank).ok_or_else(|| refuse("it is no member"))
+        self.index_of(rank).ok_or_else(|| refuse("it is not a member"))
     }
 
     /// How many ranks there are.
@@ -52,7 +52,7 @@ impl Group {
         self.0.len()
     }
 
-    /// Where in the group a global rank stands.
+    /// The place of a global rank in the group.
     pub fn index_of(&self, rank: usize) -> Option<usize> {
         self.0.iter().position(|&member| member == rank)
     }
@@ -65,7 +65,7 @@ impl fmt::Display for Group {
     }
 }
 
-/// A group that an endpoint knows; only good at the endpoint that gave it.
+/// A group that an endpoint knows; valid only for the endpoint that returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupId(pub(crate) u32);
 

@@ -1,4 +1,4 @@
-//! What a rank tells the other members of a group about a call.
+//! What a rank announces to the other members of a group about a call.
 
 use phalanx_ir::DType;
 
@@ -10,22 +10,22 @@ use crate::site::Site;
 /// No root, no peer.
 pub(crate) const NOBODY: u32 = u32::MAX;
 
-/// The part of a call that members must agree on, or that says how their parts fit.
+/// The part of a call that is compared between members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: OpKind,
     pub(crate) reduction: Option<Reduction>,
     pub(crate) dtype: DType,
     pub(crate) accumulate: bool,
-    /// The root, or who gets this rank's block.
+    /// The root, or the rank that gets this rank's block.
     pub(crate) to: u32,
-    /// Whose block this rank gets.
+    /// The rank whose block this rank gets.
     pub(crate) from: u32,
     pub(crate) shape: [usize; 3],
 }
 
 impl Header {
-    /// What a call says to the others.
+    /// The header of a call.
     pub(crate) fn of(call: &Call<'_>) -> Self {
         let (to, from) = match call.op {
             Op::Permute { to, from } => (to, from),
@@ -43,7 +43,7 @@ impl Header {
         }
     }
 
-    /// A barrier: what stands where nothing was called yet.
+    /// A barrier: the placeholder where nothing was called yet.
     pub(crate) fn nothing() -> Self {
         Self {
             kind: OpKind::Barrier,
@@ -61,7 +61,7 @@ impl Header {
         self.shape.iter().product()
     }
 
-    /// The same in words, as called by a member of a group.
+    /// The same for error messages, as called by a member of a group.
     pub(crate) fn side(&self, group: &Group, index: usize, site: Site) -> Side {
         let global = |place: u32| group.ranks().get(place as usize).copied();
         let peers = match (self.kind, global(self.to), global(self.from)) {

@@ -1,13 +1,13 @@
-//! How the ranks of a world come to be: which of them live in this process, and their endpoints.
+//! Starting the ranks of a world: which of them live in this process, and their endpoints.
 //!
-//! A launcher is asked once, by the process that will run its ranks. Where ranks are threads it
-//! gives all endpoints of the world; where they are processes, each process gets its own alone. So
-//! whoever uses a launcher keeps apart the ranks of the world and those that are local.
+//! A launcher is called once, by the process that will run its ranks. If ranks are threads it
+//! returns all endpoints of the world; if they are processes, each process gets only its own. So
+//! users of a launcher must distinguish the ranks of the world from the local ones.
 
 use crate::communicator::Communicator;
 use crate::error::CommError;
 
-/// Brings up the local ranks of a world.
+/// Starts the local ranks of a world.
 pub trait Launcher {
     /// How many ranks the world has.
     fn ranks(&self) -> usize;
@@ -24,8 +24,8 @@ pub struct LocalRank {
     pub cores: Vec<usize>,
 }
 
-/// By local rank, the cores for its threads: `threads` of its own for each if they are to be bound
-/// and there are enough, otherwise all that this process may use.
+/// For each local rank the cores for its threads: `threads` cores of its own if ranks are bound and
+/// there are enough, otherwise all that this process may use.
 pub(crate) fn share_cores(ranks: usize, threads: usize, bind: bool) -> Vec<Vec<usize>> {
     let (all, threads) = (phalanx_sys::allowed_cores(), threads.max(1));
     let enough = bind && ranks.saturating_mul(threads) <= all.len();

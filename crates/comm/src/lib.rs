@@ -1,11 +1,11 @@
-//! Ranks that talk: groups, collectives over strided blocks, and asynchronous handles.
+//! Communication between ranks: groups, collectives over strided blocks, and asynchronous handles.
 //!
 //! A [`Group`] is an ordered list of ranks. Every rank holds one endpoint, a [`Communicator`]; it
-//! starts calls ([`Call`] is plain data) and waits for them. A [`Launcher`] brings up the ranks of
-//! this process, and a [`Crew`] runs them. With [`Threads`] every rank reads straight from the
-//! others' memory, and nothing is staged; with [`Streams`] ranks share no memory. Reductions are done in the order of the group, so their bits
-//! are the same on every rank and in every run. What is called wrongly, late or never is an error
-//! that names the ranks. See `docs/communication.md`.
+//! starts calls ([`Call`] is plain data) and waits for them. A [`Launcher`] starts the ranks of
+//! this process, and a [`Crew`] runs them. With [`Threads`] every rank reads directly from the
+//! others' memory, without intermediate copies; with [`Streams`] ranks share no memory. Reductions
+//! are done in the order of the group, so their bits are the same on every rank and in every run. A
+//! wrong, late or missing call is an error that names the ranks. See `docs/communication.md`.
 
 mod blocking;
 mod blocks;

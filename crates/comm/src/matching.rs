@@ -1,6 +1,6 @@
-//! Whether all members of a group called the same thing, found out before anything moves.
+//! Checks that all members of a group made the same call, before any data move.
 //!
-//! Every member compares what all have called in the same way, so all come to the same verdict.
+//! Every member compares the calls of all members in the same way, so all get the same result.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub(crate) trait Called {
     fn header(&self, member: usize) -> &Header;
     /// Where it called it.
     fn site(&self, member: usize) -> Site;
-    /// Of a ragged call: the counts that it gives to all members, and those that it takes.
+    /// For a ragged call: the counts that it sends to all members, and those that it receives.
     fn ragged(&self, member: usize) -> (&[usize], &[usize]);
 }
 
@@ -24,9 +24,9 @@ pub(crate) trait Called {
 #[derive(Clone, Copy)]
 pub(crate) struct Meeting<'a> {
     pub(crate) group: &'a Group,
-    /// The group in words.
+    /// The group as text.
     pub(crate) name: &'a Arc<str>,
-    /// The how-manieth call of the group it is.
+    /// The index of the call in its group.
     pub(crate) sequence: u64,
 }
 
@@ -46,16 +46,16 @@ impl Meeting<'_> {
         }
     }
 
-    /// Whoever gives to a rank must be the one from whom that rank takes.
+    /// A rank must receive from the rank that sends to it.
     fn check_permute(&self, called: &impl Called) -> Result<(), CommError> {
         for member in 0..self.group.len() {
             let Header { to, from, .. } = *called.header(member);
             if to != NOBODY && called.header(to as usize).from != member as u32 {
-                let reason = ": what one gives, the other does not take".to_string();
+                let reason = ": one sends a block that the other does not receive".to_string();
                 return Err(self.mismatch(called, member, to as usize, reason));
             }
             if from != NOBODY && called.header(from as usize).to != member as u32 {
-                let reason = ": what one takes, the other does not give".to_string();
+                let reason = ": one receives a block that the other does not send".to_string();
                 return Err(self.mismatch(called, member, from as usize, reason));
             }
         }
@@ -70,7 +70,7 @@ impl Meeting<'_> {
                 let taken = called.ragged(taker).1[giver];
                 if given != taken {
                     let reason =
-                        format!(": the first gives {given} rows, the second takes {taken}");
+                        format!(": the first sends {given} rows, but the second receives {taken}");
                     return Err(self.mismatch(called, giver, taker, reason));
                 }
             }
@@ -98,7 +98,7 @@ impl Meeting<'_> {
     }
 }
 
-/// Whether two calls can go together, as far as no other member is concerned.
+/// Whether the calls of two members match.
 fn fits(one: &Header, other: &Header) -> bool {
     match (one.kind, other.kind) {
         // The channel of two ranks has its sender first.

@@ -1,4 +1,4 @@
-//! Which calls make no sense, whatever the other ranks do: refused before they start.
+//! Refuses calls that are invalid whatever the other ranks do, before they start.
 
 use crate::call::{Call, Op, OpKind};
 use crate::error::CommError;
@@ -13,8 +13,7 @@ pub(crate) struct Member {
     pub(crate) of: usize,
 }
 
-/// Refuses a call of a rank that makes no sense; `member` is missing if the endpoint does not know
-/// the group.
+/// Refuses an invalid call of a rank; `member` is `None` if the endpoint does not know the group.
 pub(crate) fn check(
     call: &Call<'_>,
     rank: usize,
@@ -23,7 +22,7 @@ pub(crate) fn check(
     receive: *mut u8,
 ) -> Result<(), CommError> {
     let problem = match member {
-        None => Some("its group is unknown to this endpoint".to_string()),
+        None => Some("this endpoint does not know its group".to_string()),
         Some(member) => problem(call, member, send == receive.cast_const())
             .or_else(|| memory_problem(call, member, send, receive)),
     };
@@ -50,13 +49,15 @@ fn problem(call: &Call<'_>, Member { place, of: n }: Member, same: bool) -> Opti
     Some(if let Some(peer) = outside {
         format!("place {peer} is not in a group of {n}")
     } else if to_itself && peers[0] == Some(place) {
-        "a rank sends no messages to itself; permute may give a block to its owner".to_string()
+        "a rank cannot send a message to itself; use permute, which may give a block to its \
+        owner"
+            .to_string()
     } else if call.op.reduction().is_some() && !kernel::is_reducible(call.dtype) {
         format!("{} cannot be reduced; f64, f32, bf16 and i32 can", call.dtype)
     } else if call.accumulate && call.op.reduction().is_none() {
         "only reductions add to what is there".to_string()
     } else if call.accumulate && in_place {
-        "a result cannot be added in place to what it is made of".to_string()
+        "a result cannot be added in place to its own operand".to_string()
     } else if call.op.kind() == OpKind::AllReduce && !call.blocks.is_contiguous() {
         "it needs contiguous elements".to_string()
     } else if moves && in_place && n > 1 {
@@ -68,7 +69,7 @@ fn problem(call: &Call<'_>, Member { place, of: n }: Member, same: bool) -> Opti
     })
 }
 
-/// Missing memory, and lists of counts that are not one per member.
+/// Missing memory, and lists of counts that do not have one count per member.
 fn memory_problem(
     call: &Call<'_>,
     Member { place, of: n }: Member,
@@ -85,9 +86,9 @@ fn memory_problem(
         return Some("its blocks span more than the address space".to_string());
     };
     let align = call.dtype.size();
-    let sides = [(send, given, "given"), (receive.cast_const(), got, "received into")];
+    let sides = [(send, given, "to send"), (receive.cast_const(), got, "to receive into")];
     let wrong = sides.into_iter().find(|(pointer, elements, _)| {
         *elements > 0 && (pointer.is_null() || pointer.addr() % align != 0)
     });
-    wrong.map(|(_, _, side)| format!("the memory {side} is missing or not aligned to {align}"))
+    wrong.map(|(_, _, side)| format!("the buffer {side} is missing or not aligned to {align}"))
 }

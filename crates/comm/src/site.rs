@@ -1,7 +1,7 @@
-//! Names of call sites, as cheap as a number.
+//! Names of call sites, stored as small numbers.
 //!
-//! A call carries where it was made, for messages alone. Names are kept once for the life of the
-//! process, so that a call can carry a small copyable number and a hot path formats nothing.
+//! A call knows where it was made, only for error messages. Names are stored once for the life of
+//! the process, so that a call carries a small number and no hot path formats text.
 
 use std::collections::HashMap;
 use std::fmt;

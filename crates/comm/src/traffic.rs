@@ -1,8 +1,8 @@
-//! Counters of what a rank takes from other ranks and hands to them.
+//! Counters of what a rank reads from other ranks and writes to them.
 //!
-//! They are fed where bytes cross: where another rank's memory is touched (`kernel`), or a stream is
-//! read or written. They are never fed from the formulas of `volume`, so that the two can be held
-//! against each other.
+//! They count where bytes really move: where another rank's memory is touched (`kernel`), or a
+//! stream is read or written. They never use the formulas of `volume`, so that the two can be
+//! compared.
 
 use crate::call::OpKind;
 
@@ -14,7 +14,8 @@ pub(crate) const TAGS: u32 = 1 << 16;
 pub struct Count {
     /// Calls that moved their data.
     pub calls: u64,
-    /// Bytes that this rank took from others, or handed to them. Each byte is counted on one side.
+    /// Bytes that this rank read from others, or wrote to them. Each byte is counted on one side
+    /// only.
     pub bytes: u64,
 }
 

@@ -1,22 +1,22 @@
 //! How many bytes a call moves between ranks: closed forms, for predictions.
 //!
-//! Nothing here is called by the transport that counts; a test holds the two against each other.
+//! Nothing here is called by the transport that counts; a test compares the two.
 
 use crate::call::{Call, Op};
 
-/// How a transport does its calls.
+/// The algorithm of a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
-    /// Every block is fetched once by the rank that needs it, and reductions are shared out: rank
-    /// `i` reduces part `i` of an `all_reduce` and hands it to everybody. The volumes of a ring.
+    /// Every block is read once by the rank that needs it, and reductions are divided: rank `i`
+    /// reduces part `i` of an `all_reduce` and sends it to all. The volumes are those of a ring.
     Ring,
 }
 
 /// Bytes that the place `index` of a group of `n` reads from the other members, or writes to them.
 ///
 /// Of `X` bytes in a full tensor: `2X(n−1)/n` for `all_reduce`, `X(n−1)/n` for `all_gather`,
-/// `reduce_scatter` and `all_to_all`, where `n` divides the elements; otherwise parts differ by
-/// one element, and the sum over the members is `2X(n−1)` and `X(n−1)` all the same.
+/// `reduce_scatter` and `all_to_all`, where `n` divides the elements; otherwise parts differ by one
+/// element, but the sum over the members is still `2X(n−1)` and `X(n−1)`.
 pub fn volume(call: &Call<'_>, n: usize, index: usize, algorithm: Algorithm) -> u64 {
     let Algorithm::Ring = algorithm;
     let (others, block) = (n as u64 - 1, call.blocks.count() as u64);
@@ -37,7 +37,7 @@ pub fn volume(call: &Call<'_>, n: usize, index: usize, algorithm: Algorithm) -> 
     elements * call.dtype.size() as u64
 }
 
-/// Elements of part `index` when `count` are shared out as evenly as possible.
+/// Elements of part `index` if `count` elements are divided as evenly as possible.
 fn part(count: u64, n: usize, index: usize) -> u64 {
     let bound = |i: usize| count * i as u64 / n as u64;
     bound(index + 1) - bound(index)

@@ -30,7 +30,7 @@ impl Workers {
             }
         }
         for worker in &self.list {
-            // An error says that the thread has ended, and with it the job.
+            // An error means that the thread has ended, and with it the job.
             let _ = worker.done.recv();
         }
     }
@@ -51,7 +51,7 @@ impl Worker {
         let (tell, done) = channel();
         let body = move || {
             for job in next {
-                // The job catches panics by itself; this is for those of its own drop.
+                // The job itself catches panics; this catches panics in its drop.
                 drop(catch_unwind(AssertUnwindSafe(job)));
                 if tell.send(()).is_err() {
                     return;

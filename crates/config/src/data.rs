@@ -1,4 +1,4 @@
-//! `[data]`: what it is trained on.
+//! `[data]`: the training data.
 
 use std::path::PathBuf;
 
@@ -16,8 +16,8 @@ section! {
         kind: DataKind = "synthetic"; aka "dataset" "dataset_type" "mock_data",
         /// The file, for text and tokens.
         path: Option<PathBuf> = "none"; aka "data_path" "dataset_path" "train_file" "file",
-        /// Size of one id in a file of tokens, little-endian. A name that ends in .u16 or .u32 says
-        /// it; a file of another name needs this key.
+        /// Size of one id in a file of tokens, little-endian. A file name that ends in .u16 or .u32
+        /// sets it; other files need this key.
         dtype: Option<TokenWidth> = "by the file's name" => None; aka "token_dtype" "token_size",
         /// Share of the file, from its end, that is kept for evaluation.
         val_fraction: Fraction = "0.05"; aka "val_split" "validation_split" "split" "eval_fraction",

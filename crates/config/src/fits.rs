@@ -19,7 +19,7 @@ impl Config {
         }
     }
 
-    /// Every axis of several ranks must have its place in the order.
+    /// Every axis with more than one rank must be in the order.
     fn check_order(&self, values: &mut Values) {
         let parallel = &self.parallel;
         for axis in [Axis::Tp, Axis::Cp, Axis::Dp, Axis::Pp] {
@@ -42,7 +42,7 @@ impl Config {
         let divides = dp % shard == 0;
         values.rule(&["parallel.dp_shard", "parallel.dp"], divides, || {
             Problem::new(format!("parallel.dp_shard = {shard} does not divide parallel.dp = {dp}"))
-                .because("dp_shard ranks share one copy, and dp ÷ dp_shard groups have one each")
+                .because("each group of dp_shard ranks shares one copy of the weights")
                 .nearest(assignments("parallel.dp_shard", &near(shard, |n| dp.is_multiple_of(n))))
         });
     }
@@ -54,7 +54,7 @@ impl Config {
         let keys = ["parallel.tp", "model.heads", "model.kv_heads"];
         let fits = heads_fit(heads, kv, tp);
         values.rule(&keys, fits, || {
-            Problem::new(format!("parallel.tp = {tp} with {}", of_heads(heads, kv)))
+            Problem::new(format!("parallel.tp = {tp} does not work with {}", of_heads(heads, kv)))
                 .because(why(heads, kv, tp))
                 .nearest(assignments("parallel.tp", &near(tp, |n| heads_fit(heads, kv, n))))
         });
@@ -70,7 +70,7 @@ impl Config {
                 _ => format!("{} on each of parallel.tp = {tp} ranks", of_heads(heads, kv)),
             };
             let degrees = assignments("parallel.cp", &near(cp, |n| heads_fit(heads, kv, n)));
-            Problem::new(format!("parallel.cp = {cp} with {left}"))
+            Problem::new(format!("parallel.cp = {cp} does not work with {left}"))
                 .because(why(heads, kv, cp))
                 .because("Ulysses gives every rank whole sequences of some heads")
                 .nearest(format!("{degrees}; or parallel.cp_kind = \"allgather\""))
@@ -97,7 +97,7 @@ fn why(heads: usize, kv: usize, degree: usize) -> String {
     }
 }
 
-/// The closest degrees below and above that work, as far as twice the degree.
+/// The closest degrees below and above that work, up to twice the degree.
 fn near(degree: usize, works: impl Fn(usize) -> bool) -> Vec<usize> {
     let below = (1..degree).rev().find(|&n| works(n));
     let above = (degree + 1..=2 * degree).find(|&n| works(n));

@@ -23,7 +23,7 @@ pub struct Key {
     pub expects: fn() -> String,
     /// The words to choose from, for keys that are a choice.
     pub words: fn() -> &'static [&'static str],
-    /// A value in the form in which it is written back, if it is acceptable on its own.
+    /// The value as it is written to `config.toml`, if it is valid on its own.
     pub normal: fn(&toml_edit::Value) -> Option<String>,
 }
 
@@ -84,7 +84,7 @@ macro_rules! section {
                 },
             )+];
 
-            /// Takes this section's keys out of `values`; what is absent or wrong gets its default.
+            /// Takes this section's keys out of `values`; missing or wrong ones get their default.
             pub(crate) fn read(
                 values: &mut $crate::values::Values,
                 $($given: $given_ty),*

@@ -1,8 +1,8 @@
 //! The configuration of a run: read from several sources, resolved into typed values.
 //!
-//! Keys are declared once, in the file of their section (see [`Key`]). [`Config::load`] lays the
-//! [`Sources`] over one another and either yields a [`Config`] whose every value is legal, or an
-//! error that tells all that is wrong, with file and line.
+//! Keys are declared once, in the file of their section (see [`Key`]). [`Config::load`] merges the
+//! [`Sources`] and gives either a [`Config`] in which every value is legal, or an error that lists
+//! everything that is wrong, with file and line.
 
 #![forbid(unsafe_code)]
 
@@ -60,15 +60,15 @@ pub struct Config {
     pub model: Model,
     /// What it is trained on.
     pub data: Data,
-    /// How long, on how much at a time.
+    /// Steps and batches.
     pub train: Train,
-    /// How weights change.
+    /// How weights are updated.
     pub optim: Optim,
-    /// In which number formats.
+    /// Number formats.
     pub precision: Precision,
     /// How the work is divided among ranks.
     pub parallel: Parallel,
-    /// Where results go, and what the machine may spend.
+    /// Where results go, and limits on threads and memory.
     pub run: Run,
 }
 
@@ -77,28 +77,28 @@ pub struct Config {
 pub struct Loaded {
     /// The configuration.
     pub config: Config,
-    /// What a run of it is called when it is given no name: the file's or the preset's name.
+    /// The name of a run that was not given one: the file's or the preset's name.
     pub label: String,
-    /// The preset under all that the user wrote, if there was one.
+    /// The preset that the user's values override, if there is one.
     pub preset: Option<String>,
-    /// Whether neither a file nor a preset was asked for: what a newcomer starts.
+    /// Whether neither a file nor a preset was given: the run that a newcomer starts.
     pub is_default_run: bool,
     given: BTreeMap<&'static str, Given>,
 }
 
 impl Loaded {
-    /// Where the value of `key` was written; a default was written nowhere. What is found out
-    /// later about a value, such as a missing data file, can so be told with file and line.
+    /// Where the value of `key` was written; `None` for a default. So a problem that is found
+    /// later, such as a missing data file, can be reported with file and line.
     pub fn place(&self, key: &str) -> Option<&Place> {
         self.given.get(key).map(|given| &given.place)
     }
 
-    /// What the configuration is called, and what it lies on.
+    /// The name of the configuration, and the preset or the defaults that it changes.
     pub fn origin(&self) -> String {
         match &self.preset {
             Some(preset) if *preset == self.label => format!("preset {preset}"),
-            Some(preset) => format!("{}, over preset {preset}", self.label),
-            None => format!("{}, over the defaults of `phalanx config`", self.label),
+            Some(preset) => format!("{}, based on preset {preset}", self.label),
+            None => format!("{}, based on the defaults of `phalanx config`", self.label),
         }
     }
 
@@ -107,12 +107,12 @@ impl Loaded {
         self.given.get(key).is_some_and(|given| given.by_user)
     }
 
-    /// A problem with the value of `key`, with the place it was written at.
+    /// A problem with the value of `key`, and the place where it was written.
     pub fn problem(&self, key: &str, message: impl Into<String>) -> Problem {
         self.located(key, Problem::new(message))
     }
 
-    /// A problem with the place that the value of `key` was written at.
+    /// Adds the place where the value of `key` was written.
     pub fn located(&self, key: &str, problem: Problem) -> Problem {
         match self.place(key) {
             Some(place) => problem.at(place.clone()),
@@ -158,7 +158,7 @@ impl Config {
         text
     }
 
-    /// Whether no rule refuses the values, which are legal each for itself.
+    /// Whether all rules between keys accept the values; each value alone is already legal.
     pub fn is_legal(&self) -> bool {
         let mut values = Values::default();
         self.clone().check(&mut values);
@@ -173,7 +173,7 @@ impl Config {
         let data = Data::read(values, run.seed);
         let mut train = Train::read(values);
         let model = Model::read(values, train.seq_len);
-        // What a preset or the table says of the length suits their models, not this one's.
+        // The sequence length of a preset or of the defaults is for their model, not for this one.
         if !values.by_user("train.seq_len") {
             train.seq_len = train.seq_len.min(model.context);
         }
@@ -211,12 +211,15 @@ impl Config {
         let possible = held_out || self.train.eval_every == 0;
         values.rule(&["train.eval_every", "data.val_fraction"], possible, || {
             let every = self.train.eval_every;
-            Problem::new(format!("train.eval_every = {every} with data.val_fraction = 0.0"))
-                .because("no part of the file is kept for evaluation")
-                .fix(format!(
-                    "data.val_fraction = {}, or train.eval_every = 0",
-                    phalanx_data::DEFAULT_VAL_FRACTION
-                ))
+            Problem::new(format!(
+                "train.eval_every = {every} does not work with data.val_fraction \
+                = 0.0"
+            ))
+            .because("no part of the file is kept for evaluation")
+            .fix(format!(
+                "data.val_fraction = {}, or train.eval_every = 0",
+                phalanx_data::DEFAULT_VAL_FRACTION
+            ))
         });
     }
 }

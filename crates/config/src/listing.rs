@@ -2,14 +2,14 @@
 
 use super::{SECTIONS, keys, preset};
 
-/// How the sources of a configuration lie over one another, then every key with its default, what
-/// it accepts and what it does, section by section.
+/// How the sources of a configuration override each other; then, section by section, every key with
+/// its default, its accepted values and its meaning.
 pub fn listing() -> String {
     let names: Vec<&str> = preset::names().collect();
     let mut text = format!(
         "A configuration is a preset, changed by a TOML file, changed by --set key=value.\n\
          A file names its preset in its first line, preset = \"NAME\", unless --preset does. A file\n\
-         that names none starts from \"{}\"; but one with a [model] of its own starts from the\n\
+         that names none starts from \"{}\"; but a file with its own [model] starts from the\n\
          defaults below. Presets: {}.\n",
         preset::DEFAULT,
         names.join(", "),

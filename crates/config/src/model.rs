@@ -39,7 +39,7 @@ section! {
         /// Whether linear layers add a bias.
         bias: bool = "false for llama, else true" => kind != ModelKind::Llama;
             aka "add_bias_linear" "attention_bias" "mlp_bias",
-        /// Added to the variance in norms, against division by zero.
+        /// Added to the variance in norms, to avoid division by zero.
         norm_eps: Positive = "1e-5"; aka "rms_norm_eps" "layer_norm_epsilon" "norm_epsilon",
         /// Base of the rotary position angles.
         rope_theta: Positive = "10000.0"; aka "rotary_base" "rope_base",
@@ -50,7 +50,7 @@ section! {
         /// Standard deviation of the initial weights.
         init_std: Positive = "0.02"; aka "init_method_std" "initializer_range",
         /// Folder with weights in Hugging Face form to start from, as "hf:DIR". Its config.json
-        /// brings the shape.
+        /// sets the model's shape.
         from: Option<Origin> = "none"; aka "load" "init_from" "pretrained" "hf_assets_path",
     }
 }
@@ -104,7 +104,7 @@ impl Model {
 
     fn check_heads(&self, values: &mut Values) {
         let (width, heads, kv_heads) = (self.width.get(), self.heads.get(), self.kv_heads.get());
-        // A model folder knows its own head size, and is checked by its reader.
+        // A model folder has its own head size, which its reader checks.
         if self.kind == ModelKind::Mlp || self.from.is_some() {
             return;
         }
@@ -128,9 +128,9 @@ impl Model {
             let near: Vec<usize> =
                 divisors_near(width, heads).into_iter().filter(even_heads).collect();
             let problem = Problem::new(format!(
-                "model.width = {width} over model.heads = {heads} leaves heads of odd size {size}"
+                "model.width = {width} ÷ model.heads = {heads} gives heads of odd size {size}"
             ))
-            .because("rotary positions turn pairs of elements");
+            .because("rotary positions rotate pairs of elements");
             if near.is_empty() {
                 problem.nearest(format!("model.width = {}", heads * (size + 1)))
             } else {
@@ -145,11 +145,12 @@ impl Model {
         }
         let (heads, kv_heads) = (self.heads.get(), self.kv_heads.get());
         values.rule(&["model.kv_heads", "model.kind"], kv_heads == heads, || {
-            Problem::new(format!("model.kv_heads = {kv_heads} with model.kind = gpt2"))
-                .because(
-                    "gpt2 has no grouped-query attention: every head has its own keys and values",
-                )
-                .fix(format!("model.kv_heads = {heads}, or model.kind = \"llama\""))
+            Problem::new(format!(
+                "model.kv_heads = {kv_heads} does not work with model.kind = \
+                gpt2"
+            ))
+            .because("gpt2 has no grouped-query attention: every head has its own keys and values")
+            .fix(format!("model.kv_heads = {heads}, or model.kind = \"llama\""))
         });
     }
 
@@ -167,7 +168,7 @@ impl Model {
     }
 }
 
-/// SwiGLU has three matrices where GELU has two, so 8/3 of the width costs what 4 would.
+/// SwiGLU has three matrices and GELU two, so 8/3 of the width costs as much as 4 times the width.
 fn default_ffn(kind: ModelKind, width: Count) -> Count {
     let ffn = match kind {
         ModelKind::Llama => (8 * width.get()).div_ceil(3).next_multiple_of(8),

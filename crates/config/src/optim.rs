@@ -1,4 +1,4 @@
-//! `[optim]`: how weights change.
+//! `[optim]`: how weights are updated.
 
 use toml_edit::Value;
 
@@ -16,7 +16,7 @@ section! {
         lr: NonNegative = "3e-4"; aka "learning_rate" "max_lr" "peak_lr",
         /// AdamW: decay of the running means of the gradient and of its square.
         betas: [Fraction; 2] = "[0.9, 0.95]"; aka "adam_beta1" "adam_beta2" "beta1" "beta2",
-        /// AdamW: added to the root of the second mean, against division by zero.
+        /// AdamW: added to the root of the second mean, to avoid division by zero.
         eps: Positive = "1e-8"; aka "adam_eps" "adam_epsilon" "epsilon",
         /// Decay of matrices per step, as a multiple of the learning rate; norms and biases do not
         /// decay.
@@ -25,7 +25,8 @@ section! {
         momentum: Fraction = "0.0"; aka "sgd_momentum",
         /// SGD: look ahead along the momentum.
         nesterov: bool = "false"; aka "use_nesterov",
-        /// Largest global gradient norm; longer gradients are scaled down to it. "none" or 0: any.
+        /// Largest global gradient norm; longer gradients are scaled down to it. "none" or 0: no
+        /// limit.
         clip: Clip = "1.0"; aka "clip_grad" "max_norm" "grad_clip" "gradient_clipping" "max_grad_norm",
         /// How the learning rate falls after the warm-up.
         schedule: LrSchedule = "constant"; aka "lr_scheduler" "lr_decay_style" "decay_type" "scheduler",
@@ -101,7 +102,7 @@ impl Optim {
         });
         let moving = sgd && momentum > 0.0;
         values.rule(&["optim.nesterov", "optim.momentum"], moving || !self.nesterov, || {
-            Problem::new("optim.nesterov = true without momentum")
+            Problem::new("optim.nesterov = true needs momentum")
                 .because("Nesterov's rule looks ahead along the momentum of optim.kind = sgd")
                 .fix("optim.kind = \"sgd\" with optim.momentum = 0.9, or optim.nesterov = false")
         });

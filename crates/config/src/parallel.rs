@@ -20,8 +20,8 @@ section! {
         cp: Count = "1"; aka "context_parallel_size" "context_parallel_degree" "sp_size" "sequence_parallel_size",
         /// Pipeline degree: stages that hold different layers.
         pp: Count = "1"; aka "pipeline_model_parallel_size" "pipeline_parallel_degree" "pp_size",
-        /// ZeRO stage: what data-parallel ranks shard (1: optimizer, 2: and gradients, 3: and
-        /// weights).
+        /// ZeRO stage: what data-parallel ranks shard (1: optimizer state, 2: also gradients, 3:
+        /// also weights).
         zero: ZeroStage = "0"; aka "zero_stage" "stage" "use_distributed_optimizer",
         /// Sequence parallelism between tensor-parallel regions.
         sp: bool = "false"; aka "sequence_parallel" "enable_sequence_parallel",
@@ -35,11 +35,12 @@ section! {
         tp_plan: TensorRules = "[]"; aka "parallelize_plan" "tp_rules",
         /// How attention sees the whole sequence.
         cp_kind: CpKind = "ulysses"; aka "cp_comm_type" "sequence_parallelism_mode",
-        /// How replicas are kept in agreement.
+        /// How replicas are kept equal.
         sync: SyncKind = "ddp"; aka "data_parallel_kind"; later "this way of synchronising replicas",
-        /// Steps between averages of local-sgd and average.
+        /// Steps between two averages, for local-sgd and average.
         sync_every: Count = "1"; aka "sync_interval" "local_steps"; later "averaging of replicas",
-        /// Ranks that shards are spread over; replicated over the rest of dp.
+        /// Number of dp ranks that share one copy of the weights; other dp ranks hold further
+        /// copies.
         dp_shard: Count = "parallel.dp" => dp;
             aka "data_parallel_shard_degree" "mics_shard_size",
         /// ZeRO-3 as PyTorch's FSDP runs it: embedding and head stay gathered until their backward.
@@ -59,15 +60,15 @@ section! {
         schedule: PipelineSchedule = "1f1b"; aka "pipeline_parallel_schedule" "pp_style" "pp_engine",
         /// How many micro-batches a stage starts with.
         warmup: PipelineWarmup = "pa"; aka "pipeline_warmup",
-        /// Model chunks per stage.
+        /// Chunks of layers that each stage group holds.
         chunks: Count = "2 for interleaved, breadth-first and zb-v, else 1"
             => Count::new(schedule.usual_chunks()).unwrap_or(Count::MIN);
             aka "num_virtual_stages_per_rank" "virtual_pipeline_model_parallel_size" "num_model_chunks",
-        /// What makes the stages of a pipeline even.
+        /// How layers are divided evenly among pipeline stages.
         split: PipelineSplit = "flops"; aka "pipeline_split" "pp_split" "partition_method",
-        /// Order of the axes over ranks, fastest first; axes left out have degree 1.
+        /// Order of the axes in the numbering of ranks, fastest first; axes left out have degree 1.
         order: AxisOrder = "tp-cp-dp-pp"; aka "rank_order" "axis_order",
-        /// Size of a gradient bucket of ddp in MiB; the first holds 1 MiB.
+        /// Size of a gradient bucket of ddp in MiB; the first bucket holds 1 MiB.
         bucket_mib: Count = "25"; aka "bucket_cap_mb" "ddp_bucket_size",
         /// Elements that ZeRO reduces at a time.
         reduce_bucket_size: Count = "5e8"; aka "reduce_bucket",
@@ -107,7 +108,7 @@ choice! {
         Ulysses = "ulysses",
         /// Keys and values are gathered.
         AllGather = "allgather",
-        /// Keys and values go round a ring.
+        /// Keys and values are passed around a ring.
         Ring = "ring" later,
         /// Ring self-attention with stored scores.
         Rsa = "rsa" later,
@@ -115,13 +116,13 @@ choice! {
 }
 
 choice! {
-    /// How replicas are kept in agreement.
+    /// How replicas are kept equal.
     pub enum SyncKind {
         /// Gradients are summed in buckets while the backward pass runs.
         Ddp = "ddp",
         /// One rank gathers gradients and spreads weights.
         DataParallel = "dataparallel",
-        /// Replicas train alone and average weights now and then.
+        /// Replicas train alone and average their weights from time to time.
         LocalSgd = "local-sgd",
         /// Replicas average weights after every few steps.
         Average = "average",
@@ -139,13 +140,13 @@ choice! {
 }
 
 choice! {
-    /// What makes the stages of a pipeline even.
+    /// How layers are divided evenly among pipeline stages.
     pub enum PipelineSplit {
-        /// The FLOPs of their layers; embedding and head count.
+        /// By the FLOPs of their layers, embedding and head included.
         Flops = "flops",
-        /// The number of their layers.
+        /// By the number of their layers.
         Count = "count",
-        /// The time that their layers take on this machine.
+        /// By the time that their layers take on this machine.
         Measured = "measured",
     }
 }
@@ -179,7 +180,7 @@ const SCHEDULES: [&str; Named::ALL.len()] = {
 };
 
 impl PipelineSchedule {
-    /// How many chunks of the model a device of this schedule holds by default.
+    /// How many chunks of layers a stage group of this schedule holds by default.
     pub fn usual_chunks(&self) -> usize {
         match self {
             PipelineSchedule::Named(named) => named.usual_chunks(),
@@ -395,8 +396,7 @@ impl Parallel {
         });
     }
 
-    /// Refuses every value whose system does not exist yet. Each entry goes with the work that
-    /// builds its system.
+    /// Refuses every value that is not implemented yet. Remove an entry when its system is built.
     pub(crate) fn check_built(&self, values: &mut Values) {
         self.check_cp_kind(values);
         self.check_sharing(values);

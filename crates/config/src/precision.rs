@@ -1,4 +1,4 @@
-//! `[precision]`: in which number formats.
+//! `[precision]`: number formats.
 
 use phalanx_ir::DType;
 
@@ -65,7 +65,8 @@ impl Precision {
         for (key, stored) in
             [("precision.weights", &mut self.weights), ("precision.grads", &mut self.grads)]
         {
-            // f32 is what these keys say when nobody has thought of f64: it yields.
+            // f32 is the usual value of these keys, rarely a choice against f64, so f64 replaces
+            // it.
             if compute == Float::F64 && *stored == Float::F32 {
                 *stored = Float::F64;
             }
@@ -73,15 +74,17 @@ impl Precision {
             check_built(key, stored, values);
             let agree = (compute == Float::F64) == (stored == Float::F64);
             values.rule(&[key, "precision.compute"], agree, || {
-                let problem =
-                    Problem::new(format!("{key} = {stored} with precision.compute = {compute}"));
+                let problem = Problem::new(format!(
+                    "{key} = {stored} does not work with precision.compute = \
+                        {compute}"
+                ));
                 if compute == Float::F64 {
                     problem
                         .because("f64 makes weights, gradients and optimizer state f64 too")
                         .fix(format!("leave {key} out, or precision.compute = \"{stored}\""))
                 } else {
                     problem
-                        .because("only a computation in f64 stores f64")
+                        .because("f64 is stored only if it is also computed")
                         .fix(format!("{key} = \"f32\", or precision.compute = \"f64\""))
                 }
             });

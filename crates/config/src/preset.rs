@@ -1,4 +1,4 @@
-//! Configurations that travel inside the binary.
+//! Configurations that are embedded in the binary.
 
 /// The preset used where no source is named.
 pub const DEFAULT: &str = "default";

@@ -1,4 +1,4 @@
-//! `[run]`: where results go, and what the machine may spend.
+//! `[run]`: where results go, and limits on threads and memory.
 
 use std::path::PathBuf;
 
@@ -12,24 +12,24 @@ use phalanx_error::Problem;
 section! {
     /// `[run]`: results, seed, threads and memory.
     pub struct Run in "run" (cores: Count, ranks: Count) {
-        /// Folder that each run gets a folder of its own in.
+        /// Folder in which each run makes its own folder.
         dir: PathBuf = "runs/"; aka "save" "output_dir" "dump_folder" "out_dir" "log_dir",
         /// Name of the run's folder; "none": the time and the preset.
         name: Option<RunName> = "none"; aka "run_name" "exp_name" "experiment_name" "job_name",
         /// Seed of initial weights and dropout, and of the data unless data.seed is set.
         seed: u64 = "0"; aka "random_seed",
-        /// Threads of each rank; 1: no pool.
+        /// Threads of each rank; with 1 there is no thread pool.
         threads: Count = "cores ÷ ranks, from 1 to 256" => threads_per_rank(cores, ranks);
             aka "num_threads" "n_threads" "omp_num_threads" "nproc",
-        /// Memory that the plan of a rank may take; "none": no limit of ours.
+        /// Memory that the plan of a rank may take; "none": the free memory of the machine.
         memory_limit: Option<Bytes> = "none"; aka "max_memory" "memory_budget",
     }
 }
 
-/// The most threads a rank may have: as many as the CPU engine plans the work of a call for.
+/// The most threads of a rank: the CPU engine divides a call among at most this many.
 const MOST_THREADS: usize = 256;
 
-/// The name of a run's folder: one path component without surprises.
+/// The name of a run's folder: one path component of safe characters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RunName(String);
 

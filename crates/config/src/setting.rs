@@ -1,7 +1,7 @@
 //! The types a configuration key can have: how each is read, described and written.
 //!
-//! Reading yields a value that is legal by construction or nothing at all, so that no later code
-//! has to ask again whether a count is zero or a rate is NaN.
+//! Reading gives either a legal value or nothing, so that no later code has to check again whether
+//! a count is zero or a rate is NaN.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

@@ -14,19 +14,19 @@ use super::values::{Given, Values};
 use super::{keys, preset};
 use phalanx_error::{Error, Place, Problem, Result};
 
-/// The sources of one configuration, laid over one another in this order: the key table's
-/// defaults, the configuration of a run, a preset, values pinned by a model folder, a TOML file,
-/// single settings.
+/// The sources of one configuration. Later ones override earlier ones, in this order: the key
+/// table's defaults, the configuration of a run, a preset, values pinned by a model folder, a TOML
+/// file, single settings.
 ///
 /// The preset is the one asked for with [`Sources::preset`], else the one that the file names in a
 /// line `preset = "NAME"`. Where neither names one and there is no run, it is `default`, unless the
-/// file has a `[model]` of its own: half of somebody else's model under it would be a surprise, so
-/// such a file lies on the key table's defaults alone.
+/// file has its own `[model]`: mixing it with parts of another model would be a surprise, so such a
+/// file changes the key table's defaults alone.
 ///
-/// A layout of ranks is one whole, too: where the preset is `default` because nobody asked for
-/// another, its `[parallel]` and its micro-batches hold only if there is no file and no setting of
-/// `[parallel]`, nor of the `[model]` that it was made for. And what any preset says of its pipeline
-/// holds only for a user who has one.
+/// A layout of ranks is taken as a whole, too: where the preset is `default` because no other was
+/// named, its `[parallel]` and its micro-batches apply only if there is no file and no setting of
+/// `[parallel]` or `[model]`. And the pipeline settings of any preset apply only if the user has a
+/// pipeline.
 #[derive(Clone, Debug)]
 pub struct Sources {
     run: Option<PathBuf>,
@@ -81,15 +81,15 @@ impl Sources {
         self
     }
 
-    /// Pins keys to what `source`, a model folder, says of itself. A preset yields to that; what
-    /// the user wrote must agree with it. Values are TOML text, bare words allowed.
+    /// Fixes keys to the values of `source`, a model folder. They override a preset, and the user's
+    /// values must agree with them. Values are TOML text; bare words are allowed.
     pub fn pin(mut self, source: impl Into<String>, values: Vec<(&'static str, String)>) -> Self {
         let source = source.into();
         self.pinned = Some(Pinned { source, values });
         self
     }
 
-    /// Plans for a machine with this many cores instead of the one at hand.
+    /// Plans for a machine with this many cores instead of this machine.
     pub fn cores(mut self, cores: NonZeroUsize) -> Self {
         self.cores = cores;
         self
@@ -100,12 +100,12 @@ impl Sources {
         self.cores
     }
 
-    /// Whether nothing but single settings was asked for.
+    /// Whether there are only single settings.
     pub(crate) fn are_empty(&self) -> bool {
         self.run.is_none() && self.preset.is_none() && self.file.is_none()
     }
 
-    /// What a run of these sources is called when it is given no name.
+    /// The name of a run of these sources that was not given one.
     pub(crate) fn label(&self) -> String {
         let stem = self.file.as_deref().and_then(Path::file_stem);
         match (stem, &self.preset) {
@@ -115,8 +115,8 @@ impl Sources {
         }
     }
 
-    /// Lays all sources over one another. Only a source that cannot be read at all is an error
-    /// here; what is wrong with single keys is noted in the values.
+    /// Merges all sources. Only a source that cannot be read at all is an error here; problems with
+    /// single keys are noted in the values.
     pub(crate) fn gather(&self) -> Result<Values> {
         let mut values = Values::default();
         if let Some(path) = &self.run {
@@ -141,7 +141,7 @@ impl Sources {
         let own = |key: &str| of_layout(key) || key.starts_with("model.");
         let own_layout = values.given.iter().any(|(key, given)| own(key) && given.by_user);
         if !chosen && (self.file.is_some() || own_layout) {
-            // A pipeline comes with its micro-batches.
+            // The layout and its micro-batches belong together.
             let goes = |key: &str| of_layout(key) || key == "train.microbatches";
             values.given.retain(|key, given| !goes(key) || given.by_user);
         }
@@ -151,15 +151,15 @@ impl Sources {
         Ok(values)
     }
 
-    /// Where initial weights come from, as far as that can be told before all else is resolved, and
-    /// where that is written.
+    /// Where initial weights come from, as far as is known before everything else is resolved, and
+    /// where that was written.
     pub fn origin(&self) -> Result<Option<(Origin, Place)>> {
         let mut values = self.gather()?;
         let given = values.given.remove("model.from");
         Ok(given.and_then(|given| Some((Origin::read(&given.value)?, given.place))))
     }
 
-    /// The preset that everything else is laid over, and where it was asked for.
+    /// The preset that everything else overrides, and where it was named.
     fn base(&self, file: Option<&TomlSource>) -> Result<Option<(String, Option<Place>)>> {
         if let Some(name) = &self.preset {
             return Ok(Some((name.clone(), None)));
@@ -228,7 +228,7 @@ impl TomlSource {
         })
     }
 
-    /// Lays the keys over `values`.
+    /// Adds the keys to `values`, over earlier ones.
     fn add(&self, values: &mut Values, by_user: bool) -> Result<()> {
         let document = self.parse()?;
         for (section, item) in document.as_table().iter().filter(|(name, _)| *name != PRESET) {
@@ -316,7 +316,7 @@ fn add_assignment(values: &mut Values, assignment: &str) {
     let name = name.trim();
     let place = place("--set", None, Some(name));
     if name == PRESET {
-        let problem = Problem::new(format!("preset = {text} is no setting")).at(place);
+        let problem = Problem::new(format!("preset = {text} is not a setting")).at(place);
         values.problems.push(problem.fix(format!("--preset {text}")));
         return;
     }
@@ -326,7 +326,7 @@ fn add_assignment(values: &mut Values, assignment: &str) {
     }
 }
 
-/// A command line has no quotes to tell the name "2024" from the number: the key decides.
+/// A command line has no quotes to distinguish the name "2024" from the number: the key decides.
 fn value_for(key: &Key, text: &str) -> Value {
     let (value, word) = (free_value(text), Value::from(text.trim()));
     if (key.normal)(&value).is_none() && (key.normal)(&word).is_some() { word } else { value }
@@ -339,14 +339,14 @@ fn add_pinned(values: &mut Values, pinned: &Pinned) {
         let place = place(&pinned.source, None, Some(name));
         let written = values.given.get(key.name).filter(|given| given.by_user);
         let found = value.to_string();
-        // 0.00001 and 1e-5 agree, hence the normal form.
+        // 0.00001 and 1e-5 are equal, so normal forms are compared.
         let normal = (key.normal)(&value);
         match written.filter(|given| (key.normal)(&given.value) != normal) {
             Some(given) => values.problems.push(
                 Problem::new(format!("{name} = {} contradicts the model's {found}", given.text()))
                     .at(given.place.clone())
                     .at(place)
-                    .because("model.from brings its own shape")
+                    .because("model.from sets the model's shape")
                     .fix(format!("leave {name} out")),
             ),
             None => insert(values, key, &value, place, false),

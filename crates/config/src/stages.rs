@@ -1,7 +1,7 @@
-//! Rules of pipelines: what a schedule takes, and what would go unheard.
+//! Rules for pipelines: which settings a schedule accepts, and which it would ignore.
 //!
-//! Whatever a user writes of a pipeline is done or refused. One stage is a pipeline too: its schedule
-//! says when micro-batches go forward and when back.
+//! Every pipeline setting of a user is applied or refused. One stage is a pipeline too: its
+//! schedule says when each micro-batch runs forward and backward.
 
 use phalanx_pipeline::{Named, Schedule, Shape, split};
 
@@ -17,8 +17,8 @@ const CHUNKS: &str = "parallel.chunks";
 const WARMUP: &str = "parallel.warmup";
 const SPLIT: &str = "parallel.split";
 
-/// What a preset says of a pipeline suits its own: it yields to a user who has none, and its chunks
-/// and warm-up yield to another schedule.
+/// Pipeline settings of a preset are for its own pipeline: they are dropped if the user has none,
+/// and its chunks and warm-up are dropped if the user chose another schedule.
 pub(super) fn yield_to_user(values: &mut Values) {
     let pp = values.given.get(PP).filter(|given| given.by_user);
     let none = pp.is_some_and(|given| Count::read(&given.value) == Some(Count::MIN));
@@ -34,8 +34,8 @@ pub(super) fn yield_to_user(values: &mut Values) {
 }
 
 impl Config {
-    /// Stages need layers, and a schedule may ask for a number of micro-batches. What is in a table is
-    /// known once it is read.
+    /// Each stage needs layers, and a schedule may need a certain number of micro-batches. A table
+    /// is checked when it is read.
     pub(super) fn check_pipeline(&self, values: &mut Values) {
         let PipelineSchedule::Named(named) = self.parallel.schedule else {
             return self.check_table(values);
@@ -62,14 +62,14 @@ impl Config {
         }
     }
 
-    /// Where every backward follows its forward at once, there is nothing to run again.
+    /// If every backward directly follows its forward, there is nothing to recompute.
     fn check_stages_again(&self, schedule: &Schedule, values: &mut Values) {
         let keys = ["train.recompute", PP, SCHEDULE, "train.microbatches"];
         let idle = self.idle_stages(schedule);
         values.rule(&keys, idle.is_none(), || idle.unwrap_or_else(|| Problem::new("")));
     }
 
-    /// The problem with stages that are to run again and never do.
+    /// The problem if stages should be recomputed but never are.
     fn idle_stages(&self, schedule: &Schedule) -> Option<Problem> {
         if self.train.recompute != Recompute::Stage || schedule.rematerialises() {
             return None;
@@ -82,13 +82,14 @@ impl Config {
              train.microbatches = {parts}"
         ));
         let problem = problem.because(
-            "on every device a backward follows its forward, so it keeps one micro-batch at most",
+            "in every stage group each backward directly follows its forward, so at most one \
+            micro-batch is kept",
         );
         Some(problem.nearest(remedies.join(", or ")))
     }
 
-    /// Single changes after which a stage would be run again: more micro-batches, another schedule, more
-    /// devices.
+    /// Single changes after which a stage would be recomputed: more micro-batches, another
+    /// schedule, more stage groups.
     fn stages_that_run_again(&self) -> Vec<String> {
         let PipelineSchedule::Named(own) = self.parallel.schedule else { return Vec::new() };
         let (pp, parts) = (self.parallel.pp.get(), self.train.microbatches.get());
@@ -103,17 +104,17 @@ impl Config {
         more.into_iter().chain(other).chain(wider).collect()
     }
 
-    /// What can be said of a table only when it is read.
+    /// Checks that need the contents of a table.
     pub fn check_read(&self, schedule: &Schedule) -> Result<(), Problem> {
         self.enough_layers(schedule)?;
         self.idle_stages(schedule).map_or(Ok(()), Err)
     }
 
-    /// Refuses more stages than there are layers to deal to them.
+    /// Refuses more stages than there are layers.
     fn enough_layers(&self, schedule: &Schedule) -> phalanx_pipeline::Result<()> {
         let (devices, chunks) = (schedule.devices(), schedule.chunks());
         let stages = schedule.placement().stages();
-        // Said in devices and chunks where that is what the stages come from.
+        // The message speaks of stage groups and chunks if that is how stages were counted.
         let (devices, chunks) =
             if stages == devices * chunks { (devices, chunks) } else { (stages, 1) };
         match self.model.kind {
@@ -122,26 +123,26 @@ impl Config {
         }
     }
 
-    /// A table says by itself what a named schedule is told.
+    /// A table already contains what settings say for a named schedule.
     fn check_table(&self, values: &mut Values) {
         let parallel = &self.parallel;
         let (schedule, chunks) = (parallel.schedule.write(), parallel.chunks);
         let heard = chunks == Count::MIN || !values.by_user(CHUNKS);
         values.rule(&[CHUNKS, SCHEDULE], heard, || {
             Problem::new(format!("{CHUNKS} = {chunks} has no effect with {SCHEDULE} = {schedule}"))
-                .because("a table says by itself which chunks a device holds")
+                .because("a table states which chunks each stage group holds")
                 .fix(format!("leave {CHUNKS} out, or {SCHEDULE} = \"interleaved\""))
         });
         let heard = parallel.warmup == PipelineWarmup::Pa || !values.by_user(WARMUP);
         values.rule(&[WARMUP, SCHEDULE], heard, || {
             let warmup = parallel.warmup.write();
             Problem::new(format!("{WARMUP} = {warmup} has no effect with {SCHEDULE} = {schedule}"))
-                .because("a table says by itself how many micro-batches a stage starts with")
+                .because("a table states how many micro-batches each stage starts with")
                 .fix(format!("leave {WARMUP} out, or {SCHEDULE} = \"1f1b\""))
         });
     }
 
-    /// With one device, some choices are none.
+    /// With one stage group, some settings have no effect.
     fn check_one_device(&self, named: Named, values: &mut Values) {
         let parallel = &self.parallel;
         let late = parallel.warmup != PipelineWarmup::Pa && named == Named::OneFOneB;

@@ -1,4 +1,4 @@
-//! Names that nobody knows, and which known one was probably meant.
+//! Unknown names, and the known name that was probably meant.
 
 use toml_edit::Item;
 
@@ -6,7 +6,7 @@ use super::key::Key;
 use super::{SECTIONS, keys};
 use phalanx_error::{Place, Problem};
 
-/// The problem of a key, found with a value, that is none.
+/// The problem with an unknown key that was given a value.
 pub(crate) fn unknown_key(name: &str, found: &str, place: Place) -> Problem {
     let one_line = !found.is_empty() && !found.contains('\n');
     let found = if one_line { format!(" = {found}") } else { String::new() };
@@ -30,11 +30,11 @@ fn fields(section: &str) -> String {
     fields.join(", ")
 }
 
-/// The problem of a table within a section: `[model.x]`. What is in it tells what was meant.
+/// The problem with a table inside a section, `[model.x]`. Its keys show what was meant.
 pub(crate) fn not_nested(section: &str, name: &str, item: &Item, place: Place) -> Problem {
     let problem = Problem::new(format!("unknown section [{section}.{name}]"))
         .at(place)
-        .because("sections hold keys, and no further sections");
+        .because("a section holds keys, not other sections");
     let inner = item.as_table_like().and_then(|table| table.iter().next().map(|(key, _)| key));
     match inner.and_then(|key| meant(&format!("{section}.{key}"))) {
         Some(key) => problem.guess(key),
@@ -42,7 +42,7 @@ pub(crate) fn not_nested(section: &str, name: &str, item: &Item, place: Place) -
     }
 }
 
-/// The problem of something at the top of a file that is not a section.
+/// The problem with something at the top of a file that is not a section.
 pub(crate) fn not_a_section(name: &str, item: &Item, place: Place) -> Problem {
     let known = SECTIONS.contains(&name);
     if item.is_array_of_tables() || known {
@@ -57,15 +57,15 @@ pub(crate) fn not_a_section(name: &str, item: &Item, place: Place) -> Problem {
             None => problem.because(format!("sections: {}", SECTIONS.join(", "))),
         };
     }
-    let problem = Problem::new(format!("{name} stands outside every section")).at(place);
+    let problem = Problem::new(format!("{name} is outside of all sections")).at(place);
     match meant(name) {
         Some(key) => problem.guess(key),
         None => problem.because(format!("sections: {}", SECTIONS.join(", "))),
     }
 }
 
-/// The key that was probably meant by a name that is none: what other systems call by that name,
-/// then the same name in another section, then the nearest spelling.
+/// The key that was probably meant by an unknown name: first the key with that name in other
+/// systems, then the same name in another section, then the nearest spelling.
 fn meant(name: &str) -> Option<&'static str> {
     let field = name.rsplit('.').next().unwrap_or(name);
     // Names such as `name` mean different things in different sections: the same one goes first.

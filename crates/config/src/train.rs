@@ -1,4 +1,4 @@
-//! `[train]`: how long, on how much at a time.
+//! `[train]`: steps and batches.
 
 use super::key::section;
 use super::model::assignments;
@@ -14,11 +14,11 @@ section! {
         /// Sequences per step over all ranks, whatever the layout.
         batch_size: Count = "32";
             aka "global_batch_size" "train_batch_size" "batch" "global_bs",
-        /// Parts a rank's share of the batch is taken in: gradient accumulation, and what a
-        /// pipeline works on at a time.
+        /// Micro-batches that each rank's share of the batch is divided into, for gradient
+        /// accumulation and pipelines.
         microbatches: Count = "1";
             aka "gradient_accumulation_steps" "num_microbatches" "grad_accum" "accumulation_steps",
-        /// Tokens per sequence. Where you don't set it, no more than model.context.
+        /// Tokens per sequence. If not set, at most model.context.
         seq_len: Count = "128";
             aka "seq_length" "sequence_length" "max_seq_length" "encoder_seq_length" "T",
         /// What the backward pass computes again instead of keeping it. full: everything, from
@@ -58,7 +58,7 @@ impl Recompute {
     /// What a segment's backward computes again.
     pub fn in_segments(self) -> phalanx_autodiff::Recompute {
         match self {
-            // What a stage runs again, it keeps for the backward that follows.
+            // A stage that is recomputed keeps all values for the backward that follows.
             Recompute::None | Recompute::Stage => phalanx_autodiff::Recompute::None,
             Recompute::Selective => phalanx_autodiff::Recompute::Selective,
             Recompute::Full => phalanx_autodiff::Recompute::Full,
@@ -102,7 +102,7 @@ impl Train {
     }
 }
 
-/// The problem of a batch that leaves ranks without work.
+/// The problem with a batch that leaves ranks without work.
 fn few(batch: usize, micro: usize, dp: usize) -> Problem {
     let work = Problem::new(match dp {
         1 => format!("train.batch_size = {batch} leaves some of {micro} micro-batches empty"),

@@ -1,8 +1,8 @@
 //! The values that were given for keys, where each came from, and what is wrong with them.
 //!
 //! Problems are collected rather than returned one by one, so that a user who made three mistakes
-//! hears of all three. A rule between keys is not checked when one of them could not be read: its
-//! complaint would only be an echo of the first.
+//! sees all three. A rule between keys is not checked when one of them could not be read: its
+//! message would only repeat the first problem.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,11 +29,11 @@ impl Given {
     }
 }
 
-/// The values given for keys, after all sources have been laid over one another.
+/// The values given for keys, after all sources were merged.
 #[derive(Default)]
 pub(crate) struct Values {
     pub(crate) given: BTreeMap<&'static str, Given>,
-    /// The preset that lies under what the user wrote.
+    /// The preset that the user's values override.
     pub(crate) preset: Option<String>,
     /// Keys whose value could not be read.
     broken: BTreeSet<&'static str>,
@@ -41,7 +41,7 @@ pub(crate) struct Values {
 }
 
 impl Values {
-    /// The value of `key`, if one was given and it is acceptable; what is not is noted.
+    /// The value of `key`, if one was given and it is valid; a problem is noted.
     pub(crate) fn read<T: Setting>(&mut self, key: &'static Key) -> Option<T> {
         let given = self.given.get(key.name)?;
         let value = T::read(&given.value);

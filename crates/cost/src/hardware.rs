@@ -1,10 +1,10 @@
-//! Hardware as data: a few rates, and what some work takes with them.
+//! Hardware as data: a few rates, and the time of work with these rates.
 
 use phalanx_ir::DType;
 
 use crate::work::{Transfer, Work};
 
-/// What a rank runs on and how it reaches the others.
+/// The machine of a rank and its link to other ranks.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Hardware {
     /// FLOPs that a rank does in a second, by the element type of the operands.
@@ -41,7 +41,7 @@ impl Default for Hardware {
 
 impl Hardware {
     /// A rank of this many CPU cores, in round numbers. One of its threads moves bytes between
-    /// ranks, through memory; two bytes of a narrow type are widened before they are multiplied.
+    /// ranks, through memory; values of 16-bit types are widened before they are multiplied.
     pub fn cpu(threads: usize) -> Self {
         let cores = threads.max(1) as f64;
         let wide = 60e9 * cores;
@@ -53,7 +53,7 @@ impl Hardware {
         }
     }
 
-    /// Seconds of some work: its products, then its memory traffic, then what it moves.
+    /// Seconds of some work: its products, then its memory traffic, then its transfers.
     pub fn seconds(&self, work: &Work) -> f64 {
         self.product_seconds(work.flops as f64, work.dtype)
             + self.memory_seconds((work.read + work.written) as f64)
@@ -65,7 +65,7 @@ impl Hardware {
         if flops == 0.0 { 0.0 } else { flops / self.flops_per_s.of(dtype) }
     }
 
-    /// Seconds to read or write so many bytes.
+    /// Seconds to read or write this many bytes.
     pub fn memory_seconds(&self, bytes: f64) -> f64 {
         bytes / self.memory_bytes_per_s
     }
@@ -85,14 +85,14 @@ impl Peaks {
     /// The peak of an element type.
     ///
     /// # Panics
-    /// If nothing is multiplied in this type.
+    /// If there are no matrix products in this type.
     pub fn of(&self, dtype: DType) -> f64 {
         match dtype {
             DType::F64 => self.f64,
             DType::F32 => self.f32,
             DType::Bf16 => self.bf16,
             DType::F16 => self.f16,
-            DType::I32 | DType::Bool => panic!("no products are formed in {dtype}"),
+            DType::I32 | DType::Bool => panic!("there are no matrix products in {dtype}"),
         }
     }
 }

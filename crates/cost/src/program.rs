@@ -1,4 +1,4 @@
-//! What a whole program takes on each rank.
+//! The time of a whole program on each rank.
 
 use phalanx_ir::ops::CollectiveKind;
 use phalanx_ir::{Axis, Program, Role};
@@ -12,7 +12,7 @@ pub fn seconds(program: &Program, hardware: &Hardware) -> f64 {
 }
 
 /// The sums of gradients over ranks that a program leaves to the script that runs it: an all-reduce
-/// for each, or what moves as many bytes.
+/// for each, or something that moves the same number of bytes.
 pub fn reductions(program: &Program) -> impl Iterator<Item = Transfer> {
     let mesh = program.mesh();
     program.outputs_with(Role::Gradient).filter_map(move |port| {

@@ -6,7 +6,7 @@ use phalanx_ir::{DType, Exchange, Instr, Op, OpDef, Program, TensorType, ValueId
 /// What one rank does for an instruction.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Work {
-    /// FLOPs of matrix products, multiplications and additions counted apart.
+    /// FLOPs of matrix products, multiplications and additions counted separately.
     pub flops: u64,
     /// The element type that they read.
     pub dtype: DType,
@@ -21,15 +21,15 @@ pub struct Work {
 /// What one rank sends to others.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Transfer {
-    /// How often it waits for a message's first byte.
+    /// How many times it waits for the first byte of a message.
     pub rounds: f64,
     /// Bytes that it sends.
     pub bytes: f64,
 }
 
 impl Work {
-    /// The work of an instruction of a verified program. Padding counts as the rest does: it lies
-    /// in memory and travels.
+    /// The work of an instruction of a verified program. Padding counts too: it is in memory and is
+    /// sent.
     ///
     /// # Panics
     /// If the program is not verified.
@@ -78,8 +78,8 @@ impl Transfer {
         }
     }
 
-    /// A collective over `n` ranks, each of which holds `bytes` before it. Nothing, if it stays
-    /// within each rank.
+    /// A collective over `n` ranks, each of which holds `bytes` before it. Zero if it moves nothing
+    /// between ranks.
     pub fn collective(kind: &CollectiveKind, n: usize, bytes: f64) -> Self {
         let ranks = n as f64;
         let (rounds, share) = match kind {
@@ -99,7 +99,7 @@ impl Transfer {
         }
     }
 
-    /// One message of so many bytes.
+    /// One message of this many bytes.
     pub fn message(bytes: usize) -> Self {
         Self { rounds: 1.0, bytes: bytes as f64 }
     }

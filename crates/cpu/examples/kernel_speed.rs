@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release -p phalanx-cpu --example kernel_speed`
 //!
-//! Bytes are what a kernel must read and write, each once; the time is that of the fastest of some calls, because
-//! a machine that others use too only ever adds to it.
+//! Bytes are what a kernel must read and write, each once; the time is that of the fastest of some
+//! calls, because other programs on the machine can only make a call slower.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! The core property for as long as one likes, with seeds that nobody has tried: random programs on
-//! random meshes with random annotations, on ranks that are threads and on simulated ones.
+//! Tests the core property for a given time, with new seeds: random programs on random meshes with
+//! random annotations, on ranks that are threads and on simulated ones.
 //!
 //! ```sh
 //! cargo run --release -p phalanx-cpu --example soak -- --minutes 30
@@ -18,9 +18,9 @@ use phalanx_testing::cases::{Chooser, Found, try_seeds};
 use phalanx_testing::checks::{on_simulated_ranks, on_threads};
 use phalanx_testing::threads::Ranks;
 
-/// How many seeds are tried between two looks at the clock.
+/// How many seeds are tried before the clock is checked again.
 const BATCH: u64 = 50;
-/// How often it is said how far it is.
+/// The time between two progress messages.
 const TOLD: Duration = Duration::from_secs(15);
 
 fn main() -> ExitCode {
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
 /// The minutes and the first seed.
 fn arguments() -> Option<(f64, u64)> {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    // Seconds far apart, so that two runs share no seeds; of a size that is easy to type.
+    // Seeds from the clock in large steps, so that two runs share no seeds; short enough to type.
     let (mut minutes, mut from) = (10.0, clock.as_secs() % 10_000_000 * 100_000);
     let mut given = std::env::args().skip(1);
     while let Some(name) = given.next() {
@@ -58,7 +58,7 @@ fn arguments() -> Option<(f64, u64)> {
     Some((minutes, from))
 }
 
-/// Tries cases until the time is over; says how many passed.
+/// Tries cases until the time is over; returns how many passed.
 fn soak(time: Duration, from: u64) -> Result<usize, Box<Found>> {
     let ranks = |threads| {
         Ranks::new(move |endpoint: Box<dyn Communicator>| {

@@ -13,7 +13,7 @@ use phalanx_ir::DType;
 
 /// A type that tensors are stored in.
 pub trait Element: Copy + Send + Sync + Default + Debug + PartialEq + bytemuck::Pod {
-    /// The type that values of this type are computed, summed and kept as statistics in.
+    /// The type in which values of this type are computed and summed, and statistics are kept.
     type Acc: Float;
     /// The name of this type in programs.
     const DTYPE: DType;
@@ -174,7 +174,7 @@ macro_rules! float {
             #[inline(always)]
             fn exp(self) -> Self {
                 // The scale is half of the power of two, so that it is finite for the largest
-                // results; doubling the product brings in overflow where it belongs.
+                // results; doubling the product then overflows where it should.
                 let (half_scale, m1) = self.reduce();
                 let value = $float::mul_add(m1, half_scale, half_scale) * 2.0;
                 let value = if self < $smallest { 0.0 } else { value };

@@ -26,14 +26,14 @@ use started::Started;
 
 /// Runs programs on this machine's cores.
 ///
-/// One long-lived thread per core runs a whole program on its own rows; barriers stand only where
-/// a call reads what another worker wrote. The arenas hold every value that a script plans; each
-/// worker has scratch memory of its own beside them, for tiles that never leave its cache.
+/// One long-lived thread per core runs a whole program on its own rows; there are barriers only
+/// where a call reads what another worker wrote. The arenas hold every value that a script plans;
+/// each worker also has its own scratch memory, for tiles that never leave its cache.
 ///
 /// One rank of several has an endpoint to the others ([`CpuEngine::on_rank`]), through which the
 /// thread that launches programs communicates. A program that is a single collective and is
-/// launched on another lane than [`Lane::Compute`] is only started then: it ends when its event is
-/// waited for, or when a later launch asks for it.
+/// launched on another lane than [`Lane::Compute`] is only started: it ends when its event is
+/// waited for, or when a later launch needs it.
 pub struct CpuEngine {
     /// Dropped before the arenas, whose memory others may be reading.
     comm: Option<Endpoint>,
@@ -51,21 +51,21 @@ pub struct CpuEngine {
 }
 
 impl CpuEngine {
-    /// An engine of this many threads, the calling one among them.
+    /// An engine of this many threads, including the calling thread.
     pub fn new(threads: usize) -> Result<Self, EngineError> {
         Self::with_pool(threads, threads)
     }
 
-    /// One rank's engine, of this many threads, with its endpoint to the others. It runs its share
-    /// of programs whose mesh has as many ranks as there are. The endpoint must move host memory.
+    /// One rank's engine, of this many threads, with its endpoint to the others. It runs its part
+    /// of programs whose mesh has as many ranks as the world. The endpoint must move host memory.
     pub fn on_rank(threads: usize, comm: Box<dyn Communicator>) -> Result<Self, EngineError> {
         let (rank, world) = (comm.rank(), comm.world());
         if comm.memory() != MemoryKind::HOST {
             return Err(EngineError::Failed {
                 program: format!("endpoint of rank {rank}"),
                 why: format!(
-                    "its transport moves {} memory, but the CPU engine computes in {} memory; take a \
-                     transport of {} memory",
+                    "its transport moves {} memory, but the CPU engine computes in {} memory; use \
+                    a transport of {} memory",
                     comm.memory(),
                     MemoryKind::HOST,
                     MemoryKind::HOST
@@ -110,7 +110,8 @@ impl CpuEngine {
         Some(line.comm.as_mut())
     }
 
-    /// This engine's place in a program's mesh, whose ranks these are, if it can run there.
+    /// This engine's place in a program's mesh, which has these ranks; fails if it is not one of
+    /// them.
     fn place_in(&self, program: &Program, ranks: &[usize]) -> Result<usize, EngineError> {
         let place = ranks.iter().position(|&rank| rank == self.rank);
         let world = ranks.iter().all(|&rank| rank < self.world);
@@ -209,7 +210,7 @@ struct Memory {
     scratch: [*mut u8; MAX_WORKERS],
 }
 
-// SAFETY: workers touch only what their tasks declare, which barriers keep apart, and each its own
+// SAFETY: workers touch only what their tasks declare, which barriers separate, and their own
 // scratch memory.
 unsafe impl Sync for Memory {}
 
@@ -241,7 +242,7 @@ impl Engine for CpuEngine {
             let scratch = slots.scratch[index];
             let comm = self.comm.as_ref();
             let operation = Operation { program, instr, slots, scratch, rank, ranks, comm };
-            // What nothing reads is not computed.
+            // Values that nothing reads are not computed.
             let results = instr.outputs.iter().map(|v| slots.by_value[v.index()]);
             if results.clone().all(|slot| slot == Slot::Unused) {
                 continue;
@@ -279,7 +280,13 @@ impl Engine for CpuEngine {
     ) -> Result<Kernel, EngineError> {
         let failed = |why: String| EngineError::Failed { program: label.to_owned(), why };
         let comm = self.comm.as_ref();
-        let comm = comm.ok_or_else(|| failed("this engine has no other rank to talk to".into()))?;
+        let comm = comm.ok_or_else(|| {
+            failed(
+                "this engine has no other rank to communicate \
+            with"
+                    .into(),
+            )
+        })?;
         let transfer = tasks::message(comm, messages, way, label);
         let task = Box::new(transfer.map_err(|e| failed(e.to_string()))?);
         Ok(Kernel::of(label, task))
@@ -331,7 +338,7 @@ impl Engine for CpuEngine {
         self.events += 1;
         let event = Event(self.events);
         self.stamps.issue(event);
-        // Other calls run when they are issued, so they have happened.
+        // Other calls run when they are issued, so they have ended.
         after.iter().try_for_each(|&event| self.finish(event))?;
         self.stamps.start(event);
         match kernel.transfer().filter(|_| lane != Lane::Compute) {

@@ -1,10 +1,10 @@
-//! The fixed set of threads that one rank computes with.
+//! The worker pool: a fixed set of threads that one rank computes with.
 //!
-//! The caller is worker 0; the others live as long as the pool. A run hands one closure to every
-//! worker and returns when all have left it, so a whole step can be one run in which each worker
-//! walks through its own rows and meets the others only at barriers. A worker that panics, or that
-//! keeps the others waiting too long at a barrier, poisons the pool: the others leave their
-//! barriers at once and the run ends with an error that says what happened first.
+//! The caller is worker 0; the others live as long as the pool. A run gives one closure to every
+//! worker and returns when all have finished it, so a whole step can be one run in which each
+//! worker handles its own rows and synchronises with the others only at barriers. A worker that
+//! panics, or that keeps the others waiting too long at a barrier, poisons the pool: the others
+//! leave their barriers at once and the run ends with an error that says what happened first.
 
 mod barrier;
 mod bell;
@@ -60,12 +60,12 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` workers (at least one) on a machine that this pool has to itself.
+    /// A pool of `threads` workers (at least one) on a machine that only this pool uses.
     pub fn new(threads: usize) -> std::io::Result<Self> {
         Self::with_settings(threads, PoolSettings::for_workers_on_this_machine(threads))
     }
 
-    /// A pool of `threads` workers (at least one), the calling thread among them.
+    /// A pool of `threads` workers (at least one), including the calling thread.
     ///
     /// Fails if the system refuses a thread.
     pub fn with_settings(threads: usize, settings: PoolSettings) -> std::io::Result<Self> {
@@ -116,19 +116,19 @@ impl Drop for Pool {
         self.shared.generation.fetch_add(1, Ordering::Release);
         self.shared.bell.ring();
         for handle in self.handles.drain(..) {
-            // A worker catches every panic of its jobs, so there is nothing left to learn here.
+            // A worker catches every panic of its jobs, so the result can be ignored.
             let _ = handle.join();
         }
     }
 }
 
-/// How often a worker looks without giving up its core, when cores are not oversubscribed: about
-/// a tenth of a millisecond, which is longer than workers of an undisturbed pool are apart.
+/// How many times a worker polls without giving up its core, if cores are not oversubscribed: about
+/// a tenth of a millisecond, longer than workers of an undisturbed pool wait for each other.
 const SPINS: u32 = 5_000;
-/// How often it then looks between offers of its core: alone on the machine that costs another
-/// millisecond of looking, but where others compete for the cores, the late partner gets one.
+/// How many times it then polls and yields its core: alone on the machine that costs another
+/// millisecond of polling, but if others compete for the cores, the late worker gets one.
 const PATIENT_YIELDS: u32 = 2_000;
-/// How often a worker yields before sleeping, when it may not spin.
+/// How many times a worker yields before it sleeps, if it may not spin.
 const YIELDS: u32 = 16;
 
 /// Keeps a value that one worker writes often out of the cache lines of its neighbours.
@@ -181,7 +181,7 @@ impl Shared {
         }
     }
 
-    /// Lets the other workers begin `job`. The caller must wait for them before it lets go of it.
+    /// Lets the other workers begin `job`. The caller must wait for them before it drops the job.
     fn publish(&self, job: &Job<'_>) {
         // SAFETY: only the lifetime changes. `run` does not return, and does not unwind (`perform`
         // catches panics), before `await_finish` has seen every worker leave the job.
@@ -193,7 +193,7 @@ impl Shared {
         self.bell.ring();
     }
 
-    /// What a worker other than the caller does all its life.
+    /// The main loop of a worker other than the caller.
     fn serve(&self, worker: usize) {
         let mut done = 0;
         loop {

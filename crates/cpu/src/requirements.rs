@@ -9,7 +9,7 @@ use phalanx_ir::{Exchange, Instr, Mesh, Op, Program, TensorType};
 pub struct CpuRequirements;
 
 impl Requirements for CpuRequirements {
-    /// The kernel's own, and behind it what ranks exchange inside the op.
+    /// The kernel's own scratch memory, followed by the numbers that ranks exchange inside the op.
     fn scratch(&self, program: &Program, instr: &Instr) -> usize {
         let exchanged = Exchange::of(program, instr).map_or(0, |e| e.bytes(program.mesh()));
         match exchanged {
@@ -19,18 +19,18 @@ impl Requirements for CpuRequirements {
     }
 }
 
-/// Into how many parts of rows the sums over rows are cut, whatever the number of threads: so a
-/// gain's gradient has the same bits on any number of them.
+/// The number of parts in which sums over rows are computed, for any number of threads: so the
+/// gradient of a gain has the same bits with any number of threads.
 pub(crate) const NORM_PARTS: usize = 8;
 
-/// Where in an instruction's scratch memory the exchanged numbers begin: aligned, behind what its
-/// kernel needs for itself.
+/// Where in an instruction's scratch memory the exchanged numbers begin: aligned, after the
+/// kernel's own scratch memory.
 pub(crate) fn exchange_offset(program: &Program, instr: &Instr) -> usize {
     own(program, instr).next_multiple_of(ALIGN)
 }
 
-/// Bytes of the logits of one chunk, which come first in the scratch memory of the fused loss. Being
-/// of the wider type they leave what follows aligned, without a gap that nothing would write.
+/// Bytes of the logits of one chunk, which come first in the scratch memory of the fused loss. They
+/// have the wider type, so what follows is aligned without a gap.
 pub(crate) fn chunk_bytes(
     loss: &LinearCrossEntropy,
     mesh: &Mesh,
@@ -39,19 +39,19 @@ pub(crate) fn chunk_bytes(
 ) -> usize {
     let shape = x.local_shape(mesh);
     let rows: usize = shape[..shape.len().saturating_sub(1)].iter().product();
-    // The vocabulary is whole, so all of it but its padding is here.
+    // The vocabulary is not sharded, so all of it except padding is on this rank.
     let logits = loss.chunk.min(rows) * loss.vocab(&w.shape);
     logits * x.dtype.accumulator().size()
 }
 
-/// What a kernel needs beside operands, results and exchanged numbers.
+/// What a kernel needs besides operands, results and exchanged numbers.
 fn own(program: &Program, instr: &Instr) -> usize {
     let (mesh, ty) = (program.mesh(), |i: usize| program.ty(instr.inputs[i]));
     match &instr.op {
         Op::RmsNormGrad(_) => norm_parts(mesh, ty(0), 1),
         Op::LayerNormGrad(_) => norm_parts(mesh, ty(0), 2),
-        // The weight the other way round follows the logits: one of the two products that read it in
-        // every chunk would else gather it from memory each time.
+        // The transposed weight follows the logits: otherwise one of the two products that read the
+        // weight in every chunk would read it across rows each time.
         Op::LinearCrossEntropy(loss) => {
             chunk_bytes(loss, mesh, ty(0), ty(1)) + ty(1).local_bytes(mesh)
         }

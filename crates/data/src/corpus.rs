@@ -2,7 +2,7 @@
 
 use crate::DataError;
 
-/// A long row of tokens that can be read at any position, by any thread.
+/// A long sequence of tokens that can be read at any position, by any thread.
 pub trait Corpus: Send + Sync {
     /// How many tokens there are.
     fn len_tokens(&self) -> u64;
@@ -15,12 +15,12 @@ pub trait Corpus: Send + Sync {
     /// The result depends on `at` and the corpus alone, never on what was read before.
     fn read(&self, at: u64, out: &mut [i32]) -> Result<(), DataError>;
 
-    /// The loss no model can beat, in nats per token, where it is known.
+    /// The loss that no model can beat, in nats per token, if it is known.
     fn entropy_floor(&self) -> Option<f64> {
         None
     }
 
-    /// One line for people: what it is and how large.
+    /// One line of text: what it is and how large.
     fn describe(&self) -> String;
 }
 

@@ -12,7 +12,7 @@ use crate::TokenWidth;
 pub enum DataError {
     /// The file is missing, unreadable, or changed while it was read.
     File(#[from] SysError),
-    /// The file holds nothing.
+    /// The file is empty.
     Empty {
         /// The file.
         path: PathBuf,
@@ -31,7 +31,7 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
     },
-    /// The file's name tells another width than the one that was asked for.
+    /// The file's name has another token width than the one that was asked for.
     OtherWidth {
         /// The file.
         path: PathBuf,
@@ -55,7 +55,7 @@ pub enum DataError {
         byte: u64,
         /// What is there.
         token: u64,
-        /// The vocabulary it should be below.
+        /// The vocabulary size, which it must be below.
         vocab: usize,
     },
     /// The model's vocabulary is smaller than the corpus's.
@@ -84,7 +84,7 @@ pub enum DataError {
         tokens: u64,
         /// The sequence length asked for.
         seq_len: usize,
-        /// How many tokens would do.
+        /// How many tokens would be enough.
         needed: u64,
         /// The longest sequence that this corpus allows.
         longest: u64,
@@ -118,9 +118,9 @@ pub enum DataError {
         /// The token that is ignored.
         token: i32,
     },
-    /// The loading thread is gone: it failed before, or it could not be started.
+    /// The loading thread has ended: it failed before, or it could not be started.
     Stopped {
-        /// The sample that will not come.
+        /// The sample that is missing.
         sample: u64,
         /// Why, as far as is known.
         reason: String,
@@ -142,34 +142,38 @@ impl DataError {
                 .because("a sample needs at least two tokens")
                 .fix("name a file with data in it"),
             Self::Truncated { path, bytes, width } => truncated(path, *bytes, *width),
-            Self::UnknownWidth { path } => in_file(path, "this name does not tell a token's width")
-                .fix("rename the file to end in .u16 or .u32, or set the width to u16 or u32"),
+            Self::UnknownWidth { path } => in_file(
+                path,
+                "the file name does not say how many \
+                bytes a token has",
+            )
+            .fix("rename the file to end in .u16 or .u32, or set the width to u16 or u32"),
             Self::OtherWidth { path, named, asked } => other_width(path, *named, *asked),
             Self::BadWidth { found } => {
-                Told::new(format!("unknown token width `{found}`")).fix("u16 and u32 would work")
+                Told::new(format!("unknown token width `{found}`")).fix("use u16 or u32")
             }
             Self::TokenOutOfVocabulary { path, position, byte, token, vocab } => {
                 let found = format!("token {token} at position {position} (byte {byte})");
                 in_file(path, &format!("{found} is not below the vocabulary of {vocab}"))
-                    .because("a number without sense means another token width or byte order")
-                    .fix(format!("a vocabulary of at least {}", token + 1))
+                    .because("a meaningless number usually means another token width or byte order")
+                    .fix(format!("use a vocabulary of at least {}", token + 1))
             }
             Self::Vocabulary { corpus, needed, model } => {
                 let found = format!("the model has {model}");
-                Told::new(format!("{corpus} needs a vocabulary of at least {needed}, {found}"))
+                Told::new(format!("{corpus} needs a vocabulary of at least {needed}, but {found}"))
                     .fix(format!("set the model's vocabulary to {needed} or more"))
             }
             Self::MarkovVocabulary { least, most, found } => {
-                Told::new(format!("the synthetic corpus needs another vocabulary, found {found}"))
-                    .fix(format!("a vocabulary between {least} and {most}"))
+                Told::new(format!("the synthetic corpus cannot have a vocabulary of {found}"))
+                    .fix(format!("use a vocabulary between {least} and {most}"))
             }
             Self::TooShort { corpus, tokens, seq_len, needed, longest } => {
                 let samples = "one training and one evaluation sample";
-                Told::new(format!("{corpus} has {tokens} tokens, too short"))
+                Told::new(format!("{corpus} is too short: it has {tokens} tokens"))
                     .because(format!(
                         "{samples} of {seq_len} tokens and their targets need {needed} tokens"
                     ))
-                    .fix(format!("more data, or a sequence length of at most {longest}"))
+                    .fix(format!("use more data, or a sequence length of at most {longest}"))
             }
             Self::BeyondEnd { corpus, at, wanted, tokens } => {
                 let asked = format!("{wanted} tokens at position {at} were asked for");
@@ -179,9 +183,9 @@ impl DataError {
                 Told::new(format!("{setting} = {found} cannot work")).fix(remedy)
             }
             Self::NothingToPredict { first, end, token } => {
-                Told::new(format!("the batch of samples {first}..{end} has no target left"))
-                    .because(format!("every one is the ignored token {token}"))
-                    .fix("another `ignore_token`, or none")
+                Told::new(format!("the batch of samples {first}..{end} has no target that counts"))
+                    .because(format!("every target is the ignored token {token}"))
+                    .fix("set another `ignore_token`, or none")
             }
             Self::Stopped { sample, reason } => {
                 Told::new(format!("the loading thread stopped before sample {sample}: {reason}"))
@@ -202,7 +206,7 @@ fn truncated(path: &Path, bytes: u64, width: u64) -> Told {
 }
 
 fn other_width(path: &Path, named: TokenWidth, asked: TokenWidth) -> Told {
-    in_file(path, &format!("tokens of type {asked} were asked for"))
-        .because(format!("a name that ends in .{named} promises tokens of type {named}"))
+    in_file(path, &format!("this file does not hold tokens of type {asked}"))
+        .because(format!("its name ends in .{named}, so its tokens are of type {named}"))
         .fix(format!("ask for {named}, or rename the file if its name is wrong"))
 }

@@ -1,9 +1,9 @@
-//! Where tokens come from and in which order: corpora, sampling, and the loader.
+//! Data: corpora, sampling, and the loader.
 //!
-//! A [`Corpus`] is a long row of tokens that can be read anywhere. [`Sampler`] decides, as a pure
-//! function of seed, epoch and index, which piece of it is the n-th training sample. [`Loader`]
-//! turns consecutive samples into batches on a thread of its own; its whole state is the number
-//! of samples given out, so a run resumes exactly where it stopped.
+//! A [`Corpus`] is a long sequence of tokens that can be read at any position. [`Sampler`] decides,
+//! as a pure function of seed, epoch and index, which piece of it is the n-th training sample.
+//! [`Loader`] turns consecutive samples into batches on its own thread; its only state is the
+//! number of samples given out, so a run can resume exactly where it stopped.
 #![forbid(unsafe_code)]
 
 mod corpus;

@@ -1,9 +1,9 @@
-//! Batches, made ahead of time on a thread of their own.
+//! Batches, prepared ahead of time on a separate thread.
 //!
-//! The loader's whole state is one number, how many samples it has given out: a batch is a pure
+//! The loader's only state is one number, how many samples it has given out: a batch is a pure
 //! function of that number and the settings, so a loader that starts there gives the same bits as
-//! one that ran there. A fixed set of buffers goes round between the two threads, one with the
-//! consumer, the others being filled or waiting; after the first round nothing is allocated.
+//! one that ran there. A fixed set of buffers circulates between the two threads: one is with the
+//! consumer, the others are being filled or wait; after the first round nothing is allocated.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -12,7 +12,7 @@ use crate::queue::Queue;
 use crate::sampling::setting;
 use crate::{Corpus, DEFAULT_VAL_FRACTION, DataError, Sampler, Split};
 
-/// The target that no loss is computed for.
+/// A target with this value is ignored in the loss.
 pub const IGNORED: i32 = -1;
 
 /// What a loader gives out, and in which order.
@@ -24,9 +24,9 @@ pub struct LoaderConfig {
     pub seq_len: usize,
     /// Samples per batch, over all ranks.
     pub batch_size: usize,
-    /// How many equal parts a batch is worked through in.
+    /// Into how many equal parts a batch is divided.
     pub microbatches: usize,
-    /// Which part of the corpus.
+    /// Training or validation data.
     pub split: Split,
     /// The share of the samples held out for evaluation.
     pub val_fraction: f64,
@@ -37,7 +37,7 @@ pub struct LoaderConfig {
 }
 
 impl LoaderConfig {
-    /// The settings with nothing unusual: training samples, one micro-batch, no masks.
+    /// Default settings: training samples, one micro-batch, no masks.
     pub fn new(seed: u64, seq_len: usize, batch_size: usize) -> Self {
         Self {
             seed,
@@ -82,7 +82,7 @@ pub struct Batch {
     pub valid_tokens: u64,
 }
 
-/// Gives out batches; a thread of its own makes the next ones meanwhile.
+/// Gives out batches; a separate thread prepares the next ones meanwhile.
 #[derive(Debug)]
 pub struct Loader {
     plan: Plan,
@@ -93,7 +93,7 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// A loader of which `start` samples have been given out already.
+    /// A loader that starts after `start` samples.
     pub fn new(
         corpus: Arc<dyn Corpus>,
         config: LoaderConfig,
@@ -125,13 +125,13 @@ impl Loader {
         Ok(&self.current)
     }
 
-    /// How many samples have been given out: all that is needed to go on from here.
+    /// How many samples have been given out: this is all that is needed to resume.
     pub fn state(&self) -> u64 {
         self.counter
     }
 
-    /// How many batches take every sample of the split once; the last may repeat some (training)
-    /// or be filled up with ignored rows (evaluation).
+    /// How many batches take every sample of the split once; the last may repeat some (training) or
+    /// be padded with ignored rows (evaluation).
     pub fn batches_per_pass(&self) -> u64 {
         let samples = self.plan.sampler.samples(self.plan.config.split);
         samples.div_ceil(self.plan.config.batch_size as u64)
@@ -149,7 +149,7 @@ impl Drop for Loader {
     }
 }
 
-/// The two ways a buffer goes: empty to the worker, full to the consumer.
+/// The two queues of buffers: empty ones to the worker, full ones to the consumer.
 #[derive(Debug)]
 struct Lines {
     free: Queue<Batch>,
@@ -157,12 +157,12 @@ struct Lines {
 }
 
 impl Lines {
-    /// Room for every buffer there is, the consumer's included.
+    /// Queues with room for all buffers, including the consumer's.
     fn new(prefetch: usize) -> Self {
         Self { free: Queue::new(prefetch + 1), ready: Queue::new(prefetch + 1) }
     }
 
-    /// Ends both: no empty buffer is filled any more, full ones can still be taken.
+    /// Closes both: no empty buffer is filled any more; full ones can still be taken.
     fn close(&self) {
         self.free.abandon();
         self.ready.close();

@@ -1,9 +1,9 @@
 //! A synthetic language whose best possible loss is known exactly.
 //!
-//! **The source.** Of a vocabulary of V, the first A = 2⌊V/2⌋ tokens are used and dealt at random
-//! into two halves of h = A/2 tokens. Each token has two random labels in `0..h`, each label on
-//! two tokens. The next token follows with probability ½ from the previous token and with
-//! probability ½ from the one before it:
+//! **The source.** Of a vocabulary of V, the first A = 2⌊V/2⌋ tokens are used and divided at random
+//! into two halves of h = A/2 tokens. Each token has two random labels in `0..h`, each label on two
+//! tokens. The next token follows with probability ½ from the previous token and with probability ½
+//! from the one before it:
 //!
 //! | probability | next token                                                     |
 //! |-------------|----------------------------------------------------------------|
@@ -24,8 +24,8 @@
 //! uniformly, so every token is exactly uniform: unigram entropy ln A.
 //!
 //! **The previous token alone is not enough**: half the time the next token depends on the one
-//! before it, which the previous token leaves open. And it is quickly learned, because what each
-//! of the two contributes can be found without the other.
+//! before it, about which the previous token says nothing. And it is learned quickly, because the
+//! effect of each of the two tokens can be learned separately.
 //!
 //! **Reading anywhere.** A chain is sequential, so the corpus consists of blocks of 2048 tokens
 //! that start afresh with two uniform tokens; a read begins at its block's start. A restart costs
@@ -39,7 +39,7 @@ use crate::corpus::checked_range;
 use crate::{Corpus, DataError};
 
 const BLOCK: u64 = 2048;
-/// How many in sixteen are the likely candidate of their half.
+/// The likely candidate of a half has this many sixteenths of its probability.
 const LIKELY: u8 = 13;
 
 /// The built-in order-2 Markov corpus.
@@ -121,7 +121,7 @@ impl Corpus for MarkovCorpus {
         let throws = Stream::named(self.seed, "markov tokens");
         let mut dice = [0; 16];
         let (mut before, mut previous) = (0, 0);
-        // Blocks start at multiples of sixteen, so the first turn always throws the dice.
+        // Blocks start at multiples of sixteen, so the first iteration always draws random numbers.
         for position in at - at % BLOCK..range.end as u64 {
             let die = (position % 16) as usize;
             if die == 0 {

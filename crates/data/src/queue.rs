@@ -1,4 +1,4 @@
-//! A queue between two threads that never allocates after it is made.
+//! A queue between two threads that never allocates after its creation.
 //!
 //! The standard channels allocate when a thread first waits, which may be at any time; this one
 //! waits on a condition variable, which does not.
@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Holds up to a fixed number of items; once it has ended, nothing goes in.
+/// Holds up to a fixed number of items; once it is closed, no item is added.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     state: Mutex<State<T>>,
@@ -26,7 +26,7 @@ impl<T> Queue<T> {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Puts an item in, without waiting; one that comes after the end is dropped.
+    /// Adds an item, without waiting; once closed, items are dropped.
     pub(crate) fn push(&self, item: T) {
         let mut state = self.lock();
         if !state.closed {
@@ -44,20 +44,20 @@ impl<T> Queue<T> {
         state.items.pop_front()
     }
 
-    /// Ends the queue and wakes whoever waits; what is inside can still be taken.
+    /// Closes the queue and wakes all waiting threads; items inside can still be taken.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_all();
     }
 
-    /// Ends the queue and throws away what is inside.
+    /// Closes the queue and drops its items.
     pub(crate) fn abandon(&self) {
         let left = std::mem::take(&mut self.lock().items);
         self.close();
         drop(left);
     }
 
-    /// No code that can panic runs under the lock, so a poisoned one is still in order.
+    /// No code that can panic runs under the lock, so even a poisoned lock has valid contents.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,16 +1,16 @@
 //! Which piece of the corpus is the n-th sample: a pure function, no state, no memory.
 //!
-//! A corpus of L tokens is cut into n = ⌊(L − 1) / T⌋ pieces. Piece i has the inputs
-//! `i·T .. i·T + T` and, one further, the targets `i·T + 1 .. i·T + T + 1`: every token but the
+//! A corpus of L tokens is divided into n = ⌊(L − 1) / T⌋ pieces. Piece i has the inputs
+//! `i·T .. i·T + T` and, shifted by one, the targets `i·T + 1 .. i·T + T + 1`: every token but the
 //! first is a target exactly once per epoch. The last pieces are held out for evaluation and never
-//! trained on. An epoch takes the training pieces in a pseudo-random order of its own, a keyed
+//! trained on. Each epoch takes the training pieces in another pseudo-random order, a keyed
 //! bijection of `0..n` that is computed, not stored.
 
 use phalanx_ir::random::{Stream, philox};
 
 use crate::{Corpus, DataError};
 
-/// The share of the samples held out for evaluation unless told otherwise.
+/// The default share of the samples that is held out for evaluation.
 pub const DEFAULT_VAL_FRACTION: f64 = 0.05;
 
 /// The two disjoint parts of a corpus.
@@ -33,7 +33,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Cuts `corpus` into samples of `seq_len` inputs and holds `val_fraction` of them out, at
+    /// Divides `corpus` into samples of `seq_len` inputs and holds `val_fraction` of them out, at
     /// least one.
     pub fn new(
         corpus: &dyn Corpus,
@@ -45,7 +45,7 @@ impl Sampler {
             return Err(setting("seq_len", seq_len, "a sample needs at least one token"));
         }
         if !(0.0..1.0).contains(&val_fraction) {
-            let remedy = "a share from 0 up to, but not including, 1 would work";
+            let remedy = "use a share of at least 0 and below 1";
             return Err(setting("val_fraction", val_fraction, remedy));
         }
         let tokens = corpus.len_tokens();
@@ -90,11 +90,10 @@ impl Sampler {
 
 /// A pseudo-random order of `0..n`, keyed by seed and epoch.
 ///
-/// A Feistel network permutes the numbers of 2w bits for the smallest w with 2²ʷ ≥ n, whatever
-/// its round function is; here that is Philox. A number that lands outside `0..n` is sent through
-/// again until it lands inside ("cycle walking"), which is a bijection of `0..n` because the
-/// network is one of the larger range; as 2²ʷ < 4n (or n is tiny), that takes below four turns on
-/// average.
+/// A Feistel network permutes the numbers of 2w bits for the smallest w with 2²ʷ ≥ n, for any round
+/// function; here it is Philox. A number that lands outside `0..n` is sent through again until it
+/// lands inside ("cycle walking"), which is a bijection of `0..n` because the network is one of the
+/// larger range; as 2²ʷ < 4n (or n is tiny), that takes fewer than four rounds on average.
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
     key: [u32; 2],

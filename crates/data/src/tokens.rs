@@ -10,8 +10,8 @@ use crate::corpus::checked_range;
 use crate::{Corpus, DataError};
 
 /// Files up to this size are checked whole when they are opened, so that a bad token is refused
-/// before anything starts; reading a larger one just for that would take too long, and its
-/// tokens are checked as they are read.
+/// before anything starts; for larger files that would take too long, so their tokens are checked
+/// when they are read.
 const CHECKED_AT_OPENING: usize = 1 << 30;
 
 /// How many bytes a token takes.
@@ -24,7 +24,7 @@ pub enum TokenWidth {
 }
 
 impl TokenWidth {
-    /// The width a file's name tells: `.u16` or `.u32`.
+    /// The width given by a file's name: `.u16` or `.u32`.
     pub fn of_name(path: &Path) -> Result<Self, DataError> {
         let extension = path.extension().and_then(|extension| extension.to_str());
         extension
@@ -92,7 +92,7 @@ impl TokenFile {
                 width: width.bytes() as u64,
             });
         }
-        // Ids are handed on as `i32`, so no vocabulary is larger than that allows.
+        // Ids are passed on as `i32`, so a vocabulary cannot be larger than that allows.
         let file = Self { map, width, vocab: vocab.min(i32::MAX as usize) };
         if file.map.len() <= CHECKED_AT_OPENING {
             file.check(0, &file.map)?;

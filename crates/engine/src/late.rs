@@ -1,17 +1,17 @@
-//! An engine that is as late as it may be.
+//! An engine that runs calls as late as allowed.
 //!
-//! It queues every call and runs it only when somebody waits, in a random order that respects
-//! nothing but the events which the caller named. A call that reads what an unnamed, still queued
+//! It queues every call and runs it only when something waits for it, in a random order that
+//! respects only the events that the caller named. A call that reads what an unnamed, still queued
 //! call will write finds poison (all bits set: a NaN in every float type) instead, and a call that
 //! writes where an unnamed, still queued call reads or writes leaves poison there. So a script or
-//! an executor that relies on calls being done in order fails here, on any machine, without a
-//! device that is really asynchronous.
+//! an executor that relies on the order of calls fails here, on any machine, without an
+//! asynchronous device.
 //!
-//! Messages start in the order of their lane, as on any device, and go on by themselves: they end when
-//! something that needs them runs. So a schedule in which ranks wait for more than data stops here.
-//! Calls that meet other ranks are taken in the order in which they were issued, because that is how
-//! ranks know which of them belong together; and after all messages that were issued before, because a
-//! rank that waits in one of them sends nothing meanwhile.
+//! Messages start in the order of their lane, as on any device, and run in the background: they end
+//! when something that needs them runs. So a schedule in which ranks wait for more than data hangs
+//! here. Collective calls run in the order in which they were issued, because ranks match them by
+//! order; and after all messages that were issued before, because a rank that waits in a collective
+//! sends nothing meanwhile.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use phalanx_ir::random::Stream;
 
 use crate::{Args, Calls, Engine, EngineError, Event, Listed, Span, Stamps, Target, Times, Way};
 
-/// How long it looks for messages before it waits for one of them.
+/// How long it polls messages before it waits for one of them.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs the calls of another engine late and out of order.
@@ -49,12 +49,12 @@ struct Queued<K> {
     after: BTreeSet<Event>,
 }
 
-/// A message or a collective that goes on by itself.
+/// A message or a collective that runs in the background.
 struct Started<K> {
     call: Queued<K>,
     /// Its event in the inner engine.
     done: Event,
-    /// What it writes too early.
+    /// Memory that it writes too early.
     spoilt: Vec<Span>,
 }
 
@@ -64,14 +64,14 @@ pub struct LateKernel<K> {
     with: With,
 }
 
-/// Who takes part in a kernel.
+/// Which ranks take part in a kernel.
 #[derive(Clone, Copy, PartialEq)]
 enum With {
     /// This rank alone.
     Nobody,
     /// One other rank, at the other end of a message.
     Peer,
-    /// Ranks that run it too, and that may wait for each other in it.
+    /// A group of ranks that all run it and may wait for each other in it.
     Group,
 }
 
@@ -95,8 +95,7 @@ impl<E: Engine> Late<E> {
         Self { inner, queue, started, next: 0, draws: 0, random, poisoned: 0, stamps }
     }
 
-    /// How often so far a call read, or wrote over, what a call that it did not wait for had to do
-    /// with.
+    /// How many times a call read or overwrote memory of a call that it did not wait for.
     pub fn poisoned_reads(&self) -> usize {
         self.poisoned
     }
@@ -125,11 +124,12 @@ impl<E: Engine> Late<E> {
         (0..self.queue.len()).filter(ready).collect()
     }
 
-    /// Runs a queued call; what goes on by itself is only started.
+    /// Runs a queued call; one that runs in the background is only started.
     fn run(&mut self, index: usize) -> Result<(), EngineError> {
         let Queued { event, ref after, .. } = self.queue[index];
         let after = after.clone();
-        // Waiting runs other calls; this one stays queued meanwhile, so that none takes it for done.
+        // Waiting runs other calls; this one stays queued meanwhile, so that no other call treats
+        // it as done.
         after.into_iter().try_for_each(|event| self.settle(event))?;
         let Some(index) = self.queue.iter().position(|call| call.event == event) else {
             return Ok(());
@@ -140,7 +140,7 @@ impl<E: Engine> Late<E> {
         let spoilt = self.overwritten(&call);
         let Queued { inputs, outputs, workspace, .. } = &call;
         let args = Args { inputs, outputs, workspace: *workspace };
-        // Alone it has no lane to keep up with.
+        // A single call need not keep the order of a lane.
         let lane = if call.kernel.with == With::Nobody { Lane::Compute } else { call.lane };
         let done = self.inner.launch(&call.kernel.kernel, &args, lane, &[])?;
         let started = Started { call, done, spoilt };
@@ -151,7 +151,7 @@ impl<E: Engine> Late<E> {
         Ok(())
     }
 
-    /// Whether those that other ranks know by their order are in it.
+    /// Whether a call that other ranks match by order is the next one.
     fn is_next(&self, index: usize) -> bool {
         let (call, before) = (&self.queue[index], &self.queue[..index]);
         match call.kernel.with {
@@ -161,8 +161,8 @@ impl<E: Engine> Late<E> {
         }
     }
 
-    /// Waits for what was started, if the event is its. Whoever is at its other end may need
-    /// something from here first, so whatever can run without it does.
+    /// Waits for a started call, if the event belongs to one. Its other end may need something from
+    /// this rank first, so everything that can run without it is run.
     fn settle(&mut self, event: Event) -> Result<(), EngineError> {
         while let Some(at) = self.started.iter().position(|s| s.call.event == event) {
             match self.free() {
@@ -187,8 +187,8 @@ impl<E: Engine> Late<E> {
         spoilt.into_iter().try_for_each(|span| self.poison(span))
     }
 
-    /// What is over first, whichever it is, for something may go on with it; after a while what is asked
-    /// for, about which the inner engine then complains.
+    /// The first started call that ends, because others may continue with it; after some time the
+    /// one that was asked for, so that the inner engine reports the problem.
     fn first_over(&mut self, asked: usize) -> Result<usize, EngineError> {
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
@@ -210,7 +210,7 @@ impl<E: Engine> Late<E> {
         self.ready().into_iter().find(|&i| !waits(&self.queue[i]))
     }
 
-    /// Earlier calls that are queued, or under way, which this call did not wait for.
+    /// Earlier calls, queued or in flight, that this call did not wait for.
     fn others<'a>(
         &'a self,
         call: &'a Queued<E::Kernel>,
@@ -219,7 +219,7 @@ impl<E: Engine> Late<E> {
         self.queue.iter().chain(started).filter(|c| c.event < call.event)
     }
 
-    /// What an earlier call that is still queued was to write, but this call did not wait for.
+    /// Poisons what earlier queued calls will write, if this call did not wait for them.
     fn poison_unsynchronised(&mut self, call: &Queued<E::Kernel>) -> Result<(), EngineError> {
         let added = call.outputs.iter().filter(|t| t.add).map(|t| t.span);
         for span in call.inputs.iter().copied().chain(added) {
@@ -230,7 +230,7 @@ impl<E: Engine> Late<E> {
         Ok(())
     }
 
-    /// What an earlier call that is still queued was to use, but this call writes over.
+    /// Memory of earlier queued calls that this call overwrites.
     fn overwritten(&self, call: &Queued<E::Kernel>) -> Vec<Span> {
         let outputs = call.outputs.iter().map(|t| t.span).chain([call.workspace]);
         outputs.filter(|span| self.others(call).any(|c| c.uses(span))).collect()
@@ -265,7 +265,7 @@ impl<E: Engine> Engine for Late<E> {
         ranks: &[usize],
     ) -> Result<Self::Kernel, EngineError> {
         let kernel = self.inner.compile(program, slots, ranks)?;
-        // Where others take part does not depend on the rank.
+        // Which programs communicate does not depend on the rank.
         let alone = of_program(program, 0).is_empty();
         Ok(Arc::new(LateKernel { kernel, with: if alone { With::Nobody } else { With::Group } }))
     }

@@ -1,11 +1,12 @@
-//! The seam between scripts and the machines that run them.
+//! The interface between scripts and the machines that run them.
 //!
-//! An [`Engine`] owns an arena of memory in every tier that it has, compiles programs to kernels over
-//! it, and runs the calls of a step in the order that they ask for. It is handed a whole step before
-//! that runs for the first time ([`Engine::prepare`]), so that it may do with it what its machine
-//! likes best; those that issue calls one by one share [`Listed`]. Nothing above this trait knows what
-//! a device is; nothing below it knows what a strategy is. [`Late`] wraps any engine and runs calls as late and as out of order as
-//! their events allow, to prove that what is above asks for enough.
+//! An [`Engine`] owns an arena of memory in every tier that it has, compiles programs to kernels
+//! over it, and runs the calls of a step in the order that they ask for. It gets a whole step
+//! before the step runs for the first time ([`Engine::prepare`]), so that it can prepare it in the
+//! best way for its machine; engines that issue calls one by one share [`Listed`]. Code above this
+//! trait does not know devices; code below it does not know strategies. [`Late`] wraps any engine
+//! and runs calls as late and as out of order as their events allow, to test that scripts name all
+//! dependencies.
 #![forbid(unsafe_code)]
 
 mod counters;
@@ -36,12 +37,12 @@ pub struct Span {
 }
 
 impl Span {
-    /// A piece of the arena where programs run.
+    /// A piece of the arena in the tier `Device`.
     pub const fn device(offset: usize, bytes: usize) -> Self {
         Self { tier: Tier::Device, offset, bytes }
     }
 
-    /// The byte behind the last one.
+    /// The byte after the last one.
     pub const fn end(&self) -> usize {
         self.offset + self.bytes
     }
@@ -51,14 +52,14 @@ impl Span {
         self.tier == other.tier && self.offset < other.end() && other.offset < self.end()
     }
 
-    /// Fails unless this many bytes are this piece, for those who copy by hand.
+    /// Fails unless this piece has this many bytes, for copies by hand.
     pub fn holds(&self, bytes: usize) -> Result<(), EngineError> {
         if self.bytes == bytes {
             return Ok(());
         }
         Err(EngineError::Failed {
             program: "copy by hand".to_owned(),
-            why: format!("{bytes} bytes are no copy of a piece of {}", self.bytes),
+            why: format!("{bytes} bytes do not fit a piece of {}", self.bytes),
         })
     }
 }
@@ -83,7 +84,7 @@ pub struct Args<'a> {
     pub workspace: Span,
 }
 
-/// Which end of messages a rank is.
+/// Whether a rank sends or receives messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Way {
@@ -99,8 +100,8 @@ pub struct Event(pub u64);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// A program that this engine can't run.
-    #[error("the {engine} engine can't run {op} in program `{program}`: {why}")]
+    /// A program that this engine cannot run.
+    #[error("the {engine} engine cannot run {op} in program `{program}`: {why}")]
     Unsupported {
         /// The engine.
         engine: &'static str,
@@ -111,7 +112,7 @@ pub enum EngineError {
         /// The reason, and what would work.
         why: String,
     },
-    /// The arena could not be had.
+    /// The arena could not be allocated.
     #[error("no memory for an arena of {bytes} bytes: {why}")]
     Memory {
         /// Bytes asked for.
@@ -129,9 +130,9 @@ pub enum EngineError {
     },
 }
 
-/// A machine that runs compiled programs over arenas of its own.
+/// A machine that runs compiled programs on its own arenas.
 pub trait Engine {
-    /// A compiled program, or another thing that can be called.
+    /// A compiled program, or something else that can be called.
     type Kernel: Send + Sync;
 
     /// A prepared step.
@@ -143,8 +144,8 @@ pub trait Engine {
     /// The kind of memory that the arena of [`Tier::Device`] is.
     fn memory(&self) -> MemoryKind;
 
-    /// What programs need beside their values, for whoever places them. It is known before anything is
-    /// compiled.
+    /// The memory that programs need besides their values, for the placement of slots. It is known
+    /// before anything is compiled.
     fn requirements(&self) -> Arc<dyn Requirements>;
 
     /// Compiles a program for the places that the planner chose. `ranks` are the ranks of the program's
@@ -157,7 +158,8 @@ pub trait Engine {
     ) -> Result<Self::Kernel, EngineError>;
 
     /// Makes messages ready to be sent or received, as a kernel with one input or one output: the
-    /// buffer. Its event is over when the messages have arrived. Engines of a single rank have none.
+    /// buffer. Its event happens when the messages have arrived. Engines of a single rank have no
+    /// messages.
     fn connect(
         &mut self,
         messages: &[Message],
@@ -169,7 +171,7 @@ pub trait Engine {
             engine: self.name(),
             program: label.to_owned(),
             op: format!("{way:?}"),
-            why: "it has no other rank to talk to".to_owned(),
+            why: "it has no other rank to communicate with".to_owned(),
         })
     }
 
@@ -186,19 +188,19 @@ pub trait Engine {
     /// Allocates the arena of a tier, zeroed. It is called once for each that is used, after compiling.
     fn reserve(&mut self, tier: Tier, bytes: usize) -> Result<(), EngineError>;
 
-    /// Takes the calls of a whole step, once its memory is there. It may be run many times.
+    /// Takes the calls of a whole step, once its memory is reserved. The step may run many times.
     fn prepare(&mut self, calls: Calls<Self::Kernel>) -> Result<Self::Step, EngineError>;
 
-    /// Issues a step. Whatever was issued before it on a lane comes first there; other lanes do not
-    /// wait. So another step may be begun before the first has ended, if the caller knows that they
-    /// do not touch the same memory; the same one may not.
+    /// Issues a step. On each lane, earlier calls come first; lanes do not wait for each other. So
+    /// another step may be begun before the first has ended, if the caller knows that they do not
+    /// touch the same memory; the same one may not.
     fn begin(&mut self, step: &mut Self::Step) -> Result<(), EngineError>;
 
     /// Returns when all calls of a step that was begun have ended.
     fn end(&mut self, step: &mut Self::Step) -> Result<(), EngineError>;
 
-    /// From now on notes when calls are issued, start and end, counted from an origin; or no longer.
-    /// Calls are issued as ever.
+    /// Turns timing on, with times counted from an origin, or off. Calls are issued in the same way
+    /// as without timing.
     fn time(&mut self, origin: Option<Instant>);
 
     /// When each call of a step happened, in its last run, that was begun and ended while timing was
@@ -218,8 +220,8 @@ pub trait Engine {
     /// Returns once the event has happened.
     fn wait(&mut self, event: Event) -> Result<(), EngineError>;
 
-    /// Whether an event has happened, as far as can be told without waiting for it. Who is told `false`
-    /// finds out by waiting.
+    /// Whether an event has happened, as far as is known without waiting. After `false`, only
+    /// waiting gives a sure answer.
     fn is_over(&mut self, event: Event) -> Result<bool, EngineError> {
         let _ = event;
         Ok(false)
@@ -234,10 +236,10 @@ pub trait Engine {
     /// Copies bytes out of an arena at once; the caller has waited for what writes that place.
     fn download(&mut self, from: Span, out: &mut [u8]) -> Result<(), EngineError>;
 
-    /// Runs a call by itself and reports what it wrote of its workspace: each block is filled with
-    /// `pattern` at its birth and read at its death. Returns, for every block of the slots in
-    /// order, which bytes no longer hold the pattern, or nothing if the engine has no workspace
-    /// in its arena.
+    /// Runs a call alone and reports which bytes of its workspace it wrote: each block is filled
+    /// with `pattern` at the start of its live range and read at the end. Returns, for every block
+    /// of the slots in order, which bytes no longer hold the pattern, or nothing if the engine has
+    /// no workspace in its arena.
     fn launch_observed(
         &mut self,
         kernel: &Self::Kernel,

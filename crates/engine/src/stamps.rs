@@ -8,15 +8,16 @@ use crate::Event;
 /// When a call happened, counted from the origin that timing was given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Times {
-    /// When it was its turn: from here to the start it waited for others.
+    /// When it was issued: from here to its start it waited for others.
     pub issued: Duration,
     /// When everything that it waits for had happened.
     pub started: Duration,
-    /// When it was over, or first seen to be.
+    /// When it ended, or when its end was first noticed.
     pub ended: Duration,
 }
 
-/// Notes of an engine whose host sees calls start and end. While timing is off they cost nothing.
+/// Times that an engine records on the host when calls start and end. While timing is off this
+/// costs nothing.
 #[derive(Debug, Default)]
 pub struct Stamps {
     origin: Option<Instant>,
@@ -25,7 +26,7 @@ pub struct Stamps {
 }
 
 impl Stamps {
-    /// Turns timing on, from an origin and without the notes of before; or off, which keeps them.
+    /// Turns timing on, with an origin and without earlier times; or off, which keeps the times.
     pub fn time(&mut self, origin: Option<Instant>) {
         self.origin = origin;
         if origin.is_some() {
@@ -48,12 +49,12 @@ impl Stamps {
         self.note(event, 1);
     }
 
-    /// It is over; who notices later changes nothing.
+    /// It has ended; only the first notice counts.
     pub fn end(&mut self, event: Event) {
         self.note(event, 2);
     }
 
-    /// When a call happened, if all of it was seen.
+    /// The times of a call, if all of them are known.
     pub fn of(&self, event: Event) -> Option<Times> {
         match *self.calls.get(&event)? {
             [Some(issued), Some(started), Some(ended)] => Some(Times { issued, started, ended }),

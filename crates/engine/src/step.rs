@@ -1,4 +1,4 @@
-//! Steps that are issued call by call, for engines that have nothing better to do with a whole one.
+//! Steps that are issued call by call, for engines that do not prepare whole steps.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ impl<K> Call<K> {
     }
 }
 
-/// The calls of a step, shared by who prepares it and who runs it.
+/// The calls of a step, shared by the executor and the engine.
 pub type Calls<K> = Arc<[Call<K>]>;
 
 /// A step whose calls are launched one by one, each after the events of those that it waits for.
@@ -40,12 +40,12 @@ pub struct Listed<K> {
     /// By call, since the step was begun. Kept from run to run, so that running allocates nothing.
     events: Vec<Event>,
     after: Vec<Event>,
-    /// Whether it was begun and nobody waited for its end yet.
+    /// Whether it is in flight: begun, and its end was not waited for yet.
     under_way: bool,
 }
 
 impl<K> Listed<K> {
-    /// A step of these calls; each may wait for earlier ones alone.
+    /// A step of these calls; each may wait only for earlier ones.
     pub fn new(calls: Calls<K>) -> Result<Self, EngineError> {
         in_order(&calls)?;
         let most = calls.iter().map(|call| call.after.len()).max().unwrap_or(0);
@@ -94,7 +94,7 @@ impl<K> Listed<K> {
     }
 }
 
-/// Fails unless every call of a step waits for earlier ones alone.
+/// Fails unless every call of a step waits only for earlier ones.
 pub fn in_order<K>(calls: &[Call<K>]) -> Result<(), EngineError> {
     let late = |(number, call): (usize, &Call<K>)| call.after.iter().any(|&on| on >= number);
     match calls.iter().enumerate().position(late) {
@@ -106,7 +106,7 @@ pub fn in_order<K>(calls: &[Call<K>]) -> Result<(), EngineError> {
     }
 }
 
-/// What is said of a step that is begun while it is under way.
+/// The error of a step that is begun while it is in flight.
 pub fn begun_twice() -> EngineError {
     EngineError::Failed {
         program: "step".to_owned(),
@@ -114,10 +114,13 @@ pub fn begun_twice() -> EngineError {
     }
 }
 
-/// What is said when somebody asks when calls happened that nobody timed.
+/// The error for times of calls that were not timed.
 pub fn untimed(engine: &str) -> EngineError {
     EngineError::Failed {
         program: "step".to_owned(),
-        why: format!("the {engine} engine was not timing when it ran; turn that on before"),
+        why: format!(
+            "the {engine} engine was not timing when it ran; turn timing on before the \
+            run"
+        ),
     }
 }

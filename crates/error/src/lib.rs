@@ -1,4 +1,4 @@
-//! What can go wrong, told so that the reader knows what to change.
+//! Errors, written so that the reader knows what to change.
 //!
 //! A [`Problem`] says what is wrong, where it was written, why that cannot work and what would. An
 //! [`Error`] adds the one distinction a caller acts on: was the request *refused* before anything
@@ -87,14 +87,14 @@ impl Error {
 }
 
 impl From<IrError> for Error {
-    /// A model that cannot be written down as asked: nothing has been started.
+    /// A model that cannot be built as asked; nothing has been started.
     fn from(error: IrError) -> Self {
         Error::refused(Problem::new(error.to_string()))
     }
 }
 
 impl From<SpmdError> for Error {
-    /// A model that can't be divided among ranks as asked: nothing has been started.
+    /// A model that cannot be divided among ranks as asked; nothing has been started.
     fn from(error: SpmdError) -> Self {
         Error::refused(Problem::new(error.to_string()))
     }
@@ -107,7 +107,8 @@ impl From<ScriptError> for Error {
 }
 
 impl From<PipelineError> for Error {
-    /// A schedule that can't be made, or a table that is none: nothing has been started.
+    /// A schedule that cannot be built, or a file that is not a schedule table; nothing has been
+    /// started.
     fn from(error: PipelineError) -> Self {
         Error::refused(error.into())
     }
@@ -133,7 +134,8 @@ impl From<RuntimeError> for Error {
 }
 
 impl From<EngineError> for Error {
-    /// Programs are compiled and memory is had before the first step; only a call fails later.
+    /// Programs are compiled and memory is allocated before the first step; only calls can fail
+    /// later.
     fn from(error: EngineError) -> Self {
         let problem = Problem::new(error.to_string());
         match error {
@@ -157,7 +159,7 @@ impl From<HfError> for Error {
 }
 
 impl From<SysError> for Error {
-    /// What fails here fails while something is written.
+    /// These errors happen while something is written.
     fn from(error: SysError) -> Self {
         Error::failed(error.told().into())
     }
@@ -183,7 +185,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem of which only the message is known so far.
+    /// A problem with only a message so far.
     pub fn new(message: impl Into<String>) -> Self {
         Problem { message: message.into(), places: Vec::new(), because: Vec::new(), remedy: None }
     }
@@ -206,7 +208,7 @@ impl Problem {
         self
     }
 
-    /// States what usually puts it right.
+    /// States what usually fixes it.
     pub fn fix(mut self, text: impl Into<String>) -> Self {
         self.remedy = Some(Remedy::Fix(text.into()));
         self
@@ -255,7 +257,7 @@ impl fmt::Display for Problem {
 pub enum Remedy {
     /// The closest accepted values.
     Nearest(String),
-    /// What usually puts it right.
+    /// What usually fixes it.
     Fix(String),
     /// The name that was probably meant.
     Guess(String),

@@ -1,5 +1,5 @@
-//! A training step, looked at before it runs: its programs, its script, its memory, and what its
-//! ranks move between them.
+//! Shows a training step before it runs: its programs, its script, its memory, and what its ranks
+//! move.
 
 mod largest;
 mod moved;
@@ -24,7 +24,7 @@ use phalanx_session::host;
 use phalanx_session::network::{Network, describe_step};
 use phalanx_session::{Answer, Command, Lowered, Planner, Settings};
 
-/// Buffers that the memory table names.
+/// How many buffers the memory table lists.
 const LARGEST: usize = 12;
 
 /// What to show.
@@ -34,9 +34,9 @@ pub struct Focus {
     pub segment: Option<String>,
     /// Only this part of each segment.
     pub part: Option<Part>,
-    /// The grid of ranks, in place of programs and script.
+    /// The grid of ranks, instead of programs and script.
     pub ranks: bool,
-    /// Whose script.
+    /// The rank whose script is shown.
     pub rank: usize,
 }
 
@@ -46,14 +46,14 @@ pub struct Explanation {
     compiled: Compiled,
     script: Script,
     memory: MemoryPlan,
-    /// Bytes beside the arena that this machine's kernels use, over all threads.
+    /// Bytes outside the arena that this machine's kernels use, over all threads.
     kernel_scratch: usize,
     focus: Focus,
     /// The mesh of all ranks.
     mesh: Mesh,
     /// The rank's place in the mesh of its programs.
     place: usize,
-    /// What the rank of the script moves in a step.
+    /// What this rank moves in a step.
     moved: BTreeMap<Route, Moved>,
     header: String,
 }
@@ -165,7 +165,7 @@ impl Explanation {
         lines
     }
 
-    /// The programs to show: of every segment, those that the script runs, unless told otherwise.
+    /// The programs to show: by default, those of every segment that the script runs.
     fn programs(&self) -> Vec<(usize, Part)> {
         let all = [Part::F, Part::B, Part::W, Part::BW, Part::FBW];
         let script = &self.script;
@@ -226,12 +226,12 @@ impl Explanation {
             let _ = writeln!(text, "  {name:<width$}{:<15}{bytes:>14}{count:>8}", category.name());
         }
         let scratch = self.kernel_scratch;
-        let _ = writeln!(text, "\n  beside the arena");
+        let _ = writeln!(text, "\n  outside the arena");
         let _ = writeln!(text, "  {:<width$}{:<15}{scratch:>14}", "scratch of the kernels", "");
         let _ = writeln!(
             text,
-            "  the matrix library packs its operands into blocks of its own, which only a run can \
-             tell: phalanx bench step"
+            "  the matrix library also packs operands into its own blocks; only a run can measure \
+            them: phalanx bench step"
         );
         text
     }
@@ -299,8 +299,8 @@ fn names(script: &Script, buffers: &[BufferId]) -> Vec<String> {
     seen.into_iter().map(|buffer| script.name(buffer)).collect()
 }
 
-/// Bytes beside the arena that this machine's kernels use on one rank, over its threads. Kernels of
-/// a program on several ranks know their scratch memory once the ranks have met.
+/// Bytes outside the arena that this machine's kernels use on one rank, over its threads. For
+/// programs on several ranks it is known only once the ranks are connected.
 fn kernel_scratch(lowered: &Lowered) -> Result<usize> {
     if lowered.ranks() > 1 {
         return Ok(0);

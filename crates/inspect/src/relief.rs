@@ -1,8 +1,8 @@
-//! What would make a plan fit that takes too much memory: found by planning it again.
+//! Finds changes that make a plan fit into memory, by planning again with each change.
 //!
-//! Each single change that might help is planned in full, in pure code and without memory. Those that
-//! fit come first, by the time that a step is predicted to take; then those that help most. Of those
-//! that fit, changes that need more ranks come last: they are faster, but cost ranks.
+//! Each single change that might help is planned in full, in pure code and without memory. Changes
+//! that fit come first, ordered by the predicted time of a step; among them, changes that need more
+//! ranks come last. Then come those that save most.
 
 use std::cmp::Ordering;
 
@@ -13,10 +13,11 @@ use phalanx_session::network::Network;
 use phalanx_session::predict::step_seconds;
 use phalanx_session::{Backend, Lowered, MemoryLimit, Models, Over, Prepared, Settings, Split};
 
-/// How many changes are named.
+/// The most changes that a message names.
 const NAMED: usize = 3;
 
-/// Prepares a session, and refuses what takes more memory than it may, with changes that would help.
+/// Prepares a session; if its plan takes too much memory, refuses it and names changes that would
+/// help.
 pub fn prepare(
     loaded: &Loaded,
     network: &Network,
@@ -39,7 +40,7 @@ pub fn prepare(
     }
 }
 
-/// The problem with the changes that would cost least.
+/// The problem, and the changes that would cost least.
 fn advise(config: &Config, planner: &Planner<'_>, over: &Over) -> Problem {
     let size = |rank: usize, all: usize| match over.limit {
         MemoryLimit::Asked(_) => rank,
@@ -96,7 +97,7 @@ fn one_recomputation(mut planned: Vec<Planned>, config: &Config) -> Vec<Planned>
     planned
 }
 
-/// A change, planned.
+/// A change and its plan.
 struct Planned {
     text: String,
     bytes: usize,
@@ -194,8 +195,8 @@ fn together(config: &Config, planned: &[Planned]) -> Option<Config> {
 struct Planner<'a> {
     network: &'a Network,
     evaluate: bool,
-    /// How the plan that takes too much divides its layers. A change that measured them anew would
-    /// differ by that as well.
+    /// How the plan that takes too much memory divides its layers. Changes use the same division,
+    /// so that they differ from it in nothing else.
     split: &'a Split,
 }
 

@@ -16,8 +16,8 @@ use phalanx_session::{Session, Trace};
 pub use chrome::chrome;
 pub use picture::{Played, picture};
 
-/// The steps before the one that is traced, in which caches fill and memory is touched for the first
-/// time: as many as benchmarks take.
+/// The warm-up steps before the traced one, in which caches fill and memory is first touched: as
+/// many as in benchmarks.
 pub const WARM_UP: usize = 3;
 
 /// Which of a run's steps is traced: the first after the warm-up, or the last if it comes before.
@@ -29,11 +29,11 @@ pub fn traced_step(steps: usize) -> usize {
 #[derive(Debug)]
 pub struct Tracing {
     file: PathBuf,
-    /// What became of the files, once the step was taken.
+    /// Whether the files were written, once the step was taken.
     outcome: Option<Result<Written>>,
 }
 
-/// Where a trace was written, and what it says in short.
+/// Where a trace was written, and its summary.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Written {
     /// The step, counted from 1.
@@ -44,12 +44,12 @@ pub struct Written {
     pub drawing: PathBuf,
     /// Milliseconds from the first turn to the end of the last.
     pub measured: f64,
-    /// As many as the simulator makes of the schedule.
+    /// The same time as the simulator predicts it.
     pub predicted: f64,
 }
 
 impl Tracing {
-    /// Refuses files that could not be written.
+    /// Refuses files that cannot be written.
     pub fn new(file: &Path) -> Result<Self> {
         for path in [file, &drawing_of(file)] {
             can_write(path, format!("no trace can be written to {}", path.display()))?;
@@ -57,8 +57,8 @@ impl Tracing {
         Ok(Self { file: file.to_path_buf(), outcome: None })
     }
 
-    /// Writes the files if the session's last step was the one to trace. A problem is kept for the end:
-    /// no training is given up for a picture of it.
+    /// Writes the files if the session's last step was the one to trace. A problem is reported at
+    /// the end of the run: it must not stop the training.
     pub fn look(&mut self, session: &mut Session) {
         if let Some(trace) = session.take_trace() {
             self.outcome = Some(write(&trace, &self.file));
@@ -71,7 +71,7 @@ impl Tracing {
     }
 }
 
-/// Writes a trace to `file` and its drawing beside it, both or none.
+/// Writes a trace to `file` and its drawing next to it, either both files or none.
 pub fn write(trace: &Trace, file: &Path) -> Result<Written> {
     let drawing = drawing_of(file);
     let played = Played::new(trace)?;

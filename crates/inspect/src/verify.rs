@@ -1,9 +1,9 @@
-//! Is the training on many ranks the training on one?
+//! Checks that training on many ranks is the same as training on one rank.
 //!
-//! The same steps are taken on one rank and in the layout of the configuration, from the same weights
-//! and on the same batches. Losses, gradient norms, every gradient of the first step and every
-//! parameter at the end are compared; so are the bytes that ranks were predicted to exchange and the
-//! memory that they were planned to write with what was measured.
+//! The same steps run on one rank and in the layout of the configuration, from the same weights and
+//! on the same batches. Losses, gradient norms, every gradient of the first step and every
+//! parameter at the end are compared; so are the bytes that ranks were predicted to exchange and
+//! the memory that they were planned to write with what was measured.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ use phalanx_session::{
     Backend, Lowered, Measured, MemoryLimit, Parallel, Prepared, Session, Settings, StepResult,
 };
 
-/// What `verify` tells.
+/// The result of `verify`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Verified {
     /// Whether everything agrees.
@@ -31,11 +31,11 @@ pub struct Verified {
     pub reference: &'static str,
     /// The largest relative difference of losses.
     pub loss_max_rel: f64,
-    /// The same of gradient norms.
+    /// The same for gradient norms.
     pub grad_norm_max_rel: f64,
     /// The largest difference of a gradient of the first step, relative to its largest entry.
     pub grad_max_rel: f64,
-    /// The same of parameters after the last step.
+    /// The same for parameters after the last step.
     pub param_max_rel: f64,
     /// The parameter that differs most.
     pub worst_param: String,
@@ -43,12 +43,12 @@ pub struct Verified {
     pub comm: Vec<CommRow>,
     /// What a step writes, on the rank that writes most.
     pub memory: Vec<MemoryRow>,
-    /// Ranks that moved or wrote something else than was predicted.
+    /// Ranks that moved or wrote other bytes than predicted.
     #[serde(skip)]
     pub astray: Vec<Astray>,
 }
 
-/// A rank that moved or wrote something else than was predicted.
+/// A rank that moved or wrote other bytes than predicted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Astray {
     /// The rank.
@@ -57,7 +57,7 @@ pub struct Astray {
     pub what: String,
     /// Bytes and calls, or bytes.
     pub predicted: String,
-    /// The same as they were seen.
+    /// The same as measured.
     pub measured: String,
 }
 
@@ -72,7 +72,7 @@ pub struct CommRow {
     pub count: u64,
     /// Bytes that follow from the script's types.
     pub bytes_predicted: u64,
-    /// Bytes of other ranks' memory that ranks were seen to read and write.
+    /// Bytes of other ranks' memory that ranks read and wrote, as measured.
     pub bytes_measured: u64,
 }
 
@@ -83,11 +83,11 @@ pub struct MemoryRow {
     pub category: &'static str,
     /// The planned peak of live bytes.
     pub predicted: usize,
-    /// The same peak over bytes that were seen to be written.
+    /// The same peak, over bytes that were measured to be written.
     pub measured: usize,
 }
 
-/// Loads a configuration for a comparison: in f64 unless its user says otherwise.
+/// Loads a configuration for a comparison: in f64 unless the user sets another precision.
 pub fn sources(sources: &Sources) -> Result<Loaded> {
     let loaded = load(sources)?;
     match loaded.by_user("precision.compute") {
@@ -96,17 +96,17 @@ pub fn sources(sources: &Sources) -> Result<Loaded> {
     }
 }
 
-/// Takes steps in both ways and compares.
+/// Runs the steps on one rank and in the layout, and compares.
 pub fn verify(loaded: &Loaded, steps: usize) -> Result<Verified> {
     verify_with(loaded, steps, &*host::threads())
 }
 
-/// The same, with ranks of this kind.
+/// The same, on this backend.
 pub fn verify_with(loaded: &Loaded, steps: usize, backend: &dyn Backend) -> Result<Verified> {
     verify_as(loaded, Settings::new(&loaded.config)?, steps, backend)
 }
 
-/// The same in the layout of these settings, which may have strategies of their user's.
+/// The same, in the layout of these settings, which may use the user's own strategies.
 pub fn verify_as(
     loaded: &Loaded,
     settings: Settings,
@@ -118,7 +118,7 @@ pub fn verify_as(
     let models = network.models(config, false)?;
     let alone = Settings {
         parallel: Parallel::default(),
-        // A limit that was set for each of many ranks says nothing about one.
+        // A memory limit for each of many ranks does not apply to one rank that holds everything.
         memory_limit: MemoryLimit::of_machine(),
         ..settings.clone()
     };
@@ -182,7 +182,7 @@ impl Comparison {
     }
 }
 
-/// |a − b| relative to b; what is no number differs infinitely.
+/// |a − b| relative to b; infinite if one of them is not a number.
 pub fn relative(a: f64, b: f64) -> f64 {
     let error = (a - b).abs() / b.abs().max(f64::MIN_POSITIVE);
     if error.is_finite() { error } else { f64::INFINITY }
@@ -217,7 +217,7 @@ impl Difference {
         }
         let typical = (squares / count.max(1) as f64).sqrt();
         let mut worst = Self::default();
-        // By name, so that of equals the first one is told.
+        // In the order of names, so that the first of equal ones is reported.
         let mut order: Vec<usize> = (0..names.len()).collect();
         order.sort_by_key(|&param| &names[param]);
         for param in order {
@@ -241,13 +241,13 @@ impl Difference {
     }
 }
 
-/// How far the two ways may differ.
+/// How far the two runs may differ.
 struct Bounds {
     /// Losses, norm and gradients of the first step.
     first: f64,
     /// Losses of all steps.
     losses: f64,
-    /// Parameters, where they are judged.
+    /// Parameters, if they are compared.
     params: Option<f64>,
 }
 
@@ -260,7 +260,7 @@ impl Bounds {
             Float::F64 => wide(1e-10),
             // Adam turns the rounding noise of zero gradients into full steps.
             Float::F32 => Self { first: 1e-5, losses: 1e-4, params: sgd.then_some(1e-4) },
-            // Eight bits of a significand, some hundred of them summed.
+            // bf16 has eight significant bits, and some hundred values are summed.
             _ => Self { first: 5e-2, losses: 5e-2, params: None },
         }
     }
@@ -274,7 +274,8 @@ impl Bounds {
     }
 }
 
-/// What ranks moved in all runs of their scripts, beside what these said; and who moved something else.
+/// What ranks moved in all runs of their scripts, next to the prediction; and the ranks where these
+/// differ.
 fn moved(session: &mut Session) -> Result<(Vec<CommRow>, Vec<Astray>)> {
     let mut rows: BTreeMap<Route, CommRow> = BTreeMap::new();
     let mut astray = Vec::new();
@@ -304,7 +305,7 @@ fn moved(session: &mut Session) -> Result<(Vec<CommRow>, Vec<Astray>)> {
     Ok((rows.into_values().collect(), astray))
 }
 
-/// Planned and written bytes of each category; and who wrote something else.
+/// Planned and written bytes of each category; and the ranks where these differ.
 fn memory(session: &mut Session) -> Result<(Vec<MemoryRow>, Vec<Astray>)> {
     let observed = session.observe()?;
     let mut rows: Vec<MemoryRow> = (Category::ALL.into_iter())

@@ -1,4 +1,4 @@
-//! Files that a command is going to write, tried before it starts.
+//! Checks that a command can write its files, before it starts.
 
 use std::path::Path;
 
@@ -6,9 +6,9 @@ use phalanx_sys::Staged;
 
 use phalanx_error::{Error, Problem, Result};
 
-/// Refuses a file that could not be written, in these words.
+/// Refuses a file that cannot be written, with this message.
 pub fn can_write(path: &Path, message: String) -> Result<()> {
-    // A temporary file beside it is all that is needed; it goes away with this value.
+    // Making a temporary file next to it is enough; it is removed when this value is dropped.
     let tried = Staged::write(path, |_| Ok(()));
     tried.map(drop).map_err(|error| {
         let told = Problem::from(error.told());

@@ -32,7 +32,7 @@ impl Attrs {
     }
 }
 
-/// Reads attributes back; what is left unread at the end is an error.
+/// Reads attributes back; an attribute that was not read is an error at the end.
 #[derive(Debug, Default)]
 pub struct AttrReader {
     values: BTreeMap<String, String>,
@@ -44,7 +44,7 @@ impl AttrReader {
         Self { values: pairs.into_iter().map(|(k, v)| (k.to_owned(), v.to_owned())).collect() }
     }
 
-    /// Takes a value that must be there.
+    /// Takes a required value.
     pub fn take<T: FromStr>(&mut self, key: &str) -> Result<T, String> {
         let text = self.values.remove(key).ok_or_else(|| format!("missing attribute `{key}`"))?;
         text.parse().map_err(|_| format!("`{key}={text}` is not a legal value"))
@@ -68,7 +68,7 @@ impl AttrReader {
             .map_err(|_| format!("`{key}={text}` is not a list such as 1x2x3"))
     }
 
-    /// Fails if an attribute was never asked for.
+    /// Fails if an attribute was never read.
     pub fn finish(self) -> Result<(), String> {
         match self.values.keys().next() {
             None => Ok(()),

@@ -12,8 +12,8 @@
 //! assert_eq!(program.outputs().len(), 1);
 //! ```
 //!
-//! Methods never fail where they stand: the first mistake is kept, with the op and the types, and
-//! [`Builder::finish`] returns it. So model code has no `?` on every line.
+//! Methods never fail at once: the first mistake is stored, with the op and the types, and
+//! [`Builder::finish`] returns it. So model code needs no `?` on every line.
 
 mod tensor;
 
@@ -69,7 +69,10 @@ impl Builder {
                 let (value, known) = (port.value, program.ty(port.value));
                 if port.role != role || *known != ty {
                     let (is, was) = (role.name(), port.role.name());
-                    let what = format!("`{name}` is {was} {known} already, and now {is} {ty}");
+                    let what = format!(
+                        "`{name}` was declared as {was} {known}, and now as {is} \
+                        {ty}"
+                    );
                     error.get_or_insert(IrError::operands("input", what));
                 }
                 value
@@ -93,7 +96,7 @@ impl Builder {
         self.input(name, Role::Param, TensorType::new(self.compute, shape))
     }
 
-    /// A value that an earlier segment gives.
+    /// A boundary value that an earlier segment returns.
     pub fn boundary<const N: usize>(&self, name: &str, shape: [usize; N]) -> Tensor<'_> {
         self.input(name, Role::Boundary, TensorType::new(self.compute, shape))
     }
@@ -103,7 +106,7 @@ impl Builder {
         self.input(name, Role::Data, TensorType::new(dtype, shape))
     }
 
-    /// A number of the step, in the accumulator type of the compute type.
+    /// A scalar of the step, in the accumulator type of the compute type.
     pub fn scalar(&self, name: &str) -> Tensor<'_> {
         self.input(name, Role::Scalar, TensorType::new(self.compute.accumulator(), []))
     }
@@ -124,12 +127,12 @@ impl Builder {
         self.apply(op, &[])
     }
 
-    /// Tensors one after the other along a dim.
+    /// Concatenates tensors along a dim.
     pub fn concat<'b>(&'b self, parts: &[Tensor<'b>], dim: usize) -> Tensor<'b> {
         self.apply(Concat { dim }, parts)
     }
 
-    /// Gives a boundary value to later segments.
+    /// Returns a boundary value for later segments.
     pub fn output(&self, name: &str, value: Tensor<'_>) {
         self.port(name, Role::Boundary, value);
     }
@@ -139,7 +142,7 @@ impl Builder {
         self.port(name, Role::Loss, value);
     }
 
-    /// Something to look at, such as logits.
+    /// A value that can be read after a run, such as logits.
     pub fn probe(&self, name: &str, value: Tensor<'_>) {
         self.port(name, Role::Probe, value);
     }
@@ -174,7 +177,7 @@ impl Builder {
         vec![self.placeholder(inputs.first().copied()); 4]
     }
 
-    /// The program, or the first mistake made while writing it.
+    /// The program, or the first mistake made while building it.
     pub fn finish(self) -> Result<Program, IrError> {
         let state = self.state.into_inner();
         match state.error {
@@ -186,15 +189,15 @@ impl Builder {
         }
     }
 
-    /// Stands for a result after a mistake; `finish` reports the first. It has the type of the
-    /// first operand, so that code which looks at shapes gets as far as `finish`.
+    /// A placeholder result after a mistake; `finish` reports the first mistake. It has the type of
+    /// the first operand, so that code that looks at shapes reaches `finish`.
     fn placeholder(&self, like: Option<Tensor<'_>>) -> Tensor<'_> {
         let ty = like.map_or_else(|| TensorType::new(self.compute, []), Tensor::ty);
         let id = self.state.borrow_mut().program.input("placeholder", Role::Probe, ty);
         Tensor { builder: self, id }
     }
 
-    /// Whether all these tensors are of this program; if not, that is a mistake.
+    /// Whether all these tensors belong to this program; if not, records a mistake.
     fn owns(&self, tensors: &[Tensor<'_>], whose: &str) -> bool {
         let foreign = tensors.iter().position(|t| !std::ptr::eq(t.builder, self));
         if let Some(i) = foreign {

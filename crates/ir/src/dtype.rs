@@ -5,14 +5,14 @@ use std::str::FromStr;
 
 /// The type of one element of a tensor.
 ///
-/// `F16` is named so that configurations and layouts can speak of it; no engine computes in it yet.
+/// `F16` exists so that configurations and weight files can name it; no engine computes in it yet.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum DType {
     /// IEEE double precision.
     F64,
     /// IEEE single precision.
     F32,
-    /// The upper half of a single: 8 exponent bits, 7 mantissa bits.
+    /// The upper half of a single-precision float: 8 exponent bits, 7 mantissa bits.
     Bf16,
     /// IEEE half precision.
     F16,

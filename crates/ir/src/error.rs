@@ -1,15 +1,16 @@
-//! What can be wrong with a mesh, a layout, an instruction or a program's text.
+//! Errors of meshes, layouts, instructions and program text.
 
 use crate::mesh::Axis;
 use crate::verify::VerifyError;
 
-/// Every way in which this crate refuses something.
+/// All errors of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IrError {
-    /// An axis name that can't be written in a layout.
+    /// An axis name that cannot be written in a layout.
     #[error(
-        "`{name}` can't name a mesh axis: use 1 to {longest} letters, digits, `_` or `.`, \
+        "`{name}` cannot be the name of a mesh axis: use 1 to {longest} letters, digits, `_` or \
+        `.`, \
          starting with a letter (and not `P`, which marks partial sums)"
     )]
     AxisName {
@@ -25,17 +26,14 @@ pub enum IrError {
         axis: Axis,
     },
     /// The same name twice in one mesh.
-    #[error(
-        "axis `{axis}` appears twice in the mesh; give it one size, or the second another name"
-    )]
+    #[error("axis `{axis}` appears twice in the mesh; remove one, or give the second another name")]
     DuplicateAxis {
         /// The axis.
         axis: Axis,
     },
     /// An axis and a part of it in one mesh.
     #[error(
-        "the mesh has both `{whole}` and its part `{part}`; a split axis is written by its parts \
-         alone"
+        "the mesh has both `{whole}` and its part `{part}`; of a split axis, write only the parts"
     )]
     AxisAndPart {
         /// The whole axis.
@@ -44,7 +42,7 @@ pub enum IrError {
         part: Axis,
     },
     /// A split whose parts do not multiply to the axis.
-    #[error("axis `{axis}` has {size} ranks and can't split into {}", product(parts))]
+    #[error("axis `{axis}` has {size} ranks and cannot be split into {}", product(parts))]
     Split {
         /// The axis.
         axis: Axis,
@@ -54,7 +52,7 @@ pub enum IrError {
         parts: Vec<usize>,
     },
     /// A name that no axis of the mesh has.
-    #[error("no axis `{name}` in the mesh ({mesh})")]
+    #[error("there is no axis `{name}` in the mesh ({mesh})")]
     UnknownAxis {
         /// The name.
         name: String,
@@ -75,7 +73,7 @@ pub enum IrError {
         /// What is wrong with it.
         what: String,
     },
-    /// A layout that can't hold a value of this shape.
+    /// A layout that is not possible for a value of this shape.
     #[error("{ty}: {what}")]
     TypeLayout {
         /// The type's text.
@@ -96,7 +94,7 @@ pub enum IrError {
     /// An instruction whose layouts do not type-check.
     #[error(transparent)]
     Verify(#[from] Box<VerifyError>),
-    /// Program text that can't be read.
+    /// Program text that cannot be parsed.
     #[error("line {line}: {what}")]
     Text {
         /// The line, from 1.

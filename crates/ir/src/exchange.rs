@@ -1,9 +1,9 @@
 //! What an op communicates inside, when a factor that it reduces is sharded.
 //!
-//! Norms, softmax and cross-entropy reduce each row to a few numbers before they finish it. Where
-//! the row is sharded, every rank computes those of its own part, all ranks of the row gather them,
-//! and each merges them in the order of the group: so all have the same bits. That one all-gather
-//! is known from the types alone, before any engine exists.
+//! Norms, softmax and cross-entropy first reduce each row to a few numbers. If the row is sharded,
+//! every rank computes the numbers of its own part, all ranks of the row gather them, and each
+//! merges them in the order of the group: so all have the same bits. That one all-gather is known
+//! from the types alone, before any engine exists.
 
 use crate::dtype::DType;
 use crate::mesh::{Axis, Mesh};
@@ -13,22 +13,22 @@ use crate::rule::FactorKind;
 use crate::text;
 use crate::types::TensorType;
 
-/// The all-gather inside an instruction: each rank gives `rows · numbers` elements and gets those
-/// of every rank along the axes.
+/// The all-gather inside an instruction: each rank sends `rows · numbers` elements and receives
+/// those of every rank along the axes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Exchange {
     /// The axes that shard the reduced factor, major to minor.
     pub axes: Vec<Axis>,
     /// How many rows a rank holds.
     pub rows: usize,
-    /// How many numbers it gives for each.
+    /// How many numbers it sends for each row.
     pub numbers: usize,
     /// Their element type, the accumulator of the operand's.
     pub dtype: DType,
 }
 
 impl Exchange {
-    /// The exchange that an instruction makes, if its types ask for one.
+    /// The exchange that an instruction makes, if its types need one.
     ///
     /// # Panics
     /// If the types of the instruction do not fit its rule: such a program is not verified.
@@ -51,7 +51,7 @@ impl Exchange {
         Some(Self { axes: sharding.axes, rows, numbers, dtype: ins[0].dtype.accumulator() })
     }
 
-    /// Elements that each rank gives.
+    /// Elements that each rank sends.
     pub fn elements(&self) -> usize {
         self.rows * self.numbers
     }

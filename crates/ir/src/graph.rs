@@ -1,4 +1,4 @@
-//! Who makes and who reads each value of a program.
+//! Which instructions compute and read each value of a program.
 
 use crate::program::{Instr, Program, ValueId};
 
@@ -38,12 +38,12 @@ impl<'a> Graph<'a> {
         graph
     }
 
-    /// The index of the instruction that makes a value; an input has none.
+    /// The index of the instruction that computes a value; an input has none.
     pub fn maker(&self, value: ValueId) -> Option<usize> {
         self.makers[value.index()]
     }
 
-    /// The instruction that makes a value, with its index.
+    /// The instruction that computes a value, with its index.
     pub fn making(&self, value: ValueId) -> Option<(usize, &'a Instr)> {
         let index = self.maker(value)?;
         Some((index, &self.program.instrs()[index]))

@@ -1,4 +1,4 @@
-//! Layouts: how a tensor lies on the mesh.
+//! Layouts: how a tensor is distributed over the mesh.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use crate::error::IrError;
 use crate::mesh::{Axis, Mesh};
 
-/// How the elements of a sharded dim are dealt to the shards. It is part of the type: masks,
+/// How the elements of a sharded dim are distributed to the shards. It is part of the type: masks,
 /// positions and random keys use its local-to-global index map.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Order {
@@ -51,7 +51,7 @@ impl Order {
 /// The part of a dim that one rank holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part {
-    /// How elements are dealt.
+    /// How elements are distributed.
     pub order: Order,
     /// Which shard the rank holds.
     pub shard: usize,
@@ -67,7 +67,7 @@ impl Part {
         Self { order: Order::Block, shard: 0, shards: 1, extent }
     }
 
-    /// The global index of a local one. It grows with the local one, whatever the order.
+    /// The global index of a local one. It increases with the local one, in every order.
     #[inline]
     pub fn global(self, local: usize) -> usize {
         match self.shards {
@@ -76,7 +76,7 @@ impl Part {
         }
     }
 
-    /// How many elements it has, padding among them.
+    /// How many elements it has, including padding.
     pub fn len(self) -> usize {
         self.extent / self.shards
     }
@@ -120,7 +120,7 @@ impl Part {
 pub struct Sharding {
     /// Major to minor.
     pub axes: Vec<Axis>,
-    /// How elements are dealt; only meaningful where `axes` is not empty.
+    /// How elements are distributed; only meaningful if `axes` is not empty.
     pub order: Order,
 }
 
@@ -229,8 +229,8 @@ impl Layout {
         Self::new(self.dims.clone(), partial)
     }
 
-    /// The axes that do not do the same in both layouts; those that both have, where only the order
-    /// of axes or elements differs.
+    /// The axes that differ between both layouts; if only the order of axes or elements differs,
+    /// all axes of the layouts.
     pub fn differing_axes(&self, other: &Self) -> Vec<Axis> {
         let all: BTreeSet<Axis> = (self.all_axes().chain(other.all_axes())).collect();
         let differing: Vec<Axis> =

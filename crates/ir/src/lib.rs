@@ -6,7 +6,7 @@
 //! verifier refuses a program whose layouts would lose, double or forget a reduction.
 //!
 //! Users write programs with the [`Builder`], as ordinary tensor code. Programs print and parse
-//! back ([`text`]). This crate does no I/O, spawns no threads and needs no safety arguments.
+//! back ([`text`]). This crate does no I/O, spawns no threads and has no unsafe code.
 #![forbid(unsafe_code)]
 
 pub mod attr;

@@ -34,10 +34,10 @@ impl Axis {
         Ok(Self { bytes, len: name.len() as u8 })
     }
 
-    /// The axis along which stages of a pipeline follow each other.
+    /// The axis of pipeline parallelism, along which stages lie.
     pub const STAGES: Axis = Axis::known("pp");
 
-    /// An axis whose name is known to be legal when the project is built.
+    /// An axis with a name that is known to be legal at compile time.
     const fn known(name: &str) -> Self {
         let (from, mut bytes, mut i) = (name.as_bytes(), [0; NAME], 0);
         while i < from.len() {
@@ -92,7 +92,7 @@ impl Mesh {
             if mesh.size(axis).is_some() {
                 return Err(IrError::DuplicateAxis { axis });
             }
-            // The name of a whole stands for its parts, so it can't also be an axis of its own.
+            // The name of a whole axis means all its parts, so it cannot also be an axis itself.
             for &(other, _) in &mesh.axes {
                 for (whole, part) in [(axis, other), (other, axis)] {
                     if part.is_part_of(whole.name()) {
@@ -125,13 +125,13 @@ impl Mesh {
         Ok(Self { axes })
     }
 
-    /// The atoms that a name stands for: itself, or the parts it was split into, major to minor.
+    /// The atoms of a name: itself, or the parts it was split into, major to minor.
     pub fn expand(&self, name: &str) -> Result<Vec<Axis>, IrError> {
         let atoms = self.find(name);
         if atoms.is_empty() { Err(self.unknown(name)) } else { Ok(atoms) }
     }
 
-    /// The same for a name that the mesh need not have: then there are none.
+    /// The same for a name that the mesh may not have: then the list is empty.
     pub fn find(&self, name: &str) -> Vec<Axis> {
         (self.axes.iter().map(|&(axis, _)| axis))
             .filter(|axis| axis.name() == name || axis.is_part_of(name))
@@ -153,7 +153,7 @@ impl Mesh {
         self.axes.iter().find(|(a, _)| *a == axis).map(|&(_, n)| n)
     }
 
-    /// The number of blocks that a list of axes cuts a dim into.
+    /// The number of blocks of a dim that is sharded by a list of axes.
     ///
     /// # Panics
     /// If the mesh does not have one of the axes. The verifier reports that before any such number
@@ -174,7 +174,7 @@ impl Mesh {
         rank / faster % self.axes[at].1
     }
 
-    /// Which of the blocks that a list of axes cuts a dim into a rank holds.
+    /// Which block a rank holds of a dim that is sharded by a list of axes.
     pub fn shard(&self, rank: usize, axes: &[Axis]) -> usize {
         axes.iter().fold(0, |shard, &axis| {
             shard * self.axes[self.place(axis)].1 + self.coordinate(rank, axis)
@@ -182,7 +182,7 @@ impl Mesh {
     }
 
     /// The ranks that differ from a rank along these axes alone, itself included, in the order of
-    /// the blocks they hold: who takes part in a collective over the axes.
+    /// the blocks they hold: the group of a collective over the axes.
     pub fn group(&self, rank: usize, axes: &[Axis]) -> Vec<usize> {
         let mut ranks: Vec<usize> = (0..self.ranks())
             .filter(|&other| {

@@ -29,7 +29,7 @@ pub struct Param {
     pub name: String,
     /// The global shape.
     pub shape: Vec<usize>,
-    /// How it starts.
+    /// Its initial values.
     pub init: Init,
     /// Whether weight decay applies: to matrices, not to norms and biases.
     pub decay: bool,
@@ -42,7 +42,7 @@ impl Param {
     }
 }
 
-/// One use of a segment: its program, and the model's parameter behind each of its own.
+/// One use of a segment: its program, and the model's parameter for each of its local ones.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Instance {
     /// The name for messages and pictures, such as `blocks.3`.
@@ -53,8 +53,8 @@ pub struct Instance {
     pub params: BTreeMap<String, usize>,
 }
 
-/// Parameters and a chain of segments. Boundary values are matched by name: a segment reads what
-/// an earlier one gave under that name.
+/// Parameters and a chain of segments. Boundary values are matched by name: a segment reads what an
+/// earlier one returned under that name.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Model {
     /// The name.
@@ -71,18 +71,18 @@ impl Model {
         Self { name, params: Vec::new(), segments: Vec::new(), instances: Vec::new() }
     }
 
-    /// Adds a segment's forward program and returns its number.
+    /// Adds a segment's forward program and returns its index.
     pub fn segment(&mut self, program: Program) -> usize {
         self.segments.push(program);
         self.segments.len() - 1
     }
 
-    /// Adds a parameter and returns its number; a name that exists is shared if the shape agrees.
+    /// Adds a parameter and returns its index; an existing name is shared if the shape is equal.
     pub fn param(&mut self, param: Param) -> Result<usize, IrError> {
         match self.params.iter().position(|p| p.name == param.name) {
             Some(found) if self.params[found].shape == param.shape => Ok(found),
             Some(found) => Err(self.bad(format!(
-                "parameter `{}` is {:?} here and {:?} elsewhere",
+                "parameter `{}` has the shape {:?} here, but {:?} elsewhere",
                 param.name, param.shape, self.params[found].shape
             ))),
             None => {
@@ -117,7 +117,11 @@ impl Model {
                         port.name, param.name, param.shape
                     )));
                 }
-                None => return Err(self.bad(format!("`{name}` binds no `{}`", port.name))),
+                None => {
+                    return Err(
+                        self.bad(format!("`{name}` does not bind its parameter `{}`", port.name))
+                    );
+                }
             }
         }
         let given: BTreeSet<&str> = (self.instances.iter())
@@ -127,7 +131,7 @@ impl Model {
         for port in program.inputs_with(Role::Boundary) {
             if !given.contains(port.name.as_str()) {
                 return Err(self.bad(format!(
-                    "`{name}` reads the boundary value `{}`, which no earlier segment gives",
+                    "`{name}` reads the boundary value `{}`, which no earlier segment returns",
                     port.name
                 )));
             }

@@ -21,7 +21,7 @@ impl ValueId {
     }
 }
 
-/// What a program's input or output is to the script that runs it.
+/// The role of a program's input or output in the script that runs it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Role {
     /// A value that flows from one segment to the next.
@@ -30,7 +30,7 @@ pub enum Role {
     Param,
     /// Part of a batch: token ids, targets.
     Data,
-    /// A number of the step: learning rate, 1/valid tokens, clip coefficient.
+    /// A scalar of the step: learning rate, 1/valid tokens, clip coefficient.
     Scalar,
     /// The key of an instance's random numbers for a micro-batch.
     Random,
@@ -44,7 +44,7 @@ pub enum Role {
     State,
     /// A term of the loss.
     Loss,
-    /// Something to look at: logits, a norm.
+    /// A value that can be read after a run: logits, a norm.
     Probe,
 }
 
@@ -101,7 +101,7 @@ pub struct Port {
     pub name: String,
     /// The value.
     pub value: ValueId,
-    /// What it is to the script.
+    /// Its role in the script.
     pub role: Role,
     /// Of a cotangent: the name of the boundary value whose gradient it is.
     pub of: Option<String>,
@@ -124,14 +124,14 @@ pub struct Instr {
     pub inputs: Vec<ValueId>,
     /// Its results.
     pub outputs: Vec<ValueId>,
-    /// The phase it was formed for.
+    /// The phase it belongs to.
     pub phase: Phase,
 }
 
 /// A straight-line typed program over global shapes, the same on every rank of its mesh.
 ///
 /// Values are in single assignment form: each is an input or the result of one instruction, and
-/// every operand is defined before it is used. [`Program::push`] keeps that, and checks types.
+/// every operand is defined before it is used. [`Program::push`] ensures that, and checks types.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Program {
     /// The name, for messages and pictures.
@@ -188,9 +188,9 @@ impl Program {
         &self.outputs
     }
 
-    /// The layouts that the author asks for, as text: what axes are called is known only where the
-    /// program is partitioned. Notes stay with the program they were written on: gradients,
-    /// partitioning and passes read them or drop them.
+    /// The layouts that the author asks for, as text: the names of axes are known only when the
+    /// program is partitioned. Notes belong to this program: gradients, partitioning and passes
+    /// read them or drop them.
     pub fn notes(&self) -> &[(ValueId, String)] {
         &self.notes
     }
@@ -270,8 +270,8 @@ impl Program {
         Ok(outputs)
     }
 
-    /// Appends an instruction whose result types are given, unchecked: for readers of text and
-    /// for tests of the verifier, which must be able to hold a wrong program.
+    /// Appends an instruction whose result types are given, unchecked: for the parser and for tests
+    /// of the verifier, which need wrong programs.
     pub fn push_unchecked(
         &mut self,
         op: Op,
@@ -325,7 +325,7 @@ impl Program {
         }
     }
 
-    /// FLOPs of the whole program over all ranks, multiplications and additions counted apart.
+    /// FLOPs of the whole program over all ranks, multiplications and additions counted separately.
     pub fn flops(&self) -> u64 {
         self.instrs.iter().map(|i| self.instr_flops(i)).sum()
     }

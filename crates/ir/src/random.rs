@@ -76,16 +76,16 @@ impl Stream {
 ///
 /// * `key` is the op's key operand: seed low, seed high, step, segment instance, and the global
 ///   index of the micro-batch's first sample. Its words are read as unsigned.
-/// * `site` tells the random ops of one segment apart.
+/// * `site` distinguishes the random ops of one segment.
 /// * `row` is the index along dim 0 of the **global** value: `key[4] + row` is the global sample.
 /// * `quad` is a quarter, rounded down, of the element's row-major index within its sample, over
 ///   the **global** extents of all dims but the first. For attention probabilities that index is
 ///   `(head·s + i)·t + j`, of query head, query and key.
 ///
 /// Philox's key is the seed. Its counter is `quad` (low 32 bits), the global sample (low 32 bits,
-/// with the high 32 bits of `quad` folded in by exclusive or: samples of more than 2³⁴ elements
-/// do not repeat their masks), the step, and `site | instance << 16`: 65,536 sites and
-/// as many instances are told apart.
+/// with the high 32 bits of `quad` folded in by exclusive or: samples of more than 2³⁴ elements do
+/// not repeat their masks), the step, and `site | instance << 16`: 65,536 sites and as many
+/// instances are distinguished.
 #[inline]
 pub fn mask_words(key: [i32; 5], site: u32, row: u64, quad: u64) -> [u32; 4] {
     let [low, high, step, instance, first] = key.map(|word| word as u32);

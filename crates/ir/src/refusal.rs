@@ -1,12 +1,12 @@
-//! Why layouts do not fit a rule, and how that is said to the person who wrote the program: what
-//! is wrong in terms of operands, axes and factors, why it matters, and what to do instead.
+//! Why layouts do not fit a rule, and the diagnostic for the author of the program: what is wrong
+//! in terms of operands, axes and factors, why it matters, and what to do instead.
 
 use std::fmt;
 
 use crate::layout::{Layout, Order};
 use crate::mesh::{Axis, Mesh};
 
-/// Where a layout stands in an instruction.
+/// The place of a layout in an instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     /// The operand of this number, from 0.
@@ -96,7 +96,7 @@ pub enum RuleError {
         /// The elements of one part of the major factor.
         minor: usize,
     },
-    /// A padded factor would lie inside another.
+    /// The padding of a factor would lie inside another factor.
     MinorPadding {
         /// The operand or result.
         place: Place,
@@ -107,7 +107,7 @@ pub enum RuleError {
         /// Its padded extent.
         padded: usize,
     },
-    /// A compound dim whose elements are not dealt in blocks.
+    /// A compound dim whose elements are not in block order.
     Order {
         /// An axis of the dim.
         axis: Axis,
@@ -116,7 +116,7 @@ pub enum RuleError {
         /// The order.
         order: Order,
     },
-    /// A minor factor of a result's dim is sharded although the major one is not exhausted.
+    /// A minor factor of a result's dim is sharded although the major one is not fully sharded.
     Minor {
         /// Which result.
         index: usize,
@@ -151,7 +151,7 @@ pub enum RuleError {
         /// The sharded factor.
         factor: String,
     },
-    /// An operand that is added to the result has another layout than it.
+    /// An operand that is added to the result has a different layout.
     Addend {
         /// The operand.
         operand: usize,
@@ -160,7 +160,7 @@ pub enum RuleError {
         /// The layout it needs.
         expected: Layout,
     },
-    /// A result is declared with another layout than follows from the operands.
+    /// A result is declared with a layout that differs from the one that follows from the operands.
     Result {
         /// Which result.
         index: usize,
@@ -171,7 +171,7 @@ pub enum RuleError {
     },
 }
 
-/// The instruction that a refusal is about.
+/// The instruction that the error is about.
 pub(crate) struct Case<'a> {
     /// The op's name.
     pub(crate) op: &'a str,
@@ -221,25 +221,26 @@ impl RuleError {
                 quoted(axes)
             ),
             RuleError::Whole { axis, factor } => {
-                format!("factor `{factor}` is sharded by `{axis}`, but its kernel needs all of it")
+                format!("factor `{factor}` is sharded by `{axis}`, but the kernel needs all of it")
             }
             RuleError::Straddle { axis, place, factor, left, size } => format!(
-                "axis `{axis}` ({size} ranks) of {place} covers the last {left} of factor \
-                 `{factor}` and part of the next"
+                "axis `{axis}` ({size} ranks) of {place} covers the last {left} elements of \
+                factor `{factor}` and part of the next factor"
             ),
             RuleError::Uneven { axis, place, factor, left, size, .. } => format!(
-                "axis `{axis}` ({size} ranks) of {place} does not divide the {left} of factor \
-                 `{factor}`"
+                "axis `{axis}` ({size} ranks) of {place} does not divide the {left} elements of \
+                factor `{factor}`"
             ),
             RuleError::Padding { factor, places: [(first, a), (second, b)] } => {
-                format!("{first} pads factor `{factor}` to {a}, {second} to {b}")
+                format!("{first} pads factor `{factor}` to {a}, but {second} pads it to {b}")
             }
             RuleError::SplitPadding { place, factor, padded, minor } => format!(
-                "{place} is padded to {padded} elements, no multiple of the {minor} of one part \
-                 of factor `{factor}`"
+                "{place} is padded to {padded} elements, which is not a multiple of the {minor} \
+                elements of one part of factor `{factor}`"
             ),
             RuleError::MinorPadding { place, factor, size, padded } => format!(
-                "factor `{factor}` ({size} padded to {padded}) would lie inside another in {place}"
+                "the padding of factor `{factor}` ({size} padded to {padded}) would lie inside \
+                another factor in {place}"
             ),
             RuleError::Order { axis, place, order } => format!(
                 "{place} is {} over `{axis}` on a dim made of several factors",
@@ -251,10 +252,13 @@ impl RuleError {
                 quoted(axes)
             ),
             RuleError::Addend { operand, expected, .. } => {
-                format!("operand {operand} is added to the result and must lie as {expected}")
+                format!(
+                    "operand {operand} is added to the result and must have the layout \
+                    {expected}"
+                )
             }
             RuleError::Result { index, axes, expected } => format!(
-                "result {index} has the layout {expected}; what was declared differs in {}",
+                "result {index} has the layout {expected}, but the declared layout differs in {}",
                 quoted(axes)
             ),
             RuleError::UnknownAxis { axis } => format!("the mesh has no axis `{axis}`"),
@@ -279,7 +283,9 @@ impl RuleError {
                 let operand = operand.and_then(|i| case.operands.get(i));
                 let value = operand.map_or("the operand", |(name, _)| name.as_str());
                 return vec![
-                    "the result's layout would describe other elements than its ranks hold".into(),
+                    "the result's layout would not describe the elements that its ranks \
+                    hold"
+                        .into(),
                     format!("usual fix: gather {value} first (all_gather<{}>)", names.join(",")),
                 ];
             }
@@ -311,7 +317,7 @@ impl RuleError {
                 format!("usual fix: pad to {}", padded.next_multiple_of((*minor).max(1)))
             }
             RuleError::Order { axis, .. } => {
-                format!("usual fix: gather it over `{axis}`, or lay it in blocks")
+                format!("usual fix: gather it over `{axis}`, or use block order")
             }
             RuleError::Addend { .. } => {
                 "usual fix: reduce the product before adding, or reshard the addend".to_owned()
@@ -375,14 +381,20 @@ fn partial_help(
             format!("{reduce}, or add the other operand on coordinate 0 only (to_partial<{axis}>)"),
         ],
         "adamw" | "sgd" => vec![
-            format!("each of the {ranks} ranks would update with its own share of the gradient"),
+            format!(
+                "each of the {ranks} ranks would update with only its own summand of the \
+                gradient"
+            ),
             reduce,
         ],
         _ if groups.is_empty() => {
             vec![format!("{name} of a sum is not the sum of {name}"), reduce]
         }
         _ => vec![
-            format!("a product of two partial sums over `{axis}` holds cross terms of no rank"),
+            format!(
+                "a product of two partial sums over `{axis}` would need products between \
+                ranks"
+            ),
             reduce,
         ],
     }

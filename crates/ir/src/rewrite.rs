@@ -1,23 +1,23 @@
 //! Copying a program, or a part of it, while changing it.
 //!
-//! A rewrite speaks only of values of the old program. It walks the old instructions and decides for
-//! each: [`Rewriter::keep`] it, drop it (by not keeping it), [`Rewriter::emit`] another
-//! instruction that makes some of its results, or [`Rewriter::replace`] a result by another value.
-//! The rewriter numbers the new values, so that the result is in canonical form.
+//! A rewrite only uses values of the old program. It walks the old instructions and decides for
+//! each: [`Rewriter::keep`] it, drop it (by not keeping it), [`Rewriter::emit`] another instruction
+//! that computes some of its results, or [`Rewriter::replace`] a result by another value. The
+//! rewriter numbers the new values, so that the result is in canonical form.
 
 use crate::ops::Op;
 use crate::program::{Phase, Port, Program, Role, ValueId};
 use crate::types::TensorType;
 
-/// A new program that grows out of an old one.
+/// Builds a new program from an old one.
 ///
-/// Instructions must be kept or emitted after those that make their operands; a rewrite that breaks
-/// this has a bug, and the rewriter panics with the value's number.
+/// Instructions must be kept or emitted after those that compute their operands; otherwise the
+/// rewrite has a bug, and the rewriter panics with the value's number.
 #[derive(Debug)]
 pub struct Rewriter<'a> {
     old: &'a Program,
     new: Program,
-    /// For each old value, what readers of it now read.
+    /// For each old value: the new value that its readers read.
     map: Vec<Option<ValueId>>,
 }
 
@@ -32,14 +32,14 @@ impl<'a> Rewriter<'a> {
         Self::start(old, |port| keep(port).then(|| old.ty(port.value).clone()))
     }
 
-    /// Starts a program whose inputs have other types. Where a reader needs the old one, an
-    /// instruction that makes it from the input must be emitted first.
+    /// Starts a program whose inputs have other types. If a reader needs the old type, an
+    /// instruction that computes it from the input must be emitted first.
     pub fn with_types(old: &'a Program, ty: impl Fn(&Port) -> TensorType) -> Self {
         Self::start(old, |port| Some(ty(port)))
     }
 
-    /// Adds an input of this name that stands for an old value, whoever made that. All inputs must
-    /// be there before the first instruction.
+    /// Adds an input of this name that replaces an old value. All inputs must be added before the
+    /// first instruction.
     pub fn input(&mut self, name: &str, role: Role, value: ValueId) {
         let ty = self.old.ty(value).clone();
         self.map[value.index()] = Some(self.new.input(name, role, ty));
@@ -50,9 +50,9 @@ impl<'a> Rewriter<'a> {
         self.keep_in(self.old.instrs()[index].phase, index);
     }
 
-    /// Appends the old instruction at this index in another phase. What an input stands for
-    /// already, readers still find there: an instruction that is run again for one of its results
-    /// may also make one that was kept.
+    /// Appends the old instruction at this index in another phase. Values that an input already
+    /// replaces still come from the input: a recomputed instruction may also compute a result that
+    /// was kept.
     pub fn keep_in(&mut self, phase: Phase, index: usize) {
         let instr = &self.old.instrs()[index];
         let made = self.push(instr.op.clone(), &instr.inputs, &instr.outputs, phase);
@@ -61,7 +61,7 @@ impl<'a> Rewriter<'a> {
         }
     }
 
-    /// Appends an instruction that reads what old values became and makes the old values
+    /// Appends an instruction that reads the new versions of old values and computes the old values
     /// `results`, with their types.
     pub fn emit(
         &mut self,
@@ -84,10 +84,10 @@ impl<'a> Rewriter<'a> {
     /// The new value that readers of an old value read.
     ///
     /// # Panics
-    /// If nothing has made it yet.
+    /// If nothing has computed it yet.
     pub fn resolve(&self, value: ValueId) -> ValueId {
         self.map[value.index()].unwrap_or_else(|| {
-            panic!("in `{}` a rewrite reads %{} before anything makes it", self.old.name, value.0)
+            panic!("in `{}` a rewrite reads %{} before it is computed", self.old.name, value.0)
         })
     }
 
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "reads %1 before anything makes it")]
+    #[should_panic(expected = "reads %1 before it is computed")]
     fn a_dropped_value_that_is_still_read_is_a_bug() {
         let old = chain();
         Rewriter::new(&old).keep(1);

@@ -1,16 +1,17 @@
-//! Sharding rules: what each op says about layouts, once.
+//! Sharding rules: how each op relates the layouts of its operands and results.
 //!
 //! An op names the *factors* its dims are made of, the way an einsum names its letters:
 //! `b s d, d e -> b s e` for a projection. A dim may be a compound of factors, major first:
 //! `(g r)` are query heads grouped by the key head they share. From that one declaration follow the type check
 //! here, and later propagation, partitioning and cost.
 //!
-//! How partial sums pass is declared as **linear groups**: the sets of operands the op is jointly
-//! linear in. Per axis, the operands that are partial must be exactly one group, and the axis must
-//! be replicated in all others and on no factor.
+//! How an op handles partial sums is declared as **linear groups**: the sets of operands the op is
+//! jointly linear in. Per axis, the operands that are partial must be exactly one group, and the
+//! axis must be replicated in all others and on no factor.
 //!
-//! A padded extent belongs to a factor too: whatever dims share the factor are padded alike, in
-//! every layout, so a block gathered over one of two axes is the block of the other.
+//! A padded extent belongs to a factor too: all dims that share the factor are padded in the same
+//! way, in every layout, so a block that is gathered over one of two axes is the block of the
+//! other.
 
 mod check;
 mod declare;
@@ -26,17 +27,17 @@ use declare::{Reader, position};
 /// What sharding a factor means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FactorKind {
-    /// Elements along it are computed independently; an output that lacks it is summed over it,
-    /// and comes out partial where it is sharded.
+    /// Elements along it are computed independently; an output without it is summed over it, and is
+    /// a partial sum if the factor is sharded.
     Free,
     /// Never sharded: the kernel needs all of it.
     Whole,
     /// May be sharded; the op's lowering communicates inside (softmax, norms, cross-entropy over
-    /// their last dim), so outputs that lack it are complete.
+    /// their last dim), so outputs without it are complete.
     Lowered,
-    /// Independent like a free one, but of one of several computations that share operands, the one
-    /// of this number. The others know nothing of it: their outputs are not summed over it, and
-    /// factors of theirs may be sharded by the same axes.
+    /// Like `Free`, but it belongs to only one of several computations that share operands: the one
+    /// with this number. The outputs of the others are not summed over it, and their factors may be
+    /// sharded by the same axes.
     Branch(usize),
 }
 
@@ -65,7 +66,7 @@ pub struct Rule {
     pub outputs: Vec<Vec<Dim>>,
     /// Sets of operands the op is jointly linear in.
     pub linear: Vec<Vec<usize>>,
-    /// Operands that are added to the first result as they are: their layout must be its layout.
+    /// Operands that are added to the first result: they must have its layout.
     pub addends: Vec<usize>,
 }
 
@@ -118,12 +119,12 @@ impl Rule {
         self.mark(names, FactorKind::Whole)
     }
 
-    /// Declares factors over which the op communicates by itself when they are sharded.
+    /// Declares factors over which the op itself communicates when they are sharded.
     pub fn lowered(self, names: &str) -> Self {
         self.mark(names, FactorKind::Lowered)
     }
 
-    /// Declares factors that only one of several computations that share operands has.
+    /// Declares factors that belong to only one of several computations that share operands.
     pub fn branch(self, number: usize, names: &str) -> Self {
         self.mark(names, FactorKind::Branch(number))
     }
@@ -243,7 +244,7 @@ mod tests {
         for layout in ["1:tp", "1:a", "0:a 1:b"] {
             let error = infer(&merge, &mesh, &[layout]).unwrap_err();
             assert!(matches!(error, RuleError::Minor { operand: Some(0), .. }), "{error:?}");
-            // Neither is it accepted as declared.
+            // A declared result is not accepted either.
             let ins = types(&merge, &merge.inputs, &mesh, &[layout]);
             let outs = types(&merge, &merge.outputs, &mesh, &["0:tp"]);
             assert!(merge.check(&mesh, &[&ins[0]], &[&outs[0]]).is_err());
@@ -275,7 +276,7 @@ mod tests {
         let merge = Rule::declare("x y -> (x y)", &[&[8, 16]], &[&[128]]);
         let error = infer(&merge, &mesh, &["0:a@striped"]).unwrap_err();
         assert!(matches!(error, RuleError::Order { .. }), "{error:?}");
-        // Behind an exhausted major factor a minor one may have axes, but not an order of its own.
+        // After a fully sharded major factor, a minor one may have axes, but not its own order.
         let both: Mesh = "a=2 b=8".parse().unwrap();
         let error = infer(&merge, &both, &["0:b 1:a@zigzag"]).unwrap_err();
         assert!(matches!(error, RuleError::Order { .. }), "{error:?}");

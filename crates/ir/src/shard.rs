@@ -7,9 +7,9 @@ use crate::types::TensorType;
 /// Elements that lie together both in a rank's part of a value and in the whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ElementRun {
-    /// The first one's number in the part, padding counted.
+    /// The index of the first one in the part, padding included.
     pub local: usize,
-    /// Its number in the whole, padding not counted.
+    /// Its index in the whole value, without padding.
     pub global: usize,
     /// How many there are.
     pub len: usize,
@@ -21,7 +21,7 @@ impl TensorType {
     pub fn local_runs(&self, mesh: &Mesh, rank: usize) -> Vec<ElementRun> {
         let shape = self.local_shape(mesh);
         let valid = self.local_valid(mesh, rank);
-        // Trailing dims that the rank holds whole are walked as one.
+        // Trailing dims that the rank holds whole are merged into one.
         let whole = |dim: usize| shape[dim] == self.shape[dim] && valid[dim] == self.shape[dim];
         let mut inner = self.shape.len();
         while inner > 0 && whole(inner - 1) {
@@ -52,7 +52,7 @@ impl TensorType {
         runs
     }
 
-    /// The number in the whole of an element of one dim of a rank's part.
+    /// The global index of an element along one dim of a rank's part.
     pub fn global_index(&self, mesh: &Mesh, rank: usize, dim: usize, local: usize) -> usize {
         let sharding = &self.layout.dims()[dim];
         let shards = mesh.count(&sharding.axes);

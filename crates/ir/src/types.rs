@@ -7,7 +7,7 @@ use crate::error::IrError;
 use crate::layout::{Layout, Order, Part};
 use crate::mesh::{Axis, Mesh};
 
-/// What sort of value a type describes.
+/// The kind of value that a type describes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Form {
     /// An ordinary tensor.
@@ -23,8 +23,8 @@ pub enum Form {
 ///
 /// A dim whose size its shards would not divide is padded: `f32[10~12]{0:a,b}` has 10 elements,
 /// laid out as 12. The padded extent is the same in every layout of the value (and of all values
-/// whose dims are joined through factors), so collectives move whole blocks. Padding holds
-/// anything; kernels that take elements together keep to the valid ones.
+/// whose dims are joined through factors), so collectives move whole blocks. Padding may hold
+/// anything; kernels that combine elements use only the valid ones.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct TensorType {
     /// The element type.
@@ -33,7 +33,7 @@ pub struct TensorType {
     pub shape: Vec<usize>,
     /// The extent of each dim with its padding; what shards divide.
     padded: Vec<usize>,
-    /// How it lies on the mesh.
+    /// How it is distributed over the mesh.
     pub layout: Layout,
     /// Tensor or unit.
     pub form: Form,
@@ -65,7 +65,7 @@ impl TensorType {
         let fits = padded.len() == self.shape.len()
             && padded.iter().zip(&self.shape).all(|(padded, size)| padded >= size);
         if !fits {
-            let what = format!("can't be padded to {padded:?}");
+            let what = format!("cannot be padded to {padded:?}");
             return Err(IrError::operands("type", format!("{self} {what}")));
         }
         Ok(Self { padded, ..self.clone() })
@@ -116,14 +116,14 @@ impl TensorType {
         self.local_shape(mesh).iter().product::<usize>() * self.dtype.size()
     }
 
-    /// Fails if the layout can't hold a value of this shape: an unknown axis, or a padded extent
-    /// that its shards (in zigzag order twice as many blocks) do not divide.
+    /// Fails if the layout is not possible for a value of this shape: an unknown axis, or a padded
+    /// extent that its shards (in zigzag order twice as many blocks) do not divide.
     pub fn check(&self, mesh: &Mesh) -> Result<(), IrError> {
         let bad = |axis: Axis, what: String| {
             Err(IrError::TypeLayout { ty: self.to_string(), axis, what })
         };
         if let Some(axis) = self.layout.all_axes().find(|&a| mesh.size(a).is_none()) {
-            return bad(axis, format!("no axis `{axis}` in the mesh ({mesh})"));
+            return bad(axis, format!("there is no axis `{axis}` in the mesh ({mesh})"));
         }
         for (dim, (&padded, sharding)) in self.padded.iter().zip(self.layout.dims()).enumerate() {
             let axes = &sharding.axes;
@@ -168,7 +168,7 @@ impl TensorType {
             })
             .collect::<Result<Vec<(usize, usize)>, IrError>>()?;
         let (shape, padded): (Vec<usize>, Vec<usize>) = extents.into_iter().unzip();
-        // A unit is one flat dim, and a size in bytes must be countable whatever the element type.
+        // A unit is one flat dim, and its size in bytes must not overflow for any element type.
         let widest = crate::ops::product(&padded).and_then(|n| n.checked_mul(8));
         let smaller = padded.iter().zip(&shape).any(|(padded, size)| padded < size);
         if (unit && shape.len() != 1) || smaller || widest.is_none() {

@@ -54,7 +54,7 @@ pub fn verify(program: &Program) -> Result<(), Box<VerifyError>> {
     for instr in program.instrs() {
         if let Some(value) = instr.inputs.iter().find(|v| !defined[v.index()]) {
             let what =
-                format!("{}: operand %{} is used before it is made", instr.op.name(), value.0);
+                format!("{}: operand %{} is used before it is computed", instr.op.name(), value.0);
             return Err(Box::new(error(program, instr, None, what, vec![])));
         }
         check_forms(program, instr)?;
@@ -69,7 +69,7 @@ pub fn verify(program: &Program) -> Result<(), Box<VerifyError>> {
     check_outputs(program)
 }
 
-/// The layout of a value can hold its shape.
+/// Checks that the layout of a value is possible for its shape.
 fn check_type(program: &Program, value: ValueId) -> Result<(), Box<VerifyError>> {
     let Err(reason) = program.ty(value).check(program.mesh()) else { return Ok(()) };
     let axis = match &reason {
@@ -86,9 +86,9 @@ fn check_type(program: &Program, value: ValueId) -> Result<(), Box<VerifyError>>
     }))
 }
 
-/// What other programs read must be complete: the script that hands it on knows of no reduction.
-/// Gradients and losses may be partial, the script sums them; so may what is only looked at or kept
-/// for a later phase of the same program.
+/// What other programs read must be complete: scripts do not reduce it. Gradients and losses may be
+/// partial, because scripts sum them; so may probes, and values that are kept for a later phase of
+/// the same program.
 fn check_outputs(program: &Program) -> Result<(), Box<VerifyError>> {
     for port in program.outputs() {
         let partial = program.ty(port.value).layout.partial();
@@ -107,7 +107,7 @@ fn check_outputs(program: &Program) -> Result<(), Box<VerifyError>> {
             ),
             context: made.map(|i| text::instr(program, i)).into_iter().collect(),
             help: vec![
-                "who reads it would take one rank's share for the whole".to_owned(),
+                "a reader would take the summand of one rank for the whole value".to_owned(),
                 reduce_first(&text::value_name(program, port.value), &axes),
             ],
         }));
@@ -198,7 +198,7 @@ fn check_handles(program: &Program) -> Result<(), Box<VerifyError>> {
     Ok(())
 }
 
-/// Turns a rule's refusal into an error about an instruction.
+/// Turns a rule's error into a diagnostic about an instruction.
 pub(crate) fn explain(
     program: &Program,
     op: &Op,

@@ -1,4 +1,4 @@
-//! What an op sees when it is asked for its gradient.
+//! What an op sees when its gradient is computed.
 
 use crate::dtype::DType;
 use crate::error::IrError;
@@ -17,7 +17,7 @@ pub struct Vjp<'a> {
 }
 
 impl<'a> Vjp<'a> {
-    /// `wanted[i]` is the element type that operand `i`'s gradient shall have, if it is needed.
+    /// `wanted[i]` is the element type of operand `i`'s gradient, if it is needed.
     pub fn new(
         program: &'a mut Program,
         instr: Instr,

@@ -4,14 +4,14 @@ use phalanx_ir::{DType, IrError, Model};
 
 use crate::hf::Spec;
 
-/// The names by which programs of every architecture know the inputs and outputs they share.
+/// The names of inputs and outputs that the programs of all architectures share.
 pub mod port {
     /// Data: token ids, `i32[batch, seq]`.
     pub const IDS: &str = "ids";
     /// Data: the token that follows each position, `i32[batch, seq]`; negative where it does not count.
     pub const TARGETS: &str = "targets";
-    /// Scalar: 1 / the number of things the step's loss is a mean over, counted over all ranks and
-    /// micro-batches: valid targets of a language model, elements of `y` of a regression.
+    /// Scalar: 1 / the number of elements that the step's loss is averaged over, counted over all
+    /// ranks and micro-batches: valid targets of a language model, elements of `y` of a regression.
     pub const INV_TOKENS: &str = "inv_tokens";
     /// The loss: a sum times [`INV_TOKENS`].
     pub const LOSS: &str = "loss";
@@ -32,11 +32,11 @@ pub mod port {
 pub struct BatchShape {
     /// Sequences, or samples of a model without sequences.
     pub batch: usize,
-    /// Tokens of each sequence; models without sequences do not look at it.
+    /// Tokens of each sequence; models without sequences ignore it.
     pub seq: usize,
 }
 
-/// What a model is written for.
+/// What a model is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Purpose {
     /// The loss, with dropout.
@@ -47,7 +47,7 @@ pub enum Purpose {
     Predict,
 }
 
-/// A network that can be written down as a model for any batch shape and precision.
+/// A network that can be built as a model for any batch shape and precision.
 pub trait Architecture {
     /// The name of the family.
     fn name(&self) -> &str;
@@ -55,7 +55,7 @@ pub trait Architecture {
     /// The model for a purpose. Parameters are the same, in the same order, for every purpose and shape.
     fn build(&self, shape: BatchShape, compute: DType, purpose: Purpose) -> Result<Model, IrError>;
 
-    /// How Hugging Face knows this model; nothing if it does not.
+    /// The specification of this model at Hugging Face; `None` if it is unknown there.
     fn spec(&self) -> Option<Spec> {
         None
     }

@@ -1,7 +1,7 @@
 //! Putting segments together into a model.
 //!
-//! A segment declares its parameters where it uses them, so a model needs no second list of them: the
-//! chain reads names and shapes from the program and asks only how each starts.
+//! A segment declares its parameters where it uses them, so a model needs no second list of them:
+//! the chain reads names and shapes from the program and asks only for the initial values.
 
 use std::collections::BTreeMap;
 
@@ -51,7 +51,7 @@ impl Chain {
     }
 
     /// Appends a segment as the instance `prefix`; the model knows its parameter `w` as `prefix.w`.
-    /// Segments that are written alike share one program.
+    /// Equal segments share one program.
     pub fn under(
         &mut self,
         prefix: &str,

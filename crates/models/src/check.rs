@@ -1,9 +1,9 @@
-//! Sizes that can't work are refused before any program is written, by name and with what would work.
+//! Refuses sizes that cannot work before any program is built, by name and with what would work.
 
 use phalanx_ir::IrError;
 use phalanx_ir::ops::AttentionKind;
 
-/// Larger than any tensor that memory holds, and far from where products of sizes overflow.
+/// Larger than any tensor in memory, and small enough that products of sizes do not overflow.
 const MOST_ELEMENTS: usize = 1 << 48;
 
 /// The checks of one model.
@@ -73,7 +73,8 @@ impl Check {
                 _ => format!("nearest that work: {} or {}", head_dim - 1, head_dim + 1),
             };
             format!(
-                "head_dim = {head_dim} is odd, but rotary positions turn pairs of elements; {near}"
+                "head_dim = {head_dim} is odd, but rotary positions rotate pairs of elements; \
+                {near}"
             )
         })
     }

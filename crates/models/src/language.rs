@@ -1,11 +1,11 @@
-//! What language models share: how they end, and how their weights start.
+//! What language models share: the loss at their end, and their initial weights.
 
 use phalanx_ir::{Builder, DType, Init, Tensor};
 
 use crate::architecture::{BatchShape, Purpose, port};
 
-/// The end of a language model: logits of every position and, unless they are all that is wanted,
-/// the cross-entropy with the targets. A tied head reads the embedding, `[vocab, width]`.
+/// The end of a language model: logits of every position and, unless only logits are wanted, the
+/// cross-entropy with the targets. A tied head reads the embedding, `[vocab, width]`.
 pub(crate) fn finish<'b>(
     b: &'b Builder,
     x: Tensor<'b>,
@@ -26,9 +26,9 @@ pub(crate) fn finish<'b>(
     b.loss(port::LOSS, total * b.scalar(port::INV_TOKENS));
 }
 
-/// How a parameter starts, by its local name: gains at one, biases at zero, weights normal. What
-/// enters the residual stream is smaller by √(2·layers), so that the sum of all 2·layers branches
-/// starts with the variance of one (Radford et al., 2019).
+/// The initial value of a parameter, by its local name: gains are one, biases zero, weights normal.
+/// Weights that write to the residual stream are smaller by √(2·layers), so that the sum of all
+/// 2·layers branches starts with the variance of one branch (Radford et al., 2019).
 pub(crate) fn init(std: f64, layers: usize) -> impl Fn(&str) -> Init {
     move |name| {
         let last = name.rsplit('.').next().unwrap_or(name);

@@ -1,7 +1,7 @@
 //! Models as segments of typed programs, their initial weights, and Hugging Face weights in and out.
 //!
-//! An [`Architecture`] is a handful of numbers that can write itself down as a model: [`Llama`], [`Gpt`]
-//! and [`Mlp`] are a page of tensor code each. Models of one's own are put together with a [`Chain`].
+//! An [`Architecture`] is a few sizes from which a model can be built: [`Llama`], [`Gpt`] and
+//! [`Mlp`] are one page of tensor code each. Build your own models with a [`Chain`].
 #![forbid(unsafe_code)]
 
 mod architecture;

@@ -8,12 +8,12 @@ use crate::chain::Chain;
 use crate::check::Check;
 
 /// Fully connected layers with an activation between them. The loss is the squared error times
-/// [`port::INV_TOKENS`], which stands for 1 / (samples × outputs): then it is the mean squared error.
+/// [`port::INV_TOKENS`], which is 1 / (samples × outputs), so it is the mean squared error.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Mlp {
     /// Features of a sample.
     pub inputs: usize,
-    /// Widths of the hidden layers; none makes a linear regression.
+    /// Widths of the hidden layers; without any it is a linear regression.
     pub hidden: Vec<usize>,
     /// Values predicted for a sample.
     pub outputs: usize,
@@ -35,7 +35,7 @@ impl Mlp {
             (false, _) => b.output(port::H, y.unary(self.activation)),
             (true, Purpose::Predict) => b.probe(port::PREDICTION, y),
             (true, _) => {
-                // Differences of 16-bit numbers would lose what the loss is about.
+                // Differences of 16-bit numbers would be too inexact for the loss.
                 let wide = compute.accumulator();
                 let target = b.data(port::Y, DType::F32, [batch, to]).cast(wide);
                 let total = y.cast(wide).squared_error(target);

@@ -1,7 +1,7 @@
 //! Logits in chunks: where a program holds a projection, its cross-entropy and both gradients, one
 //! instruction that works on a few rows at a time replaces them, and the logits never exist whole.
 //!
-//! What is recognised is what the builder and the gradients of the ops make:
+//! It recognises the instructions that the builder and autodiff produce:
 //!
 //! ```text
 //! logits    = matmul(x, w)                               (or by w transposed)
@@ -13,9 +13,9 @@
 //! ```
 //!
 //! with nothing else reading logits, lse and dlogits. It works on forward and backward together.
-//! Readers of nll stand before the scalar that scales the gradient; so the new instruction goes
-//! where the first of its results is read, and what it needs is hoisted there. Both take the phase
-//! of the cross-entropy. A scalar that depends on nll itself rules the rewrite out.
+//! Readers of nll come before the scalar that scales the gradient; so the new instruction is
+//! inserted where the first of its results is read, and its operands are hoisted there. Both get
+//! the phase of the cross-entropy. If the scalar depends on nll itself, the rewrite does not apply.
 
 use std::num::NonZeroUsize;
 
@@ -40,7 +40,7 @@ struct Found {
     operands: [ValueId; 4],
     /// nll, dx, dw.
     results: [ValueId; 3],
-    /// The instructions that go.
+    /// The instructions that are removed.
     gone: Vec<usize>,
     phase: Phase,
 }
@@ -83,7 +83,7 @@ fn find(program: &Program, index: usize, chunk: NonZeroUsize) -> Option<Found> {
     (found.types_fit(program) && !found.is_circular(program, &graph)).then_some(found)
 }
 
-/// The products that make dx and dw from the gradient of the logits, if they alone read it.
+/// The products that compute dx and dw from the gradient of the logits, if only they read it.
 fn gradients(
     program: &Program,
     graph: &Graph<'_>,
@@ -105,7 +105,7 @@ fn gradients(
     (dx != dw && !graph.returned(dlogits)).then_some((dx, dw))
 }
 
-/// The product without an addend that makes a value.
+/// The product without an addend that computes a value.
 fn plain_product<'a>(
     graph: &Graph<'a>,
     value: ValueId,
@@ -138,7 +138,7 @@ fn scalar_of(program: &Program, graph: &Graph<'_>, value: ValueId) -> Option<(us
 }
 
 impl Found {
-    /// Whether the new instruction has the very types of the values it stands for. On a mesh that
+    /// Whether the new instruction has the same types as the values it replaces. On a mesh that
     /// shards the vocabulary it would not: the plain gradients are partial sums there.
     fn types_fit(&self, program: &Program) -> bool {
         let mut trial = Program::new("trial", program.mesh().clone());

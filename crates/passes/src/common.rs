@@ -1,12 +1,12 @@
-//! Computing the same thing once: of two instructions with the same op, operands and result types,
-//! the second goes and its readers read the first.
+//! Common subexpression elimination: of two instructions with the same op, operands and result
+//! types, the second is removed and its readers read the first.
 //!
 //! Phases limit this. A value of a later phase must not replace one of an earlier phase, for that
 //! would move work from the phase that needs it to one that runs after; so the kept instruction's
-//! phase is at most the removed one's. Constants are shared only within a phase: a constant costs
-//! nothing to make again, but would cost memory between phases. Collectives of the forward do not
-//! serve the backward: what was gathered is gathered again, not kept. Recomputation makes equal
-//! instructions on purpose, so this pass belongs before it.
+//! phase is at most the removed one's. Constants are shared only within a phase: a constant is free
+//! to recompute, but would take memory between phases. Collectives of the forward are not reused in
+//! the backward: what was gathered is gathered again, not kept. Recomputation creates equal
+//! instructions on purpose, so this pass must run before it.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ pub fn common(program: &Program) -> Program {
 }
 
 /// The same in a program whose phases run at once, where nothing is kept between them: there
-/// collectives of the forward serve the backward too.
+/// collectives of the forward are reused in the backward too.
 pub fn common_at_once(program: &Program) -> Program {
     merge(program, |kept, phase| matches!(kept.op, Op::Collective(_)) || serves(kept, phase))
 }
@@ -71,7 +71,7 @@ fn key(program: &Program, rewriter: &Rewriter<'_>, instr: &Instr) -> Key {
     }
 }
 
-/// The handle of a started collective is waited for exactly once, so starts stay apart.
+/// The handle of a started collective is waited for exactly once, so starts are never merged.
 fn may_merge(program: &Program, instr: &Instr) -> bool {
     (instr.outputs.iter()).all(|&v| !program.ty(v).pending)
 }

@@ -1,5 +1,5 @@
-//! Dropping what nobody needs: an instruction stays only if the program returns one of its results
-//! or an instruction that stays reads one.
+//! Dead code elimination: an instruction stays only if the program returns one of its results or an
+//! instruction that stays reads one.
 
 use phalanx_ir::{Program, Rewriter};
 

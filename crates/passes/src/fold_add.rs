@@ -1,15 +1,15 @@
-//! Sums that cost nothing: `add(matmul(a, b), c)` becomes one product that starts from `c`.
+//! Folds additions into products: `add(matmul(a, b), c)` becomes one product that starts from `c`.
 //!
 //! Residual additions `h + x·W` and sums of cotangents are of this form. The product moves down to
-//! the addition, where `c` exists in any case, and keeps its phase, since only a product and an
-//! addition of one phase are joined. Where both operands are products, the one made later takes
-//! the other as its addend, so a sum of products becomes a chain that runs in the old order.
-//! It runs on the joint graph before phases are sliced, so that recomputed clones inherit it.
+//! the addition, where `c` always exists, and keeps its phase, since only a product and an addition
+//! of one phase are merged. If both operands are products, the later one takes the other as its
+//! addend, so a sum of products becomes a chain that runs in the old order. It runs on the joint
+//! graph before phases are sliced, so that recomputed clones inherit it.
 
 use phalanx_ir::ops::{Binary, BinaryKind, Matmul};
 use phalanx_ir::{Graph, Instr, Op, Program, Rewriter, ValueId};
 
-/// Gives products the additions that follow them.
+/// Folds additions into the products before them.
 pub fn fold_add(program: &Program) -> Program {
     let folds = folds(program);
     let mut moved = vec![false; folds.len()];
@@ -32,7 +32,7 @@ pub fn fold_add(program: &Program) -> Program {
 
 /// An addition that becomes a product with an addend.
 struct Fold {
-    /// The instruction that goes.
+    /// The instruction that is removed.
     product: usize,
     op: Matmul,
     a: ValueId,
@@ -40,8 +40,8 @@ struct Fold {
     addend: ValueId,
 }
 
-/// For each instruction, how it folds if it is an addition that does. A product has one reader, so
-/// no two additions claim the same.
+/// For each instruction, how it folds if it is an addition that does. A folded product has one
+/// reader, so two additions never fold the same one.
 fn folds(program: &Program) -> Vec<Option<Fold>> {
     let graph = Graph::new(program);
     (program.instrs().iter().enumerate())

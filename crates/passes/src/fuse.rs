@@ -1,17 +1,16 @@
-//! Grouping elementwise instructions, so that what is between them is never stored.
+//! Fuses elementwise instructions into groups, so that intermediate values are never stored.
 //!
-//! Greedily, in program order. A group is *open* as long as nobody outside has read one of its
-//! results; while it is, it grows and is executed at the place of its last member. When it is
-//! closed, its place is fixed. Where values are made and read then needs no further thought: who
-//! reads a group's result comes after the group was closed, so after its place.
+//! It works greedily, in program order. A group is *open* until an instruction outside reads one of
+//! its results; while it is open, it can grow, and it is executed at the place of its last member.
+//! When it is closed, its place is fixed. So all readers of a group's results come after its place.
 //!
-//! An instruction joins every open group of its kind (one shape, layout and phase) that it has
-//! something to do with: it reads a result of the group, or an operand of the full shape that the
-//! group reads too. Groups that have nothing in common stay apart, for joining them would save no
-//! traffic and only keep values alive. An instruction that joins none may still go up into a closed
-//! group, if all its operands exist there and it is the last that reads some result of the
-//! group, which then need not be stored: so the halves of a gated unit's gradient meet although
-//! the products of one half stand between. Partial sums are left alone.
+//! An instruction joins every open group of its kind (one shape, layout and phase) that it is
+//! related to: it reads a result of the group, or an operand of the full shape that the group reads
+//! too. Unrelated groups are not merged, because that would save no memory traffic and only keep
+//! values alive. An instruction that joins none may still move up into a closed group, if all its
+//! operands exist there and it is the last reader of some result of the group, which then need not
+//! be stored: so the two halves of a gated unit's gradient are fused although the products of one
+//! half are between them. Partial sums are not fused.
 
 use phalanx_ir::ops::{Fused, FusedArg, FusedStep};
 use phalanx_ir::{Graph, Instr, Program, Rewriter, ValueId};
@@ -20,13 +19,13 @@ use crate::dead_code;
 
 /// The most operands of a group that have the full shape: the streams a kernel reads at once.
 pub const MAX_FULL_OPERANDS: usize = 4;
-/// The most operands of a group, those that are repeated included.
+/// The most operands of a group, including repeated ones.
 pub const MAX_OPERANDS: usize = 8;
 /// The most instructions in a group.
 pub const MAX_STEPS: usize = 12;
 
-/// Joins elementwise instructions into [`Fused`] ones. Dead code goes first, since a result that
-/// nobody reads would otherwise look like one that is internal to its group.
+/// Joins elementwise instructions into [`Fused`] ones. Dead code is removed first, since a result
+/// without readers would look like an intermediate value of its group.
 pub fn fuse(program: &Program) -> Program {
     let program = &dead_code(program);
     let fuser = Fuser { program, graph: Graph::new(program) };
@@ -68,8 +67,8 @@ impl Fuser<'_> {
     fn groups(&self) -> Vec<Group> {
         let (mut open, mut closed): (Vec<Group>, Vec<Group>) = (Vec::new(), Vec::new());
         for (index, instr) in self.program.instrs().iter().enumerate() {
-            // Groups that it reads come first, for those save a store; then the latest, whose
-            // values are still in the cache.
+            // Groups whose results it reads come first, because that saves a store; then the
+            // latest, whose values are still in the cache.
             let (read, other): (Vec<Group>, Vec<Group>) =
                 (open.into_iter()).partition(|group| self.reads(instr, &group.members));
             let mut joined = self.accepts(instr).then(|| vec![index]);
@@ -95,7 +94,7 @@ impl Fuser<'_> {
         closed
     }
 
-    /// Puts an instruction into a closed group that it spares a store, if there is one.
+    /// Moves an instruction into a closed group if that saves a store.
     fn go_up(&self, index: usize, closed: &mut [Group]) -> bool {
         let instr = &self.program.instrs()[index];
         let found = (0..closed.len()).rev().find_map(|i| {
@@ -129,7 +128,7 @@ impl Fuser<'_> {
         Fused::accepts(&instr.op) && instr.inputs.iter().chain(&instr.outputs).all(whole)
     }
 
-    /// The group with `own` added, if `instr` (the newest of `own`) has to do with it and a kernel
+    /// The group with `own` added, if `instr` (the newest of `own`) is related to it and a kernel
     /// can take both.
     fn union(&self, own: &[usize], group: &[usize], instr: &Instr) -> Option<Vec<usize>> {
         let first = &self.program.instrs()[group[0]];
@@ -180,8 +179,8 @@ impl Fuser<'_> {
         (full, repeated)
     }
 
-    /// Operands of the full shape go first: these may give their memory to the first result. The
-    /// oldest member reads one at least, as its first operand has its result's shape.
+    /// Operands of the full shape go first: the first result may use their memory. The oldest
+    /// member reads one at least, as its first operand has its result's shape.
     fn emit(&self, group: &[usize], rewriter: &mut Rewriter<'_>) {
         let instrs = self.program.instrs();
         let (full, repeated) = self.operands(group);

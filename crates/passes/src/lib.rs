@@ -1,10 +1,10 @@
-//! Rewrites of programs that every engine profits from: program in, program out, same numbers.
+//! Rewrites of programs that help every engine: program in, program out, same numbers.
 //!
-//! Each pass is one file with one idea, and takes a program that [`phalanx_ir::verify()`] accepts to
-//! another such program. They share the [`Rewriter`](phalanx_ir::Rewriter), which copies a
+//! Each pass is one file with one idea, and takes a program that [`phalanx_ir::verify()`] accepts
+//! to another such program. They share the [`Rewriter`](phalanx_ir::Rewriter), which copies a
 //! program while instructions are dropped, replaced or added, and the [`Graph`](phalanx_ir::Graph),
-//! which knows who makes and who reads a value.
-//! In which order they run is said in one place, the script crate's `Lowering`.
+//! which knows which instructions compute and read a value. Their order is defined in one place,
+//! the script crate's `Lowering`.
 #![forbid(unsafe_code)]
 
 mod chunk_loss;

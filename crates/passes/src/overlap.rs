@@ -1,10 +1,10 @@
-//! Collectives that run while something else is computed: each becomes a start, as early as its
-//! operand is there, and a done, as late as its result is read.
+//! Overlaps collectives with computation: each is split into a start, as soon as its operand
+//! exists, and a done, right before its result is read.
 //!
 //! Both buffers live from start to done, so a start moves up by at most as many instructions as the
-//! caller says; else every parameter would be gathered at once. A collective with nothing to compute
-//! in between stays whole. All ranks run the same program, so they issue collectives in one order.
-//! It comes last of all passes, when instructions stand in the order in which they will run.
+//! caller says; otherwise all parameters would be gathered at once. A collective without
+//! computation in between is not split. All ranks run the same program, so they issue collectives
+//! in one order. It is the last pass, when instructions are in their final order.
 
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{Graph, Instr, Op, OpDef, Phase, Program, TensorType, ValueId};
@@ -38,14 +38,15 @@ struct Span {
     done: usize,
 }
 
-/// For each instruction, how it is spread if it is a collective that gains by it.
+/// For each instruction: where its start and its done go, if it is a collective that is worth
+/// splitting.
 fn spans(program: &Program, ahead: usize) -> Vec<Option<Span>> {
     let graph = Graph::new(program);
     let instrs = program.instrs();
     (instrs.iter().enumerate())
         .map(|(index, instr)| {
             let collective = moving(instr)?;
-            // One that follows another has to wait for it in any case.
+            // A collective right after another one must wait for it anyway.
             let maker = graph.maker(instr.inputs[0]);
             let follows = maker.is_some_and(|m| moving(&instrs[m]).is_some());
             let made = maker.map_or(0, |m| m + 1);
@@ -58,7 +59,7 @@ fn spans(program: &Program, ahead: usize) -> Vec<Option<Span>> {
         .collect()
 }
 
-/// The collective that an instruction is, if it moves data between ranks at once.
+/// The collective of an instruction, if it moves data between ranks and is not already split.
 fn moving(instr: &Instr) -> Option<&Collective> {
     let Op::Collective(collective) = &instr.op else { return None };
     let local = matches!(

@@ -1,21 +1,21 @@
 //! Products that share their first operand become one instruction: `x·q`, `x·k` and `x·v`, `x·gate`
 //! and `x·up`, and the gradients of these weights, which all read `x` again.
 //!
-//! It works on what the partitioner left, so shards pack as whole weights do, of whatever widths.
-//! Products are joined if their letters, element type and phase are the same and the sharding rule
-//! of the joined instruction accepts their layouts. Two things stand against joining: one product
-//! may need what another makes, directly or through a third pack, and operands that wait for each
-//! other may need more memory. So every pack is tried: it stays if the program can still be put in
-//! order and peaks no higher, each sorted to free early.
+//! It works on the partitioned program, so shards are packed like whole weights, of any widths.
+//! Products are packed if their letters, element type and phase are the same and the sharding rule
+//! of the joined instruction accepts their layouts. Two things can prevent packing: one product may
+//! need the result of another, directly or through a third pack, and operands that must wait may
+//! need more memory. So every pack is tried: it is kept if the program still has a valid order and
+//! its peak memory is not higher, after sorting both to free memory early.
 //!
-//! A pack stands where its last product stood, or as early as something waits for it. That is behind
-//! the products that make a cotangent, so a collective of the cotangent still runs beside the
-//! gradients of the weights.
+//! A pack is placed where its last product was, or earlier if something needs it. That is after the
+//! products that compute a cotangent, so a collective of the cotangent still overlaps with the
+//! weight gradients.
 //!
-//! It comes after phases are sliced: a result has the same bits in a pack as by itself, so clones that
-//! are made again may be packed with others than the originals were. Products that share their
-//! second operand (a weight that is used twice) are left alone, and so are those with an addend:
-//! sums of products are chains already ([`fold_add`](crate::fold_add())).
+//! It comes after phases are sliced: a result has the same bits in a pack as alone, so recomputed
+//! clones may be packed differently from the originals. Products that share their second operand (a
+//! weight that is used twice) are not packed, and neither are those with an addend: sums of
+//! products are already chains ([`fold_add`](crate::fold_add())).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -62,7 +62,7 @@ struct Packer<'a> {
 }
 
 impl Packer<'_> {
-    /// Products that only differ in their second operand, where there are several.
+    /// Groups of several products that differ only in their second operand.
     fn alike(&self) -> Vec<Vec<usize>> {
         let mut found: Vec<(&Instr, Vec<usize>)> = Vec::new();
         for (index, instr) in self.program.instrs().iter().enumerate() {
@@ -81,7 +81,7 @@ impl Packer<'_> {
         found.into_iter().map(|(_, products)| products).filter(|p| p.len() > 1).collect()
     }
 
-    /// The program with these packs, if there is an order and their layouts go together.
+    /// The program with these packs, if there is a valid order and their layouts are compatible.
     fn apply(&self, packs: &[Vec<usize>]) -> Option<Program> {
         let order = self.order(packs)?;
         let mut rewriter = Rewriter::new(self.program);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     /// The third product needs the first, so it can't join it; neither can two packs need each
-    /// other. The large value lets memory have no say in it.
+    /// other. The large value makes sure that memory is not the reason.
     #[test]
     fn products_that_need_each_other_stay_apart() {
         check(

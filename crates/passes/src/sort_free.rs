@@ -1,18 +1,18 @@
-//! Ordering a straight-line program so that memory is freed early: the unsplit backward runs so.
+//! Orders a straight-line program so that memory is freed early; used for the unsplit backward.
 //!
 //! Greedy list scheduling: of the instructions whose operands exist, the next is the one that frees
 //! most bytes beyond what it allocates; ties keep the old order. Looking one step ahead is a
 //! heuristic, so the old order stays unless the new one has a lower peak of live bytes.
 //!
-//! What counts is what the program itself decides about: results, and those inputs (residuals,
+//! Only values whose live range depends on the program count: results, and those inputs (residuals,
 //! cotangents, boundary values) that it is the last to read. Parameters, state, batches and scalars
 //! outlive it, and gradients and state go to buffers that exist anyway, so none of them counts.
 //! Bytes are those of one rank. Sharing in place and scratch memory are not considered.
 
 use phalanx_ir::{Graph, Program, Rewriter, Role, ValueId};
 
-/// Reorders independent instructions to lower the peak of live bytes. Programs with running
-/// collectives stay as they are: where a start and its done stand was chosen to overlap them.
+/// Reorders independent instructions to lower the peak of live bytes. Programs with started
+/// collectives are not changed: the places of starts and dones were chosen for overlap.
 pub fn sort_free(program: &Program) -> Program {
     if program.values().iter().any(|ty| ty.pending) {
         return program.clone();
@@ -32,7 +32,7 @@ pub fn peak_bytes(program: &Program) -> usize {
     Ledger::new(program).peak(0..program.instrs().len())
 }
 
-/// What each value weighs and who holds it.
+/// The bytes of each value and what keeps it alive.
 struct Ledger<'a> {
     program: &'a Program,
     graph: Graph<'a>,
@@ -40,7 +40,7 @@ struct Ledger<'a> {
     bytes: Vec<usize>,
 }
 
-/// How far an execution has come.
+/// The state of a simulated execution.
 struct State {
     /// Instructions that still have to read each value.
     readers: Vec<usize>,
@@ -79,7 +79,7 @@ impl<'a> Ledger<'a> {
         results.iter().map(|v| self.bytes[v.index()]).sum()
     }
 
-    /// Bytes whose last reader this instruction is, and those of its results that nobody reads.
+    /// Bytes that this instruction reads last, and those of its results that nothing reads.
     fn frees(&self, state: &State, index: usize) -> usize {
         let instr = &self.program.instrs()[index];
         let operands = (instr.inputs.iter().enumerate())

@@ -1,8 +1,8 @@
 //! Parameters that are stored in another element type than programs compute in: each is cast
 //! where it enters, so a program reads `f32` weights and multiplies in `bf16`, for example.
 //!
-//! On a joint graph this comes after the gradients were formed: they then come out in the type
-//! they are accumulated in, and never pass through the cast.
+//! On a joint graph this runs after the gradients were added: so gradients have the type in which
+//! they are accumulated, and never go through the cast.
 
 use phalanx_ir::ops::Cast;
 use phalanx_ir::{DType, Phase, Port, Program, Rewriter, Role};

@@ -1,4 +1,4 @@
-//! Trains a model of one's own: a token is predicted from the two before it, without attention.
+//! Trains your own model: a token is predicted from the two before it, without attention.
 //!
 //! `cargo run --release -p phalanx --example custom_model`
 
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     run(300).map(|_| ())
 }
 
-/// Trains for some steps and tells how close the model came to the entropy of its source.
+/// Trains for some steps and prints how close the model came to the entropy of its source.
 pub fn run(steps: usize) -> Result<Report, Box<dyn std::error::Error>> {
     let corpus = MarkovCorpus::new(0, VOCAB, 1 << 24)?;
     let floor = corpus.entropy_rate();

@@ -1,4 +1,5 @@
-//! Distributed data parallelism: more ranks, the same losses, and as many bytes as the sheet says.
+//! Distributed data parallelism: more ranks, the same losses, and the number of bytes that the
+//! formula gives.
 //!
 //! `cargo run --release -p phalanx --example ddp`
 

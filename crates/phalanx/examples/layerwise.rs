@@ -1,4 +1,4 @@
-//! Layer-wise model parallelism in its plainest form: two layers on two ranks, one works at a time.
+//! Layer-wise model parallelism in its simplest form: two layers on two ranks, one works at a time.
 //!
 //! `cargo run --release -p phalanx --example layerwise`
 
@@ -26,15 +26,15 @@ pub fn run(steps: usize) -> Result<[Report; 2], Box<dyn std::error::Error>> {
     if two.last_loss() >= 0.9 * two.first_loss() {
         return Err("the error does not fall".into());
     }
-    // The layers do what they did together, in the same order: not a bit may differ.
+    // The layers do the same work in the same order: every bit must be equal.
     if one.losses != two.losses {
-        return Err("two ranks compute something else than one".into());
+        return Err("two ranks do not compute the same as one".into());
     }
     Ok([one, two])
 }
 
 fn fit(mesh: &str, steps: usize) -> Result<Report, phalanx::Error> {
-    // Ten waves, and what is to be learnt of them: each one's difference to the next.
+    // Ten waves; the model learns the difference between each wave and the next.
     let wave = |i: usize| ((i / 10 * (i % 10 + 1)) as f32 * 0.7).sin();
     let x: Vec<f32> = (0..10 * SAMPLES).map(wave).collect();
     let next = |i: usize| i / 10 * 10 + (i + 1) % 10;
@@ -43,7 +43,7 @@ fn fit(mesh: &str, steps: usize) -> Result<Report, phalanx::Error> {
     Trainer::new(model)
         .data(Table::new(SAMPLES).input("x", x).target("y", y))
         .mesh(mesh)
-        .schedule(Named::Naive) // there and back, and the other rank waits
+        .schedule(Named::Naive) // forward and backward, while the other rank waits
         .optimizer(Optimizer::sgd(0.0))
         .lr(0.01)
         .batch(SAMPLES)

@@ -1,4 +1,4 @@
-//! A model of one's own in two halves, on two ranks that both work: 8 micro-batches follow each other.
+//! Your own model in two halves, on two ranks that both work: 8 micro-batches follow each other.
 //!
 //! `cargo run --release -p phalanx --example pipe`
 
@@ -39,7 +39,7 @@ fn fit(mesh: &str, order: Named, steps: usize) -> Result<Report, phalanx::Error>
     trainer.mesh(mesh).schedule(order).threads(1).run()
 }
 
-/// Each segment is a piece that a stage can have; what one gives as `h`, the next one takes.
+/// Each segment can be in another stage; one returns `h`, and the next reads it.
 fn halves() -> Result<Model, IrError> {
     let a = Builder::new("first", DType::F32);
     let x = a.data("x", DType::F32, [ROWS, 2]).matmul(a.param("in", [2, WIDTH])).tanh();

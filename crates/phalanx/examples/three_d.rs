@@ -28,7 +28,7 @@ pub fn run(steps: usize) -> Result<Vec<Report>, Box<dyn std::error::Error>> {
             report.layout
         );
         if loss >= report.first_loss() || (loss - reports[0].last_loss()).abs() > 1e-3 * loss {
-            return Err(format!("{} does not train as one rank does", report.layout).into());
+            return Err(format!("{} does not train like one rank", report.layout).into());
         }
     }
     Ok(reports)

@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     run(40).map(|_| ())
 }
 
-/// Trains on 4 ranks at every stage and tells what a rank holds.
+/// Trains on 4 ranks at every stage and prints what a rank holds.
 pub fn run(steps: usize) -> Result<Vec<Report>, Box<dyn std::error::Error>> {
     println!("stage    weights  gradients  optimizer  moved/step  loss");
     let mut reports = Vec::new();

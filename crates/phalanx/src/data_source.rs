@@ -7,11 +7,11 @@ use phalanx_error::{Error, Problem, Result};
 use phalanx_session::{Field, StepData, StepResult};
 use phalanx_train::steps::Batches;
 
-/// Data of any kind that a trainer knows.
+/// Data that a trainer can use.
 pub enum Data {
     /// Tokens, for language models with the data ports `ids` and `targets`.
     Tokens(Arc<dyn Corpus>),
-    /// Numbers by name.
+    /// Columns of numbers, by name.
     Table(Table),
 }
 
@@ -78,7 +78,7 @@ pub struct Table {
 struct Column {
     name: String,
     values: Vec<f32>,
-    /// Whether the mean of the loss runs over its elements.
+    /// Whether the loss is averaged over its elements.
     target: bool,
 }
 
@@ -88,12 +88,12 @@ impl Table {
         Self { samples, columns: Vec::new() }
     }
 
-    /// Adds what the model reads as the data port `name`, sample after sample.
+    /// Adds a column that the model reads as the data port `name`, sample after sample.
     pub fn input(self, name: &str, values: Vec<f32>) -> Self {
         self.column(name, values, false)
     }
 
-    /// Adds what the model is to predict: the loss is a mean over its elements.
+    /// Adds the column that the model predicts; the loss is averaged over its elements.
     pub fn target(self, name: &str, values: Vec<f32>) -> Self {
         self.column(name, values, true)
     }
@@ -112,14 +112,14 @@ impl Table {
                     Problem::new(format!(
                         "column `{name}` has {found} values for {samples} samples"
                     ))
-                    .fix("give every sample equally many values, at least one"),
+                    .fix("give every sample the same number of values, at least one"),
                 ));
             }
         }
         if !self.columns.iter().any(|column| column.target) {
             let problem = Problem::new("the table has no target column");
             return Err(Error::refused(
-                problem.fix("add what is to be predicted with Table::target"),
+                problem.fix("add the column to predict with Table::target"),
             ));
         }
         let rooms = vec![Vec::new(); self.columns.len()];
@@ -127,13 +127,13 @@ impl Table {
     }
 }
 
-/// Batches of a table; the whole state is how many samples were given out.
+/// Batches of a table; its only state is how many samples were given out.
 struct TableBatches {
     table: Table,
     seed: u64,
     batch: usize,
     next: u64,
-    /// The values of the present batch, by column.
+    /// The values of the current batch, by column.
     rooms: Vec<Vec<f32>>,
 }
 

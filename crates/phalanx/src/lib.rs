@@ -1,4 +1,4 @@
-//! Phalanx trains large models, and works out beforehand how it should be done.
+//! Phalanx trains large models on many ranks, and plans every step before it runs.
 //!
 //! A model is written once, for one device, as ordinary tensor code ([`ir::Builder`]). Gradients,
 //! memory and the order of everything that happens in a step follow from it as data: typed
@@ -38,9 +38,9 @@
 //!
 //! [`Trainer::mesh`] arranges ranks, [`Trainer::strategy`] divides the work among them: [`Ddp`],
 //! [`Zero`], [`Fsdp`], [`WeightUpdateSharding`], [`Megatron`], [`Sequence`], [`Ulysses`] and
-//! [`AllGatherKv`] compose in any order. They annotate values; the partitioner does the rest. A model
-//! of one's own can say the same of any value, with [`ir::Tensor::annotate`]: which dims are sharded by
-//! which axes, and everything that is left out is found by propagation and by cost.
+//! [`AllGatherKv`] compose in any order. They annotate values; the partitioner does the rest. Your
+//! own model can do the same for any value with [`ir::Tensor::annotate`], which says which axes
+//! shard which dims; everything that is left out is found by propagation and by cost.
 //!
 //! ```
 //! use phalanx::ir::{Builder, DType, Init};
@@ -72,9 +72,10 @@
 //!
 //! # Pipelines
 //!
-//! Along the axis `pp` of a mesh lie the stages of a pipeline: each has some of the model's segments, and
-//! micro-batches pass through them in the order of a schedule ([`Trainer::schedule`]). Strategies divide
-//! the work within each stage as they do without.
+//! The stages of a pipeline lie along the axis `pp` of a mesh: each has some of the model's
+//! segments, and micro-batches pass through them in the order of a schedule
+//! ([`Trainer::schedule`]). Strategies divide the work within each stage, as they do without a
+//! pipeline.
 //!
 //! ```
 //! use phalanx::ir::ops::UnaryKind;

@@ -1,4 +1,4 @@
-//! What a training run leaves: losses, weights, and what it planned.
+//! The result of a training run: losses, weights, and its plan.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use phalanx_script::Category;
 use phalanx_session::Session;
 use phalanx_train::saved;
 
-/// What a training run leaves.
+/// The result of a training run.
 ///
 /// The trained weights stay where they are, each rank's part with that rank, until the report is
 /// dropped: [`Report::param`] reads one of them, [`Report::save`] writes them all.
@@ -23,10 +23,10 @@ pub struct Report {
     pub params: Vec<Param>,
     /// The ranks and how they divided the work, in one line.
     pub layout: String,
-    /// By category: the bytes that a rank plans for a step, as a peak.
+    /// For each category: the peak bytes that a rank plans for a step.
     pub memory: Vec<(Category, usize)>,
-    /// Bytes that ranks move between them in a step, over all ranks: a prediction from types, which
-    /// `phalanx verify` holds against what is counted.
+    /// Bytes that ranks exchange in a step, over all ranks: a prediction from types, which
+    /// `phalanx verify` compares with what is counted.
     pub moved: u64,
     /// Who holds the weights. Reading them is a command to its ranks, hence the lock.
     session: Mutex<Session>,
@@ -67,7 +67,7 @@ impl Report {
         }
     }
 
-    /// Writes the trained parameters as a `safetensors` file, whole or not at all. One of them at a time is
+    /// Writes the trained parameters as a `safetensors` file, atomically. One of them at a time is
     /// in memory.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         saved::save_weights(path.as_ref(), &BTreeMap::new(), &mut self.session())

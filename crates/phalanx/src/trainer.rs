@@ -77,13 +77,13 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// The update rule; AdamW unless told otherwise.
+    /// The update rule. Default: AdamW.
     pub fn optimizer(mut self, optimizer: Optimizer) -> Self {
         self.optimizer = optimizer;
         self
     }
 
-    /// A constant learning rate; 3e-4 unless told otherwise.
+    /// A constant learning rate. Default: 3e-4.
     pub fn lr(self, lr: f64) -> Self {
         self.rate(move |_| lr)
     }
@@ -94,43 +94,44 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// The largest gradient norm; 1 unless told otherwise, any if `None`.
+    /// The largest gradient norm; `None` for no limit. Default: 1.
     pub fn clip(mut self, clip: Option<f64>) -> Self {
         self.clip = clip;
         self
     }
 
-    /// How many steps; 100 unless told otherwise.
+    /// How many steps. Default: 100.
     pub fn steps(mut self, steps: usize) -> Self {
         self.steps = steps;
         self
     }
 
-    /// Samples of each step; 32 unless told otherwise, or one micro-batch of a ready model.
+    /// Samples of each step. Default: 32, or one micro-batch with [`Trainer::of_model`].
     pub fn batch(mut self, samples: usize) -> Self {
         self.batch = Some(samples);
         self
     }
 
-    /// Tokens of each sample of an architecture; 128 unless told otherwise.
+    /// Tokens of each sample of an architecture. Default: 128.
     pub fn seq_len(mut self, tokens: usize) -> Self {
         self.seq_len = tokens;
         self
     }
 
-    /// Parts that the batch of an architecture is taken in; a ready model brings its own size.
+    /// Micro-batches of each batch of an architecture. With [`Trainer::of_model`] the model sets
+    /// their size.
     pub fn microbatches(mut self, parts: usize) -> Self {
         self.microbatches = parts;
         self
     }
 
-    /// The element type that an architecture computes in; `f32` unless told otherwise.
+    /// The element type that an architecture computes in. Default: `f32`.
     pub fn compute(mut self, dtype: DType) -> Self {
         self.compute = dtype;
         self
     }
 
-    /// What the backward pass makes again instead of keeping it.
+    /// What the backward pass recomputes instead of keeping it.
     pub fn recompute(mut self, policy: Recompute) -> Self {
         self.recompute = policy;
         self
@@ -142,14 +143,14 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Threads of each rank; the ranks share the cores unless told otherwise.
+    /// Threads of each rank. Default: the ranks share the cores.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
     }
 
-    /// The ranks and how they are arranged: `dp=2 tp=2` are four, of which two and two share the
-    /// tensors. Along an axis `pp` lie the stages of a pipeline. One rank unless told otherwise.
+    /// The ranks and how they are arranged: `dp=2 tp=2` are four ranks, in two pairs that share the
+    /// tensors. The stages of a pipeline lie along an axis `pp`. Default: one rank.
     pub fn mesh(mut self, mesh: &str) -> Self {
         if let Some(mesh) = self.parsed(mesh) {
             self.parallel.mesh = mesh;
@@ -157,8 +158,8 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// The order in which the stages of a pipeline take micro-batches: one of the [`Named`] schedules, or
-    /// a [`Schedule`] of one's own. 1F1B unless told otherwise.
+    /// The order in which the stages of a pipeline take micro-batches: one of the [`Named`]
+    /// schedules, or your own [`Schedule`]. Default: 1F1B.
     ///
     /// ```
     /// use phalanx::ir::ops::UnaryKind;
@@ -191,35 +192,35 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Chunks of layers that each device of a pipeline holds; as many as its schedule usually has
-    /// unless told otherwise.
+    /// Chunks of layers that each stage group of a pipeline holds. Default: as many as its schedule
+    /// usually has.
     pub fn chunks(mut self, chunks: usize) -> Self {
         self.parallel.pipeline.chunks = Some(chunks);
         self
     }
 
-    /// Which layers the stages of a pipeline get; divided by FLOPs unless told otherwise.
+    /// Which layers the stages of a pipeline get. Default: divided by FLOPs.
     pub fn split(mut self, split: Split) -> Self {
         self.parallel.pipeline.split = split;
         self
     }
 
-    /// Lets a stage of a pipeline keep its input alone: its forward is run again before the backward, as
-    /// in GPipe.
+    /// Lets each stage of a pipeline keep only its input and recompute its forward before the
+    /// backward, as in GPipe.
     pub fn rematerialise(mut self) -> Self {
         self.parallel.pipeline.rematerialise = true;
         self
     }
 
-    /// The stages of a pipeline with a mesh each, where they differ: `["tp=2", "tp=4"]` are two stages on
-    /// six ranks. They stand in place of [`Trainer::mesh`].
+    /// The stages of a pipeline with a mesh each, where they differ: `["tp=2", "tp=4"]` are two
+    /// stages on six ranks. They replace [`Trainer::mesh`].
     pub fn stage_meshes<'m>(mut self, meshes: impl IntoIterator<Item = &'m str>) -> Self {
         let meshes = meshes.into_iter().filter_map(|mesh| self.parsed(mesh)).collect();
         self.parallel.pipeline.meshes = meshes;
         self
     }
 
-    /// A mesh from its text; a mistake is told when the trainer runs.
+    /// A mesh from its text; a mistake is reported when the trainer runs.
     fn parsed(&mut self, mesh: &str) -> Option<Mesh> {
         match mesh.parse() {
             Ok(mesh) => Some(mesh),
@@ -230,8 +231,8 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Divides the work among the ranks of the mesh. Strategies compose, in any order: each speaks
-    /// of its own axis.
+    /// Divides the work among the ranks of the mesh. Strategies compose, in any order: each uses
+    /// its own axis.
     ///
     /// ```
     /// use phalanx::ir::ops::UnaryKind;
@@ -259,7 +260,7 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// What to do after each step.
+    /// Calls `tell` after each step.
     pub fn on_step(mut self, tell: impl FnMut(&Taken) + 'a) -> Self {
         self.on_step = Box::new(tell);
         self

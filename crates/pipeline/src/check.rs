@@ -1,8 +1,8 @@
-//! Whether lists of turns lose nothing and double nothing.
+//! Checks that lists of turns do all work exactly once.
 //!
-//! On every stage each micro-batch has exactly one F, one B and one W, on one device, in that order,
-//! all with the same version of the weights, and in one replica of the model. Whatever is refused is
-//! told with the change that would put it right.
+//! On every stage each micro-batch has exactly one F, one B and one W, in one stage group, in that
+//! order, all with the same version of the weights, and in one replica of the model. Every error
+//! names the change that would fix it.
 
 use std::collections::HashSet;
 
@@ -15,13 +15,13 @@ use crate::turn::Turn;
 use crate::words::counted;
 use crate::written::Written;
 
-/// Refuses second forwards in lists that somebody wrote: they follow from what a stage keeps, and are
-/// no part of the order in which micro-batches pass.
+/// Refuses second forwards in lists that a user wrote: they follow from what a stage keeps, and are
+/// not part of a schedule.
 pub(crate) fn listed(turns: &[Vec<Turn>], written: Written<'_>) -> Result<()> {
     for (device, list) in turns.iter().enumerate() {
         if let Some(index) = list.iter().position(|turn| turn.part == Part::R) {
             let (at, turn) = (At { device, index }, list[index].to_string());
-            let why = "a second forward belongs to its backward".to_owned();
+            let why = "second forwards are added automatically".to_owned();
             let help = "usual fix: leave it out".to_owned();
             return Err(written.told(at, PipelineError::Turn { device, index, turn, why, help }));
         }
@@ -29,7 +29,7 @@ pub(crate) fn listed(turns: &[Vec<Turn>], written: Written<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Finds where every phase of every micro-batch is done.
+/// Finds where every phase of every micro-batch runs.
 pub(crate) fn complete(
     microbatches: usize,
     placement: &Placement,
@@ -37,23 +37,23 @@ pub(crate) fn complete(
     written: Written<'_>,
 ) -> Result<Index> {
     if turns.len() != placement.devices() {
-        let (lists, devices) = (counted(turns.len(), "device"), placement.devices());
+        let (lists, devices) = (counted(turns.len(), "stage group"), placement.devices());
         return Err(PipelineError::Placement {
-            what: format!("there are lists for {lists}, and stages on {devices}"),
-            help: format!("give {}, one for each device", counted(devices, "list")),
+            what: format!("there are lists for {lists}, but stages for {devices}"),
+            help: format!("give {}, one for each stage group", counted(devices, "list")),
         });
     }
     if microbatches == 0 {
         return Err(PipelineError::Shape {
             what: "0 micro-batches".to_owned(),
-            why: "a step takes at least one micro-batch through the stages".to_owned(),
+            why: "a step needs at least one micro-batch".to_owned(),
             nearest: "1 micro-batch".to_owned(),
         });
     }
     Check { microbatches, placement, turns, written }.index()
 }
 
-/// What is checked.
+/// The input of the check.
 struct Check<'a> {
     microbatches: usize,
     placement: &'a Placement,
@@ -95,7 +95,7 @@ impl Check<'_> {
         Ok(Index::new(places, microbatches, stages))
     }
 
-    /// What the turn works on, if there is such a thing.
+    /// What the turn works on, if it exists.
     fn legal(&self, at: At, turn: &Turn) -> Result<Held> {
         let Turn { microbatch, chunk, .. } = *turn;
         let refuse = |why: &str, help: String| Err(self.wrong(at, turn, why, help));
@@ -110,7 +110,8 @@ impl Check<'_> {
         self.placement.held(at.device, chunk).map_or_else(
             || {
                 let chunks = self.placement.chunks(at.device);
-                let why = format!("there is no chunk {chunk}: device {} holds {chunks}", at.device);
+                let why =
+                    format!("there is no chunk {chunk}: stage group {} holds {chunks}", at.device);
                 refuse(&why, format!("nearest that work: chunk {}", chunks.saturating_sub(1)))
             },
             Ok,
@@ -120,16 +121,20 @@ impl Check<'_> {
     /// A micro-batch that changes from one replica to another.
     fn elsewhere(&self, at: At, turn: &Turn, stage: usize, replicas: [usize; 2]) -> PipelineError {
         let [replica, here] = replicas;
-        let why = format!("its micro-batch goes through replica {replica}, this is {here}");
+        let why = format!(
+            "its micro-batch goes through replica {replica}, but this is replica \
+            {here}"
+        );
         let (device, chunk) = self.placement.find(Held { stage, replica }).unwrap_or_default();
         let help = format!(
-            "usual fix: give it to chunk {chunk} of device {device}, which is stage {stage} of \
+            "usual fix: give it to chunk {chunk} of stage group {device}, which is stage {stage} \
+            of \
              replica {replica}"
         );
         self.wrong(at, turn, &why, help)
     }
 
-    /// Takes down what the turn does, if it is done for the first time and not too early.
+    /// Records what the turn does, if it is done for the first time and not too early.
     fn note(&self, done: &mut Done, at: At, turn: &Turn) -> Result<()> {
         let phases = Phase::of(turn.part);
         if let Some(twice) = phases.iter().find(|phase| done[**phase as usize].is_some()) {
@@ -156,7 +161,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Something done again: what is left of the turn would do, or one of the two.
+    /// The error for work that is done twice, with what to remove.
     fn twice(&self, done: &Done, twice: Phase, at: At, turn: &Turn) -> PipelineError {
         let first = done[twice as usize].unwrap_or(at);
         let first = self.written.place(first, &self.turns[first.device][first.index]);
@@ -172,12 +177,12 @@ impl Check<'_> {
             .collect();
         let help = match left.as_str() {
             "" => format!("usual fix: leave out one of the two, this or {first}"),
-            left => format!("usual fix: write {left} in place of {}", turn.part),
+            left => format!("usual fix: write {left} instead of {}", turn.part),
         };
         self.wrong(at, turn, &why, help)
     }
 
-    /// Something done before what it needs: it comes later in the list, or not at all.
+    /// The error for work that is done before what it needs.
     fn early(&self, phase: Phase, needed: Phase, at: At, turn: &Turn) -> PipelineError {
         let (name, micro) = (needed.name(), turn.microbatch);
         let why = format!("{} of micro-batch {micro} comes before its {name}", phase.name());
@@ -189,19 +194,19 @@ impl Check<'_> {
         let help = match list.iter().position(does) {
             Some(index) => {
                 let later = At { device: at.device, index };
-                format!("usual fix: move it behind {}", self.written.place(later, &list[index]))
+                format!("usual fix: move it after {}", self.written.place(later, &list[index]))
             }
             None => {
                 let lost = Turn { part: alone(needed), ..*turn };
-                let both = if needed == Phase::B { ", or write BW in place of W" } else { "" };
-                format!("usual fix: add {lost} to device {} before it{both}", at.device)
+                let both = if needed == Phase::B { ", or write BW instead of W" } else { "" };
+                format!("usual fix: add {lost} to stage group {} before it{both}", at.device)
             }
         };
         self.wrong(at, turn, &why, help)
     }
 
-    /// What is not done, where there are fewer turns than stages times micro-batches. Lists may be
-    /// much shorter than the numbers in them suggest, so nothing of that size is made here.
+    /// The first missing work, if there are fewer turns than stages times micro-batches. The
+    /// numbers in short lists may be huge, so nothing of their size is allocated here.
     fn first_missing(&self) -> PipelineError {
         let worked = |(device, list): (usize, &Vec<Turn>)| -> Vec<(usize, usize)> {
             let held = |turn: &Turn| self.placement.held(device, turn.chunk);
@@ -215,7 +220,7 @@ impl Check<'_> {
         self.missing(Held { stage, replica: 0 }, microbatch, &[None; 3])
     }
 
-    /// What is not done of a micro-batch, of which something may be.
+    /// The error for the missing phases of a micro-batch, of which some may be done.
     fn missing(&self, held: Held, microbatch: usize, done: &Done) -> PipelineError {
         let (device, chunk) = self.placement.find(held).unwrap_or_default();
         let turn = |part| Turn { part, microbatch, chunk, version: 0 };
@@ -223,15 +228,15 @@ impl Check<'_> {
         let (phase, at, help) = match *done {
             [None, ..] => {
                 let (f, bw) = (turn(Part::F), turn(Part::BW));
-                ("F", None, format!("add {f} and {bw} to device {device}"))
+                ("F", None, format!("add {f} and {bw} to stage group {device}"))
             }
             [Some(f), None, _] => {
                 let (bw, place) = (turn(Part::BW), place(f));
-                ("B", Some(f), format!("add {bw} to device {device} behind {place}"))
+                ("B", Some(f), format!("add {bw} to stage group {device} after {place}"))
             }
             [_, Some(b), _] => {
                 let (w, place) = (turn(Part::W), place(b));
-                let help = format!("write BW in place of B at {place}, or add {w} behind it");
+                let help = format!("write BW instead of B at {place}, or add {w} after it");
                 ("W", Some(b), help)
             }
         };

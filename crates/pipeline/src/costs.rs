@@ -19,7 +19,7 @@ pub struct Times {
     pub w: f64,
 }
 
-/// The times of every stage, and of the way from one device to another.
+/// The times of every stage, and of messages between stage groups.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Costs {
     shares: Shares,
@@ -28,16 +28,16 @@ pub struct Costs {
 
 #[derive(Clone, PartialEq, Debug)]
 enum Shares {
-    /// Each device's whole share takes this long, and each of its chunks an equal part of it.
+    /// All layers of a stage group take this long, and each of its chunks an equal part of it.
     Devices(Times),
     /// Each stage takes this long.
     Stages(Vec<Times>),
 }
 
 impl Costs {
-    /// All devices alike: `times` is what one micro-batch takes for a device's whole share of the
-    /// model, of which each of its `v` chunks takes `1/v`. A hop delays arrival and keeps no device
-    /// busy.
+    /// The same for all stage groups: `times` is what one micro-batch takes for all layers of a
+    /// group, of which each of its `v` chunks takes `1/v`. A hop delays the arrival of a message;
+    /// no group is busy with it.
     pub fn even(times: Times, hop: f64) -> Result<Self> {
         Costs { shares: Shares::Devices(times), hop }.legal()
     }
@@ -47,9 +47,9 @@ impl Costs {
         Costs { shares: Shares::Stages(stages), hop }.legal()
     }
 
-    /// Every stage with the median times that its turns had in a timeline, so that one turn that was
-    /// held up counts no more than any other. A forward's first and second run are taken together. Where
-    /// weights' gradients are not formed apart, all of a backward counts as its B.
+    /// Every stage with the median times that its turns had in a timeline, so that one turn that
+    /// was delayed has little effect. First and second runs of forwards count together. If weight
+    /// gradients are not separate turns, a whole backward counts as B.
     pub fn measured(timeline: &Timeline, hop: f64) -> Result<Self> {
         let all = || timeline.devices.iter().flatten();
         let stages = all().map(|timed| timed.stage + 1).max().unwrap_or(0);
@@ -68,15 +68,15 @@ impl Costs {
         Self::uneven((0..stages).map(times).collect(), hop)
     }
 
-    /// How long a message takes from one device to another.
+    /// How long a message takes between two stage groups.
     pub fn hop(&self) -> f64 {
         self.hop
     }
 
-    /// How long a turn of a device takes.
+    /// How long a turn of a stage group takes.
     pub(crate) fn of(&self, placement: &Placement, device: usize, turn: &Turn) -> f64 {
         let sum = |times: &Times| -> f64 {
-            // It finishes nothing that was not done already, and takes as long as the first time.
+            // A second forward takes as long as the first one.
             let part = if turn.part == Part::R { Part::F } else { turn.part };
             let phases = Phase::of(part).iter();
             phases
@@ -101,14 +101,14 @@ impl Costs {
         let (needed, name) = (schedule.placement().stages(), schedule.name());
         match &self.shares {
             Shares::Stages(stages) if stages.len() != needed => Err(PipelineError::Costs {
-                what: format!("times of {} stages, but `{name}` has {needed}", stages.len()),
-                help: "give one entry per stage, which is devices times chunks".to_owned(),
+                what: format!("got times of {} stages, but `{name}` has {needed}", stages.len()),
+                help: "give one entry per stage; there are stage groups × chunks stages".to_owned(),
             }),
             _ => Ok(()),
         }
     }
 
-    /// What to say where the end of a schedule is beyond all numbers.
+    /// The error if the end of a schedule is too large for a number.
     pub(crate) fn too_long(&self, schedule: &Schedule) -> PipelineError {
         let times = match &self.shares {
             Shares::Devices(Times { f, b, w }) => {
@@ -125,10 +125,10 @@ impl Costs {
         let turns = schedule.all().count() as f64;
         let most = 10_f64.powf((f64::MAX / (5.0 * turns)).log10().floor());
         PipelineError::Costs {
-            what: format!("{times}, hop = {hop}: `{name}` would end at no time that is a number"),
+            what: format!("{times}, hop = {hop}: the end of `{name}` is too large for a number"),
             help: format!(
-                "numbers end at {:.1e}\n  \
-                 usual fix: a larger unit, in which no time is above {}",
+                "the largest number is {:.1e}\n  usual fix: a larger unit, in which no time is \
+                above {}",
                 f64::MAX,
                 typed(most)
             ),
@@ -154,8 +154,8 @@ impl Costs {
     }
 }
 
-/// The shortest time that is not 0: so much longer than the smallest number that pictures, which
-/// divide by times, stay within numbers.
+/// The shortest time that is not 0: long enough that pictures, which divide by times, do not
+/// overflow.
 const SHORTEST: f64 = 1e-300;
 
 fn plain((name, time): (&str, f64)) -> Result<()> {
@@ -174,7 +174,7 @@ fn plain((name, time): (&str, f64)) -> Result<()> {
     Err(PipelineError::Costs { what: format!("{name} = {}", typed(time)), help })
 }
 
-/// The middle one of some times, or what lies halfway between the middle two.
+/// The median of some times.
 fn median(mut times: Vec<f64>) -> Option<f64> {
     times.sort_by(f64::total_cmp);
     let (low, high) = (times.len().checked_sub(1)? / 2, times.len() / 2);

@@ -1,4 +1,4 @@
-//! A schedule as a table, for spreadsheets, other programs, and schedules of one's own.
+//! A schedule as a table, for spreadsheets, other programs, and users' own schedules.
 //!
 //! ```text
 //! device,part,microbatch,chunk,stage,replica,version
@@ -6,10 +6,11 @@
 //! 0,BW,0,0,0,0,0
 //! ```
 //!
-//! Rows of one device are in the order in which it runs them; where devices mix does not matter. The
-//! first line names the columns, in any order. `device`, `part` and `microbatch` must be there; `chunk`,
-//! `replica` and `version` are 0 where they are not, and `stage` is then `chunk · devices + device`.
-//! Blank lines and lines that start with `#` are passed over. What is read is checked.
+//! `device` is the number of the stage group. Rows of one stage group are in the order in which it
+//! runs them; rows of different groups may be mixed. The first line names the columns, in any
+//! order. `device`, `part` and `microbatch` are required; `chunk`, `replica` and `version` are 0 if
+//! they are missing, and `stage` is then `chunk · devices + device`. Blank lines and lines that
+//! start with `#` are ignored. The table is checked when it is read.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -49,14 +50,14 @@ pub fn decode(bytes: &[u8]) -> Result<&str> {
         let found = bytes.get(good.len()).copied().unwrap_or_default();
         refuse(
             line,
-            format!("the byte {found:#04x}, which is no text in UTF-8"),
+            format!("the byte {found:#04x} is not UTF-8 text"),
             "usual fix: save the table as CSV in UTF-8; plain letters and digits are enough"
                 .to_owned(),
         )
     })
 }
 
-/// The schedule that a table describes, under a name of its own.
+/// The schedule that a table describes, with this name.
 pub fn read(name: &str, text: &str) -> Result<Schedule> {
     let rows = rows(text)?;
     let count = |of: fn(&Row) -> usize| rows.iter().map(of).max().map_or(0, |most| most + 1);
@@ -69,7 +70,7 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
         let found = Held { stage, replica };
         let (first, earlier) = *held.entry((device, turn.chunk)).or_insert((found, line));
         if first != found {
-            let what = format!("chunk {} of device {device} is {}", turn.chunk, words(found));
+            let what = format!("chunk {} of stage group {device} is {}", turn.chunk, words(found));
             let first = words(first);
             let help = format!(
                 "line {earlier} says that it is {first}\n  \
@@ -84,10 +85,13 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
     for ((device, chunk), (found, line)) in held {
         let before = chunks[device].len();
         if chunk != before {
-            let what = format!("chunk {chunk} of device {device}, but no chunk {before}");
+            let what = format!(
+                "there is chunk {chunk} of stage group {device}, but no chunk \
+                {before}"
+            );
             let help = format!(
-                "chunks of a device are counted from 0\n  \
-                 nearest that work: chunk {before} in place of {chunk}"
+                "chunks of a stage group are counted from 0\n  \
+                 nearest that work: chunk {before} instead of {chunk}"
             );
             return Err(PipelineError::Csv { line, what, help });
         }
@@ -115,14 +119,14 @@ fn rows(text: &str) -> Result<Vec<Row>> {
     let Some((head, line)) = lines.next() else {
         return refuse(
             1,
-            "an empty table".to_owned(),
+            "the table is empty".to_owned(),
             format!("the first line is {}", COLUMNS.join(",")),
         );
     };
     let head = columns(head, line)?;
     let lines: Vec<(&str, usize)> = lines.collect();
-    // No number of a schedule is as large as the number of its turns, so nothing is ever made larger
-    // than the table is long.
+    // Every number in a schedule is below the number of its turns, so nothing larger than the table
+    // is allocated.
     lines.iter().map(|(text, line)| row(text, *line, &head, lines.len())).collect()
 }
 
@@ -132,14 +136,14 @@ fn columns(text: &str, line: usize) -> Result<Vec<&str>> {
     let help = || format!("columns are {}", COLUMNS.join(","));
     for (index, name) in found.iter().enumerate() {
         if !COLUMNS.contains(name) {
-            return refuse(line, format!("a column `{name}`"), help());
+            return refuse(line, format!("unknown column `{name}`"), help());
         }
         if found[..index].contains(name) {
-            return refuse(line, format!("two columns `{name}`"), help());
+            return refuse(line, format!("column `{name}` is there twice"), help());
         }
     }
     match NEEDED.iter().find(|name| !found.contains(name)) {
-        Some(missing) => refuse(line, format!("no column `{missing}`"), help()),
+        Some(missing) => refuse(line, format!("column `{missing}` is missing"), help()),
         None => Ok(found),
     }
 }
@@ -147,7 +151,7 @@ fn columns(text: &str, line: usize) -> Result<Vec<&str>> {
 fn row(text: &str, line: usize, head: &[&str], most: usize) -> Result<Row> {
     let cells: Vec<&str> = text.split(',').map(str::trim).collect();
     if cells.len() != head.len() {
-        let what = format!("{} values for {} columns", cells.len(), head.len());
+        let what = format!("there are {} values for {} columns", cells.len(), head.len());
         return refuse(line, what, format!("columns are {}", head.join(",")));
     }
     let cell = |name: &str| head.iter().position(|h| *h == name).map(|column| cells[column]);
@@ -157,23 +161,23 @@ fn row(text: &str, line: usize, head: &[&str], most: usize) -> Result<Row> {
             Ok(number) if number < most => Ok(Some(number)),
             Ok(number) => {
                 let help = format!(
-                    "the table has {}, and all counts are below that\n  \
+                    "the table has {}, and all numbers must be below that\n  \
                      nearest that work: {name} {}",
                     counted(most, "turn"),
                     most.saturating_sub(1)
                 );
-                refuse(line, format!("{name} {number}"), help)
+                refuse(line, format!("{name} {number} is too large"), help)
             }
             Err(_) => {
-                let help = "whole numbers, counted from 0".to_owned();
-                refuse(line, format!("{name} `{text}`"), help)
+                let help = "write whole numbers, counted from 0".to_owned();
+                refuse(line, format!("{name} `{text}` is not a whole number"), help)
             }
         }
     };
     let letters = cell("part").unwrap_or_default();
     let Some(part) = PARTS.into_iter().find(|part| part.to_string() == letters) else {
         let help = "parts are F, B, W, BW for both, or FBW for all at once".to_owned();
-        return refuse(line, format!("part `{letters}`"), help);
+        return refuse(line, format!("unknown part `{letters}`"), help);
     };
     let turn = Turn {
         part,

@@ -1,12 +1,12 @@
-//! Whether devices would wait for each other for ever.
+//! Checks that stage groups never wait for each other forever.
 //!
-//! Devices run their lists in order, and messages pass **lanes**, one for each ordered pair of devices
-//! and each direction through the model. A lane delivers in order, and a send ends only when it is
-//! received. So messages must be made in the order in which they are needed, and turns and messages
-//! together must not wait for each other in a circle.
+//! Stage groups run their lists in order, and messages use **channels**, one for each ordered pair
+//! of stage groups and each direction through the model. A channel delivers in order, and a send
+//! ends only when it is received. So messages must be sent in the order in which they are needed,
+//! and turns and messages together must not wait for each other in a cycle.
 //!
-//! With one lane for both directions ZB-V would deadlock: a device that has run ahead with forwards has
-//! sent many that its neighbour needs only after the first gradient.
+//! With one channel for both directions ZB-V would deadlock: a stage group that is ahead with
+//! forwards has sent many that its neighbour needs only after the first gradient.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ use crate::flow::{self, At, Direction, Message};
 use crate::schedule::Schedule;
 use crate::written::Written;
 
-/// Refuses a schedule whose turns and messages would wait for each other in a circle.
+/// Refuses a schedule whose turns and messages would wait for each other in a cycle.
 pub(crate) fn check(schedule: &Schedule, written: Written<'_>) -> Result<()> {
     if passes(schedule) {
         return Ok(());
@@ -38,13 +38,13 @@ pub(crate) fn check(schedule: &Schedule, written: Written<'_>) -> Result<()> {
     }
 }
 
-/// Whether all turns can be run, in the order of their lists and of the lanes.
+/// Whether all turns can run, in the order of their lists and of the channels.
 pub(crate) fn passes(schedule: &Schedule) -> bool {
     in_order(&schedule.messages()) && flow::walk(schedule, |_| ())
 }
 
-/// Whether every lane's messages, given in the order in which they are needed, are made in that order
-/// too. Then a lane makes nobody wait longer: what comes first on it is made first.
+/// Whether the messages of every channel, given in the order in which they are needed, are also
+/// sent in that order. Then channels cause no extra waiting.
 fn in_order(messages: &[Message]) -> bool {
     let mut last: HashMap<Lane, usize> = HashMap::new();
     let mut later = |message: &Message| {
@@ -54,14 +54,14 @@ fn in_order(messages: &[Message]) -> bool {
     messages.iter().all(&mut later)
 }
 
-/// From, to, and which way through the model.
+/// A channel: sender, receiver, and direction through the model.
 type Lane = (usize, usize, Direction);
 
 fn lane(message: &Message) -> Lane {
     (message.from.device, message.to.device, message.direction)
 }
 
-/// Who waits for whom, to tell what is wrong with a schedule that would deadlock: turns first, then messages.
+/// What waits for what, to explain a schedule that would deadlock: turns first, then messages.
 struct Waits {
     turns: Vec<At>,
     messages: Vec<Message>,
@@ -91,7 +91,8 @@ impl Waits {
             on[node].push(number(message.from));
             on[number(message.to)].push(node);
         }
-        // Messages come in the order in which receivers need them; senders make them in another.
+        // Messages are listed in the order in which receivers need them; senders may send them in
+        // another.
         let received: Vec<usize> = (0..messages.len()).collect();
         let mut sent = received.clone();
         sent.sort_by_key(|&k| messages[k].from);
@@ -107,8 +108,8 @@ impl Waits {
         Waits { turns, messages, on }
     }
 
-    /// The turns between which values go in a circle, as messages or within a device. The rest of it is
-    /// the order of lists: to change that between these turns is the only way out.
+    /// The turns of a cycle between which values pass, as messages or within a stage group. The
+    /// other waits of the cycle come from the order of lists, which is all that a user can change.
     fn ends(&self, circle: &[usize]) -> Vec<At> {
         let pairs = circle.iter().zip(circle.iter().cycle().skip(1));
         let ends = pairs.flat_map(|(a, b)| match (self.turns.get(*a), self.turns.get(*b)) {
@@ -142,7 +143,7 @@ mod tests {
     use crate::placement::Placement;
     use crate::turn::{b, fwd, w};
 
-    /// Running the lists, and looking for circles among all that wait, are two ways to one answer.
+    /// Running the lists and searching for cycles of waits must give the same answer.
     #[test]
     fn a_schedule_passes_where_there_is_no_circle() {
         let (mut seed, mut passed, mut stuck) = (3_u64, 0, 0);
@@ -158,8 +159,8 @@ mod tests {
             };
             let mut turns = Vec::new();
             for _ in 0..p {
-                // From an order that works, neighbours of different micro-batches or chunks change
-                // places a few times.
+                // Starting from an order that works, a few neighbouring turns of different
+                // micro-batches or chunks are swapped.
                 let forwards = fwd(0..m).then(fwd(0..m).on(1));
                 let backwards = b(0..m).on(1).then(b(0..m)).then(w(0..m)).then(w(0..m).on(1));
                 let mut list = forwards.then(backwards).list();

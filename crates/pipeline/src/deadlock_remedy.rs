@@ -1,8 +1,8 @@
-//! What would free devices that wait for each other in a circle: one turn moved within its list.
+//! Finds one turn that can be moved within its list to break a cycle of waits.
 //!
-//! Only the order of lists can be changed, and only where a circle enters a device and leaves it again
-//! does that matter. So each move of one such turn before or behind another is tried, and one after
-//! which all turns can be run is offered.
+//! Only the order of lists can be changed, and that matters only where a cycle enters a stage group
+//! and leaves it again. So each move of one such turn before or after another is tried, and one
+//! after which all turns can run is proposed.
 
 use std::collections::BTreeSet;
 
@@ -11,12 +11,12 @@ use crate::flow::At;
 use crate::schedule::Schedule;
 use crate::written::Written;
 
-/// Turns that are looked at while moves are tried, so that a large schedule is refused as quickly as a
-/// small one.
+/// The most turns that are visited while moves are tried, so that a large schedule is refused
+/// quickly too.
 const EFFORT: usize = 1 << 22;
 
-/// The turn to move, where one is enough, and what to do in words. `ends` are the turns between which
-/// values go in the circle.
+/// The turn to move, if one is enough, and the fix as text. `ends` are the turns of the cycle
+/// between which values pass.
 pub(crate) fn remedy(
     schedule: &Schedule,
     ends: &[At],
@@ -38,15 +38,15 @@ pub(crate) fn remedy(
             (Some(turn), format!("usual fix: move {} {side} {}", place(turn), place(to)))
         }
         None => {
-            let fix = "usual fix: on every device first all F, in the order of stages and \
-                       micro-batches, then all BW in the order of stages backwards, as \
-                       breadth-first has them";
+            let fix = "usual fix: in every stage group run first all F, in the order of stages \
+                and micro-batches, then all BW, in the reverse order of stages, as breadth-first \
+                does";
             (ends.first().copied(), fix.to_owned())
         }
     }
 }
 
-/// A turn takes the place of another of its device, and those between move up.
+/// A turn takes the place of another turn of its list, and the turns between them move by one.
 #[derive(Clone, Copy)]
 struct Move {
     turn: At,
@@ -54,7 +54,7 @@ struct Move {
 }
 
 impl Move {
-    /// Whether all turns could be run after it.
+    /// Whether all turns can run after this move.
     fn helps(&self, schedule: &Schedule) -> bool {
         let lists = (0..schedule.devices()).map(|device| schedule.turns(device).to_vec());
         let mut lists: Vec<_> = lists.collect();

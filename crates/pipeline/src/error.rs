@@ -1,33 +1,34 @@
-//! Why a schedule is refused.
+//! Errors of schedules.
 
 /// A result whose error is [`PipelineError`].
 pub type Result<T, E = PipelineError> = std::result::Result<T, E>;
 
-/// Every way in which a schedule, its table or its costs can be wrong.
+/// What can be wrong with a schedule, its table or its costs.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PipelineError {
-    /// Numbers that a schedule can't be made from.
+    /// Numbers for which the schedule does not exist.
     #[error("{what}\n  {why}\n  nearest that work: {nearest}")]
     Shape {
         /// What is wrong, with the values.
         what: String,
         /// Why that cannot work.
         why: String,
-        /// The closest that would.
+        /// The closest values that would.
         nearest: String,
     },
-    /// A name that no schedule has.
+    /// An unknown name.
     #[error("there is no schedule `{name}`\n  nearest that work: {known}")]
     Unknown {
         /// The name given.
         name: String,
-        /// The names that there are, or the likely one.
+        /// The known names, or the likely one.
         known: String,
     },
-    /// Stages that are not laid on devices one by one.
+    /// Stages that are not assigned to stage groups exactly once.
     #[error(
-        "{what}\n  every replica has each stage, 0 to the last, on exactly one device and chunk\n  \
+        "{what}\n  every replica has each stage, 0 to the last, in exactly one stage group and \
+        chunk\n  \
          usual fix: {help}"
     )]
     Placement {
@@ -36,18 +37,18 @@ pub enum PipelineError {
         /// What would work.
         help: String,
     },
-    /// Something that is not done.
+    /// Work that is missing.
     #[error(
-        "stage {stage} (device {device}, chunk {chunk}) never runs {phase} of micro-batch \
-         {microbatch}\n  each micro-batch of 0 to {last} has one F, one B and one W, or one BW for \
+        "stage {stage} (stage group {device}, chunk {chunk}) never runs {phase} of micro-batch \
+         {microbatch}\n  each micro-batch of 0 to {last} needs one F, one B and one W, or one BW for \
          both, on every stage\n  {help}"
     )]
     Missing {
         /// The stage.
         stage: usize,
-        /// The device that holds it.
+        /// The stage group that holds it.
         device: usize,
-        /// The device's chunk that it is.
+        /// Its chunk in that group.
         chunk: usize,
         /// F, B or W.
         phase: &'static str,
@@ -58,29 +59,29 @@ pub enum PipelineError {
         /// What would work.
         help: String,
     },
-    /// Something that is done twice, or for a micro-batch or chunk that there isn't.
-    #[error("device {device}, turn {index} ({turn}): {why}\n  {help}")]
+    /// A turn that repeats work, or whose micro-batch or chunk does not exist.
+    #[error("stage group {device}, turn {index} ({turn}): {why}\n  {help}")]
     Turn {
-        /// The device.
+        /// The stage group.
         device: usize,
-        /// The turn's number on it, from 0.
+        /// The turn's index in its list, from 0.
         index: usize,
         /// The turn.
         turn: String,
-        /// What is wrong about it.
+        /// What is wrong with it.
         why: String,
         /// What would work.
         help: String,
     },
-    /// Turns and messages that wait for each other in a circle.
+    /// Turns and messages that wait for each other in a cycle.
     #[error("the schedule would deadlock\n  {}\n  {help}", .circle.join("\n  "))]
     Deadlock {
-        /// Who waits for whom, a line each; the last waits for the first.
+        /// What waits for what, one line each; the last waits for the first.
         circle: Vec<String>,
         /// What would work.
         help: String,
     },
-    /// A table that is no schedule.
+    /// A table that is not a schedule.
     #[error("line {line}: {what}\n  {help}")]
     Csv {
         /// The line, from 1.
@@ -90,7 +91,7 @@ pub enum PipelineError {
         /// What would be accepted.
         help: String,
     },
-    /// Costs that a schedule can't be timed with.
+    /// Costs with which a schedule cannot be simulated.
     #[error("{what}\n  {help}")]
     Costs {
         /// What is wrong, with the values.

@@ -1,4 +1,4 @@
-//! From turns of chunks to turns of the instances in them: what the ranks of a device do.
+//! Expands turns of chunks into turns of their instances: what the ranks of a stage group do.
 
 use std::ops::Range;
 
@@ -8,22 +8,23 @@ use phalanx_script::Part;
 use crate::schedule::Schedule;
 
 impl Schedule {
-    /// By device, the turns of a model's instances, of which every stage has a run. Forwards go through a
-    /// stage from its first instance to its last, all else goes the other way.
+    /// For each stage group: the turns of the model's instances, given the instances of each stage.
+    /// Forwards go through a stage from its first instance to its last, everything else in reverse.
     pub fn instances(&self, stages: &[Range<usize>]) -> Vec<Vec<script::Turn>> {
         self.expand(stages, false)
     }
 
-    /// The same where a stage keeps its input alone (GPipe's re-materialisation): its forward is run
-    /// once more before the backward, except where that follows the forward at once. The model's last
-    /// instance gives nothing that others wait for, so it goes forward right before it goes back.
+    /// The same, but a stage keeps only its input (GPipe's re-materialisation): its forward is run
+    /// again before the backward, except where the backward directly follows the forward. Nothing
+    /// waits for the forward of the model's last instance, so it runs only right before its
+    /// backward.
     pub fn rematerialised(&self, stages: &[Range<usize>]) -> Vec<Vec<script::Turn>> {
         self.expand(stages, true)
     }
 
-    /// Whether any backward comes so long after its forward that this one would be run again.
+    /// Whether any forward would be run again, because its backward does not directly follow it.
     pub fn rematerialises(&self) -> bool {
-        // Two instances in each stage, for a last one alone is never run again.
+        // Two instances in each stage, because the last instance of a model is never run again.
         let stages: Vec<Range<usize>> =
             (0..self.placement().stages()).map(|stage| 2 * stage..2 * stage + 2).collect();
         self.expand(&stages, true).iter().flatten().any(|turn| turn.part == Part::R)
@@ -34,7 +35,8 @@ impl Schedule {
         let end = stages.last().map_or(0, |last| last.end);
         for (at, turn) in self.all() {
             let run = stages.get(self.stage(at)).cloned().unwrap_or_default();
-            // What goes forward when its stage does, and what waits until it goes back.
+            // The instances that run with the stage's forward, and those that wait for its
+            // backward.
             let waits = again && run.end == end && !run.is_empty();
             let split = if waits { run.end - 1 } else { run.end };
             let (early, late) = (run.start..split, split..run.end);
@@ -45,7 +47,7 @@ impl Schedule {
             let turns: &mut Vec<script::Turn> = &mut devices[at.device];
             match turn.part {
                 Part::F | Part::R => turns.extend(early.map(of(turn.part))),
-                // There and back.
+                // Forward and backward.
                 Part::FBW => {
                     turns.extend(run.clone().map(of(Part::F)));
                     turns.extend(run.rev().map(of(Part::BW)));

@@ -1,4 +1,5 @@
-//! What a turn waits for: turns of its own device before it, and messages from other devices.
+//! What a turn waits for: earlier turns of its own stage group, and messages from other stage
+//! groups.
 //!
 //! The forward of a stage needs the forward of the stage before; the backward needs the forward of its
 //! own stage and the backward of the stage after; the weights' gradient needs the backward. A part
@@ -8,7 +9,7 @@ use phalanx_script::Part;
 
 use crate::schedule::Schedule;
 
-/// The place of a turn: a device, and the turn's number in its list.
+/// The place of a turn: a stage group, and the turn's index in its list.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct At {
@@ -16,7 +17,7 @@ pub struct At {
     pub index: usize,
 }
 
-/// Which way a message goes through the model.
+/// The direction of a message through the model.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Direction {
     /// Outputs of a stage, to the next.
@@ -25,22 +26,22 @@ pub enum Direction {
     Backward,
 }
 
-/// What one turn makes and a turn of another device waits for.
+/// What one turn produces and a turn of another stage group waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Message {
-    /// The turn that makes it.
+    /// The turn that produces it.
     pub from: At,
     /// The turn that waits for it.
     pub to: At,
-    /// Which way it goes.
+    /// Its direction.
     pub direction: Direction,
-    /// The stage that makes it.
+    /// The stage that produces it.
     pub stage: usize,
     /// The micro-batch.
     pub microbatch: usize,
 }
 
-/// A third of the work on a micro-batch.
+/// One of the three kinds of work on a micro-batch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Phase {
     F,
@@ -49,10 +50,10 @@ pub(crate) enum Phase {
 }
 
 impl Phase {
-    /// All of them, in the only order in which they can be done.
+    /// All of them, in the only possible order.
     pub(crate) const ALL: [Phase; 3] = [Phase::F, Phase::B, Phase::W];
 
-    /// What a part does.
+    /// The phases of a part.
     pub(crate) fn of(part: Part) -> &'static [Phase] {
         match part {
             Part::F => &Phase::ALL[..1],
@@ -60,7 +61,7 @@ impl Phase {
             Part::W => &Phase::ALL[2..],
             Part::BW => &Phase::ALL[1..],
             Part::FBW => &Phase::ALL,
-            // Nothing that was not done already.
+            // A second forward completes no phase.
             Part::R => &[],
         }
     }
@@ -75,7 +76,7 @@ impl Phase {
     }
 }
 
-/// Where every phase of every micro-batch is done: by stage, micro-batch and phase.
+/// Where every phase of every micro-batch runs: by stage, micro-batch and phase.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Index {
     places: Vec<[At; 3]>,
@@ -92,8 +93,8 @@ impl Index {
         self.places[stage * self.microbatches + microbatch][phase as usize]
     }
 
-    /// The turns that a turn with this part waits for, itself left out, with the direction in which
-    /// the value crosses from stage to stage if it does.
+    /// The turns that a turn with this part waits for, itself not included, with the direction if
+    /// the value passes from one stage to another.
     pub(crate) fn needs(
         &self,
         part: Part,
@@ -122,7 +123,7 @@ impl Index {
     }
 }
 
-/// Everything that devices send each other, in the order in which receivers need it.
+/// Everything that stage groups send each other, in the order in which receivers need it.
 pub(crate) fn messages(schedule: &Schedule) -> Vec<Message> {
     let mut found = Vec::new();
     for (to, turn) in schedule.all() {
@@ -140,14 +141,15 @@ pub(crate) fn messages(schedule: &Schedule) -> Vec<Message> {
     found
 }
 
-/// Visits turns in an order in which they can run, each device's in the order of its list; `false` if
-/// some never can.
+/// Visits turns in an order in which they can run, those of each stage group in the order of its
+/// list; `false` if some can never run.
 pub(crate) fn walk(schedule: &Schedule, mut visit: impl FnMut(At)) -> bool {
     let mut done = vec![0; schedule.devices()];
     let mut moved = true;
     while moved {
         moved = false;
-        // There and back, as values go: so that a sweep takes a micro-batch through all devices.
+        // Goes through the stage groups up and down, as values do, so that one sweep brings a
+        // micro-batch through all of them.
         for device in (0..done.len()).chain((0..done.len()).rev()) {
             while done[device] < schedule.turns(device).len() {
                 let at = At { device, index: done[device] };

@@ -1,10 +1,10 @@
-//! Pipelines: in which order devices take micro-batches through the stages of a model.
+//! Pipelines: the order in which stage groups run micro-batches through the stages of a model.
 //!
-//! A [`Schedule`] is plain data: for every device a list of [`Turn`]s, and which stage each of its
-//! chunks is. One small file of [`schedules`] per system states its rule. A schedule is checked when
-//! it is made, so whoever holds one may run, time or draw it: [`simulate()`] gives the start and end
-//! of every turn, [`picture`] draws them, and [`csv`] writes the schedule as a table and reads it
-//! back. [`split`] says which layers of a model each stage has.
+//! A [`Schedule`] is plain data: for every stage group a list of [`Turn`]s, and which stage each of
+//! its chunks is. One small file of [`schedules`] per system states its rule. A schedule is checked
+//! when it is made, so every schedule can be run, simulated and drawn: [`simulate()`] gives the
+//! start and end of every turn, [`picture`] draws them, and [`csv`] writes the schedule as a table
+//! and reads it back. [`split`] says which layers of a model each stage has.
 //!
 //! ```
 //! use phalanx_pipeline::{Costs, Named, Shape, Times, simulate};

@@ -1,4 +1,4 @@
-//! The schedules by their names, and what they can be made from.
+//! The named schedules, and the shapes for which they exist.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,15 +13,15 @@ use crate::words::counted;
 /// A schedule that has a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Named {
-    /// Each micro-batch there and back before the next.
+    /// Forward and backward of each micro-batch before the next.
     Naive,
     /// All forwards, then all backwards.
     GPipe,
     /// One forward, one backward, with a flush.
     OneFOneB,
-    /// Several chunks of layers a device, depth first.
+    /// Several chunks of layers per stage group, depth first.
     Interleaved,
-    /// Several chunks of layers a device, chunk by chunk over all micro-batches.
+    /// Several chunks of layers per stage group, chunk by chunk over all micro-batches.
     BreadthFirst,
     /// Zero bubble with the memory of 1F1B.
     ZbH1,
@@ -31,26 +31,26 @@ pub enum Named {
     ZbV,
 }
 
-/// What a schedule is made for.
+/// The size of a schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
-    /// Devices.
+    /// Stage groups.
     pub devices: usize,
     /// Micro-batches of a step.
     pub microbatches: usize,
-    /// Chunks of layers a device; by default what the schedule usually has.
+    /// Chunks of layers per stage group; by default as many as the schedule usually has.
     pub chunks: Option<usize>,
     /// How many forwards 1F1B starts with.
     pub warmup: Warmup,
 }
 
 impl Shape {
-    /// So many devices and micro-batches, all else as usual.
+    /// This many stage groups and micro-batches, everything else by default.
     pub fn new(devices: usize, microbatches: usize) -> Self {
         Shape { devices, microbatches, chunks: None, warmup: Warmup::Pa }
     }
 
-    /// The same with so many chunks a device.
+    /// The same with this many chunks per stage group.
     pub fn chunks(self, chunks: usize) -> Self {
         Shape { chunks: Some(chunks), ..self }
     }
@@ -88,7 +88,7 @@ impl Named {
         }
     }
 
-    /// How many chunks a device has where nobody says.
+    /// How many chunks a stage group has by default.
     pub const fn usual_chunks(self) -> usize {
         match self {
             Named::Interleaved | Named::BreadthFirst | Named::ZbV => 2,
@@ -119,32 +119,36 @@ impl Named {
         };
         for (count, what) in [(p, "stage"), (m, "micro-batch"), (v, "chunk")] {
             if count == 0 {
-                let why = "a pipeline has stages, chunks in them, and micro-batches that pass";
-                return refuse(format!("{self} with {}", counted(0, what)), why, counted(1, what));
+                let why = "a pipeline needs at least one stage, one chunk and one micro-batch";
+                return refuse(
+                    format!("{self} cannot have {}", counted(0, what)),
+                    why,
+                    counted(1, what),
+                );
             }
         }
         if p.saturating_mul(v).saturating_mul(m) > MOST_TURNS {
             let [stages, chunks, batches] =
                 [counted(p, "stage"), counted(v, "chunk"), counted(m, "micro-batch")];
             return refuse(
-                format!("{self} with {stages} × {chunks} × {batches}"),
-                "a schedule is a list, and this one would be too long to hold or to look at",
+                format!("{self} is too long with {stages} × {chunks} × {batches}"),
+                "a schedule is a list of turns, and this list would be too large for memory",
                 short_enough(p, m, v),
             );
         }
         match self {
             Named::ZbV if v != 2 => refuse(
-                format!("zb-v with {}", counted(v, "chunk")),
-                "each device holds two chunks, one on the way there and one on the way back",
+                format!("zb-v cannot have {}", counted(v, "chunk")),
+                "each stage group holds two chunks, one on each side of the V",
                 "2 chunks; or interleaved, which takes any number".to_owned(),
             ),
             _ if v > 1 && self.usual_chunks() == 1 => refuse(
-                format!("{self} with {v} chunks"),
-                "each device holds one stage",
+                format!("{self} cannot have {v} chunks"),
+                "each stage group holds one stage",
                 format!("1 chunk; or interleaved or breadth-first with {v}"),
             ),
             _ if warmup == Warmup::Pb && self != Named::OneFOneB => refuse(
-                format!("{self} with the warm-up pb"),
+                format!("{self} cannot have the warm-up pb"),
                 "only 1f1b has a choice of warm-up",
                 "warm-up pa; or 1f1b".to_owned(),
             ),
@@ -153,7 +157,7 @@ impl Named {
     }
 }
 
-/// What makes a list that is too long short enough: one of the numbers changed, if that will do.
+/// The nearest sizes that are not too long: one number changed, if that is enough.
 fn short_enough(p: usize, m: usize, v: usize) -> String {
     let room = |others: usize| MOST_TURNS / others;
     match (room(p.saturating_mul(v)), room(m.saturating_mul(v))) {
@@ -163,8 +167,8 @@ fn short_enough(p: usize, m: usize, v: usize) -> String {
     }
 }
 
-/// Stages times micro-batches: 512 devices with 4096 micro-batches are within it, and take a second and
-/// a gigabyte to look at.
+/// Stages times micro-batches: 512 stage groups with 4096 micro-batches are allowed, and take a
+/// second and a gigabyte to show.
 const MOST_TURNS: usize = 1 << 21;
 
 impl fmt::Display for Named {

@@ -1,21 +1,22 @@
-//! Which stage each chunk of each device is.
+//! Which stage each chunk of each stage group is.
 //!
-//! A model is cut into stages, contiguous runs of layers. A device holds one or several of them, its
-//! chunks. Systems that keep several replicas of the model on the same devices (Chimera) hold a
-//! stage several times; a micro-batch then goes through one replica from end to end.
+//! A model is split into stages, contiguous runs of layers. A stage group holds one or several of
+//! them, its chunks. Systems that keep several replicas of the model on the same stage groups
+//! (Chimera) hold a stage several times; a micro-batch then goes through one replica from end to
+//! end.
 
 use crate::error::{PipelineError, Result};
 
-/// What a chunk of a device is.
+/// What a chunk of a stage group is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Held {
     /// The stage.
     pub stage: usize,
-    /// Of which replica of the model.
+    /// The replica of the model.
     pub replica: usize,
 }
 
-/// The stages that every device holds, by chunk.
+/// The stages that every stage group holds, by chunk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placement {
     devices: Vec<Vec<Held>>,
@@ -23,12 +24,13 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Round and round: chunk `c` of device `d` is stage `c·p + d`.
+    /// Looped: chunk `c` of stage group `d` is stage `c·p + d`.
     pub fn looped(p: usize, v: usize) -> Result<Self> {
         Placement::new(rows(p, v, |d, c| c * p + d))
     }
 
-    /// There and back: device `d` holds stage `d` and, coming back, stage `2p − 1 − d`.
+    /// In the shape of a V: stage group `d` holds stage `d` and, on the way back, stage
+    /// `2p − 1 − d`.
     pub fn vee(p: usize) -> Result<Self> {
         Placement::new(rows(p, 2, |d, c| if c == 0 { d } else { 2 * p - 1 - d }))
     }
@@ -41,20 +43,29 @@ impl Placement {
             all().map(|held| held.stage.saturating_add(1)).max(),
             all().map(|held| held.replica.saturating_add(1)).max(),
         ) else {
-            let help = "give stage 0 to device 0, and F and BW of micro-batch 0 as its turns";
-            return refuse("no device holds a stage".to_owned(), help.to_owned());
+            let help = "give stage 0 to stage group 0, and F and BW of micro-batch 0 as its turns";
+            return refuse("no stage group holds a stage".to_owned(), help.to_owned());
         };
         if let Some(empty) = devices.iter().position(Vec::is_empty) {
-            let help = format!("give device {empty} a stage, or count devices without a gap");
-            return refuse(format!("device {empty} of {} holds no stage", devices.len()), help);
+            let help = format!(
+                "give stage group {empty} a stage, or number stage groups without \
+                a gap"
+            );
+            return refuse(
+                format!("stage group {empty} of {} holds no stage", devices.len()),
+                help,
+            );
         }
         let mut times = vec![vec![0_usize; stages.min(all().count())]; replicas.min(all().count())];
         for held in all() {
             let Some(time) = times.get_mut(held.replica).and_then(|row| row.get_mut(held.stage))
             else {
                 let Held { stage, replica } = held;
-                let what = format!("stage {stage} of replica {replica}, but earlier are missing");
-                return refuse(what, "count stages and replicas without a gap".to_owned());
+                let what = format!(
+                    "there is stage {stage} of replica {replica}, but earlier ones \
+                    are missing"
+                );
+                return refuse(what, "number stages and replicas without a gap".to_owned());
             };
             *time += 1;
         }
@@ -64,50 +75,53 @@ impl Placement {
             let holders: Vec<String> = holders(&devices, Held { stage, replica });
             return match holders.as_slice() {
                 [] => {
-                    let help = format!("give stage {stage} to a device, or count without a gap");
+                    let help = format!(
+                        "give stage {stage} to a stage group, or number stages \
+                        without a gap"
+                    );
                     refuse(format!("{what} 0 times"), help)
                 }
                 [first, ..] => refuse(
                     format!("{what} {} times: {}", row[stage], holders.join(", ")),
-                    format!("leave it to {first}, and give the other another stage or replica"),
+                    format!("keep it on {first}, and give the other another stage or replica"),
                 ),
             };
         }
         Ok(Placement { devices, stages })
     }
 
-    /// How many devices.
+    /// How many stage groups.
     pub fn devices(&self) -> usize {
         self.devices.len()
     }
 
-    /// How many stages the model is cut into.
+    /// How many stages the model has.
     pub fn stages(&self) -> usize {
         self.stages
     }
 
-    /// How many chunks a device holds.
+    /// How many chunks a stage group holds.
     pub fn chunks(&self, device: usize) -> usize {
         self.devices.get(device).map_or(0, Vec::len)
     }
 
-    /// What a chunk of a device is.
+    /// What a chunk of a stage group is.
     pub fn held(&self, device: usize, chunk: usize) -> Option<Held> {
         self.devices.get(device)?.get(chunk).copied()
     }
 
-    /// The device and chunk that hold a stage of a replica.
+    /// The stage group and chunk that hold a stage of a replica.
     pub fn find(&self, held: Held) -> Option<(usize, usize)> {
         let in_row = |row: &Vec<Held>| row.iter().position(|h| *h == held);
         self.devices.iter().enumerate().find_map(|(d, row)| in_row(row).map(|c| (d, c)))
     }
 }
 
-/// Who holds a stage, in words.
+/// The holders of a stage, as text.
 fn holders(devices: &[Vec<Held>], held: Held) -> Vec<String> {
     let chunks = |(device, row): (usize, &Vec<Held>)| -> Vec<String> {
         let own = row.iter().enumerate().filter(|(_, other)| **other == held);
-        own.map(|(chunk, _)| format!("device {device} chunk {chunk}")).collect()
+        own.map(|(chunk, _)| format!("stage group {device} chunk {chunk}")).collect()
     };
     devices.iter().enumerate().flat_map(chunks).collect()
 }
@@ -142,10 +156,10 @@ mod tests {
         let both_ways = vec![vec![held(0, 0), held(1, 1)], vec![held(1, 0), held(0, 1)]];
         assert!(Placement::new(both_ways).is_ok());
         for (devices, words) in [
-            (vec![], "no device"),
-            (vec![vec![held(0, 0)], vec![]], "device 1 of 2 holds no stage"),
+            (vec![], "no stage group"),
+            (vec![vec![held(0, 0)], vec![]], "stage group 1 of 2 holds no stage"),
             (vec![vec![held(0, 0)], vec![held(0, 0)]], "held 2 times"),
-            (vec![vec![held(0, 0)], vec![held(usize::MAX, 0)]], "earlier are missing"),
+            (vec![vec![held(0, 0)], vec![held(usize::MAX, 0)]], "earlier ones are missing"),
             (vec![vec![held(0, 0)], vec![held(1, 1)]], "stage 1 of replica 0 is held 0 times"),
         ] {
             let text = Placement::new(devices).err().map(|e| e.to_string()).unwrap_or_default();

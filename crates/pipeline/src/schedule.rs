@@ -1,4 +1,4 @@
-//! A schedule: for every device, what it does in which order.
+//! A schedule: for every stage group, what it does and in which order.
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ use crate::placement::Placement;
 use crate::turn::{Turn, Turns};
 use crate::written::Written;
 
-/// Per device an ordered list of turns, and which stages its chunks are.
+/// For each stage group an ordered list of turns, and which stages its chunks are.
 ///
-/// There is no way to make one that loses or doubles work or that would deadlock: on every stage each
-/// micro-batch has one F, one B and one W, in that order, with the same version of the weights; and
-/// lists and messages can be followed to the end. Messages pass lanes that deliver in order, one for
-/// each ordered pair of devices and each direction through the model.
+/// A schedule that loses or repeats work, or that would deadlock, cannot be made: on every stage
+/// each micro-batch has one F, one B and one W, in that order, with the same version of the
+/// weights; and all turns and messages can complete. Messages use channels that deliver in order,
+/// one for each ordered pair of stage groups and each direction through the model.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Schedule {
     name: String,
@@ -28,7 +28,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule in which each device follows a rule.
+    /// The schedule in which each stage group follows a rule.
     pub fn new(
         name: impl Into<String>,
         microbatches: usize,
@@ -39,7 +39,7 @@ impl Schedule {
         Schedule::from_lists(name, microbatches, placement, turns)
     }
 
-    /// The schedule with these lists, one per device.
+    /// The schedule with these lists, one per stage group.
     pub fn from_lists(
         name: impl Into<String>,
         microbatches: usize,
@@ -49,7 +49,7 @@ impl Schedule {
         Schedule::checked(name, microbatches, placement, turns, Written::Lists)
     }
 
-    /// The schedule with these lists; what is wrong with them is told where they were written.
+    /// The schedule with these lists; errors name the place where they were written.
     pub(crate) fn checked(
         name: impl Into<String>,
         microbatches: usize,
@@ -62,7 +62,7 @@ impl Schedule {
         Ok(schedule)
     }
 
-    /// The schedule with these lists, of which it is not known whether it would deadlock.
+    /// The schedule with these lists, not yet checked for deadlock.
     pub(crate) fn complete(
         name: impl Into<String>,
         microbatches: usize,
@@ -75,10 +75,10 @@ impl Schedule {
         Ok(Schedule { name: name.into(), microbatches, placement, turns, index })
     }
 
-    /// The same with second forwards as turns of their own ([`Part::R`]), right before the backwards
-    /// that are `chosen`. They need nothing from other devices, so they change neither who waits for
-    /// whom nor what is kept how long: they only take time. This is for timing and drawing;
-    /// [`Schedule::rematerialised`] is for running.
+    /// The same with second forwards as separate turns ([`Part::R`]), right before the backwards
+    /// that are `chosen`. They need nothing from other stage groups, so they change neither what
+    /// waits for what nor how long values are kept: they only take time. This is for simulation and
+    /// drawing; [`Schedule::rematerialised`] is for running.
     pub fn with_second_forwards(&self, chosen: impl Fn(At) -> bool) -> Result<Self> {
         let mut turns = vec![Vec::new(); self.devices()];
         for (at, turn) in self.all() {
@@ -90,12 +90,12 @@ impl Schedule {
         Ok(Schedule { turns, index, ..self.clone() })
     }
 
-    /// What it is called.
+    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How many devices take part.
+    /// How many stage groups there are.
     pub fn devices(&self) -> usize {
         self.turns.len()
     }
@@ -105,7 +105,7 @@ impl Schedule {
         self.microbatches
     }
 
-    /// How many chunks a device holds at most.
+    /// The most chunks that a stage group holds.
     pub fn chunks(&self) -> usize {
         (0..self.devices()).map(|device| self.placement.chunks(device)).max().unwrap_or(0)
     }
@@ -115,12 +115,12 @@ impl Schedule {
         &self.placement
     }
 
-    /// What a device does, in order.
+    /// What a stage group does, in order.
     pub fn turns(&self, device: usize) -> &[Turn] {
         &self.turns[device]
     }
 
-    /// Every turn with its place, device by device.
+    /// Every turn with its place, one stage group after the other.
     pub fn all(&self) -> impl Iterator<Item = (At, Turn)> + '_ {
         self.turns.iter().enumerate().flat_map(|(device, turns)| {
             turns.iter().enumerate().map(move |(index, turn)| (At { device, index }, *turn))
@@ -138,17 +138,17 @@ impl Schedule {
         held.map_or(0, |held| held.stage)
     }
 
-    /// Whether the weights' gradients are formed apart from the inputs'.
+    /// Whether weight gradients (W) are separate from input gradients (B).
     pub fn splits(&self) -> bool {
         self.all().any(|(_, turn)| turn.part == Part::W)
     }
 
-    /// Everything that devices send each other, in the order in which each receiver needs it.
+    /// Everything that stage groups send each other, in the order in which each receiver needs it.
     pub fn messages(&self) -> Vec<Message> {
         flow::messages(self)
     }
 
-    /// The turns that a turn waits for, beside those before it in its list; with a direction where
+    /// The turns that a turn waits for, besides those before it in its list; with a direction where
     /// the value goes from one stage to another.
     pub fn needs(&self, at: At) -> impl Iterator<Item = (At, Option<Direction>)> + '_ {
         let turn = self.turn(at);
@@ -158,7 +158,7 @@ impl Schedule {
 }
 
 impl fmt::Display for Schedule {
-    /// A line per device: `0: F0 F1 BW0 BW1`.
+    /// A line per stage group: `0: F0 F1 BW0 BW1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (device, turns) in self.turns.iter().enumerate() {
             let words: Vec<String> = turns.iter().map(Turn::to_string).collect();

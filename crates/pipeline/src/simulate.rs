@@ -1,7 +1,7 @@
 //! An event simulator: when every turn starts and ends.
 //!
-//! A device runs its list in order. A turn starts when its device is free and everything it needs has
-//! arrived; what comes from another device arrives a hop after it was made.
+//! A stage group runs its list in order. A turn starts when its group is free and everything it
+//! needs has arrived; a message from another group arrives one hop after it was sent.
 
 use std::collections::HashMap;
 
@@ -24,31 +24,31 @@ pub struct Timed {
     pub end: f64,
 }
 
-/// When everything happens, and what follows from it.
+/// The times of all turns, and the numbers that follow from them.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Timeline {
-    /// Per device, its turns in order.
+    /// For each stage group: its turns in order.
     pub devices: Vec<Vec<Timed>>,
-    /// When the last device ends; the first starts at 0.
+    /// When the last stage group ends; the first starts at 0.
     pub makespan: f64,
-    /// The longest time of a device from its first start to its last end. Shorter than the makespan
-    /// where devices are skewed in time, as those of ZB-H2 and ZB-V are.
+    /// The longest time of a stage group from its first start to its last end. Shorter than the
+    /// makespan if groups start and end at different times, as in ZB-H2 and ZB-V.
     pub span: f64,
-    /// The busiest device's work, without any waiting.
+    /// The work of the busiest stage group, without waiting.
     pub ideal: f64,
     /// `(span − ideal) ÷ ideal`, the bubble as Megatron reports it.
     pub bubble_ideal: f64,
     /// `(span − ideal) ÷ span`, the bubble as GPipe and Zero Bubble report it.
     pub bubble_total: f64,
-    /// Per device the largest number of forwards started whose B has not ended, in chunks.
+    /// For each stage group: the largest number of forwards whose B has not ended, in chunks.
     pub peak_in_flight: Vec<usize>,
-    /// Per device the largest number of forwards started whose W has not ended, in chunks.
+    /// For each stage group: the largest number of forwards whose W has not ended, in chunks.
     pub peak_until_w: Vec<usize>,
-    /// Per device how many versions of the weights it holds at most.
+    /// For each stage group: the most versions of the weights that it holds.
     pub weight_versions: Vec<usize>,
 }
 
-/// Plays a schedule through.
+/// Simulates a schedule.
 pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline> {
     costs.fit(schedule)?;
     let work = |device: usize, timed: &Timed| costs.of(schedule.placement(), device, &timed.turn);
@@ -60,8 +60,8 @@ pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline> {
 }
 
 impl Timeline {
-    /// The timeline of a schedule that was run: `times` tells the start and the end of a turn, in any
-    /// unit and from any origin. The first start becomes 0.
+    /// The timeline of a schedule that was run: `times` gives the start and the end of a turn, in
+    /// any unit and from any origin. The first start becomes 0.
     pub fn measured(schedule: &Schedule, times: impl Fn(At) -> (f64, f64)) -> Self {
         let mut devices: Vec<Vec<Timed>> = vec![Vec::new(); schedule.devices()];
         for (at, turn) in schedule.all() {
@@ -89,8 +89,7 @@ impl Timeline {
             span = span.max(last.end - first.start);
             ideal = ideal.max(turns.iter().map(|timed| work(device, timed)).sum());
         }
-        // The same times added in another order differ in their last bits, but no span is below its
-        // work.
+        // Sums in another order differ in their last bits, but a span must not be below its work.
         span = span.max(ideal);
         let per_device = |of: &dyn Fn(&[Turn]) -> usize| {
             (0..schedule.devices()).map(|device| of(schedule.turns(device))).collect()
@@ -126,8 +125,8 @@ fn play(schedule: &Schedule, costs: &Costs) -> Vec<Vec<Timed>> {
     devices
 }
 
-/// The most forwards started whose `end` is not done yet. A device does one thing at a time, so the
-/// order of its list decides, whatever the times.
+/// The most forwards started whose `end` is not done yet. A stage group does one thing at a time,
+/// so only the order of its list matters, not the times.
 fn peak(turns: &[Turn], end: Phase) -> usize {
     let (mut alive, mut most) = (0_usize, 0);
     for turn in turns {
@@ -155,8 +154,8 @@ mod tests {
     use super::*;
     use crate::{Named, Shape, Times};
 
-    /// What the simulator plays, somewhat later and in other units, is measured: the picture is the
-    /// same, and the median times of its stages play it again.
+    /// A simulated timeline, shifted and in other units, is used as a measured one: the picture is
+    /// the same, and simulating with its median times gives it again.
     #[test]
     fn a_measured_timeline_is_the_one_that_was_played() {
         let stage = |x: f64| Times { f: x, b: 2.0 * x, w: 0.5 * x };
@@ -181,8 +180,8 @@ mod tests {
         }
     }
 
-    /// Second forwards run while gradients are on their way: device 0 has each one done when the
-    /// gradient arrives, at 6 and at 9, so only the last device's make the step longer.
+    /// Second forwards run while gradients are in flight: stage group 0 has finished each one when
+    /// the gradient arrives, at 6 and at 9, so only those of the last group make the step longer.
     #[test]
     fn second_forwards_wait_for_nobody() {
         let plain = Named::GPipe.build(Shape::new(2, 2)).unwrap();

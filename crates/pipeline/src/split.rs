@@ -1,20 +1,20 @@
 //! Which pieces of a model go to which stage.
 //!
 //! A model is a chain of pieces: what comes before the repeated layers (an embedding), the layers,
-//! and what comes after (a head). A stage is a run of neighbours in that chain. A pipeline goes at
-//! the pace of its heaviest stage, so where the pieces have been measured the chain is cut such that
-//! the heaviest stage is as light as it can be, embedding and head counted like everything else.
-//! Where nothing has been measured, layers are dealt by their number.
+//! and what comes after (a head). A stage is a run of neighbours in that chain. A pipeline is as
+//! slow as its heaviest stage, so if costs are known, the chain is split so that the heaviest stage
+//! is as light as possible; embedding and head count like everything else. Otherwise layers are
+//! divided by their number.
 
 use std::ops::Range;
 
 use crate::error::{PipelineError, Result};
 
-/// Cuts a chain of `costs.len()` pieces into `stages` runs of neighbours, none empty.
+/// Splits a chain of `costs.len()` pieces into `stages` runs of neighbours, none of them empty.
 ///
-/// The largest sum of a run's costs is the smallest that any cut has; among such cuts the second
-/// largest is, and so on. Among equals each stage, from the first on, has as few pieces as it can:
-/// early stages keep the most micro-batches, so what is left over goes to the late ones.
+/// The largest cost of a stage is as small as possible; among such splits the second largest, and
+/// so on. Among equal splits each stage, from the first on, has as few pieces as possible: early
+/// stages keep the most micro-batches, so the rest goes to late stages.
 pub fn by_cost(costs: &[f64], stages: usize) -> Result<Vec<Range<usize>>> {
     enough(("piece", costs.len()), stages, 1)?;
     if let Some(piece) = costs.iter().position(|cost| !cost.is_finite() || *cost < 0.0) {
@@ -23,9 +23,9 @@ pub fn by_cost(costs: &[f64], stages: usize) -> Result<Vec<Range<usize>>> {
             help: "a cost is a number, 0 or above".to_owned(),
         });
     }
-    // The best ways to cut what begins at each piece: into one stage, then into one more each time.
-    // Sorted loads keep their order when both sides gain the same stage in front, so the best way
-    // for a chain consists of a first run and the best way for what is behind it.
+    // The best splits of the rest of the chain from each piece on: into one stage, then into one
+    // more each time. Adding the same first stage to two splits keeps their order, so the best
+    // split of a chain is a first run and the best split of the rest.
     let whole = |start: usize| vec![costs[start..].iter().sum()];
     let mut loads: Vec<Vec<f64>> = (0..costs.len()).map(whole).collect();
     let mut ends = vec![vec![costs.len(); costs.len()]];
@@ -45,15 +45,15 @@ pub fn by_cost(costs: &[f64], stages: usize) -> Result<Vec<Range<usize>>> {
     Ok(ends.iter().rev().map(next).collect())
 }
 
-/// Cuts a chain of so many pieces by the number of `layers`, which are a run of the pieces: every
-/// stage has equally many, the first ones one more where stages don't divide them. What comes before
-/// the layers belongs to the first stage, and what comes after to the last.
+/// Splits a chain of `pieces` by the number of `layers`, which are a run of the pieces: every stage
+/// has the same number, and the first stages one more if the stages do not divide them. Pieces
+/// before the layers belong to the first stage, pieces after them to the last.
 pub fn by_count(layers: Range<usize>, pieces: usize, stages: usize) -> Result<Vec<Range<usize>>> {
     if layers.start > layers.end || layers.end > pieces {
         let start = layers.start.min(pieces);
         return Err(PipelineError::Shape {
-            what: format!("layers {layers:?} of a chain of {pieces} pieces"),
-            why: "the layers are a run of the pieces".to_owned(),
+            what: format!("there are no layers {layers:?} in a chain of {pieces} pieces"),
+            why: "the layers must be a range of the pieces".to_owned(),
             nearest: format!("layers {start}..{}", layers.end.clamp(start, pieces)),
         });
     }
@@ -67,7 +67,7 @@ pub fn by_count(layers: Range<usize>, pieces: usize, stages: usize) -> Result<Ve
     Ok((0..stages).map(|stage| cut(stage)..cut(stage + 1)).collect())
 }
 
-/// Refuses fewer layers than stages, of which each device has as many as chunks.
+/// Refuses fewer layers than stages; there are devices × chunks stages.
 pub fn enough_layers(layers: usize, devices: usize, chunks: usize) -> Result<()> {
     enough(("layer", layers), devices, chunks)
 }
@@ -86,20 +86,21 @@ fn enough((what, count): (&str, usize), devices: usize, chunks: usize) -> Result
     if stages == 0 {
         nearest.push("1 stage".to_owned());
     } else {
-        // The same chunks on fewer devices, fewer chunks on the same, or a longer model.
+        // The same chunks in fewer stage groups, fewer chunks in the same groups, or a longer
+        // model.
         let fewer = [(count / chunks, chunks), (devices, count / devices)];
         nearest.extend(fewer.into_iter().filter(|&(p, v)| p * v > 0).map(|(p, v)| cut(p, v)));
         nearest.push(many(stages, what));
     }
     Err(PipelineError::Shape {
         what: format!("{} can't be cut into {}", many(count, what), cut(devices, chunks)),
-        why: "every stage has at least one; there are devices · chunks stages".to_owned(),
+        why: "every stage needs at least one; there are stage groups · chunks stages".to_owned(),
         nearest: nearest.join(", or "),
     })
 }
 
-/// Where the first run from a piece ends, if what follows is cut in the best way into one stage
-/// less, and the loads of all its stages, the largest first.
+/// Where the first run from a piece ends, if the rest is split in the best way into one stage less;
+/// and the loads of all stages, the largest first.
 fn best_first_run(costs: &[f64], behind: &[Vec<f64>], start: usize) -> (Vec<f64>, usize) {
     let mut best: Option<(Vec<f64>, usize)> = None;
     let mut load = 0.0;
@@ -115,7 +116,7 @@ fn best_first_run(costs: &[f64], behind: &[Vec<f64>], start: usize) -> (Vec<f64>
     best.unwrap_or_default()
 }
 
-/// One load more among others, the largest first.
+/// The loads with one more, the largest first.
 fn with(loads: &[f64], load: f64) -> impl Iterator<Item = f64> {
     let (larger, smaller) = loads.split_at(loads.partition_point(|&other| other >= load));
     larger.iter().copied().chain([load]).chain(smaller.iter().copied())
@@ -159,7 +160,7 @@ mod tests {
         let costs = [0.1, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3.0];
         assert_eq!(by_cost(&costs, 2)?, [0..6, 6..9]);
         assert_eq!(sizes(&by_cost(&costs, 3)?), [4, 3, 2]);
-        // What is left over goes to the late stages, also where a cost has no exact binary form.
+        // The rest goes to the late stages, also if a cost has no exact binary form.
         assert_eq!(sizes(&by_cost(&[0.1; 8], 3)?), [2, 3, 3]);
         assert_eq!(sizes(&by_cost(&[1.0; 10], 4)?), [2, 2, 3, 3]);
         // The heaviest stage is the last in any case; the others are evened out all the same.
@@ -218,7 +219,7 @@ mod tests {
             ),
             (text(by_cost(&[], 1)), ["0 pieces can't be cut into 1 stage", "work: 1 piece"]),
             (text(by_count(0..4, 4, 0)), ["4 layers can't be cut into 0 stages", "work: 1 stage"]),
-            (text(by_count(2..9, 8, 2)), ["layers 2..9 of a chain of 8 pieces", "layers 2..8"]),
+            (text(by_count(2..9, 8, 2)), ["no layers 2..9 in a chain of 8 pieces", "layers 2..8"]),
             (text(by_cost(&[1.0, f64::NAN], 1)), ["the cost of piece 1 is NaN", "0 or above"]),
             (text(by_cost(&[-1.0, 1.0], 1)), ["the cost of piece 0 is -1", "0 or above"]),
             (

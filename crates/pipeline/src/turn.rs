@@ -1,22 +1,22 @@
-//! Turns, and the few words that schedules are written in.
+//! Turns, and the few functions with which schedules are written.
 //!
 //! A rule such as "just enough forwards to fill the pipeline, then one forward, one backward" reads
 //! `fwd(0..k).then(weave([fwd(k..m), bwd(0..m)]))`: lists of turns are made for ranges of
-//! micro-batches, joined, and woven together.
+//! micro-batches, concatenated, and interleaved.
 
 use std::fmt;
 use std::ops::Range;
 
 use phalanx_script::Part;
 
-/// One item of a device's list: a part of a chunk for a micro-batch.
+/// One item of a stage group's list: a part of a chunk for a micro-batch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Turn {
     /// Which program is run.
     pub part: Part,
     /// The micro-batch.
     pub microbatch: usize,
-    /// Which of the device's chunks.
+    /// Which of the stage group's chunks.
     pub chunk: usize,
     /// Which version of the weights it reads; schedules that flush have only version 0.
     pub version: usize,
@@ -41,12 +41,12 @@ pub fn b(microbatches: Range<usize>) -> Turns {
     turns(Part::B, microbatches)
 }
 
-/// Gradients of the weights alone, which nobody waits for.
+/// Gradients of the weights alone, which no other stage waits for.
 pub fn w(microbatches: Range<usize>) -> Turns {
     turns(Part::W, microbatches)
 }
 
-/// One of each list in turn, round after round; a list that has run out is passed over.
+/// Takes one turn from each list, round after round; a list that is empty is skipped.
 pub fn weave<const N: usize>(lists: [Turns; N]) -> Turns {
     let rounds = lists.iter().map(|list| list.0.len()).max().unwrap_or(0);
     let round = |k| lists.iter().filter_map(move |list| list.0.get(k).copied().flatten());
@@ -66,7 +66,7 @@ impl Turns {
         self
     }
 
-    /// These turns, woven in only after a number of rounds.
+    /// These turns, which start only after a number of rounds of [`weave`].
     pub fn late(mut self, rounds: usize) -> Self {
         self.0.splice(0..0, std::iter::repeat_n(None, rounds));
         self

@@ -1,6 +1,6 @@
-//! Counts and numbers as messages tell them.
+//! Counts and numbers as text in messages.
 
-/// `1 stage`, `2 stages`; for words that take an s, or es behind an h.
+/// `1 stage`, `2 stages`; for words with the plural ending s, or es after an h.
 pub(crate) fn counted(count: usize, word: &str) -> String {
     match (count, word.ends_with('h')) {
         (1, _) => format!("1 {word}"),
@@ -9,7 +9,7 @@ pub(crate) fn counted(count: usize, word: &str) -> String {
     }
 }
 
-/// A number as it would be typed: `0.5`, and `1e308` in place of a row of noughts.
+/// A number as it would be typed: `0.5`, and `1e308` instead of many zeros.
 pub(crate) fn typed(number: f64) -> String {
     match number.abs() {
         size if size.is_finite() && size != 0.0 && !(1e-6..1e15).contains(&size) => {

@@ -1,32 +1,32 @@
-//! Where turns were written, so that whoever wrote them is told the place: as lists in a program, or
-//! as lines of a table.
+//! Where turns were written, so that errors can name the place: in lists of a program, or in lines
+//! of a table.
 
 use crate::error::PipelineError;
 use crate::flow::At;
 use crate::turn::Turn;
 
-/// What lists of turns come from.
+/// Where lists of turns come from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Written<'a> {
     /// A program.
     Lists,
-    /// A table: for every turn of every device its line, from 1.
+    /// A table: for every turn of every stage group its line, from 1.
     Table(&'a [Vec<usize>]),
 }
 
 impl Written<'_> {
-    /// A turn and its place, within a sentence.
+    /// A turn and its place, as part of a sentence.
     pub(crate) fn place(&self, at: At, turn: &Turn) -> String {
         let At { device, index } = at;
         match self {
-            Written::Lists => format!("device {device}, turn {index} ({turn})"),
+            Written::Lists => format!("stage group {device}, turn {index} ({turn})"),
             Written::Table(lines) => {
-                format!("line {} ({turn} of device {device})", lines[device][index])
+                format!("line {} ({turn} of stage group {device})", lines[device][index])
             }
         }
     }
 
-    /// An error about the turn at a place, with its line where it has one.
+    /// An error about the turn at a place, with its line if it has one.
     pub(crate) fn told(&self, at: At, error: PipelineError) -> PipelineError {
         match self {
             Written::Lists => error,

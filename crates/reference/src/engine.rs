@@ -13,8 +13,8 @@ use crate::interpret::run;
 use crate::tensor::Tensor;
 
 /// An engine that interprets. It has no kernels and uses no workspace: a call reads whole tensors
-/// from its inputs' places, runs the program on them and writes its outputs where they belong. All
-/// tiers are memory of its own.
+/// from its inputs' places, runs the program on them and writes its outputs. All tiers are its own
+/// memory.
 #[derive(Debug, Default)]
 pub struct ReferenceEngine {
     arenas: [Vec<u8>; Tier::ALL.len()],
@@ -22,14 +22,14 @@ pub struct ReferenceEngine {
     stamps: Stamps,
 }
 
-/// What the interpreter can be asked to do.
+/// What the interpreter can run.
 #[derive(Debug)]
 pub enum ReferenceKernel {
     /// Running a program.
     Run(Program),
     /// Copying from one place to another.
     Copy {
-        /// What for, in words.
+        /// A description for errors.
         label: String,
     },
 }
@@ -73,7 +73,7 @@ impl ReferenceEngine {
         Ok(())
     }
 
-    /// The tensor that lies where a port is bound.
+    /// The tensor at the place of a port.
     fn load(&self, program: &Program, port: &Port, span: Span) -> Result<Tensor, EngineError> {
         let ty = program.ty(port.value);
         let bytes = self.bytes(&program.name, span)?;
@@ -210,7 +210,7 @@ impl Engine for ReferenceEngine {
     }
 }
 
-/// The sum of what a place holds and a result, rounded to their element type.
+/// The sum of an old value and a result, rounded to their element type.
 fn sum(held: &Tensor, result: &Tensor) -> Result<Tensor, ReferenceError> {
     let values: Vec<f64> =
         (held.values().iter().zip(result.values())).map(|(a, b)| a + b).collect();

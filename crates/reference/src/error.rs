@@ -1,8 +1,8 @@
-//! What can go wrong when a program is interpreted.
+//! Errors of interpreting a program.
 
 use phalanx_ir::{DType, TensorType};
 
-/// Every way in which this crate refuses something.
+/// All errors of this crate.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReferenceError {
@@ -40,15 +40,15 @@ pub enum ReferenceError {
         /// The shape given.
         shape: Vec<usize>,
     },
-    /// A value that is used before any instruction makes it.
-    #[error("program {program}: the value %{value} is used before it is made")]
+    /// A value that is used before it is computed.
+    #[error("program {program}: the value %{value} is used before it is computed")]
     Undefined {
         /// The program's name.
         program: String,
         /// The value's number.
         value: u32,
     },
-    /// A declared result type that is not what the op gives.
+    /// A declared result type that differs from the op's result.
     #[error("program {program}: %{value} = {op} is declared {declared}, but is {dtype}{shape:?}")]
     WrongResult {
         /// The program's name.
@@ -84,7 +84,7 @@ pub enum ReferenceError {
         /// How many rows the table has.
         limit: usize,
     },
-    /// A number of elements or bytes that does not fill a shape.
+    /// A number of elements or bytes that does not match a shape.
     #[error("{dtype}{shape:?} holds {expected} {unit}, but {got} were given")]
     Count {
         /// The element type.
@@ -93,7 +93,7 @@ pub enum ReferenceError {
         shape: Vec<usize>,
         /// `elements` or `bytes`.
         unit: &'static str,
-        /// How many would fit.
+        /// How many were expected.
         expected: usize,
         /// How many there were.
         got: usize,

@@ -1,9 +1,9 @@
 //! The reference interpreter: a program on whole tensors, executed naively and readably.
 //!
-//! It is the truth that every other execution is tested against, so it shares no code with any
-//! engine and is never optimised. Numbers are computed in `f64`, and the results of every
-//! instruction are rounded to their element type. Layouts are ignored: every value is the global
-//! one, on which a collective does nothing.
+//! All other executions are tested against it, so it shares no code with any engine and is never
+//! optimised. Numbers are computed in `f64`, and the results of every instruction are rounded to
+//! their element type. Layouts are ignored: every value is the global one, on which a collective
+//! does nothing.
 #![forbid(unsafe_code)]
 
 mod engine;

@@ -176,8 +176,8 @@ impl Data {
     }
 }
 
-/// The nearest number of a float type, ties to even. Sixteen-bit types are reached by way of
-/// `f32`, the type that their sums and products are made in everywhere.
+/// The nearest number of a float type, ties to even. Values of 16-bit types are rounded through
+/// `f32`, the type in which their sums and products are computed everywhere.
 fn round(dtype: DType, x: f64) -> f64 {
     match dtype {
         DType::F32 => f64::from(x as f32),

@@ -1,4 +1,4 @@
-//! From actions to calls: every buffer resolved to a place.
+//! Turns actions into calls: every buffer gets its address in an arena.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ pub(crate) fn span_of(script: &Script, plan: &MemoryPlan, id: BufferId) -> Span 
     Span { tier: buffer.tier, offset: plan.offsets[id.0], bytes: buffer.bytes }
 }
 
-/// A script with its places, and the engine that it is bound for.
+/// A script with its memory plan, and the engine that will run it.
 pub(crate) struct Binder<'a, E: Engine> {
     pub(crate) engine: &'a mut E,
     pub(crate) script: &'a Script,
@@ -19,7 +19,7 @@ pub(crate) struct Binder<'a, E: Engine> {
 }
 
 impl<E: Engine> Binder<'_, E> {
-    /// The call of an action, if it makes one. What it waits for is left open.
+    /// The call of an action, if it makes one. What it waits for is set later.
     pub(crate) fn call(
         &mut self,
         index: usize,
@@ -68,7 +68,7 @@ impl<E: Engine> Binder<'_, E> {
         Call { kernel, inputs, outputs, workspace, lane, after: Vec::new() }
     }
 
-    /// A message whose buffer is a kernel's one input or output.
+    /// A message: its buffer is the only input or output of a kernel.
     fn message(
         &mut self,
         buffer: BufferId,

@@ -1,4 +1,4 @@
-//! Issuing actions.
+//! The executor: it issues the actions of scripts.
 
 use std::sync::Arc;
 
@@ -20,18 +20,18 @@ pub enum RuntimeError {
     /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// Nobody took the memory yet.
+    /// The memory is not reserved yet.
     #[error("the script has no memory yet; reserve it after all scripts are loaded")]
     Unprepared,
-    /// A script that was loaded when the memory was taken already, and needs more.
+    /// A script that was loaded after the memory was reserved, and needs more.
     #[error(
-        "the script needs {needed} bytes, of which {reserved} are reserved\n  load it before memory is \
-         taken, or start again with it"
+        "the script needs {needed} bytes, but only {reserved} are reserved\n  load it before \
+        memory is reserved"
     )]
     Late {
         /// Bytes of its arena.
         needed: usize,
-        /// Bytes that there are.
+        /// Bytes that are reserved.
         reserved: usize,
     },
     /// The host gave a buffer the wrong number of bytes.
@@ -41,12 +41,12 @@ pub enum RuntimeError {
         buffer: String,
         /// Its bytes.
         expected: usize,
-        /// What was given.
+        /// The bytes that were given.
         found: usize,
     },
 }
 
-/// Which of an executor's scripts.
+/// Identifies a script of an executor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ScriptId(usize);
 
@@ -68,11 +68,11 @@ pub(crate) struct LoadedScript<E: Engine> {
     pub(crate) planned: Arc<Planned>,
     /// The kernel of each program.
     kernels: Vec<Arc<E::Kernel>>,
-    /// What is called, in order of issue.
+    /// The calls, in order of issue.
     pub(crate) calls: Calls<E::Kernel>,
-    /// By call: its action. Ends of lives are known to the plan, and nothing is called for them.
+    /// For each call: its action. The end of a live range makes no call.
     pub(crate) actions: Vec<usize>,
-    /// What the engine made of the calls, once its memory was there.
+    /// The engine's step for these calls, once memory was reserved.
     pub(crate) step: Option<E::Step>,
 }
 
@@ -83,8 +83,8 @@ impl<E: Engine> Executor<E> {
         Self { engine, scripts: Vec::new(), arenas, reserved: false }
     }
 
-    /// Compiles a script. Scripts that were planned on the same state find it where it is. Once memory is
-    /// taken, only scripts that need no more of it can be loaded.
+    /// Compiles a script. Scripts that were planned on the same state share it. Once memory is
+    /// reserved, only scripts that need no more of it can be loaded.
     pub fn load(&mut self, planned: Arc<Planned>) -> Result<ScriptId, RuntimeError> {
         let Planned { script, order, memory: plan } = &*planned;
         let kernels = (script.programs.iter())
@@ -98,8 +98,8 @@ impl<E: Engine> Executor<E> {
                 actions.push(action);
             }
         }
-        // The planner lets buffers share memory only where this order keeps their uses apart, so
-        // waiting by it is enough for memory that is used again, too.
+        // The planner lets buffers share memory only where this order separates their uses, so
+        // waiting in this order is also enough for reused memory.
         wait(&mut calls, &actions, script.actions.len(), order);
         for (most, arena) in self.arenas.iter_mut().zip(plan.arenas) {
             if self.reserved && arena > *most {
@@ -116,7 +116,7 @@ impl<E: Engine> Executor<E> {
         Ok(ScriptId(self.scripts.len() - 1))
     }
 
-    /// The kernel of a program; one that an earlier script has too is compiled once.
+    /// The kernel of a program; a program of several scripts is compiled once.
     fn kernel(&mut self, entry: &Entry) -> Result<Arc<E::Kernel>, RuntimeError> {
         for loaded in &self.scripts {
             let known = loaded.planned.script.programs.iter().position(|known| known == entry);
@@ -144,7 +144,7 @@ impl<E: Engine> Executor<E> {
         Ok(())
     }
 
-    /// Bytes of the device's arena.
+    /// Bytes of the arena in the tier `Device`.
     pub fn arena(&self) -> usize {
         self.arenas[Tier::Device.index()]
     }
@@ -215,7 +215,7 @@ impl<E: Engine> Executor<E> {
         Ok(self.engine.download(span, out)?)
     }
 
-    /// Fills a part of a buffer from the host, from a byte of it on.
+    /// Fills a part of a buffer from the host, starting at a byte offset.
     pub fn write_at(
         &mut self,
         id: ScriptId,
@@ -227,7 +227,7 @@ impl<E: Engine> Executor<E> {
         Ok(self.engine.upload(span, bytes)?)
     }
 
-    /// Reads a part of a buffer to the host, from a byte of it on.
+    /// Reads a part of a buffer to the host, starting at a byte offset.
     pub fn read_at(
         &mut self,
         id: ScriptId,
@@ -272,15 +272,15 @@ impl<E: Engine> Executor<E> {
     }
 }
 
-/// What the engine made of a script.
+/// The engine's step for a script.
 pub(crate) fn step<E: Engine>(loaded: &mut LoadedScript<E>) -> Result<&mut E::Step, RuntimeError> {
     loaded.step.as_mut().ok_or(RuntimeError::Unprepared)
 }
 
-/// What each call waits for: where the order names an action that makes no call, what that one
-/// waits for instead.
+/// Sets what each call waits for: instead of an action that makes no call, what that action waits
+/// for.
 fn wait<K>(calls: &mut [Call<K>], actions: &[usize], count: usize, order: &HappensBefore) {
-    // By action: its call, or what stands for it.
+    // For each action: its call, or the calls that replace it.
     let mut waits: Vec<Result<usize, Vec<usize>>> = Vec::with_capacity(count);
     let mut numbers = actions.iter().enumerate().peekable();
     for action in 0..count {

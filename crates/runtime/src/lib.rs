@@ -1,7 +1,8 @@
 //! Executes scripts on an engine.
 //!
-//! The [`Executor`] makes calls of a script's actions, each after those that its buffers and edges ask
-//! for, and hands all of them to the engine as one step, which it then runs again and again. It knows no strategy by name: what is done was decided when the script was made.
+//! The [`Executor`] turns a script's actions into calls, each with the calls that it must wait for,
+//! and gives all of them to the engine as one step, which then runs many times. It knows no
+//! strategy: all decisions were made when the script was built.
 #![forbid(unsafe_code)]
 
 mod bind;

@@ -1,10 +1,10 @@
 //! Measuring memory: which bytes of each buffer a step really writes.
 //!
-//! Every buffer is filled with a pattern at its birth and read at its death; what no longer holds
-//! the pattern was written. Two runs with different patterns make sure that no written byte looks
-//! unwritten. When a buffer lives is known from the plan; which of its bytes are written is found out.
-//! State that steps hand on (weights, optimizer state) and what the host gives counts as written, for
-//! the host fills all of it before the first step.
+//! Every buffer is filled with a pattern at the start of its live range and read at the end; bytes
+//! that no longer hold the pattern were written. Two runs with different patterns make sure that no
+//! written byte looks unwritten. Live ranges come from the plan; which bytes are written is
+//! measured. State that is kept between steps (weights, optimizer state) and host inputs count as
+//! written, because the host fills all of them before the first step.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,11 @@ use phalanx_script::{Buffer, BufferId, Category, Kind, Planned, Script, Source, 
 use crate::bind::span_of;
 use crate::executor::{Executor, LoadedScript, RuntimeError, ScriptId};
 
-/// By category: the largest sum, over the actions of a step, of written bytes of live buffers.
+/// For each category: the largest sum, over the actions of a step, of written bytes of live
+/// buffers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Observed {
-    /// On the device, in the order of [`Category::ALL`].
+    /// In the tier `Device`, in the order of [`Category::ALL`].
     pub peaks: Vec<(Category, usize)>,
     /// The same in every tier, in the order of [`Tier::ALL`].
     pub peaks_by_tier: [Vec<(Category, usize)>; Tier::ALL.len()],
@@ -25,7 +26,7 @@ pub struct Observed {
 
 const PATTERNS: [u8; 2] = [0xA5, 0x5A];
 
-/// What is written of each buffer and of each action's workspace blocks.
+/// Which bytes of each buffer and of each action's workspace are written.
 #[derive(Default)]
 struct Written {
     buffers: BTreeMap<usize, Vec<bool>>,
@@ -33,8 +34,8 @@ struct Written {
 }
 
 impl<E: Engine> Executor<E> {
-    /// Runs a script twice, action by action, and measures what it writes. State is put back as it
-    /// was before, so that training goes on as if nothing had happened.
+    /// Runs a script twice, action by action, and measures what it writes. The state is restored
+    /// afterwards, so that training can go on.
     pub fn observe(&mut self, id: ScriptId) -> Result<Observed, RuntimeError> {
         let saved = self.save(id)?;
         let mut written = Written::default();
@@ -50,7 +51,7 @@ impl<E: Engine> Executor<E> {
         Ok(Observed { peaks, peaks_by_tier })
     }
 
-    /// The contents of everything that outlives the script.
+    /// The contents of all buffers that persist after the script.
     fn save(&mut self, id: ScriptId) -> Result<Vec<(Span, Vec<u8>)>, RuntimeError> {
         let Planned { script, memory, .. } = &*self.scripts[id.index()].planned;
         let mut saved = Vec::new();
@@ -77,7 +78,7 @@ impl<E: Engine> Executor<E> {
                     *live.entry(category).or_default() += count(bytes);
                 }
             }
-            // Workspaces lie on the device.
+            // Workspaces lie in the tier `Device`.
             if let (Some(run), Some(masks), Tier::Device) =
                 (action.run(), written.blocks.get(&number), tier)
             {
@@ -103,15 +104,15 @@ fn count(bytes: &[bool]) -> usize {
     bytes.iter().filter(|&&b| b).count()
 }
 
-/// A run of a script that is looked at from action to action.
+/// A run of a script that is inspected after every action.
 struct Watch<'a, E: Engine> {
     engine: &'a mut E,
     loaded: &'a LoadedScript<E>,
     pattern: u8,
     written: &'a mut Written,
-    /// By buffer: whether the script forms its contents anew.
+    /// For each buffer: whether the script computes its contents anew.
     fresh: Vec<bool>,
-    /// By call: messages under way.
+    /// For each call: messages in flight.
     messages: BTreeMap<usize, Event>,
 }
 
@@ -132,7 +133,8 @@ impl<'a, E: Engine> Watch<'a, E> {
             self.loaded.actions.iter().zip(self.loaded.calls.iter()).enumerate().peekable();
         for action in 0..self.loaded.planned.script.actions.len() {
             let call = calls.next_if(|(_, (of, _))| **of == action);
-            // What an action waits for may be reading the memory of a buffer that is born with it.
+            // Earlier actions may still read the memory of a buffer whose live range starts here,
+            // so wait for them first.
             if let Some((_, (_, call))) = call {
                 self.await_messages(call)?;
             }
@@ -178,7 +180,7 @@ impl<'a, E: Engine> Watch<'a, E> {
         let (kernel, args) = (&*call.kernel, call.args());
         let kind = &self.loaded.planned.script.actions[action].kind;
         if matches!(kind, Kind::Send { .. } | Kind::Receive { .. }) {
-            // Its other end may need something else first, so it goes on by itself.
+            // Its other end may need something else first, so this message is not waited for here.
             let event = self.engine.launch(kernel, &args, call.lane, &[])?;
             self.messages.insert(number, event);
         } else if let Some(blocks) = self.engine.launch_observed(kernel, &args, self.pattern)? {
@@ -210,8 +212,8 @@ impl<'a, E: Engine> Watch<'a, E> {
     }
 }
 
-/// By byte: whether it is padding, which no action writes: it was zeroed with the arena and stays
-/// zero, as the norm over the whole unit expects.
+/// For each byte: whether it is padding, which no action writes: it is zero from the start and
+/// stays zero, as the norm over the whole unit needs.
 fn padding(buffer: &Buffer) -> Vec<bool> {
     let mut padding = vec![false; buffer.bytes];
     for range in &buffer.padding {
@@ -220,8 +222,8 @@ fn padding(buffer: &Buffer) -> Vec<bool> {
     padding
 }
 
-/// Whether a script forms a buffer's contents anew. Gradients are, where the script trains, though
-/// their memory stays.
+/// Whether a script computes a buffer's contents anew. It does so for gradients, if it trains,
+/// although their memory persists.
 fn is_fresh(script: &Script, index: usize) -> bool {
     let buffer = &script.buffers[index];
     match buffer.source {

@@ -1,6 +1,7 @@
 //! Measuring time: when each action of one run was issued, started and ended.
 //!
-//! The engine notes it. A traced run is issued as any other, so its times are those of a step.
+//! The engine records it. A traced run is issued like any other, so its times are those of a normal
+//! step.
 
 use std::time::{Duration, Instant};
 
@@ -16,17 +17,17 @@ pub struct TimedAction {
     pub action: usize,
     /// Its lane.
     pub lane: Lane,
-    /// When it was its turn: from here to the start it waited for others.
+    /// When it was issued: from here to its start it waited for others.
     pub issued: Duration,
-    /// When everything that it waits for was there.
+    /// When everything that it waits for was ready.
     pub started: Duration,
-    /// When it was seen to be over.
+    /// When its end was noticed.
     pub ended: Duration,
 }
 
 impl<E: Engine> Executor<E> {
-    /// Runs a script once as [`Executor::run`] does, and tells when each action that makes a call
-    /// happened, in the order of issue. Ranks that are given one origin can be laid side by side.
+    /// Runs a script once as [`Executor::run`] does, and gives the times of each action that makes
+    /// a call, in the order of issue. The times of ranks with the same origin can be compared.
     pub fn run_traced(
         &mut self,
         id: ScriptId,

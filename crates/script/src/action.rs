@@ -20,15 +20,15 @@ pub enum Category {
     Weights,
     /// Gradient accumulators.
     Gradients,
-    /// Optimizer state, master weights among it.
+    /// Optimizer state, including master weights.
     Optimizer,
     /// What a forward keeps for its backward.
     Residuals,
-    /// What lives only within or between a few actions.
+    /// Memory that is used only within or between a few actions.
     Workspace,
     /// Buffers of collectives and messages.
     Communication,
-    /// Batches and the numbers of the step.
+    /// Batches and the scalars of the step.
     Inputs,
 }
 
@@ -75,7 +75,7 @@ pub struct ProgramId(pub usize);
 /// Where the contents of a buffer come from before the first action writes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// Nowhere: an action writes it before any reads it, and nothing outlives its last use.
+    /// Nowhere: an action writes it before any reads it, and its contents end with its last use.
     Script,
     /// Persistent: it holds state from before the script, and after it.
     State,
@@ -88,7 +88,7 @@ pub enum Source {
 /// A piece of memory of a rank.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Buffer {
-    /// What it holds, by which it is found.
+    /// What it holds: the key that it is found by.
     pub key: BufferKey,
     /// What its bytes count as.
     pub category: Category,
@@ -96,7 +96,7 @@ pub struct Buffer {
     pub bytes: usize,
     /// Where its first contents come from.
     pub source: Source,
-    /// In which memory it lies; programs and messages use the device's.
+    /// The tier in which it lies; programs and messages use the tier `Device`.
     pub tier: Tier,
     /// Bytes that are there for alignment alone: zero from the start, and no action writes them.
     pub padding: Vec<Range<usize>>,
@@ -119,7 +119,7 @@ pub enum Write {
     Add,
 }
 
-/// One summand of a parameter's gradient: what one instance made of one micro-batch.
+/// One summand of a parameter's gradient: from one instance and one micro-batch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Contribution {
     /// The parameter's number in the model.
@@ -146,7 +146,7 @@ pub struct Run {
 /// What an action does.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Kind {
-    /// Runs a segment's phase or a program of the step's end.
+    /// Runs a part of a segment, or a program at the end of the step.
     Run(Run),
     /// Updates a unit from its complete gradient.
     Update {
@@ -160,8 +160,8 @@ pub enum Kind {
         /// The run that makes the zeros.
         run: Run,
     },
-    /// Sums a gradient buffer over ranks: what was partial becomes complete, whole or in shards.
-    /// The program's types say over which axes.
+    /// Sums a gradient buffer over ranks: a partial sum becomes complete, whole or in shards. The
+    /// program's types say over which axes.
     Reduce {
         /// The run of the reduction.
         run: Run,
@@ -172,31 +172,32 @@ pub enum Kind {
     },
     /// Gathers a sharded unit into a buffer that programs read.
     Gather(Run),
-    /// Ends the life of a gathered unit.
+    /// Ends the live range of a buffer.
     Release {
         /// The gathered unit, or the value that was sent and has arrived.
         buffer: BufferId,
     },
-    /// Copies a buffer to one of the same size in another tier: a batch to the device, state away from
-    /// it. The lane says the direction.
+    /// Copies a buffer to one of the same size in another tier: a batch to the tier `Device`, state
+    /// out of it. The lane says the direction.
     Copy {
-        /// What is copied.
+        /// The source buffer.
         from: BufferId,
-        /// The buffer that it is copied into.
+        /// The target buffer.
         into: BufferId,
     },
-    /// Sends what a buffer holds to ranks of another device. It ends when they have it.
+    /// Sends what a buffer holds to ranks of another stage group. It ends when they have received
+    /// it.
     Send {
         /// The buffer.
         buffer: BufferId,
-        /// What of it goes to whom.
+        /// Which elements go to which rank.
         messages: Vec<Message>,
     },
-    /// Fills a buffer with what ranks of another device send.
+    /// Fills a buffer with what ranks of another stage group send.
     Receive {
         /// The buffer.
         buffer: BufferId,
-        /// What of it comes from whom.
+        /// Which elements come from which rank.
         messages: Vec<Message>,
     },
 }
@@ -204,17 +205,17 @@ pub enum Kind {
 /// One thing that a rank does.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Action {
-    /// In words, for errors, traces and pictures: `blocks.3 BW mb 0`.
+    /// A description for errors, traces and pictures: `blocks.3 BW mb 0`.
     pub label: String,
     /// Where it is issued.
     pub lane: Lane,
     /// What it does.
     pub kind: Kind,
-    /// Earlier actions that it waits for beside those that its buffers imply.
+    /// Earlier actions that it waits for, besides those that follow from its buffers.
     pub after: Vec<usize>,
 }
 
-/// A program of a script, and who runs it.
+/// A program of a script, and the ranks that run it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Entry {
     /// The program, and where its values lie.
@@ -249,13 +250,14 @@ impl Entry {
 pub struct Script {
     /// The rank that runs it.
     pub rank: usize,
-    /// The ranks of its device, in the order of the device's mesh: all ranks if there is one device.
+    /// The ranks of its stage group, in the order of the group's mesh: all ranks if there is only
+    /// one group.
     pub ranks: Arc<[usize]>,
     /// The buffers.
     pub buffers: Vec<Buffer>,
     /// The distinct programs.
     pub programs: Vec<Entry>,
-    /// What is done, in order of issue.
+    /// The actions, in order of issue.
     pub actions: Vec<Action>,
     /// The turns of the schedule, each with the number of its action.
     pub turns: Vec<(usize, Turn)>,
@@ -274,17 +276,17 @@ pub struct Accumulator {
     pub dtype: DType,
     /// Every summand that this rank adds.
     pub complete: Vec<Contribution>,
-    /// Axes along which others add theirs: the devices that share a parameter.
+    /// Axes along which other ranks add their summands: the stage groups that share a parameter.
     pub shared: BTreeSet<Axis>,
 }
 
 impl Script {
-    /// An empty script of one of a device's ranks.
+    /// An empty script of one rank of a stage group.
     ///
     /// # Panics
-    /// If the rank is none of them.
+    /// If the rank is not in `ranks`.
     pub fn of_rank(rank: usize, ranks: Arc<[usize]>) -> Self {
-        assert!(ranks.contains(&rank), "rank {rank} is none of its device's {ranks:?}");
+        assert!(ranks.contains(&rank), "rank {rank} is not in its stage group {ranks:?}");
         Self { rank, ranks, ..Self::default() }
     }
 
@@ -294,7 +296,7 @@ impl Script {
         BufferId(self.buffers.len() - 1)
     }
 
-    /// Adds a program that the ranks of the device run, or finds the same one.
+    /// Adds a program that the ranks of the stage group run, or finds the same one.
     pub fn program(&mut self, placed: Placed) -> ProgramId {
         let ranks = match placed.program.mesh().ranks() {
             1 => [self.rank].into(),
@@ -327,7 +329,7 @@ impl Script {
         self.buffers.iter().position(|b| b.key == *key).map(BufferId)
     }
 
-    /// What a buffer holds, in words.
+    /// What a buffer holds, as text.
     pub fn name(&self, buffer: BufferId) -> String {
         self.buffers[buffer.0].key.describe(&self.names).to_string()
     }
@@ -379,7 +381,8 @@ impl Action {
         }
     }
 
-    /// The buffer whose life the action ends: it waits for all who use it, and leaves nothing there.
+    /// The buffer whose live range the action ends: it waits for all uses, and leaves nothing
+    /// there.
     pub fn ends(&self) -> Option<BufferId> {
         match self.kind {
             Kind::Release { buffer } => Some(buffer),

@@ -1,10 +1,10 @@
-//! Whether the scripts of two ranks are the same but for who sends what to whom.
+//! Whether the scripts of two ranks are the same, apart from their messages.
 
 use crate::action::{Action, Buffer, Entry, Kind, Run, Script, View};
 
 impl Script {
-    /// Whether another rank's script does the same: the same programs on the same buffers in the same
-    /// order. What goes to whom may differ, and where in a whole unit a rank's part lies.
+    /// Whether another rank's script does the same: the same programs on the same buffers in the
+    /// same order. Messages may differ, and so may the place of a rank's part in a whole unit.
     pub fn is_like(&self, other: &Self) -> bool {
         let views = |a: &View, b: &View| a.buffer == b.buffer;
         let runs = |a: &Run, b: &Run| {

@@ -1,4 +1,4 @@
-//! From a model and a schedule to a script: every port of every run gets its buffer.
+//! Builds a script from a model and a schedule: every port of every run gets its buffer.
 
 mod bind;
 mod collect;
@@ -86,7 +86,7 @@ pub struct Precision {
     pub weights: DType,
     /// Gradients as they are stored and accumulated.
     pub grads: DType,
-    /// Optimizer state; weights narrower than this have masters of it.
+    /// Optimizer state; narrower weights have master copies in this type.
     pub state: DType,
 }
 
@@ -121,7 +121,7 @@ impl Optimizer {
         Optimizer::Sgd { momentum, nesterov: false, decay: 0.0 }
     }
 
-    /// How many state buffers it keeps beside a master.
+    /// How many state buffers it keeps besides a master copy.
     pub fn states(&self) -> usize {
         match self {
             Optimizer::AdamW { .. } => 2,
@@ -133,7 +133,7 @@ impl Optimizer {
 /// What determines the script of a training step on one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Training<'a> {
-    /// What all ranks share.
+    /// What all ranks have in common.
     pub world: &'a World<'a>,
     /// The rank.
     pub at: Place,
@@ -145,22 +145,22 @@ pub struct Training<'a> {
     pub clip: Option<f64>,
 }
 
-/// Which rank: a device, and a place in its mesh.
+/// Which rank: a stage group, and a place in its mesh.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Place {
-    /// The device's number.
+    /// The stage group's index.
     pub device: usize,
     /// The place in its mesh.
     pub place: usize,
 }
 
 impl<'a> Training<'a> {
-    /// The device that the rank is of.
+    /// The stage group of the rank.
     pub(crate) fn device(&self) -> Device<'a> {
         self.world.devices[self.at.device]
     }
 
-    /// The rank among those of its device.
+    /// The rank within its stage group.
     pub(crate) fn ranks(&self) -> Ranks<'a> {
         Ranks { mesh: self.device().mesh, rank: self.at.place }
     }
@@ -187,7 +187,7 @@ pub struct Ranks<'a> {
 static ONE_RANK: (Mesh, Sharing) = (Mesh::single(), Sharing::none());
 
 impl Ranks<'static> {
-    /// One rank that shares nothing with anybody.
+    /// A single rank, which shares nothing.
     pub fn alone() -> Self {
         Self { mesh: &ONE_RANK.0, rank: 0 }
     }
@@ -200,8 +200,8 @@ impl<'a> Device<'a> {
     }
 }
 
-/// What a rank keeps between scripts: one table for all of them. Each script has the table's buffers first,
-/// under the same numbers.
+/// What a rank keeps between scripts: one table for all of them. Each script starts with the
+/// buffers of this table, with the same indices.
 #[derive(Clone, Debug)]
 pub struct State {
     /// The packed parameters.
@@ -213,7 +213,7 @@ pub struct State {
 }
 
 impl State {
-    /// A script that finds the state where all others do, and does nothing yet.
+    /// A script that has the state at the same place as all others, and no actions yet.
     pub fn script(&self) -> Script {
         self.table.clone()
     }
@@ -254,7 +254,7 @@ pub fn train_script(training: &Training<'_>, state: &State) -> Result<Script, Sc
 /// What determines a script that only runs forward on one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Forward<'a> {
-    /// What all ranks share; turns of devices are [`forward`](crate::forward).
+    /// What all ranks have in common; the turns of stage groups are [`forward`](crate::forward).
     pub world: &'a World<'a>,
     /// The rank.
     pub at: Place,
@@ -262,8 +262,8 @@ pub struct Forward<'a> {
     pub weights: DType,
 }
 
-/// A forward-only script over the weights of a state: what evaluation runs. The sum of its micro-batches'
-/// losses is [`Number::Loss`](crate::Number::Loss), zero if the model gives none.
+/// A forward-only script over the weights of a state: what evaluation runs. The sum of its
+/// micro-batches' losses is [`Number::Loss`](crate::Number::Loss), zero if the model has no loss.
 pub fn eval_script(forward: &Forward<'_>, state: &State) -> Result<Script, ScriptError> {
     forward.script(state)
 }
@@ -279,7 +279,7 @@ impl Forward<'_> {
         Ok(State { units, buffers, table: script })
     }
 
-    /// The device's turns; then the sum of the losses.
+    /// The stage group's turns; then the sum of the losses.
     fn script(&self, state: &State) -> Result<Script, ScriptError> {
         let Forward { world, at, .. } = *self;
         let (units, weights, script) = (&state.units, &state.weights(), state.script());

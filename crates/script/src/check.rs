@@ -18,15 +18,15 @@ pub fn check(script: &Script) -> Result<(), ScriptError> {
     contents(script)
 }
 
-/// Checks what buffers hold, in a script whose order is known to be one.
+/// Checks what buffers hold, in a script whose order was already checked.
 pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
     let mut written: Vec<bool> =
         (script.buffers.iter()).map(|b| matches!(b.source, Source::State | Source::Host)).collect();
     let needs: Vec<Needs> =
         script.programs.iter().map(|entry| Needs::of(entry.program())).collect();
     let mut gradients = Gradients::new(script);
-    // Accumulators persist, but what they hold from the step before is not a contribution. One that
-    // nobody contributes to is zero and stays zero.
+    // Accumulators persist, but what they hold from the step before is not a contribution. An
+    // accumulator without contributions is zero and stays zero.
     for accumulator in script.accumulators.iter().filter(|a| !a.complete.is_empty()) {
         written[accumulator.buffer.0] = false;
     }
@@ -62,7 +62,7 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
 struct Gradients<'a> {
     script: &'a Script,
     complete: BTreeMap<BufferId, (DType, BTreeSet<Contribution>)>,
-    /// Axes along which other devices add to a buffer.
+    /// Axes along which other stage groups add to a buffer.
     shared: BTreeMap<BufferId, BTreeSet<Axis>>,
     holds: BTreeMap<BufferId, BTreeSet<Contribution>>,
     partial: BTreeMap<BufferId, BTreeSet<Axis>>,
@@ -70,7 +70,7 @@ struct Gradients<'a> {
     updated: BTreeSet<BufferId>,
 }
 
-/// An error of an action, from what would go wrong and the usual fix.
+/// Makes the error of an action, from what would go wrong and the usual fix.
 type Bad<'b> = &'b dyn Fn(String, &str) -> ScriptError;
 
 impl<'a> Gradients<'a> {
@@ -101,7 +101,7 @@ impl<'a> Gradients<'a> {
             Kind::Update { run, gradient } => {
                 if !run.inputs.iter().any(|view| view.buffer == *gradient) {
                     return Err(bad(
-                        format!("it does not read `{}`, which it is to update by", {
+                        format!("it does not read `{}`, the gradient that it must use", {
                             self.name(*gradient)
                         }),
                         "bind the unit's gradient to the update program",
@@ -118,7 +118,7 @@ impl<'a> Gradients<'a> {
         }
     }
 
-    /// Whatever program runs: it reads whole gradients, and writes only what it declares.
+    /// For every program: it reads complete gradients, and writes only what it declares.
     fn run(&mut self, run: &Run, bad: Bad<'_>) -> Result<(), ScriptError> {
         for view in &run.inputs {
             if self.complete.contains_key(&view.buffer) {
@@ -143,12 +143,12 @@ impl<'a> Gradients<'a> {
             None => Ok(()),
             Some(buffer) => Err(bad(
                 format!("`{}` holds contributions already", self.name(buffer)),
-                "clear it before the first of them",
+                "clear it before the first contribution",
             )),
         }
     }
 
-    /// A sum over ranks: all that one buffer holds moves to another, or stays where it is.
+    /// A sum over ranks: the contents of one buffer move to another, or stay where they are.
     fn reduce(
         &mut self,
         run: &Run,
@@ -163,7 +163,7 @@ impl<'a> Gradients<'a> {
         };
         let (before, after) = (program.ty(input.value), program.ty(output.value));
         let sums = before.layout.partial().difference(after.layout.partial());
-        // What nothing was added to is a partial sum over nothing.
+        // A buffer without contributions is not a partial sum.
         let nothing = BTreeSet::new();
         let found = self.partial.get(&from).unwrap_or(&nothing).clone();
         if let Some(axis) = sums.clone().find(|axis| !found.contains(axis)) {
@@ -172,13 +172,14 @@ impl<'a> Gradients<'a> {
                 "summing it again would multiply it by the axis's size",
             ));
         }
-        // Of axes that its mesh does not have a program says nothing: what others add stays missing.
+        // A program does not sum over axes that its mesh does not have: their summands are still
+        // missing.
         let (known, elsewhere): (BTreeSet<Axis>, BTreeSet<Axis>) =
             found.iter().partition(|axis| program.mesh().size(**axis).is_some());
         if known != *before.layout.partial() {
             return Err(bad(
                 format!(
-                    "`{}` is a partial sum over {found:?}, which the program takes as {before}",
+                    "`{}` is a partial sum over {found:?}, but the program reads it as {before}",
                     self.name(from)
                 ),
                 "declare the axes over which its contributions are partial",
@@ -199,8 +200,8 @@ impl<'a> Gradients<'a> {
         self.same_partial(into, &rest, bad)
     }
 
-    /// What is added has the accumulator's element type; where it is a partial sum, so is the
-    /// accumulator from then on.
+    /// A contribution must have the accumulator's element type; if it is a partial sum, the
+    /// accumulator becomes one too.
     fn same_type(
         &mut self,
         buffer: BufferId,
@@ -212,18 +213,18 @@ impl<'a> Gradients<'a> {
         match self.complete.get(&buffer) {
             Some((dtype, _)) if *dtype != ty.dtype => Err(bad(
                 format!(
-                    "`{}` is accumulated in {dtype}, but {} comes in {}",
+                    "`{}` is accumulated in {dtype}, but {} is {}",
                     self.name(buffer),
                     self.script.names.describe(&contribution),
                     ty.dtype
                 ),
-                "form gradients in the type that they are accumulated in",
+                "compute gradients in the type in which they are accumulated",
             )),
             _ => Ok(()),
         }
     }
 
-    /// Whatever is added to a buffer is partial over the same axes: a sum of a partial and a
+    /// All contributions to a buffer must be partial over the same axes: a sum of a partial and a
     /// complete value would count the complete one once per rank.
     fn same_partial(
         &mut self,
@@ -272,7 +273,7 @@ impl<'a> Gradients<'a> {
         }
         let holds = self.holds.entry(buffer).or_default();
         for added in new {
-            // Those of one parameter lie together.
+            // Contributions of one parameter lie together.
             let from = Contribution { instance: 0, microbatch: 0, ..*added };
             let same = holds.range(from..).next().filter(|c| c.param == added.param);
             let (why, help) = match (write, same) {
@@ -317,7 +318,7 @@ impl<'a> Gradients<'a> {
         }
     }
 
-    /// Whoever reads a gradient, to update by it or for its norm, reads all of it.
+    /// An action that reads a gradient, for an update or for the norm, needs all of it.
     fn ready(&self, buffer: BufferId, bad: Bad<'_>) -> Result<(), ScriptError> {
         self.all_there(buffer, bad)?;
         if let Some(axis) = self.partial.get(&buffer).and_then(|p| p.iter().next()) {
@@ -329,7 +330,7 @@ impl<'a> Gradients<'a> {
         Ok(())
     }
 
-    /// Every contribution that a buffer is to hold is there.
+    /// Checks that a buffer has every contribution that it needs.
     fn all_there(&self, buffer: BufferId, bad: Bad<'_>) -> Result<(), ScriptError> {
         let empty = BTreeSet::new();
         let holds = self.holds.get(&buffer).unwrap_or(&empty);
@@ -338,7 +339,7 @@ impl<'a> Gradients<'a> {
             None => Ok(()),
             Some(missing) => Err(bad(
                 format!(
-                    "`{}` lacks the contribution of {} ({} of {} are there)",
+                    "`{}` lacks the contribution of {} (it has {} of {})",
                     self.name(buffer),
                     self.script.names.describe(missing),
                     holds.len(),
@@ -349,7 +350,7 @@ impl<'a> Gradients<'a> {
         }
     }
 
-    /// A gradient that was formed and never used is a parameter that silently does not train.
+    /// A gradient that is computed but never used means a parameter that silently does not train.
     fn all_used(&self) -> Result<(), ScriptError> {
         let end = self.script.actions.len();
         let mut held = self.holds.iter().filter(|(_, holds)| !holds.is_empty()).map(|(b, _)| b);
@@ -357,7 +358,7 @@ impl<'a> Gradients<'a> {
             Some(buffer) if !self.complete.is_empty() => Err(ScriptError::Gradient {
                 action: end,
                 what: "the end of the script".to_owned(),
-                why: format!("`{}` was formed, but nothing is updated by it", self.name(*buffer)),
+                why: format!("`{}` was computed, but no update uses it", self.name(*buffer)),
                 help: "add its update".to_owned(),
             }),
             _ => Ok(()),

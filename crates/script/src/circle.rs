@@ -1,10 +1,10 @@
-//! Circles among things that wait for each other.
+//! Finds cycles among things that wait for each other.
 
 use std::collections::VecDeque;
 
-/// Some that wait for each other in a circle, each for the next and the last for the first; none if all
-/// can be done. `on` has for each those that it waits for. Of the circles through the one that is found
-/// the shortest is told.
+/// A cycle of things that wait for each other, each for the next and the last for the first; `None`
+/// if there is none. `on` lists what each thing waits for. The result is the shortest cycle through
+/// the first thing that is found to be in one.
 pub fn circle(on: &[Vec<usize>]) -> Option<Vec<usize>> {
     let mut followers = vec![Vec::new(); on.len()];
     for (node, on) in on.iter().enumerate() {
@@ -20,7 +20,8 @@ pub fn circle(on: &[Vec<usize>]) -> Option<Vec<usize>> {
             }
         }
     }
-    // Whoever is left waits for somebody who is left: following that ends in a circle.
+    // Everything left waits for something else that is left, so following the waits ends in a
+    // cycle.
     let mut seen = vec![false; left.len()];
     let mut node = left.iter().position(|&count| count > 0)?;
     while !std::mem::replace(&mut seen[node], true) {
@@ -29,7 +30,7 @@ pub fn circle(on: &[Vec<usize>]) -> Option<Vec<usize>> {
     way_round(on, node)
 }
 
-/// The shortest way from a node back to itself.
+/// The shortest path from a node back to itself.
 fn way_round(on: &[Vec<usize>], start: usize) -> Option<Vec<usize>> {
     let mut waiter = vec![None; on.len()];
     let mut queue = VecDeque::from([start]);

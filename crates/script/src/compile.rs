@@ -1,6 +1,6 @@
-//! From a model to the programs that scripts run: gradients, slicing, and the passes between.
+//! Compiles a model into the programs that scripts run: gradients, slicing, and the passes between.
 //!
-//! The one place that knows in which order the passes come.
+//! Only this file knows the order of the passes.
 
 use std::num::NonZeroUsize;
 
@@ -15,26 +15,26 @@ use phalanx_spmd::Partition;
 use crate::build::Compiled;
 use crate::error::ScriptError;
 
-/// How many instructions before its turn a collective may start: enough to run beside one product,
-/// few enough that not everything is gathered at once.
+/// How many instructions before its turn a collective may start: enough to overlap with one
+/// product, and few enough that not everything is gathered at once.
 const AHEAD: usize = 4;
 
-/// How a model's programs are formed.
+/// How a model's programs are compiled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lowering {
     /// The element type that parameters are stored in; none: the one they are computed with.
     pub weights: Option<DType>,
     /// The element type that gradients are accumulated in.
     pub grads: DType,
-    /// What the backward makes again.
+    /// What the backward recomputes.
     pub recompute: Recompute,
-    /// Rows of logits that exist at a time where the head's backward follows its forward at once.
+    /// Rows of logits that exist at a time where the head's backward directly follows its forward.
     pub loss_chunk: NonZeroUsize,
 }
 
 impl Lowering {
-    /// The programs of every distinct segment of a model that is trained, partitioned if it has
-    /// a place on a mesh.
+    /// The programs of every distinct segment of a model that is trained, partitioned if there is a
+    /// partition.
     pub fn compile(
         &self,
         model: &Model,
@@ -78,7 +78,7 @@ impl Lowering {
     }
 }
 
-/// The program of a joint graph, partitioned if the model has a place on a mesh. That comes first,
+/// The program of a joint graph, partitioned if there is a partition. Partitioning comes first,
 /// while it is known which gradient belongs to which op.
 fn placed(
     joint: Joint,
@@ -99,7 +99,7 @@ fn stored(program: &Program, weights: Option<DType>) -> Program {
     }
 }
 
-/// The passes on a program that is not cut any further; what they made is verified.
+/// Runs the passes on a program that is not sliced any further, and verifies the result.
 fn finished(program: &Program) -> Result<Program, ScriptError> {
     let program = fuse(&sort_free(&pack(&dead_code_and_inputs(program))));
     let program = overlap(&program, AHEAD);

@@ -1,7 +1,7 @@
-//! The devices of a pipeline: ranks that hold the same stages of a model.
+//! Stage groups: the ranks of a pipeline that hold the same stages of a model.
 //!
-//! Each has a mesh of its own, on which its programs run, and a list of turns. Training on one mesh
-//! is a pipeline of one device.
+//! Each has its own mesh, on which its programs run, and a list of turns. Training on one mesh is a
+//! pipeline of one stage group.
 
 use std::sync::Arc;
 
@@ -27,8 +27,9 @@ pub struct Device<'a> {
     pub ranks: &'a [usize],
 }
 
-/// The mesh of several devices: theirs with the devices along one more axis. Where their meshes differ,
-/// all their ranks lie along that one axis. With it come the ranks, in its order.
+/// The mesh of several stage groups: their mesh with one more axis along which the groups lie. If
+/// their meshes differ, all their ranks lie along that one axis. Also gives the ranks, in the order
+/// of that mesh.
 pub(crate) fn together(devices: &[&Device<'_>]) -> Result<(Mesh, Arc<[usize]>), ScriptError> {
     let ranks: Arc<[usize]> = devices.iter().flat_map(|d| d.ranks.iter().copied()).collect();
     let stages = Axis::STAGES;

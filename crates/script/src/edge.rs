@@ -1,10 +1,10 @@
-//! What goes from rank to rank when a value passes from one device of a pipeline to another.
+//! What ranks send each other when a value passes from one stage group of a pipeline to another.
 //!
-//! Each device has its own mesh, and the value lies on both in its own way. An edge is the list of
-//! messages between the two: every receiver gets each element of its block exactly once, from one of
-//! the ranks that hold it. Where meshes and layouts are the same, that is one whole block from every
-//! rank to the one at its position. Where a replicated value meets a sharded one, every replica sends
-//! its own slice, and no case is treated apart.
+//! Each stage group has its own mesh, and the value has its own layout on each. An edge is the list
+//! of messages between the two: every receiver gets each element of its block exactly once, from
+//! one of the ranks that hold it. Where meshes and layouts are the same, that is one whole block
+//! from every rank to the one at its position. Where a replicated value meets a sharded one, every
+//! replica sends its own slice, and there are no special cases.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -43,13 +43,13 @@ impl Piece {
     }
 }
 
-/// The messages that take a value of type `a` on one mesh to type `b` on another, by receiver and
-/// then by sender. The position in `ranks_a` and `ranks_b` is the rank's number in its mesh, and the
-/// entry its number in the world; a rank may be in both.
+/// The messages that turn a value of type `a` on one mesh into type `b` on another, ordered by
+/// receiver and then by sender. The position in `ranks_a` and `ranks_b` is the rank's number in its
+/// mesh, and the entry its number in the world; a rank may be in both.
 ///
 /// Of the ranks that hold the same elements, a receiver prefers itself, then the one at its own
-/// position, then the one that sends least. Padding is not sent, except within a block that both
-/// sides hold alike, which goes as one stretch.
+/// position, then the one that sends least. Padding is not sent, except inside a block that both
+/// sides hold in the same form, which is sent as one stretch.
 pub fn edge(
     a: &TensorType,
     mesh_a: &Mesh,
@@ -60,7 +60,7 @@ pub fn edge(
 ) -> Result<Vec<Piece>, ScriptError> {
     let (from, to) = (Side::new(a, mesh_a, ranks_a)?, Side::new(b, mesh_b, ranks_b)?);
     if (a.dtype, &a.shape) != (b.dtype, &b.shape) {
-        let what = format!("{a} is sent where {b} is expected");
+        let what = format!("{a} is sent, but {b} is expected");
         let help = "both ends of an edge have the same element type and global shape";
         return Err(ScriptError::Edge { what, help: help.to_owned() });
     }
@@ -98,15 +98,19 @@ impl<'a> Side<'a> {
         if !ty.layout.partial().is_empty() {
             return refuse(
                 format!("{ty} is a partial sum"),
-                "a boundary value is never partial: reduce it before it leaves its device",
+                "a boundary value is never partial: reduce it before it leaves its stage group",
             );
         }
         if ty.pending {
-            return refuse(format!("{ty} is not there yet"), "wait for its collective first");
+            return refuse(format!("{ty} is still pending"), "wait for its collective first");
         }
         if ranks.len() != mesh.ranks() {
             return refuse(
-                format!("{} ranks for the mesh ({mesh}), which has {}", ranks.len(), mesh.ranks()),
+                format!(
+                    "got {} ranks for the mesh ({mesh}), which has {}",
+                    ranks.len(),
+                    mesh.ranks()
+                ),
                 "give one global rank for each rank of the mesh, in its order",
             );
         }
@@ -115,7 +119,7 @@ impl<'a> Side<'a> {
         match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => refuse(
                 format!("rank {} is twice in the mesh ({mesh}): {ranks:?}", pair[0]),
-                "give every rank of a mesh another global rank",
+                "give every rank of a mesh a different global rank",
             ),
             None => Ok(Self { ty, mesh }),
         }
@@ -139,11 +143,11 @@ impl<'a> Side<'a> {
     }
 }
 
-/// What some ranks of a mesh hold alike.
+/// A block that some ranks of a mesh all hold.
 struct Holding {
-    /// Who they are, in the mesh.
+    /// Their positions in the mesh.
     positions: Vec<usize>,
-    /// The elements, in growing order both of memory and of the whole value.
+    /// The elements, in increasing order both in memory and in the whole value.
     elements: Vec<ElementRun>,
     /// How many elements the block has, with its padding.
     size: usize,
@@ -173,7 +177,7 @@ impl Holding {
     }
 }
 
-/// Adds a stretch, to the one before it where it goes on in both blocks.
+/// Adds a stretch; extends the one before it if it continues it in both blocks.
 fn push(stretches: &mut Vec<Stretch>, new: Stretch) {
     match stretches.last_mut() {
         Some(last)
@@ -185,7 +189,7 @@ fn push(stretches: &mut Vec<Stretch>, new: Stretch) {
     }
 }
 
-/// A piece whose sender is still to be chosen among those who hold the elements.
+/// A piece whose sender is not chosen yet among the ranks that hold the elements.
 struct Wanted<'a> {
     to: usize,
     sender: &'a Holding,
@@ -197,14 +201,14 @@ fn choose_senders(all: Vec<Wanted<'_>>, ranks_a: &[usize], ranks_b: &[usize]) ->
     let mut chosen: Vec<(usize, usize, Vec<Stretch>)> = Vec::new();
     let mut open = Vec::new();
     let sent = |stretches: &[Stretch]| stretches.iter().map(|stretch| stretch.len).sum::<usize>();
-    // Who has a natural sender comes first, then the largest, so that the rest even out the load.
+    // Pieces with a natural sender come first, then the largest, so that the rest balance the load.
     for wanted in all {
         let (to, holders) = (wanted.to, &wanted.sender.positions);
         let itself = holders.iter().copied().find(|&from| ranks_a[from] == ranks_b[to]);
         match itself.or(holders.contains(&to).then_some(to)) {
             None => open.push(wanted),
             Some(from) => {
-                // What stays on a rank keeps nobody from sending.
+                // A piece that stays on its rank does not count as load.
                 loads[from] += if itself.is_none() { sent(&wanted.stretches) } else { 0 };
                 chosen.push((to, from, wanted.stretches));
             }
@@ -262,7 +266,7 @@ mod tests {
             let whole = |i| Piece { from: i, to: 10 + i, stretches: vec![all] };
             assert_eq!(pieces, (0..4).map(whole).collect::<Vec<_>>(), "{ty}");
         }
-        // A rank that holds nothing but padding has nothing to say.
+        // A rank that holds only padding sends nothing.
         let pieces = between(("f32[3~4]{0:dp,tp}", mesh), ("f32[3~4]{0:dp,tp}", mesh)).unwrap();
         assert_eq!(ways(&pieces), [(0, 10), (1, 11), (2, 12)]);
     }
@@ -286,7 +290,7 @@ mod tests {
     }
 
     /// Megatron's scatter: each of t replicas sends its own part, so a pair of ranks moves 1/t of
-    /// the value. The gather is the receiving device's own collective.
+    /// the value. The gather is a collective of the receiving stage group.
     #[test]
     fn replicas_send_a_slice_each() {
         let pieces =
@@ -326,8 +330,8 @@ mod tests {
             ("f32[4]{P:tp}", "f32[4]", "a boundary value is never partial"),
             ("f32[4]", "f32[4]{P:tp}", "a boundary value is never partial"),
             ("pending f32[4]", "f32[4]", "wait for its collective"),
-            ("f32[4]", "f32[5]", "f32[4] is sent where f32[5] is expected"),
-            ("f32[4]", "bf16[4]", "f32[4] is sent where bf16[4] is expected"),
+            ("f32[4]", "f32[5]", "f32[4] is sent, but f32[5] is expected"),
+            ("f32[4]", "bf16[4]", "f32[4] is sent, but bf16[4] is expected"),
             ("f32[5]{0:tp}", "f32[5]", "pad it"),
         ] {
             let error = between((a, "tp=2"), (b, "tp=2")).unwrap_err().to_string();
@@ -336,7 +340,7 @@ mod tests {
         let mesh: Mesh = "tp=2".parse().unwrap();
         let ty = TensorType::new(DType::F32, [4]);
         for (ranks, words) in [
-            (&[0_usize][..], "1 ranks for the mesh (tp=2), which has 2"),
+            (&[0_usize][..], "got 1 ranks for the mesh (tp=2), which has 2"),
             (&[7, 7], "rank 7 is twice in the mesh"),
         ] {
             let error = edge(&ty, &mesh, &[0, 1], &ty, &mesh, ranks).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Why a script is refused.
+//! Errors of scripts.
 
 use phalanx_ir::IrError;
 use phalanx_spmd::SpmdError;
@@ -7,12 +7,12 @@ use phalanx_spmd::SpmdError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScriptError {
-    /// A gradient buffer would hold something else than the sum of all contributions.
+    /// A gradient buffer would not hold the sum of all contributions.
     #[error("action {action} ({what}): {why}\n  {help}")]
     Gradient {
         /// The action's number.
         action: usize,
-        /// The action in words.
+        /// The action's description.
         what: String,
         /// What would go wrong.
         why: String,
@@ -24,7 +24,7 @@ pub enum ScriptError {
     Unwritten {
         /// The action's number.
         action: usize,
-        /// The action in words.
+        /// The action's description.
         what: String,
         /// The buffer's name.
         buffer: String,
@@ -32,13 +32,13 @@ pub enum ScriptError {
     /// A result that is written over an operand which is still read.
     #[error(
         "action {action} ({what}): `{output}` is written over `{input}`, both in `{buffer}`, before the \
-         program has read all of that\n  bind the result to a buffer of its own, or let the last \
+         program has read all of it\n  bind the result to a buffer of its own, or let the last \
          instruction that reads the operand work in place"
     )]
     Over {
         /// The action's number.
         action: usize,
-        /// The action in words.
+        /// The action's description.
         what: String,
         /// The program's output.
         output: String,
@@ -54,7 +54,7 @@ pub enum ScriptError {
     TooSmall {
         /// The action's number.
         action: usize,
-        /// The action in words.
+        /// The action's description.
         what: String,
         /// The program's port.
         port: String,
@@ -65,12 +65,12 @@ pub enum ScriptError {
         /// Bytes from the view's start to the buffer's end.
         found: usize,
     },
-    /// A buffer in memory that its action can't use, or a copy that is none.
+    /// A buffer in a memory tier that its action cannot use, or an invalid copy.
     #[error("action {action} ({what}): {why}\n  {help}")]
     Tier {
         /// The action's number.
         action: usize,
-        /// The action in words.
+        /// The action's description.
         what: String,
         /// What does not fit.
         why: String,
@@ -85,36 +85,36 @@ pub enum ScriptError {
     Cycle {
         /// The action's number.
         action: usize,
-        /// The action in words.
+        /// The action's description.
         what: String,
         /// The action waited for.
         on: usize,
     },
-    /// Ranks that do not fit each other.
+    /// Ranks whose scripts do not match.
     #[error("rank {rank}: {why}\n  {help}")]
     Apart {
-        /// The rank at which it shows.
+        /// The rank where the mismatch was found.
         rank: usize,
         /// What does not fit.
         why: String,
         /// What would.
         help: String,
     },
-    /// Ranks that wait for each other for ever.
+    /// Ranks that wait for each other forever: a deadlock.
     #[error(
-        "ranks wait for each other for ever: {}\n  waits for the first\n  \
+        "ranks wait for each other forever: {}\n  waits for the first\n  \
          issue what one of these waits for earlier",
         circle.join("\n  waits for ")
     )]
     Deadlock {
-        /// Actions in words: each waits for the next, and the last for the first.
+        /// Descriptions of actions: each waits for the next, and the last for the first.
         circle: Vec<String>,
     },
-    /// A boundary value that reaches no loss, so that its cotangent is never formed.
+    /// A boundary value that does not lead to a loss, so that its cotangent is never computed.
     #[error(
-        "`{instance}` gives the boundary value `{boundary}`, but no later segment is differentiated \
-         by it, so its backward has no cotangent\n  return `{boundary}` as a probe if it is only \
-         looked at, leave it out, or let a segment that leads to the loss read it"
+        "`{instance}` returns the boundary value `{boundary}`, but it does not lead to a loss, so \
+        its backward has no cotangent\n  return `{boundary}` as a probe if you only want to read \
+        it, leave it out, or let a segment that leads to the loss read it"
     )]
     NotDifferentiated {
         /// The instance that gives it.
@@ -122,18 +122,18 @@ pub enum ScriptError {
         /// The boundary value.
         boundary: String,
     },
-    /// A schedule that leaves something out or does it twice.
+    /// A schedule that omits something or does it twice.
     #[error("schedule: {0}")]
     Schedule(String),
-    /// A value that can't pass from one device to another.
-    #[error("between two devices: {what}\n  {help}")]
+    /// A value that cannot pass from one stage group to another.
+    #[error("between two stage groups: {what}\n  {help}")]
     Edge {
         /// What is wrong, with the types.
         what: String,
         /// What would be accepted.
         help: String,
     },
-    /// A model that can't be laid on its mesh as asked.
+    /// A model that cannot be partitioned over its mesh as asked.
     #[error(transparent)]
     Spmd(#[from] SpmdError),
     /// A program that could not be built.

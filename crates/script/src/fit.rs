@@ -1,4 +1,4 @@
-//! Views and messages lie inside their buffers.
+//! Checks that views and messages lie inside their buffers.
 
 use phalanx_call::Block;
 use phalanx_ir::{Port, Program};

@@ -1,5 +1,5 @@
-//! Tables whose keys come from here and not from others: nobody picks keys that collide, so a quick hash
-//! will do. A script has tens of thousands of buffers, each of which is looked up several times.
+//! Tables whose keys are made by this crate: nobody can choose keys that collide, so a fast hash is
+//! enough. A script has tens of thousands of buffers, each of which is looked up several times.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -10,7 +10,7 @@ pub(crate) type QuickMap<K, V> = HashMap<K, V, BuildHasherDefault<Quick>>;
 /// A set with a quick hash.
 pub(crate) type QuickSet<K> = HashSet<K, BuildHasherDefault<Quick>>;
 
-/// Multiplies by an odd number whenever something is added.
+/// Multiplies by an odd number for each value that is added.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Quick(u64);
 
@@ -41,7 +41,7 @@ impl Hasher for Quick {
         self.add(word as u64);
     }
 
-    /// Products are mixed best in their upper bits, and tables look at the lower ones too.
+    /// A product is mixed best in its upper bits, but tables use the lower ones too.
     fn finish(&self) -> u64 {
         self.0 ^ self.0.rotate_left(32)
     }

@@ -1,4 +1,4 @@
-//! What buffers are found by. Names are made from keys, for people, and never read back.
+//! Keys of buffers. Names are made from keys, for people, and are never parsed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::names::Names;
 pub enum BufferKey {
     /// What a rank keeps of a unit from step to step.
     State(StateKey),
-    /// A number that the host gives, or that outlives a step.
+    /// A scalar that the host provides, or that is kept between steps.
     Scalar(Scalar),
     /// A micro-batch of a data port.
     Data {
@@ -29,9 +29,10 @@ pub enum BufferKey {
         /// The micro-batch.
         microbatch: usize,
     },
-    /// What an instance makes of a micro-batch: boundaries, residuals, cotangents, losses, probes.
+    /// What an instance produces for a micro-batch: boundaries, residuals, cotangents, losses,
+    /// probes.
     Value(Value),
-    /// This rank's slice of a value that another device sends in slices.
+    /// This rank's slice of a value that another stage group sends in slices.
     Slice(Value),
     /// A unit's weights, gathered for runs of the schedule.
     Gathered {
@@ -40,14 +41,14 @@ pub enum BufferKey {
         /// The first run that reads them.
         run: usize,
     },
-    /// A unit's gradient as some micro-batches form it, before it is summed into a shard.
+    /// A unit's gradient from some micro-batches, before it is summed into a shard.
     Formed {
         /// The unit's number.
         unit: usize,
         /// The first of the micro-batches.
         group: usize,
     },
-    /// A number that the end of a step forms.
+    /// A number that is computed at the end of a step.
     Number(Number),
     /// A buffer of a script that was written by hand.
     Own(Arc<str>),
@@ -58,7 +59,7 @@ pub enum BufferKey {
 pub struct StateKey {
     /// The unit's number.
     pub unit: usize,
-    /// What of it.
+    /// Which kind of state.
     pub kind: StateKind,
 }
 
@@ -71,7 +72,7 @@ pub enum StateKind {
     Gradient,
     /// The wide copy that is updated, if weights are narrow.
     Master,
-    /// One of the optimizer's: moments or momentum, by their number.
+    /// Optimizer state by index: moments or momentum.
     Optimizer(usize),
 }
 
@@ -82,26 +83,26 @@ pub enum Scalar {
     LearningRate,
     /// The step, counted from 1.
     Step,
-    /// One over what the loss is a mean over, such as valid targets.
+    /// One over the count that the loss is averaged over, such as valid targets.
     InverseCount,
     /// Whether the updates of a step are applied.
     Go,
     /// What losses are multiplied by before the backward.
     LossScale,
-    /// A number of the model's own, which the batch gives.
+    /// The model's own scalar, which the batch provides.
     User(Arc<str>),
 }
 
-/// What the end of a step forms.
+/// Numbers that are computed at the end of a step.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Number {
     /// The mean loss of the batch.
     Loss,
     /// The global norm of the gradient.
     GradNorm,
-    /// What gradients are multiplied by.
+    /// The coefficient by which gradients are multiplied.
     Clip,
-    /// A device's share of loss and squared norm.
+    /// A stage group's share of loss and squared norm.
     Sums,
 }
 

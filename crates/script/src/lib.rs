@@ -1,15 +1,15 @@
 //! What a rank does in a step, as data.
 //!
-//! A [`Script`] is a list of [`Action`]s over typed programs and keyed buffers. Each action is issued
-//! in order on a [`Lane`] and starts when its lane is free and its inputs are ready: dependencies are
-//! the reads and writes of buffers plus explicit edges ([`order`]). The runtime executes a script,
-//! the planner ([`memory`]) sizes it, and later the simulator times it and the pictures draw it:
-//! they all read this one description, under this one rule.
+//! A [`Script`] is a list of [`Action`]s over typed programs and keyed buffers. Each action is
+//! issued in order on a [`Lane`] and starts when its lane is free and its inputs are ready:
+//! dependencies are the reads and writes of buffers plus explicit edges ([`order`]). The runtime
+//! executes a script, the planner ([`memory`]) sizes it, and later the simulator times it and the
+//! pictures draw it: they all read this one description and use this one rule.
 //!
-//! The checker ([`check()`]) types gradient buffers by the contributions they hold, so a script that
-//! would lose, double or forget one is refused before it runs. What the ranks of a step do together is
-//! checked with their scripts side by side, one for each class of ranks that do the same ([`check_classes`]): messages and collectives match,
-//! and nobody waits for ever.
+//! The checker ([`check()`]) types gradient buffers by the contributions they hold, so a script
+//! that would lose, double or forget one is refused before it runs. The scripts of all ranks are
+//! also checked together, one for each class of ranks that do the same ([`check_classes`]):
+//! messages and collectives match, and no rank waits forever.
 #![forbid(unsafe_code)]
 
 pub mod action;

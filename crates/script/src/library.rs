@@ -1,8 +1,8 @@
-//! The programs of a plan, each known by an id.
+//! The programs of a plan, each identified by a hash.
 //!
 //! Scripts run the same few programs again and again, and ranks that communicate must run the same
-//! one. So a program is placed once ([`Slots`]), by what the engine needs, and compared by its
-//! [`ProgramHash`] alone.
+//! one. So the slots of a program are found once ([`Slots`]), with the engine's requirements, and
+//! programs are compared by their [`ProgramHash`] alone.
 
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
@@ -13,13 +13,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use phalanx_call::{Requirements, Slots};
 use phalanx_ir::Program;
 
-/// What a program is known by, on every rank: equal for equal programs. Two different ones share it
-/// once in 2¹²⁸.
+/// Identifies a program on every rank: equal programs have equal hashes. Two different programs
+/// have the same hash with probability 2⁻¹²⁸.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProgramHash(u128);
 
 impl ProgramHash {
-    /// The hash of everything that a program says.
+    /// The hash of everything in a program.
     pub fn of(program: &Program) -> Self {
         let mut text = Hashed([DefaultHasher::new(), DefaultHasher::new()]);
         text.0[1].write_u8(1);
@@ -48,7 +48,7 @@ impl Write for Hashed {
 /// A program with the places of its values.
 #[derive(Clone, Debug)]
 pub struct Placed {
-    /// What it is known by.
+    /// Its hash.
     pub hash: ProgramHash,
     /// The program.
     pub program: Arc<Program>,
@@ -70,22 +70,22 @@ impl Placed {
     }
 }
 
-/// Programs that were placed already, for an engine with these requirements.
+/// Programs whose slots are known already, for an engine with these requirements.
 pub struct Library {
     requirements: Arc<dyn Requirements>,
     known: Mutex<HashMap<ProgramHash, Placed>>,
 }
 
 impl Library {
-    /// An empty one.
+    /// An empty library.
     pub fn new(requirements: Arc<dyn Requirements>) -> Self {
         Self { requirements, known: Mutex::default() }
     }
 
-    /// The program with its places: those that were found the first time.
+    /// The program with its slots, which are found when it is first asked for.
     pub fn placed(&self, program: &Program) -> Placed {
         let hash = ProgramHash::of(program);
-        // Whoever panicked while it held the lock left whole entries behind.
+        // A thread that panicked while it held the lock left complete entries.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let placed = known.entry(hash).or_insert_with(|| Placed {
             hash,

@@ -1,4 +1,4 @@
-//! The memory planner: an arena of each tier for a whole script, from lifetimes alone.
+//! The memory planner: one arena per tier for a whole script, from live ranges alone.
 //!
 //! Two buffers may share memory only if one's last use happens before the other's first write.
 
@@ -14,27 +14,28 @@ use place::place;
 /// Where every buffer of a script lies, and what that costs.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MemoryPlan {
-    /// By buffer: the offset in its tier's arena.
+    /// For each buffer: the offset in its tier's arena.
     pub offsets: Vec<usize>,
-    /// By action: the offset of its program's workspace, where it needs one.
+    /// For each action: the offset of its program's workspace, where it needs one.
     pub workspaces: Vec<Option<usize>>,
-    /// Bytes of the device's arena.
+    /// Bytes of the arena in the tier `Device`.
     pub arena: usize,
-    /// By category: the largest sum of live bytes on the device at any action, gaps not counted.
+    /// For each category: the largest sum of live bytes in the tier `Device` at any action, without
+    /// gaps.
     pub peaks: Vec<(Category, usize)>,
     /// By tier, in the order of [`Tier::ALL`]: bytes of its arena.
     pub arenas: [usize; Tier::ALL.len()],
-    /// By tier: what `peaks` is for the device.
+    /// For each tier: what `peaks` is for the tier `Device`.
     pub peaks_by_tier: [Vec<(Category, usize)>; Tier::ALL.len()],
     /// The first and last action that uses each buffer; persistent ones live throughout.
     pub lives: Vec<Option<(usize, usize)>>,
-    /// By buffer: the action from which on it counts as what it is. What comes from other ranks is
-    /// communication until something reads it.
+    /// For each buffer: the first action at which it counts in its own category. What comes from
+    /// other ranks counts as communication until it is read.
     pub counts_from: Vec<usize>,
 }
 
 impl MemoryPlan {
-    /// The planned peak of one category on the device.
+    /// The planned peak of one category in the tier `Device`.
     pub fn peak(&self, category: Category) -> usize {
         self.peak_in(Tier::Device, category)
     }
@@ -60,8 +61,8 @@ pub fn plan(script: &Script) -> Result<MemoryPlan, ScriptError> {
     plan_beside(script, None)
 }
 
-/// Plans a script that runs on the state of another one's arenas: buffers that hold something
-/// between scripts stay where `base` has them, under the same numbers.
+/// Plans a script that shares its state with another script: buffers that persist between scripts
+/// stay where `base` has them, with the same indices.
 pub fn plan_beside(script: &Script, base: Option<&MemoryPlan>) -> Result<MemoryPlan, ScriptError> {
     Ok(plan_in_order(script, &HappensBefore::of(script)?, base))
 }
@@ -105,8 +106,8 @@ pub(crate) fn plan_in_order(
     plan
 }
 
-/// What needs a place in a tier; workspaces lie on the device. With the uses of buffers come all actions,
-/// of which each uses its own workspace.
+/// The allocations of a tier; workspaces lie in the tier `Device`. `uses` has the uses of buffers,
+/// and all actions, each of which uses its own workspace.
 fn rooms<'a>(
     script: &Script,
     tier: Tier,
@@ -119,7 +120,7 @@ fn rooms<'a>(
         let uses: &[usize] = match (&lives[index], buffer.source) {
             (None, _) => continue,
             (Some(_), Source::Script) => &uses[index],
-            // It holds something before the first action or after the last one.
+            // Its contents matter before the first action or after the last one.
             (Some(_), _) => &[],
         };
         let fixed =
@@ -139,20 +140,20 @@ fn rooms<'a>(
     rooms
 }
 
-/// Who needs a room.
+/// What an allocation is for.
 enum Owner {
     Buffer(usize),
     Workspace(usize),
 }
 
-/// Memory that a buffer or an action needs for a while.
+/// An allocation: memory that a buffer or an action needs during its live range.
 struct Room<'a> {
     owner: Owner,
     bytes: usize,
     /// The actions that use it; empty if it lives throughout.
     uses: &'a [usize],
     offset: usize,
-    /// Whether the offset is settled already.
+    /// Whether the offset is already fixed.
     fixed: bool,
 }
 
@@ -176,14 +177,14 @@ fn lives(script: &Script, uses: &[Vec<usize>]) -> Vec<Option<(usize, usize)>> {
         .map(|(buffer, uses)| match (buffer.source, uses.first(), uses.last()) {
             (Source::Script, Some(&first), Some(&last)) => Some((first, last)),
             (Source::Script, ..) => None,
-            // An accumulator is born by its first write and dies by its last use, but its memory is
-            // the host's to look at between steps, so it is never shared.
+            // An accumulator lives from its first write to its last use, but the host may read it
+            // between steps, so its memory is never shared.
             _ => Some((0, end)),
         })
         .collect()
 }
 
-/// By buffer: the first action that reads it, where other ranks wrote it; else the first of all.
+/// For each buffer: the first action that reads it, if other ranks write it; else the first action.
 fn counts_from(script: &Script) -> Vec<usize> {
     let mut from: Vec<Option<usize>> = vec![Some(0); script.buffers.len()];
     for (index, action) in script.actions.iter().enumerate() {

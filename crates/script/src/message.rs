@@ -1,11 +1,11 @@
-//! Which elements of a buffer a message takes: those of an edge's pieces.
+//! Which elements of a buffer a message carries: those of the pieces of an edge.
 
 use phalanx_call::Block;
 
 use crate::edge::Piece;
 
-/// The elements of an edge's piece as one of its ends has them. Stretches of the same length that are
-/// evenly spaced on both sides travel together.
+/// The elements of a piece of an edge, as they lie on one side. Stretches of the same length that
+/// are evenly spaced on both sides become one block.
 pub(crate) fn blocks(piece: &Piece, sending: bool) -> Vec<Block> {
     let mut blocks: Vec<[Block; 2]> = Vec::new();
     for stretch in &piece.stretches {

@@ -1,4 +1,4 @@
-//! Numbers in words, for errors, traces and pictures.
+//! Names for indices, for errors, traces and pictures.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use phalanx_call::Value;
 
 use crate::action::Contribution;
 
-/// The names of a model's parameters and instances and of a rank's units, by their numbers.
+/// The names of a model's parameters and instances and of a rank's units, by index.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Names {
@@ -16,7 +16,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// A contribution in words.
+    /// A contribution as text.
     pub fn describe(&self, contribution: &Contribution) -> String {
         let quoted = |names: &[String], index: usize| match names.get(index) {
             Some(name) => format!("`{name}`"),
@@ -30,7 +30,7 @@ impl Names {
         )
     }
 
-    /// A value in words, such as `blocks.3/h@mb0`.
+    /// A value as text, such as `blocks.3/h@mb0`.
     pub fn value(&self, value: &Value) -> String {
         let Value { instance, port, microbatch, again } = value;
         let again = if *again { " again" } else { "" };
@@ -48,7 +48,7 @@ impl Names {
     }
 }
 
-/// A name, or in a script that was written by hand and has none, the number.
+/// A name; or the index, in a script that was written by hand and has no names.
 fn name<'a>(names: &'a [String], number: usize, what: &str) -> Cow<'a, str> {
     match names.get(number) {
         Some(name) => Cow::Borrowed(name),

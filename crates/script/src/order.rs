@@ -6,9 +6,9 @@
 //! a send ends only when its receiver takes it, which may be long after the next one is made, so the
 //! lanes of messages keep the order of starts, and not of ends.
 //!
-//! What ends in order needs no list of all that came before: one number for each lane says how much
-//! of it is over. Of a message it is known who waits for it. So the order of a script takes memory
-//! in proportion to its actions and the edges between them.
+//! Actions that end in order need no list of everything before them: one number per lane says how
+//! many of its actions are over. For a message, the actions that wait for it are stored. So the
+//! order of a script takes memory proportional to its actions and the edges between them.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -20,15 +20,15 @@ use crate::error::ScriptError;
 /// The order of a script's actions.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct HappensBefore {
-    /// By action: those that it waits for, without those that come before another of them.
+    /// For each action: those that it waits for, without those that are implied by others.
     direct: Vec<Vec<u32>>,
-    /// By action: how many actions of each lane that ends in order are over when it starts.
+    /// For each action: how many actions of each lane that ends in order are over when it starts.
     over: Vec<[u32; Lane::ALL.len()]>,
-    /// By action: its lane, and its number there.
+    /// For each action: its lane, and its number there.
     places: Vec<(Lane, u32)>,
     /// How many actions each lane has.
     issued: [u32; Lane::ALL.len()],
-    /// By message: the actions that wait for its end by name, in their order.
+    /// For each message: the actions that explicitly wait for its end, in order.
     waiters: HashMap<usize, Vec<u32>>,
 }
 
@@ -57,7 +57,8 @@ impl HappensBefore {
             for BufferId(buffer) in action.reads() {
                 before.extend(writers[buffer]);
             }
-            // Ending a life is ordered as a write is: after all uses, and before the next write.
+            // Ending a live range is ordered like a write: after all uses, and before the next
+            // write.
             let changes: Vec<BufferId> = action.writes().into_iter().chain(action.ends()).collect();
             for &BufferId(buffer) in &changes {
                 before.extend(writers[buffer]);
@@ -75,8 +76,8 @@ impl HappensBefore {
         Ok(order)
     }
 
-    /// Adds an action that comes after these ones. Latest first, an action that is already known to
-    /// come before is implied by a later one, so it need not be waited for by name.
+    /// Adds an action that comes after these ones. They are visited latest first: an earlier one
+    /// that is implied by a later one needs no explicit wait.
     fn push(&mut self, lane: Lane, mut before: Vec<usize>) {
         before.sort_unstable_by(|a, b| b.cmp(a));
         before.dedup();
@@ -106,7 +107,8 @@ impl HappensBefore {
         self.direct.push(direct.into_iter().rev().map(|before| before as u32).collect());
     }
 
-    /// Whether an action has ended before one starts that waits for `direct` and knows `over`.
+    /// Whether `action` has ended before the start of an action that waits for `direct` and has
+    /// `over`.
     fn is_over(&self, over: &[u32; Lane::ALL.len()], direct: &[usize], action: usize) -> bool {
         let (lane, number) = self.places[action];
         match lane.ends_in_order() {
@@ -115,8 +117,8 @@ impl HappensBefore {
         }
     }
 
-    /// The actions that this one waits for, without those that come before another of them. Waiting
-    /// for these is waiting for all that [`HappensBefore::before`] names.
+    /// The actions that this one waits for, without those that are implied by others. Waiting for
+    /// these means waiting for all actions for which [`HappensBefore::before`] is true.
     pub fn direct(&self, action: usize) -> impl ExactSizeIterator<Item = usize> + '_ {
         self.direct[action].iter().map(|&before| before as usize)
     }
@@ -126,7 +128,7 @@ impl HappensBefore {
         let (lane, number) = self.places[a];
         match lane.ends_in_order() {
             true => self.over[b][lane as usize] > number,
-            // Somebody waited for the message, and that one is over, or is `b` itself.
+            // An action waited for the message, and that action is over, or is `b` itself.
             false => self.waiters.get(&a).is_some_and(|waiters| {
                 waiters
                     .iter()
@@ -135,7 +137,8 @@ impl HappensBefore {
         }
     }
 
-    /// Numbers that it keeps: it grows with the actions and the edges between them, not with their square.
+    /// How many numbers it keeps: proportional to the actions and the edges between them, not to
+    /// their square.
     pub fn size(&self) -> usize {
         let edges = self.direct.iter().map(Vec::len).sum::<usize>();
         let waiters = self.waiters.values().map(Vec::len).sum::<usize>();

@@ -1,8 +1,8 @@
-//! Results that lie over operands: updates work where the state is.
+//! Results that overwrite operands: updates work in place on the state.
 //!
-//! A run may bind an output to the memory of an input. Its program need not know: it reads all of an operand
-//! before a result is written there, or writes each element where it has just read it. Whether that holds
-//! follows from where its values lie, however many instructions it has.
+//! A run may bind an output to the memory of an input. That is allowed if the program reads all of
+//! the operand before it writes the result there, or writes each element where it has just read it.
+//! Whether that holds follows from the program's slots, for any number of instructions.
 
 use phalanx_call::{Slot, Slots};
 use phalanx_ir::{Op, OpDef, Port, Program, ValueId};
@@ -10,7 +10,7 @@ use phalanx_ir::{Op, OpDef, Port, Program, ValueId};
 use crate::action::{Action, Run, Script, View};
 use crate::error::ScriptError;
 
-/// Refuses a run that writes a result over an operand which it still reads.
+/// Refuses a run that overwrites an operand that it still reads.
 pub(crate) fn over(
     script: &Script,
     index: usize,
@@ -66,7 +66,7 @@ fn works_in_place(
     same: bool,
 ) -> bool {
     let Some(instr) = program.instrs().get(instr) else { return true };
-    // Collectives say themselves where a rank's own block may lie.
+    // A collective itself says where a rank's own block may lie.
     if matches!(instr.op, Op::Collective(_)) {
         return true;
     }
@@ -82,12 +82,12 @@ fn works_in_place(
 fn last_read(program: &Program, slots: &Slots, input: usize) -> Option<usize> {
     let reads = |value: &ValueId| slots.by_value[value.index()] == Slot::Input(input);
     let last = program.instrs().iter().rposition(|instr| instr.inputs.iter().any(reads));
-    // What is copied to an output at the end is read then.
+    // A value that is copied to an output at the end is read then.
     let copied = slots.copies.iter().any(|(_, value)| reads(value));
     if copied { Some(program.instrs().len()) } else { last }
 }
 
-/// The first instruction that writes what lies in an output; behind the last if it is copied there.
+/// The first instruction that writes what lies in an output; after the last if it is copied there.
 fn first_write(program: &Program, slots: &Slots, output: usize) -> usize {
     let writes = |value: &ValueId| slots.by_value[value.index()] == Slot::Output(output);
     let first = program.instrs().iter().position(|instr| instr.outputs.iter().any(writes));
@@ -141,7 +141,7 @@ mod tests {
             .unwrap();
     }
 
-    /// A result may not be there before the last look at what is under it.
+    /// A result must not be written before the last read of what it overwrites.
     #[test]
     fn an_operand_that_is_still_read_is_not_written_over() {
         let told = checked(

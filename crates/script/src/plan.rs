@@ -1,11 +1,11 @@
 //! A rank's plan: several scripts over one table of state, and the rule that says which of them a step
 //! runs.
 //!
-//! Training and evaluation are two scripts on the same weights; averaging replicas now and then, saving,
-//! or the first and last steps of a pipeline that never drains are further ones. State lies at the same
-//! place for all of them. A script is built when it is first asked for, by one pure builder, and checked
-//! before it runs. Which one comes next is decided by a [`Controller`], a pure function of the step's
-//! number and of what earlier steps told.
+//! Training and evaluation are two scripts on the same weights; averaging replicas from time to
+//! time, saving, or the first and last steps of a pipeline that never drains would be others. State
+//! lies at the same place for all of them. A script is built when it is first asked for, by one
+//! pure builder, and checked before it runs. Which one comes next is decided by a [`Controller`], a
+//! pure function of the step's number and of the outcomes of earlier steps.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,19 +19,19 @@ use crate::error::ScriptError;
 use crate::memory::{MemoryPlan, plan, plan_in_order};
 use crate::order::HappensBefore;
 
-/// Which of a plan's scripts.
+/// Names one script of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum ScriptKey {
     /// One optimizer step.
     Train,
-    /// The loss of a batch under the present weights.
+    /// The loss of a batch with the current weights.
     Evaluate,
-    /// The mean of what replicas keep, on all of them.
+    /// Averages the state of replicas, on all of them.
     Average,
 }
 
-/// A script that is known to be right, with its order and its places in memory: what can be run.
+/// A checked script with its order and its memory plan, ready to run.
 #[derive(Clone, Debug)]
 pub struct Planned {
     /// The script.
@@ -43,8 +43,8 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Checks a script and plans its memory; its order is worked out once. State stays where `base` has
-    /// it.
+    /// Checks a script and plans its memory; its order is computed once. State stays where `base`
+    /// has it.
     pub fn new(script: Script, base: Option<&MemoryPlan>) -> Result<Self, ScriptError> {
         let order = HappensBefore::of(&script)?;
         contents(&script)?;
@@ -52,17 +52,17 @@ impl Planned {
         Ok(Self { script, order, memory })
     }
 
-    /// A script of which another rank's stands for everything but its messages and its place in shared
-    /// units: what was found for that one holds for it.
+    /// The plan of a script that differs from this one only in its messages and its place in shared
+    /// units: order and memory plan are the same.
     pub fn like(&self, script: Script) -> Result<Self, ScriptError> {
         if !self.script.is_like(&script) {
             return Err(ScriptError::Apart {
                 rank: script.rank,
                 why: format!(
-                    "it does something else than rank {}, which stands for it",
+                    "its script differs from that of rank {}, which represents it",
                     self.script.rank
                 ),
-                help: "plan ranks that differ one by one".to_owned(),
+                help: "plan ranks with different scripts separately".to_owned(),
             });
         }
         Ok(Self { script, order: self.order.clone(), memory: self.memory.clone() })
@@ -91,8 +91,8 @@ impl Plan {
         Ok(Self { state, base, scripts: BTreeMap::new() })
     }
 
-    /// The plan of another rank that does the same, on its own state and with scripts of its own: what was
-    /// found for these scripts holds for its.
+    /// The plan of another rank that does the same, with its own state and scripts: order and
+    /// memory plans are the same.
     pub fn like(&self, state: State, builder: &dyn Builds) -> Result<Self, ScriptError> {
         let mut scripts = BTreeMap::new();
         for (key, planned) in &self.scripts {
@@ -130,17 +130,17 @@ impl Plan {
     /// The script of a training step.
     ///
     /// # Panics
-    /// If it was not asked for yet.
+    /// If it was not built yet.
     pub fn train_script(&self) -> &Script {
         &self.scripts.get(&ScriptKey::Train).expect("the plan trains").script
     }
 
-    /// Gives a script away, if it was asked for.
+    /// Takes a script out of the plan, if it was built.
     pub fn take(&mut self, key: ScriptKey) -> Option<Planned> {
         self.scripts.remove(&key).map(Arc::unwrap_or_clone)
     }
 
-    /// The scripts that were asked for so far.
+    /// The scripts that were built so far.
     pub fn scripts(&self) -> impl Iterator<Item = (ScriptKey, &Arc<Planned>)> {
         self.scripts.iter().map(|(key, planned)| (*key, planned))
     }
@@ -163,7 +163,7 @@ pub enum Outcome {
     Repeat(ScriptKey),
 }
 
-/// What is known of a step that was taken.
+/// The record of a finished step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Record {
     /// The step, counted from 1.
@@ -172,14 +172,14 @@ pub struct Record {
     pub outcome: Outcome,
 }
 
-/// The scripts of a step, in the order in which they run. A rule that has few answers need not make them anew
-/// for each step.
+/// The scripts of a step, in the order in which they run. A rule with few results need not allocate
+/// one for each step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Choice(pub Cow<'static, [ScriptKey]>);
 
 /// The rule from steps to scripts. It is pure, so every rank decides the same.
 pub trait Controller: fmt::Debug + Send + Sync {
-    /// What a step, counted from 1, runs; fixed rules ignore the records of earlier steps.
+    /// The scripts of a step, counted from 1; fixed rules ignore the records of earlier steps.
     fn next(&self, step: u64, records: &[Record]) -> Choice;
 }
 

@@ -1,4 +1,4 @@
-//! In which order one rank runs the parts of its segments.
+//! The order in which one rank runs the parts of its segments.
 //!
 //! A schedule is a plain list; pipeline schedules are other lists of the same turns.
 
@@ -14,7 +14,7 @@ pub enum Part {
     W,
     BW,
     FBW,
-    /// F once more, for the backward that follows: what F made the first time is not kept.
+    /// F again, for the backward that follows: the values of the first F were not kept.
     R,
 }
 
@@ -35,8 +35,8 @@ impl fmt::Display for Part {
     }
 }
 
-/// Gradient accumulation on one rank: each micro-batch goes through all instances and back before
-/// the next, so only one is in flight.
+/// Gradient accumulation on one rank: each micro-batch runs forward and backward through all
+/// instances before the next, so only one is in flight.
 pub fn accumulate(instances: usize, microbatches: usize) -> Vec<Turn> {
     let mut turns = Vec::new();
     for microbatch in 0..microbatches {
@@ -56,10 +56,10 @@ pub fn forward(instances: impl Iterator<Item = usize> + Clone, microbatches: usi
         .collect()
 }
 
-/// Where the last instance's backward follows its forward at once, both become one run and nothing is
-/// kept between them: the last segment's logits then never exist as a whole. If the gradients of its
-/// weights were to come later, they come with it. (Every other instance's backward needs something
-/// that its forward leads to.)
+/// Where the last instance's backward directly follows its forward, both become one run and nothing
+/// is kept between them: the logits of the last segment then never exist as a whole. If its weight
+/// gradients were scheduled later, they move into this run. (For every other instance something
+/// must run between forward and backward.)
 pub fn merge_adjacent(turns: &[Turn], instances: usize) -> Vec<Turn> {
     let mut merged: Vec<Turn> = Vec::new();
     let mut early = BTreeSet::new();

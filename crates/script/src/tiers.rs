@@ -5,8 +5,8 @@ use phalanx_call::Tier;
 use crate::action::{Action, BufferId, Kind, Script};
 use crate::error::ScriptError;
 
-/// Programs and messages use the device's memory; a copy goes to as many bytes of another tier, on the
-/// lane of its direction.
+/// Checks that programs and messages use the tier `Device`, and that a copy goes to the same number
+/// of bytes in another tier, on the lane of its direction.
 pub(crate) fn tiers(script: &Script, index: usize, action: &Action) -> Result<(), ScriptError> {
     let bad = |why: String, help: &str| {
         let (what, help) = (action.label.clone(), help.to_owned());
@@ -23,7 +23,7 @@ pub(crate) fn tiers(script: &Script, index: usize, action: &Action) -> Result<()
                     script.name(id),
                     buffer(id).tier
                 ),
-                "copy it to a buffer of the device first",
+                "copy it to a buffer in the tier `device` first",
             ),
         };
     };
@@ -33,7 +33,7 @@ pub(crate) fn tiers(script: &Script, index: usize, action: &Action) -> Result<()
         format!("`{from}` ({}) to `{into}` ({})", a.tier, b.tier)
     };
     if a.bytes != b.bytes {
-        let why = format!("it copies {}, of {} and {} bytes", way(), a.bytes, b.bytes);
+        let why = format!("it copies {}, but these have {} and {} bytes", way(), a.bytes, b.bytes);
         return bad(why, "give both buffers the same size");
     }
     if script.accumulators.iter().any(|accumulator| accumulator.buffer == into) {
@@ -46,6 +46,10 @@ pub(crate) fn tiers(script: &Script, index: usize, action: &Action) -> Result<()
             format!("it copies {} on the lane {:?}", way(), action.lane),
             &format!("issue it on the lane {lane:?}"),
         ),
-        None => bad(format!("it copies {}, in one tier", way()), "run a program that copies"),
+        None => bad(
+            format!("it copies {}, which are in the same tier", way()),
+            "run a program \
+            that copies",
+        ),
     }
 }

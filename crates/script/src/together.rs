@@ -1,18 +1,20 @@
-//! The checker of all ranks together: what one sends another one takes, and nobody waits in a circle.
+//! Checks all ranks together: every message that is sent is received, and there is no cycle of
+//! waits.
 //!
-//! [`check`](crate::check()) sees what one rank does. Whether ranks fit each other shows only side by side. A channel
-//! delivers in order, so the messages that a rank puts into it and those that its peer takes out must
-//! be the same ones one after the other. Ranks that communicate in a program must run it in the same
-//! order. And the waits must end: of an action there is a beginning and an end, and
+//! [`check`](crate::check()) sees only one rank. Whether the scripts of ranks match can only be
+//! seen by comparing them. A channel delivers in order, so the messages that a rank puts into it
+//! and those that its peer takes out must be the same ones one after the other. Ranks that
+//! communicate in a program must run it in the same order. And all waits must end: an action has a
+//! beginning and an end, and
 //!
 //! - it begins after those that it waits for have ended ([`HappensBefore`]);
-//! - it begins after the one issued before it has begun, and if that is not a message, has ended: an
-//!   engine may issue from a single thread, and whoever is quicker waits for less;
+//! - it begins after the one issued before it has begun, and if that is not a message, has ended:
+//!   an engine may issue from a single thread, and a faster engine waits for less;
 //! - a message ends on both sides after it has begun on both, and a collective on all ranks after it
 //!   has begun on all.
 //!
-//! Nothing else decides when something happens, so if these have no circle the step ends, however
-//! slow any rank is; and if they have one, it never does.
+//! Nothing else delays an action, so if these rules have no cycle the step ends, however slow any
+//! rank is; and if they have one, it never ends.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -26,8 +28,8 @@ use crate::error::ScriptError;
 use crate::names::Names;
 use crate::order::HappensBefore;
 
-/// Ranks that do the same, each on its part of the data: those of one device. The script of one of them
-/// stands for all; only what goes to whom in a message differs from rank to rank.
+/// Ranks that do the same, each on its part of the data: those of one stage group. The script of
+/// one of them represents all; only their messages differ.
 #[derive(Clone, Debug)]
 pub struct Class<'a> {
     /// The script of one rank.
@@ -38,16 +40,16 @@ pub struct Class<'a> {
     pub others: Vec<Other>,
 }
 
-/// A rank that another one's script stands for.
+/// A rank that is represented by another rank's script.
 #[derive(Clone, Debug)]
 pub struct Other {
     /// The rank.
     pub rank: usize,
-    /// By action that sends or receives: its own messages.
+    /// For each action that sends or receives: this rank's own messages.
     pub messages: Vec<(usize, Vec<Message>)>,
 }
 
-/// Checks the scripts of all ranks: each by itself, then that they fit each other.
+/// Checks the scripts of all ranks: each one alone, then that they match.
 pub fn check_together(scripts: &[Script]) -> Result<(), ScriptError> {
     let orders =
         scripts.iter().map(HappensBefore::of).collect::<Result<Vec<HappensBefore>, _>>()?;
@@ -57,11 +59,11 @@ pub fn check_together(scripts: &[Script]) -> Result<(), ScriptError> {
     check_classes(&classes)
 }
 
-/// Checks that ranks fit each other whose scripts are known to be right, one for each class of ranks that
+/// Checks that scripts match which are each known to be correct, one for each class of ranks that
 /// do the same.
 ///
-/// What holds of the classes holds of all ranks: whoever waits for another rank does so in an action of
-/// its class, so a circle of ranks would show as a circle of classes.
+/// What is true for the classes is true for all ranks: a rank waits for another rank in an action
+/// of its class, so a cycle of ranks would also be a cycle of classes.
 pub fn check_classes(classes: &[Class<'_>]) -> Result<(), ScriptError> {
     let mut waits = Waits::of(classes);
     let all = Classes::of(classes)?;
@@ -79,7 +81,7 @@ pub fn check_classes(classes: &[Class<'_>]) -> Result<(), ScriptError> {
     }
 }
 
-/// An action: the number of its class, and its own.
+/// An action: the index of its class, and its own index.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct At {
     class: usize,
@@ -122,7 +124,7 @@ impl<'a> Classes<'a> {
         format!("rank {}, action {} ({})", script.rank, at.action, script.actions[at.action].label)
     }
 
-    /// Every message of every rank, at the end where it is known from.
+    /// Every message of every rank: both of its ends, where they occur.
     fn ends(&self) -> BTreeMap<(usize, usize, u32), [Vec<End<'a>>; 2]> {
         let mut channels: BTreeMap<(usize, usize, u32), [Vec<End<'a>>; 2]> = BTreeMap::new();
         let mut add = |rank: usize, at: At, messages: &'a [Message]| {
@@ -154,7 +156,7 @@ impl<'a> Classes<'a> {
         channels
     }
 
-    /// The sends and receives that belong together.
+    /// The matching pairs of sends and receives.
     fn messages(&self) -> Result<BTreeSet<(At, At)>, ScriptError> {
         let mut pairs = BTreeSet::new();
         for ((from, to, channel), [sent, taken]) in self.ends() {
@@ -166,8 +168,9 @@ impl<'a> Classes<'a> {
                     let (x, y) = (content(a.message, names(a)), content(b.message, names(b)));
                     return Err(apart(
                         to,
-                        format!("message {number} {way} is {x} for {sends}, but {y} for {takes}"),
-                        "take messages in the order in which they are sent, with the same blocks",
+                        format!("message {number} {way} is {x} in {sends}, but {y} in {takes}"),
+                        "receive messages in the order in which they are sent, with the same \
+                        blocks",
                     ));
                 }
                 pairs.insert((a.at, b.at));
@@ -175,17 +178,17 @@ impl<'a> Classes<'a> {
             let (sends, takes) = (sent.len(), taken.len());
             if sends != takes {
                 let why = format!("{sends} messages are sent {way}, but {takes} are received");
-                let help = "every send needs its receive, and every receive its send";
+                let help = "every send needs a receive, and every receive a send";
                 return Err(apart(if sends < takes { to } else { from }, why, help));
             }
         }
         Ok(pairs)
     }
 
-    /// The actions in which ranks communicate by a program, those of one call together.
+    /// The actions in which ranks communicate in a program, grouped by call.
     fn collectives(&self) -> Result<Vec<Vec<At>>, ScriptError> {
-        // By the classes that take part: the ranks of one such group, and for each class what it does
-        // with the others, in its order.
+        // For each set of classes: the ranks of one such group, and for each class the calls it
+        // makes with the others, in order.
         type Calls = (Vec<usize>, BTreeMap<usize, Vec<At>>);
         let mut groups: BTreeMap<Vec<usize>, Calls> = BTreeMap::new();
         for (class, known) in self.classes.iter().enumerate() {
@@ -222,7 +225,7 @@ impl<'a> Classes<'a> {
         for member in group {
             let Some(&class) = self.of_rank.get(member) else {
                 let why = format!(
-                    "it communicates with the ranks {group:?}, of which {member} has no script"
+                    "it communicates with the ranks {group:?}, but rank {member} has no script"
                 );
                 return Err(apart(rank, why, "give every rank one script"));
             };
@@ -244,7 +247,8 @@ impl<'a> Classes<'a> {
             let rank = self.classes[class].script.rank;
             let Some(&at) = list.get(number) else {
                 let why = format!(
-                    "it communicates {} times with the ranks {group:?}, of which others do so more often",
+                    "it communicates {} times with the ranks {group:?}, but others of them do so \
+                    more often",
                     list.len()
                 );
                 return Err(apart(rank, why, "let every rank of a group run the same programs"));
@@ -257,7 +261,10 @@ impl<'a> Classes<'a> {
             };
             if let Some(&first) = members.first().filter(|first| what(**first) != what(at)) {
                 let (a, b) = (self.describe(first), self.describe(at));
-                let why = format!("call {number} of the ranks {group:?} is {a}, but also {b}");
+                let why = format!(
+                    "call {number} of the ranks {group:?} is {a} on one, but {b} on \
+                    another"
+                );
                 return Err(apart(
                     rank,
                     why,
@@ -270,7 +277,7 @@ impl<'a> Classes<'a> {
     }
 }
 
-/// Whether what is sent is what is taken: the same value, block by block, wherever it lies.
+/// Whether a sent message equals a received one: the same value, block by block, wherever it lies.
 fn fits(sent: &Message, taken: &Message) -> bool {
     let shape = |block: &Block| (block.rows, block.len);
     (&sent.value, sent.dtype) == (&taken.value, taken.dtype)
@@ -295,12 +302,12 @@ fn partners(script: &Script, program: usize) -> Vec<Vec<usize>> {
     axes.iter().map(group).filter(|group| group.len() > 1).collect()
 }
 
-/// What must have happened before the beginnings and ends of actions.
+/// What the beginnings and ends of actions wait for.
 struct Waits {
-    /// By class: the number of its first action among all.
+    /// For each class: the number of its first action among all.
     firsts: Vec<usize>,
-    /// By event: those that it waits for. Action n begins as event 2n and ends as event 2n + 1;
-    /// behind them are the moments at which actions meet.
+    /// For each event: those that it waits for. Action n begins as event 2n and ends as event 2n +
+    /// 1; after them come events at which actions meet.
     on: Vec<Vec<usize>>,
 }
 
@@ -349,7 +356,7 @@ impl Waits {
         }
     }
 
-    /// Actions each of which waits for the next, and the last for the first; none if all can end.
+    /// A cycle of actions, each of which waits for the next; none if all can end.
     fn circle(&self) -> Option<Vec<At>> {
         let mut circle: Vec<At> =
             circle(&self.on)?.into_iter().filter_map(|e| self.action(e)).collect();

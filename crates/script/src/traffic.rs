@@ -9,7 +9,7 @@ use phalanx_ir::Axis;
 use crate::action::{Action, Kind, Script};
 use crate::together::{Class, Other};
 
-/// What its rank moves in one run of a script.
+/// What the script's rank moves in one run.
 pub fn traffic(script: &Script) -> BTreeMap<Route, Moved> {
     let mut total = of_programs(script, script.rank);
     for action in &script.actions {
@@ -20,7 +20,7 @@ pub fn traffic(script: &Script) -> BTreeMap<Route, Moved> {
     total
 }
 
-/// By rank of a class: what it moves in one run of the class's script.
+/// For each rank of a class: what it moves in one run of the class's script.
 pub fn traffic_of_class(class: &Class<'_>) -> BTreeMap<usize, BTreeMap<Route, Moved>> {
     let script = class.script;
     let own = (script.rank, traffic(script));
@@ -53,7 +53,7 @@ fn of_programs(script: &Script, rank: usize) -> BTreeMap<Route, Moved> {
     script.actions.iter().filter_map(Action::run).for_each(|run| runs[run.program.0] += 1);
     let mut total = BTreeMap::new();
     for (entry, runs) in script.programs.iter().zip(runs) {
-        // What is not run together is run by each rank for itself.
+        // A program without communication is run by each rank alone.
         if entry.ranks.len() < 2 {
             continue;
         }
@@ -64,13 +64,13 @@ fn of_programs(script: &Script, rank: usize) -> BTreeMap<Route, Moved> {
     total
 }
 
-/// What a rank moves that sends or receives; instead of the action's own messages it may have others.
+/// What a rank moves in sends and receives; it may have other messages than the script's own.
 fn of_messages<'a>(
     kind: &'a Kind,
     instead: Option<&'a [Message]>,
 ) -> impl Iterator<Item = (Route, Moved)> + use<'a> {
     let moved = match kind {
-        // A sender makes the calls; the receiver, who reads the sender's memory, moves the bytes.
+        // Calls are counted at the sender; bytes at the receiver, which reads the sender's memory.
         Kind::Send { messages, .. } => {
             let messages = instead.unwrap_or(messages);
             let calls = messages.iter().map(|m| m.blocks.len() as u64).sum();

@@ -1,9 +1,9 @@
-//! Units: parameters packed into flat buffers, so that updates and collectives touch few, large
+//! Units: parameters packed into flat buffers, so that updates and collectives work on few, large
 //! pieces.
 //!
-//! What lies together is reduced, gathered and updated together. So the parameters of a unit are
-//! cut by the same axes (ranks along them hold different blocks) and their gradients come out as
-//! partial sums over the same axes.
+//! A unit is reduced, gathered and updated as a whole. So its parameters are sharded by the same
+//! axes (ranks along them hold different blocks) and their gradients are partial sums over the same
+//! axes.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -27,7 +27,7 @@ pub struct Member {
     pub offset: usize,
     /// Its elements on one rank.
     pub elements: usize,
-    /// Whether a gradient of it is formed. Otherwise it stays as it is.
+    /// Whether it has a gradient. Otherwise it does not change.
     pub trained: bool,
 }
 
@@ -40,32 +40,32 @@ pub struct Unit {
     pub members: Vec<Member>,
     /// Elements on one rank, padding included. Padding is zero and stays zero.
     pub elements: usize,
-    /// How many of them, from the first on, decay.
+    /// How many of them, from the first one, decay.
     pub decays: usize,
-    /// The axes that cut the parameters: ranks along them hold different blocks.
+    /// The axes that shard the parameters: ranks along them hold different blocks.
     pub blocks: Vec<Axis>,
-    /// The axes over which the parameters' gradients are formed as partial sums.
+    /// The axes over which the parameters' gradients are partial sums.
     pub partial: BTreeSet<Axis>,
-    /// The devices that hold the parameters: several where they share them.
+    /// The stage groups that hold the parameters: several if they share them.
     pub devices: Vec<usize>,
     /// What ranks keep of it, and when they exchange it.
     pub facts: UnitFacts,
 }
 
 impl Unit {
-    /// The axes along which other devices add to its gradient.
+    /// The axes along which other stage groups add to its gradient.
     pub(crate) fn shared(&self) -> BTreeSet<Axis> {
         if self.devices.len() > 1 { BTreeSet::from([Axis::STAGES]) } else { BTreeSet::new() }
     }
 
-    /// Where its members lie in each rank's block, for ops that treat each by itself. A member has the
-    /// number that it has here.
+    /// Where its members lie in each rank's block, for ops that treat each one separately. Members
+    /// are numbered as here.
     pub fn bounds(&self) -> Bounds {
         let members = self.members.iter().map(|m| (m.offset, m.offset + m.elements));
         Bounds { members: members.collect(), block: self.elements }
     }
 
-    /// The bytes of its gradient that nothing writes: its padding, and members that get none.
+    /// The bytes of its gradient that nothing writes: its padding, and members without a gradient.
     pub fn without_gradient(&self, dtype: DType) -> Vec<Range<usize>> {
         let untrained = self.members.iter().filter(|m| !m.trained);
         let bytes =
@@ -94,7 +94,7 @@ impl Unit {
         self.typed(dtype, mesh, &self.facts.axes, BTreeSet::new())
     }
 
-    /// The type of what a rank updates of it.
+    /// The type of the part that a rank updates.
     pub fn updated(&self, dtype: DType, mesh: &Mesh) -> TensorType {
         match self.facts.state.share {
             Share::Whole => self.whole(dtype, mesh),
@@ -102,7 +102,7 @@ impl Unit {
         }
     }
 
-    /// The type in which the programs form its gradient.
+    /// The type of its gradient as programs compute it.
     pub fn formed(&self, dtype: DType, mesh: &Mesh) -> TensorType {
         self.typed(dtype, mesh, &[], self.partial.clone())
     }
@@ -123,8 +123,8 @@ impl Unit {
     }
 }
 
-/// Groups the parameters of a device's instances into units. Each member starts on a cache line
-/// whatever the element type, and each shard of a unit too.
+/// Groups the parameters of a stage group's instances into units. Each member starts on a cache
+/// line for every element type, and so does each shard of a unit.
 pub(crate) fn units(
     world: &World<'_>,
     device: usize,
@@ -156,7 +156,7 @@ struct Described {
     elements: usize,
     blocks: Vec<Axis>,
     partial: BTreeSet<Axis>,
-    /// The devices whose instances have it.
+    /// The stage groups whose instances have it.
     devices: Vec<usize>,
 }
 
@@ -167,8 +167,8 @@ impl Described {
     }
 }
 
-/// The parameters that some instance has, in the model's order, as the programs have them; whole
-/// where none reads them.
+/// The parameters that some instance has, in the model's order, in the layout that programs read;
+/// whole if no program reads them.
 fn described(world: &World<'_>, device: usize) -> Result<Vec<Described>, ScriptError> {
     let (model, holders) = (world.model, &world.holders);
     let Device { compiled, mesh, .. } = world.devices[device];
@@ -186,15 +186,15 @@ fn described(world: &World<'_>, device: usize) -> Result<Vec<Described>, ScriptE
                 trained: gradient.is_some(),
                 elements: ty.local_shape(mesh).iter().product(),
                 blocks,
-                // What is not trained has no gradient, so there is nothing to sum.
+                // A parameter that is not trained has no gradient to sum.
                 partial: gradient.map_or(BTreeSet::new(), |g| g.layout.partial().clone()),
                 devices: holders[param].clone(),
             };
             match &found[param] {
                 Some(other) if !own.alike(other) || own.elements != other.elements => {
                     return Err(ScriptError::Schedule(format!(
-                        "`{}` lies differently in two segments: cut by {:?} with a gradient \
-                         partial over {:?} in one, by {:?} and over {:?} in `{}`",
+                        "`{}` has different layouts in two segments: sharded by {:?} with a \
+                        gradient partial over {:?} in one, but by {:?} and over {:?} in `{}`",
                         model.params()[param].name,
                         other.blocks,
                         other.partial,
@@ -242,14 +242,15 @@ fn by_instance(
             if !seen.insert(described.param) {
                 continue;
             }
-            // What devices share is one unit on each of them, whichever instances read it there.
+            // Parameters that stage groups share are one unit in each of them, whichever instances
+            // read them there.
             let from = if described.devices.len() > 1 { 0 } else { first };
             match groups[from..].iter_mut().find(|(_, group)| group[0].alike(described)) {
                 Some((_, group)) => group.push(described.clone()),
                 None => groups.push((instance.name.clone(), vec![described.clone()])),
             }
         }
-        // The others are named after how they differ, which no two of them do alike.
+        // The others get their difference as a suffix, which is unique.
         for (name, group) in groups[first..].iter_mut().skip(1) {
             let cut = group[0].blocks.iter().map(|axis| format!("+cut.{axis}"));
             let summed = group[0].partial.iter().map(|axis| format!("+sum.{axis}"));
@@ -281,8 +282,8 @@ fn together(model: &Model, held: impl Fn(usize) -> bool, most: usize) -> Vec<Ran
 }
 
 /// Buckets in the order in which gradients complete, the reverse of the parameters': a bucket is
-/// closed once it has `cap` bytes, the one that is reduced first once it has `first`. Stages pack what
-/// they share alike, so that is one bucket whatever its size.
+/// closed once it has `cap` bytes, the one that is reduced first once it has `first`. Stages must
+/// pack shared parameters in the same way, so these are one bucket of any size.
 fn buckets(params: &[Described], size: usize, first: usize, cap: usize) -> Vec<Group> {
     let mut closed: Vec<Vec<Described>> = Vec::new();
     let mut open: Vec<Vec<Described>> = Vec::new();
@@ -308,7 +309,7 @@ fn buckets(params: &[Described], size: usize, first: usize, cap: usize) -> Vec<G
 }
 
 fn pack(name: String, group: &[Described], facts: UnitFacts, shards: usize) -> Unit {
-    // A cache line of the narrowest type, which is wider in the others.
+    // A cache line in the narrowest type; in wider types it is more.
     let line = ALIGN / 2;
     let mut group: Vec<&Described> = group.iter().collect();
     if group[0].devices.len() > 1 {

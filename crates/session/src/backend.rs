@@ -1,4 +1,4 @@
-//! Where the ranks of a session run: an engine for each, and how they talk.
+//! Where the ranks of a session run: an engine for each, and how they communicate.
 
 use std::sync::Arc;
 
@@ -16,25 +16,25 @@ use phalanx_error::{Error, Result};
 
 /// An engine and a transport: what the command and the library train on.
 pub trait Backend: Send + Sync {
-    /// What its engines need beside the values of programs.
+    /// The memory that its engines need besides the values of programs.
     fn requirements(&self) -> Arc<dyn Requirements>;
 
-    /// Brings up the ranks of this process, each with its scripts loaded. They take no memory yet.
+    /// Starts the ranks of this process, each with its scripts loaded. They allocate no memory yet.
     fn launch(&self, planner: &Planner<'_>) -> Result<Box<dyn LocalRanks>>;
 
-    /// Times products on all ranks at once; by local rank and product, its rounds.
+    /// Times products on all ranks at once; gives the rounds by local rank and product.
     fn time_products(&self, size: Size, products: &Timing<'_>) -> Result<Vec<Vec<Vec<Round>>>>;
 }
 
-/// How many ranks there are, and how much they may have under way.
+/// How many ranks there are, and how many messages they may have in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Size {
     /// The ranks of the world.
     pub ranks: usize,
     /// Threads of each.
     pub threads: usize,
-    /// Messages that a step may have under way on one channel, where it sends any: senders do not wait
-    /// for receivers.
+    /// The most messages that a step has in flight on one channel, if it sends any: senders do not
+    /// wait for receivers.
     pub depth: Option<usize>,
 }
 
@@ -55,17 +55,17 @@ pub struct Timing<'a> {
     pub products: &'a [Product],
     /// The element types of operands and of gradients.
     pub types: [DType; 2],
-    /// Rounds of each product, and FLOPs of a round at least.
+    /// Rounds of each product, and the fewest FLOPs of a round.
     pub rounds: (usize, u64),
 }
 
-/// Ranks with an engine of one kind each, which a launcher brings up.
+/// Ranks that a launcher starts, all with the same kind of engine.
 pub struct EngineBackend<L, M> {
-    /// The launcher of worlds of a size.
+    /// Makes the launcher of a world of a given size.
     pub launcher: L,
-    /// Makes a rank's engine of so many threads, from its end of the transport.
+    /// Makes a rank's engine with this many threads, from its end of the transport.
     pub engine: M,
-    /// What such engines need beside the values of programs.
+    /// The memory that such engines need besides the values of programs.
     pub requirements: Arc<dyn Requirements>,
 }
 

@@ -1,8 +1,9 @@
 //! What a session asks of its ranks, and what they answer.
 //!
-//! Ranks are loaded when they are launched ([`Backend::launch`](super::Backend::launch)) and stop when they
-//! are dropped; in between they take commands. These are the interface of a process to the ranks that live in it. Every process of a run is the
-//! same program and gives its own ranks the same commands, so a command need not cross processes.
+//! Ranks are loaded when they are launched ([`Backend::launch`](super::Backend::launch)) and stop
+//! when they are dropped; in between they execute commands. Commands are the interface of a process
+//! to its own ranks. Every process of a run is the same program and gives its own ranks the same
+//! commands, so commands never cross processes.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -20,36 +21,37 @@ use phalanx_error::Result;
 /// What a rank is asked to do.
 #[derive(Clone, Copy)]
 pub enum Command<'a> {
-    /// Takes its memory and writes its state: its part of the weights, and zeros elsewhere.
+    /// Allocates its memory and initialises its state: its part of the weights, and zeros
+    /// elsewhere.
     Start(&'a ReadParam<'a>),
-    /// Takes steps, the first of them number `from`, counted from 1. It ends early at the first that is
+    /// Runs steps, starting with step `from`, counted from 1. Ends early at the first step that is
     /// not applied.
     Steps {
         /// The first step.
         from: u64,
         /// How many.
         count: u64,
-        /// What they read.
+        /// The batches that they read.
         batches: &'a dyn Feeds,
-        /// The step that is timed, and the origin of its clock.
+        /// The step that is timed, and the time from which its clock counts.
         trace: Option<(u64, Instant)>,
     },
-    /// The loss of a batch under the present weights.
+    /// Computes the loss of a batch with the current weights.
     Evaluate(&'a StepData<'a>),
-    /// A value that the last forward shows of a micro-batch, such as its logits.
+    /// Reads a value that the last forward exposes for a micro-batch, such as its logits.
     Show {
         /// The port of the model.
         port: &'a str,
         /// The micro-batch.
         microbatch: usize,
     },
-    /// Values of a state.
+    /// Reads values of a state.
     Read(&'a StateRange),
-    /// New values of a state, in its element type.
+    /// Writes values of a state, in its element type.
     Write(&'a StateRange, &'a [u8]),
-    /// Runs the last step twice under observation: which bytes it writes.
+    /// Runs the last step twice and observes which bytes it writes.
     Observe,
-    /// What it has counted so far.
+    /// Reads what it has counted so far.
     Measure,
 }
 
@@ -75,10 +77,10 @@ impl Feeds for Given<'_> {
     }
 }
 
-/// Some values of one parameter's state, by their numbers in the whole parameter.
+/// Some values of one parameter's state, by their indices in the whole parameter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StateRange {
-    /// The parameter's number in the model.
+    /// The parameter's index in the model.
     pub param: usize,
     /// Which state of it.
     pub kind: StateKind,
@@ -89,7 +91,7 @@ pub struct StateRange {
 /// Values of a parameter that a rank holds.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Piece {
-    /// The first one's number in the whole parameter.
+    /// The index of the first value in the whole parameter.
     pub first: usize,
     /// Their element type.
     pub dtype: DType,
@@ -97,27 +99,27 @@ pub struct Piece {
     pub bytes: Vec<u8>,
 }
 
-/// What a step told.
+/// The answer to a step.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StepAnswer {
-    /// Its numbers.
+    /// Its loss and gradient norm.
     pub result: StepResult,
     /// How it ended.
     pub outcome: Outcome,
-    /// When it did what, if it was timed.
+    /// Its actions with their times, if it was timed.
     pub traced: Option<Vec<Traced>>,
 }
 
-/// What a rank counted where it happened, since it was made.
+/// What a rank has counted since it was created.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Measured {
     /// What it moved, by op and axes.
     pub moved: std::collections::BTreeMap<phalanx_script::Route, phalanx_script::Moved>,
-    /// What its scripts said that it would move, in all their runs so far.
+    /// What its scripts predicted that it would move, in all runs so far.
     pub predicted: std::collections::BTreeMap<phalanx_script::Route, phalanx_script::Moved>,
     /// Seconds inside matrix products.
     pub product_seconds: f64,
-    /// Bytes beside the plan that kernels use while they run.
+    /// Bytes outside the plan that kernels use while they run.
     pub bytes_beside: usize,
     /// Processor seconds that its own thread worked, where that is counted.
     pub busy_seconds: Option<f64>,
@@ -134,7 +136,7 @@ pub enum Answer {
     Loss(f64),
     /// Values in their element type; none if the rank does not have them.
     Shown(Option<Vec<u8>>),
-    /// What it holds of a state.
+    /// The parts of a state that it holds.
     Pieces(Vec<Piece>),
     /// Which bytes were written.
     Observed(Box<Observed>),
@@ -142,8 +144,8 @@ pub enum Answer {
     Measured(Box<Measured>),
 }
 
-/// A rank answers what it is asked.
-const OTHER: &str = "a rank answers what it is asked";
+/// The panic message for an answer of the wrong kind.
+const OTHER: &str = "a rank gave an answer of the wrong kind";
 
 impl Answer {
     pub(super) fn into_steps(self) -> Vec<StepAnswer> {

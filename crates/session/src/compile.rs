@@ -1,4 +1,4 @@
-//! How a session's configuration forms the programs that scripts run.
+//! Compiles the programs that scripts run, as a session's configuration says.
 
 use std::num::NonZeroUsize;
 
@@ -7,7 +7,7 @@ use phalanx_ir::{DType, Model};
 use phalanx_script::{Compiled, Lowering, Precision, ScriptError};
 use phalanx_spmd::Partition;
 
-/// Rows of logits that exist at a time where the head's backward follows its forward at once:
+/// Rows of logits that exist at a time where the head's backward directly follows its forward:
 /// enough for an efficient product, and a small fraction of a batch.
 const LOSS_CHUNK: NonZeroUsize = NonZeroUsize::new(256).expect("it is not zero");
 

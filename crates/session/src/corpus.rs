@@ -12,8 +12,8 @@ use crate::{Field, StepData};
 use phalanx_config::{DataKind, Loaded};
 use phalanx_error::{Error, Result};
 
-/// Tokens of the synthetic corpus. It is computed where it is read, so its length costs nothing;
-/// no run that learns from it comes to its end.
+/// Tokens of the synthetic corpus. It is computed where it is read, so its length costs nothing; no
+/// useful run reaches its end.
 const SYNTHETIC_TOKENS: u64 = 1 << 36;
 
 /// Opens the corpus of a configuration and makes sure that the model knows its tokens.
@@ -26,7 +26,7 @@ pub fn open(loaded: &Loaded) -> Result<Arc<dyn Corpus>> {
     corpus.map_err(|error| refused(loaded, &error))
 }
 
-/// A loader of training batches, from the first on.
+/// A loader of training batches, starting with the first.
 pub fn training(loaded: &Loaded, corpus: &Arc<dyn Corpus>) -> Result<Loader> {
     loader(loaded, corpus, Split::Train)
 }
@@ -84,13 +84,17 @@ fn loader(loaded: &Loaded, corpus: &Arc<dyn Corpus>, split: Split) -> Result<Loa
     Loader::new(Arc::clone(corpus), settings, 0).map_err(|error| refused(loaded, &error))
 }
 
-/// What is wrong with data, with the key that asked for it and what to write there instead.
+/// The error for a problem with the data, with the key to change and what to write there instead.
 fn refused(loaded: &Loaded, error: &DataError) -> Error {
     let fixed = loaded.config.model.from.is_some();
     let (key, fix) = match error {
-        DataError::TokenOutOfVocabulary { vocab, .. } if fixed => {
-            ("data.path", Some(format!("data of the tokenizer of model.from: ids below {vocab}")))
-        }
+        DataError::TokenOutOfVocabulary { vocab, .. } if fixed => (
+            "data.path",
+            Some(format!(
+                "use data made with the tokenizer of model.from: ids below \
+                {vocab}"
+            )),
+        ),
         DataError::MarkovVocabulary { least, most, .. } => {
             ("model.vocab", Some(format!("model.vocab from {least} to {most}")))
         }
@@ -106,13 +110,14 @@ fn refused(loaded: &Loaded, error: &DataError) -> Error {
         DataError::UnknownWidth { .. } => {
             ("data.path", Some("--set data.dtype=u16, or u32".to_owned()))
         }
-        // A model that sees a word or less at a time learns nothing worth suggesting.
+        // Sequences this short are not worth suggesting: a model would see at most a word at a
+        // time.
         DataError::TooShort { longest, .. } => match longest {
-            0..8 => ("data.path", Some("more data".to_owned())),
-            _ => ("data.path", Some(format!("more data, or --set train.seq_len={longest}"))),
+            0..8 => ("data.path", Some("use more data".to_owned())),
+            _ => ("data.path", Some(format!("use more data, or --set train.seq_len={longest}"))),
         },
         DataError::NothingToPredict { .. } => {
-            ("data.ignore_token", Some("another data.ignore_token, or none".to_owned()))
+            ("data.ignore_token", Some("set another data.ignore_token, or none".to_owned()))
         }
         _ => ("data.path", None),
     };

@@ -6,7 +6,7 @@ use phalanx_pipeline::{PipelineError, Schedule, csv};
 
 use phalanx_error::{Error, Place, Problem, Result};
 
-/// The schedule in a table, checked; it is called `csv:FILE`.
+/// Reads and checks the schedule in a table; its name is `csv:FILE`.
 pub fn read_schedule(file: &Path) -> Result<Schedule> {
     let bytes = std::fs::read(file)
         .map_err(|error| Error::refused(Problem::io("cannot read", file, &error)))?;

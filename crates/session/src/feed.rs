@@ -1,4 +1,4 @@
-//! What the host gives a step: its batch, and the numbers that its programs read.
+//! What the host provides for a step: its batch, and the scalars that its programs read.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use phalanx_script::{BufferId, BufferKey, Ranks, Scalar};
 use super::numbers::encode;
 use phalanx_error::{Error, Problem, Result};
 
-/// One step's data: for each data port of the model its rows, those of all micro-batches.
+/// One step's data: for each data port of the model, the rows of all micro-batches.
 #[derive(Clone, Copy, Debug)]
 pub struct StepData<'a> {
     /// The name of each data port, and its values, row after row.
     pub fields: &'a [(&'a str, Field<'a>)],
-    /// What the loss is a mean over: valid targets of a language model, elements of a regression.
+    /// What the loss is averaged over: valid targets of a language model, elements of a regression.
     pub count: u64,
     /// The global index of the first row's sample, which random masks depend on.
     pub first_sample: u64,
-    /// Numbers of the model's own, by the names of its scalar ports.
+    /// The model's own scalars, by the names of its scalar ports.
     pub scalars: &'a [(&'a str, f64)],
 }
 
@@ -47,8 +47,8 @@ impl Field<'_> {
         }
     }
 
-    /// The bytes that a rank holds of part `part` of `parts` equal parts, of which these runs of
-    /// elements are its own; the rest of its `size` bytes is padding.
+    /// The bytes of part `part` of `parts` equal parts that a rank holds: these runs of elements,
+    /// then padding up to `size` bytes.
     fn bytes(
         &self,
         part: usize,
@@ -78,7 +78,7 @@ impl Field<'_> {
     }
 }
 
-/// The numbers of one run of a script.
+/// The scalars of one run of a script.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scalars {
     pub(crate) lr: f64,
@@ -165,7 +165,7 @@ impl Feed {
 }
 
 impl Scalars {
-    /// The value of a number in a step.
+    /// The value of a scalar in a step.
     fn value(&self, scalar: &Scalar, data: &StepData<'_>) -> Result<f64> {
         let given = |name: &str| data.scalars.iter().find(|(own, _)| *own == name);
         match scalar {
@@ -197,7 +197,7 @@ impl Input {
                 Ok(Input::Scalar(scalar.clone(), ty.dtype))
             }
             other => Err(Error::refused(Problem::new(format!(
-                "model {} reads {other:?}, which nobody gives",
+                "model {} reads {other:?}, which nothing provides",
                 model.name
             )))),
         }
@@ -206,11 +206,9 @@ impl Input {
 
 fn nobody_gives(name: &str) -> Error {
     Error::refused(
-        Problem::new(format!("the model reads the scalar `{name}`, which nobody gives"))
-            .because(
-                "a step gives its programs lr, step and inv_tokens, and the batch its own scalars",
-            )
-            .fix("read one of these, give it with the batch, or make the number a data port"),
+        Problem::new(format!("the model reads the scalar `{name}`, which nothing provides"))
+            .because("a step provides lr, step and inv_tokens; a batch may provide other scalars")
+            .fix("read one of these, provide it with the batch, or declare it as a data port"),
     )
 }
 

@@ -1,5 +1,5 @@
-//! The two kinds of folder that hold a model, told apart, so that one given for the other is
-//! answered with what to write instead.
+//! Distinguishes the two kinds of folder that hold a model, so that the error for the wrong kind
+//! can say what to write instead.
 
 use std::path::Path;
 
@@ -40,8 +40,8 @@ impl Form {
         }
     }
 
-    /// Refuses a folder that is not there, before its parts are missed one by one, and a folder of
-    /// the other form, for which `instead` tells what to write, with `DIR` for its path.
+    /// Refuses a folder that does not exist, and a folder of the other form; for the latter,
+    /// `instead` says what to write, with `DIR` for its path.
     pub fn expect(self, dir: &Path, instead: &str) -> Result<()> {
         let (shown, other) = (dir.display().to_string(), self.other());
         if !dir.is_dir() {
@@ -59,7 +59,7 @@ impl Form {
             return Ok(());
         }
         let problem = Problem::new(format!("{shown} is {}, not {}", other.name(), self.name()))
-            .because(format!("it has {}, and no {}", other.mark(), self.mark()));
+            .because(format!("it has {}, but no {}", other.mark(), self.mark()));
         Err(Error::refused(problem.fix(instead.replace("DIR", &shown))))
     }
 }

@@ -53,19 +53,24 @@ impl Forward {
         self.loss
     }
 
-    /// A value that the model shows of one micro-batch, such as its logits.
+    /// A value that the model exposes for one micro-batch, such as its logits.
     pub fn probe(&mut self, port: &str, microbatch: usize, dtype: DType) -> Result<Vec<f64>> {
         let answers = self.ranks.ask(Command::Show { port, microbatch })?;
         let shown = answers.into_iter().find_map(|answer| match answer {
             Answer::Shown(bytes) => bytes,
             _ => None,
         });
-        let missing = || Error::refused(Problem::new(format!("the model shows no value `{port}`")));
+        let missing = || {
+            Error::refused(Problem::new(format!(
+                "the model does not expose a value \
+            `{port}`"
+            )))
+        };
         Ok(decode(dtype, &shown.ok_or_else(missing)?))
     }
 }
 
-/// The bytes of a value that a script shows of a micro-batch, if it has it.
+/// The bytes of a value that a script exposes for a micro-batch, if there is one.
 pub(super) fn shown<E: Engine>(
     executor: &mut Executor<E>,
     script: ScriptId,
@@ -84,7 +89,7 @@ pub(super) fn shown<E: Engine>(
     Ok(Some(bytes))
 }
 
-/// A number of a step, in the type that its bytes tell.
+/// A scalar of a step; the number of bytes gives its type.
 pub(super) fn read_scalar<E: Engine>(
     executor: &mut Executor<E>,
     script: ScriptId,

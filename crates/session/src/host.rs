@@ -1,5 +1,5 @@
-//! What the command and the library train on: this machine's cores, with ranks that are threads. The one
-//! place that names an engine and a transport.
+//! The default backend of the command and the library: ranks are threads on this machine's cores.
+//! Only this file names an engine and a transport.
 
 use std::sync::Arc;
 
@@ -10,23 +10,23 @@ use phalanx_cpu::{CpuEngine, CpuRequirements};
 use crate::{Backend, EngineBackend, Size};
 use phalanx_error::Result;
 
-/// What the engine of this machine needs beside the values of programs.
+/// The memory that this machine's engine needs besides the values of programs.
 pub fn requirements() -> Arc<dyn Requirements> {
     Arc::new(CpuRequirements)
 }
 
-/// Ranks that are threads, as usual.
+/// Ranks as threads: the default.
 pub fn threads() -> Box<dyn Backend> {
     threads_with(Options::default())
 }
 
-/// Ranks that are threads of a program that has the machine to itself: several are bound to cores of
-/// their own where there are enough, so that no two are put on the same one.
+/// Ranks as threads of a program that has the machine to itself: each is bound to its own core if
+/// there are enough cores.
 pub fn own_machine() -> Box<dyn Backend> {
     Box::new(backend(|size| Options { bind: size.ranks > 1, ..Options::default() }))
 }
 
-/// Ranks that are threads and wait for each other as these options say.
+/// Ranks as threads that wait for each other as `options` say.
 pub fn threads_with(options: Options) -> Box<dyn Backend> {
     Box::new(backend(move |_| options.clone()))
 }
@@ -44,7 +44,7 @@ fn backend(options: impl Fn(Size) -> Options + Send + Sync) -> impl Backend {
     }
 }
 
-/// What brings up such ranks for benchmarks of the transport alone, with one thread each.
+/// The launcher of such ranks for benchmarks of the transport alone, with one thread each.
 pub fn launcher(ranks: usize) -> Box<dyn Launcher> {
     let options = Options { bind: ranks > 1, ..Options::default() };
     Box::new(Threads { ranks, options })

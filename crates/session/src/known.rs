@@ -1,4 +1,4 @@
-//! What is known of a session before any rank starts.
+//! Facts about a session that are known before any rank starts.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use super::settings::Settings;
 use super::traced::Timetable;
 use phalanx_error::Result;
 
-/// What is known of a session before it runs.
+/// Facts about a session that are known before it runs.
 pub(super) struct Known {
     pub settings: Settings,
     pub(super) params: Vec<Param>,
-    /// The first rank's script; the ranks of its device do the same, each on its part.
+    /// The first rank's script; the other ranks of its stage group do the same, each on its part.
     pub(super) script: Script,
     /// Where the buffers of the largest rank lie.
     pub(super) memory: MemoryPlan,
-    /// By rank: what it is planned to write, by category.
+    /// For each rank: what it is planned to write, by category.
     pub(super) peaks: Vec<Vec<(Category, usize)>>,
     /// FLOPs of a step over all ranks.
     pub(super) flops: u64,
@@ -29,7 +29,7 @@ pub(super) struct Known {
     pub(super) moved: BTreeMap<Route, Moved>,
     /// The mesh, the strategies, and what they shard.
     pub(super) layout: String,
-    /// Who does what in which order.
+    /// Which stage group runs what, and in which order.
     pub(super) timetable: Timetable,
 }
 
@@ -40,7 +40,7 @@ fn flops(script: &Script) -> u64 {
 }
 
 impl Known {
-    /// Plans one rank of each class, and checks that all of them fit each other: before any rank starts.
+    /// Plans one rank of each class, and checks that all scripts match, before any rank starts.
     pub(super) fn of(planner: &Planner<'_>) -> Result<Self> {
         let (lowered, classes) = (planner.lowered, planner.classes()?);
         let mut moved: BTreeMap<Route, Moved> = BTreeMap::new();

@@ -1,9 +1,10 @@
 //! A model in training on one or many ranks.
 //!
-//! [`Lowered`] lays a model on a mesh and forms its programs; a [`Planner`] turns them and a schedule into
-//! checked scripts. A [`Backend`] launches the ranks of this process, each a [`RankWorker`] with an engine,
-//! and a [`Session`] gives them commands: [`Session::step`] lets each fill its part of the step's inputs,
-//! run its scripts and read two numbers. What a step does is all in the scripts.
+//! [`Lowered`] partitions a model over a mesh and compiles its programs; a [`Planner`] turns them
+//! and a schedule into checked scripts. A [`Backend`] launches the ranks of this process, each a
+//! [`RankWorker`] with an engine, and a [`Session`] gives them commands: [`Session::step`] lets
+//! each fill its part of the step's inputs, run its scripts and read two numbers. What a step does
+//! is all in the scripts.
 
 #![forbid(unsafe_code)]
 
@@ -70,7 +71,7 @@ pub struct Models {
     pub evaluate: Option<Model>,
 }
 
-/// What a step tells.
+/// The result of a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StepResult {
     /// The mean loss of the batch, before the update.
@@ -79,20 +80,20 @@ pub struct StepResult {
     pub grad_norm: f64,
 }
 
-/// A session of which everything is known but the weights: it takes no memory for tensors yet.
+/// A session that is planned and compiled, but has no weights and no tensor memory yet.
 pub struct Prepared {
     ranks: Box<dyn LocalRanks>,
     known: Known,
 }
 
 impl Prepared {
-    /// Plans, compiles and loads everything on this machine, and refuses what takes more memory than it
-    /// may.
+    /// Plans, compiles and loads everything on this machine, and refuses a plan that takes too much
+    /// memory.
     pub fn new(models: &Models, settings: Settings) -> Result<Self> {
         Self::of(&Lowered::new(models, settings)?, &*host::threads())
     }
 
-    /// The same of programs that are formed already, on any backend.
+    /// The same for programs that are already compiled, on any backend.
     pub fn of(lowered: &Lowered, backend: &dyn Backend) -> Result<Self> {
         let prepared = Self::load(lowered, backend)?;
         match prepared.over() {
@@ -101,21 +102,21 @@ impl Prepared {
         }
     }
 
-    /// Plans, compiles and loads everything, whatever memory that takes.
+    /// Plans, compiles and loads everything, without a memory limit.
     pub fn load(lowered: &Lowered, backend: &dyn Backend) -> Result<Self> {
         let planner = Planner::new(lowered)?;
         let known = Known::of(&planner)?;
         Ok(Self { ranks: backend.launch(&planner)?, known })
     }
 
-    /// How the plan exceeds the memory that it may take, if it does.
+    /// How the plan exceeds its memory limit, if it does.
     pub fn over(&self) -> Option<Over> {
         let Known { settings, memory, arenas, .. } = &self.known;
         let (rank, all) = (arenas.iter().copied().max().unwrap_or(0), arenas.iter().sum());
         settings.memory_limit?.over(rank, all, memory)
     }
 
-    /// Takes the memory, and the weights to start from out of `read`: each rank its part of them.
+    /// Allocates memory and reads the initial weights from `read`: each rank its part.
     pub fn start(mut self, read: &ReadParam<'_>) -> Result<Session> {
         self.ranks.ask(Command::Start(read))?;
         let Self { ranks, known } = self;
@@ -145,8 +146,8 @@ impl Session {
         Ok(taken.last().copied().expect("one step was taken"))
     }
 
-    /// Takes steps that ranks feed themselves with, and gives what each tells; fewer than asked for if
-    /// one is not applied.
+    /// Runs `count` steps, for which ranks ask for their batches, and gives their results; fewer if
+    /// a step is not applied.
     pub fn take(&mut self, count: u64, batches: &dyn Feeds) -> Result<Vec<StepResult>> {
         let from = self.steps + 1;
         let trace = self.trace_at.filter(|step| (from..from + count).contains(step));
@@ -163,7 +164,7 @@ impl Session {
             let timetable = self.known.timetable.clone();
             self.trace = Some(Trace { step, timetable, ranks });
         }
-        // All ranks tell the same.
+        // All ranks give the same results.
         let taken: Vec<StepResult> = by_rank[0].iter().map(|step| step.result).collect();
         self.steps += taken.len() as u64;
         Ok(taken)
@@ -180,7 +181,7 @@ impl Session {
         self.trace.take()
     }
 
-    /// The mean loss of a batch under the present weights, which stay as they are.
+    /// The mean loss of a batch with the current weights, which do not change.
     pub fn evaluate(&mut self, data: &StepData<'_>) -> Result<f64> {
         let answers = self.ranks.ask(Command::Evaluate(data))?;
         Ok(answers.into_iter().map(Answer::into_loss).next().expect("a process has a rank"))
@@ -196,14 +197,14 @@ impl Session {
         self.ranks.world()
     }
 
-    /// The parameters by name, in full precision: masters where there are some. All of them at once: for
-    /// large models, [`Session::param`].
+    /// All parameters by name, in full precision: master weights if there are any. For large
+    /// models, use [`Session::param`].
     pub fn params(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
         self.all(Self::param)
     }
 
-    /// The gradients of the last step by parameter name, before clipping. All of them at once: for large
-    /// models, [`Session::gradient`].
+    /// All gradients of the last step by parameter name, before clipping. For large models, use
+    /// [`Session::gradient`].
     pub fn gradients(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
         self.all(Self::gradient)
     }
@@ -218,18 +219,18 @@ impl Session {
         self.known.settings.precision.state
     }
 
-    /// One parameter, by its number, in full precision: its master if there is one.
+    /// One parameter, by its index, in full precision: its master copy if there is one.
     pub fn param(&mut self, param: usize) -> Result<hf::Tensor> {
         self.tensor(param, self.known.settings.precision.full_kind())
     }
 
-    /// The gradient of one parameter in the last step, by its number, before clipping.
+    /// The gradient of one parameter in the last step, by the parameter's index, before clipping.
     pub fn gradient(&mut self, param: usize) -> Result<hf::Tensor> {
         self.tensor(param, StateKind::Gradient)
     }
 
-    /// Some values of a state, by their numbers in the whole parameter: their element type, and their
-    /// bytes.
+    /// Some values of a state, by their indices in the whole parameter: their element type and
+    /// their bytes.
     pub fn read(
         &mut self,
         param: usize,
@@ -241,14 +242,15 @@ impl Session {
         assemble(&self.known.params[param].name, &range.elements, pieces)
     }
 
-    /// By local rank: what it holds of some values of a state.
+    /// For each local rank: which of some values of a state it holds.
     pub fn held(&mut self, range: &StateRange) -> Result<Vec<Vec<Piece>>> {
         let answers = self.ranks.ask(Command::Read(range))?;
         Ok(answers.into_iter().map(Answer::into_pieces).collect())
     }
 
-    /// Sets some values of a state, in its element type: each rank takes its part. Values that no rank
-    /// holds are refused. Where weights have masters, both are to be set: an update makes weights of masters.
+    /// Writes some values of a state, in its element type; each rank takes its part. Values that no
+    /// rank holds are refused. If there are master weights, write them too: an update computes
+    /// weights from masters.
     pub fn write(
         &mut self,
         param: usize,
@@ -256,7 +258,7 @@ impl Session {
         elements: Range<usize>,
         bytes: &[u8],
     ) -> Result<()> {
-        // Who reads them all knows that each is held, and in which type.
+        // Reading them first makes sure that every value is held, and gives their type.
         let (dtype, held) = self.read(param, kind, elements.clone())?;
         if held.len() != bytes.len() {
             return Err(Error::refused(Problem::new(format!(
@@ -287,7 +289,7 @@ impl Session {
         all.map(|param| Ok((self.known.params[param].name.clone(), tensor(self, param)?))).collect()
     }
 
-    /// Settings that keep numbers finite for longer, and that are not on yet.
+    /// Settings that help against overflow and are not on yet.
     pub fn remedies(&self) -> Vec<&'static str> {
         let narrow = |port: &Port, program: &Program| program.ty(port.value).dtype == DType::Bf16;
         let mut programs = self.script().programs.iter().map(|entry| entry.program());
@@ -302,7 +304,8 @@ impl Session {
         remedies
     }
 
-    /// The script of the first rank's step; the ranks of its device do the same, each on its part.
+    /// The script of the first rank's step; the other ranks of its stage group do the same, each on
+    /// its part.
     pub fn script(&self) -> &Script {
         &self.known.script
     }
@@ -322,7 +325,7 @@ impl Session {
         self.known.arenas.iter().copied().max().unwrap_or(0)
     }
 
-    /// What all ranks together will move in a step, as the types of their scripts tell.
+    /// What all ranks together will move in a step, computed from the types of their scripts.
     pub fn moved(&self) -> &BTreeMap<Route, Moved> {
         &self.known.moved
     }
@@ -332,36 +335,37 @@ impl Session {
         &self.known.layout
     }
 
-    /// By rank: runs a step twice under observation, on the batch of the last step, and tells which
-    /// bytes it wrote. Weights and state are put back afterwards.
+    /// Runs a step twice, on the batch of the last step, and observes which bytes each rank writes.
+    /// Weights and state are restored afterwards.
     pub fn observe(&mut self) -> Result<Vec<Observed>> {
         let answers = self.ranks.ask(Command::Observe)?;
         Ok(answers.into_iter().map(Answer::into_observed).collect())
     }
 
-    /// The ranks of this process, by which local answers are ordered.
+    /// The ranks of this process, in the order of local answers.
     pub fn local(&self) -> &[usize] {
         self.ranks.local()
     }
 
-    /// By rank of the world: what it is planned to write in a step, by category.
+    /// For each rank of the world: what it is planned to write in a step, by category.
     pub fn planned(&self) -> &[Vec<(Category, usize)>] {
         &self.known.peaks
     }
 
-    /// By local rank: what it has counted so far.
+    /// For each local rank: what it has counted so far.
     pub fn measure(&mut self) -> Result<Vec<Measured>> {
         let answers = self.ranks.ask(Command::Measure)?;
         Ok(answers.into_iter().map(Answer::into_measured).collect())
     }
 
-    /// FLOPs of the programs of one step over all ranks, multiplications and additions counted apart.
+    /// FLOPs of the programs of one step over all ranks, multiplications and additions counted
+    /// separately.
     pub fn flops_per_step(&self) -> u64 {
         self.known.flops
     }
 }
 
-/// What is told when a rank could not go on: its own error, and on which of several ranks it was.
+/// The error of a rank that failed, with the rank's number if there are several.
 pub fn lost(lost: impl Into<Lost<Error>>, ranks: usize) -> Error {
     let lost = lost.into();
     let Failure { rank, message } = lost.failure;

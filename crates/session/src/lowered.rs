@@ -25,7 +25,7 @@ pub struct Lowered {
     evaluate: Option<Model>,
     /// The model on each distinct mesh.
     laid: Vec<Laid>,
-    /// By device of the pipeline; one if there is none.
+    /// One for each stage group; one in all if there is no pipeline.
     stations: Vec<Station>,
     /// The programs that were placed so far, for the engines that will run them.
     pub(crate) library: Arc<Library>,
@@ -66,7 +66,7 @@ impl Laid {
     }
 }
 
-/// What the ranks of a device do.
+/// What the ranks of a stage group do.
 struct Station {
     /// Which of the distinct meshes it has.
     laid: usize,
@@ -76,7 +76,8 @@ struct Station {
 }
 
 impl Lowered {
-    /// Lays the models on their meshes and forms their programs, for this machine's engine.
+    /// Partitions the models over their meshes and compiles their programs, for this machine's
+    /// engine.
     pub fn new(models: &Models, settings: Settings) -> Result<Self> {
         Self::for_engine(models, settings.measured(models)?, host::requirements())
     }
@@ -144,22 +145,23 @@ impl Lowered {
         self.stations.len() > 1
     }
 
-    /// The mesh of the first device, with the splits that strategies asked for.
+    /// The mesh of the first stage group, with the axis splits that strategies asked for.
     pub fn mesh(&self) -> &Mesh {
         self.laid[0].partition.mesh()
     }
 
-    /// The programs of each segment, on the mesh of the first device.
+    /// The programs of each segment, on the mesh of the first stage group.
     pub fn compiled(&self) -> &Compiled {
         &self.laid[0].compiled
     }
 
-    /// The programs of each segment, on the mesh of a rank's device.
+    /// The programs of each segment, on the mesh of a rank's stage group.
     pub fn compiled_of(&self, rank: usize) -> &Compiled {
         &self.laid[self.stations[self.place(rank).device].laid].compiled
     }
 
-    /// The mesh of all ranks: that of the configuration, or one axis where devices differ.
+    /// The mesh of all ranks: that of the configuration, or one axis where the stage groups' meshes
+    /// differ.
     pub fn whole_mesh(&self) -> Result<Mesh> {
         match (self.stations.len(), &self.settings.parallel.pipeline.meshes[..]) {
             (1, _) => Ok(self.mesh().clone()),
@@ -168,7 +170,7 @@ impl Lowered {
         }
     }
 
-    /// The most chunks that a device of the pipeline holds: runs of neighbouring instances.
+    /// The most chunks (runs of neighbouring instances) that a stage group holds.
     pub(crate) fn chunks(&self) -> usize {
         let chunks = |station: &Station| {
             let held: BTreeSet<usize> = station.turns.iter().map(|turn| turn.instance).collect();
@@ -177,7 +179,7 @@ impl Lowered {
         self.stations.iter().map(chunks).max().unwrap_or(1)
     }
 
-    /// The devices of the pipeline.
+    /// The stage groups of the pipeline.
     pub fn devices(&self) -> Vec<Device<'_>> {
         self.devices_with(|laid| Some(&laid.compiled), |station| &station.turns)
     }
@@ -200,7 +202,7 @@ impl Lowered {
         self.stations.iter().filter_map(device).collect()
     }
 
-    /// Where a rank is.
+    /// The stage group of a rank, and its place there.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -209,10 +211,10 @@ impl Lowered {
             let place = station.ranks.iter().position(|&r| r == rank)?;
             Some(Place { device, place })
         });
-        found.expect("a rank is on one of the devices")
+        found.expect("a rank is in one of the stage groups")
     }
 
-    /// A rank among those of its device.
+    /// A rank within its stage group.
     pub fn at(&self, rank: usize) -> Ranks<'_> {
         let Place { device, place } = self.place(rank);
         let partition = &self.laid[self.stations[device].laid].partition;
@@ -225,7 +227,7 @@ impl Lowered {
         Ok(TrainPlan { script: planner.train_script(rank)?, units: planner.state(rank)?.units })
     }
 
-    /// The model that is evaluated, and the devices that do so.
+    /// The model that is evaluated, and the stage groups that do so.
     pub(crate) fn evaluation(&self) -> Option<(&Model, Vec<Device<'_>>)> {
         let model = self.evaluate.as_ref()?;
         let devices = self.devices_with(|laid| laid.evaluate.as_ref(), |station| &station.evaluate);
@@ -292,7 +294,7 @@ impl Lowered {
         format!("{ranks} ranks, {devices}: {}{shards}", names.join(", "))
     }
 
-    /// By parameter: how a rank's programs read it.
+    /// For each parameter: how a rank's programs read it.
     pub(crate) fn param_types(&self, rank: usize) -> Vec<Option<TensorType>> {
         let compiled = self.compiled_of(rank);
         let mut types = vec![None; self.model.params().len()];
@@ -306,8 +308,8 @@ impl Lowered {
     }
 }
 
-/// Where the last instance's backward follows its forward, both are one run, unless its weights are to be
-/// gathered for each of the two.
+/// Merges the forward and the backward of the last instance where they follow each other, unless
+/// its weights must be gathered for each of them.
 fn merged(turns: Vec<Turn>, model: &Model, partition: &Partition) -> Vec<Turn> {
     match partition.sharing().facts().gathering {
         Gathering::ForRuns { keep: Keep::Run, .. } => turns,

@@ -1,10 +1,11 @@
-//! What each segment of a model takes on this machine: the costs by which stages are cut evenly.
+//! Measures the time of each segment on this machine: the costs for splitting a model into even
+//! stages.
 //!
 //! A model with one instance of each distinct segment takes a few steps on one rank. An instance costs what
 //! its segment's forward and backward took, in the fastest of these steps.
 //!
-//! No two measurements are alike. So a model is measured once, by whoever lowers it first, and the costs
-//! go into the settings that everybody else starts from.
+//! Two measurements are never equal. So a model is measured once, when it is first lowered, and the
+//! costs are kept in the settings that everything later starts from.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use phalanx_error::Result;
 /// Steps that are timed, after one that is not.
 const STEPS: usize = 3;
 
-/// By instance of the model: seconds of its forward and backward for one micro-batch.
+/// For each instance of the model: seconds of its forward and backward for one micro-batch.
 pub(super) fn costs(models: &Models, settings: &Settings) -> Result<Vec<f64>> {
     measured(&models.train, settings)
 }
@@ -118,13 +119,13 @@ mod tests {
         assert_eq!(costs.len(), 6);
         assert!(costs[1] > 0.0 && costs[1..5].iter().all(|c| *c == costs[1]), "{costs:?}");
         assert!(costs[5] > 2.0 * costs[1], "{costs:?}");
-        // So the head is a stage by itself.
+        // So the head alone is one stage.
         let lowered = Lowered::new(&models, settings).unwrap();
         let devices = lowered.devices();
         let holds = |instance| devices[1].turns.iter().any(|turn| turn.instance == instance);
         assert!(holds(5) && !holds(4), "{costs:?}");
-        // Who lowers again from the settings of the first gets the same numbers to the last bit, which
-        // two measurements in nanoseconds would not give.
+        // Lowering again from these settings gives exactly the same numbers; a second measurement
+        // would not.
         let split = |lowered: &Lowered| lowered.settings.parallel.pipeline.split.clone();
         assert!(matches!(split(&lowered), Split::Costs(found) if found != costs));
         let again = Lowered::new(&models, lowered.settings.clone()).unwrap();

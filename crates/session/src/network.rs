@@ -18,7 +18,7 @@ pub struct Network {
     seed: u64,
 }
 
-/// Reads a configuration. If it starts from a model folder, that folder brings the shape.
+/// Reads a configuration. If it starts from a model folder, that folder sets the model's shape.
 pub fn load(sources: &Sources) -> Result<Loaded> {
     let Some((Origin::HuggingFace(dir), place)) = sources.origin()? else {
         return Config::load(sources);
@@ -55,7 +55,7 @@ impl Network {
     pub fn models(&self, config: &Config, evaluate: bool) -> Result<Models> {
         let compute = config.precision.compute.into();
         let shape = BatchShape {
-            // Of all data-parallel ranks together: programs speak of global shapes.
+            // The batch of all data-parallel ranks together: programs have global shapes.
             batch: config.train.batch_size.get() / config.train.microbatches.get(),
             seq: config.train.seq_len.get(),
         };
@@ -74,7 +74,7 @@ impl Network {
         }
     }
 
-    /// One line for people, about a network of so many parameters.
+    /// One line of text about the network, which has this many parameters.
     pub fn describe(&self, config: &Config, parameters: usize) -> String {
         let weights = config.precision.weights;
         let config = &config.model;
@@ -94,7 +94,7 @@ impl Network {
     }
 }
 
-/// One line for people about the size of a step.
+/// One line of text about the size of a step.
 pub fn describe_step(config: &Config) -> String {
     let train = &config.train;
     format!(
@@ -124,7 +124,7 @@ pub fn architecture(config: &phalanx_config::Model, spec: Spec) -> Box<dyn Archi
     }
 }
 
-/// What is legal as a setting, but asks for a network that nobody has written.
+/// Refuses settings that are legal, but describe a network that is not implemented.
 fn refuse_unbuilt(loaded: &Loaded) -> Result<()> {
     let model = &loaded.config.model;
     let kind = model.kind;
@@ -138,7 +138,10 @@ fn refuse_unbuilt(loaded: &Loaded) -> Result<()> {
         );
     }
     if kind == ModelKind::Llama && model.dropout.get() > 0.0 {
-        let message = format!("model.dropout = {} with model.kind = llama", model.dropout.get());
+        let message = format!(
+            "model.dropout = {} does not work with model.kind = llama",
+            model.dropout.get()
+        );
         problems.push(
             (loaded.problem("model.dropout", message))
                 .because("llama has no dropout")
@@ -147,7 +150,7 @@ fn refuse_unbuilt(loaded: &Loaded) -> Result<()> {
     }
     let usual = kind != ModelKind::Llama;
     if kind != ModelKind::Mlp && model.bias != usual {
-        let message = format!("model.bias = {} with model.kind = {kind}", model.bias);
+        let message = format!("model.bias = {} does not work with model.kind = {kind}", model.bias);
         problems.push(
             (loaded.problem("model.bias", message))
                 .because("llama's linear layers have no biases, gpt2's all have one")
@@ -184,7 +187,7 @@ fn spec(config: &phalanx_config::Model) -> Spec {
     }
 }
 
-/// What a model folder says of the keys that describe a shape.
+/// The keys that describe a shape, with the values of a model folder.
 pub fn shape_keys(spec: &Spec) -> Vec<(&'static str, String)> {
     let text = |number: usize| number.to_string();
     let (kind, sizes, norm_eps) = match spec {

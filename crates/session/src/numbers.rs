@@ -1,13 +1,13 @@
-//! Numbers on their way to and from an engine: `f64` here, bytes of some element type there.
+//! Converts numbers between `f64` and bytes of an engine's element types.
 
 use half::bf16;
 use phalanx_ir::DType;
 
-/// Writes values as `dtype` over the start of `out`. Narrow floats are rounded by way of `f32`, as
-/// an update does that narrows its masters.
+/// Writes values as `dtype` over the start of `out`. Narrow floats are rounded through `f32`, as an
+/// update does when it rounds master weights.
 ///
 /// # Panics
-/// If `dtype` is no float that engines compute in, which configurations never name.
+/// If `dtype` is not a float type that engines compute in; configurations never name another.
 pub(crate) fn encode(dtype: DType, values: &[f64], out: &mut [u8]) {
     fn fill<const N: usize>(values: &[f64], out: &mut [u8], bytes: impl Fn(f64) -> [u8; N]) {
         for (place, &value) in out.chunks_exact_mut(N).zip(values) {
@@ -25,7 +25,7 @@ pub(crate) fn encode(dtype: DType, values: &[f64], out: &mut [u8]) {
 /// Appends numbers as bytes of a float type, one after the other.
 ///
 /// # Panics
-/// If `dtype` is no float that engines compute in.
+/// If `dtype` is not a float type that engines compute in.
 pub(crate) fn encode_all(
     dtype: DType,
     values: impl ExactSizeIterator<Item = f64>,
@@ -41,7 +41,7 @@ pub(crate) fn encode_all(
 /// Reads bytes of a float type.
 ///
 /// # Panics
-/// If `dtype` is no float that engines compute in.
+/// If `dtype` is not a float type that engines compute in.
 pub(crate) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     fn each<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Vec<f64> {
         let (chunks, _) = bytes.as_chunks::<N>();

@@ -19,13 +19,14 @@ pub type SharedStrategy = Arc<dyn Strategy + Send + Sync>;
 /// A mesh of ranks and the strategies on it.
 #[derive(Clone, Default)]
 pub struct Parallel {
-    /// The mesh; one rank by default. Along its axis `pp`, if it has one, lie the devices of a pipeline.
+    /// The mesh; one rank by default. The stage groups of a pipeline lie along its axis `pp`, if it
+    /// has one.
     pub mesh: Mesh,
     /// The strategies, in the order in which they annotate.
     pub strategies: Vec<SharedStrategy>,
     /// Whether the layouts that they leave open are searched for, within the session's memory limit.
     pub search: bool,
-    /// How devices take turns.
+    /// The schedule of the pipeline.
     pub pipeline: Pipeline,
 }
 
@@ -34,7 +35,7 @@ impl Parallel {
     pub fn new(config: &phalanx_config::Parallel) -> Result<Self> {
         let mesh = mesh(config)?;
         let mut strategies: Vec<SharedStrategy> = vec![];
-        // Ranks that hold the same weights say how they share them.
+        // Where several ranks hold the same weights, a strategy says how they share them.
         let shared = config.dp.get() * config.cp.get() > 1;
         let hybrid = (config.dp_shard < config.dp).then_some(config.dp_shard.get());
         let search = config.layout == LayoutKind::Auto;
@@ -86,7 +87,7 @@ impl Parallel {
         }
     }
 
-    /// By place in the pipeline: the mesh there, and its ranks in the mesh's order.
+    /// For each stage group: its mesh, and its ranks in the mesh's order.
     pub fn devices(&self) -> Result<Vec<(Mesh, Vec<usize>)>> {
         if !self.pipeline.meshes.is_empty() {
             let mut next = 0;

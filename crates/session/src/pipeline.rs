@@ -1,4 +1,4 @@
-//! How the stages of a pipeline take turns, and which layers each has.
+//! The schedule of a pipeline, and which layers each stage has.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use phalanx_error::{Error, Problem, Result};
 pub struct Pipeline {
     /// The schedule.
     pub order: Order,
-    /// Chunks of layers that a device holds; by default as many as the schedule usually has.
+    /// Chunks of layers that a stage group holds; by default as many as the schedule usually has.
     pub chunks: Option<usize>,
     /// How many forwards 1F1B starts with.
     pub warmup: Warmup,
     /// Which layers a stage gets.
     pub split: Split,
-    /// Whether a stage keeps its input alone and runs its forward again before the backward.
+    /// Whether a stage keeps only its input and recomputes its forward before the backward.
     pub rematerialise: bool,
-    /// The meshes of the devices, one after the other over the ranks, where they differ. Empty: each has
-    /// the mesh without its axis `pp`.
+    /// The meshes of the stage groups, one after the other over the ranks, if they differ. Empty:
+    /// each has the mesh without its axis `pp`.
     pub meshes: Vec<Mesh>,
 }
 
-/// A schedule by name, or one of its user's.
+/// A schedule by name, or a user's own.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Order {
@@ -52,15 +52,15 @@ impl From<Schedule> for Order {
 /// Which layers a stage gets.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub enum Split {
-    /// The heaviest stage is as light as it can be, by FLOPs; embedding and head count.
+    /// The heaviest stage has as few FLOPs as possible; embedding and head count too.
     #[default]
     Flops,
-    /// Equally many layers each.
+    /// The same number of layers for each.
     Count,
-    /// The heaviest stage is as light as it can be, by what segments take on this machine.
+    /// The heaviest stage takes as little time as possible, measured on this machine.
     Measured,
-    /// The heaviest stage is as light as it can be, by these costs: one for each instance of the
-    /// model, measured for example.
+    /// The heaviest stage has as low a cost as possible, by these costs (for example measured
+    /// ones): one for each instance of the model.
     Costs(Vec<f64>),
 }
 
@@ -105,13 +105,13 @@ impl Pipeline {
         }
     }
 
-    /// Whether one stage goes through it as it would without a schedule: there and back with each
-    /// micro-batch.
+    /// Whether, with one stage, it is the same as no schedule: forward and backward of each
+    /// micro-batch in turn.
     pub(crate) fn is_usual(&self) -> bool {
         matches!(self.order, Order::Named(Named::OneFOneB))
     }
 
-    /// The schedule over so many devices.
+    /// The schedule for this many stage groups.
     pub(crate) fn schedule(&self, devices: usize, microbatches: usize) -> Result<Schedule> {
         match &self.order {
             Order::Named(named) => {
@@ -122,15 +122,15 @@ impl Pipeline {
             Order::Own(schedule) => {
                 let chunks = self.chunks.unwrap_or(schedule.chunks());
                 for (what, key, found, asked) in [
-                    ("devices", "parallel.pp", schedule.devices(), devices),
+                    ("stage groups", "parallel.pp", schedule.devices(), devices),
                     ("micro-batches", "train.microbatches", schedule.microbatches(), microbatches),
                     ("chunks", "parallel.chunks", schedule.chunks(), chunks),
                 ] {
                     if found != asked {
                         let name = schedule.name();
                         return Err(Error::refused(
-                            Problem::new(format!("{name} has {found} {what}; {key} = {asked}"))
-                                .because("a table is run as it is, and fits one size")
+                            Problem::new(format!("{name} has {found} {what}, but {key} = {asked}"))
+                                .because("a table is for one size only")
                                 .nearest(format!("{key} = {found}")),
                         ));
                     }
@@ -142,11 +142,15 @@ impl Pipeline {
                 if let Some((at, turn)) = several {
                     return Err(Error::refused(
                         Problem::new(format!(
-                            "{}: turn {turn} of device {} has a weight version or a replica of its own",
+                            "{}: turn {turn} of stage group {} uses another weight version or \
+                            replica",
                             schedule.name(),
                             at.device
                         ))
-                        .because("pipelines without a flush and in two directions are not built yet")
+                        .because(
+                            "pipelines without a flush and bidirectional pipelines are not \
+                            built yet",
+                        )
                         .nearest("one replica, and version 0 everywhere"),
                     ));
                 }
@@ -155,7 +159,7 @@ impl Pipeline {
         }
     }
 
-    /// By device: the turns of the model's instances.
+    /// For each stage group: the turns of the model's instances.
     pub(crate) fn turns(
         &self,
         model: &Model,
@@ -169,8 +173,8 @@ impl Pipeline {
         })
     }
 
-    /// The schedule, and the instances of each of its stages. One device is a pipeline of one stage:
-    /// 1F1B then takes each micro-batch there and back before the next.
+    /// The schedule, and the instances of each of its stages. One stage group is a pipeline of one
+    /// stage: 1F1B then runs the forward and backward of each micro-batch before the next.
     pub(crate) fn timetable(
         &self,
         model: &Model,
@@ -178,7 +182,7 @@ impl Pipeline {
         microbatches: usize,
     ) -> Result<(Schedule, Vec<Range<usize>>)> {
         let schedule = self.schedule(devices, microbatches)?;
-        // Said in devices and chunks where that is what the stages come from.
+        // The message speaks of stage groups and chunks if that is how stages were counted.
         let (chunks, stages) = (schedule.chunks(), schedule.placement().stages());
         if stages == devices * chunks {
             split::enough_layers(model.instances().len(), devices, chunks)?;
@@ -187,12 +191,12 @@ impl Pipeline {
         Ok((schedule, stages))
     }
 
-    /// By stage: its instances.
+    /// For each stage: its instances.
     pub(crate) fn stages(&self, model: &Model, stages: usize) -> Result<Vec<Range<usize>>> {
         let instances = model.instances();
         match &self.split {
             Split::Count => Ok(split::by_count(layers(model, stages), instances.len(), stages)?),
-            // Who measures gives costs; without a machine at hand there are only FLOPs.
+            // Measured costs arrive as `Split::Costs`; if nothing was measured, FLOPs are used.
             Split::Flops | Split::Measured => {
                 let flops = |segment: usize| model.segments()[segment].flops() as f64;
                 let costs: Vec<f64> = instances.iter().map(|i| flops(i.segment)).collect();
@@ -203,7 +207,7 @@ impl Pipeline {
             }
             Split::Costs(costs) => Err(Error::refused(
                 Problem::new(format!(
-                    "{} costs for the {} instances of the model",
+                    "got {} costs for the {} instances of the model",
                     costs.len(),
                     instances.len()
                 ))
@@ -213,8 +217,8 @@ impl Pipeline {
     }
 }
 
-/// The instances that are dealt to stages: from the first to the last of those whose segment is
-/// repeated, the layers; all, if these are too few for the stages.
+/// The instances that are divided among stages: the layers, from the first to the last instance of
+/// a repeated segment; or all instances, if there are more stages than layers.
 fn layers(model: &Model, stages: usize) -> Range<usize> {
     let instances = model.instances();
     let repeated = |i: &usize| {

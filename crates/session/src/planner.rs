@@ -16,13 +16,13 @@ use phalanx_script::{
 use super::lowered::Lowered;
 use phalanx_error::Result;
 
-/// Plans of ranks, over what they share.
+/// Makes the plans of ranks from what they have in common.
 pub struct Planner<'a> {
     /// The programs.
     pub(crate) lowered: &'a Lowered,
     train: World<'a>,
     evaluate: Option<World<'a>>,
-    /// One plan for each class of ranks, once somebody asked for them.
+    /// One plan for each class of ranks, made when first needed.
     classes: OnceLock<Vec<ClassPlan>>,
 }
 
@@ -75,7 +75,8 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// A rank's plan, with every script that a session can run. What was found for its class holds for it.
+    /// A rank's plan, with every script that a session can run. The checks of its class hold for
+    /// it.
     pub fn plan(&self, rank: usize) -> Result<Plan> {
         let at = self.lowered.place(rank);
         let classes = self.classes.get().map_or(&[][..], Vec::as_slice);
@@ -112,8 +113,8 @@ impl<'a> Planner<'a> {
         Ok(self.classes.get_or_init(|| classes))
     }
 
-    /// Checks that ranks fit each other, in every script; and gives what each rank moves in a step, by
-    /// rank.
+    /// Checks that the scripts of all ranks match, for every key; gives what each rank moves in a
+    /// step.
     pub fn check(&self) -> Result<Vec<BTreeMap<Route, Moved>>> {
         let (classes, mut moved) = (self.classes()?, BTreeMap::new());
         for key in self.keys() {

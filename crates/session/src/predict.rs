@@ -1,8 +1,8 @@
 //! How long a step would take, predicted from its scripts before any rank starts.
 //!
-//! A rank does the actions of its script one after the other: on a CPU all its lanes share its cores.
-//! In a pipeline the busiest device decides, and it waits until the first micro-batch has come to it
-//! and the last one has gone.
+//! A rank does the actions of its script one after the other: on a CPU all its lanes share its
+//! cores. In a pipeline the busiest stage group decides; it also waits for the first micro-batch to
+//! arrive and for the last one to leave.
 
 use phalanx_cost::{Hardware, Transfer, seconds};
 use phalanx_script::{Entry, Kind, Script, Write};
@@ -16,7 +16,7 @@ pub fn step_seconds(lowered: &Lowered) -> Result<f64> {
     let (devices, planner) = (lowered.devices(), Planner::new(lowered)?);
     let mut busiest: f64 = 0.0;
     for device in &devices {
-        // All ranks of a device do the same.
+        // All ranks of a stage group do the same.
         let script = planner.train_script(device.ranks[0])?;
         busiest = busiest.max(busy(&script, &hardware));
     }
@@ -29,7 +29,7 @@ fn busy(script: &Script, hardware: &Hardware) -> f64 {
     let once = |entry: &Entry| seconds(entry.program(), hardware);
     let programs: Vec<f64> = script.programs.iter().map(once).collect();
     let action = |kind: &Kind| match kind {
-        // Who receives moves the bytes.
+        // Only the receiver counts the bytes.
         Kind::Receive { messages, .. } => {
             let each = messages.iter().map(|m| Transfer::message(m.bytes()));
             each.map(|transfer| hardware.transfer_seconds(transfer)).sum()
@@ -38,7 +38,7 @@ fn busy(script: &Script, hardware: &Hardware) -> f64 {
     };
     let run = |run: &phalanx_script::Run| {
         let program = script.programs[run.program.0].program();
-        // What is added to is read as well.
+        // An accumulator is read as well.
         let added = run.outputs.iter().zip(program.outputs());
         let added = added.filter(|((_, write), _)| *write == Write::Add);
         let read: usize =

@@ -1,4 +1,4 @@
-//! The matrix products of a model's linear layers, and how fast an engine does them by themselves.
+//! The matrix products of a model's linear layers, and how fast an engine computes them alone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub enum Pass {
 /// A product of a linear layer of this shape.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Product {
-    /// Which.
+    /// Which product.
     pub pass: Pass,
     /// Rows of the layer's input: the tokens of a micro-batch, or a rank's share of them.
     pub rows: usize,
@@ -41,11 +41,11 @@ pub struct Product {
 impl Product {
     /// Multiplications and additions.
     pub fn flops(&self) -> u64 {
-        // The gradients have other sides in the same roles; the count is that of the forward.
+        // The gradients' products have the same sides in other roles, so they have as many FLOPs.
         Sides { batch: 1, rows: self.rows, cols: self.to, inner: self.from }.flops()
     }
 
-    /// A product of much the same shape that takes at most `flops`: its longest sides are halved.
+    /// A product of similar shape with at most `flops`: its longest sides are halved.
     pub fn cut(mut self, flops: u64) -> Self {
         while self.flops() > flops {
             let longest = self.rows.max(self.from).max(self.to);
@@ -58,7 +58,7 @@ impl Product {
         self
     }
 
-    /// How often it must be done to make at least so many FLOPs.
+    /// How many repetitions make at least `work` FLOPs.
     pub fn repeats(&self, work: u64) -> u64 {
         work.div_ceil(self.flops().max(1)).max(1)
     }
@@ -93,8 +93,9 @@ impl Product {
 }
 
 /// The products that one rank does in the linear layers and the head for one micro-batch, each with
-/// how often it occurs. Attention's own products are not among them. `forward` gives the forward
-/// program of each segment: the model's own for all ranks together, a partitioned one for a rank.
+/// its number of occurrences. Attention's own products are not included. `forward` gives the
+/// forward program of each segment: the model's own for all ranks together, a partitioned one for a
+/// rank.
 pub fn products<'p>(
     model: &Model,
     forward: impl Fn(usize) -> &'p Program,
@@ -111,9 +112,9 @@ pub fn products<'p>(
 /// When an engine began a round of a product, and when it was done.
 pub type Round = (Instant, Instant);
 
-/// Runs each product by itself on all threads of a new engine, so many rounds of at least so many
-/// FLOPs. The engines of as many `ranks` meet before each round, so that they begin together. The first
-/// round of each product does not count and is left out.
+/// Runs each product alone on all threads of a new engine, for the given number of rounds of at
+/// least the given FLOPs. All `ranks` synchronise before each round, so that they begin together.
+/// The first round of each product is a warm-up and is left out.
 pub fn time_products<E: Engine>(
     engine: &mut E,
     products: &[Product],
@@ -131,7 +132,7 @@ pub fn time_products<E: Engine>(
     let all: Vec<usize> = (0..ranks).collect();
     let meeting = match ranks {
         0 | 1 => None,
-        // Its numbers are its own: products over sums of sums would not stay of ordinary size.
+        // It has its own memory: with repeated sums, the products' operands would overflow.
         _ => Some(placed(engine, &meeting(ranks)?, &all, arena)?),
     };
     engine.reserve(Tier::Device, meeting.as_ref().map_or(arena, |(_, end)| *end))?;
@@ -159,7 +160,7 @@ pub fn time_products<E: Engine>(
     Ok(timed)
 }
 
-/// A sum over all ranks, which ends nowhere before everybody has begun it.
+/// A sum over all ranks, used as a barrier: it ends on no rank before all have begun it.
 fn meeting(ranks: usize) -> Result<Program> {
     Ok(phalanx_ir::text::parse(&format!(
         "mesh dp={ranks}
@@ -185,15 +186,15 @@ fn fill<E: Engine>(engine: &mut E, arena: usize, dtype: DType) -> Result<()> {
     Ok(())
 }
 
-/// The middle of some numbers, or the mean of the two in the middle.
+/// The median of some numbers.
 pub fn median(numbers: &mut [f64]) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let n = numbers.len();
     (numbers[(n - 1) / 2] + numbers[n / 2]) / 2.0
 }
 
-/// A call of a compiled program with places for its ports, one after the other from an offset on; and
-/// where they end.
+/// A call of a compiled program whose ports lie one after the other from an offset; and where they
+/// end.
 fn placed<E: Engine>(
     engine: &mut E,
     program: &Program,
@@ -268,7 +269,7 @@ fn slices(shapes: &[Vec<usize>]) -> Vec<&[usize]> {
     shapes.iter().map(Vec::as_slice).collect()
 }
 
-/// By value: whether it is a parameter, as it is stored or in another type or layout.
+/// For each value: whether it is a parameter, in its stored form or in another type or layout.
 fn params(program: &Program) -> Vec<bool> {
     let mut params = vec![false; program.values().len()];
     for port in program.inputs_with(Role::Param) {

@@ -23,9 +23,9 @@ pub struct Settings {
     pub optimizer: Optimizer,
     /// The largest gradient norm, if there is a limit.
     pub clip: Option<f64>,
-    /// Parts that a batch is taken in.
+    /// The micro-batches of a batch.
     pub microbatches: usize,
-    /// What the backward makes again.
+    /// What the backward recomputes.
     pub recompute: Recompute,
     /// The seed of random masks.
     pub seed: u64,
@@ -44,7 +44,7 @@ pub struct Settings {
 pub enum MemoryLimit {
     /// The configuration, with `run.memory_limit`.
     Asked(u64),
-    /// The machine, which has no more at present.
+    /// The machine, with the memory that is free now.
     Machine(Machine),
 }
 
@@ -57,7 +57,7 @@ impl MemoryLimit {
         }
     }
 
-    /// What this machine has.
+    /// The limit of this machine.
     pub fn of_machine() -> Option<Self> {
         phalanx_sys::memory::machine().map(MemoryLimit::Machine)
     }
@@ -87,18 +87,18 @@ pub struct Over {
     pub rank: usize,
     /// Bytes of all ranks.
     pub all: usize,
-    /// By category: the peak on a rank.
+    /// For each category: the peak on a rank.
     pub peaks: Vec<(Category, usize)>,
 }
 
 impl Over {
-    /// What is told, with remedies that suit any plan.
+    /// The error, with remedies that suit any plan.
     pub fn problem(&self) -> Problem {
         let less = "more train.microbatches, train.recompute = \"full\", a shorter train.seq_len or a \
                     smaller model";
         let fix = match self.limit {
             MemoryLimit::Machine(machine) if self.all as u64 <= machine.total => format!(
-                "end other programs; or {less}; to try all the same, --set run.memory_limit={}",
+                "end other programs; or {less}; to try anyway, --set run.memory_limit={}",
                 self.rank
             ),
             _ => less.to_owned(),
@@ -147,12 +147,12 @@ impl Over {
             .map(|(category, peak)| format!("{category} {}", bytes(*peak as u64)))
             .collect();
         let largest = peaks.first().map_or("nothing", |(category, _)| category.name());
-        format!("{largest} take most{whose}: {}", each.join(", "))
+        format!("most memory{whose} goes to {largest}: {}", each.join(", "))
     }
 }
 
 impl Settings {
-    /// Those of a model that one rank evaluates and nobody trains.
+    /// The settings of a model that one rank evaluates, without training.
     pub(crate) fn forward(weights: DType, microbatches: usize, threads: usize) -> Self {
         Settings {
             precision: Precision { weights, grads: weights, state: weights },
@@ -168,8 +168,9 @@ impl Settings {
         }
     }
 
-    /// The same with what is to be measured measured: the costs by which stages are cut. No two
-    /// measurements are alike, so whoever starts from these settings cuts the model at the same places.
+    /// The same settings; if stages are split by measured costs, the costs are measured now. Two
+    /// measurements are never equal, so this makes all users of these settings split the model at
+    /// the same places.
     pub fn measured(mut self, models: &Models) -> Result<Self> {
         if self.parallel.pipeline.split == Split::Measured {
             self.parallel.pipeline.split = Split::Costs(measure::costs(models, &self)?);
@@ -248,11 +249,14 @@ mod tests {
             )
         );
         assert!(busy.contains("end other programs"), "{busy}");
-        assert!(busy.contains("optimizer take most: optimizer 1.5 GiB, weights 768"), "{busy}");
+        assert!(
+            busy.contains("most memory goes to optimizer: optimizer 1.5 GiB, weights 768"),
+            "{busy}"
+        );
         let large = over(machine, 1, 9 << 30).unwrap().problem().to_string();
         assert!(large.contains("this machine has 8589934592 bytes (8.0 GiB), 2.0 GiB"), "{large}");
         assert!(!large.contains("run.memory_limit"), "{large}");
-        // Who sets a limit has decided.
+        // With a limit of the user's, the machine's free memory does not count.
         assert_eq!(over(MemoryLimit::Asked(9 << 30), 1, 9 << 30), None);
     }
 

@@ -1,5 +1,5 @@
-//! Parameters by name, on one side; a rank's part of units of packed bytes, on the other. Values pass
-//! in their own element type, some of one parameter at a time.
+//! Copies values between named parameters and a rank's part of packed units. Values keep their
+//! element type; some values of one parameter are copied at a time.
 
 use std::ops::Range;
 
@@ -46,9 +46,9 @@ static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 /// Which part of which parameter lies where.
 pub(crate) struct Store {
     params: Vec<Param>,
-    /// By parameter: the elements that this rank holds of it, in the order of its memory.
+    /// For each parameter: the elements that this rank holds of it, in the order of its memory.
     runs: Vec<Vec<ElementRun>>,
-    /// By parameter: its unit and its place there; none if another rank has it.
+    /// For each parameter: its unit and its place there; none if another rank has it.
     places: Vec<Option<(usize, Member)>>,
 }
 
@@ -152,7 +152,7 @@ impl Store {
         Ok(pieces)
     }
 
-    /// Takes this rank's part of new values of a state; there are as many bytes as values.
+    /// Stores this rank's part of new values of a state; the number of bytes fits the values.
     pub(crate) fn write<E: Engine>(
         &self,
         executor: &mut Executor<E>,
@@ -183,8 +183,8 @@ impl Store {
         placed.map(|placed| (held, placed)).collect()
     }
 
-    /// The elements of a member that a buffer holds: their numbers in the whole parameter, and where
-    /// in the buffer they lie.
+    /// The elements of a member that a buffer holds: their indices in the whole parameter, and
+    /// where in the buffer they lie.
     fn placed(&self, member: &Member, held: &Held) -> Vec<Placed> {
         let (part, at) = held.part(member);
         let runs = self.runs[member.param].iter();
@@ -205,7 +205,7 @@ struct Placed {
     at: usize,
 }
 
-/// Puts together what ranks hold of some values. Every value must be there.
+/// Assembles values from the parts that ranks hold. Every value must be present.
 pub(crate) fn assemble(
     name: &str,
     elements: &Range<usize>,
@@ -255,7 +255,7 @@ fn read_checked(
         return Ok(values);
     }
     Err(Error::refused(Problem::new(format!(
-        "parameter `{}` gives {} values where its shape {:?} asks for {expected}",
+        "parameter `{}` has {} values, but its shape {:?} needs {expected}",
         param.name,
         values.len() / dtype.size(),
         param.shape,

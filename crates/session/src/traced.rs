@@ -1,4 +1,4 @@
-//! One step as it was measured: what every rank did when.
+//! A measured step: what every rank did, and when.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use phalanx_error::Result;
 pub struct Trace {
     /// The step, counted from 1.
     pub step: u64,
-    /// Who does what in which order.
+    /// Which stage group runs what, and in which order.
     pub timetable: Timetable,
     /// By rank.
     pub ranks: Vec<Vec<Traced>>,
@@ -23,13 +23,14 @@ pub struct Trace {
 /// The order of a step's work, which does not change from step to step.
 #[derive(Clone, Debug)]
 pub struct Timetable {
-    /// The schedule; without a pipeline one device takes each micro-batch there and back.
+    /// The schedule; without a pipeline, one stage group runs forward and backward of each
+    /// micro-batch.
     pub schedule: Schedule,
-    /// By stage of the schedule: the model's instances that it has.
+    /// For each stage of the schedule: the model's instances that it has.
     pub stages: Vec<Range<usize>>,
-    /// By rank: its device and its place there.
+    /// For each rank: its stage group and its place there.
     pub places: Vec<Place>,
-    /// By rank: where it is, in words: `device 1, dp 0, tp 1`.
+    /// For each rank: its place in words, such as `stage group 1, dp 0, tp 1`.
     pub names: Vec<String>,
 }
 
@@ -46,7 +47,7 @@ pub struct Traced {
     pub value: Option<Value>,
     /// Bytes that a message carries, or that a collective leaves on this rank; 0 for all else.
     pub bytes: usize,
-    /// When.
+    /// When it happened.
     pub times: TimedAction,
 }
 
@@ -59,7 +60,7 @@ impl Timetable {
         let places: Vec<Place> = (0..lowered.ranks()).map(|rank| lowered.place(rank)).collect();
         let name = |(rank, at): (usize, &Place)| {
             let (mesh, place) = (lowered.at(rank).mesh, at.place);
-            let device = lowered.is_pipeline().then(|| format!("device {}", at.device));
+            let device = lowered.is_pipeline().then(|| format!("stage group {}", at.device));
             let axes =
                 mesh.axes().map(|(axis, _)| format!("{axis} {}", mesh.coordinate(place, axis)));
             device.into_iter().chain(axes).collect::<Vec<_>>().join(", ")
@@ -69,7 +70,7 @@ impl Timetable {
     }
 }
 
-/// What was timed, in the words of a plan.
+/// Describes timed actions by their script.
 pub(super) fn describe(timed: Vec<TimedAction>, script: &Script) -> Vec<Traced> {
     let mut turns = script.turns.iter().peekable();
     let describe = |times: TimedAction| {

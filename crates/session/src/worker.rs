@@ -24,7 +24,8 @@ use super::traced::describe;
 use super::{Models, Settings, StepResult};
 use phalanx_error::{Error, Problem, Result};
 
-/// One rank of a model in training: it takes commands and gives answers. Alone, it is the whole of it.
+/// One rank of a model in training: it executes commands and gives answers. It may also be the only
+/// rank.
 pub struct RankWorker<E: Engine> {
     executor: Executor<E>,
     settings: Settings,
@@ -36,14 +37,14 @@ pub struct RankWorker<E: Engine> {
     records: Vec<Record>,
 }
 
-/// How many of the latest steps a rule is shown at least.
+/// The controller sees at least this many of the latest steps.
 const RECORDS: usize = 1 << 10;
 
 /// A script that the executor has, and what fills its inputs.
 struct Loaded {
     id: ScriptId,
     feed: Feed,
-    /// How often it was run.
+    /// How many times it was run.
     runs: u64,
 }
 
@@ -62,7 +63,7 @@ impl<E: Engine> RankWorker<E> {
         Ok(worker)
     }
 
-    /// One rank of several: plans, compiles and loads what it does. It takes no memory yet.
+    /// One rank of several: plans, compiles and loads what it does. It allocates no memory yet.
     pub fn load(engine: E, planner: &Planner<'_>, rank: usize) -> Result<Self> {
         let lowered = planner.lowered;
         let plan = planner.plan(rank)?;
@@ -82,15 +83,15 @@ impl<E: Engine> RankWorker<E> {
         Ok(Self { executor, settings, state, store, scripts, controller, records })
     }
 
-    /// Takes the memory, and writes all state: this rank's part of the weights out of `read`, and zeros
-    /// elsewhere.
+    /// Allocates memory and initialises all state: this rank's part of the weights from `read`, and
+    /// zeros elsewhere.
     pub fn start(&mut self, read: &ReadParam<'_>) -> Result<()> {
         self.executor.reserve()?;
         let script = self.any();
         self.store.start(&mut self.executor, script, &self.state, read)
     }
 
-    /// Takes steps, and gives what they tell. It ends early at the first that is not applied.
+    /// Runs steps and gives their results. Ends early at the first step that is not applied.
     pub fn steps(
         &mut self,
         from: u64,
@@ -141,7 +142,7 @@ impl<E: Engine> RankWorker<E> {
         let mut read = |number| read_scalar(&mut self.executor, train, number, bytes);
         let result = StepResult { loss: read(Number::Loss)?, grad_norm: read(Number::GradNorm)? };
         let outcome = Outcome::Applied;
-        // Rules look at the latest; a warm step allocates nothing.
+        // Controllers look at the latest records only; and a step after warm-up must not allocate.
         if self.records.len() == 2 * RECORDS {
             self.records.drain(..RECORDS);
         }
@@ -157,7 +158,7 @@ impl<E: Engine> RankWorker<E> {
         Ok(loaded.id)
     }
 
-    /// The mean loss of a batch under the present weights, which stay as they are.
+    /// The mean loss of a batch with the current weights, which do not change.
     pub fn evaluate(&mut self, data: &StepData<'_>) -> Result<f64> {
         let scalars = Scalars { lr: 0.0, step: self.steps_taken(), seed: self.settings.seed };
         let id = self.fill(ScriptKey::Evaluate, data, scalars)?;
@@ -191,8 +192,8 @@ impl<E: Engine> RankWorker<E> {
         Ok(all)
     }
 
-    /// The parameters of a rank that is alone, by name and in full precision: masters where there are
-    /// some.
+    /// The parameters of a rank that is alone, by name and in full precision: master weights if
+    /// there are any.
     pub fn params(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
         self.tensors(self.settings.precision.full_kind())
     }
@@ -215,7 +216,7 @@ impl<E: Engine> RankWorker<E> {
         Ok(all)
     }
 
-    /// Takes its part of new values of a state.
+    /// Stores this rank's part of new values of a state.
     pub fn write(&mut self, range: &StateRange, bytes: &[u8]) -> Result<()> {
         let script = self.any();
         self.store.write(&mut self.executor, script, &self.state, range, bytes)
@@ -238,8 +239,8 @@ impl<E: Engine> RankWorker<E> {
         self.executor.arena()
     }
 
-    /// Runs a step twice under observation, on the batch of the last step, and tells which bytes
-    /// it wrote. Weights and state are put back afterwards.
+    /// Runs a step twice, on the batch of the last step, and observes which bytes it writes.
+    /// Weights and state are restored afterwards.
     pub fn observe(&mut self) -> Result<Observed> {
         let train = self.train()?;
         Ok(self.executor.observe(train)?)
@@ -255,7 +256,7 @@ impl<E: Engine> RankWorker<E> {
         self.executor.engine_mut()
     }
 
-    /// What this rank's scripts said that it would move, in all their runs so far.
+    /// What this rank's scripts predicted that it would move, in all runs so far.
     fn predicted(&self) -> BTreeMap<Route, Moved> {
         let mut total = BTreeMap::new();
         for loaded in self.scripts.values() {
@@ -267,7 +268,7 @@ impl<E: Engine> RankWorker<E> {
         total
     }
 
-    /// Some script: state lies at the same place in all of them.
+    /// Any script: state lies at the same place in all of them.
     fn any(&self) -> ScriptId {
         self.scripts.values().next().expect("a rank has a script").id
     }
@@ -279,7 +280,7 @@ impl<E: Engine> RankWorker<E> {
 }
 
 impl<E: Engine + Counters> RankWorker<E> {
-    /// Does what a command says.
+    /// Executes a command.
     pub fn answer(&mut self, command: Command<'_>) -> Result<Answer> {
         Ok(match command {
             Command::Start(read) => {

@@ -1,9 +1,9 @@
 //! Annotations: what strategies and users ask of values, one axis at a time.
 //!
 //! An annotation decides, for one value and one axis, that the axis shards a dim or replicates the
-//! value. What nobody decided is open, which is not the same as replicated. Each strategy speaks of
-//! its own axes alone, so strategies compose in any order; two that decide the same thing
-//! differently are an error that names both.
+//! value. What was not decided is open, which is not the same as replicated. Each strategy
+//! annotates only its own axes, so strategies compose in any order; if two decide the same thing
+//! differently, the error names both.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use phalanx_ir::{Axis, Mesh, Port, Program, Role, ValueId};
 
 use crate::error::{Conflict, SpmdError};
 
-/// What was decided about the values of one segment's forward program.
+/// The decisions about the values of one segment's forward program.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Annotations {
     /// The layout that readers of a value see.
@@ -25,9 +25,9 @@ pub struct Annotations {
 /// The decisions about one value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Entry {
-    /// For each decided axis the dim that it shards, if any, and who said so.
+    /// For each decided axis: the dim that it shards, if any, and which strategy decided it.
     pub(crate) decided: BTreeMap<Axis, (Option<usize>, String)>,
-    /// The sharding axes in the order in which they came: major to minor on each dim.
+    /// The sharding axes in the order of annotation: major to minor on each dim.
     pub(crate) order: Vec<(usize, Axis)>,
 }
 
@@ -52,7 +52,7 @@ impl<'a> Annotator<'a> {
         Ok(annotator)
     }
 
-    /// In whose name the next annotations are made.
+    /// Names the author of the next annotations.
     pub fn by(&mut self, name: &str) -> &mut Self {
         name.clone_into(&mut self.by);
         self
@@ -68,7 +68,7 @@ impl<'a> Annotator<'a> {
         self.mesh
     }
 
-    /// How many ranks an axis has, or its parts together; one if the mesh has no such axis.
+    /// How many ranks an axis has, with all its parts; one if the mesh has no such axis.
     pub fn degree(&self, axis: &str) -> usize {
         self.mesh.degree(axis)
     }
@@ -85,7 +85,8 @@ impl<'a> Annotator<'a> {
         ports.map(|p| p.value).collect()
     }
 
-    /// The axis, or all its parts, shard a dim of a value: of a parameter as it is read.
+    /// The axis, or all its parts, shard a dim of a value; for a parameter, the form in which it is
+    /// read.
     pub fn shard(&mut self, value: ValueId, dim: usize, axis: &str) -> Result<(), SpmdError> {
         self.decide(value, axis, Some(dim), false)
     }
@@ -108,10 +109,13 @@ impl<'a> Annotator<'a> {
         let rank = self.program.ty(value).shape.len();
         let layout = Layout::parse(text, rank, self.mesh)?;
         if !layout.partial().is_empty() {
-            return Err(self.bad(value, "a partial sum can't be asked for".to_owned()));
+            return Err(self.bad(value, "an annotation cannot ask for a partial sum".to_owned()));
         }
         if let Some(dim) = layout.dims().iter().position(|d| d.order != Order::Block) {
-            let what = format!("dim {dim} has an order other than blocks, which no op moves yet");
+            let what = format!(
+                "dim {dim} has an order other than blocks, which no op supports \
+                yet"
+            );
             return Err(self.bad(value, what));
         }
         for sharding in layout.dims() {
@@ -135,19 +139,19 @@ impl<'a> Annotator<'a> {
         Ok(entry.is_some_and(|e| atoms.iter().any(|a| e.decided.contains_key(a))))
     }
 
-    /// How many shards the annotations so far cut a dim into, stored and read together.
+    /// How many shards a dim has by the annotations so far, stored and read together.
     pub fn shards(&self, value: ValueId, dim: usize) -> usize {
         let entries = [self.annotations.values.get(&value), self.annotations.stored.get(&value)];
         let axes = entries.into_iter().flatten().flat_map(|e| &e.order);
         axes.filter(|(d, _)| *d == dim).map(|&(_, a)| self.mesh.count(&[a])).product()
     }
 
-    /// What was annotated.
+    /// The finished annotations.
     pub fn finish(self) -> Annotations {
         self.annotations
     }
 
-    /// The error of a strategy that can't do what it is asked to.
+    /// The error of a strategy that cannot do what it is asked to.
     pub fn refuse(&self, what: impl Into<String>) -> SpmdError {
         let what = format!("{}: {}", self.by, what.into());
         SpmdError::Strategy { segment: self.program.name.clone(), what }

@@ -1,10 +1,10 @@
-//! What annotations leave open, chosen by estimated time and memory.
+//! Chooses what annotations leave open, by estimated time and memory.
 //!
-//! One axis at a time, all open instructions of the forward together: a walk through the program
-//! that keeps, for every combination of states that the live values can be in, the cheapest way to
-//! get there. A choice pays for its work, for the moves of its operands with what the backward pays
-//! for them again, and for the memory of what it keeps, at a price per byte that the caller raises
-//! until the segment fits. A move is paid once, however many readers share it.
+//! One axis at a time, for all open instructions of the forward together: a dynamic program that
+//! keeps, for every combination of states of the live values, the cheapest choices that lead to it.
+//! The cost of a choice is its work, the moves of its operands in forward and backward, and the
+//! memory of what it keeps, at a price per byte that the caller raises until the segment fits. A
+//! move is counted once, however many readers share it.
 
 use std::collections::HashMap;
 
@@ -16,10 +16,10 @@ use crate::lay::State;
 use crate::plan::{Known, Plan};
 use crate::strat::{Choice, cotangent_state, operand_state, result_state};
 
-/// The most combinations that are followed.
+/// The most combinations that are kept.
 const WIDTH: usize = 256;
 
-/// A live value: what the axis does to it, and which moves of it are paid for already.
+/// A live value: what the axis does to it, and which of its moves are already counted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Live {
     value: usize,
@@ -28,12 +28,12 @@ struct Live {
     returned: u16,
 }
 
-/// A way to a combination of states.
+/// The cheapest choices that lead to a combination of states.
 #[derive(Clone)]
 struct Way {
     live: Vec<Live>,
     cost: f64,
-    /// The last step of the way, in the list of all steps.
+    /// The last choice, by its index in the list of all choices.
     step: usize,
 }
 
@@ -93,7 +93,7 @@ struct Walk<'a> {
     bytes: Vec<f64>,
     /// The last forward reader of each value.
     last: Vec<Option<usize>>,
-    /// Whether the backward forms a cotangent of the value.
+    /// Whether the backward computes a cotangent of the value.
     wanted: Vec<bool>,
     /// Whether the backward reads the value.
     kept: Vec<bool>,
@@ -169,7 +169,8 @@ impl<'a> Walk<'a> {
         let made = n.outs.iter().enumerate().map(|(r, &v)| bytes(result_state(n, choice, r), v));
         let moved: f64 = read.chain(made).sum();
         let inside = match choice {
-            // An op that works on parts of a factor sums inside, there and back.
+            // An op that works on parts of a factor has collectives inside, in forward and
+            // backward.
             Choice::Factor(f) if n.rule.factors[f].kind == FactorKind::Lowered => {
                 4.0 * costs.collective(&CollectiveKind::AllReduce, self.size, 0.0)
             }
@@ -201,7 +202,7 @@ impl<'a> Walk<'a> {
     }
 
     fn returns(&self, from: State, back: State, value: usize) -> f64 {
-        // The cotangent comes in the layout that readers see, complete.
+        // The cotangent has the layout that readers see, and is complete.
         let back = if back == State::Partial { State::Replicated } else { back };
         self.plan.costs.returns(from, back, self.size, self.bytes[value])
     }
@@ -210,8 +211,8 @@ impl<'a> Walk<'a> {
         self.plan.net.values[value].is_param && self.plan.state(value, self.axis) == Known::Open
     }
 
-    /// How an open parameter is read and stored for a reader, and what that costs: its gradient's
-    /// reduction, or a gather before each use and a scatter behind, and the memory.
+    /// How an open parameter is read and stored for a reader, and what that costs: the reduction of
+    /// its gradient, or a gather before each use and a scatter after it, and the memory.
     fn store(&self, param: usize, want: State, back: State) -> (State, State, f64) {
         let (costs, bytes) = (self.plan.costs, self.bytes[param]);
         let read = if want == State::Partial { State::Replicated } else { want };
@@ -241,7 +242,7 @@ impl<'a> Walk<'a> {
         best
     }
 
-    /// The open parameters that are stored otherwise than they are read.
+    /// The open parameters that are stored in another layout than they are read in.
     fn stores<'c>(
         &self,
         nodes: &[usize],

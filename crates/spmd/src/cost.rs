@@ -1,11 +1,11 @@
-//! What moves between states of a value cost where annotations leave a choice.
+//! Costs of moves between states of a value, used where annotations leave a choice.
 
 use phalanx_cost::{Hardware, Transfer};
 use phalanx_ir::ops::CollectiveKind;
 
 use crate::lay::State;
 
-/// What the partitioner weighs where annotations leave a choice.
+/// What the partitioner minimises where annotations leave a choice.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Costs {
     /// What the ranks run on.
@@ -16,8 +16,8 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Seconds of a collective over `n` ranks, each of which holds `bytes` before it. Moves within a
-    /// rank cost next to nothing, but not nothing: of two ways, the one with fewer is taken.
+    /// Seconds of a collective over `n` ranks, each of which holds `bytes` before it. Moves within
+    /// a rank cost almost nothing, but not zero, so that fewer moves are preferred.
     pub(crate) fn collective(&self, kind: &CollectiveKind, n: usize, bytes: f64) -> f64 {
         match kind {
             CollectiveKind::Shard { .. } | CollectiveKind::ToPartial | CollectiveKind::Done => {
@@ -27,8 +27,8 @@ impl Costs {
         }
     }
 
-    /// Seconds to take a value from one state to another over one axis of `n` ranks; `bytes` is what
-    /// a rank would hold if the axis replicated it.
+    /// Seconds to bring a value from one state to another over one axis of `n` ranks; `bytes` is
+    /// what a rank would hold if the axis replicated it.
     pub(crate) fn step(&self, from: State, to: State, n: usize, bytes: f64) -> f64 {
         let shard = bytes / n as f64;
         let cost = |kind, bytes| self.collective(&kind, n, bytes);
@@ -44,9 +44,9 @@ impl Costs {
         }
     }
 
-    /// Seconds that the backward pays for a reader: the cotangent that it gives, in the state
-    /// `back`, goes to where the value began. A slice is gathered there, what was gathered is summed
-    /// and scattered, and a sum costs nothing again unless readers give partial cotangents.
+    /// Seconds that a reader costs in the backward: its cotangent, in the state `back`, must get
+    /// the state that the value started with. The backward of a slice is a gather, that of a gather
+    /// is a reduce-scatter, and that of a sum is free unless readers give partial cotangents.
     pub(crate) fn returns(&self, from: State, back: State, n: usize, bytes: f64) -> f64 {
         let end = if from == State::Partial { State::Replicated } else { from };
         self.step(back, end, n, bytes)

@@ -1,9 +1,9 @@
 //! The partitioned program: every instruction with the layouts of its choices, and collectives
-//! where what a reader wants is not what there is.
+//! where a reader needs another layout.
 //!
-//! Versions of a value in other layouts are made once per phase and shared by all who want them:
-//! once in the forward, once in the backward (B and W together). The backward starts from one
-//! version that the forward has: what the forward gathered is gathered again, not kept.
+//! A value in another layout is made once per half and shared by all readers: once in the forward,
+//! once in the backward (B and W together). The backward starts from one version of the forward:
+//! what the forward gathered is gathered again, not kept.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use crate::lay::{Grid, Lay};
 use crate::plan::Plan;
 use crate::reshard::Resharder;
 
-/// Writes the program that a plan says.
+/// Writes the program that a plan describes.
 pub(crate) fn emit(
     joint: &Joint,
     mesh: &Mesh,
@@ -42,7 +42,7 @@ pub(crate) fn emit(
     for (port, &new) in joint.program.inputs().iter().zip(&inputs) {
         let value = port.value.index();
         let lay = plan.input_layout(value);
-        // Inputs are inputs of every phase that reads them.
+        // An input is an input of every phase that reads it.
         for half in [Half::Forward, Half::Backward] {
             emitter.versions.insert((value, half), vec![(lay.clone(), new)]);
         }
@@ -56,7 +56,7 @@ pub(crate) fn emit(
     emitter.program(mesh, &inputs, &outputs)
 }
 
-/// The halves of a step between which values cross.
+/// The two halves of a step: forward and backward.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Half {
     Forward,
@@ -74,7 +74,7 @@ struct Made {
     inputs: Vec<usize>,
     outputs: Vec<usize>,
     phase: Phase,
-    /// The instruction of the old program that it is; none for a collective put in between.
+    /// The instruction of the old program that it comes from; none for an inserted collective.
     old: Option<usize>,
 }
 
@@ -87,7 +87,7 @@ struct Emitter<'a, 'b> {
     instrs: Vec<Made>,
     /// The new instruction that makes each new value.
     makers: Vec<Option<usize>>,
-    /// The new values that an old value is in a half, by layout; the first is where it began.
+    /// The new values of an old value in a half, by layout; the first is its original layout.
     versions: HashMap<(usize, Half), Vec<(Lay, usize)>>,
 }
 
@@ -113,8 +113,9 @@ impl Emitter<'_, '_> {
         for (&value, lay) in n.outs.iter().zip(&made) {
             let seen = self.plan.made_layout(value, lay);
             if seen != *lay {
-                // An annotated value is a cut: readers see the annotated layout only. What was
-                // made stays beside it for the gradient of the same op, which wants just that.
+                // An annotated value is a cut: readers see the annotated layout only. The original
+                // version is kept too, for the gradient of the same op, which needs exactly that
+                // one.
                 self.get(value, &seen, n.phase)?;
                 let versions = self.versions.get_mut(&(value, half)).expect("it was made above");
                 let at = versions.iter().position(|(l, _)| *l == seen);
@@ -124,7 +125,7 @@ impl Emitter<'_, '_> {
         Ok(())
     }
 
-    /// The value in a layout, made in this phase where it isn't there.
+    /// The value in a layout; made in this phase if it does not exist yet.
     fn get(&mut self, value: usize, want: &Lay, phase: Phase) -> Result<usize, SpmdError> {
         let half = Half::of(phase);
         self.cross(value, want, half);
@@ -165,12 +166,12 @@ impl Emitter<'_, '_> {
     fn versions_in(&self, value: usize, half: Half) -> &Vec<(Lay, usize)> {
         self.versions.get(&(value, half)).unwrap_or_else(|| {
             let name = self.plan.value_name(value);
-            panic!("{}: {name} is wanted before it is made", self.joint.program.name)
+            panic!("{}: {name} is read before it is computed", self.joint.program.name)
         })
     }
 
-    /// Brings a forward value into the backward: in the layout that is wanted if the forward has it
-    /// and it is no larger than where the value began, else in that one. A sum is not kept open.
+    /// Brings a forward value into the backward: in the wanted layout if the forward has it and it
+    /// is not larger than the original layout, else in the original one. A partial sum is not kept.
     fn cross(&mut self, value: usize, want: &Lay, half: Half) {
         let key = (value, Half::Backward);
         if half == Half::Forward {
@@ -187,7 +188,7 @@ impl Emitter<'_, '_> {
         let home = if began.0.partial == 0 {
             began
         } else {
-            // Nobody in the forward wanted it complete: then the backward sums it.
+            // No reader in the forward needed it complete, so the backward sums it.
             whole().min_by_key(|(lay, _)| size(lay)).unwrap_or(began)
         };
         let exact = whole().find(|(lay, _)| lay == want && size(lay) <= size(&home.0));
@@ -199,7 +200,7 @@ impl Emitter<'_, '_> {
         self.versions.entry(key).or_default().extend(take);
     }
 
-    /// A collective that B wants belongs to B, though W wanted it first: W may run later.
+    /// A collective that B needs belongs to B, even if W asked for it first: W may run later.
     fn needed_in(&mut self, new: usize, phase: Phase) {
         let mut at = Some(new);
         while let Some(value) = at {
@@ -217,7 +218,7 @@ impl Emitter<'_, '_> {
         let net = self.plan.net;
         let made = match net.values[value].maker {
             Some((node, _)) => net.nodes[node].phase,
-            // An input is there from the start.
+            // An input exists from the start.
             None => Phase::F,
         };
         let phase = match (role, made) {
@@ -262,7 +263,7 @@ impl Emitter<'_, '_> {
             map[new] = program.input_like(port, self.types[new].clone());
         }
         let mut origins = Vec::with_capacity(self.instrs.len());
-        // Collectives in between move the instructions that origins speak of.
+        // Inserted collectives shift the indices that origins refer to.
         let mut moved = vec![None; old.instrs().len()];
         for (index, made) in self.instrs.into_iter().enumerate() {
             let origin = made.old.and_then(|node| {

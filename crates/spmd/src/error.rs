@@ -1,13 +1,14 @@
-//! What partitioning refuses, with the values, the place and what would work.
+//! Errors of partitioning, with the values, the place and what would work.
 
 use phalanx_ir::{Axis, IrError, VerifyError};
 
-/// Why a program can't be partitioned as asked.
+/// Why a program cannot be partitioned as asked.
 #[derive(Debug, thiserror::Error)]
 pub enum SpmdError {
     /// A mesh with more axes than layouts can name.
     #[error(
-        "the mesh ({mesh}) has more than {most} axes of several ranks\n  usual fix: join some of them"
+        "the mesh ({mesh}) has more than {most} axes with several ranks\n  usual fix: merge some \
+        of them"
     )]
     TooManyAxes {
         /// The mesh.
@@ -18,11 +19,11 @@ pub enum SpmdError {
     /// Two annotations of one value contradict each other.
     #[error(transparent)]
     Conflict(Box<Conflict>),
-    /// Two strategies decide how ranks share parameters.
+    /// Two strategies both decide how ranks share parameters.
     #[error(
         "`{first}` and `{second}` both say how data-parallel ranks share parameters, gradients and \
-         optimizer state\n  usual fix: keep one of the two, or say how many ranks share a copy (hybrid \
-         sharding) to keep shards within groups and copies between them"
+         optimizer state\n  usual fix: keep one of the two, or set how many ranks share a copy \
+         (hybrid sharding): shards within groups, copies between groups"
     )]
     Sharing {
         /// The strategy that came first.
@@ -32,19 +33,19 @@ pub enum SpmdError {
     },
     /// A group of ranks that share one copy of the weights does not divide the axis.
     #[error(
-        "{shard} ranks can't share one copy each: they do not divide the {size} ranks of `{axis}`\n  \
-         usual fix: a divisor of {size}"
+        "groups of {shard} ranks cannot share one copy each: {shard} does not divide the {size} \
+        ranks of `{axis}`\n  usual fix: a divisor of {size}"
     )]
     Shards {
         /// The axis.
         axis: String,
         /// Its ranks.
         size: usize,
-        /// The ranks that were to share a copy.
+        /// How many ranks should share a copy.
         shard: usize,
     },
-    /// An annotation that no layout can be.
-    #[error("{segment}: the annotation of {value} by `{by}`: {what}")]
+    /// An annotation that is not a possible layout.
+    #[error("{segment}: wrong annotation of {value} by `{by}`: {what}")]
     Annotation {
         /// The segment.
         segment: String,
@@ -74,9 +75,10 @@ pub enum SpmdError {
         /// What remains of the axis for the next factor.
         rest: usize,
     },
-    /// Splits of one axis that have no common refinement.
+    /// Splits of one axis that contradict each other.
     #[error(
-        "axis `{axis}` ({size} ranks) would have to be split at {cuts:?}, which do not divide each other"
+        "axis `{axis}` ({size} ranks) would have to be split into parts of {cuts:?}, which do not \
+        divide each other"
     )]
     Splits {
         /// The axis.
@@ -86,7 +88,7 @@ pub enum SpmdError {
         /// The parts that were asked for, as products from the major end.
         cuts: Vec<usize>,
     },
-    /// A padded size that would lie between elements.
+    /// Padding that would lie between elements.
     #[error(
         "{segment}: dim {dim} of {value} has {size} elements and would be padded to {padded}, but {what}"
     )]
@@ -101,7 +103,7 @@ pub enum SpmdError {
         size: usize,
         /// The padded extent.
         padded: usize,
-        /// Why it can't be.
+        /// Why that is not possible.
         what: String,
     },
     /// What the strategies ask for does not fit.
@@ -115,7 +117,8 @@ pub enum SpmdError {
     /// No layout keeps the segment within the limit.
     #[error(
         "{segment}: parameters and kept values need {needed} bytes per rank even in the smallest \
-         layout found, the limit is {limit}\n  usual fix: more ranks, a smaller batch or recomputation"
+        layout found, but the limit is {limit}\n  usual fix: more ranks, a smaller batch or \
+        recomputation"
     )]
     Memory {
         /// The segment.
@@ -125,7 +128,7 @@ pub enum SpmdError {
         /// The limit.
         limit: usize,
     },
-    /// A layout that can't be reached from another.
+    /// A layout that cannot be reached from another.
     #[error("{segment}: no sequence of collectives takes {value} from {from} to {to}")]
     Unreachable {
         /// The segment.
@@ -140,7 +143,7 @@ pub enum SpmdError {
     /// The program itself is wrong.
     #[error(transparent)]
     Ir(#[from] IrError),
-    /// The partitioned program does not type-check: a bug, shown with its place.
+    /// The partitioned program does not type-check: a bug of phalanx.
     #[error("the partitioned program does not verify: {0}")]
     Verify(#[from] Box<VerifyError>),
 }
@@ -148,8 +151,8 @@ pub enum SpmdError {
 /// Two annotations that contradict each other.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{segment}: `{first_by}` wants {value} {first} over `{axis}`, `{second_by}` wants it {second}\n  \
-     an axis can do one thing to a value\n  \
+    "{segment}: `{first_by}` wants {value} {first} over `{axis}`, but `{second_by}` wants it \
+    {second}\n  an axis can do only one thing to a value\n  \
      usual fix: drop one of the two, or split `{axis}` so that each has its own part"
 )]
 pub struct Conflict {

@@ -1,8 +1,9 @@
-//! Which factor of a forward op each factor of its gradient is.
+//! Maps each factor of a gradient to a factor of its forward op.
 //!
-//! An op and its gradient speak of the same indices, so a gradient can take the choices of its op.
-//! Dims tell which is which: the gradient reads operands and results of the op, and cotangents
-//! shaped like its results. Factors that a gradient only makes (the rows of a table) go by name.
+//! An op and its gradient have the same indices, so a gradient can take the choices of its op. Dims
+//! give the mapping: the gradient reads operands and results of the op, and cotangents with the
+//! shapes of its results. Factors that occur only in results of a gradient (the rows of a table)
+//! are matched by name.
 
 use std::collections::HashMap;
 
@@ -10,7 +11,7 @@ use phalanx_ir::Phase;
 
 use crate::net::{Net, Node};
 
-/// For each node with an origin, the factor that each factor of the origin is in it.
+/// For each node with an origin: for each factor of the origin, the same factor in the node.
 pub(crate) fn factor_maps(net: &Net) -> Vec<Vec<Option<usize>>> {
     let mut maps = vec![Vec::new(); net.nodes.len()];
     let mut by_origin: HashMap<usize, Vec<usize>> = HashMap::new();
@@ -42,7 +43,7 @@ impl Known {
             let own = own.iter().map(|d| d.iter().map(|&f| Some(f)).collect()).collect();
             let known = dims.entry(value).or_insert_with(|| Vec::clone(&own));
             if *known != own {
-                // The same value in two places says nothing about either.
+                // A value in two operands gives no information about either.
                 known.clear();
             }
         }
@@ -57,7 +58,7 @@ impl Known {
                 net.nodes[m].origin == Some(origin) && net.nodes[m].phase != Phase::F
             });
             if !made_here && !self.dims.contains_key(&value) {
-                // A cotangent: gradients are asked for with that of the first result alone.
+                // A cotangent: gradients are computed from that of the first result alone.
                 let result = &forward.rule.outputs[0];
                 let some = result.iter().map(|d| d.iter().map(|&f| Some(f)).collect()).collect();
                 self.dims.insert(value, some);
@@ -115,7 +116,7 @@ mod tests {
     use phalanx_ir::{DType, Rule};
     use phalanx_testing::cases::Recipe;
 
-    /// Every factor of a gradient is a factor of its op, so that its choices can always be taken.
+    /// Every factor of a gradient is a factor of its op, so the op's choices always apply.
     #[test]
     fn gradients_speak_of_the_factors_of_their_op() {
         let mut seen = 0;

@@ -1,7 +1,7 @@
 //! Layouts in a compact form, for the inner loops of the partitioner.
 //!
 //! The axes of a mesh that have more than one rank are numbered; the ordered axes of a dim are then
-//! the digits of one number, and a layout is a handful of words that hash and compare at once.
+//! the digits of one number, and a layout is a few machine words that are fast to hash and compare.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::error::SpmdError;
 /// The most axes that a mesh may have, those of one rank not counted.
 const MOST: usize = 15;
 
-/// The axes of a mesh that have more than one rank: the others change nothing.
+/// The axes of a mesh that have more than one rank: the others have no effect.
 #[derive(Clone, Debug)]
 pub(crate) struct Grid {
     axes: Vec<(Axis, usize)>,
@@ -43,14 +43,14 @@ impl Grid {
         self.axes[axis].0
     }
 
-    /// The number of an axis; none if it has one rank.
+    /// The index of an axis; none if it has one rank.
     pub(crate) fn index(&self, axis: Axis) -> Option<usize> {
         let found = self.axes.iter().position(|&(a, _)| a == axis);
         assert!(found.is_some() || self.single.contains(&axis), "no axis `{axis}` in {self:?}");
         found
     }
 
-    /// How many blocks these axes cut a dim into.
+    /// How many blocks a dim sharded by these axes has.
     pub(crate) fn count(&self, axes: Axes) -> usize {
         axes.iter().map(|a| self.size(a)).product()
     }
@@ -68,7 +68,7 @@ impl Grid {
         };
         let dims = lay.dims.iter().map(sharding).collect();
         let partial: BTreeSet<Axis> = bits(lay.partial).map(|a| self.name(a)).collect();
-        Layout::new(dims, partial).expect("one choice per axis puts it in one place")
+        Layout::new(dims, partial).expect("with one choice per axis, an axis occurs only once")
     }
 }
 

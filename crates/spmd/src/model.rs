@@ -11,7 +11,7 @@ use crate::sharing::Sharing;
 use crate::split::apply;
 use crate::strategies::Strategy;
 
-/// Where the values of a model lie.
+/// The layouts of a model's values on a mesh.
 #[derive(Clone, Debug)]
 pub struct Partition {
     mesh: Mesh,

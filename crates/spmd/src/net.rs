@@ -1,4 +1,4 @@
-//! The joint graph as the partitioner sees it: rules, edges and sizes, by number.
+//! The joint graph as the partitioner sees it: rules, edges and sizes, by index.
 
 use phalanx_autodiff::Joint;
 use phalanx_ir::rule::{FactorKind, Rule};
@@ -16,7 +16,7 @@ pub(crate) struct Node {
     pub(crate) flops: f64,
     /// The element type of what is multiplied.
     pub(crate) dtype: DType,
-    /// Whether its result is its operand under another shape.
+    /// Whether its result is its operand with another shape.
     pub(crate) is_view: bool,
     /// The padded extent of each factor.
     pub(crate) extents: Vec<usize>,
@@ -28,13 +28,13 @@ pub(crate) struct Value {
     pub(crate) padded: Vec<usize>,
     /// Bytes of an element.
     pub(crate) width: usize,
-    /// The instruction that makes it and which of its results it is.
+    /// The instruction that computes it, and which of its results it is.
     pub(crate) maker: Option<(usize, usize)>,
-    /// The instructions that read it, and as which operand.
+    /// The instructions that read it, with the operand's index.
     pub(crate) users: Vec<(usize, usize)>,
     /// Whether it is a parameter.
     pub(crate) is_param: bool,
-    /// Whether it follows from parameters and constants alone.
+    /// Whether it depends only on parameters and constants.
     pub(crate) of_params: bool,
 }
 
@@ -113,7 +113,7 @@ fn extents(rule: &Rule, values: &[Value], ins: &[usize], outs: &[usize]) -> Vec<
     extents
 }
 
-/// Which factor of a dim its padding belongs to: the first of more than one element.
+/// The factor of a dim that its padding belongs to: the first with more than one element.
 pub(crate) fn carrier(rule: &Rule, factors: &[usize]) -> Option<usize> {
     let first = factors.iter().position(|&f| rule.factors[f].size != 1);
     first.or((!factors.is_empty()).then_some(0))
@@ -131,7 +131,7 @@ impl Node {
         self.rule.inputs[operand].iter().any(|d| d.contains(&factor))
     }
 
-    /// Whether an operand says nothing about layouts: a number of the step, a random key.
+    /// Whether an operand does not affect layouts: a scalar of the step, a random key.
     pub(crate) fn neutral(&self, operand: usize) -> bool {
         let whole = |&f: &usize| {
             self.rule.factors[f].kind == FactorKind::Whole || self.rule.factors[f].size == 1

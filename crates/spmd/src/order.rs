@@ -1,8 +1,8 @@
 //! The order of several axes on one factor.
 //!
-//! It is semantic: heads on `[tp, cp]` are other blocks than on `[cp, tp]`. Each instruction takes
-//! the order that its operands or its annotated result have, the cheapest where they differ; a
-//! gradient takes its op's.
+//! The order matters: heads on `[tp, cp]` are other blocks than on `[cp, tp]`. Each instruction
+//! takes the order that its operands or its annotated result have, the cheapest where they differ;
+//! a gradient takes its op's.
 
 use crate::lay::{Axes, Lay};
 use crate::plan::Plan;
@@ -44,7 +44,7 @@ impl Plan<'_> {
                     best = Some((cost, order));
                 }
             }
-            let (_, order) = best.expect("there is at least the order that it has");
+            let (_, order) = best.expect("its present order is always possible");
             self.strats[node].factors[factor] = order;
         }
     }

@@ -33,13 +33,13 @@ pub(crate) fn padding(
     let mut classes: Vec<Class> =
         program.instrs().iter().zip(rules).map(|(instr, rule)| places(instr, rule)).collect();
     classes.extend(alike(program));
-    // Counts and extents only grow and are bounded, so both settle.
+    // Counts and extents only grow and are bounded, so both reach a fixed point.
     while classes.iter().fold(false, |any, class| join_shards(class, &mut shards) | any) {}
     let mut padded: Vec<Vec<usize>> = (program.values().iter().zip(&shards))
         .map(|(ty, n)| ty.shape.iter().zip(n).map(|(size, &n)| size.next_multiple_of(n)).collect())
         .collect();
     let join = |class: &Class, padded: &mut [Vec<usize>]| join_extents(class, &shards, padded);
-    // Where dims can't agree, extents would grow for ever; the check below says so.
+    // If dims cannot agree, extents would grow forever; the check below reports it.
     for _ in 0..padded.len() {
         if !classes.iter().fold(false, |any, class| join(class, &mut padded) | any) {
             break;
@@ -52,7 +52,7 @@ pub(crate) fn padding(
 /// Dims that are joined, by factor.
 type Class = Vec<Place>;
 
-/// Gradients and cotangents lie as what they belong to.
+/// Gradients and cotangents have the layout of what they belong to.
 fn alike(program: &Program) -> Vec<Class> {
     let of = |port: &Port| Some((port.value, differentiated(program, port)?.value));
     let pairs = program.outputs().iter().filter_map(of);
@@ -74,8 +74,8 @@ struct Place {
     minor: usize,
 }
 
-/// The shards that a factor must divide into because of one dim. Shards of a compound that exhaust
-/// its major factor go on to the minor ones, and ask nothing of it.
+/// The shards that a factor must divide into because of one dim. Shards beyond the size of its
+/// major factor go on to the minor factors, and need no padding.
 fn wanted(place: &Place, shards: &[Vec<usize>]) -> usize {
     let n = shards[place.value.index()][place.dim];
     if place.minor > 1 && n.is_multiple_of(place.size.max(1)) { 1 } else { n }
@@ -115,7 +115,7 @@ fn join_extents(places: &[Place], shards: &[Vec<usize>], padded: &mut [Vec<usize
     changed
 }
 
-/// How many factors places speak of.
+/// How many factors the places have.
 fn factors(places: &[Place]) -> usize {
     places.iter().map(|p| p.factor + 1).max().unwrap_or(0)
 }
@@ -148,11 +148,11 @@ fn check(
             let extent = padded / minor.max(1);
             let agrees = *extents[factor].get_or_insert(extent) == extent;
             let what = if !padded.is_multiple_of(minor.max(1)) {
-                format!("it is made of parts of {minor} elements, which stay whole")
+                format!("it consists of parts of {minor} elements, which cannot be split")
             } else if opaque {
                 "a reshape moves its elements to other places".to_owned()
             } else if !agrees {
-                "the dims that it is joined with would need another padding".to_owned()
+                "the dims that share its factor would need another padding".to_owned()
             } else {
                 continue;
             };
@@ -164,8 +164,8 @@ fn check(
     Ok(())
 }
 
-/// Fails if a factor that is padded by itself is minor to another in some dim: its padding would
-/// lie between the elements of that one.
+/// Fails if a padded factor is minor to another factor in some dim: its padding would lie between
+/// the elements of that one.
 fn minor_is_even(
     program: &Program,
     instr: &Instr,
@@ -178,11 +178,12 @@ fn minor_is_even(
         for (dim, factors) in dims.iter().enumerate() {
             let Some(at) = carrier(rule, factors) else { continue };
             for &f in &factors[at + 1..] {
-                // A factor that no dim could pad by itself has no extent of its own.
+                // A factor that is never the padded one of a dim has no padded extent.
                 let size = rule.factors[f].size;
                 if let Some(padded) = extents[f].filter(|&padded| padded > size) {
                     let what = format!(
-                        "{padded} is the padding of a part of {size} elements, which are not at its end"
+                        "{padded} is the padded size of a part of {size} elements, and the \
+                        padding would not be at the end"
                     );
                     let size = program.ty(value).shape[dim];
                     let (segment, value) = (program.name.clone(), value_name(program, value));

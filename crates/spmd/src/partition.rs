@@ -1,4 +1,4 @@
-//! The order in which things are decided.
+//! The partitioner: the order in which layouts are decided.
 
 use phalanx_autodiff::Joint;
 use phalanx_ir::{Mesh, Program, Rule};
@@ -16,7 +16,7 @@ use crate::reshard::Resharder;
 
 /// Gives every value of a joint graph its layout on a mesh, and inserts the collectives.
 ///
-/// The result verifies, and [`phalanx_autodiff::slice`] cuts it as it cuts the original.
+/// The result verifies, and [`phalanx_autodiff::slice`] slices it like the original.
 pub fn partition(
     joint: &Joint,
     mesh: &Mesh,
@@ -31,9 +31,9 @@ pub fn partition(
     problem.emit(plan)
 }
 
-/// The same with every choice made by `pick`, which gets the number of legal ones: of each
-/// instruction and axis, whatever its neighbours do. For tests: most such programs are foolish, and
-/// all must be right.
+/// The same, with every choice made by `pick`, which gets the number of legal choices for each
+/// instruction and axis, independent of its neighbours. For tests: most such programs are slow, but
+/// all must be correct.
 pub fn partition_by(
     joint: &Joint,
     mesh: &Mesh,
@@ -53,7 +53,7 @@ pub fn partition_by(
     problem.emit(plan)
 }
 
-/// A joint graph with everything that is asked of it.
+/// A joint graph with all constraints on it.
 pub(crate) struct Problem<'a> {
     joint: &'a Joint,
     mesh: &'a Mesh,
@@ -63,7 +63,8 @@ pub(crate) struct Problem<'a> {
     pins: Pins,
 }
 
-/// How dear memory is made before a segment is said not to fit: a byte as dear as a microsecond.
+/// The highest price of memory that is tried before a segment is said not to fit: a microsecond per
+/// byte.
 const DEAREST: f64 = 1e-6;
 
 impl<'a> Problem<'a> {
@@ -86,7 +87,7 @@ impl<'a> Problem<'a> {
         Plan::new(self.joint, &self.net, &self.grid, self.costs, self.pins.clone())
     }
 
-    /// Everything decided, a byte of memory being worth so many seconds.
+    /// Decides everything; `price` is the seconds that a byte of memory is worth.
     pub(crate) fn plan(&self, price: f64) -> Result<Plan<'_>, SpmdError> {
         let mut plan = self.fresh();
         plan.price = price;
@@ -100,7 +101,7 @@ impl<'a> Problem<'a> {
         Ok(plan)
     }
 
-    /// Of the plans at rising prices of memory the first that fits.
+    /// The first plan that fits, with rising prices of memory.
     fn within<'p>(&'p self, free: Plan<'p>, limit: usize) -> Result<Plan<'p>, SpmdError> {
         let fits = |plan: &Plan<'_>| plan.memory() <= limit as f64;
         if fits(&free) {

@@ -1,4 +1,4 @@
-//! Annotations as the partitioner reads them: which axes of a value are decided, by number.
+//! Annotations as the partitioner reads them: which axes of a value are decided, by index.
 
 use phalanx_autodiff::Joint;
 use phalanx_ir::{Port, Program, Role, ValueId};
@@ -6,7 +6,7 @@ use phalanx_ir::{Port, Program, Role, ValueId};
 use crate::annotate::{Annotations, Entry};
 use crate::lay::{Axes, Grid, Lay, State};
 
-/// What is decided about a value: for the axes in `closed` everything, for the others nothing.
+/// What is decided about a value: everything for the axes in `closed`, nothing for the others.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pin {
     pub(crate) dims: Vec<Axes>,
@@ -86,13 +86,13 @@ impl Pins {
         pins
     }
 
-    /// What is decided of how readers see a value.
+    /// The layout in which readers see a value, as far as it is decided.
     pub(crate) fn read_layout(&self, value: usize) -> Option<Lay> {
         self.read[value].as_ref().map(|p| Lay { dims: p.dims.clone(), partial: 0 })
     }
 
-    /// What is decided of how a parameter is stored: as it is read, but for what was said of the
-    /// store, whose axes are minor.
+    /// The layout in which a parameter is stored, as far as it is decided: the layout in which it
+    /// is read, plus the axes that only store it, which are minor.
     pub(crate) fn stored_layout(&self, value: usize) -> Option<Lay> {
         let (read, stored) = (self.read_layout(value)?, self.stored[value].as_ref());
         let Some(stored) = stored else { return Some(read) };
@@ -101,8 +101,8 @@ impl Pins {
         Some(Lay { dims, partial: 0 })
     }
 
-    /// What other programs see is decided on every axis: where nothing was said, it is replicated.
-    /// A cotangent lies as its boundary value does.
+    /// What other programs see must be decided on every axis: without an annotation, it is
+    /// replicated. A cotangent has the layout of its boundary value.
     fn close_ports(&mut self, program: &Program, grid: &Grid) {
         let rank = |v: ValueId| program.ty(v).shape.len();
         for port in program.inputs().iter().filter(|p| p.role != Role::Cotangent) {
@@ -130,7 +130,7 @@ impl Pins {
     }
 }
 
-/// The input whose gradient or cotangent leaves by this output, if one does.
+/// The input whose gradient or cotangent this output is, if it is one.
 pub(crate) fn differentiated<'p>(program: &'p Program, port: &Port) -> Option<&'p Port> {
     let name = match port.role {
         Role::Gradient => Some(port.name.as_str()),
@@ -138,5 +138,5 @@ pub(crate) fn differentiated<'p>(program: &'p Program, port: &Port) -> Option<&'
         _ => return None,
     };
     let found = name.and_then(|name| program.input_named(name));
-    Some(found.unwrap_or_else(|| panic!("{}: `{}` is of no input", program.name, port.name)))
+    Some(found.unwrap_or_else(|| panic!("{}: `{}` belongs to no input", program.name, port.name)))
 }

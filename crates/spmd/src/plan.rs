@@ -1,5 +1,4 @@
-//! What has been decided so far: for every instruction a choice per axis, and what follows for
-//! values.
+//! The decisions so far: for every instruction a choice per axis, and what follows for values.
 
 use phalanx_autodiff::Joint;
 use phalanx_ir::text::value_name;
@@ -16,20 +15,20 @@ use crate::strat::{Choice, Strat, operand_state, result_state};
 /// What an axis does to a value, as far as that is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Known {
-    /// Its maker is not decided.
+    /// Not known: the instruction that computes it is not decided.
     Not,
-    /// A parameter of which nothing was said: it takes what its readers want.
+    /// A parameter without annotation: it takes the layout that its readers want.
     Open,
-    /// This.
+    /// Known.
     Is(State),
 }
 
-/// Where a value must end beside what its readers want.
+/// The layout that a value must have in the end, besides what its readers want.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Goal {
     /// The value whose dims it must have: the parameter or boundary that it is the gradient of.
     pub(crate) like: usize,
-    /// Whether sums over axes that replicate the parameter may stay open.
+    /// Whether it may stay a partial sum over axes that replicate the parameter.
     pub(crate) partial: bool,
 }
 
@@ -47,7 +46,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) maps: Vec<Vec<Option<usize>>>,
     /// Seconds that a byte of memory is worth.
     pub(crate) price: f64,
-    /// The ends of values that leave the graph as gradients.
+    /// The goals of values that leave the graph as gradients.
     pub(crate) goals: Vec<Vec<Goal>>,
 }
 
@@ -105,7 +104,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Takes a choice, if it fits what other axes do already; else the axis does nothing here.
+    /// Takes a choice, if it is compatible with the other axes; else the axis replicates here.
     pub(crate) fn put(&mut self, node: usize, axis: usize, choice: Choice) {
         let n = &self.net.nodes[node];
         let fits = match choice {
@@ -117,8 +116,8 @@ impl<'a> Plan<'a> {
         self.choices[node][axis] = Some(choice);
     }
 
-    /// The axes of a value's dim as far as they are known, major to minor. Axes that an annotation
-    /// decides come behind those that follow from the maker: strategies append at the minor end of
+    /// The axes of a value's dim as far as they are known, major to minor. Axes from an annotation
+    /// come after those that follow from the instruction: strategies append at the minor end of
     /// what the weights impose.
     pub(crate) fn axes_of(&self, value: usize, dim: usize) -> Axes {
         let pin = self.pins.read[value].as_ref();
@@ -131,7 +130,7 @@ impl<'a> Plan<'a> {
         made.only(!closed).join(pin.map_or_else(Axes::default, |p| p.dims[dim]))
     }
 
-    /// The factor of a node that an axis falls on which shards a dim of a value.
+    /// The factor of a node that an axis shards, if it shards a dim of this value.
     pub(crate) fn factor(
         &self,
         node: usize,
@@ -170,7 +169,8 @@ impl<'a> Plan<'a> {
         value_name(self.program, ValueId(value as u32))
     }
 
-    /// Gives open parameters what their first reader wants, once an axis is decided everywhere.
+    /// Gives open parameters the layout that their first reader wants, once an axis is decided
+    /// everywhere.
     pub(crate) fn close_params(&mut self, axis: usize) {
         for value in 0..self.net.values.len() {
             if !self.net.values[value].is_param || self.state(value, axis) != Known::Open {
@@ -185,7 +185,7 @@ impl<'a> Plan<'a> {
                 Some(State::Sharded(dim)) => State::Sharded(dim),
                 _ => State::Replicated,
             };
-            // There may be no room beside the axes that it was asked to be read or stored on.
+            // The dim may have no room for the axis next to its annotated axes.
             let before = self.pins.read[value].clone();
             self.close(value, axis, state);
             let padded = &self.net.values[value].padded;
@@ -198,7 +198,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Stores a parameter otherwise than it is read over an axis.
+    /// Stores a parameter over an axis in another way than it is read.
     pub(crate) fn store_apart(&mut self, param: usize, axis: usize, stored: State) {
         let open = Pin::open(self.net.values[param].padded.len());
         self.pins.stored[param].get_or_insert(open).close(axis, stored);
@@ -212,7 +212,7 @@ impl<'a> Plan<'a> {
             .product()
     }
 
-    /// The inputs of which the backward forms a cotangent.
+    /// The inputs for which the backward computes a cotangent.
     pub(crate) fn differentiated(&self) -> Vec<bool> {
         let mut wanted = vec![false; self.net.values.len()];
         for goal in self.goals.iter().flatten() {
@@ -231,7 +231,7 @@ impl<'a> Plan<'a> {
         params + kept.map(|(v, _)| local(v, &self.layout(v))).sum::<f64>()
     }
 
-    /// The forward values that the backward reads, by themselves or as a view.
+    /// The forward values that the backward reads, directly or through a view.
     pub(crate) fn kept(&self) -> Vec<bool> {
         let mut kept = vec![false; self.net.values.len()];
         let read = self.net.nodes.iter().filter(|n| n.phase != Phase::F).flat_map(|n| &n.ins);
@@ -264,18 +264,18 @@ impl<'a> Plan<'a> {
         stored.or_else(read).expect("what is stored is decided before what is derived from it")
     }
 
-    /// The layout that an input has when it comes in.
+    /// The layout in which an input arrives.
     pub(crate) fn input_layout(&self, value: usize) -> Lay {
         self.pins.stored_layout(value).expect("every input is pinned")
     }
 
-    /// The layout in which readers see what a node made.
+    /// The layout in which readers see the result of a node.
     pub(crate) fn made_layout(&self, value: usize, made: &Lay) -> Lay {
         let Some(pin) = &self.pins.read[value] else { return made.clone() };
         let padded = &self.net.values[value].padded;
         let dims = made.dims.iter().zip(&pin.dims).zip(padded);
         let dims = dims.map(|((made, pin_dim), padded)| {
-            // What was asked for comes first: axes for which it leaves no room replicate the value.
+            // Annotations come first: axes that no longer fit replicate the value.
             let mut open = made.only(!pin.closed);
             while !padded.is_multiple_of(self.grid.count(open.join(*pin_dim))) && !open.is_empty() {
                 open = open.without_suffix(1);

@@ -1,11 +1,11 @@
 //! Propagation: what annotations decide about instructions, and instructions about each other.
 //!
 //! One axis at a time, forward instructions only. In topological order each takes what its operands
-//! agree on: a shard beats replication, a partial sum yields to a decided partner, weights beat
-//! activations where factors disagree. Then what one known operand says carries on through
-//! instructions whose others are unknown, and what readers want goes backwards. What is left is
-//! open, to be chosen by cost. Backward instructions then inherit from their forward op by factor;
-//! sums of cotangents are decided like forward instructions.
+//! agree on: a shard beats replication, a partial sum takes the layout of a decided partner, and
+//! weights beat activations where factors disagree. Then the layout of one known operand passes
+//! through instructions whose other operands are unknown, and the wishes of readers go backwards.
+//! What is left is open, to be chosen by cost. Backward instructions then inherit from their
+//! forward op by factor; sums of cotangents are decided like forward instructions.
 
 use phalanx_ir::Phase;
 use phalanx_ir::rule::FactorKind;
@@ -15,23 +15,23 @@ use crate::lay::State;
 use crate::plan::{Known, Plan};
 use crate::strat::{Choice, operand_state};
 
-/// What an instruction's neighbours say about an axis.
+/// What the neighbours of an instruction imply for an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
-    /// This.
+    /// This choice.
     Take(Choice),
-    /// Nothing, so replicated; but a reader that wants a shard is heard first.
+    /// No information, so replicated; but a reader that wants a shard has priority.
     Weak,
     /// Some operands are not decided.
     Wait,
-    /// Several things; cost decides.
+    /// Several choices; the cost decides.
     Open,
 }
 
 /// The operands' states, sorted.
 #[derive(Default)]
 struct Votes {
-    /// Sharded factors, and whether a parameter is among those that say so.
+    /// Sharded factors, with their operands, and whether one of these is a parameter.
     shards: Vec<(usize, Vec<usize>, bool)>,
     partial: Vec<usize>,
     replicated: Vec<usize>,
@@ -78,7 +78,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Forward instructions of which an axis is not decided.
+    /// Forward instructions for which an axis is not decided.
     pub(crate) fn undecided(&self, axis: usize) -> impl DoubleEndedIterator<Item = usize> + '_ {
         (0..self.net.nodes.len()).filter(move |&n| {
             self.net.nodes[n].phase == Phase::F && self.choices[n][axis].is_none()
@@ -96,7 +96,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// The first instruction that takes what its known operands say, though others are unknown.
+    /// The first instruction that follows its known operands, although others are unknown.
     fn carry_on(&self, axis: usize) -> Result<Option<(usize, Choice)>, SpmdError> {
         for node in self.undecided(axis) {
             if let Verdict::Take(choice) = self.verdict(node, axis, true)? {
@@ -130,7 +130,7 @@ impl Plan<'_> {
         let n = &self.net.nodes[node];
         for (operand, &value) in n.ins.iter().enumerate() {
             match self.state(value, axis) {
-                // Where memory counts, open parameters do not just follow.
+                // With a memory limit, open parameters are chosen by cost instead.
                 Known::Open if self.price > 0.0 => return Ok(None),
                 Known::Is(State::Sharded(dim)) => {
                     let dims = &n.rule.inputs[operand][dim];
@@ -143,7 +143,8 @@ impl Plan<'_> {
             }
         }
         for (result, &value) in n.outs.iter().enumerate() {
-            // An annotated value is a cut: its readers say nothing about its maker.
+            // An annotated value is a boundary: its readers do not affect the instruction that
+            // computes it.
             if self.pins.read[value].as_ref().is_some_and(|p| p.closed >> axis & 1 == 1) {
                 continue;
             }
@@ -206,7 +207,7 @@ impl Plan<'_> {
         Ok(votes)
     }
 
-    /// What the operands say; with `partly`, also when some are unknown.
+    /// What the operands imply; with `partly`, also if some are unknown.
     pub(crate) fn verdict(
         &self,
         node: usize,
@@ -268,8 +269,8 @@ impl Plan<'_> {
             if lone {
                 return Verdict::Open;
             }
-            // A sum yields to its decided partner; but a bias has no layout of its own, so what
-            // reads the result is heard first.
+            // A partial sum takes the layout of its decided partner; but a bias has no layout of
+            // its own, so the readers of the result have priority.
             let of_params = |&i: &usize| self.net.values[n.ins[i]].of_params;
             return match end {
                 Some(f) if self.adds(node) => Verdict::Take(Choice::Factor(f)),
@@ -304,7 +305,7 @@ impl Plan<'_> {
             let Some(State::Sharded(dim)) = pinned.or_else(goal) else { continue };
             let dims = &n.rule.outputs[result][dim];
             let dims: Vec<usize> = dims.iter().copied().filter(|&f| n.extents[f] != 1).collect();
-            // The end's own axes say which factor is meant.
+            // The annotated axes of the result show which factor is meant.
             let major = match &self.pins.read[value] {
                 Some(pin) => self.grid.count(pin.dims[dim].before(axis)),
                 None => 1,
@@ -320,8 +321,8 @@ impl Plan<'_> {
         Ok(None)
     }
 
-    /// What a gradient does because its op does: the same factor; or, where the op has no use for
-    /// the axis, a partial cotangent passes if the gradient is linear in it.
+    /// The choice that a gradient inherits from its op: the same factor; or, if the axis does
+    /// nothing in the op, a partial cotangent stays partial where the gradient is linear in it.
     fn inherited(&self, node: usize, origin: usize, axis: usize) -> Choice {
         let n = &self.net.nodes[node];
         if let Some(Choice::Factor(f)) = self.choices[origin][axis]
@@ -342,7 +343,7 @@ impl Plan<'_> {
         group.map_or(Choice::Replicated, Choice::Partial)
     }
 
-    /// The cheapest choice for one instruction, its neighbours being as they are.
+    /// The cheapest choice for one instruction, given the choices of its neighbours.
     fn cheapest(&self, node: usize, axis: usize) -> Choice {
         let n = &self.net.nodes[node];
         let options = self.strats[node].options(n, self.grid, axis);

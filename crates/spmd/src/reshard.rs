@@ -1,8 +1,8 @@
-//! From one layout to another by the cheapest sequence of collectives.
+//! Finds the cheapest sequence of collectives from one layout to another.
 //!
-//! Layouts are nodes of a graph, collectives its edges; the way is a shortest path, found once for
-//! each pair and kept. Only moves that lead somewhere are tried: axes replicated at both ends are
-//! left alone (else a value would be sliced by an unrelated axis and gathered back), and sums are
+//! Layouts are nodes of a graph, collectives its edges; the sequence is a shortest path, found once
+//! for each pair and cached. Only useful moves are tried: axes that are replicated at both ends are
+//! not used (else a value would be sliced by an unrelated axis and gathered back), and sums are
 //! scattered only in the order that the target has.
 
 use std::collections::{BinaryHeap, HashMap};
@@ -20,7 +20,7 @@ pub(crate) struct Move {
     pub(crate) to: Lay,
 }
 
-/// A way and its cost in seconds.
+/// A sequence of moves and its cost in seconds.
 #[derive(Clone, Debug)]
 pub(crate) struct Way {
     pub(crate) cost: f64,
@@ -32,7 +32,7 @@ type Key = (Lay, Lay, Vec<usize>, usize);
 /// The layouts reached so far: at what cost, and by which move from where.
 type Found = HashMap<Lay, (f64, Option<(Lay, Move)>)>;
 
-/// Finds ways, each once.
+/// Finds sequences of collectives, each once.
 #[derive(Debug)]
 pub(crate) struct Resharder<'a> {
     grid: &'a Grid,
@@ -45,7 +45,7 @@ impl<'a> Resharder<'a> {
         Self { grid, costs, known: HashMap::new() }
     }
 
-    /// The cheapest way from one layout of a value to another, if there is one.
+    /// The cheapest sequence from one layout of a value to another, if there is one.
     pub(crate) fn way(
         &mut self,
         from: &Lay,
@@ -63,7 +63,7 @@ impl<'a> Resharder<'a> {
         self.known.get(&key).and_then(Option::as_ref)
     }
 
-    /// Its cost alone; unreachable layouts are infinitely far.
+    /// Only its cost; infinite for an unreachable layout.
     pub(crate) fn cost(&mut self, from: &Lay, to: &Lay, padded: &[usize], width: usize) -> f64 {
         if from == to {
             0.0
@@ -101,7 +101,8 @@ impl PartialOrd for Next {
 }
 impl Ord for Next {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        // The heap gives the greatest; earlier finds win ties, so that runs repeat.
+        // The heap returns the greatest; ties go to the earlier find, so that results are
+        // reproducible.
         other.cost.total_cmp(&self.cost).then(other.order.cmp(&self.order))
     }
 }
@@ -159,7 +160,7 @@ impl Search<'_> {
                 all.push(Move { kind: CollectiveKind::ToPartial, axes, to });
             }
         }
-        // Several axes that a dim ends with in the target go in one slice.
+        // Several axes at the minor end of a dim in the target become one slice.
         for (dim, &target) in self.to.dims.iter().enumerate() {
             for n in 2..=target.len() {
                 let axes = target.suffix(n);
@@ -172,7 +173,7 @@ impl Search<'_> {
         all
     }
 
-    /// Gathers, exchanges between dims, and other orders of a dim's axes.
+    /// Gathers, all-to-alls between dims, and permutations of a dim's axes.
     fn unshard(&self, lay: &Lay, all: &mut Vec<Move>) {
         for (dim, &axes) in lay.dims.iter().enumerate() {
             for n in 1..=axes.len() {
@@ -214,7 +215,8 @@ impl Search<'_> {
         }
     }
 
-    /// Sums: of one axis, of all that go, or scattered as a run of the target's axes.
+    /// Sums: over one axis, over all axes that must go, or scattered over consecutive axes of the
+    /// target.
     fn sum(&self, lay: &Lay, all: &mut Vec<Move>) {
         let going = lay.partial & !self.to.partial;
         let summed = going & !self.to.sharded();

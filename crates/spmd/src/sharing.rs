@@ -1,16 +1,16 @@
 //! How the ranks that hold the same parameters share them.
 //!
-//! Along a data-parallel axis every rank needs the same weights and forms its own share of the
-//! gradient. Each may keep everything and sum gradients, or keep a shard of the optimizer's state, of
-//! the gradients and of the weights, and gather what it needs for as long as it needs it. A strategy
-//! says so once ([`Sharing`]); resolved for a unit it is [`UnitFacts`], and scripts read nothing else.
+//! Along a data-parallel axis every rank needs the same weights and computes its own summand of the
+//! gradient. Each may keep everything and sum gradients, or keep shards of optimizer state,
+//! gradients and weights, and gather what it needs while it needs it. A strategy states this once
+//! ([`Sharing`]); resolved for a unit it is [`UnitFacts`], and scripts read only these.
 
 use phalanx_call::Tier;
 use phalanx_ir::Axis;
 
 use crate::error::SpmdError;
 
-/// Which parameters lie together.
+/// Which parameters are packed together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Grouping {
     /// Those of so many instances of a repeated segment that follow each other; of any other segment,
@@ -19,7 +19,7 @@ pub enum Grouping {
         /// How many, at least one.
         per_unit: usize,
     },
-    /// In the order in which their gradients complete, up to so many bytes of gradients.
+    /// In the order in which their gradients complete, up to a number of bytes of gradients.
     Buckets {
         /// Bytes after which the bucket that is reduced first is closed.
         first: usize,
@@ -34,8 +34,8 @@ pub enum Keep {
     /// Until the run that reads it ends; its backward gathers it again.
     #[default]
     Run,
-    /// As [`Keep::Run`], but what belongs to no repeated segment stays for its backward: it is
-    /// needed again soon.
+    /// Like [`Keep::Run`], but units of segments that are not repeated are kept for the backward:
+    /// they are needed again soon.
     Root,
     /// From a micro-batch's forward until its backward has ended.
     Backward,
@@ -46,7 +46,7 @@ pub enum Keep {
 pub enum Share {
     /// All of it.
     Whole,
-    /// One of the parts that ranks deal among them.
+    /// One of the equal parts that ranks divide it into.
     Shard,
 }
 
@@ -71,7 +71,7 @@ impl Kept {
     }
 }
 
-/// When ranks put the shards of a unit's weights together.
+/// When ranks gather the shards of a unit's weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Gathering {
     /// Never: every rank updates all of them.
@@ -82,34 +82,36 @@ pub enum Gathering {
     ForRuns {
         /// How many runs ahead they are gathered.
         prefetch: usize,
-        /// How many runs' units are there at most at a time; a later gather waits for a release.
+        /// The units of at most this many runs are gathered at a time; a later gather waits for a
+        /// release.
         in_flight: usize,
         /// How long they are kept.
         keep: Keep,
     },
 }
 
-/// When the shares of a gradient that ranks form are summed, and into what.
+/// When the ranks' gradients are summed, and into what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reduction {
     /// After the last contribution of a step: every rank gets the whole sum.
     Whole,
     /// After the last contribution: each rank gets its part of the sum, in its place in the whole.
     OwnPart,
-    /// What a micro-batch forms, at once, into the shard in which a rank accumulates.
+    /// After each micro-batch: its gradient is summed into the shard in which a rank accumulates.
     IntoShard,
 }
 
 /// What is kept of a unit, and when ranks exchange it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnitFacts {
-    /// The axes over which shards are dealt, major to minor. None of them cuts the unit's parameters.
+    /// The axes that shard the unit, major to minor. None of them shards the unit's parameters
+    /// themselves.
     pub axes: Vec<Axis>,
     /// Weights as programs read them.
     pub weights: Kept,
     /// The gradient that the update reads.
     pub gradient: Kept,
-    /// The optimizer's state, master weights among it.
+    /// The optimizer's state, including master weights.
     pub state: Kept,
     /// When weights are gathered.
     pub gathering: Gathering,
@@ -117,7 +119,7 @@ pub struct UnitFacts {
     pub reduction: Reduction,
     /// The most elements that one call of a reduction takes.
     pub reduce_elements: usize,
-    /// The most elements that one call of a gather makes.
+    /// The most elements that one call of a gather produces.
     pub gather_elements: usize,
 }
 
@@ -140,11 +142,11 @@ impl UnitFacts {
 /// How ranks share units.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sharing {
-    /// Which parameters lie together.
+    /// Which parameters are packed together.
     pub grouping: Grouping,
-    /// What holds for each unit whose parameters no axis of it cuts.
+    /// The facts of a unit whose parameters are not sharded by these axes.
     facts: UnitFacts,
-    /// The strategy that said so.
+    /// The strategy that set it.
     by: Option<&'static str>,
 }
 
@@ -158,7 +160,7 @@ impl Sharing {
         }
     }
 
-    /// Units of one segment each, for which this holds. Without axes nothing is in shards.
+    /// One unit per segment, with these facts. Without axes nothing is sharded.
     pub fn over(facts: UnitFacts) -> Self {
         match facts.axes.is_empty() {
             true => Self::none(),
@@ -166,7 +168,7 @@ impl Sharing {
         }
     }
 
-    /// Sets everything in the name of a strategy. Only one can.
+    /// Sets everything, for one strategy; a second strategy is an error.
     pub fn set(&mut self, by: &'static str, sharing: Self) -> Result<(), SpmdError> {
         match self.by {
             Some(first) => Err(SpmdError::Sharing { first, second: by }),
@@ -177,13 +179,14 @@ impl Sharing {
         }
     }
 
-    /// What holds for units that no axis cuts.
+    /// The facts of units whose parameters are not sharded.
     pub fn facts(&self) -> &UnitFacts {
         &self.facts
     }
 
-    /// What holds for a unit whose parameters these axes cut. Ranks along them hold different blocks,
-    /// so shards are dealt over the others; where none is left, each rank keeps its whole block.
+    /// The facts of a unit whose parameters these axes shard. Ranks along them hold different
+    /// blocks, so only the other axes shard the unit; if none is left, each rank keeps its whole
+    /// block.
     pub fn unit(&self, blocks: &[Axis]) -> UnitFacts {
         let mut facts = self.facts.clone();
         facts.axes.retain(|axis| !blocks.contains(axis));
@@ -198,7 +201,8 @@ impl Sharing {
 mod tests {
     use super::*;
 
-    /// As of experts, whose weights the batch's axis cuts: they are dealt over what is left of it.
+    /// As with experts, whose weights the batch's axis shards: the unit is sharded by the rest of
+    /// that axis.
     #[test]
     fn shards_are_dealt_over_axes_that_do_not_cut_the_unit() {
         let [dp, ep] = ["dp", "ep"].map(|name| Axis::new(name).unwrap());

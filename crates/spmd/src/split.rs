@@ -1,9 +1,9 @@
 //! Axes that must be split before anything is annotated, and strategies applied to a model.
 //!
-//! An axis that covers more than one factor of a dim is split: with two key heads on `tp = 4`, the
-//! heads lie on `tp.0 = 2` and what is left of a group of query heads on `tp.1 = 2`. Strategies say
-//! beforehand where they need a cut; the mesh is split once, and a name such as `tp` then stands for
-//! all its parts.
+//! An axis that covers more than one factor of a dim is split: with two key heads on `tp = 4`,
+//! `tp.0 = 2` shards the key heads and `tp.1 = 2` the query heads of each group. Strategies say
+//! beforehand where they need a split; the mesh is split once, and a name such as `tp` then stands
+//! for all its parts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::annotate::{Annotations, Annotator};
 use crate::error::SpmdError;
 use crate::strategies::Strategy;
 
-/// A cut of an axis: how many ranks its major part has.
+/// A split of an axis: how many ranks its major part has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
     /// The axis.

@@ -72,13 +72,14 @@ impl Strat {
         dims.iter().map(join).collect()
     }
 
-    /// How many ways the work is shared.
+    /// Among how many ranks the work is divided.
     pub(crate) fn shares(&self, grid: &Grid) -> usize {
         self.factors.iter().map(|&axes| grid.count(axes)).product()
     }
 
-    /// Whether one more axis fits on a factor: its shards divide the extent, and every factor major
-    /// to it in some dim is exhausted, since axes of a dim fill the major factor first.
+    /// Whether one more axis fits on a factor: its shards divide the extent, and every factor that
+    /// is major to it in some dim is fully sharded, since the axes of a dim fill the major factor
+    /// first.
     pub(crate) fn fits(&self, node: &Node, grid: &Grid, factor: usize, axis: usize) -> bool {
         let shards = grid.count(self.factors[factor]) * grid.size(axis);
         let kind = node.rule.factors[factor].kind;
@@ -124,8 +125,9 @@ pub(crate) fn result_state(node: &Node, choice: Choice, result: usize) -> State 
     }
 }
 
-/// What the cotangent is that an instruction gives for an operand: a partial sum where the operand
-/// lacks the factor, since every rank of the axis used all of it for its own share.
+/// The state of the cotangent that an instruction gives for an operand: a partial sum if the
+/// operand lacks the factor, since every rank of the axis used the whole operand for its part of
+/// the work.
 pub(crate) fn cotangent_state(node: &Node, choice: Choice, operand: usize) -> State {
     match choice {
         Choice::Replicated => State::Replicated,

@@ -1,14 +1,14 @@
-//! One block of memory for everything a step needs, given out by plan instead of by allocator.
+//! One block of memory for everything a step needs, divided by a plan instead of an allocator.
 //!
-//! The block comes straight from the system: page-aligned, zero until written, and not resident
-//! until touched. A refusal is an error that names the size, never an abort, because the caller
-//! can still say what would need less.
+//! The block comes directly from the system: page-aligned, zero until written, and not resident
+//! until touched. If the system refuses, that is an error with the size, never an abort, because
+//! the caller can still say what would need less.
 
 use memmap2::{MmapMut, MmapRaw};
 
 use crate::SysError;
 
-/// Page-aligned memory, zero at birth, freed on drop.
+/// Page-aligned memory, zero at the start, freed on drop.
 ///
 /// Its pages are ordinary ones: on the training step transparent huge pages changed nothing beyond
 /// noise and cost over 100 MB of resident memory.
@@ -31,7 +31,8 @@ impl Arena {
 
     /// The first byte. Dangling, but aligned to 4096, when the arena is empty.
     ///
-    /// Who writes through the pointer answers for races: the arena only keeps the memory alive.
+    /// Code that writes through the pointer must prevent data races: the arena only keeps the
+    /// memory alive.
     pub fn as_ptr(&self) -> *mut u8 {
         match &self.map {
             Some(map) => map.as_mut_ptr(),
@@ -54,7 +55,7 @@ impl Arena {
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the pointer is valid for `len` bytes as long as `self` lives (a mapping, or
         // dangling with length 0), the bytes are initialised (the system zeroes them), and the
-        // exclusive borrow keeps other safe users away.
+        // exclusive borrow prevents other safe uses.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
     }
 }

@@ -1,6 +1,6 @@
 //! Which processor cores a thread may run on.
 
-/// The cores that the calling thread may run on; empty where the system does not say.
+/// The cores that the calling thread may run on; empty if the system does not report them.
 pub fn allowed_cores() -> Vec<usize> {
     let mut set = empty();
     // SAFETY: the pointer is valid for writing one set of the size given, all the call does.
@@ -12,8 +12,8 @@ pub fn allowed_cores() -> Vec<usize> {
     (0..libc::CPU_SETSIZE as usize).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect()
 }
 
-/// Lets the calling thread, and threads that it starts from now on, run on these cores alone.
-/// Tells whether the system did it.
+/// Lets the calling thread, and threads that it starts from now on, run only on these cores.
+/// Returns whether the system did it.
 pub fn bind_thread(cores: &[usize]) -> bool {
     let mut set = empty();
     for &core in cores.iter().filter(|&&core| core < libc::CPU_SETSIZE as usize) {

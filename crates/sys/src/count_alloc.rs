@@ -3,9 +3,9 @@
 //!
 //! A test binary installs it with `#[global_allocator]`, takes [`counts`] before and after, and
 //! compares, or asks for the [`peak`] of some work; the command installs it too, to report what the
-//! matrix library allocates. Calls that are allowed to allocate run inside [`exempt`]; what they allocate
-//! is counted apart, so that it can still be reported. The exemption belongs to a thread: a pool
-//! thread that works for an exempt call enters it by itself.
+//! matrix library allocates. Calls that are allowed to allocate run inside [`exempt`]; their
+//! allocations are counted separately, so that they can still be reported. The exemption belongs to
+//! a thread: a pool thread that works for an exempt call must enter it itself.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -28,7 +28,7 @@ pub struct Counts {
     pub exempt_allocations: u64,
     /// Their bytes.
     pub exempt_bytes: u64,
-    /// Bytes of the largest of them, ever.
+    /// Bytes of the largest of these allocations so far.
     pub exempt_largest: u64,
 }
 

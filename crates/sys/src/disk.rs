@@ -1,8 +1,9 @@
-//! Files that are replaced whole or not at all.
+//! Files that are replaced atomically.
 //!
-//! The new content goes to a temporary sibling, reaches the disk, and only then takes the name of
-//! the old file in one step. Whatever fails, and wherever, the good old file stays and the
-//! temporary is removed; after a power cut there is the old content or the new, never half.
+//! The new content is written to a temporary file in the same folder, synced to the disk, and only
+//! then renamed to the old file in one step. If anything fails, the old file stays and the
+//! temporary file is removed; after a power failure the file has either the old or the new content,
+//! never a mixture.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::SysError;
 use crate::interrupt::{self, Writing};
 
-/// Writes `path` by way of `fill`, which sends the content to the writer it is given.
+/// Writes `path` with `fill`, which writes the content to the given writer.
 ///
 /// The folder must exist. A symbolic link at `path` is replaced, not followed.
 pub fn write_atomic(
@@ -22,16 +23,16 @@ pub fn write_atomic(
     Staged::write(path, fill)?.put_in_place()
 }
 
-/// Bytes that this process may still write to the disk of `folder`; `None` where the system does not
-/// say.
+/// Bytes that this process may still write to the disk of `folder`; `None` if the system does not
+/// report it.
 pub fn free_bytes(folder: &Path) -> Option<u64> {
     system::free_bytes(folder)
 }
 
-/// New content of a file, safe on the disk but still under a temporary name; dropped, it is gone.
+/// New content of a file, written to the disk under a temporary name; dropping it removes the file.
 ///
-/// Files that belong together are all staged before the first is put in place: whatever fails
-/// while they are written, a full disk above all, then leaves every old file as it was.
+/// Files that belong together are all staged before the first is put in place: if writing fails,
+/// for example because the disk is full, every old file is unchanged.
 #[derive(Debug)]
 pub struct Staged {
     path: PathBuf,
@@ -39,7 +40,7 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Writes the content that `path` is to have, by way of `fill`.
+    /// Writes the new content of `path` with `fill`.
     pub fn write(
         path: &Path,
         fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -50,7 +51,7 @@ impl Staged {
         let mut writer = BufWriter::with_capacity(1 << 20, Willing(file));
         fill(&mut writer).map_err(fail("writing it"))?;
         let file = writer.into_inner().map_err(|error| fail("writing it")(error.into_error()))?;
-        file.0.sync_all().map_err(fail("bringing it to the disk"))?;
+        file.0.sync_all().map_err(fail("syncing it to the disk"))?;
         Ok(Self { path: path.to_path_buf(), temporary })
     }
 
@@ -59,17 +60,17 @@ impl Staged {
         let path = &*self.path;
         let fail = |doing| move |source| SysError::on_file(path, doing, source);
         self.temporary.rename_to(path).map_err(fail("renaming the finished file to it"))?;
-        sync_folder(folder_of(path)).map_err(fail("bringing its folder to the disk"))
+        sync_folder(folder_of(path)).map_err(fail("syncing its folder to the disk"))
     }
 }
 
-/// A file that takes no more once the user insists on an end.
+/// A file that refuses writes once the user has interrupted twice.
 struct Willing(File);
 
 impl Write for Willing {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match interrupt::insisted() {
-            true => Err(io::Error::other("you asked twice to stop")),
+            true => Err(io::Error::other("interrupted: stop was requested twice")),
             false => self.0.write(bytes),
         }
     }
@@ -89,9 +90,13 @@ struct Temporary {
 impl Temporary {
     fn beside(path: &Path) -> Result<(Self, File), SysError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let fail = |source| SysError::on_file(path, "creating a temporary file beside it", source);
+        let fail = |source| SysError::on_file(path, "creating a temporary file next to it", source);
         let Some(name) = path.file_name() else {
-            return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, "it names no file")));
+            return Err(fail(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the path has no file \
+                name",
+            )));
         };
         let folder = folder_of(path);
         if !folder.is_dir() {
@@ -106,7 +111,8 @@ impl Temporary {
         hidden.push(name);
         hidden.push(format!(".{}-{}.tmp", std::process::id(), NEXT.fetch_add(1, Relaxed)));
         let temporary = folder.join(hidden);
-        // `create_new`: a file of that name would be somebody else's, and is left alone.
+        // `create_new`: a file of that name would belong to another program, and must not be
+        // touched.
         let file =
             OpenOptions::new().write(true).create_new(true).open(&temporary).map_err(fail)?;
         Ok((Self { path: temporary, renamed: false }, file))
@@ -122,7 +128,7 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.renamed {
-            // The error that brought us here is the one worth reporting.
+            // The original error is the one to report.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -135,7 +141,7 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Without this, a power cut could forget the new name although the content is safe.
+/// Without this, a power failure could lose the new name although the content is safe.
 fn sync_folder(folder: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
 }
@@ -154,7 +160,7 @@ mod system {
         let answer = unsafe { libc::statvfs(path.as_ptr(), &mut stat) };
         #[allow(clippy::unnecessary_cast, reason = "the fields are narrower on some systems")]
         let bytes = (stat.f_bavail as u64).checked_mul(stat.f_frsize as u64);
-        // What has no blocks at all, as the file system of processes, is no disk.
+        // A file system without blocks, such as /proc, is not a disk.
         bytes.filter(|_| answer == 0 && stat.f_blocks > 0)
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong between this program and the operating system.
+//! Errors from the operating system.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
@@ -20,9 +20,9 @@ pub enum SysError {
         /// What is there instead.
         found: &'static str,
     },
-    /// The disk, or the user's share of it, has no room left.
+    /// The disk, or the user's quota, has no room left.
     DiskFull {
-        /// The file that was to be written.
+        /// The file to write.
         path: PathBuf,
         /// The operation that failed.
         doing: &'static str,
@@ -71,11 +71,11 @@ impl SysError {
                 .fix("check the path"),
             SysError::NotAFile { path, found } => {
                 Told::new(format!("{}: not a regular file but {found}", path.display()))
-                    .fix("name a file that holds the data itself")
+                    .fix("give a regular file that contains the data")
             }
             SysError::DiskFull { path, doing, source } => {
                 Told::new(format!("{}: disk full while {doing} ({source})", path.display()))
-                    .because("a file that was there before is unchanged")
+                    .because("an existing file is unchanged")
                     .fix("free some space, or choose another folder")
             }
             SysError::File { path, doing, source } => {
@@ -94,7 +94,7 @@ impl SysError {
             .fix("do not change a data file while it is being read"),
             SysError::OutOfMemory { bytes, source } => {
                 Told::new(format!("cannot reserve {bytes} bytes of memory: {source}"))
-                    .fix("a smaller batch or model, more ranks, or recomputation needs less")
+                    .fix("use a smaller batch or model, more ranks, or recomputation")
             }
         }
     }

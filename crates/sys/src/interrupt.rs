@@ -1,18 +1,18 @@
-//! Ctrl-C as a wish rather than an end: the first lets a program finish what it is about, a second
-//! ends it at once, and while a file is being written a second ends the writing in good order.
+//! Handling of Ctrl-C: after the first, a program finishes what it is doing; a second one ends it
+//! at once, or, while a file is being written, ends the writing cleanly.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// How often the user has asked, since somebody listens.
+/// How many times the user has asked to stop since listening began.
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 /// Files that are being written.
 static WRITING: AtomicUsize = AtomicUsize::new(0);
 
-/// While this lives, Ctrl-C and a polite kill are noted, and [`requested`] tells of them.
+/// While this value lives, Ctrl-C and SIGTERM are recorded, and [`requested`] reports them.
 #[derive(Debug)]
 pub struct Listening(());
 
-/// Begins to listen. Signals that the process was started to ignore stay ignored.
+/// Begins to listen. Signals that were ignored at the start of the process stay ignored.
 pub fn listen() -> Listening {
     ASKED.store(0, Relaxed);
     system::install();
@@ -30,7 +30,7 @@ pub fn requested() -> bool {
     ASKED.load(Relaxed) > 0
 }
 
-/// Whether the user has asked again, and does not want to wait for a file.
+/// Whether the user has asked a second time, and does not want to wait for a file.
 pub(crate) fn insisted() -> bool {
     ASKED.load(Relaxed) > 1
 }
@@ -61,7 +61,7 @@ mod system {
         let handler = on_signal as extern "C" fn(libc::c_int);
         for signal in SIGNALS {
             // SAFETY: the handler only touches atomics and calls functions that POSIX allows in
-            // handlers; what was installed before is put back if it was to ignore the signal.
+            // handlers; the earlier setting is restored if it was to ignore the signal.
             unsafe {
                 if libc::signal(signal, handler as libc::sighandler_t) == libc::SIG_IGN {
                     libc::signal(signal, libc::SIG_IGN);
@@ -84,8 +84,8 @@ mod system {
     }
 
     extern "C" fn on_signal(signal: libc::c_int) {
-        // The second ends the process unless a file is open, which then ends by itself; the third
-        // always does.
+        // The second ends the process unless a file is being written, which then stops; the third
+        // always ends it.
         let before = ASKED.fetch_add(1, Relaxed);
         if before >= 2 || before == 1 && WRITING.load(Relaxed) == 0 {
             // SAFETY: both calls may be made in handlers; the signal takes effect on return.

@@ -1,6 +1,6 @@
-//! The few system facilities that need unsafe code or the operating system's own words: file
-//! maps, arenas, allocation counting, memory readings, signals, waiting for streams, and files that
-//! are replaced whole or not at all. Everything here has a safe face, so that the crates above can forbid unsafe code.
+//! The few system facilities that need unsafe code or system calls: file maps, arenas, allocation
+//! counting, memory readings, signals, waiting for streams, and files that are replaced atomically.
+//! Everything here has a safe interface, so that the crates above can forbid unsafe code.
 
 pub mod arena;
 mod cores;

@@ -1,29 +1,28 @@
-//! How much memory this process really holds, and could have, in the system's own words.
+//! How much memory this process really uses, and could get, as the system reports it.
 
 use std::path::{Path, PathBuf};
 
-/// Bytes now resident in memory; `None` where the system does not say.
+/// Bytes now resident in memory; `None` if the system does not report it.
 pub fn resident_bytes() -> Option<u64> {
     field("VmRSS:")
 }
 
-/// The most bytes that were ever resident at once; `None` where the system does not say.
+/// The peak of resident bytes; `None` if the system does not report it.
 pub fn peak_resident_bytes() -> Option<u64> {
     field("VmHWM:")
 }
 
-/// What a machine's memory can still take.
+/// The memory of a machine, and how much of it is available.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Machine {
-    /// Bytes that there are, or that the process is allowed where that is fewer.
+    /// Bytes of memory, or the limit of the process if that is lower.
     pub total: u64,
-    /// Bytes of them that can be had now without pushing anybody else's out: free memory, and what
-    /// only caches files.
+    /// Bytes that are available now without swapping: free memory, and file caches.
     pub available: u64,
 }
 
-/// The memory of this machine, and of the control groups that this process is in; `None` where the
-/// system does not say.
+/// The memory of this machine, and of the control groups that this process is in; `None` if the
+/// system does not report it.
 pub fn machine() -> Option<Machine> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let (total, available) = (parse(&text, "MemTotal:")?, parse(&text, "MemAvailable:")?);
@@ -35,7 +34,7 @@ pub fn machine() -> Option<Machine> {
     }))
 }
 
-/// The folders of the memory groups that a process is in, from its own group to the root: each may
+/// The folders of the memory control groups of a process, from its own group to the root: each may
 /// set a limit. Inside a container the root is the container's own group.
 fn groups(own: &str) -> Vec<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");

@@ -3,12 +3,12 @@
 //! The system brings in pages when they are touched and may drop them again, so a corpus larger
 //! than memory costs no more than the pages in use.
 //!
-//! What this cannot promise: if another program shortens the file while it is mapped, touching a
-//! page beyond the new end ends the process (SIGBUS), and if it rewrites the file, the bytes
-//! change under the reader. No portable call prevents either, so keeping data files still is the
-//! caller's duty. What can be checked is checked: the path must be a regular file, its length
-//! must be the same before and after mapping, and [`FileMap::check_unchanged`] compares the
-//! length again whenever the caller wants to (a loader does so at every pass over the data).
+//! What this cannot guarantee: if another program shortens the file while it is mapped, touching a
+//! page beyond the new end ends the process (SIGBUS), and if it rewrites the file, the bytes change
+//! while they are read. No portable call prevents either, so the caller must not change data files.
+//! What can be checked is checked: the path must be a regular file, its length must be the same
+//! before and after mapping, and [`FileMap::check_unchanged`] compares the length again whenever
+//! the caller wants to (a loader does so at every pass over the data).
 
 use std::fs::File;
 use std::io;
@@ -44,9 +44,9 @@ impl FileMap {
             return Err(SysError::NotAFile { path: path.to_path_buf(), found });
         }
         let file = File::open(path).map_err(fail("opening it"))?;
-        // SAFETY: the map is read-only and only lent out as `&[u8]`, and every bit pattern is a
-        // valid byte. That nobody shortens or rewrites the file meanwhile is the caller's duty,
-        // stated in the module's documentation and checked as far as a length can be.
+        // SAFETY: the map is read-only and only borrowed as `&[u8]`, and every bit pattern is a
+        // valid byte. The caller must make sure that nothing shortens or rewrites the file
+        // meanwhile, as stated in the module's documentation; the length is checked.
         let map = unsafe { Mmap::map(&file) }.map_err(fail("mapping it into memory"))?;
         let map = Self { map, file, path: path.to_path_buf() };
         map.check_unchanged()?;

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-/// Streams to wait for; the list is kept from wait to wait, so that it allocates only once.
+/// Streams to wait for; the list is reused, so that it allocates only once.
 #[derive(Default)]
 pub struct Poll {
     streams: Vec<libc::pollfd>,
@@ -23,14 +23,14 @@ impl Poll {
         self.streams.push(libc::pollfd { fd, events, revents: 0 });
     }
 
-    /// Waits until something can be done with one of the streams, for at most so long. It may
-    /// return early for no reason: look again.
+    /// Waits until one of the streams is ready, for at most this time. It may return early without
+    /// a reason: check again.
     pub fn wait(&mut self, timeout: Duration) {
         // Rounded up, so that a short rest is not spent in a loop.
         let milliseconds = timeout.as_micros().div_ceil(1000).min(i32::MAX as u128) as i32;
         let (list, count) = (self.streams.as_mut_ptr(), self.streams.len() as libc::nfds_t);
         // SAFETY: the list has as many entries as is said, all initialised, and is ours alone.
-        // Failures mean that there is nothing to wait for, which callers find out by themselves.
+        // Failures mean that there is nothing to wait for, which callers detect themselves.
         unsafe { libc::poll(list, count, milliseconds) };
     }
 }

@@ -1,8 +1,8 @@
-//! How long a thread has really computed.
+//! The processor time of a thread.
 
 use std::time::Duration;
 
-/// Processor time that the calling thread has used so far; zero where the system does not say.
+/// Processor time that the calling thread has used so far; zero if the system does not report it.
 pub fn thread_cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is valid for writing one `timespec`, all that the call does with it.

@@ -1,4 +1,4 @@
-//! An error in its parts, so that a program which shows errors can lay them out in its own way.
+//! A diagnostic: an error in parts, so that a program can format it in its own way.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub struct Told {
 }
 
 impl Told {
-    /// An error of which only this much is known.
+    /// A diagnostic with only this message.
     pub fn new(what: impl Into<String>) -> Self {
         Self { what: what.into(), because: None, fix: None }
     }
@@ -25,7 +25,7 @@ impl Told {
         self
     }
 
-    /// Adds what would work, in place of what was said of that before.
+    /// Sets what would work, replacing an earlier fix.
     pub fn fix(mut self, what: impl Into<String>) -> Self {
         self.fix = Some(what.into());
         self

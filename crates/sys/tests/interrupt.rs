@@ -35,7 +35,7 @@ fn one_lets_a_file_be_finished_and_two_leave_the_old_one() {
         out.write_all(b"another")
     })
     .unwrap_err();
-    assert!(error.to_string().contains("you asked twice to stop"), "{error}");
+    assert!(error.to_string().contains("interrupted: stop was requested twice"), "{error}");
     assert_eq!(fs::read(&path).unwrap(), b"whole");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary is left");
 }

@@ -18,7 +18,7 @@ type Numbers = BTreeMap<String, Tensor>;
 
 const TOLERANCE: f64 = 1e-10;
 
-/// Compares them on simulated ranks, in one program and cut into phases.
+/// Compares them on simulated ranks, as one program and split into phases.
 pub fn on_simulated_ranks(whole: &Joint, parts: &Joint, seed: u64) -> Result<(), String> {
     let inputs = numbers(&whole.program, seed);
     let expected = interpreted(&whole.program, &inputs)?;
@@ -49,7 +49,7 @@ pub fn with_bug(whole: &Joint, parts: &Joint, seed: u64, bug: Bug) -> Result<(),
 /// scripts run.
 ///
 /// Some cases are products of products of products: scores of many thousands, whose exponentials
-/// magnify the rounding of sums taken in another order. How much, the same engine on one rank shows.
+/// magnify the rounding of sums taken in another order. The same engine on one rank shows how much.
 pub fn on_threads<E, F>(
     whole: &Joint,
     parts: &Joint,

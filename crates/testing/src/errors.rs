@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 /// The errors of tensors of one kind (gradients, parameters), each measured as
 /// max|a − b| ÷ max(max|b|, root mean square over all expected tensors of that kind).
 ///
-/// The root mean square is a floor for tensors that vanish but for rounding, such as the gradient
-/// of the bias of GPT-2's keys.
+/// The root mean square is a floor for tensors that are zero except for rounding, such as the
+/// gradient of the bias of GPT-2's keys.
 #[derive(Clone, Debug, Default)]
 pub struct Errors {
     found: BTreeMap<String, (Vec<f64>, Vec<f64>)>,
@@ -42,7 +42,7 @@ impl Errors {
     }
 }
 
-/// The error of one tensor by itself: max|a − b| ÷ max|b|.
+/// The error of one tensor alone: max|a − b| ÷ max|b|.
 pub fn worst(found: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     error(found, expected, 0.0)

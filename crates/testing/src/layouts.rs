@@ -23,11 +23,11 @@ pub fn random_mesh(dice: &mut Dice) -> Mesh {
     Mesh::new(["a", "b", "c"].into_iter().zip(sizes)).unwrap()
 }
 
-/// What an operand of an instruction is: its type but for the layout, and its role.
+/// An operand of an instruction: its type without the layout, and its role.
 pub type Operand = (Shaped, Form, Role);
 
-/// A program of one instruction whose operands and results lie in some random legal way, or nothing
-/// if what was drawn is not legal.
+/// A program of one instruction whose operands and results have random legal layouts, or `None` if
+/// the drawn layouts are not legal.
 pub fn random_program(
     op: &Op,
     operands: &[Operand],
@@ -70,7 +70,7 @@ struct Choice {
     rule: phalanx_ir::Rule,
     shardings: Vec<Sharding>,
     extents: Vec<usize>,
-    /// By operand: the axes over which it is partial.
+    /// For each operand: the axes over which it is partial.
     partial: Vec<BTreeSet<Axis>>,
 }
 
@@ -91,7 +91,7 @@ impl Choice {
             .filter(|&f| rule.factors[f].kind != FactorKind::Whole)
             .collect();
         let mut axes: Vec<Axis> = mesh.axes().map(|(axis, _)| axis).collect();
-        // Axes are dealt in any order, and so lie on a dim in any order.
+        // Axes are assigned in random order, so they are on a dim in any order.
         axes.sort_by_key(|_| dice.below(1000));
         for axis in axes {
             match dice.below(10) {

@@ -1,13 +1,13 @@
-//! What the tests of several crates share.
+//! Shared code of the tests of several crates.
 //!
-//! [`Rig`] trains a model through a script on any engine, with nothing of the user's trainer around
-//! it (also in unusual orders: [`schedules`]), so that engines, scripts and models are tested against
-//! the same numbers in the same way. [`run_on_ranks`] executes a partitioned program on simulated
-//! ranks, and [`threads`] on real ones, each with an engine; [`cases`] makes random ones and makes
-//! failures smaller, [`checks`] compares them with the interpreter, and [`layouts`] makes those of one
-//! instruction. [`suite`] is what every engine must pass, [`Wrapped`] an engine around another
-//! one, [`Remote`] one on a thread whose memory the host cannot address; [`Errors`] is the one measure by which
-//! results are compared. No crate that users run depends on this one.
+//! [`Rig`] trains a model through a script on any engine, without the user's trainer (also in
+//! unusual orders: [`schedules`]), so that engines, scripts and models are tested against the same
+//! numbers in the same way. [`run_on_ranks`] executes a partitioned program on simulated ranks, and
+//! [`threads`] on real ones, each with an engine; [`cases`] makes random ones and makes failures
+//! smaller, [`checks`] compares them with the interpreter, and [`layouts`] makes those of one
+//! instruction. [`suite`] is what every engine must pass, [`Wrapped`] an engine around another one,
+//! [`Remote`] one on a thread whose memory the host cannot address; [`Errors`] is the one measure
+//! by which results are compared. No crate that users run depends on this one.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test that fails should stop")]
 

@@ -1,10 +1,10 @@
-//! An engine as a device makes one: asynchronous, with memory that the host cannot address.
+//! An engine that behaves like a device: asynchronous, with memory that the host cannot address.
 //!
-//! A thread is the device. An inner engine lives on it, and its memory and its communicator with it.
-//! The host only sends it jobs: [`Engine::prepare`] hands a whole step over, [`Engine::begin`] sends
-//! one message, and the calls run while the host does something else. What is in the device's tier
-//! gets there by copies through the queue; the tier of the host is memory that both can reach. For
-//! some instructions it asks for scratch memory of its own, and finds out whether it was given.
+//! A thread plays the device. An inner engine lives on it, with its memory and its communicator.
+//! The host only sends it jobs: [`Engine::prepare`] passes a whole step to it, [`Engine::begin`]
+//! sends one message, and the calls run while the host does something else. What is in the device's
+//! tier gets there by copies through the queue; the tier of the host is memory that both can reach.
+//! For some instructions it asks for its own scratch memory, and checks that it got it.
 
 mod card;
 mod scratch;
@@ -32,13 +32,13 @@ type Job<E> = Box<dyn FnOnce(&mut Card<E>) + Send>;
 /// The tier of the host, which both sides can reach.
 type Host = Arc<Mutex<Vec<u8>>>;
 
-/// An engine on a thread of its own.
+/// An engine on its own thread.
 pub struct Remote<E: Engine + 'static> {
     jobs: Sender<Job<E>>,
     thread: Option<JoinHandle<()>>,
     host: Host,
     requirements: Arc<dyn Requirements>,
-    /// Events that were given away.
+    /// Events that were given out.
     events: u64,
 }
 
@@ -79,7 +79,7 @@ impl<E: Engine + 'static> Remote<E> {
         Self { jobs, thread: Some(thread), host, requirements, events: 0 }
     }
 
-    /// What such an engine needs around one that needs this: for whoever places slots before it is made.
+    /// The requirements of such an engine around an inner one: to place slots before it is created.
     pub fn requirements_around(inner: Arc<dyn Requirements>) -> Arc<dyn Requirements> {
         Arc::new(OwnScratch::beside(inner, true))
     }
@@ -94,7 +94,7 @@ impl<E: Engine + 'static> Remote<E> {
         self.ask(|card| card.held = false).unwrap();
     }
 
-    /// Does something on the device, and waits for what it gives.
+    /// Runs something on the device, and waits for its result.
     fn ask<R: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Card<E>) -> R + Send + 'static,

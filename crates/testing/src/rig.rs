@@ -28,13 +28,13 @@ pub struct Setup {
     pub clip: Option<f64>,
     /// Micro-batches of a step.
     pub microbatches: usize,
-    /// What the backward makes again.
+    /// What the backward recomputes.
     pub recompute: Recompute,
     /// From instances and micro-batches to the order of runs.
     pub schedule: fn(usize, usize) -> Vec<Turn>,
     /// From a model to programs.
     pub compile: fn(&Model, DType, Recompute) -> Compiled,
-    /// What is changed about the training script before it is loaded.
+    /// Changes the training script before it is loaded.
     pub edit: fn(&mut Script),
 }
 
@@ -148,8 +148,8 @@ impl<E: Engine> Rig<E> {
         self.results()
     }
 
-    /// Runs the script of the last step once more, on the same inputs and on a clock: when it did what,
-    /// and its loss and gradient norm.
+    /// Runs the script of the last step once more, on the same inputs and on a clock: the times of
+    /// its actions, and its loss and gradient norm.
     pub fn traced(&mut self) -> (Vec<TimedAction>, (f64, f64)) {
         let timed = self.executor.run_traced(self.id, Instant::now()).unwrap();
         (timed, self.results())
@@ -164,7 +164,7 @@ impl<E: Engine> Rig<E> {
         (number(Number::Loss), number(Number::GradNorm))
     }
 
-    /// Runs the forward model on one batch and returns what its instance `instance` shows as `name`.
+    /// Runs the forward model on one batch and returns the probe `name` of its instance `instance`.
     pub fn probe(&mut self, batch: &Batch, instance: &str, name: &str) -> Vec<f64> {
         let forward = self.forward.unwrap();
         self.run(forward, std::slice::from_ref(batch), 0.0, 0.0);
@@ -177,7 +177,7 @@ impl<E: Engine> Rig<E> {
         decode(self.precision.weights, &bytes)
     }
 
-    /// The gradient that the last step formed of a parameter.
+    /// The gradient of a parameter in the last step.
     pub fn gradient(&mut self, name: &str) -> Vec<f64> {
         let (unit, member) = self.place(self.number(name));
         let values = self.fetch(
@@ -206,7 +206,7 @@ impl<E: Engine> Rig<E> {
         &self.model
     }
 
-    /// By category: the bytes that a step was planned to write, and those that it was seen to.
+    /// For each category: the bytes that a step was planned to write, and those that it wrote.
     pub fn memory(&mut self) -> Vec<(Category, usize, usize)> {
         let observed = self.executor.observe(self.id).unwrap();
         let plan = self.executor.plan(self.id);
@@ -219,7 +219,7 @@ impl<E: Engine> Rig<E> {
         self.executor.script(self.id)
     }
 
-    /// What outlives a step.
+    /// The state that persists between steps.
     pub fn state(&self) -> &State {
         &self.state
     }
@@ -259,7 +259,7 @@ impl<E: Engine> Rig<E> {
                 assert_eq!(values.dtype(), ty.dtype, "the data `{port}`");
                 values.to_bytes()
             }
-            other => panic!("nobody gives {other:?}"),
+            other => panic!("nothing provides {other:?}"),
         }
     }
 

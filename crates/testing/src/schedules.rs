@@ -1,4 +1,4 @@
-//! Orders in which a step can be run, beside those that users get: they must all give the same.
+//! Other orders in which a step can run: they must all give the same result.
 
 use phalanx_ir::random::Stream;
 use phalanx_script::{Lane, Part, Script, Turn, accumulate};
@@ -33,8 +33,7 @@ pub fn all_deferred(instances: usize, microbatches: usize) -> Vec<Turn> {
     phase_by_phase(&[Part::F, Part::B, Part::W], instances, microbatches)
 }
 
-/// Spreads a script's actions over lanes without rhyme or reason, so that nothing but buffers
-/// orders them.
+/// Spreads a script's actions over lanes arbitrarily, so that only buffers order them.
 pub fn spread_lanes(script: &mut Script) {
     let lanes = [Lane::Compute, Lane::Gather, Lane::Reduce, Lane::Up, Lane::Down];
     let stream = Stream::named(11, "lanes");

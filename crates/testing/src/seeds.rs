@@ -1,4 +1,4 @@
-//! Which seeds a test of random cases tries: the usual ones, or those that the environment asks for.
+//! Which seeds a test of random cases tries: the default ones, or those in an environment variable.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ pub struct Seeds {
 }
 
 impl Seeds {
-    /// Seeds for so many cases, beginning with 0; or, where `PHALANX_SEEDS=1000..5000` is set,
+    /// Seeds for this many cases, beginning with 0; or, where `PHALANX_SEEDS=1000..5000` is set,
     /// those.
     pub fn for_cases(cases: usize) -> Self {
         match asked_seeds("PHALANX_SEEDS") {
@@ -25,7 +25,7 @@ impl Seeds {
 /// The seeds that an environment variable asks for, if it is set, as `1000..5000`.
 ///
 /// # Panics
-/// If it reads otherwise.
+/// If it has another form.
 pub fn asked_seeds(variable: &str) -> Option<Range<u64>> {
     let text = std::env::var(variable).ok()?;
     let range = parse(&text);

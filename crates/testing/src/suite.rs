@@ -26,7 +26,7 @@ const SHAPE: BatchShape = BatchShape { batch: 2, seq: 5 };
 pub const MICROBATCHES: usize = 2;
 const DTYPES: [DType; 3] = [DType::F64, DType::F32, DType::Bf16];
 
-/// Recomputation moves residuals from kept to made again, and changes no bit.
+/// Recomputation changes which residuals are kept, but no bit of the results.
 pub fn recomputation_keeps_the_bits<E: Engine>(engine: impl Fn() -> E) {
     for_each_case(|what, model, setup| {
         let of = |recompute| {
@@ -61,7 +61,7 @@ pub fn a_run_can_be_repeated<E: Engine>(engine: impl Fn() -> E) {
     });
 }
 
-/// The numbers are those of the interpreter, dropout masks among them.
+/// The numbers are those of the interpreter, including dropout masks.
 pub fn numbers_are_the_interpreters<E: Engine>(engine: impl Fn() -> E) {
     for_each_case(|what, model, setup| {
         let tolerance = match setup.precision.weights {
@@ -81,8 +81,8 @@ pub fn numbers_are_the_interpreters<E: Engine>(engine: impl Fn() -> E) {
     });
 }
 
-/// A language model trains to the same bits on an engine that runs its calls late and out of
-/// order, where nothing but buffers orders the actions; and no call finds poison.
+/// A language model trains to the same bits on an engine that runs its calls late and out of order,
+/// where only buffers order the actions; and no call reads poison.
 pub fn late_calls_keep_the_bits<E: Engine>(
     engine: impl Fn() -> E,
     model: &Llama,
@@ -111,8 +111,8 @@ pub fn late_calls_keep_the_bits<E: Engine>(
     }
 }
 
-/// What a step writes, measured byte by byte, is what the plan says: in every category, or but for
-/// the workspace on an engine that has none in its arena.
+/// What a step writes, measured byte by byte, is what the plan says: in every category, except the
+/// workspace on an engine that has none in its arena.
 pub fn memory_is_written_as_planned<E: Engine>(engine: impl Fn() -> E, workspace: bool) {
     for_each_case(|what, model, setup| {
         for recompute in Recompute::ALL {

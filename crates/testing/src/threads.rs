@@ -1,9 +1,8 @@
 //! Partitioned programs on ranks that are threads: whole tensors in, whole tensors out.
 //!
-//! Every rank gets its shard of each input, with poison where it is padding and random shares where
-//! it is a partial sum, runs the program on an engine of its own, and gives back what it holds of
-//! each output. Those are put together again: replicas must agree bit for bit, shares are added,
-//! and padding is not looked at.
+//! Every rank gets its shard of each input, with poison in padding and random summands for partial
+//! sums, runs the program on its own engine, and returns its part of each output. These are
+//! assembled: replicas must be equal bit for bit, summands are added, and padding is ignored.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +17,7 @@ use phalanx_reference::Tensor;
 /// Ranks that are threads, each with an engine, and outlive the programs that they run.
 pub struct Ranks<E, F> {
     make: F,
-    /// By how many ranks they are.
+    /// By number of ranks.
     crews: BTreeMap<usize, Crew<E>>,
 }
 
@@ -31,7 +30,8 @@ impl<E: Engine + Send, F: Fn(Box<dyn Communicator>) -> E + Sync> Ranks<E, F> {
     /// Runs a program on as many ranks as its mesh has; inputs are given in the order of the
     /// program's ports.
     ///
-    /// Where `before` is given, outputs that are gradients hold that number first and are added to.
+    /// If `before` is given, gradient outputs are first filled with that number, and results are
+    /// added.
     pub fn run(
         &mut self,
         program: &Program,
@@ -47,7 +47,7 @@ impl<E: Engine + Send, F: Fn(Box<dyn Communicator>) -> E + Sync> Ranks<E, F> {
                 Crew::new(&Threads { ranks: mesh.ranks(), options }, make).map_err(told)?
             }
         };
-        // After a failure every communication of a crew fails, so only others are kept.
+        // After a failure every communication of a worker pool fails, so it is not kept.
         let work = |rank, engine: &mut E| one_rank(program, inputs, before, rank, engine);
         let found: Vec<Vec<Vec<u8>>> = crew.run(work).map_err(told)?;
         self.crews.insert(mesh.ranks(), crew);
@@ -92,7 +92,7 @@ fn one_rank<E: Engine>(
     let fail = |e: phalanx_engine::EngineError| e.to_string();
     let all = Span::device(0, workspace.end());
     engine.reserve(Tier::Device, all.bytes).map_err(fail)?;
-    // Whatever is not given is garbage.
+    // All other memory is garbage.
     engine.upload(all, &vec![0xFF; all.bytes]).map_err(fail)?;
     for ((port, tensor), span) in program.inputs().iter().zip(inputs).zip(&ins) {
         let bytes = shard(tensor, program.ty(port.value), mesh, rank);
@@ -120,7 +120,7 @@ fn one_rank<E: Engine>(
 }
 
 /// Fails if some element of a result, padding among them, still holds what was there before it was
-/// computed: what is planned to be written is written.
+/// computed: everything that is planned to be written must be written.
 fn all_written(ty: &TensorType, bytes: &[u8]) -> Result<(), String> {
     let untouched = |element: &[u8]| element.iter().all(|&byte| byte == 0xFF);
     match bytes.chunks_exact(ty.dtype.size()).position(untouched) {
@@ -141,7 +141,7 @@ pub fn shard(tensor: &Tensor, ty: &TensorType, mesh: &Mesh, rank: usize) -> Vec<
     let local: Vec<f64> = (places(ty, mesh, rank).into_iter())
         .map(|place| match place {
             None => poison,
-            // All shares but the last are noise; the last makes up for it.
+            // All summands but the last are noise; the last makes the sum right.
             Some(at) if own + 1 < shares => noise(own, at),
             Some(at) => values[at] - (0..own).map(|share| noise(share, at)).sum::<f64>(),
         })
@@ -154,7 +154,7 @@ pub fn shard(tensor: &Tensor, ty: &TensorType, mesh: &Mesh, rank: usize) -> Vec<
 pub fn assemble(ty: &TensorType, mesh: &Mesh, parts: &[&[u8]]) -> Result<Tensor, String> {
     let axes: Vec<_> = ty.layout.partial().iter().copied().collect();
     let size = ty.dtype.size();
-    // By share and element: who gave it first, and what.
+    // For each summand and element: the first rank that has it, and its value.
     type Given<'a> = Option<(usize, &'a [u8])>;
     let mut found: Vec<Vec<Given<'_>>> = vec![vec![None; ty.elements()]; mesh.count(&axes)];
     for (rank, bytes) in parts.iter().enumerate() {
@@ -177,14 +177,14 @@ pub fn assemble(ty: &TensorType, mesh: &Mesh, parts: &[&[u8]]) -> Result<Tensor,
             .map(|e| e.map(|(_, e)| e.to_vec()))
             .collect::<Option<Vec<_>>>()
             .map(|e| e.concat());
-        let bytes = bytes.ok_or_else(|| format!("nobody holds some element of {ty}"))?;
+        let bytes = bytes.ok_or_else(|| format!("no rank holds some element of {ty}"))?;
         let tensor = Tensor::from_bytes(ty.dtype, &ty.shape, &bytes).map_err(|e| e.to_string())?;
         sum.iter_mut().zip(tensor.values()).for_each(|(sum, x)| *sum += x);
     }
     Tensor::new(ty.dtype, &ty.shape, &sum).map_err(|e| e.to_string())
 }
 
-/// By local element: its number in the whole value, or nothing for padding.
+/// For each local element: its number in the whole value, or nothing for padding.
 fn places(ty: &TensorType, mesh: &Mesh, rank: usize) -> Vec<Option<usize>> {
     let mut found = vec![Some(0)];
     for (dim, &size) in ty.shape.iter().enumerate() {
@@ -200,7 +200,7 @@ fn places(ty: &TensorType, mesh: &Mesh, rank: usize) -> Vec<Option<usize>> {
     found
 }
 
-/// How far results are from what they should be: the largest difference, relative to the largest
+/// How far results are from the expected ones: the largest difference, relative to the largest
 /// number expected or, if that is larger, to one. Equal infinities do not differ.
 pub fn furthest(found: &Tensor, expected: &Tensor) -> f64 {
     let (found, expected) = (found.values(), expected.values());

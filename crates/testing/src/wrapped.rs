@@ -1,5 +1,5 @@
-//! An engine around another one: every call is passed on, and somebody may meddle with launches and with
-//! looking for what has happened.
+//! An engine around another one: every call is passed on, and a hook may change launches and event
+//! queries.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,9 +8,9 @@ use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
 use phalanx_engine::{Args, Calls, Engine, EngineError, Event, Listed, Span, Times, Way};
 use phalanx_ir::Program;
 
-/// What somebody does beside passing calls on.
+/// A hook that can change what the wrapped engine does.
 pub trait Meddles<E: Engine> {
-    /// Launches a call on the engine, as it is ([`Launch::on`]) or otherwise.
+    /// Launches a call on the engine, unchanged ([`Launch::on`]) or changed.
     fn launch(
         &mut self,
         engine: &mut E,
@@ -53,12 +53,12 @@ impl<K> Launch<'_, K> {
     }
 }
 
-/// An engine, and who meddles with it.
+/// An engine with a hook.
 #[derive(Debug)]
 pub struct Wrapped<E, M> {
     /// The engine to which calls are passed on.
     pub inner: E,
-    /// Who meddles.
+    /// The hook.
     pub meddler: M,
 }
 

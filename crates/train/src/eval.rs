@@ -39,7 +39,7 @@ impl FromStr for ModelSource {
     }
 }
 
-/// What a model makes of some tokens.
+/// The result of a model on some tokens.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Answer {
     /// The mean cross-entropy of each token after the first, given those before it.
@@ -63,8 +63,8 @@ pub struct HeldOut {
 /// What to write where the folder of a run was given as a Hugging Face folder.
 const FOR_RUNS: &str = "--model run:DIR";
 
-/// Runs a model over one row of tokens. Of the configuration, which is that of the run with
-/// `sources` laid over it, only precision, attention and threads matter.
+/// Runs a model over one row of tokens. The configuration is that of the run, changed by `sources`;
+/// only its precision, attention and threads matter.
 pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<Answer> {
     let (config, spec, weights): (_, _, Box<dyn Weights>) = match source {
         ModelSource::Run(dir) => {
@@ -72,8 +72,8 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
             (loaded.config, spec, Box::new(weights))
         }
         ModelSource::HuggingFace(dir) => {
-            // The folder's shape is not laid under the configuration: what does not fit the data
-            // and batch of a preset can still answer.
+            // The configuration does not take the folder's shape: a model that does not fit a
+            // preset's data and batch can still be evaluated.
             let config = Config::load(sources)?.config;
             Form::HuggingFace.expect(dir, FOR_RUNS)?;
             let weights = hf::Source::open(dir)?;
@@ -104,8 +104,8 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
     })
 }
 
-/// Evaluates a model on held-out data: that of the run it comes from, unless `sources`, laid over
-/// the run's configuration, say otherwise.
+/// Evaluates a model on held-out data: that of the run it comes from, unless `sources`, which
+/// change the run's configuration, name other data.
 pub fn held_out(source: &ModelSource, sources: &Sources) -> Result<HeldOut> {
     let (loaded, spec, weights): (_, _, Box<dyn Weights>) = match source {
         ModelSource::Run(dir) => {
@@ -124,14 +124,14 @@ pub fn held_out(source: &ModelSource, sources: &Sources) -> Result<HeldOut> {
     evaluate(&loaded, spec, &*weights)
 }
 
-/// A run brings the data that it held out. A Hugging Face folder brings none, and the synthetic
-/// corpus of the defaults would say nothing about its model.
+/// A run has its own held-out data. A Hugging Face folder has none, and the default synthetic
+/// corpus would say nothing about its model.
 fn has_data(loaded: &Loaded, dir: &Path) -> Result<()> {
     if loaded.by_user("data.kind") {
         return Ok(());
     }
     Err(Error::refused(
-        Problem::new(format!("there is nothing to evaluate hf:{} on", dir.display()))
+        Problem::new(format!("there is no data to evaluate hf:{} on", dir.display()))
             .because("a Hugging Face folder holds weights, but no held-out data")
             .fix(
                 "tokens with --ids 5,17,…; or a file with --set data.kind=tokens --set \
@@ -165,16 +165,16 @@ fn evaluate(loaded: &Loaded, spec: Spec, weights: &dyn Weights) -> Result<HeldOu
     })
 }
 
-/// The loss, if it and the logits are numbers; else a failure that names weights that are not.
+/// The loss, if it and the logits are finite; else an error that names weights that are not.
 fn finite(loss: f64, logits: f64, weights: &dyn Weights) -> Result<f64> {
     if loss.is_finite() && logits.is_finite() {
         return Ok(loss);
     }
-    let problem = Problem::new(format!("the model's answer is not a number: the loss is {loss}"));
+    let problem = Problem::new(format!("the model's result is not finite: the loss is {loss}"));
     Err(Error::failed(match broken(weights)? {
         Some(name) => problem
             .because(format!("parameter `{name}` holds values that are not finite"))
-            .fix("weights from before the training diverged"),
+            .fix("use weights from before the training diverged"),
         None => problem
             .because("all weights are finite, so the computation overflows")
             .fix("--set precision.compute=f64"),
@@ -207,20 +207,23 @@ fn check_ids(ids: &[i32], spec: &Spec) -> Result<()> {
     if ids.len() < 2 {
         return refuse(
             Problem::new(format!("--ids has {}", counted(ids.len(), "token")))
-                .because("a loss needs a token and the one that follows it")
+                .because("a loss needs at least two tokens")
                 .fix("--ids 5,17"),
         );
     }
     if ids.len() > context {
         return refuse(
-            Problem::new(format!("--ids has {} tokens, the model's context {context}", ids.len()))
-                .fix(format!("give at most {context}")),
+            Problem::new(format!(
+                "--ids has {} tokens, but the model's context is {context}",
+                ids.len()
+            ))
+            .fix(format!("give at most {context}")),
         );
     }
     match ids.iter().find(|&&id| id < 0 || id as usize >= vocab) {
         None => Ok(()),
         Some(id) => refuse(
-            Problem::new(format!("--ids has token {id}, the vocabulary has {vocab}"))
+            Problem::new(format!("--ids has token {id}, but the vocabulary has only {vocab}"))
                 .fix(format!("give ids from 0 to {}", vocab - 1)),
         ),
     }

@@ -1,15 +1,15 @@
-//! Whether what was printed has arrived.
+//! Whether printed output was really written.
 //!
-//! A reader who has gone away (`| head -1`) is no reason to fail; a full disk behind standard output
-//! is, because somebody will look for what was written there.
+//! A closed pipe (`| head -1`) is not an error; a full disk is one, because the user will look for
+//! the output there.
 
 use std::io;
 use std::sync::Mutex;
 
-/// The first line that could not be written, as the system tells it.
+/// The system's error for the first line that could not be written.
 static LOST: Mutex<Option<String>> = Mutex::new(None);
 
-/// Takes note of how a write to standard output ended.
+/// Records the result of a write to standard output.
 pub fn note(written: io::Result<()>) {
     if let Err(error) = written
         && error.kind() != io::ErrorKind::BrokenPipe

@@ -33,7 +33,7 @@ impl Style {
         };
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        // The bar is drawn on standard error, which may lead elsewhere than the lines.
+        // The bar is drawn on standard error, which may go to another place than the lines.
         let bar = terminal && io::stderr().is_terminal();
         Style::choose(terminal, bar, set("NO_COLOR"), dumb)
     }
@@ -51,7 +51,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Progress over `steps` steps, shown on `stream` as its surroundings allow.
+    /// Progress over `steps` steps, shown on `stream` in the style that suits it.
     pub fn new(steps: usize, stream: Stream) -> Self {
         let out: Box<dyn Write + Send> = match stream {
             Stream::Stdout => Box::new(io::stdout()),
@@ -71,8 +71,8 @@ impl Progress {
         self.style.colour
     }
 
-    /// Shows a line, above the bar if there is one. A reader who has gone away, as in
-    /// `phalanx train | head`, is no reason to stop training: the line is then lost.
+    /// Shows a line, above the bar if there is one. A closed pipe, as in `phalanx train | head`,
+    /// does not stop training: the line is lost.
     pub fn line(&mut self, text: &str) {
         let out = &mut self.out;
         let mut write = || {
@@ -100,7 +100,7 @@ impl Progress {
         }
     }
 
-    /// Removes the bar, so that what follows stands alone.
+    /// Removes the bar before other output.
     pub fn finish(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();

@@ -1,4 +1,4 @@
-//! The first steps of a run on many ranks, once more on one rank: the proof of the layout that every
+//! Repeats the first steps of a run on many ranks on one rank: the check of the layout that every
 //! newcomer sees.
 //!
 //! The same weights, batches, micro-batches and learning rates; only the ranks are fewer. So the
@@ -15,20 +15,20 @@ use phalanx_inspect::verify::{larger, relative};
 use phalanx_session::rate::LearningRate;
 use phalanx_session::{MemoryLimit, Models, Parallel, Prepared, ReadParam, Session, Settings};
 
-/// How many steps are taken once more.
+/// How many steps are repeated.
 const STEPS: usize = 20;
 /// How far the losses of a step may differ, relative to them.
 const BOUND: f64 = 1e-4;
 
-/// Steps to take once more, ready to start.
+/// Steps to repeat, ready to start.
 pub(crate) struct Replay {
     prepared: Prepared,
     steps: usize,
 }
 
 impl Replay {
-    /// Prepares the steps of the default run, if it uses many ranks. What can't work is refused with
-    /// the run itself.
+    /// Prepares the steps of the default run, if it uses many ranks. What cannot work is refused
+    /// together with the run.
     pub(crate) fn prepare(
         loaded: &Loaded,
         models: &Models,
@@ -40,7 +40,8 @@ impl Replay {
         let models = Models { train: models.train.clone(), evaluate: None };
         let alone = Settings {
             parallel: Parallel::default(),
-            // A limit that was set for each of many ranks says nothing about one.
+            // A memory limit for each of many ranks does not apply to one rank that holds
+            // everything.
             memory_limit: MemoryLimit::of_machine(),
             ..settings.clone()
         };
@@ -84,12 +85,12 @@ pub(crate) enum Outcome {
     Agrees,
     /// Beyond it.
     Differs(Problem),
-    /// The user did not wait for it.
+    /// The user interrupted it.
     Stopped,
 }
 
 impl Outcome {
-    /// The error that the run ends with, if it does.
+    /// The error that the run ends with, if there is one.
     pub(crate) fn into_result(self, run_dir: &str) -> Result<()> {
         let safe = format!("the run itself is complete; its weights are in {run_dir}");
         match self {
@@ -127,8 +128,7 @@ impl Worst {
             "the loss of step {step} is {many} on all ranks and {alone} on one: {difference:.1e} apart"
         ))
         .because(format!(
-            "the layout of ranks may change rounding, which is worth {BOUND:e} in {STEPS} steps, and \
-             nothing else"
+            "the layout of ranks may change only rounding: at most {BOUND:e} in {STEPS} steps"
         ))
         .fix("phalanx verify names the tensor that differs most; please report what it says")
     }

@@ -1,4 +1,4 @@
-//! What a run tells while it goes on: to people, to programs, and to its folder.
+//! Reports of a run while it goes on: for people, for programs, and in its folder.
 
 use std::io::Write;
 use std::path::Path;
@@ -29,12 +29,12 @@ pub(crate) struct Facts {
     pub(crate) steps: usize,
     pub(crate) log_every: usize,
     pub(crate) flops_per_step: u64,
-    /// Seconds that the matrix products of a step would take by themselves, as was measured.
+    /// Seconds that the matrix products of a step would take alone, as measured.
     pub(crate) gemm_seconds: Option<f64>,
     pub(crate) planned: u64,
 }
 
-/// Tells of a run.
+/// Reports the progress of a run.
 pub(crate) struct Report {
     output: Output,
     progress: Option<Progress>,
@@ -89,11 +89,11 @@ impl Report {
         }
     }
 
-    /// Tells of a step that took `time`.
+    /// Reports a step that took `time`.
     pub(crate) fn step(&mut self, step: Step, time: Duration) -> Result<()> {
         self.spent += time;
-        // A step contains its products. If it was faster than they were by themselves, others kept
-        // the machine busy while they were measured, and the step knows better.
+        // A step contains its products. If it was faster than they were alone, other programs
+        // disturbed their measurement, so the step's time is the better bound.
         let seconds = time.as_secs_f64();
         self.facts.gemm_seconds = self.facts.gemm_seconds.map(|gemm| gemm.min(seconds));
         self.plot.losses.push((step.step, step.loss));
@@ -125,7 +125,7 @@ impl Report {
         Ok(())
     }
 
-    /// Tells of an evaluation.
+    /// Reports an evaluation.
     pub(crate) fn evaluation(&mut self, evaluation: Evaluation) -> Result<()> {
         let Evaluation { after_step, val_loss } = evaluation;
         self.plot.held_out.push((after_step, val_loss));
@@ -148,7 +148,7 @@ impl Report {
         self.plot.losses.iter().map(|(_, loss)| *loss).collect()
     }
 
-    /// Tells that `steps` steps are about to be taken once more, on one rank.
+    /// Reports that `steps` steps are about to be repeated on one rank.
     pub(crate) fn replay_begins(&mut self, steps: usize) {
         self.line(&format!("\nthe first {} once more, on one rank:", counted(steps, "step")));
         if let Some(progress) = &self.progress {
@@ -156,7 +156,7 @@ impl Report {
         }
     }
 
-    /// Tells of a step that was taken once more, with the loss that it had on many ranks.
+    /// Reports a repeated step, with the loss that it had on many ranks.
     pub(crate) fn replayed(&mut self, step: usize, of: usize, loss: f64, many: f64) {
         if let Some(progress) = &self.progress {
             progress.advance(step, &format!("loss {loss:.4} on one rank"));
@@ -166,7 +166,7 @@ impl Report {
         }
     }
 
-    /// Tells how far one rank and many differ.
+    /// Reports how far one rank and many ranks differ.
     pub(crate) fn one_rank(&mut self, compared: OneRank, bound: f64) -> Result<()> {
         let json = compared.to_json();
         self.run.append(&json)?;
@@ -179,12 +179,12 @@ impl Report {
         Ok(())
     }
 
-    /// Keeps in mind where a step's trace is.
+    /// Remembers where the trace of a step is.
     pub(crate) fn traced(&mut self, written: Written) {
         self.traced = Some(written);
     }
 
-    /// Writes the picture, and tells of the whole run.
+    /// Writes the plot, and reports the whole run.
     pub(crate) fn finish(mut self, parameters: u64, tokens_per_step: u64) -> Result<Summary> {
         self.run.write_plot(&self.plot)?;
         let loss = |step: Option<&(usize, f64)>| step.map_or(f64::NAN, |(_, loss)| *loss);
@@ -220,7 +220,7 @@ impl Report {
         Ok(summary)
     }
 
-    /// A line for programs. A reader who has gone away does not stop the run.
+    /// Prints a line for programs. A closed pipe does not stop the run.
     fn print(&self, json: &str) {
         if self.output == Output::Json {
             let mut out = std::io::stdout().lock();
@@ -274,7 +274,7 @@ fn to_floor(first: f64, reached: f64, floor: f64) -> String {
         true => format!(", {:.0}% of the way done", way.min(100.0)),
         false => String::new(),
     };
-    // A few batches may happen to be easier than the source is in the mean.
+    // A few batches may happen to be easier than the source is on average.
     let left = (reached - floor).max(0.0);
     format!("the source's entropy is {floor:.4}, and no model gets below it: {left:.4} to go{way}")
 }

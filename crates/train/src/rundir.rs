@@ -37,8 +37,8 @@ impl RunDir {
     /// Makes a new folder for a run of `loaded` and writes the configuration into it. The folder
     /// is named after `run.name`, or else after the time and the preset or file.
     ///
-    /// This comes before the first step, so what goes wrong here is a refusal; except that a full
-    /// disk says nothing against the request, and is a failure like any other on the way.
+    /// This happens before the first step, so an error here is a refusal; but a full disk is not
+    /// the fault of the request, so it is a failure.
     pub fn create(loaded: &Loaded) -> Result<Self> {
         let name = match &loaded.config.run.name {
             Some(name) => name.as_str().to_string(),
@@ -56,7 +56,7 @@ impl RunDir {
         let path = fresh_folder(root, &name).map_err(told("cannot create a folder in", root))?;
         let run = Self::fill(&path, loaded).map_err(|error| {
             let full = matches!(error, SysError::DiskFull { .. });
-            // The folder is ours and holds nothing yet that anybody would miss.
+            // We made this folder, and it holds nothing important yet.
             let _ = fs::remove_dir_all(&path);
             not_made(error.told().into(), full, place)
         })?;
@@ -72,7 +72,8 @@ impl RunDir {
         Ok(run)
     }
 
-    /// Refuses to start a run whose weights, of so many bytes, would find no room at its end.
+    /// Refuses to start a run if the disk has no room for its weights, of this many bytes, at its
+    /// end.
     pub fn check_room(loaded: &Loaded, weights: u64) -> Result<()> {
         let root = &loaded.config.run.dir;
         let here = Path::new(".");
@@ -98,8 +99,8 @@ impl RunDir {
         self.path.join(WEIGHTS)
     }
 
-    /// Appends a line to `metrics.jsonl`. Each line reaches the system at once: a run that is
-    /// killed has told of every step it took.
+    /// Appends a line to `metrics.jsonl`. Each line is written at once: a run that is killed has
+    /// recorded every step it took.
     pub fn append(&mut self, json: &str) -> Result<()> {
         let line = format!("{json}\n");
         self.metrics.write_all(line.as_bytes()).map_err(|error| {
@@ -134,8 +135,8 @@ fn is_full(kind: io::ErrorKind) -> bool {
     matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Creates `root/name`, or `root/name-2`, `root/name-3`, … if that exists. Creating a folder
-/// either succeeds or finds it there, so that two runs that start together part here.
+/// Creates `root/name`, or `root/name-2`, `root/name-3`, … if that exists. Creating a folder is
+/// atomic, so two runs that start together get different folders.
 fn fresh_folder(root: &Path, name: &str) -> io::Result<PathBuf> {
     let mut number = 1;
     loop {

@@ -64,15 +64,18 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Reads the folder of a run; its configuration is what it trained with, and `over` laid over
-    /// that. The shape stays the model's own.
+    /// Reads the folder of a run. The configuration is the one it trained with, changed by `over`;
+    /// the model's shape does not change.
     pub fn open(dir: &Path, over: &Sources) -> Result<Self> {
         Form::Run.expect(dir, "phalanx eval --model hf:DIR; it needs no export")?;
         let path = dir.join(rundir::WEIGHTS);
         if !path.exists() {
             return Err(Error::refused(
                 Problem::new(format!("{} has no {}", dir.display(), rundir::WEIGHTS))
-                    .because("a run writes its weights when it ends; this one did not come to its end, or the folder is another one")
+                    .because(
+                        "a run writes its weights when it ends; this run has not ended, or \
+                        this is not its folder",
+                    )
                     .fix("give the folder of a finished run, such as runs/NAME"),
             ));
         }
@@ -96,7 +99,7 @@ impl Saved {
             let message = format!("{} is a run's folder", dir.display());
             let problem = Problem::new(message)
                 .because("exporting there would replace the run's own weights")
-                .fix("another folder for --out");
+                .fix("give another folder with --out");
             return Err(Error::refused(problem));
         }
         Ok(hf::save(dir, &self.spec, &self.weights, dtype)?)

@@ -1,5 +1,5 @@
-//! The loop around the script: next batch, one run, one report. It knows neither where batches
-//! come from nor who is told.
+//! The training loop around the script: next batch, one run, one report. It does not know where
+//! batches come from or where reports go.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ impl Batches for Loader {
 pub struct Taken {
     /// Its number, from 1.
     pub step: usize,
-    /// What it told.
+    /// Its loss and gradient norm.
     pub result: StepResult,
     /// Its learning rate.
     pub lr: f64,
@@ -43,9 +43,9 @@ pub struct Taken {
     pub time: Duration,
 }
 
-/// Takes steps until their number reaches `steps`, and tells `observe` of each. A loss or a
-/// gradient norm that is no number ends it: every further step would be wasted. So does a user who
-/// asks for it, where somebody listens ([`interrupt`]): the steps taken stay good.
+/// Runs steps until `steps` are done, and calls `observe` after each. It ends early if a loss or a
+/// gradient norm is not finite, because further steps would be useless; or if the user interrupts
+/// it, where interrupts are handled ([`interrupt`]): the steps done so far are kept.
 pub fn take_steps(
     session: &mut Session,
     batches: &mut dyn Batches,
@@ -76,7 +76,7 @@ pub fn take_steps(
     Ok(())
 }
 
-/// `remedies` are the settings, beside the learning rate, that might help and are not yet on.
+/// `remedies` are settings, besides the learning rate, that might help and are not yet on.
 fn diverged(
     step: usize,
     result: StepResult,
@@ -90,15 +90,15 @@ fn diverged(
     };
     let message = format!("the {what} is {value} at step {step}, with the learning rate {lr:e}");
     let problem = Problem::new(message);
-    // The first loss is that of the weights as they were given: no learning rate has touched them.
+    // The first loss comes from the initial weights: the learning rate has no part in it.
     let (problem, first) = match last {
         Some(loss) => (
             problem.because(format!("the last good loss was {loss} at step {}", step - 1)),
             "a lower learning rate, or a longer warm-up",
         ),
         None => (
-            problem.because("it was so from the first step on, before anything was learnt"),
-            "look at the weights it starts from, and at the data",
+            problem.because("it was so at the first step already, before any update"),
+            "check the initial weights and the data",
         ),
     };
     let remedies: Vec<&str> = [first].into_iter().chain(remedies).collect();
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn a_loss_that_was_never_a_number_is_not_blamed_on_the_learning_rate() {
         let text = diverged(1, NAN, None, 1e-3, vec![]).to_string();
-        assert!(text.contains("from the first step on") && !text.contains("lower"), "{text}");
+        assert!(text.contains("at the first step already") && !text.contains("lower"), "{text}");
         let text = diverged(7, NAN, Some(2.5), 1e-3, vec!["clip"]).to_string();
         assert!(text.contains("the last good loss was 2.5 at step 6"), "{text}");
         assert!(text.contains("a lower learning rate, or a longer warm-up; clip"), "{text}");

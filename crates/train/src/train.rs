@@ -43,15 +43,15 @@ pub fn train(loaded: &Loaded, output: Output, trace: Option<&Path>) -> Result<Su
     }
     if let Err(error) = run.steps(&mut report) {
         return Err(match report.folder().broken() {
-            // What cannot be told of can still be kept.
+            // Metrics cannot be written any more, but the weights may still be saved.
             true => error.because(run.rescue(&report)),
             false => error,
         });
     }
     if run.stopped_early() {
-        report.line("stopping: the weights are being written (Ctrl-C again to go without)");
+        report.line("stopping: the weights are being written (Ctrl-C again to stop without them)");
     }
-    // The weights come first: whatever the rest meets, the work is safe.
+    // The weights are written first, so that no later error can lose them.
     run.save(&report).map_err(|error| error.because(run.lost()))?;
     let safe = format!("the weights are safe in {}", report.folder().weights().display());
     let (stopped, parameters) = (run.stopped_early(), run.parameters as u64);
@@ -90,7 +90,7 @@ impl<'a> Run<'a> {
         let network = Network::new(loaded)?;
         let evaluates = config.train.eval_every > 0;
         let models = network.models(config, evaluates)?;
-        // What can't fit is refused before data are opened and weights are made.
+        // A plan that does not fit is refused before data are opened and weights are made.
         let lowered = Lowered::new(&models, Settings::new(config)?)?;
         let backend = host::own_machine();
         let prepared = relief::prepare(loaded, &network, &models, &lowered, &*backend)?;
@@ -176,7 +176,7 @@ impl<'a> Run<'a> {
         ]
     }
 
-    /// What ranks will move between them in a step, as the types of their scripts tell.
+    /// What ranks will exchange in a step, computed from the types of their scripts.
     fn moves(&self) -> String {
         let mut by_op: BTreeMap<&str, u64> = BTreeMap::new();
         for (route, moved) in self.session.moved() {
@@ -228,7 +228,8 @@ impl<'a> Run<'a> {
         (self.session.steps() as usize) < self.loaded.config.train.steps.get()
     }
 
-    /// Keeps the weights of a run whose folder takes no more, if it can, and tells how that went.
+    /// Tries to save the weights of a run whose folder cannot be written any more, and says whether
+    /// it worked.
     fn rescue(&mut self, report: &Report) -> String {
         let (steps, weights) = (self.session.steps(), report.folder().weights());
         match self.save(report) {
@@ -237,7 +238,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What is left of a run whose weights could not be written.
+    /// What remains of a run whose weights could not be written.
     fn lost(&self) -> String {
         let steps = self.session.steps();
         format!("the weights after step {steps} are lost; {METRICS} has the losses")
@@ -250,7 +251,7 @@ impl<'a> Run<'a> {
         saved::save(&report.folder().weights(), &spec, &mut self.session)
     }
 
-    /// Tells where the trace is, if there is one.
+    /// Reports where the trace is, if there is one.
     fn traced(&mut self, report: &mut Report) -> Result<()> {
         let Some(tracing) = &mut self.tracing else { return Ok(()) };
         if let Some(written) = tracing.outcome()? {
@@ -259,7 +260,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Takes the first steps once more on one rank, where that is asked for. The ranks go first:
+    /// Repeats the first steps on one rank, if asked for. The ranks are dropped first, because
     /// their memory may be needed.
     fn replay(self, report: &mut Report) -> Result<Outcome> {
         let Self { loaded, network, corpus, session, replay, .. } = self;
@@ -271,7 +272,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The problem of a run whose user asked it to stop.
+/// The error of a run that the user stopped.
 fn stopped_early(loaded: &Loaded, summary: &Summary) -> Problem {
     let (taken, steps) = (summary.steps, loaded.config.train.steps);
     let dir = summary.run_dir.clone().unwrap_or_default();

@@ -1,17 +1,18 @@
-//! Which values are one value under several shapes, and who looks at it.
+//! Which values are views of one value, and how often it is read.
 
 use phalanx_ir::{OpDef, Port, Program, Role};
 
-/// Values that are one value under several shapes, known by the value that all others are views of.
+/// Families of values: one value and all its views. A family is identified by its origin, the value
+/// that is not a view.
 pub(super) struct Families<'a> {
     program: &'a Program,
-    /// By value: the value that it is a view of, in one step or several.
+    /// For each value: the origin that it is a view of, directly or through other views.
     origin: Vec<usize>,
-    /// By value: the instruction that makes it, and as which of its results.
+    /// For each value: the instruction that computes it, and which of its results it is.
     maker: Vec<Option<(usize, usize)>>,
-    /// By origin: how many instructions read the family, views within it not counted.
+    /// For each origin: how many instructions read the family, views within it not counted.
     readers: Vec<usize>,
-    /// By origin: how many outputs return the family.
+    /// For each origin: how many outputs return the family.
     returned: Vec<usize>,
 }
 
@@ -38,9 +39,9 @@ impl<'a> Families<'a> {
         Self { program, origin, maker, readers, returned }
     }
 
-    /// Whether the instruction that makes an output's value can write it where the output goes. A
-    /// gradient's place may have to be added to: then it holds the sum with what was there, so
-    /// nothing else may look for the value in it.
+    /// Whether the instruction that computes an output's value can write it directly into the
+    /// output. A gradient output may be added to: then it holds a sum, so nothing else may read the
+    /// value from it.
     pub(super) fn can_write(&self, port: &Port) -> bool {
         if !matches!(port.role, Role::Gradient | Role::Cotangent) {
             return true;

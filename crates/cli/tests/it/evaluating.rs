@@ -87,7 +87,11 @@ fn training_starts_from_a_folder() {
     // Its vocabulary is not to be changed, so data must fit it.
     std::fs::write(dir.join("ids.u16"), [200, 0].repeat(400)).unwrap();
     let data = ["--set", "data.kind=tokens", "--set", "data.path=ids.u16"];
-    phalanx(dir, &[&args, &data]).refused(&["token 200", "usual fix: data of the tokenizer"]);
+    phalanx(dir, &[&args, &data]).refused(&[
+        "token 200",
+        "usual fix: use data made with the \
+        tokenizer",
+    ]);
     // What contradicts the folder is refused, with both places.
     let done = phalanx(dir, &[&args, &small, &scratch, &["--set", "model.width=24"]]);
     done.refused(&["model.width = 24 contradicts the model's 16", "config.json"]);
@@ -100,7 +104,7 @@ fn a_folder_without_data_is_evaluated_on_nothing_by_accident() {
     small_run(dir);
     phalanx(dir, &[&["export", "--run", "runs/a", "--out", "hf"]]).ok();
     let eval = |more: &[&str]| phalanx(dir, &[&["eval", "--model", "hf:hf", "--json"], more]);
-    eval(&[]).refused(&["nothing to evaluate hf:hf on", "--ids", "data.path=FILE"]);
+    eval(&[]).refused(&["no data to evaluate hf:hf on", "--ids", "data.path=FILE"]);
     // Asked for, the synthetic corpus is evaluated, with sequences that fit the model's context.
     let lines = eval(&["--set", "data.kind=synthetic"]).ok().json();
     assert_eq!(lines[0]["tokens"], 4 * 32 * 16);

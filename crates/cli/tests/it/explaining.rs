@@ -16,7 +16,7 @@ fn a_step_is_shown_as_programs_script_and_memory() {
         "# memory:",
         "residuals",
         "largest buffers",
-        "beside the arena",
+        "outside the arena",
         "# llama of 1 layer, width 16",
         "# a step: 8 sequences of 16 tokens, at once, 1 thread",
         "matmul(mlp.gate)",
@@ -115,6 +115,6 @@ fn the_grid_of_ranks_is_drawn() {
         serde_json::json!([[0, 0], [0, 1], [1, 0], [1, 1]])
     );
     let alone = phalanx(dir.path(), &[&["explain", "--ranks"], SMALL]).ok().out;
-    assert!(alone.contains("# ranks: 1, alone\n\n# communication: none"), "{alone}");
+    assert!(alone.contains("# ranks: 1\n\n# communication: none"), "{alone}");
     phalanx(dir.path(), &[&["explain", "--ranks", "--part", "F"], SMALL]).refused(&["--part"]);
 }

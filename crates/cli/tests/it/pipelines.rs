@@ -48,20 +48,32 @@ fn shapes_that_a_schedule_does_not_take_are_refused_with_what_it_does() {
     );
     refused(
         &["parallel.pp=2", "parallel.chunks=2", "parallel.schedule=zb-h1"],
-        &["zb-h1 with 2 chunks", "each device holds one stage", "1 chunk; or interleaved"],
+        &[
+            "zb-h1 cannot have 2 chunks",
+            "each stage group holds one stage",
+            "1 chunk; or \
+            interleaved",
+        ],
     );
     refused(
         &["parallel.pp=2", "parallel.chunks=3", "parallel.schedule=zb-v"],
-        &["zb-v with 3 chunks", "2 chunks; or interleaved"],
+        &["zb-v cannot have 3 chunks", "2 chunks; or interleaved"],
     );
     refused(
         &["parallel.pp=2", "parallel.warmup=pb", "parallel.schedule=gpipe"],
-        &["gpipe with the warm-up pb", "warm-up pa; or 1f1b"],
+        &["gpipe cannot have the warm-up pb", "warm-up pa; or 1f1b"],
     );
     let one = "has no effect with parallel.pp = 1";
     refused(&["parallel.split=measured"], &["parallel.split = \"measured\"", one, "2 or more"]);
     refused(&["parallel.warmup=pb"], &["parallel.warmup = \"pb\"", one, "2 or more"]);
-    refused(&["parallel.chunks=2"], &["1f1b with 2 chunks", "interleaved or breadth-first with 2"]);
+    refused(
+        &["parallel.chunks=2"],
+        &[
+            "1f1b cannot have 2 chunks",
+            "interleaved or breadth-first \
+        with 2",
+        ],
+    );
 }
 
 #[test]
@@ -76,7 +88,7 @@ fn fewer_layers_than_stages_are_refused_with_numbers_that_fit() {
     refused(
         dir,
         &["parallel.pp=2", "train.microbatches=2", "parallel.chunks=3"],
-        &["1f1b with 3 chunks", "interleaved or breadth-first with 3"],
+        &["1f1b cannot have 3 chunks", "interleaved or breadth-first with 3"],
     );
     for schedule in ["interleaved", "breadth-first"] {
         let schedule = format!("parallel.schedule={schedule}");
@@ -85,7 +97,7 @@ fn fewer_layers_than_stages_are_refused_with_numbers_that_fit() {
             &["parallel.pp=2", "train.microbatches=2", "parallel.chunks=3", &schedule],
             &[
                 "4 layers can't be cut into 2·3 = 6 stages",
-                "there are devices · chunks stages",
+                "there are stage groups · chunks stages",
                 "1·3 = 3 stages, or 2·2 = 4 stages, or 6 layers",
             ],
         );
@@ -122,25 +134,33 @@ fn tables_that_do_not_fit_are_refused_by_name() {
     refused(
         dir,
         &["train.microbatches=4", own],
-        &["csv:own.csv has 2 devices; parallel.pp = 1", "nearest that work: parallel.pp = 2"],
+        &[
+            "csv:own.csv has 2 stage groups, but parallel.pp = 1",
+            "nearest that work: parallel.pp \
+            = 2",
+        ],
     );
     for (set, told) in [
         ("parallel.chunks=2", "parallel.chunks = 2 has no effect"),
         ("parallel.warmup=pb", "parallel.warmup = \"pb\" has no effect"),
     ] {
         let sets = ["parallel.pp=2", "train.microbatches=4", own, set];
-        refused(dir, &sets, &[told, "a table says by itself", "leave parallel."]);
+        refused(dir, &sets, &[told, "a table states", "leave parallel."]);
     }
     refused(
         dir,
         &["parallel.pp=4", "train.microbatches=4", own],
-        &["csv:own.csv has 2 devices; parallel.pp = 4", "nearest that work: parallel.pp = 2"],
+        &[
+            "csv:own.csv has 2 stage groups, but parallel.pp = 4",
+            "nearest that work: parallel.pp \
+            = 2",
+        ],
     );
     refused(
         dir,
         &["parallel.pp=2", "train.microbatches=2", own],
         &[
-            "csv:own.csv has 4 micro-batches; train.microbatches = 2",
+            "csv:own.csv has 4 micro-batches, but train.microbatches = 2",
             "nearest that work: train.microbatches = 4",
         ],
     );
@@ -155,13 +175,16 @@ fn tables_that_do_not_fit_are_refused_by_name() {
         let kept: Vec<&str> = text.lines().filter(|line| *line != "1,B,3,0,1,0,0").collect();
         kept.join("\n")
     });
-    refused(&lost, &["device 1", "W of micro-batch 3 comes before its B", "lost.csv:"]);
+    refused(&lost, &["stage group 1", "W of micro-batch 3 comes before its B", "lost.csv:"]);
     let twice = spoil("twice.csv", &|text| format!("{text}0,F,0,0,0,0,0\n"));
-    refused(&twice, &["device 0", "micro-batch 0", "twice.csv"]);
+    refused(&twice, &["stage group 0", "micro-batch 0", "twice.csv"]);
     let odd = spoil("odd.csv", &|text| text.replace("0,F,2,", "0,G,2,"));
     refused(&odd, &["part `G`", "parts are F, B, W", "odd.csv:"]);
     let held = spoil("held.csv", &|text| text.replace("0,F,2,0,0", "0,F,2,0,1"));
-    refused(&held, &["chunk 0 of device 0 is stage 1", "says that it is stage 0", "held.csv:"]);
+    refused(
+        &held,
+        &["chunk 0 of stage group 0 is stage 1", "says that it is stage 0", "held.csv:"],
+    );
     // Both wait for the other's second micro-batch.
     let stuck =
         "device,part,microbatch\n0,F,0\n0,BW,0\n0,F,1\n0,BW,1\n1,F,0\n1,F,1\n1,BW,0\n1,BW,1\n";
@@ -170,7 +193,7 @@ fn tables_that_do_not_fit_are_refused_by_name() {
     self::refused(
         dir,
         &sets,
-        &["(stuck.csv:4)", "move line 4 (F1 of device 0) before line 3 (BW0"],
+        &["(stuck.csv:4)", "move line 4 (F1 of stage group 0) before line 3 (BW0"],
     );
     refused("parallel.schedule=csv:none.csv", &["cannot read none.csv"]);
 }

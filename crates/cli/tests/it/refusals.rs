@@ -43,7 +43,7 @@ fn configurations_that_cannot_work_are_told_with_their_place() {
     let large =
         phalanx(dir, &[&["train", "--preset", "llama-0.95b", "--set", "train.batch_size=4096"]]);
     large.refused(&["this machine has", "train.microbatches"]);
-    set("run.memory_limit=1000").refused(&["run.memory_limit allows 1000", "take most"]);
+    set("run.memory_limit=1000").refused(&["run.memory_limit allows 1000", "most memory goes to"]);
     assert!(!dir.join("runs").exists(), "nothing was started");
 }
 
@@ -55,7 +55,11 @@ fn a_plan_over_its_limit_names_the_category_and_changes_that_fit() {
     let tiny = ["train", "--preset", "tiny", "--set", "parallel.dp=2", "--set", "train.steps=1"];
     let train = |more: &[&str]| phalanx(dir, &[&tiny, more]);
     let told = train(&["--set", "run.memory_limit=24MiB"]);
-    told.refused(&["the plan of a rank takes", "residuals take most of a rank: residuals"]);
+    told.refused(&[
+        "the plan of a rank takes",
+        "most memory of a rank goes to residuals: \
+        residuals",
+    ]);
     told.refused(&["nearest that work: ", "train.microbatches = 2 (", "(--set)"]);
     train(&["--set", "run.memory_limit=24MiB", "--set", "train.microbatches=2"]).ok();
     let told = train(&["--set", "run.memory_limit=100KiB"]);
@@ -71,13 +75,14 @@ fn layouts_that_cannot_work_are_refused_with_what_does() {
         phalanx(dir, &[&["train", "--preset", "tiny"], &sets])
     };
     set(&["parallel.tp=16"]).refused(&[
-        "parallel.tp = 16 with 8 heads and 4 key heads (--set, ",
+        "parallel.tp = 16 does not work with 8 heads and 4 key heads (--set, ",
         "16 ranks can't share 8 heads",
         "nearest that work: parallel.tp = 8",
     ]);
     set(&["parallel.tp=6"]).refused(&["6 ranks can't share 4 key heads", "parallel.tp = 4 or 8"]);
     set(&["parallel.tp=4", "parallel.cp=4"]).refused(&[
-        "parallel.cp = 4 with 2 heads and 1 key head on each of parallel.tp = 4 ranks",
+        "parallel.cp = 4 does not work with 2 heads and 1 key head on each of parallel.tp = 4 \
+        ranks",
         "parallel.cp = 2; or parallel.cp_kind = \"allgather\"",
     ]);
     set(&["parallel.dp=64"]).refused(&[
@@ -121,7 +126,7 @@ fn problems_of_data_and_weights_have_the_form_of_a_refusal() {
     fs::write(dir.join("c.toml"), "[data]\nkind = \"text\"\npath = \"short.txt\"\n").unwrap();
     assert_eq!(
         phalanx(dir, &[&["train", "c.toml"]]).err,
-        "error: text file short.txt (3 bytes) has 3 tokens, too short (c.toml:3)\n  \
+        "error: text file short.txt (3 bytes) is too short: it has 3 tokens (c.toml:3)\n  \
          one training and one evaluation sample of 128 tokens and their targets need 257 tokens\n  \
          usual fix: more data\n"
     );
@@ -158,9 +163,9 @@ fn folders_that_hold_no_model_are_told_by_name() {
     ids("1,99").refused(&["token 99", "0 to 31"]);
     ids("1,-2").refused(&["token -2"]);
     ids("7").refused(&["--ids 5,17"]);
-    ids("1,x").refused(&["`x` is no token id"]);
+    ids("1,x").refused(&["`x` is not a token id"]);
     ids("").refused(&["an id is missing", "such as 5,17"]);
-    ids(&["1"; 17].join(",")).refused(&["context 16"]);
+    ids(&["1"; 17].join(",")).refused(&["context is 16"]);
 }
 
 #[test]
@@ -180,7 +185,7 @@ fn an_export_never_replaces_a_run() {
     let weights = dir.join("runs/a/model.safetensors");
     let before = std::fs::read(&weights).unwrap();
     let export = ["export", "--run", "runs/a", "--out", "runs/a"];
-    phalanx(dir, &[&export]).refused(&["is a run's folder", "another folder for --out"]);
+    phalanx(dir, &[&export]).refused(&["is a run's folder", "another folder with --out"]);
     assert!(std::fs::read(&weights).unwrap() == before, "the run's weights were touched");
 }
 

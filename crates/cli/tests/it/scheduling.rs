@@ -92,10 +92,10 @@ fn drawings_and_tables_are_written_and_tables_read() {
     let lost = phalanx(dir.path(), &[&["schedule", "csv:b.csv"]]);
     let line = 1 + lines.iter().position(|line| *line == "3,W,7,0,3,0,0").unwrap();
     lost.refused(&[
-        "device 3",
+        "stage group 3",
         "W of micro-batch 7 comes before its B",
         &format!("(b.csv:{line})"),
-        "add B7 to device 3 before it, or write BW",
+        "add B7 to stage group 3 before it, or write BW",
     ]);
     fs::write(dir.path().join("c.csv"), table.replace("2,F,5", "2,X,5")).unwrap();
     phalanx(dir.path(), &[&["schedule", "csv:c.csv"]]).refused(&["part `X`", "c.csv:"]);
@@ -120,7 +120,7 @@ fn tables_know_their_own_shape() {
     assert_eq!(rows.len(), 2);
     run("csv:i.csv --warmup pb")
         .refused(&["--warmup pb has no effect with csv:i.csv", "leave out"]);
-    run("csv:i.csv --chunks 2").refused(&["--chunks 2 has no effect", "a table says by itself"]);
+    run("csv:i.csv --chunks 2").refused(&["--chunks 2 has no effect", "a table states"]);
     run("csv:i.csv --compare 1f1b --stages 4").refused(&["--stages 4, but csv:i.csv has 2"]);
     fs::write(dir.path().join("odd.csv"), b"device,part,microbatch\n0,F,0\n# caf\xe9\n").unwrap();
     run("csv:odd.csv").refused(&["the byte 0xe9", "(odd.csv:3)", "save the table as CSV in UTF-8"]);
@@ -131,7 +131,7 @@ fn refusals_name_the_values_and_what_works() {
     for (args, words) in [
         ("interleaved --stages 4 --microbatches 6", ["6 micro-batches on 4 stages", "4 or 8"]),
         ("interleaved --stages 4 --microbatches 2", ["2 micro-batches", "nearest that work: 4"]),
-        ("zb-v --stages 4 --microbatches 8 --chunks 1", ["zb-v with 1 chunk\n", "2 chunks"]),
+        ("zb-v --stages 4 --microbatches 8 --chunks 1", ["zb-v cannot have 1 chunk\n", "2 chunks"]),
         ("gpipe --stages 4 --microbatches 8 --chunks 2", ["gpipe with 2 chunks", "1 chunk"]),
         ("1f1b --stages 0 --microbatches 8", ["0 stages", "nearest that work"]),
         ("1f1b --microbatches 8", ["1f1b needs --stages", "such as 8"]),
@@ -153,7 +153,7 @@ fn refusals_name_the_values_and_what_works() {
         ("1f1b --stages 2 --microbatches 2 --svg q.csv --csv q.csv", ["one file", "--svg q.svg"]),
         ("--compare gpipe,zb-h1 --stages 2 --microbatches 2 --warmup pb", ["no effect", "1f1b"]),
         ("--compare gpipe,zb-h1 --stages 2 --microbatches 2 --chunks 2", ["no effect", "--chunks"]),
-        ("csv:", ["`csv:` names no file", "csv:mine.csv"]),
+        ("csv:", ["`csv:` has no file name", "csv:mine.csv"]),
         ("", ["NAME", "required"]),
     ] {
         schedule(args).refused(&words);

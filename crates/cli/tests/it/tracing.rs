@@ -70,7 +70,7 @@ fn a_pipelines_ranks_do_what_their_schedule_says_one_thing_at_a_time() {
         }
         let names = of(&events, "M", rank);
         let named = |name: &str| names.iter().any(|e| e["args"]["name"] == name);
-        assert!(named(&format!("rank {rank}: device {rank}")), "{names:?}");
+        assert!(named(&format!("rank {rank}: stage group {rank}")), "{names:?}");
         assert!(named("compute") && named("send") && named("receive"), "{names:?}");
     }
     // Hidden values forth and gradients back: 2 sequences of 16 positions, 16 wide, in 4 bytes.

@@ -1,7 +1,7 @@
 //! The only code that touches data: strided copies and reductions, and the count of foreign bytes.
 //!
-//! Whatever a transport does ends here, row by row, and the meter runs with the rows: so a byte
-//! that is read from another rank's memory is counted whoever asked for it.
+//! All data movement of a transport ends here, row by row, and bytes are counted with the rows: so
+//! every byte read from another rank's memory is counted.
 
 mod number;
 mod reduce;
@@ -67,14 +67,14 @@ pub(crate) unsafe fn copy(shape: [usize; 3], from: Place, to: Place, meter: &mut
     } else {
         shape
     };
-    // Strides that are never taken do not matter.
+    // Strides of dims with one element do not matter.
     let alike = (outer <= 1 || from.outer == to.outer) && (rows <= 1 || from.row == to.row);
     if len == 0 || (from.base == to.base && alike) {
         return;
     }
     for o in 0..outer {
         for r in 0..rows {
-            // SAFETY: the caller vouches for every row of both places.
+            // SAFETY: the caller guarantees every row of both places.
             unsafe { std::ptr::copy_nonoverlapping(from.at(o, r), to.at(o, r), len) };
             meter.bytes += if from.foreign || to.foreign { len as u64 } else { 0 };
         }
@@ -85,7 +85,7 @@ pub(crate) unsafe fn copy(shape: [usize; 3], from: Place, to: Place, meter: &mut
 mod tests {
     use super::*;
 
-    /// As in a gather of blocks that lie where they belong: the strides of single rows differ.
+    /// As in a gather of blocks that are already in place: the strides of single rows differ.
     #[test]
     fn what_is_in_place_already_is_left_alone() {
         let mut bytes = [1u8, 2, 3, 4];

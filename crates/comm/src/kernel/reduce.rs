@@ -1,7 +1,7 @@
 //! Combining blocks of many ranks in one pass.
 //!
-//! Values are held in registers while the ranks are walked through, in their order: every element
-//! is read once per rank and written once per target, and targets may lie over sources.
+//! Values stay in registers while the ranks are visited in order: every element is read once per
+//! rank and written once per target, and a target may also be a source.
 
 use half::bf16;
 use phalanx_ir::DType;
@@ -18,7 +18,7 @@ pub(crate) fn is_reducible(dtype: DType) -> bool {
     matches!(dtype, DType::F64 | DType::F32 | DType::Bf16 | DType::I32)
 }
 
-/// What a reduction does, apart from where.
+/// What a reduction does, without the addresses.
 #[derive(Clone, Copy)]
 pub(crate) struct Combine {
     /// The type of elements.
@@ -27,12 +27,12 @@ pub(crate) struct Combine {
     pub(crate) reduction: Reduction,
     /// Whether the result is combined with what the target holds.
     pub(crate) accumulate: bool,
-    /// Whether results for others are written past this core's caches: good if they run on other
-    /// cores, bad if they share this one.
+    /// Whether results for other ranks are written with streaming stores, which bypass this core's
+    /// caches: good if they run on other cores, bad if they share this core.
     pub(crate) stream: bool,
 }
 
-/// The rows that are worked on. The lists are kept, so that no call allocates.
+/// The rows that are worked on. The lists are reused, so that no call allocates.
 #[derive(Default)]
 pub(crate) struct Pointers {
     sources: Vec<*const u8>,
@@ -41,7 +41,8 @@ pub(crate) struct Pointers {
 }
 
 /// Reduces blocks of `shape` (`outer`, `rows`, elements per row) in the order of `sources`, and
-/// writes the result to all `targets`: first this rank's own, which may be added to, then others'.
+/// writes the result to all `targets`: first this rank's own, which may accumulate, then the
+/// others.
 ///
 /// # Safety
 /// As for [`super::copy`]; targets may be sources too but may not overlap them otherwise. All
@@ -66,7 +67,7 @@ pub(crate) unsafe fn reduce(
             pointers.sources.extend(sources.iter().map(|place| place.at(o, r).cast_const()));
             pointers.targets.clear();
             pointers.targets.extend(targets.iter().map(|place| place.at(o, r)));
-            // SAFETY: the caller vouches for every row of all places.
+            // SAFETY: the caller guarantees every row of all places.
             unsafe { row(combine, pointers, len) };
             meter.bytes += (foreign * len * size) as u64;
         }
@@ -90,7 +91,7 @@ unsafe fn row(combine: Combine, pointers: &Pointers, len: usize) {
     }
 }
 
-/// One row, with what is done known to the compiler and compiled for this machine.
+/// One row, specialised at compile time for the operation and for this machine's instructions.
 ///
 /// # Safety
 /// As for [`row`].
@@ -119,7 +120,7 @@ unsafe fn chosen<T: Number>(combine: Combine, pointers: &Pointers, len: usize) {
     }
 }
 
-/// All of a row: as many lanes at a time as there are, then one by one.
+/// A whole row: full vectors first, then single elements.
 ///
 /// # Safety
 /// As for [`row`].
@@ -127,7 +128,7 @@ unsafe fn chosen<T: Number>(combine: Combine, pointers: &Pointers, len: usize) {
 unsafe fn lanes<T: Number, const MAX: bool, const ACC: bool>(pointers: &Pointers, len: usize) {
     let whole = len - len % LANES;
     let mut i = 0;
-    // SAFETY: indices stay below `len`, for which the caller vouches.
+    // SAFETY: indices stay below `len`, as the caller guarantees.
     unsafe {
         while i < whole {
             step::<T, MAX, ACC, LANES>(pointers, i);
@@ -152,7 +153,7 @@ unsafe fn step<T: Number, const MAX: bool, const ACC: bool, const N: usize>(
     i: usize,
 ) {
     let Pointers { sources, targets, stream } = pointers;
-    // SAFETY: the caller vouches for `N` elements from `i` on of every place.
+    // SAFETY: the caller guarantees `N` elements from `i` on of every place.
     unsafe {
         let mut acc = [T::Acc::default(); N];
         let first = sources[0].cast::<T>().add(i).cast::<[T; N]>().read();

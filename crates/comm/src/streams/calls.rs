@@ -28,7 +28,7 @@ pub(super) enum Stage {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Incoming {
     pub(super) region: Option<Region>,
-    /// Bytes that follow the block for nothing, in tests of the counters.
+    /// Extra bytes that follow the block, in tests of the counters.
     pub(super) extra: usize,
     /// How much has been read.
     pub(super) at: usize,
@@ -48,7 +48,7 @@ impl Incoming {
 
 /// A call that was started and not waited for yet.
 pub(super) struct Outstanding {
-    /// The group that it is numbered in.
+    /// The lane (group or channel) in which it is numbered.
     pub(super) lane: usize,
     pub(super) sequence: u64,
     pub(super) stage: Stage,
@@ -58,11 +58,11 @@ pub(super) struct Outstanding {
     receive: *mut u8,
     source: Strides,
     target: Strides,
-    /// By member: what it called, and whether that is known yet.
+    /// For each member: what it called, and whether that is known yet.
     heard: Vec<(Heard, bool)>,
-    /// How many have not been heard of.
+    /// How many members have not announced the call yet.
     pub(super) silent: usize,
-    /// By member: what it gives, and what it has reduced.
+    /// For each member: the block that it sends, and its reduced part.
     given: Vec<Incoming>,
     results: Vec<Incoming>,
     /// Blocks that have not been read to their end.
@@ -71,15 +71,15 @@ pub(super) struct Outstanding {
     /// Frames and blocks that have not been written to their end.
     pub(super) unwritten: usize,
     pub(super) reduced: bool,
-    /// What is to be reduced, member by member without this rank. Words, so that every element type
-    /// is aligned.
+    /// Blocks to be reduced, from every member except this rank. Stored as words, so that every
+    /// element type is aligned.
     staging: Vec<u64>,
     /// Bytes counted so far.
     pub(super) bytes: u64,
 }
 
 impl Outstanding {
-    /// A call of a group of `n` in which this rank stands at `me`. `extra` bytes follow one of the
+    /// A call of a group of `n` in which this rank has place `me`. `extra` bytes follow one of the
     /// blocks, in tests of the counters.
     pub(super) fn new(
         call: &Call<'_>,
@@ -122,7 +122,7 @@ impl Outstanding {
         call
     }
 
-    /// Finds a place for everything that will come.
+    /// Finds the memory for everything that will be received.
     fn expect_blocks(&mut self, extra: usize) {
         let (n, me, room) = (self.heard.len(), self.me, self.staged_bytes().div_ceil(8));
         if self.plan().reduces() {
@@ -150,7 +150,7 @@ impl Outstanding {
         }
     }
 
-    /// Bytes of what one member gives to a reduction here.
+    /// Bytes that one member sends to a reduction on this rank.
     fn staged_bytes(&self) -> usize {
         let plan = self.plan();
         plan.reduced_shape().iter().product::<usize>() * plan.header.dtype.size()
@@ -164,7 +164,7 @@ impl Outstanding {
         self.heard[self.me].0.site
     }
 
-    /// What this rank tells the others of the call.
+    /// What this rank announces to the others about the call.
     pub(super) fn own(&self) -> &Heard {
         &self.heard[self.me].0
     }
@@ -183,7 +183,7 @@ impl Outstanding {
         }
     }
 
-    /// Where the block of a member lies that is to be reduced.
+    /// Where the block of a member that will be reduced lies.
     pub(super) fn reduced_from(&self, member: usize) -> Option<Place> {
         if member == self.me {
             return self.plan().given(member).map(|region| region.place);
@@ -209,12 +209,12 @@ impl Outstanding {
         self.heard[member].1
     }
 
-    /// Whether nothing more comes from a member.
+    /// Whether everything from a member has arrived.
     pub(super) fn has_given(&self, member: usize) -> bool {
         [Phase::Given, Phase::Result].iter().all(|&phase| self.left(member, phase) == 0)
     }
 
-    /// Whether anything came, or was to come, from a member.
+    /// Whether anything is received from a member.
     pub(super) fn hears_from(&self, member: usize) -> bool {
         self.given[member].region.is_some() || self.header().kind == OpKind::Barrier
     }
@@ -227,7 +227,7 @@ impl Outstanding {
         }
     }
 
-    /// The call has ended: what was staged is not needed any more.
+    /// Ends the call: staged blocks are not needed any more.
     pub(super) fn finish(&mut self) {
         self.stage = Stage::Done;
         self.staging = Vec::new();
@@ -241,7 +241,8 @@ impl Outstanding {
     }
 
     /// Notes that bytes of a block were read. Every byte is counted once between the two ranks: as
-    /// with threads by the rank that takes it, but a result by the rank that hands it out.
+    /// with threads, by the rank that receives it, except that a result is counted by the rank that
+    /// sends it.
     pub(super) fn count_read(&mut self, member: usize, phase: Phase, bytes: usize) {
         let incoming = self.incoming(member, phase);
         incoming.at += bytes;

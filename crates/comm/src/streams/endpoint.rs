@@ -21,19 +21,19 @@ use crate::threads::Options;
 use crate::traffic::Traffic;
 use crate::volume::Algorithm;
 
-/// How long a rank that leaves waits for streams to take what it has said.
+/// How long a rank that leaves waits until its last frames are written.
 const LEAVING: Duration = Duration::from_millis(200);
 
 /// The endpoint of a rank that has a stream to every other.
 ///
 /// Memory is read and written by this rank alone, and only while it is inside one of its calls: so
-/// when an error is returned, or the endpoint dropped, its buffers are its own again.
+/// after an error, or when the endpoint is dropped, its buffers are free again.
 pub(super) struct Endpoint {
     pub(super) shared: Arc<Shared>,
     pub(super) options: Options,
     /// By rank.
     pub(super) links: Vec<Link>,
-    /// Groups and channels, those among them that only others have named so far.
+    /// Groups and channels, including those that only other ranks have named so far.
     pub(super) lanes: Vec<Lane>,
     numbers: HashMap<(Group, Option<u32>), usize>,
     pub(super) calls: Vec<Outstanding>,
@@ -55,7 +55,7 @@ pub(super) struct Endpoint {
 // which do not depend on the thread.
 unsafe impl Send for Endpoint {}
 
-/// A call that does not match, as another rank says.
+/// A call that another rank reports as a mismatch.
 pub(super) struct Doubt {
     pub(super) lane: usize,
     pub(super) sequence: u64,
@@ -63,7 +63,7 @@ pub(super) struct Doubt {
 }
 
 impl Endpoint {
-    /// The end of a rank whose streams these are, by rank; none to itself.
+    /// The endpoint of a rank with these streams, by rank; none to itself.
     pub(super) fn new(
         rank: usize,
         streams: Vec<Option<Box<dyn Stream>>>,
@@ -108,8 +108,8 @@ impl Endpoint {
         self.lanes.len() - 1
     }
 
-    /// How many bytes too many a kind of call moves, in tests of the counters. What is too much of a
-    /// message is asked for by its receiver.
+    /// How many extra bytes a kind of call moves, in tests of the counters. For a message the
+    /// receiver asks for them.
     pub(super) fn planted(&self, kind: OpKind) -> usize {
         let kind = if kind == OpKind::Send { OpKind::Receive } else { kind };
         if self.options.planted_copy == Some(kind) { 64 } else { 0 }
@@ -123,7 +123,7 @@ impl Endpoint {
         CommError::Aborted(self.shared.failure().unwrap_or_else(unknown))
     }
 
-    /// Another rank has said why it goes no further.
+    /// Another rank has reported why it stopped.
     pub(super) fn stopped_by(&mut self, failure: Failure, mismatch: Option<(usize, u64)>) {
         let since = Instant::now();
         self.doubt = mismatch.map(|(lane, sequence)| Doubt { lane, sequence, since });
@@ -140,7 +140,7 @@ impl Endpoint {
         error
     }
 
-    /// Tells a failure to the others, and to the members of a call that it does not match.
+    /// Reports a failure to the other ranks, and a mismatch to the members of its call.
     fn stop_others(&self, failure: Failure, mismatch: Option<(usize, u64)>) {
         self.shared.fail(failure, |peer| {
             let (lane, sequence) = mismatch?;
@@ -149,7 +149,8 @@ impl Endpoint {
         });
     }
 
-    /// Whether nothing may be done any more: some rank has failed, and there is no doubt about it.
+    /// Whether nothing may be done any more: some rank has failed, and no mismatch has to be
+    /// confirmed.
     fn is_over(&self) -> bool {
         self.doubt.is_none() && self.shared.failure().is_some()
     }
@@ -191,14 +192,14 @@ impl Endpoint {
         let index = self.store(call);
         self.lanes[number].open.push((sequence, index));
         self.announce(index);
-        // The others hear of it now; everything else happens when somebody waits.
+        // The call is announced now; everything else happens in `wait`.
         for peer in 0..self.links.len() {
             self.write(peer);
         }
         Ok(Handle(index))
     }
 
-    /// Takes a place in the list of calls.
+    /// Takes an entry in the list of calls.
     fn store(&mut self, call: Outstanding) -> u32 {
         let index = match self.free.pop() {
             Some(index) => {
@@ -290,7 +291,7 @@ impl Communicator for Endpoint {
         self.traffic.clear();
     }
 
-    /// A rank that waits here sleeps, so it burns nothing.
+    /// A rank that waits here sleeps, so it uses no processor time.
     fn busy(&self) -> Busy {
         let (busy, burnt) = (phalanx_sys::thread_cpu_time(), Duration::ZERO);
         Busy { busy, burnt, waited: self.waited }

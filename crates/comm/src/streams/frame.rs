@@ -1,14 +1,14 @@
-//! What goes over a stream: frames of a length, a kind and a body, and data behind some of them.
+//! The format of a stream: frames of a length, a kind and a body; data follow some of them.
 //!
-//! Numbers are little-endian. Groups and call sites are named once per stream and then go by the
-//! sender's numbers, so that the frame of a call is small and has a fixed size.
+//! Numbers are little-endian. Groups and call sites are named once per stream and then identified
+//! by the sender's numbers, so that the frame of a call is small and has a fixed size.
 
 use phalanx_ir::DType;
 
 use crate::call::{OpKind, Reduction};
 use crate::header::Header;
 
-/// What one rank tells another.
+/// What one rank sends to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     /// From now on this number means a group, or a channel between two ranks.
@@ -17,10 +17,10 @@ pub(super) enum Frame {
     Site { number: u32, name: String },
     /// The sender has started a call of a group.
     Call { group: u32, sequence: u64, header: Header, site: u32, counts: Vec<usize> },
-    /// So many bytes of a call follow this frame.
+    /// `bytes` bytes of a call follow this frame.
     Data { group: u32, sequence: u64, phase: Phase, bytes: usize },
-    /// The sender goes no further, because of this rank. `mismatch` names a call that the receiver
-    /// takes part in and that does not match.
+    /// The sender stops, because of this rank. `mismatch` names a call that the receiver takes part
+    /// in and that does not match.
     Abort { rank: usize, mismatch: Option<(u32, u64)>, message: String },
 }
 
@@ -28,9 +28,9 @@ pub(super) enum Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Phase {
-    /// What a member gives.
+    /// A block that a member sends.
     Given,
-    /// What was reduced of it.
+    /// A reduced part.
     Result,
 }
 
@@ -41,7 +41,7 @@ const HEAD: usize = 5;
 pub(super) const NONE: u32 = u32::MAX;
 
 impl Frame {
-    /// Appends the frame to what is to be sent.
+    /// Appends the frame to the bytes to be sent.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&[0; HEAD]);
@@ -87,7 +87,7 @@ impl Frame {
     }
 
     /// The frame at the start of what was received, and how many bytes it takes; nothing if it is
-    /// not complete. What is no frame is an error.
+    /// not complete. Invalid bytes are an error.
     pub(super) fn read(bytes: &[u8]) -> Result<Option<(Frame, usize)>, &'static str> {
         let Some((head, rest)) = bytes.split_at_checked(HEAD) else { return Ok(None) };
         let len = Body(head).take32().ok_or(BROKEN)? as usize;
@@ -97,7 +97,7 @@ impl Frame {
     }
 }
 
-const BROKEN: &str = "it sent something that is no frame";
+const BROKEN: &str = "it sent an invalid frame";
 
 fn put32(out: &mut Vec<u8>, value: u32) {
     out.extend_from_slice(&value.to_le_bytes());
@@ -113,7 +113,7 @@ fn put_header(out: &mut Vec<u8>, header: &Header) {
         Some(Reduction::Sum) => 1,
         Some(Reduction::Max) => 2,
     };
-    // A type's number is its place in the list of all.
+    // The number of a type is its index in the list of all types.
     let dtype = DType::ALL.iter().position(|&dtype| dtype == header.dtype).unwrap_or(usize::MAX);
     out.extend_from_slice(&[header.kind as u8, reduction, dtype as u8, header.accumulate.into()]);
     put32(out, header.to);
@@ -121,7 +121,7 @@ fn put_header(out: &mut Vec<u8>, header: &Header) {
     header.shape.iter().for_each(|&size| put64(out, size as u64));
 }
 
-/// What is left to read of a frame.
+/// The unread rest of a frame.
 struct Body<'a>(&'a [u8]);
 
 impl Body<'_> {
@@ -232,7 +232,7 @@ mod tests {
         let mut at = 0;
         for frame in frames {
             let (found, len) = Frame::read(&bytes[at..]).unwrap().unwrap();
-            // Every part of a frame is the beginning of one.
+            // Every prefix of a frame is an incomplete frame.
             (0..len).for_each(|end| assert_eq!(Frame::read(&bytes[at..at + end]), Ok(None)));
             assert_eq!(found, frame);
             at += len;

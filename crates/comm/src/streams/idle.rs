@@ -1,4 +1,4 @@
-//! Waiting for other ranks, and not for ever.
+//! Waiting for other ranks, with a timeout.
 
 use std::time::{Duration, Instant};
 
@@ -7,17 +7,17 @@ use super::endpoint::Endpoint;
 use super::link::Last;
 use crate::error::{CommError, Missing};
 
-/// A rank that was stopped from outside notices it after so long at the latest.
+/// A rank that was stopped from outside notices it after at most this time.
 const REST: Duration = Duration::from_millis(50);
 
 impl Endpoint {
-    /// Moves calls on until one has ended.
+    /// Makes progress on calls until one has ended.
     pub(super) fn wait_until_done(&mut self, index: u32) -> Result<(), CommError> {
         let mut since = Instant::now();
         loop {
             let failed = self.shared.failure().is_some();
-            // Before this rank says that it was stopped, it looks whether it knows better: all
-            // members of a call that does not match find that out by themselves.
+            // Before this rank reports that it was stopped, it looks for a better error: all
+            // members of a mismatched call detect the mismatch themselves.
             let moved = self.advance()?;
             if self.calls[index as usize].stage == Stage::Done {
                 return Ok(());
@@ -37,8 +37,8 @@ impl Endpoint {
         }
     }
 
-    /// Whether another rank has said that a call does not match, and this one still has to hear
-    /// from somebody to see it, too.
+    /// Whether another rank has reported a mismatch, and this rank still needs an announcement to
+    /// detect it too.
     pub(super) fn is_in_doubt(&self) -> bool {
         let Some(doubt) = &self.doubt else { return false };
         let lane = &self.lanes[doubt.lane];
@@ -51,7 +51,7 @@ impl Endpoint {
             && lane.group.ranks().iter().enumerate().any(silent)
     }
 
-    /// Sleeps until a stream gives or takes something.
+    /// Sleeps until a stream can be read or written.
     fn rest(&mut self, left: Duration) {
         let start = Instant::now();
         self.poll.clear();
@@ -64,7 +64,7 @@ impl Endpoint {
         self.waited += start.elapsed();
     }
 
-    /// Fails if a rank has closed its stream that some call still needs.
+    /// Fails if a rank that some call still needs has closed its stream.
     fn check_streams(&self, waited: Duration) -> Result<(), CommError> {
         for &index in &self.order {
             let gone = |rank: usize| self.links[rank].gone.then_some(rank);
@@ -75,8 +75,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The ranks that keep a call from ending: those that have not come, or, if all have, those
-    /// from which something is still to come or to which something is still to go.
+    /// The ranks that a call waits for: those that have not arrived, or, if all have, those with
+    /// which data must still be exchanged.
     fn late(&self, index: u32) -> Vec<usize> {
         let call = &self.calls[index as usize];
         let lane = &self.lanes[call.lane];
@@ -95,7 +95,7 @@ impl Endpoint {
         lane.group.ranks().iter().enumerate().filter_map(is_late).collect()
     }
 
-    /// Who keeps a call from going on, in words; `gone` is one of them that has left.
+    /// The error that names the ranks that a call waits for; `gone` is one of them that has left.
     #[cold]
     fn missing(&self, index: u32, waited: Duration, gone: Option<usize>) -> CommError {
         let call = &self.calls[index as usize];
@@ -118,7 +118,7 @@ impl Endpoint {
         }))
     }
 
-    /// What a rank did last, as far as this rank has seen, in words.
+    /// What a rank did last, as far as this rank has seen, as text.
     fn last_of(&self, rank: usize) -> String {
         let Some(Last { kind, lane, sequence, site, seen }) = self.links[rank].last else {
             return "has finished no call with this rank yet".to_string();

@@ -1,4 +1,4 @@
-//! Groups and channels as one rank knows them, and what it has heard of their calls too early.
+//! Groups and channels as one rank knows them, and calls that other members announced early.
 
 use std::sync::Arc;
 
@@ -11,26 +11,26 @@ use crate::site::Site;
 pub(super) struct Heard {
     pub(super) header: Header,
     pub(super) site: Site,
-    /// Of ragged calls: the counts given to all members, then those taken from them.
+    /// For ragged calls: the counts sent to all members, then those received from them.
     pub(super) counts: Vec<usize>,
 }
 
 /// A group, or a channel between two ranks, in which calls are numbered.
 pub(super) struct Lane {
     pub(super) group: Group,
-    /// Of two ranks' messages: their channel.
+    /// The channel, if it is one between two ranks.
     pub(super) channel: Option<u32>,
-    /// The group in words.
+    /// The group as text.
     pub(super) name: Arc<str>,
     /// This rank's place in it.
     pub(super) me: usize,
     /// Calls started so far.
     pub(super) started: u64,
-    /// By member: whether it was told what this rank's number for the group means.
+    /// For each member: whether it knows this rank's number for the group.
     pub(super) named: Vec<bool>,
     /// The calls of this rank that have not ended: their numbers, and places in the list of calls.
     pub(super) open: Vec<(u64, u32)>,
-    /// Calls that members have started before this rank: whose, which, what.
+    /// Calls that members have started before this rank: the member, the sequence number, the call.
     early: Vec<(usize, u64, Heard)>,
 }
 
@@ -50,12 +50,12 @@ impl Lane {
         self.open.iter().find(|(number, _)| *number == sequence).map(|(_, call)| *call)
     }
 
-    /// Keeps what was heard of a call until this rank starts it.
+    /// Keeps an announced call until this rank starts it.
     pub(super) fn keep(&mut self, member: usize, sequence: u64, heard: Heard) {
         self.early.push((member, sequence, heard));
     }
 
-    /// What was heard of a call before it was started here.
+    /// An announcement of a call that came before it was started here.
     pub(super) fn take_early(&mut self, sequence: u64) -> Option<(usize, Heard)> {
         let at = self.early.iter().position(|(_, number, _)| *number == sequence)?;
         let (member, _, heard) = self.early.swap_remove(at);

@@ -1,4 +1,4 @@
-//! Bringing up ranks that share no memory, here still in one process.
+//! Starts ranks that share no memory; for now in one process.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -10,10 +10,10 @@ use crate::error::CommError;
 use crate::launch::{Launcher, LocalRank, share_cores};
 use crate::threads::Options;
 
-/// Ranks of this process that talk over socket pairs alone.
+/// Ranks of this process that communicate only over socket pairs.
 ///
-/// Of the options, `waiting` and `depth` do not matter: ranks sleep while they wait, and have as
-/// many calls outstanding as they like.
+/// The options `waiting` and `depth` have no effect: ranks sleep while they wait, and may have any
+/// number of calls outstanding.
 #[derive(Clone, Debug)]
 pub struct Streams {
     /// How many; at least one.
@@ -23,12 +23,12 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// As many ranks, with the usual options.
+    /// This many ranks, with default options.
     pub fn new(ranks: usize) -> Self {
         Self { ranks, options: Options::default() }
     }
 
-    /// The ranks of a new world with these streams between them, each a pair of ends.
+    /// The ranks of a new world, connected by these streams.
     pub(crate) fn over<S: Stream + 'static>(
         &self,
         pair: impl Fn() -> io::Result<(S, S)>,

@@ -1,4 +1,4 @@
-//! What one rank knows of another: what it is sending to it, and how far it has read from it.
+//! What one rank knows of another: what it sends to it, and how much it has read from it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::IoSliceMut;
@@ -9,7 +9,7 @@ use super::wire::{Outgoing, Wire};
 use crate::call::OpKind;
 use crate::site::Site;
 
-/// Bytes of frames that are read at once; a longer frame makes the room larger.
+/// Bytes of frames that are read at once; the buffer grows for a longer frame.
 const ROOM: usize = 16 << 10;
 
 /// The other end of one stream.
@@ -17,13 +17,13 @@ const ROOM: usize = 16 << 10;
 pub(super) struct Link {
     /// Blocks that are to be sent, in this order.
     pub(super) blocks: VecDeque<Outgoing>,
-    /// Frames of calls that are not written yet: up to where the stream must have come, and whose.
+    /// Frames of calls that are not written yet: the stream position after the frame, and the call.
     pub(super) marks: VecDeque<(u64, u32)>,
     /// What the other rank's numbers of groups mean here.
     pub(super) lanes: HashMap<u32, usize>,
     /// What its numbers of call sites mean here.
     pub(super) sites: HashMap<u32, Site>,
-    /// The call sites that it was told of.
+    /// The call sites that it knows already.
     pub(super) told: HashSet<u32>,
     pub(super) inbox: Inbox,
     /// Whether its end of the stream is closed.
@@ -43,15 +43,15 @@ pub(super) struct Last {
     pub(super) seen: bool,
 }
 
-/// What was read from a stream and not looked at yet.
+/// Bytes that were read from a stream and not processed yet.
 #[derive(Default)]
 pub(super) struct Inbox {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    /// Whose data come next, and how many bytes of them.
+    /// The call whose data come next, and how many bytes.
     open: Option<Open>,
-    /// Where bytes go that nobody needs.
+    /// Where extra bytes are discarded.
     waste: [u8; 32],
 }
 
@@ -64,13 +64,13 @@ pub(super) struct Open {
     pub(super) left: usize,
 }
 
-/// What reading came to.
+/// The result of reading.
 pub(super) enum Came {
     /// A frame.
     Frame(Frame),
-    /// Data, which are where they belong.
+    /// Data, already stored in their block.
     Data,
-    /// Nothing that could be used, for now.
+    /// Nothing complete yet.
     Nothing,
     /// The end of the stream.
     End,
@@ -82,7 +82,7 @@ impl Inbox {
         self.open = Some(open).filter(|open| open.left > 0);
     }
 
-    /// Reads one frame, or some data; what is wrong with the stream is told.
+    /// Reads one frame, or some data; fails if the stream is invalid.
     pub(super) fn read(
         &mut self,
         wire: &mut Wire,
@@ -107,7 +107,7 @@ impl Inbox {
         }
     }
 
-    /// Takes data out of what was read before, or straight into their block.
+    /// Takes data from what was read before, or reads it directly into its block.
     fn read_data(&mut self, open: Open, wire: &mut Wire, calls: &mut [Outstanding]) -> Came {
         let call = &mut calls[open.call as usize];
         let incoming = *call.incoming(open.member, open.phase);
@@ -119,7 +119,7 @@ impl Inbox {
             let count = held.len().min(open.left).min(wanted);
             if block_left > 0 {
                 // SAFETY: the block is part of a call that has not ended: by the rules of `start`
-                // it may be written, and nobody else touches it.
+                // it may be written, and nothing else touches it.
                 unsafe { region.put(at, &held[..count]) };
             }
             self.start += count;
@@ -144,7 +144,7 @@ impl Inbox {
         Came::Data
     }
 
-    /// Moves what is left of a frame to the front, and makes the room larger if that fills it.
+    /// Moves the rest of a frame to the front, and enlarges the buffer if that fills it.
     fn make_room(&mut self) {
         self.bytes.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);

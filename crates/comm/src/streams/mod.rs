@@ -1,17 +1,17 @@
 //! The transport whose ranks share no memory: every rank has a byte stream to every other.
 //!
-//! A call goes in two steps. First every member tells all others what it calls; whoever has heard
-//! from all compares, so a mismatch is found before any data are sent. Then data follow, straight
-//! from the giver's blocks into the taker's: since a giver has heard that the taker called, there
-//! is always a place for what arrives, and reading from a stream never has to wait for this rank.
-//! So members may wait in different orders, and nothing but reductions is staged.
+//! A call has two steps. First every member announces its call to all others; a member that has all
+//! announcements compares them, so a mismatch is found before any data are sent. Then data follow,
+//! directly from the sender's blocks into the receiver's: a sender knows that the receiver has made
+//! the call, so there is always memory for what arrives, and reading from a stream never blocks. So
+//! members may wait in different orders, and only reductions need staging buffers.
 //!
-//! Part `i` of a reduction goes to rank `i`, which adds in the order of the group with the kernel
-//! that threads use: the bits are the same. Of an `all_reduce` the results go back.
+//! Part `i` of a reduction goes to rank `i`, which adds in the order of the group with the same
+//! kernel as threads: the bits are the same. For an `all_reduce` the results are sent back.
 //!
-//! Nothing here knows where the other rank is. Socket pairs inside a process are what the launcher
-//! makes today; connections between hosts are streams just as well, and the test of random
-//! schedules has streams of its own.
+//! Nothing here depends on where the other rank is. For now the launcher makes socket pairs inside
+//! a process; connections between hosts are streams too, and the test of random schedules has its
+//! own streams.
 
 mod calls;
 mod endpoint;

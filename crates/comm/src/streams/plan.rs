@@ -1,4 +1,4 @@
-//! Which blocks of a call go from whom to whom.
+//! Which blocks of a call go from which rank to which.
 
 use super::region::Region;
 use crate::blocks::{Strides, part};
@@ -6,7 +6,7 @@ use crate::call::OpKind;
 use crate::header::Header;
 use crate::kernel::Place;
 
-/// A call as one of its members does it.
+/// A call from the view of one member.
 #[derive(Clone, Copy)]
 pub(super) struct Plan<'a> {
     pub(super) header: &'a Header,
@@ -18,12 +18,12 @@ pub(super) struct Plan<'a> {
     pub(super) receive: *mut u8,
     pub(super) source: Strides,
     pub(super) target: Strides,
-    /// Of ragged calls: the counts given to all members, then those taken from them.
+    /// For ragged calls: the counts sent to all members, then those received from them.
     pub(super) counts: &'a [usize],
 }
 
 impl Plan<'_> {
-    /// What goes from here to a member; to itself: what it keeps.
+    /// The block that goes from here to a member; for itself, the block that it keeps.
     pub(super) fn given(&self, member: usize) -> Option<Region> {
         let (me, root) = (self.me, self.header.to as usize);
         let block = match self.header.kind {
@@ -42,7 +42,7 @@ impl Plan<'_> {
         Some(Region::new(place, self.block()))
     }
 
-    /// Where what comes from a member and is not reduced goes.
+    /// Where a block from a member goes that is not reduced.
     pub(super) fn taken(&self, member: usize) -> Option<Region> {
         let (me, root, from) = (self.me, self.header.to as usize, self.header.from as usize);
         let block = match self.header.kind {
@@ -58,7 +58,7 @@ impl Plan<'_> {
         Some(Region::new(place, self.block()))
     }
 
-    /// Whether this rank reduces what all members give it.
+    /// Whether this rank reduces blocks of all members.
     pub(super) fn reduces(&self) -> bool {
         match self.header.kind {
             OpKind::AllReduce | OpKind::ReduceScatter => true,
@@ -67,7 +67,7 @@ impl Plan<'_> {
         }
     }
 
-    /// `outer`, `rows` and elements of what this rank reduces.
+    /// `outer`, `rows` and elements of the block that this rank reduces.
     pub(super) fn reduced_shape(&self) -> [usize; 3] {
         match self.header.kind {
             OpKind::AllReduce => [1, 1, part(self.header.count(), self.n, self.me).len()],
@@ -75,7 +75,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Where what it reduces goes.
+    /// Where its reduced block goes.
     pub(super) fn reduced_into(&self) -> Place {
         match self.header.kind {
             OpKind::AllReduce => self.result(self.me).place,
@@ -83,13 +83,13 @@ impl Plan<'_> {
         }
     }
 
-    /// Where the part of an `all_reduce` that a member has reduced goes.
+    /// Where the part of an `all_reduce` that a member has reduced is stored.
     pub(super) fn result(&self, member: usize) -> Region {
         self.part(self.receive, member)
     }
 
-    /// Whether the giver of a block is the one from whom the taker takes more than it needs, in
-    /// tests of the counters: one for each taker.
+    /// Whether a sender sends extra bytes to a receiver, in tests of the counters: one sender for
+    /// each receiver.
     pub(super) fn gives_more(&self, giver: usize, taker: usize) -> bool {
         match self.header.kind {
             OpKind::Broadcast | OpKind::Scatter | OpKind::Permute => true,

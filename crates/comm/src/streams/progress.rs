@@ -1,4 +1,4 @@
-//! Moving on without waiting: what streams take and give, and what calls can do with it.
+//! Progress without waiting: reads and writes streams, and advances calls.
 
 use super::calls::Stage;
 use super::endpoint::Endpoint;
@@ -15,7 +15,7 @@ use crate::matching::Meeting;
 use crate::site::Site;
 
 impl Endpoint {
-    /// Moves everything on as far as it goes; tells whether anything moved.
+    /// Makes as much progress as possible; returns whether there was any.
     pub(super) fn advance(&mut self) -> Result<bool, CommError> {
         let mut moved = false;
         for peer in 0..self.links.len() {
@@ -35,7 +35,7 @@ impl Endpoint {
         Ok(moved)
     }
 
-    /// Writes what a stream takes.
+    /// Writes as much as a stream accepts.
     pub(super) fn write(&mut self, peer: usize) -> bool {
         let (link, calls) = (&mut self.links[peer], &mut self.calls);
         let Some(mut wire) = self.shared.wire(peer) else { return false };
@@ -56,7 +56,7 @@ impl Endpoint {
         moved
     }
 
-    /// Reads what a stream gives.
+    /// Reads as much as a stream has.
     fn read(&mut self, peer: usize) -> Result<bool, CommError> {
         let mut moved = false;
         while !self.links[peer].gone {
@@ -75,7 +75,7 @@ impl Endpoint {
         Ok(moved)
     }
 
-    /// The error of a stream on which something came that cannot be.
+    /// The error of a stream with invalid contents.
     fn broken(&self, peer: usize, problem: &str) -> CommError {
         let what = format!("the stream from rank {peer} to rank {}", self.shared.rank);
         CommError::System { what, error: problem.to_string() }
@@ -105,7 +105,7 @@ impl Endpoint {
                 let call = self.lanes[lane].find(sequence);
                 let expected = |call: &u32| self.calls[*call as usize].left(member, phase) >= bytes;
                 let Some(call) = call.filter(expected) else {
-                    return Err(self.broken(peer, "it sent data that nobody asked for"));
+                    return Err(self.broken(peer, "it sent unexpected data"));
                 };
                 self.links[peer].inbox.expect(Open { call, member, phase, left: bytes });
             }
@@ -119,11 +119,17 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The group that another rank's number means, and its place there.
+    /// The group for another rank's number, and that rank's place there.
     fn known(&self, peer: usize, number: u32) -> Result<(usize, usize), CommError> {
         let lane = self.links[peer].lanes.get(&number).copied();
         let place = |lane: usize| Some((lane, self.lanes[lane].group.index_of(peer)?));
-        lane.and_then(place).ok_or_else(|| self.broken(peer, "it named no group before its call"))
+        lane.and_then(place).ok_or_else(|| {
+            self.broken(
+                peer,
+                "it did not name the group before \
+            its call",
+            )
+        })
     }
 
     fn advance_call(&mut self, index: u32) -> Result<bool, CommError> {
@@ -156,7 +162,7 @@ impl Endpoint {
         }
     }
 
-    /// All have come: sends what this rank gives, and keeps its own block.
+    /// All have arrived: sends this rank's blocks, and copies its own block.
     fn give(&mut self, index: u32) {
         let call = &mut self.calls[index as usize];
         call.stage = Stage::Move;
@@ -184,7 +190,7 @@ impl Endpoint {
         }
     }
 
-    /// Puts a block for a member behind those that are sent to it already.
+    /// Queues a block for a member after those already queued.
     fn send(&mut self, index: u32, member: usize, phase: Phase, region: Region, extra: usize) {
         if region.bytes() == 0 {
             return;
@@ -197,7 +203,7 @@ impl Endpoint {
         self.links[peer].blocks.push_back(block);
     }
 
-    /// Reduces what all have given, in the order of the group, and hands it out if all need it.
+    /// Reduces what all have given, in the order of the group, and sends the result if all need it.
     fn reduce(&mut self, index: u32) {
         let call = &mut self.calls[index as usize];
         call.reduced = true;
@@ -209,7 +215,7 @@ impl Endpoint {
             dtype: header.dtype,
             reduction: header.reduction.unwrap_or(Reduction::Sum),
             accumulate: header.accumulate,
-            // Nobody else reads these caches.
+            // No other rank shares these caches.
             stream: false,
         };
         let (shape, target, meter) =
@@ -227,7 +233,7 @@ impl Endpoint {
         }
     }
 
-    /// Everything has come and gone.
+    /// Everything was received and sent.
     fn end(&mut self, index: u32) {
         let call = &mut self.calls[index as usize];
         call.finish();
@@ -241,7 +247,7 @@ impl Endpoint {
         }
     }
 
-    /// Tells the members of a call what this rank calls.
+    /// Announces this rank's call to the members of its group.
     pub(super) fn announce(&mut self, index: u32) {
         let call = &mut self.calls[index as usize];
         let lane = &mut self.lanes[call.lane];

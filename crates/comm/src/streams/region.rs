@@ -4,7 +4,7 @@ use std::io::{IoSlice, IoSliceMut};
 
 use crate::kernel::Place;
 
-/// How many rows go into one call of the system at most.
+/// The most rows in one system call.
 const ROWS: usize = 64;
 
 /// A block of memory that is sent from or received into.
@@ -39,7 +39,7 @@ impl Region {
         (self.place.at(row / rows, row % rows).wrapping_add(column), len - column)
     }
 
-    /// The runs of the bytes `at..at + count`, as many as one call of the system takes.
+    /// The runs of the bytes `at..at + count`, as many as one system call takes.
     fn runs(&self, at: usize, count: usize) -> impl Iterator<Item = (*mut u8, usize)> + '_ {
         let end = at + count.min(self.bytes() - at);
         let mut at = at;
@@ -55,10 +55,10 @@ impl Region {
     /// Adds the bytes `at..at + count` to what is written next.
     ///
     /// # Safety
-    /// The block is readable and nobody writes it while the slices are used.
+    /// The block is readable and nothing writes it while the slices are used.
     pub(super) unsafe fn gather<'a>(&self, at: usize, count: usize, slices: &mut Vec<IoSlice<'a>>) {
         for (base, len) in self.runs(at, count) {
-            // SAFETY: the run lies inside the block, for which the caller vouches.
+            // SAFETY: the run lies inside the block, which the caller guarantees.
             slices.push(IoSlice::new(unsafe { std::slice::from_raw_parts(base, len) }));
         }
     }
@@ -66,7 +66,7 @@ impl Region {
     /// Adds the places of the bytes `at..at + count` to what is read into next.
     ///
     /// # Safety
-    /// The block is initialised, and nobody else touches it while the slices are used.
+    /// The block is initialised, and nothing else touches it while the slices are used.
     pub(super) unsafe fn scatter<'a>(
         &self,
         at: usize,
@@ -74,20 +74,20 @@ impl Region {
         slices: &mut Vec<IoSliceMut<'a>>,
     ) {
         for (base, len) in self.runs(at, count) {
-            // SAFETY: runs lie inside the block, for which the caller vouches, and do not overlap.
+            // SAFETY: runs lie inside the block, which the caller guarantees, and do not overlap.
             slices.push(IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(base, len) }));
         }
     }
 
-    /// Writes bytes to byte `at` and behind.
+    /// Writes bytes from byte `at` on.
     ///
     /// # Safety
-    /// The block may be written, and nobody else touches it.
+    /// The block may be written, and nothing else touches it.
     pub(super) unsafe fn put(&self, mut at: usize, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let (base, len) = self.run(at);
             let (now, rest) = bytes.split_at(len.min(bytes.len()));
-            // SAFETY: the run lies inside the block, for which the caller vouches.
+            // SAFETY: the run lies inside the block, which the caller guarantees.
             unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), base, now.len()) };
             at += now.len();
             bytes = rest;

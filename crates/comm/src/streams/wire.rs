@@ -1,7 +1,7 @@
 //! The stream to one other rank, and what all of a rank's streams share: the first failure.
 //!
 //! Streams are behind locks because a rank can be stopped from outside its endpoint: then the other
-//! ranks must hear why, and a data frame that is half written has to be filled up first.
+//! ranks must get the reason, and a data frame that is half written must be completed first.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -20,17 +20,17 @@ pub(crate) trait Stream: Read + Write + AsFd + Send {}
 
 impl<S: Read + Write + AsFd + Send> Stream for S {}
 
-/// Bytes of one data frame at most: so long other frames may have to wait, and so much may have to
-/// be filled up when a rank stops.
+/// The most bytes of one data frame: other frames may have to wait for so many bytes, and so many
+/// may have to be filled up when a rank stops.
 const FRAME_BYTES: usize = 128 << 10;
 
-/// How long a rank that stops tries to tell why to ranks that do not listen.
+/// How long a rank that stops tries to send the reason to ranks that do not read.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// The same where there is no time.
+/// The same as a number of tries, where there is no clock.
 const UNTIMED_TRIES: usize = 5;
 
-/// What a rank's endpoint shares with those who stop it.
+/// What a rank's endpoint shares with its stoppers.
 pub(super) struct Shared {
     pub(super) rank: usize,
     failure: Mutex<Option<Failure>>,
@@ -60,8 +60,9 @@ impl Shared {
         lock(&self.failure).clone()
     }
 
-    /// Notes a failure and tells the others; only the first one counts, which is returned.
-    /// `mismatch` gives, by rank, the call that does not match, as that rank was told of it.
+    /// Records a failure and reports it to the others; only the first one counts, and it is
+    /// returned. `mismatch` gives, by rank, the mismatched call, with the numbers that the rank
+    /// knows.
     pub(super) fn fail(
         &self,
         failure: Failure,
@@ -83,7 +84,7 @@ impl Shared {
         failure
     }
 
-    /// Writes what is left to write, for at most so long.
+    /// Writes everything that is left, for at most this time.
     pub(super) fn flush(&self, patience: Duration) {
         let (start, mut poll, mut tries) = (Instant::now(), Poll::default(), 0);
         loop {
@@ -124,7 +125,7 @@ pub(super) struct Outgoing {
     pub(super) sequence: u64,
     pub(super) phase: Phase,
     pub(super) region: Region,
-    /// Bytes that follow the block for nothing, in tests of the counters.
+    /// Extra bytes that follow the block, in tests of the counters.
     pub(super) extra: usize,
     /// How much has been written.
     pub(super) at: usize,
@@ -136,7 +137,7 @@ impl Outgoing {
     }
 }
 
-/// What was written of a block.
+/// How much of a block was written.
 pub(super) struct Written {
     pub(super) call: u32,
     pub(super) phase: Phase,
@@ -148,19 +149,19 @@ pub(super) struct Written {
 /// A stream and what is to be written to it.
 pub(super) struct Wire {
     stream: Box<dyn Stream>,
-    /// Frames that are being written; if data are owed, the last is theirs.
+    /// Frames that are being written; if a data frame is open, it is the last.
     control: Vec<u8>,
     /// How much of them has been written.
     written: usize,
     /// Bytes of the open data frame that are still to be written behind the frames.
     owed: usize,
-    /// Frames for afterwards.
+    /// Frames to write after that.
     next: Vec<u8>,
-    /// Bytes of frames that were ever asked for, taken up, and written.
+    /// Bytes of frames that were ever queued, started, and written.
     asked: u64,
     taken: u64,
     pub(super) flushed: u64,
-    /// Nothing more is written: the last frame is asked for, or the other end is gone.
+    /// Nothing more is written: the last frame is queued, or the other end is closed.
     ended: bool,
 }
 
@@ -188,7 +189,7 @@ impl Wire {
         }
     }
 
-    /// Asks for a frame; it is written when `flushed` has come to the number that is returned.
+    /// Queues a frame; it is written when `flushed` has reached the returned number.
     pub(super) fn push(&mut self, frame: &Frame) -> u64 {
         if !self.ended {
             let before = self.next.len();
@@ -198,7 +199,7 @@ impl Wire {
         self.asked
     }
 
-    /// Asks for the last frame. Data that are owed are made up: nobody will read them.
+    /// Queues the last frame. An open data frame is filled with zeros, which are never used.
     fn end(&mut self, frame: &Frame) {
         if self.ended {
             return;
@@ -221,7 +222,7 @@ impl Wire {
         self.has_control() || (blocks && !self.ended)
     }
 
-    /// Writes frames and blocks until the stream takes no more; tells whether it took any.
+    /// Writes frames and blocks until the stream accepts no more; returns whether it accepted any.
     pub(super) fn write(
         &mut self,
         blocks: &mut VecDeque<Outgoing>,
@@ -252,7 +253,7 @@ impl Wire {
         }
     }
 
-    /// Takes up what is to be written next: waiting frames, and a data frame of the first block.
+    /// Starts the next frames: those that wait, and a data frame of the first block.
     fn open(&mut self, blocks: &VecDeque<Outgoing>) -> bool {
         self.control.clear();
         self.written = 0;
@@ -267,8 +268,8 @@ impl Wire {
         !self.control.is_empty()
     }
 
-    /// One call of the system: frames, then data of the open frame; nothing if the stream takes no
-    /// more, or nobody is there.
+    /// One system call: frames, then data of the open frame; `None` if the stream accepts no more
+    /// or is closed.
     fn write_once(&mut self, block: Option<&Outgoing>) -> Option<usize> {
         let mut slices = Vec::with_capacity(8);
         if self.written < self.control.len() {
@@ -278,7 +279,7 @@ impl Wire {
             let bytes = block.region.bytes();
             if block.at < bytes {
                 // SAFETY: the block is part of a call that has not ended: by the rules of `start`
-                // it is readable and nobody writes it.
+                // it is readable and nothing writes it.
                 unsafe { block.region.gather(block.at, self.owed, &mut slices) };
             } else {
                 slices.push(IoSlice::new(&NOTHING[block.at - bytes..][..self.owed]));
@@ -289,7 +290,8 @@ impl Wire {
                 Ok(count) if count > 0 => return Some(count),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
-                // The other end is gone. What it said last is still to be read, and tells why.
+                // The other end is closed. Its last frames are still to be read, and give the
+                // reason.
                 Ok(_) | Err(_) => {
                     self.give_up();
                     return None;
@@ -312,7 +314,7 @@ impl Wire {
                 Ok(count) => return Some(count),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
-                // A connection that broke has ended, too.
+                // A broken connection counts as closed.
                 Err(_) => return Some(0),
             }
         }

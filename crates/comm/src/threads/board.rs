@@ -1,10 +1,11 @@
-//! Where the members of a group put up what they call, for the others to read.
+//! Where the members of a group post their calls, for the others to read.
 //!
 //! Every member has a ring of slots, one for each of its outstanding calls, and one number that
-//! says how far it has come. It alone writes them. A slot is read by others only between its
-//! stamp, which is set last, and the writer's next use of it, which waits until all have come past
-//! the call. Stamps and progress are in one order with the flags of sleepers, so that either the
-//! sleeper sees the change or the changer sees the sleeper. So there are no locks, and a call costs each rank one cache line per peer to match.
+//! counts its finished calls. Only this member writes them. A slot is read by others only between
+//! its stamp, which is set last, and the writer's next use of it, which waits until all members
+//! have finished the call. Stamps and progress are sequentially consistent with the flags of
+//! sleepers, so that either the sleeper sees the change or the other rank sees the sleeper. So
+//! there are no locks, and a call costs each rank one cache line per peer to match.
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::matching::{Called, Meeting};
 use crate::site::Site;
 use crate::sync::{AtomicU64, Ordering};
 
-/// What a member puts up.
+/// What a member posts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Posting {
     pub(super) header: Header,
@@ -29,7 +30,7 @@ pub(super) struct Posting {
 }
 
 impl Posting {
-    /// What a call says to the others.
+    /// The posting of a call.
     pub(super) fn of(call: &Call<'_>, send: *const u8, receive: *mut u8) -> Self {
         let header = Header::of(call);
         Self { header, source: call.blocks.source, send, receive, site: call.site }
@@ -40,7 +41,7 @@ impl Posting {
         self.header.count() * self.header.dtype.size()
     }
 
-    /// The same in words.
+    /// The same for error messages.
     pub(super) fn side(&self, group: &Group, index: usize) -> Side {
         self.header.side(group, index, self.site)
     }
@@ -49,7 +50,7 @@ impl Posting {
 /// The slots of all members of a group.
 pub(super) struct Board {
     pub(super) group: Group,
-    /// The group in words.
+    /// The group as text.
     pub(super) name: Arc<str>,
     /// Its number among the boards of the world.
     pub(super) id: u64,
@@ -70,13 +71,13 @@ struct Slot {
     /// One more than the number of the call it holds; 0 before the first.
     stamp: AtomicU64,
     posting: UnsafeCell<Posting>,
-    /// Of ragged calls: the counts given to all members, then those received from them.
+    /// For ragged calls: the counts sent to all members, then those received from them.
     ragged: UnsafeCell<Vec<usize>>,
 }
 
 // SAFETY: slots are written by their member alone and read by others only after they have seen the
-// stamp (release and acquire), until they have said by their progress that they are past the call;
-// see `post`. The pointers in a posting are only followed under the rules of `start`.
+// stamp (release and acquire), until their progress shows that they have finished the call; see
+// `post`. The pointers in a posting are only followed under the rules of `start`.
 unsafe impl Sync for Board {}
 // SAFETY: as above; nothing in a board belongs to a thread.
 unsafe impl Send for Board {}
@@ -96,14 +97,14 @@ impl Board {
         self.depth
     }
 
-    /// Puts up call `sequence` of member `me`.
+    /// Posts call `sequence` of member `me`.
     ///
     /// # Safety
     /// Only the endpoint of member `me` may call this, with consecutive numbers, and only when all
     /// members have finished call `sequence - depth`.
     pub(super) unsafe fn post(&self, me: usize, sequence: u64, posting: Posting, op: Op<'_>) {
         let slot = self.slot(me, sequence);
-        // SAFETY: nobody else writes, and by the caller's promise nobody reads any more.
+        // SAFETY: no other thread writes, and by the caller's guarantee none reads any more.
         unsafe {
             *slot.posting.get() = posting;
             if let Op::AllToAllRagged { send, receive } = op {
@@ -116,21 +117,22 @@ impl Board {
         slot.stamp.store(sequence + 1, Ordering::SeqCst);
     }
 
-    /// Whether a member has put up call `sequence`.
+    /// Whether a member has posted call `sequence`.
     pub(super) fn has_posted(&self, member: usize, sequence: u64) -> bool {
         self.slot(member, sequence).stamp.load(Ordering::SeqCst) == sequence + 1
     }
 
-    /// What a member has put up.
+    /// What a member has posted.
     ///
     /// # Safety
     /// `has_posted` was true, and the caller's own progress is not past the call.
     pub(super) unsafe fn posting(&self, member: usize, sequence: u64) -> &Posting {
-        // SAFETY: the writer wrote it before the stamp, and writes again only when we are past.
+        // SAFETY: the writer wrote it before the stamp, and writes again only after we have
+        // finished the call.
         unsafe { &*self.slot(member, sequence).posting.get() }
     }
 
-    /// The counts that a member gives to and receives from all members.
+    /// The counts that a member sends to and receives from all members.
     ///
     /// # Safety
     /// As for `posting`; and the posting is of a ragged call.
@@ -140,7 +142,7 @@ impl Board {
         counts.split_at(self.len())
     }
 
-    /// Compares what all members have put up as call `sequence`.
+    /// Compares what all members have posted as call `sequence`.
     ///
     /// # Safety
     /// All members have posted the call, and the caller's own progress is not past it.
@@ -149,12 +151,12 @@ impl Board {
         meeting.check(&Posted { board: self, sequence })
     }
 
-    /// How many calls a member has finished: it touches nobody's memory for them any more.
+    /// How many calls a member has finished: it touches no other memory for them any more.
     pub(super) fn progress(&self, member: usize) -> u64 {
         self.members[member].progress.load(Ordering::SeqCst)
     }
 
-    /// Says how many calls member `me` has finished.
+    /// Sets how many calls member `me` has finished.
     pub(super) fn set_progress(&self, me: usize, progress: u64) {
         self.members[me].progress.store(progress, Ordering::SeqCst);
     }
@@ -164,7 +166,7 @@ impl Board {
     }
 }
 
-/// A call that all members have put up, and that the caller of [`Board::check`] is not past.
+/// A call that all members have posted, and that the caller of [`Board::check`] has not finished.
 struct Posted<'a> {
     board: &'a Board,
     sequence: u64,
@@ -172,7 +174,7 @@ struct Posted<'a> {
 
 impl Called for Posted<'_> {
     fn header(&self, member: usize) -> &Header {
-        // SAFETY: only made by `check`, whose caller vouches for all members.
+        // SAFETY: only made by `check`, whose caller guarantees all members.
         unsafe { &self.board.posting(member, self.sequence).header }
     }
 

@@ -20,8 +20,8 @@ use crate::volume::Algorithm;
 
 /// The endpoint of a rank that is a thread.
 ///
-/// When it is dropped with calls outstanding, all ranks are stopped, and nobody touches this
-/// rank's memory any more.
+/// If it is dropped with calls outstanding, all ranks are stopped, and no rank touches this rank's
+/// memory any more.
 pub(crate) struct Endpoint {
     pub(super) shared: Arc<Shared>,
     pub(super) rank: usize,
@@ -52,7 +52,7 @@ pub(super) struct Local {
     posted: u64,
     /// Calls whose data have moved so far.
     pub(super) cursor: u64,
-    /// Calls below this number were finished by all when last looked at.
+    /// All calls below this number were finished by all members at the last look.
     finished: u64,
 }
 
@@ -107,7 +107,7 @@ impl Endpoint {
         CommError::Aborted(self.shared.failure().unwrap_or_else(unknown))
     }
 
-    /// Stops all ranks because of an error here; returns when nobody touches memory any more.
+    /// Stops all ranks because of an error here; returns when no rank touches memory any more.
     #[cold]
     fn fail(&mut self, error: CommError) -> CommError {
         if !matches!(error, CommError::Aborted(_)) {
@@ -117,8 +117,8 @@ impl Endpoint {
         error
     }
 
-    /// The call that keeps a call from going on: the earliest one of its group whose data have not
-    /// moved yet, or the call itself. As group, number and stage.
+    /// The call that blocks a call: the earliest one of its group whose data have not moved yet, or
+    /// the call itself. As group, number and stage.
     pub(super) fn blocking(&self, index: usize) -> (usize, u64, Stage) {
         let call = &self.calls[index];
         let cursor = self.groups[call.group].cursor;
@@ -148,14 +148,14 @@ impl Endpoint {
         lane
     }
 
-    /// Refuses calls that make no sense whatever the others do.
+    /// Refuses calls that are invalid whatever the other ranks do.
     fn check(&self, call: &Call<'_>, send: *const u8, receive: *mut u8) -> Result<(), CommError> {
         let local = self.groups.get(call.group.index());
         let member = local.map(|local| Member { place: local.me, of: local.board.len() });
         sanity::check(call, self.rank, member, send, receive)
     }
 
-    /// Takes a place in the list of calls.
+    /// Takes an entry in the list of calls.
     fn store(&mut self, call: Outstanding) -> u32 {
         let index = match self.free.pop() {
             Some(index) => {
@@ -174,7 +174,7 @@ impl Endpoint {
         index
     }
 
-    /// Starts a call that was found to make sense.
+    /// Starts a call that was found valid.
     fn post(
         &mut self,
         call: &Call<'_>,

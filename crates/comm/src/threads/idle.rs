@@ -1,4 +1,4 @@
-//! Waiting for other ranks: looking again, or sleeping until woken, and not for ever.
+//! Waiting for other ranks: spinning, or sleeping until woken, with a timeout.
 
 use std::time::{Duration, Instant};
 
@@ -8,14 +8,14 @@ use super::world::ANYBODY;
 use crate::error::{CommError, Missing};
 use crate::sync::{SPINS, TIMED, current, park_timeout, relax};
 
-/// What waiting has cost a rank.
+/// How much time a rank has spent waiting.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Waited {
     /// Processor time.
     pub(super) burnt: Duration,
-    /// By the clock.
+    /// Wall-clock time.
     pub(super) waited: Duration,
-    /// Time spent moving data, which is no waiting.
+    /// Time spent moving data, which does not count as waiting.
     pub(super) moving: Duration,
 }
 
@@ -28,13 +28,13 @@ pub(super) enum Goal {
     Room(usize),
 }
 
-/// How much processor time a wait has burnt.
+/// How much processor time a wait has used.
 ///
-/// A thread that spins has burnt what the clock says. One that sleeps asks the system, which is
+/// A thread that spins has used the wall-clock time. One that sleeps asks the system, which is
 /// slow, but it has the time.
 struct Watch {
     start: Instant,
-    /// When the system was asked, and what it said.
+    /// When the system was asked, and its answer.
     asked: Option<(Instant, Duration)>,
 }
 
@@ -52,7 +52,7 @@ impl Watch {
 }
 
 impl Endpoint {
-    /// Moves calls on until the goal is reached.
+    /// Makes progress on calls until the goal is reached.
     pub(super) fn wait_until(&mut self, goal: Goal) -> Result<(), CommError> {
         self.advance()?;
         if self.is_reached(goal) {
@@ -76,13 +76,13 @@ impl Endpoint {
 
     fn wait_longer(&mut self, goal: Goal, watch: &mut Watch) -> Result<(), CommError> {
         let mut since = watch.start;
-        // Who spins for long has lost its peer to another program, or waits for one that computes:
-        // then its core is worth more to others, and a sleeper that is woken runs at once.
+        // After a long spin, the peer is probably not running, or still computing: then other
+        // threads can use this core, and a sleeper that is woken runs at once.
         let (mut looks, patience) = (0, if self.shared.spin { SPINS } else { 0 });
         loop {
             let poisoned = self.shared.is_poisoned();
-            // Before this rank says that it was stopped, it looks whether it knows better: all
-            // members of a call that does not match find that out by themselves.
+            // Before this rank reports that it was stopped, it looks for a better error: all
+            // members of a mismatched call detect the mismatch themselves.
             if self.advance()? {
                 since = Instant::now();
             }
@@ -104,7 +104,7 @@ impl Endpoint {
         }
     }
 
-    /// Sleeps until something changed, unless it did before falling asked.
+    /// Sleeps until something changes, unless it changed before the sleep.
     fn sleep(&mut self, goal: Goal, since: Instant) -> Result<(), CommError> {
         self.shared.about_to_park(self.rank, self.waits_for(goal), current());
         let moved = self.advance();
@@ -116,11 +116,11 @@ impl Endpoint {
         if !moved? && TIMED { self.check_clock(goal, since) } else { Ok(()) }
     }
 
-    /// Who keeps this rank waiting. With one call outstanding nobody but the first member that it
-    /// has not seen can move it on, and nobody needs this rank meanwhile; so nobody else need wake
-    /// it, and where many ranks share few cores, most arrivals wake nobody.
+    /// The rank that this rank waits for. With one call outstanding, only the first member that has
+    /// not arrived can unblock it, and no rank needs this rank meanwhile; so no other rank has to
+    /// wake it. Where many ranks share few cores, most arrivals then wake no rank.
     fn waits_for(&self, goal: Goal) -> u64 {
-        // Room for another call is made by members whom no call of this rank is waiting for.
+        // A slot for another call may be freed by members that no call of this rank waits for.
         let (&[index], Goal::Call(_)) = (&self.order[..], goal) else { return ANYBODY };
         let call = &self.calls[index as usize];
         let ranks = self.groups[call.group].board.group.ranks();
@@ -139,7 +139,7 @@ impl Endpoint {
         Err(self.missing(group, sequence, stage, waited))
     }
 
-    /// Who keeps a call from going on, in words.
+    /// The error that names the ranks that a call waits for.
     #[cold]
     fn missing(&self, group: usize, sequence: u64, stage: Stage, waited: Duration) -> CommError {
         let Local { board, me, .. } = &self.groups[group];

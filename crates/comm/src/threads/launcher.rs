@@ -1,4 +1,4 @@
-//! Bringing up ranks that are threads: all of the world's are local.
+//! Starts ranks as threads: all ranks of the world are local.
 
 use super::world::{Options, World};
 use crate::communicator::Communicator;
@@ -15,7 +15,7 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// As many ranks, with the usual options.
+    /// This many ranks, with default options.
     pub fn new(ranks: usize) -> Self {
         Self { ranks, options: Options::default() }
     }

@@ -1,4 +1,4 @@
-//! The transport whose ranks are threads of one process: everybody reads everybody's memory.
+//! The transport whose ranks are threads of one process: every rank reads the memory of all others.
 
 mod board;
 mod endpoint;

@@ -1,10 +1,10 @@
-//! Which blocks a rank fetches for a call, and from whom.
+//! Which blocks a rank reads for a call, and from which ranks.
 //!
-//! Everybody pulls: a rank reads the others' memory and writes its own. Only `all_reduce` also
-//! pushes: a rank reduces its part and writes it to everybody, which is one pass over memory and
-//! one meeting of the ranks less than fetching reduced parts from each other. Copies begin with the
-//! next member of the group, so that not all read the same memory at once; reductions always go
-//! through the group in its order, from which their bits follow.
+//! Ranks pull: a rank reads the others' memory and writes its own. Only `all_reduce` also pushes: a
+//! rank reduces its part and writes it to all ranks, which saves one pass over memory and one
+//! synchronisation compared with reading the reduced parts. Copies begin with the next member of
+//! the group, so that not all read the same memory at once; reductions always go through the group
+//! in its order, from which their bits follow.
 
 use super::board::{Board, Posting};
 use crate::blocks::{Strides, part};
@@ -12,11 +12,11 @@ use crate::call::{OpKind, Reduction};
 use crate::header::NOBODY;
 use crate::kernel::{self, Combine, Meter, Place, Pointers};
 
-/// From how large a part on results are streamed past the caches. Smaller ones are soon needed where
-/// they are, and what is streamed has to come back from memory.
+/// From this size on, results are written with streaming stores. Smaller results are soon read from
+/// a cache, and streamed ones would have to come back from memory.
 const STREAMED_BYTES: usize = 16 << 10;
 
-/// Room for lists of as many entries as there are ranks, so that no call allocates.
+/// Lists with one entry per rank, so that no call allocates.
 #[derive(Default)]
 pub(super) struct Scratch {
     sources: Vec<Place>,
@@ -32,22 +32,22 @@ pub(super) struct Movement<'a> {
     pub(super) own: &'a Posting,
     pub(super) target: Strides,
     pub(super) scratch: &'a mut Scratch,
-    /// Whether the members run on cores of their own.
+    /// Whether every member runs on its own core.
     pub(super) stream: bool,
     pub(super) meter: Meter,
 }
 
 impl Movement<'_> {
-    /// All of this member's part of the call.
+    /// Does this member's part of the call.
     ///
     /// # Safety
-    /// All members have posted the call, they match, and nobody leaves it before this member has
-    /// said that it finished.
+    /// All members have posted the call, they match, and no member leaves it before this member has
+    /// reported that it finished.
     pub(super) unsafe fn run(&mut self) {
         let me = self.me;
         let header = self.own.header;
         let root = header.to as usize;
-        // SAFETY: the caller vouches for all members' memory.
+        // SAFETY: the caller guarantees all members' memory.
         unsafe {
             match header.kind {
                 OpKind::AllReduce => self.reduce_part(),
@@ -67,7 +67,7 @@ impl Movement<'_> {
         }
     }
 
-    /// Reads 64 bytes of a peer's memory for nothing: what a test of the counters must notice.
+    /// Reads 64 extra bytes of a peer's memory, which a test of the counters must detect.
     ///
     /// # Safety
     /// As for [`Movement::run`], which has read something from a peer.
@@ -79,7 +79,7 @@ impl Movement<'_> {
             OpKind::Receive => 0,
             _ => (self.me + 1) % self.board.len(),
         };
-        // SAFETY: the caller vouches for the peer's memory.
+        // SAFETY: the caller guarantees the peer's memory.
         let send = unsafe { self.board.posting(peer, self.sequence).send };
         let row = header.shape[2] * self.size();
         let mut room = [0u8; 64];
@@ -104,7 +104,7 @@ impl Movement<'_> {
     /// # Safety
     /// As for [`Movement::run`].
     unsafe fn source(&self, member: usize, block: usize) -> Place {
-        // SAFETY: the caller vouches for the posting.
+        // SAFETY: the caller guarantees the posting.
         let posting = unsafe { self.board.posting(member, self.sequence) };
         let base = posting.send.cast_mut();
         Place { foreign: member != self.me, ..Place::of(base, posting.source, block, self.size()) }
@@ -122,7 +122,7 @@ impl Movement<'_> {
         let [outer, rows, len] = self.own.header.shape;
         let shape = [outer, rows, len * self.size()];
         let to = self.target(to);
-        // SAFETY: the caller vouches for both blocks.
+        // SAFETY: the caller guarantees both blocks.
         unsafe { kernel::copy(shape, self.source(member, block), to, &mut self.meter) };
     }
 
@@ -133,7 +133,7 @@ impl Movement<'_> {
     unsafe fn copy_from_all(&mut self, block: impl Fn(usize) -> usize) {
         let (n, me) = (self.board.len(), self.me);
         for member in (1..=n).map(|step| (me + step) % n) {
-            // SAFETY: the caller vouches for all members' blocks.
+            // SAFETY: the caller guarantees all members' blocks.
             unsafe { self.copy(member, block(member), member) };
         }
     }
@@ -143,7 +143,7 @@ impl Movement<'_> {
     unsafe fn copy_ragged(&mut self) {
         let (n, me, unit) = (self.board.len(), self.me, self.own.header.shape[2] * self.size());
         for member in (1..=n).map(|step| (me + step) % n) {
-            // SAFETY: the caller vouches for all postings; counts agree and lie inside the buffers.
+            // SAFETY: the caller guarantees all postings; counts agree and lie inside the buffers.
             unsafe {
                 let (gives, _) = self.board.ragged(member, self.sequence);
                 let (_, takes) = self.board.ragged(self.me, self.sequence);
@@ -165,17 +165,17 @@ impl Movement<'_> {
     unsafe fn reduce_blocks(&mut self, block: usize) {
         self.scratch.sources.clear();
         for member in 0..self.board.len() {
-            // SAFETY: the caller vouches for all postings.
+            // SAFETY: the caller guarantees all postings.
             let source = unsafe { self.source(member, block) };
             self.scratch.sources.push(source);
         }
         self.scratch.targets.clear();
         self.scratch.targets.push(self.target(0));
-        // SAFETY: the caller vouches for all blocks.
+        // SAFETY: the caller guarantees all blocks.
         unsafe { self.reduce(self.own.header.shape) };
     }
 
-    /// Reduces this member's part of an `all_reduce` and writes it to everybody.
+    /// Reduces this member's part of an `all_reduce` and writes it to all members.
     ///
     /// # Safety
     /// As for [`Movement::run`].
@@ -186,7 +186,7 @@ impl Movement<'_> {
         self.scratch.sources.clear();
         self.scratch.targets.clear();
         for member in 0..n {
-            // SAFETY: the caller vouches for all postings.
+            // SAFETY: the caller guarantees all postings.
             let (source, first_target) = unsafe {
                 let first_target = (me + member) % n;
                 let posting = self.board.posting(first_target, self.sequence);
@@ -194,12 +194,12 @@ impl Movement<'_> {
             };
             let base = source.base.wrapping_add(start);
             self.scratch.sources.push(Place { base, ..source });
-            // The own one comes first: it is what the result may be added to.
+            // Its own target comes first, because only that one may accumulate.
             let base = first_target.wrapping_add(start);
             self.scratch.targets.push(Place { base, outer: 0, row: 0, foreign: member != 0 });
         }
-        // SAFETY: the caller vouches for all blocks, of which these are parts that nobody else
-        // writes, and that nobody else reads if the call is in place.
+        // SAFETY: the caller guarantees all blocks, of which these are parts that no other member
+        // writes, and that no other member reads if the call is in place.
         unsafe { self.reduce([1, 1, count]) };
     }
 

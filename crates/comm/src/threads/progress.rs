@@ -1,6 +1,6 @@
 //! How a call goes from its start to its end, without waiting.
 //!
-//! A call waits for all to arrive, is matched, moves its data, and is over when nobody touches this
+//! A call waits for all to arrive, is matched, moves its data, and ends when no rank touches this
 //! rank's memory for it any more. Calls of one group move in their order; different groups do not
 //! wait for each other.
 
@@ -14,7 +14,7 @@ use crate::call::OpKind;
 use crate::error::CommError;
 use crate::kernel::Meter;
 
-/// From how large a block on a move is timed.
+/// From this block size on, a move is timed.
 const TIMED_BYTES: usize = 16 << 10;
 
 /// A call that was started and not waited for yet.
@@ -23,7 +23,7 @@ pub(super) struct Outstanding {
     pub(super) group: usize,
     pub(super) sequence: u64,
     pub(super) stage: Stage,
-    /// How many members it has seen to in this stage.
+    /// How many members are done in this stage.
     pub(super) seen: usize,
     pub(super) posting: Posting,
     pub(super) target: Strides,
@@ -44,7 +44,7 @@ pub(super) enum Stage {
 }
 
 impl Endpoint {
-    /// Moves every outstanding call on as far as it goes; tells whether any moved.
+    /// Advances every outstanding call as far as possible; returns whether any advanced.
     pub(super) fn advance(&mut self) -> Result<bool, CommError> {
         let mut moved = false;
         let mut i = 0;
@@ -78,7 +78,7 @@ impl Endpoint {
         }
     }
 
-    /// Once all have come: matches the call and moves what can be moved.
+    /// Once all have arrived: checks the match and moves the data.
     fn arrive(&mut self, index: usize) -> Result<bool, CommError> {
         let call = &mut self.calls[index];
         let local = &mut self.groups[call.group];
@@ -96,7 +96,8 @@ impl Endpoint {
         unsafe { local.board.check(sequence)? };
         let kind = call.posting.header.kind;
         let planted = self.shared.options.planted_copy == Some(kind);
-        // SAFETY: all have posted and match; nobody leaves before this member's progress says so.
+        // SAFETY: all have posted and match; no member leaves before this member's progress allows
+        // it.
         let bytes = self.moving(index, |movement| unsafe {
             movement.run();
             if planted && movement.meter.bytes > 0 {
@@ -108,7 +109,7 @@ impl Endpoint {
         Ok(true)
     }
 
-    /// Says that this rank touches nobody's memory for the call any more.
+    /// Reports that this rank touches no other memory for the call any more.
     fn finish(&mut self, index: usize) {
         let call = &mut self.calls[index];
         let local = &mut self.groups[call.group];
@@ -118,7 +119,7 @@ impl Endpoint {
         call.stage = Stage::Release;
     }
 
-    /// Ends the call if all who touch this rank's memory have finished.
+    /// Ends the call if all members that touch this rank's memory have finished.
     fn release(&mut self, index: usize) -> bool {
         let call = &mut self.calls[index];
         let local = &self.groups[call.group];
@@ -155,7 +156,7 @@ impl Endpoint {
             meter: Meter::default(),
         };
         let sound = self.shared.touch(self.rank, || {
-            // Large moves are no waiting; small ones are not worth looking at the clock.
+            // Large moves do not count as waiting; small ones are not worth a look at the clock.
             let start = (call.posting.bytes() >= TIMED_BYTES).then(Instant::now);
             work(&mut movement);
             self.waited.moving += start.map_or(Duration::ZERO, |start| start.elapsed());

@@ -1,4 +1,4 @@
-//! What the ranks of a world share: boards, the first failure, and who sleeps.
+//! What the ranks of a world share: boards, the first failure, and which ranks sleep.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
@@ -18,24 +18,24 @@ use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Thread, mo
 pub enum Waiting {
     /// Like `Spin` if every thread of every rank has a core, else like `Park`.
     Auto,
-    /// By looking again and again for a fraction of a millisecond, then by sleeping: the fastest, if
-    /// every thread has a core to itself.
+    /// Busy waiting for a fraction of a millisecond, then sleeping: the fastest, if every thread
+    /// has its own core.
     Spin,
-    /// By sleeping at once, so that others can have the core.
+    /// Sleeping at once, so that other threads can use the core.
     Park,
 }
 
 /// The settings of a world.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// After how long a rank that does not come is an error.
+    /// The time after which a missing rank is an error.
     pub timeout: Duration,
     /// How ranks wait.
     pub waiting: Waiting,
     /// How many threads each rank computes with, for [`Waiting::Auto`].
     pub threads_per_rank: usize,
-    /// Whether rank threads are bound to cores of their own, `threads_per_rank` for each, if there
-    /// are enough for all. For programs that have the machine to themselves.
+    /// Whether rank threads are bound to their own cores, `threads_per_rank` for each, if there are
+    /// enough for all. For programs that have the machine to themselves.
     pub bind: bool,
     /// How many calls of one group a rank can have outstanding before starting another one waits;
     /// rounded up to a power of two.
@@ -58,7 +58,7 @@ impl Default for Options {
     }
 }
 
-/// What is made for ranks that are threads of this process.
+/// The endpoints and shared state of ranks that are threads of this process.
 pub(crate) struct World {
     shared: Arc<Shared>,
 }
@@ -104,7 +104,7 @@ impl Stop for Stopper {
     }
 }
 
-/// What all endpoints see.
+/// State that all endpoints share.
 pub(super) struct Shared {
     pub(super) options: Options,
     /// Whether waiting ranks spin for a while.
@@ -121,7 +121,7 @@ struct Boards {
     ids: HashMap<(Group, Option<u32>), usize>,
 }
 
-/// What one rank shows to all others, whatever the group.
+/// What one rank publishes to all others, for all groups.
 #[derive(Default)]
 #[repr(align(128))]
 pub(super) struct RankState {
@@ -134,7 +134,8 @@ pub(super) struct RankState {
     finished_call: AtomicU64,
 }
 
-/// Apart from what a rank writes in every call, because others look at it in every call.
+/// On its own cache line, because others read it in every call, and the rank writes other fields in
+/// every call.
 #[derive(Default)]
 #[repr(align(128))]
 struct Sleep {
@@ -146,11 +147,11 @@ struct Sleep {
     thread: Mutex<Option<Thread>>,
 }
 
-/// A sleeper that wants to know of every change.
+/// Marks a sleeper that must be woken by every change.
 pub(super) const ANYBODY: u64 = u64::MAX;
 
 impl Shared {
-    /// The board of a group, or of a channel between two ranks; the first to ask makes it.
+    /// The board of a group, or of a channel between two ranks; made when first needed.
     pub(super) fn board(&self, group: &Group, channel: Option<u32>) -> Arc<Board> {
         let mut boards = lock(&self.boards);
         let key = (group.clone(), channel);
@@ -202,8 +203,8 @@ impl Shared {
 
     /// Does `work`, which touches other ranks' memory, unless the world is poisoned.
     ///
-    /// A rank that fails frees its memory as soon as nobody is touching anything, so whoever
-    /// touches says so first and looks at the poison afterwards: one of the two sees the other.
+    /// A rank that fails frees its memory as soon as no rank touches other memory. So a rank first
+    /// sets its `touching` flag and then checks for poison: one of the two always sees the other.
     pub(super) fn touch(&self, rank: usize, work: impl FnOnce()) -> Option<()> {
         let touching = &self.ranks[rank].touching;
         touching.store(true, Ordering::SeqCst);
@@ -216,7 +217,7 @@ impl Shared {
         sound.then_some(())
     }
 
-    /// Notes what a rank finished, for messages about it.
+    /// Records what a rank finished, for error messages.
     pub(super) fn note(&self, rank: usize, board: u64, sequence: u64, kind: OpKind, site: Site) {
         let state = &self.ranks[rank];
         let call = (kind as u64) << 32 | u64::from(site.id());
@@ -225,7 +226,7 @@ impl Shared {
         state.finished.store(sequence + 1, Ordering::Relaxed);
     }
 
-    /// What a rank finished last, in words.
+    /// What a rank finished last, as text.
     pub(super) fn last_finished(&self, rank: usize) -> String {
         let state = &self.ranks[rank];
         let finished = state.finished.load(Ordering::Relaxed);
@@ -239,8 +240,8 @@ impl Shared {
         format!("last finished {kind} #{} of group {group} at `{site}`", finished - 1)
     }
 
-    /// Says that a rank is about to sleep until another rank, or anybody, changes something; it
-    /// must look once more after this.
+    /// Marks a rank as about to sleep until another rank, or any rank, changes something; it must
+    /// look once more after this.
     pub(super) fn about_to_park(&self, rank: usize, waits_for: u64, thread: Thread) {
         let state = &self.ranks[rank].sleep;
         state.waits_for.store(waits_for, Ordering::SeqCst);
@@ -248,12 +249,12 @@ impl Shared {
         state.parked.store(true, Ordering::SeqCst);
     }
 
-    /// Says that a rank is awake.
+    /// Marks a rank as awake.
     pub(super) fn awake(&self, rank: usize) {
         self.ranks[rank].sleep.parked.store(false, Ordering::Relaxed);
     }
 
-    /// Wakes the members of a board who wait for what one of them has changed on it.
+    /// Wakes the members of a board that wait for a change by one of them.
     pub(super) fn wake_members(&self, board: &Board, me: usize) {
         let by = board.group.ranks()[me] as u64;
         for &rank in board.group.ranks() {

@@ -218,8 +218,8 @@ fn a_model_folder_overrides_presets_and_contradicts_users() {
     assert_eq!(load(pinned(agreeing)).model.norm_eps.get(), 1e-5);
     assert_eq!(
         refused(pinned(Sources::default().set("model.layers=5"))),
-        "error: model.layers = 5 contradicts the model's 3 (--set, m/config.json)\n  model.from brings its \
-         own shape\n  usual fix: leave model.layers out"
+        "error: model.layers = 5 contradicts the model's 3 (--set, m/config.json)\n  model.from \
+        sets the model's shape\n  usual fix: leave model.layers out"
     );
 }
 

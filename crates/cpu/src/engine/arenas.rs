@@ -8,7 +8,7 @@ use phalanx_sys::Arena;
 
 use crate::tasks::Bases;
 
-/// The arenas. Device and host are both memory of this machine; files are not offered.
+/// The arenas. Device and host are both memory of this machine; there is no disk tier.
 #[derive(Default)]
 pub(super) struct Arenas([Option<Arena>; Tier::ALL.len()]);
 

@@ -28,7 +28,7 @@ impl Counters for CpuEngine {
         total
     }
 
-    /// Of the first thread.
+    /// Counted on the first thread.
     fn products(&mut self) -> Duration {
         Duration::from_nanos(self.failure.matmul_nanoseconds())
     }
@@ -38,7 +38,7 @@ impl Counters for CpuEngine {
         self.scratch_bytes * self.threads()
     }
 
-    /// Known where there are other ranks, of the thread that asks: the rank's own.
+    /// Known only if there are other ranks; for the thread that asks, which must be the rank's own.
     fn busy(&mut self) -> Option<Duration> {
         self.communicator().map(|comm| comm.busy().busy)
     }

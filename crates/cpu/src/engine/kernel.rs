@@ -1,4 +1,4 @@
-//! A compiled program: its calls in order, with barriers where workers meet.
+//! A compiled program: its calls in order, with barriers where workers must synchronise.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::tasks::{self, Outstanding, Share, Task, Transfer};
 pub struct Kernel {
     pub(super) name: Arc<str>,
     pub(super) calls: Vec<Call>,
-    /// By value: collectives that one call starts and another waits for.
+    /// For each value: collectives that one call starts and another waits for.
     pub(super) handles: Vec<Outstanding>,
     pub(super) slots: Slots,
     pub(super) instrs: usize,
@@ -37,7 +37,7 @@ impl Kernel {
     }
 }
 
-/// A task and where it stands.
+/// A task and its place in the program.
 pub(super) struct Call {
     pub(super) task: Box<dyn Task>,
     /// The instruction it belongs to; copies to outputs belong to the end.

@@ -1,4 +1,4 @@
-//! Collectives and messages that were launched on lanes of their own and have not ended.
+//! Collectives and messages that were launched on their own lanes and have not ended.
 
 use std::sync::{Arc, PoisonError};
 
@@ -36,8 +36,8 @@ impl CpuEngine {
         let Some(comm) = &self.comm else { return Ok(()) };
         let mut comm = comm.lock().unwrap_or_else(PoisonError::into_inner);
         let (event, program) = (Event(self.events), &kernel.name);
-        // SAFETY: who launches it asks for its event before anything else uses its operands, which
-        // is what events are for; the arenas outlive the endpoint.
+        // SAFETY: the caller waits for its event before anything else uses its operands; the arenas
+        // outlive the endpoint.
         let started = unsafe {
             transfer.start(&cx, comm.comm.as_mut(), |handle| {
                 self.started.push(Started { event, handle, program: program.clone() });
@@ -47,7 +47,7 @@ impl CpuEngine {
             .map_err(|e| EngineError::Failed { program: program.to_string(), why: e.to_string() })
     }
 
-    /// Waits for the collective that an event stands for, all its calls that are still running.
+    /// Waits for the collective of an event: for all its calls that are still running.
     pub(super) fn finish(&mut self, event: Event) -> Result<(), EngineError> {
         while let Some(at) = self.started.iter().position(|s| s.event == event) {
             let Started { handle, program, .. } = self.started.swap_remove(at);
@@ -62,7 +62,7 @@ impl CpuEngine {
         Ok(())
     }
 
-    /// While calls are timed: notes which of those that were started are over.
+    /// While calls are timed: records which started calls have ended.
     pub(super) fn look(&mut self) -> Result<(), EngineError> {
         if !self.stamps.is_on() {
             return Ok(());
@@ -76,8 +76,8 @@ impl CpuEngine {
         Ok(())
     }
 
-    /// Whether all calls of the collective that an event stands for are over. Other calls run when they
-    /// are issued, so they are.
+    /// Whether all calls of the collective of an event have ended. Other calls run when they are
+    /// issued, so they have ended.
     pub(super) fn has_ended(&mut self, event: Event) -> Result<bool, EngineError> {
         let Some(line) = &mut self.comm else { return Ok(true) };
         let comm = &mut line.get_mut().unwrap_or_else(PoisonError::into_inner).comm;

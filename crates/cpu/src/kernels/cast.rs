@@ -17,8 +17,8 @@ pub fn cast<S: Scalar, D: Scalar>(x: &[S], out: &mut [D]) {
 
 /// A stored type that can be cast to any other.
 ///
-/// All go through `f64`, which holds every value of every type; a compiler sees through it where a
-/// shorter way gives the same bits.
+/// All go through `f64`, which holds every value of every type; the compiler removes the detour
+/// where a direct conversion gives the same bits.
 pub trait Scalar: Copy {
     /// The value; exact.
     fn to_f64(self) -> f64;

@@ -87,7 +87,7 @@ pub fn linear_scratch<T: Element>(rows: usize, dim: usize, classes: usize) -> us
 /// Leaves in `logits` their gradient, every loss counting `d_nll`, and stores the gradient of `x`.
 ///
 /// `transposed` is the weight as `[classes, dim]`: `weight.t()`, or better a transposed copy of one
-/// of the two, since either product reads its operand slowly against its rows.
+/// of the two, since each product is slow if it reads its operand across rows.
 ///
 /// # Panics
 /// If the shapes disagree, a target is not below the number of classes, or `scratch` is shorter
@@ -167,8 +167,8 @@ fn gradient_of_row<T: Element>(row: &mut [T], target: i32, lse: T::Acc, d_nll: T
     let Ok(target) = usize::try_from(target) else {
         return row.fill(T::default());
     };
-    // The target's probability minus one is computed before rounding: for a sure and right
-    // prediction nothing else is left of it.
+    // The target's probability minus one is computed before rounding: for a confident correct
+    // prediction only this difference remains.
     let at_target = ((row[target].load() - lse).exp() - T::Acc::ONE) * d_nll;
     scaled_probabilities(row, lse, d_nll);
     row[target] = T::store(at_target);

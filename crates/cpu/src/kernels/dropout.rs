@@ -13,7 +13,7 @@ use crate::element::{Element, Float, vectorized};
 pub struct Mask {
     /// The key operand: seed low, seed high, step, segment instance, first sample.
     pub key: [i32; 5],
-    /// What tells the random ops of one segment apart.
+    /// Distinguishes the random ops of one segment.
     pub site: u32,
     /// The probability of an element to be dropped.
     pub p: f64,
@@ -147,7 +147,7 @@ mod tests {
         follows_the_definition(&x[..0], MASK, 7, 3);
     }
 
-    /// Past 2³⁴ elements the number of the four outgrows one word of the counter.
+    /// Above 2³⁴ elements the counter of groups of four needs more than one word.
     #[test]
     fn samples_may_be_huge() {
         let x: Vec<f32> = normals("x", 1000);
@@ -165,7 +165,7 @@ mod tests {
         }
     }
 
-    /// An infinity or NaN that is dropped is gone.
+    /// An infinity or NaN that is dropped becomes zero.
     #[test]
     fn what_is_dropped_is_zero() {
         let mut out = [9.0; 100];

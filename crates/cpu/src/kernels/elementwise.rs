@@ -1,6 +1,6 @@
 //! Operations on single elements, over chunks that fit the first-level cache.
 //!
-//! The operation is looked up once per chunk; the loop behind it knows it at compile time. Every
+//! The operation is looked up once per chunk; its loop is specialised for it at compile time. Every
 //! operation computes in the accumulator type and rounds its result to the stored type, so a group
 //! of operations executed chunk by chunk gives the same bits as the operations one after another.
 //! Chunks of different lengths are a mistake of the caller and panic.
@@ -101,7 +101,7 @@ pub fn add_constant<T: Element>(x: &[T], addend: T::Acc, out: &mut [T]) {
 
 /// A type whose elements can be compared.
 pub trait Ordered: Copy {
-    /// What is compared in place of the element.
+    /// What is compared instead of the element.
     type Key: PartialOrd + Copy;
     /// The element as its key.
     fn key(self) -> Self::Key;

@@ -1,7 +1,7 @@
-//! Rows of a table by their ids, and the gradient of that: rows added up by id.
+//! Looks up rows of a table by id; its gradient adds rows by id.
 //!
-//! A rank may hold only some rows of the table (a vocabulary that is sharded): an id that another
-//! rank holds gives a row of zeros here, and nothing to the gradient here.
+//! A rank may hold only some rows of the table (a vocabulary that is sharded): for an id whose row
+//! another rank holds, the result here is a row of zeros and the gradient is not changed.
 
 use std::ops::Range;
 
@@ -98,8 +98,8 @@ where
 /// Frequent ids make shares by rows uneven; shares by columns are equal whatever the ids are.
 ///
 /// # Safety
-/// `grad` points to `held.rows · d` elements, and nobody else reads or writes the given columns of
-/// them during the call. (Other columns may be in the hands of other threads.)
+/// `grad` points to `held.rows · d` elements, and nothing else reads or writes the given columns of
+/// them during the call. (Other threads may use other columns.)
 ///
 /// # Panics
 /// If the columns do not lie in `0..d`.

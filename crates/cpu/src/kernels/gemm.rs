@@ -1,8 +1,9 @@
 //! Matrix products: `C = A·B` or `C += A·B`, any strides, any mix of stored and result types.
 //!
-//! [`Gemm`] is the seam to a library that multiplies matrices of floats on one thread. Around it,
-//! [`matmul`] handles storage: operands that are not floats, or lie badly, are copied block by block
-//! into scratch, sums run over the whole inner dimension in floats, and the result is rounded once.
+//! [`Gemm`] is the interface to a library that multiplies matrices of floats on one thread.
+//! [`matmul`] adds storage types: operands that are not floats, or have bad strides, are copied
+//! block by block into scratch, sums run over the whole inner dimension in floats, and the result
+//! is rounded once.
 
 mod turns;
 
@@ -72,8 +73,8 @@ where
     let [m, k, n] = [m, k, n].map(|size| size.min(BLOCK));
     let room = |float: bool, len: usize| if float { 0 } else { len };
     let sums = room(is_float::<C>(), m * n);
-    // Whether the result lies by rows or columns, and so which operand may be copied, is not known
-    // here.
+    // It is not known here whether the result is row-major or column-major, and so which operand
+    // may be copied.
     let [left, right] = [(is_float::<A>(), m * k), (is_float::<B>(), k * n)];
     sums + match (left.0, right.0) {
         (true, true) => left.1.max(right.1),
@@ -112,16 +113,17 @@ pub fn matmul<A, B, C, G>(
     }
 }
 
-/// Largest side of the blocks that copies are made in: three of them, in single precision, are
-/// 3 MiB. The `gemm` crate cuts the inner dimension at the same places, so that neither a copy nor
-/// a turn changes the order of a sum.
+/// Largest side of the blocks that copies are made in: three of them, in single precision, are 3
+/// MiB. The `gemm` crate cuts the inner dimension at the same places, so that neither copies nor
+/// interleaved products change the order of a sum.
 const BLOCK: usize = 512;
 
-/// Rows from which a transposed right operand is copied. The library packs it in any case, but reads
-/// against its rows to do so, which for rows a power of two long costs a tenth of the whole product.
+/// Rows from which a transposed right operand is copied. The library packs it in any case, but must
+/// read it across rows, which costs a tenth of the whole product if the row length is a power of
+/// two.
 const ROWS_WORTH_A_COPY: usize = 64;
 
-/// The product for a result that lies by rows: the library wants the right operand by rows too.
+/// The product for a row-major result: the library wants the right operand row-major too.
 fn by_rows<A, B, C, G>(
     gemm: &G,
     mut c: MatMut<C>,

@@ -43,7 +43,7 @@ unsafe impl<T: Send> Send for MatMut<'_, T> {}
 
 /// A raw pointer to elements.
 trait Pointer {
-    /// The address so many elements on.
+    /// The address this many elements further.
     fn moved(self, elements: isize) -> Self;
 }
 
@@ -132,7 +132,7 @@ impl<'a, T> Mat<'a, T> {
     /// A matrix at an address.
     ///
     /// # Safety
-    /// Every element must be readable, and written by nobody, for the lifetime `'a`.
+    /// Every element must be readable, and must not be written, for the lifetime `'a`.
     #[inline]
     pub unsafe fn from_raw(ptr: *const T, shape: [usize; 2], strides: [isize; 2]) -> Self {
         Self { ptr, shape, strides, borrow: PhantomData }
@@ -180,7 +180,8 @@ impl<'a, T> MatMut<'a, T> {
     /// A matrix at an address.
     ///
     /// # Safety
-    /// For the lifetime `'a` every element must be readable and writable, and used by nobody else.
+    /// For the lifetime `'a` every element must be readable and writable, and nothing else may use
+    /// it.
     #[inline]
     pub unsafe fn from_raw(ptr: *mut T, shape: [usize; 2], strides: [isize; 2]) -> Self {
         Self { ptr, shape, strides, borrow: PhantomData }

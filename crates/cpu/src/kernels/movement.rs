@@ -188,7 +188,7 @@ fn transpose_tile<T: Copy>(
     r: usize,
     c: usize,
 ) {
-    // Through a copy, because lines a power of two apart evict each other from the cache.
+    // Uses a copy, because cache lines at power-of-two distances evict each other.
     let mut tile = [[x[c * stride + r]; TILE]; TILE];
     for (j, line) in tile.iter_mut().enumerate() {
         line.copy_from_slice(&x[(c + j) * stride + r..][..TILE]);

@@ -8,7 +8,7 @@
 use super::inlined::inlined;
 use crate::element::{Element, Float, vectorized};
 
-/// How the weight decay enters an update.
+/// How weight decay is applied in an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
     /// The weights shrink by `lr · weight_decay`, apart from the gradient (AdamW).
@@ -142,7 +142,7 @@ impl Sgd {
     }
 }
 
-/// The factor on the weights and the factor on the weights that joins the gradient.
+/// Two factors on the weights: one that scales them, and one that is added to the gradient.
 fn decay_factors<A: Float>(decay: Decay, weight_decay: f64, lr: f64) -> (A, A) {
     match decay {
         Decay::Decoupled => (A::from_f64(1.0 - lr * weight_decay), A::ZERO),

@@ -1,6 +1,6 @@
 //! Sums and maxima over some of a tensor's dims.
 //!
-//! A tensor is seen as `[outer, middle, inner]`, and the middle is what disappears. All orders are
+//! A tensor is viewed as `[outer, middle, inner]`, and the middle dim is reduced. All orders are
 //! fixed, so a result does not depend on the instruction set; where threads split the elements of
 //! the result, it does not depend on their number either.
 

@@ -1,7 +1,7 @@
 //! Rotary position embedding, rotate-half convention.
 //!
 //! In every head, elements `i` and `i + head_dim / 2` are the two coordinates of a point, which is
-//! turned by the angle `position · frequency(i)`. The gradient turns by the opposite angle.
+//! rotated by the angle `position · frequency(i)`. The gradient rotates by the opposite angle.
 
 use super::inlined::inlined;
 use crate::element::{Element, Float, vectorized};
@@ -37,7 +37,7 @@ pub fn fill_tables<A: Float>(
     }
 }
 
-/// Which way to turn.
+/// The direction of rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// The embedding itself.
@@ -46,7 +46,7 @@ pub enum Direction {
     Inverse,
 }
 
-/// The rows that are turned: `[rows, heads, head_dim]`, where row `r` has the table's line
+/// The rows that are rotated: `[rows, heads, head_dim]`, where row `r` has the table's line
 /// `r % seq + offset`.
 #[derive(Clone, Copy)]
 pub struct Rotary<'a, A> {
@@ -64,12 +64,12 @@ pub struct Rotary<'a, A> {
     pub offset: usize,
     /// The number of the first row given, which need not begin a sequence.
     pub first_row: usize,
-    /// Which way to turn.
+    /// The direction of rotation.
     pub direction: Direction,
 }
 
 impl<A: Float> Rotary<'_, A> {
-    /// Turns rows of `x`, which begin every `x_stride` elements, into rows of `y`; a stride is at
+    /// Rotates rows of `x`, which begin every `x_stride` elements, into rows of `y`; a stride is at
     /// least `heads · head_dim`, and larger if the rows lie inside wider ones.
     pub fn rotate<T: Element<Acc = A>>(
         &self,
@@ -95,7 +95,7 @@ impl<A: Float> Rotary<'_, A> {
         }));
     }
 
-    /// Turns rows of `x`, which begin every `stride` elements, in place.
+    /// Rotates rows of `x`, which begin every `stride` elements, in place.
     pub fn rotate_in_place<T: Element<Acc = A>>(&self, rows: usize, x: &mut [T], stride: usize) {
         let (this, width) = (*self, self.heads * self.head_dim);
         vectorized(inlined!(|| {

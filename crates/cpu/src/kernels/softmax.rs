@@ -14,7 +14,7 @@ use crate::element::{Element, Float, vectorized};
 /// computed twice rather than kept in `out`, where they would be rounded before their division.
 pub fn softmax<T: Element>(x: &[T], width: usize, out: &mut [T]) {
     check_lengths(width, [x.len(), out.len()]);
-    // Without elements there is no row, and any width will do.
+    // Without elements there are no rows, and any width is valid.
     let width = width.max(1);
     vectorized(inlined!(|| {
         for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
@@ -53,7 +53,11 @@ pub(super) fn gradient_row<T: Element>(y: &[T], dy: &[T], along: T::Acc, dx: &mu
 
 fn check_lengths(width: usize, [given, result]: [usize; 2]) {
     assert_eq!(given, result);
-    assert!(given == 0 || given.is_multiple_of(width), "{given} elements are no rows of {width}");
+    assert!(
+        given == 0 || given.is_multiple_of(width),
+        "{given} elements are not whole rows of \
+        {width}"
+    );
 }
 
 #[cfg(test)]

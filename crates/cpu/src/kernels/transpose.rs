@@ -1,8 +1,8 @@
 //! Transposed copies.
 //!
-//! Products take transposed operands as they are, but reading a large weight against its rows is
-//! slow, and every thread does it again. Where a weight's transpose is used by several products, a
-//! copy pays.
+//! Products accept transposed operands, but reading a large weight across its rows is slow, and
+//! every thread does it again. If several products use the transpose of a weight, a copy is worth
+//! it.
 
 use super::matrix::{Mat, MatMut};
 use crate::element::{Element, vectorized};
@@ -60,7 +60,7 @@ where
     }
 }
 
-/// What is left of a square at the last rows or columns.
+/// The incomplete square at the last rows or columns.
 #[inline(always)]
 fn edge<T, C>(from: Mat<T>, to: &mut MatMut<C>, i: usize, j: usize)
 where

@@ -1,4 +1,5 @@
-//! Where the workers of a run meet. Who waits too long poisons the pool and says for whom it waited.
+//! The barrier at which the workers of a run synchronise. A worker that waits too long poisons the
+//! pool and names the workers that it waited for.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,7 +17,7 @@ impl<'a> Barrier<'a> {
         Self { shared, worker }
     }
 
-    /// Waits until every worker of the run has called this as often as this worker has.
+    /// Waits until every worker of the run has called this as many times as this worker.
     ///
     /// What any worker wrote before is visible to all afterwards. If the pool is poisoned this does
     /// not return: it unwinds out of the job, and the run reports the cause.
@@ -29,7 +30,7 @@ impl<'a> Barrier<'a> {
         let round = shared.round.load(Ordering::Relaxed);
         shared.seen[self.worker].0.store(round.wrapping_add(1), Ordering::Relaxed);
         if shared.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == shared.threads {
-            // Everybody else waits for the round to change, so nobody can arrive in between.
+            // All other workers wait for the round to change, so none can arrive in between.
             shared.arrived.0.store(0, Ordering::Relaxed);
             shared.round.store(round.wrapping_add(1), Ordering::Release);
             shared.bell.ring();
@@ -46,8 +47,8 @@ impl<'a> Barrier<'a> {
                 passed() || shared.poisoned.load(Ordering::Acquire)
             })
         };
-        // A process that was suspended finds the time gone although nobody was late; a second full
-        // wait tells the two apart.
+        // After a suspended process continues, the time is over although no worker was late; a
+        // second full wait distinguishes the two cases.
         let in_time = wait() || wait();
         if passed() {
             return;
@@ -58,7 +59,7 @@ impl<'a> Barrier<'a> {
         resume_unwind(Box::new(LeftPoisonedBarrier));
     }
 
-    /// Poisons the pool in the name of the first worker that has not come to this round.
+    /// Poisons the pool, with the first worker that has not arrived at this round as the cause.
     #[cold]
     fn report_missing(&self, round: u32) {
         let missing = |(_, seen): &(usize, &Padded<AtomicU32>)| {
@@ -67,8 +68,8 @@ impl<'a> Barrier<'a> {
         let all = || self.shared.seen.iter().enumerate().filter(missing);
         let names: Vec<String> = all().map(|(worker, _)| worker.to_string()).collect();
         let message = format!(
-            "worker {} waited {:?} at a barrier for worker {}, which did not come; \
-             all workers of a run must call the barrier equally often",
+            "worker {} waited {:?} at a barrier for worker {}, which did not arrive; \
+             all workers of a run must call the barrier the same number of times",
             self.worker,
             self.shared.settings.timeout,
             names.join(" and worker "),
@@ -80,5 +81,5 @@ impl<'a> Barrier<'a> {
     }
 }
 
-/// The payload with which a worker leaves a barrier that somebody else poisoned.
+/// The panic payload of a worker that leaves a poisoned barrier.
 pub(super) struct LeftPoisonedBarrier;

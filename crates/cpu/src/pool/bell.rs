@@ -1,19 +1,20 @@
-//! Waiting for a condition on atomics: by looking again, then by sleeping.
+//! Waiting for a condition on atomics: polling first, then sleeping.
 
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long to look at a condition before sleeping.
+/// How long to poll a condition before sleeping.
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
-    /// Looks without giving up the core.
+    /// Polls without giving up the core.
     pub(super) spins: u32,
-    /// Looks between which another thread may have the core.
+    /// Polls between which another thread may use the core.
     pub(super) yields: u32,
 }
 
-/// Wakes whoever sleeps until a condition on other atomics holds; costs one load if nobody sleeps.
+/// Wakes threads that sleep until a condition on other atomics holds; costs one load if none
+/// sleeps.
 #[derive(Default)]
 pub(super) struct Bell {
     sleepers: AtomicUsize,
@@ -22,7 +23,7 @@ pub(super) struct Bell {
 }
 
 impl Bell {
-    /// To be called after every change that may make somebody's condition true.
+    /// Must be called after every change that may make a condition true.
     pub(super) fn ring(&self) {
         // Orders the change before the look at the sleepers; a sleeper counts itself, passes the
         // same fence, and then looks at its condition: at least one of the two sees the other.
@@ -33,7 +34,7 @@ impl Bell {
         }
     }
 
-    /// Waits until `ready`, at most for `limit`; tells whether it became ready.
+    /// Waits until `ready`, at most for `limit`; returns whether it became ready.
     pub(super) fn wait(
         &self,
         patience: Patience,

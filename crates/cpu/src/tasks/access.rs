@@ -1,5 +1,5 @@
-//! Who touches which bytes: a worker's share of a task, the values of a call, and what of them a
-//! worker reads or writes.
+//! Which worker touches which bytes: its share of a task, the values of a call, and the parts of
+//! them that it reads or writes.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ impl Share {
         n * self.worker / self.workers..n * (self.worker + 1) / self.workers
     }
 
-    /// The only worker that does anything, for work too small to share.
+    /// All of the work for one worker, if it is too small to divide.
     pub(crate) fn alone(self, n: usize) -> Range<usize> {
         if self.worker == 0 { 0..n } else { 0..0 }
     }

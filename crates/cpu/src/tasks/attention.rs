@@ -1,4 +1,4 @@
-//! Attention, shared by pairs of a sequence and a key head.
+//! Attention: workers divide the pairs of a sequence and a key head.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,13 +17,16 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let (attention, backward) = match op.instr.op {
         Op::Attention(a) => (a, false),
         Op::AttentionGrad(g) => (g.of, true),
-        _ => return Err(op.unsupported("it is no attention")),
+        _ => return Err(op.unsupported("it is not an attention")),
     };
     let inputs: Vec<Var> = (0..op.instr.inputs.len()).map(|i| op.input(i)).collect();
     let outputs: Vec<Var> = (0..op.instr.outputs.len()).map(|i| op.output(i)).collect();
     let (q, k) = (&inputs[0].shape, &inputs[1].shape);
     if inputs[0].valid[3] < q[3] {
-        return Err(op.unsupported("the elements of a head can't be padded; pad the heads"));
+        return Err(op.unsupported(
+            "the elements of a head cannot be padded; pad the number of \
+            heads",
+        ));
     }
     let shape = Shape {
         batch: q[0],
@@ -47,8 +50,8 @@ fn held(op: &Operation<'_>, q: &Var, k: &Var) -> Option<Held> {
     let value = op.instr.inputs[0];
     let [batch, positions, heads] = [0, 1, 2].map(|dim| op.part(value, dim));
     let sharded = [batch, positions, heads].iter().any(|part| part.shards > 1);
-    // Padding of the major factor of the query heads is padding of the key heads too, and apart
-    // from the rest; where there is one key head, the heads of its group may be padded.
+    // Padding of the major factor of the query heads is also padding of the key heads, and handled
+    // there; with one key head, the heads of its group may be padded.
     let group = if k.shape[2] == 1 { q.valid[2] } else { q.shape[2] / k.shape[2].max(1) };
     let padded = q.valid[1] < q.shape[1] || k.valid[1] < k.shape[1] || q.valid[2] < q.shape[2];
     (sharded || padded).then(|| Held {
@@ -93,7 +96,7 @@ impl<T: Element> Pairs<T> {
 
     fn forward(&self, cx: &Context<'_>, pairs: Range<usize>) {
         let attention = Attention { shape: self.shape, dropout: self.mask(cx), gemm: &Packing };
-        // The materialised form makes the log-sum-exp on its way, and nobody keeps it.
+        // The materialised form also computes the log-sum-exp, which is not kept.
         let rows = if self.flash() { 0 } else { self.rows() };
         // SAFETY: no other slice of it is in use.
         let scratch = unsafe { cx.scratch::<T::Acc>(rows + self.forward_scratch()) };

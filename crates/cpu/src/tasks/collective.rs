@@ -1,7 +1,7 @@
 //! Collectives: what ranks do together, as calls of the engine's communicator.
 //!
-//! Data go straight from one rank's arena to another's, in strided blocks. What needs no other rank is
-//! an ordinary copy.
+//! Data go directly from one rank's arena to another's, in strided blocks. A collective without
+//! other ranks is an ordinary copy.
 
 use phalanx_call::Slot;
 use phalanx_comm::{Blocks, Reduction, Strides};
@@ -90,8 +90,7 @@ fn transfer(
     Ok(transfer.cut(collective))
 }
 
-/// Blocks of a gather along the middle of three dims, for the order in which its elements are
-/// dealt.
+/// Blocks of a gather along the middle of three dims, for the order of its elements.
 fn gathered(
     op: &Operation<'_>,
     order: Order,
@@ -115,13 +114,17 @@ fn gathered(
 fn in_blocks(op: &Operation<'_>, value: ValueId, dim: usize) -> Result<(), EngineError> {
     match op.program.ty(value).layout.dims()[dim].order {
         Order::Block => Ok(()),
-        order => Err(op.unsupported(format!("dim {dim} is {}; only blocks move", order.name()))),
+        order => Err(op.unsupported(format!(
+            "dim {dim} is {}; only dims in block order can be \
+            moved",
+            order.name()
+        ))),
     }
 }
 
-/// Who sends to whom in a permute. Blocks are numbered by the old axes on the sending side and by
-/// the new ones on the receiving side; where a block has several holders, or several ranks need
-/// it, they are matched in the order of the remaining axes.
+/// Which rank sends to which in a permute. Blocks are numbered by the old axes on the sending side
+/// and by the new ones on the receiving side; where a block has several holders, or several ranks
+/// need it, they are matched in the order of the remaining axes.
 struct Route {
     /// Old axes, then those that only the new list has: the order of the group.
     axes: Vec<Axis>,
@@ -145,7 +148,10 @@ fn done(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let handle = op.instr.inputs[0];
     let start = op.program.instrs().iter().find(|i| i.outputs.contains(&handle));
     let Some(start) = start else {
-        return Err(op.unsupported("what it waits for is started by another program"));
+        return Err(op.unsupported(
+            "the collective that it waits for is started in another \
+            program",
+        ));
     };
     let (source, target) = (op.var(start.inputs[0]), op.output(0));
     let local = match &start.op {
@@ -156,13 +162,13 @@ fn done(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         _ => true,
     };
     match local {
-        // It was done when it was started.
+        // It was already completed at its start.
         true => Ok(vec![]),
         false => Ok(vec![task(Done { source, target, handle: handle.index() })]),
     }
 }
 
-/// The gather of the numbers that an op exchanges inside, each rank's in its place already.
+/// The gather of the numbers that an op exchanges inside; each rank's numbers are already in place.
 pub(super) struct Gather(Transfer);
 
 impl Gather {

@@ -22,9 +22,9 @@ pub(crate) struct Context<'a> {
     pub(crate) scratch: *mut u8,
     pub(crate) scratch_bytes: usize,
     pub(crate) failure: &'a Failure,
-    /// The way to other ranks, if there are any.
+    /// The endpoint to other ranks, if there are any.
     pub(crate) comm: Option<&'a Endpoint>,
-    /// By value: the calls that were started and not yet waited for.
+    /// For each value: the calls that were started and not yet waited for.
     pub(crate) handles: &'a [Outstanding],
 }
 
@@ -34,7 +34,7 @@ impl Context<'_> {
             Slot::Input(i) => (&self.args.inputs[i], 0),
             Slot::Output(o) => (&self.args.outputs[o].span, 0),
             Slot::Workspace(offset) => (&self.args.workspace, offset),
-            Slot::Unused => unreachable!("a task has no operand that lies nowhere"),
+            Slot::Unused => unreachable!("an operand of a task has memory"),
         };
         self.bases.0[span.tier.index()].wrapping_add(span.offset + offset)
     }
@@ -79,7 +79,7 @@ impl Context<'_> {
         }
     }
 
-    /// A number of the step.
+    /// A scalar of the step.
     ///
     /// # Safety
     /// The task declared that it reads the value, which is an `f32` or `f64` scalar.

@@ -1,5 +1,5 @@
-//! What a rank holds of a value: which elements are padding, and where its own ones lie in the
-//! whole.
+//! The part of a value that a rank holds: which elements are padding, and where its elements lie in
+//! the whole value.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! Elementwise ops, alone or in groups, chunk by chunk.
 //!
 //! A chunk of every operand passes through all steps of a group while it is in the first cache;
-//! what lies between the steps never reaches the arena. Each step rounds to its element type, so a
-//! group gives the same bits as its ops apart.
+//! intermediate values never reach the arena. Each step rounds to its element type, so a group
+//! gives the same bits as separate ops.
 
 use phalanx_engine::EngineError;
 use phalanx_ir::ops::{BinaryKind, FusedArg, FusedStep};

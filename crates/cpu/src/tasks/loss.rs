@@ -1,4 +1,4 @@
-//! Cross-entropy, apart and fused with its projection.
+//! Cross-entropy, alone and fused with its projection.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -150,7 +150,7 @@ fn linear(
     Ok(tasks)
 }
 
-/// Copies w the other way round, once for all chunks; its rows are shared.
+/// Transposes w, once for all chunks; workers divide its rows.
 struct Turn<T> {
     w: Var,
     other: usize,
@@ -160,7 +160,7 @@ struct Turn<T> {
 impl<T: Element> Task for Turn<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let rows = self.w.own_rows(share);
-        // A share of rows becomes a share of columns, which ranges of bytes can't say.
+        // A share of rows becomes a share of columns, which is not one range of bytes.
         let bytes = 0..self.w.elements() * size_of::<T>();
         vec![self.w.reads(self.w.of_rows(&rows)), Access::scratch(self.other, bytes, true)]
     }
@@ -185,10 +185,10 @@ struct Chunk {
     transposed: bool,
     /// Offset of the chunk's logits in the workspace.
     logits: usize,
-    /// Offset of w the other way round.
+    /// Offset of the transposed w.
     other: usize,
     rows: Range<usize>,
-    /// Whether no chunk comes before it, whose weight's gradient it would add to.
+    /// Whether it is the first chunk: later ones add to the weight's gradient.
     first: bool,
     /// x, w, targets, dnll.
     inputs: Vec<Var>,
@@ -231,7 +231,7 @@ impl Chunk {
     /// w as `[width, classes]` and as `[classes, width]`, both row by row.
     ///
     /// # Safety
-    /// The copy has been made, and nobody writes either meanwhile.
+    /// The copy has been made, and nothing writes either meanwhile.
     unsafe fn weights<'a, T>(&self, cx: &'a Context<'_>) -> [Mat<'a, T>; 2] {
         let (width, classes) = (self.width(), self.classes());
         let strides = [self.extent() as isize, self.inputs[0].width() as isize];

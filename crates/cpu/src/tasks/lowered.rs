@@ -3,7 +3,7 @@
 //! Each row is reduced to a few numbers, over its valid elements. Where the row is sharded, the
 //! ranks that share it gather the numbers of all parts in between ([`Exchange`]). Then every rank
 //! merges them and finishes its part. Padding comes out as zeros. Whole rows without padding have
-//! kernels of their own, which take one pass less.
+//! their own kernels, which need one pass less.
 
 mod row;
 
@@ -25,7 +25,7 @@ use crate::kernels::lowered::{self as kernel, Numbers};
 use crate::requirements::NORM_PARTS;
 use row::{Gathered, Kind, Shared};
 
-/// The tasks of an op that needs this way, or nothing for whole rows without padding.
+/// The tasks of an op with sharded or padded rows; `None` for whole rows without padding.
 pub(super) fn compile(op: &Operation<'_>) -> Result<Option<Tasks>, EngineError> {
     let kind = match &op.instr.op {
         Op::RmsNorm(n) => Kind::RmsNorm { eps: n.eps },
@@ -85,7 +85,7 @@ fn sum_parts(op: &Operation<'_>, shared: &Shared) -> Result<Box<dyn Task>, Engin
     })
 }
 
-/// Reduces each row to its numbers, and puts them where all parts' are gathered.
+/// Reduces each row to its numbers, and stores them where the numbers of all parts are gathered.
 struct Measure<T> {
     row: Arc<Shared>,
     types: PhantomData<T>,
@@ -246,7 +246,7 @@ impl<T: Element> Finish<T> {
             if !counts {
                 return dx.fill(T::default());
             }
-            // In place the logits are there already.
+            // In place, the logits are already there.
             if cx.ptr::<T>(&row.inputs[0]) != cx.ptr::<T>(out) {
                 dx.copy_from_slice(row.row::<T>(cx, 0, index));
             }

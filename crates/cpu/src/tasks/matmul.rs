@@ -24,7 +24,7 @@ pub(super) fn compile(op: &Operation<'_>, spec: &Matmul) -> Result<Tasks, Engine
     Ok(vec![made])
 }
 
-/// Products that share their first operand: one task, whose products take turns.
+/// Products that share their first operand: one task, whose products are interleaved.
 pub(super) fn compile_packed(
     op: &Operation<'_>,
     spec: &PackedMatmul,
@@ -52,7 +52,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for Product<T, C> {
         let shared = self.dims.shared(share.workers);
         let axis = self.dims.axis(shared);
         let own = share.of(axis.size);
-        // Where the shared index is the slowest of a tensor, a share is a contiguous piece of it.
+        // If the divided index is the slowest of a tensor, a share is a contiguous piece of it.
         let piece = |tensor: usize, var: &Var| -> Range<usize> {
             let stride = axis.strides[tensor];
             if stride > 0 && stride * axis.size == var.elements() {
@@ -171,7 +171,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
         }
     }
 
-    /// The sum of nothing, where a rank holds only padding of what is summed.
+    /// Zeros, if a rank holds only padding of the contracted dim.
     fn nothing(&self, cx: &Context<'_>, own: &Own, at: usize) {
         let (m, n) = (own.rows, own.cols);
         let strides = [m.strides[2] as isize, n.strides[2] as isize];
@@ -194,7 +194,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
         }
     }
 
-    /// Puts the addend where the product is added to it, unless it lies there already.
+    /// Copies the addend to the result, to which the product is added, unless it is already there.
     fn bring(
         &self,
         cx: &Context<'_>,
@@ -226,9 +226,9 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
     }
 }
 
-/// Products that share their first operand. Where each is one product of two matrices, they take
-/// turns over blocks of what is summed; else they run one after the other. Workers share each of
-/// them as if it stood alone, so that the borders are those of its neighbours.
+/// Products that share their first operand. If each is one product of two matrices, they are
+/// interleaved over blocks of the contracted dim; otherwise they run one after the other. Workers
+/// divide each product as if it were alone, so that shares match those of neighbouring ops.
 struct Pack<T, C> {
     products: Vec<Product<T, C>>,
 }

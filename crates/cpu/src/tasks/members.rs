@@ -1,6 +1,6 @@
 //! Members of a packed unit: a sum of squares for each, or a factor.
 //!
-//! A rank holds some part of a unit, and where members lie in it is found once, when the call is made.
+//! A rank holds some part of a unit, and where members lie in it is found once, at compile time.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -35,7 +35,7 @@ pub(super) fn scale(op: &Operation<'_>, bounds: &Bounds) -> Result<Tasks, Engine
     Ok(vec![made])
 }
 
-/// Neighbours in what a rank holds that belong to one member, or to none.
+/// Neighbouring elements of a rank that belong to one member, or to none.
 struct Piece {
     elements: Range<usize>,
     member: Option<usize>,
@@ -57,7 +57,7 @@ fn pieces(op: &Operation<'_>, bounds: &Bounds, count: usize) -> Result<Vec<Piece
 /// A sum for each member. One worker sums all of it, so the result does not depend on how many there
 /// are; neighbours, which are often of one size, have different workers.
 struct Squares<T> {
-    /// By element of the result: what it is the sum of. Padding is the sum of nothing.
+    /// For each element of the result: what it is the sum of. Padding has no elements to sum.
     runs: Vec<Vec<Range<usize>>>,
     x: Var,
     out: Var,

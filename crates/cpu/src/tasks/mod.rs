@@ -56,7 +56,7 @@ pub(crate) trait Task: Send + Sync {
         false
     }
 
-    /// The call that it makes, if it does nothing but talk to other ranks.
+    /// The call that it makes, if it only communicates with other ranks.
     fn transfer(&self) -> Option<&Transfer> {
         None
     }
@@ -71,9 +71,9 @@ pub(crate) struct Operation<'a> {
     pub(crate) scratch: Option<usize>,
     /// This rank, in the program's mesh.
     pub(crate) rank: usize,
-    /// The ranks of the mesh, by their numbers in the world.
+    /// The ranks of the mesh, as ranks of the world.
     pub(crate) ranks: &'a [usize],
-    /// The way to other ranks, if there are any.
+    /// The endpoint to other ranks, if there are any.
     pub(crate) comm: Option<&'a Endpoint>,
 }
 
@@ -117,8 +117,7 @@ pub(crate) fn task(task: impl Task + 'static) -> Box<dyn Task> {
 
 /// The calls of one instruction.
 pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
-    // What depends on where a rank's elements lie, or on which of them are padding, where that
-    // makes a difference.
+    // First, ops for which the place of a rank's elements or padding matters.
     if let Some(tasks) = lowered::compile(op)? {
         return Ok(tasks);
     }
@@ -126,7 +125,7 @@ pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         return Ok(tasks);
     }
     match &op.instr.op {
-        // The result is the operand, under another type.
+        // The result is the operand with another type.
         Op::Reshape(_) => Ok(vec![]),
         Op::Matmul(matmul) => matmul::compile(op, matmul),
         Op::PackedMatmul(packed) => matmul::compile_packed(op, packed),

@@ -30,12 +30,12 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     Ok(vec![Box::new(Move { kind, inputs, out })])
 }
 
-/// A copy of a value into an output that it does not lie in, or its addition to what is there.
+/// A copy of a value into another output, or its addition to what is there.
 pub(crate) fn copy(from: Var, to: Var) -> Box<dyn Task> {
     Box::new(Move { kind: Kind::Copy, inputs: vec![from], out: to })
 }
 
-/// A copy of so many bytes from the first input to the first output, wherever they lie.
+/// A copy of this many bytes from the first input to the first output, in any tier.
 pub(crate) fn copy_bytes(bytes: usize) -> Box<dyn Task> {
     let shape = vec![bytes, 1];
     let of = |slot| Var { slot, dtype: DType::Bool, shape: shape.clone(), valid: shape.clone() };
@@ -118,7 +118,7 @@ impl Move {
         }
     }
 
-    /// Whether something along a dim is padding, which lies behind each part of a join and behind
+    /// Whether something along a dim is padding, which lies after each part of a join and after
     /// what a slice may take.
     fn is_padded(&self, dim: usize) -> bool {
         let padded = |var: &Var| var.valid[dim] < var.shape[dim];

@@ -1,4 +1,4 @@
-//! Zeros in place of padding.
+//! Writes zeros into padding.
 
 use std::ops::Range;
 

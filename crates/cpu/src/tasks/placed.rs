@@ -1,7 +1,7 @@
-//! Ops whose numbers depend on where a rank's elements lie in the whole, where rows are padded or
-//! other dims than the first are sharded: dropout, rotary, embeddings.
+//! Ops whose results depend on the global position of a rank's elements (dropout, rotary,
+//! embeddings), if rows are padded or dims other than the first are sharded.
 //!
-//! Whole values, and those of which a rank holds whole samples, have quicker ways elsewhere.
+//! Whole values, and those of which a rank holds whole samples, have faster tasks elsewhere.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::kernels::dropout::{Mask, dropout_of_sample};
 use crate::kernels::embedding::{Held, gather};
 use crate::kernels::rotary;
 
-/// The tasks of an op that needs this way, if it does.
+/// The tasks of such an op; `None` if it does not need them.
 pub(super) fn compile(op: &Operation<'_>) -> Result<Option<Tasks>, EngineError> {
     let made = match &op.instr.op {
         Op::Dropout(d) if !whole_samples(op) => {
@@ -75,7 +75,7 @@ struct Places {
 
 impl Places {
     /// The sample that a row (all dims but the last) belongs to, and the number of its first
-    /// element there; a row of padding has a number too, which means nothing.
+    /// element there; a row of padding has a meaningless number.
     fn row(&self, row: usize) -> (usize, usize) {
         let (mut rest, mut stride, mut element) = (row, self.shape[self.shape.len() - 1], 0);
         for (part, size) in self.parts.iter().zip(&self.shape).skip(1).rev().skip(1) {
@@ -137,7 +137,7 @@ impl<T: Element> Task for Drop<T> {
     }
 }
 
-/// Rotary over heads that are padded: each head's valid elements are turned, the rest is zero.
+/// Rotary over padded heads: the valid elements of each head are rotated, the rest is zero.
 fn rotation(op: &Operation<'_>, r: &Rotary) -> Result<Box<dyn Task>, EngineError> {
     let (x, out) = (op.input(0), op.output(0));
     let (seq, part) = (x.shape[1], op.part(op.instr.inputs[0], 1));

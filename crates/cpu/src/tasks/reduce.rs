@@ -16,7 +16,7 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let (kind, dims) = match &op.instr.op {
         Op::SumSquares(_) => (Kind::Squares, (0..x.shape.len()).collect()),
         Op::Reduce(r) => (Kind::Reduce(r.kind), r.dims.clone()),
-        _ => return Err(op.unsupported("it is no reduction")),
+        _ => return Err(op.unsupported("it is not a reduction")),
     };
     let owner = op.instr.outputs[0].index();
     let made = for_floats!(op, x.dtype, out.dtype, T, C => {
@@ -45,7 +45,7 @@ enum Kind {
 }
 
 /// A reduction to one number, by one worker: the result does not depend on how many there are.
-/// Neighbouring instructions have different owners, so the norms of many units run side by side.
+/// Neighbouring instructions have different owners, so the norms of many units run in parallel.
 struct Total<T, C> {
     owner: usize,
     kind: Kind,
@@ -151,8 +151,8 @@ fn blocks(shape: &[usize], dims: &[usize]) -> Option<[usize; 3]> {
 /// elements.
 struct Scattered<T, C> {
     kind: Kind,
-    /// Steps and stride in the operand of every dim that stays, and of every one that goes, of
-    /// which only valid elements count.
+    /// Size and stride in the operand of every dim that stays, and of every reduced dim, where only
+    /// valid elements count.
     kept: Vec<(usize, usize)>,
     reduced: Vec<(usize, usize)>,
     x: Var,

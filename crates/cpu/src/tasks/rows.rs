@@ -1,4 +1,4 @@
-//! Ops whose every operand is either shared by rows or read whole: norms, softmax, dropout,
+//! Ops in which each operand is either divided by rows or read whole: norms, softmax, dropout,
 //! embeddings.
 
 use std::marker::PhantomData;

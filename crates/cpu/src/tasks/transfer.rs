@@ -16,10 +16,10 @@ use super::{Access, Context, Operation, Share, Task, Var};
 /// The endpoint of an engine's rank, which one worker at a time uses.
 pub(crate) type Endpoint = Mutex<Line>;
 
-/// A rank's way to the others.
+/// A rank's endpoint to the others.
 pub(crate) struct Line {
     pub(crate) comm: Box<dyn Communicator>,
-    /// By tag: the axes whose traffic is counted under it.
+    /// For each tag: the axes whose traffic is counted under it.
     pub(crate) counted: Vec<Vec<Axis>>,
 }
 
@@ -28,7 +28,7 @@ impl Line {
         Self { comm, counted: Vec::new() }
     }
 
-    /// What traffic over these axes is counted under.
+    /// The tag under which traffic over these axes is counted.
     pub(super) fn tag(&mut self, axes: Vec<Axis>) -> u32 {
         let known = self.counted.iter().position(|counted| *counted == axes);
         known.unwrap_or_else(|| {
@@ -38,7 +38,7 @@ impl Line {
     }
 }
 
-/// A collective as calls of the communicator, made ready when its program is compiled.
+/// A collective as calls of the communicator, prepared when its program is compiled.
 pub(crate) struct Transfer {
     /// One for each piece, and the first element that it takes of every block.
     calls: Vec<(usize, Call<'static>)>,
@@ -92,7 +92,7 @@ impl Transfer {
         Self { calls, source, target, outstanding: Outstanding::default() }
     }
 
-    /// The same in pieces: of every block each call takes some columns.
+    /// The same in pieces: each call takes some columns of every block.
     pub(super) fn cut(mut self, collective: &Collective) -> Self {
         if let ([(_, whole)], true) = (&self.calls[..], collective.pieces > 1) {
             let piece = |columns: Range<usize>| {
@@ -104,10 +104,10 @@ impl Transfer {
         self
     }
 
-    /// Starts every call, and hands over what is to be waited for.
+    /// Starts every call, and stores the handles to wait for.
     ///
     /// # Safety
-    /// Nobody writes the source or touches the target until all have been waited for.
+    /// Nothing writes the source or touches the target until all have been waited for.
     pub(crate) unsafe fn start(
         &self,
         cx: &Context<'_>,
@@ -192,15 +192,16 @@ impl Task for Done {
 
     fn run(&self, cx: &Context<'_>) {
         cx.communicate(|comm| {
-            // Nothing is there if its start failed, which was reported then.
+            // There is no handle if its start failed, which was already reported.
             wait_for(&cx.handles[self.handle], comm)
         });
     }
 }
 
 impl Context<'_> {
-    /// Lets the first worker talk to other ranks. It does so also after a failure of this rank's own,
-    /// so that the others are not left waiting; after one between ranks, calls fail at once.
+    /// Lets the first worker communicate with other ranks. It does so even after this rank has
+    /// failed, so that the others do not wait forever; after a failure between ranks, calls fail at
+    /// once.
     fn communicate(&self, talk: impl FnOnce(&mut dyn Communicator) -> Result<(), CommError>) {
         let Some(endpoint) = self.comm.filter(|_| self.share.worker == 0) else { return };
         let mut comm = endpoint.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! From element types as values to element types as types.
+//! Turns element types of values into Rust types.
 
 /// Runs a generic constructor for the float type that a value has.
 macro_rules! for_float {

@@ -15,7 +15,7 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let rule = match op.instr.op {
         Op::AdamW(adamw) => Rule::AdamW(adamw),
         Op::Sgd(sgd) => Rule::Sgd(sgd),
-        _ => return Err(op.unsupported("it is no update")),
+        _ => return Err(op.unsupported("it is not an update")),
     };
     let states = rule.states();
     let narrow = op.instr.outputs.len() > 1 + states;
@@ -110,15 +110,15 @@ where
     fn run(&self, cx: &Context<'_>) {
         let v = &self.vars;
         let own = cx.share.of(v.w.elements());
-        // Updates work in place: state is first brought to where the results lie, which is where
-        // it is already when a script binds both to one buffer.
+        // Updates work in place: state is first copied to the results, unless a script binds both
+        // to one buffer.
         self.bring(cx, &v.w, &v.out, &own);
         for (from, to) in v.states.iter().zip(&v.state_outs) {
             self.bring(cx, from, to, &own);
         }
         let mut at = own.start;
         while at < own.end {
-            // What decays and what does not are updated apart.
+            // Elements that decay and those that do not are updated separately.
             let (rate, same) = self.rule.decay().at(self.first + at);
             let end = own.end.min(at.saturating_add(same));
             self.piece(cx, at..end, rate);

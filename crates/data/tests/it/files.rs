@@ -48,7 +48,7 @@ fn a_width_that_contradicts_the_name_is_refused() {
     let path = scratch.file("a.u32", &[5, 0, 0, 0, 6, 0, 0, 0]);
     assert_eq!(TokenFile::open(&path, Some(TokenWidth::U32), 10).unwrap().len_tokens(), 2);
     let error = TokenFile::open(&path, Some(TokenWidth::U16), 10).unwrap_err();
-    let expected = "a.u32: tokens of type u16 were asked for; a name that ends in .u32 promises";
+    let expected = "a.u32: this file does not hold tokens of type u16; its name ends in .u32,";
     assert!(error.to_string().contains(expected), "{error}");
 }
 

@@ -94,5 +94,5 @@ fn the_seed_decides_everything() {
 #[test]
 fn a_vocabulary_too_small_is_refused() {
     let message = MarkovCorpus::new(0, 9, 100).unwrap_err().to_string();
-    assert!(message.contains("10") && message.contains("found 9"), "{message}");
+    assert!(message.contains("10") && message.contains("vocabulary of 9"), "{message}");
 }

@@ -1,7 +1,8 @@
 //! The largest buffers of a step, each kind once.
 //!
-//! Every block and every micro-batch has buffers of its own, all alike. A table of single buffers
-//! would name the same residual once for each; here alike ones share a row that says how many.
+//! Every block and every micro-batch has its own buffers, of the same kinds. A table of single
+//! buffers would list the same residual many times; here buffers of one kind share a row with their
+//! count.
 
 use std::collections::BTreeMap;
 
@@ -54,12 +55,12 @@ pub(crate) fn largest(
     rows
 }
 
-/// What a buffer is, whichever instance and micro-batch it is of: `blocks.3/r27@mb0` is residual `r27` of
-/// a block; and how that is made.
+/// What a buffer is, without its instance and micro-batch (`blocks.3/r27@mb0` is residual `r27` of
+/// a block), and the op that makes it.
 fn kind_of(model: &Model, compiled: &Compiled, script: &Script, buffer: &Buffer) -> String {
     let segment_of = |instance: usize| model.instances()[instance].segment;
     let of = |segment: usize| &model.segments()[segment].name;
-    // A unit may be called after its instance.
+    // A unit may have the name of its instance.
     let of_unit = |unit: usize| {
         let name = &script.names.units[unit];
         let instance = model.instances().iter().find(|instance| instance.name == *name);
@@ -93,7 +94,7 @@ fn made_by(program: &Program, port: &str) -> Option<String> {
     let (instr, result) = (program.instrs().iter())
         .find_map(|i| i.outputs.iter().position(|&v| v == value).map(|result| (i, result)))?;
     let read = match instr.op {
-        // Each result is made of an operand of its own.
+        // Each result comes from its own operand.
         Op::PackedMatmul(_) => &instr.inputs[result + 1..result + 2],
         _ => &instr.inputs[..],
     };

@@ -1,6 +1,7 @@
-//! What a step moves between ranks: per instruction, per action, and altogether.
+//! What a step moves between ranks: per instruction, per action, and in total.
 //!
-//! All numbers are bytes that one rank reads from others or writes to them, from types alone.
+//! All numbers are bytes that one rank reads from others or writes to them, computed from types
+//! alone.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -17,7 +18,7 @@ pub(super) fn program_text(program: &Program, rank: usize) -> String {
     text::commented(program, |instr| {
         let (route, moved) = of_instr(program, instr, rank)?;
         Some(match &instr.op {
-            // Its name and its axes stand there already.
+            // The line already has its name and its axes.
             Op::Collective(_) => amount(moved),
             _ => line(&route, moved),
         })
@@ -42,7 +43,7 @@ pub(super) fn program_json(program: &Program, rank: usize) -> Vec<Value> {
 
 /// What an action moves as the end of its line; empty if it moves nothing.
 pub(super) fn action_text(moved: &BTreeMap<Route, Moved>) -> String {
-    // What a rank sends, the receiver moves.
+    // Only the receiver of a message counts its bytes.
     let moves = moved.iter().filter(|(_, moved)| moved.bytes > 0);
     let parts: Vec<String> = moves.map(|(route, moved)| line(route, *moved)).collect();
     match parts.is_empty() {

@@ -1,4 +1,4 @@
-//! The grid of ranks: who has which coordinates, and who talks to whom.
+//! The grid of ranks: the coordinates of each rank, and which ranks communicate.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -8,7 +8,7 @@ use phalanx_ir::{Axis, Mesh};
 use phalanx_script::Route;
 use serde_json::{Value, json};
 
-/// Ranks that a line shows, and groups that an entry names.
+/// The most ranks in a line, and the most groups that an entry lists.
 const PER_LINE: usize = 16;
 const GROUPS: usize = 8;
 
@@ -16,7 +16,7 @@ const GROUPS: usize = 8;
 pub(super) fn text<'r>(mesh: &Mesh, routes: impl Iterator<Item = &'r Route>) -> String {
     let ranks = mesh.ranks();
     let Some((fastest, across)) = mesh.axes().last() else {
-        return "# ranks: 1, alone\n\n".to_owned();
+        return "# ranks: 1\n\n".to_owned();
     };
     let mut text = format!("# ranks: {ranks} on the mesh {mesh}, the fastest axis last\n");
     let slower: Vec<Axis> = mesh.axes().map(|(axis, _)| axis).filter(|a| *a != fastest).collect();
@@ -41,7 +41,7 @@ pub(super) fn text<'r>(mesh: &Mesh, routes: impl Iterator<Item = &'r Route>) -> 
         }
         text += "\n\n";
     }
-    text += "# groups: ranks that talk to each other, by axes\n";
+    text += "# groups: ranks that communicate, by axes\n";
     let sets = axis_sets(mesh, routes);
     let width = sets.iter().map(|axes| names(axes).join(",").len()).max().unwrap_or(0);
     for axes in &sets {
@@ -109,7 +109,7 @@ mod tests {
   dp=0 cp=0     0     1     2
   dp=1 cp=0     3     4     5
 
-# groups: ranks that talk to each other, by axes
+# groups: ranks that communicate, by axes
   dp        3 of 2    [0,3] [1,4] [2,5]
   cp        6 of 1    [0] [1] [2] [3] [4] [5]
   tp        2 of 3    [0,1,2] [3,4,5]

@@ -1,7 +1,8 @@
 //! Chrome's trace event format: a process for every rank, a thread for every lane.
 //!
-//! Events of one thread must lie beside or within each other. Messages and collectives may overlap, so
-//! a lane has as many threads as it has actions under way at once. Arrows go from sends to receives.
+//! Events of one thread must be disjoint or nested. Messages and collectives may overlap, so a lane
+//! has as many threads as it has actions in flight at the same time. Arrows go from sends to
+//! receives.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,7 +28,7 @@ const LANES: [(Lane, &str); 8] = [
 /// Threads that a lane may have before two events of it share one number.
 const ROWS: usize = 1000;
 
-/// A trace as a JSON object, with what it amounts to under `otherData`. Times are microseconds from the
+/// A trace as a JSON object, with a summary under `otherData`. Times are microseconds from the
 /// first action of any rank.
 pub fn chrome(trace: &Trace, played: &Played) -> Value {
     let issued = trace.ranks.iter().flatten().map(|traced| traced.times.issued);
@@ -91,7 +92,7 @@ fn thread((pid, tid): (usize, usize), lane: &str, row: usize) -> [Value; 2] {
     ]
 }
 
-/// By action: the first row in which it overlaps no earlier one.
+/// For each action: the first row in which it overlaps no earlier one.
 fn rows(actions: &[&Traced]) -> Vec<usize> {
     let mut free = Vec::new();
     let row = |traced: &&Traced| {
@@ -104,7 +105,7 @@ fn rows(actions: &[&Traced]) -> Vec<usize> {
     actions.iter().map(row).collect()
 }
 
-/// Microseconds, to the nanosecond that clocks give.
+/// Microseconds, with the nanosecond precision of clocks.
 fn micros(time: Duration) -> f64 {
     time.as_nanos() as f64 / 1e3
 }
@@ -142,7 +143,7 @@ impl At {
     }
 }
 
-/// Messages whose other end has been seen, or not yet: each has a number.
+/// Messages of which one end or both were seen, each with a number.
 #[derive(Default)]
 struct Arrows {
     numbers: BTreeMap<(Option<phalanx_script::Value>, usize, usize), usize>,
@@ -158,7 +159,7 @@ impl Arrows {
             let next = self.numbers.len() + 1;
             let id = *self.numbers.entry((value.clone(), from, to)).or_insert(next);
             let (start, end) = (times.started - at.origin, times.ended - at.origin);
-            // Just within the event, so that a viewer finds the arrow's end in it.
+            // Just inside the event, so that a viewer attaches the arrow to it.
             let within = end.saturating_sub(Duration::from_nanos(1)).max(start);
             let (pid, tid) = (at.rank, at.thread);
             let (name, cat) = ("message", "message");

@@ -1,12 +1,13 @@
 //! The measured timeline above the predicted one.
 //!
-//! A schedule's turn is what a device's first rank did from the start of the turn's first action to the
-//! end of its last. Where a head's forward and backward are one program, that counts as backward. A
-//! forward that is run again is a turn of its own, drawn when it ran: it needs nothing from other devices,
-//! so it may be over before the gradient arrives.
+//! A turn of the schedule is what the first rank of a stage group did from the start of the turn's
+//! first action to the end of its last. Where a head's forward and backward are one program, that
+//! counts as backward. A forward that is run again is a separate turn, drawn when it ran: it needs
+//! nothing from other stage groups, so it may end before the gradient arrives.
 //!
-//! The prediction is what the simulator makes of the same turns if each took the median time of its stage
-//! and part, and messages none: what is longer in reality is noise, messages, and ranks that share a core.
+//! The prediction is a simulation of the same turns, each with the median time of its stage and
+//! part, and with messages that take no time. The measured timeline is longer because of noise,
+//! messages, and ranks that share a core.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -58,7 +59,7 @@ pub fn picture(Played { schedule, measured, predicted }: &Played) -> String {
 /// Start and end.
 type Stretch = (f64, f64);
 
-/// What a device's first rank ran, by instance and micro-batch.
+/// What the first rank of a stage group ran, by instance and micro-batch.
 struct Ran {
     device: usize,
     parts: BTreeMap<(usize, usize), Vec<(Part, Stretch)>>,
@@ -69,8 +70,8 @@ impl Ran {
         let Timetable { stages, places, .. } = &trace.timetable;
         let first = places.iter().position(|at| at.device == device && at.place == 0).unwrap_or(0);
         let turns = || trace.ranks.iter().flatten().filter_map(|traced| traced.turn);
-        // Where stages run again, the model's last instance goes forward right before it goes back,
-        // and that counts as backward as it does where both are one program.
+        // Where stages are recomputed, the model's last instance runs its forward right before its
+        // backward, and that forward counts as backward, as it does where both are one program.
         let again = turns().any(|turn| turn.part == Part::R);
         let late = stages.last().map(|stage| stage.end - 1).filter(|_| again);
         let mut parts: BTreeMap<_, Vec<_>> = BTreeMap::new();
@@ -87,7 +88,7 @@ impl Ran {
         Self { device, parts }
     }
 
-    /// When each turn of the device's list was done.
+    /// When each turn of the stage group's list ran.
     fn turns(&self, schedule: &Schedule, stages: &[Range<usize>]) -> Vec<Stretch> {
         let of = |index: usize| {
             let at = At { device: self.device, index };
@@ -105,8 +106,8 @@ impl Ran {
     }
 }
 
-/// Whether an instance's part belongs to a turn of this part: where both ways of a head are one program,
-/// to its backward.
+/// Whether an instance's part belongs to a turn of this part: if forward and backward of a head are
+/// one program, it belongs to the backward.
 fn shown_as(part: Part, turn: Part) -> bool {
     part == turn || (part == Part::FBW && matches!(turn, Part::B | Part::BW))
 }

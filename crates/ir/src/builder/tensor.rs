@@ -21,7 +21,7 @@ pub struct Tensor<'b> {
 }
 
 impl<'b> Tensor<'b> {
-    /// The value's number in the program.
+    /// The value's id in the program.
     pub fn id(self) -> ValueId {
         self.id
     }
@@ -36,7 +36,7 @@ impl<'b> Tensor<'b> {
         self.ty().dtype
     }
 
-    /// The builder whose program this is a value of.
+    /// The builder of its program.
     pub fn builder(self) -> &'b Builder {
         self.builder
     }
@@ -46,8 +46,8 @@ impl<'b> Tensor<'b> {
         self.builder.state.borrow().program.ty(self.id).clone()
     }
 
-    /// Asks for a layout of this value when the program is partitioned, such as `0:dp 1:tp`: what
-    /// reads it sees that layout and no other.
+    /// Asks for a layout of this value when the program is partitioned, such as `0:dp 1:tp`: all
+    /// readers see exactly that layout.
     pub fn annotate(self, layout: &str) -> Tensor<'b> {
         self.builder.state.borrow_mut().program.note(self.id, layout);
         self
@@ -110,7 +110,7 @@ impl<'b> Tensor<'b> {
         self.builder.apply(op, &operands)
     }
 
-    /// Rows of this table.
+    /// Looks up rows of this table by id.
     pub fn embedding(self, ids: Tensor<'b>) -> Tensor<'b> {
         self.builder.apply(Embedding, &[self, ids])
     }
@@ -125,7 +125,7 @@ impl<'b> Tensor<'b> {
         (self - target).square().sum_all()
     }
 
-    /// Zeroes elements with probability `p`; nothing at all if `p` is 0.
+    /// Zeroes elements with probability `p`; adds no instruction if `p` is 0.
     pub fn dropout(self, p: f64) -> Tensor<'b> {
         if p == 0.0 {
             return self;
@@ -219,7 +219,7 @@ impl<'b> Tensor<'b> {
         self.builder.apply(Compare { kind }, &[self, other])
     }
 
-    /// This condition's choice between two tensors.
+    /// Selects elements of `yes` where this condition is true, else of `no`.
     pub fn select(self, yes: Tensor<'b>, no: Tensor<'b>) -> Tensor<'b> {
         self.builder.apply(Select, &[self, yes, no])
     }
@@ -248,7 +248,7 @@ impl<'b> Tensor<'b> {
         self.builder.apply(Broadcast { shape: shape.to_vec(), dims: dims.to_vec() }, &[self])
     }
 
-    /// Another shape of as many elements.
+    /// Another shape with the same number of elements.
     pub fn reshape<const N: usize>(self, shape: [usize; N]) -> Tensor<'b> {
         self.builder.apply(Reshape { shape: shape.to_vec() }, &[self])
     }
@@ -264,8 +264,8 @@ impl<'b> Tensor<'b> {
     }
 
     fn binary(self, kind: BinaryKind, other: Tensor<'b>) -> Tensor<'b> {
-        // Repetition is along leading dims of the second operand, so the larger one goes first
-        // where the order does not matter.
+        // The second operand is the one that is repeated along leading dims, so the larger operand
+        // goes first if the order does not matter.
         let commutes = !matches!(kind, BinaryKind::Sub | BinaryKind::Div);
         let swap = commutes && self.shape().len() < other.shape().len();
         let operands = if swap { [other, self] } else { [self, other] };

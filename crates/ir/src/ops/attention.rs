@@ -14,16 +14,16 @@ use crate::vjp::Vjp;
 /// What an attention keeps for its gradient.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum AttentionKind {
-    /// The log-sum-exp of each row of scores (Dao et al., 2022): scores are made again.
+    /// The log-sum-exp of each row of scores (Dao et al., 2022): scores are recomputed.
     Flash,
     /// The probabilities, and after dropout those too: quadratic in the sequence.
     Materialised,
 }
 
-/// Operands q `[b,s,h,d]`, k and v `[b,t,g,d]` with `h` a multiple of `g` (query head `i` reads
-/// key head `i·g/h`), and a random key if `dropout > 0`. Scores are scaled by 1/√d.
-/// Which probabilities are dropped is [`keeps`](crate::random::keeps)'s decision. A query that
-/// sees no key at all (causal, more queries than keys) gives zeros, with log-sum-exp −∞.
+/// Operands q `[b,s,h,d]`, k and v `[b,t,g,d]` with `h` a multiple of `g` (query head `i` reads key
+/// head `i·g/h`), and a random key if `dropout > 0`. Scores are scaled by 1/√d.
+/// [`keeps`](crate::random::keeps) decides which probabilities are dropped. A query that sees no
+/// key at all (causal, more queries than keys) gives zeros, with log-sum-exp −∞.
 ///
 /// Results: o `[b,s,h,d]`; then flash: log-sum-exp `[b,h,s]`; materialised: probabilities
 /// `[b,h,s,t]` and, with dropout, the dropped probabilities.
@@ -33,9 +33,9 @@ pub struct Attention {
     pub kind: AttentionKind,
     /// Whether a query sees only keys up to its own position (aligned at the end).
     pub causal: bool,
-    /// The probability with which a probability is dropped.
+    /// The dropout rate of the probabilities.
     pub dropout: f64,
-    /// Tells the random ops of one segment apart.
+    /// Distinguishes the random ops of one segment.
     pub site: u32,
 }
 
@@ -48,7 +48,7 @@ pub struct AttentionGrad {
 }
 
 impl Attention {
-    /// Whether probabilities are dropped, and so a random key is taken.
+    /// Whether there is dropout, so that a random key is needed.
     pub fn drops(&self) -> bool {
         self.dropout > 0.0
     }
@@ -201,7 +201,7 @@ impl OpDef for AttentionGrad {
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
-        Err(g.refuse(0, "second derivatives are not formed"))
+        Err(g.refuse(0, "second derivatives are not supported"))
     }
 
     fn flops(&self, ins: &[&[usize]], _outs: &[&[usize]]) -> u64 {

@@ -1,10 +1,11 @@
 //! Collectives: instructions that change layouts.
 //!
-//! They act on a list of axes, at the minor end of a dim, and say what they do to the type:
+//! They act on a list of axes, at the minor end of a dim, and define how the type changes:
 //! gathering removes a suffix of a dim's axes, reducing turns partial into replicated or sharded,
 //! all-to-all moves a suffix from one dim to another. A collective may be split into `start`, which
-//! gives a pending handle, and `done`, which waits for it: both buffers live until then. Over flat
-//! values it may be made in pieces, several calls that each take some elements of every shard.
+//! returns a pending handle, and `done`, which waits for it: both buffers stay alive until then.
+//! Over flat values it may be split into pieces: several calls that each take some elements of
+//! every shard.
 
 use std::fmt;
 use std::ops::Range;
@@ -47,7 +48,8 @@ pub enum CollectiveKind {
     },
     /// R → P: rank 0 of the axes keeps the value, the others hold zero; free.
     ToPartial,
-    /// Replaces the axes of a dim by as many shards in another order: one block from one peer.
+    /// Replaces the axes of a dim by others with the same number of shards: one block from one
+    /// peer.
     Permute {
         /// The dim; the collective's axes are its new ones.
         dim: usize,
@@ -56,7 +58,7 @@ pub enum CollectiveKind {
     Done,
 }
 
-/// A collective over axes; `start` makes it give a pending handle.
+/// A collective over axes; with `start` it returns a pending handle.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Collective {
     /// What it does.
@@ -65,7 +67,8 @@ pub struct Collective {
     pub axes: Vec<Axis>,
     /// Whether it only starts, to be waited for by `done`.
     pub start: bool,
-    /// How many calls it is made in, one after the other; each takes about as many elements.
+    /// How many calls it is split into, one after the other; each takes about the same number of
+    /// elements.
     pub pieces: usize,
 }
 
@@ -75,11 +78,11 @@ impl Collective {
         Self { kind, axes, start: false, pieces: 1 }
     }
 
-    /// Which of the elements that one rank gives or gets (of a reduction that every rank gets: all)
-    /// each piece takes.
+    /// The elements of each piece, of those that one rank sends or receives (for an all-reduce: of
+    /// all).
     pub fn cuts(&self, elements: usize) -> impl Iterator<Item = Range<usize>> {
         let pieces = self.pieces;
-        // As even as whole elements allow, without a product that could be too large.
+        // As even as possible, without a product that could overflow.
         let at = move |i: usize| elements / pieces * i + (elements % pieces).min(i);
         (0..pieces).map(move |i| at(i)..at(i + 1))
     }
@@ -137,10 +140,10 @@ impl Collective {
         })
     }
 
-    /// The axes by which blocks are numbered on both sides of a permute of a dim that lies on `old`:
-    /// on the sending side the old axes first, on the receiving side the new ones, and behind them
-    /// those that only the other side has. A rank gets the block of its second number from the rank
-    /// of that first number.
+    /// The axes by which blocks are numbered on both sides of a permute of a dim that is sharded by
+    /// `old`: on the sending side the old axes first, on the receiving side the new ones, followed
+    /// by those that only the other side has. A rank with number `n` on the receiving side gets its
+    /// block from the rank with number `n` on the sending side.
     pub fn permute_sides(&self, old: &[Axis]) -> [Vec<Axis>; 2] {
         let only = |list: &[Axis], other: &[Axis]| -> Vec<Axis> {
             list.iter().copied().filter(|axis| !other.contains(axis)).collect()
@@ -149,7 +152,7 @@ impl Collective {
         [[old, &only(new, old)].concat(), [new, &only(old, new)].concat()]
     }
 
-    /// The type of the result, or why the collective can't act on this operand.
+    /// The type of the result, or why the collective cannot act on this operand.
     pub fn result(&self, ty: &TensorType, mesh: &Mesh) -> Result<TensorType, IrError> {
         let change = Change { collective: self, ty };
         if ty.pending != (self.kind == CollectiveKind::Done) {
@@ -160,7 +163,7 @@ impl Collective {
             }));
         }
         if let Some(&axis) = self.axes.iter().find(|&&a| mesh.size(a).is_none()) {
-            return Err(change.bad(format!("no axis `{axis}` in the mesh ({mesh})")));
+            return Err(change.bad(format!("there is no axis `{axis}` in the mesh ({mesh})")));
         }
         if let Some(dim) = self.dims().into_iter().find(|&d| d >= ty.shape.len()) {
             return Err(change.bad(format!("there is no dim {dim}")));
@@ -212,7 +215,8 @@ impl Change<'_> {
                 layout.with_axes(dim, self.appended(dim)?)
             }
             CollectiveKind::ToPartial => {
-                // Of a partial sum it would zero the other ranks' shares, of a shard their data.
+                // On a partial sum it would zero the summands of other ranks, on a shard their
+                // data.
                 self.needs(AxisRole::Replicated)?;
                 layout.with_partial(layout.partial().iter().chain(axes).copied().collect())
             }
@@ -246,22 +250,22 @@ impl Change<'_> {
         Ok([axes, &self.collective.axes].concat())
     }
 
-    /// Fails if axes stay on a dim that is not dealt in blocks: what a part of its axes holds is
-    /// then no block, so it can only change as a whole.
+    /// Fails if axes stay on a dim that is not in block order: a part of its axes then does not
+    /// hold a block, so all axes must change together.
     fn in_blocks(&self, dim: usize, staying: &[Axis]) -> Result<(), IrError> {
         let order = self.ty.layout.dims()[dim].order;
         if order == Order::Block || staying.is_empty() {
             return Ok(());
         }
         Err(self.bad(format!(
-            "dim {dim} is {} and changes only as a whole, but {staying:?} would stay; gather or \
+            "dim {dim} is {} and can change only as a whole, but {staying:?} would stay; gather or \
              move all of {:?}",
             order.name(),
             self.ty.layout.axes(dim)
         )))
     }
 
-    /// Fails unless the collective can be made in as many calls as it says.
+    /// Fails unless the collective can be split into this many calls.
     fn in_pieces(&self, result: &TensorType, mesh: &Mesh) -> Result<(), IrError> {
         let Collective { kind, pieces, .. } = self.collective;
         if *pieces == 1 {
@@ -274,8 +278,8 @@ impl Change<'_> {
         match known && self.ty.shape.len() == 1 && (1..=most).contains(pieces) {
             true => Ok(()),
             false => Err(self.bad(format!(
-                "it can't be made in {pieces} pieces; flat values are gathered, scattered and \
-                 summed in 1 to as many pieces as a shard has elements, here {most}"
+                "it cannot be split into {pieces} pieces; for flat values 1 to {most} pieces are \
+                possible: at most one per element of a shard"
             ))),
         }
     }
@@ -335,15 +339,15 @@ impl OpDef for Collective {
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
-        Err(g.refuse(0, "gradients are formed before a program is partitioned"))
+        Err(g.refuse(0, "gradients are computed before a program is partitioned"))
     }
 
     fn accepts_units(&self) -> bool {
         true
     }
 
-    /// What a transfer between ranks touches at its ends is part of the transfer. A block that a
-    /// rank keeps of what it has is a copy.
+    /// Memory that a transfer touches at its ends is part of the transfer. A block that a rank only
+    /// keeps is a copy.
     fn touches(&self, _ins: &[Shaped], outs: &[Shaped]) -> Touched {
         let result = super::bytes(&outs[0]);
         match self.kind {
@@ -354,8 +358,8 @@ impl OpDef for Collective {
         }
     }
 
-    /// What is summed over ranks may be summed with what is there; a started one is not, because
-    /// its place is that of its handle.
+    /// A sum over ranks may be added to what is there; a started one may not, because its memory is
+    /// that of its handle.
     fn accumulates(&self, _result: usize) -> bool {
         use CollectiveKind::{AllReduce, ReduceScatter};
         !self.start && matches!(self.kind, AllReduce | ReduceScatter { .. })

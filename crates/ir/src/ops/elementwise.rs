@@ -20,9 +20,9 @@ pub use choice::{Compare, CompareKind, Select};
 pub use constant::{Cast, Fill, Scale, Shift};
 pub use unary::{Unary, UnaryGrad, UnaryKind};
 
-/// What an elementwise op says about itself where the rest of [`OpDef`] follows: it aligns all
-/// dims, runs over packed units as over tensors, and can add to what its result's place holds.
-/// Ops of which one of these is not true ([`Compare`], [`Select`], [`Fill`]) say everything.
+/// What an elementwise op must define; the rest of [`OpDef`] follows: it aligns all dims, works on
+/// packed units like on tensors, and can accumulate into its result. Ops for which one of these is
+/// not true ([`Compare`], [`Select`], [`Fill`]) implement [`OpDef`] themselves.
 pub(super) trait Elementwise {
     /// How many operands it takes.
     const ARITY: usize;
@@ -100,7 +100,7 @@ pub(super) fn read(name: &str, attrs: &mut AttrReader) -> Option<Result<Op, Stri
         .or_else(|| constant::read(name, attrs))
 }
 
-/// An enum of functions, each with what program text calls it.
+/// An enum of functions, each with its name in program text.
 macro_rules! kinds {
     ($(#[$meta:meta])* $kind:ident: $text:ty {
         $($(#[$doc:meta])* $variant:ident = $name:expr,)*

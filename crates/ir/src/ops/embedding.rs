@@ -9,7 +9,7 @@ use crate::types::TensorType;
 use crate::vjp::Vjp;
 
 /// `table[ids]`: operands table `[vocabulary, width]` and ids. Over a sharded vocabulary it is a
-/// contraction whose kernel knows its offset: rows that lie elsewhere contribute zero.
+/// contraction whose kernel knows its offset: rows of other ranks contribute zero.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Embedding;
 
@@ -46,7 +46,7 @@ impl OpDef for Embedding {
         g.set_to(0, op, &[g.input(1), g.dy()?])
     }
 
-    /// Of the table only the rows that are asked for are read: as much as is written.
+    /// Only the requested rows of the table are read: as much as is written.
     fn touches(&self, ins: &[Shaped], outs: &[Shaped]) -> Touched {
         let rows = super::bytes(&outs[0]);
         Touched { read: super::bytes(&ins[1]) + rows, written: rows }

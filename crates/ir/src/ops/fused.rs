@@ -1,7 +1,7 @@
-//! A group of elementwise ops that engines run together, so that what is between them is never
+//! A group of elementwise ops that engines run together, so that intermediate values are never
 //! stored.
 //!
-//! Every step still rounds to its element type: a group gives the same bits as its ops apart.
+//! Every step still rounds to its element type: a group gives the same bits as separate ops.
 
 use super::{Op, OpDef, Shaped};
 use crate::attr::{AttrReader, Attrs};
@@ -102,7 +102,7 @@ fn read_step(text: &str) -> Result<FusedStep, String> {
     let op = Op::read(name, Vec::new(), &mut attrs)?;
     attrs.finish()?;
     if !Fused::accepts(&op) {
-        return Err(format!("`{name}` is not elementwise and can't be fused"));
+        return Err(format!("`{name}` is not elementwise and cannot be fused"));
     }
     Ok(FusedStep { op, args, dtype: dtype.parse()? })
 }
@@ -150,8 +150,8 @@ impl OpDef for Fused {
             .collect()
     }
 
-    /// Groups are formed after layouts are settled, of ops that were checked one by one; the rule
-    /// keeps only what still matters, that all operands lie alike and none is partial.
+    /// Groups are formed after layouts are decided, from ops that were checked one by one; the rule
+    /// checks only what still matters: all operands have the same layout and none is partial.
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
         Rule::elementwise(ins, outs)
     }
@@ -164,8 +164,8 @@ impl OpDef for Fused {
         true
     }
 
-    /// The engine reads each chunk of every operand before it writes that chunk of a result, so
-    /// any operand of the result's size may give its memory to the first result.
+    /// The engine reads each chunk of every operand before it writes that chunk of a result, so the
+    /// first result may use the memory of any operand of its size.
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(0, 0), (1, 0), (2, 0), (3, 0)]
     }

@@ -1,4 +1,4 @@
-//! Cross-entropy, apart and fused with the projection before it.
+//! Cross-entropy, alone and fused with the projection before it.
 
 use super::{OpDef, Product, Shaped, Touched};
 use crate::attr::{AttrReader, Attrs};
@@ -21,10 +21,10 @@ pub struct CrossEntropyGrad;
 /// chunk exist at a time.
 ///
 /// Operands x `[…, d]`, w (`[d, v]`, or `[v, d]` if `transposed`), targets, and dnll, one number
-/// for all rows. Results: −log p(target), dx, dw. It stands for
+/// for all rows. Results: −log p(target), dx, dw. It replaces
 /// `matmul, cross_entropy, broadcast, cross_entropy_grad, matmul, matmul`, with logits and their
-/// gradient in the accumulator type, since they never leave the op; it is formed by a pass where a
-/// program holds all of these.
+/// gradient in the accumulator type, since they never leave the op; a pass inserts it where a
+/// program has all of these.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LinearCrossEntropy {
     /// Whether w is `[v, d]`, as a tied embedding is.
@@ -143,8 +143,9 @@ impl OpDef for LinearCrossEntropy {
         Ok(vec![(accumulator, rows), (x.dtype, x.shape.clone()), (self.out, w.shape.clone())])
     }
 
-    /// The vocabulary stays whole: over a sharded one dx would be a partial sum and the loss none.
-    /// There the ops stay apart, and the partitioner chooses how dx is summed.
+    /// The vocabulary must not be sharded: otherwise dx would be a partial sum and the loss not.
+    /// With a sharded vocabulary the ops stay separate, and the partitioner chooses how dx is
+    /// summed.
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
         let w = if self.transposed { "v d" } else { "d v" };
         let text = format!("... d, {w}, ..., -> ..., ... d, {w}");
@@ -152,7 +153,7 @@ impl OpDef for LinearCrossEntropy {
     }
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
-        Err(g.refuse(0, "it holds its own gradient"))
+        Err(g.refuse(0, "it already contains its gradient"))
     }
 
     /// The logits, dx and dw.
@@ -164,8 +165,8 @@ impl OpDef for LinearCrossEntropy {
     }
 
     /// The logits of all rows pass through the scratch memory: a product writes them, the softmax
-    /// reads them and writes their gradient, two products read that. They read x and w once more,
-    /// and w comes by with every chunk, as does what dw has so far.
+    /// reads them and writes their gradient, two products read that. They read x and w once more; w
+    /// and the current dw are read for every chunk.
     fn touches(&self, ins: &[Shaped], outs: &[Shaped]) -> Touched {
         let (x, w, dw) = (super::bytes(&ins[0]), super::bytes(&ins[1]), super::bytes(&outs[2]));
         let (dtype, shape) = &ins[0];

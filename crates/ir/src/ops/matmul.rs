@@ -11,9 +11,9 @@ use crate::rule::Rule;
 use crate::types::TensorType;
 use crate::vjp::Vjp;
 
-/// `bsd,de->bse`: the letters of both operands and of the result. A letter of the result is in
-/// one operand (rows or columns) or in both (batch); a letter that the result lacks is in both
-/// (contracted). Transposes are a matter of letters, never of copies.
+/// `bsd,de->bse`: the letters of both operands and of the result. A letter of the result is in one
+/// operand (rows or columns) or in both (batch); a letter that is not in the result is in both
+/// operands (contracted). Transposes are written with letters and need no copies.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Spec {
     a: String,
@@ -21,7 +21,7 @@ pub struct Spec {
     out: String,
 }
 
-/// The letters of a product by what they do, in the order of their first operand.
+/// The letters of a product by their role, in the order of their first operand.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Extents {
     /// In both operands and the result.
@@ -71,7 +71,7 @@ impl Spec {
         Self { a: self.a.clone(), b: self.out.clone(), out: self.b.clone() }
     }
 
-    /// The letters sorted by what they do.
+    /// The letters by their role.
     pub fn extents(&self) -> Extents {
         let has = |s: &str, c: char| s.contains(c);
         let pick = |s: &str, f: &dyn Fn(char) -> bool| s.chars().filter(|&c| f(c)).collect();
@@ -134,7 +134,7 @@ impl fmt::Display for Spec {
 /// A product of two tensors, optionally added to a third: operands a, b and, if `add`, c.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Matmul {
-    /// Which letters meet.
+    /// The letters of operands and result.
     pub spec: Spec,
     /// The result's element type; sums run in its accumulator type.
     pub out: DType,
@@ -200,7 +200,7 @@ impl OpDef for Matmul {
 
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let sum = g.dy()?;
-        // Where the result is wider than the operands, its cotangent is narrowed to meet them.
+        // If the result is wider than the operands, its cotangent is cast to their type.
         let mut dy = sum;
         let operand = g.ty(g.input(0)).dtype;
         if operand != self.out && (g.wants(0) || g.wants(1)) {

@@ -1,9 +1,10 @@
 //! Members of a packed unit: one number for each parameter inside it.
 //!
-//! A unit is flat and knows nothing of the parameters that it packs, which is enough for updates that
-//! treat all elements alike. Some don't (LAMB and LARS: the norm of a parameter decides how far it
-//! goes), so these two ops are told where members lie: one gives a number per member, the other takes
-//! one. Both speak of places in a rank's block, as decay does, so they say the same on every shard.
+//! A unit is flat and does not know the parameters that it packs, which is enough for updates that
+//! treat all elements in the same way. Some do not (LAMB and LARS: the norm of a parameter scales
+//! its update), so these two ops know where members lie: one computes a number per member, the
+//! other takes one. Both use places in a rank's block, as decay does, so they mean the same on
+//! every shard.
 
 use super::{OpDef, Shaped};
 use crate::attr::{AttrReader, Attrs};
@@ -12,18 +13,18 @@ use crate::rule::Rule;
 use crate::types::TensorType;
 use crate::vjp::Vjp;
 
-/// Where the members of a unit lie. What is between, before and after them belongs to none.
+/// Where the members of a unit lie. Elements between, before and after them belong to no member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bounds {
-    /// Where each member begins and ends in a block, in elements; in order, and none over another.
+    /// Where each member begins and ends in a block, in elements; in order, and without overlap.
     pub members: Vec<(usize, usize)>,
-    /// Elements of a block: ranks may hold different blocks of a unit, all packed alike.
+    /// Elements of a block: ranks may hold different blocks of a unit, all packed in the same way.
     pub block: usize,
 }
 
 impl Bounds {
-    /// The member that the element of this number in the whole unit belongs to, and how many
-    /// elements from it on belong to the same, or to none either.
+    /// The member of the element with this index in the whole unit, and how many elements from it
+    /// on belong to the same member (or also to none).
     pub fn at(&self, element: usize) -> (Option<usize>, usize) {
         let at = element % self.block;
         let next = self.members.partition_point(|&(_, end)| end <= at);
@@ -41,7 +42,7 @@ impl Bounds {
         let mut borders = ends.zip(members);
         if let Some((_, (begin, end))) = borders.find(|(last, m)| m.0 < *last || m.1 < m.0) {
             return Err(format!(
-                "the member from {begin} to {end} lies over another one or ends before it begins"
+                "the member from {begin} to {end} overlaps another one or ends before it begins"
             ));
         }
         match members.last() {
@@ -53,7 +54,7 @@ impl Bounds {
         }
         match unit.shape[..] {
             [elements] if *block > 0 && elements.is_multiple_of(*block) => Ok(()),
-            _ => Err(format!("{unit} is no unit of blocks of {block} elements")),
+            _ => Err(format!("{unit} is not a unit of blocks of {block} elements")),
         }
     }
 
@@ -78,7 +79,7 @@ pub struct MemberSquares {
     pub bounds: Bounds,
 }
 
-/// A unit with each member multiplied by its own factor; what belongs to no member stays.
+/// A unit with each member multiplied by its own factor; elements of no member do not change.
 ///
 /// Operands are the unit and a vector of factors in the unit's accumulator type.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -102,7 +103,7 @@ impl OpDef for MemberSquares {
         Ok(vec![(ins[0].dtype.accumulator(), vec![self.bounds.members.len()])])
     }
 
-    /// As for the sum of squares of all: shards give a partial sum, and a partial sum is refused.
+    /// As for the sum of all squares: shards give a partial sum, and a partial sum is refused.
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
         Rule::declare("x -> k", ins, outs).whole("k")
     }
@@ -137,7 +138,7 @@ impl OpDef for MemberScale {
         Ok(vec![(ins[0].dtype, ins[0].shape.clone())])
     }
 
-    /// Every rank needs all factors. In these it is not linear: what belongs to no member stays.
+    /// Every rank needs all factors. It is not linear in them: elements of no member do not change.
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
         Rule::declare("x, k -> x", ins, outs).whole("k").linear(&[&[0]])
     }

@@ -63,7 +63,7 @@ pub struct Touched {
     pub written: u64,
 }
 
-/// Everything that is said about an op.
+/// Everything that defines an op.
 pub trait OpDef {
     /// The name in program text.
     fn name(&self) -> &'static str;
@@ -87,19 +87,19 @@ pub trait OpDef {
     /// Sets the gradients of the operands that want one.
     fn vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError>;
 
-    /// The matrix products that it does for these shapes, global or local. Those inside attention
-    /// are not among them: they are of one kernel and never leave it.
+    /// The matrix products that it computes for these shapes, global or local. Those inside
+    /// attention are not included: they never leave its kernel.
     fn products(&self, _ins: &[&[usize]], _outs: &[&[usize]]) -> Vec<Product> {
         Vec::new()
     }
 
-    /// FLOPs for these shapes: those of matrix products; elementwise work counts as nothing.
+    /// FLOPs for these shapes: those of matrix products; elementwise work is not counted.
     fn flops(&self, ins: &[&[usize]], outs: &[&[usize]]) -> u64 {
         self.products(ins, outs).iter().map(Product::flops).sum()
     }
 
     /// Bytes that a rank reads and writes in its own memory for these local types: operands and
-    /// results once, unless the op knows better. A view touches nothing.
+    /// results once, unless the op overrides it. A view touches nothing.
     fn touches(&self, ins: &[Shaped], outs: &[Shaped]) -> Touched {
         match self.is_view() {
             true => Touched::default(),
@@ -114,18 +114,19 @@ pub trait OpDef {
         false
     }
 
-    /// Whether what it makes of a packed unit is one too, element by element; a sum over a unit is not.
+    /// Whether its result for a packed unit is also a packed unit, element by element; a sum over a
+    /// unit is not.
     fn gives_units(&self) -> bool {
         self.accepts_units()
     }
 
-    /// Whether its result is its operand under another shape: the same memory, and no work.
+    /// Whether its result is its operand with another shape: the same memory, and no work.
     fn is_view(&self) -> bool {
         false
     }
 
-    /// Whether a result is far larger than what it is made of and cheap to make again, so that
-    /// selective recomputation does not keep it.
+    /// Whether a result is much larger than its operands and cheap to recompute, so that selective
+    /// recomputation does not keep it.
     fn is_bulky(&self, _result: usize) -> bool {
         false
     }
@@ -136,7 +137,7 @@ pub trait OpDef {
         &[]
     }
 
-    /// Whether engines can add a result to what its place holds, instead of replacing it.
+    /// Whether engines can add a result to the contents of its buffer, instead of overwriting it.
     fn accumulates(&self, _result: usize) -> bool {
         false
     }
@@ -150,7 +151,7 @@ pub trait OpDef {
 
 macro_rules! ops {
     ($($variant:ident($inner:ty)),* $(,)?) => {
-        /// An op with its attributes. The set is closed, so that an engine which forgets one does
+        /// An op with its attributes. The set is closed, so that an engine that forgets one does
         /// not compile.
         #[derive(Clone, PartialEq, Debug)]
         #[allow(missing_docs, reason = "each variant is documented at its own type")]

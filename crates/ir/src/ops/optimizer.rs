@@ -1,6 +1,7 @@
 //! Optimizer updates over packed units, and the norm that clipping needs.
 //!
-//! An update is linear in nothing: a gradient that is still a partial sum does not type-check.
+//! An update is not linear in any operand: a gradient that is still a partial sum does not
+//! type-check.
 
 use super::elementwise::Elementwise;
 use super::{OpDef, Shaped};
@@ -30,7 +31,8 @@ impl Decay {
         Self { rate, first: 1, block: 1 }
     }
 
-    /// The rate of the element of this number, and how many elements from it on have the same.
+    /// The rate of the element with this index, and how many elements from it on have the same
+    /// rate.
     pub fn at(&self, element: usize) -> (f64, usize) {
         if self.first >= self.block {
             return (self.rate, usize::MAX);
@@ -52,7 +54,7 @@ impl Decay {
             block: attrs.take("block")?,
         };
         match decay.block {
-            0 => Err("a block of 0 elements has no first ones".to_owned()),
+            0 => Err("a block must have at least one element".to_owned()),
             _ => Ok(decay),
         }
     }
@@ -80,7 +82,7 @@ pub struct AdamW {
 /// dampening).
 ///
 /// Operands w, g, momentum buffer, lr, step, clip; results w, momentum buffer and, as in AdamW, a
-/// copy. The buffer is there even with `momentum = 0`, so that one script serves both.
+/// copy. The buffer exists even with `momentum = 0`, so that scripts need no special case.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sgd {
     /// The momentum; 0 for plain descent.
@@ -130,7 +132,7 @@ trait Update {
 
     fn name(&self) -> &'static str;
 
-    /// The attributes beside the copy's element type.
+    /// The attributes besides the copy's element type.
     fn own_attrs(&self) -> Attrs;
 
     fn narrow(&self) -> Option<DType>;

@@ -1,9 +1,9 @@
 //! Matrix products that share their first operand, run as one: `a·[b0|b1|b2] = [c0|c1|c2]`.
 //!
 //! Query, key and value read one input; so do the gate and the other half of a gated layer; and the
-//! gradients of their weights read it again. Their weights stay parameters of their own, of any
-//! widths and in any layouts; only the work is joined, so that an engine prepares the shared operand
-//! once. Each result has the bits that its product by itself would have.
+//! gradients of their weights read it again. Their weights stay separate parameters, of any widths
+//! and in any layouts; only the work is combined, so that an engine prepares the shared operand
+//! once. Each result has the same bits as a separate product.
 
 use super::{Matmul, OpDef, Product, Shaped, Spec};
 use crate::attr::{AttrReader, Attrs};
@@ -16,14 +16,14 @@ use crate::vjp::Vjp;
 /// Products of one tensor with several: operands a, b0, b1 and so on; a result for each b.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PackedMatmul {
-    /// Which letters meet, the same in every product.
+    /// The letters, the same in every product.
     pub spec: Spec,
     /// The results' element type; sums run in its accumulator type.
     pub out: DType,
 }
 
 impl PackedMatmul {
-    /// One of the products by itself.
+    /// One of the products alone.
     pub fn single(&self) -> Matmul {
         Matmul { spec: self.spec.clone(), out: self.out, add: false }
     }
@@ -44,7 +44,7 @@ impl OpDef for PackedMatmul {
 
     fn infer(&self, ins: &[&TensorType]) -> Result<Vec<Shaped>, String> {
         let [a, others @ ..] = ins else {
-            return Err("takes an operand to share and those it meets, got none".to_owned());
+            return Err("takes a shared operand and at least two others, got none".to_owned());
         };
         if others.len() < 2 {
             return Err(format!("takes at least 3 operands, got {}", ins.len()));
@@ -53,7 +53,7 @@ impl OpDef for PackedMatmul {
         others.iter().map(one).collect()
     }
 
-    /// Columns are each product's own, all other letters are common to them.
+    /// Each product has its own columns; all other letters are common.
     fn rule(&self, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
         let cols = self.spec.extents().cols;
         let [a, b, out] = self.spec.letters();

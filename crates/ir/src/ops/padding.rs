@@ -1,4 +1,4 @@
-//! Zeros in place of padding.
+//! Writes zeros into padding.
 
 use super::{OpDef, Shaped};
 use crate::error::IrError;
@@ -6,11 +6,11 @@ use crate::rule::Rule;
 use crate::types::TensorType;
 use crate::vjp::Vjp;
 
-/// Its operand with zeros where it has padding; of the valid elements none changes.
+/// Its operand with zeros in the padding; valid elements do not change.
 ///
-/// Padding holds anything, and most kernels keep away from it. What is packed into a unit can't:
-/// there the elements of several parameters lie in one row, and norms and updates run over all of
-/// them. So gradients of padded parameters pass through here first.
+/// Padding may hold anything, and most kernels do not read it. In a packed unit that is not
+/// possible: the elements of several parameters lie in one buffer, and norms and updates read all
+/// of it. So gradients of padded parameters first go through this op.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ZeroPadding;
 

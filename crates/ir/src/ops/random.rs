@@ -1,4 +1,4 @@
-//! Dropout, with masks that depend on nothing but the element's global place.
+//! Dropout, with masks that depend only on the element's global index.
 
 use super::{OpDef, Shaped};
 use crate::attr::Attrs;
@@ -17,7 +17,7 @@ use crate::vjp::Vjp;
 pub struct Dropout {
     /// The probability of zero.
     pub p: f64,
-    /// Tells the dropouts of one segment apart.
+    /// Distinguishes the dropouts of one segment.
     pub site: u32,
 }
 

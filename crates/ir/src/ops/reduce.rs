@@ -1,4 +1,4 @@
-//! Sums and maxima over dims, and their counterpart, repetition along new dims.
+//! Sums and maxima over dims, and the reverse: repetition along new dims.
 
 use super::{Binary, BinaryKind, Compare, CompareKind, OpDef, Select, Shaped};
 use crate::attr::{AttrReader, Attrs};
@@ -16,7 +16,7 @@ pub enum ReduceKind {
     Max,
 }
 
-/// A reduction over some dims, which the result lacks.
+/// A reduction over some dims, which the result does not have.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Reduce {
     /// What is computed.
@@ -69,11 +69,11 @@ impl OpDef for Reduce {
         super::arity(ins, 1)?;
         let rank = ins[0].shape.len();
         if self.dims.iter().any(|&d| d >= rank) || !self.dims.is_sorted_by(|a, b| a < b) {
-            return Err(format!("can't reduce the dims {:?} of {}", self.dims, ins[0]));
+            return Err(format!("cannot reduce the dims {:?} of {}", self.dims, ins[0]));
         }
         if self.kind == ReduceKind::Max && self.out != ins[0].dtype {
             return Err(format!(
-                "the maximum of {} has its element type, not {}",
+                "the maximum of {} must have its element type, not {}",
                 ins[0], self.out
             ));
         }
@@ -100,7 +100,7 @@ impl OpDef for Reduce {
         let spread_dy = g.emit(spread.clone(), &[dy])?;
         match self.kind {
             ReduceKind::Sum => g.set(0, spread_dy),
-            // Shared equally among the elements that attain the maximum, as PyTorch's amax does.
+            // Divided equally among the elements that equal the maximum, as in PyTorch's amax.
             ReduceKind::Max => {
                 let top = g.emit(spread.clone(), &[g.output(0)])?;
                 let hit = g.emit(Compare { kind: CompareKind::Eq }, &[x, top])?;

@@ -1,4 +1,4 @@
-//! Reshape: the same memory under another shape, and how shards pass through it.
+//! Reshape: the same memory with another shape, and how shards pass through it.
 
 use super::{OpDef, Shaped};
 use crate::attr::Attrs;
@@ -7,7 +7,7 @@ use crate::rule::{Dim, Factor, FactorKind, Rule};
 use crate::types::TensorType;
 use crate::vjp::Vjp;
 
-/// The same elements in row-major order under another shape. Costs nothing.
+/// The same elements in row-major order with another shape. It is free.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Reshape {
     /// The result's shape.
@@ -28,18 +28,23 @@ impl OpDef for Reshape {
         let elements = ins[0].elements();
         if super::product(&self.shape) != Some(elements) {
             return Err(format!(
-                "{} has {elements} elements, the shape {:?} has another number of them",
+                "{} has {elements} elements, but the shape {:?} has a different number",
                 ins[0], self.shape
             ));
         }
-        // Elements of dims that share no cut with the result's change places, their padding too.
+        // Elements of dims without a common factor with the result's dims move to other places, and
+        // so does their padding.
         let rule = common_factors(&ins[0].shape, &self.shape);
         let whole = |dim: &Dim| dim.iter().any(|&f| rule.factors[f].kind == FactorKind::Whole);
         let padded = |dim: usize| ins[0].padded()[dim] != ins[0].shape[dim];
         let mut dims = rule.inputs[0].iter().enumerate();
         if let Some((dim, _)) = dims.find(|&(dim, factors)| whole(factors) && padded(dim)) {
             let shape = &self.shape;
-            return Err(format!("dim {dim} of {} is padded and has no part in {shape:?}", ins[0]));
+            return Err(format!(
+                "dim {dim} of {} is padded and has no common factor with \
+                {shape:?}",
+                ins[0]
+            ));
         }
         Ok(vec![(ins[0].dtype, self.shape.clone())])
     }
@@ -58,19 +63,19 @@ impl OpDef for Reshape {
     }
 }
 
-/// Cuts both shapes into common factors, so that shards flow through a reshape: `[h·d] → [h, d]`
-/// has the factors h and d. Where the dims share no cut, the factors are whole.
+/// Splits both shapes into common factors, so that shards pass through a reshape: `[h·d] → [h, d]`
+/// has the factors h and d. Dims without common factors cannot be sharded.
 fn common_factors(a: &[usize], b: &[usize]) -> Rule {
     let mut cut =
         Cut { factors: Vec::new(), sides: [vec![Vec::new(); a.len()], vec![Vec::new(); b.len()]] };
     let (mut i, mut j) = (0, 0);
     if a.contains(&0) || b.contains(&0) {
-        // Without elements there is nothing to shard, and products say nothing about cuts.
+        // Without elements there is nothing to shard, and products do not determine factors.
         cut.whole(a, 0, b, 0);
         (i, j) = (a.len(), b.len());
     }
     while i < a.len() || j < b.len() {
-        // Take whole dims from both sides until their products agree, then cut that group.
+        // Take whole dims from both sides until their products are equal, then split that group.
         let (i0, j0) = (i, j);
         let (mut left, mut right) = (1, 1);
         loop {
@@ -108,7 +113,7 @@ impl Cut {
         self.factors.len() - 1
     }
 
-    /// Cuts two runs of dims with equal products, `a` from dim `i` and `b` from dim `j`.
+    /// Splits two runs of dims with equal products, `a` from dim `i` and `b` from dim `j`.
     fn group(&mut self, a: &[usize], i: usize, b: &[usize], j: usize) {
         match refine(a, b) {
             Some(sizes) => {
@@ -122,7 +127,7 @@ impl Cut {
         }
     }
 
-    /// Gives each dim of two runs a factor of its own, which is never sharded.
+    /// Gives each dim of two runs its own factor, which is never sharded.
     fn whole(&mut self, a: &[usize], i: usize, b: &[usize], j: usize) {
         for (side, dims, at) in [(0, a, i), (1, b, j)] {
             for (k, &size) in dims.iter().enumerate() {
@@ -134,7 +139,7 @@ impl Cut {
 }
 
 /// The common refinement of two shapes with equal products, as (size, dim of a, dim of b), or
-/// nothing if a cut of one falls inside an indivisible part of the other.
+/// `None` if they have no common factors.
 fn refine(a: &[usize], b: &[usize]) -> Option<Vec<(usize, usize, usize)>> {
     let mut out = Vec::new();
     let (mut i, mut j) = (0, 0);
@@ -199,7 +204,7 @@ mod tests {
         assert_eq!(through(&[8, 16, 4, 8], &[8, 16, 32], "2:tp", "tp=4").unwrap(), "{2:tp}");
         assert_eq!(through(&[8, 16], &[128], "0:dp", "dp=2").unwrap(), "{0:dp}");
         assert_eq!(through(&[1, 6], &[6, 1], "", "dp=2").unwrap(), "{}");
-        // Dims of one element, such as a single head, stand in nobody's way.
+        // Dims of one element, such as a single head, do not matter.
         assert_eq!(through(&[8, 16, 1, 4], &[8, 16, 4], "1:cp", "cp=2").unwrap(), "{1:cp}");
         assert_eq!(through(&[8, 16, 4], &[8, 16, 1, 4], "1:cp", "cp=2").unwrap(), "{1:cp}");
         assert_eq!(through(&[6, 1, 1], &[1, 6], "0:cp", "cp=2").unwrap(), "{1:cp}");

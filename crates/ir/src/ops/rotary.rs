@@ -13,7 +13,7 @@ use crate::vjp::Vjp;
 /// How frequencies are changed for contexts longer than those of pre-training.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum RopeScaling {
-    /// As they are.
+    /// Not changed.
     None,
     /// All divided by the factor.
     Linear {
@@ -22,7 +22,7 @@ pub enum RopeScaling {
     },
     /// LLaMA 3's rule: long wavelengths are divided, short ones kept, those between blended.
     Llama3 {
-        /// What long wavelengths are divided by.
+        /// The factor by which long wavelengths are divided.
         factor: f64,
         /// Wavelengths above `original / low` are long.
         low: f64,

@@ -36,7 +36,7 @@ pub struct Pad {
     pub after: usize,
 }
 
-/// Operands one after the other along a dim.
+/// Concatenates operands along a dim.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Concat {
     /// The dim.
@@ -80,8 +80,8 @@ impl OpDef for Transpose {
     }
 }
 
-/// The rule of an op that treats all dims alike but one, of which it needs every element. That
-/// dim has another extent in the result than in the operands.
+/// The rule of an op that treats all dims in the same way except one, of which it needs every
+/// element. That dim has a different extent in the result.
 fn along(dim: usize, ins: &[&[usize]], outs: &[&[usize]]) -> Rule {
     let side = |prefix: &str, rank: usize| {
         let name = |i| {
@@ -153,9 +153,10 @@ impl OpDef for Pad {
         super::arity(ins, 1)?;
         let mut shape = ins[0].shape.clone();
         let size = shape.get_mut(self.dim).ok_or(format!("{} has no dim {}", ins[0], self.dim))?;
-        *size = (size.checked_add(self.before))
-            .and_then(|n| n.checked_add(self.after))
-            .ok_or_else(|| format!("{} and {} zeros are too many", self.before, self.after))?;
+        *size =
+            (size.checked_add(self.before)).and_then(|n| n.checked_add(self.after)).ok_or_else(
+                || format!("padding with {} and {} zeros is too much", self.before, self.after),
+            )?;
         Ok(vec![(ins[0].dtype, shape)])
     }
 

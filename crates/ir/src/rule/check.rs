@@ -1,4 +1,4 @@
-//! Checking layouts against a rule: axes are dealt to factors, factors to results.
+//! Checks layouts against a rule: axes are assigned to factors, and factors to results.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,7 +50,7 @@ impl Check<'_> {
         Ok(layouts)
     }
 
-    /// What is added to the first result lies as it does.
+    /// Operands that are added to the first result must have its layout.
     fn addends(&self, inputs: &[&Layout], expected: &Layout) -> Result<(), RuleError> {
         match self.rule.addends.iter().find(|&&a| inputs[a] != expected) {
             None => Ok(()),
@@ -61,8 +61,8 @@ impl Check<'_> {
         }
     }
 
-    /// What each factor is sharded by, from operands first and then from results that have
-    /// factors of their own.
+    /// What each factor is sharded by, first from operands, then from results with their own
+    /// factors.
     fn assign(&self, inputs: &[&Layout], outputs: &[&Layout]) -> Result<Vec<Sharding>, RuleError> {
         let mut found: Vec<Option<(usize, Sharding)>> = vec![None; self.rule.factors.len()];
         for (operand, (dims, layout)) in self.rule.inputs.iter().zip(inputs).enumerate() {
@@ -86,7 +86,7 @@ impl Check<'_> {
         for (result, (dims, layout)) in self.rule.outputs.iter().zip(outputs).enumerate() {
             for (factors, sharding) in dims.iter().zip(layout.dims()) {
                 if factors.iter().all(|&f| found[f].is_some()) {
-                    // What follows from the operands is compared as a whole later.
+                    // Layouts that follow from operands are compared later.
                     continue;
                 }
                 for (factor, sharding) in self.fill(Place::Result(result), factors, sharding)? {
@@ -94,7 +94,7 @@ impl Check<'_> {
                 }
             }
         }
-        // A factor that only results have is not known where their layouts are what is asked for:
+        // If the layouts of results are to be inferred, a factor that only results have is unknown:
         // it is replicated.
         let sharding = |found: Option<(usize, Sharding)>| match found {
             Some((_, sharding)) => sharding,
@@ -129,7 +129,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Whether two factors never meet, because they belong to different computations.
+    /// Whether two factors belong to different computations.
     fn are_apart(&self, first: usize, second: usize) -> bool {
         match [first, second].map(|f| self.rule.factors[f].kind) {
             [FactorKind::Branch(first), FactorKind::Branch(second)] => first != second,
@@ -137,8 +137,9 @@ impl Check<'_> {
         }
     }
 
-    /// Deals the axes of one dim to its factors: they fill the major factor, and the next factor
-    /// gets axes only when the major one is exhausted. Every shard count divides the padded extent.
+    /// Assigns the axes of one dim to its factors: they fill the major factor, and the next factor
+    /// gets axes only when the major one is fully sharded. Every shard count divides the padded
+    /// extent.
     fn fill(
         &self,
         place: Place,
@@ -235,9 +236,9 @@ impl Check<'_> {
             .expect("an assignment has each axis on one factor and partial axes on none"))
     }
 
-    /// The sharding of a result's dim, from its factors'. Only a sharding that deals its axes back
-    /// to the same factors describes the data that the ranks hold: axes of a minor factor would be
-    /// read as axes of the major one, unless that is exhausted.
+    /// The sharding of a result's dim, from those of its factors. It describes the data of the
+    /// ranks only if its axes are assigned back to the same factors: axes of a minor factor would
+    /// be read as axes of the major one, unless that is fully sharded.
     fn joined(
         &self,
         index: usize,
@@ -267,7 +268,7 @@ impl Check<'_> {
         let carriers = || factors.iter().map(|&f| &assignment[f]).filter(|s| !s.axes.is_empty());
         let sharding = Sharding {
             axes: carriers().flat_map(|s| s.axes.iter().copied()).collect(),
-            // An order that only a minor factor has is not that of the dim, which `fill` finds out.
+            // The order of only a minor factor is not the order of the dim; `fill` detects that.
             order: carriers().map(|s| s.order).find(|&o| o != Order::Block).unwrap_or(Order::Block),
         };
         self.fill(Place::Result(index), factors, &sharding)?;

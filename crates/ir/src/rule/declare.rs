@@ -82,8 +82,8 @@ fn tokens(text: &str) -> Vec<Vec<&str>> {
     out
 }
 
-/// The name of a factor that is known by its place alone, the same in every op: so a gradient
-/// speaks of the factors of the op it belongs to.
+/// The name of a factor that is identified by its position alone, the same in every op: so a
+/// gradient has the same factors as its op.
 pub(super) fn position(index: usize) -> String {
     format!("x{index}")
 }

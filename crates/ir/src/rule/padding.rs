@@ -1,7 +1,8 @@
-//! Padded extents: which factor the padding of a dim belongs to, and who must not read it.
+//! Padded extents: which factor the padding of a dim belongs to, and which kernels must not read
+//! it.
 //!
-//! The padding of a dim lies behind its last element, so in a dim made of several factors only the
-//! major one can be padded: that of a minor factor would lie between the elements of the others.
+//! The padding of a dim lies after its last element, so in a dim of several factors only the major
+//! one can be padded: the padding of a minor factor would lie between the elements of the others.
 
 use super::{FactorKind, Place, Rule, RuleError};
 use crate::types::TensorType;
@@ -55,10 +56,10 @@ impl Rule {
         .collect()
     }
 
-    /// Whether a kernel must keep to the valid elements of a factor because it takes them together:
-    /// sums over it, reduces it inside, or needs all of it. Padding holds anything, not zeros, and a
-    /// rank may hold nothing else. Along other factors each element is by itself, and what is
-    /// computed from padding is padding.
+    /// Whether a kernel must use only the valid elements of a factor, because it combines them: it
+    /// sums over the factor, reduces it inside, or needs all of it. Padding may hold anything, not
+    /// only zeros, and a rank may hold only padding. Along other factors elements are independent,
+    /// and a result computed from padding is padding.
     pub fn bounds(&self, factor: usize) -> bool {
         let has = |dims: &Vec<Vec<usize>>| dims.iter().any(|d| d.contains(&factor));
         let read = self.inputs.iter().any(has);
@@ -135,7 +136,7 @@ mod tests {
         assert_eq!(infer(&merge, &mesh, &["f32[3~4,4]{0:a}"]).unwrap(), [[16]]);
         let error = infer(&merge, &mesh, &["f32[3,4~6]"]).unwrap_err();
         assert!(matches!(error, RuleError::MinorPadding { padded: 6, .. }), "{error:?}");
-        // A factor of one element is no obstacle.
+        // A factor of one element does not matter.
         let merge = Rule::declare("h d -> (h d)", &[&[1, 5]], &[&[5]]);
         assert_eq!(infer(&merge, &mesh, &["f32[1,5~6]{1:a}"]).unwrap(), [[6]]);
     }

@@ -1,4 +1,4 @@
-//! The text form of programs: what `explain` prints, tests compare and the reader takes back.
+//! The text form of programs: what `explain` prints, tests compare and the parser reads.
 //!
 //! ```text
 //! mesh dp=2 tp=4

@@ -105,7 +105,7 @@ impl Reader {
         let values = self.program.push_unchecked(op, &operands, types, phase);
         let names: Vec<&str> = results.split(", ").collect();
         if names.len() != values.len() {
-            return Err(format!("{} names for {} results", names.len(), values.len()));
+            return Err(format!("there are {} names for {} results", names.len(), values.len()));
         }
         for (name, value) in names.into_iter().zip(values) {
             self.names.insert(name.to_owned(), value);
@@ -114,7 +114,12 @@ impl Reader {
     }
 
     fn value(&self, name: &str) -> Result<ValueId, String> {
-        self.names.get(name).copied().ok_or_else(|| format!("no value `{name}` so far"))
+        self.names.get(name).copied().ok_or_else(|| {
+            format!(
+                "there is no value `{name}` before \
+            this line"
+            )
+        })
     }
 
     fn ty(&self, text: &str) -> Result<TensorType, String> {

@@ -38,7 +38,7 @@ pub fn instr(program: &Program, instr: &Instr) -> String {
 /// A program as it prints, with comments at the ends of some instructions' lines. It can be read back.
 pub fn commented(program: &Program, comment: impl Fn(&Instr) -> Option<String>) -> String {
     let mut text = String::new();
-    // Strings take everything.
+    // Writing to a string cannot fail.
     let _ = write(&mut text, program, comment);
     text
 }
@@ -79,5 +79,5 @@ fn write(
     writeln!(f, "}}")
 }
 
-/// What stands before a comment at the end of a line.
+/// The text before a comment at the end of a line.
 pub(super) const COMMENT: &str = "  // ";

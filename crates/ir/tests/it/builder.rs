@@ -12,7 +12,7 @@ fn a_name_stands_for_one_input() {
         b.param("w", [4]);
         b.typed("w", Role::Param, other);
         let error = b.finish().unwrap_err().to_string();
-        let expected = format!("input: `w` is param f32[4] already, and now param {other}");
+        let expected = format!("input: `w` was declared as param f32[4], and now as param {other}");
         assert_eq!(error, expected);
     }
     let b = Builder::new("role", DType::F32);

@@ -98,7 +98,11 @@ fn unreadable_text_names_its_line() {
     let error = text::parse(bad).unwrap_err().to_string();
     assert_eq!(error, "line 4: unknown op `frobnicate`");
     let bad = "mesh\nprogram t {\n  %1 = exp(y) : f32[8]\n}\n";
-    assert_eq!(text::parse(bad).unwrap_err().to_string(), "line 3: no value `y` so far");
+    assert_eq!(
+        text::parse(bad).unwrap_err().to_string(),
+        "line 3: there is no value `y` before \
+        this line"
+    );
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn adding_a_replicated_value_to_a_partial_sum_is_refused() {
 #[test]
 fn multiplying_two_partial_sums_is_refused() {
     let error = refusal(&["f32[8]{P:tp}", "f32[8]{P:tp}"], Binary { kind: BinaryKind::Mul });
-    check(error, &["mul", "partial sums over `tp`", "cross terms", "reduce a first"]);
+    check(error, &["mul", "partial sums over `tp`", "products between ranks", "reduce a first"]);
     // Over different axes it is legal: each operand is linear by itself.
     let b = Builder::on("test", DType::F32, mesh());
     let y = b.typed("a", Role::Data, "f32[8]{P:tp}") * b.typed("b", Role::Data, "f32[8]{P:dp}");
@@ -86,7 +86,7 @@ fn pieces_that_no_call_can_take_are_refused() {
     };
     for (operand, pieces) in [("f32[*16]{*:dp}", 0), ("f32[*16]{*:dp}", 9), ("f32[16,4]{0:dp}", 2)]
     {
-        let said = format!("can't be made in {pieces} pieces");
+        let said = format!("cannot be split into {pieces} pieces");
         check(refusal(&[operand], gather(pieces)), &["all_gather", &said]);
     }
 }
@@ -101,7 +101,7 @@ fn an_update_of_a_partial_gradient_is_refused() {
         error,
         &[
             "adamw: operand 1 is a partial sum over `dp`",
-            "each of the 2 ranks would update with its own share",
+            "each of the 2 ranks would update with only its own summand",
             "reduce b first (all_reduce<dp> or reduce_scatter<dp>)",
         ],
     );
@@ -221,11 +221,11 @@ fn a_dim_that_is_not_in_blocks_changes_as_a_whole() {
             ("all_to_all<tp>(x, from=0, to=1)", format!("f32[16,8]{{0:dp@{order} 1:tp}}")),
         ] {
             let error = of(op, &ty, &to).unwrap_err();
-            assert!(error.contains("changes only as a whole"), "{error}");
+            assert!(error.contains("can change only as a whole"), "{error}");
         }
         let (one, both) = (format!("f32[16,8]{{0:dp@{order}}}"), &ty);
         let error = of("shard<tp>(x, dim=0)", &one, both).unwrap_err();
-        assert!(error.contains("changes only as a whole"), "{error}");
+        assert!(error.contains("can change only as a whole"), "{error}");
     }
 }
 

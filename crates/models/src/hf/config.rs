@@ -1,10 +1,10 @@
 //! `config.json` to and from a [`Spec`].
 //!
-//! The file describes many variants of an architecture; a reader that ignored what it does not know
-//! would compute something else than the model. So the keys that change the mathematics are listed
+//! The file describes many variants of an architecture; a reader that ignored unknown keys would
+//! compute something different from the model. So the keys that change the mathematics are listed
 //! ([`COMMON_RULES`], [`GPT_RULES`], [`LLAMA_RULES`]) with the values that are implemented, and any
-//! other value is refused by name. Keys outside those lists (token ids, dropout, generation settings)
-//! do not change what the weights compute and are not read.
+//! other value is refused by name. Keys outside those lists (token ids, dropout, generation
+//! settings) do not change what the weights compute and are not read.
 
 use std::path::Path;
 
@@ -88,7 +88,7 @@ const GPT_RULES: &[Rule] = &[
 const LLAMA_RULES: &[Rule] = &[
     rule("attention_bias", "false", is_false),
     rule("mlp_bias", "false", is_false),
-    rule("hidden_act", "\"silu\" and its other name \"swish\"", |v| v == "silu" || v == "swish"),
+    rule("hidden_act", "\"silu\" or its other name \"swish\"", |v| v == "silu" || v == "swish"),
     rule("partial_rotary_factor", "1", is_one),
 ];
 
@@ -143,7 +143,7 @@ fn parse_llama(keys: &Keys<'_>) -> Result<LlamaSpec, HfError> {
     let head_dim = keys.size("head_dim")?.unwrap_or(width / heads);
     if !head_dim.is_multiple_of(2) {
         let found = head_dim.to_string();
-        return Err(keys.bad("head_dim", found, "an even number: rotary positions turn pairs"));
+        return Err(keys.bad("head_dim", found, "an even number: rotary positions rotate pairs"));
     }
     let context = keys.size("max_position_embeddings")?.unwrap_or(2048);
     Ok(LlamaSpec {
@@ -161,7 +161,7 @@ fn parse_llama(keys: &Keys<'_>) -> Result<LlamaSpec, HfError> {
     })
 }
 
-/// Rotary settings in either spelling: `rope_theta` beside `rope_scaling`, or everything in
+/// Rotary settings in either spelling: `rope_theta` with `rope_scaling`, or everything in
 /// `rope_parameters`. When a file has both, the former's scaling counts, as in `transformers`.
 fn parse_rope(keys: &Keys<'_>, context: usize) -> Result<RopeSpec, HfError> {
     let outer_theta = keys.positive("rope_theta")?.unwrap_or(10_000.0);

@@ -51,7 +51,7 @@ pub enum HfError {
         /// The values that are.
         supported: String,
     },
-    /// A tensor is missing, superfluous, or of the wrong shape, type or content.
+    /// A tensor is missing, not expected, or has the wrong shape, type or content.
     Tensor {
         /// The file.
         path: PathBuf,
@@ -97,7 +97,7 @@ impl HfError {
             HfError::Unsupported { path, key, found, supported } => {
                 Told::new(format!("{}: `{key}` = {found} is not supported", path.display()))
                     .because(format!("supported: {supported}"))
-                    .fix("another model")
+                    .fix("use another model")
             }
             HfError::Tensor { path, tensor, found, expected } => {
                 Told::new(format!("{}: tensor `{tensor}`: found {found}", path.display()))
@@ -107,7 +107,7 @@ impl HfError {
         }
     }
 
-    /// Whether the input was at fault (nothing has been started) rather than the attempt to write.
+    /// Whether the input was wrong (nothing has been started), and not the attempt to write.
     pub fn is_bad_input(&self) -> bool {
         !matches!(self, HfError::Write(_))
     }

@@ -1,8 +1,9 @@
 //! One `safetensors` file: a JSON header that names the tensors, then their bytes.
 //!
-//! Opening reads and checks the header alone; of a tensor those bytes are read that are asked for, so that
-//! a model larger than memory can be streamed. Plain reads are used rather than a memory map: a file
-//! that shrinks or fails under the reader is then an error, not a signal that ends the process.
+//! Opening reads and checks the header alone; of a tensor those bytes are read that are asked for,
+//! so that a model larger than memory can be streamed. Plain reads are used rather than a memory
+//! map: if a file shrinks or fails while it is read, that is then an error, not a signal that ends
+//! the process.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,8 +19,7 @@ use serde_json::{Map, Value, json};
 use super::error::HfError;
 use super::tensor::Stored;
 
-/// Headers beyond this are not written by anybody; the limit keeps a damaged length from asking for
-/// all memory.
+/// No writer makes longer headers; the limit prevents a damaged length from allocating all memory.
 const LONGEST_HEADER: u64 = 100_000_000;
 
 /// An open file with a checked header.
@@ -162,7 +162,7 @@ pub(super) fn stage(
                 Unwritten::Disk(error) => error,
                 Unwritten::Values(error) => {
                     missing = Some(error);
-                    io::Error::other("a tensor can't be had")
+                    io::Error::other("a tensor could not be read")
                 }
             })?;
         }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::error::HfError;
 
-/// A key, the values that are implemented, in words, and the test for them. An absent key passes.
+/// A key, the implemented values as text, and the test for them. An absent key passes.
 pub(super) struct Rule {
     key: &'static str,
     supported: &'static str,
@@ -30,7 +30,7 @@ pub(super) struct Keys<'a> {
 }
 
 impl Keys<'_> {
-    /// Sizes beyond this are not models but mistakes; it keeps products of sizes within range.
+    /// Larger sizes are mistakes; the limit keeps products of sizes within range.
     const LARGEST_SIZE: u64 = 1 << 30;
     const MOST_LAYERS: usize = 1 << 16;
 
@@ -135,7 +135,7 @@ impl Keys<'_> {
     }
 }
 
-/// A value for a message, shortened so that a long list does not bury the sentence.
+/// A value for a message, shortened so that a message stays readable.
 pub(super) fn shown(value: &Value) -> String {
     const LONGEST: usize = 60;
     let text = value.to_string();

@@ -1,11 +1,12 @@
 //! Hugging Face model folders in and out, and the weight file of a run.
 //!
-//! The plain idea: a folder is a `config.json`, which becomes a [`Spec`] of plain numbers, and one or
-//! more `safetensors` files, whose tensors are renamed and turned into the layouts of this project
+//! A folder is a `config.json`, which becomes a [`Spec`] of plain numbers, and one or more
+//! `safetensors` files, whose tensors are renamed and turned into the layouts of this project
 //! ([`names`]). Everything is checked against the specification before any weight is read: a folder
 //! either loads completely or is refused with the file, the key or tensor, what was found and what
-//! was expected. Nothing is guessed: a variant whose mathematics is not implemented is refused by name.
-//! Weights are read in ranges, when they are asked for ([`Weights`]), and written one tensor at a time.
+//! was expected. Nothing is guessed: a variant whose mathematics is not implemented is refused by
+//! name. Weights are read in ranges, when they are asked for ([`Weights`]), and written one tensor
+//! at a time.
 
 mod config;
 mod error;

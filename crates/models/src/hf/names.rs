@@ -1,7 +1,7 @@
 //! The names and layouts of parameters here and at Hugging Face.
 //!
 //! Our weights are `[in, out]`. LLaMA's linear layers are stored `[out, in]` and are transposed;
-//! GPT-2's are `[in, out]` already, but its query, key and value lie side by side in one tensor.
+//! GPT-2's are already `[in, out]`, but its query, key and value are concatenated in one tensor.
 //! Every conversion in either direction follows the one table that [`params`] returns.
 
 use super::spec::{GptSpec, LlamaSpec, Spec};
@@ -15,11 +15,11 @@ pub struct HfParam {
     pub shape: Vec<usize>,
     /// The name of the tensor that holds it in a Hugging Face file, with the customary prefix.
     pub hf_name: String,
-    /// How it lies in that tensor.
+    /// How it is stored in that tensor.
     pub storage: Storage,
 }
 
-/// How one of our parameters lies in a Hugging Face tensor.
+/// How one of our parameters is stored in a Hugging Face tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
     /// It is the tensor.
@@ -49,8 +49,8 @@ pub fn params(spec: &Spec) -> Vec<HfParam> {
     }
 }
 
-/// Whether a tensor is a constant that some versions of `transformers` stored beside the weights
-/// (causal masks, rotary tables). They follow from the configuration and are not read.
+/// Whether a tensor is a constant that some versions of `transformers` stored with the weights
+/// (causal masks, rotary tables). They can be computed from the configuration and are not read.
 pub fn is_known_buffer(spec: &Spec, hf_name: &str) -> bool {
     let known: &[&str] = match spec {
         Spec::Gpt(_) => &["attn.bias", "attn.masked_bias"],

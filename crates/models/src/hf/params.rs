@@ -13,7 +13,7 @@ use super::tensor::{Stored, Tensor};
 use super::view::View;
 use super::weights::{Layout, Weights};
 
-/// The header entry that tells this project's files from others, and its value.
+/// The header entry that identifies this project's files, and its value.
 const FORMAT: (&str, &str) = ("format", "phalanx");
 
 /// An open weight file of ours. Opening reads its header alone.
@@ -83,10 +83,10 @@ impl Weights for Params {
     }
 }
 
-/// Writes parameters under our own names, each in its own element type, atomically: at `path` is
-/// afterwards either the whole new file or what was there before. Tensors are asked for one after the
-/// other, in the order of their layouts: so not more than one of them need be in memory. If one can't be
-/// had, nothing is written.
+/// Writes parameters under our own names, each in its own element type, atomically: afterwards
+/// `path` is either the complete new file or the old one. Tensors are asked for one after the
+/// other, in the order of their layouts: so only one of them has to be in memory. If one cannot be
+/// read, nothing is written.
 pub fn stream_params(
     path: &Path,
     layouts: &[Layout],

@@ -65,7 +65,7 @@ impl Source {
         Ok(source)
     }
 
-    /// The numbers of the model.
+    /// The sizes and settings of the model.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
@@ -114,7 +114,7 @@ impl Source {
                 continue;
             }
             let found = format!("shape {:?}", file.shape(name).unwrap_or_default());
-            let expected = "no such tensor: config.json describes a model without it";
+            let expected = "no such tensor: the model of config.json does not have it";
             return Err(HfError::tensor(&file.path, name, found, expected));
         }
         Ok(())
@@ -187,7 +187,7 @@ fn same_values(
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// The weight files of a folder, and the one that is named when a tensor is in none of them.
+/// The weight files of a folder, and the one to name in errors if a tensor is in none of them.
 fn open_files(dir: &Path) -> Result<(PathBuf, Vec<TensorFile>), HfError> {
     let single = dir.join(SINGLE);
     if single.exists() {
@@ -209,7 +209,7 @@ fn open_files(dir: &Path) -> Result<(PathBuf, Vec<TensorFile>), HfError> {
 /// Opens the shards of an index and checks that index and shards name the same tensors.
 fn open_shards(dir: &Path, index: &Path) -> Result<Vec<TensorFile>, HfError> {
     let shards = read_index(index)?;
-    // A shard that is not there comes first: it explains what else seems wrong.
+    // A missing shard is reported first: it explains the other problems.
     if let Some((shard, tensors)) = shards.iter().find(|(name, _)| !dir.join(name).exists()) {
         let tensor = tensors.first().map_or("", String::as_str);
         let found = format!("the file name `{shard}`, which does not exist");

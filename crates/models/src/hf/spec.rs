@@ -59,7 +59,7 @@ pub struct LlamaSpec {
     pub tied: bool,
 }
 
-/// Rotary positions: how fast each pair of a head's entries turns with the position.
+/// Rotary positions: how fast each pair of a head's elements rotates with the position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
     /// The base of the geometric series of frequencies.
@@ -69,14 +69,14 @@ pub struct RopeSpec {
 }
 
 impl RopeSpec {
-    /// The op that turns queries and keys so.
+    /// The op that rotates queries and keys in this way.
     pub fn rotary(&self) -> Rotary {
         Rotary { theta: self.theta, scaling: self.scaling, inverse: false }
     }
 }
 
 impl Spec {
-    /// Whether the head reads the embedding instead of having weights of its own.
+    /// Whether the head reads the embedding instead of its own weights.
     pub fn tied(&self) -> bool {
         match self {
             Spec::Gpt(spec) => spec.tied,

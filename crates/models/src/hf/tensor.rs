@@ -39,7 +39,7 @@ impl Tensor {
     /// A tensor of these native-endian bytes of a float type.
     ///
     /// # Panics
-    /// If `dtype` is no float that parameters are kept in.
+    /// If `dtype` is not a float type in which parameters are kept.
     pub fn from_bytes(shape: impl Into<Vec<usize>>, dtype: DType, bytes: &[u8]) -> Self {
         fn each<const N: usize, T>(bytes: &[u8], value: impl Fn([u8; N]) -> T) -> Vec<T> {
             let (chunks, _) = bytes.as_chunks::<N>();
@@ -55,11 +55,11 @@ impl Tensor {
         Tensor { shape: shape.into(), values }
     }
 
-    /// Some of the values as native-endian bytes of a float type, rounded where they were wider; none if
-    /// there are fewer.
+    /// Some of the values as native-endian bytes of a float type, rounded if they were wider;
+    /// `None` if the range is too long.
     ///
     /// # Panics
-    /// If `dtype` is no float that parameters are kept in.
+    /// If `dtype` is not a float type in which parameters are kept.
     pub fn to_bytes(&self, elements: Range<usize>, dtype: DType) -> Option<Vec<u8>> {
         fn narrow(values: impl Iterator<Item = f32>, dtype: DType) -> Vec<u8> {
             match dtype {

@@ -17,10 +17,10 @@ use super::tensor::{Stored, Tensor};
 use super::view::gather;
 use super::weights::{Layout, Weights};
 
-/// Writes `config.json` and `model.safetensors` into `dir`, which is made if need be. Both are
-/// written in full before either takes its name, so that a failure leaves no mixture of old and
-/// new. A tied head is not written: the configuration says where it is. Weights are read as they are
-/// written, so not more than one tensor is in memory.
+/// Writes `config.json` and `model.safetensors` into `dir`, which is created if it does not exist.
+/// Both are written completely before they get their names, so that a failure leaves no mixture of
+/// old and new files. A tied head is not written: the configuration says where it is. Weights are
+/// read as they are written, so not more than one tensor is in memory.
 pub fn save(dir: &Path, spec: &Spec, weights: &dyn Weights, dtype: DType) -> Result<(), HfError> {
     let (config_path, path) = (dir.join("config.json"), dir.join("model.safetensors"));
     let Some(stored) = Stored::of(dtype) else {
@@ -28,7 +28,8 @@ pub fn save(dir: &Path, spec: &Spec, weights: &dyn Weights, dtype: DType) -> Res
         return Err(HfError::key(&config_path, "torch_dtype", dtype.name(), expected));
     };
     let config = write_config(spec, stored);
-    // What could not be read back must not be written: the reader knows which models are possible.
+    // A model that could not be read back must not be written: the reader checks which models are
+    // possible.
     parse_config(&config, &config_path)?;
     let params = names::params(spec);
     check(&path, &params, &weights.layouts())?;

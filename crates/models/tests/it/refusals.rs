@@ -23,12 +23,12 @@ fn llama_sizes() {
     );
     assert_eq!(
         with(|m| m.spec.head_dim = 5),
-        "model llama: head_dim = 5 is odd, but rotary positions turn pairs of elements; \
+        "model llama: head_dim = 5 is odd, but rotary positions rotate pairs of elements; \
          nearest that work: 4 or 6"
     );
     assert_eq!(
         with(|m| m.spec.head_dim = 1),
-        "model llama: head_dim = 1 is odd, but rotary positions turn pairs of elements; \
+        "model llama: head_dim = 1 is odd, but rotary positions rotate pairs of elements; \
          nearest that works: 2"
     );
     assert_eq!(with(|m| m.spec.kv_heads = 0), "model llama: kv_heads = 0: it must be at least 1");

@@ -149,7 +149,7 @@ fn layouts_that_contradict_themselves_are_refused_with_both_sides() {
     let both = told(curve().mesh("dp=2").strategy(Ddp::default()).strategy(Zero::stage(1)));
     assert!(both.contains("`DDP` and `ZeRO-1` both say") && both.contains("keep one"), "{both}");
     let few = told(curve().mesh("dp=8").strategy(Ddp::default()));
-    assert!(few.contains("a batch of 4 can't be shared by the 8 ranks of `dp`"), "{few}");
+    assert!(few.contains("a batch of 4 cannot be divided among the 8 ranks of `dp`"), "{few}");
     assert!(few.contains("nearest that work: 4 ranks"), "{few}");
     let groups = Fsdp { shard: Some(3), ..Fsdp::default() };
     assert!(told(curve().mesh("dp=4").strategy(groups)).contains("a divisor of 4"));

@@ -1,7 +1,7 @@
-//! Pictures of schedules: one row per device, time to the right.
+//! Pictures of schedules: one row per stage group, time to the right.
 //!
 //! [`text`] is for terminals, plain or coloured; [`svg`] is for pages and papers. Both take several
-//! schedules and draw them below each other on one scale of time.
+//! schedules and draw them below each other, with one time scale.
 
 mod palette;
 mod scale;
@@ -19,16 +19,16 @@ use crate::simulate::Timeline;
 use crate::turn::Turn;
 use crate::words::counted;
 
-/// A schedule with its times: what is drawn.
+/// A schedule with its times, ready to draw.
 #[derive(Clone, Copy, Debug)]
 pub struct Panel<'a> {
     /// The schedule.
     pub schedule: &'a Schedule,
     /// Its times.
     pub timeline: &'a Timeline,
-    /// What it is called, where that is not the schedule's name: `measured`.
+    /// Its name, if that is not the schedule's name: `measured`.
     pub label: Option<&'a str>,
-    /// What times are counted in: `ms`, or nothing where only their ratios mean something.
+    /// The unit of times: `ms`, or empty if only their ratios matter.
     pub unit: &'a str,
 }
 
@@ -43,7 +43,7 @@ impl<'a> Panel<'a> {
         self.label.unwrap_or(self.schedule.name())
     }
 
-    /// What is drawn, in words: `4 devices, 8 micro-batches`.
+    /// The size as text, such as `4 devices, 8 micro-batches`.
     fn title(&self) -> String {
         let Panel { schedule, .. } = self;
         let chunks = match schedule.chunks() {
@@ -67,7 +67,7 @@ impl<'a> Panel<'a> {
         }
     }
 
-    /// The results in words.
+    /// The results as text.
     fn results(&self) -> String {
         let Timeline { makespan, span, bubble_total, .. } = self.timeline;
         let span = match span == makespan {
@@ -77,8 +77,8 @@ impl<'a> Panel<'a> {
         format!("makespan {}{span}, bubble {:.1}%", self.time(*makespan), 100.0 * bubble_total)
     }
 
-    /// The largest number of micro-batches that a device keeps, in whole shares of a device: until
-    /// their B, and until their W.
+    /// The largest number of micro-batches that a stage group keeps, each counted for all its
+    /// chunks together: until their B, and until their W.
     fn peaks(&self, device: usize) -> (f64, f64) {
         let chunks = self.schedule.placement().chunks(device).max(1) as f64;
         let Timeline { peak_in_flight, peak_until_w, .. } = self.timeline;
@@ -104,13 +104,13 @@ fn any_again(panels: &[Panel<'_>]) -> bool {
     turns.any(|(_, turn)| turn.part == Part::R)
 }
 
-/// What a turn is, as pictures tell it apart.
+/// The kinds of turns that pictures distinguish.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ink {
     Forward,
-    /// Once more, for a backward whose stage kept its input alone.
+    /// A second forward, for a backward whose stage kept only its input.
     Again,
-    /// Of the inputs alone, or whole.
+    /// Gradient of the inputs alone, or the whole backward.
     Backward,
     Weights,
 }

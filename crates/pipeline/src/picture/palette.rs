@@ -1,5 +1,6 @@
-//! Colours that survive grey-scale: forwards are light, second forwards somewhat darker, weights' gradients
-//! are in the middle, backwards are dark. The shades of a device's chunks stay within their band of lightness.
+//! Colours that also work in grey-scale: forwards are light, second forwards somewhat darker,
+//! weight gradients are in the middle, backwards are dark. The chunks of a stage group have shades
+//! of similar lightness.
 
 use super::Ink;
 
@@ -18,7 +19,7 @@ impl Ink {
         (shades[shade(chunk, chunks)], self == Ink::Backward)
     }
 
-    /// The colours of a terminal with 256: background and text.
+    /// Codes for a terminal with 256 colours: background and text.
     pub(super) fn codes(self, chunk: usize, chunks: usize) -> (u8, u8) {
         let shades: [u8; SHADES] = match self {
             Ink::Forward => [153, 117, 110, 74],
@@ -31,7 +32,7 @@ impl Ink {
     }
 }
 
-/// Chunks are spread over the shades: two are as different as can be.
+/// Chunks are spread over the shades: two chunks get the most different ones.
 fn shade(chunk: usize, chunks: usize) -> usize {
     match chunks {
         0 | 1 => 0,

@@ -14,10 +14,10 @@ pub(super) fn step(least: f64) -> f64 {
         .unwrap_or(10.0 * power)
 }
 
-/// More marks than any picture has room for.
+/// The most marks; no picture has room for more.
 const MOST: u32 = 10_000;
 
-/// Marks from 0 to `end`, at least `least` apart; never more than [`MOST`], and none where `end` is no
+/// Marks from 0 to `end`, at least `least` apart; at most [`MOST`], and none if `end` is not a
 /// number.
 pub(super) fn ticks(end: f64, least: f64) -> impl Iterator<Item = f64> {
     let step = step(least);

@@ -1,14 +1,14 @@
 //! A schedule as a drawing.
 //!
-//! Every device is a row; what it waits is hatched; at the right is how much it keeps at most, as bars
-//! on one scale. The numbers in the blocks are micro-batches.
+//! Every stage group is a row; its waiting times are hatched; bars on the right show the most that
+//! it keeps, on one scale. The numbers in the blocks are micro-batches.
 
 use super::scale::ticks;
 use super::svg_page::{Anchor, Page, Weight};
 use super::{Ink, Panel, any_again, longest, short, shortest};
 use crate::simulate::Timed;
 
-/// The height of a device's row and the space between two, in pixels.
+/// The height of a row and the space between two rows, in pixels.
 const ROW: f64 = 24.0;
 const GAP: f64 = 4.0;
 /// From the left edge to time 0.
@@ -21,10 +21,10 @@ const FOOT: f64 = 34.0;
 const LEGEND: f64 = 34.0;
 const PANEL_GAP: f64 = 14.0;
 
-/// Draws schedules below each other, on one scale of time.
+/// Draws schedules below each other, with one time scale.
 pub fn svg(panels: &[Panel<'_>]) -> String {
     let long = longest(panels);
-    // A block for two digits where that makes a drawing of usable width.
+    // Blocks are wide enough for two digits, if the drawing does not get too wide.
     let width = (long / shortest(panels) * 19.0).clamp(620.0, 1500.0);
     let heights: Vec<f64> = panels.iter().map(|panel| HEAD + rows(panel)).collect();
     let between = PANEL_GAP * panels.len().saturating_sub(1) as f64;
@@ -61,7 +61,7 @@ struct Drawing {
     /// Pixels per unit of time.
     scale: f64,
     width: f64,
-    /// What the longest bar stands for.
+    /// The value of the longest bar.
     most: f64,
     /// Digits of the largest micro-batch: blocks of one width are written in one size.
     digits: usize,
@@ -84,7 +84,7 @@ impl Drawing {
         for device in 0..panel.schedule.devices() {
             self.row(panel, device, top + HEAD + device as f64 * (ROW + GAP));
         }
-        // Where this schedule ends, on a scale that it may share with longer ones.
+        // Where this schedule ends; others on the same scale may be longer.
         let end = LEFT + panel.timeline.makespan * self.scale;
         self.page.line((end, top + HEAD - 6.0), (end, top + HEAD + rows(panel) - GAP + 3.0));
         let label = panel.time(panel.timeline.makespan);
@@ -127,7 +127,7 @@ impl Drawing {
         }
     }
 
-    /// How much the device keeps: until B in dark; until W, where that is another thing, below it.
+    /// How much the stage group keeps: until B in dark; until W, if that differs, below it.
     fn bars(&mut self, panel: &Panel<'_>, device: usize, y: f64) {
         let (until_b, until_w) = panel.peaks(device);
         let left = LEFT + self.width + 16.0;
@@ -172,7 +172,7 @@ impl Drawing {
         let backward = match (whole, splits) {
             (true, false) => "B, backward",
             (false, _) => "B, gradient of inputs",
-            (true, true) => "B, backward (of inputs alone where there is a W)",
+            (true, true) => "B, backward (of inputs only, if there is a W)",
         };
         let mut x = LEFT;
         let mut inks = vec![(Ink::Forward, "F, forward")];

@@ -7,7 +7,7 @@ pub(super) struct Page {
     body: String,
 }
 
-/// Where a text is held.
+/// The anchor of a text.
 #[derive(Clone, Copy)]
 pub(super) enum Anchor {
     Start,
@@ -15,7 +15,7 @@ pub(super) enum Anchor {
     End,
 }
 
-/// How a text is set.
+/// The style of a text.
 #[derive(Clone, Copy)]
 pub(super) enum Weight {
     Plain,
@@ -71,9 +71,9 @@ impl Page {
         );
     }
 
-    /// A block with a thin white edge and a description that shows under the pointer.
+    /// A block with a thin white edge and a description that is shown under the mouse pointer.
     pub(super) fn block(&mut self, place: (f64, f64), size: (f64, f64), fill: &str, what: &str) {
-        // The edge of a narrow block must not eat it.
+        // The edge must not cover a narrow block.
         let edge = (size.0 / 12.0).min(1.0);
         let rect = rect(place, size);
         let _ = writeln!(
@@ -89,7 +89,7 @@ impl Page {
         let _ = writeln!(self.body, "<rect {} fill=\"{fill}\"/>", rect(place, size));
     }
 
-    /// A stretch in which nothing is done.
+    /// A time in which nothing is done.
     pub(super) fn waiting(&mut self, place: (f64, f64), size: (f64, f64)) {
         let _ = writeln!(self.body, "<rect {} fill=\"url(#waits)\"/>", rect(place, size));
     }

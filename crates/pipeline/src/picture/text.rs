@@ -1,9 +1,9 @@
 //! A schedule in a terminal.
 //!
-//! Every column of characters is a stretch of time, and shows the turn that runs in its middle. A
-//! turn shows its part and micro-batch where they fit, and its part alone where they don't. A picture
-//! that is wider than a terminal is folded: it goes on in bands one below the other, each with its own
-//! axis.
+//! Every column of characters is an interval of time, and shows the turn that runs in its middle. A
+//! turn shows its part and micro-batch where they fit, and its part alone where they don't. A
+//! picture that is wider than a terminal is folded: it goes on in bands one below the other, each
+//! with its own axis.
 
 use std::ops::Range;
 
@@ -11,21 +11,21 @@ use super::scale::ticks;
 use super::{Ink, Panel, any_again, longest, short, shortest};
 use crate::simulate::Timed;
 
-/// How a terminal can be drawn on.
+/// How to draw for a terminal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Look {
     /// Columns of characters in a line.
     pub width: usize,
     /// Whether lines may contain colour codes.
     pub colour: bool,
-    /// Whether a picture that is wider goes on below; without this it is drawn smaller.
+    /// Whether a picture that is too wide continues below; otherwise it is drawn smaller.
     pub fold: bool,
 }
 
-/// Lines that a folded picture takes at most; where that is not enough, it is drawn smaller.
+/// The most lines of a folded picture; if that is not enough, it is drawn smaller.
 const MOST_LINES: usize = 240;
 
-/// Draws schedules below each other, on one scale of time.
+/// Draws schedules below each other, with one time scale.
 pub fn text(panels: &[Panel<'_>], look: Look) -> String {
     let canvas = Canvas::new(panels, look);
     let mut lines = Vec::new();
@@ -49,9 +49,9 @@ struct Canvas {
     margin: usize,
 }
 
-/// Columns in which a device does one thing.
+/// Columns in which a stage group does one thing.
 struct Run {
-    /// The number of the turn; nothing where the device waits.
+    /// The index of the turn; none if the stage group waits.
     turn: Option<usize>,
     columns: Range<usize>,
 }
@@ -66,14 +66,15 @@ impl Canvas {
         let labels = panels.iter().flat_map(|panel| panel.timeline.devices.iter().flatten());
         let widest = labels.map(|timed| label(timed, look.colour).len()).max().unwrap_or(1);
         let (long, short) = (longest(panels), shortest(panels));
-        // Turns of one length should look it, so the shortest takes whole columns if it can have one.
+        // Turns of equal length should look equal, so the shortest takes whole columns, if it gets
+        // at least one.
         let fit = (room * bands) as f64 / long;
         let (scale, whole) = match (fit * short).min((widest + 1) as f64) {
             less if less < 1.0 => (fit, 1),
             columns => (columns.floor() / short, columns as usize),
         };
         let columns = (long * scale).round() as usize;
-        // Bands end where the shortest turns do, so that few turns are cut.
+        // Bands end at multiples of the shortest turn, so that few turns are cut.
         let band = if columns <= room { columns.max(1) } else { room / whole * whole };
         Canvas { colour: look.colour, scale, columns, band, margin }
     }
@@ -84,7 +85,7 @@ impl Canvas {
         lines.push(format!("{:1$}  {2}", "", self.margin + self.band, kept(panel)));
         let devices = &panel.timeline.devices;
         let runs: Vec<Vec<Run>> = devices.iter().map(|turns| self.runs(turns)).collect();
-        // A schedule that ends before others it is drawn with has no bands behind its end.
+        // A schedule that ends before others in the same picture has no bands after its end.
         let end = (panel.timeline.makespan * self.scale).ceil() as usize;
         for start in (0..end.clamp(1, self.columns.max(1))).step_by(self.band) {
             let band = start..(start + self.band).min(self.columns);
@@ -92,7 +93,7 @@ impl Canvas {
                 let chunks = panel.schedule.placement().chunks(device);
                 let row = self.row(&runs[device], turns, chunks, &band);
                 let name = format!("device {device}");
-                // What is kept is said once, beside the first band.
+                // What is kept is shown once, next to the first band.
                 let kept = if start == 0 { peaks(panel, device) } else { String::new() };
                 lines.push(format!("{name:<margin$}{row}{kept}", margin = self.margin));
             }
@@ -101,7 +102,7 @@ impl Canvas {
         lines
     }
 
-    /// What one device does in all columns.
+    /// What one stage group does in all columns.
     fn runs(&self, turns: &[Timed]) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         let mut next = 0;
@@ -119,7 +120,7 @@ impl Canvas {
         runs
     }
 
-    /// One device's turns in a band, and dots where it waits.
+    /// One stage group's turns in a band, and dots where it waits.
     fn row(&self, runs: &[Run], turns: &[Timed], chunks: usize, band: &Range<usize>) -> String {
         let mut row = String::new();
         let first = runs.partition_point(|run| run.columns.end <= band.start);
@@ -138,8 +139,8 @@ impl Canvas {
         if self.colour { ' ' } else { '.' }
     }
 
-    /// A turn in so many columns, with those that it has had in the band before. It has its label once,
-    /// where there is room for it.
+    /// A turn in this many columns of this band; `before` counts its columns in the band before.
+    /// Its label is shown once, where there is room for it.
     fn block(&self, timed: &Timed, width: usize, before: usize, chunks: usize) -> String {
         let ink = Ink::of(&timed.turn);
         let label = label(timed, self.colour);
@@ -147,7 +148,7 @@ impl Canvas {
         if self.colour {
             let (back, front) = ink.codes(timed.turn.chunk, chunks);
             let label = if label.len() <= width { label } else { String::new() };
-            // A mark on the left, so that neighbours of one colour are told apart.
+            // A mark on the left separates neighbours of the same colour.
             let marked = before == 0 && width > label.len();
             let body = if marked { format!("▏{label}") } else { label };
             return format!("\x1b[48;5;{back};38;5;{front}m{body:<width$}\x1b[0m");
@@ -164,7 +165,7 @@ impl Canvas {
         let last = band.end == self.columns;
         for tick in ticks(self.columns as f64 / self.scale, 8.0 / self.scale) {
             let column = (tick * self.scale).round() as usize;
-            // What marks the end of a band marks the start of the next.
+            // The mark at the end of a band is also the start of the next.
             if column < band.start || (column >= band.end && !last) {
                 continue;
             }
@@ -188,7 +189,7 @@ impl Canvas {
         words.push(match (whole, splits) {
             (true, false) => (Ink::Backward, "backward"),
             (false, _) => (Ink::Backward, "gradient of inputs"),
-            (true, true) => (Ink::Backward, "backward, or gradient of inputs where there is a W"),
+            (true, true) => (Ink::Backward, "backward, or gradient of inputs if there is a W"),
         });
         if splits {
             words.push((Ink::Weights, "gradient of weights"));
@@ -209,13 +210,13 @@ impl Canvas {
         if chunks > 1 {
             parts.push(match self.colour {
                 true => "later chunks darker".to_owned(),
-                false => "b, c, d behind a number: second, third, fourth chunk".to_owned(),
+                false => "b, c, d after a number: second, third, fourth chunk".to_owned(),
             });
         }
         if !self.colour {
             parts.push(". waits".to_owned());
         }
-        parts.push("kept: most micro-batches at once, of a device's whole share".to_owned());
+        parts.push("kept: the most micro-batches at once, for all layers of a row".to_owned());
         parts.join("\n")
     }
 
@@ -224,12 +225,12 @@ impl Canvas {
     }
 }
 
-/// The words above what devices keep.
+/// The heading of the column of what stage groups keep.
 fn kept(panel: &Panel<'_>) -> &'static str {
     if panel.schedule.splits() { "kept to B   to W" } else { "kept" }
 }
 
-/// What a device keeps, below these words.
+/// What a stage group keeps, below that heading.
 fn peaks(panel: &Panel<'_>, device: usize) -> String {
     let (until_b, until_w) = panel.peaks(device);
     match panel.schedule.splits() {

@@ -1,9 +1,11 @@
-//! Interleaved 1F1B (Narayanan et al., Megatron-LM, 2021): smaller stages, several on each device.
+//! Interleaved 1F1B (Narayanan et al., Megatron-LM, 2021): smaller stages, several in each stage
+//! group.
 //!
-//! Device d holds the stages d, p + d, 2p + d… A pipeline of v·p small stages fills in 1/v of the
-//! time: (m·v + p − 1)(tF + tB + tW)/v. Micro-batches go in groups of p, each group through chunk 0,
-//! then chunk 1… ("depth first"), so m must be a multiple of p. The price is v times the messages,
-//! and a little more memory than 1F1B: min(2(p − 1 − d) + (v − 1)p + 1, m·v) chunks on device d.
+//! Stage group d holds the stages d, p + d, 2p + d… A pipeline of v·p small stages fills in 1/v of
+//! the time: (m·v + p − 1)(tF + tB + tW)/v. Micro-batches go in groups of p, each group through
+//! chunk 0, then chunk 1… ("depth first"), so m must be a multiple of p. The price is v times the
+//! messages, and a little more memory than 1F1B: min(2(p − 1 − d) + (v − 1)p + 1, m·v) chunks in
+//! stage group d.
 
 use crate::error::{PipelineError, Result};
 use crate::placement::Placement;
@@ -12,8 +14,8 @@ use crate::schedules::{Warmup, one_f_one_b};
 use crate::turn::{Turns, bwd, fwd, weave};
 use crate::words::counted;
 
-/// Interleaved 1F1B of `m` micro-batches over `p` devices with `v` chunks each; with one chunk there
-/// is nothing to interleave, and it is 1F1B.
+/// Interleaved 1F1B of `m` micro-batches over `p` stage groups with `v` chunks each; with one chunk
+/// there is nothing to interleave, and it is 1F1B.
 pub fn interleaved(p: usize, m: usize, v: usize) -> Result<Schedule> {
     if v == 1 {
         return one_f_one_b(p, m, Warmup::Pa);
@@ -40,7 +42,11 @@ fn not_in_groups(p: usize, m: usize) -> PipelineError {
         _ => format!("{below} or {above} micro-batches"),
     };
     PipelineError::Shape {
-        what: format!("interleaved with {} on {}", counted(m, "micro-batch"), counted(p, "stage")),
+        what: format!(
+            "interleaved cannot run {} on {}",
+            counted(m, "micro-batch"),
+            counted(p, "stage")
+        ),
         why: format!("micro-batches go in groups of {p}, one for each stage"),
         nearest: format!("{nearest}; or breadth-first, which takes any number"),
     }

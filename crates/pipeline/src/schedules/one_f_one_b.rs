@@ -1,10 +1,11 @@
 //! 1F1B with a flush: PipeDream-Flush (Narayanan et al., 2021), the schedule of DAPPLE (Fan et al.,
-//! 2021), whose name for it is early backward.
+//! 2021), which calls it early backward.
 //!
-//! Each stage runs just enough forwards to fill the pipeline behind it, then alternates. As long as
-//! GPipe, (m + p − 1)(tF + tB + tW), but stage i never holds more than min(p − i, m) micro-batches.
+//! Each stage runs just enough forwards to fill the pipeline after it, then alternates. It takes as
+//! long as GPipe, (m + p − 1)(tF + tB + tW), but stage i never holds more than min(p − i, m)
+//! micro-batches.
 //!
-//! Where messages take as long as the work, a stage needs more micro-batches under way to stay busy.
+//! If messages take as long as the work, a stage needs more micro-batches in flight to stay busy.
 //! DAPPLE's second policy counts the links as stages: min(2(p − i) − 1, m).
 
 use crate::error::Result;
@@ -22,7 +23,7 @@ pub enum Warmup {
     Pb,
 }
 
-/// 1F1B of `m` micro-batches over `p` devices.
+/// 1F1B of `m` micro-batches over `p` stage groups.
 pub fn one_f_one_b(p: usize, m: usize, warmup: Warmup) -> Result<Schedule> {
     Schedule::new("1f1b", m, Placement::looped(p, 1)?, |i| {
         let behind = p - 1 - i;

@@ -27,25 +27,31 @@ fn work_that_is_lost_or_doubled() {
     refused(
         two(2, good(), fwd(0..2).then(bwd(0..1))),
         &[
-            "stage 1 (device 1, chunk 0) never runs B of micro-batch 1",
+            "stage 1 (stage group 1, chunk 0) never runs B of micro-batch 1",
             "0 to 1",
-            "add BW1 to device 1 behind device 1, turn 1 (F1)",
+            "add BW1 to stage group 1 after stage group 1, turn 1 (F1)",
         ],
     );
     refused(
         two(2, good(), fwd(0..2).then(b(0..2)).then(w(0..1))),
-        &["stage 1", "never runs W of micro-batch 1", "write BW in place of B at device 1, turn 3"],
+        &[
+            "stage 1",
+            "never runs W of micro-batch 1",
+            "write BW instead of B at stage group 1, \
+            turn 3",
+        ],
     );
     refused(
         two(2, good().then(fwd(1..2)), good()),
-        &["device 0, turn 4 (F1): F of micro-batch 1 is done twice; first by device 0, turn 1"],
+        &["stage group 0, turn 4 (F1): F of micro-batch 1 is done twice; first by stage group 0, \
+            turn 1"],
     );
     refused(two(1, good(), good()), &["turn 1 (F1): there is no micro-batch 1, only 0 to 0"]);
-    refused(two(2, good(), good().on(1)), &["device 1, turn 0 (F0.1): there is no chunk 1"]);
+    refused(two(2, good(), good().on(1)), &["stage group 1, turn 0 (F0.1): there is no chunk 1"]);
     refused(two(0, Turns::default(), Turns::default()), &["0 micro-batches", "nearest that work"]);
     let placement = Placement::looped(3, 1).unwrap();
     let lists = Schedule::from_lists("test", 1, placement, vec![good().list()]);
-    refused(lists, &["lists for 1 device, and stages on 3"]);
+    refused(lists, &["lists for 1 stage group, but stages for 3"]);
 }
 
 #[test]
@@ -54,13 +60,13 @@ fn phases_out_of_order() {
     refused(
         two(1, good(), b(0..1).then(fwd(0..1)).then(w(0..1))),
         &[
-            "device 1, turn 0 (B0): B of micro-batch 0 comes before its F\n",
-            "usual fix: move it behind device 1, turn 1 (F0)",
+            "stage group 1, turn 0 (B0): B of micro-batch 0 comes before its F\n",
+            "usual fix: move it after stage group 1, turn 1 (F0)",
         ],
     );
     refused(
         two(1, fwd(0..1).then(w(0..1)).then(b(0..1)), good()),
-        &["device 0, turn 1 (W0): W of micro-batch 0 comes before its B"],
+        &["stage group 0, turn 1 (W0): W of micro-batch 0 comes before its B"],
     );
 }
 
@@ -104,22 +110,26 @@ fn circles_are_named() {
     refused(
         two(2, early, late),
         &[
-            "usual fix: move device 0, turn 2 (F1) before device 0, turn 1 (BW0)",
-            "device 0, turn 1 (BW0) waits for the message from device 1, turn 2",
+            "usual fix: move stage group 0, turn 2 (F1) before stage group 0, turn 1 (BW0)",
+            "stage group 0, turn 1 (BW0) waits for the message from stage group 1, turn 2",
         ],
     );
     // Both micro-batches are sent in one order and awaited in the other.
     let swapped = fwd(1..2).then(fwd(0..1)).then(bwd(0..2));
     refused(
         two(2, fwd(0..2).then(bwd(0..2)), swapped),
-        &["the message from device 0, turn 1 (F1)", "waits for the message from device 0, turn 0"],
+        &[
+            "the message from stage group 0, turn 1 (F1)",
+            "waits for the message from stage group \
+            0, turn 0",
+        ],
     );
     // Both devices have their lists the wrong way round, so no single move is enough.
     let hurried = || weave([fwd(0..3), bwd(0..3)]);
     let patient = fwd(0..3).then(bwd(0..3));
     refused(
         two(3, hurried(), patient),
-        &["would deadlock", "usual fix: on every device first all F"],
+        &["would deadlock", "usual fix: in every stage group run first all F"],
     );
 }
 
@@ -148,8 +158,9 @@ fn replicas_run_side_by_side() {
     refused(
         Schedule::from_lists("both ways", 2, both(), lists),
         &[
-            "device 1, turn 2 (F0.1): its micro-batch goes through replica 0, this is 1\n",
-            "chunk 0 of device 0",
+            "stage group 1, turn 2 (F0.1): its micro-batch goes through replica 0, but this is \
+            replica 1\n",
+            "chunk 0 of stage group 0",
         ],
     );
 }

@@ -45,7 +45,7 @@ fn plain_text_in_full() {
          B gradient of inputs\n\
          W gradient of weights\n\
          . waits\n\
-         kept: most micro-batches at once, of a device's whole share\n"
+         kept: the most micro-batches at once, for all layers of a row\n"
     );
 }
 

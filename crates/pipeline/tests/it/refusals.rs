@@ -22,9 +22,9 @@ fn shapes_with_the_nearest_that_work() {
         &["6 micro-batches on 4 stages", "4 or 8 micro-batches"],
     );
     refused(Interleaved, Shape::new(4, 3), &["groups of 4", "nearest that work: 4 micro-batches"]);
-    refused(ZbV, Shape::new(4, 8).chunks(1), &["zb-v with 1 chunk\n", "2 chunks"]);
-    refused(ZbV, Shape::new(4, 8).chunks(3), &["zb-v with 3 chunks", "2 chunks"]);
-    refused(OneFOneB, Shape::new(4, 8).chunks(2), &["1f1b with 2 chunks", "interleaved"]);
+    refused(ZbV, Shape::new(4, 8).chunks(1), &["zb-v cannot have 1 chunk\n", "2 chunks"]);
+    refused(ZbV, Shape::new(4, 8).chunks(3), &["zb-v cannot have 3 chunks", "2 chunks"]);
+    refused(OneFOneB, Shape::new(4, 8).chunks(2), &["1f1b cannot have 2 chunks", "interleaved"]);
     refused(ZbH1, Shape::new(4, 8).warmup(Warmup::Pb), &["warm-up pb", "1f1b"]);
     for named in Named::ALL {
         refused(named, Shape::new(0, 8), &["0 stages", "nearest that work: 1 stage"]);

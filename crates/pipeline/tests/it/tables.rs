@@ -35,44 +35,86 @@ fn tables_that_are_refused() {
     let head = "device,part,microbatch,chunk,stage\n";
     let one = |rows: &str| format!("{head}{rows}");
     for (text, words) in [
-        (String::new(), ["line 1: an empty table", "device,part,microbatch"]),
-        ("device,part\n0,F".into(), ["line 1: no column `microbatch`", "columns are device"]),
-        ("device,part,microbatch,color\n".into(), ["line 1: a column `color`", "columns are"]),
-        ("device,part,part,microbatch\n".into(), ["two columns `part`", "columns are"]),
-        (head.to_owned(), ["no device holds a stage", "every replica"]),
-        (one("0,F,0,0,0\n0,X,0,0,0\n"), ["line 3: part `X`", "F, B, W, BW"]),
-        (one("0,F,0,0\n"), ["line 2: 4 values for 5 columns", "columns are device,part"]),
+        (String::new(), ["line 1: the table is empty", "device,part,microbatch"]),
+        (
+            "device,part\n0,F".into(),
+            [
+                "line 1: column `microbatch` is missing",
+                "columns are \
+            device",
+            ],
+        ),
+        (
+            "device,part,microbatch,color\n".into(),
+            [
+                "line 1: unknown column `color`",
+                "columns \
+            are",
+            ],
+        ),
+        ("device,part,part,microbatch\n".into(), ["column `part` is there twice", "columns are"]),
+        (head.to_owned(), ["no stage group holds a stage", "every replica"]),
+        (one("0,F,0,0,0\n0,X,0,0,0\n"), ["line 3: unknown part `X`", "F, B, W, BW"]),
+        (one("0,F,0,0\n"), ["line 2: there are 4 values for 5 columns", "columns are device,part"]),
         (one("0,F,-1,0,0\n"), ["line 2: microbatch `-1`", "whole numbers"]),
         (one("0,F,7,0,0\n0,BW,7,0,0\n"), ["line 2: microbatch 7", "has 2 turns"]),
-        (one("0,F,0,0,0\n0,BW,0,0,1\n"), ["line 3: chunk 0 of device 0 is stage 1", "line 2 says"]),
-        (one("0,F,0,1,0\n0,BW,0,1,0\n"), ["chunk 1 of device 0, but no chunk 0", "from 0"]),
-        (one("0,F,0,0,0\n1,F,0,0,0\n"), ["held 2 times: device 0 chunk 0, device 1", "leave it"]),
+        (
+            one("0,F,0,0,0\n0,BW,0,0,1\n"),
+            [
+                "line 3: chunk 0 of stage group 0 is stage 1",
+                "line 2 \
+            says",
+            ],
+        ),
+        (one("0,F,0,1,0\n0,BW,0,1,0\n"), ["chunk 1 of stage group 0, but no chunk 0", "from 0"]),
+        (
+            one("0,F,0,0,0\n1,F,0,0,0\n"),
+            ["held 2 times: stage group 0 chunk 0, stage group 1", "keep it"],
+        ),
         (
             one("0,F,0,0,0\n0,F,1,0,0\n0,BW,0,0,0\n"),
-            ["line 3: stage 0 (device 0, chunk 0) never runs B of micro-batch 1", "add BW1"],
+            ["line 3: stage 0 (stage group 0, chunk 0) never runs B of micro-batch 1", "add BW1"],
         ),
         (
             one("0,F,0,0,0\n0,B,0,0,0\n"),
-            ["line 3: stage 0", "write BW in place of B at line 3 (B0 of device 0)"],
+            ["line 3: stage 0", "write BW instead of B at line 3 (B0 of stage group 0)"],
         ),
         (
             one("# hm\n0,BW,0,0,0\n0,F,0,0,0\n"),
-            ["line 3: device 0, turn 0 (BW0): B of micro-batch 0 comes", "behind line 4 (F0 of"],
+            [
+                "line 3: stage group 0, turn 0 (BW0): B of micro-batch 0 comes",
+                "after line 4 (F0 \
+                of",
+            ],
         ),
-        (one("0,BW,0,0,0\n"), ["line 2: device 0", "add F0 to device 0 before it"]),
-        (one("0,F,0,0,0\n0,W,0,0,0\n"), ["line 3: ", "add B0 to device 0 before it, or write BW"]),
+        (one("0,BW,0,0,0\n"), ["line 2: stage group 0", "add F0 to stage group 0 before it"]),
+        (
+            one("0,F,0,0,0\n0,W,0,0,0\n"),
+            [
+                "line 3: ",
+                "add B0 to stage group 0 before it, or write \
+            BW",
+            ],
+        ),
         (
             one("0,F,0,0,0\n0,B,0,0,0\n0,BW,0,0,0\n"),
             [
-                "line 4: device 0, turn 2 (BW0): B of micro-batch 0 is done twice",
-                "write W in place",
+                "line 4: stage group 0, turn 2 (BW0): B of micro-batch 0 is done twice",
+                "write W instead",
             ],
         ),
         (
             one("0,F,0,0,0\n0,F,0,0,0\n0,BW,0,0,0\n"),
-            ["line 3: ", "leave out one of the two, this or line 2 (F0 of device 0)"],
+            ["line 3: ", "leave out one of the two, this or line 2 (F0 of stage group 0)"],
         ),
-        (one("0,F,0,0,0\n2,F,0,0,1\n0,BW,0,0,0\n"), ["device 1 of 3 holds no", "without a gap"]),
+        (
+            one("0,F,0,0,0\n2,F,0,0,1\n0,BW,0,0,0\n"),
+            [
+                "stage group 1 of 3 holds no",
+                "without a \
+            gap",
+            ],
+        ),
     ] {
         let said = csv::read("mine", &text).unwrap_err().to_string();
         for word in words {
@@ -88,7 +130,7 @@ fn a_table_that_is_stuck_says_which_line_to_move() {
         "device,part,microbatch\n0,F,0\n0,BW,0\n0,F,1\n0,BW,1\n1,F,0\n1,F,1\n1,BW,0\n1,BW,1\n";
     let said = csv::read("mine", stuck).unwrap_err().to_string();
     assert!(said.starts_with("line 4: the schedule would deadlock\n"), "{said}");
-    let fix = "usual fix: move line 4 (F1 of device 0) before line 3 (BW0 of device 0)";
+    let fix = "usual fix: move line 4 (F1 of stage group 0) before line 3 (BW0 of stage group 0)";
     assert!(said.ends_with(fix), "{said}");
     let mut lines: Vec<&str> = stuck.lines().collect();
     lines.swap(2, 3);
@@ -136,5 +178,8 @@ fn a_short_table_with_large_numbers() {
         text += &format!("{device},F,0\n{device},F,{}\n", rows - 1);
     }
     let said = csv::read("mine", &text).unwrap_err().to_string();
-    assert!(said.contains("stage 0 (device 0, chunk 0) never runs F of micro-batch 1"), "{said}");
+    assert!(
+        said.contains("stage 0 (stage group 0, chunk 0) never runs F of micro-batch 1"),
+        "{said}"
+    );
 }

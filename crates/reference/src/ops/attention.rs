@@ -23,7 +23,7 @@ pub(super) fn attention(op: &Attention, call: &Call<'_>) -> Result<Vec<Tensor>, 
         let o = call.result(0, sizes.weigh(&dropped, v));
         return Ok(vec![o, call.result(1, totals)]);
     }
-    // What is stored is rounded, and what is stored is what meets the values.
+    // Stored probabilities are rounded, and the rounded ones are multiplied with the values.
     let mut results = vec![call.result(1, probabilities)];
     if op.drops() {
         results.push(call.result(2, sizes.drop(&results[0].values())));
@@ -77,7 +77,7 @@ struct Query {
     i: usize,
 }
 
-/// The sizes of an attention and what decides which keys count: everything but the numbers.
+/// The sizes of an attention, and which keys count: everything except the numbers.
 struct Sizes {
     b: usize,
     s: usize,
@@ -159,14 +159,14 @@ impl Sizes {
             .collect()
     }
 
-    /// All probabilities, made again from the log-sum-exp of each row.
+    /// All probabilities, recomputed from the log-sum-exp of each row.
     fn probabilities(&self, q: &[f64], k: &[f64], totals: &[f64]) -> Vec<f64> {
         (self.queries().zip(totals))
             .flat_map(|(query, &total)| self.spread(&self.scores(q, k, query), total))
             .collect()
     }
 
-    /// What dropout multiplies a probability with.
+    /// The factor by which dropout multiplies a probability.
     fn kept(&self, at: Query, j: usize) -> f64 {
         if !self.op.drops() {
             return 1.0;
@@ -189,7 +189,7 @@ impl Sizes {
             .collect()
     }
 
-    /// The values weighed by the probabilities: o.
+    /// The sum of the values, weighted by the probabilities: o.
     fn weigh(&self, probabilities: &[f64], v: &[f64]) -> Vec<f64> {
         let mut o = vec![0.0; self.b * self.s * self.h * self.d];
         for query in self.queries() {

@@ -1,5 +1,5 @@
-//! Functions of the elements at one place. An operand with fewer dims is repeated along the
-//! leading ones, which in row-major order means: over and over.
+//! Functions of elements at the same position. An operand with fewer dims is repeated along the
+//! leading ones: in row-major order it is repeated as a whole.
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
@@ -73,7 +73,7 @@ pub(super) fn select(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     Ok(vec![call.result(0, y)])
 }
 
-/// Integers wrap; their quotient has no definition that all languages share, so it has none here.
+/// Integers wrap; integer division differs between languages, so it is not defined here.
 fn integer(kind: BinaryKind, a: i32, b: i32) -> Option<i32> {
     match kind {
         BinaryKind::Add => Some(a.wrapping_add(b)),
@@ -96,7 +96,7 @@ fn value(kind: UnaryKind, x: f64) -> f64 {
         UnaryKind::Square => x * x,
         UnaryKind::Tanh => x.tanh(),
         UnaryKind::Sigmoid => sigmoid(x),
-        // Written so that a NaN stays one.
+        // Written so that a NaN stays a NaN.
         UnaryKind::Relu => {
             if x <= 0.0 {
                 0.0

@@ -1,4 +1,4 @@
-//! Rows of a table, and the gradient that adds them up again.
+//! Looks up rows of a table; the gradient adds rows up.
 
 use phalanx_ir::ops::EmbeddingGrad;
 

@@ -1,4 +1,4 @@
-//! Cross-entropy of rows of logits, apart and with the projection before it.
+//! Cross-entropy of rows of logits, alone and with the projection before it.
 
 use phalanx_ir::ops::{
     Broadcast, Cast, CrossEntropy, CrossEntropyGrad, LinearCrossEntropy, Matmul, Spec,
@@ -43,7 +43,7 @@ pub(super) fn cross_entropy_grad(call: &Call<'_>) -> Result<Vec<Tensor>, Referen
     Ok(vec![call.result(0, dlogits)])
 }
 
-/// The ops that it stands for, one after the other: chunks of rows are a matter of memory alone.
+/// The ops that it replaces, one after the other: chunks of rows only matter for memory.
 pub(super) fn linear_cross_entropy(
     op: &LinearCrossEntropy,
     call: &Call<'_>,

@@ -25,7 +25,7 @@ pub(super) fn matmul(op: &Matmul, call: &Call<'_>) -> Result<Vec<Tensor>, Refere
     Ok(vec![call.result(0, y)])
 }
 
-/// Each product by itself.
+/// Each product alone.
 pub(super) fn packed(op: &PackedMatmul, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let single = op.single().into();
     let one = |b: &&Tensor| Ok(apply(&single, &[call.ins[0], b])?.swap_remove(0));
@@ -39,7 +39,7 @@ fn walk(spec: &Spec, letters: &str, call: &Call<'_>) -> Vec<(usize, usize)> {
     let along = |operand: usize| {
         let all = strides(call.shape(operand));
         let names = spec.letters()[operand];
-        // An operand that lacks a letter stays where it is.
+        // A letter that an operand does not have has stride zero.
         let steps: Vec<usize> =
             (letters.chars()).map(|c| names.find(c).map_or(0, |dim| all[dim])).collect();
         offsets(&sizes, &steps)

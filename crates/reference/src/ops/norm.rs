@@ -73,6 +73,6 @@ fn mean(values: impl Iterator<Item = f64>, n: usize) -> f64 {
 }
 
 fn rows(x: &[f64], n: usize) -> impl Iterator<Item = &[f64]> {
-    // A row of no elements has no numbers to give; the chunks of nothing are none.
+    // Avoids chunks of size zero if rows have no elements.
     x.chunks(n.max(1))
 }

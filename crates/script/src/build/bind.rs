@@ -19,7 +19,7 @@ use crate::key::{BufferKey, Scalar};
 use crate::schedule::{Part, Turn};
 use crate::unit::Unit;
 
-/// By parameter: the view that holds it in its unit's buffer.
+/// For each parameter: the view that holds it in its unit's buffer.
 pub(super) struct Places(Vec<Option<View>>);
 
 impl Places {
@@ -46,19 +46,19 @@ pub(super) struct Binder<'a> {
     wiring: &'a Wiring,
     pub(super) script: Script,
     known: QuickMap<BufferKey, BufferId>,
-    /// By segment and part: the program in the script.
+    /// For each segment and part: the program in the script.
     programs: HashMap<(usize, Part), Arc<Known>>,
     /// Where the next run finds its parameters.
     pub(super) weights: Places,
-    /// Where it forms their gradients; none in scripts that only run forward.
+    /// Where it writes their gradients; none in scripts that only run forward.
     pub(super) gradients: Option<Places>,
-    /// Views that something was already written to, by buffer and offset.
+    /// Views that were already written, by buffer and offset.
     pub(super) begun: QuickSet<(BufferId, usize)>,
-    /// Forwards of an instance for a micro-batch that are done twice, and whether the second is over.
+    /// Forwards (instance, micro-batch) that are run twice, and whether the second run is over.
     twice: QuickMap<(usize, usize), bool>,
 }
 
-/// A program that the script has, and what its many runs ask of it.
+/// A program of the script, and what its many runs need to know of it.
 struct Known {
     id: ProgramId,
     /// By input, then by output: its name, and its bytes on a rank.
@@ -182,7 +182,7 @@ impl<'a> Binder<'a> {
             }
             Role::Gradient | Role::State | Role::Loss | Role::Probe => {
                 return Err(ScriptError::Schedule(format!(
-                    "`{}` reads `{}`, which a segment can't read ({})",
+                    "`{}` reads `{}`, which a segment cannot read ({})",
                     self.world.model.instances()[instance].name,
                     port.name,
                     port.role.name()
@@ -210,7 +210,7 @@ impl<'a> Binder<'a> {
             }
             Role::Residual => {
                 let key = self.forward_key(instance, name, microbatch);
-                // What is made a second time is not kept the first time.
+                // Values that are recomputed later are not kept now.
                 let kept = self.twice.get(&(instance, microbatch)) != Some(&false);
                 let category = if kept { Category::Residuals } else { Category::Workspace };
                 (key, category, Source::Script)
@@ -225,14 +225,14 @@ impl<'a> Binder<'a> {
         Ok(self.whole(key, category, bytes, source))
     }
 
-    /// What an instance's forward gives: after its second forward, what that one gave.
+    /// The output of an instance's forward: that of its second run, once there was one.
     fn forward_key(&self, instance: usize, port: &Arc<str>, microbatch: usize) -> BufferKey {
         let again = self.twice.get(&(instance, microbatch)) == Some(&true);
         BufferKey::Value(Value { instance, port: port.clone(), microbatch, again })
     }
 
-    /// Whether a boundary value that a turn reads was kept for it since the forward: what a backward
-    /// reads was, and what a second forward reads of a first one.
+    /// Whether a boundary value that a turn reads was kept since the forward: true for what a
+    /// backward reads, and for what a recomputed forward reads from a first one.
     fn keeps(&self, turn: Turn, boundary: &str) -> Result<bool, ScriptError> {
         let producer = self.producer(turn.instance, boundary)?;
         let made_again = self.twice.get(&(producer, turn.microbatch)) == Some(&true);
@@ -260,7 +260,10 @@ impl<'a> Binder<'a> {
     fn param(&self, instance: usize, local: &str) -> Result<usize, ScriptError> {
         let instance = &self.world.model.instances()[instance];
         instance.params.get(local).copied().ok_or_else(|| {
-            ScriptError::Schedule(format!("`{}` binds no parameter `{local}`", instance.name))
+            ScriptError::Schedule(format!(
+                "`{}` does not bind the parameter `{local}`",
+                instance.name
+            ))
         })
     }
 
@@ -280,16 +283,18 @@ impl<'a> Binder<'a> {
         })
     }
 
-    /// A place for what another device sends.
+    /// A buffer for what another stage group sends.
     pub(super) fn received(&mut self, key: BufferKey, bytes: usize) -> BufferId {
         self.whole(key, Category::Communication, bytes, Source::Script).buffer
     }
 
-    /// The buffer of what is sent to another device.
+    /// The buffer of a value that is sent to another stage group.
     pub(super) fn sent(&mut self, value: &Value) -> Result<BufferId, ScriptError> {
         let Some(&buffer) = self.known.get(&BufferKey::Value(value.clone())) else {
             let name = self.script.names.value(value);
-            return Err(ScriptError::Schedule(format!("`{name}` is sent, but nothing makes it")));
+            return Err(ScriptError::Schedule(format!(
+                "`{name}` is sent, but nothing produces it"
+            )));
         };
         let category = &mut self.script.buffers[buffer.0].category;
         if *category == Category::Workspace {
@@ -298,7 +303,7 @@ impl<'a> Binder<'a> {
         Ok(buffer)
     }
 
-    /// Whether some later instance gives the cotangent of a boundary value that this one gives.
+    /// Checks that a later instance produces the cotangent of a boundary value of this instance.
     fn is_differentiated(&self, instance: usize, boundary: &str) -> Result<(), ScriptError> {
         match self.wiring.differentiated(instance, boundary).is_empty() {
             false => Ok(()),
@@ -309,18 +314,18 @@ impl<'a> Binder<'a> {
         }
     }
 
-    /// The last instance before this one that gives the boundary value.
+    /// The last instance before this one that produces the boundary value.
     fn producer(&self, instance: usize, name: &str) -> Result<usize, ScriptError> {
         self.wiring.producer(instance, name).ok_or_else(|| {
             ScriptError::Schedule(format!(
-                "`{}` reads `{name}`, which no instance before it gives",
+                "`{}` reads `{name}`, which no earlier instance produces",
                 self.world.model.instances()[instance].name
             ))
         })
     }
 }
 
-/// What an instance's only run of its kind makes of a micro-batch.
+/// A value that an instance produces for a micro-batch, in a run that is done only once.
 fn value(instance: usize, port: &Arc<str>, microbatch: usize) -> BufferKey {
     BufferKey::Value(Value { instance, port: port.clone(), microbatch, again: false })
 }

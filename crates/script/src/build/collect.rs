@@ -1,7 +1,7 @@
 //! Weights that lie in shards are gathered before the runs that read them, and released after.
 //!
 //! The gathers of a run are issued some runs ahead, on their own lane, so that they overlap with
-//! compute; a limit on how many runs' units are there at a time keeps memory small.
+//! compute; a limit on how many runs' units are gathered at a time keeps memory small.
 
 use std::collections::BTreeSet;
 
@@ -22,13 +22,13 @@ pub(super) struct Collector<'a> {
     shards: &'a [BufferId],
     weights: DType,
     stays: Vec<Stay>,
-    /// By unit: the program that gathers it, once it is asked for.
+    /// For each unit: the program that gathers it, once it is needed.
     programs: Vec<Option<ProgramId>>,
-    /// By run of the schedule, the actions that release its units.
+    /// For each run of the schedule: the actions that release its units.
     releases: Vec<Vec<usize>>,
 }
 
-/// Who reads which weights when.
+/// Which run reads which weights.
 #[derive(Clone, Copy)]
 struct Reader<'a> {
     world: &'a World<'a>,
@@ -36,7 +36,7 @@ struct Reader<'a> {
     units: &'a [Unit],
 }
 
-/// The time during which one gathered unit is there, in runs of the schedule.
+/// The live range of one gathered unit, in runs of the schedule.
 struct Stay {
     unit: usize,
     first: usize,
@@ -45,8 +45,8 @@ struct Stay {
 }
 
 impl<'a> Collector<'a> {
-    /// For the runs of a device, which read these units. `shards` holds what the rank keeps of each, in
-    /// elements of the type `weights`.
+    /// For the runs of a stage group, which read these units. `shards` holds what the rank keeps of
+    /// each, in elements of the type `weights`.
     pub(super) fn new(
         world: &'a World<'a>,
         device: usize,
@@ -61,7 +61,7 @@ impl<'a> Collector<'a> {
         Self { reader, shards, weights, stays: stays(reader), programs, releases }
     }
 
-    /// Issues the gathers that are due before a run, and points its weights to what was gathered.
+    /// Issues the gathers that are due before a run, and binds its weights to the gathered buffers.
     pub(super) fn before(
         &mut self,
         run: usize,
@@ -69,8 +69,8 @@ impl<'a> Collector<'a> {
     ) -> Result<(), ScriptError> {
         for index in 0..self.stays.len() {
             let Stay { unit, first, buffer, .. } = self.stays[index];
-            // No further ahead than so many runs' units may be there: the release that a gather
-            // waits for must have been issued before it.
+            // No further ahead than the limit allows: the release that a gather waits for must have
+            // been issued before it.
             let Some((prefetch, in_flight, _)) = for_runs(&self.reader.units[unit]) else {
                 continue;
             };
@@ -87,7 +87,7 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    /// Releases the units that no later run of their stay reads.
+    /// Releases the units that no later run of the same live range reads.
     pub(super) fn after(&mut self, run: usize, binder: &mut Binder<'_>) {
         for stay in self.stays.iter().filter(|s| s.last == run) {
             let Some(buffer) = stay.buffer else { continue };
@@ -101,8 +101,8 @@ impl<'a> Collector<'a> {
         }
     }
 
-    /// Appends the gather of a stay. At most `in_flight` runs' units are there at a time: the one
-    /// before that must have been released.
+    /// Appends the gather of a live range. The units of at most `in_flight` runs are gathered at a
+    /// time: those of the run before must have been released.
     fn gather(
         &mut self,
         index: usize,
@@ -157,7 +157,7 @@ fn for_runs(unit: &Unit) -> Option<(usize, usize, Keep)> {
     }
 }
 
-/// When each unit is there, in order of first use.
+/// The live ranges of gathered units, in order of first use.
 fn stays(reader: Reader<'_>) -> Vec<Stay> {
     if reader.units.iter().all(|unit| for_runs(unit).is_none()) {
         return Vec::new();
@@ -183,11 +183,11 @@ fn stays(reader: Reader<'_>) -> Vec<Stay> {
     stays
 }
 
-/// Whether a device takes all its micro-batches through a chunk of layers, in one direction, before it
-/// turns to anything else, as in breadth-first pipelines. Then a chunk's units stay for all of them,
-/// and are gathered once for each direction; their gradients are summed over ranks once.
+/// Whether a stage group runs all its micro-batches through a chunk of layers, in one direction,
+/// before anything else, as in breadth-first pipelines. Then a chunk's units stay gathered for all
+/// of them, and are gathered once for each direction; their gradients are summed over ranks once.
 pub(super) fn sweeps(turns: &[Turn]) -> bool {
-    // Instances that follow each other belong to one chunk.
+    // Consecutive instances belong to one chunk.
     let held: BTreeSet<usize> = turns.iter().map(|turn| turn.instance).collect();
     let chunk = |instance: usize| (0..instance).rev().find(|before| !held.contains(before));
     let sweep = |run: usize| (goes_back(turns, run), chunk(turns[run].instance));
@@ -198,16 +198,16 @@ pub(super) fn sweeps(turns: &[Turn]) -> bool {
     once && turns.iter().any(|turn| turn.part != Part::F)
 }
 
-/// Whether a run belongs to the way back: a backward, and a forward that is run for one. The model's last
-/// instance goes forward behind those that do so again.
+/// Whether a run belongs to the backward pass: a backward, or a forward that is recomputed for one.
+/// The forward of the model's last instance comes after the recomputed ones.
 fn goes_back(turns: &[Turn], run: usize) -> bool {
     let (own, before) = (turns[run], run.checked_sub(1).map(|before| turns[before]));
     let behind = before.is_some_and(|t| (t.part, t.microbatch) == (Part::R, own.microbatch));
     own.part != Part::F || behind
 }
 
-/// Whether two runs that read a unit do so on one way, for different micro-batches or, where the first
-/// is run for the second, for the same.
+/// Whether two runs that read a unit belong to the same pass (forward or backward), for different
+/// micro-batches or, where the first is recomputed for the second, for the same one.
 fn swept(turns: &[Turn], earlier: usize, run: usize) -> bool {
     let (a, b) = (turns[earlier], turns[run]);
     let back = goes_back(turns, earlier);

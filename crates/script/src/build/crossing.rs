@@ -1,10 +1,10 @@
-//! How a value gets from the device that makes it to the ranks that read it.
+//! How a value gets from the stage group that produces it to the ranks that read it.
 //!
-//! Where ranks of the reading device hold copies of the same block, as those of a tensor-parallel
-//! group do, each of them is sent a slice of it, and they gather the slices among themselves
-//! (Megatron's scatter/gather: Narayanan et al., 2021). So the value crosses from device to device once,
-//! however many ranks read it; with t of them each link carries 1/t of the bytes. Whether and along which
-//! dim a block is cut follows from the bytes that edges move, whatever the two meshes are.
+//! Where ranks of the reading stage group hold copies of the same block, as those of a
+//! tensor-parallel group do, each of them receives a slice of it, and they gather the slices
+//! (Megatron's scatter/gather: Narayanan et al., 2021). So the value crosses between stage groups
+//! once, however many ranks read it; with t of them each link carries 1/t of the bytes. Whether a
+//! block is sliced, and along which dim, is chosen by the bytes that are moved, for any two meshes.
 
 use phalanx_call::Message;
 use phalanx_ir::ops::{Collective, CollectiveKind};
@@ -17,8 +17,8 @@ use crate::edge::{Piece, bytes, edge};
 use crate::library::{Library, Placed};
 use crate::message::blocks;
 
-/// The ways that values take between devices; each link learns the number of its own. Values of the same
-/// types take the same way, whatever their micro-batch.
+/// How values cross between stage groups; each link gets the index of its crossing. Values of the
+/// same types share a crossing, for all micro-batches.
 pub(super) fn crossings(
     model: &Model,
     devices: &[Device<'_>],
@@ -46,14 +46,15 @@ pub(super) fn crossings(
     Ok(found)
 }
 
-/// Where a value is made and where it is read: the devices, and the types that it has there.
+/// Where a value is produced and where it is read: the stage groups, and the types that it has
+/// there.
 #[derive(PartialEq)]
 struct Ends<'a> {
     devices: [usize; 2],
     types: [&'a TensorType; 2],
 }
 
-/// The types in which a value is made and read.
+/// The types in which a value is produced and read.
 fn types<'a>(
     model: &Model,
     devices: &[Device<'a>],
@@ -70,28 +71,28 @@ fn types<'a>(
     match (made, read) {
         (Some(made), Some(read)) => Ok([giver.ty(made.value), reader.ty(read.value)]),
         _ => Err(ScriptError::Schedule(format!(
-            "`{}` of `{}` has no giver or reader",
+            "`{}` of `{}` has no producer or no reader",
             link.value.port,
             model.instances()[link.value.instance].name
         ))),
     }
 }
 
-/// The messages of a value, and what they bring.
+/// The messages of a value, and the type in which it arrives.
 #[derive(Debug)]
 pub(super) struct Crossing {
     /// The type in which it arrives: that of its reader, or slices of it.
     pub(super) arrives: TensorType,
     /// Bytes of it that arrive on a rank, with their padding.
     pub(super) bytes: usize,
-    /// Gathers the slices, where it arrives in such.
+    /// Gathers the slices, if it arrives in slices.
     pub(super) gather: Option<Placed>,
-    /// What goes from whom to whom.
+    /// Which elements go from which rank to which.
     pieces: Vec<Piece>,
 }
 
 impl Crossing {
-    /// What a rank sends of a value that takes this way, or receives.
+    /// The messages with which a rank sends or receives a value of this crossing.
     pub(super) fn messages(&self, link: &Link, rank: usize, sending: bool) -> Vec<Message> {
         let own = |piece: &&Piece| rank == if sending { piece.from } else { piece.to };
         let message = |piece: &Piece| Message {
@@ -108,8 +109,8 @@ impl Crossing {
     }
 }
 
-/// The way that moves the fewest bytes between ranks of the two devices; of such the one with the fewest
-/// stretches of elements, and the whole value before any slices.
+/// The crossing that moves the fewest bytes between ranks of the two stage groups; of equal ones
+/// the one with the fewest stretches of elements, and the whole value before slices.
 fn crossing(
     library: &Library,
     (made, from): (&TensorType, &Device<'_>),
@@ -138,13 +139,13 @@ fn cost(pieces: &[Piece], ty: &TensorType) -> (usize, usize) {
     (bytes(pieces, ty.dtype), pieces.iter().map(|piece| piece.stretches.len()).sum())
 }
 
-/// The axes along which ranks hold the same.
+/// The axes along which ranks hold copies.
 fn copied(ty: &TensorType, mesh: &Mesh) -> Vec<Axis> {
     let axes = mesh.axes().filter(|&(_, size)| size > 1).map(|(axis, _)| axis);
     axes.filter(|axis| ty.layout.all_axes().all(|used| used != *axis)).collect()
 }
 
-/// A type with its blocks cut along a dim, if they can be: as many parts as there are copies.
+/// A type with its blocks sliced along a dim, if possible: one slice for each copy.
 fn sliced(ty: &TensorType, dim: usize, copied: &[Axis], mesh: &Mesh) -> Option<TensorType> {
     let sharding = &ty.layout.dims()[dim];
     // In other orders, the parts of a block would not lie together when they are gathered.
@@ -182,7 +183,7 @@ mod tests {
 
     static NOBODY: Sharing = Sharing::none();
 
-    /// How a value of this type on a mesh comes to that of another device, and the bytes that cross.
+    /// How a value of this type gets from one mesh to another, and the bytes that cross.
     fn between(a: (&str, &str), b: (&str, &str), first: usize) -> (String, usize) {
         let compiled = Compiled { phases: Vec::new() };
         let parse = |(ty, mesh): (&str, &str)| {
@@ -215,7 +216,7 @@ mod tests {
             (("f32[4,8,5]", "tp=2"), ("f32[4,8,5]", "tp=4"), "f32[4,8,5]{0:tp}", whole([4, 8, 5])),
             (("f32[3,8,5]", "tp=2"), ("f32[3,8,5]", "tp=4"), "f32[3,8,5]{1:tp}", whole([3, 8, 5])),
             (("f32[4,8,5]", "tp=4"), ("f32[4,8,5]", "tp=2"), "f32[4,8,5]{0:tp}", whole([4, 8, 5])),
-            // Beside what is in shards anyway.
+            // In addition to the dims that are sharded already.
             (
                 ("f32[4,8,5]{0:dp}", "dp=2 tp=2"),
                 ("f32[4,8,5]{0:dp}", "dp=2 tp=2"),
@@ -229,16 +230,16 @@ mod tests {
                 "f32[3,8,6]{1:cp@zigzag 2:tp}",
                 whole([3, 8, 6]),
             ),
-            // As the sender has it, rather than every part from everybody.
+            // As the sender has it, instead of every part from every rank.
             (
                 ("f32[4,8,5]{1:tp}", "tp=2"),
                 ("f32[4,8,5]", "tp=2"),
                 "f32[4,8,5]{1:tp}",
                 whole([4, 8, 5]),
             ),
-            // Nothing divides: all of it, to each of both.
+            // No dim divides: the whole value, to each of the two.
             (("f32[3,7,5]", "tp=2"), ("f32[3,7,5]", "tp=2"), "f32[3,7,5]", 2 * whole([3, 7, 5])),
-            // Nobody holds the same.
+            // No two ranks hold the same.
             (
                 ("f32[4,8,5]{1:tp}", "tp=2"),
                 ("f32[4,8,5]{1:tp}", "tp=4"),

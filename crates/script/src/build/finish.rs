@@ -42,7 +42,7 @@ pub(super) fn append(
     Ok(())
 }
 
-/// A number that the host gives for each step.
+/// A scalar that the host provides for each step.
 fn scalar(script: &mut Script, scalar: Scalar, dtype: DType) -> BufferId {
     let key = BufferKey::Scalar(scalar);
     script.find(&key).unwrap_or_else(|| {
@@ -57,17 +57,17 @@ fn scalar(script: &mut Script, scalar: Scalar, dtype: DType) -> BufferId {
     })
 }
 
-/// Where the part of a unit's weights lies that this rank updates.
+/// Where the part of a unit's weights that this rank updates lies.
 fn own_weights(unit: &Unit, buffers: &UnitBuffers, ranks: Ranks<'_>) -> View {
     let offset = match (unit.facts.state.share, unit.facts.weights.share) {
-        // Of weights that it keeps whole, a rank updates the part whose state it has.
+        // If it keeps whole weights, a rank updates the part for which it has the optimizer state.
         (Share::Shard, Share::Whole) => hold::own(unit, ranks).start * buffers.weights.dtype.size(),
         _ => 0,
     };
     View { buffer: buffers.weights.buffer, offset }
 }
 
-/// Every rank has updated its part of weights that all keep whole: they exchange the parts.
+/// If ranks keep whole weights and each has updated its part, they exchange the parts.
 fn gather_weights(
     script: &mut Script,
     unit: &Unit,
@@ -91,7 +91,7 @@ fn gather_weights(
     Ok(())
 }
 
-/// A number of the step that the host reads after it.
+/// A scalar that the host reads after the step.
 pub(super) fn result(script: &mut Script, number: Number, dtype: DType) -> BufferId {
     script.buffer(Buffer {
         key: BufferKey::Number(number),

@@ -10,7 +10,7 @@ use super::{Buffer, BufferId, Category, Optimizer, Precision, Ranks, Script, Sou
 use crate::key::{BufferKey, StateKind};
 use crate::unit::Member;
 
-/// Elements of a unit that a buffer holds, in a type.
+/// Elements of a unit that a buffer holds, and their type.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Held {
     /// The buffer.
@@ -50,7 +50,7 @@ pub struct UnitBuffers {
 }
 
 impl UnitBuffers {
-    /// What is kept of one kind of state, if anything is.
+    /// The kept part of one kind of state, if there is one.
     pub fn get(&self, kind: StateKind) -> Option<&Held> {
         match kind {
             StateKind::Weights => Some(&self.weights),

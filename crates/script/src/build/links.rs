@@ -1,10 +1,10 @@
-//! What devices of a pipeline send each other, and when a sent buffer is free again.
+//! What stage groups of a pipeline send each other, and when a sent buffer is free again.
 //!
-//! A boundary value that an instance of another device reads is sent there, and its cotangent comes
-//! back. A send ends when its receiver has taken the value, which the sender does not see. But when
-//! something reaches the sender that was made after the value was used, the value must have arrived: from
-//! then on the buffer's memory is used again. So no device ever waits for another one but for data,
-//! and what cannot deadlock on paper does not deadlock for want of memory.
+//! A boundary value that an instance of another stage group reads is sent there, and its cotangent
+//! comes back. A send ends when its receiver has taken the value, which the sender does not see.
+//! But when the sender receives something that was computed after the value was used, the value
+//! must have arrived: from then on the buffer's memory can be reused. So a stage group waits for
+//! another one only for data, and a schedule without deadlock cannot deadlock for lack of memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,21 +20,22 @@ use crate::hash::{QuickMap, QuickSet};
 use crate::library::Library;
 use crate::schedule::{Part, Turn};
 
-/// A turn of a device.
+/// A turn of a stage group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Point {
     pub(super) device: usize,
     pub(super) turn: usize,
 }
 
-/// Where a value goes in the model. Each direction has a channel of its own between two devices.
+/// The direction of a value through the model. Each direction has its own channel between two stage
+/// groups.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) enum Direction {
     Forward,
     Backward,
 }
 
-/// A value that one device makes and another one reads.
+/// A value that one stage group produces and another one reads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Link {
     /// The turn after which it is sent.
@@ -42,22 +43,23 @@ pub(super) struct Link {
     /// The turn before which it is received.
     pub(super) to: Point,
     pub(super) direction: Direction,
-    /// What it is. Its port gives it, and is also the port that reads it.
+    /// The value. Its port has the same name where it is produced and where it is read.
     pub(super) value: Value,
-    /// The sender's turn after which it has surely arrived; none if only the step's end tells.
+    /// The sender's turn after which it has surely arrived; none if that is known only at the
+    /// step's end.
     pub(super) settled: Option<usize>,
-    /// The number of the way it takes.
+    /// The index of its crossing.
     pub(super) crossing: usize,
 }
 
-/// Everything that devices send each other in a step, and how: found once for all ranks.
+/// Everything that stage groups send each other in a step, and how: found once for all ranks.
 #[derive(Debug, Default)]
 pub(super) struct Links {
-    /// By device: what it gets, in the order in which it is needed.
+    /// For each stage group: what it receives, in the order in which it is needed.
     pub(super) incoming: Vec<Vec<Link>>,
-    /// By device: what it gives, in the order in which it is made.
+    /// For each stage group: what it sends, in the order in which it is produced.
     pub(super) outgoing: Vec<Vec<Link>>,
-    /// The ways that values take.
+    /// How values cross between stage groups.
     pub(super) crossings: Vec<Crossing>,
 }
 
@@ -92,8 +94,8 @@ impl Links {
     }
 }
 
-/// What each turn of each device gets from others. A value is received once, before the first turn that
-/// reads it.
+/// What each turn of each stage group receives from others. A value is received once, before the
+/// first turn that reads it.
 fn found(
     model: &Model,
     devices: &[Device<'_>],
@@ -134,7 +136,7 @@ impl<'a> Flow<'a> {
                         let name = &model.instances()[step.instance].name;
                         let mb = step.microbatch;
                         return Err(ScriptError::Schedule(format!(
-                            "`{name}` does the {direction:?} of micro-batch {mb} twice"
+                            "`{name}` runs the {direction:?} of micro-batch {mb} twice"
                         )));
                     }
                 }
@@ -151,11 +153,14 @@ impl<'a> Flow<'a> {
     ) -> Result<Point, ScriptError> {
         self.places.get(&(instance, microbatch, direction)).copied().ok_or_else(|| {
             let name = &self.model.instances()[instance].name;
-            ScriptError::Schedule(format!("no device does `{name}` of micro-batch {microbatch}"))
+            ScriptError::Schedule(format!(
+                "no stage group runs `{name}` of micro-batch \
+                {microbatch}"
+            ))
         })
     }
 
-    /// What a turn reads that other devices make.
+    /// What a turn reads from other stage groups.
     fn received(&self, to: Point, turn: Turn, wiring: &Wiring) -> Result<Vec<Link>, ScriptError> {
         let (model, Turn { instance, microbatch, .. }) = (self.model, turn);
         let own = &model.instances()[instance];
@@ -180,8 +185,8 @@ impl<'a> Flow<'a> {
             let Some(&last) = places.iter().max() else { continue };
             if let Some(other) = places.iter().find(|p| p.device != last.device) {
                 return Err(ScriptError::Schedule(format!(
-                    "`{}` of `{}` is read on the devices {} and {}; its gradient would have to be \
-                     summed over both: let one device read it and hand it on",
+                    "`{}` of `{}` is read by the stage groups {} and {}; its gradient would have \
+                    to be summed over both: let one stage group read it and pass it on",
                     boundary, own.name, other.device, last.device
                 )));
             }
@@ -191,18 +196,18 @@ impl<'a> Flow<'a> {
     }
 }
 
-/// The directions in which a part passes an instance.
+/// The directions in which a part goes through an instance.
 fn directions(part: Part) -> &'static [Direction] {
     match part {
         Part::F => &[Direction::Forward],
         Part::B | Part::BW => &[Direction::Backward],
         Part::FBW => &[Direction::Forward, Direction::Backward],
-        // What others need of a forward, its first run gives.
+        // What other stage groups need from a forward comes from its first run.
         Part::W | Part::R => &[],
     }
 }
 
-/// A channel delivers in order, so values must be made in the order in which they are needed.
+/// A channel delivers in order, so values must be produced in the order in which they are needed.
 fn in_order(model: &Model, links: &[Link]) -> Result<(), ScriptError> {
     let mut channels: BTreeMap<(usize, usize, Direction), Vec<&Link>> = BTreeMap::new();
     for link in links {
@@ -217,7 +222,8 @@ fn in_order(model: &Model, links: &[Link]) -> Result<(), ScriptError> {
                 format!("{}/{port}@mb{microbatch}", model.instances()[*instance].name)
             };
             return Err(ScriptError::Schedule(format!(
-                "device {from} makes `{}` before `{}`, but device {to} needs them the other way round",
+                "stage group {from} produces `{}` before `{}`, but stage group {to} needs them in \
+                the opposite order",
                 name(pair[0]),
                 name(pair[1])
             )));
@@ -226,8 +232,8 @@ fn in_order(model: &Model, links: &[Link]) -> Result<(), ScriptError> {
     Ok(())
 }
 
-/// Finds out when each sent value is known to have arrived: by clocks that tell, for every turn, how many
-/// turns of each device are over when it begins.
+/// Finds when each sent value is known to have arrived, with vector clocks: for every turn, how
+/// many turns of each stage group are over when it begins.
 fn settle(devices: &[Device<'_>], links: &mut [Link]) -> Result<(), ScriptError> {
     let mut needs: BTreeMap<Point, Vec<Point>> = BTreeMap::new();
     for link in links.iter() {
@@ -261,7 +267,7 @@ fn settle(devices: &[Device<'_>], links: &mut [Link]) -> Result<(), ScriptError>
     if let Some(device) = stuck {
         let turn = devices[device].turns[clocks[device].len()];
         return Err(ScriptError::Schedule(format!(
-            "device {device} waits for ever before {} of instance {}, micro-batch {}",
+            "stage group {device} waits forever before {} of instance {}, micro-batch {}",
             turn.part, turn.instance, turn.microbatch
         )));
     }

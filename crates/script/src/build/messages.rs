@@ -1,8 +1,9 @@
-//! Sends and receives around the turns of a device.
+//! Sends and receives around the turns of a stage group.
 //!
-//! What a turn gives to another device is sent at once. What a turn needs from another device is asked
-//! for one turn earlier, so that it arrives while that one runs. If it arrives in slices, they are
-//! gathered right before the turn: any earlier, and what the ranks do together would wait for a message.
+//! What a turn produces for another stage group is sent at once. What a turn needs from another
+//! stage group is requested one turn earlier, so that it arrives while that turn runs. If it
+//! arrives in slices, they are gathered right before the turn: an earlier collective would wait for
+//! a message.
 
 use std::ops::Range;
 
@@ -15,21 +16,21 @@ use crate::action::Script;
 use crate::key::BufferKey;
 use crate::library::Placed;
 
-/// How many turns before its own a value is asked for.
+/// How many turns before it is needed a value is requested.
 const AHEAD: usize = 1;
 
-/// Inserts the messages of one device.
+/// Inserts the messages of one stage group.
 pub(super) struct Messenger<'a> {
     world: &'a World<'a>,
     rank: usize,
-    /// What this device gets, in the order in which it is needed.
+    /// What this stage group receives, in the order in which it is needed.
     incoming: &'a [Link],
-    /// What it gives, in the order in which it is made.
+    /// What it sends, in the order in which it is produced.
     outgoing: &'a [Link],
     asked: usize,
-    /// What was asked for in slices and is not put together yet.
+    /// Values that were requested in slices and are not gathered yet.
     slices: Vec<Slices<'a>>,
-    /// Buffers that others may still be reading, and the turn after which they do not.
+    /// Buffers that receivers may still read, and the turn after which they no longer do.
     lent: Vec<(Option<usize>, BufferId)>,
 }
 
@@ -40,7 +41,7 @@ impl<'a> Messenger<'a> {
         Self { world, rank, incoming, outgoing, asked: 0, slices, lent }
     }
 
-    /// Asks for what the turn needs, and the one after it.
+    /// Requests what this turn and the next one need.
     pub(super) fn before(
         &mut self,
         turn: usize,
@@ -61,7 +62,7 @@ impl<'a> Messenger<'a> {
         Ok(())
     }
 
-    /// Sends what the turn made, and ends the lives of what has arrived by now.
+    /// Sends what the turn produced, and releases buffers whose values have arrived by now.
     pub(super) fn after(
         &mut self,
         turn: usize,
@@ -86,13 +87,13 @@ impl<'a> Messenger<'a> {
         Ok(())
     }
 
-    /// After something that all ranks do together, everything has arrived.
+    /// After a collective of all ranks, everything has arrived.
     pub(super) fn finish(self, script: &mut Script) {
         self.lent.into_iter().for_each(|(_, buffer)| release(script, buffer));
     }
 }
 
-/// Asks for a value, or for this rank's slice of it.
+/// Requests a value, or this rank's slice of it.
 fn receive(
     world: &World<'_>,
     link: &Link,
@@ -107,7 +108,7 @@ fn receive(
     let buffer = binder.received(key, crossing.bytes);
     let messages = crossing.messages(link, rank, false);
     clear_rest(world, &mut binder.script, buffer, crossing.arrives.dtype, &messages)?;
-    // It may take the memory of whatever ended before, so it waits for that.
+    // It may reuse the memory of buffers that were released before, so it waits for these.
     let computed = |action: &Action| action.lane == Lane::Compute;
     let after = binder.script.actions.iter().rposition(computed).into_iter().collect();
     let label = format!("receive {}", binder.script.name(buffer));
@@ -116,7 +117,7 @@ fn receive(
     Ok(buffer)
 }
 
-/// A rank's slice of a value that others have the rest of.
+/// A rank's slice of a value; other ranks have the other slices.
 struct Slices<'a> {
     /// The turn that reads the value.
     turn: usize,
@@ -128,7 +129,7 @@ struct Slices<'a> {
 }
 
 impl Slices<'_> {
-    /// Puts the value together.
+    /// Gathers the value from its slices.
     fn gather(self, binder: &mut Binder<'_>) {
         let program = &self.gather.program;
         let bytes = program.ty(program.outputs()[0].value).local_bytes(program.mesh());
@@ -147,7 +148,7 @@ impl Slices<'_> {
     }
 }
 
-/// Sets what no message brings to zero: padding, which is not sent.
+/// Sets the bytes that no message fills to zero: padding is not sent.
 fn clear_rest(
     world: &World<'_>,
     script: &mut Script,
@@ -163,7 +164,7 @@ fn clear_rest(
     Ok(())
 }
 
-/// The bytes of a buffer of this size that no message brings.
+/// The bytes of a buffer of this size that no message fills.
 pub(super) fn gaps(bytes: usize, dtype: DType, messages: &[Message]) -> Vec<Range<usize>> {
     let rows = |b: &Block| {
         let Block { first, stride, rows, len } = *b;

@@ -1,11 +1,11 @@
-//! The loss and the global gradient norm of a step, over all ranks of all devices.
+//! The loss and the global gradient norm of a step, over all ranks of all stage groups.
 //!
 //! The loss is the sum of the micro-batches' losses. The norm runs over all units; gradients are
 //! multiplied by min(1, clip / (norm + 1e-6)), as `clip_grad_norm_` of PyTorch does.
 //!
-//! Each rank sums what it holds. What several ranks hold alike counts on one of them, which the types
-//! see to: the sums become partial over all axes before they are added up. Stages have different
-//! units, so each sums its own, and one exchange over all ranks adds these sums up.
+//! Each rank sums what it holds. What several ranks hold in copies counts on one of them only; the
+//! types ensure that: the sums become partial over all axes before they are added. Stages have
+//! different units, so each sums its own, and one collective over all ranks adds these sums.
 
 use std::collections::BTreeSet;
 
@@ -20,8 +20,8 @@ use super::{
 use crate::device::together;
 use crate::key::{BufferKey, Number};
 
-/// Appends the loss, the norm and the clip coefficient, and tells where that is: what gradients are
-/// multiplied by.
+/// Appends the loss, the norm and the clip coefficient, and returns the buffer of the coefficient,
+/// by which gradients are multiplied.
 pub(super) fn append(
     script: &mut Script,
     units: &[Unit],
@@ -34,7 +34,7 @@ pub(super) fn append(
     let (loss, grad_norm) =
         (result(script, Number::Loss, state), result(script, Number::GradNorm, state));
     let coefficient = transient(script, Number::Clip, state.size());
-    // Parameters that devices share count on the first of them.
+    // Parameters that stage groups share count in the first of them.
     let counts = |unit: &&Unit| unit.devices.first() == Some(&at.device);
     let counted: Vec<&Unit> = units.iter().filter(counts).collect();
     let mut inputs: Vec<View> = losses.iter().map(|(buffer, _)| whole(*buffer)).collect();
@@ -101,7 +101,7 @@ pub(super) fn sum_losses(
     Ok(())
 }
 
-/// What a device adds up.
+/// What a stage group adds up.
 struct Sums<'a> {
     losses: &'a [(BufferId, TensorType)],
     units: &'a [&'a Unit],
@@ -126,7 +126,7 @@ impl Sums<'_> {
         Builder::on(name, precision.state, self.training.ranks().mesh.clone())
     }
 
-    /// All of it, where there is one device.
+    /// The whole program, if there is only one stage group.
     fn on_one_mesh(&self, clip: Option<f64>) -> Result<Program, ScriptError> {
         let (b, state) = (self.builder("norm"), self.training.precision.state);
         let (losses, squares) = self.parts(&b);
@@ -138,7 +138,7 @@ impl Sums<'_> {
         let [loss, squares] = match axes.is_empty() {
             true => [loss, squares],
             false => {
-                // Both numbers in one exchange.
+                // Both numbers in one collective.
                 let pair = b.concat(&[loss.reshape([1]), squares.reshape([1])], 0);
                 apart(all_reduce(pair, &axes))
             }
@@ -147,7 +147,7 @@ impl Sums<'_> {
         Ok(b.finish()?)
     }
 
-    /// One device's share of both numbers, of which every rank of the device holds a part.
+    /// One stage group's share of both numbers, of which every rank of the group holds a part.
     fn of_device(&self) -> Result<Program, ScriptError> {
         let (b, state) = (self.builder("sums"), self.training.precision.state);
         let axes = all_axes(self.training.ranks().mesh);
@@ -168,7 +168,7 @@ fn sum_partial<'b>(
     sum(b, &parts, dtype)
 }
 
-/// A program over the ranks of all devices that adds up what each of them holds of two numbers.
+/// A program over the ranks of all stage groups that adds up their parts of the two numbers.
 fn over_devices(
     mesh: &Mesh,
     dtype: DType,
@@ -197,7 +197,7 @@ fn finish(loss: Tensor<'_>, squares: Tensor<'_>, clip: Option<f64>) {
     b.port("clip", Role::Scalar, coefficient);
 }
 
-/// Hands two numbers on side by side, partial over these axes.
+/// Returns two numbers side by side, partial over these axes.
 fn both<'b>(b: &'b Builder, loss: Tensor<'b>, squares: Tensor<'b>, axes: &[Axis]) {
     let pair = [loss, squares].map(|number| to_partial(number, axes).reshape([1]));
     b.port("sums", Role::Loss, b.concat(&pair, 0));
@@ -229,7 +229,7 @@ fn losses(script: &Script) -> Vec<(BufferId, TensorType)> {
         let Some(run) = action.run() else { continue };
         let program = script.programs[run.program.0].program();
         for (port, (view, _)) in program.outputs().iter().zip(&run.outputs) {
-            // A forward that is run again gives the same loss into the same buffer.
+            // A recomputed forward writes the same loss into the same buffer.
             let known = |(buffer, _): &(BufferId, TensorType)| *buffer == view.buffer;
             if port.role == Role::Loss && !losses.iter().any(known) {
                 losses.push((view.buffer, program.ty(port.value).clone()));

@@ -1,6 +1,6 @@
 //! The programs that work on units: one collective, or one update, over a flat buffer.
 //!
-//! A collective over a large unit is made in pieces, as many as the bucket sizes ask for.
+//! A collective over a large unit is split into as many pieces as the bucket size asks for.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -20,7 +20,7 @@ pub(super) fn all_reduce(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Progr
     })
 }
 
-/// Sums a gradient into shards; over axes that shards are not dealt over it stays partial.
+/// Sums a gradient into shards; it stays partial over axes that do not shard it.
 pub(super) fn scatter(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Program, ScriptError> {
     on_gradient("scatter", unit.formed(dtype, mesh), mesh, |g| {
         deal(g, &unit.partial, &unit.facts.axes, Calls::reducing(unit, mesh))
@@ -53,8 +53,8 @@ pub(super) fn sum_shard(
     on_gradient("reduce", partial, mesh, |g| sum_rest(g, axes, calls)).map(Some)
 }
 
-/// Sums the gradient of parameters that several devices share over them. What a rank of each holds, whole
-/// or in shards, is a summand.
+/// Sums the gradient of parameters over the stage groups that share them. The summands are what one
+/// rank of each holds, whole or in shards.
 pub(super) fn sum_devices(
     unit: &Unit,
     dtype: DType,
@@ -154,8 +154,8 @@ fn on_gradient(
     Ok(b.finish()?)
 }
 
-/// Deals a gradient into shards: summed over the axes that it is partial over, cut by the others.
-/// Neighbouring axes of one kind take one collective.
+/// Divides a gradient into shards: summed over the axes that it is partial over, sliced along the
+/// others. Neighbouring axes of one kind take one collective.
 fn deal<'b>(
     gradient: Tensor<'b>,
     partial: &BTreeSet<Axis>,
@@ -172,7 +172,7 @@ fn deal<'b>(
     })
 }
 
-/// Sums over whatever axes are left.
+/// Sums over the remaining axes.
 fn sum_rest<'b>(gradient: Tensor<'b>, dealt: &[Axis], calls: Calls<'_>) -> Tensor<'b> {
     let ty = gradient.ty();
     let axes: Vec<Axis> =
@@ -183,7 +183,7 @@ fn sum_rest<'b>(gradient: Tensor<'b>, dealt: &[Axis], calls: Calls<'_>) -> Tenso
     calls.of(gradient, CollectiveKind::AllReduce, &axes)
 }
 
-/// Collectives of which no call takes more than so many elements of a unit.
+/// Collectives in which no call takes more than a given number of elements of a unit.
 #[derive(Clone, Copy)]
 struct Calls<'a> {
     mesh: &'a Mesh,
@@ -195,7 +195,7 @@ impl<'a> Calls<'a> {
         Self { mesh, most: unit.facts.reduce_elements }
     }
 
-    /// A collective in ⌈elements / most⌉ calls, but in no more than one rank has elements to keep.
+    /// A collective in ⌈elements / most⌉ calls, but at most one call per element that a rank keeps.
     fn of<'b>(self, operand: Tensor<'b>, kind: CollectiveKind, axes: &[Axis]) -> Tensor<'b> {
         let (ty, n) = (operand.ty(), self.mesh.count(axes));
         let given = ty.local_bytes(self.mesh) / ty.dtype.size();

@@ -1,9 +1,10 @@
-//! Gradients that ranks form in shares are summed as soon as they are complete.
+//! Gradients of which each rank computes a summand are summed over ranks as soon as they are
+//! complete.
 //!
 //! Where every rank keeps whole gradients, that is after the last contribution of the step (no
-//! communication while micro-batches accumulate). Where gradients are kept in shards, what a
-//! micro-batch forms goes into a buffer of its own and is summed into the shard at once; all
-//! micro-batches have one such buffer where a device takes them through its layers together.
+//! communication while micro-batches accumulate). Where gradients are kept in shards, the gradient
+//! of a micro-batch is written to its own buffer and summed into the shard at once; all
+//! micro-batches share one such buffer where a stage group runs them through its layers together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,23 +20,24 @@ use crate::device::{Device, together};
 use crate::key::BufferKey;
 use crate::schedule::Part;
 
-/// Points runs to where they form gradients, and inserts the reductions.
+/// Tells runs where to write gradients, and inserts the reductions.
 pub(super) struct Reducer<'a> {
     training: Training<'a>,
     units: &'a [Unit],
     buffers: &'a [UnitBuffers],
-    /// Whether all micro-batches form a gradient together.
+    /// Whether all micro-batches add to one gradient buffer.
     together: bool,
-    /// By unit and group of micro-batches: the runs that contribute, by their numbers in the schedule.
+    /// For each unit and group of micro-batches: the runs that contribute, by index in the
+    /// schedule.
     runs: BTreeMap<(usize, usize), Vec<usize>>,
-    /// Where a unit's gradient of the group in progress is formed, if apart.
+    /// The buffer for a unit's gradient of the current group, if it is a separate one.
     formed: BTreeMap<(usize, usize), BufferId>,
-    /// By unit: the program that sums such a gradient into its shard, once it is asked for.
+    /// For each unit: the program that sums such a gradient into its shard, once it is needed.
     scatters: Vec<Option<ProgramId>>,
 }
 
 impl<'a> Reducer<'a> {
-    /// Declares every accumulator; whole ones are where runs form gradients.
+    /// Declares every accumulator; runs write gradients directly into whole ones.
     pub(super) fn new(
         training: &Training<'a>,
         units: &'a [Unit],
@@ -68,7 +70,7 @@ impl<'a> Reducer<'a> {
         reducer
     }
 
-    /// Points a run that forms gradients which are kept in shards to a buffer for the whole.
+    /// Gives a run whose gradients are kept in shards a buffer for the whole gradient.
     pub(super) fn before(
         &mut self,
         turn: Turn,
@@ -116,7 +118,7 @@ impl<'a> Reducer<'a> {
         Ok(())
     }
 
-    /// After the last turn: sums what devices share. All of them do it in the same order.
+    /// After the last turn: sums what stage groups share. All of them do it in the same order.
     pub(super) fn finish(self, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
         let first = |unit: &usize| self.units[*unit].members.iter().map(|m| m.param).min();
         let mut shared: Vec<usize> =
@@ -173,7 +175,7 @@ impl<'a> Reducer<'a> {
         Ok(())
     }
 
-    /// Whatever axes shards are not dealt over are summed once, at the end.
+    /// Axes that do not shard it are summed once, at the end.
     fn sum_shard(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
         let dtype = self.training.precision.grads;
         if let Some(program) = programs::sum_shard(&self.units[unit], dtype, self.mesh())? {
@@ -183,7 +185,7 @@ impl<'a> Reducer<'a> {
         Ok(())
     }
 
-    /// Parameters that devices share have summands on each of them.
+    /// Parameters that stage groups share have summands on each of them.
     fn sum_devices(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
         let spec = &self.units[unit];
         let world = self.training.world;
@@ -228,7 +230,7 @@ impl<'a> Reducer<'a> {
         });
     }
 
-    /// A buffer for one group's gradient of a unit, whose gaps are zero.
+    /// A buffer for one group's gradient of a unit, with its gaps set to zero.
     fn form(
         &self,
         unit: usize,
@@ -268,13 +270,13 @@ impl<'a> Reducer<'a> {
         (0..self.units.len()).filter(|&u| gives(&self.units[u])).collect()
     }
 
-    /// The group that a micro-batch belongs to, named by its first one.
+    /// The group of a micro-batch, identified by the group's first one.
     fn group(&self, microbatch: usize) -> usize {
         if self.together { 0 } else { microbatch }
     }
 
-    /// What these micro-batches must contribute to a unit: the gradients that those of its parameters'
-    /// users form through which they go forward.
+    /// What these micro-batches must contribute to a unit: one gradient from every instance that
+    /// uses its parameters and whose forward they run.
     fn contributions(&self, unit: usize, these: impl Fn(usize) -> bool) -> Vec<Contribution> {
         let (model, device) = (self.training.world.model, self.training.device());
         let mut all = Vec::new();

@@ -1,5 +1,5 @@
-//! Who gives and who reads the values that flow between instances: looked up, not searched for, for
-//! every turn asks.
+//! Which instances produce and read the values that flow between instances: a table, because every
+//! turn asks for it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,9 +12,10 @@ use crate::schedule::Part;
 /// The flow of boundary values through a model's instances, and of their cotangents back.
 #[derive(Debug, Default)]
 pub(crate) struct Wiring {
-    /// By boundary value: the instances whose forward gives it, in order.
+    /// For each boundary value: the instances whose forward produces it, in order.
     givers: HashMap<Arc<str>, Vec<usize>>,
-    /// By boundary value: the instances whose backward gives summands of its cotangent, in order.
+    /// For each boundary value: the instances whose backward produces summands of its cotangent, in
+    /// order.
     differentiate: HashMap<Arc<str>, Vec<usize>>,
 }
 
@@ -33,15 +34,15 @@ impl Wiring {
         wiring
     }
 
-    /// The last instance before this one that gives a boundary value.
+    /// The last instance before this one that produces a boundary value.
     pub(crate) fn producer(&self, instance: usize, boundary: &str) -> Option<usize> {
         let givers = self.givers.get(boundary)?;
         let earlier = givers.partition_point(|&giver| giver < instance);
         earlier.checked_sub(1).map(|last| givers[last])
     }
 
-    /// The instances that give summands of the cotangent of a boundary value which an instance gives:
-    /// those that read it from this one, so none behind the next that gives it.
+    /// The instances that produce summands of the cotangent of an instance's boundary value: those
+    /// that read it from this instance, so none after the next instance that produces it.
     pub(crate) fn differentiated(&self, instance: usize, boundary: &str) -> &[usize] {
         let Some(all) = self.differentiate.get(boundary) else { return &[] };
         let next = self.givers.get(boundary).and_then(|givers| {

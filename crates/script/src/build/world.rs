@@ -18,20 +18,20 @@ use crate::library::Library;
 use crate::names::Names;
 use crate::unit::Unit;
 
-/// A model on the devices of a step: who holds what, and what devices send each other.
+/// A model on the stage groups of a step: which group holds what, and what groups send each other.
 #[derive(Debug)]
 pub struct World<'a> {
     /// The model.
     pub model: &'a Model,
-    /// The devices that its instances are on: one, or those of a pipeline.
+    /// The stage groups that hold its instances: one, or those of a pipeline.
     pub devices: Vec<Device<'a>>,
     /// Its programs.
     pub library: Arc<Library>,
-    /// By parameter: the devices whose instances have it.
+    /// For each parameter: the stage groups whose instances have it.
     pub(crate) holders: Vec<Vec<usize>>,
-    /// By device: the instances that its turns work on.
+    /// For each stage group: the instances that its turns work on.
     held: Vec<BTreeSet<usize>>,
-    /// By device: how values flow between instances.
+    /// For each stage group: how values flow between instances.
     wirings: Vec<Arc<Wiring>>,
     pub(super) links: Links,
 }
@@ -52,13 +52,14 @@ impl<'a> World<'a> {
         Ok(Self { model, devices, library, holders, held, wirings, links })
     }
 
-    /// Whether a device's turns work on an instance.
+    /// Whether a stage group's turns work on an instance.
     pub fn holds(&self, device: usize, instance: usize) -> bool {
         self.held[device].contains(&instance)
     }
 
-    /// Ranks that do the same, each on its part of the data: those of a device. Where they are sent values
-    /// with padding in different places, which is set to zero, each is a class of its own.
+    /// Ranks that do the same, each on its part of the data: those of a stage group. Ranks that
+    /// receive values with padding in different places, which they set to zero, are in different
+    /// classes.
     pub fn classes(&self) -> Vec<Vec<Place>> {
         let mut classes = Vec::new();
         for (device, own) in self.devices.iter().enumerate() {
@@ -67,7 +68,7 @@ impl<'a> World<'a> {
                 let gaps = self.gaps(device, own.ranks[place]);
                 known.entry(gaps).or_default().push(Place { device, place });
             }
-            // Ranks of several patterns may be in one group, in which each must be looked at by itself.
+            // Ranks with different padding may be in one group, so each is compared on its own.
             let alone = known.len() > 1;
             let ranks = 0..own.ranks.len();
             match alone {
@@ -78,7 +79,7 @@ impl<'a> World<'a> {
         classes
     }
 
-    /// By way that values take to a device: the bytes that no message brings a rank of it.
+    /// For each crossing into a stage group: the bytes of a rank's buffer that no message fills.
     fn gaps(&self, device: usize, rank: usize) -> Vec<Vec<Range<usize>>> {
         let mut seen = BTreeSet::new();
         let ways = self.links.incoming[device].iter().filter(|link| seen.insert(link.crossing));
@@ -113,7 +114,7 @@ impl<'a> World<'a> {
         &self.wirings[device]
     }
 
-    /// A rank's script before anything is in it.
+    /// A rank's script, still empty.
     pub(super) fn empty_script(&self, at: Place, units: &[Unit]) -> Script {
         let ranks = self.devices[at.device].ranks;
         Script {
@@ -127,7 +128,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// By device: the flow of values. Devices whose programs are the same share it.
+/// For each stage group: the flow of values. Stage groups with the same programs share it.
 fn wirings(model: &Model, devices: &[Device<'_>]) -> Vec<Arc<Wiring>> {
     let mut found: Vec<Arc<Wiring>> = Vec::with_capacity(devices.len());
     for device in devices {
@@ -144,7 +145,7 @@ fn wirings(model: &Model, devices: &[Device<'_>]) -> Vec<Arc<Wiring>> {
     found
 }
 
-/// By parameter: the devices whose instances have it.
+/// For each parameter: the stage groups whose instances have it.
 fn holders(model: &Model, held: &[BTreeSet<usize>]) -> Vec<Vec<usize>> {
     let mut holders: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); model.params().len()];
     for (number, instance) in model.instances().iter().enumerate() {
@@ -157,7 +158,8 @@ fn holders(model: &Model, held: &[BTreeSet<usize>]) -> Vec<Vec<usize>> {
     holders.into_iter().map(|devices| devices.into_iter().collect()).collect()
 }
 
-/// Devices that share a parameter hold it in the same way, so that their gradients can be added up.
+/// Stage groups that share a parameter must hold it in the same way, so that their gradients can be
+/// added.
 fn shared_alike(
     model: &Model,
     devices: &[Device<'_>],
@@ -167,8 +169,8 @@ fn shared_alike(
         let differs = |d: &&usize| devices[**d].mesh != devices[holders[0]].mesh;
         if let Some(&other) = holders.iter().find(differs) {
             return Err(ScriptError::Schedule(format!(
-                "`{}` is shared by devices on different meshes, ({}) and ({}): give both the same \
-                 mesh, or untie it",
+                "`{}` is shared by stage groups on different meshes, ({}) and ({}): give both the \
+                same mesh, or untie it",
                 param.name, devices[holders[0]].mesh, devices[other].mesh
             )));
         }

@@ -1,11 +1,11 @@
-//! Finding the lowest free memory without asking every other room.
+//! Finds the lowest free memory without looking at every other allocation.
 //!
-//! A room is written first by one action, and other rooms may have its memory once all of its uses
-//! are over. So two rooms are in each other's way if the one that is issued later is written before
-//! the uses of the other are surely over. The first writes are sorted into chains, in each of which
-//! every action ends before the next one starts: along a chain, those that a room is in the way of
-//! are neighbours. A tree over the chains then knows, for whole stretches of them, which memory is
-//! taken, and as rooms lie wall to wall, that is few ranges.
+//! An allocation is first written by one action, and its memory is free again once all its uses are
+//! over. So two allocations conflict if the later one is first written before the uses of the other
+//! are surely over. The first writes are sorted into chains, in each of which every action ends
+//! before the next one starts: along a chain, the first writes that conflict with an allocation are
+//! neighbours. A tree over the chains then knows, for whole ranges of them, which memory is taken;
+//! as allocations lie close together, these are few ranges.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,7 +15,8 @@ use phalanx_call::ALIGN;
 use super::Room;
 use crate::order::HappensBefore;
 
-/// Large rooms first, each at the lowest offset where it overlaps nothing that is in its way.
+/// Places large allocations first, each at the lowest offset where it overlaps no allocation that
+/// conflicts with it.
 pub(super) fn place(rooms: &mut [Room<'_>], order: &HappensBefore) {
     let chains = Chains::of(rooms, order);
     let mut taken = Taken::new(chains.leaves());
@@ -27,7 +28,7 @@ pub(super) fn place(rooms: &mut [Room<'_>], order: &HappensBefore) {
     queue.sort_by_key(|&i| (!rooms[i].uses.is_empty(), usize::MAX - rooms[i].bytes, i));
     for i in queue {
         let (room, kin) = (&mut rooms[i], &mut kins[of_room[i]]);
-        // Where the last one found no place that was as large, there is none now.
+        // Below the place of the last one there is no gap of this size.
         let from = match kin.last {
             Some((bytes, end)) if bytes == room.bytes => end,
             _ => 0,
@@ -38,15 +39,16 @@ pub(super) fn place(rooms: &mut [Room<'_>], order: &HappensBefore) {
     }
 }
 
-/// Rooms that the same actions use, as a run's results often are: they have the same in their way.
+/// Allocations that the same actions use, as the results of a run often are: they have the same
+/// conflicts.
 struct Kin {
-    /// When they are needed; none if throughout.
+    /// Their live range; none if they live throughout.
     spell: Option<Spell>,
     /// The bytes of the one that was placed last, and where it ends.
     last: Option<(usize, usize)>,
 }
 
-/// All kins, and by room the number of its own.
+/// All groups of allocations with the same uses, and for each allocation the index of its group.
 fn kins(rooms: &[Room<'_>], chains: &Chains, order: &HappensBefore) -> (Vec<Kin>, Vec<usize>) {
     let mut known: HashMap<&[usize], usize> = HashMap::new();
     let mut kins = Vec::new();
@@ -61,24 +63,24 @@ fn kins(rooms: &[Room<'_>], chains: &Chains, order: &HappensBefore) -> (Vec<Kin>
     (kins, of_room)
 }
 
-/// What a room takes from others: all up to where the next one may begin.
+/// The memory of an allocation, up to where the next one may begin.
 fn memory(room: &Room<'_>) -> Range<usize> {
     room.offset..(room.offset + room.bytes).next_multiple_of(ALIGN)
 }
 
-/// The actions that write some room first, one chain after the other.
+/// The actions that are the first write of an allocation, one chain after the other.
 struct Chains {
-    /// By chain: its actions, and where it begins among the places of all chains.
+    /// For each chain: its actions, and where it begins among the places of all chains.
     chains: Vec<(usize, Vec<usize>)>,
     len: usize,
 }
 
-/// When a room is needed.
+/// The live range of an allocation.
 struct Spell {
     /// The leaf of its first write.
     first: usize,
-    /// The nodes of the first writes that are issued no earlier than its own, and whose rooms can't
-    /// have its memory.
+    /// The nodes of the first writes that are issued no earlier than its own, and whose allocations
+    /// conflict with it.
     shadow: Vec<usize>,
 }
 
@@ -110,7 +112,7 @@ impl Chains {
         self.len.next_power_of_two()
     }
 
-    /// When a room with these uses is needed; none if it is needed throughout.
+    /// The live range of an allocation with these uses; none if it lives throughout.
     fn spell(&self, uses: &[usize], order: &HappensBefore) -> Option<Spell> {
         let (&write, leaves) = (uses.first()?, self.leaves());
         let over = |action: usize| uses.iter().rev().all(|&used| order.before(used, action));
@@ -121,7 +123,7 @@ impl Chains {
             if chain.get(from) == Some(&write) {
                 first = leaves + begin + from;
             }
-            // What comes after one action of a chain comes after all that follow it.
+            // An action after one action of a chain is also after all earlier actions of the chain.
             let to = from + chain[from..].partition_point(|&action| !over(action));
             cover(leaves, begin + from..begin + to, &mut shadow);
         }
@@ -133,9 +135,9 @@ impl Chains {
 struct Taken {
     /// Taken throughout the script.
     always: Ranges,
-    /// By node: taken by rooms whose shadows cover all of its places.
+    /// For each node: memory of allocations that conflict with all of its places.
     over: Vec<Ranges>,
-    /// By node: taken by rooms that are first written at one of its places.
+    /// For each node: memory of allocations that are first written at one of its places.
     within: Vec<Ranges>,
 }
 
@@ -158,8 +160,8 @@ impl Taken {
         }
     }
 
-    /// The lowest offset from `from` on with so many free bytes. What is needed throughout is in
-    /// everything's way.
+    /// The lowest offset from `from` on with this many free bytes. An allocation that lives
+    /// throughout conflicts with all others.
     fn lowest(&self, from: usize, bytes: usize, spell: Option<&Spell>) -> usize {
         let mut lists = vec![self.always.behind(from)];
         match spell {
@@ -173,8 +175,8 @@ impl Taken {
     }
 }
 
-/// The lowest offset from `at` on with so many bytes that no range of these lists has. A list loses
-/// what lies below, so every range is looked at once.
+/// The lowest offset from `at` on with this many bytes that no range of these lists covers. Ranges
+/// below are dropped from the lists, so every range is visited once.
 fn free(mut lists: Vec<&[Range<usize>]>, mut at: usize, bytes: usize) -> usize {
     loop {
         let before = at;
@@ -188,8 +190,8 @@ fn free(mut lists: Vec<&[Range<usize>]>, mut at: usize, bytes: usize) -> usize {
     }
 }
 
-/// The lowest offset from `at` on with so many bytes that no range of a list has; the list is left
-/// with the ranges above.
+/// The lowest offset from `at` on with this many bytes that no range of a list covers; the list
+/// keeps only the ranges above.
 fn above(list: &mut &[Range<usize>], mut at: usize, bytes: usize) -> usize {
     while let Some((range, rest)) = list.split_first() {
         if at + bytes <= range.start {
@@ -201,12 +203,12 @@ fn above(list: &mut &[Range<usize>], mut at: usize, bytes: usize) -> usize {
     at
 }
 
-/// A node and all that it is part of.
+/// A node and all its ancestors.
 fn up(node: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(node), |&node| (node > 1).then_some(node / 2))
 }
 
-/// Adds the fewest nodes that together are these places.
+/// Adds the fewest nodes that together cover these places.
 fn cover(leaves: usize, places: Range<usize>, nodes: &mut Vec<usize>) {
     let (mut low, mut high) = (leaves + places.start, leaves + places.end);
     while low < high {
@@ -222,12 +224,12 @@ fn cover(leaves: usize, places: Range<usize>, nodes: &mut Vec<usize>) {
     }
 }
 
-/// Ranges of memory in order, none of which touches another.
+/// Sorted ranges of memory that do not touch each other.
 #[derive(Clone, Default)]
 struct Ranges(Vec<Range<usize>>);
 
 impl Ranges {
-    /// Those that end behind an offset.
+    /// The ranges that end after an offset.
     fn behind(&self, offset: usize) -> &[Range<usize>] {
         &self.0[self.0.partition_point(|range| range.end <= offset)..]
     }

@@ -57,7 +57,8 @@ const CASES: [Case; 25] = [
     (
         "a micro-batch left out",
         |s| drop(s.actions.remove(at(s, "embed BW mb 1"))),
-        "lacks the contribution of parameter `embed` of instance `embed`, micro-batch 1 (4 of 6 are there)",
+        "lacks the contribution of parameter `embed` of instance `embed`, micro-batch 1 (it has 4 \
+        of 6)",
     ),
     (
         "a user of a tied weight left out",
@@ -65,7 +66,8 @@ const CASES: [Case; 25] = [
             s.actions.remove(at(s, "embed BW mb 0"));
             s.actions.remove(at(s, "embed BW mb 1"));
         },
-        "lacks the contribution of parameter `embed` of instance `embed`, micro-batch 0 (2 of 6 are there)",
+        "lacks the contribution of parameter `embed` of instance `embed`, micro-batch 0 (it has 2 \
+        of 6)",
     ),
     (
         "an update before the last contribution",
@@ -136,7 +138,7 @@ const CASES: [Case; 25] = [
     (
         "a gradient that nothing uses",
         |s| drop(s.actions.remove(at(s, "update head"))),
-        "was formed, but nothing is updated by it",
+        "was computed, but no update uses it",
     ),
     (
         "a write to a gradient that says nothing of what it contributes",
@@ -164,7 +166,7 @@ const CASES: [Case; 25] = [
     (
         "a gradient that is formed in another type than it is accumulated in",
         |s| s.accumulators[0].dtype = DType::Bf16,
-        "is accumulated in bf16, but parameter `embed` of instance `head`, micro-batch 0 comes in f32",
+        "is accumulated in bf16, but parameter `embed` of instance `head`, micro-batch 0 is f32",
     ),
     (
         "an update that does not read its gradient",
@@ -293,7 +295,7 @@ fn a_boundary_value_that_leads_nowhere_is_refused() {
         clip: None,
     };
     let text = train_script(&training, &training.state().unwrap()).unwrap_err().to_string();
-    assert!(text.contains("`first` gives the boundary value `astray`"), "{text}");
+    assert!(text.contains("`first` returns the boundary value `astray`"), "{text}");
     assert!(text.contains("as a probe"), "{text}");
 }
 

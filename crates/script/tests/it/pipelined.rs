@@ -286,7 +286,7 @@ fn sent_buffers_are_free_when_their_receiver_has_them() {
         let made = scripts(&turns);
         if random.crosses(&turns) {
             let told = made.expect_err(&format!("seed {seed}"));
-            assert!(told.contains("needs them the other way round"), "seed {seed}: {told}");
+            assert!(told.contains("needs them in the opposite order"), "seed {seed}: {told}");
             refused += 1;
             continue;
         }
@@ -342,19 +342,23 @@ fn devices_that_wait_for_each_other_are_refused() {
     let first = list(&[(F, 0..4, 0), (BW, 0..4, 0), (F, 0..4, 1), (BW, 0..4, 1)]);
     let second = list(&[(F, 4..8, 0), (F, 4..8, 1), (BW, 4..8, 0), (BW, 4..8, 1)]);
     let told = scripts(&[first.clone(), second]).unwrap_err();
-    assert_eq!(told, "schedule: device 0 waits for ever before BW of instance 3, micro-batch 0");
+    assert_eq!(
+        told,
+        "schedule: stage group 0 waits forever before BW of instance 3, micro-batch \
+        0"
+    );
     let second = list(&[(F, 4..8, 0), (BW, 4..8, 0), (F, 4..8, 1), (BW, 4..8, 1)]);
     scripts(&[first.clone(), second.clone()]).unwrap();
     let told = scripts(&[first.clone(), second[..12].to_vec()]).unwrap_err();
-    assert_eq!(told, "schedule: no device does `layers.4` of micro-batch 1");
+    assert_eq!(told, "schedule: no stage group runs `layers.4` of micro-batch 1");
     let told = scripts(&[[&first[..], &first[..4]].concat(), second.clone()]).unwrap_err();
-    assert_eq!(told, "schedule: `layers.0` does the Forward of micro-batch 0 twice");
+    assert_eq!(told, "schedule: `layers.0` runs the Forward of micro-batch 0 twice");
     // Gradients come back in another order than they are wanted in.
     let second = list(&[(F, 4..8, 0), (F, 4..8, 1), (BW, 4..8, 1), (BW, 4..8, 0)]);
     let first = list(&[(F, 0..4, 0), (F, 0..4, 1), (BW, 0..4, 0), (BW, 0..4, 1)]);
     let told = scripts(&[first, second]).unwrap_err();
-    assert!(told.contains("device 1 makes `layers.3/"), "{told}");
-    assert!(told.ends_with("but device 0 needs them the other way round"), "{told}");
+    assert!(told.contains("stage group 1 produces `layers.3/"), "{told}");
+    assert!(told.ends_with("but stage group 0 needs them in the opposite order"), "{told}");
 }
 
 /// Whatever the order, a head that turns around at once does everything once, and nothing else moves.

@@ -43,7 +43,7 @@ fn a_copy_goes_between_tiers_on_the_lane_of_its_direction() {
         assert!(error.contains("64 and 32 bytes"), "{error}");
     }
     let error = copied(Host, Host, 64, Lane::Up).unwrap_err();
-    assert!(error.contains("in one tier"), "{error}");
+    assert!(error.contains("in the same tier"), "{error}");
 }
 
 #[test]

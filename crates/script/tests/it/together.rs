@@ -326,18 +326,20 @@ const MISTAKES: [Mistake; 10] = [
             let Kind::Receive { messages, .. } = &mut s[1].actions[0].kind else { unreachable!() };
             messages[0].dtype = DType::Bf16;
         },
-        "is `v0/h@mb0` as f32 [1 x 4] for rank 0, action 0 (send to 1), but `v0/h@mb0` as bf16 [1 x 4]",
+        "is `v0/h@mb0` as f32 [1 x 4] in rank 0, action 0 (send to 1), but `v0/h@mb0` as bf16 [1 \
+        x 4]",
     ),
     (
         "one sum fewer",
         |s| drop(s[1].actions.pop()),
-        "rank 1: it communicates 1 times with the ranks [0, 1], of which others do so more often",
+        "rank 1: it communicates 1 times with the ranks [0, 1], but others of them do so more \
+        often",
     ),
     (
         "sums in another order",
         |s| s[1].actions.swap(4, 5),
-        "rank 1: call 0 of the ranks [0, 1] is rank 0, action 4 (gather 1 to 3), but also rank 1, \
-             action 4 (gather 1 to 2)",
+        "rank 1: call 0 of the ranks [0, 1] is rank 0, action 4 (gather 1 to 3) on one, but rank \
+        1, action 4 (gather 1 to 2) on another",
     ),
     ("the same rank twice", |s| s[1].rank = 0, "rank 0: it has two scripts"),
     (
@@ -346,7 +348,7 @@ const MISTAKES: [Mistake; 10] = [
             let send = s[1].actions.remove(3);
             s[1].actions.insert(4, send);
         },
-        "ranks wait for each other for ever",
+        "ranks wait for each other forever",
     ),
 ];
 
@@ -375,7 +377,7 @@ fn a_circle_is_told_in_order() {
         send(script, other, 0, 1);
     }
     let told = check_together(&scripts).unwrap_err().to_string();
-    let expected = "ranks wait for each other for ever: rank 0, action 0 (receive from 1)
+    let expected = "ranks wait for each other forever: rank 0, action 0 (receive from 1)
   waits for rank 1, action 2 (send to 0)
   waits for rank 1, action 1 (double 0 to 1)
   waits for rank 1, action 0 (receive from 0)

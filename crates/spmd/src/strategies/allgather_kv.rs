@@ -1,9 +1,9 @@
 //! All-gather KV context parallelism (as in LLaMA 3's training): each rank has a part of every
-//! sequence, and gathers the keys and values of the whole before it attends to them.
+//! sequence, and gathers the keys and values of the whole sequence before attention.
 //!
-//! Annotated are the sequence dims of what flows in and between segments; that attention needs all
-//! keys and values is in its rule, so the gathers and the reduce-scatters of their gradients appear
-//! by themselves.
+//! It annotates the sequence dims of data and boundary values; the rule of attention says that it
+//! needs all keys and values, so the gathers and the reduce-scatters of their gradients follow
+//! automatically.
 
 use phalanx_ir::Role;
 
@@ -48,7 +48,7 @@ pub(super) fn shard_sequence(ctx: &mut Annotator<'_>, axis: &str) -> Result<(), 
     for value in data.chain(ctx.boundaries()).collect::<Vec<_>>() {
         if program.ty(value).shape.len() < 2 {
             return Err(ctx.refuse(format!(
-                "{} has no sequence that `{axis}` could share",
+                "{} has no sequence dim that `{axis}` could shard",
                 program.ty(value)
             )));
         }

@@ -1,11 +1,11 @@
-//! Automatic: nothing is given but a mesh and a memory limit.
+//! Automatic: finds layouts from only a mesh and a memory limit.
 //!
-//! What flows between segments must agree, so a few ways to lay it out are tried on each axis: whole,
-//! by batch, by sequence. For each, every segment is partitioned with its weights open, at rising
-//! prices of memory until the model fits; the way with the least estimated time wins. Weights then
-//! have the layouts that the segments chose, which on one axis are the classical ones: Megatron's
-//! columns and rows where weights must be cut and activations are small, data parallelism where there
-//! is memory, FSDP's gathered weights in between.
+//! Values between segments need one layout, so a few layouts are tried on each axis: replicated, by
+//! batch, by sequence. For each, every segment is partitioned with its weights open, at rising
+//! prices of memory until the model fits; the one with the least estimated time wins. Weights then
+//! have the layouts that the segments chose. On one axis these are the classical ones: Megatron's
+//! columns and rows where weights must be sharded and activations are small, data parallelism where
+//! there is enough memory, FSDP's gathered weights in between.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ use crate::plan::{Known, Plan};
 /// The layouts that a search chose for a model.
 #[derive(Clone, Debug)]
 pub struct Automatic {
-    /// By segment: for each parameter and each end what every axis does to it.
+    /// For each segment: for each parameter and boundary value, what every axis does to it.
     segments: BTreeMap<String, Vec<Chosen>>,
     /// Estimated seconds of a step's programs on each rank.
     pub seconds: f64,
@@ -63,14 +63,14 @@ impl End {
     }
 }
 
-/// How values between segments lie on an axis.
+/// What an axis does to values between segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ends {
     Whole,
     Batch,
-    /// The stream by sequence; token ids are whole.
+    /// Shards the residual stream by sequence; token ids are replicated.
     Stream,
-    /// Token ids too.
+    /// Shards token ids by sequence too.
     Sequence,
 }
 
@@ -97,7 +97,7 @@ impl Automatic {
             (None, Some(error)) => Err(error),
             (None, None) => Err(SpmdError::Strategy {
                 segment: model.name.clone(),
-                what: "there is nothing to lay out".to_owned(),
+                what: "the model has no segments to partition".to_owned(),
             }),
         }
     }
@@ -138,7 +138,7 @@ impl Search<'_> {
 
     fn try_ends(&self, ends: &[Ends]) -> Result<Automatic, SpmdError> {
         let limit = self.costs.memory_limit.map_or(f64::INFINITY, |l| l as f64);
-        // Not for nothing: weights that cost nothing would follow whatever they meet.
+        // The price starts above zero: weights that cost nothing would take any layout.
         let link = self.costs.hardware.link_bytes_per_s;
         let (mut price, mut least) = (1e-9 / link, f64::INFINITY);
         while price < 1e-6 {
@@ -171,8 +171,8 @@ impl Search<'_> {
             let annotations = self.annotations(program, ends, &known)?;
             let problem = Problem::new(&self.joints[segment], self.mesh, &annotations, &costs)?;
             let chosen = self.chosen(program, &problem.plan(price)?);
-            // What is weighed is what will run: the layouts of parameters and ends, and what
-            // follows from them.
+            // The cost is that of what will run: only the layouts of parameters and boundary values
+            // are fixed.
             let annotations = self.annotations(program, ends, &chosen)?;
             let problem = Problem::new(&self.joints[segment], self.mesh, &annotations, &costs)?;
             let plan = problem.plan(0.0)?;
@@ -214,7 +214,7 @@ impl Search<'_> {
         ports(program).map(lay).collect()
     }
 
-    /// What a plan gave to the parameters of a segment.
+    /// The layouts that a plan gave to the parameters of a segment.
     fn chosen(&self, program: &Program, plan: &Plan<'_>) -> Vec<Chosen> {
         let dim = |state: State| match state {
             State::Sharded(dim) => Some(dim),
@@ -288,7 +288,7 @@ impl Strategy for Automatic {
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
         let Some(chosen) = self.segments.get(&ctx.program().name) else {
-            return Err(ctx.refuse("the search saw no such segment".to_owned()));
+            return Err(ctx.refuse("the search did not see this segment".to_owned()));
         };
         chosen.iter().try_for_each(|c| replay(ctx, c))
     }

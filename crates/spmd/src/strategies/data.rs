@@ -1,8 +1,7 @@
 //! Data parallelism (the oldest of all): every rank has the weights and a part of the batch.
 //!
-//! The batch dim of what flows in and of what flows between segments lies on the axis; parameters
-//! are read whole. Their gradients then come out as partial sums over the axis, which the script
-//! reduces.
+//! The axis shards the batch dim of data and boundary values; parameters are replicated. Their
+//! gradients are then partial sums over the axis, which the script reduces.
 
 use phalanx_ir::Role;
 
@@ -10,7 +9,7 @@ use super::Strategy;
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 
-/// The batch on an axis.
+/// Shards the batch over an axis.
 #[derive(Clone, Debug)]
 pub struct Data {
     /// The axis.
@@ -39,7 +38,7 @@ impl Strategy for Data {
             let Some(&batch) = program.ty(value).shape.first() else { continue };
             if batch < degree {
                 return Err(ctx.refuse(format!(
-                    "a batch of {batch} can't be shared by the {degree} ranks of `{axis}`\n  \
+                    "a batch of {batch} cannot be divided among the {degree} ranks of `{axis}`\n  \
                      each rank needs at least one sample of a micro-batch\n  \
                      nearest that work: {batch} ranks of `{axis}`, or a batch of {degree}",
                     axis = self.axis

@@ -16,7 +16,7 @@ use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::sharing::{Grouping, Sharing};
 
-/// The batch on an axis, gradients summed in buckets.
+/// Shards the batch over an axis; gradients are summed in buckets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ddp {
     /// The axis.

@@ -1,5 +1,5 @@
-//! Finding the parts of a segment that strategies speak of, by what the program does rather than by
-//! what things are called.
+//! Finds the parts of a segment that strategies annotate, by what the program does and not by
+//! names.
 
 use phalanx_ir::ops::Attention;
 use phalanx_ir::{Instr, Op, Program, ValueId};

@@ -1,11 +1,12 @@
 //! Fully sharded data parallelism (Zhao et al., 2023): ZeRO's third stage as PyTorch runs it.
 //!
-//! Weights, gradients and optimizer state lie in shards, one unit per segment or per few layers. A unit is gathered
-//! before its forward and again before its backward, one run ahead; at most `in_flight` runs' units
-//! are there at a time. What belongs to no repeated segment (the root unit) stays for its backward;
-//! with `reshard_after_forward` off every unit does, which saves the second gather and costs the
-//! memory of the whole model. With `shard` below the axis's ranks, copies are sharded within groups
-//! and replicated between them (hybrid): gradients are scattered within and summed between.
+//! Weights, gradients and optimizer state lie in shards, one unit per segment or per few layers. A
+//! unit is gathered before its forward and again before its backward, one run ahead; the units of
+//! at most `in_flight` runs are gathered at a time. Units of segments that are not repeated (the
+//! root unit) are kept for the backward; with `reshard_after_forward` off every unit is kept, which
+//! saves the second gather and costs the memory of the whole model. With `shard` below the axis's
+//! ranks, copies are sharded within groups and replicated between them (hybrid): gradients are
+//! scattered within and summed between.
 //!
 //! Memory per rank: (w + g + k)Ψ/F + the units in flight. Sent: 3Ψ(F−1)/F within a group, and
 //! 2(Ψ/F)(R−1)/R between R groups.
@@ -19,18 +20,18 @@ use crate::error::SpmdError;
 use crate::sharing::{Gathering, Grouping, Keep, Sharing, UnitFacts};
 use crate::split::Split;
 
-/// Weights in shards, gathered per segment.
+/// Shards weights, and gathers them per segment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fsdp {
     /// The axis of the batch.
     pub axis: String,
-    /// How many of its ranks share one copy; none: all.
+    /// How many of its ranks share one copy; `None` means all.
     pub shard: Option<usize>,
     /// Whether a unit is released after its forward and gathered again for its backward.
     pub reshard_after_forward: bool,
     /// How many runs ahead a unit is gathered, forward and backward.
     pub prefetch: usize,
-    /// How many runs' units are gathered at most at a time.
+    /// The units of at most this many runs are gathered at a time.
     pub in_flight: usize,
     /// How many repeated segments, such as layers, make a unit: fewer, larger calls for more memory.
     pub layers_per_unit: usize,

@@ -1,14 +1,14 @@
 //! Megatron's tensor parallelism (Shoeybi et al., 2019): of two products in a row the first weight is
 //! split by columns and the second by rows, so that one reduction at the end suffices.
 //!
-//! Which weight is which follows from what the program does with it. A weight whose product is
-//! followed, through elementwise ops, reshapes and attention, by another product is split by columns;
-//! the one that comes after a column-split one is split by rows. Biases lie as the result that they
+//! The program itself shows which weight is which. A weight whose product is followed, through
+//! elementwise ops, reshapes and attention, by another product is split by columns; the one that
+//! comes after a column-split one is split by rows. Biases are sharded like the result that they
 //! are added to. The embedding is split along the vocabulary, the head's projection too, and
-//! cross-entropy works on the shards. With fewer key heads than ranks, keys and values lie on the
-//! major part of the axis. Where a segment is a single layer (`[batch, width]` flows in and out), the
-//! width between segments lies on the axis: the first layer is split by columns, the others by rows,
-//! and what they sum is scattered.
+//! cross-entropy works on the shards. With fewer key heads than ranks, keys and values are sharded
+//! by the major part of the axis only. If a segment is a single layer (`[batch, width]` in and
+//! out), the axis shards the width between segments: the first layer is split by columns, the
+//! others by rows, and their sums are scattered.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::split::Split;
 
-/// Weights on an axis, by columns and rows in turn.
+/// Shards weights over an axis, by columns and rows alternately.
 #[derive(Clone, Debug)]
 pub struct Megatron {
     /// The axis.
@@ -74,7 +74,7 @@ impl Strategy for Megatron {
 }
 
 impl Megatron {
-    /// Shards a dim by as many parts of the axis as it has room for.
+    /// Shards a dim by as many parts of the axis as fit.
     fn part(
         &self,
         ctx: &mut Annotator<'_>,
@@ -101,7 +101,7 @@ impl Megatron {
 #[derive(Clone, Copy, Debug)]
 struct Part {
     dim: usize,
-    /// Where it makes keys or values: their heads, which may be fewer than the ranks.
+    /// If it produces keys or values: their number of heads, which may be less than the ranks.
     room: Option<usize>,
 }
 
@@ -109,7 +109,7 @@ struct Part {
 #[derive(Debug, Default)]
 struct Columns {
     params: BTreeMap<ValueId, Part>,
-    /// Values that lie sharded because of a parameter: the dim.
+    /// Values that are sharded because of a parameter: the dim.
     sharded: BTreeMap<ValueId, usize>,
 }
 
@@ -131,7 +131,8 @@ impl Columns {
         let out = instr.outputs[0];
         match (&instr.op, param) {
             (Op::Embedding(_), Some(0)) => {
-                // The vocabulary: a sum over ranks of which one has the row.
+                // Sharded by vocabulary: one rank has the row, and the results are summed over
+                // ranks.
                 self.params.insert(instr.inputs[0], Part { dim: 0, room: None });
             }
             (Op::Matmul(m), Some(1)) if rank(instr.inputs[1]) == 2 => {
@@ -149,7 +150,7 @@ impl Columns {
                     self.sharded.insert(out, rank(out) - 1);
                 }
             }
-            // A bias lies as what it is added to.
+            // A bias is sharded like the value that it is added to.
             (Op::Binary(_), Some(p)) if rank(instr.inputs[p]) == 1 => {
                 let x = instr.inputs[1 - p];
                 let scattered = flow(program, out).iter().any(|&v| leaves_flat(program, v));
@@ -163,8 +164,8 @@ impl Columns {
         }
     }
 
-    /// Carries the shard through ops that keep it: by the dim's place, and through the split of a
-    /// width into heads and back.
+    /// Follows the sharded dim through ops that keep it, and through reshapes between a width and
+    /// heads.
     fn follow(&mut self, program: &Program, instr: &Instr) {
         let Some((dim, operand)) = (instr.inputs.iter())
             .enumerate()
@@ -182,12 +183,12 @@ impl Columns {
     }
 }
 
-/// Whether a value is one layer's width between segments.
+/// Whether a value is `[batch, width]` between segments.
 fn is_flat(program: &Program, value: ValueId) -> bool {
     program.ty(value).shape.len() == 2
 }
 
-/// Whether a value leaves the segment as one layer's width.
+/// Whether a value leaves the segment as `[batch, width]`.
 fn leaves_flat(program: &Program, value: ValueId) -> bool {
     is_flat(program, value) && program.outputs_with(Role::Boundary).any(|p| p.value == value)
 }
@@ -197,7 +198,8 @@ fn is_multiplied(program: &Program, value: ValueId) -> bool {
     readers(program, value).any(|i| matches!(i.op, Op::Matmul(_) | Op::CrossEntropy(_)))
 }
 
-/// What a value becomes through ops along its last dim, itself first; a residual addition ends it.
+/// The values that follow from a value through ops along its last dim, itself first; a residual
+/// addition ends the list.
 fn flow(program: &Program, value: ValueId) -> Vec<ValueId> {
     let mut seen = vec![value];
     let mut next = 0;
@@ -222,14 +224,14 @@ fn flow(program: &Program, value: ValueId) -> Vec<ValueId> {
     seen
 }
 
-/// Whether a value is the residual stream: what a norm reads, or what comes in from outside.
+/// Whether a value is the residual stream: what a norm reads, or an input of the segment.
 fn is_stream(program: &Program, value: ValueId) -> bool {
     let outside = program.inputs().iter().any(|p| p.value == value && p.role != Role::Param);
     let norm = |i: &Instr| i.op.name().ends_with("_norm");
     outside || readers(program, value).any(norm)
 }
 
-/// The heads of the keys or values that a value becomes, if it does.
+/// The number of heads, if the value becomes keys or values.
 fn kv_heads(program: &Program, value: ValueId) -> Option<usize> {
     let mut seen = vec![value];
     let mut next = 0;
@@ -250,18 +252,18 @@ fn kv_heads(program: &Program, value: ValueId) -> Option<usize> {
     None
 }
 
-/// How many of the ranks have key heads of their own: all, or as many as there are key heads.
+/// Among how many ranks key heads are divided: all ranks, or as many as there are key heads.
 pub(super) fn shared(kv_heads: usize, degree: usize) -> usize {
     kv_heads.min(degree)
 }
 
-/// Whether heads can be dealt to the ranks of an axis: every rank has a head, and key heads that are
-/// fewer are shared by equally many ranks each.
+/// Whether heads can be divided among the ranks of an axis: every rank has a head, and if there are
+/// fewer key heads than ranks, each is shared by the same number of ranks.
 pub fn heads_fit(heads: usize, kv_heads: usize, degree: usize) -> bool {
     heads >= degree && (kv_heads >= degree || degree.is_multiple_of(kv_heads))
 }
 
-/// Fails if heads can't be dealt to the ranks of an axis.
+/// Fails if heads cannot be divided among the ranks of an axis.
 pub(super) fn enough_heads(
     ctx: &Annotator<'_>,
     axis: &str,
@@ -280,7 +282,7 @@ pub(super) fn enough_heads(
         ),
         false => format!(
             "{kv_heads} key heads are fewer than the {degree} ranks of `{axis}` and do not divide \
-             them\n  no split of the axis gives each head equally many ranks\n  \
+             them\n  no split of the axis gives each head the same number of ranks\n  \
              nearest that work: a multiple of {kv_heads} ranks, or at most {kv_heads}"
         ),
     }))

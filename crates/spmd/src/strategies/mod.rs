@@ -1,7 +1,7 @@
 //! The systems, each a small file that annotates values and leaves the rest to the partitioner.
 //!
-//! A strategy speaks of its own axis alone, so strategies compose in any order. What two of them
-//! want differently is an error that names both.
+//! A strategy annotates only its own axis, so strategies compose in any order. If two of them
+//! contradict each other, the error names both.
 
 mod allgather_kv;
 mod automatic;
@@ -35,7 +35,7 @@ pub use ulysses::Ulysses;
 pub use weight_update::WeightUpdateSharding;
 pub use zero::Zero;
 
-/// What a strategy speaks of; axes of earlier ones are major.
+/// What a strategy annotates; axes of earlier variants are major.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Place {
     /// Samples.
@@ -44,7 +44,7 @@ pub enum Place {
     Context,
     /// Parameters.
     Weights,
-    /// What lies between the products of split parameters.
+    /// Values between the products of split parameters.
     Stream,
 }
 
@@ -58,9 +58,8 @@ pub trait Strategy {
         Ok(Vec::new())
     }
 
-    /// Where axes of several strategies meet on one dim, those of the lower place are major, in
-    /// whatever order the strategies are given: batch, then context, weights, and what follows from
-    /// weights.
+    /// If several strategies shard one dim, the axes of the lower place are major, independent of
+    /// the order of the strategies: batch, then context, then weights, then the stream.
     fn place(&self) -> Place {
         Place::Batch
     }

@@ -1,14 +1,15 @@
-//! Sequence parallelism (Korthikanti et al., 2022): between the products of tensor parallelism the
-//! values lie sharded along the sequence, so norms and residual additions are not done twice and
-//! what is kept of them is smaller. All-reduces become a reduce-scatter and an all-gather.
+//! Sequence parallelism (Korthikanti et al., 2022): between the products of tensor parallelism,
+//! values are sharded along the sequence, so norms and residual additions are not computed twice
+//! and less is kept for the backward. All-reduces become a reduce-scatter and an all-gather.
 //!
-//! Only the boundary is annotated; a partial sum then yields to the residual stream that it joins.
+//! Only boundary values are annotated; a partial sum then takes the layout of the residual stream
+//! that it is added to.
 
 use super::{Place, Strategy};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 
-/// The sequence of the residual stream on the axis of tensor parallelism.
+/// Shards the residual stream along the sequence, over the axis of tensor parallelism.
 #[derive(Clone, Debug)]
 pub struct Sequence {
     /// The axis.

@@ -1,10 +1,10 @@
 //! Ulysses (Jacobs et al., 2023): each rank has a part of every sequence, but in attention whole
 //! sequences of a part of the heads.
 //!
-//! Annotated are the sequences of the stream, the heads of attention's operands, and the sequence of
-//! its result; the all-to-alls between the two appear by themselves. With fewer key heads than
-//! ranks, keys and values lie on the major part of the axis and each is read by the ranks of the
-//! minor part.
+//! It annotates the sequence of the stream, the heads of attention's operands, and the sequence of
+//! its result; the all-to-alls between these layouts follow automatically. With fewer key heads
+//! than ranks, keys and values are sharded by the major part of the axis, and the ranks of the
+//! minor part read the same heads.
 
 use phalanx_ir::{Mesh, Program};
 
@@ -16,7 +16,7 @@ use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::split::Split;
 
-/// The sequence on an axis, and the heads in attention.
+/// Shards the sequence over an axis, and the heads in attention.
 #[derive(Clone, Debug)]
 pub struct Ulysses {
     /// The axis.
@@ -38,7 +38,7 @@ impl Strategy for Ulysses {
 
     fn splits(&self, program: &Program, mesh: &Mesh) -> Result<Vec<Split>, SpmdError> {
         let cut = |kv_heads: usize| {
-            // What tensor parallelism leaves of the key heads on each of its ranks.
+            // The key heads that each rank of tensor parallelism has.
             let left = kv_heads.div_ceil(mesh.degree(&self.inside));
             Split { axis: self.axis.clone(), major: shared(left, mesh.degree(&self.axis)) }
         };

@@ -13,7 +13,7 @@ use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::sharing::Sharing;
 
-/// The update in shards, everything else replicated over the batch's axis.
+/// Shards the update; everything else is replicated over the batch's axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightUpdateSharding {
     /// The axis of the batch.

@@ -2,8 +2,9 @@
 //!
 //! Stage 1 keeps optimizer state in shards: gradients are reduce-scattered at the end of a step,
 //! each rank updates its shard, and the new weights are gathered. Stage 2 keeps gradients in shards
-//! too, so what a micro-batch forms is reduce-scattered at once. Stage 3 keeps weights in shards:
-//! a segment's are gathered before its forward, released, and gathered again before its backward.
+//! too, so the gradient of each micro-batch is reduce-scattered at once. Stage 3 keeps weights in
+//! shards: a segment's are gathered before its forward, released, and gathered again before its
+//! backward.
 //!
 //! Memory per rank, with w, g, k bytes of weight, gradient and optimizer state per parameter:
 //!
@@ -23,7 +24,7 @@ use crate::error::SpmdError;
 use crate::sharing::{Gathering, Keep, Kept, Reduction, Sharing, UnitFacts};
 use crate::split::Split;
 
-/// What is kept in shards, one per rank; each includes what comes before it.
+/// What is kept in shards, one per rank; each variant includes the ones before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Sharded {
     /// Every rank keeps everything.
@@ -31,7 +32,7 @@ pub enum Sharded {
     Nothing,
     /// Optimizer state: gradients are reduced into shards, and the new weights are gathered.
     State,
-    /// Gradients as well: what a micro-batch forms is reduced at once.
+    /// Gradients as well: those of each micro-batch are reduced at once.
     Gradients,
     /// Weights as well: they are gathered for the runs that read them.
     Weights,
@@ -44,20 +45,20 @@ pub struct Zero {
     pub sharded: Sharded,
     /// The axis of the batch.
     pub axis: String,
-    /// Another axis that shards are dealt over, because its ranks hold the same weights: context
-    /// parallelism's.
+    /// Another axis that shards, because its ranks hold the same weights: the one of context
+    /// parallelism.
     pub context: String,
-    /// How many data-parallel ranks share one copy; none: all. With fewer, copies are replicated
-    /// over the rest (hybrid sharding).
+    /// How many data-parallel ranks share one copy; `None` means all. With fewer, copies are
+    /// replicated over the rest (hybrid sharding).
     pub shard: Option<usize>,
     /// The most elements that one reduction of a unit takes.
     pub reduce_bucket_size: usize,
-    /// The most elements that one gather of a unit makes.
+    /// The most elements that one gather of a unit produces.
     pub allgather_bucket_size: usize,
 }
 
 impl Zero {
-    /// Stage 1, 2 or 3; 0 keeps everything everywhere.
+    /// Stage 1, 2 or 3; with 0 every rank keeps everything.
     pub fn stage(stage: u8) -> Self {
         Self {
             sharded: match stage {
@@ -108,8 +109,8 @@ impl Zero {
         }
     }
 
-    /// The axes that shards are dealt over: the part of the batch's axis that shares a copy, and
-    /// context parallelism's.
+    /// The axes that shard: the part of the batch's axis that shares a copy, and the axis of
+    /// context parallelism.
     pub(super) fn axes(&self, mesh: &Mesh) -> Vec<phalanx_ir::Axis> {
         let mut axes = present(mesh, &[&self.axis]);
         if let Some(shard) = self.shard {
@@ -145,7 +146,7 @@ impl Strategy for Zero {
     }
 }
 
-/// The split of the batch's axis into copies and the ranks that share one.
+/// The split of the batch's axis into copies, and into the ranks that share one copy.
 pub(super) fn hybrid_split(
     axis: &str,
     shard: Option<usize>,

@@ -186,7 +186,7 @@ fn contradictions_name_both_sides() {
     assert!(error.contains("4 heads are fewer than the 8 ranks"), "{error}");
     let mesh: Mesh = "dp=8".parse().unwrap();
     let error = apply(&llama(4), &mesh, &[&Data::default()]).unwrap_err().to_string();
-    assert!(error.contains("a batch of 4 can't be shared by the 8 ranks"), "{error}");
+    assert!(error.contains("a batch of 4 cannot be divided among the 8 ranks"), "{error}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! A source of choices.
+//! A source of random choices.
 
 use phalanx_ir::random::Stream;
 
-/// Throws that follow from a seed and a name alone.
+/// Random choices that depend only on a seed and a name.
 #[derive(Debug)]
 pub struct Dice {
     stream: Stream,
@@ -15,7 +15,7 @@ impl Dice {
         Self::named(seed, "dice")
     }
 
-    /// Dice of their own for one of several things that a seed decides.
+    /// Separate dice for one of several things that a seed decides.
     pub fn named(seed: u64, name: &str) -> Self {
         Self { stream: Stream::named(seed, name), at: 0 }
     }
@@ -31,7 +31,7 @@ impl Dice {
         from[self.below(from.len())]
     }
 
-    /// True this often of a hundred times.
+    /// True with this probability, in percent.
     pub fn percent(&mut self, p: usize) -> bool {
         self.below(100) < p
     }

@@ -1,9 +1,9 @@
-//! Random programs, meshes and annotations: the cases on which partitioning is tried.
+//! Random programs, meshes and annotations: the cases on which partitioning is tested.
 //!
 //! A case is a pure function of its seed. Programs are small and use every family of ops; sizes are
 //! often uneven; annotations are on any value. The choices of a case are made either by the
-//! partitioner, or at random among the legal ones of every instruction, which finds far more. A case
-//! that fails is made smaller as long as it fails, and told with its seed.
+//! partitioner, or at random among the legal ones of every instruction, which finds far more. A
+//! case that fails is made smaller as long as it still fails, and is reported with its seed.
 
 mod dice;
 mod recipe;
@@ -29,9 +29,9 @@ pub struct Case {
     pub forward: Program,
     /// The mesh.
     pub mesh: Mesh,
-    /// What is asked of its values.
+    /// The annotations of its values.
     pub annotations: Annotations,
-    /// The same in words, a line for each value and axis.
+    /// The same as text, a line for each value and axis.
     pub asked: Vec<String>,
 }
 
@@ -46,7 +46,8 @@ pub fn numbers(joint: &Program, seed: u64) -> BTreeMap<String, Tensor> {
             (DType::I32, [5]) => Tensor::from_i32(&[5], &[seed as i32, 2, 3, 4, 5]).unwrap(),
             (DType::I32, shape) => Tensor::ids(shape, IDS as u32, stream),
             (dtype, shape) => {
-                // Products keep the size of their operands, so that nothing is ill-conditioned.
+                // Products keep the magnitude of their operands, so that nothing is
+                // ill-conditioned.
                 let inner = if shape.len() > 1 { shape[0] as f64 } else { 1.0 };
                 let values = Tensor::normal(dtype, shape, stream).values();
                 let small: Vec<f64> = values.iter().map(|x| 0.7 * x / inner.sqrt()).collect();
@@ -63,7 +64,7 @@ mod tests {
 
     use super::*;
 
-    /// What the cases are said to cover, they cover often.
+    /// The cases often cover what they should cover.
     #[test]
     fn cases_reach_every_corner() {
         let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
@@ -99,7 +100,7 @@ mod tests {
         println!("{ran} {seen:?}");
     }
 
-    /// A case is the same whenever it is made.
+    /// A seed always gives the same case.
     #[test]
     fn a_seed_is_a_case() {
         let text = |seed| {

@@ -1,7 +1,7 @@
-//! What a case is made of, as data: sizes, steps, a mesh and wishes about values.
+//! The recipe of a case, as data: sizes, steps, a mesh and requested annotations.
 //!
-//! Every step draws from dice of its own, and a wish names its value by the step that makes it. So
-//! any of them can be left out and the others stay what they are, which is how failures shrink.
+//! Every step has its own dice, and a request names its value by the step that computes it. So each
+//! can be removed without changing the others, which is how failures are made smaller.
 
 use phalanx_ir::text::value_name;
 use phalanx_ir::{Builder, DType, Mesh, Program, Role, ValueId};
@@ -11,12 +11,12 @@ use super::dice::Dice;
 use super::steps::Maker;
 use super::{Case, IDS};
 
-/// What a case is made of.
+/// The recipe of a case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recipe {
     /// The seed of everything that is drawn.
     pub seed: u64,
-    /// Which dice choose where choices are random; others than 0 are tried when a case shrinks.
+    /// Which dice make random choices; other values than 0 are tried when a case is made smaller.
     pub choices: u64,
     pub(super) mesh: Mesh,
     /// Batch, sequence and width of the first value.
@@ -29,17 +29,17 @@ pub struct Recipe {
     pub(super) wishes: Vec<Wish>,
 }
 
-/// What is asked of one value and one axis.
+/// A requested annotation of one value and one axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Wish {
-    /// The value: which one of those that a step makes, parameters among them.
+    /// The value: an index among those that a step computes, parameters included.
     pub(super) step: u64,
     pub(super) nth: usize,
     pub(super) axis: String,
     pub(super) what: Asked,
 }
 
-/// How an axis is asked to lie.
+/// What an axis should do to the value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Asked {
     Sharded(usize),
@@ -52,7 +52,7 @@ const START: u64 = 0;
 const END: u64 = u64::MAX;
 
 impl Recipe {
-    /// The recipe of a seed; some seeds ask for what can't be, and are refused.
+    /// The recipe of a seed; some seeds ask for something impossible, and are refused.
     pub fn new(seed: u64) -> Result<Self, SpmdError> {
         let mut dice = Dice::new(seed);
         let batch = dice.pick(&[2, 4, 4, 6, 3]);
@@ -67,7 +67,7 @@ impl Recipe {
         Ok(recipe)
     }
 
-    /// The case. A wish about a value or an axis that is not there is no wish.
+    /// The case. A request for a value or an axis that does not exist is ignored.
     pub fn case(&self) -> Result<Case, SpmdError> {
         let (forward, origins) = self.program()?;
         let mut annotator = Annotator::new(&forward, &self.mesh)?;
@@ -101,7 +101,7 @@ impl Recipe {
         Ok(Case { forward, mesh: self.mesh.clone(), annotations, asked })
     }
 
-    /// The forward program, and by value the step that makes it and its number there.
+    /// The forward program, and for each value the step that computes it and its index there.
     fn program(&self) -> Result<(Program, Vec<(u64, usize)>), SpmdError> {
         let b = Builder::new("case", DType::F64);
         let [batch, seq, width] = self.sizes;
@@ -135,7 +135,8 @@ impl Recipe {
     }
 }
 
-/// By value the step that makes it and its number there. Results of one instruction stay together.
+/// For each value: the step that computes it and its index there. Results of one instruction stay
+/// together.
 fn origins(program: &Program, ends: &[(u64, ValueId)]) -> Vec<(u64, usize)> {
     let step = |value: ValueId| ends.iter().find(|(_, end)| value <= *end).map_or(END, |e| e.0);
     let mut found = vec![(END, 0); program.values().len()];

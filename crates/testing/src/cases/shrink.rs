@@ -1,4 +1,4 @@
-//! Smaller cases of one that fails: steps, wishes, axes and elements are left out one by one.
+//! Smaller cases of one that fails: steps, requests, axes and elements are removed one by one.
 
 use phalanx_ir::Mesh;
 
@@ -8,9 +8,9 @@ use super::recipe::Recipe;
 /// How many smaller cases are tried at most.
 const MOST_TRIES: usize = 3000;
 
-/// The smallest recipe that is found by leaving out one thing at a time, and that still fails.
+/// The smallest recipe that still fails, found by removing one thing at a time.
 ///
-/// `fails` returns the recipe that failed (it may change who chooses) with whatever is to be told.
+/// `fails` returns the recipe that failed (it may change the chooser) with the result to report.
 pub(super) fn shrunk<T>(
     first: (Recipe, T),
     mut fails: impl FnMut(Recipe) -> Option<(Recipe, T)>,
@@ -67,8 +67,9 @@ impl Recipe {
     }
 }
 
-/// A list without two or more items in a row, for every such row, the longest first. A step reads one of
-/// the values just before it, so where none can be left out by itself two of them sometimes can.
+/// A list without two or more items in a row, for every such row, the longest first. A step reads
+/// one of the values just before it, so sometimes two neighbours can be removed although neither
+/// can be removed alone.
 fn without_rows<T: Clone>(items: &[T]) -> Vec<Vec<T>> {
     let rows = (2..=items.len()).rev();
     rows.flat_map(|row| (0..=items.len() - row).rev().map(move |start| (start, start + row)))

@@ -8,7 +8,7 @@ use super::dice::Dice;
 /// The longest dim that is put together of parts.
 const LONGEST: usize = 16;
 
-/// Makes one step of a program with dice of its own.
+/// Makes one step of a program with its own dice.
 pub(super) struct Maker<'b> {
     pub(super) b: &'b Builder,
     pub(super) dice: Dice,
@@ -106,7 +106,8 @@ impl<'b> Maker<'b> {
         Some(self.b.apply(Reshape { shape }, &[x]))
     }
 
-    /// With up to two others that are alike but for one dim; it may be one of them itself.
+    /// Concatenated with up to two values that differ from it in at most one dim; it may also be
+    /// one of them.
     fn concatenated(&mut self, x: Value<'b>, pool: &[Value<'b>]) -> Option<Value<'b>> {
         let shape = x.shape();
         let dim = self.dice.below(shape.len());
@@ -123,7 +124,7 @@ impl<'b> Maker<'b> {
             let part = self.dice.pick(&fitting);
             parts.insert(self.dice.below(parts.len() + 1), part);
         }
-        // What doubles again and again makes cases slow, not hard.
+        // Repeated doubling makes cases slow, but not better.
         let size: usize = parts.iter().map(|part| part.shape()[dim]).sum();
         (size <= LONGEST).then(|| self.b.concat(&parts, dim))
     }
@@ -141,7 +142,7 @@ impl<'b> Maker<'b> {
         x.rotary(rotary)
     }
 
-    /// Positions turn by large angles, so that a wrong one shows.
+    /// Positions rotate by large angles, so that a wrong one is detected.
     fn rotary(&mut self) -> Rotary {
         let scaling = self.dice.pick(&[RopeScaling::None, RopeScaling::Linear { factor: 2.0 }]);
         Rotary { theta: self.dice.pick(&[10.0, 10_000.0]), scaling, inverse: false }

@@ -1,4 +1,4 @@
-//! Trying cases: partitioned one way or the other, checked by somebody, made smaller if they fail.
+//! Tries cases: partitions them in one of two ways, runs a given check, and makes failures smaller.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,7 +13,7 @@ use super::dice::Dice;
 use super::recipe::Recipe;
 use super::shrink::shrunk;
 
-/// Who chooses layouts where annotations leave them open.
+/// What chooses layouts where annotations leave them open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Chooser {
     /// The partitioner.
@@ -53,14 +53,14 @@ impl Trial {
     }
 }
 
-/// How many cases ran, and for what others were refused.
+/// How many cases ran, and why others were refused.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Cases that were partitioned and checked.
     pub ran: usize,
     /// In how many of them the forward program has each op.
     pub with: BTreeMap<&'static str, usize>,
-    /// The beginnings of refusals, and how many began so.
+    /// The beginnings of refusal messages, with their counts.
     pub refused: BTreeMap<String, usize>,
 }
 
@@ -82,7 +82,7 @@ pub struct Found {
     pub after: usize,
     chooser: Chooser,
     why: String,
-    /// The smallest case, and what became of it, if it could be partitioned at all.
+    /// The smallest case, and its partitioned form, if it could be partitioned.
     smallest: Smallest,
 }
 
@@ -171,7 +171,7 @@ fn attempt(
     })
 }
 
-/// With how many dice a smaller case is tried: what was chosen before means something else there.
+/// With how many different dice a smaller case is tried: earlier choices mean something else there.
 const CHOICES: u64 = 16;
 
 fn smallest(
@@ -192,7 +192,7 @@ fn smallest(
             }
         })
     });
-    // It was made before, so it can be made again.
+    // It was built before, so building it again succeeds.
     let case = small.case().unwrap();
     let parts = catch_unwind(|| Trial::new(&small, chooser).ok().map(|trial| trial.parts));
     let smallest = Smallest { why: reason, case, parts: parts.ok().flatten() };

@@ -1,9 +1,9 @@
-//! Mistakes on purpose, to see within how many cases the core property finds each.
+//! Planted bugs, to measure within how many cases the core property finds each.
 //!
-//! Some are in how ranks move blocks, some in how they compute on them, and some in the program: what
-//! a partitioner would emit that forgets a sum or takes it too late. Those are planted once in a
-//! program, at the first place that fits, and leave the types as they were: numbers must find them,
-//! not the verifier.
+//! Some are in how ranks move blocks, some in how they compute on them, and some in the program:
+//! what a partitioner would emit if it forgot a sum or took it too late. Those are planted once in
+//! a program, at the first place that fits, and do not change the types: the numbers must reveal
+//! them, not the verifier.
 
 use std::collections::HashMap;
 
@@ -11,12 +11,12 @@ use phalanx_ir::ops::{Binary, BinaryKind, Collective, CollectiveKind};
 
 use phalanx_ir::{Axis, Instr, Op, Phase, Program, Rewriter, Role, ValueId};
 
-/// A mistake.
+/// A planted bug.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bug {
     /// Gathered blocks are put together in the reverse order.
     GatherOrder,
-    /// Of a scattered sum, ranks take blocks in the reverse order.
+    /// Ranks take the blocks of a scattered sum in the reverse order.
     ScatterOrder,
     /// Exchanged blocks are put together in the reverse order.
     ExchangeOrder,
@@ -26,21 +26,21 @@ pub enum Bug {
     ShardOrder,
     /// A slice is taken by the coordinate along another axis of the same size.
     WrongSlice,
-    /// Ranks meet along another axis of the same size.
+    /// A group is formed along another axis of the same size.
     WrongGroup,
     /// A permutation moves nothing.
     NoPermute,
     /// Every rank keeps what only the first should.
     PartialEverywhere,
-    /// The last rank's share of a sum is left out.
+    /// The last rank's summand is left out.
     ForgottenShare,
-    /// The first rank's share of a sum is added twice.
+    /// The first rank's summand is added twice.
     DoubledShare,
     /// Padding is taken for elements that are zero.
     PaddingCounts,
-    /// The mask of a dropout is drawn by the local place of an element.
+    /// The mask of a dropout uses the local index of an element.
     LocalMask,
-    /// Rotary embeddings take the local place of an element for its position.
+    /// Rotary embeddings use the local index of an element as its position.
     LocalPositions,
     /// Softmax, norms and cross-entropy look at the local part of a sharded dim alone.
     LocalStatistics,
@@ -52,9 +52,9 @@ pub enum Bug {
     ProductOfPartials,
     /// A function of a partial sum is summed after it was formed.
     FunctionOfPartial,
-    /// A whole value is added to a partial sum, and that is summed then.
+    /// A whole value is added to a partial sum, and the result is then summed.
     PartialPlusWhole,
-    /// A partial sum is put beside whole values, and that is summed then.
+    /// A partial sum is concatenated with whole values, and the result is then summed.
     PartialBesideWhole,
     /// The partial gradient of a parameter is taken for a complete one.
     GradientNotPartial,
@@ -62,7 +62,7 @@ pub enum Bug {
     MergedAxesReversed,
     /// A collective over one part of a split axis runs over the other.
     WrongPartOfAxis,
-    /// A reader gets the value as it was before it was brought into the layout that it wants.
+    /// A reader gets the value in the layout from before a reshard.
     StaleLayout,
 }
 

@@ -15,7 +15,8 @@ use phalanx_ir::Program;
 use super::scratch::{Own, OwnScratch, untouched};
 use super::{Host, Job, failed};
 
-/// How long it looks at what was started before it waits for it, and is told what is wrong.
+/// How long it polls started calls before it waits for one, so that the inner engine reports the
+/// error.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What the device's own scratch memory is filled with.
@@ -31,7 +32,7 @@ struct Inside<K> {
     what: What<K>,
     with: With,
     own: Vec<Own>,
-    /// Whether nobody else was seen to write to its own scratch memory.
+    /// Whether it was checked that nothing else writes to its own scratch memory.
     checked: AtomicBool,
 }
 
@@ -40,7 +41,7 @@ pub(super) enum What<K> {
     Copy,
 }
 
-/// Who takes part in a kernel.
+/// Which ranks take part in a kernel.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum With {
     Nobody,
@@ -61,7 +62,7 @@ impl<K> Clone for RemoteKernel<K> {
     }
 }
 
-/// Who is told when all of these events have happened.
+/// A waiter that is notified when all of these events have happened.
 pub(super) struct Waiter {
     pub(super) events: Range<u64>,
     pub(super) tell: Sender<Outcome>,
@@ -85,7 +86,7 @@ impl<K> Queued<K> {
     }
 }
 
-/// A call that goes on by itself.
+/// A call that runs in the background.
 struct Started {
     event: Event,
     lane: Lane,
@@ -93,7 +94,7 @@ struct Started {
     inner: Event,
 }
 
-/// What the device's thread has.
+/// The state of the device's thread.
 pub(super) struct Card<E: Engine> {
     pub(super) engine: E,
     pub(super) steps: BTreeMap<u64, Calls<RemoteKernel<E::Kernel>>>,
@@ -195,7 +196,7 @@ impl<E: Engine> Card<E> {
     ) -> Result<RemoteKernel<E::Kernel>, EngineError> {
         let own = self.own.find(program, slots)?;
         let what = What::Inner(self.engine.compile(program, slots, ranks)?);
-        // Where others take part does not depend on the rank.
+        // Which programs communicate does not depend on the rank.
         let with = if of_program(program, 0).is_empty() { With::Nobody } else { With::Group };
         let checked = AtomicBool::new(own.is_empty());
         Ok(RemoteKernel(Arc::new(Inside { what, with, own, checked })))
@@ -207,8 +208,8 @@ impl<E: Engine> Card<E> {
         Ok(bytes)
     }
 
-    /// Starts everything that goes on by itself and may start: for a call that is run out of turn may meet
-    /// ranks that wait for these.
+    /// Starts everything that runs in the background and may start: a call that runs out of order
+    /// may need ranks that wait for these.
     pub(super) fn start_messages(&mut self) -> Result<(), EngineError> {
         let may =
             |card: &Self, at: usize| card.queue[at].lane() != Lane::Compute && card.may_start(at);
@@ -239,7 +240,7 @@ impl<E: Engine> Card<E> {
         Ok(Some(written))
     }
 
-    /// Tells those whose events have happened.
+    /// Notifies waiters whose events have happened.
     fn tell(&mut self) {
         let waiters = std::mem::take(&mut self.waiters);
         for waiter in waiters {
@@ -249,7 +250,7 @@ impl<E: Engine> Card<E> {
                 self.waiters.push(waiter);
                 continue;
             }
-            // Who no longer listens need not know.
+            // A waiter that is gone can be ignored.
             drop(waiter.tell.send(self.failure.clone().map_or(Ok(()), Err)));
         }
     }
@@ -263,8 +264,8 @@ impl<E: Engine> Card<E> {
         other.or_else(|| all.filter(|at| compute(at) && !self.held).find(ready))
     }
 
-    /// Calls of a lane start in order. Ranks know those that belong together by the order in which
-    /// they were issued, and one that waits in a program sends nothing meanwhile.
+    /// Calls of a lane start in order. Ranks match collective calls by the order in which they were
+    /// issued, and a rank that waits in a program sends nothing meanwhile.
     fn may_start(&self, at: usize) -> bool {
         let (call, before) = (&self.queue[at], &self.queue[..at]);
         let lane = call.lane();

@@ -1,4 +1,4 @@
-//! Scratch memory that the device asks for beside that of its inner engine.
+//! Scratch memory that the device asks for besides that of its inner engine.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use phalanx_call::{Requirements, Slots};
 use phalanx_engine::EngineError;
 use phalanx_ir::{Instr, Op, OpDef, Program};
 
-/// What the inner engine needs, and behind it the device's own.
+/// The scratch memory of the inner engine, followed by the device's own.
 #[derive(Clone)]
 pub(super) struct OwnScratch {
     inner: Arc<dyn Requirements>,
-    /// Whether there is anything of its own.
+    /// Whether it has its own scratch memory.
     more: bool,
 }
 
@@ -69,14 +69,14 @@ pub(super) struct Own {
     pub(super) bytes: Range<usize>,
 }
 
-/// Fails if somebody wrote where the device alone may, as the blocks tell after a run in which all of
-/// them were filled with a pattern.
+/// Fails if something else wrote to the device's own scratch memory, as a run with a fill pattern
+/// shows.
 pub(super) fn untouched(own: &[Own], written: &[Vec<bool>]) -> Result<(), EngineError> {
     match own.iter().find(|own| written[own.block][own.bytes.clone()].contains(&true)) {
         None => Ok(()),
         Some(own) => Err(EngineError::Failed {
             program: "device".to_owned(),
-            why: format!("somebody wrote into its scratch memory, block {}", own.block),
+            why: format!("something else wrote into its scratch memory, block {}", own.block),
         }),
     }
 }

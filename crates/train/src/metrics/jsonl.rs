@@ -1,4 +1,4 @@
-//! The same facts for programs: a compact JSON object per line, numbers in full precision.
+//! Metrics for programs: one compact JSON object per line, numbers in full precision.
 
 use serde::Serialize;
 
@@ -20,7 +20,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// The step as a line of JSON, without its end.
+    /// The step as a line of JSON, without the line break.
     pub fn to_json(&self) -> String {
         json(self)
     }
@@ -37,7 +37,7 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// The evaluation as a line of JSON, without its end.
+    /// The evaluation as a line of JSON, without the line break.
     pub fn to_json(&self) -> String {
         event("eval", self)
     }
@@ -54,13 +54,13 @@ pub struct OneRank {
 }
 
 impl OneRank {
-    /// The comparison as a line of JSON, without its end.
+    /// The comparison as a line of JSON, without the line break.
     pub fn to_json(&self) -> String {
         event("one_rank", self)
     }
 }
 
-/// The whole run, told once at its end. What is not known is left out.
+/// Summary of the whole run, written once at its end. Unknown values are left out.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Summary {
     /// Steps taken.
@@ -83,14 +83,14 @@ pub struct Summary {
     pub seconds: f64,
     /// Tokens per second over all steps.
     pub tokens_per_s: f64,
-    /// Share of the steps' time that the linear layers' matrix products would take by themselves,
-    /// at the rate measured for them: never more than 1.
+    /// Share of the step time that the matrix products of linear layers would take alone, at their
+    /// measured rate; at most 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gemm_rate_fraction: Option<f64>,
     /// Memory that the plans of all ranks take together, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub planned_bytes: Option<u64>,
-    /// The most memory that the process held, in bytes.
+    /// Peak memory of the process, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_rss_bytes: Option<u64>,
     /// The run's folder.
@@ -102,7 +102,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// `{"summary":{…}}`, without the line's end.
+    /// `{"summary":{…}}`, without the line break.
     pub fn to_json(&self) -> String {
         #[derive(Serialize)]
         struct Whole<'a> {
@@ -112,7 +112,7 @@ impl Summary {
     }
 }
 
-/// Something that happened beside the steps.
+/// An event other than a step.
 fn event(name: &'static str, facts: &impl Serialize) -> String {
     #[derive(Serialize)]
     struct Event<'a, T> {
@@ -124,7 +124,7 @@ fn event(name: &'static str, facts: &impl Serialize) -> String {
 }
 
 /// Plain structs of numbers and text always serialise; a number that is not finite becomes `null`,
-/// for JSON has no other word for it.
+/// because JSON has no such number.
 fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_else(|error| unreachable!("plain data: {error}"))
 }

@@ -1,4 +1,4 @@
-//! The step line: what one wants to know, at a glance.
+//! The line that is printed for a step.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use phalanx_error::{bytes, short, three_digits};
 
 use super::jsonl::Step;
 
-/// A step with all that its line shows besides. What is not known is left out.
+/// A step and everything else that its line shows. Unknown values are left out.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StepLine {
     /// The step itself.
@@ -19,10 +19,10 @@ pub struct StepLine {
     pub grad_norm_z: Option<f64>,
     /// Floating-point operations per second of a rank.
     pub flops_per_s: Option<f64>,
-    /// Share of the step that its linear layers' matrix products would take by themselves, at the
-    /// rate measured for them.
+    /// Share of the step that the matrix products of its linear layers would take alone, at their
+    /// measured rate.
     pub gemm_rate_fraction: Option<f64>,
-    /// Bytes that the process holds, and bytes that its plan takes of them.
+    /// Bytes that the process uses, and how many of them its plan takes.
     pub memory: Option<(u64, u64)>,
     /// Time until the last step.
     pub eta: Option<Duration>,
@@ -59,9 +59,9 @@ impl StepLine {
 
     fn z(&self, score: Option<f64>, paint: Paint) -> String {
         let Some(z) = score else { return String::new() };
-        // A little less than nothing is nothing: no "-0.0z".
+        // Avoids "-0.0z".
         let z = if z.abs() < 0.05 { 0.0 } else { z };
-        // Beyond three deviations it is worth a look, in colour or not.
+        // Beyond three standard deviations the score is highlighted.
         let code = if z.abs() >= 3.0 { "1;31" } else { "2" };
         format!(" {}", paint.as_code(code, &format!("({z:+.1}z)")))
     }

@@ -1,4 +1,4 @@
-//! What a run tells about itself: step lines for people, JSON for programs, a picture at the end.
+//! The output of a run: step lines for people, JSON for programs, a picture at the end.
 
 mod jsonl;
 mod line;

@@ -2,7 +2,7 @@
 //!
 //! Raw losses are faint points, their running mean is a line, held-out losses are rings, and the
 //! entropy of the source is a dashed line that no model can go below. The four differ in shape and
-//! in lightness, so that the picture survives a printer without colours.
+//! in lightness, so that the picture is readable in black and white.
 
 use std::fmt::Write;
 
@@ -49,7 +49,7 @@ impl LossPlot {
         if let Some(floor) = floor {
             svg.floor(&frame, floor);
         }
-        // Twice, for a mean that fades out at its ends draws a calmer line.
+        // Smoothed twice, which gives a calmer line.
         svg.curve(&frame, &smooth(&smooth(&losses)));
         svg.rings(&frame, &held_out);
         svg.legend(!losses.is_empty(), !held_out.is_empty());
@@ -66,7 +66,7 @@ struct Frame {
 }
 
 impl Frame {
-    /// A frame that holds all values, with a little air above and below.
+    /// A frame that holds all values, with a small margin above and below.
     fn around(losses: &[(f64, f64)], held_out: &[(f64, f64)], floor: Option<f64>) -> Self {
         let points = || losses.iter().chain(held_out);
         let last = points().map(|p| p.0).fold(1.0, f64::max);
@@ -80,7 +80,7 @@ impl Frame {
         Frame {
             steps: (0.0, last),
             loss,
-            // There is no half of a step.
+            // Ticks are at whole steps only.
             step_ticks: ticks(0.0, last, 8, 1.0),
             loss_ticks: ticks(loss.0, loss.1, 8, 0.0),
         }
@@ -111,7 +111,7 @@ impl Svg {
         svg
     }
 
-    /// Writing to a string cannot fail, so there is no error to hand on.
+    /// Writing to a string cannot fail, so the result can be ignored.
     fn add(&mut self, element: std::fmt::Arguments<'_>) {
         let _ = writeln!(self.0, "{element}");
     }
@@ -261,13 +261,13 @@ fn ticks(low: f64, high: f64, most: usize, apart: f64) -> Vec<f64> {
     (first..=last).map(|i| i as f64 * spacing).collect()
 }
 
-/// A tick's label, with as many decimals as tell it from its neighbours.
+/// A tick's label, with enough decimals to differ from its neighbours.
 fn label(value: f64, ticks: &[f64]) -> String {
     let spacing = match ticks {
         [first, second, ..] => second - first,
         _ => value.abs().max(1e-9),
     };
-    // A difference of two ticks may fall short of 0.01 by a last bit, hence the nudge.
+    // A difference of two ticks may be one bit less than 0.01, so a little is added.
     let decimals = (-(1.001 * spacing).log10().floor()).clamp(0.0, 9.0) as usize;
     format!("{value:.decimals$}")
 }

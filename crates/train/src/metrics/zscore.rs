@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-/// Values that are looked back on.
+/// How many past values are used.
 const WINDOW: usize = 128;
 
-/// With fewer values than this, a deviation says nothing.
+/// With fewer values than this, a standard deviation is meaningless.
 const FEWEST: usize = 8;
 
 /// Standard deviations between each value and the mean of the window that ends with it.
@@ -15,13 +15,14 @@ pub struct ZScore {
 }
 
 impl ZScore {
-    /// A score that has seen nothing.
+    /// A score without any value yet.
     pub fn new() -> Self {
         ZScore::default()
     }
 
     /// Takes the next value and returns its score, or nothing while too few values were seen. A
-    /// value that is not finite gets no score and is forgotten, lest it spoil 127 later ones.
+    /// value that is not finite gets no score and is not stored, because it would spoil the next
+    /// 127 scores.
     pub fn push(&mut self, value: f64) -> Option<f64> {
         if !value.is_finite() {
             return None;

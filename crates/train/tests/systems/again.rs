@@ -120,7 +120,7 @@ fn what_has_no_effect_is_refused() {
     ] {
         let told = load(&sets).unwrap_err().to_string();
         assert!(told.contains("train.recompute = \"stage\" has no effect with"), "{told}");
-        assert!(told.contains("so it keeps one micro-batch at most"), "{told}");
+        assert!(told.contains("so at most one micro-batch is kept"), "{told}");
         let (key, value) = better.split_once('=').unwrap();
         let value =
             if key.ends_with("schedule") { format!("\"{value}\"") } else { value.to_owned() };

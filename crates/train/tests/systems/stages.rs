@@ -105,7 +105,7 @@ fn tied_weights_across_meshes_that_differ_are_refused() {
     let told = verify_as(&loaded, settings(&loaded, Some(parallel)), 1, &*host::threads());
     let error = told.unwrap_err();
     assert_eq!(error.exit_code(), 2, "{error}");
-    for words in ["shared by devices on different meshes, (tp=2) and (tp=4)", "or untie it"] {
+    for words in ["shared by stage groups on different meshes, (tp=2) and (tp=4)", "or untie it"] {
         assert!(error.to_string().contains(words), "`{words}` is not in: {error}");
     }
 }
@@ -151,5 +151,5 @@ fn versions_of_weights_are_refused() {
     let loaded = llama(&[]);
     let told = Lowered::new(&models(&loaded), settings(&loaded, Some(parallel)));
     let told = told.err().unwrap().to_string();
-    assert!(told.contains("F0 of device 0 has a weight version"), "{told}");
+    assert!(told.contains("F0 of stage group 0 uses another weight version"), "{told}");
 }

@@ -88,7 +88,7 @@ struct On<'a> {
 }
 
 impl On<'_> {
-    /// Every call once, with its result held against a naive one.
+    /// Every call once, with its result compared with a naive one.
     fn all<T: Sample>(&mut self, count: usize) -> Result<(), String> {
         for reduction in [Reduction::Sum, Reduction::Max] {
             self.reductions::<T>(count, reduction)?;
@@ -169,7 +169,7 @@ impl On<'_> {
         Ok(())
     }
 
-    /// A shift by one, and a chain that neither begins nor ends in a ring.
+    /// A shift by one, and a chain that is not a ring.
     fn permute<T: Sample>(&mut self, count: usize) -> Result<(), String> {
         let (me, n, rank) = (self.me(), self.ranks.len(), self.endpoint.rank());
         let ring = (Some((me + 1) % n), Some((me + n - 1) % n));

@@ -5,7 +5,7 @@ use half::bf16;
 use phalanx_comm::Element;
 use phalanx_comm::Reduction;
 
-/// A type that cases run over. Everything here is written without regard to the kernels.
+/// A type that cases run over. Nothing here uses the kernels.
 pub(super) trait Sample: Element + PartialEq + std::fmt::Debug {
     /// A value that depends on all bits of the seed, small enough that sums stay finite.
     fn from_seed(seed: u32) -> Self;
@@ -40,7 +40,7 @@ fn mix(a: u32, b: u32) -> u32 {
     x ^ (x >> 12)
 }
 
-/// Numbers of very different size and either sign, so that the order of a sum shows in its bits.
+/// Numbers of very different size and either sign, so that the bits of a sum depend on its order.
 fn number(seed: u32) -> f64 {
     let mantissa = f64::from(seed % 65_537) / 65_537.0 + 0.5;
     let exponent = (seed >> 17) % 12;

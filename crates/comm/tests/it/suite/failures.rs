@@ -1,4 +1,4 @@
-//! What goes wrong is told by the right rank, names the others, and stops everybody.
+//! Errors are reported by the right rank, name the other ranks, and stop all ranks.
 
 use std::time::{Duration, Instant};
 
@@ -13,12 +13,12 @@ use phalanx_comm::{Call, Op, Reduction};
 use phalanx_comm::{Group, GroupId};
 
 pub(super) const CASES: &[Case] = &[
-    ("a mismatch is told by all, before data move", mismatch),
+    ("a mismatch is reported by all, before data move", mismatch),
     ("a message that does not fit", message),
-    ("a rank that never comes is named", never_comes),
-    ("a rank that comes and never goes on is named", never_goes_on),
-    ("a panic is told first and once", panic),
-    ("an error stops everybody", error),
+    ("a rank that never arrives is named", never_comes),
+    ("a rank that arrives and never continues is named", never_goes_on),
+    ("a panic is reported first and once", panic),
+    ("an error stops all ranks", error),
     ("calls that make no sense are refused", bad_calls),
     ("ranks outside a group cannot use it", outsiders),
 ];
@@ -42,7 +42,7 @@ fn must_contain(text: &str, words: &[&str]) -> Result<(), String> {
     }
 }
 
-/// Rank 0 and 1 call one thing, rank 2 another; all three must tell both, and keep their data.
+/// Rank 0 and 1 call one thing, rank 2 another; all three must report both, and keep their data.
 fn mismatch(transport: &mut dyn Transport) -> Result<(), String> {
     let sum = || world(Op::AllReduce(SUM), DType::F32, 8);
     let (few, more) = ([1, 1, 1], [1, 2, 1]);
@@ -59,7 +59,7 @@ fn mismatch(transport: &mut dyn Transport) -> Result<(), String> {
         (sum(), sum().accumulating(), ["rank 0 calls all_reduce sum of", "added"]),
         (broadcast(1), broadcast(0), ["root 1", "root 0"]),
         (permute(None, None), permute(Some(1), None), ["to rank 1", "from nobody"]),
-        (ragged(&few), ragged(&more), ["ragged", "gives 2 rows"]),
+        (ragged(&few), ragged(&more), ["ragged", "sends 2 rows"]),
     ];
     for (one, other, words) in pairs {
         must_run(transport, 3, &|endpoint| {
@@ -99,8 +99,8 @@ fn message(transport: &mut dyn Transport) -> Result<(), String> {
     })
 }
 
-/// Tries a case that depends on time with ever longer timeouts: on a busy machine even a rank that
-/// comes may come late.
+/// Tries a case that depends on time with ever longer timeouts: on a busy machine even a healthy
+/// rank may be late.
 fn with_time(mut case: impl FnMut(Duration) -> Result<(), String>) -> Result<(), String> {
     let mut last = Ok(());
     for timeout in [200, 1000, 5000] {
@@ -176,7 +176,7 @@ fn panic(transport: &mut dyn Transport) -> Result<(), String> {
         let failure = failure.err().ok_or("nobody noticed")?;
         let want = format!("panicked: row {} is missing", 40 + culprit);
         if failure.rank != culprit || *failure.message != *want {
-            return Err(format!("told was `{failure}`"));
+            return Err(format!("the reported failure was `{failure}`"));
         }
         if start.elapsed() > LONG / 2 {
             return Err("the others waited for the timeout".to_string());
@@ -192,7 +192,7 @@ fn error(transport: &mut dyn Transport) -> Result<(), String> {
         }
         let error = endpoint.barrier(GroupId::WORLD).err().ok_or("went on without rank 2")?;
         must_contain(&error.to_string(), &["rank 2 failed: the disk is full"])?;
-        // And so does every call after it.
+        // Every later call fails too.
         let error = endpoint.barrier(GroupId::WORLD).err().ok_or("went on without rank 2")?;
         Err(error.to_string())
     });
@@ -240,7 +240,7 @@ fn outsiders(transport: &mut dyn Transport) -> Result<(), String> {
     must_run(transport, 2, &|endpoint| {
         let other = Group::new([1 - endpoint.rank()]).map_err(|error| error.to_string())?;
         let error = endpoint.group(&other).err().ok_or("joined a group of others")?;
-        must_contain(&error.to_string(), &["it is no member"])?;
+        must_contain(&error.to_string(), &["it is not a member"])?;
         let far = Group::new([endpoint.rank(), 2]).map_err(|error| error.to_string())?;
         let error = endpoint.group(&far).err().ok_or("joined a group with nobody")?;
         must_contain(&error.to_string(), &["[", ",2]", "does not exist"])

@@ -155,7 +155,7 @@ fn accumulate(transport: &mut dyn Transport) -> Result<(), String> {
 }
 
 /// Small whole numbers, of which every order gives the same sum in every type; so a naive sum of
-/// what is held and of what comes is the truth.
+/// the old and the new values is exact.
 fn accumulate_as<T: Sample>(endpoint: &mut dyn Communicator, n: usize) -> Result<(), String> {
     let (me, count) = (endpoint.rank(), 130);
     let ranks: Vec<usize> = (0..n).collect();

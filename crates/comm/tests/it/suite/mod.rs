@@ -1,8 +1,8 @@
 //! What every transport must do, as tests that run over any of them.
 //!
-//! A case is a program that every rank runs; what it should see it works out by itself, naively,
-//! because it knows how everybody's data are made. So cases need nothing from a transport but that
-//! it runs a function on every rank, be they threads or processes.
+//! A case is a function that every rank runs; it computes the expected result itself, naively,
+//! because it knows the data of all ranks. So a transport only has to run a function on every rank,
+//! whether ranks are threads or processes.
 
 mod collectives;
 mod data;
@@ -17,13 +17,13 @@ use phalanx_comm::Communicator;
 use phalanx_comm::Failure;
 use phalanx_comm::OpKind;
 
-/// What every rank of a case runs; what it says is wrong is a failure of that rank.
+/// What every rank of a case runs; an error is a failure of that rank.
 pub(crate) type Work<'a> = dyn Fn(&mut dyn Communicator) -> Result<(), String> + Sync + 'a;
 
 /// What a case needs from its world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// After how long a rank that does not come is an error.
+    /// The time after which a missing rank is an error.
     pub(crate) timeout: Duration,
     /// A kind of call that moves 64 bytes more than it needs.
     pub(crate) planted_copy: Option<OpKind>,
@@ -31,7 +31,7 @@ pub(crate) struct Settings {
 
 /// A transport under test.
 pub(crate) trait Transport {
-    /// Runs `work` on every rank of a new world; tells the first failure.
+    /// Runs `work` on every rank of a new world; returns the first failure.
     fn run(&mut self, ranks: usize, settings: Settings, work: &Work<'_>) -> Result<(), Failure>;
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn cases() -> Vec<Case> {
     groups.concat()
 }
 
-/// Runs all cases; tells every one that failed, and how.
+/// Runs all cases; the error lists every one that failed, and how.
 pub(crate) fn run(transport: &mut dyn Transport) -> Result<(), String> {
     let mut wrong = Vec::new();
     for (name, case) in cases() {
@@ -56,13 +56,13 @@ pub(crate) fn run(transport: &mut dyn Transport) -> Result<(), String> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
-/// Runs a case that must succeed, with time enough for a busy machine.
+/// Runs a case that must succeed, with a long timeout for busy machines.
 fn must_run(transport: &mut dyn Transport, ranks: usize, work: &Work<'_>) -> Result<(), String> {
     let settings = Settings { timeout: Duration::from_secs(60), planted_copy: None };
     transport.run(ranks, settings, work).map_err(|failure| failure.to_string())
 }
 
-/// Tells a difference, with what was expected.
+/// An error if two lists differ.
 fn expect<T: PartialEq + std::fmt::Debug>(what: &str, got: &[T], want: &[T]) -> Result<(), String> {
     if got == want {
         return Ok(());

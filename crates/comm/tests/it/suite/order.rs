@@ -1,5 +1,5 @@
 //! Calls that overlap: waits in any order, many groups at once, messages on channels, and results
-//! that do not depend on who was late.
+//! that do not depend on which rank was late.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(super) const CASES: &[Case] = &[
     ("messages", messages),
     ("messages that cross", crossing),
     ("a finished call is seen without waiting", testing),
-    ("the same bits whoever is late", same_bits),
+    ("the same bits whichever rank is late", same_bits),
 ];
 
 const SUM: Reduction = Reduction::Sum;
@@ -43,7 +43,7 @@ fn sum_of(group: GroupId, count: usize) -> Call<'static> {
 }
 
 fn any_order(transport: &mut dyn Transport) -> Result<(), String> {
-    // Two by two in rows and columns: every rank is in three groups.
+    // A 2×2 grid with rows and columns as groups: every rank is in three groups.
     let lists: [[usize; 2]; 4] = [[0, 1], [2, 3], [0, 2], [1, 3]];
     must_run(transport, 4, &|endpoint| {
         let me = endpoint.rank();
@@ -61,7 +61,7 @@ fn any_order(transport: &mut dyn Transport) -> Result<(), String> {
                 let call = sum_of(groups[i % 3].0, counts[i]);
                 handles.push((i, start(endpoint, &call, &send[i], receive)?));
             }
-            // Every rank waits in an order of its own.
+            // Every rank waits in a different order.
             handles.sort_by_key(|(i, _)| (i * (me + 2) + round) % 9);
             for (_, handle) in handles {
                 endpoint.wait(handle).map_err(|error| error.to_string())?;
@@ -96,7 +96,7 @@ fn many_calls(transport: &mut dyn Transport) -> Result<(), String> {
 fn messages(transport: &mut dyn Transport) -> Result<(), String> {
     must_run(transport, 4, &|endpoint| {
         let (me, n) = (endpoint.rank(), 4);
-        // A chain: what comes from before is passed on.
+        // A chain: each rank passes on what it receives.
         let mut buffer = values::<f32>(7, 50);
         if me > 0 {
             buffer.fill(0.0);
@@ -148,7 +148,7 @@ fn crossing(transport: &mut dyn Transport) -> Result<(), String> {
             let sent = start(endpoint, &out, &send, &mut [])?;
             let back = message(Op::Receive { from: other, channel: 0 });
             let received = start(endpoint, &back, &[], &mut got)?;
-            // One waits for its message to leave first, the other for one to come.
+            // One rank first waits for its send, the other for its receive.
             let (first, second) = if me == 0 { (sent, received) } else { (received, sent) };
             endpoint.wait(first).map_err(|error| error.to_string())?;
             endpoint.wait(second).map_err(|error| error.to_string())?;

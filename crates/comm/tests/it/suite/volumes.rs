@@ -1,4 +1,4 @@
-//! Counted bytes equal the closed forms, and a byte too many shows.
+//! Counted bytes equal the closed forms, and one byte too many is detected.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(super) const CASES: &[Case] = &[
     ("a planted copy of 64 bytes is counted", planted),
 ];
 
-/// Every call, with as many elements per block.
+/// Every call, with `count` elements per block.
 fn calls<'a>(n: usize, me: usize, count: usize, counts: &'a [usize]) -> Vec<Call<'a>> {
     let reduction = Reduction::Sum;
     let ring = Op::Permute { to: Some((me + 1) % n), from: Some((me + n - 1) % n) };

@@ -1,4 +1,4 @@
-//! The backward pass: probabilities again, then the gradients of queries, keys and values.
+//! The backward pass: recomputes the probabilities, then the gradients of queries, keys and values.
 //!
 //! With `P` the probabilities, `M` the factors of dropout and `D` the sums over the head of
 //! `dO∘O`, row by row: `dS = P∘(M∘(dO·Vᵀ) − D)·scale`, `dQ = dS·K`, `dK = dSᵀ·Q`,
@@ -41,7 +41,7 @@ pub struct BackwardTensors<T: Element> {
 /// What the forward pass kept of a pair's probabilities.
 #[derive(Clone, Copy)]
 enum Kept<'a, T: Element> {
-    /// Only their log-sum-exp, from which they are made again.
+    /// Only their log-sum-exp, from which they are recomputed.
     LogSumExp(&'a [T::Acc]),
     /// All of them.
     Stored(&'a [T]),
@@ -81,7 +81,7 @@ impl<G: Gemm> Attention<'_, G> {
     /// Computes `dq`, `dk` and `dv` of a range of pairs, from `lse`.
     ///
     /// # Safety
-    /// The tensors must have the sizes of the shape, and nobody else may use the results of these
+    /// The tensors must have the sizes of the shape, and nothing else may use the results of these
     /// pairs, or write their operands, during the call.
     ///
     /// # Panics

@@ -1,4 +1,4 @@
-//! Dropout on tiles of probabilities, as a pure function of where a probability stands.
+//! Dropout on tiles of probabilities, as a pure function of the global index of a probability.
 
 use std::ops::Range;
 

@@ -52,7 +52,7 @@ impl<G: Gemm> Attention<'_, G> {
     /// Computes `o` and `lse` of a range of pairs.
     ///
     /// # Safety
-    /// The tensors must have the sizes of the shape, and nobody else may use the results of these
+    /// The tensors must have the sizes of the shape, and nothing else may use the results of these
     /// pairs, or write their operands, during the call.
     ///
     /// # Panics

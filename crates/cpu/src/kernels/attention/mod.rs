@@ -24,7 +24,7 @@ use phalanx_ir::Part;
 use super::dropout::Mask;
 use super::matrix::{Mat, MatMut};
 
-/// What is attended to what.
+/// The sizes of an attention.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Number of sequences.
@@ -43,11 +43,11 @@ pub struct Shape {
     pub causal: bool,
     /// Factor of the scores; positive.
     pub scale: f64,
-    /// What of the whole is here; nothing says all of it, without padding.
+    /// Which part of the whole this rank holds; `None` means all of it, without padding.
     pub held: Option<Held>,
 }
 
-/// Which part of an attention a rank holds. Keys are all here, perhaps with padding behind them.
+/// Which part of an attention a rank holds. It holds all keys, perhaps with padding after them.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
     /// The part of the sequences.
@@ -67,7 +67,7 @@ pub struct Held {
 /// One attention operation: its shape, its dropout and the library for its products.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<'a, G> {
-    /// What is attended to what.
+    /// The sizes of an attention.
     pub shape: Shape,
     /// Dropout on the probabilities; a sequence is a sample.
     pub dropout: Option<Mask>,
@@ -122,8 +122,8 @@ impl Shape {
         }
     }
 
-    /// The sample and the number within it of the probability that query `i` of a pair's query
-    /// head gives to key 0: what its random words are drawn by.
+    /// The sample and the number within it of the probability that query `i` of a pair's query head
+    /// gives to key 0: its random words depend on these.
     #[inline(always)]
     pub fn drawn(&self, (pair, head): (usize, usize), i: usize) -> (usize, usize) {
         let head = pair % self.kv_heads * self.group + head;
@@ -151,18 +151,18 @@ impl Shape {
     unsafe fn query_rows<'a, T>(&self, tensor: *const T, pair: usize) -> Mat<'a, T> {
         let width = self.group * self.dim;
         let (offset, strides) = self.place(pair, self.queries, width);
-        // SAFETY: the pair's rows lie within the tensor; the caller answers for their use.
+        // SAFETY: the pair's rows lie within the tensor; the caller guarantees their use.
         unsafe { Mat::from_raw(tensor.add(offset), [self.queries, width], strides) }
     }
 
     /// As [`Self::query_rows`], for writing.
     ///
     /// # Safety
-    /// As there, and nobody else may use the elements of the pair for `'a`.
+    /// As there, and nothing else may use the elements of the pair for `'a`.
     unsafe fn query_rows_mut<'a, T>(&self, tensor: *mut T, pair: usize) -> MatMut<'a, T> {
         let width = self.group * self.dim;
         let (offset, strides) = self.place(pair, self.queries, width);
-        // SAFETY: the pair's rows lie within the tensor; the caller answers for their use.
+        // SAFETY: the pair's rows lie within the tensor; the caller guarantees their use.
         unsafe { MatMut::from_raw(tensor.add(offset), [self.queries, width], strides) }
     }
 
@@ -173,17 +173,17 @@ impl Shape {
     /// may be read for `'a`.
     unsafe fn key_rows<'a, T>(&self, tensor: *const T, pair: usize) -> Mat<'a, T> {
         let (offset, strides) = self.place(pair, self.keys, self.dim);
-        // SAFETY: the pair's rows lie within the tensor; the caller answers for their use.
+        // SAFETY: the pair's rows lie within the tensor; the caller guarantees their use.
         unsafe { Mat::from_raw(tensor.add(offset), [self.valid_keys(), self.dim], strides) }
     }
 
     /// As [`Self::key_rows`], for writing, and with the padding.
     ///
     /// # Safety
-    /// As there, and nobody else may use the elements of the pair for `'a`.
+    /// As there, and nothing else may use the elements of the pair for `'a`.
     unsafe fn key_rows_mut<'a, T>(&self, tensor: *mut T, pair: usize) -> MatMut<'a, T> {
         let (offset, strides) = self.place(pair, self.keys, self.dim);
-        // SAFETY: the pair's rows lie within the tensor; the caller answers for their use.
+        // SAFETY: the pair's rows lie within the tensor; the caller guarantees their use.
         unsafe { MatMut::from_raw(tensor.add(offset), [self.keys, self.dim], strides) }
     }
 

@@ -6,12 +6,12 @@ use crate::element::Float;
 use crate::kernels::erf::erf;
 use crate::kernels::inlined::inlined;
 
-/// A loop that waits for the function of one operand which it is to apply.
+/// A loop that applies a function of one operand, which it is given.
 pub(super) trait Loop1<A> {
     fn run(self, f: impl Fn(A) -> A);
 }
 
-/// A loop that waits for the function of two operands which it is to apply.
+/// A loop that applies a function of two operands, which it is given.
 pub(super) trait Loop2<A> {
     fn run(self, f: impl Fn(A, A) -> A);
 }

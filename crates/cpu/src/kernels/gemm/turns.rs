@@ -1,5 +1,5 @@
-//! Products that take turns: each does a block of the inner dimension, then the next does the same
-//! block, and finds what they have in common in the cache.
+//! Interleaved products: each computes a block of the inner dimension, then the next computes the
+//! same block and finds the shared operand in the cache.
 
 use super::{Gemm, blocks, is_float, matmul};
 use crate::element::Element;
@@ -18,8 +18,8 @@ pub struct Part<'a, T, C> {
 }
 
 /// Several products with the same inner dimension and something in common, such as `xᵀ·y` and
-/// `xᵀ·z`, in turns. Every result has the bits that [`matmul`] gives it. `part` is asked for each of
-/// the `count` products again and again, and may have none to do.
+/// `xᵀ·z`, interleaved. Every result has the same bits as with [`matmul`]. `part` is called many
+/// times for each of the `count` products, and may return `None`.
 ///
 /// # Panics
 /// As [`matmul`] does.
@@ -49,8 +49,8 @@ pub fn matmul_turns<'a, T, C, G>(
     }
 }
 
-/// Both sides of a result from which products take turns. On a Zen 4 core three gradients of
-/// 384×384 over 2048 rows go from 100 to 104 GFLOP/s by it, of 384×192 from 101 to 104, of 384×96
-/// from 111.5 to 111.0: a narrow operand is read in place by the library, so there is nothing to
-/// share. Smaller results it sums in another order, too.
+/// The smallest size of both sides of a result from which products are interleaved. On a Zen 4 core
+/// three gradients of 384×384 over 2048 rows go from 100 to 104 GFLOP/s by it, of 384×192 from 101
+/// to 104, of 384×96 from 111.5 to 111.0: a narrow operand is read in place by the library, so
+/// there is nothing to share. Smaller results it sums in another order, too.
 const SIDE_WORTH_TURNS: usize = 128;

@@ -1,5 +1,5 @@
-//! Rows as the tasks of one op see them: which of them are valid, what of them is here, and the
-//! numbers they are reduced to.
+//! Rows as the tasks of one op see them: which of them are valid, which part of them this rank
+//! holds, and the numbers to which they are reduced.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Whether rows of padding must be kept apart: they are summed, or hold targets to look up.
+    /// Whether rows of padding must be excluded: rows are summed, or hold targets to look up.
     pub(super) fn bounds_rows(self) -> bool {
         self.vectors() > 0 || self.has_targets()
     }

@@ -1,12 +1,12 @@
-//! The loops of a matrix product: which letters one index can walk, which indices the library gets,
-//! and which one the workers divide.
+//! The loops of a matrix product: which letters are merged into one index, which indices the
+//! library gets, and which one the workers divide.
 
 use phalanx_ir::ops::Matmul;
 
 use crate::tasks::{Share, Var};
 
-/// A run of letters that one index can walk in every tensor that has them: its extent, and its
-/// stride in a, b and the result (0 where absent).
+/// Consecutive letters that are merged into one index in every tensor that has them: its extent,
+/// and its stride in a, b and the result (0 where absent).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Loop {
     /// How many steps it takes: for inner letters, over valid elements alone.
@@ -43,7 +43,7 @@ impl Dims {
                     axis.strides[tensor] = shape[dim + 1..].iter().product();
                 }
             }
-            // What is summed keeps to valid elements; the rest may be computed from padding.
+            // Sums use only valid elements; other results may be computed from padding.
             axis.size = match letters[0].find(letter) {
                 Some(dim) if extents.inner.contains(&letter) => a.valid[dim],
                 _ => axis.extent,
@@ -133,12 +133,12 @@ impl Own {
     }
 }
 
-/// Joins neighbouring axes where one index can walk both in every tensor.
+/// Merges neighbouring axes where one index can cover both in every tensor.
 fn merge(axes: impl Iterator<Item = Loop>) -> Vec<Loop> {
     let mut out: Vec<Loop> = Vec::new();
     for axis in axes {
         match out.last_mut() {
-            // Steps over the valid elements of the minor one would not be even.
+            // The valid elements of the minor one would not be evenly spaced.
             Some(last)
                 if axis.size == axis.extent
                     && ((0..3).all(|t| last.strides[t] == axis.strides[t] * axis.extent)

@@ -20,7 +20,7 @@ kinds! {
 /// A function of two arguments; the second may have fewer dims.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Binary {
-    /// Which one.
+    /// Which function.
     pub kind: BinaryKind,
 }
 
@@ -80,7 +80,7 @@ impl Elementwise for Binary {
 }
 
 impl Binary {
-    /// The gradient goes to the operand that was taken; where both are equal, to the first.
+    /// The gradient goes to the operand that was selected; if both are equal, to the first.
     fn extremum_vjp(&self, g: &mut Vjp<'_>) -> Result<(), IrError> {
         let (a, b, dy) = (g.input(0), g.input(1), g.dy()?);
         let kind = match self.kind {

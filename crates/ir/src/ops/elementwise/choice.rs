@@ -1,4 +1,5 @@
-//! Comparisons, and choosing between two values by one. They run neither in place nor over units.
+//! Comparisons, and selecting between two values by a condition. They work neither in place nor on
+//! units.
 
 use super::super::{Op, OpDef, Shaped, arity, dtype_is, shape_is};
 use super::{kinds, same};

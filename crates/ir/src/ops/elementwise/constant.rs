@@ -112,8 +112,8 @@ impl Elementwise for Cast {
         Ok(vec![(self.to, ins[0].shape.clone())])
     }
 
-    /// Rounding is not linear, yet a partial sum may be cast: its parts are then summed in the
-    /// new type, which is what a reduction in 16 bit means.
+    /// Rounding is not linear, yet a partial sum may be cast: its summands are then summed in the
+    /// new type, as in a 16-bit reduction.
     fn linear(&self) -> &'static [&'static [usize]] {
         &[&[0]]
     }

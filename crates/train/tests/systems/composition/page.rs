@@ -8,8 +8,8 @@ use super::{ALL, Cell, Combination, System, named};
 const HEAD: &str = "# Which systems work together
 
 There is no list of allowed combinations: strategies annotate values, and the partitioner does the rest.
-This page is what happened when every system, every pair and every triple of them was run on a mesh of up
-to eight ranks (in each of two stages, where one of them is a pipeline), beside one rank, through `verify`. A cell is ✓ only if it ran, every loss, gradient and
+This page shows the results of running every system, every pair and every triple of them on a mesh of up
+to eight ranks (in each of two stages, if one of them is a pipeline), compared with one rank by `verify`. A cell is ✓ only if it ran, every loss, gradient and
 parameter matched (1e-10 in f64), and the bytes sent and the memory written were those predicted. The
 command that runs them all and writes this page:
 
@@ -35,7 +35,7 @@ PHALANX_COMPOSITION=all cargo test --release -p phalanx-train --test systems com
 | naive, gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v | pipelines of two stages (two chunks each where there are chunks) and two micro-batches; with mb: four |
 | 1f1b-pb | 1f1b with the longer warm-up, DAPPLE's PB |
 
-✓ ran and matched · = two values of one setting, of which a run has one · a number: refused, for the reason
+✓ ran and matched · = two values of one setting, which cannot be combined · a number: refused, for the reason
 below.
 ";
 
