@@ -9,7 +9,7 @@ use phalanx_pipeline::split;
 use phalanx_script::Part;
 
 use phalanx_error::Result;
-use phalanx_session::products::{Product, Round, median, products, segment_products};
+use phalanx_session::products::{Round, TimedProduct, median, products, segment_products};
 use phalanx_session::{Backend, Lowered, Size, Timing};
 
 /// How carefully products are timed.
@@ -43,11 +43,11 @@ pub fn seconds(
 ) -> Result<Option<f64>> {
     let (model, compiled) = (&lowered.model, lowered.compiled());
     let local = products(model, |segment| compiled.program(segment, Part::F));
-    let (whole, counts): (Vec<Product>, Vec<usize>) = local.into_iter().unzip();
+    let (whole, counts): (Vec<TimedProduct>, Vec<usize>) = local.into_iter().unzip();
     if whole.is_empty() {
         return Ok(None);
     }
-    let cut: Vec<Product> = whole.iter().map(|p| p.cut(effort.most)).collect();
+    let cut: Vec<TimedProduct> = whole.iter().map(|p| p.cut(effort.most)).collect();
     let types = [compute, lowered.settings.precision.grads];
     let rounds = (effort.rounds, ROUND_WORK);
     let timing = Timing { products: &cut, types, rounds };
@@ -80,7 +80,7 @@ fn passes(lowered: &Lowered) -> Result<f64> {
     Ok((lowered.settings.microbatches + devices - 1) as f64 * share)
 }
 
-fn flops<'p>(products: impl Iterator<Item = (&'p Product, usize)>) -> f64 {
+fn flops<'p>(products: impl Iterator<Item = (&'p TimedProduct, usize)>) -> f64 {
     products.map(|(product, count)| product.flops() as f64 * count as f64).sum()
 }
 
@@ -116,10 +116,11 @@ mod tests {
         let (model, compiled) = (&lowered.model, lowered.compiled());
         let own = products(model, |segment| compiled.program(segment, Part::F));
         let all = products(model, |segment| &model.segments()[segment]);
-        let largest = |side: fn(&Product) -> usize| own.keys().map(side).max().unwrap();
+        let largest = |side: fn(&TimedProduct) -> usize| own.keys().map(side).max().unwrap();
         let sides = [largest(|p| p.rows), largest(|p| p.from), largest(|p| p.to)];
-        let total =
-            |p: &std::collections::BTreeMap<Product, usize>| flops(p.iter().map(|(p, n)| (p, *n)));
+        let total = |p: &std::collections::BTreeMap<TimedProduct, usize>| {
+            flops(p.iter().map(|(p, n)| (p, *n)))
+        };
         (total(&own), total(&all), sides)
     }
 

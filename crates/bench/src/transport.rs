@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use phalanx_ir::DType;
 
 use phalanx_comm::{
-    Blocks, Call, Collectives, CommError, Communicator, Failure, GroupId, Launcher, Op, OpKind,
-    Reduction, run_ranks,
+    Blocks, Call, CollectiveOp, Collectives, CommError, Communicator, Failure, GroupId, Launcher,
+    OpKind, ReduceOp, run_ranks,
 };
 
 /// The sizes that are measured: bytes of the full tensor.
@@ -132,10 +132,10 @@ impl Bench {
         let full = bytes / size_of::<f32>();
         let part = full / ranks;
         let (call, block) = match op {
-            OpKind::AllGather => (Op::AllGather, part),
-            OpKind::ReduceScatter => (Op::ReduceScatter(Reduction::Sum), part),
-            OpKind::AllToAll => (Op::AllToAll, part),
-            _ => (Op::AllReduce(Reduction::Sum), full),
+            OpKind::AllGather => (CollectiveOp::AllGather, part),
+            OpKind::ReduceScatter => (CollectiveOp::ReduceScatter(ReduceOp::Sum), part),
+            OpKind::AllToAll => (CollectiveOp::AllToAll, part),
+            _ => (CollectiveOp::AllReduce(ReduceOp::Sum), full),
         };
         let call = Call::new(GroupId::WORLD, call, DType::F32, Blocks::contiguous(block));
         // Ones everywhere, except in the buffer that is summed in place many times, which must stay

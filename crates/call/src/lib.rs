@@ -16,5 +16,5 @@ pub mod traffic;
 pub use lane::{Lane, MemoryKind, Tier};
 pub use message::{Block, Message, Value};
 pub use requirements::{NoScratch, Requirements};
-pub use slots::{ALIGN, Life, Slot, Slots};
+pub use slots::{ALIGN, LiveRange, Slot, Slots};
 pub use traffic::{Moved, Route};

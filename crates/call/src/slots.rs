@@ -43,12 +43,12 @@ pub struct Slots {
     /// The largest sum of live workspace bytes at any instruction; gaps not counted.
     pub peak: usize,
     /// The live ranges of the workspace.
-    pub lives: Vec<Life>,
+    pub live_ranges: Vec<LiveRange>,
 }
 
 /// A piece of the workspace and its live range, in instructions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Life {
+pub struct LiveRange {
     /// Where it starts.
     pub offset: usize,
     /// Its bytes.
@@ -209,22 +209,22 @@ impl<'a> Classes<'a> {
             .filter(|&v| self.last_use[v].is_some())
             .collect();
         roots.sort_by_key(|&v| (usize::MAX - self.bytes(v), self.birth[v]));
-        let mut wanted: Vec<(Option<usize>, Option<usize>, Life)> = Vec::new();
+        let mut wanted: Vec<(Option<usize>, Option<usize>, LiveRange)> = Vec::new();
         for &v in &roots {
             let death = self.last_use[v].unwrap_or(0);
-            let life = Life { offset: 0, bytes: self.bytes(v), birth: self.birth[v], death };
+            let life = LiveRange { offset: 0, bytes: self.bytes(v), birth: self.birth[v], death };
             wanted.push((Some(v), None, life));
         }
         for (index, instr) in self.program.instrs().iter().enumerate() {
             let bytes = requirements.scratch(self.program, instr);
             if bytes > 0 {
-                let life = Life { offset: 0, bytes, birth: index, death: index };
+                let life = LiveRange { offset: 0, bytes, birth: index, death: index };
                 wanted.push((None, Some(index), life));
             }
         }
         let mut by_value = vec![Slot::Unused; self.parent.len()];
         let mut scratch = vec![None; self.program.instrs().len()];
-        let mut lives: Vec<Life> = Vec::new();
+        let mut lives: Vec<LiveRange> = Vec::new();
         for (value, instr, mut life) in wanted {
             life.offset = lowest_gap(&lives, &life);
             lives.push(life);
@@ -246,7 +246,14 @@ impl<'a> Classes<'a> {
         let copies = std::mem::take(&mut self.copies);
         let extent = lives.iter().map(|b| b.offset + b.bytes).max().unwrap_or(0);
         let peak = peak(&lives, self.program.instrs().len());
-        Slots { by_value, scratch, copies, extent: extent.next_multiple_of(ALIGN), peak, lives }
+        Slots {
+            by_value,
+            scratch,
+            copies,
+            extent: extent.next_multiple_of(ALIGN),
+            peak,
+            live_ranges: lives,
+        }
     }
 }
 
@@ -257,8 +264,8 @@ fn is_same_memory(instr: &Instr) -> bool {
 }
 
 /// The lowest offset at which it overlaps nothing that is alive at the same time.
-fn lowest_gap(placed: &[Life], life: &Life) -> usize {
-    let mut others: Vec<&Life> =
+fn lowest_gap(placed: &[LiveRange], life: &LiveRange) -> usize {
+    let mut others: Vec<&LiveRange> =
         placed.iter().filter(|b| b.birth <= life.death && life.birth <= b.death).collect();
     others.sort_by_key(|b| b.offset);
     let mut at = 0;
@@ -271,7 +278,7 @@ fn lowest_gap(placed: &[Life], life: &Life) -> usize {
     at
 }
 
-fn peak(lives: &[Life], instrs: usize) -> usize {
+fn peak(lives: &[LiveRange], instrs: usize) -> usize {
     (0..=instrs)
         .map(|i| lives.iter().filter(|b| b.birth <= i && i <= b.death).map(|b| b.bytes).sum())
         .max()
@@ -371,8 +378,8 @@ mod tests {
         }
         b.output("y", sum);
         let slots = assigned(&b.finish().unwrap());
-        for (i, a) in slots.lives.iter().enumerate() {
-            for b in &slots.lives[..i] {
+        for (i, a) in slots.live_ranges.iter().enumerate() {
+            for b in &slots.live_ranges[..i] {
                 let together = a.birth <= b.death && b.birth <= a.death;
                 let overlap = a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
                 assert!(!(together && overlap));

@@ -82,7 +82,7 @@ fn export(run: &Path, dir: &Path, dtype: DType, json: bool) -> Result<()> {
     let saved = Saved::open(run, &config::Sources::default())?;
     let _listening = interrupt::listen();
     saved.export(dir, dtype)?;
-    let parameters: usize = saved.weights.layouts().iter().map(hf::Layout::elements).sum();
+    let parameters: usize = saved.weights.layouts().iter().map(hf::TensorInfo::elements).sum();
     if json {
         out::json(&json!({
             "out": dir.display().to_string(),

@@ -7,10 +7,10 @@ use phalanx::error::{Error, Problem, Result};
 use phalanx::inspect::writable::can_write;
 use phalanx::pipeline::picture::{self, Look, Panel};
 use phalanx::pipeline::{
-    Costs, Named, PipelineError, Schedule, Shape, Times, Warmup, csv, simulate,
+    NamedSchedule, PipelineError, Schedule, Shape, Times, TurnCosts, Warmup, csv, simulate,
 };
 use phalanx::session::custom::read_schedule;
-use phalanx::train::progress::{Stream, Style};
+use phalanx::train::progress::{OutputStream, Style};
 use phalanx_sys::Staged;
 use serde::Serialize;
 
@@ -27,7 +27,7 @@ const USUAL: usize = 80;
 pub(crate) fn run(asked: &Asked) -> Result<()> {
     check_files(asked)?;
     let schedules = schedules(asked)?;
-    let costs = Costs::even(Times { f: asked.tf, b: asked.tb, w: asked.tw }, asked.hop)?;
+    let costs = TurnCosts::even(Times { f: asked.tf, b: asked.tb, w: asked.tw }, asked.hop)?;
     let timelines =
         schedules.iter().map(|s| simulate(s, &costs)).collect::<Result<Vec<_>, PipelineError>>()?;
     let panels: Vec<Panel<'_>> = schedules
@@ -87,7 +87,7 @@ fn schedules(asked: &Asked) -> Result<Vec<Schedule>> {
             problem.because("a table holds one schedule").fix("leave out --compare"),
         ));
     }
-    heard(asked, &wanted)?;
+    check_read(asked, &wanted)?;
     // A table has its own shape, and other schedules are compared with it in that shape.
     let table = wanted.iter().find_map(|wanted| match &wanted.order {
         Order::Own(schedule) => Some(schedule.as_ref()),
@@ -105,7 +105,7 @@ struct Wanted {
 }
 
 enum Order {
-    Named(Named),
+    Named(NamedSchedule),
     /// From a table.
     Own(Box<Schedule>),
 }
@@ -139,21 +139,21 @@ impl Wanted {
         if !self.compared || takes_chunks(named) {
             shape.chunks = asked.chunks;
         }
-        if !self.compared || named == Named::OneFOneB {
+        if !self.compared || named == NamedSchedule::OneFOneB {
             shape = shape.warmup(Warmup::from(asked.warmup));
         }
         Ok(named.build(shape)?)
     }
 }
 
-fn takes_chunks(named: Named) -> bool {
-    matches!(named, Named::Interleaved | Named::BreadthFirst)
+fn takes_chunks(named: NamedSchedule) -> bool {
+    matches!(named, NamedSchedule::Interleaved | NamedSchedule::BreadthFirst)
 }
 
 /// Refuses settings that none of the schedules uses.
-fn heard(asked: &Asked, wanted: &[Wanted]) -> Result<()> {
+fn check_read(asked: &Asked, wanted: &[Wanted]) -> Result<()> {
     // A schedule that was not named by `--compare` takes all settings, or refuses them itself.
-    let by = |suits: &dyn Fn(Named) -> bool| {
+    let by = |suits: &dyn Fn(NamedSchedule) -> bool| {
         wanted.iter().any(|wanted| match wanted.order {
             Order::Named(named) => !wanted.compared || suits(named),
             Order::Own(_) => false,
@@ -173,7 +173,9 @@ fn heard(asked: &Asked, wanted: &[Wanted]) -> Result<()> {
             number",
             "interleaved or breadth-first",
         ),
-        _ if matches!(asked.warmup, WarmupArg::Pb) && !by(&|named| named == Named::OneFOneB) => {
+        _ if matches!(asked.warmup, WarmupArg::Pb)
+            && !by(&|named| named == NamedSchedule::OneFOneB) =>
+        {
             refuse(
                 "warmup",
                 "pb".to_owned(),
@@ -262,7 +264,7 @@ fn look() -> Look {
     let columns = term.is_term().then(|| columns(told, std::env::var("COLUMNS").ok().as_deref()));
     Look {
         width: columns.unwrap_or(PAGE),
-        colour: Style::of(Stream::Stdout).colour,
+        colour: Style::of(OutputStream::Stdout).colour,
         fold: columns.is_some(),
     }
 }

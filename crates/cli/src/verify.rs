@@ -2,7 +2,7 @@
 
 use phalanx::error::{Error, Problem, Result};
 use phalanx::error::{bytes, counted};
-use phalanx::inspect::verify::{self, Astray, Verified};
+use phalanx::inspect::verify::{self, Mismatch, Verified};
 
 use crate::args::Settings;
 use crate::out;
@@ -88,7 +88,7 @@ fn problem(found: &Verified) -> Problem {
     if let Some((what, error)) = worst {
         reasons.push(format!("largest difference: {what}, {error:.1e}"));
     }
-    for Astray { rank, what, predicted, measured } in found.astray.iter().take(NAMED) {
+    for Mismatch { rank, what, predicted, measured } in found.astray.iter().take(NAMED) {
         reasons.push(format!("rank {rank}: {what}: {predicted} predicted, {measured} measured"));
     }
     if let Some(more) = found.astray.len().checked_sub(NAMED).filter(|more| *more > 0) {

@@ -3,7 +3,7 @@
 use phalanx_ir::DType;
 
 use crate::blocks::Blocks;
-use crate::call::{Call, Op, Reduction};
+use crate::call::{Call, CollectiveOp, ReduceOp};
 use crate::communicator::Communicator;
 use crate::element::Element;
 use crate::error::CommError;
@@ -35,8 +35,12 @@ pub trait Collectives: Communicator {
         call: &Call<'_>,
         buffer: &mut [T],
     ) -> Result<(), CommError> {
-        if !matches!(call.op, Op::AllReduce(_) | Op::Reduce { .. } | Op::Broadcast { .. })
-            || call.blocks.source != call.blocks.target
+        if !matches!(
+            call.op,
+            CollectiveOp::AllReduce(_)
+                | CollectiveOp::Reduce { .. }
+                | CollectiveOp::Broadcast { .. }
+        ) || call.blocks.source != call.blocks.target
         {
             let problem = "only all_reduce, reduce and broadcast work in place, with equal strides";
             return Err(refused(self, call, problem.to_string()));
@@ -51,11 +55,11 @@ pub trait Collectives: Communicator {
     fn all_reduce<T: Element>(
         &mut self,
         group: GroupId,
-        reduction: Reduction,
+        reduction: ReduceOp,
         buffer: &mut [T],
     ) -> Result<(), CommError> {
         let blocks = Blocks::contiguous(buffer.len());
-        let call = Call::new(group, Op::AllReduce(reduction), T::DTYPE, blocks);
+        let call = Call::new(group, CollectiveOp::AllReduce(reduction), T::DTYPE, blocks);
         self.run_in_place(&call, buffer)
     }
 
@@ -66,7 +70,8 @@ pub trait Collectives: Communicator {
         send: &[T],
         receive: &mut [T],
     ) -> Result<(), CommError> {
-        let call = Call::new(group, Op::AllGather, T::DTYPE, Blocks::contiguous(send.len()));
+        let call =
+            Call::new(group, CollectiveOp::AllGather, T::DTYPE, Blocks::contiguous(send.len()));
         self.run(&call, send, receive)
     }
 
@@ -74,12 +79,12 @@ pub trait Collectives: Communicator {
     fn reduce_scatter<T: Element>(
         &mut self,
         group: GroupId,
-        reduction: Reduction,
+        reduction: ReduceOp,
         send: &[T],
         receive: &mut [T],
     ) -> Result<(), CommError> {
         let blocks = Blocks::contiguous(receive.len());
-        let call = Call::new(group, Op::ReduceScatter(reduction), T::DTYPE, blocks);
+        let call = Call::new(group, CollectiveOp::ReduceScatter(reduction), T::DTYPE, blocks);
         self.run(&call, send, receive)
     }
 
@@ -92,7 +97,7 @@ pub trait Collectives: Communicator {
     ) -> Result<(), CommError> {
         let n = self.members(group).len();
         let blocks = Blocks::contiguous(send.len() / n);
-        let call = Call::new(group, Op::AllToAll, T::DTYPE, blocks);
+        let call = Call::new(group, CollectiveOp::AllToAll, T::DTYPE, blocks);
         if !send.len().is_multiple_of(n) {
             let problem = format!("{} elements cannot be divided into {n} equal parts", send.len());
             return Err(refused(self, &call, problem));
@@ -108,13 +113,13 @@ pub trait Collectives: Communicator {
         buffer: &mut [T],
     ) -> Result<(), CommError> {
         let blocks = Blocks::contiguous(buffer.len());
-        let call = Call::new(group, Op::Broadcast { root }, T::DTYPE, blocks);
+        let call = Call::new(group, CollectiveOp::Broadcast { root }, T::DTYPE, blocks);
         self.run_in_place(&call, buffer)
     }
 
     /// Sends a message on channel 0; returns when it was received.
     fn send<T: Element>(&mut self, group: GroupId, to: usize, send: &[T]) -> Result<(), CommError> {
-        let op = Op::Send { to, channel: 0 };
+        let op = CollectiveOp::Send { to, channel: 0 };
         let call = Call::new(group, op, T::DTYPE, Blocks::contiguous(send.len()));
         self.run(&call, send, &mut [])
     }
@@ -126,14 +131,14 @@ pub trait Collectives: Communicator {
         from: usize,
         receive: &mut [T],
     ) -> Result<(), CommError> {
-        let op = Op::Receive { from, channel: 0 };
+        let op = CollectiveOp::Receive { from, channel: 0 };
         let call = Call::new(group, op, T::DTYPE, Blocks::contiguous(receive.len()));
         self.run(&call, &[], receive)
     }
 
     /// Returns when all members have come.
     fn barrier(&mut self, group: GroupId) -> Result<(), CommError> {
-        let call = Call::new(group, Op::Barrier, DType::Bool, Blocks::contiguous(0));
+        let call = Call::new(group, CollectiveOp::Barrier, DType::Bool, Blocks::contiguous(0));
         self.run::<i32>(&call, &[], &mut [])
     }
 }
@@ -151,7 +156,7 @@ fn check_slices<C: Communicator + ?Sized>(
     let n = group.len();
     let me = group.index_of(endpoint.rank()).unwrap_or_default();
     let problem = match call.elements(n, me) {
-        _ if call.dtype != dtype && call.op != Op::Barrier => {
+        _ if call.dtype != dtype && call.op != CollectiveOp::Barrier => {
             format!("the call has elements of type {}, but the slices have {dtype}", call.dtype)
         }
         Some((given, got)) if given <= send && got <= receive => return Ok(()),

@@ -11,7 +11,7 @@ use crate::site::Site;
 /// How values of several ranks are combined, in the order of the group: `((x₀ ∘ x₁) ∘ x₂) ∘ …`.
 /// Narrow floats are combined in `f32` and rounded once at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reduction {
+pub enum ReduceOp {
     /// The sum; integers wrap.
     Sum,
     /// The larger value; of a NaN and a number the one that comes later in the group.
@@ -20,13 +20,13 @@ pub enum Reduction {
 
 /// A collective or a message. Roots and peers are places in the group, not global ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op<'a> {
+pub enum CollectiveOp<'a> {
     /// All ranks get the reduction of all; one contiguous block.
-    AllReduce(Reduction),
+    AllReduce(ReduceOp),
     /// All ranks get the blocks of all ranks.
     AllGather,
     /// Rank `i` gets the reduction of all ranks' block `i`.
-    ReduceScatter(Reduction),
+    ReduceScatter(ReduceOp),
     /// Rank `i` gets block `i` of all ranks.
     AllToAll,
     /// All-to-all with a given number of elements for each rank: `send[j]` of mine go to `j`,
@@ -48,7 +48,7 @@ pub enum Op<'a> {
         /// The rank that gets the result.
         root: usize,
         /// How values are combined.
-        reduction: Reduction,
+        reduction: ReduceOp,
     },
     /// The root gets the blocks of all ranks.
     Gather {
@@ -71,7 +71,7 @@ pub enum Op<'a> {
     Receive {
         /// The sending rank.
         from: usize,
-        /// See [`Op::Send`].
+        /// See [`CollectiveOp::Send`].
         channel: u32,
     },
     /// Every rank's block goes to at most one rank and comes from at most one.
@@ -85,32 +85,32 @@ pub enum Op<'a> {
     Barrier,
 }
 
-impl Op<'_> {
+impl CollectiveOp<'_> {
     /// Its name.
     pub fn kind(&self) -> OpKind {
         match self {
-            Op::AllReduce(_) => OpKind::AllReduce,
-            Op::AllGather => OpKind::AllGather,
-            Op::ReduceScatter(_) => OpKind::ReduceScatter,
-            Op::AllToAll => OpKind::AllToAll,
-            Op::AllToAllRagged { .. } => OpKind::AllToAllRagged,
-            Op::Broadcast { .. } => OpKind::Broadcast,
-            Op::Reduce { .. } => OpKind::Reduce,
-            Op::Gather { .. } => OpKind::Gather,
-            Op::Scatter { .. } => OpKind::Scatter,
-            Op::Send { .. } => OpKind::Send,
-            Op::Receive { .. } => OpKind::Receive,
-            Op::Permute { .. } => OpKind::Permute,
-            Op::Barrier => OpKind::Barrier,
+            CollectiveOp::AllReduce(_) => OpKind::AllReduce,
+            CollectiveOp::AllGather => OpKind::AllGather,
+            CollectiveOp::ReduceScatter(_) => OpKind::ReduceScatter,
+            CollectiveOp::AllToAll => OpKind::AllToAll,
+            CollectiveOp::AllToAllRagged { .. } => OpKind::AllToAllRagged,
+            CollectiveOp::Broadcast { .. } => OpKind::Broadcast,
+            CollectiveOp::Reduce { .. } => OpKind::Reduce,
+            CollectiveOp::Gather { .. } => OpKind::Gather,
+            CollectiveOp::Scatter { .. } => OpKind::Scatter,
+            CollectiveOp::Send { .. } => OpKind::Send,
+            CollectiveOp::Receive { .. } => OpKind::Receive,
+            CollectiveOp::Permute { .. } => OpKind::Permute,
+            CollectiveOp::Barrier => OpKind::Barrier,
         }
     }
 
     /// How values are combined, if they are.
-    pub fn reduction(&self) -> Option<Reduction> {
+    pub fn reduction(&self) -> Option<ReduceOp> {
         match *self {
-            Op::AllReduce(reduction)
-            | Op::ReduceScatter(reduction)
-            | Op::Reduce { reduction, .. } => Some(reduction),
+            CollectiveOp::AllReduce(reduction)
+            | CollectiveOp::ReduceScatter(reduction)
+            | CollectiveOp::Reduce { reduction, .. } => Some(reduction),
             _ => None,
         }
     }
@@ -118,10 +118,10 @@ impl Op<'_> {
     /// The one rank that differs from the others.
     pub fn root(&self) -> Option<usize> {
         match *self {
-            Op::Broadcast { root }
-            | Op::Reduce { root, .. }
-            | Op::Gather { root }
-            | Op::Scatter { root } => Some(root),
+            CollectiveOp::Broadcast { root }
+            | CollectiveOp::Reduce { root, .. }
+            | CollectiveOp::Gather { root }
+            | CollectiveOp::Scatter { root } => Some(root),
             _ => None,
         }
     }
@@ -132,23 +132,23 @@ impl Op<'_> {
     pub fn blocks(&self, n: usize, index: usize) -> (usize, usize) {
         let at = |root: usize, blocks: usize| if root == index { blocks } else { 0 };
         match *self {
-            Op::AllReduce(_) => (1, 1),
-            Op::AllGather => (1, n),
-            Op::ReduceScatter(_) => (n, 1),
-            Op::AllToAll | Op::AllToAllRagged { .. } => (n, n),
-            Op::Broadcast { root } => (at(root, 1), 1),
-            Op::Reduce { root, .. } => (1, at(root, 1)),
-            Op::Gather { root } => (1, at(root, n)),
-            Op::Scatter { root } => (at(root, n), 1),
-            Op::Send { .. } => (1, 0),
-            Op::Receive { .. } => (0, 1),
-            Op::Permute { to, from } => (to.is_some().into(), from.is_some().into()),
-            Op::Barrier => (0, 0),
+            CollectiveOp::AllReduce(_) => (1, 1),
+            CollectiveOp::AllGather => (1, n),
+            CollectiveOp::ReduceScatter(_) => (n, 1),
+            CollectiveOp::AllToAll | CollectiveOp::AllToAllRagged { .. } => (n, n),
+            CollectiveOp::Broadcast { root } => (at(root, 1), 1),
+            CollectiveOp::Reduce { root, .. } => (1, at(root, 1)),
+            CollectiveOp::Gather { root } => (1, at(root, n)),
+            CollectiveOp::Scatter { root } => (at(root, n), 1),
+            CollectiveOp::Send { .. } => (1, 0),
+            CollectiveOp::Receive { .. } => (0, 1),
+            CollectiveOp::Permute { to, from } => (to.is_some().into(), from.is_some().into()),
+            CollectiveOp::Barrier => (0, 0),
         }
     }
 }
 
-/// The name of an [`Op`], as it stands in messages and counters.
+/// The name of an [`CollectiveOp`], as it stands in messages and counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "the names of the variants of Op, described there")]
@@ -218,7 +218,7 @@ pub struct Call<'a> {
     /// The ranks that take part.
     pub group: GroupId,
     /// What is done.
-    pub op: Op<'a>,
+    pub op: CollectiveOp<'a>,
     /// The type of elements.
     pub dtype: DType,
     /// Their places.
@@ -236,7 +236,7 @@ pub struct Call<'a> {
 
 impl<'a> Call<'a> {
     /// A call without a site, counted under tag 0.
-    pub fn new(group: GroupId, op: Op<'a>, dtype: DType, blocks: Blocks) -> Self {
+    pub fn new(group: GroupId, op: CollectiveOp<'a>, dtype: DType, blocks: Blocks) -> Self {
         Self { group, op, dtype, blocks, accumulate: false, site: Site::default(), tag: 0 }
     }
 
@@ -258,7 +258,7 @@ impl<'a> Call<'a> {
     /// How many elements the buffers given and received into must span at the place `index` of a
     /// group of `n`; `None` if that overflows.
     pub fn elements(&self, n: usize, index: usize) -> Option<(usize, usize)> {
-        if let Op::AllToAllRagged { send, receive } = self.op {
+        if let CollectiveOp::AllToAllRagged { send, receive } = self.op {
             let total = |counts: &[usize]| {
                 let sum = counts.iter().try_fold(0usize, |sum, &count| sum.checked_add(count));
                 sum?.checked_mul(self.blocks.len)

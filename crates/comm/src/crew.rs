@@ -173,7 +173,7 @@ fn text(panic: &(dyn Any + Send)) -> &str {
 mod tests {
     use super::*;
     use crate::Collectives;
-    use crate::call::Reduction;
+    use crate::call::ReduceOp;
     use crate::group::{Group, GroupId};
     use crate::threads::{Options, Threads};
 
@@ -195,7 +195,7 @@ mod tests {
             let sums = crew.run(|rank, state: &mut State| {
                 state.runs += 1;
                 let mut values = [rank as f64, state.runs as f64];
-                state.endpoint.all_reduce(state.all, Reduction::Sum, &mut values)?;
+                state.endpoint.all_reduce(state.all, ReduceOp::Sum, &mut values)?;
                 Ok::<_, CommError>(values)
             });
             assert_eq!(sums.unwrap(), vec![[3.0, 3.0 * run as f64]; 3]);
@@ -225,7 +225,7 @@ mod tests {
             let failure = crew.run(|rank, state: &mut State| {
                 assert!(rank != 1, "no luck");
                 let mut values = [1.0];
-                state.endpoint.all_reduce(state.all, Reduction::Sum, &mut values)
+                state.endpoint.all_reduce(state.all, ReduceOp::Sum, &mut values)
             });
             assert_eq!(failure.unwrap_err().failure.to_string(), expected);
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use phalanx_ir::DType;
 
-use crate::call::{OpKind, Reduction};
+use crate::call::{OpKind, ReduceOp};
 use crate::site::Site;
 
 /// Why a call failed.
@@ -99,7 +99,7 @@ pub struct Side {
     /// What it called.
     pub kind: OpKind,
     /// How values are combined, if they are.
-    pub reduction: Option<Reduction>,
+    pub reduction: Option<ReduceOp>,
     /// Whether the result is added to what is there.
     pub accumulate: bool,
     /// The root's or the peers' global ranks, as text; empty if there are none.
@@ -116,8 +116,8 @@ impl fmt::Display for Side {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} calls {}", self.rank, self.kind)?;
         match self.reduction {
-            Some(Reduction::Sum) => f.write_str(" sum")?,
-            Some(Reduction::Max) => f.write_str(" max")?,
+            Some(ReduceOp::Sum) => f.write_str(" sum")?,
+            Some(ReduceOp::Max) => f.write_str(" max")?,
             None => {}
         }
         if self.accumulate {

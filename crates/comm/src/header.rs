@@ -2,7 +2,7 @@
 
 use phalanx_ir::DType;
 
-use crate::call::{Call, Op, OpKind, Reduction};
+use crate::call::{Call, CollectiveOp, OpKind, ReduceOp};
 use crate::error::Side;
 use crate::group::Group;
 use crate::site::Site;
@@ -14,7 +14,7 @@ pub(crate) const NOBODY: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: OpKind,
-    pub(crate) reduction: Option<Reduction>,
+    pub(crate) reduction: Option<ReduceOp>,
     pub(crate) dtype: DType,
     pub(crate) accumulate: bool,
     /// The root, or the rank that gets this rank's block.
@@ -28,7 +28,7 @@ impl Header {
     /// The header of a call.
     pub(crate) fn of(call: &Call<'_>) -> Self {
         let (to, from) = match call.op {
-            Op::Permute { to, from } => (to, from),
+            CollectiveOp::Permute { to, from } => (to, from),
             op => (op.root(), None),
         };
         let place = |index: Option<usize>| index.map_or(NOBODY, |index| index as u32);

@@ -30,7 +30,7 @@ mod workers;
 
 pub use blocking::Collectives;
 pub use blocks::{Blocks, Strides};
-pub use call::{Call, Op, OpKind, Reduction};
+pub use call::{Call, CollectiveOp, OpKind, ReduceOp};
 pub use communicator::{Busy, Communicator, Handle, Stop};
 pub use crew::{Crew, Lost, run_ranks};
 pub use element::Element;
@@ -40,5 +40,5 @@ pub use launch::{Launcher, LocalRank};
 pub use site::Site;
 pub use streams::Streams;
 pub use threads::{Options, Threads, Waiting};
-pub use traffic::{Count, Traffic};
+pub use traffic::{Traffic, TrafficCount};
 pub use volume::{Algorithm, volume};

@@ -1,6 +1,6 @@
 //! Refuses calls that are invalid whatever the other ranks do, before they start.
 
-use crate::call::{Call, Op, OpKind};
+use crate::call::{Call, CollectiveOp, OpKind};
 use crate::error::CommError;
 use crate::kernel;
 use crate::traffic::TAGS;
@@ -37,15 +37,15 @@ pub(crate) fn check(
 /// What is wrong with a call, apart from its memory.
 fn problem(call: &Call<'_>, Member { place, of: n }: Member, same: bool) -> Option<String> {
     let peers: [Option<usize>; 2] = match call.op {
-        Op::Send { to, .. } => [Some(to), None],
-        Op::Receive { from, .. } => [Some(from), None],
-        Op::Permute { to, from } => [to, from],
+        CollectiveOp::Send { to, .. } => [Some(to), None],
+        CollectiveOp::Receive { from, .. } => [Some(from), None],
+        CollectiveOp::Permute { to, from } => [to, from],
         op => [op.root(), None],
     };
     let outside = peers.into_iter().flatten().find(|&peer| peer >= n);
-    let to_itself = matches!(call.op, Op::Send { .. } | Op::Receive { .. });
+    let to_itself = matches!(call.op, CollectiveOp::Send { .. } | CollectiveOp::Receive { .. });
     let in_place = same && call.blocks.count() > 0;
-    let moves = matches!(call.op, Op::AllToAll | Op::AllToAllRagged { .. });
+    let moves = matches!(call.op, CollectiveOp::AllToAll | CollectiveOp::AllToAllRagged { .. });
     Some(if let Some(peer) = outside {
         format!("place {peer} is not in a group of {n}")
     } else if to_itself && peers[0] == Some(place) {
@@ -76,7 +76,7 @@ fn memory_problem(
     send: *const u8,
     receive: *mut u8,
 ) -> Option<String> {
-    if let Op::AllToAllRagged { send, receive } = call.op
+    if let CollectiveOp::AllToAllRagged { send, receive } = call.op
         && (send.len() != n || receive.len() != n)
     {
         let (gives, takes) = (send.len(), receive.len());

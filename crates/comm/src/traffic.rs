@@ -11,7 +11,7 @@ pub(crate) const TAGS: u32 = 1 << 16;
 
 /// Calls of one kind under one tag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Count {
+pub struct TrafficCount {
     /// Calls that moved their data.
     pub calls: u64,
     /// Bytes that this rank read from others, or wrote to them. Each byte is counted on one side
@@ -22,22 +22,22 @@ pub struct Count {
 /// All counters of an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    tags: Vec<[Count; OpKind::ALL.len()]>,
+    tags: Vec<[TrafficCount; OpKind::ALL.len()]>,
 }
 
 impl Traffic {
     /// The counter of a kind under a tag.
-    pub fn get(&self, tag: u32, kind: OpKind) -> Count {
-        self.tags.get(tag as usize).map_or_else(Count::default, |row| row[kind as usize])
+    pub fn get(&self, tag: u32, kind: OpKind) -> TrafficCount {
+        self.tags.get(tag as usize).map_or_else(TrafficCount::default, |row| row[kind as usize])
     }
 
     /// Every counter that is not zero, by tag, then by kind.
-    pub fn entries(&self) -> impl Iterator<Item = (u32, OpKind, Count)> + '_ {
+    pub fn entries(&self) -> impl Iterator<Item = (u32, OpKind, TrafficCount)> + '_ {
         let rows = self.tags.iter().enumerate();
         rows.flat_map(|(tag, row)| {
             OpKind::ALL.iter().map(move |&kind| (tag as u32, kind, row[kind as usize]))
         })
-        .filter(|(_, _, count)| *count != Count::default())
+        .filter(|(_, _, count)| *count != TrafficCount::default())
     }
 
     /// Bytes of everything.

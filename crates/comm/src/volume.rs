@@ -2,7 +2,7 @@
 //!
 //! Nothing here is called by the transport that counts; a test compares the two.
 
-use crate::call::{Call, Op};
+use crate::call::{Call, CollectiveOp};
 
 /// The algorithm of a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,17 +22,23 @@ pub fn volume(call: &Call<'_>, n: usize, index: usize, algorithm: Algorithm) -> 
     let (others, block) = (n as u64 - 1, call.blocks.count() as u64);
     let at = |root: usize, elements: u64| if root == index { elements } else { 0 };
     let elements = match call.op {
-        Op::AllReduce(_) => 2 * others * part(block, n, index),
-        Op::AllGather | Op::ReduceScatter(_) | Op::AllToAll => others * block,
-        Op::AllToAllRagged { receive, .. } => {
+        CollectiveOp::AllReduce(_) => 2 * others * part(block, n, index),
+        CollectiveOp::AllGather | CollectiveOp::ReduceScatter(_) | CollectiveOp::AllToAll => {
+            others * block
+        }
+        CollectiveOp::AllToAllRagged { receive, .. } => {
             let total: usize = receive.iter().sum();
             (total - receive[index]) as u64 * call.blocks.len as u64
         }
-        Op::Broadcast { root } | Op::Scatter { root } => block - at(root, block),
-        Op::Reduce { root, .. } | Op::Gather { root } => at(root, others * block),
-        Op::Receive { from, .. } => block - at(from, block),
-        Op::Permute { from, .. } => from.map_or(0, |from| block - at(from, block)),
-        Op::Send { .. } | Op::Barrier => 0,
+        CollectiveOp::Broadcast { root } | CollectiveOp::Scatter { root } => {
+            block - at(root, block)
+        }
+        CollectiveOp::Reduce { root, .. } | CollectiveOp::Gather { root } => {
+            at(root, others * block)
+        }
+        CollectiveOp::Receive { from, .. } => block - at(from, block),
+        CollectiveOp::Permute { from, .. } => from.map_or(0, |from| block - at(from, block)),
+        CollectiveOp::Send { .. } | CollectiveOp::Barrier => 0,
     };
     elements * call.dtype.size() as u64
 }
@@ -48,7 +54,7 @@ mod tests {
     use phalanx_ir::DType;
 
     use super::*;
-    use crate::{Blocks, GroupId, Reduction};
+    use crate::{Blocks, GroupId, ReduceOp};
 
     #[test]
     fn ring_volumes_of_the_literature() {
@@ -58,12 +64,19 @@ mod tests {
             let (x, of_n) = (4 * count as u64, n as u64);
             for index in 0..n {
                 let of = |op, count| volume(&call(op, count), n, index, Algorithm::Ring);
-                assert_eq!(of(Op::AllReduce(Reduction::Sum), count), 2 * x * (of_n - 1) / of_n);
-                for op in [Op::AllGather, Op::AllToAll, Op::ReduceScatter(Reduction::Max)] {
+                assert_eq!(
+                    of(CollectiveOp::AllReduce(ReduceOp::Sum), count),
+                    2 * x * (of_n - 1) / of_n
+                );
+                for op in [
+                    CollectiveOp::AllGather,
+                    CollectiveOp::AllToAll,
+                    CollectiveOp::ReduceScatter(ReduceOp::Max),
+                ] {
                     assert_eq!(of(op, 24), x * (of_n - 1) / of_n);
                 }
             }
-            let uneven = call(Op::AllReduce(Reduction::Sum), 13);
+            let uneven = call(CollectiveOp::AllReduce(ReduceOp::Sum), 13);
             let sum: u64 = (0..n).map(|i| volume(&uneven, n, i, Algorithm::Ring)).sum();
             assert_eq!(sum, 2 * 13 * 4 * (of_n - 1));
         }

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
 use phalanx_comm::{
-    Blocks, Call, Collectives, CommError, Communicator, GroupId, Op, Options, Reduction, Threads,
-    Waiting, run_ranks,
+    Blocks, Call, CollectiveOp, Collectives, CommError, Communicator, GroupId, Options, ReduceOp,
+    Threads, Waiting, run_ranks,
 };
 use phalanx_ir::DType;
 use phalanx_sys::{CountingAllocator, count_alloc};
@@ -52,7 +52,7 @@ impl Buffers {
         endpoint.all_to_all(world, &self.send, &mut self.receive)?;
         let counts = [2, 3, 4];
         let takes = [counts[me]; 3];
-        let op = Op::AllToAllRagged { send: &counts, receive: &takes };
+        let op = CollectiveOp::AllToAllRagged { send: &counts, receive: &takes };
         let ragged = Call::new(world, op, DType::F32, Blocks::contiguous(5)).tagged(2);
         endpoint.run(&ragged, &self.send, &mut self.receive)?;
         match me {
@@ -60,8 +60,12 @@ impl Buffers {
             1 => endpoint.receive(world, 0, &mut self.receive)?,
             _ => {}
         }
-        let sum =
-            Call::new(world, Op::AllReduce(Reduction::Sum), DType::F32, Blocks::contiguous(40));
+        let sum = Call::new(
+            world,
+            CollectiveOp::AllReduce(ReduceOp::Sum),
+            DType::F32,
+            Blocks::contiguous(40),
+        );
         let handles = self.sums.each_mut().map(|sum_of| {
             let pointer = sum_of.as_mut_ptr().cast::<u8>();
             // SAFETY: the array lives longer than the endpoint's calls, and nobody touches it

@@ -11,7 +11,7 @@ use phalanx_error::Problem;
 
 section! {
     /// `[data]`: where the tokens come from.
-    pub struct Data in "data" (run_seed: u64) {
+    pub struct DataConfig in "data" (run_seed: u64) {
         /// A built-in source of known entropy, a text file read as bytes, or a flat file of ids.
         kind: DataKind = "synthetic"; aka "dataset" "dataset_type" "mock_data",
         /// The file, for text and tokens.
@@ -42,7 +42,7 @@ choice! {
 
 words!(TokenWidth { U16 = "u16", U32 = "u32", });
 
-impl Data {
+impl DataConfig {
     pub(crate) fn check(&self, vocab: usize, values: &mut Values) {
         let kind = self.kind;
         let from_file = kind != DataKind::Synthetic;
@@ -79,7 +79,7 @@ mod tests {
     /// The library and the command hold out the same share.
     #[test]
     fn the_held_out_share_is_the_librarys() {
-        let key = Data::KEYS.iter().find(|key| key.name == "data.val_fraction");
+        let key = DataConfig::KEYS.iter().find(|key| key.name == "data.val_fraction");
         let text = key.expect("it is a key").default;
         assert_eq!(text.parse(), Ok(phalanx_data::DEFAULT_VAL_FRACTION));
     }

@@ -3,7 +3,7 @@
 use phalanx_spmd::strategies::heads_fit;
 
 use super::model::assignments;
-use super::parallel::{Axis, CpKind};
+use super::parallel::{CpKind, ParallelAxis};
 use super::values::Values;
 use super::{Config, ModelKind};
 use phalanx_error::Problem;
@@ -22,7 +22,7 @@ impl Config {
     /// Every axis with more than one rank must be in the order.
     fn check_order(&self, values: &mut Values) {
         let parallel = &self.parallel;
-        for axis in [Axis::Tp, Axis::Cp, Axis::Dp, Axis::Pp] {
+        for axis in [ParallelAxis::Tp, ParallelAxis::Cp, ParallelAxis::Dp, ParallelAxis::Pp] {
             let (degree, name) = (parallel.degree(axis).get(), axis.name());
             let key = format!("parallel.{name}");
             let placed = degree == 1 || parallel.order.axes().contains(&axis);

@@ -25,22 +25,22 @@ mod values;
 
 use std::collections::BTreeMap;
 
-pub use data::{Data, DataKind};
+pub use data::{DataConfig, DataKind};
 pub use key::Key;
 pub use listing::listing;
-pub use model::{Model, ModelKind, Origin};
-pub use optim::{Clip, LrSchedule, Optim, OptimKind};
+pub use model::{ModelConfig, ModelKind, Origin};
+pub use optim::{Clip, LrSchedule, OptimConfig, OptimKind};
 pub use parallel::{
-    Axis, AxisOrder, CpKind, LayoutKind, Parallel, PipelineSchedule, PipelineSplit, PipelineWarmup,
-    SyncKind, TensorRules, TpKind, ZeroStage,
+    AxisOrder, CpKind, LayoutKind, ParallelAxis, ParallelConfig, PipelineSchedule, PipelineSplit,
+    PipelineWarmup, SyncKind, TensorRules, TpKind, ZeroStage,
 };
-pub use precision::{Float, Precision};
-pub use run::{Run, RunName};
+pub use precision::{FloatKind, PrecisionConfig};
+pub use run::{RunConfig, RunName};
 pub use setting::{Bytes, Count, Fraction, NonNegative, Positive, Ratio, Setting};
 pub use sources::Sources;
-pub use train::{Recompute, Train};
+pub use train::{RecomputeKind, TrainConfig};
 
-use phalanx_error::{Error, Place, Problem, Result};
+use phalanx_error::{Error, Location, Problem, Result};
 use values::{Given, Values};
 
 /// The sections, in the order of the documentation.
@@ -48,28 +48,36 @@ pub const SECTIONS: [&str; 7] = ["model", "data", "train", "optim", "precision",
 
 /// Every key, in the order of the documentation.
 pub fn keys() -> impl Iterator<Item = &'static Key> {
-    [Model::KEYS, Data::KEYS, Train::KEYS, Optim::KEYS, Precision::KEYS, Parallel::KEYS, Run::KEYS]
-        .into_iter()
-        .flatten()
+    [
+        ModelConfig::KEYS,
+        DataConfig::KEYS,
+        TrainConfig::KEYS,
+        OptimConfig::KEYS,
+        PrecisionConfig::KEYS,
+        ParallelConfig::KEYS,
+        RunConfig::KEYS,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 /// A resolved configuration: every key has a value, and every value is legal.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Config {
     /// What is trained.
-    pub model: Model,
+    pub model: ModelConfig,
     /// What it is trained on.
-    pub data: Data,
+    pub data: DataConfig,
     /// Steps and batches.
-    pub train: Train,
+    pub train: TrainConfig,
     /// How weights are updated.
-    pub optim: Optim,
+    pub optim: OptimConfig,
     /// Number formats.
-    pub precision: Precision,
+    pub precision: PrecisionConfig,
     /// How the work is divided among ranks.
-    pub parallel: Parallel,
+    pub parallel: ParallelConfig,
     /// Where results go, and limits on threads and memory.
-    pub run: Run,
+    pub run: RunConfig,
 }
 
 /// A configuration together with where it came from.
@@ -89,7 +97,7 @@ pub struct Loaded {
 impl Loaded {
     /// Where the value of `key` was written; `None` for a default. So a problem that is found
     /// later, such as a missing data file, can be reported with file and line.
-    pub fn place(&self, key: &str) -> Option<&Place> {
+    pub fn place(&self, key: &str) -> Option<&Location> {
         self.given.get(key).map(|given| &given.place)
     }
 
@@ -168,17 +176,17 @@ impl Config {
     /// Reads the sections in the order in which defaults depend on one another.
     fn resolve(values: &mut Values, cores: Count) -> Config {
         stages::yield_to_user(values);
-        let parallel = Parallel::read(values);
-        let run = Run::read(values, cores, parallel.ranks());
-        let data = Data::read(values, run.seed);
-        let mut train = Train::read(values);
-        let model = Model::read(values, train.seq_len);
+        let parallel = ParallelConfig::read(values);
+        let run = RunConfig::read(values, cores, parallel.ranks());
+        let data = DataConfig::read(values, run.seed);
+        let mut train = TrainConfig::read(values);
+        let model = ModelConfig::read(values, train.seq_len);
         // The sequence length of a preset or of the defaults is for their model, not for this one.
         if !values.by_user("train.seq_len") {
             train.seq_len = train.seq_len.min(model.context);
         }
-        let optim = Optim::read(values, train.steps);
-        let precision = Precision::read(values);
+        let optim = OptimConfig::read(values, train.steps);
+        let precision = PrecisionConfig::read(values);
         let mut config = Config { model, data, train, optim, precision, parallel, run };
         config.check(values);
         config

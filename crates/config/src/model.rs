@@ -12,7 +12,7 @@ use phalanx_error::Problem;
 
 section! {
     /// `[model]`: the network's kind, shape and numerical details.
-    pub struct Model in "model" (seq_len: Count) {
+    pub struct ModelConfig in "model" (seq_len: Count) {
         /// Family of networks.
         kind: ModelKind = "llama"; aka "arch" "architecture" "name" "flavor" "model_type",
         /// Number of blocks (llama, gpt2) or hidden layers (mlp).
@@ -90,7 +90,7 @@ impl Setting for Origin {
     }
 }
 
-impl Model {
+impl ModelConfig {
     /// Elements per attention head.
     pub fn head_size(&self) -> usize {
         self.width.get() / self.heads.get()

@@ -9,7 +9,7 @@ use phalanx_error::Problem;
 
 section! {
     /// `[optim]`: the optimizer, its learning rate and clipping.
-    pub struct Optim in "optim" (steps: Count) {
+    pub struct OptimConfig in "optim" (steps: Count) {
         /// Rule that turns gradients into updates.
         kind: OptimKind = "adamw"; aka "optimizer" "name" "type",
         /// Highest learning rate.
@@ -80,7 +80,7 @@ impl Setting for Clip {
     }
 }
 
-impl Optim {
+impl OptimConfig {
     pub(crate) fn check(&self, steps: Count, values: &mut Values) {
         let warmup = self.warmup_steps;
         let fits = warmup <= steps.get();

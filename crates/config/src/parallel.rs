@@ -1,6 +1,6 @@
 //! `[parallel]`: how the work is divided among ranks.
 
-use phalanx_pipeline::{Named, Warmup};
+use phalanx_pipeline::{NamedSchedule, Warmup};
 use phalanx_spmd::strategies::Cut;
 use toml_edit::Value;
 
@@ -11,7 +11,7 @@ use phalanx_error::Problem;
 
 section! {
     /// `[parallel]`: degrees of parallelism, their kinds and their tuning.
-    pub struct Parallel in "parallel" () {
+    pub struct ParallelConfig in "parallel" () {
         /// Data-parallel degree: replicas that take different sequences.
         dp: Count = "1"; aka "data_parallel_size" "data_parallel_degree" "data_parallel_replicate_degree",
         /// Tensor-parallel degree in total (2d: q², 2.5d: q²·tp_depth, 3d: q³).
@@ -164,16 +164,16 @@ impl From<PipelineWarmup> for Warmup {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PipelineSchedule {
     /// One of the named schedules.
-    Named(Named),
+    Named(NamedSchedule),
     /// A schedule read from a CSV file.
     Csv(std::path::PathBuf),
 }
 
 /// The names of the named schedules.
-const SCHEDULES: [&str; Named::ALL.len()] = {
-    let (mut names, mut i) = ([""; Named::ALL.len()], 0);
+const SCHEDULES: [&str; NamedSchedule::ALL.len()] = {
+    let (mut names, mut i) = ([""; NamedSchedule::ALL.len()], 0);
     while i < names.len() {
-        names[i] = Named::ALL[i].name();
+        names[i] = NamedSchedule::ALL[i].name();
         i += 1;
     }
     names
@@ -198,7 +198,7 @@ impl Setting for PipelineSchedule {
         match text.strip_prefix("csv:") {
             Some(file) => (!file.is_empty()).then(|| PipelineSchedule::Csv(file.into())),
             None => {
-                let named = Named::ALL.into_iter().find(|named| named.name() == text);
+                let named = NamedSchedule::ALL.into_iter().find(|named| named.name() == text);
                 named.map(PipelineSchedule::Named)
             }
         }
@@ -278,7 +278,7 @@ impl Setting for ZeroStage {
 
 choice! {
     /// An axis of the mesh of ranks.
-    pub enum Axis {
+    pub enum ParallelAxis {
         /// Tensor parallelism.
         Tp = "tp",
         /// Context parallelism.
@@ -292,11 +292,11 @@ choice! {
 
 /// The axes of the mesh, fastest first, each at most once.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct AxisOrder(Vec<Axis>);
+pub struct AxisOrder(Vec<ParallelAxis>);
 
 impl AxisOrder {
     /// The axes, fastest first.
-    pub fn axes(&self) -> &[Axis] {
+    pub fn axes(&self) -> &[ParallelAxis] {
         &self.0
     }
 }
@@ -308,7 +308,7 @@ impl Setting for AxisOrder {
     fn read(value: &Value) -> Option<Self> {
         let mut axes = Vec::new();
         for word in value.as_str()?.split('-') {
-            let axis = Axis::read(&Value::from(word))?;
+            let axis = ParallelAxis::read(&Value::from(word))?;
             if axes.contains(&axis) {
                 return None;
             }
@@ -322,19 +322,19 @@ impl Setting for AxisOrder {
     }
 }
 
-impl Parallel {
+impl ParallelConfig {
     /// Ranks of the whole run.
     pub fn ranks(&self) -> Count {
         [self.tp, self.cp, self.dp, self.pp].into_iter().fold(Count::MIN, Count::saturating_mul)
     }
 
     /// Ranks along an axis.
-    pub fn degree(&self, axis: Axis) -> Count {
+    pub fn degree(&self, axis: ParallelAxis) -> Count {
         match axis {
-            Axis::Tp => self.tp,
-            Axis::Cp => self.cp,
-            Axis::Dp => self.dp,
-            Axis::Pp => self.pp,
+            ParallelAxis::Tp => self.tp,
+            ParallelAxis::Cp => self.cp,
+            ParallelAxis::Dp => self.dp,
+            ParallelAxis::Pp => self.pp,
         }
     }
 

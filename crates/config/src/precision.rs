@@ -9,22 +9,22 @@ use phalanx_error::Problem;
 
 section! {
     /// `[precision]`: number formats of the computation, the weights and the gradients.
-    pub struct Precision in "precision" () {
+    pub struct PrecisionConfig in "precision" () {
         /// Activations and matrix products. f64 makes weights, gradients, reductions and optimizer
         /// state f64 too.
-        compute: Float = "f32"; aka "dtype" "mixed_precision_param" "params_dtype",
+        compute: FloatKind = "f32"; aka "dtype" "mixed_precision_param" "params_dtype",
         /// Weights that the forward and backward passes read; 16-bit weights have f32 masters.
-        weights: Float = "f32, or f64 with compute = f64" => default_storage(compute);
+        weights: FloatKind = "f32, or f64 with compute = f64" => default_storage(compute);
             aka "param_dtype" "weight_dtype",
         /// Gradients as they are stored, accumulated and reduced.
-        grads: Float = "f32, or f64 with compute = f64" => default_storage(compute);
+        grads: FloatKind = "f32, or f64 with compute = f64" => default_storage(compute);
             aka "grad_dtype" "mixed_precision_reduce" "main_grads_dtype" "reduce_dtype",
     }
 }
 
 choice! {
     /// A number format.
-    pub enum Float {
+    pub enum FloatKind {
         /// IEEE single precision.
         F32 = "f32",
         /// IEEE double precision.
@@ -36,24 +36,24 @@ choice! {
     }
 }
 
-impl From<Float> for DType {
-    fn from(float: Float) -> DType {
+impl From<FloatKind> for DType {
+    fn from(float: FloatKind) -> DType {
         match float {
-            Float::F32 => DType::F32,
-            Float::F64 => DType::F64,
-            Float::Bf16 => DType::Bf16,
-            Float::F16 => DType::F16,
+            FloatKind::F32 => DType::F32,
+            FloatKind::F64 => DType::F64,
+            FloatKind::Bf16 => DType::Bf16,
+            FloatKind::F16 => DType::F16,
         }
     }
 }
 
-impl Precision {
+impl PrecisionConfig {
     /// Element type of the optimizer's state, of master weights and of reductions.
     pub fn state(&self) -> DType {
         DType::from(self.compute).accumulator()
     }
 
-    /// Whether the optimizer keeps its own copy of the weights in [`Precision::state`].
+    /// Whether the optimizer keeps its own copy of the weights in [`PrecisionConfig::state`].
     pub fn has_masters(&self) -> bool {
         DType::from(self.weights) != self.state()
     }
@@ -67,18 +67,18 @@ impl Precision {
         {
             // f32 is the usual value of these keys, rarely a choice against f64, so f64 replaces
             // it.
-            if compute == Float::F64 && *stored == Float::F32 {
-                *stored = Float::F64;
+            if compute == FloatKind::F64 && *stored == FloatKind::F32 {
+                *stored = FloatKind::F64;
             }
             let stored = *stored;
             check_built(key, stored, values);
-            let agree = (compute == Float::F64) == (stored == Float::F64);
+            let agree = (compute == FloatKind::F64) == (stored == FloatKind::F64);
             values.rule(&[key, "precision.compute"], agree, || {
                 let problem = Problem::new(format!(
                     "{key} = {stored} does not work with precision.compute = \
                         {compute}"
                 ));
-                if compute == Float::F64 {
+                if compute == FloatKind::F64 {
                     problem
                         .because("f64 makes weights, gradients and optimizer state f64 too")
                         .fix(format!("leave {key} out, or precision.compute = \"{stored}\""))
@@ -93,17 +93,17 @@ impl Precision {
 }
 
 /// Refuses a number format that no engine computes in yet.
-fn check_built(key: &str, float: Float, values: &mut Values) {
-    values.rule(&[key], float != Float::F16, || {
+fn check_built(key: &str, float: FloatKind, values: &mut Values) {
+    values.rule(&[key], float != FloatKind::F16, || {
         Problem::new(format!("{key} = f16: half precision is not built yet"))
             .because("f16 needs loss scaling; bf16 has the range of f32 and needs none")
             .nearest(format!("{key} = \"bf16\""))
     });
 }
 
-fn default_storage(compute: Float) -> Float {
+fn default_storage(compute: FloatKind) -> FloatKind {
     match compute {
-        Float::F64 => Float::F64,
-        _ => Float::F32,
+        FloatKind::F64 => FloatKind::F64,
+        _ => FloatKind::F32,
     }
 }

@@ -11,7 +11,7 @@ use phalanx_error::Problem;
 
 section! {
     /// `[run]`: results, seed, threads and memory.
-    pub struct Run in "run" (cores: Count, ranks: Count) {
+    pub struct RunConfig in "run" (cores: Count, ranks: Count) {
         /// Folder in which each run makes its own folder.
         dir: PathBuf = "runs/"; aka "save" "output_dir" "dump_folder" "out_dir" "log_dir",
         /// Name of the run's folder; "none": the time and the preset.
@@ -55,7 +55,7 @@ impl Setting for RunName {
     }
 }
 
-impl Run {
+impl RunConfig {
     pub(crate) fn check(&self, values: &mut Values) {
         let threads = self.threads.get();
         values.rule(&["run.threads"], threads <= MOST_THREADS, || {

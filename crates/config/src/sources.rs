@@ -12,7 +12,7 @@ use super::setting::Setting;
 use super::suggest::{closest, not_a_section, not_nested, unknown_key};
 use super::values::{Given, Values};
 use super::{keys, preset};
-use phalanx_error::{Error, Place, Problem, Result};
+use phalanx_error::{Error, Location, Problem, Result};
 
 /// The sources of one configuration. Later ones override earlier ones, in this order: the key
 /// table's defaults, the configuration of a run, a preset, values pinned by a model folder, a TOML
@@ -153,14 +153,14 @@ impl Sources {
 
     /// Where initial weights come from, as far as is known before everything else is resolved, and
     /// where that was written.
-    pub fn origin(&self) -> Result<Option<(Origin, Place)>> {
+    pub fn origin(&self) -> Result<Option<(Origin, Location)>> {
         let mut values = self.gather()?;
         let given = values.given.remove("model.from");
         Ok(given.and_then(|given| Some((Origin::read(&given.value)?, given.place))))
     }
 
     /// The preset that everything else overrides, and where it was named.
-    fn base(&self, file: Option<&TomlSource>) -> Result<Option<(String, Option<Place>)>> {
+    fn base(&self, file: Option<&TomlSource>) -> Result<Option<(String, Option<Location>)>> {
         if let Some(name) = &self.preset {
             return Ok(Some((name.clone(), None)));
         }
@@ -277,7 +277,7 @@ impl TomlSource {
     }
 }
 
-fn unknown_preset(name: &str, place: Option<Place>) -> Error {
+fn unknown_preset(name: &str, place: Option<Location>) -> Error {
     let known: Vec<&str> = preset::names().collect();
     let mut problem = Problem::new(format!("there is no preset `{name}`"))
         .because(format!("presets: {}", known.join(", ")));
@@ -288,7 +288,7 @@ fn unknown_preset(name: &str, place: Option<Place>) -> Error {
     })
 }
 
-fn no_preset_name(item: &Item, place: Place) -> Problem {
+fn no_preset_name(item: &Item, place: Location) -> Problem {
     let known: Vec<&str> = preset::names().collect();
     Problem::new(format!("preset = {} is not accepted", item.to_string().trim()))
         .at(place)
@@ -354,7 +354,7 @@ fn add_pinned(values: &mut Values, pinned: &Pinned) {
     }
 }
 
-fn insert(values: &mut Values, key: &'static Key, value: &Value, place: Place, by_user: bool) {
+fn insert(values: &mut Values, key: &'static Key, value: &Value, place: Location, by_user: bool) {
     let value = value.clone();
     values.given.insert(key.name, Given { value, place, by_user });
 }
@@ -363,8 +363,8 @@ fn known(name: &str) -> Option<&'static Key> {
     keys().find(|key| key.name == name)
 }
 
-fn place(source: &str, line: Option<usize>, key: Option<&str>) -> Place {
-    Place { source: source.into(), line, key: key.map(str::to_string) }
+fn place(source: &str, line: Option<usize>, key: Option<&str>) -> Location {
+    Location { source: source.into(), line, key: key.map(str::to_string) }
 }
 
 fn line_of(text: &str, item: &Item) -> Option<usize> {

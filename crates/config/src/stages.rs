@@ -3,12 +3,12 @@
 //! Every pipeline setting of a user is applied or refused. One stage is a pipeline too: its
 //! schedule says when each micro-batch runs forward and backward.
 
-use phalanx_pipeline::{Named, Schedule, Shape, split};
+use phalanx_pipeline::{NamedSchedule, Schedule, Shape, split};
 
 use super::parallel::{PipelineSchedule, PipelineSplit, PipelineWarmup};
 use super::setting::{Count, Setting};
 use super::values::Values;
-use super::{Config, ModelKind, Recompute};
+use super::{Config, ModelKind, RecomputeKind};
 use phalanx_error::Problem;
 
 const PP: &str = "parallel.pp";
@@ -71,7 +71,7 @@ impl Config {
 
     /// The problem if stages should be recomputed but never are.
     fn idle_stages(&self, schedule: &Schedule) -> Option<Problem> {
-        if self.train.recompute != Recompute::Stage || schedule.rematerialises() {
+        if self.train.recompute != RecomputeKind::Stage || schedule.rematerialises() {
             return None;
         }
         let (name, pp, parts) = (schedule.name(), self.parallel.pp, self.train.microbatches);
@@ -93,11 +93,13 @@ impl Config {
     fn stages_that_run_again(&self) -> Vec<String> {
         let PipelineSchedule::Named(own) = self.parallel.schedule else { return Vec::new() };
         let (pp, parts) = (self.parallel.pp.get(), self.train.microbatches.get());
-        let works = |named: Named, pp: usize, parts: usize| {
+        let works = |named: NamedSchedule, pp: usize, parts: usize| {
             named.build(Shape::new(pp, parts)).is_ok_and(|schedule| schedule.rematerialises())
         };
         let more = [parts + 1, 2 * pp].into_iter().find(|&parts| works(own, pp, parts));
-        let other = [Named::OneFOneB, Named::GPipe].into_iter().find(|&n| works(n, pp, parts));
+        let other = [NamedSchedule::OneFOneB, NamedSchedule::GPipe]
+            .into_iter()
+            .find(|&n| works(n, pp, parts));
         let wider = (pp == 1 && works(own, 2, parts)).then(|| format!("{PP} = 2"));
         let more = more.map(|parts| format!("train.microbatches = {parts}"));
         let other = other.map(|named| format!("{SCHEDULE} = \"{named}\""));
@@ -127,14 +129,14 @@ impl Config {
     fn check_table(&self, values: &mut Values) {
         let parallel = &self.parallel;
         let (schedule, chunks) = (parallel.schedule.write(), parallel.chunks);
-        let heard = chunks == Count::MIN || !values.by_user(CHUNKS);
-        values.rule(&[CHUNKS, SCHEDULE], heard, || {
+        let read = chunks == Count::MIN || !values.by_user(CHUNKS);
+        values.rule(&[CHUNKS, SCHEDULE], read, || {
             Problem::new(format!("{CHUNKS} = {chunks} has no effect with {SCHEDULE} = {schedule}"))
                 .because("a table states which chunks each stage group holds")
                 .fix(format!("leave {CHUNKS} out, or {SCHEDULE} = \"interleaved\""))
         });
-        let heard = parallel.warmup == PipelineWarmup::Pa || !values.by_user(WARMUP);
-        values.rule(&[WARMUP, SCHEDULE], heard, || {
+        let read = parallel.warmup == PipelineWarmup::Pa || !values.by_user(WARMUP);
+        values.rule(&[WARMUP, SCHEDULE], read, || {
             let warmup = parallel.warmup.write();
             Problem::new(format!("{WARMUP} = {warmup} has no effect with {SCHEDULE} = {schedule}"))
                 .because("a table states how many micro-batches each stage starts with")
@@ -143,9 +145,9 @@ impl Config {
     }
 
     /// With one stage group, some settings have no effect.
-    fn check_one_device(&self, named: Named, values: &mut Values) {
+    fn check_one_device(&self, named: NamedSchedule, values: &mut Values) {
         let parallel = &self.parallel;
-        let late = parallel.warmup != PipelineWarmup::Pa && named == Named::OneFOneB;
+        let late = parallel.warmup != PipelineWarmup::Pa && named == NamedSchedule::OneFOneB;
         values.rule(&[WARMUP, PP], !late || !values.by_user(WARMUP), || {
             let warmup = parallel.warmup.write();
             Problem::new(format!("{WARMUP} = {warmup} has no effect with {PP} = 1"))

@@ -4,10 +4,10 @@ use toml_edit::Item;
 
 use super::key::Key;
 use super::{SECTIONS, keys};
-use phalanx_error::{Place, Problem};
+use phalanx_error::{Location, Problem};
 
 /// The problem with an unknown key that was given a value.
-pub(crate) fn unknown_key(name: &str, found: &str, place: Place) -> Problem {
+pub(crate) fn unknown_key(name: &str, found: &str, place: Location) -> Problem {
     let one_line = !found.is_empty() && !found.contains('\n');
     let found = if one_line { format!(" = {found}") } else { String::new() };
     let problem = Problem::new(format!("unknown key {name}{found}")).at(place);
@@ -31,7 +31,7 @@ fn fields(section: &str) -> String {
 }
 
 /// The problem with a table inside a section, `[model.x]`. Its keys show what was meant.
-pub(crate) fn not_nested(section: &str, name: &str, item: &Item, place: Place) -> Problem {
+pub(crate) fn not_nested(section: &str, name: &str, item: &Item, place: Location) -> Problem {
     let problem = Problem::new(format!("unknown section [{section}.{name}]"))
         .at(place)
         .because("a section holds keys, not other sections");
@@ -43,7 +43,7 @@ pub(crate) fn not_nested(section: &str, name: &str, item: &Item, place: Place) -
 }
 
 /// The problem with something at the top of a file that is not a section.
-pub(crate) fn not_a_section(name: &str, item: &Item, place: Place) -> Problem {
+pub(crate) fn not_a_section(name: &str, item: &Item, place: Location) -> Problem {
     let known = SECTIONS.contains(&name);
     if item.is_array_of_tables() || known {
         return Problem::new(format!("{name} is not written as a section"))

@@ -8,7 +8,7 @@ use phalanx_error::Problem;
 
 section! {
     /// `[train]`: steps, batch and sequence, recomputation, evaluation.
-    pub struct Train in "train" () {
+    pub struct TrainConfig in "train" () {
         /// Optimizer steps.
         steps: Count = "200"; aka "train_iters" "max_steps" "num_steps" "training_steps" "iterations",
         /// Sequences per step over all ranks, whatever the layout.
@@ -25,7 +25,7 @@ section! {
         /// each block's input. stage: everything, from the input of a pipeline's stage. selective:
         /// the probabilities of a materialised attention; flash attention keeps none, so with it
         /// selective changes nothing.
-        recompute: Recompute = "none";
+        recompute: RecomputeKind = "none";
             aka "recompute_granularity" "activation_checkpoint" "activation_checkpointing"
                 "gradient_checkpointing",
         /// Steps between evaluations on held-out data; 0: never.
@@ -40,33 +40,33 @@ section! {
 /// What the backward pass computes again instead of keeping it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the setting's listing describes them")]
-pub enum Recompute {
+pub enum RecomputeKind {
     None,
     Selective,
     Full,
     Stage,
 }
 
-words!(Recompute {
+words!(RecomputeKind {
     None = "none",
     Selective = "selective",
     Full = "full",
     Stage = "stage",
 });
 
-impl Recompute {
+impl RecomputeKind {
     /// What a segment's backward computes again.
     pub fn in_segments(self) -> phalanx_autodiff::Recompute {
         match self {
             // A stage that is recomputed keeps all values for the backward that follows.
-            Recompute::None | Recompute::Stage => phalanx_autodiff::Recompute::None,
-            Recompute::Selective => phalanx_autodiff::Recompute::Selective,
-            Recompute::Full => phalanx_autodiff::Recompute::Full,
+            RecomputeKind::None | RecomputeKind::Stage => phalanx_autodiff::Recompute::None,
+            RecomputeKind::Selective => phalanx_autodiff::Recompute::Selective,
+            RecomputeKind::Full => phalanx_autodiff::Recompute::Full,
         }
     }
 }
 
-impl Train {
+impl TrainConfig {
     /// Tokens per step over all ranks.
     pub fn tokens_per_step(&self) -> usize {
         self.batch_size.get() * self.seq_len.get()

@@ -11,13 +11,13 @@ use toml_edit::Value;
 use super::key::Key;
 use super::setting::Setting;
 use super::suggest::closest;
-use phalanx_error::{Place, Problem};
+use phalanx_error::{Location, Problem};
 
 /// A value as it was written.
 #[derive(Clone, Debug)]
 pub(crate) struct Given {
     pub(crate) value: Value,
-    pub(crate) place: Place,
+    pub(crate) place: Location,
     /// Whether the user wrote it, in a file or on the command line, rather than a preset.
     pub(crate) by_user: bool,
 }

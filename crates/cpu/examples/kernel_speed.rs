@@ -9,11 +9,11 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use half::bf16;
-use phalanx_cpu::element::{Element, Float};
+use phalanx_cpu::element::{CpuElement, CpuFloat};
 use phalanx_cpu::kernels::dropout::Mask;
-use phalanx_cpu::kernels::elementwise::Operand;
-use phalanx_cpu::kernels::optim::{Adam, Decay, Sgd, Weights};
-use phalanx_cpu::kernels::rotary::{Direction, Rotary};
+use phalanx_cpu::kernels::elementwise::ElementOperand;
+use phalanx_cpu::kernels::optim::{Adam, DecayKind, SgdStep, UpdatedWeights};
+use phalanx_cpu::kernels::rotary::{RotaryTables, Rotation};
 use phalanx_cpu::kernels::{
     cast, dropout, elementwise, embedding, movement, norm, reduce, rotary, softmax,
 };
@@ -53,7 +53,7 @@ fn report(name: &str, bytes: usize, call: impl FnMut()) {
     println!("{name:34} {:9.1} us {:7.1} GB/s", seconds * 1e6, bytes as f64 / seconds / 1e9);
 }
 
-fn values<T: Element>(n: usize) -> Vec<T> {
+fn values<T: CpuElement>(n: usize) -> Vec<T> {
     (0..n).map(|i| T::store(T::Acc::from_f64((i * 7919 % 1000) as f64 / 400.0 - 1.2))).collect()
 }
 
@@ -83,7 +83,7 @@ fn pool() {
     }
 }
 
-fn rows<T: Element>() {
+fn rows<T: CpuElement>() {
     let size = size_of::<T>();
     let (x, dy, gamma): (Vec<T>, Vec<T>, Vec<T>) = (values(N), values(N), values(D));
     let mut y = x.clone();
@@ -106,7 +106,7 @@ fn rows<T: Element>() {
     rotary::inverse_frequencies(10_000.0, &mut frequencies);
     let [mut cos, mut sin] = [(); 2].map(|()| vec![T::Acc::ZERO; 256 * 32]);
     rotary::fill_tables(0..256, &frequencies, &mut cos, &mut sin);
-    let rotary = Rotary {
+    let rotary = RotaryTables {
         cos: &cos,
         sin: &sin,
         head_dim: 64,
@@ -114,7 +114,7 @@ fn rows<T: Element>() {
         seq: 256,
         offset: 0,
         first_row: 0,
-        direction: Direction::Forward,
+        direction: Rotation::Forward,
     };
     report("rotary", 2 * N * size, || rotary.rotate(ROWS, &x, D, &mut y, D));
     report("rotary in place", 2 * N * size, || {
@@ -140,7 +140,7 @@ fn rows<T: Element>() {
     report("softmax gradient", 3 * N * size, || {
         softmax::gradient(&x, &dy, D, &mut y);
     });
-    let held = embedding::Held::all(8192);
+    let held = embedding::HeldRows::all(8192);
     let ids: Vec<i32> = (0..ROWS as i32).map(|i| i * 7919 % 8192).collect();
     let table: Vec<T> = values(8192 * D);
     let mut grad = vec![T::Acc::ZERO; 8192 * D];
@@ -153,7 +153,7 @@ fn rows<T: Element>() {
 }
 
 /// Chunks in the first-level cache: what matters is the time of a call.
-fn chunks<T: Element>() {
+fn chunks<T: CpuElement>() {
     let (x, dy): (Vec<T>, Vec<T>) = (values(CHUNK), values(CHUNK));
     let mut y = x.clone();
     let calls = 100;
@@ -163,7 +163,7 @@ fn chunks<T: Element>() {
         let each = seconds / f64::from(calls);
         println!("{name:34} {:9.3} us {:7.2} elements/ns", each * 1e6, CHUNK as f64 / each / 1e9);
     };
-    let (a, b) = (Operand::Chunk(&x[..]), Operand::Chunk(&dy[..]));
+    let (a, b) = (ElementOperand::Chunk(&x[..]), ElementOperand::Chunk(&dy[..]));
     chunk("add", &mut |y| elementwise::binary(BinaryKind::Add, a, b, y));
     chunk("div", &mut |y| elementwise::binary(BinaryKind::Div, a, b, y));
     chunk("scale", &mut |y| elementwise::scale(&x, factor, y));
@@ -183,7 +183,7 @@ fn chunks<T: Element>() {
     }
 }
 
-fn flat<G: Element<Acc = f32>>() {
+fn flat<G: CpuElement<Acc = f32>>() {
     let grad: Vec<G> = values(FLAT);
     let [mut m, mut v, mut weights] = [(); 3].map(|()| vec![0.0f32; FLAT]);
     let mut copy: Vec<G> = values(FLAT);
@@ -195,21 +195,22 @@ fn flat<G: Element<Acc = f32>>() {
         betas: [0.9, 0.95],
         eps: 1e-8,
         weight_decay: 0.1,
-        decay: Decay::Decoupled,
+        decay: DecayKind::Decoupled,
         step: 3,
         clip: 0.5,
     };
     let written = if narrow { size } else { 0 };
     report(&format!("AdamW, gradients {}", G::DTYPE), FLAT * (24 + size + written), || {
-        let weights = Weights { master: &mut weights[..], copy: narrow.then_some(&mut copy[..]) };
+        let weights =
+            UpdatedWeights { master: &mut weights[..], copy: narrow.then_some(&mut copy[..]) };
         adam.update(&grad, &mut m, &mut v, weights);
     });
-    let sgd = Sgd {
+    let sgd = SgdStep {
         lr: 1e-3,
         momentum: 0.9,
         nesterov: true,
         weight_decay: 0.1,
-        decay: Decay::L2,
+        decay: DecayKind::L2,
         first: false,
         clip: 0.5,
     };
@@ -218,7 +219,7 @@ fn flat<G: Element<Acc = f32>>() {
         FLAT * (16 + size + written),
         || {
             let weights =
-                Weights { master: &mut weights[..], copy: narrow.then_some(&mut copy[..]) };
+                UpdatedWeights { master: &mut weights[..], copy: narrow.then_some(&mut copy[..]) };
             sgd.update(&grad, &mut m, weights);
         },
     );

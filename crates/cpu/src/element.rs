@@ -1,6 +1,6 @@
-//! Element types as kernels see them: stored in one type, computed in another.
+//! CpuElement types as kernels see them: stored in one type, computed in another.
 //!
-//! A kernel is written once, as a plain loop over `T: Element`, computes in `T::Acc`, and is
+//! A kernel is written once, as a plain loop over `T: CpuElement`, computes in `T::Acc`, and is
 //! compiled for every instruction set by [`vectorized`]. That only works if everything the loop
 //! calls is free of branches and inlined, so `exp` and `tanh` are polynomials of our own here.
 
@@ -12,9 +12,9 @@ use half::bf16;
 use phalanx_ir::DType;
 
 /// A type that tensors are stored in.
-pub trait Element: Copy + Send + Sync + Default + Debug + PartialEq + bytemuck::Pod {
+pub trait CpuElement: Copy + Send + Sync + Default + Debug + PartialEq + bytemuck::Pod {
     /// The type in which values of this type are computed and summed, and statistics are kept.
-    type Acc: Float;
+    type Acc: CpuFloat;
     /// The name of this type in programs.
     const DTYPE: DType;
     /// The value, for computing; exact.
@@ -24,8 +24,8 @@ pub trait Element: Copy + Send + Sync + Default + Debug + PartialEq + bytemuck::
 }
 
 /// A type that kernels compute in: `f32` or `f64`.
-pub trait Float:
-    Element<Acc = Self>
+pub trait CpuFloat:
+    CpuElement<Acc = Self>
     + PartialOrd
     + Add<Output = Self>
     + Sub<Output = Self>
@@ -88,7 +88,7 @@ pub fn vectorized<R>(kernel: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(kernel)
 }
 
-impl Element for bf16 {
+impl CpuElement for bf16 {
     type Acc = f32;
     const DTYPE: DType = DType::Bf16;
 
@@ -115,7 +115,7 @@ macro_rules! float {
         smallest: $smallest:literal, largest: $largest:literal,
         ln2: $ln2_high:literal + $ln2_low:literal, coefficients: $coefficients:expr
     ) => {
-        impl Element for $float {
+        impl CpuElement for $float {
             type Acc = $float;
             const DTYPE: DType = $dtype;
 
@@ -130,7 +130,7 @@ macro_rules! float {
             }
         }
 
-        impl Float for $float {
+        impl CpuFloat for $float {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
             const MAX: Self = $float::MAX;
@@ -257,7 +257,7 @@ mod tests {
     fn exp_of_singles() {
         for x in sweep(-86.9, 88.7228, 400_000) {
             let x = x as f32;
-            let error = ulps_f32(Float::exp(x), f64::from(x).exp());
+            let error = ulps_f32(CpuFloat::exp(x), f64::from(x).exp());
             assert!(error <= 1.5, "exp({x}): {error} ulp");
         }
     }
@@ -265,39 +265,39 @@ mod tests {
     #[test]
     fn exp_of_doubles() {
         for x in sweep(-708.0, 709.78, 400_000) {
-            let (got, want) = (Float::exp(x), x.exp());
+            let (got, want) = (CpuFloat::exp(x), x.exp());
             assert!((got / want - 1.0).abs() <= 4.5e-16, "exp({x}): {got} not {want}");
         }
     }
 
     #[test]
     fn exp_at_the_ends() {
-        assert_eq!(Float::exp(0f32), 1.0);
-        assert_eq!(Float::exp(0f64), 1.0);
+        assert_eq!(CpuFloat::exp(0f32), 1.0);
+        assert_eq!(CpuFloat::exp(0f64), 1.0);
         for x in [-87f32, -104.0, -1e30, f32::MIN, f32::NEG_INFINITY] {
-            assert_eq!(Float::exp(x), 0.0, "exp({x})");
-            assert_eq!(Float::exp(f64::from(x) * 10.0), 0.0);
+            assert_eq!(CpuFloat::exp(x), 0.0, "exp({x})");
+            assert_eq!(CpuFloat::exp(f64::from(x) * 10.0), 0.0);
         }
         for x in [88.8f32, 1e4, f32::MAX, f32::INFINITY] {
-            assert_eq!(Float::exp(x), f32::INFINITY, "exp({x})");
-            assert_eq!(Float::exp(f64::from(x) * 10.0), f64::INFINITY);
+            assert_eq!(CpuFloat::exp(x), f32::INFINITY, "exp({x})");
+            assert_eq!(CpuFloat::exp(f64::from(x) * 10.0), f64::INFINITY);
         }
-        assert!(Float::exp(88.7228f32).is_finite());
-        assert!(Float::exp(f32::NAN).is_nan() && Float::exp(f64::NAN).is_nan());
+        assert!(CpuFloat::exp(88.7228f32).is_finite());
+        assert!(CpuFloat::exp(f32::NAN).is_nan() && CpuFloat::exp(f64::NAN).is_nan());
     }
 
     #[test]
     fn tanh_of_both() {
         for x in sweep(-12.0, 12.0, 300_001).chain(sweep(-1e-3, 1e-3, 1001)) {
             let single = x as f32;
-            let error = ulps_f32(Float::tanh(single), f64::from(single).tanh());
+            let error = ulps_f32(CpuFloat::tanh(single), f64::from(single).tanh());
             assert!(error <= 4.0, "tanh({single}): {error} ulp");
-            let (got, want) = (Float::tanh(x), x.tanh());
+            let (got, want) = (CpuFloat::tanh(x), x.tanh());
             assert!((got - want).abs() <= 1e-15 * want.abs(), "tanh({x}): {got} not {want}");
         }
-        assert_eq!(Float::tanh(f32::INFINITY), 1.0);
-        assert_eq!(Float::tanh(f32::NEG_INFINITY), -1.0);
-        assert!(Float::tanh(f32::NAN).is_nan());
+        assert_eq!(CpuFloat::tanh(f32::INFINITY), 1.0);
+        assert_eq!(CpuFloat::tanh(f32::NEG_INFINITY), -1.0);
+        assert!(CpuFloat::tanh(f32::NAN).is_nan());
     }
 
     #[test]
@@ -323,10 +323,10 @@ mod tests {
         let mut fast = xs.clone();
         vectorized(
             #[inline(always)]
-            || fast.iter_mut().for_each(|x| *x = Float::exp(*x)),
+            || fast.iter_mut().for_each(|x| *x = CpuFloat::exp(*x)),
         );
         for (x, y) in xs.iter().zip(&fast) {
-            assert_eq!(Float::exp(*x).to_bits(), y.to_bits(), "exp({x})");
+            assert_eq!(CpuFloat::exp(*x).to_bits(), y.to_bits(), "exp({x})");
         }
     }
 }

@@ -10,7 +10,9 @@ use std::time::Instant;
 
 use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slot, Slots, Tier};
 use phalanx_comm::Communicator;
-use phalanx_engine::{Args, Calls, Engine, EngineError, Event, Listed, Span, Stamps, Times, Way};
+use phalanx_engine::{
+    Args, CallTimes, Calls, Engine, EngineError, Event, Listed, Span, Stamps, Way,
+};
 use phalanx_ir::Program;
 use phalanx_sys::Arena;
 
@@ -183,7 +185,7 @@ impl CpuEngine {
                 if worker == 0 && call.task.is_matmul() {
                     let start = Instant::now();
                     call.task.run(&cx);
-                    failure.spent(start.elapsed().as_nanos() as u64);
+                    failure.add_product_time(start.elapsed().as_nanos() as u64);
                 } else {
                     call.task.run(&cx);
                 }
@@ -324,7 +326,7 @@ impl Engine for CpuEngine {
         self.stamps.time(origin);
     }
 
-    fn times(&mut self, step: &mut Listed<Kernel>) -> Result<Vec<Times>, EngineError> {
+    fn times(&mut self, step: &mut Listed<Kernel>) -> Result<Vec<CallTimes>, EngineError> {
         step.times(self)
     }
 
@@ -360,7 +362,7 @@ impl Engine for CpuEngine {
         self.has_ended(event)
     }
 
-    fn happened(&self, event: Event) -> Option<Times> {
+    fn happened(&self, event: Event) -> Option<CallTimes> {
         self.stamps.of(event)
     }
 
@@ -378,7 +380,7 @@ impl Engine for CpuEngine {
         args: &Args<'_>,
         pattern: u8,
     ) -> Result<Option<Vec<Vec<bool>>>, EngineError> {
-        let lives = &kernel.slots.lives;
+        let lives = &kernel.slots.live_ranges;
         let mut written: Vec<Vec<bool>> = lives.iter().map(|_| Vec::new()).collect();
         for instr in 0..=kernel.instrs {
             for life in lives.iter().filter(|life| life.birth == instr) {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use phalanx_sys::{SysError, Told};
+use phalanx_sys::{Diagnostic, SysError};
 
 use crate::TokenWidth;
 
@@ -129,15 +129,15 @@ pub enum DataError {
 
 impl fmt::Display for DataError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.told().fmt(f)
+        self.diagnostic().fmt(f)
     }
 }
 
 impl DataError {
     /// The error in its parts.
-    pub fn told(&self) -> Told {
+    pub fn diagnostic(&self) -> Diagnostic {
         match self {
-            Self::File(error) => error.told(),
+            Self::File(error) => error.diagnostic(),
             Self::Empty { path } => in_file(path, "the file is empty")
                 .because("a sample needs at least two tokens")
                 .fix("name a file with data in it"),
@@ -150,7 +150,7 @@ impl DataError {
             .fix("rename the file to end in .u16 or .u32, or set the width to u16 or u32"),
             Self::OtherWidth { path, named, asked } => other_width(path, *named, *asked),
             Self::BadWidth { found } => {
-                Told::new(format!("unknown token width `{found}`")).fix("use u16 or u32")
+                Diagnostic::new(format!("unknown token width `{found}`")).fix("use u16 or u32")
             }
             Self::TokenOutOfVocabulary { path, position, byte, token, vocab } => {
                 let found = format!("token {token} at position {position} (byte {byte})");
@@ -160,16 +160,18 @@ impl DataError {
             }
             Self::Vocabulary { corpus, needed, model } => {
                 let found = format!("the model has {model}");
-                Told::new(format!("{corpus} needs a vocabulary of at least {needed}, but {found}"))
-                    .fix(format!("set the model's vocabulary to {needed} or more"))
+                Diagnostic::new(format!(
+                    "{corpus} needs a vocabulary of at least {needed}, but {found}"
+                ))
+                .fix(format!("set the model's vocabulary to {needed} or more"))
             }
             Self::MarkovVocabulary { least, most, found } => {
-                Told::new(format!("the synthetic corpus cannot have a vocabulary of {found}"))
+                Diagnostic::new(format!("the synthetic corpus cannot have a vocabulary of {found}"))
                     .fix(format!("use a vocabulary between {least} and {most}"))
             }
             Self::TooShort { corpus, tokens, seq_len, needed, longest } => {
                 let samples = "one training and one evaluation sample";
-                Told::new(format!("{corpus} is too short: it has {tokens} tokens"))
+                Diagnostic::new(format!("{corpus} is too short: it has {tokens} tokens"))
                     .because(format!(
                         "{samples} of {seq_len} tokens and their targets need {needed} tokens"
                     ))
@@ -177,35 +179,35 @@ impl DataError {
             }
             Self::BeyondEnd { corpus, at, wanted, tokens } => {
                 let asked = format!("{wanted} tokens at position {at} were asked for");
-                Told::new(format!("{corpus}: {asked}, but there are {tokens}"))
+                Diagnostic::new(format!("{corpus}: {asked}, but there are {tokens}"))
             }
             Self::Setting { setting, found, remedy } => {
-                Told::new(format!("{setting} = {found} cannot work")).fix(remedy)
+                Diagnostic::new(format!("{setting} = {found} cannot work")).fix(remedy)
             }
-            Self::NothingToPredict { first, end, token } => {
-                Told::new(format!("the batch of samples {first}..{end} has no target that counts"))
-                    .because(format!("every target is the ignored token {token}"))
-                    .fix("set another `ignore_token`, or none")
-            }
-            Self::Stopped { sample, reason } => {
-                Told::new(format!("the loading thread stopped before sample {sample}: {reason}"))
-            }
+            Self::NothingToPredict { first, end, token } => Diagnostic::new(format!(
+                "the batch of samples {first}..{end} has no target that counts"
+            ))
+            .because(format!("every target is the ignored token {token}"))
+            .fix("set another `ignore_token`, or none"),
+            Self::Stopped { sample, reason } => Diagnostic::new(format!(
+                "the loading thread stopped before sample {sample}: {reason}"
+            )),
         }
     }
 }
 
-fn in_file(path: &Path, what: &str) -> Told {
-    Told::new(format!("{}: {what}", path.display()))
+fn in_file(path: &Path, what: &str) -> Diagnostic {
+    Diagnostic::new(format!("{}: {what}", path.display()))
 }
 
-fn truncated(path: &Path, bytes: u64, width: u64) -> Told {
+fn truncated(path: &Path, bytes: u64, width: u64) -> Diagnostic {
     let (whole, rest) = (bytes / width, bytes % width);
     let found = format!("{bytes} bytes are {whole} tokens of {width} bytes and {rest} left over");
     in_file(path, &format!("truncated: {found}"))
         .fix("copy the file again, or set the token width it was written with")
 }
 
-fn other_width(path: &Path, named: TokenWidth, asked: TokenWidth) -> Told {
+fn other_width(path: &Path, named: TokenWidth, asked: TokenWidth) -> Diagnostic {
     in_file(path, &format!("this file does not hold tokens of type {asked}"))
         .because(format!("its name ends in .{named}, so its tokens are of type {named}"))
         .fix(format!("ask for {named}, or rename the file if its name is wrong"))

@@ -22,7 +22,9 @@ use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
 use phalanx_ir::Program;
 use phalanx_ir::random::Stream;
 
-use crate::{Args, Calls, Engine, EngineError, Event, Listed, Span, Stamps, Target, Times, Way};
+use crate::{
+    Args, CallTimes, Calls, Engine, EngineError, Event, Listed, Span, Stamps, Target, Way,
+};
 
 /// How long it polls messages before it waits for one of them.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -311,7 +313,7 @@ impl<E: Engine> Engine for Late<E> {
         self.stamps.time(origin);
     }
 
-    fn times(&mut self, step: &mut Self::Step) -> Result<Vec<Times>, EngineError> {
+    fn times(&mut self, step: &mut Self::Step) -> Result<Vec<CallTimes>, EngineError> {
         step.times(self)
     }
 
@@ -341,7 +343,7 @@ impl<E: Engine> Engine for Late<E> {
         self.run_until(event)
     }
 
-    fn happened(&self, event: Event) -> Option<Times> {
+    fn happened(&self, event: Event) -> Option<CallTimes> {
         self.stamps.of(event)
     }
 

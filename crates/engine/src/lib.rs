@@ -22,8 +22,8 @@ use phalanx_ir::Program;
 
 pub use counters::Counters;
 pub use late::Late;
-pub use stamps::{Stamps, Times};
-pub use step::{Call, Calls, Listed, begun_twice, in_order, untimed};
+pub use stamps::{CallTimes, Stamps};
+pub use step::{Calls, KernelCall, Listed, begun_twice, in_order, untimed};
 
 /// A piece of a tier's arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -205,7 +205,7 @@ pub trait Engine {
 
     /// When each call of a step happened, in its last run, that was begun and ended while timing was
     /// on.
-    fn times(&mut self, step: &mut Self::Step) -> Result<Vec<Times>, EngineError>;
+    fn times(&mut self, step: &mut Self::Step) -> Result<Vec<CallTimes>, EngineError>;
 
     /// Issues a single call on a lane. It may run at any time after `after` and before it is waited
     /// for.
@@ -228,7 +228,7 @@ pub trait Engine {
     }
 
     /// When a single call happened, that was launched and waited for while timing was on.
-    fn happened(&self, event: Event) -> Option<Times>;
+    fn happened(&self, event: Event) -> Option<CallTimes>;
 
     /// Copies bytes into an arena at once; the caller has waited for what uses that place.
     fn upload(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError>;

@@ -7,7 +7,7 @@ use crate::Event;
 
 /// When a call happened, counted from the origin that timing was given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Times {
+pub struct CallTimes {
     /// When it was issued: from here to its start it waited for others.
     pub issued: Duration,
     /// When everything that it waits for had happened.
@@ -55,9 +55,11 @@ impl Stamps {
     }
 
     /// The times of a call, if all of them are known.
-    pub fn of(&self, event: Event) -> Option<Times> {
+    pub fn of(&self, event: Event) -> Option<CallTimes> {
         match *self.calls.get(&event)? {
-            [Some(issued), Some(started), Some(ended)] => Some(Times { issued, started, ended }),
+            [Some(issued), Some(started), Some(ended)] => {
+                Some(CallTimes { issued, started, ended })
+            }
             _ => None,
         }
     }

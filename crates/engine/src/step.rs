@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use phalanx_call::Lane;
 
-use crate::{Args, Engine, EngineError, Event, Span, Target, Times};
+use crate::{Args, CallTimes, Engine, EngineError, Event, Span, Target};
 
 /// One call of a step.
 #[derive(Debug)]
-pub struct Call<K> {
+pub struct KernelCall<K> {
     /// What is called; scripts run the same kernel on other places.
     pub kernel: Arc<K>,
     /// For each input.
@@ -23,7 +23,7 @@ pub struct Call<K> {
     pub after: Vec<usize>,
 }
 
-impl<K> Call<K> {
+impl<K> KernelCall<K> {
     /// What it works on.
     pub fn args(&self) -> Args<'_> {
         Args { inputs: &self.inputs, outputs: &self.outputs, workspace: self.workspace }
@@ -31,7 +31,7 @@ impl<K> Call<K> {
 }
 
 /// The calls of a step, shared by the executor and the engine.
-pub type Calls<K> = Arc<[Call<K>]>;
+pub type Calls<K> = Arc<[KernelCall<K>]>;
 
 /// A step whose calls are launched one by one, each after the events of those that it waits for.
 #[derive(Debug)]
@@ -88,15 +88,15 @@ impl<K> Listed<K> {
     }
 
     /// When every call happened.
-    pub fn times<E: Engine<Kernel = K>>(&self, engine: &E) -> Result<Vec<Times>, EngineError> {
+    pub fn times<E: Engine<Kernel = K>>(&self, engine: &E) -> Result<Vec<CallTimes>, EngineError> {
         let times = self.events.iter().map(|&event| engine.happened(event));
         times.collect::<Option<_>>().ok_or_else(|| untimed(engine.name()))
     }
 }
 
 /// Fails unless every call of a step waits only for earlier ones.
-pub fn in_order<K>(calls: &[Call<K>]) -> Result<(), EngineError> {
-    let late = |(number, call): (usize, &Call<K>)| call.after.iter().any(|&on| on >= number);
+pub fn in_order<K>(calls: &[KernelCall<K>]) -> Result<(), EngineError> {
+    let late = |(number, call): (usize, &KernelCall<K>)| call.after.iter().any(|&on| on >= number);
     match calls.iter().enumerate().position(late) {
         None => Ok(()),
         Some(number) => Err(EngineError::Failed {

@@ -21,7 +21,7 @@ use phalanx_pipeline::PipelineError;
 use phalanx_runtime::RuntimeError;
 use phalanx_script::ScriptError;
 use phalanx_spmd::SpmdError;
-use phalanx_sys::{SysError, Told};
+use phalanx_sys::{Diagnostic, SysError};
 
 /// A result whose error is this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -54,7 +54,7 @@ impl Error {
     }
 
     /// Adds the place that the last problem came from.
-    pub fn at(self, place: Place) -> Self {
+    pub fn at(self, place: Location) -> Self {
         self.with(|problem| problem.at(place))
     }
 
@@ -150,7 +150,7 @@ impl From<EngineError> for Error {
 
 impl From<HfError> for Error {
     fn from(error: HfError) -> Self {
-        let problem = Problem::from(error.told());
+        let problem = Problem::from(error.diagnostic());
         match error.is_bad_input() {
             true => Error::refused(problem),
             false => Error::failed(problem),
@@ -161,7 +161,7 @@ impl From<HfError> for Error {
 impl From<SysError> for Error {
     /// These errors happen while something is written.
     fn from(error: SysError) -> Self {
-        Error::failed(error.told().into())
+        Error::failed(error.diagnostic().into())
     }
 }
 
@@ -177,7 +177,7 @@ pub struct Problem {
     /// What is wrong, with the values found.
     pub message: String,
     /// Where the values came from; empty where there is no such place.
-    pub places: Vec<Place>,
+    pub places: Vec<Location>,
     /// Why it cannot work, a line each.
     pub because: Vec<String>,
     /// What would work.
@@ -191,7 +191,7 @@ impl Problem {
     }
 
     /// Adds the place a value came from.
-    pub fn at(mut self, place: Place) -> Self {
+    pub fn at(mut self, place: Location) -> Self {
         self.places.push(place);
         self
     }
@@ -226,8 +226,8 @@ impl Problem {
     }
 }
 
-impl From<Told> for Problem {
-    fn from(told: Told) -> Self {
+impl From<Diagnostic> for Problem {
+    fn from(told: Diagnostic) -> Self {
         let remedy = told.fix.map(Remedy::Fix);
         let because = told.because.into_iter().collect();
         Problem { message: told.what, places: Vec::new(), because, remedy }
@@ -237,7 +237,7 @@ impl From<Told> for Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "error: {}", self.message)?;
-        let mut places: Vec<String> = self.places.iter().map(Place::to_string).collect();
+        let mut places: Vec<String> = self.places.iter().map(Location::to_string).collect();
         places.dedup();
         if !places.is_empty() {
             write!(f, " ({})", places.join(", "))?;
@@ -275,7 +275,7 @@ impl fmt::Display for Remedy {
 
 /// Where a value was written.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct Location {
     /// The file as the user named it, `preset NAME`, or `--set`.
     pub source: String,
     /// The line within it, counted from 1.
@@ -284,7 +284,7 @@ pub struct Place {
     pub key: Option<String>,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.line {
             Some(line) => write!(f, "{}:{line}", self.source),
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn a_problem_prints_in_the_shape_of_a_refusal() {
-        let place = |line| Place {
+        let place = |line| Location {
             source: "config.toml".into(),
             line: Some(line),
             key: Some("train.batch_size".into()),

@@ -22,7 +22,7 @@ use phalanx_error::counted;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_session::host;
 use phalanx_session::network::{Network, describe_step};
-use phalanx_session::{Answer, Command, Lowered, Planner, Settings};
+use phalanx_session::{Command, Lowered, Planner, Reply, Settings};
 
 /// How many buffers the memory table lists.
 const LARGEST: usize = 12;
@@ -307,8 +307,8 @@ fn kernel_scratch(lowered: &Lowered) -> Result<usize> {
     }
     let mut ranks = host::threads().launch(&Planner::new(lowered)?)?;
     let answers = ranks.ask(Command::Measure)?;
-    let beside = |answer: &Answer| match answer {
-        Answer::Measured(measured) => measured.bytes_beside,
+    let beside = |answer: &Reply| match answer {
+        Reply::Measured(measured) => measured.bytes_beside,
         _ => 0,
     };
     Ok(answers.iter().map(beside).sum())

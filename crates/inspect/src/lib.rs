@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod explain;
-pub mod relief;
+pub mod memory_advice;
 pub mod trace;
 pub mod verify;
 pub mod writable;

@@ -8,12 +8,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_call::traffic;
-use phalanx_models::hf::Tensor;
+use phalanx_models::hf::WeightTensor;
 use phalanx_script::{Category, Moved, Route};
 use serde::Serialize;
 
-use crate::relief;
-use phalanx_config::{Float, Loaded, OptimKind, Sources};
+use crate::memory_advice;
+use phalanx_config::{FloatKind, Loaded, OptimKind, Sources};
 use phalanx_error::{Error, Result};
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::host;
@@ -45,12 +45,12 @@ pub struct Verified {
     pub memory: Vec<MemoryRow>,
     /// Ranks that moved or wrote other bytes than predicted.
     #[serde(skip)]
-    pub astray: Vec<Astray>,
+    pub astray: Vec<Mismatch>,
 }
 
 /// A rank that moved or wrote other bytes than predicted.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Astray {
+pub struct Mismatch {
     /// The rank.
     pub rank: usize,
     /// What: `all_gather<tp>` or `residuals`.
@@ -125,13 +125,13 @@ pub fn verify_as(
     let mut one = Prepared::new(&models, alone)?.start(&*network.start())?;
     let settings = settings.measured(&models)?;
     let lowered = Lowered::for_engine(&models, settings, backend.requirements())?;
-    let many = relief::prepare(loaded, &network, &models, &lowered, backend)?;
+    let many = memory_advice::prepare(loaded, &network, &models, &lowered, backend)?;
     let mut many = many.start(&*network.start())?;
     let mut loader = corpus::training(loaded, &corpus::open(loaded)?)?;
     let mut found = Comparison::default();
     let lr = config.optim.lr.get();
     for step in 1..=steps {
-        let batch = loader.next_batch().map_err(|e| Error::failed(e.told().into()))?;
+        let batch = loader.next_batch().map_err(|e| Error::failed(e.diagnostic().into()))?;
         let (a, b) = with_step_data(batch, |data| {
             Ok::<_, Error>((one.step(data, lr)?, many.step(data, lr)?))
         })?;
@@ -206,7 +206,7 @@ impl Difference {
     fn of(
         expected: &mut Session,
         found: &mut Session,
-        tensor: fn(&mut Session, usize) -> Result<Tensor>,
+        tensor: fn(&mut Session, usize) -> Result<WeightTensor>,
     ) -> Result<Self> {
         let names: Vec<String> = expected.parameters().iter().map(|p| p.name.clone()).collect();
         let (mut count, mut squares) = (0, 0.0);
@@ -257,9 +257,9 @@ impl Bounds {
         let wide = |bound| Self { first: bound, losses: bound, params: Some(bound) };
         let sgd = config.optim.kind == OptimKind::Sgd;
         match config.precision.compute {
-            Float::F64 => wide(1e-10),
+            FloatKind::F64 => wide(1e-10),
             // Adam turns the rounding noise of zero gradients into full steps.
-            Float::F32 => Self { first: 1e-5, losses: 1e-4, params: sgd.then_some(1e-4) },
+            FloatKind::F32 => Self { first: 1e-5, losses: 1e-4, params: sgd.then_some(1e-4) },
             // bf16 has eight significant bits, and some hundred values are summed.
             _ => Self { first: 5e-2, losses: 5e-2, params: None },
         }
@@ -276,7 +276,7 @@ impl Bounds {
 
 /// What ranks moved in all runs of their scripts, next to the prediction; and the ranks where these
 /// differ.
-fn moved(session: &mut Session) -> Result<(Vec<CommRow>, Vec<Astray>)> {
+fn moved(session: &mut Session) -> Result<(Vec<CommRow>, Vec<Mismatch>)> {
     let mut rows: BTreeMap<Route, CommRow> = BTreeMap::new();
     let mut astray = Vec::new();
     let (measured, local) = (session.measure()?, session.local().to_vec());
@@ -288,7 +288,7 @@ fn moved(session: &mut Session) -> Result<(Vec<CommRow>, Vec<Astray>)> {
             if predicted != measured {
                 let tell = |moved: Moved| format!("{} bytes in {} calls", moved.bytes, moved.calls);
                 let (predicted, measured) = (tell(predicted), tell(measured));
-                astray.push(Astray { rank, what: route.to_string(), predicted, measured });
+                astray.push(Mismatch { rank, what: route.to_string(), predicted, measured });
             }
             let row = rows.entry(route.clone()).or_insert_with(|| CommRow {
                 op: route.op,
@@ -306,7 +306,7 @@ fn moved(session: &mut Session) -> Result<(Vec<CommRow>, Vec<Astray>)> {
 }
 
 /// Planned and written bytes of each category; and the ranks where these differ.
-fn memory(session: &mut Session) -> Result<(Vec<MemoryRow>, Vec<Astray>)> {
+fn memory(session: &mut Session) -> Result<(Vec<MemoryRow>, Vec<Mismatch>)> {
     let observed = session.observe()?;
     let mut rows: Vec<MemoryRow> = (Category::ALL.into_iter())
         .map(|category| MemoryRow { category: category.name(), predicted: 0, measured: 0 })
@@ -321,7 +321,7 @@ fn memory(session: &mut Session) -> Result<(Vec<MemoryRow>, Vec<Astray>)> {
             if planned != *written {
                 let (predicted, measured) =
                     (format!("{planned} bytes"), format!("{written} bytes"));
-                astray.push(Astray { rank, what: category.to_string(), predicted, measured });
+                astray.push(Mismatch { rank, what: category.to_string(), predicted, measured });
             }
             row.predicted = row.predicted.max(planned);
             row.measured = row.measured.max(*written);

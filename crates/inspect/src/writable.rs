@@ -11,7 +11,7 @@ pub fn can_write(path: &Path, message: String) -> Result<()> {
     // Making a temporary file next to it is enough; it is removed when this value is dropped.
     let tried = Staged::write(path, |_| Ok(()));
     tried.map(drop).map_err(|error| {
-        let told = Problem::from(error.told());
+        let told = Problem::from(error.diagnostic());
         let problem = Problem::new(message).because(told.message);
         let problem = told.because.into_iter().fold(problem, Problem::because);
         Error::refused(problem.fix("name a file in a folder that exists and can be written to"))

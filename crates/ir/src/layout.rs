@@ -50,7 +50,7 @@ impl Order {
 
 /// The part of a dim that one rank holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Part {
+pub struct LocalPart {
     /// How elements are distributed.
     pub order: Order,
     /// Which shard the rank holds.
@@ -61,7 +61,7 @@ pub struct Part {
     pub extent: usize,
 }
 
-impl Part {
+impl LocalPart {
     /// All of a dim.
     pub const fn whole(extent: usize) -> Self {
         Self { order: Order::Block, shard: 0, shards: 1, extent }
@@ -345,7 +345,7 @@ mod tests {
     fn parts_are_walked_in_runs() {
         for order in [Order::Block, Order::Striped, Order::Zigzag] {
             for shard in 0..4 {
-                let part = Part { order, shard, shards: 4, extent: 16 };
+                let part = LocalPart { order, shard, shards: 4, extent: 16 };
                 for local in 0..part.len() {
                     let run = part.run(local);
                     assert!(run > 0 && local + run <= part.len());

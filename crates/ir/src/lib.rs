@@ -35,7 +35,7 @@ pub use dtype::DType;
 pub use error::IrError;
 pub use exchange::Exchange;
 pub use graph::Graph;
-pub use layout::{Layout, Order, Part};
+pub use layout::{Layout, LocalPart, Order};
 pub use mesh::{Axis, Mesh};
 pub use model::{Init, Instance, Model, Param};
 pub use ops::{Op, OpDef};

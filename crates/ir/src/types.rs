@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::dtype::DType;
 use crate::error::IrError;
-use crate::layout::{Layout, Order, Part};
+use crate::layout::{Layout, LocalPart, Order};
 use crate::mesh::{Axis, Mesh};
 
 /// The kind of value that a type describes.
@@ -94,9 +94,9 @@ impl TensorType {
     }
 
     /// The part of a dim that a rank holds.
-    pub fn part(&self, dim: usize, mesh: &Mesh, rank: usize) -> Part {
+    pub fn part(&self, dim: usize, mesh: &Mesh, rank: usize) -> LocalPart {
         let sharding = &self.layout.dims()[dim];
-        Part {
+        LocalPart {
             order: sharding.order,
             shard: mesh.shard(rank, &sharding.axes),
             shards: mesh.count(&sharding.axes),

@@ -2,7 +2,7 @@
 
 use phalanx_ir::{DType, IrError, Model};
 
-use crate::hf::Spec;
+use crate::hf::ModelSpec;
 
 /// The names of inputs and outputs that the programs of all architectures share.
 pub mod port {
@@ -56,7 +56,7 @@ pub trait Architecture {
     fn build(&self, shape: BatchShape, compute: DType, purpose: Purpose) -> Result<Model, IrError>;
 
     /// The specification of this model at Hugging Face; `None` if it is unknown there.
-    fn spec(&self) -> Option<Spec> {
+    fn spec(&self) -> Option<ModelSpec> {
         None
     }
 

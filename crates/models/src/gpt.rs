@@ -7,7 +7,7 @@ use phalanx_ir::{Builder, DType, IrError, Model, Tensor};
 use crate::architecture::{Architecture, BatchShape, Purpose, port};
 use crate::chain::Chain;
 use crate::check::Check;
-use crate::hf::{GptSpec, Spec};
+use crate::hf::{GptSpec, ModelSpec};
 use crate::language;
 
 /// A GPT-2 model.
@@ -112,8 +112,8 @@ impl Architecture for Gpt {
         Ok(chain.finish())
     }
 
-    fn spec(&self) -> Option<Spec> {
-        Some(Spec::Gpt(self.spec.clone()))
+    fn spec(&self) -> Option<ModelSpec> {
+        Some(ModelSpec::Gpt(self.spec.clone()))
     }
 }
 

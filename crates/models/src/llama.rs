@@ -7,7 +7,7 @@ use phalanx_ir::{Builder, DType, IrError, Model};
 use crate::architecture::{Architecture, BatchShape, Purpose, port};
 use crate::chain::Chain;
 use crate::check::Check;
-use crate::hf::{LlamaSpec, Spec};
+use crate::hf::{LlamaSpec, ModelSpec};
 use crate::language;
 
 /// A LLaMA model.
@@ -125,7 +125,7 @@ impl Architecture for Llama {
         Ok(chain.finish())
     }
 
-    fn spec(&self) -> Option<Spec> {
-        Some(Spec::Llama(self.spec.clone()))
+    fn spec(&self) -> Option<ModelSpec> {
+        Some(ModelSpec::Llama(self.spec.clone()))
     }
 }

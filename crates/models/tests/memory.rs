@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use phalanx_ir::DType;
-use phalanx_models::hf::{self, GptSpec, Layout, LlamaSpec, Params, RopeScaling, RopeSpec};
-use phalanx_models::hf::{Source, Spec, Tensor, Weights, names};
+use phalanx_models::hf::{self, GptSpec, LlamaSpec, Params, RopeScaling, RopeSpec, TensorInfo};
+use phalanx_models::hf::{ModelFolder, ModelSpec, WeightTensor, Weights, names};
 use phalanx_sys::count_alloc::{CountingAllocator, peak};
 
 #[global_allocator]
@@ -16,7 +16,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// What is held beside tensors: a writer's buffer of 1 MiB, pieces, names.
 const BESIDE: u64 = 3 << 20;
 
-fn specs() -> [Spec; 2] {
+fn specs() -> [ModelSpec; 2] {
     let rope = RopeSpec { theta: 10_000.0, scaling: RopeScaling::None };
     let (layers, width, heads, ffn, vocab, context) = (24, 512, 8, 1536, 4096, 64);
     let (norm_eps, tied) = (1e-5, false);
@@ -35,17 +35,17 @@ fn specs() -> [Spec; 2] {
         rope,
         tied,
     };
-    [Spec::Llama(llama), Spec::Gpt(gpt)]
+    [ModelSpec::Llama(llama), ModelSpec::Gpt(gpt)]
 }
 
 /// Writes a run's file of a model of zeros, and tells the bytes of all tensors and of the largest.
-fn write(path: &Path, spec: &Spec) -> (u64, u64) {
+fn write(path: &Path, spec: &ModelSpec) -> (u64, u64) {
     let params = names::params(spec).into_iter();
-    let mut layouts: Vec<Layout> =
-        params.map(|p| Layout { name: p.name, shape: p.shape, dtype: DType::F32 }).collect();
+    let mut layouts: Vec<TensorInfo> =
+        params.map(|p| TensorInfo { name: p.name, shape: p.shape, dtype: DType::F32 }).collect();
     layouts.sort_by(|a, b| a.name.cmp(&b.name));
     hf::stream_params(path, &layouts, &BTreeMap::new(), |at| {
-        Some(Tensor::f32(layouts[at].shape.clone(), vec![0.0; layouts[at].elements()]))
+        Some(WeightTensor::f32(layouts[at].shape.clone(), vec![0.0; layouts[at].elements()]))
     })
     .unwrap();
     let bytes = || layouts.iter().map(|layout| 4 * layout.elements() as u64);
@@ -69,7 +69,7 @@ fn not_more_than_one_tensor_is_held() {
         assert!(most > 1 << 20, "the counter works");
 
         // Of a transposed tensor too, little more is held than what is asked for.
-        let source = Source::open(&dir).unwrap();
+        let source = ModelFolder::open(&dir).unwrap();
         let rows = 7..4096 * 100;
         let bytes = 4 * rows.len() as u64;
         let (_, most) = peak(|| source.read_ranges("head", &[rows], DType::F32).unwrap());

@@ -4,7 +4,7 @@
 
 use phalanx::ir::ops::UnaryKind;
 use phalanx::models::Mlp;
-use phalanx::{Named, Optimizer, Report, Table, Trainer};
+use phalanx::{NamedSchedule, Optimizer, Report, Table, Trainer};
 
 const SAMPLES: usize = 64;
 
@@ -43,7 +43,7 @@ fn fit(mesh: &str, steps: usize) -> Result<Report, phalanx::Error> {
     Trainer::new(model)
         .data(Table::new(SAMPLES).input("x", x).target("y", y))
         .mesh(mesh)
-        .schedule(Named::Naive) // forward and backward, while the other rank waits
+        .schedule(NamedSchedule::Naive) // forward and backward, while the other rank waits
         .optimizer(Optimizer::sgd(0.0))
         .lr(0.01)
         .batch(SAMPLES)

@@ -4,7 +4,7 @@
 
 use phalanx::ir::{Builder, DType, Init, IrError, Model};
 use phalanx::models::Chain;
-use phalanx::{Category, Named, Report, Table, Trainer};
+use phalanx::{Category, NamedSchedule, Report, Table, Trainer};
 
 const ROWS: usize = 8; // of a micro-batch
 const BATCH: usize = 8 * ROWS;
@@ -31,7 +31,7 @@ pub fn run(steps: usize) -> Result<Vec<Report>, Box<dyn std::error::Error>> {
     Ok(reports)
 }
 
-fn fit(mesh: &str, order: Named, steps: usize) -> Result<Report, phalanx::Error> {
+fn fit(mesh: &str, order: NamedSchedule, steps: usize) -> Result<Report, phalanx::Error> {
     let x: Vec<f32> = (0..2 * BATCH).map(|i| (i as f32 * 0.61).sin()).collect();
     let y = x.chunks(2).map(|pair| pair[0] * pair[1]).collect();
     let data = Table::new(BATCH).input("x", x).target("y", y);

@@ -5,7 +5,7 @@
 use phalanx::data::MarkovCorpus;
 use phalanx::models::Llama;
 use phalanx::models::hf::{LlamaSpec, RopeScaling, RopeSpec};
-use phalanx::{Category, Megatron, Named, Report, Sequence, Trainer, Zero};
+use phalanx::{Category, Megatron, NamedSchedule, Report, Sequence, Trainer, Zero};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     run(30).map(|_| ())
@@ -13,13 +13,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 /// Trains the same model on one rank, and on 2 × 2 × 2 with two schedules.
 pub fn run(steps: usize) -> Result<Vec<Report>, Box<dyn std::error::Error>> {
-    let three_d = |order: Named| {
+    let three_d = |order: NamedSchedule| {
         let trainer = trainer()?.steps(steps).mesh("dp=2 pp=2 tp=2").schedule(order);
         let strategies = trainer.strategy(Megatron::default()).strategy(Sequence::default());
         Ok::<_, Box<dyn std::error::Error>>(strategies.strategy(Zero::stage(1)).run()?)
     };
     let one = trainer()?.steps(steps).run()?;
-    let reports = vec![one, three_d(Named::OneFOneB)?, three_d(Named::ZbH1)?];
+    let reports = vec![one, three_d(NamedSchedule::OneFOneB)?, three_d(NamedSchedule::ZbH1)?];
     for report in &reports {
         let (loss, moved) = (report.last_loss(), report.moved);
         let [weights, kept] = [Category::Weights, Category::Residuals].map(|c| report.bytes(c));

@@ -60,7 +60,7 @@ impl Data {
                 let config =
                     LoaderConfig { microbatches, ..LoaderConfig::new(seed, seq_len, batch) };
                 let loader = Loader::new(corpus, config, 0);
-                let loader = loader.map_err(|e| Error::refused(e.told().into()))?;
+                let loader = loader.map_err(|e| Error::refused(e.diagnostic().into()))?;
                 Ok(Box::new(loader))
             }
         }

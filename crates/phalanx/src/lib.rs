@@ -80,7 +80,7 @@
 //! ```
 //! use phalanx::ir::ops::UnaryKind;
 //! use phalanx::models::Mlp;
-//! use phalanx::{Ddp, Named, Table, Trainer};
+//! use phalanx::{Ddp, NamedSchedule, Table, Trainer};
 //!
 //! let x: Vec<f32> = (0..16).map(|i| i as f32 / 8.0 - 1.0).collect();
 //! let y = x.iter().map(|x| x * x).collect();
@@ -89,7 +89,7 @@
 //!     .data(Table::new(16).input("x", x).target("y", y))
 //!     .mesh("dp=2 pp=2")
 //!     .strategy(Ddp::default())
-//!     .schedule(Named::ZbH1)
+//!     .schedule(NamedSchedule::ZbH1)
 //!     .batch(16)
 //!     .microbatches(4)
 //!     .lr(1e-2)
@@ -130,14 +130,14 @@ pub use phalanx_train as train;
 
 pub use data_source::{Data, Table};
 pub use phalanx_error::{Error, Result};
-pub use phalanx_pipeline::{Named, Schedule};
+pub use phalanx_pipeline::{NamedSchedule, Schedule};
 pub use phalanx_script::{Category, Optimizer};
-pub use phalanx_session::{Order, Split};
+pub use phalanx_session::{PipelineOrder, StageSplit};
 pub use phalanx_spmd::Strategy;
 pub use phalanx_spmd::strategies::{
     AllGatherKv, Automatic, Cut, Ddp, Fsdp, Megatron, Sequence, TensorPlan, Ulysses,
     WeightUpdateSharding, Zero,
 };
-pub use phalanx_train::steps::Taken;
+pub use phalanx_train::steps::TrainedStep;
 pub use report::Report;
 pub use trainer::Trainer;

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use phalanx_error::{Error, Problem, Result};
 use phalanx_ir::Param;
-use phalanx_models::hf::Tensor;
+use phalanx_models::hf::WeightTensor;
 use phalanx_script::Category;
 use phalanx_session::Session;
 use phalanx_train::saved;
@@ -60,7 +60,7 @@ impl Report {
     }
 
     /// Reads a trained parameter by its name, whole and in full precision, however ranks share it.
-    pub fn param(&self, name: &str) -> Result<Tensor> {
+    pub fn param(&self, name: &str) -> Result<WeightTensor> {
         match self.params.iter().position(|param| param.name == name) {
             Some(number) => self.session().param(number),
             None => Err(Error::refused(self.unknown(name))),

@@ -7,9 +7,11 @@ use phalanx_error::{Error, Problem, Result};
 use phalanx_ir::{DType, IrError, Mesh, Model, Role};
 use phalanx_models::{Architecture, BatchShape};
 use phalanx_script::{Optimizer, Precision};
-use phalanx_session::{MemoryLimit, Models, Order, Parallel, Session, Settings, Split, initial};
+use phalanx_session::{
+    MemoryLimit, Models, Parallel, PipelineOrder, Session, Settings, StageSplit, initial,
+};
 use phalanx_spmd::Strategy;
-use phalanx_train::steps::{Taken, take_steps};
+use phalanx_train::steps::{TrainedStep, take_steps};
 
 use crate::data_source::Data;
 use crate::report::Report;
@@ -31,7 +33,7 @@ pub struct Trainer<'a> {
     threads: Option<usize>,
     parallel: Parallel,
     mistake: Option<IrError>,
-    on_step: Box<dyn FnMut(&Taken) + 'a>,
+    on_step: Box<dyn FnMut(&TrainedStep) + 'a>,
 }
 
 enum Subject {
@@ -165,7 +167,7 @@ impl<'a> Trainer<'a> {
     /// use phalanx::ir::ops::UnaryKind;
     /// use phalanx::models::Mlp;
     /// use phalanx::pipeline::{Placement, b, fwd, w, weave};
-    /// use phalanx::{Named, Order, Schedule, Table, Trainer};
+    /// use phalanx::{NamedSchedule, Order, Schedule, Table, Trainer};
     ///
     /// let loss = |mesh: &str, order: Order| {
     ///     let model = Mlp { inputs: 1, hidden: vec![8, 8], outputs: 1, activation: UnaryKind::Tanh };
@@ -174,12 +176,12 @@ impl<'a> Trainer<'a> {
     ///     let trainer = trainer.batch(4).microbatches(4).lr(1e-2).steps(5).threads(1);
     ///     Ok::<f64, phalanx::Error>(trainer.mesh(mesh).schedule(order).run()?.last_loss())
     /// };
-    /// let one = loss("pp=1", Named::OneFOneB.into())?;
+    /// let one = loss("pp=1", NamedSchedule::OneFOneB.into())?;
     /// // All forwards, then the gradients of inputs, each followed by those of the weights.
     /// let own = Schedule::new("own", 4, Placement::looped(2, 1)?, |_| {
     ///     fwd(0..4).then(weave([b(0..4), w(0..4)]))
     /// })?;
-    /// for many in [loss("pp=2", Named::ZbH1.into())?, loss("pp=2", own.into())?] {
+    /// for many in [loss("pp=2", NamedSchedule::ZbH1.into())?, loss("pp=2", own.into())?] {
     ///     assert!((many - one).abs() < 1e-5 * one);
     /// }
     /// # Ok::<(), phalanx::Error>(())
@@ -187,7 +189,7 @@ impl<'a> Trainer<'a> {
     ///
     /// [`Named`]: crate::Named
     /// [`Schedule`]: crate::Schedule
-    pub fn schedule(mut self, order: impl Into<Order>) -> Self {
+    pub fn schedule(mut self, order: impl Into<PipelineOrder>) -> Self {
         self.parallel.pipeline.order = order.into();
         self
     }
@@ -200,7 +202,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Which layers the stages of a pipeline get. Default: divided by FLOPs.
-    pub fn split(mut self, split: Split) -> Self {
+    pub fn split(mut self, split: StageSplit) -> Self {
         self.parallel.pipeline.split = split;
         self
     }
@@ -261,7 +263,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Calls `tell` after each step.
-    pub fn on_step(mut self, tell: impl FnMut(&Taken) + 'a) -> Self {
+    pub fn on_step(mut self, tell: impl FnMut(&TrainedStep) + 'a) -> Self {
         self.on_step = Box::new(tell);
         self
     }
@@ -282,7 +284,7 @@ impl<'a> Trainer<'a> {
         let mut session = Session::new(&models, settings, &initial(self.seed))?;
         let mut losses = Vec::with_capacity(self.steps);
         let on_step = &mut self.on_step;
-        let observe = |_: &mut Session, taken: Taken| {
+        let observe = |_: &mut Session, taken: TrainedStep| {
             losses.push(taken.result.loss);
             on_step(&taken);
             Ok(())

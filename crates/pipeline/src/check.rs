@@ -10,7 +10,7 @@ use phalanx_script::Part;
 
 use crate::error::{PipelineError, Result};
 use crate::flow::{At, Index, Phase};
-use crate::placement::{Held, Placement};
+use crate::placement::{HeldStage, Placement};
 use crate::turn::Turn;
 use crate::words::counted;
 use crate::written::Written;
@@ -87,7 +87,7 @@ impl Check<'_> {
             [Some(f), Some(b), Some(w)] => Ok([*f, *b, *w]),
             _ => {
                 let (stage, microbatch) = (cell / microbatches, cell % microbatches);
-                let held = Held { stage, replica: replicas[microbatch].unwrap_or(0) };
+                let held = HeldStage { stage, replica: replicas[microbatch].unwrap_or(0) };
                 Err(self.missing(held, microbatch, done))
             }
         };
@@ -96,7 +96,7 @@ impl Check<'_> {
     }
 
     /// What the turn works on, if it exists.
-    fn legal(&self, at: At, turn: &Turn) -> Result<Held> {
+    fn legal(&self, at: At, turn: &Turn) -> Result<HeldStage> {
         let Turn { microbatch, chunk, .. } = *turn;
         let refuse = |why: &str, help: String| Err(self.wrong(at, turn, why, help));
         if microbatch >= self.microbatches {
@@ -125,7 +125,7 @@ impl Check<'_> {
             "its micro-batch goes through replica {replica}, but this is replica \
             {here}"
         );
-        let (device, chunk) = self.placement.find(Held { stage, replica }).unwrap_or_default();
+        let (device, chunk) = self.placement.find(HeldStage { stage, replica }).unwrap_or_default();
         let help = format!(
             "usual fix: give it to chunk {chunk} of stage group {device}, which is stage {stage} \
             of \
@@ -217,11 +217,11 @@ impl Check<'_> {
         let cells = |s| (0..self.microbatches).map(move |m| (s, m));
         let mut cells = (0..self.placement.stages()).flat_map(cells);
         let (stage, microbatch) = cells.find(|cell| !worked.contains(cell)).unwrap_or_default();
-        self.missing(Held { stage, replica: 0 }, microbatch, &[None; 3])
+        self.missing(HeldStage { stage, replica: 0 }, microbatch, &[None; 3])
     }
 
     /// The error for the missing phases of a micro-batch, of which some may be done.
-    fn missing(&self, held: Held, microbatch: usize, done: &Done) -> PipelineError {
+    fn missing(&self, held: HeldStage, microbatch: usize, done: &Done) -> PipelineError {
         let (device, chunk) = self.placement.find(held).unwrap_or_default();
         let turn = |part| Turn { part, microbatch, chunk, version: 0 };
         let place = |at: At| self.written.place(at, &self.turns[at.device][at.index]);

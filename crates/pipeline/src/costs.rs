@@ -21,7 +21,7 @@ pub struct Times {
 
 /// The times of every stage, and of messages between stage groups.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Costs {
+pub struct TurnCosts {
     shares: Shares,
     hop: f64,
 }
@@ -34,17 +34,17 @@ enum Shares {
     Stages(Vec<Times>),
 }
 
-impl Costs {
+impl TurnCosts {
     /// The same for all stage groups: `times` is what one micro-batch takes for all layers of a
     /// group, of which each of its `v` chunks takes `1/v`. A hop delays the arrival of a message;
     /// no group is busy with it.
     pub fn even(times: Times, hop: f64) -> Result<Self> {
-        Costs { shares: Shares::Devices(times), hop }.legal()
+        TurnCosts { shares: Shares::Devices(times), hop }.legal()
     }
 
     /// Every stage with its own times.
     pub fn uneven(stages: Vec<Times>, hop: f64) -> Result<Self> {
-        Costs { shares: Shares::Stages(stages), hop }.legal()
+        TurnCosts { shares: Shares::Stages(stages), hop }.legal()
     }
 
     /// Every stage with the median times that its turns had in a timeline, so that one turn that

@@ -18,7 +18,7 @@ use std::fmt::Write;
 use phalanx_script::Part;
 
 use crate::error::{PipelineError, Result};
-use crate::placement::{Held, Placement};
+use crate::placement::{HeldStage, Placement};
 use crate::schedule::Schedule;
 use crate::turn::Turn;
 use crate::words::counted;
@@ -34,7 +34,7 @@ pub fn write(schedule: &Schedule) -> String {
     for (at, turn) in schedule.all() {
         let Turn { part, microbatch, chunk, version } = turn;
         let held = schedule.placement().held(at.device, chunk);
-        let Held { stage, replica } = held.unwrap_or(Held { stage: 0, replica: 0 });
+        let HeldStage { stage, replica } = held.unwrap_or(HeldStage { stage: 0, replica: 0 });
         let device = at.device;
         // Writing to a string cannot fail.
         let _ = writeln!(table, "{device},{part},{microbatch},{chunk},{stage},{replica},{version}");
@@ -63,11 +63,11 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
     let count = |of: fn(&Row) -> usize| rows.iter().map(of).max().map_or(0, |most| most + 1);
     let (devices, microbatches) = (count(|row| row.device), count(|row| row.turn.microbatch));
     let (mut turns, mut lines) = (vec![Vec::new(); devices], vec![Vec::new(); devices]);
-    let mut held: BTreeMap<(usize, usize), (Held, usize)> = BTreeMap::new();
+    let mut held: BTreeMap<(usize, usize), (HeldStage, usize)> = BTreeMap::new();
     for row in &rows {
         let Row { line, device, stage, replica, turn } = *row;
         let stage = stage.unwrap_or(turn.chunk * devices + device);
-        let found = Held { stage, replica };
+        let found = HeldStage { stage, replica };
         let (first, earlier) = *held.entry((device, turn.chunk)).or_insert((found, line));
         if first != found {
             let what = format!("chunk {} of stage group {device} is {}", turn.chunk, words(found));
@@ -189,10 +189,10 @@ fn row(text: &str, line: usize, head: &[&str], most: usize) -> Result<Row> {
     Ok(Row { line, device, stage, replica: number("replica")?.unwrap_or(0), turn })
 }
 
-fn words(held: Held) -> String {
+fn words(held: HeldStage) -> String {
     match held {
-        Held { stage, replica: 0 } => format!("stage {stage}"),
-        Held { stage, replica } => format!("stage {stage} of replica {replica}"),
+        HeldStage { stage, replica: 0 } => format!("stage {stage}"),
+        HeldStage { stage, replica } => format!("stage {stage} of replica {replica}"),
     }
 }
 

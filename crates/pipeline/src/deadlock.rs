@@ -10,11 +10,11 @@
 
 use std::collections::HashMap;
 
-use phalanx_script::circle;
+use phalanx_script::cycle;
 
 use crate::deadlock_remedy::remedy;
 use crate::error::{PipelineError, Result};
-use crate::flow::{self, At, Direction, Message};
+use crate::flow::{self, At, Direction, StageMessage};
 use crate::schedule::Schedule;
 use crate::written::Written;
 
@@ -24,15 +24,15 @@ pub(crate) fn check(schedule: &Schedule, written: Written<'_>) -> Result<()> {
         return Ok(());
     }
     let graph = Waits::new(schedule);
-    match circle(&graph.on) {
+    match cycle(&graph.on) {
         None => Ok(()),
-        Some(circle) => {
-            let lines = circle.iter().zip(circle.iter().cycle().skip(1));
+        Some(cycle) => {
+            let lines = cycle.iter().zip(cycle.iter().cycle().skip(1));
             let words = |node: usize| graph.words(schedule, written, node);
             let lines = lines.map(|(a, b)| format!("{} waits for {}", words(*a), words(*b)));
-            let ends = graph.ends(&circle);
+            let ends = graph.ends(&cycle);
             let (at, help) = remedy(schedule, &ends, written);
-            let error = PipelineError::Deadlock { circle: lines.collect(), help };
+            let error = PipelineError::Deadlock { cycle: lines.collect(), help };
             Err(at.map_or(error.clone(), |at| written.told(at, error)))
         }
     }
@@ -45,9 +45,9 @@ pub(crate) fn passes(schedule: &Schedule) -> bool {
 
 /// Whether the messages of every channel, given in the order in which they are needed, are also
 /// sent in that order. Then channels cause no extra waiting.
-fn in_order(messages: &[Message]) -> bool {
+fn in_order(messages: &[StageMessage]) -> bool {
     let mut last: HashMap<Lane, usize> = HashMap::new();
-    let mut later = |message: &Message| {
+    let mut later = |message: &StageMessage| {
         let before = last.insert(lane(message), message.from.index);
         before.is_none_or(|before| before < message.from.index)
     };
@@ -57,14 +57,14 @@ fn in_order(messages: &[Message]) -> bool {
 /// A channel: sender, receiver, and direction through the model.
 type Lane = (usize, usize, Direction);
 
-fn lane(message: &Message) -> Lane {
+fn lane(message: &StageMessage) -> Lane {
     (message.from.device, message.to.device, message.direction)
 }
 
 /// What waits for what, to explain a schedule that would deadlock: turns first, then messages.
 struct Waits {
     turns: Vec<At>,
-    messages: Vec<Message>,
+    messages: Vec<StageMessage>,
     /// For every turn and message, those it waits for.
     on: Vec<Vec<usize>>,
 }
@@ -110,8 +110,8 @@ impl Waits {
 
     /// The turns of a cycle between which values pass, as messages or within a stage group. The
     /// other waits of the cycle come from the order of lists, which is all that a user can change.
-    fn ends(&self, circle: &[usize]) -> Vec<At> {
-        let pairs = circle.iter().zip(circle.iter().cycle().skip(1));
+    fn ends(&self, cycle: &[usize]) -> Vec<At> {
+        let pairs = cycle.iter().zip(cycle.iter().cycle().skip(1));
         let ends = pairs.flat_map(|(a, b)| match (self.turns.get(*a), self.turns.get(*b)) {
             (Some(_), Some(_)) if a.checked_sub(1) == Some(*b) => vec![],
             (Some(waiter), Some(needed)) => vec![*waiter, *needed],
@@ -129,7 +129,7 @@ impl Waits {
         match self.turns.get(node) {
             Some(at) => place(*at),
             None => {
-                let Message { from, to, .. } = self.messages[node - self.turns.len()];
+                let StageMessage { from, to, .. } = self.messages[node - self.turns.len()];
                 format!("the message from {} to {}", place(from), place(to))
             }
         }
@@ -175,9 +175,9 @@ mod tests {
             }
             let schedule =
                 Schedule::complete("test", m, placement.unwrap(), turns, Written::Lists).unwrap();
-            let circle = circle(&Waits::new(&schedule).on);
-            assert_eq!(passes(&schedule), circle.is_none(), "{schedule}");
-            *if circle.is_none() { &mut passed } else { &mut stuck } += 1;
+            let cycle = cycle(&Waits::new(&schedule).on);
+            assert_eq!(passes(&schedule), cycle.is_none(), "{schedule}");
+            *if cycle.is_none() { &mut passed } else { &mut stuck } += 1;
         }
         assert!(passed > 300 && stuck > 300, "{passed} passed, {stuck} stuck");
     }

@@ -74,10 +74,10 @@ pub enum PipelineError {
         help: String,
     },
     /// Turns and messages that wait for each other in a cycle.
-    #[error("the schedule would deadlock\n  {}\n  {help}", .circle.join("\n  "))]
+    #[error("the schedule would deadlock\n  {}\n  {help}", .cycle.join("\n  "))]
     Deadlock {
         /// What waits for what, one line each; the last waits for the first.
-        circle: Vec<String>,
+        cycle: Vec<String>,
         /// What would work.
         help: String,
     },

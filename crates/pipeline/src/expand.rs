@@ -10,7 +10,7 @@ use crate::schedule::Schedule;
 impl Schedule {
     /// For each stage group: the turns of the model's instances, given the instances of each stage.
     /// Forwards go through a stage from its first instance to its last, everything else in reverse.
-    pub fn instances(&self, stages: &[Range<usize>]) -> Vec<Vec<script::Turn>> {
+    pub fn instances(&self, stages: &[Range<usize>]) -> Vec<Vec<script::ScheduledRun>> {
         self.expand(stages, false)
     }
 
@@ -18,7 +18,7 @@ impl Schedule {
     /// again before the backward, except where the backward directly follows the forward. Nothing
     /// waits for the forward of the model's last instance, so it runs only right before its
     /// backward.
-    pub fn rematerialised(&self, stages: &[Range<usize>]) -> Vec<Vec<script::Turn>> {
+    pub fn rematerialised(&self, stages: &[Range<usize>]) -> Vec<Vec<script::ScheduledRun>> {
         self.expand(stages, true)
     }
 
@@ -30,7 +30,7 @@ impl Schedule {
         self.expand(&stages, true).iter().flatten().any(|turn| turn.part == Part::R)
     }
 
-    fn expand(&self, stages: &[Range<usize>], again: bool) -> Vec<Vec<script::Turn>> {
+    fn expand(&self, stages: &[Range<usize>], again: bool) -> Vec<Vec<script::ScheduledRun>> {
         let mut devices = vec![Vec::new(); self.devices()];
         let end = stages.last().map_or(0, |last| last.end);
         for (at, turn) in self.all() {
@@ -42,9 +42,9 @@ impl Schedule {
             let (early, late) = (run.start..split, split..run.end);
             let of = |part| {
                 let microbatch = turn.microbatch;
-                move |instance| script::Turn { instance, part, microbatch }
+                move |instance| script::ScheduledRun { instance, part, microbatch }
             };
-            let turns: &mut Vec<script::Turn> = &mut devices[at.device];
+            let turns: &mut Vec<script::ScheduledRun> = &mut devices[at.device];
             match turn.part {
                 Part::F | Part::R => turns.extend(early.map(of(turn.part))),
                 // Forward and backward.
@@ -70,7 +70,7 @@ impl Schedule {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 mod tests {
-    use crate::{Named, Placement, Schedule, Shape, Turn};
+    use crate::{NamedSchedule, Placement, Schedule, Shape, Turn};
     use phalanx_script::Part;
 
     /// A turn that does everything goes through its instances and back.
@@ -88,7 +88,7 @@ mod tests {
     /// A stage whose backward does not follow its forward at once has it once more.
     #[test]
     fn a_forward_is_run_again_before_its_backward() {
-        let schedule = Named::OneFOneB.build(Shape::new(2, 2)).unwrap();
+        let schedule = NamedSchedule::OneFOneB.build(Shape::new(2, 2)).unwrap();
         let turns = schedule.rematerialised(&[0..2, 2..4]);
         let text = |device: usize| {
             let words: Vec<String> = (turns[device].iter())
@@ -100,7 +100,8 @@ mod tests {
         assert_eq!(text(0), first);
         assert_eq!(text(1), "F2@0 F3@0 BW3@0 BW2@0 F2@1 F3@1 BW3@1 BW2@1");
         // The last instance is never run again.
-        let turns = Named::GPipe.build(Shape::new(2, 2)).unwrap().rematerialised(&[0..2, 2..4]);
+        let turns =
+            NamedSchedule::GPipe.build(Shape::new(2, 2)).unwrap().rematerialised(&[0..2, 2..4]);
         let words = turns[1].iter().map(|t| format!("{}{}@{}", t.part, t.instance, t.microbatch));
         let words: Vec<String> = words.collect();
         assert_eq!(words.join(" "), "F2@0 F2@1 R2@0 F3@0 BW3@0 BW2@0 R2@1 F3@1 BW3@1 BW2@1");
@@ -108,7 +109,7 @@ mod tests {
 
     #[test]
     fn stages_are_passed_there_and_back() {
-        let schedule = Named::Interleaved.build(Shape::new(2, 2)).unwrap();
+        let schedule = NamedSchedule::Interleaved.build(Shape::new(2, 2)).unwrap();
         let turns = schedule.instances(&[0..2, 2..3, 3..4, 4..6]);
         let text = |device: usize| {
             let words: Vec<String> = (turns[device].iter())

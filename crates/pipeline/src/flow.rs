@@ -28,7 +28,7 @@ pub enum Direction {
 
 /// What one turn produces and a turn of another stage group waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Message {
+pub struct StageMessage {
     /// The turn that produces it.
     pub from: At,
     /// The turn that waits for it.
@@ -124,7 +124,7 @@ impl Index {
 }
 
 /// Everything that stage groups send each other, in the order in which receivers need it.
-pub(crate) fn messages(schedule: &Schedule) -> Vec<Message> {
+pub(crate) fn messages(schedule: &Schedule) -> Vec<StageMessage> {
     let mut found = Vec::new();
     for (to, turn) in schedule.all() {
         let stage = schedule.stage(to);
@@ -134,7 +134,13 @@ pub(crate) fn messages(schedule: &Schedule) -> Vec<Message> {
                     Direction::Forward => stage - 1,
                     Direction::Backward => stage + 1,
                 };
-                found.push(Message { from, to, direction, stage, microbatch: turn.microbatch });
+                found.push(StageMessage {
+                    from,
+                    to,
+                    direction,
+                    stage,
+                    microbatch: turn.microbatch,
+                });
             }
         }
     }

@@ -37,12 +37,12 @@ mod turn;
 mod words;
 mod written;
 
-pub use costs::{Costs, Times};
+pub use costs::{Times, TurnCosts};
 pub use error::{PipelineError, Result};
-pub use flow::{At, Direction, Message};
-pub use named::{Named, Shape};
+pub use flow::{At, Direction, StageMessage};
+pub use named::{NamedSchedule, Shape};
 pub use phalanx_script::Part;
-pub use placement::{Held, Placement};
+pub use placement::{HeldStage, Placement};
 pub use schedule::Schedule;
 pub use schedules::Warmup;
 pub use simulate::{Timed, Timeline, simulate};

@@ -12,7 +12,7 @@ use crate::words::counted;
 
 /// A schedule that has a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Named {
+pub enum NamedSchedule {
     /// Forward and backward of each micro-batch before the next.
     Naive,
     /// All forwards, then all backwards.
@@ -61,37 +61,37 @@ impl Shape {
     }
 }
 
-impl Named {
+impl NamedSchedule {
     /// Every schedule, the simplest first.
-    pub const ALL: [Named; 8] = [
-        Named::Naive,
-        Named::GPipe,
-        Named::OneFOneB,
-        Named::Interleaved,
-        Named::BreadthFirst,
-        Named::ZbH1,
-        Named::ZbH2,
-        Named::ZbV,
+    pub const ALL: [NamedSchedule; 8] = [
+        NamedSchedule::Naive,
+        NamedSchedule::GPipe,
+        NamedSchedule::OneFOneB,
+        NamedSchedule::Interleaved,
+        NamedSchedule::BreadthFirst,
+        NamedSchedule::ZbH1,
+        NamedSchedule::ZbH2,
+        NamedSchedule::ZbV,
     ];
 
     /// The name in configurations and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
-            Named::Naive => "naive",
-            Named::GPipe => "gpipe",
-            Named::OneFOneB => "1f1b",
-            Named::Interleaved => "interleaved",
-            Named::BreadthFirst => "breadth-first",
-            Named::ZbH1 => "zb-h1",
-            Named::ZbH2 => "zb-h2",
-            Named::ZbV => "zb-v",
+            NamedSchedule::Naive => "naive",
+            NamedSchedule::GPipe => "gpipe",
+            NamedSchedule::OneFOneB => "1f1b",
+            NamedSchedule::Interleaved => "interleaved",
+            NamedSchedule::BreadthFirst => "breadth-first",
+            NamedSchedule::ZbH1 => "zb-h1",
+            NamedSchedule::ZbH2 => "zb-h2",
+            NamedSchedule::ZbV => "zb-v",
         }
     }
 
     /// How many chunks a stage group has by default.
     pub const fn usual_chunks(self) -> usize {
         match self {
-            Named::Interleaved | Named::BreadthFirst | Named::ZbV => 2,
+            NamedSchedule::Interleaved | NamedSchedule::BreadthFirst | NamedSchedule::ZbV => 2,
             _ => 1,
         }
     }
@@ -102,14 +102,14 @@ impl Named {
         let v = shape.chunks.unwrap_or(self.usual_chunks());
         self.legal(p, m, v, warmup)?;
         match self {
-            Named::Naive => naive(p, m),
-            Named::GPipe => gpipe(p, m),
-            Named::OneFOneB => one_f_one_b(p, m, warmup),
-            Named::Interleaved => interleaved(p, m, v),
-            Named::BreadthFirst => breadth_first(p, m, v),
-            Named::ZbH1 => zb_h1(p, m),
-            Named::ZbH2 => zb_h2(p, m),
-            Named::ZbV => zb_v(p, m),
+            NamedSchedule::Naive => naive(p, m),
+            NamedSchedule::GPipe => gpipe(p, m),
+            NamedSchedule::OneFOneB => one_f_one_b(p, m, warmup),
+            NamedSchedule::Interleaved => interleaved(p, m, v),
+            NamedSchedule::BreadthFirst => breadth_first(p, m, v),
+            NamedSchedule::ZbH1 => zb_h1(p, m),
+            NamedSchedule::ZbH2 => zb_h2(p, m),
+            NamedSchedule::ZbV => zb_v(p, m),
         }
     }
 
@@ -137,7 +137,7 @@ impl Named {
             );
         }
         match self {
-            Named::ZbV if v != 2 => refuse(
+            NamedSchedule::ZbV if v != 2 => refuse(
                 format!("zb-v cannot have {}", counted(v, "chunk")),
                 "each stage group holds two chunks, one on each side of the V",
                 "2 chunks; or interleaved, which takes any number".to_owned(),
@@ -147,7 +147,7 @@ impl Named {
                 "each stage group holds one stage",
                 format!("1 chunk; or interleaved or breadth-first with {v}"),
             ),
-            _ if warmup == Warmup::Pb && self != Named::OneFOneB => refuse(
+            _ if warmup == Warmup::Pb && self != NamedSchedule::OneFOneB => refuse(
                 format!("{self} cannot have the warm-up pb"),
                 "only 1f1b has a choice of warm-up",
                 "warm-up pa; or 1f1b".to_owned(),
@@ -171,26 +171,29 @@ fn short_enough(p: usize, m: usize, v: usize) -> String {
 /// second and a gigabyte to show.
 const MOST_TURNS: usize = 1 << 21;
 
-impl fmt::Display for Named {
+impl fmt::Display for NamedSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-impl FromStr for Named {
+impl FromStr for NamedSchedule {
     type Err = PipelineError;
 
     fn from_str(name: &str) -> Result<Self> {
         let plain = |text: &str| -> String {
             text.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_lowercase()
         };
-        if let Some(found) = Named::ALL.into_iter().find(|named| named.name() == name) {
+        if let Some(found) = NamedSchedule::ALL.into_iter().find(|named| named.name() == name) {
             return Ok(found);
         }
-        let likely = Named::ALL.into_iter().find(|named| plain(named.name()) == plain(name));
+        let likely =
+            NamedSchedule::ALL.into_iter().find(|named| plain(named.name()) == plain(name));
         let known = match likely {
             Some(named) => named.to_string(),
-            None => format!("{} | csv:FILE", Named::ALL.map(Named::name).join(" | ")),
+            None => {
+                format!("{} | csv:FILE", NamedSchedule::ALL.map(NamedSchedule::name).join(" | "))
+            }
         };
         Err(PipelineError::Unknown { name: name.to_owned(), known })
     }

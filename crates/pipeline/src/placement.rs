@@ -9,7 +9,7 @@ use crate::error::{PipelineError, Result};
 
 /// What a chunk of a stage group is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Held {
+pub struct HeldStage {
     /// The stage.
     pub stage: usize,
     /// The replica of the model.
@@ -19,7 +19,7 @@ pub struct Held {
 /// The stages that every stage group holds, by chunk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placement {
-    devices: Vec<Vec<Held>>,
+    devices: Vec<Vec<HeldStage>>,
     stages: usize,
 }
 
@@ -36,7 +36,7 @@ impl Placement {
     }
 
     /// Any placement in which every replica has each stage exactly once.
-    pub fn new(devices: Vec<Vec<Held>>) -> Result<Self> {
+    pub fn new(devices: Vec<Vec<HeldStage>>) -> Result<Self> {
         let refuse = |what: String, help: String| Err(PipelineError::Placement { what, help });
         let all = || devices.iter().flatten();
         let (Some(stages), Some(replicas)) = (
@@ -60,7 +60,7 @@ impl Placement {
         for held in all() {
             let Some(time) = times.get_mut(held.replica).and_then(|row| row.get_mut(held.stage))
             else {
-                let Held { stage, replica } = held;
+                let HeldStage { stage, replica } = held;
                 let what = format!(
                     "there is stage {stage} of replica {replica}, but earlier ones \
                     are missing"
@@ -72,7 +72,7 @@ impl Placement {
         for (replica, row) in times.iter().enumerate() {
             let Some(stage) = row.iter().position(|&time| time != 1) else { continue };
             let what = format!("stage {stage} of replica {replica} is held");
-            let holders: Vec<String> = holders(&devices, Held { stage, replica });
+            let holders: Vec<String> = holders(&devices, HeldStage { stage, replica });
             return match holders.as_slice() {
                 [] => {
                     let help = format!(
@@ -106,28 +106,28 @@ impl Placement {
     }
 
     /// What a chunk of a stage group is.
-    pub fn held(&self, device: usize, chunk: usize) -> Option<Held> {
+    pub fn held(&self, device: usize, chunk: usize) -> Option<HeldStage> {
         self.devices.get(device)?.get(chunk).copied()
     }
 
     /// The stage group and chunk that hold a stage of a replica.
-    pub fn find(&self, held: Held) -> Option<(usize, usize)> {
-        let in_row = |row: &Vec<Held>| row.iter().position(|h| *h == held);
+    pub fn find(&self, held: HeldStage) -> Option<(usize, usize)> {
+        let in_row = |row: &Vec<HeldStage>| row.iter().position(|h| *h == held);
         self.devices.iter().enumerate().find_map(|(d, row)| in_row(row).map(|c| (d, c)))
     }
 }
 
 /// The holders of a stage, as text.
-fn holders(devices: &[Vec<Held>], held: Held) -> Vec<String> {
-    let chunks = |(device, row): (usize, &Vec<Held>)| -> Vec<String> {
+fn holders(devices: &[Vec<HeldStage>], held: HeldStage) -> Vec<String> {
+    let chunks = |(device, row): (usize, &Vec<HeldStage>)| -> Vec<String> {
         let own = row.iter().enumerate().filter(|(_, other)| **other == held);
         own.map(|(chunk, _)| format!("stage group {device} chunk {chunk}")).collect()
     };
     devices.iter().enumerate().flat_map(chunks).collect()
 }
 
-fn rows(p: usize, v: usize, stage: impl Fn(usize, usize) -> usize) -> Vec<Vec<Held>> {
-    let row = |d| (0..v).map(|c| Held { stage: stage(d, c), replica: 0 }).collect();
+fn rows(p: usize, v: usize, stage: impl Fn(usize, usize) -> usize) -> Vec<Vec<HeldStage>> {
+    let row = |d| (0..v).map(|c| HeldStage { stage: stage(d, c), replica: 0 }).collect();
     (0..p).map(row).collect()
 }
 
@@ -143,7 +143,7 @@ mod tests {
     fn round_and_round_or_there_and_back() -> Result<()> {
         let looped = Placement::looped(3, 2)?;
         assert_eq!(stages(&looped), [[0, 3], [1, 4], [2, 5]]);
-        assert_eq!(looped.find(Held { stage: 4, replica: 0 }), Some((1, 1)));
+        assert_eq!(looped.find(HeldStage { stage: 4, replica: 0 }), Some((1, 1)));
         let vee = Placement::vee(3)?;
         assert_eq!(stages(&vee), [[0, 5], [1, 4], [2, 3]]);
         assert_eq!((vee.devices(), vee.stages(), vee.chunks(2)), (3, 6, 2));
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_stage_is_held_once_by_each_replica() {
-        let held = |stage, replica| Held { stage, replica };
+        let held = |stage, replica| HeldStage { stage, replica };
         let both_ways = vec![vec![held(0, 0), held(1, 1)], vec![held(1, 0), held(0, 1)]];
         assert!(Placement::new(both_ways).is_ok());
         for (devices, words) in [

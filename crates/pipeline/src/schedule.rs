@@ -7,7 +7,7 @@ use phalanx_script::Part;
 use crate::check;
 use crate::deadlock;
 use crate::error::Result;
-use crate::flow::{self, At, Direction, Index, Message};
+use crate::flow::{self, At, Direction, Index, StageMessage};
 use crate::placement::Placement;
 use crate::turn::{Turn, Turns};
 use crate::written::Written;
@@ -144,7 +144,7 @@ impl Schedule {
     }
 
     /// Everything that stage groups send each other, in the order in which each receiver needs it.
-    pub fn messages(&self) -> Vec<Message> {
+    pub fn messages(&self) -> Vec<StageMessage> {
         flow::messages(self)
     }
 

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::costs::Costs;
+use crate::costs::TurnCosts;
 use crate::error::Result;
 use crate::flow::{self, At, Phase};
 use crate::schedule::Schedule;
@@ -49,7 +49,7 @@ pub struct Timeline {
 }
 
 /// Simulates a schedule.
-pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline> {
+pub fn simulate(schedule: &Schedule, costs: &TurnCosts) -> Result<Timeline> {
     costs.fit(schedule)?;
     let work = |device: usize, timed: &Timed| costs.of(schedule.placement(), device, &timed.turn);
     let timeline = Timeline::of(schedule, play(schedule, costs), work);
@@ -109,7 +109,7 @@ impl Timeline {
 }
 
 /// The times of all turns.
-fn play(schedule: &Schedule, costs: &Costs) -> Vec<Vec<Timed>> {
+fn play(schedule: &Schedule, costs: &TurnCosts) -> Vec<Vec<Timed>> {
     let mut devices: Vec<Vec<Timed>> = vec![Vec::new(); schedule.devices()];
     flow::walk(schedule, |at| {
         let turn = schedule.turn(at);
@@ -152,18 +152,18 @@ fn versions(turns: &[Turn]) -> usize {
 #[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 mod tests {
     use super::*;
-    use crate::{Named, Shape, Times};
+    use crate::{NamedSchedule, Shape, Times};
 
     /// A simulated timeline, shifted and in other units, is used as a measured one: the picture is
     /// the same, and simulating with its median times gives it again.
     #[test]
     fn a_measured_timeline_is_the_one_that_was_played() {
         let stage = |x: f64| Times { f: x, b: 2.0 * x, w: 0.5 * x };
-        for named in [Named::ZbH1, Named::OneFOneB, Named::Interleaved] {
+        for named in [NamedSchedule::ZbH1, NamedSchedule::OneFOneB, NamedSchedule::Interleaved] {
             let schedule = named.build(Shape::new(2, 4)).unwrap();
             let stages = schedule.placement().stages();
             let times = (0..stages).map(|s| stage(1.0 + s as f64)).collect();
-            let played = simulate(&schedule, &Costs::uneven(times, 0.25).unwrap()).unwrap();
+            let played = simulate(&schedule, &TurnCosts::uneven(times, 0.25).unwrap()).unwrap();
             let measured = Timeline::measured(&schedule, |at| {
                 let Timed { start, end, .. } = played.devices[at.device][at.index];
                 (8.0 + 2.0 * start, 8.0 + 2.0 * end)
@@ -172,7 +172,7 @@ mod tests {
             assert_eq!(measured.span, 2.0 * played.span);
             assert!((measured.bubble_total - played.bubble_total).abs() < 1e-12);
             assert_eq!(measured.peak_until_w, played.peak_until_w);
-            let costs = Costs::measured(&measured, 0.5).unwrap();
+            let costs = TurnCosts::measured(&measured, 0.5).unwrap();
             let again = simulate(&schedule, &costs).unwrap();
             for (a, b) in again.devices.iter().flatten().zip(measured.devices.iter().flatten()) {
                 assert!((a.start - b.start).abs() + (a.end - b.end).abs() < 1e-9, "{a:?}, {b:?}");
@@ -184,8 +184,8 @@ mod tests {
     /// the gradient arrives, at 6 and at 9, so only those of the last group make the step longer.
     #[test]
     fn second_forwards_wait_for_nobody() {
-        let plain = Named::GPipe.build(Shape::new(2, 2)).unwrap();
-        let costs = Costs::even(Times { f: 1.0, b: 2.0, w: 0.0 }, 0.0).unwrap();
+        let plain = NamedSchedule::GPipe.build(Shape::new(2, 2)).unwrap();
+        let costs = TurnCosts::even(Times { f: 1.0, b: 2.0, w: 0.0 }, 0.0).unwrap();
         let schedule = plain.with_second_forwards(|_| true).unwrap();
         let words = schedule.to_string();
         assert_eq!(words, "0: F0 F1 R0 BW0 R1 BW1\n1: F0 F1 R0 BW0 R1 BW1\n");
@@ -203,9 +203,9 @@ mod tests {
 
     #[test]
     fn a_turn_may_be_gone() {
-        let schedule = Named::Naive.build(Shape::new(1, 1)).unwrap();
+        let schedule = NamedSchedule::Naive.build(Shape::new(1, 1)).unwrap();
         let measured = Timeline::measured(&schedule, |at| [(3.0, 3.0), (3.0, 5.0)][at.index]);
         assert_eq!((measured.makespan, measured.bubble_total), (2.0, 0.0));
-        assert!(Costs::measured(&Timeline::measured(&schedule, |_| (1.0, 1.0)), 0.0).is_err());
+        assert!(TurnCosts::measured(&Timeline::measured(&schedule, |_| (1.0, 1.0)), 0.0).is_err());
     }
 }

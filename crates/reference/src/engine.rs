@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_call::{Lane, MemoryKind, NoScratch, Requirements, Slots, Tier};
-use phalanx_engine::{Args, Calls, Engine, EngineError, Event, Listed, Span, Stamps, Times};
+use phalanx_engine::{Args, CallTimes, Calls, Engine, EngineError, Event, Listed, Span, Stamps};
 use phalanx_ir::{Port, Program};
 
 use crate::error::ReferenceError;
 use crate::interpret::run;
-use crate::tensor::Tensor;
+use crate::tensor::RefTensor;
 
 /// An engine that interprets. It has no kernels and uses no workspace: a call reads whole tensors
 /// from its inputs' places, runs the program on them and writes its outputs. All tiers are its own
@@ -74,10 +74,10 @@ impl ReferenceEngine {
     }
 
     /// The tensor at the place of a port.
-    fn load(&self, program: &Program, port: &Port, span: Span) -> Result<Tensor, EngineError> {
+    fn load(&self, program: &Program, port: &Port, span: Span) -> Result<RefTensor, EngineError> {
         let ty = program.ty(port.value);
         let bytes = self.bytes(&program.name, span)?;
-        Tensor::from_bytes(ty.dtype, &ty.shape, bytes)
+        RefTensor::from_bytes(ty.dtype, &ty.shape, bytes)
             .map_err(|e| failed(&program.name, format!("`{}`: {e}", port.name)))
     }
 
@@ -154,7 +154,7 @@ impl Engine for ReferenceEngine {
         self.stamps.time(origin);
     }
 
-    fn times(&mut self, step: &mut Self::Step) -> Result<Vec<Times>, EngineError> {
+    fn times(&mut self, step: &mut Self::Step) -> Result<Vec<CallTimes>, EngineError> {
         step.times(self)
     }
 
@@ -183,7 +183,7 @@ impl Engine for ReferenceEngine {
         Ok(true)
     }
 
-    fn happened(&self, event: Event) -> Option<Times> {
+    fn happened(&self, event: Event) -> Option<CallTimes> {
         self.stamps.of(event)
     }
 
@@ -211,10 +211,10 @@ impl Engine for ReferenceEngine {
 }
 
 /// The sum of an old value and a result, rounded to their element type.
-fn sum(held: &Tensor, result: &Tensor) -> Result<Tensor, ReferenceError> {
+fn sum(held: &RefTensor, result: &RefTensor) -> Result<RefTensor, ReferenceError> {
     let values: Vec<f64> =
         (held.values().iter().zip(result.values())).map(|(a, b)| a + b).collect();
-    Tensor::new(held.dtype(), held.shape(), &values)
+    RefTensor::new(held.dtype(), held.shape(), &values)
 }
 
 fn range(span: Span) -> Range<usize> {

@@ -4,13 +4,13 @@ use phalanx_ir::{OpDef, Port, Program, ValueId};
 
 use crate::error::ReferenceError;
 use crate::ops;
-use crate::tensor::Tensor;
+use crate::tensor::RefTensor;
 
 /// Runs a program on named inputs and returns its outputs by name, in order.
 pub fn run(
     program: &Program,
-    inputs: &[(&str, Tensor)],
-) -> Result<Vec<(String, Tensor)>, ReferenceError> {
+    inputs: &[(&str, RefTensor)],
+) -> Result<Vec<(String, RefTensor)>, ReferenceError> {
     let values = run_values(program, inputs)?;
     let output = |port: &Port| (port.name.clone(), values[port.value.index()].clone());
     Ok(program.outputs().iter().map(output).collect())
@@ -19,14 +19,14 @@ pub fn run(
 /// Runs a program on named inputs and returns every value, by [`ValueId::index`].
 pub fn run_values(
     program: &Program,
-    inputs: &[(&str, Tensor)],
-) -> Result<Vec<Tensor>, ReferenceError> {
-    let mut values: Vec<Option<Tensor>> = vec![None; program.values().len()];
+    inputs: &[(&str, RefTensor)],
+) -> Result<Vec<RefTensor>, ReferenceError> {
+    let mut values: Vec<Option<RefTensor>> = vec![None; program.values().len()];
     bind(program, inputs, &mut values)?;
     for instr in program.instrs() {
         let operands = (instr.inputs.iter())
             .map(|&v| defined(program, v, values[v.index()].as_ref()))
-            .collect::<Result<Vec<&Tensor>, _>>()?;
+            .collect::<Result<Vec<&RefTensor>, _>>()?;
         let results = ops::apply(&instr.op, &operands)?;
         for (&value, result) in instr.outputs.iter().zip(results) {
             let declared = program.ty(value);
@@ -51,8 +51,8 @@ pub fn run_values(
 /// Puts the given tensors where the program's inputs are.
 fn bind(
     program: &Program,
-    inputs: &[(&str, Tensor)],
-    values: &mut [Option<Tensor>],
+    inputs: &[(&str, RefTensor)],
+    values: &mut [Option<RefTensor>],
 ) -> Result<(), ReferenceError> {
     for (name, tensor) in inputs {
         let port = program.input_named(name).ok_or_else(|| {

@@ -16,4 +16,4 @@ mod tensor;
 pub use engine::{ReferenceEngine, ReferenceKernel};
 pub use error::ReferenceError;
 pub use interpret::{run, run_values};
-pub use tensor::{Data, Tensor};
+pub use tensor::{RefTensor, TensorData};

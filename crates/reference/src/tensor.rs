@@ -8,7 +8,7 @@ use crate::error::ReferenceError;
 
 /// The elements of a tensor, in row-major order.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Data {
+pub enum TensorData {
     /// Any float type: held as `f64`, rounded to the element type.
     Float(Vec<f64>),
     /// `i32`.
@@ -19,16 +19,16 @@ pub enum Data {
 
 /// An element type, a shape and the elements.
 ///
-/// Tensors compare as floats do, so a NaN differs from itself; compare [`Tensor::to_bytes`] where
+/// Tensors compare as floats do, so a NaN differs from itself; compare [`RefTensor::to_bytes`] where
 /// bits matter.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tensor {
+pub struct RefTensor {
     dtype: DType,
     shape: Vec<usize>,
-    data: Data,
+    data: TensorData,
 }
 
-impl Tensor {
+impl RefTensor {
     /// Values of any element type, converted as the op `cast` converts them.
     pub fn new(dtype: DType, shape: &[usize], values: &[f64]) -> Result<Self, ReferenceError> {
         count(dtype, shape, "elements", 1, values.len())?;
@@ -49,14 +49,14 @@ impl Tensor {
     /// A tensor of `i32`.
     pub fn from_i32(shape: &[usize], values: &[i32]) -> Result<Self, ReferenceError> {
         count(DType::I32, shape, "elements", 1, values.len())?;
-        let data = Data::Int(values.to_vec());
+        let data = TensorData::Int(values.to_vec());
         Ok(Self::from_data(DType::I32, shape, data))
     }
 
     /// A tensor of `bool`.
     pub fn from_bool(shape: &[usize], values: &[bool]) -> Result<Self, ReferenceError> {
         count(DType::Bool, shape, "elements", 1, values.len())?;
-        let data = Data::Bool(values.to_vec());
+        let data = TensorData::Bool(values.to_vec());
         Ok(Self::from_data(DType::Bool, shape, data))
     }
 
@@ -76,7 +76,7 @@ impl Tensor {
     pub fn ids(shape: &[usize], bound: u32, stream: Stream) -> Self {
         let n: usize = shape.iter().product();
         let id = |i| stream.below(i, bound.into()) as i32;
-        let data = Data::Int((0..n as u64).map(id).collect());
+        let data = TensorData::Int((0..n as u64).map(id).collect());
         Self::from_data(DType::I32, shape, data)
     }
 
@@ -84,14 +84,18 @@ impl Tensor {
     pub fn from_bytes(dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Self, ReferenceError> {
         count(dtype, shape, "bytes", dtype.size(), bytes.len())?;
         let data = match dtype {
-            DType::F64 => Data::Float(words(bytes).map(f64::from_le_bytes).collect()),
-            DType::F32 => Data::Float(words(bytes).map(|w| f32::from_le_bytes(w).into()).collect()),
-            DType::Bf16 => {
-                Data::Float(words(bytes).map(|w| bf16::from_le_bytes(w).into()).collect())
+            DType::F64 => TensorData::Float(words(bytes).map(f64::from_le_bytes).collect()),
+            DType::F32 => {
+                TensorData::Float(words(bytes).map(|w| f32::from_le_bytes(w).into()).collect())
             }
-            DType::F16 => Data::Float(words(bytes).map(|w| f16::from_le_bytes(w).into()).collect()),
-            DType::I32 => Data::Int(words(bytes).map(i32::from_le_bytes).collect()),
-            DType::Bool => Data::Bool(bytes.iter().map(|&b| b != 0).collect()),
+            DType::Bf16 => {
+                TensorData::Float(words(bytes).map(|w| bf16::from_le_bytes(w).into()).collect())
+            }
+            DType::F16 => {
+                TensorData::Float(words(bytes).map(|w| f16::from_le_bytes(w).into()).collect())
+            }
+            DType::I32 => TensorData::Int(words(bytes).map(i32::from_le_bytes).collect()),
+            DType::Bool => TensorData::Bool(bytes.iter().map(|&b| b != 0).collect()),
         };
         Ok(Self::from_data(dtype, shape, data))
     }
@@ -99,7 +103,7 @@ impl Tensor {
     /// The elements as they lie in memory, little-endian.
     pub fn to_bytes(&self) -> Vec<u8> {
         match &self.data {
-            Data::Float(values) => (values.iter())
+            TensorData::Float(values) => (values.iter())
                 .flat_map(|&x| match self.dtype {
                     DType::F64 => x.to_le_bytes().to_vec(),
                     DType::Bf16 => bf16::from_f32(x as f32).to_le_bytes().to_vec(),
@@ -107,8 +111,8 @@ impl Tensor {
                     _ => (x as f32).to_le_bytes().to_vec(),
                 })
                 .collect(),
-            Data::Int(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Data::Bool(values) => values.iter().map(|&x| u8::from(x)).collect(),
+            TensorData::Int(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            TensorData::Bool(values) => values.iter().map(|&x| u8::from(x)).collect(),
         }
     }
 
@@ -123,55 +127,55 @@ impl Tensor {
     }
 
     /// The elements.
-    pub fn data(&self) -> &Data {
+    pub fn data(&self) -> &TensorData {
         &self.data
     }
 
     /// The elements as `f64`, which holds every value of every element type.
     pub fn values(&self) -> Vec<f64> {
         match &self.data {
-            Data::Float(values) => values.clone(),
-            Data::Int(values) => values.iter().map(|&x| x.into()).collect(),
-            Data::Bool(values) => values.iter().map(|&x| f64::from(u8::from(x))).collect(),
+            TensorData::Float(values) => values.clone(),
+            TensorData::Int(values) => values.iter().map(|&x| x.into()).collect(),
+            TensorData::Bool(values) => values.iter().map(|&x| f64::from(u8::from(x))).collect(),
         }
     }
 
     /// As many values as the shape holds, converted to the element type.
     pub(crate) fn rounded(dtype: DType, shape: &[usize], mut values: Vec<f64>) -> Self {
         let data = match dtype {
-            DType::I32 => Data::Int(values.into_iter().map(|x| x as i32).collect()),
-            DType::Bool => Data::Bool(values.into_iter().map(|x| x != 0.0).collect()),
+            DType::I32 => TensorData::Int(values.into_iter().map(|x| x as i32).collect()),
+            DType::Bool => TensorData::Bool(values.into_iter().map(|x| x != 0.0).collect()),
             _ => {
                 values.iter_mut().for_each(|x| *x = round(dtype, *x));
-                Data::Float(values)
+                TensorData::Float(values)
             }
         };
         Self::from_data(dtype, shape, data)
     }
 
     /// Elements that are known to fit.
-    pub(crate) fn from_data(dtype: DType, shape: &[usize], data: Data) -> Self {
+    pub(crate) fn from_data(dtype: DType, shape: &[usize], data: TensorData) -> Self {
         debug_assert_eq!(data.len(), shape.iter().product::<usize>());
         let shape = shape.to_vec();
         Self { dtype, shape, data }
     }
 }
 
-impl Data {
+impl TensorData {
     /// The elements at these offsets, in their order.
     pub(crate) fn gather(&self, offsets: &[usize]) -> Self {
         match self {
-            Data::Float(x) => Data::Float(offsets.iter().map(|&i| x[i]).collect()),
-            Data::Int(x) => Data::Int(offsets.iter().map(|&i| x[i]).collect()),
-            Data::Bool(x) => Data::Bool(offsets.iter().map(|&i| x[i]).collect()),
+            TensorData::Float(x) => TensorData::Float(offsets.iter().map(|&i| x[i]).collect()),
+            TensorData::Int(x) => TensorData::Int(offsets.iter().map(|&i| x[i]).collect()),
+            TensorData::Bool(x) => TensorData::Bool(offsets.iter().map(|&i| x[i]).collect()),
         }
     }
 
     fn len(&self) -> usize {
         match self {
-            Data::Float(x) => x.len(),
-            Data::Int(x) => x.len(),
-            Data::Bool(x) => x.len(),
+            TensorData::Float(x) => x.len(),
+            TensorData::Int(x) => x.len(),
+            TensorData::Bool(x) => x.len(),
         }
     }
 }
@@ -212,36 +216,36 @@ mod tests {
     #[test]
     fn values_are_rounded_to_their_type() {
         let third = 1.0 / 3.0;
-        let at = |dtype| Tensor::scalar(dtype, third).values()[0];
+        let at = |dtype| RefTensor::scalar(dtype, third).values()[0];
         assert_eq!(at(DType::F64), third);
         assert_eq!(at(DType::F32), f64::from(1.0f32 / 3.0));
         // 1/3 is 0x3eaaaaab as a single; its upper half rounds up to 0x3eab.
         assert_eq!(at(DType::Bf16), f64::from(f32::from_bits(0x3eab_0000)));
         // Halfway between 1 and the next bf16 (1 + 2⁻⁷) goes to the even one, 1.
-        let tie = Tensor::scalar(DType::Bf16, 1.0 + 2f64.powi(-8));
+        let tie = RefTensor::scalar(DType::Bf16, 1.0 + 2f64.powi(-8));
         assert_eq!(tie.values(), [1.0]);
-        assert_eq!(Tensor::scalar(DType::I32, -2.7).values(), [-2.0]);
-        assert_eq!(Tensor::scalar(DType::Bool, -2.7).values(), [1.0]);
+        assert_eq!(RefTensor::scalar(DType::I32, -2.7).values(), [-2.0]);
+        assert_eq!(RefTensor::scalar(DType::Bool, -2.7).values(), [1.0]);
     }
 
     #[test]
     fn bytes_go_both_ways() {
         for dtype in DType::ALL {
-            let x = Tensor::normal(dtype, &[3, 4], Stream::named(1, "bytes"));
+            let x = RefTensor::normal(dtype, &[3, 4], Stream::named(1, "bytes"));
             let bytes = x.to_bytes();
             assert_eq!(bytes.len(), 12 * dtype.size());
-            assert_eq!(Tensor::from_bytes(dtype, &[3, 4], &bytes).unwrap(), x);
+            assert_eq!(RefTensor::from_bytes(dtype, &[3, 4], &bytes).unwrap(), x);
         }
-        let x = Tensor::new(DType::Bf16, &[2], &[1.0, -2.0]).unwrap();
+        let x = RefTensor::new(DType::Bf16, &[2], &[1.0, -2.0]).unwrap();
         assert_eq!(x.to_bytes(), [0x80, 0x3f, 0x00, 0xc0]);
     }
 
     #[test]
     fn wrong_counts_are_errors() {
-        let error = Tensor::from_f64(&[2, 2], &[1.0]).unwrap_err();
+        let error = RefTensor::from_f64(&[2, 2], &[1.0]).unwrap_err();
         assert_eq!(error.to_string(), "f64[2, 2] holds 4 elements, but 1 were given");
-        assert!(Tensor::from_bytes(DType::F32, &[2], &[0; 7]).is_err());
-        assert!(Tensor::from_i32(&[2], &[0; 3]).is_err());
-        assert!(Tensor::from_bool(&[], &[]).is_err());
+        assert!(RefTensor::from_bytes(DType::F32, &[2], &[0; 7]).is_err());
+        assert!(RefTensor::from_i32(&[2], &[0; 3]).is_err());
+        assert!(RefTensor::from_bool(&[], &[]).is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use phalanx_engine::{Call, Engine, EngineError, Span, Target, Way};
+use phalanx_engine::{Engine, EngineError, KernelCall, Span, Target, Way};
 use phalanx_script::{BufferId, Kind, Lane, MemoryPlan, Message, Run, Script, View, Write};
 
 /// The place of a whole buffer.
@@ -24,7 +24,7 @@ impl<E: Engine> Binder<'_, E> {
         &mut self,
         index: usize,
         kernels: &[Arc<E::Kernel>],
-    ) -> Result<Option<Call<E::Kernel>>, EngineError> {
+    ) -> Result<Option<KernelCall<E::Kernel>>, EngineError> {
         let script = self.script;
         let action = &script.actions[index];
         match (&action.kind, action.run()) {
@@ -46,7 +46,7 @@ impl<E: Engine> Binder<'_, E> {
     }
 
     /// A run with every view resolved to a piece of the arena.
-    fn run(&self, index: usize, run: &Run, kernel: Arc<E::Kernel>) -> Call<E::Kernel> {
+    fn run(&self, index: usize, run: &Run, kernel: Arc<E::Kernel>) -> KernelCall<E::Kernel> {
         let entry = &self.script.programs[run.program.0];
         let piece = |view: &View, value| Span {
             tier: self.script.buffers[view.buffer.0].tier,
@@ -65,7 +65,7 @@ impl<E: Engine> Binder<'_, E> {
         let offset = self.plan.workspaces[index].unwrap_or(0);
         let workspace = Span::device(offset, entry.slots().extent);
         let lane = self.script.actions[index].lane;
-        Call { kernel, inputs, outputs, workspace, lane, after: Vec::new() }
+        KernelCall { kernel, inputs, outputs, workspace, lane, after: Vec::new() }
     }
 
     /// A message: its buffer is the only input or output of a kernel.
@@ -75,7 +75,7 @@ impl<E: Engine> Binder<'_, E> {
         messages: &[Message],
         way: Way,
         label: &str,
-    ) -> Result<Call<E::Kernel>, EngineError> {
+    ) -> Result<KernelCall<E::Kernel>, EngineError> {
         let kernel = Arc::new(self.engine.connect(messages, way, label)?);
         let span = span_of(self.script, self.plan, buffer);
         let (inputs, outputs, lane) = match way {
@@ -83,7 +83,7 @@ impl<E: Engine> Binder<'_, E> {
             Way::Receive => (vec![], vec![Target { span, add: false }], Lane::Receive),
         };
         let workspace = Span::default();
-        Ok(Call { kernel, inputs, outputs, workspace, lane, after: Vec::new() })
+        Ok(KernelCall { kernel, inputs, outputs, workspace, lane, after: Vec::new() })
     }
 
     fn copy(
@@ -92,11 +92,11 @@ impl<E: Engine> Binder<'_, E> {
         into: BufferId,
         lane: Lane,
         label: &str,
-    ) -> Result<Call<E::Kernel>, EngineError> {
+    ) -> Result<KernelCall<E::Kernel>, EngineError> {
         let [from, span] = [from, into].map(|id| span_of(self.script, self.plan, id));
         let kernel = Arc::new(self.engine.copy(from.tier, span.tier, span.bytes, label)?);
         let outputs = vec![Target { span, add: false }];
         let workspace = Span::default();
-        Ok(Call { kernel, inputs: vec![from], outputs, workspace, lane, after: Vec::new() })
+        Ok(KernelCall { kernel, inputs: vec![from], outputs, workspace, lane, after: Vec::new() })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use phalanx_engine::{Call, Calls, Engine, EngineError, Span};
+use phalanx_engine::{Calls, Engine, EngineError, KernelCall, Span};
 use phalanx_script::{
     BufferId, BufferKey, Entry, HappensBefore, MemoryPlan, Planned, Script, ScriptError, Source,
     Tier,
@@ -279,7 +279,7 @@ pub(crate) fn step<E: Engine>(loaded: &mut LoadedScript<E>) -> Result<&mut E::St
 
 /// Sets what each call waits for: instead of an action that makes no call, what that action waits
 /// for.
-fn wait<K>(calls: &mut [Call<K>], actions: &[usize], count: usize, order: &HappensBefore) {
+fn wait<K>(calls: &mut [KernelCall<K>], actions: &[usize], count: usize, order: &HappensBefore) {
     // For each action: its call, or the calls that replace it.
     let mut waits: Vec<Result<usize, Vec<usize>>> = Vec::with_capacity(count);
     let mut numbers = actions.iter().enumerate().peekable();

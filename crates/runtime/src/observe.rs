@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_engine::{Call, Engine, Event, Span};
+use phalanx_engine::{Engine, Event, KernelCall, Span};
 use phalanx_script::{Buffer, BufferId, Category, Kind, Planned, Script, Source, Tier};
 
 use crate::bind::span_of;
@@ -56,7 +56,7 @@ impl<E: Engine> Executor<E> {
         let Planned { script, memory, .. } = &*self.scripts[id.index()].planned;
         let mut saved = Vec::new();
         for (index, buffer) in script.buffers.iter().enumerate() {
-            if buffer.source == Source::Script || memory.lives[index].is_none() {
+            if buffer.source == Source::Script || memory.live_ranges[index].is_none() {
                 continue;
             }
             let span = span_of(script, memory, BufferId(index));
@@ -85,7 +85,7 @@ impl<E: Engine> Executor<E> {
                 let entry = &script.programs[run.program.0];
                 let (slots, instrs) = (entry.slots(), entry.program().instrs().len());
                 let peak = (0..=instrs).map(|i| {
-                    let alive = slots.lives.iter().zip(masks);
+                    let alive = slots.live_ranges.iter().zip(masks);
                     let alive = alive.filter(|(b, _)| b.birth <= i && i <= b.death);
                     alive.map(|(_, mask)| count(mask)).sum::<usize>()
                 });
@@ -148,7 +148,7 @@ impl<'a, E: Engine> Watch<'a, E> {
         Ok(())
     }
 
-    fn await_messages(&mut self, call: &Call<E::Kernel>) -> Result<(), RuntimeError> {
+    fn await_messages(&mut self, call: &KernelCall<E::Kernel>) -> Result<(), RuntimeError> {
         for before in &call.after {
             if let Some(event) = self.messages.remove(before) {
                 self.engine.wait(event)?;
@@ -160,7 +160,7 @@ impl<'a, E: Engine> Watch<'a, E> {
     fn fill_what_is_born(&mut self, action: usize) -> Result<(), RuntimeError> {
         let Planned { script, memory: plan, .. } = &*self.loaded.planned;
         for (index, buffer) in script.buffers.iter().enumerate() {
-            let born = plan.lives[index].is_some_and(|(first, _)| first == action);
+            let born = plan.live_ranges[index].is_some_and(|(first, _)| first == action);
             if born && self.fresh[index] {
                 let fill = |&padding: &bool| if padding { 0 } else { self.pattern };
                 let bytes: Vec<u8> = padding(buffer).iter().map(fill).collect();
@@ -175,7 +175,7 @@ impl<'a, E: Engine> Watch<'a, E> {
         &mut self,
         action: usize,
         number: usize,
-        call: &Call<E::Kernel>,
+        call: &KernelCall<E::Kernel>,
     ) -> Result<(), RuntimeError> {
         let (kernel, args) = (&*call.kernel, call.args());
         let kind = &self.loaded.planned.script.actions[action].kind;
@@ -195,7 +195,7 @@ impl<'a, E: Engine> Watch<'a, E> {
     fn inspect_what_dies(&mut self, action: usize) -> Result<(), RuntimeError> {
         let Planned { script, memory: plan, .. } = &*self.loaded.planned;
         for (index, buffer) in script.buffers.iter().enumerate() {
-            let dies = plan.lives[index].is_some_and(|(_, last)| last == action);
+            let dies = plan.live_ranges[index].is_some_and(|(_, last)| last == action);
             if !dies {
                 continue;
             }

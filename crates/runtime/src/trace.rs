@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use phalanx_engine::{Engine, Times};
+use phalanx_engine::{CallTimes, Engine};
 use phalanx_script::Lane;
 
 use crate::executor::{Executor, RuntimeError, ScriptId, step};
@@ -40,7 +40,7 @@ impl<E: Engine> Executor<E> {
         let loaded = &mut self.scripts[id.index()];
         let times = self.engine.times(step(loaded)?)?;
         Ok((loaded.actions.iter().zip(loaded.calls.iter()).zip(times))
-            .map(|((&action, call), Times { issued, started, ended })| TimedAction {
+            .map(|((&action, call), CallTimes { issued, started, ended })| TimedAction {
                 action,
                 lane: call.lane,
                 issued,

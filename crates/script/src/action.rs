@@ -11,7 +11,7 @@ use phalanx_ir::{Axis, DType, Program, TensorType};
 use crate::key::BufferKey;
 use crate::library::Placed;
 use crate::names::Names;
-use crate::schedule::Turn;
+use crate::schedule::ScheduledRun;
 
 /// What a buffer's bytes are counted as.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -96,7 +96,7 @@ pub struct Buffer {
     pub bytes: usize,
     /// Where its first contents come from.
     pub source: Source,
-    /// The tier in which it lies; programs and messages use the tier `Device`.
+    /// The tier in which it lies; programs and messages use the tier `StageGroup`.
     pub tier: Tier,
     /// Bytes that are there for alignment alone: zero from the start, and no action writes them.
     pub padding: Vec<Range<usize>>,
@@ -177,7 +177,7 @@ pub enum Kind {
         /// The gathered unit, or the value that was sent and has arrived.
         buffer: BufferId,
     },
-    /// Copies a buffer to one of the same size in another tier: a batch to the tier `Device`, state
+    /// Copies a buffer to one of the same size in another tier: a batch to the tier `StageGroup`, state
     /// out of it. The lane says the direction.
     Copy {
         /// The source buffer.
@@ -260,7 +260,7 @@ pub struct Script {
     /// The actions, in order of issue.
     pub actions: Vec<Action>,
     /// The turns of the schedule, each with the number of its action.
-    pub turns: Vec<(usize, Turn)>,
+    pub turns: Vec<(usize, ScheduledRun)>,
     /// The gradient buffers.
     pub accumulators: Vec<Accumulator>,
     /// What the numbers in contributions stand for.

@@ -21,17 +21,17 @@ use phalanx_spmd::Sharing;
 use crate::action::{
     Action, Buffer, BufferId, Category, Contribution, Kind, Run, Script, Source, View, Write,
 };
-use crate::device::Device;
+use crate::device::StageGroup;
 use crate::error::ScriptError;
 use crate::key::StateKind;
-use crate::schedule::{Part, Turn};
+use crate::schedule::{Part, ScheduledRun};
 use crate::unit::{Unit, units};
 use bind::{Binder, Places};
 use collect::Collector;
 use messages::Messenger;
 use reduce::Reducer;
 
-pub use hold::{Held, UnitBuffers};
+pub use hold::{HeldRange, UnitBuffers};
 pub use world::World;
 
 /// The programs of each distinct segment of a model.
@@ -136,7 +136,7 @@ pub struct Training<'a> {
     /// What all ranks have in common.
     pub world: &'a World<'a>,
     /// The rank.
-    pub at: Place,
+    pub at: RankPlace,
     /// Element types.
     pub precision: Precision,
     /// The update rule.
@@ -147,7 +147,7 @@ pub struct Training<'a> {
 
 /// Which rank: a stage group, and a place in its mesh.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Place {
+pub struct RankPlace {
     /// The stage group's index.
     pub device: usize,
     /// The place in its mesh.
@@ -156,13 +156,13 @@ pub struct Place {
 
 impl<'a> Training<'a> {
     /// The stage group of the rank.
-    pub(crate) fn device(&self) -> Device<'a> {
+    pub(crate) fn device(&self) -> StageGroup<'a> {
         self.world.devices[self.at.device]
     }
 
     /// The rank within its stage group.
-    pub(crate) fn ranks(&self) -> Ranks<'a> {
-        Ranks { mesh: self.device().mesh, rank: self.at.place }
+    pub(crate) fn ranks(&self) -> RankOnMesh<'a> {
+        RankOnMesh { mesh: self.device().mesh, rank: self.at.place }
     }
 
     /// What the rank keeps from step to step.
@@ -177,7 +177,7 @@ impl<'a> Training<'a> {
 
 /// One rank of a mesh.
 #[derive(Clone, Copy, Debug)]
-pub struct Ranks<'a> {
+pub struct RankOnMesh<'a> {
     /// The mesh.
     pub mesh: &'a Mesh,
     /// The rank's place in it.
@@ -186,16 +186,16 @@ pub struct Ranks<'a> {
 
 static ONE_RANK: (Mesh, Sharing) = (Mesh::single(), Sharing::none());
 
-impl Ranks<'static> {
+impl RankOnMesh<'static> {
     /// A single rank, which shares nothing.
     pub fn alone() -> Self {
         Self { mesh: &ONE_RANK.0, rank: 0 }
     }
 }
 
-impl<'a> Device<'a> {
+impl<'a> StageGroup<'a> {
     /// One rank that does these turns.
-    pub fn alone(compiled: &'a Compiled, turns: &'a [Turn]) -> Self {
+    pub fn alone(compiled: &'a Compiled, turns: &'a [ScheduledRun]) -> Self {
         Self { compiled, turns, mesh: &ONE_RANK.0, sharing: &ONE_RANK.1, ranks: &[0] }
     }
 }
@@ -253,35 +253,35 @@ pub fn train_script(training: &Training<'_>, state: &State) -> Result<Script, Sc
 
 /// What determines a script that only runs forward on one rank.
 #[derive(Clone, Copy, Debug)]
-pub struct Forward<'a> {
+pub struct Inference<'a> {
     /// What all ranks have in common; the turns of stage groups are [`forward`](crate::forward).
     pub world: &'a World<'a>,
     /// The rank.
-    pub at: Place,
+    pub at: RankPlace,
     /// The element type of weights.
     pub weights: DType,
 }
 
 /// A forward-only script over the weights of a state: what evaluation runs. The sum of its
 /// micro-batches' losses is [`Number::Loss`](crate::Number::Loss), zero if the model has no loss.
-pub fn eval_script(forward: &Forward<'_>, state: &State) -> Result<Script, ScriptError> {
+pub fn eval_script(forward: &Inference<'_>, state: &State) -> Result<Script, ScriptError> {
     forward.script(state)
 }
 
-impl Forward<'_> {
+impl Inference<'_> {
     /// What the rank keeps of a model that is never trained: its weights.
     pub fn state(&self) -> Result<State, ScriptError> {
-        let Forward { world, at, weights } = *self;
+        let Inference { world, at, weights } = *self;
         let units = units(world, at.device, weights)?;
         let mut script = world.empty_script(at, &units);
-        let ranks = Ranks { mesh: world.devices[at.device].mesh, rank: at.place };
+        let ranks = RankOnMesh { mesh: world.devices[at.device].mesh, rank: at.place };
         let buffers = hold::weights(&mut script, &units, weights, ranks);
         Ok(State { units, buffers, table: script })
     }
 
     /// The stage group's turns; then the sum of the losses.
     fn script(&self, state: &State) -> Result<Script, ScriptError> {
-        let Forward { world, at, .. } = *self;
+        let Inference { world, at, .. } = *self;
         let (units, weights, script) = (&state.units, &state.weights(), state.script());
         let mut binder = Binder::new(world, at.device, script);
         binder.weights = Places::new(world.model, units, weights, self.weights);

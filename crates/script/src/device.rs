@@ -10,15 +10,15 @@ use phalanx_spmd::Sharing;
 
 use crate::build::Compiled;
 use crate::error::ScriptError;
-use crate::schedule::Turn;
+use crate::schedule::ScheduledRun;
 
 /// Ranks that hold the same stages, and what they do in a step.
 #[derive(Clone, Copy, Debug)]
-pub struct Device<'a> {
+pub struct StageGroup<'a> {
     /// The programs of the model's segments on this mesh.
     pub compiled: &'a Compiled,
     /// The order of their runs.
-    pub turns: &'a [Turn],
+    pub turns: &'a [ScheduledRun],
     /// The mesh.
     pub mesh: &'a Mesh,
     /// How its ranks share what they hold.
@@ -30,7 +30,7 @@ pub struct Device<'a> {
 /// The mesh of several stage groups: their mesh with one more axis along which the groups lie. If
 /// their meshes differ, all their ranks lie along that one axis. Also gives the ranks, in the order
 /// of that mesh.
-pub(crate) fn together(devices: &[&Device<'_>]) -> Result<(Mesh, Arc<[usize]>), ScriptError> {
+pub(crate) fn together(devices: &[&StageGroup<'_>]) -> Result<(Mesh, Arc<[usize]>), ScriptError> {
     let ranks: Arc<[usize]> = devices.iter().flat_map(|d| d.ranks.iter().copied()).collect();
     let stages = Axis::STAGES;
     let alike = devices.iter().all(|d| d.mesh == devices[0].mesh);

@@ -16,7 +16,7 @@ use crate::error::ScriptError;
 /// One message of an edge: which elements of the sender's block go where in the receiver's. Where
 /// both are the same rank it is a copy on that rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Piece {
+pub struct EdgePiece {
     /// The global rank that sends.
     pub from: usize,
     /// The global rank that receives.
@@ -36,7 +36,7 @@ pub struct Stretch {
     pub len: usize,
 }
 
-impl Piece {
+impl EdgePiece {
     /// How many elements the message has.
     pub fn elements(&self) -> usize {
         self.stretches.iter().map(|stretch| stretch.len).sum()
@@ -57,7 +57,7 @@ pub fn edge(
     b: &TensorType,
     mesh_b: &Mesh,
     ranks_b: &[usize],
-) -> Result<Vec<Piece>, ScriptError> {
+) -> Result<Vec<EdgePiece>, ScriptError> {
     let (from, to) = (Side::new(a, mesh_a, ranks_a)?, Side::new(b, mesh_b, ranks_b)?);
     if (a.dtype, &a.shape) != (b.dtype, &b.shape) {
         let what = format!("{a} is sent, but {b} is expected");
@@ -79,9 +79,9 @@ pub fn edge(
 }
 
 /// Bytes that messages of this element type move from one rank to another.
-pub fn bytes(pieces: &[Piece], dtype: DType) -> usize {
+pub fn bytes(pieces: &[EdgePiece], dtype: DType) -> usize {
     let moved = pieces.iter().filter(|piece| piece.from != piece.to);
-    moved.map(Piece::elements).sum::<usize>() * dtype.size()
+    moved.map(EdgePiece::elements).sum::<usize>() * dtype.size()
 }
 
 /// One end of an edge.
@@ -196,7 +196,7 @@ struct Wanted<'a> {
     stretches: Vec<Stretch>,
 }
 
-fn choose_senders(all: Vec<Wanted<'_>>, ranks_a: &[usize], ranks_b: &[usize]) -> Vec<Piece> {
+fn choose_senders(all: Vec<Wanted<'_>>, ranks_a: &[usize], ranks_b: &[usize]) -> Vec<EdgePiece> {
     let mut loads = vec![0_usize; ranks_a.len()];
     let mut chosen: Vec<(usize, usize, Vec<Stretch>)> = Vec::new();
     let mut open = Vec::new();
@@ -222,7 +222,7 @@ fn choose_senders(all: Vec<Wanted<'_>>, ranks_a: &[usize], ranks_b: &[usize]) ->
         }
     }
     chosen.sort_by_key(|&(to, from, _)| (to, from));
-    let piece = |(to, from, stretches): (usize, usize, Vec<Stretch>)| Piece {
+    let piece = |(to, from, stretches): (usize, usize, Vec<Stretch>)| EdgePiece {
         from: ranks_a[from],
         to: ranks_b[to],
         stretches,
@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     /// The edge between two types in text, from ranks 0, 1… to 10, 11….
-    fn between(a: (&str, &str), b: (&str, &str)) -> Result<Vec<Piece>, ScriptError> {
+    fn between(a: (&str, &str), b: (&str, &str)) -> Result<Vec<EdgePiece>, ScriptError> {
         let [(ty_a, mesh_a), (ty_b, mesh_b)] = [a, b].map(|(ty, mesh)| {
             let mesh: Mesh = mesh.parse().unwrap();
             (TensorType::parse(ty, &mesh).unwrap(), mesh)
@@ -245,7 +245,7 @@ mod tests {
         edge(&ty_a, &mesh_a, &ranks_a, &ty_b, &mesh_b, &ranks_b)
     }
 
-    fn ways(pieces: &[Piece]) -> Vec<(usize, usize)> {
+    fn ways(pieces: &[EdgePiece]) -> Vec<(usize, usize)> {
         pieces.iter().map(|piece| (piece.from, piece.to)).collect()
     }
 
@@ -263,7 +263,7 @@ mod tests {
         ] {
             let pieces = between((ty, mesh), (ty, mesh)).unwrap();
             let all = Stretch { source: 0, target: 0, len: size };
-            let whole = |i| Piece { from: i, to: 10 + i, stretches: vec![all] };
+            let whole = |i| EdgePiece { from: i, to: 10 + i, stretches: vec![all] };
             assert_eq!(pieces, (0..4).map(whole).collect::<Vec<_>>(), "{ty}");
         }
         // A rank that holds only padding sends nothing.
@@ -306,7 +306,7 @@ mod tests {
         let pieces =
             between(("f32[4,6]{0:dp}", "dp=2 tp=2"), ("f32[4,6]{0:dp}", "dp=2 tp=4")).unwrap();
         let sent =
-            |rank| pieces.iter().filter(|p| p.from == rank).map(Piece::elements).sum::<usize>();
+            |rank| pieces.iter().filter(|p| p.from == rank).map(EdgePiece::elements).sum::<usize>();
         assert_eq!([0, 1, 2, 3].map(sent), [24; 4]);
         assert_eq!(pieces.len(), 8);
     }

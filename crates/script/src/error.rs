@@ -104,11 +104,11 @@ pub enum ScriptError {
     #[error(
         "ranks wait for each other forever: {}\n  waits for the first\n  \
          issue what one of these waits for earlier",
-        circle.join("\n  waits for ")
+        cycle.join("\n  waits for ")
     )]
     Deadlock {
         /// Descriptions of actions: each waits for the next, and the last for the first.
-        circle: Vec<String>,
+        cycle: Vec<String>,
     },
     /// A boundary value that does not lead to a loss, so that its cotangent is never computed.
     #[error(

@@ -16,8 +16,8 @@ pub mod action;
 mod alike;
 pub mod build;
 pub mod check;
-mod circle;
 pub mod compile;
+mod cycle;
 pub mod device;
 pub mod edge;
 mod error;
@@ -44,14 +44,14 @@ pub use action::{
     Script, Source, View, Write,
 };
 pub use build::{
-    Compiled, Forward, Held, Optimizer, Place, Precision, Ranks, State, Training, UnitBuffers,
-    World, eval_script, train_script,
+    Compiled, HeldRange, Inference, Optimizer, Precision, RankOnMesh, RankPlace, State, Training,
+    UnitBuffers, World, eval_script, train_script,
 };
 pub use check::check;
-pub use circle::circle;
 pub use compile::Lowering;
-pub use device::Device;
-pub use edge::{Piece, edge};
+pub use cycle::cycle;
+pub use device::StageGroup;
+pub use edge::{EdgePiece, edge};
 pub use error::ScriptError;
 pub use key::{BufferKey, Number, Scalar, StateKey, StateKind};
 pub use library::{Library, Placed, ProgramHash};
@@ -59,7 +59,7 @@ pub use memory::{MemoryPlan, plan, plan_beside};
 pub use names::Names;
 pub use order::HappensBefore;
 pub use plan::{Builds, Choice, Controller, EveryStep, Outcome, Plan, Planned, Record, ScriptKey};
-pub use schedule::{Part, Turn, accumulate, forward, merge_adjacent};
+pub use schedule::{Part, ScheduledRun, accumulate, forward, merge_adjacent};
 pub use together::{Class, Other, check_classes, check_together};
 pub use traffic::{traffic, traffic_of_class};
 pub use unit::{Member, Unit};

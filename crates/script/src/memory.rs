@@ -18,24 +18,24 @@ pub struct MemoryPlan {
     pub offsets: Vec<usize>,
     /// For each action: the offset of its program's workspace, where it needs one.
     pub workspaces: Vec<Option<usize>>,
-    /// Bytes of the arena in the tier `Device`.
+    /// Bytes of the arena in the tier `StageGroup`.
     pub arena: usize,
-    /// For each category: the largest sum of live bytes in the tier `Device` at any action, without
+    /// For each category: the largest sum of live bytes in the tier `StageGroup` at any action, without
     /// gaps.
     pub peaks: Vec<(Category, usize)>,
     /// By tier, in the order of [`Tier::ALL`]: bytes of its arena.
     pub arenas: [usize; Tier::ALL.len()],
-    /// For each tier: what `peaks` is for the tier `Device`.
+    /// For each tier: what `peaks` is for the tier `StageGroup`.
     pub peaks_by_tier: [Vec<(Category, usize)>; Tier::ALL.len()],
     /// The first and last action that uses each buffer; persistent ones live throughout.
-    pub lives: Vec<Option<(usize, usize)>>,
+    pub live_ranges: Vec<Option<(usize, usize)>>,
     /// For each buffer: the first action at which it counts in its own category. What comes from
     /// other ranks counts as communication until it is read.
     pub counts_from: Vec<usize>,
 }
 
 impl MemoryPlan {
-    /// The planned peak of one category in the tier `Device`.
+    /// The planned peak of one category in the tier `StageGroup`.
     pub fn peak(&self, category: Category) -> usize {
         self.peak_in(Tier::Device, category)
     }
@@ -48,7 +48,7 @@ impl MemoryPlan {
 
     /// What a buffer's bytes count as while an action runs; nothing if it is not alive then.
     pub fn category(&self, script: &Script, buffer: usize, action: usize) -> Option<Category> {
-        let (first, last) = self.lives[buffer]?;
+        let (first, last) = self.live_ranges[buffer]?;
         (first..=last).contains(&action).then(|| match action < self.counts_from[buffer] {
             true => Category::Communication,
             false => script.buffers[buffer].category,
@@ -97,7 +97,7 @@ pub(crate) fn plan_in_order(
         workspaces,
         arena,
         arenas,
-        lives,
+        live_ranges: lives,
         counts_from,
         ..MemoryPlan::default()
     };
@@ -106,7 +106,7 @@ pub(crate) fn plan_in_order(
     plan
 }
 
-/// The allocations of a tier; workspaces lie in the tier `Device`. `uses` has the uses of buffers,
+/// The allocations of a tier; workspaces lie in the tier `StageGroup`. `uses` has the uses of buffers,
 /// and all actions, each of which uses its own workspace.
 fn rooms<'a>(
     script: &Script,
@@ -202,7 +202,7 @@ fn peaks(script: &Script, plan: &MemoryPlan, tier: Tier) -> Vec<(Category, usize
     let steps = script.actions.len().max(1);
     let mut changes = vec![[0isize; Category::ALL.len()]; steps + 1];
     for (index, buffer) in script.buffers.iter().enumerate().filter(|(_, b)| b.tier == tier) {
-        let Some((first, last)) = plan.lives[index] else { continue };
+        let Some((first, last)) = plan.live_ranges[index] else { continue };
         let known = plan.counts_from[index].clamp(first, last + 1);
         let (bytes, own) = (buffer.bytes as isize, buffer.category);
         for (category, life) in [(Category::Communication, first..known), (own, known..last + 1)] {

@@ -2,11 +2,11 @@
 
 use phalanx_call::Block;
 
-use crate::edge::Piece;
+use crate::edge::EdgePiece;
 
 /// The elements of a piece of an edge, as they lie on one side. Stretches of the same length that
 /// are evenly spaced on both sides become one block.
-pub(crate) fn blocks(piece: &Piece, sending: bool) -> Vec<Block> {
+pub(crate) fn blocks(piece: &EdgePiece, sending: bool) -> Vec<Block> {
     let mut blocks: Vec<[Block; 2]> = Vec::new();
     for stretch in &piece.stretches {
         let (ends, len) = ([stretch.source, stretch.target], stretch.len);
@@ -53,7 +53,7 @@ mod tests {
     }
 
     fn both(stretches: Vec<Stretch>) -> [Vec<Block>; 2] {
-        let piece = Piece { from: 0, to: 1, stretches };
+        let piece = EdgePiece { from: 0, to: 1, stretches };
         [true, false].map(|sending| blocks(&piece, sending))
     }
 

@@ -20,7 +20,7 @@ pub enum Part {
 
 /// One item of a schedule: an instance, a part, a micro-batch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Turn {
+pub struct ScheduledRun {
     /// The instance's number in the model.
     pub instance: usize,
     /// Which of its programs.
@@ -37,10 +37,10 @@ impl fmt::Display for Part {
 
 /// Gradient accumulation on one rank: each micro-batch runs forward and backward through all
 /// instances before the next, so only one is in flight.
-pub fn accumulate(instances: usize, microbatches: usize) -> Vec<Turn> {
+pub fn accumulate(instances: usize, microbatches: usize) -> Vec<ScheduledRun> {
     let mut turns = Vec::new();
     for microbatch in 0..microbatches {
-        let turn = |part| move |instance| Turn { instance, part, microbatch };
+        let turn = |part| move |instance| ScheduledRun { instance, part, microbatch };
         turns.extend((0..instances).map(turn(Part::F)));
         turns.extend((0..instances).rev().map(turn(Part::BW)));
     }
@@ -48,10 +48,17 @@ pub fn accumulate(instances: usize, microbatches: usize) -> Vec<Turn> {
 }
 
 /// Micro-batches one after the other, forward only.
-pub fn forward(instances: impl Iterator<Item = usize> + Clone, microbatches: usize) -> Vec<Turn> {
+pub fn forward(
+    instances: impl Iterator<Item = usize> + Clone,
+    microbatches: usize,
+) -> Vec<ScheduledRun> {
     (0..microbatches)
         .flat_map(|microbatch| {
-            instances.clone().map(move |instance| Turn { instance, part: Part::F, microbatch })
+            instances.clone().map(move |instance| ScheduledRun {
+                instance,
+                part: Part::F,
+                microbatch,
+            })
         })
         .collect()
 }
@@ -60,8 +67,8 @@ pub fn forward(instances: impl Iterator<Item = usize> + Clone, microbatches: usi
 /// is kept between them: the logits of the last segment then never exist as a whole. If its weight
 /// gradients were scheduled later, they move into this run. (For every other instance something
 /// must run between forward and backward.)
-pub fn merge_adjacent(turns: &[Turn], instances: usize) -> Vec<Turn> {
-    let mut merged: Vec<Turn> = Vec::new();
+pub fn merge_adjacent(turns: &[ScheduledRun], instances: usize) -> Vec<ScheduledRun> {
+    let mut merged: Vec<ScheduledRun> = Vec::new();
     let mut early = BTreeSet::new();
     for turn in turns {
         let own = (turn.instance, turn.microbatch);
@@ -98,7 +105,7 @@ mod tests {
 
     #[test]
     fn an_early_gradient_of_weights_does_not_come_twice() {
-        let turn = |part, instance| Turn { instance, part, microbatch: 0 };
+        let turn = |part, instance| ScheduledRun { instance, part, microbatch: 0 };
         let split =
             [(Part::F, 0), (Part::F, 1), (Part::B, 1), (Part::B, 0), (Part::W, 1), (Part::W, 0)];
         let merged = merge_adjacent(&split.map(|(part, instance)| turn(part, instance)), 2);

@@ -23,7 +23,7 @@ use phalanx_ir::Axis;
 
 use crate::action::{Kind, Script};
 use crate::check::contents;
-use crate::circle::circle;
+use crate::cycle::cycle;
 use crate::error::ScriptError;
 use crate::names::Names;
 use crate::order::HappensBefore;
@@ -73,10 +73,10 @@ pub fn check_classes(classes: &[Class<'_>]) -> Result<(), ScriptError> {
     for members in all.collectives()? {
         waits.meet(&members);
     }
-    match waits.circle() {
+    match waits.cycle() {
         None => Ok(()),
-        Some(circle) => Err(ScriptError::Deadlock {
-            circle: circle.into_iter().map(|at| all.describe(at)).collect(),
+        Some(cycle) => Err(ScriptError::Deadlock {
+            cycle: cycle.into_iter().map(|at| all.describe(at)).collect(),
         }),
     }
 }
@@ -357,14 +357,14 @@ impl Waits {
     }
 
     /// A cycle of actions, each of which waits for the next; none if all can end.
-    fn circle(&self) -> Option<Vec<At>> {
-        let mut circle: Vec<At> =
-            circle(&self.on)?.into_iter().filter_map(|e| self.action(e)).collect();
-        circle.dedup();
-        if circle.len() > 1 && circle.first() == circle.last() {
-            circle.pop();
+    fn cycle(&self) -> Option<Vec<At>> {
+        let mut cycle: Vec<At> =
+            cycle(&self.on)?.into_iter().filter_map(|e| self.action(e)).collect();
+        cycle.dedup();
+        if cycle.len() > 1 && cycle.first() == cycle.last() {
+            cycle.pop();
         }
-        Some(circle)
+        Some(cycle)
     }
 
     /// The action that begins or ends with an event; none where actions meet.

@@ -15,7 +15,7 @@ use phalanx_ir::{Axis, DType, Layout, Mesh, Model, TensorType};
 use phalanx_spmd::{Grouping, Share, UnitFacts};
 
 use crate::build::World;
-use crate::device::Device;
+use crate::device::StageGroup;
 use crate::error::ScriptError;
 
 /// One parameter's place in its unit, on one rank.
@@ -130,7 +130,7 @@ pub(crate) fn units(
     device: usize,
     grads: DType,
 ) -> Result<Vec<Unit>, ScriptError> {
-    let (model, Device { mesh, sharing, .. }) = (world.model, world.devices[device]);
+    let (model, StageGroup { mesh, sharing, .. }) = (world.model, world.devices[device]);
     let mut params = described(world, device)?;
     params.retain(|p| p.devices.contains(&device));
     let held = |instance: usize| world.holds(device, instance);
@@ -171,7 +171,7 @@ impl Described {
 /// whole if no program reads them.
 fn described(world: &World<'_>, device: usize) -> Result<Vec<Described>, ScriptError> {
     let (model, holders) = (world.model, &world.holders);
-    let Device { compiled, mesh, .. } = world.devices[device];
+    let StageGroup { compiled, mesh, .. } = world.devices[device];
     let mut found: Vec<Option<Described>> = vec![None; model.params().len()];
     for instance in model.instances() {
         for (local, &param) in &instance.params {

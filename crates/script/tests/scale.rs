@@ -9,10 +9,10 @@ use phalanx_autodiff::Recompute;
 use phalanx_call::NoScratch;
 use phalanx_ir::{DType, Mesh, Model};
 use phalanx_models::{Architecture, BatchShape, Llama};
-use phalanx_pipeline::{Named, Shape, split};
+use phalanx_pipeline::{NamedSchedule, Shape, split};
 use phalanx_script::{
-    Class, Compiled, Device, Library, Optimizer, Place, Planned, Precision, Script, Training, Turn,
-    World, check_classes, merge_adjacent, train_script,
+    Class, Compiled, Library, Optimizer, Planned, Precision, RankPlace, ScheduledRun, Script,
+    StageGroup, Training, World, check_classes, merge_adjacent, train_script,
 };
 use phalanx_spmd::Sharing;
 use phalanx_sys::count_alloc::{CountingAllocator, counts};
@@ -37,19 +37,19 @@ fn model() -> (Model, Compiled) {
 }
 
 /// By device of a 1F1B pipeline: its turns.
-fn turns(microbatches: usize) -> Vec<Vec<Turn>> {
+fn turns(microbatches: usize) -> Vec<Vec<ScheduledRun>> {
     let instances = LAYERS + 2;
     let stages = split::by_count(1..LAYERS + 1, instances, DEVICES).unwrap();
-    let schedule = Named::OneFOneB.build(Shape::new(DEVICES, microbatches)).unwrap();
+    let schedule = NamedSchedule::OneFOneB.build(Shape::new(DEVICES, microbatches)).unwrap();
     let lists = schedule.instances(&stages);
     lists.iter().map(|list| merge_adjacent(list, instances)).collect()
 }
 
 /// The scripts of all devices, each of one rank.
-fn scripts(model: &Model, compiled: &Compiled, turns: &[Vec<Turn>]) -> Vec<Script> {
+fn scripts(model: &Model, compiled: &Compiled, turns: &[Vec<ScheduledRun>]) -> Vec<Script> {
     let ranks: Vec<[usize; 1]> = (0..DEVICES).map(|rank| [rank]).collect();
     let (mesh, sharing) = (&ALONE.0, &ALONE.1);
-    let devices = (turns.iter().zip(&ranks)).map(|(turns, ranks)| Device {
+    let devices = (turns.iter().zip(&ranks)).map(|(turns, ranks)| StageGroup {
         compiled,
         turns,
         mesh,
@@ -61,7 +61,7 @@ fn scripts(model: &Model, compiled: &Compiled, turns: &[Vec<Turn>]) -> Vec<Scrip
     let script = |device| {
         let training = Training {
             world: &world,
-            at: Place { device, place: 0 },
+            at: RankPlace { device, place: 0 },
             precision: Precision { weights: DType::F32, grads: DType::F32, state: DType::F32 },
             optimizer: Optimizer::adamw(),
             clip: Some(1.0),

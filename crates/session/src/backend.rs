@@ -7,11 +7,11 @@ use phalanx_comm::{Communicator, Crew, Launcher, Lost};
 use phalanx_engine::{Counters, Engine};
 use phalanx_ir::DType;
 
-use super::command::{Answer, Command, LocalRanks};
+use super::command::{Command, LocalRanks, Reply};
 use super::planner::Planner;
 use super::worker::RankWorker;
 use super::{Lowered, lost};
-use crate::products::{Product, Round, time_products};
+use crate::products::{Round, TimedProduct, time_products};
 use phalanx_error::{Error, Result};
 
 /// An engine and a transport: what the command and the library train on.
@@ -52,7 +52,7 @@ impl Size {
 #[derive(Clone, Copy, Debug)]
 pub struct Timing<'a> {
     /// The products.
-    pub products: &'a [Product],
+    pub products: &'a [TimedProduct],
     /// The element types of operands and of gradients.
     pub types: [DType; 2],
     /// Rounds of each product, and the fewest FLOPs of a round.
@@ -119,7 +119,7 @@ impl<E: Engine + Counters + Send> LocalRanks for Crew<RankWorker<E>> {
         Crew::local(self)
     }
 
-    fn ask(&mut self, command: Command<'_>) -> Result<Vec<Answer>> {
+    fn ask(&mut self, command: Command<'_>) -> Result<Vec<Reply>> {
         let ranks = self.ranks();
         let answers = self.run(|_, worker| worker.answer(command));
         answers.map_err(|failed: Lost<Error>| lost(failed, ranks))

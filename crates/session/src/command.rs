@@ -90,7 +90,7 @@ pub struct StateRange {
 
 /// Values of a parameter that a rank holds.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Piece {
+pub struct StatePiece {
     /// The index of the first value in the whole parameter.
     pub first: usize,
     /// Their element type.
@@ -101,7 +101,7 @@ pub struct Piece {
 
 /// The answer to a step.
 #[derive(Clone, PartialEq, Debug)]
-pub struct StepAnswer {
+pub struct StepReply {
     /// Its loss and gradient norm.
     pub result: StepResult,
     /// How it ended.
@@ -127,17 +127,17 @@ pub struct Measured {
 
 /// What a rank answers.
 #[derive(Clone, Debug)]
-pub enum Answer {
+pub enum Reply {
     /// It is done.
     Done,
     /// The steps that were taken.
-    Steps(Vec<StepAnswer>),
+    Steps(Vec<StepReply>),
     /// A loss.
     Loss(f64),
     /// Values in their element type; none if the rank does not have them.
     Shown(Option<Vec<u8>>),
     /// The parts of a state that it holds.
-    Pieces(Vec<Piece>),
+    Pieces(Vec<StatePiece>),
     /// Which bytes were written.
     Observed(Box<Observed>),
     /// What was counted.
@@ -147,29 +147,29 @@ pub enum Answer {
 /// The panic message for an answer of the wrong kind.
 const OTHER: &str = "a rank gave an answer of the wrong kind";
 
-impl Answer {
-    pub(super) fn into_steps(self) -> Vec<StepAnswer> {
-        let Answer::Steps(steps) = self else { panic!("{OTHER}: {self:?}") };
+impl Reply {
+    pub(super) fn into_steps(self) -> Vec<StepReply> {
+        let Reply::Steps(steps) = self else { panic!("{OTHER}: {self:?}") };
         steps
     }
 
     pub(super) fn into_loss(self) -> f64 {
-        let Answer::Loss(loss) = self else { panic!("{OTHER}: {self:?}") };
+        let Reply::Loss(loss) = self else { panic!("{OTHER}: {self:?}") };
         loss
     }
 
-    pub(super) fn into_pieces(self) -> Vec<Piece> {
-        let Answer::Pieces(pieces) = self else { panic!("{OTHER}: {self:?}") };
+    pub(super) fn into_pieces(self) -> Vec<StatePiece> {
+        let Reply::Pieces(pieces) = self else { panic!("{OTHER}: {self:?}") };
         pieces
     }
 
     pub(super) fn into_observed(self) -> Observed {
-        let Answer::Observed(observed) = self else { panic!("{OTHER}: {self:?}") };
+        let Reply::Observed(observed) = self else { panic!("{OTHER}: {self:?}") };
         *observed
     }
 
     pub(super) fn into_measured(self) -> Measured {
-        let Answer::Measured(measured) = self else { panic!("{OTHER}: {self:?}") };
+        let Reply::Measured(measured) = self else { panic!("{OTHER}: {self:?}") };
         *measured
     }
 }
@@ -183,5 +183,5 @@ pub trait LocalRanks: Send {
     fn local(&self) -> &[usize];
 
     /// Gives every local rank a command; their answers, by local rank, or the first failure.
-    fn ask(&mut self, command: Command<'_>) -> Result<Vec<Answer>>;
+    fn ask(&mut self, command: Command<'_>) -> Result<Vec<Reply>>;
 }

@@ -121,14 +121,17 @@ fn refused(loaded: &Loaded, error: &DataError) -> Error {
         }
         _ => ("data.path", None),
     };
-    let problem = loaded.located(key, error.told().into());
+    let problem = loaded.located(key, error.diagnostic().into());
     Error::refused(match fix {
         Some(fix) => problem.fix(fix),
         None => problem,
     })
 }
 
-fn open_kind(data: &phalanx_config::Data, vocab: usize) -> Result<Arc<dyn Corpus>, DataError> {
+fn open_kind(
+    data: &phalanx_config::DataConfig,
+    vocab: usize,
+) -> Result<Arc<dyn Corpus>, DataError> {
     // Configurations without a path were refused where one is needed.
     let path = data.path.clone().unwrap_or_default();
     Ok(match data.kind {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, ElementRun, Model, Role, TensorType};
 use phalanx_runtime::{Executor, ScriptId};
-use phalanx_script::{BufferId, BufferKey, Ranks, Scalar};
+use phalanx_script::{BufferId, BufferKey, RankOnMesh, Scalar};
 
 use super::numbers::encode;
 use phalanx_error::{Error, Problem, Result};
@@ -109,7 +109,7 @@ impl Feed {
         executor: &Executor<E>,
         script: ScriptId,
         model: &Model,
-        ranks: Ranks<'_>,
+        ranks: RankOnMesh<'_>,
         microbatches: usize,
     ) -> Result<Self> {
         let mut inputs = Vec::new();
@@ -181,7 +181,7 @@ impl Scalars {
 }
 
 impl Input {
-    fn of(key: &BufferKey, model: &Model, ty: TensorType, ranks: Ranks<'_>) -> Result<Self> {
+    fn of(key: &BufferKey, model: &Model, ty: TensorType, ranks: RankOnMesh<'_>) -> Result<Self> {
         match key {
             BufferKey::Random { instance, microbatch } => {
                 Ok(Input::Random { instance: *instance, microbatch: *microbatch })

@@ -10,33 +10,33 @@ pub const RUN_CONFIG: &str = "config.toml";
 
 /// Who wrote a folder with a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Form {
+pub enum FolderKind {
     /// Hugging Face's libraries, or `phalanx export`.
     HuggingFace,
     /// A training run.
     Run,
 }
 
-impl Form {
+impl FolderKind {
     /// The file that only folders of this form have.
     pub fn mark(self) -> &'static str {
         match self {
-            Form::HuggingFace => "config.json",
-            Form::Run => RUN_CONFIG,
+            FolderKind::HuggingFace => "config.json",
+            FolderKind::Run => RUN_CONFIG,
         }
     }
 
     fn other(self) -> Self {
         match self {
-            Form::HuggingFace => Form::Run,
-            Form::Run => Form::HuggingFace,
+            FolderKind::HuggingFace => FolderKind::Run,
+            FolderKind::Run => FolderKind::HuggingFace,
         }
     }
 
     fn name(self) -> &'static str {
         match self {
-            Form::HuggingFace => "a Hugging Face folder",
-            Form::Run => "the folder of a run",
+            FolderKind::HuggingFace => "a Hugging Face folder",
+            FolderKind::Run => "the folder of a run",
         }
     }
 

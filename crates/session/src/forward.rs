@@ -6,7 +6,7 @@ use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{BufferKey, Number, Source, Value};
 
 use super::backend::Backend;
-use super::command::{Answer, Command, LocalRanks};
+use super::command::{Command, LocalRanks, Reply};
 use super::feed::StepData;
 use super::lowered::Lowered;
 use super::numbers::decode;
@@ -41,7 +41,7 @@ impl Forward {
     /// Runs the model on a batch.
     pub fn run(&mut self, data: &StepData<'_>) -> Result<()> {
         for answer in self.ranks.ask(Command::Evaluate(data))? {
-            if let Answer::Loss(loss) = answer {
+            if let Reply::Loss(loss) = answer {
                 self.loss = loss;
             }
         }
@@ -57,7 +57,7 @@ impl Forward {
     pub fn probe(&mut self, port: &str, microbatch: usize, dtype: DType) -> Result<Vec<f64>> {
         let answers = self.ranks.ask(Command::Show { port, microbatch })?;
         let shown = answers.into_iter().find_map(|answer| match answer {
-            Answer::Shown(bytes) => bytes,
+            Reply::Shown(bytes) => bytes,
             _ => None,
         });
         let missing = || {

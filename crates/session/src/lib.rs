@@ -44,13 +44,13 @@ use phalanx_runtime::Observed;
 use phalanx_script::{Category, MemoryPlan, Moved, Route, Script, StateKind};
 
 pub use backend::{Backend, EngineBackend, Size, Timing};
-pub use command::{Answer, Command, Feeds, LocalRanks, Measured, Piece, StateRange, StepAnswer};
+pub use command::{Command, Feeds, LocalRanks, Measured, Reply, StatePiece, StateRange, StepReply};
 pub use feed::{Field, StepData};
 pub use forward::Forward;
 pub use lowered::{Lowered, TrainPlan};
 pub(crate) use numbers::encode;
 pub use parallel::{Parallel, SharedStrategy};
-pub use pipeline::{Order, Pipeline, Split};
+pub use pipeline::{Pipeline, PipelineOrder, StageSplit};
 pub use planner::{ClassPlan, Planner};
 pub use settings::{MemoryLimit, Over, Settings};
 pub use store::{ReadParam, from_weights, initial};
@@ -153,10 +153,9 @@ impl Session {
         let trace = self.trace_at.filter(|step| (from..from + count).contains(step));
         let trace = trace.map(|step| (step, Instant::now()));
         let answers = self.ranks.ask(Command::Steps { from, count, batches, trace })?;
-        let mut by_rank: Vec<Vec<StepAnswer>> =
-            answers.into_iter().map(Answer::into_steps).collect();
+        let mut by_rank: Vec<Vec<StepReply>> = answers.into_iter().map(Reply::into_steps).collect();
         if let Some((step, _)) = trace {
-            let timed = |steps: &mut Vec<StepAnswer>| {
+            let timed = |steps: &mut Vec<StepReply>| {
                 let at = steps.get_mut((step - from) as usize)?;
                 at.traced.take()
             };
@@ -184,7 +183,7 @@ impl Session {
     /// The mean loss of a batch with the current weights, which do not change.
     pub fn evaluate(&mut self, data: &StepData<'_>) -> Result<f64> {
         let answers = self.ranks.ask(Command::Evaluate(data))?;
-        Ok(answers.into_iter().map(Answer::into_loss).next().expect("a process has a rank"))
+        Ok(answers.into_iter().map(Reply::into_loss).next().expect("a process has a rank"))
     }
 
     /// Steps taken so far.
@@ -199,13 +198,13 @@ impl Session {
 
     /// All parameters by name, in full precision: master weights if there are any. For large
     /// models, use [`Session::param`].
-    pub fn params(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
+    pub fn params(&mut self) -> Result<BTreeMap<String, hf::WeightTensor>> {
         self.all(Self::param)
     }
 
     /// All gradients of the last step by parameter name, before clipping. For large models, use
     /// [`Session::gradient`].
-    pub fn gradients(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
+    pub fn gradients(&mut self) -> Result<BTreeMap<String, hf::WeightTensor>> {
         self.all(Self::gradient)
     }
 
@@ -220,12 +219,12 @@ impl Session {
     }
 
     /// One parameter, by its index, in full precision: its master copy if there is one.
-    pub fn param(&mut self, param: usize) -> Result<hf::Tensor> {
+    pub fn param(&mut self, param: usize) -> Result<hf::WeightTensor> {
         self.tensor(param, self.known.settings.precision.full_kind())
     }
 
     /// The gradient of one parameter in the last step, by the parameter's index, before clipping.
-    pub fn gradient(&mut self, param: usize) -> Result<hf::Tensor> {
+    pub fn gradient(&mut self, param: usize) -> Result<hf::WeightTensor> {
         self.tensor(param, StateKind::Gradient)
     }
 
@@ -243,9 +242,9 @@ impl Session {
     }
 
     /// For each local rank: which of some values of a state it holds.
-    pub fn held(&mut self, range: &StateRange) -> Result<Vec<Vec<Piece>>> {
+    pub fn held(&mut self, range: &StateRange) -> Result<Vec<Vec<StatePiece>>> {
         let answers = self.ranks.ask(Command::Read(range))?;
-        Ok(answers.into_iter().map(Answer::into_pieces).collect())
+        Ok(answers.into_iter().map(Reply::into_pieces).collect())
     }
 
     /// Writes some values of a state, in its element type; each rank takes its part. Values that no
@@ -274,17 +273,17 @@ impl Session {
         Ok(())
     }
 
-    fn tensor(&mut self, param: usize, kind: StateKind) -> Result<hf::Tensor> {
+    fn tensor(&mut self, param: usize, kind: StateKind) -> Result<hf::WeightTensor> {
         let Param { shape, .. } = &self.known.params[param];
         let (shape, elements) = (shape.clone(), self.known.params[param].elements());
         let (dtype, bytes) = self.read(param, kind, 0..elements)?;
-        Ok(hf::Tensor::from_bytes(shape, dtype, &bytes))
+        Ok(hf::WeightTensor::from_bytes(shape, dtype, &bytes))
     }
 
     fn all(
         &mut self,
-        tensor: fn(&mut Self, usize) -> Result<hf::Tensor>,
-    ) -> Result<BTreeMap<String, hf::Tensor>> {
+        tensor: fn(&mut Self, usize) -> Result<hf::WeightTensor>,
+    ) -> Result<BTreeMap<String, hf::WeightTensor>> {
         let all = 0..self.known.params.len();
         all.map(|param| Ok((self.known.params[param].name.clone(), tensor(self, param)?))).collect()
     }
@@ -339,7 +338,7 @@ impl Session {
     /// Weights and state are restored afterwards.
     pub fn observe(&mut self) -> Result<Vec<Observed>> {
         let answers = self.ranks.ask(Command::Observe)?;
-        Ok(answers.into_iter().map(Answer::into_observed).collect())
+        Ok(answers.into_iter().map(Reply::into_observed).collect())
     }
 
     /// The ranks of this process, in the order of local answers.
@@ -355,7 +354,7 @@ impl Session {
     /// For each local rank: what it has counted so far.
     pub fn measure(&mut self) -> Result<Vec<Measured>> {
         let answers = self.ranks.ask(Command::Measure)?;
-        Ok(answers.into_iter().map(Answer::into_measured).collect())
+        Ok(answers.into_iter().map(Reply::into_measured).collect())
     }
 
     /// FLOPs of the programs of one step over all ranks, multiplications and additions counted

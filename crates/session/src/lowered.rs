@@ -6,7 +6,8 @@ use std::sync::Arc;
 use phalanx_call::Requirements;
 use phalanx_ir::{Axis, DType, Mesh, Model, TensorType};
 use phalanx_script::{
-    Compiled, Device, Library, Place, Ranks, Script, Turn, Unit, forward, merge_adjacent,
+    Compiled, Library, RankOnMesh, RankPlace, ScheduledRun, Script, StageGroup, Unit, forward,
+    merge_adjacent,
 };
 use phalanx_spmd::{Gathering, Keep, Partition};
 
@@ -24,9 +25,9 @@ pub struct Lowered {
     pub model: Model,
     evaluate: Option<Model>,
     /// The model on each distinct mesh.
-    laid: Vec<Laid>,
+    on_mesh: Vec<OnMesh>,
     /// One for each stage group; one in all if there is no pipeline.
-    stations: Vec<Station>,
+    groups: Vec<GroupRuns>,
     /// The programs that were placed so far, for the engines that will run them.
     pub(crate) library: Arc<Library>,
     /// Whether the model is trained, or only evaluated.
@@ -43,14 +44,14 @@ pub struct TrainPlan {
 }
 
 /// A model on a mesh.
-struct Laid {
+struct OnMesh {
     mesh: Mesh,
     partition: Partition,
     compiled: Compiled,
     evaluate: Option<Compiled>,
 }
 
-impl Laid {
+impl OnMesh {
     fn new(models: &Models, settings: &Settings, mesh: &Mesh) -> Result<Self> {
         let limit = settings.memory_limit.and_then(|limit| limit.asked());
         let found = settings.parallel.found(&models.train, mesh, limit)?;
@@ -67,11 +68,11 @@ impl Laid {
 }
 
 /// What the ranks of a stage group do.
-struct Station {
+struct GroupRuns {
     /// Which of the distinct meshes it has.
-    laid: usize,
-    turns: Vec<Turn>,
-    evaluate: Vec<Turn>,
+    on_mesh: usize,
+    turns: Vec<ScheduledRun>,
+    evaluate: Vec<ScheduledRun>,
     ranks: Vec<usize>,
 }
 
@@ -92,21 +93,21 @@ impl Lowered {
         let devices = settings.parallel.devices()?;
         let parts = settings.microbatches;
         let turns = settings.parallel.pipeline.turns(model, devices.len(), parts)?;
-        let (mut laid, mut stations): (Vec<Laid>, Vec<Station>) = (Vec::new(), Vec::new());
+        let (mut on_mesh, mut groups): (Vec<OnMesh>, Vec<GroupRuns>) = (Vec::new(), Vec::new());
         for ((mesh, ranks), turns) in devices.into_iter().zip(turns) {
-            let known = laid.iter().position(|l| l.mesh == mesh);
-            let index = known.unwrap_or(laid.len());
+            let known = on_mesh.iter().position(|l| l.mesh == mesh);
+            let index = known.unwrap_or(on_mesh.len());
             if known.is_none() {
-                laid.push(Laid::new(models, &settings, &mesh)?);
+                on_mesh.push(OnMesh::new(models, &settings, &mesh)?);
             }
             let held: BTreeSet<usize> = turns.iter().map(|turn| turn.instance).collect();
             let evaluate = forward(held.iter().copied(), parts);
-            let turns = merged(turns, model, &laid[index].partition);
-            stations.push(Station { laid: index, turns, evaluate, ranks });
+            let turns = merged(turns, model, &on_mesh[index].partition);
+            groups.push(GroupRuns { on_mesh: index, turns, evaluate, ranks });
         }
         let (model, evaluate) = (model.clone(), models.evaluate.clone());
         let library = Arc::new(Library::new(requirements));
-        Ok(Self { settings, model, evaluate, laid, stations, library, trains: true })
+        Ok(Self { settings, model, evaluate, on_mesh, groups, library, trains: true })
     }
 
     /// A model that is evaluated on one rank and never trained.
@@ -121,15 +122,15 @@ impl Lowered {
         let mesh = Mesh::single();
         let partition = settings.parallel.partition(model, &mesh, None)?;
         let compiled = compile_forward(model, weights, &partition)?;
-        let laid = Laid { mesh, partition, evaluate: Some(compiled.clone()), compiled };
+        let on_mesh = OnMesh { mesh, partition, evaluate: Some(compiled.clone()), compiled };
         let turns = forward(0..model.instances().len(), microbatches);
-        let station = Station { laid: 0, turns: turns.clone(), evaluate: turns, ranks: vec![0] };
+        let group = GroupRuns { on_mesh: 0, turns: turns.clone(), evaluate: turns, ranks: vec![0] };
         Ok(Self {
             settings,
             model: model.clone(),
             evaluate: Some(model.clone()),
-            laid: vec![laid],
-            stations: vec![station],
+            on_mesh: vec![on_mesh],
+            groups: vec![group],
             library: Arc::new(Library::new(requirements)),
             trains: false,
         })
@@ -137,33 +138,33 @@ impl Lowered {
 
     /// How many ranks there are.
     pub fn ranks(&self) -> usize {
-        self.stations.iter().map(|station| station.ranks.len()).sum()
+        self.groups.iter().map(|group| group.ranks.len()).sum()
     }
 
     /// Whether ranks hold different stages of the model.
     pub fn is_pipeline(&self) -> bool {
-        self.stations.len() > 1
+        self.groups.len() > 1
     }
 
     /// The mesh of the first stage group, with the axis splits that strategies asked for.
     pub fn mesh(&self) -> &Mesh {
-        self.laid[0].partition.mesh()
+        self.on_mesh[0].partition.mesh()
     }
 
     /// The programs of each segment, on the mesh of the first stage group.
     pub fn compiled(&self) -> &Compiled {
-        &self.laid[0].compiled
+        &self.on_mesh[0].compiled
     }
 
     /// The programs of each segment, on the mesh of a rank's stage group.
     pub fn compiled_of(&self, rank: usize) -> &Compiled {
-        &self.laid[self.stations[self.place(rank).device].laid].compiled
+        &self.on_mesh[self.groups[self.place(rank).device].on_mesh].compiled
     }
 
     /// The mesh of all ranks: that of the configuration, or one axis where the stage groups' meshes
     /// differ.
     pub fn whole_mesh(&self) -> Result<Mesh> {
-        match (self.stations.len(), &self.settings.parallel.pipeline.meshes[..]) {
+        match (self.groups.len(), &self.settings.parallel.pipeline.meshes[..]) {
             (1, _) => Ok(self.mesh().clone()),
             (_, []) => Ok(self.settings.parallel.mesh.clone()),
             _ => Ok(Mesh::new([(Axis::STAGES.name(), self.ranks())])?),
@@ -172,53 +173,53 @@ impl Lowered {
 
     /// The most chunks (runs of neighbouring instances) that a stage group holds.
     pub(crate) fn chunks(&self) -> usize {
-        let chunks = |station: &Station| {
-            let held: BTreeSet<usize> = station.turns.iter().map(|turn| turn.instance).collect();
+        let chunks = |group: &GroupRuns| {
+            let held: BTreeSet<usize> = group.turns.iter().map(|turn| turn.instance).collect();
             held.iter().filter(|&&i| i == 0 || !held.contains(&(i - 1))).count()
         };
-        self.stations.iter().map(chunks).max().unwrap_or(1)
+        self.groups.iter().map(chunks).max().unwrap_or(1)
     }
 
     /// The stage groups of the pipeline.
-    pub fn devices(&self) -> Vec<Device<'_>> {
-        self.devices_with(|laid| Some(&laid.compiled), |station| &station.turns)
+    pub fn devices(&self) -> Vec<StageGroup<'_>> {
+        self.devices_with(|on_mesh| Some(&on_mesh.compiled), |group| &group.turns)
     }
 
     fn devices_with<'a>(
         &'a self,
-        compiled: impl Fn(&'a Laid) -> Option<&'a Compiled>,
-        turns: impl Fn(&'a Station) -> &'a [Turn],
-    ) -> Vec<Device<'a>> {
-        let device = |station: &'a Station| {
-            let laid = &self.laid[station.laid];
-            Some(Device {
-                compiled: compiled(laid)?,
-                turns: turns(station),
-                mesh: laid.partition.mesh(),
-                sharing: laid.partition.sharing(),
-                ranks: &station.ranks,
+        compiled: impl Fn(&'a OnMesh) -> Option<&'a Compiled>,
+        turns: impl Fn(&'a GroupRuns) -> &'a [ScheduledRun],
+    ) -> Vec<StageGroup<'a>> {
+        let device = |group: &'a GroupRuns| {
+            let on_mesh = &self.on_mesh[group.on_mesh];
+            Some(StageGroup {
+                compiled: compiled(on_mesh)?,
+                turns: turns(group),
+                mesh: on_mesh.partition.mesh(),
+                sharing: on_mesh.partition.sharing(),
+                ranks: &group.ranks,
             })
         };
-        self.stations.iter().filter_map(device).collect()
+        self.groups.iter().filter_map(device).collect()
     }
 
     /// The stage group of a rank, and its place there.
     ///
     /// # Panics
     /// If there is no such rank.
-    pub(crate) fn place(&self, rank: usize) -> Place {
-        let found = self.stations.iter().enumerate().find_map(|(device, station)| {
-            let place = station.ranks.iter().position(|&r| r == rank)?;
-            Some(Place { device, place })
+    pub(crate) fn place(&self, rank: usize) -> RankPlace {
+        let found = self.groups.iter().enumerate().find_map(|(device, group)| {
+            let place = group.ranks.iter().position(|&r| r == rank)?;
+            Some(RankPlace { device, place })
         });
         found.expect("a rank is in one of the stage groups")
     }
 
     /// A rank within its stage group.
-    pub fn at(&self, rank: usize) -> Ranks<'_> {
-        let Place { device, place } = self.place(rank);
-        let partition = &self.laid[self.stations[device].laid].partition;
-        Ranks { mesh: partition.mesh(), rank: place }
+    pub fn at(&self, rank: usize) -> RankOnMesh<'_> {
+        let RankPlace { device, place } = self.place(rank);
+        let partition = &self.on_mesh[self.groups[device].on_mesh].partition;
+        RankOnMesh { mesh: partition.mesh(), rank: place }
     }
 
     /// The script of a rank's training step, and the units that it keeps.
@@ -228,9 +229,10 @@ impl Lowered {
     }
 
     /// The model that is evaluated, and the stage groups that do so.
-    pub(crate) fn evaluation(&self) -> Option<(&Model, Vec<Device<'_>>)> {
+    pub(crate) fn evaluation(&self) -> Option<(&Model, Vec<StageGroup<'_>>)> {
         let model = self.evaluate.as_ref()?;
-        let devices = self.devices_with(|laid| laid.evaluate.as_ref(), |station| &station.evaluate);
+        let devices =
+            self.devices_with(|on_mesh| on_mesh.evaluate.as_ref(), |group| &group.evaluate);
         Some((model, devices))
     }
 
@@ -247,9 +249,9 @@ impl Lowered {
 
     /// The ranks and how they divide the work, in one line.
     pub fn describe(&self) -> String {
-        let (parallel, sharing) = (&self.settings.parallel, self.laid[0].partition.sharing());
+        let (parallel, sharing) = (&self.settings.parallel, self.on_mesh[0].partition.sharing());
         let ranks = self.ranks();
-        let told = self.stations.len() > 1 || !parallel.pipeline.is_usual();
+        let told = self.groups.len() > 1 || !parallel.pipeline.is_usual();
         let pipeline = told.then(|| parallel.pipeline.name().to_owned());
         if ranks == 1 {
             return pipeline.map_or("1 rank".to_owned(), |name| format!("1 rank: {name}"));
@@ -259,7 +261,7 @@ impl Lowered {
                 mesh.axes().map(|(axis, size)| format!("{axis} {size}")).collect();
             degrees.join(" · ")
         };
-        let devices = match (&parallel.pipeline.meshes[..], self.stations.len()) {
+        let devices = match (&parallel.pipeline.meshes[..], self.groups.len()) {
             ([], 1) => degrees(self.mesh()),
             ([], devices) => [format!("pp {devices}"), degrees(self.mesh())]
                 .into_iter()
@@ -310,7 +312,7 @@ impl Lowered {
 
 /// Merges the forward and the backward of the last instance where they follow each other, unless
 /// its weights must be gathered for each of them.
-fn merged(turns: Vec<Turn>, model: &Model, partition: &Partition) -> Vec<Turn> {
+fn merged(turns: Vec<ScheduledRun>, model: &Model, partition: &Partition) -> Vec<ScheduledRun> {
     match partition.sharing().facts().gathering {
         Gathering::ForRuns { keep: Keep::Run, .. } => turns,
         _ => merge_adjacent(&turns, model.instances().len()),

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use phalanx_ir::{DType, Model, Role};
-use phalanx_script::Turn;
+use phalanx_script::ScheduledRun;
 
 use super::{Field, Models, Parallel, Prepared, Settings, StepData, initial};
 use phalanx_error::Result;
@@ -42,7 +42,7 @@ fn measured(model: &Model, settings: &Settings) -> Result<Vec<f64>> {
             let trace = session.take_trace().expect("the step was timed");
             let traced = &trace.ranks[0];
             let mut spent = vec![Duration::ZERO; model.segments().len()];
-            for (Turn { instance, .. }, times) in
+            for (ScheduledRun { instance, .. }, times) in
                 traced.iter().filter_map(|t| Some((t.turn?, t.times)))
             {
                 spent[instances[instance]] += times.ended - times.started;
@@ -102,7 +102,7 @@ fn with_zeros(model: &Model, run: impl FnOnce(&StepData<'_>) -> Result<()>) -> R
 mod tests {
     use super::*;
     use crate::network::{Network, load};
-    use crate::{Lowered, Split};
+    use crate::{Lowered, StageSplit};
     use phalanx_config::Sources;
 
     /// A head over a vocabulary that is much wider than a layer takes longer than one; layers are alike.
@@ -114,7 +114,7 @@ mod tests {
             load(&sources.set("train.microbatches=4").set("parallel.split=measured")).unwrap();
         let models = Network::new(&loaded).unwrap().models(&loaded.config, false).unwrap();
         let settings = Settings::new(&loaded.config).unwrap();
-        assert_eq!(settings.parallel.pipeline.split, Split::Measured);
+        assert_eq!(settings.parallel.pipeline.split, StageSplit::Measured);
         let costs = costs(&models, &settings).unwrap();
         assert_eq!(costs.len(), 6);
         assert!(costs[1] > 0.0 && costs[1..5].iter().all(|c| *c == costs[1]), "{costs:?}");
@@ -127,7 +127,7 @@ mod tests {
         // Lowering again from these settings gives exactly the same numbers; a second measurement
         // would not.
         let split = |lowered: &Lowered| lowered.settings.parallel.pipeline.split.clone();
-        assert!(matches!(split(&lowered), Split::Costs(found) if found != costs));
+        assert!(matches!(split(&lowered), StageSplit::Costs(found) if found != costs));
         let again = Lowered::new(&models, lowered.settings.clone()).unwrap();
         assert_eq!(split(&lowered), split(&again));
     }

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use phalanx_models::hf::{self, GptSpec, LlamaSpec, RopeScaling, RopeSpec, Spec};
+use phalanx_models::hf::{self, GptSpec, LlamaSpec, ModelSpec, RopeScaling, RopeSpec};
 use phalanx_models::{Architecture, BatchShape, Gpt, Llama, Purpose};
 
-use crate::folders::Form;
+use crate::folders::FolderKind;
 use crate::{Models, ReadParam, from_weights, initial};
 use phalanx_config::{Config, Loaded, ModelKind, Origin, Sources};
 use phalanx_error::{Error, Result, counted, short};
@@ -14,7 +14,7 @@ use phalanx_error::{Error, Result, counted, short};
 pub struct Network {
     /// The network.
     pub architecture: Box<dyn Architecture>,
-    weights: Option<hf::Source>,
+    weights: Option<hf::ModelFolder>,
     seed: u64,
 }
 
@@ -23,15 +23,15 @@ pub fn load(sources: &Sources) -> Result<Loaded> {
     let Some((Origin::HuggingFace(dir), place)) = sources.origin()? else {
         return Config::load(sources);
     };
-    let file = dir.join(Form::HuggingFace.mark());
+    let file = dir.join(FolderKind::HuggingFace.mark());
     let spec = read_spec(&dir, &file).map_err(|error| error.at(place))?;
     let pinned = sources.clone().pin(file.display().to_string(), shape_keys(&spec));
     Config::load(&pinned)
 }
 
-fn read_spec(dir: &Path, file: &Path) -> Result<Spec> {
+fn read_spec(dir: &Path, file: &Path) -> Result<ModelSpec> {
     let instead = "phalanx export --run DIR --out HF, then model.from=hf:HF";
-    Form::HuggingFace.expect(dir, instead)?;
+    FolderKind::HuggingFace.expect(dir, instead)?;
     Ok(hf::read_config(file)?)
 }
 
@@ -41,7 +41,7 @@ impl Network {
         let config = &loaded.config;
         refuse_unbuilt(loaded)?;
         let weights = match &config.model.from {
-            Some(Origin::HuggingFace(dir)) => Some(hf::Source::open(dir)?),
+            Some(Origin::HuggingFace(dir)) => Some(hf::ModelFolder::open(dir)?),
             None => None,
         };
         let spec = match &weights {
@@ -113,12 +113,15 @@ pub fn describe_step(config: &Config) -> String {
 }
 
 /// The network of a specification, with the settings that a specification does not have.
-pub fn architecture(config: &phalanx_config::Model, spec: Spec) -> Box<dyn Architecture> {
+pub fn architecture(
+    config: &phalanx_config::ModelConfig,
+    spec: ModelSpec,
+) -> Box<dyn Architecture> {
     let attention = config.attention;
     let init_std = config.init_std.get();
     match spec {
-        Spec::Llama(spec) => Box::new(Llama { spec, attention, init_std }),
-        Spec::Gpt(spec) => {
+        ModelSpec::Llama(spec) => Box::new(Llama { spec, attention, init_std }),
+        ModelSpec::Gpt(spec) => {
             Box::new(Gpt { spec, attention, dropout: config.dropout.get(), init_std })
         }
     }
@@ -163,15 +166,15 @@ fn refuse_unbuilt(loaded: &Loaded) -> Result<()> {
     }
 }
 
-fn spec(config: &phalanx_config::Model) -> Spec {
+fn spec(config: &phalanx_config::ModelConfig) -> ModelSpec {
     let (layers, width, heads) = (config.layers.get(), config.width.get(), config.heads.get());
     let (ffn, vocab, context) = (config.ffn.get(), config.vocab.get(), config.context.get());
     let (norm_eps, tied) = (config.norm_eps.get(), config.tied);
     match config.kind {
         ModelKind::Gpt2 => {
-            Spec::Gpt(GptSpec { layers, width, heads, ffn, vocab, context, norm_eps, tied })
+            ModelSpec::Gpt(GptSpec { layers, width, heads, ffn, vocab, context, norm_eps, tied })
         }
-        ModelKind::Llama | ModelKind::Mlp => Spec::Llama(LlamaSpec {
+        ModelKind::Llama | ModelKind::Mlp => ModelSpec::Llama(LlamaSpec {
             layers,
             width,
             heads,
@@ -188,13 +191,13 @@ fn spec(config: &phalanx_config::Model) -> Spec {
 }
 
 /// The keys that describe a shape, with the values of a model folder.
-pub fn shape_keys(spec: &Spec) -> Vec<(&'static str, String)> {
+pub fn shape_keys(spec: &ModelSpec) -> Vec<(&'static str, String)> {
     let text = |number: usize| number.to_string();
     let (kind, sizes, norm_eps) = match spec {
-        Spec::Gpt(s) => {
+        ModelSpec::Gpt(s) => {
             ("gpt2", [s.layers, s.width, s.heads, s.heads, s.ffn, s.vocab, s.context], s.norm_eps)
         }
-        Spec::Llama(s) => (
+        ModelSpec::Llama(s) => (
             "llama",
             [s.layers, s.width, s.heads, s.kv_heads, s.ffn, s.vocab, s.context],
             s.norm_eps,
@@ -213,7 +216,7 @@ pub fn shape_keys(spec: &Spec) -> Vec<(&'static str, String)> {
     keys.push(("model.kind", kind.to_owned()));
     keys.push(("model.tied", spec.tied().to_string()));
     keys.push(("model.norm_eps", format!("{norm_eps:?}")));
-    if let Spec::Llama(s) = spec {
+    if let ModelSpec::Llama(s) = spec {
         keys.push(("model.rope_theta", format!("{:?}", s.rope.theta)));
     }
     keys

@@ -32,7 +32,7 @@ pub struct Parallel {
 
 impl Parallel {
     /// The mesh and strategies that a configuration asks for.
-    pub fn new(config: &phalanx_config::Parallel) -> Result<Self> {
+    pub fn new(config: &phalanx_config::ParallelConfig) -> Result<Self> {
         let mesh = mesh(config)?;
         let mut strategies: Vec<SharedStrategy> = vec![];
         // Where several ranks hold the same weights, a strategy says how they share them.
@@ -143,7 +143,7 @@ impl fmt::Debug for Parallel {
 }
 
 /// The mesh of a configuration: its axes of more than one rank, slowest first.
-fn mesh(config: &phalanx_config::Parallel) -> Result<Mesh> {
+fn mesh(config: &phalanx_config::ParallelConfig) -> Result<Mesh> {
     let axes = config.order.axes().iter().rev();
     let axes = axes.map(|axis| (axis.name(), config.degree(*axis).get()));
     Ok(Mesh::new(axes.filter(|&(_, size)| size > 1))?)

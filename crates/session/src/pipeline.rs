@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_ir::{Mesh, Model};
-use phalanx_pipeline::{Named, Schedule, Shape, Warmup, split};
-use phalanx_script::Turn;
+use phalanx_pipeline::{NamedSchedule, Schedule, Shape, Warmup, split};
+use phalanx_script::ScheduledRun;
 
 use crate::custom::read_schedule;
 use phalanx_config::{PipelineSchedule, PipelineSplit};
@@ -15,13 +15,13 @@ use phalanx_error::{Error, Problem, Result};
 #[derive(Clone, Debug)]
 pub struct Pipeline {
     /// The schedule.
-    pub order: Order,
+    pub order: PipelineOrder,
     /// Chunks of layers that a stage group holds; by default as many as the schedule usually has.
     pub chunks: Option<usize>,
     /// How many forwards 1F1B starts with.
     pub warmup: Warmup,
     /// Which layers a stage gets.
-    pub split: Split,
+    pub split: StageSplit,
     /// Whether a stage keeps only its input and recomputes its forward before the backward.
     pub rematerialise: bool,
     /// The meshes of the stage groups, one after the other over the ranks, if they differ. Empty:
@@ -32,26 +32,26 @@ pub struct Pipeline {
 /// A schedule by name, or a user's own.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
-pub enum Order {
-    Named(Named),
+pub enum PipelineOrder {
+    Named(NamedSchedule),
     Own(Arc<Schedule>),
 }
 
-impl From<Named> for Order {
-    fn from(named: Named) -> Self {
-        Order::Named(named)
+impl From<NamedSchedule> for PipelineOrder {
+    fn from(named: NamedSchedule) -> Self {
+        PipelineOrder::Named(named)
     }
 }
 
-impl From<Schedule> for Order {
+impl From<Schedule> for PipelineOrder {
     fn from(schedule: Schedule) -> Self {
-        Order::Own(Arc::new(schedule))
+        PipelineOrder::Own(Arc::new(schedule))
     }
 }
 
 /// Which layers a stage gets.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub enum Split {
+pub enum StageSplit {
     /// The heaviest stage has as few FLOPs as possible; embedding and head count too.
     #[default]
     Flops,
@@ -67,10 +67,10 @@ pub enum Split {
 impl Default for Pipeline {
     fn default() -> Self {
         Self {
-            order: Order::Named(Named::OneFOneB),
+            order: PipelineOrder::Named(NamedSchedule::OneFOneB),
             chunks: None,
             warmup: Warmup::Pa,
-            split: Split::default(),
+            split: StageSplit::default(),
             rematerialise: false,
             meshes: Vec::new(),
         }
@@ -79,20 +79,20 @@ impl Default for Pipeline {
 
 impl Pipeline {
     /// The pipeline that a configuration asks for.
-    pub fn new(config: &phalanx_config::Parallel) -> Result<Self> {
+    pub fn new(config: &phalanx_config::ParallelConfig) -> Result<Self> {
         let order = match &config.schedule {
-            PipelineSchedule::Named(named) => Order::Named(*named),
-            PipelineSchedule::Csv(file) => Order::Own(Arc::new(read_schedule(file)?)),
+            PipelineSchedule::Named(named) => PipelineOrder::Named(*named),
+            PipelineSchedule::Csv(file) => PipelineOrder::Own(Arc::new(read_schedule(file)?)),
         };
         let warmup = config.warmup.into();
         let chunks = match order {
-            Order::Named(_) => Some(config.chunks.get()),
-            Order::Own(_) => None,
+            PipelineOrder::Named(_) => Some(config.chunks.get()),
+            PipelineOrder::Own(_) => None,
         };
         let split = match config.split {
-            PipelineSplit::Flops => Split::Flops,
-            PipelineSplit::Count => Split::Count,
-            PipelineSplit::Measured => Split::Measured,
+            PipelineSplit::Flops => StageSplit::Flops,
+            PipelineSplit::Count => StageSplit::Count,
+            PipelineSplit::Measured => StageSplit::Measured,
         };
         Ok(Self { order, chunks, warmup, split, ..Self::default() })
     }
@@ -100,26 +100,26 @@ impl Pipeline {
     /// What the schedule is called.
     pub fn name(&self) -> &str {
         match &self.order {
-            Order::Named(named) => named.name(),
-            Order::Own(schedule) => schedule.name(),
+            PipelineOrder::Named(named) => named.name(),
+            PipelineOrder::Own(schedule) => schedule.name(),
         }
     }
 
     /// Whether, with one stage, it is the same as no schedule: forward and backward of each
     /// micro-batch in turn.
     pub(crate) fn is_usual(&self) -> bool {
-        matches!(self.order, Order::Named(Named::OneFOneB))
+        matches!(self.order, PipelineOrder::Named(NamedSchedule::OneFOneB))
     }
 
     /// The schedule for this many stage groups.
     pub(crate) fn schedule(&self, devices: usize, microbatches: usize) -> Result<Schedule> {
         match &self.order {
-            Order::Named(named) => {
+            PipelineOrder::Named(named) => {
                 let shape =
                     Shape { devices, microbatches, chunks: self.chunks, warmup: self.warmup };
                 Ok(named.build(shape)?)
             }
-            Order::Own(schedule) => {
+            PipelineOrder::Own(schedule) => {
                 let chunks = self.chunks.unwrap_or(schedule.chunks());
                 for (what, key, found, asked) in [
                     ("stage groups", "parallel.pp", schedule.devices(), devices),
@@ -165,7 +165,7 @@ impl Pipeline {
         model: &Model,
         devices: usize,
         microbatches: usize,
-    ) -> Result<Vec<Vec<Turn>>> {
+    ) -> Result<Vec<Vec<ScheduledRun>>> {
         let (schedule, stages) = self.timetable(model, devices, microbatches)?;
         Ok(match self.rematerialise {
             true => schedule.rematerialised(&stages),
@@ -195,17 +195,19 @@ impl Pipeline {
     pub(crate) fn stages(&self, model: &Model, stages: usize) -> Result<Vec<Range<usize>>> {
         let instances = model.instances();
         match &self.split {
-            Split::Count => Ok(split::by_count(layers(model, stages), instances.len(), stages)?),
-            // Measured costs arrive as `Split::Costs`; if nothing was measured, FLOPs are used.
-            Split::Flops | Split::Measured => {
+            StageSplit::Count => {
+                Ok(split::by_count(layers(model, stages), instances.len(), stages)?)
+            }
+            // Measured costs arrive as `StageSplit::Costs`; if nothing was measured, FLOPs are used.
+            StageSplit::Flops | StageSplit::Measured => {
                 let flops = |segment: usize| model.segments()[segment].flops() as f64;
                 let costs: Vec<f64> = instances.iter().map(|i| flops(i.segment)).collect();
                 Ok(split::by_cost(&costs, stages)?)
             }
-            Split::Costs(costs) if costs.len() == instances.len() => {
+            StageSplit::Costs(costs) if costs.len() == instances.len() => {
                 Ok(split::by_cost(costs, stages)?)
             }
-            Split::Costs(costs) => Err(Error::refused(
+            StageSplit::Costs(costs) => Err(Error::refused(
                 Problem::new(format!(
                     "got {} costs for the {} instances of the model",
                     costs.len(),

@@ -9,8 +9,9 @@ use std::sync::OnceLock;
 
 use phalanx_ir::Model;
 use phalanx_script::{
-    Builds, Class, Forward, MemoryPlan, Moved, Other, Place, Plan, Route, Script, ScriptError,
-    ScriptKey, State, Training, World, check_classes, eval_script, traffic_of_class, train_script,
+    Builds, Class, Inference, MemoryPlan, Moved, Other, Plan, RankPlace, Route, Script,
+    ScriptError, ScriptKey, State, Training, World, check_classes, eval_script, traffic_of_class,
+    train_script,
 };
 
 use super::lowered::Lowered;
@@ -31,7 +32,7 @@ pub struct ClassPlan {
     /// The ranks.
     pub ranks: Vec<usize>,
     /// Where they are.
-    places: Vec<Place>,
+    places: Vec<RankPlace>,
     /// The first one's plan.
     pub plan: Plan,
 }
@@ -67,11 +68,11 @@ impl<'a> Planner<'a> {
         self.state_at(self.lowered.place(rank))
     }
 
-    fn state_at(&self, at: Place) -> Result<State> {
+    fn state_at(&self, at: RankPlace) -> Result<State> {
         let weights = self.lowered.settings.precision.weights;
         Ok(match self.lowered.trains {
             true => self.training(at).state()?,
-            false => Forward { world: &self.train, at, weights }.state()?,
+            false => Inference { world: &self.train, at, weights }.state()?,
         })
     }
 
@@ -94,7 +95,7 @@ impl<'a> Planner<'a> {
     }
 
     /// The builder of a rank's scripts.
-    pub(crate) fn scripts(&self, at: Place) -> impl Builds + '_ {
+    pub(crate) fn scripts(&self, at: RankPlace) -> impl Builds + '_ {
         RankScripts { planner: self, at }
     }
 
@@ -104,7 +105,7 @@ impl<'a> Planner<'a> {
             return Ok(known);
         }
         let classes = self.train.classes().into_iter().map(|places| {
-            let rank = |at: &Place| self.train.devices[at.device].ranks[at.place];
+            let rank = |at: &RankPlace| self.train.devices[at.device].ranks[at.place];
             let ranks = places.iter().map(rank).collect();
             let plan = self.plan_at(places[0])?;
             Ok(ClassPlan { ranks, places, plan })
@@ -132,7 +133,7 @@ impl<'a> Planner<'a> {
         Ok(moved.into_values().collect())
     }
 
-    fn plan_at(&self, at: Place) -> Result<Plan> {
+    fn plan_at(&self, at: RankPlace) -> Result<Plan> {
         let mut plan = Plan::new(self.state_at(at)?)?;
         let scripts = self.scripts(at);
         for key in self.keys() {
@@ -141,7 +142,7 @@ impl<'a> Planner<'a> {
         Ok(plan)
     }
 
-    fn training(&self, at: Place) -> Training<'_> {
+    fn training(&self, at: RankPlace) -> Training<'_> {
         let settings = &self.lowered.settings;
         Training {
             world: &self.train,
@@ -179,7 +180,7 @@ impl ClassPlan {
 /// The scripts of one rank.
 struct RankScripts<'p> {
     planner: &'p Planner<'p>,
-    at: Place,
+    at: RankPlace,
 }
 
 impl Builds for RankScripts<'_> {
@@ -189,7 +190,7 @@ impl Builds for RankScripts<'_> {
             (ScriptKey::Train, _) => train_script(&planner.training(at), state),
             (ScriptKey::Evaluate, Some(world)) => {
                 let weights = planner.lowered.settings.precision.weights;
-                eval_script(&Forward { world, at, weights }, state)
+                eval_script(&Inference { world, at, weights }, state)
             }
             (key, _) => Err(ScriptError::Schedule(format!("a session has no script {key:?}"))),
         }

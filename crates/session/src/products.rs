@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use phalanx_call::{ALIGN, Lane, Slots, Tier};
 use phalanx_cost::Product as Sides;
-use phalanx_engine::{Call, Engine, Span, Target};
+use phalanx_engine::{Engine, KernelCall, Span, Target};
 use phalanx_ir::{Builder, DType, Model, Op, OpDef, Program, Role, TensorType, ValueId};
 
 use crate::encode;
@@ -25,7 +25,7 @@ pub enum Pass {
 
 /// A product of a linear layer of this shape.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Product {
+pub struct TimedProduct {
     /// Which product.
     pub pass: Pass,
     /// Rows of the layer's input: the tokens of a micro-batch, or a rank's share of them.
@@ -38,7 +38,7 @@ pub struct Product {
     pub transposed: bool,
 }
 
-impl Product {
+impl TimedProduct {
     /// Multiplications and additions.
     pub fn flops(&self) -> u64 {
         // The gradients' products have the same sides in other roles, so they have as many FLOPs.
@@ -99,7 +99,7 @@ impl Product {
 pub fn products<'p>(
     model: &Model,
     forward: impl Fn(usize) -> &'p Program,
-) -> BTreeMap<Product, usize> {
+) -> BTreeMap<TimedProduct, usize> {
     let mut products = BTreeMap::new();
     for instance in model.instances() {
         for product in segment_products(forward(instance.segment)) {
@@ -117,7 +117,7 @@ pub type Round = (Instant, Instant);
 /// The first round of each product is a warm-up and is left out.
 pub fn time_products<E: Engine>(
     engine: &mut E,
-    products: &[Product],
+    products: &[TimedProduct],
     [compute, grads]: [DType; 2],
     (rounds, work): (usize, u64),
     ranks: usize,
@@ -200,7 +200,7 @@ fn placed<E: Engine>(
     program: &Program,
     ranks: &[usize],
     from: usize,
-) -> Result<(Call<E::Kernel>, usize)> {
+) -> Result<(KernelCall<E::Kernel>, usize)> {
     let slots = Slots::assign_for(program, &*engine.requirements());
     let kernel = Arc::new(engine.compile(program, &slots, ranks)?);
     let mut end = from;
@@ -216,7 +216,7 @@ fn placed<E: Engine>(
     let outputs = outputs.collect();
     let workspace = place(slots.extent);
     let (lane, after) = (Lane::Compute, Vec::new());
-    Ok((Call { kernel, inputs, outputs, workspace, lane, after }, end))
+    Ok((KernelCall { kernel, inputs, outputs, workspace, lane, after }, end))
 }
 
 fn run<E: Engine>(engine: &mut E, step: &mut E::Step) -> Result<()> {
@@ -225,7 +225,7 @@ fn run<E: Engine>(engine: &mut E, step: &mut E::Step) -> Result<()> {
 }
 
 /// The products of one instance of a segment.
-pub fn segment_products(forward: &Program) -> Vec<Product> {
+pub fn segment_products(forward: &Program) -> Vec<TimedProduct> {
     let params = params(forward);
     let local = |values: &[ValueId]| -> Vec<Vec<usize>> {
         values.iter().map(|&v| forward.ty(v).local_shape(forward.mesh())).collect()
@@ -255,7 +255,7 @@ pub fn segment_products(forward: &Program) -> Vec<Product> {
             let [_, letters, out] = spec.letters();
             let transposed = letters.chars().next() == out.chars().last();
             let Sides { batch, rows, cols: to, inner: from } = sides;
-            let product = |pass| Product { pass, rows: batch * rows, from, to, transposed };
+            let product = |pass| TimedProduct { pass, rows: batch * rows, from, to, transposed };
             products.extend([Pass::Forward, Pass::WeightGradient].map(product));
             if differentiated[x.index()] {
                 products.push(product(Pass::InputGradient));
@@ -314,8 +314,13 @@ mod tests {
 
     #[test]
     fn a_large_product_is_cut_where_it_is_longest() {
-        let head =
-            Product { pass: Pass::Forward, rows: 4096, from: 768, to: 50304, transposed: true };
+        let head = TimedProduct {
+            pass: Pass::Forward,
+            rows: 4096,
+            from: 768,
+            to: 50304,
+            transposed: true,
+        };
         let cut = head.cut(2_000_000_000);
         assert_eq!((cut.rows, cut.from, cut.to), (1024, 768, 786));
         assert_eq!(cut.cut(u64::MAX), cut);
@@ -325,8 +330,8 @@ mod tests {
     #[test]
     fn each_product_is_a_program_that_runs() {
         let model = model();
-        let all: Vec<Product> = (products(&model, |s| &model.segments()[s]).into_keys())
-            .flat_map(|p| [false, true].map(|transposed| Product { transposed, ..p }))
+        let all: Vec<TimedProduct> = (products(&model, |s| &model.segments()[s]).into_keys())
+            .flat_map(|p| [false, true].map(|transposed| TimedProduct { transposed, ..p }))
             .collect();
         let types = [DType::Bf16, DType::F32];
         let times = time_products(&mut ReferenceEngine::new(), &all, types, (2, 0), 1).unwrap();
@@ -339,7 +344,8 @@ mod tests {
     /// Before each round, and before the one that does not count.
     #[test]
     fn ranks_meet_before_each_round() {
-        let product = Product { pass: Pass::Forward, rows: 2, from: 2, to: 2, transposed: false };
+        let product =
+            TimedProduct { pass: Pass::Forward, rows: 2, from: 2, to: 2, transposed: false };
         let make = |endpoint| crate::host::rank_engine(1, endpoint);
         let mut crew = Crew::new(&Threads::new(2), make).unwrap();
         let met = crew.run(|_, engine| {

@@ -8,7 +8,7 @@ use phalanx_script::{Category, Controller, EveryStep, MemoryPlan, Optimizer, Pre
 use phalanx_sys::memory::Machine;
 
 use super::parallel::Parallel;
-use super::pipeline::{Order, Split};
+use super::pipeline::{PipelineOrder, StageSplit};
 use super::{Models, measure};
 use phalanx_config::{Config, OptimKind};
 use phalanx_error::bytes;
@@ -103,11 +103,11 @@ impl Over {
             ),
             _ => less.to_owned(),
         };
-        self.told().fix(fix)
+        self.diagnostic().fix(fix)
     }
 
     /// The same without remedies.
-    pub fn told(&self) -> Problem {
+    pub fn diagnostic(&self) -> Problem {
         let exact = |amount: u64| format!("{amount} bytes ({})", bytes(amount));
         let ranks = self.all.div_ceil(self.rank.max(1));
         let whose = if ranks > 1 { " of a rank" } else { "" };
@@ -172,8 +172,8 @@ impl Settings {
     /// measurements are never equal, so this makes all users of these settings split the model at
     /// the same places.
     pub fn measured(mut self, models: &Models) -> Result<Self> {
-        if self.parallel.pipeline.split == Split::Measured {
-            self.parallel.pipeline.split = Split::Costs(measure::costs(models, &self)?);
+        if self.parallel.pipeline.split == StageSplit::Measured {
+            self.parallel.pipeline.split = StageSplit::Costs(measure::costs(models, &self)?);
         }
         Ok(self)
     }
@@ -195,8 +195,8 @@ impl Settings {
         };
         let mut parallel = Parallel::new(&config.parallel)?;
         parallel.pipeline.rematerialise =
-            config.train.recompute == phalanx_config::Recompute::Stage;
-        if let Order::Own(table) = &parallel.pipeline.order {
+            config.train.recompute == phalanx_config::RecomputeKind::Stage;
+        if let PipelineOrder::Own(table) = &parallel.pipeline.order {
             config.check_read(table).map_err(Error::refused)?;
         }
         Ok(Settings {
@@ -217,7 +217,7 @@ impl Settings {
     }
 }
 
-fn precision(config: &phalanx_config::Precision) -> Precision {
+fn precision(config: &phalanx_config::PrecisionConfig) -> Precision {
     Precision {
         weights: DType::from(config.weights),
         grads: DType::from(config.grads),

@@ -7,9 +7,9 @@ use phalanx_engine::Engine;
 use phalanx_ir::{DType, ElementRun, Mesh, Model, Param, TensorType};
 use phalanx_models::initial_values;
 use phalanx_runtime::{Executor, ScriptId};
-use phalanx_script::{Held, Member, Ranks, State, StateKind};
+use phalanx_script::{HeldRange, Member, RankOnMesh, State, StateKind};
 
-use super::command::{Piece, StateRange};
+use super::command::{StatePiece, StateRange};
 use super::numbers::encode_all;
 use phalanx_error::{Error, Problem, Result};
 
@@ -58,9 +58,9 @@ impl Store {
         model: &Model,
         types: Vec<Option<TensorType>>,
         state: &State,
-        ranks: Ranks<'_>,
+        ranks: RankOnMesh<'_>,
     ) -> Self {
-        let Ranks { mesh, rank } = ranks;
+        let RankOnMesh { mesh, rank } = ranks;
         let runs = |(ty, param): (Option<TensorType>, &Param)| match ty {
             Some(ty) => ty.local_runs(mesh, rank),
             None => whole(param).local_runs(&Mesh::single(), 0),
@@ -113,7 +113,7 @@ impl Store {
         &self,
         executor: &mut Executor<E>,
         script: ScriptId,
-        (member, held): (&Member, &Held),
+        (member, held): (&Member, &HeldRange),
         read: &ReadParam<'_>,
     ) -> Result<()> {
         let placed = self.placed(member, held);
@@ -141,13 +141,13 @@ impl Store {
         script: ScriptId,
         state: &State,
         range: &StateRange,
-    ) -> Result<Vec<Piece>> {
+    ) -> Result<Vec<StatePiece>> {
         let mut pieces = Vec::new();
         for (held, placed) in self.within(state, range) {
             let (dtype, size) = (held.dtype, held.dtype.size());
             let mut bytes = vec![0; placed.global.len() * size];
             executor.read_at(script, held.buffer, placed.at * size, &mut bytes)?;
-            pieces.push(Piece { first: placed.global.start, dtype, bytes });
+            pieces.push(StatePiece { first: placed.global.start, dtype, bytes });
         }
         Ok(pieces)
     }
@@ -171,7 +171,7 @@ impl Store {
     }
 
     /// Where this rank holds some values of a state.
-    fn within<'s>(&self, state: &'s State, range: &StateRange) -> Vec<(&'s Held, Placed)> {
+    fn within<'s>(&self, state: &'s State, range: &StateRange) -> Vec<(&'s HeldRange, Placed)> {
         let Some((unit, member)) = &self.places[range.param] else { return Vec::new() };
         let Some(held) = state.buffers[*unit].get(range.kind) else { return Vec::new() };
         let cut = |Placed { global, at }: Placed| {
@@ -185,7 +185,7 @@ impl Store {
 
     /// The elements of a member that a buffer holds: their indices in the whole parameter, and
     /// where in the buffer they lie.
-    fn placed(&self, member: &Member, held: &Held) -> Vec<Placed> {
+    fn placed(&self, member: &Member, held: &HeldRange) -> Vec<Placed> {
         let (part, at) = held.part(member);
         let runs = self.runs[member.param].iter();
         runs.filter_map(|run| {
@@ -209,11 +209,11 @@ struct Placed {
 pub(crate) fn assemble(
     name: &str,
     elements: &Range<usize>,
-    pieces: impl Iterator<Item = Piece>,
+    pieces: impl Iterator<Item = StatePiece>,
 ) -> Result<(DType, Vec<u8>)> {
     let mut found: Option<(DType, Vec<u8>)> = None;
     let mut there = Vec::new();
-    for Piece { first, dtype, bytes } in pieces {
+    for StatePiece { first, dtype, bytes } in pieces {
         let size = dtype.size();
         let (_, whole) = found.get_or_insert_with(|| (dtype, vec![0; elements.len() * size]));
         whole[(first - elements.start) * size..][..bytes.len()].copy_from_slice(&bytes);
@@ -274,9 +274,9 @@ fn whole(param: &Param) -> TensorType {
 mod tests {
     use super::*;
 
-    fn piece(elements: Range<usize>) -> Piece {
+    fn piece(elements: Range<usize>) -> StatePiece {
         let bytes = elements.clone().flat_map(|i| (i as f32).to_ne_bytes()).collect();
-        Piece { first: elements.start, dtype: DType::F32, bytes }
+        StatePiece { first: elements.start, dtype: DType::F32, bytes }
     }
 
     #[test]

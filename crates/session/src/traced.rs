@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use phalanx_pipeline::Schedule;
 use phalanx_runtime::TimedAction;
-use phalanx_script::{Kind, Lane, Message, Place, Script, Turn, Value};
+use phalanx_script::{Kind, Lane, Message, RankPlace, ScheduledRun, Script, Value};
 
 use super::Lowered;
 use phalanx_error::Result;
@@ -29,7 +29,7 @@ pub struct Timetable {
     /// For each stage of the schedule: the model's instances that it has.
     pub stages: Vec<Range<usize>>,
     /// For each rank: its stage group and its place there.
-    pub places: Vec<Place>,
+    pub places: Vec<RankPlace>,
     /// For each rank: its place in words, such as `stage group 1, dp 0, tp 1`.
     pub names: Vec<String>,
 }
@@ -40,7 +40,7 @@ pub struct Traced {
     /// In words, such as `blocks.3 BW mb 0`.
     pub label: String,
     /// Its turn in the schedule, if it is one.
-    pub turn: Option<Turn>,
+    pub turn: Option<ScheduledRun>,
     /// The ranks that a message goes to or comes from.
     pub peers: Vec<usize>,
     /// What a message carries: the same on both ends.
@@ -57,8 +57,8 @@ impl Timetable {
             (&lowered.settings.parallel.pipeline, lowered.settings.microbatches);
         let (schedule, stages) =
             pipeline.timetable(&lowered.model, lowered.devices().len(), parts)?;
-        let places: Vec<Place> = (0..lowered.ranks()).map(|rank| lowered.place(rank)).collect();
-        let name = |(rank, at): (usize, &Place)| {
+        let places: Vec<RankPlace> = (0..lowered.ranks()).map(|rank| lowered.place(rank)).collect();
+        let name = |(rank, at): (usize, &RankPlace)| {
             let (mesh, place) = (lowered.at(rank).mesh, at.place);
             let device = lowered.is_pipeline().then(|| format!("stage group {}", at.device));
             let axes =

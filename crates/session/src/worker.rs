@@ -14,7 +14,7 @@ use phalanx_script::{
     ScriptKey, State, StateKind, traffic,
 };
 
-use super::command::{Answer, Command, Feeds, Measured, Piece, StateRange, StepAnswer};
+use super::command::{Command, Feeds, Measured, Reply, StatePiece, StateRange, StepReply};
 use super::feed::{Feed, Scalars, StepData};
 use super::forward::{read_scalar, shown};
 use super::lowered::Lowered;
@@ -98,7 +98,7 @@ impl<E: Engine> RankWorker<E> {
         count: u64,
         batches: &dyn Feeds,
         trace: Option<(u64, Instant)>,
-    ) -> Result<Vec<StepAnswer>> {
+    ) -> Result<Vec<StepReply>> {
         let mut taken = Vec::with_capacity(count as usize);
         for step in from..from + count {
             let origin = trace.filter(|(traced, _)| *traced == step).map(|(_, origin)| origin);
@@ -124,7 +124,7 @@ impl<E: Engine> RankWorker<E> {
         data: &StepData<'_>,
         lr: f64,
         origin: Option<Instant>,
-    ) -> Result<StepAnswer> {
+    ) -> Result<StepReply> {
         let scalars = Scalars { lr, step, seed: self.settings.seed };
         let Choice(keys) = self.controller.next(step, &self.records);
         let mut traced = None;
@@ -147,7 +147,7 @@ impl<E: Engine> RankWorker<E> {
             self.records.drain(..RECORDS);
         }
         self.records.push(Record { step, outcome });
-        Ok(StepAnswer { result, outcome, traced })
+        Ok(StepReply { result, outcome, traced })
     }
 
     /// Fills the inputs of a script that is about to be run.
@@ -176,13 +176,13 @@ impl<E: Engine> RankWorker<E> {
     }
 
     /// What this rank holds of some values of a state.
-    pub fn read(&mut self, range: &StateRange) -> Result<Vec<Piece>> {
+    pub fn read(&mut self, range: &StateRange) -> Result<Vec<StatePiece>> {
         let script = self.any();
         self.store.read(&mut self.executor, script, &self.state, range)
     }
 
     /// All that this rank holds of one kind of state, by parameter.
-    pub fn pieces(&mut self, kind: StateKind) -> Result<Vec<(usize, Piece)>> {
+    pub fn pieces(&mut self, kind: StateKind) -> Result<Vec<(usize, StatePiece)>> {
         let mut all = Vec::new();
         for param in 0..self.store.params().len() {
             let elements = 0..self.store.params()[param].elements();
@@ -194,16 +194,16 @@ impl<E: Engine> RankWorker<E> {
 
     /// The parameters of a rank that is alone, by name and in full precision: master weights if
     /// there are any.
-    pub fn params(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
+    pub fn params(&mut self) -> Result<BTreeMap<String, hf::WeightTensor>> {
         self.tensors(self.settings.precision.full_kind())
     }
 
     /// The gradients of the last step of a rank that is alone, by parameter name, before clipping.
-    pub fn gradients(&mut self) -> Result<BTreeMap<String, hf::Tensor>> {
+    pub fn gradients(&mut self) -> Result<BTreeMap<String, hf::WeightTensor>> {
         self.tensors(StateKind::Gradient)
     }
 
-    fn tensors(&mut self, kind: StateKind) -> Result<BTreeMap<String, hf::Tensor>> {
+    fn tensors(&mut self, kind: StateKind) -> Result<BTreeMap<String, hf::WeightTensor>> {
         let mut all = BTreeMap::new();
         for param in 0..self.store.params().len() {
             let Param { name, shape, .. } = self.store.params()[param].clone();
@@ -211,7 +211,7 @@ impl<E: Engine> RankWorker<E> {
             let range = StateRange { param, kind, elements };
             let pieces = self.read(&range)?.into_iter();
             let (dtype, bytes) = assemble(&name, &range.elements, pieces)?;
-            all.insert(name, hf::Tensor::from_bytes(shape, dtype, &bytes));
+            all.insert(name, hf::WeightTensor::from_bytes(shape, dtype, &bytes));
         }
         Ok(all)
     }
@@ -281,30 +281,30 @@ impl<E: Engine> RankWorker<E> {
 
 impl<E: Engine + Counters> RankWorker<E> {
     /// Executes a command.
-    pub fn answer(&mut self, command: Command<'_>) -> Result<Answer> {
+    pub fn answer(&mut self, command: Command<'_>) -> Result<Reply> {
         Ok(match command {
             Command::Start(read) => {
                 self.start(read)?;
-                Answer::Done
+                Reply::Done
             }
             Command::Steps { from, count, batches, trace } => {
-                Answer::Steps(self.steps(from, count, batches, trace)?)
+                Reply::Steps(self.steps(from, count, batches, trace)?)
             }
-            Command::Evaluate(data) => Answer::Loss(self.evaluate(data)?),
+            Command::Evaluate(data) => Reply::Loss(self.evaluate(data)?),
             Command::Show { port, microbatch } => {
                 let script = self
                     .scripts
                     .get(&ScriptKey::Evaluate)
                     .ok_or_else(|| without(ScriptKey::Evaluate))?;
-                Answer::Shown(shown(&mut self.executor, script.id, port, microbatch)?)
+                Reply::Shown(shown(&mut self.executor, script.id, port, microbatch)?)
             }
-            Command::Read(range) => Answer::Pieces(self.read(range)?),
+            Command::Read(range) => Reply::Pieces(self.read(range)?),
             Command::Write(range, bytes) => {
                 self.write(range, bytes)?;
-                Answer::Done
+                Reply::Done
             }
-            Command::Observe => Answer::Observed(Box::new(self.observe()?)),
-            Command::Measure => Answer::Measured(Box::new(self.measure())),
+            Command::Observe => Reply::Observed(Box::new(self.observe()?)),
+            Command::Measure => Reply::Measured(Box::new(self.measure())),
         })
     }
 

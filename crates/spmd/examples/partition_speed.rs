@@ -7,7 +7,7 @@ use phalanx_autodiff::joint;
 use phalanx_ir::{DType, Mesh};
 use phalanx_models::hf::{LlamaSpec, RopeScaling, RopeSpec};
 use phalanx_models::{Architecture, BatchShape, Llama};
-use phalanx_spmd::strategies::{AllGatherKv, Data, Megatron, Sequence};
+use phalanx_spmd::strategies::{AllGatherKv, BatchParallel, Megatron, Sequence};
 use phalanx_spmd::{Costs, Strategy, apply, partition};
 
 fn main() {
@@ -28,8 +28,12 @@ fn main() {
     let shape = BatchShape { batch: 64, seq: 4096 };
     let model = Llama::new(spec).model(shape, DType::Bf16).unwrap();
     let mesh: Mesh = "dp=16 cp=8 tp=8".parse().unwrap();
-    let by: [&dyn Strategy; 4] =
-        [&Data::default(), &AllGatherKv::default(), &Megatron::default(), &Sequence::default()];
+    let by: [&dyn Strategy; 4] = [
+        &BatchParallel::default(),
+        &AllGatherKv::default(),
+        &Megatron::default(),
+        &Sequence::default(),
+    ];
     let start = Instant::now();
     let (mesh, annotations) = apply(&model, &mesh, &by).unwrap();
     println!("annotate {:?}", start.elapsed());

@@ -12,9 +12,9 @@ use phalanx_ir::Phase;
 use phalanx_ir::ops::CollectiveKind;
 use phalanx_ir::rule::FactorKind;
 
-use crate::lay::State;
+use crate::mask::State;
+use crate::node_choices::{Choice, cotangent_state, operand_state, result_state};
 use crate::plan::{Known, Plan};
-use crate::strat::{Choice, cotangent_state, operand_state, result_state};
 
 /// The most combinations that are kept.
 const WIDTH: usize = 256;
@@ -48,7 +48,7 @@ impl Plan<'_> {
         for &node in &nodes {
             let options = match self.choices[node][axis] {
                 Some(choice) => vec![choice],
-                None => self.strats[node].options(&self.net.nodes[node], self.grid, axis),
+                None => self.node_choices[node].options(&self.net.nodes[node], self.grid, axis),
             };
             let mut next: HashMap<Vec<Live>, Way> = HashMap::new();
             for way in &ways {
@@ -162,7 +162,7 @@ impl<'a> Walk<'a> {
     /// Seconds of the work itself, three times for a product: its own and two gradients.
     fn work(&self, node: usize, choice: Choice) -> f64 {
         let (n, costs) = (&self.plan.net.nodes[node], self.plan.costs);
-        let shares = self.plan.strats[node].shares(self.plan.grid) as f64;
+        let shares = self.plan.node_choices[node].shares(self.plan.grid) as f64;
         let here = if matches!(choice, Choice::Factor(_)) { self.size as f64 } else { 1.0 };
         let bytes = |state: State, v: usize| self.held(state, v);
         let read = n.ins.iter().enumerate().map(|(i, &v)| bytes(operand_state(n, choice, i), v));

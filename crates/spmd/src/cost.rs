@@ -3,7 +3,7 @@
 use phalanx_cost::{Hardware, Transfer};
 use phalanx_ir::ops::CollectiveKind;
 
-use crate::lay::State;
+use crate::mask::State;
 
 /// What the partitioner minimises where annotations leave a choice.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]

@@ -12,7 +12,7 @@ use phalanx_ir::ops::Collective;
 use phalanx_ir::{Mesh, Op, Phase, Program, Role, TensorType, ValueId};
 
 use crate::error::SpmdError;
-use crate::lay::{Grid, Lay};
+use crate::mask::{Grid, MaskLayout};
 use crate::plan::Plan;
 use crate::reshard::Resharder;
 
@@ -88,19 +88,19 @@ struct Emitter<'a, 'b> {
     /// The new instruction that makes each new value.
     makers: Vec<Option<usize>>,
     /// The new values of an old value in a half, by layout; the first is its original layout.
-    versions: HashMap<(usize, Half), Vec<(Lay, usize)>>,
+    versions: HashMap<(usize, Half), Vec<(MaskLayout, usize)>>,
 }
 
 impl Emitter<'_, '_> {
     fn node(&mut self, node: usize) -> Result<(), SpmdError> {
-        let (n, strat) = (&self.plan.net.nodes[node], &self.plan.strats[node]);
+        let (n, strat) = (&self.plan.net.nodes[node], &self.plan.node_choices[node]);
         let instr = &self.joint.program.instrs()[node];
         let mut inputs = Vec::with_capacity(n.ins.len());
         for (operand, &value) in n.ins.iter().enumerate() {
             inputs.push(self.get(value, &strat.operand(n, operand), n.phase)?);
         }
         let index = self.instrs.len();
-        let made: Vec<Lay> = (0..n.outs.len()).map(|r| strat.result(n, r)).collect();
+        let made: Vec<MaskLayout> = (0..n.outs.len()).map(|r| strat.result(n, r)).collect();
         let outputs = (n.outs.iter().zip(&made))
             .map(|(&value, lay)| self.fresh(value, lay, Some(index)))
             .collect::<Result<Vec<usize>, SpmdError>>()?;
@@ -126,7 +126,7 @@ impl Emitter<'_, '_> {
     }
 
     /// The value in a layout; made in this phase if it does not exist yet.
-    fn get(&mut self, value: usize, want: &Lay, phase: Phase) -> Result<usize, SpmdError> {
+    fn get(&mut self, value: usize, want: &MaskLayout, phase: Phase) -> Result<usize, SpmdError> {
         let half = Half::of(phase);
         self.cross(value, want, half);
         let versions = self.versions_in(value, half);
@@ -163,7 +163,7 @@ impl Emitter<'_, '_> {
     }
 
     /// The versions of a value in a half.
-    fn versions_in(&self, value: usize, half: Half) -> &Vec<(Lay, usize)> {
+    fn versions_in(&self, value: usize, half: Half) -> &Vec<(MaskLayout, usize)> {
         self.versions.get(&(value, half)).unwrap_or_else(|| {
             let name = self.plan.value_name(value);
             panic!("{}: {name} is read before it is computed", self.joint.program.name)
@@ -172,17 +172,17 @@ impl Emitter<'_, '_> {
 
     /// Brings a forward value into the backward: in the wanted layout if the forward has it and it
     /// is not larger than the original layout, else in the original one. A partial sum is not kept.
-    fn cross(&mut self, value: usize, want: &Lay, half: Half) {
+    fn cross(&mut self, value: usize, want: &MaskLayout, half: Half) {
         let key = (value, Half::Backward);
         if half == Half::Forward {
             return;
         }
         let known = self.versions.get(&key).map_or(0, Vec::len);
         let Some(forward) = self.versions.get(&(value, Half::Forward)) else { return };
-        let has = |lay: &Lay| {
+        let has = |lay: &MaskLayout| {
             self.versions.get(&key).is_some_and(|v| v.iter().any(|(known, _)| known == lay))
         };
-        let size = |lay: &Lay| std::cmp::Reverse(lay.shards(self.grid));
+        let size = |lay: &MaskLayout| std::cmp::Reverse(lay.shards(self.grid));
         let whole = || forward.iter().filter(|(lay, _)| lay.partial == 0);
         let began = &forward[0];
         let home = if began.0.partial == 0 {
@@ -232,12 +232,17 @@ impl Emitter<'_, '_> {
         let has = self.versions_in(value, here)[0].0.clone();
         let want = match (role, goal) {
             (Role::Gradient | Role::Cotangent, Some(&goal)) => self.plan.goal_layout(goal, &has),
-            _ => Lay { partial: 0, ..has },
+            _ => MaskLayout { partial: 0, ..has },
         };
         self.get(value, &want, phase)
     }
 
-    fn fresh(&mut self, value: usize, lay: &Lay, maker: Option<usize>) -> Result<usize, SpmdError> {
+    fn fresh(
+        &mut self,
+        value: usize,
+        lay: &MaskLayout,
+        maker: Option<usize>,
+    ) -> Result<usize, SpmdError> {
         let old = self.joint.program.ty(ValueId(value as u32));
         let padded = self.plan.net.values[value].padded.clone();
         self.types.push(old.with_padded(padded)?.with_layout(self.grid.layout(lay)));
@@ -245,7 +250,7 @@ impl Emitter<'_, '_> {
         Ok(self.types.len() - 1)
     }
 
-    fn unreachable(&self, value: usize, has: &Lay, want: &Lay) -> SpmdError {
+    fn unreachable(&self, value: usize, has: &MaskLayout, want: &MaskLayout) -> SpmdError {
         SpmdError::Unreachable {
             segment: self.joint.program.name.clone(),
             value: self.plan.value_name(value),

@@ -4,7 +4,7 @@
 //! takes the order that its operands or its annotated result have, the cheapest where they differ;
 //! a gradient takes its op's.
 
-use crate::lay::{Axes, Lay};
+use crate::mask::{Axes, MaskLayout};
 use crate::plan::Plan;
 use crate::reshard::Resharder;
 
@@ -23,29 +23,29 @@ impl Plan<'_> {
         for factor in 0..self.net.nodes[origin].rule.factors.len() {
             let Some(own) = self.maps[node].get(factor).copied().flatten() else { continue };
             let (axes, model) =
-                (self.strats[node].factors[own], self.strats[origin].factors[factor]);
+                (self.node_choices[node].factors[own], self.node_choices[origin].factors[factor]);
             if axes.len() > 1 && axes.set() & !model.set() == 0 {
-                self.strats[node].factors[own] = model.only(axes.set());
+                self.node_choices[node].factors[own] = model.only(axes.set());
             }
         }
     }
 
     fn order_by_operands(&mut self, node: usize, resharder: &mut Resharder<'_>) {
-        for factor in 0..self.strats[node].factors.len() {
-            let axes = self.strats[node].factors[factor];
+        for factor in 0..self.node_choices[node].factors.len() {
+            let axes = self.node_choices[node].factors[factor];
             if axes.len() < 2 {
                 continue;
             }
             let mut best: Option<(f64, Axes)> = None;
             for order in self.orders(node, factor, axes) {
-                self.strats[node].factors[factor] = order;
+                self.node_choices[node].factors[factor] = order;
                 let cost = self.moves_cost(node, resharder);
                 if best.is_none_or(|(known, _)| cost < known - 1e-12) {
                     best = Some((cost, order));
                 }
             }
             let (_, order) = best.expect("its present order is always possible");
-            self.strats[node].factors[factor] = order;
+            self.node_choices[node].factors[factor] = order;
         }
     }
 
@@ -72,7 +72,7 @@ impl Plan<'_> {
     }
 
     fn moves_cost(&self, node: usize, resharder: &mut Resharder<'_>) -> f64 {
-        let (n, strat) = (&self.net.nodes[node], &self.strats[node]);
+        let (n, strat) = (&self.net.nodes[node], &self.node_choices[node]);
         let mut cost = 0.0;
         for (operand, &v) in n.ins.iter().enumerate() {
             let value = &self.net.values[v];
@@ -89,10 +89,10 @@ impl Plan<'_> {
     }
 
     /// The layout in which readers see a value.
-    pub(crate) fn layout(&self, value: usize) -> Lay {
+    pub(crate) fn layout(&self, value: usize) -> MaskLayout {
         match self.net.values[value].maker {
             Some((node, result)) => {
-                let made = self.strats[node].result(&self.net.nodes[node], result);
+                let made = self.node_choices[node].result(&self.net.nodes[node], result);
                 self.made_layout(value, &made)
             }
             None => self.pins.read_layout(value).expect("every input is pinned"),

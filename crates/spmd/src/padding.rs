@@ -10,7 +10,7 @@ use phalanx_ir::text::value_name;
 use phalanx_ir::{Instr, Op, Port, Program, ValueId};
 
 use crate::error::SpmdError;
-use crate::lay::Grid;
+use crate::mask::Grid;
 use crate::net::carrier;
 use crate::pins::{Pins, differentiated};
 
@@ -50,7 +50,7 @@ pub(crate) fn padding(
 }
 
 /// Dims that are joined, by factor.
-type Class = Vec<Place>;
+type Class = Vec<Precedence>;
 
 /// Gradients and cotangents have the layout of what they belong to.
 fn alike(program: &Program) -> Vec<Class> {
@@ -59,14 +59,15 @@ fn alike(program: &Program) -> Vec<Class> {
     pairs
         .map(|(gradient, of)| {
             let dims = program.ty(of).shape.iter().enumerate();
-            let place = |value, (dim, &size)| Place { value, dim, factor: dim, size, minor: 1 };
+            let place =
+                |value, (dim, &size)| Precedence { value, dim, factor: dim, size, minor: 1 };
             dims.flat_map(|d| [place(gradient, d), place(of, d)]).collect()
         })
         .collect()
 }
 
 /// A dim, the factor that its padding belongs to with its size, and the elements of its minor ones.
-struct Place {
+struct Precedence {
     value: ValueId,
     dim: usize,
     factor: usize,
@@ -76,13 +77,13 @@ struct Place {
 
 /// The shards that a factor must divide into because of one dim. Shards beyond the size of its
 /// major factor go on to the minor factors, and need no padding.
-fn wanted(place: &Place, shards: &[Vec<usize>]) -> usize {
+fn wanted(place: &Precedence, shards: &[Vec<usize>]) -> usize {
     let n = shards[place.value.index()][place.dim];
     if place.minor > 1 && n.is_multiple_of(place.size.max(1)) { 1 } else { n }
 }
 
 /// Gives all dims of a factor the shards of each; whether any changed.
-fn join_shards(places: &[Place], shards: &mut [Vec<usize>]) -> bool {
+fn join_shards(places: &[Precedence], shards: &mut [Vec<usize>]) -> bool {
     let mut all = vec![1; factors(places)];
     for place in places {
         all[place.factor] = lcm(all[place.factor], wanted(place, shards));
@@ -98,7 +99,7 @@ fn join_shards(places: &[Place], shards: &mut [Vec<usize>]) -> bool {
 }
 
 /// Gives all dims of a factor the same padded extent; whether any changed.
-fn join_extents(places: &[Place], shards: &[Vec<usize>], padded: &mut [Vec<usize>]) -> bool {
+fn join_extents(places: &[Precedence], shards: &[Vec<usize>], padded: &mut [Vec<usize>]) -> bool {
     let mut extents = vec![0; factors(places)];
     for place in places {
         let own = padded[place.value.index()][place.dim].div_ceil(place.minor.max(1));
@@ -116,7 +117,7 @@ fn join_extents(places: &[Place], shards: &[Vec<usize>], padded: &mut [Vec<usize
 }
 
 /// How many factors the places have.
-fn factors(places: &[Place]) -> usize {
+fn factors(places: &[Precedence]) -> usize {
     places.iter().map(|p| p.factor + 1).max().unwrap_or(0)
 }
 
@@ -128,7 +129,7 @@ fn places(instr: &Instr, rule: &Rule) -> Class {
         let at = carrier(rule, factors)?;
         let minor = factors[at + 1..].iter().map(|&f| rule.factors[f].size).product();
         let (factor, size) = (factors[at], rule.factors[factors[at]].size);
-        Some(Place { value, dim, factor, size, minor })
+        Some(Precedence { value, dim, factor, size, minor })
     })
     .collect()
 }
@@ -142,7 +143,7 @@ fn check(
     for ((instr, rule), places) in program.instrs().iter().zip(rules).zip(classes) {
         let moves = matches!(instr.op, Op::Reshape(_));
         let mut extents: Vec<Option<usize>> = vec![None; rule.factors.len()];
-        for &Place { value, dim, factor, minor, .. } in places {
+        for &Precedence { value, dim, factor, minor, .. } in places {
             let (size, padded) = (program.ty(value).shape[dim], padded[value.index()][dim]);
             let opaque = moves && rule.factors[factor].kind == FactorKind::Whole && padded != size;
             let extent = padded / minor.max(1);

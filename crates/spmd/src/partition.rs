@@ -7,7 +7,7 @@ use crate::annotate::Annotations;
 use crate::cost::Costs;
 use crate::emit::emit;
 use crate::error::SpmdError;
-use crate::lay::Grid;
+use crate::mask::Grid;
 use crate::net::Net;
 use crate::padding::padding;
 use crate::pins::Pins;
@@ -45,7 +45,7 @@ pub fn partition_by(
     let mut plan = problem.fresh();
     for axis in plan.axes() {
         for node in 0..plan.net.nodes.len() {
-            let options = plan.strats[node].options(&plan.net.nodes[node], plan.grid, axis);
+            let options = plan.node_choices[node].options(&plan.net.nodes[node], plan.grid, axis);
             plan.put(node, axis, options[pick(options.len()).min(options.len() - 1)]);
         }
         plan.close_params(axis);

@@ -4,7 +4,7 @@ use phalanx_autodiff::Joint;
 use phalanx_ir::{Port, Program, Role, ValueId};
 
 use crate::annotate::{Annotations, Entry};
-use crate::lay::{Axes, Grid, Lay, State};
+use crate::mask::{Axes, Grid, MaskLayout, State};
 
 /// What is decided about a value: everything for the axes in `closed`, nothing for the others.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,18 +87,18 @@ impl Pins {
     }
 
     /// The layout in which readers see a value, as far as it is decided.
-    pub(crate) fn read_layout(&self, value: usize) -> Option<Lay> {
-        self.read[value].as_ref().map(|p| Lay { dims: p.dims.clone(), partial: 0 })
+    pub(crate) fn read_layout(&self, value: usize) -> Option<MaskLayout> {
+        self.read[value].as_ref().map(|p| MaskLayout { dims: p.dims.clone(), partial: 0 })
     }
 
     /// The layout in which a parameter is stored, as far as it is decided: the layout in which it
     /// is read, plus the axes that only store it, which are minor.
-    pub(crate) fn stored_layout(&self, value: usize) -> Option<Lay> {
+    pub(crate) fn stored_layout(&self, value: usize) -> Option<MaskLayout> {
         let (read, stored) = (self.read_layout(value)?, self.stored[value].as_ref());
         let Some(stored) = stored else { return Some(read) };
         let dims = read.dims.iter().zip(&stored.dims);
         let dims = dims.map(|(r, s)| r.only(!stored.closed).join(*s)).collect();
-        Some(Lay { dims, partial: 0 })
+        Some(MaskLayout { dims, partial: 0 })
     }
 
     /// What other programs see must be decided on every axis: without an annotation, it is

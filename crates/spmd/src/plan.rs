@@ -7,10 +7,10 @@ use phalanx_ir::{Phase, Program, Role, ValueId};
 use crate::cost::Costs;
 use crate::error::SpmdError;
 use crate::inherit::factor_maps;
-use crate::lay::{Axes, Grid, Lay, State};
+use crate::mask::{Axes, Grid, MaskLayout, State};
 use crate::net::Net;
+use crate::node_choices::{Choice, NodeChoices, operand_state, result_state};
 use crate::pins::{Pin, Pins, differentiated};
-use crate::strat::{Choice, Strat, operand_state, result_state};
 
 /// What an axis does to a value, as far as that is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,7 +40,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) costs: &'a Costs,
     program: &'a Program,
     pub(crate) pins: Pins,
-    pub(crate) strats: Vec<Strat>,
+    pub(crate) node_choices: Vec<NodeChoices>,
     /// For each node, its choice on each axis.
     pub(crate) choices: Vec<Vec<Option<Choice>>>,
     pub(crate) maps: Vec<Vec<Option<usize>>>,
@@ -71,7 +71,7 @@ impl<'a> Plan<'a> {
             costs,
             program,
             pins,
-            strats: net.nodes.iter().map(|n| Strat::replicated(n, grid)).collect(),
+            node_choices: net.nodes.iter().map(|n| NodeChoices::replicated(n, grid)).collect(),
             choices: vec![vec![None; grid.len()]; net.nodes.len()],
             maps: factor_maps(net),
             price: 0.0,
@@ -108,11 +108,11 @@ impl<'a> Plan<'a> {
     pub(crate) fn put(&mut self, node: usize, axis: usize, choice: Choice) {
         let n = &self.net.nodes[node];
         let fits = match choice {
-            Choice::Factor(f) => self.strats[node].fits(n, self.grid, f, axis),
+            Choice::Factor(f) => self.node_choices[node].fits(n, self.grid, f, axis),
             _ => true,
         };
         let choice = if fits { choice } else { Choice::Replicated };
-        self.strats[node].put(axis, choice);
+        self.node_choices[node].put(axis, choice);
         self.choices[node][axis] = Some(choice);
     }
 
@@ -124,7 +124,7 @@ impl<'a> Plan<'a> {
         let closed = pin.map_or(0, |p| p.closed);
         let made = self.net.values[value].maker.map_or_else(Axes::default, |(node, result)| {
             let dims = &self.net.nodes[node].rule.outputs[result][dim];
-            let joined = |axes: Axes, &f: &usize| axes.join(self.strats[node].factors[f]);
+            let joined = |axes: Axes, &f: &usize| axes.join(self.node_choices[node].factors[f]);
             dims.iter().fold(Axes::default(), joined)
         });
         made.only(!closed).join(pin.map_or_else(Axes::default, |p| p.dims[dim]))
@@ -224,7 +224,8 @@ impl<'a> Plan<'a> {
     /// Bytes that a rank holds of parameters and of forward values that the backward reads, a value
     /// and its views counted once.
     pub(crate) fn memory(&self) -> f64 {
-        let local = |v: usize, lay: &Lay| self.net.values[v].bytes() / lay.shards(self.grid) as f64;
+        let local =
+            |v: usize, lay: &MaskLayout| self.net.values[v].bytes() / lay.shards(self.grid) as f64;
         let params = (0..self.net.values.len()).filter(|&v| self.net.values[v].is_param);
         let params: f64 = params.map(|v| local(v, &self.input_layout(v))).sum();
         let kept = self.kept().into_iter().enumerate().filter(|(_, kept)| *kept);
@@ -265,12 +266,12 @@ impl<'a> Plan<'a> {
     }
 
     /// The layout in which an input arrives.
-    pub(crate) fn input_layout(&self, value: usize) -> Lay {
+    pub(crate) fn input_layout(&self, value: usize) -> MaskLayout {
         self.pins.stored_layout(value).expect("every input is pinned")
     }
 
     /// The layout in which readers see the result of a node.
-    pub(crate) fn made_layout(&self, value: usize, made: &Lay) -> Lay {
+    pub(crate) fn made_layout(&self, value: usize, made: &MaskLayout) -> MaskLayout {
         let Some(pin) = &self.pins.read[value] else { return made.clone() };
         let padded = &self.net.values[value].padded;
         let dims = made.dims.iter().zip(&pin.dims).zip(padded);
@@ -282,13 +283,13 @@ impl<'a> Plan<'a> {
             }
             open.join(*pin_dim)
         });
-        Lay { dims: dims.collect(), partial: made.partial & !pin.closed }
+        MaskLayout { dims: dims.collect(), partial: made.partial & !pin.closed }
     }
 
     /// The layout in which a gradient leaves, given the layout it has.
-    pub(crate) fn goal_layout(&self, goal: Goal, has: &Lay) -> Lay {
+    pub(crate) fn goal_layout(&self, goal: Goal, has: &MaskLayout) -> MaskLayout {
         let like = self.input_layout(goal.like);
         let partial = if goal.partial { has.partial & !like.sharded() } else { 0 };
-        Lay { partial, ..like }
+        MaskLayout { partial, ..like }
     }
 }

@@ -11,9 +11,9 @@ use phalanx_ir::Phase;
 use phalanx_ir::rule::FactorKind;
 
 use crate::error::SpmdError;
-use crate::lay::State;
+use crate::mask::State;
+use crate::node_choices::{Choice, operand_state};
 use crate::plan::{Known, Plan};
-use crate::strat::{Choice, operand_state};
 
 /// What the neighbours of an instruction imply for an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -158,7 +158,7 @@ impl Plan<'_> {
                 let factor = self.factor(node, dims, value, dim, axis)?;
                 let free = |&f: &usize| {
                     n.rule.factors[f].kind == FactorKind::Free
-                        && self.strats[node].fits(n, self.grid, f, axis)
+                        && self.node_choices[node].fits(n, self.grid, f, axis)
                 };
                 let movable = n.ins.is_empty()
                     || n.ins.iter().any(|&v| match self.state(v, axis) {
@@ -215,7 +215,7 @@ impl Plan<'_> {
         partly: bool,
     ) -> Result<Verdict, SpmdError> {
         let n = &self.net.nodes[node];
-        let can = |&f: &usize| self.strats[node].fits(n, self.grid, f, axis);
+        let can = |&f: &usize| self.node_choices[node].fits(n, self.grid, f, axis);
         if !(0..n.rule.factors.len()).any(|f| can(&f)) && n.rule.linear.is_empty() {
             return Ok(Verdict::Take(Choice::Replicated));
         }
@@ -327,7 +327,7 @@ impl Plan<'_> {
         let n = &self.net.nodes[node];
         if let Some(Choice::Factor(f)) = self.choices[origin][axis]
             && let Some(own) = self.maps[node].get(f).copied().flatten()
-            && self.strats[node].fits(n, self.grid, own, axis)
+            && self.node_choices[node].fits(n, self.grid, own, axis)
         {
             return Choice::Factor(own);
         }
@@ -346,7 +346,7 @@ impl Plan<'_> {
     /// The cheapest choice for one instruction, given the choices of its neighbours.
     fn cheapest(&self, node: usize, axis: usize) -> Choice {
         let n = &self.net.nodes[node];
-        let options = self.strats[node].options(n, self.grid, axis);
+        let options = self.node_choices[node].options(n, self.grid, axis);
         let cost = |&choice: &Choice| self.cost_here(node, axis, choice);
         let first = (Choice::Replicated, cost(&Choice::Replicated));
         let better = |best: (Choice, f64), choice: Choice| {
@@ -366,7 +366,7 @@ impl Plan<'_> {
             cost += self.costs.step(state, want, size, self.net.values[value].bytes());
         }
         for (result, &value) in n.outs.iter().enumerate() {
-            let state = crate::strat::result_state(n, choice, result);
+            let state = crate::node_choices::result_state(n, choice, result);
             let end = match self.goals[value].first() {
                 Some(goal) if goal.partial && state == State::Partial => {
                     match self.stored_state(goal.like, axis) {

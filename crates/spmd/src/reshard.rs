@@ -10,14 +10,14 @@ use std::collections::{BinaryHeap, HashMap};
 use phalanx_ir::ops::CollectiveKind;
 
 use crate::cost::Costs;
-use crate::lay::{Axes, Grid, Lay, bits};
+use crate::mask::{Axes, Grid, MaskLayout, bits};
 
 /// A collective, and the layout it leads to.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Move {
     pub(crate) kind: CollectiveKind,
     pub(crate) axes: Axes,
-    pub(crate) to: Lay,
+    pub(crate) to: MaskLayout,
 }
 
 /// A sequence of moves and its cost in seconds.
@@ -27,10 +27,10 @@ pub(crate) struct Way {
     pub(crate) moves: Vec<Move>,
 }
 
-type Key = (Lay, Lay, Vec<usize>, usize);
+type Key = (MaskLayout, MaskLayout, Vec<usize>, usize);
 
 /// The layouts reached so far: at what cost, and by which move from where.
-type Found = HashMap<Lay, (f64, Option<(Lay, Move)>)>;
+type Found = HashMap<MaskLayout, (f64, Option<(MaskLayout, Move)>)>;
 
 /// Finds sequences of collectives, each once.
 #[derive(Debug)]
@@ -48,8 +48,8 @@ impl<'a> Resharder<'a> {
     /// The cheapest sequence from one layout of a value to another, if there is one.
     pub(crate) fn way(
         &mut self,
-        from: &Lay,
-        to: &Lay,
+        from: &MaskLayout,
+        to: &MaskLayout,
         padded: &[usize],
         width: usize,
     ) -> Option<&Way> {
@@ -64,7 +64,13 @@ impl<'a> Resharder<'a> {
     }
 
     /// Only its cost; infinite for an unreachable layout.
-    pub(crate) fn cost(&mut self, from: &Lay, to: &Lay, padded: &[usize], width: usize) -> f64 {
+    pub(crate) fn cost(
+        &mut self,
+        from: &MaskLayout,
+        to: &MaskLayout,
+        padded: &[usize],
+        width: usize,
+    ) -> f64 {
         if from == to {
             0.0
         } else {
@@ -76,7 +82,7 @@ impl<'a> Resharder<'a> {
 struct Search<'a> {
     grid: &'a Grid,
     costs: &'a Costs,
-    to: &'a Lay,
+    to: &'a MaskLayout,
     padded: &'a [usize],
     width: usize,
 }
@@ -85,7 +91,7 @@ struct Search<'a> {
 struct Next {
     cost: f64,
     order: usize,
-    lay: Lay,
+    lay: MaskLayout,
 }
 
 impl PartialEq for Next {
@@ -108,7 +114,7 @@ impl Ord for Next {
 }
 
 impl Search<'_> {
-    fn run(&self, from: &Lay) -> Option<Way> {
+    fn run(&self, from: &MaskLayout) -> Option<Way> {
         let mut found: Found = HashMap::new();
         let mut heap = BinaryHeap::new();
         found.insert(from.clone(), (0.0, None));
@@ -136,13 +142,13 @@ impl Search<'_> {
         None
     }
 
-    fn price(&self, lay: &Lay, step: &Move) -> f64 {
+    fn price(&self, lay: &MaskLayout, step: &Move) -> f64 {
         let elements: usize = self.padded.iter().product();
         let bytes = (elements / lay.shards(self.grid) * self.width) as f64;
         self.costs.collective(&step.kind, self.grid.count(step.axes), bytes)
     }
 
-    fn moves(&self, from: &Lay, lay: &Lay) -> Vec<Move> {
+    fn moves(&self, from: &MaskLayout, lay: &MaskLayout) -> Vec<Move> {
         let mut all = Vec::new();
         let (used, wanted) = (lay.sharded() | lay.partial, self.to.sharded() | self.to.partial);
         let ends = wanted | from.sharded() | from.partial;
@@ -156,7 +162,7 @@ impl Search<'_> {
                 all.push(Move { kind: CollectiveKind::Shard { dim }, axes, to });
             }
             if self.to.partial >> axis & 1 == 1 {
-                let to = Lay { partial: lay.partial | 1 << axis, ..lay.clone() };
+                let to = MaskLayout { partial: lay.partial | 1 << axis, ..lay.clone() };
                 all.push(Move { kind: CollectiveKind::ToPartial, axes, to });
             }
         }
@@ -174,7 +180,7 @@ impl Search<'_> {
     }
 
     /// Gathers, all-to-alls between dims, and permutations of a dim's axes.
-    fn unshard(&self, lay: &Lay, all: &mut Vec<Move>) {
+    fn unshard(&self, lay: &MaskLayout, all: &mut Vec<Move>) {
         for (dim, &axes) in lay.dims.iter().enumerate() {
             for n in 1..=axes.len() {
                 let (rest, moved) = (axes.without_suffix(n), axes.suffix(n));
@@ -206,7 +212,7 @@ impl Search<'_> {
     }
 
     /// Orders of a dim's axes in which one other axis is minor, where it can be gathered or moved.
-    fn reorders(&self, lay: &Lay, dim: usize, all: &mut Vec<Move>) {
+    fn reorders(&self, lay: &MaskLayout, dim: usize, all: &mut Vec<Move>) {
         let axes = lay.dims[dim];
         for axis in axes.iter().rev().skip(1) {
             let order = axes.only(axes.set() & !(1 << axis)).with(axis);
@@ -217,13 +223,13 @@ impl Search<'_> {
 
     /// Sums: over one axis, over all axes that must go, or scattered over consecutive axes of the
     /// target.
-    fn sum(&self, lay: &Lay, all: &mut Vec<Move>) {
+    fn sum(&self, lay: &MaskLayout, all: &mut Vec<Move>) {
         let going = lay.partial & !self.to.partial;
         let summed = going & !self.to.sharded();
         let mut sets: Vec<u16> = bits(going).map(|a| 1 << a).collect();
         sets.extend([summed, going].into_iter().filter(|s| s.count_ones() > 1));
         for set in sets {
-            let to = Lay { partial: lay.partial & !set, ..lay.clone() };
+            let to = MaskLayout { partial: lay.partial & !set, ..lay.clone() };
             all.push(Move { kind: CollectiveKind::AllReduce, axes: Axes::of(bits(set)), to });
         }
         for (dim, &target) in self.to.dims.iter().enumerate() {
@@ -231,7 +237,7 @@ impl Search<'_> {
                 for n in 1..=target.len() - end {
                     let run = target.without_suffix(end).suffix(n);
                     if run.set() & !going == 0 {
-                        let rest = Lay { partial: lay.partial & !run.set(), ..lay.clone() };
+                        let rest = MaskLayout { partial: lay.partial & !run.set(), ..lay.clone() };
                         let to = with_dim(&rest, dim, lay.dims[dim].join(run));
                         let kind = CollectiveKind::ReduceScatter { dim };
                         all.push(Move { kind, axes: run, to });
@@ -242,13 +248,13 @@ impl Search<'_> {
     }
 }
 
-fn with_dim(lay: &Lay, dim: usize, axes: Axes) -> Lay {
+fn with_dim(lay: &MaskLayout, dim: usize, axes: Axes) -> MaskLayout {
     let mut lay = lay.clone();
     lay.dims[dim] = axes;
     lay
 }
 
-fn path(found: &Found, end: &Lay) -> Vec<Move> {
+fn path(found: &Found, end: &MaskLayout) -> Vec<Move> {
     let mut moves = Vec::new();
     let mut at = end;
     while let (_, Some((before, step))) = &found[at] {
@@ -274,7 +280,7 @@ mod tests {
                 Axes::of(d.axes.iter().filter_map(|&a| grid.index(a)))
             };
             let partial = layout.partial().iter().filter_map(|&a| grid.index(a));
-            Lay {
+            MaskLayout {
                 dims: layout.dims().iter().map(axes).collect(),
                 partial: partial.fold(0, |set, a| set | 1 << a),
             }

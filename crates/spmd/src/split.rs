@@ -15,7 +15,7 @@ use crate::strategies::Strategy;
 
 /// A split of an axis: how many ranks its major part has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Split {
+pub struct AxisSplit {
     /// The axis.
     pub axis: String,
     /// The ranks of the major part.
@@ -52,7 +52,7 @@ fn split(
     let mut cuts: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
     for program in segments {
         for strategy in strategies {
-            for Split { axis, major } in strategy.splits(program, mesh)? {
+            for AxisSplit { axis, major } in strategy.splits(program, mesh)? {
                 cuts.entry(axis).or_default().insert(major);
             }
         }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
-use crate::Told;
+use crate::Diagnostic;
 
 /// A system facility failed; the message says which, on what, and what would work.
 #[derive(Debug, thiserror::Error)]
@@ -58,28 +58,31 @@ pub enum SysError {
 
 impl fmt::Display for SysError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.told().fmt(f)
+        self.diagnostic().fmt(f)
     }
 }
 
 impl SysError {
     /// The error in its parts.
-    pub fn told(&self) -> Told {
+    pub fn diagnostic(&self) -> Diagnostic {
         match self {
-            SysError::Missing { path } => Told::new(format!("{}: no such file", path.display()))
-                .because(format!("relative paths start at {}", here()))
-                .fix("check the path"),
+            SysError::Missing { path } => {
+                Diagnostic::new(format!("{}: no such file", path.display()))
+                    .because(format!("relative paths start at {}", here()))
+                    .fix("check the path")
+            }
             SysError::NotAFile { path, found } => {
-                Told::new(format!("{}: not a regular file but {found}", path.display()))
+                Diagnostic::new(format!("{}: not a regular file but {found}", path.display()))
                     .fix("give a regular file that contains the data")
             }
             SysError::DiskFull { path, doing, source } => {
-                Told::new(format!("{}: disk full while {doing} ({source})", path.display()))
+                Diagnostic::new(format!("{}: disk full while {doing} ({source})", path.display()))
                     .because("an existing file is unchanged")
                     .fix("free some space, or choose another folder")
             }
             SysError::File { path, doing, source } => {
-                let told = Told::new(format!("{}: failed while {doing}: {source}", path.display()));
+                let told =
+                    Diagnostic::new(format!("{}: failed while {doing}: {source}", path.display()));
                 match source.kind() {
                     io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                         told.fix("change its permissions, or choose another place")
@@ -87,13 +90,13 @@ impl SysError {
                     _ => told,
                 }
             }
-            SysError::Changed { path, mapped, now } => Told::new(format!(
+            SysError::Changed { path, mapped, now } => Diagnostic::new(format!(
                 "{}: {mapped} bytes were mapped but the file now has {now}",
                 path.display()
             ))
             .fix("do not change a data file while it is being read"),
             SysError::OutOfMemory { bytes, source } => {
-                Told::new(format!("cannot reserve {bytes} bytes of memory: {source}"))
+                Diagnostic::new(format!("cannot reserve {bytes} bytes of memory: {source}"))
                     .fix("use a smaller batch or model, more ranks, or recomputation")
             }
         }

@@ -22,4 +22,4 @@ pub use error::SysError;
 pub use mmap::FileMap;
 pub use poll::Poll;
 pub use time::thread_cpu_time;
-pub use told::Told;
+pub use told::Diagnostic;

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// What is wrong, why, and what would work. [`fmt::Display`] puts it all on one line.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Told {
+pub struct Diagnostic {
     /// What is wrong, with the place and the values found.
     pub what: String,
     /// Why that cannot work, or what was expected.
@@ -13,7 +13,7 @@ pub struct Told {
     pub fix: Option<String>,
 }
 
-impl Told {
+impl Diagnostic {
     /// A diagnostic with only this message.
     pub fn new(what: impl Into<String>) -> Self {
         Self { what: what.into(), because: None, fix: None }
@@ -32,7 +32,7 @@ impl Told {
     }
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.what)?;
         for part in [&self.because, &self.fix].into_iter().flatten() {
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn the_parts_make_one_line() {
-        let told = Told::new("a.txt: empty").fix("another file");
+        let told = Diagnostic::new("a.txt: empty").fix("another file");
         assert_eq!(told.to_string(), "a.txt: empty; another file");
         assert_eq!(told.because("no tokens").to_string(), "a.txt: empty; no tokens; another file");
     }

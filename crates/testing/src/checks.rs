@@ -8,13 +8,13 @@ use phalanx_comm::Communicator;
 use phalanx_engine::Engine;
 use phalanx_ir::{Program, Role, verify};
 use phalanx_passes::{common, dead_code, fold_add, fuse, sort_free};
-use phalanx_reference::Tensor;
+use phalanx_reference::RefTensor;
 
 use crate::cases::numbers;
 use crate::ranks::{Bug, run_on_ranks, run_with};
 use crate::threads::{Ranks, furthest};
 
-type Numbers = BTreeMap<String, Tensor>;
+type Numbers = BTreeMap<String, RefTensor>;
 
 const TOLERANCE: f64 = 1e-10;
 
@@ -65,7 +65,8 @@ where
     let passed = fuse(&sort_free(&dead_code(&fold_add(&common(&parts.program)))));
     verify(&passed).map_err(|e| e.to_string())?;
     let mut run = |program: &Program| -> Result<Numbers, String> {
-        let given: Vec<Tensor> = program.inputs().iter().map(|p| inputs[&p.name].clone()).collect();
+        let given: Vec<RefTensor> =
+            program.inputs().iter().map(|p| inputs[&p.name].clone()).collect();
         let found = ranks.run(program, &given, None)?;
         Ok(program.outputs().iter().map(|p| p.name.clone()).zip(found).collect())
     };
@@ -83,7 +84,7 @@ where
 }
 
 fn interpreted(program: &Program, inputs: &Numbers) -> Result<Numbers, String> {
-    let given: Vec<(&str, Tensor)> =
+    let given: Vec<(&str, RefTensor)> =
         program.inputs().iter().map(|p| (p.name.as_str(), inputs[&p.name].clone())).collect();
     let outputs = phalanx_reference::run(program, &given).map_err(|e| e.to_string())?;
     Ok(outputs.into_iter().collect())

@@ -31,7 +31,7 @@ pub use compile::{compile, optimise};
 pub use errors::{Errors, worst};
 pub use ranks::{Bug, run_on_ranks, run_with};
 pub use remote::{Remote, RemoteKernel, RemoteStep};
-pub use rig::{Batch, Rig, Setup};
+pub use rig::{Rig, RigBatch, Setup};
 pub use seeds::{Seeds, asked_seeds};
 pub use small::{VOCAB, gpt, llama, mlp, tiny};
 pub use tensors::{ids, normal, tensor};

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use phalanx_call::{Lane, MemoryKind, Message, Moved, Requirements, Route, Slots, Tier};
 use phalanx_engine::{
-    Args, Call, Calls, Counters, Engine, EngineError, Event, Span, Times, Way, begun_twice,
-    in_order, untimed,
+    Args, CallTimes, Calls, Counters, Engine, EngineError, Event, KernelCall, Span, Way,
+    begun_twice, in_order, untimed,
 };
 use phalanx_ir::Program;
 
@@ -225,10 +225,10 @@ impl<E: Engine + 'static> Engine for Remote<E> {
         self.ask(move |card| card.stamps.time(origin)).unwrap();
     }
 
-    fn times(&mut self, step: &mut Self::Step) -> Result<Vec<Times>, EngineError> {
+    fn times(&mut self, step: &mut Self::Step) -> Result<Vec<CallTimes>, EngineError> {
         let events = step.first..step.first + step.calls;
         let times = self.ask(|card| events.map(|e| card.stamps.of(Event(e))).collect())?;
-        let times: Option<Vec<Times>> = times;
+        let times: Option<Vec<CallTimes>> = times;
         times.ok_or_else(|| untimed(self.name()))
     }
 
@@ -241,7 +241,7 @@ impl<E: Engine + 'static> Engine for Remote<E> {
     ) -> Result<Event, EngineError> {
         let event = Event(self.events);
         self.events += 1;
-        let call = Call {
+        let call = KernelCall {
             kernel: Arc::new(kernel.clone()),
             inputs: args.inputs.to_vec(),
             outputs: args.outputs.to_vec(),
@@ -265,7 +265,7 @@ impl<E: Engine + 'static> Engine for Remote<E> {
         self.ask(move |card| !card.is_pending(event))
     }
 
-    fn happened(&self, event: Event) -> Option<Times> {
+    fn happened(&self, event: Event) -> Option<CallTimes> {
         self.ask(move |card| card.stamps.of(event)).ok()?
     }
 

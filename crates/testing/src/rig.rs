@@ -7,12 +7,13 @@ use phalanx_autodiff::Recompute;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model, Param, TensorType};
 use phalanx_models::initial_values;
-use phalanx_reference::Tensor;
+use phalanx_reference::RefTensor;
 use phalanx_runtime::{Executor, ScriptId, TimedAction};
 use phalanx_script::{
-    BufferId, BufferKey, Category, Compiled, Device, Forward, Library, Member, Number, Optimizer,
-    Place, Planned, Precision, Scalar, Script, State, Training, Turn, Value, World, accumulate,
-    eval_script, forward as forward_turns, merge_adjacent, plan, train_script,
+    BufferId, BufferKey, Category, Compiled, Inference, Library, Member, Number, Optimizer,
+    Planned, Precision, RankPlace, Scalar, ScheduledRun, Script, StageGroup, State, Training,
+    Value, World, accumulate, eval_script, forward as forward_turns, merge_adjacent, plan,
+    train_script,
 };
 
 use crate::compile::compile;
@@ -31,7 +32,7 @@ pub struct Setup {
     /// What the backward recomputes.
     pub recompute: Recompute,
     /// From instances and micro-batches to the order of runs.
-    pub schedule: fn(usize, usize) -> Vec<Turn>,
+    pub schedule: fn(usize, usize) -> Vec<ScheduledRun>,
     /// From a model to programs.
     pub compile: fn(&Model, DType, Recompute) -> Compiled,
     /// Changes the training script before it is loaded.
@@ -60,9 +61,9 @@ impl Setup {
 
 /// The data of one micro-batch by port name, and the global index of its first sample.
 #[derive(Clone, Debug, Default)]
-pub struct Batch {
+pub struct RigBatch {
     /// Port name and values.
-    pub data: Vec<(String, Tensor)>,
+    pub data: Vec<(String, RefTensor)>,
     /// The global index of the first sample.
     pub first: i32,
 }
@@ -95,9 +96,9 @@ impl<E: Engine> Rig<E> {
         let compile = |model| (setup.compile)(model, precision.grads, setup.recompute);
         let schedule = (setup.schedule)(model.instances().len(), setup.microbatches);
         let (optimizer, clip) = (setup.optimizer, setup.clip);
-        let (compiled, at) = (compile(model), Place::default());
+        let (compiled, at) = (compile(model), RankPlace::default());
         let library = Arc::new(Library::new(engine.requirements()));
-        let devices = vec![Device::alone(&compiled, &schedule)];
+        let devices = vec![StageGroup::alone(&compiled, &schedule)];
         let world = World::new(model, devices, library.clone()).unwrap();
         let training = Training { world: &world, at, precision, optimizer, clip };
         let state = training.state().unwrap();
@@ -112,9 +113,9 @@ impl<E: Engine> Rig<E> {
         let id = executor.load(planned(script)).unwrap();
         let forward = forward.map(|model| {
             let (compiled, turns) = (compile(model), forward_turns(0..model.instances().len(), 1));
-            let devices = vec![Device::alone(&compiled, &turns)];
+            let devices = vec![StageGroup::alone(&compiled, &turns)];
             let world = World::new(model, devices, library).unwrap();
-            let forward = Forward { world: &world, at, weights: precision.weights };
+            let forward = Inference { world: &world, at, weights: precision.weights };
             executor.load(planned(eval_script(&forward, &state).unwrap())).unwrap()
         });
         executor.reserve().unwrap();
@@ -142,7 +143,7 @@ impl<E: Engine> Rig<E> {
 
     /// Runs one step, whose micro-batches these are, and returns loss and gradient norm.
     /// `inverse` is 1/valid targets.
-    pub fn step(&mut self, batches: &[Batch], lr: f64, inverse: f64) -> (f64, f64) {
+    pub fn step(&mut self, batches: &[RigBatch], lr: f64, inverse: f64) -> (f64, f64) {
         self.steps += 1;
         self.run(self.id, batches, lr, inverse);
         self.results()
@@ -165,7 +166,7 @@ impl<E: Engine> Rig<E> {
     }
 
     /// Runs the forward model on one batch and returns the probe `name` of its instance `instance`.
-    pub fn probe(&mut self, batch: &Batch, instance: &str, name: &str) -> Vec<f64> {
+    pub fn probe(&mut self, batch: &RigBatch, instance: &str, name: &str) -> Vec<f64> {
         let forward = self.forward.unwrap();
         self.run(forward, std::slice::from_ref(batch), 0.0, 0.0);
         let script = self.executor.script(forward);
@@ -224,7 +225,7 @@ impl<E: Engine> Rig<E> {
         &self.state
     }
 
-    fn run(&mut self, id: ScriptId, batches: &[Batch], lr: f64, inverse: f64) {
+    fn run(&mut self, id: ScriptId, batches: &[RigBatch], lr: f64, inverse: f64) {
         let hosts: Vec<(BufferId, BufferKey)> =
             (self.executor.host_inputs(id)).map(|(buffer, key)| (buffer, key.clone())).collect();
         for (buffer, key) in hosts {
@@ -239,16 +240,16 @@ impl<E: Engine> Rig<E> {
         &self,
         ty: &TensorType,
         key: &BufferKey,
-        batches: &[Batch],
+        batches: &[RigBatch],
         lr: f64,
         inverse: f64,
     ) -> Vec<u8> {
-        let scalar = |x| Tensor::scalar(ty.dtype, x).to_bytes();
+        let scalar = |x| RefTensor::scalar(ty.dtype, x).to_bytes();
         match key {
             BufferKey::Random { instance, microbatch } => {
                 let first = batches[*microbatch].first;
                 let key = [7, 0, self.steps as i32, *instance as i32, first];
-                Tensor::from_i32(&[5], &key).unwrap().to_bytes()
+                RefTensor::from_i32(&[5], &key).unwrap().to_bytes()
             }
             BufferKey::Scalar(Scalar::LearningRate) => scalar(lr),
             BufferKey::Scalar(Scalar::Step) => scalar(self.steps as f64),
@@ -278,7 +279,7 @@ impl<E: Engine> Rig<E> {
     fn store(&mut self, buffer: BufferId, member: Member, dtype: DType, values: &[f64]) {
         let mut bytes = vec![0; self.script().buffers[buffer.0].bytes];
         self.executor.read(self.id, buffer, &mut bytes).unwrap();
-        let new = Tensor::new(dtype, &[values.len()], values).unwrap();
+        let new = RefTensor::new(dtype, &[values.len()], values).unwrap();
         let (at, new) = (member.offset * dtype.size(), new.to_bytes());
         bytes[at..at + new.len()].copy_from_slice(&new);
         self.executor.write(self.id, buffer, &bytes).unwrap();
@@ -294,5 +295,5 @@ impl<E: Engine> Rig<E> {
 
 fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     let shape = [bytes.len() / dtype.size()];
-    Tensor::from_bytes(dtype, &shape, bytes).unwrap().values()
+    RefTensor::from_bytes(dtype, &shape, bytes).unwrap().values()
 }

@@ -12,12 +12,12 @@ use phalanx_ir::DType;
 use phalanx_ir::ops::AttentionKind;
 use phalanx_ir::random::Stream;
 use phalanx_models::{Architecture, BatchShape, Llama, port};
-use phalanx_reference::{ReferenceEngine, Tensor};
+use phalanx_reference::{RefTensor, ReferenceEngine};
 use phalanx_script::{Category, accumulate};
 
 use crate::compile::{compile, optimise};
 use crate::errors::Errors;
-use crate::rig::{Batch, Rig, Setup};
+use crate::rig::{Rig, RigBatch, Setup};
 use crate::schedules::{all_deferred, deferred, split, spread_lanes};
 use crate::small::{VOCAB, gpt, llama};
 
@@ -186,14 +186,14 @@ fn step<E: Engine>(rig: &mut Rig<E>, shape: BatchShape, vocab: usize) -> Results
 }
 
 /// Random tokens for every micro-batch of a step.
-pub fn batches(shape: BatchShape, vocab: usize) -> Vec<Batch> {
+pub fn batches(shape: BatchShape, vocab: usize) -> Vec<RigBatch> {
     let ids = |name: &str, i: usize| {
         let stream = Stream::named(19, &format!("{name} {i}"));
-        let ids = Tensor::ids(&[shape.batch, shape.seq], vocab as u32, stream);
+        let ids = RefTensor::ids(&[shape.batch, shape.seq], vocab as u32, stream);
         (name.to_owned(), ids)
     };
     (0..MICROBATCHES)
-        .map(|i| Batch {
+        .map(|i| RigBatch {
             data: vec![ids(port::IDS, i), ids(port::TARGETS, i)],
             first: (i * shape.batch) as i32,
         })

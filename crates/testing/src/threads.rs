@@ -12,7 +12,7 @@ use phalanx_comm::{Communicator, Crew, Lost, Options, Threads};
 use phalanx_engine::{Args, Engine, Span, Target};
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Mesh, Program, Role, TensorType};
-use phalanx_reference::Tensor;
+use phalanx_reference::RefTensor;
 
 /// Ranks that are threads, each with an engine, and outlive the programs that they run.
 pub struct Ranks<E, F> {
@@ -35,9 +35,9 @@ impl<E: Engine + Send, F: Fn(Box<dyn Communicator>) -> E + Sync> Ranks<E, F> {
     pub fn run(
         &mut self,
         program: &Program,
-        inputs: &[Tensor],
+        inputs: &[RefTensor],
         before: Option<f64>,
-    ) -> Result<Vec<Tensor>, String> {
+    ) -> Result<Vec<RefTensor>, String> {
         let mesh = program.mesh();
         let mut crew = match self.crews.remove(&mesh.ranks()) {
             Some(crew) => crew,
@@ -68,7 +68,7 @@ fn told(lost: Lost<String>) -> String {
 /// One rank: its shards in, its shards out.
 fn one_rank<E: Engine>(
     program: &Program,
-    inputs: &[Tensor],
+    inputs: &[RefTensor],
     before: Option<f64>,
     rank: usize,
     engine: &mut E,
@@ -101,7 +101,7 @@ fn one_rank<E: Engine>(
     for (port, target) in program.outputs().iter().zip(&outs).filter(|(_, t)| t.add) {
         let ty = program.ty(port.value);
         let values = vec![before.unwrap_or(0.0); ty.elements()];
-        let first = Tensor::new(ty.dtype, &ty.shape, &values).map_err(|e| e.to_string())?;
+        let first = RefTensor::new(ty.dtype, &ty.shape, &values).map_err(|e| e.to_string())?;
         engine.upload(target.span, &shard(&first, ty, mesh, rank)).map_err(fail)?;
     }
     let args = Args { inputs: &ins, outputs: &outs, workspace };
@@ -130,7 +130,7 @@ fn all_written(ty: &TensorType, bytes: &[u8]) -> Result<(), String> {
 }
 
 /// What a rank holds of a value, as bytes.
-pub fn shard(tensor: &Tensor, ty: &TensorType, mesh: &Mesh, rank: usize) -> Vec<u8> {
+pub fn shard(tensor: &RefTensor, ty: &TensorType, mesh: &Mesh, rank: usize) -> Vec<u8> {
     let values = tensor.values();
     let axes: Vec<_> = ty.layout.partial().iter().copied().collect();
     let (shares, own) = (mesh.count(&axes), mesh.shard(rank, &axes));
@@ -147,11 +147,11 @@ pub fn shard(tensor: &Tensor, ty: &TensorType, mesh: &Mesh, rank: usize) -> Vec<
         })
         .collect();
     let shape = ty.local_shape(mesh);
-    Tensor::new(ty.dtype, &shape, &local).unwrap().to_bytes()
+    RefTensor::new(ty.dtype, &shape, &local).unwrap().to_bytes()
 }
 
 /// A whole value from what each rank holds of it.
-pub fn assemble(ty: &TensorType, mesh: &Mesh, parts: &[&[u8]]) -> Result<Tensor, String> {
+pub fn assemble(ty: &TensorType, mesh: &Mesh, parts: &[&[u8]]) -> Result<RefTensor, String> {
     let axes: Vec<_> = ty.layout.partial().iter().copied().collect();
     let size = ty.dtype.size();
     // For each summand and element: the first rank that has it, and its value.
@@ -178,10 +178,11 @@ pub fn assemble(ty: &TensorType, mesh: &Mesh, parts: &[&[u8]]) -> Result<Tensor,
             .collect::<Option<Vec<_>>>()
             .map(|e| e.concat());
         let bytes = bytes.ok_or_else(|| format!("no rank holds some element of {ty}"))?;
-        let tensor = Tensor::from_bytes(ty.dtype, &ty.shape, &bytes).map_err(|e| e.to_string())?;
+        let tensor =
+            RefTensor::from_bytes(ty.dtype, &ty.shape, &bytes).map_err(|e| e.to_string())?;
         sum.iter_mut().zip(tensor.values()).for_each(|(sum, x)| *sum += x);
     }
-    Tensor::new(ty.dtype, &ty.shape, &sum).map_err(|e| e.to_string())
+    RefTensor::new(ty.dtype, &ty.shape, &sum).map_err(|e| e.to_string())
 }
 
 /// For each local element: its number in the whole value, or nothing for padding.
@@ -202,7 +203,7 @@ fn places(ty: &TensorType, mesh: &Mesh, rank: usize) -> Vec<Option<usize>> {
 
 /// How far results are from the expected ones: the largest difference, relative to the largest
 /// number expected or, if that is larger, to one. Equal infinities do not differ.
-pub fn furthest(found: &Tensor, expected: &Tensor) -> f64 {
+pub fn furthest(found: &RefTensor, expected: &RefTensor) -> f64 {
     let (found, expected) = (found.values(), expected.values());
     let finite = expected.iter().filter(|x| x.is_finite());
     let scale = finite.fold(1.0f64, |m, x| m.max(x.abs()));
@@ -213,17 +214,17 @@ pub fn furthest(found: &Tensor, expected: &Tensor) -> f64 {
 
 /// Random tensors for a program's inputs: normal floats, ids below `ids` (for the data of that
 /// type), keys for scalars of five words.
-pub fn random_inputs(program: &Program, ids: u32, seed: u64) -> Vec<Tensor> {
+pub fn random_inputs(program: &Program, ids: u32, seed: u64) -> Vec<RefTensor> {
     (program.inputs().iter())
         .map(|port| {
             let ty = program.ty(port.value);
             let stream = Stream::named(seed, &port.name);
             match (ty.dtype, port.role) {
                 (DType::I32, Role::Random) => {
-                    Tensor::from_i32(&ty.shape, &[7, 1, 3, 2, 40]).unwrap()
+                    RefTensor::from_i32(&ty.shape, &[7, 1, 3, 2, 40]).unwrap()
                 }
-                (DType::I32, _) => Tensor::ids(&ty.shape, ids, stream),
-                (dtype, _) => Tensor::normal(dtype, &ty.shape, stream),
+                (DType::I32, _) => RefTensor::ids(&ty.shape, ids, stream),
+                (dtype, _) => RefTensor::normal(dtype, &ty.shape, stream),
             }
         })
         .collect()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
-use phalanx_engine::{Args, Calls, Engine, EngineError, Event, Listed, Span, Times, Way};
+use phalanx_engine::{Args, CallTimes, Calls, Engine, EngineError, Event, Listed, Span, Way};
 use phalanx_ir::Program;
 
 /// A hook that can change what the wrapped engine does.
@@ -143,7 +143,7 @@ impl<E: Engine, M: Meddles<E>> Engine for Wrapped<E, M> {
         self.inner.time(origin);
     }
 
-    fn times(&mut self, step: &mut Self::Step) -> Result<Vec<Times>, EngineError> {
+    fn times(&mut self, step: &mut Self::Step) -> Result<Vec<CallTimes>, EngineError> {
         step.times(self)
     }
 
@@ -166,7 +166,7 @@ impl<E: Engine, M: Meddles<E>> Engine for Wrapped<E, M> {
         self.meddler.is_over(&mut self.inner, event)
     }
 
-    fn happened(&self, event: Event) -> Option<Times> {
+    fn happened(&self, event: Event) -> Option<CallTimes> {
         self.inner.happened(event)
     }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use phalanx_ir::DType;
-use phalanx_models::hf::{self, Layout, Spec, Weights};
+use phalanx_models::hf::{self, ModelSpec, TensorInfo, Weights};
 use phalanx_models::{BatchShape, port};
 use serde::Serialize;
 
@@ -13,7 +13,7 @@ use phalanx_config::{Config, Loaded, Sources};
 use phalanx_error::counted;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_session::corpus;
-use phalanx_session::folders::Form;
+use phalanx_session::folders::FolderKind;
 use phalanx_session::host;
 use phalanx_session::network::{self, architecture};
 use phalanx_session::{Field, Forward, StepData, from_weights};
@@ -75,8 +75,8 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
             // The configuration does not take the folder's shape: a model that does not fit a
             // preset's data and batch can still be evaluated.
             let config = Config::load(sources)?.config;
-            Form::HuggingFace.expect(dir, FOR_RUNS)?;
-            let weights = hf::Source::open(dir)?;
+            FolderKind::HuggingFace.expect(dir, FOR_RUNS)?;
+            let weights = hf::ModelFolder::open(dir)?;
             (config, weights.spec().clone(), Box::new(weights))
         }
     };
@@ -113,11 +113,11 @@ pub fn held_out(source: &ModelSource, sources: &Sources) -> Result<HeldOut> {
             (loaded, spec, Box::new(weights))
         }
         ModelSource::HuggingFace(dir) => {
-            Form::HuggingFace.expect(dir, FOR_RUNS)?;
+            FolderKind::HuggingFace.expect(dir, FOR_RUNS)?;
             let from = format!("model.from=hf:{}", dir.display());
             let loaded = network::load(&sources.clone().set(from))?;
             has_data(&loaded, dir)?;
-            let weights = hf::Source::open(dir)?;
+            let weights = hf::ModelFolder::open(dir)?;
             (loaded, weights.spec().clone(), Box::new(weights))
         }
     };
@@ -140,7 +140,7 @@ fn has_data(loaded: &Loaded, dir: &Path) -> Result<()> {
     ))
 }
 
-fn evaluate(loaded: &Loaded, spec: Spec, weights: &dyn Weights) -> Result<HeldOut> {
+fn evaluate(loaded: &Loaded, spec: ModelSpec, weights: &dyn Weights) -> Result<HeldOut> {
     let config = &loaded.config;
     let corpus = corpus::open(loaded)?;
     let batches = corpus::held_out(loaded, &corpus)?;
@@ -185,12 +185,12 @@ fn finite(loss: f64, logits: f64, weights: &dyn Weights) -> Result<f64> {
 fn broken(weights: &dyn Weights) -> Result<Option<String>> {
     const PIECE: usize = 1 << 18;
     for layout in weights.layouts() {
-        let (Layout { name, dtype, .. }, elements) = (&layout, layout.elements());
+        let (TensorInfo { name, dtype, .. }, elements) = (&layout, layout.elements());
         for from in (0..elements).step_by(PIECE) {
             let piece = from..elements.min(from + PIECE);
             let len = piece.len();
             let bytes = weights.read_ranges(name, &[piece], *dtype)?;
-            if !hf::Tensor::from_bytes([len], *dtype, &bytes).is_finite() {
+            if !hf::WeightTensor::from_bytes([len], *dtype, &bytes).is_finite() {
                 return Ok(Some(layout.name));
             }
         }
@@ -198,10 +198,10 @@ fn broken(weights: &dyn Weights) -> Result<Option<String>> {
     Ok(None)
 }
 
-fn check_ids(ids: &[i32], spec: &Spec) -> Result<()> {
+fn check_ids(ids: &[i32], spec: &ModelSpec) -> Result<()> {
     let (vocab, context) = match spec {
-        Spec::Gpt(spec) => (spec.vocab, spec.context),
-        Spec::Llama(spec) => (spec.vocab, spec.context),
+        ModelSpec::Gpt(spec) => (spec.vocab, spec.context),
+        ModelSpec::Llama(spec) => (spec.vocab, spec.context),
     };
     let refuse = |problem| Err(Error::refused(problem));
     if ids.len() < 2 {
@@ -240,23 +240,24 @@ fn cross_entropy(row: &[f64], target: usize) -> f64 {
 mod tests {
     use std::collections::BTreeMap;
 
-    use phalanx_models::hf::Tensor;
+    use phalanx_models::hf::WeightTensor;
 
     use super::*;
 
     #[test]
     fn a_value_that_is_not_finite_is_found_in_any_piece() {
         let len = 600_000;
-        let mut tensors: BTreeMap<String, Tensor> =
-            ["a", "b"].map(|name| (name.to_owned(), Tensor::f32([len], vec![1.0; len]))).into();
-        let told = |tensors: &BTreeMap<String, Tensor>| {
+        let mut tensors: BTreeMap<String, WeightTensor> = ["a", "b"]
+            .map(|name| (name.to_owned(), WeightTensor::f32([len], vec![1.0; len])))
+            .into();
+        let told = |tensors: &BTreeMap<String, WeightTensor>| {
             finite(f64::NAN, 0.0, tensors).unwrap_err().to_string()
         };
         assert!(told(&tensors).contains("all weights are finite"));
         for at in [0, len / 2, len - 1] {
             let mut values = vec![1.0; len];
             values[at] = f32::INFINITY;
-            tensors.insert("b".to_owned(), Tensor::f32([len], values));
+            tensors.insert("b".to_owned(), WeightTensor::f32([len], values));
             assert!(told(&tensors).contains("parameter `b` holds values that are not finite"));
         }
         assert_eq!(finite(2.0, 0.0, &tensors).unwrap(), 2.0);

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Where human-readable lines go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stream {
+pub enum OutputStream {
     /// Standard output.
     Stdout,
     /// Standard error: the place for people where standard output is for programs.
@@ -26,10 +26,10 @@ pub struct Style {
 impl Style {
     /// The style that suits `stream` and the environment: colours and a bar on a terminal, no
     /// colours where `NO_COLOR` is set and not empty, neither where `TERM` is `dumb`.
-    pub fn of(stream: Stream) -> Self {
+    pub fn of(stream: OutputStream) -> Self {
         let terminal = match stream {
-            Stream::Stdout => io::stdout().is_terminal(),
-            Stream::Stderr => io::stderr().is_terminal(),
+            OutputStream::Stdout => io::stdout().is_terminal(),
+            OutputStream::Stderr => io::stderr().is_terminal(),
         };
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
@@ -52,10 +52,10 @@ pub struct Progress {
 
 impl Progress {
     /// Progress over `steps` steps, shown on `stream` in the style that suits it.
-    pub fn new(steps: usize, stream: Stream) -> Self {
+    pub fn new(steps: usize, stream: OutputStream) -> Self {
         let out: Box<dyn Write + Send> = match stream {
-            Stream::Stdout => Box::new(io::stdout()),
-            Stream::Stderr => Box::new(io::stderr()),
+            OutputStream::Stdout => Box::new(io::stdout()),
+            OutputStream::Stderr => Box::new(io::stderr()),
         };
         Progress::onto(out, steps, Style::of(stream))
     }

@@ -8,7 +8,7 @@ use phalanx_data::Loader;
 
 use crate::metrics::OneRank;
 use crate::report::Report;
-use crate::steps::{Taken, take_steps};
+use crate::steps::{TrainedStep, take_steps};
 use phalanx_config::Loaded;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_inspect::verify::{larger, relative};
@@ -61,7 +61,7 @@ impl Replay {
         report.replay_begins(steps);
         let mut session = self.prepared.start(start)?;
         let mut worst = Worst::default();
-        let observe = |_: &mut Session, Taken { step, result, .. }: Taken| {
+        let observe = |_: &mut Session, TrainedStep { step, result, .. }: TrainedStep| {
             let loss = many[step - 1];
             report.replayed(step, steps, result.loss, loss);
             worst.see(step, result.loss, loss);

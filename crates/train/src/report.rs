@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::metrics::{Evaluation, LossPlot, OneRank, Step, StepLine, Summary, ZScore};
-use crate::progress::{Progress, Stream};
+use crate::progress::{OutputStream, Progress};
 use crate::rundir::RunDir;
 use phalanx_error::Result;
 use phalanx_error::counted;
@@ -53,8 +53,8 @@ pub(crate) struct Report {
 impl Report {
     pub(crate) fn new(output: Output, run: RunDir, facts: Facts, plot: LossPlot) -> Self {
         let stream = match output {
-            Output::People => Some(Stream::Stdout),
-            Output::Json => Some(Stream::Stderr),
+            Output::People => Some(OutputStream::Stdout),
+            Output::Json => Some(OutputStream::Stderr),
             Output::Silent => None,
         };
         Self {

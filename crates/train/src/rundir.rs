@@ -15,7 +15,7 @@ use phalanx_sys::{SysError, write_atomic};
 use crate::metrics::LossPlot;
 use phalanx_config::Loaded;
 use phalanx_error::bytes;
-use phalanx_error::{Error, Place, Problem, Result};
+use phalanx_error::{Error, Location, Problem, Result};
 
 /// The folder of one run, open for its metrics.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl RunDir {
             let full = matches!(error, SysError::DiskFull { .. });
             // We made this folder, and it holds nothing important yet.
             let _ = fs::remove_dir_all(&path);
-            not_made(error.told().into(), full, place)
+            not_made(error.diagnostic().into(), full, place)
         })?;
         Ok(run)
     }
@@ -126,7 +126,7 @@ impl RunDir {
 }
 
 /// The folder could not be made where `place` asked for it.
-fn not_made(mut problem: Problem, full: bool, place: Option<&Place>) -> Error {
+fn not_made(mut problem: Problem, full: bool, place: Option<&Location>) -> Error {
     problem.places.extend(place.cloned());
     if full { Error::failed(problem) } else { Error::refused(problem) }
 }

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use phalanx_ir::DType;
-use phalanx_models::hf::{self, Spec};
+use phalanx_models::hf::{self, ModelSpec};
 
 use crate::rundir;
 use phalanx_config::{Config, Loaded, Sources};
 use phalanx_error::{Error, Problem, Result};
 use phalanx_session::Session;
-use phalanx_session::folders::Form;
+use phalanx_session::folders::FolderKind;
 use phalanx_session::network;
 
 /// The header entry that holds the model's specification, in the form of a `config.json`.
@@ -19,7 +19,7 @@ const SPEC: &str = "model";
 const STEPS: &str = "steps";
 
 /// Writes the weights of a session, with what is needed to rebuild the model, whole or not at all.
-pub fn save(path: &Path, spec: &Spec, session: &mut Session) -> Result<()> {
+pub fn save(path: &Path, spec: &ModelSpec, session: &mut Session) -> Result<()> {
     let steps = session.steps();
     let metadata = BTreeMap::from([
         (SPEC.to_owned(), hf::config_text(spec)),
@@ -36,13 +36,13 @@ pub fn save_weights(
     session: &mut Session,
 ) -> Result<()> {
     let dtype = session.state_dtype();
-    let mut params: Vec<(usize, hf::Layout)> = (session.parameters().iter().enumerate())
+    let mut params: Vec<(usize, hf::TensorInfo)> = (session.parameters().iter().enumerate())
         .map(|(number, p)| {
-            (number, hf::Layout { name: p.name.clone(), shape: p.shape.clone(), dtype })
+            (number, hf::TensorInfo { name: p.name.clone(), shape: p.shape.clone(), dtype })
         })
         .collect();
     params.sort_by(|(_, a), (_, b)| a.name.cmp(&b.name));
-    let (numbers, layouts): (Vec<usize>, Vec<hf::Layout>) = params.into_iter().unzip();
+    let (numbers, layouts): (Vec<usize>, Vec<hf::TensorInfo>) = params.into_iter().unzip();
     let mut failed = None;
     let written = hf::stream_params(path, &layouts, metadata, |at| {
         session.param(numbers[at]).map_err(|error| failed = Some(error)).ok()
@@ -58,7 +58,7 @@ pub struct Saved {
     /// Its configuration.
     pub loaded: Loaded,
     /// The sizes of its model.
-    pub spec: Spec,
+    pub spec: ModelSpec,
     /// Its weights.
     pub weights: hf::Params,
 }
@@ -67,7 +67,7 @@ impl Saved {
     /// Reads the folder of a run. The configuration is the one it trained with, changed by `over`;
     /// the model's shape does not change.
     pub fn open(dir: &Path, over: &Sources) -> Result<Self> {
-        Form::Run.expect(dir, "phalanx eval --model hf:DIR; it needs no export")?;
+        FolderKind::Run.expect(dir, "phalanx eval --model hf:DIR; it needs no export")?;
         let path = dir.join(rundir::WEIGHTS);
         if !path.exists() {
             return Err(Error::refused(

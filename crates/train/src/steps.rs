@@ -25,14 +25,14 @@ impl Batches for Loader {
         run: &mut dyn FnMut(&StepData<'_>) -> Result<StepResult>,
     ) -> Result<StepResult> {
         let batch = self.next_batch();
-        let batch = batch.map_err(|e| Error::failed(e.told().into()))?;
+        let batch = batch.map_err(|e| Error::failed(e.diagnostic().into()))?;
         with_step_data(batch, run)
     }
 }
 
 /// A step that was taken.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Taken {
+pub struct TrainedStep {
     /// Its number, from 1.
     pub step: usize,
     /// Its loss and gradient norm.
@@ -51,7 +51,7 @@ pub fn take_steps(
     batches: &mut dyn Batches,
     steps: usize,
     rate: impl Fn(usize) -> f64,
-    mut observe: impl FnMut(&mut Session, Taken) -> Result<()>,
+    mut observe: impl FnMut(&mut Session, TrainedStep) -> Result<()>,
 ) -> Result<()> {
     let mut last = None;
     for step in session.steps() as usize + 1..=steps {
@@ -67,7 +67,7 @@ pub fn take_steps(
             return Err(Error::failed(diverged(step, result, last, lr, session.remedies())));
         }
         last = Some(result.loss);
-        let taken = Taken { step, result, lr, time };
+        let taken = TrainedStep { step, result, lr, time };
         observe(session, taken)?;
         if interrupt::requested() {
             break;

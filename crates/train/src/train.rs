@@ -13,12 +13,12 @@ use crate::replay::{Outcome, Replay};
 use crate::report::{Facts, Report};
 use crate::rundir::{METRICS, RunDir};
 use crate::saved;
-use crate::steps::{Taken, take_steps};
+use crate::steps::{TrainedStep, take_steps};
 use phalanx_bench::floor::{self, Effort};
 use phalanx_config::Loaded;
 use phalanx_error::bytes;
 use phalanx_error::{Error, Problem, Result};
-use phalanx_inspect::relief;
+use phalanx_inspect::memory_advice;
 use phalanx_inspect::trace::{Tracing, traced_step};
 use phalanx_session::corpus;
 use phalanx_session::host;
@@ -93,7 +93,7 @@ impl<'a> Run<'a> {
         // A plan that does not fit is refused before data are opened and weights are made.
         let lowered = Lowered::new(&models, Settings::new(config)?)?;
         let backend = host::own_machine();
-        let prepared = relief::prepare(loaded, &network, &models, &lowered, &*backend)?;
+        let prepared = memory_advice::prepare(loaded, &network, &models, &lowered, &*backend)?;
         let replay = Replay::prepare(loaded, &models, &lowered.settings)?;
         let corpus = corpus::open(loaded)?;
         let loader = corpus::training(loaded, &corpus)?;
@@ -198,8 +198,8 @@ impl<'a> Run<'a> {
         let (steps, every) = (train.steps.get(), train.eval_every);
         let (session, held_out) = (&mut self.session, &self.held_out);
         let tracing = &mut self.tracing;
-        let observe = |session: &mut Session, taken: Taken| {
-            let Taken { step, result, time, .. } = taken;
+        let observe = |session: &mut Session, taken: TrainedStep| {
+            let TrainedStep { step, result, time, .. } = taken;
             let line = Step {
                 step,
                 loss: result.loss,

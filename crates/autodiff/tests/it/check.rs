@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use phalanx_autodiff::{Recompute, joint, slice};
 use phalanx_ir::random::Stream;
 use phalanx_ir::{Builder, DType, Role, Tensor as Value, TensorType};
-use phalanx_reference::Tensor;
+use phalanx_reference::RefTensor;
 use phalanx_testing::normal;
 
 use crate::slope::slope;
@@ -14,8 +14,8 @@ use crate::support::{assert_same_bits, chain, chains};
 /// A gradient check: parameters, other inputs, and an expression of both.
 pub(crate) struct Check {
     name: String,
-    params: Vec<(String, Tensor)>,
-    data: Vec<(String, Tensor)>,
+    params: Vec<(String, RefTensor)>,
+    data: Vec<(String, RefTensor)>,
 }
 
 impl Check {
@@ -31,13 +31,13 @@ impl Check {
     }
 
     /// A parameter of these numbers.
-    pub(crate) fn given(mut self, name: &str, values: Tensor) -> Self {
+    pub(crate) fn given(mut self, name: &str, values: RefTensor) -> Self {
         self.params.push((name.to_owned(), values));
         self
     }
 
     /// An input that is not differentiated.
-    pub(crate) fn data(mut self, name: &str, values: Tensor) -> Self {
+    pub(crate) fn data(mut self, name: &str, values: RefTensor) -> Self {
         self.data.push((name.to_owned(), values));
         self
     }
@@ -49,7 +49,7 @@ impl Check {
         expression: impl for<'b> FnOnce(&'b Builder, &[Value<'b>]) -> Value<'b>,
     ) {
         let b = Builder::new(&self.name, DType::F64);
-        let input = |role: Role, (name, t): &(String, Tensor)| {
+        let input = |role: Role, (name, t): &(String, RefTensor)| {
             b.input(name, role, TensorType::new(t.dtype(), t.shape()))
         };
         let mut handles: Vec<Value<'_>> =
@@ -64,12 +64,12 @@ impl Check {
         let program = b.finish().unwrap();
         let stream = Stream::named(23, &self.name);
         let dtype = program.ty(program.input_named("weights").unwrap().value).dtype;
-        let mut all: Vec<(String, Tensor)> = [self.params.clone(), self.data].concat();
-        all.push(("weights".to_owned(), Tensor::normal(dtype, &shape, stream)));
+        let mut all: Vec<(String, RefTensor)> = [self.params.clone(), self.data].concat();
+        all.push(("weights".to_owned(), RefTensor::normal(dtype, &shape, stream)));
 
         let joint = joint(&program, DType::F64).unwrap();
         let phases = slice(&joint, Recompute::None);
-        let numbers: BTreeMap<String, Tensor> = all.into_iter().collect();
+        let numbers: BTreeMap<String, RefTensor> = all.into_iter().collect();
         let results = chain(&[&phases.fbw], &numbers);
         for (order, programs) in chains(&phases) {
             let what = format!("{}: {order}", self.name);

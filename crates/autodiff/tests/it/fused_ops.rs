@@ -2,12 +2,12 @@
 
 use phalanx_ir::ops::{Attention, AttentionKind, RopeScaling, Rotary};
 use phalanx_ir::random::Stream;
-use phalanx_reference::Tensor;
+use phalanx_reference::RefTensor;
 use phalanx_testing::ids;
 
 use crate::check::Check;
 
-fn key() -> Tensor {
+fn key() -> RefTensor {
     ids(&[5], &[12, 34, 5, 6, 7])
 }
 
@@ -90,8 +90,8 @@ fn cross_entropies_with_ignored_targets() {
 /// A whole block: what the ops give together, with a weight used twice.
 #[test]
 fn a_small_model() {
-    let tokens = Tensor::ids(&[2, 4], 7, Stream::named(5, "tokens"));
-    let targets = Tensor::ids(&[2, 4], 7, Stream::named(5, "targets"));
+    let tokens = RefTensor::ids(&[2, 4], 7, Stream::named(5, "tokens"));
+    let targets = RefTensor::ids(&[2, 4], 7, Stream::named(5, "targets"));
     Check::new("model")
         .param("table", &[7, 4])
         .param("gain", &[4])

@@ -4,13 +4,13 @@ use phalanx_autodiff::{Recompute, joint, slice};
 use phalanx_ir::ops::{Binary, BinaryKind, Cast, CompareKind, Matmul, Pad, UnaryKind};
 use phalanx_ir::random::Stream;
 use phalanx_ir::{Builder, DType, Program};
-use phalanx_reference::{Tensor, run};
+use phalanx_reference::{RefTensor, run};
 use phalanx_testing::{normal, tensor};
 
 use crate::check::Check;
 
 /// Numbers away from zero, where roots, logarithms and reciprocals are tame.
-fn positive(name: &str, shape: &[usize]) -> Tensor {
+fn positive(name: &str, shape: &[usize]) -> RefTensor {
     let values: Vec<f64> = (normal(name, shape).values().iter()).map(|x| 0.5 + x.abs()).collect();
     tensor(shape, &values)
 }
@@ -82,7 +82,7 @@ fn a_narrowing_cast_passes_the_cotangent_in_the_narrow_type() {
         let fbw = fbw(b, DType::F64);
         let w = normal("cotangent", &[6]);
         let outputs = run(&fbw, &[("x", normal("x", &[6])), ("w", w.clone())]).unwrap();
-        let rounded = Tensor::new(to, &[6], &w.values()).unwrap();
+        let rounded = RefTensor::new(to, &[6], &w.values()).unwrap();
         assert_eq!(outputs[1].1.values(), rounded.values());
     }
 }
@@ -152,7 +152,7 @@ fn a_product_with_a_wider_result_has_gradients() {
     b.loss("loss", b.apply(op, &[x, w]).sum_all());
     let fbw = fbw(b, DType::F32);
     let single =
-        |name: &str, shape: &[usize]| Tensor::normal(DType::F32, shape, Stream::named(3, name));
+        |name: &str, shape: &[usize]| RefTensor::normal(DType::F32, shape, Stream::named(3, name));
     let (x, w) = (single("x", &[2, 3]), single("w", &[3, 2]));
     let outputs = run(&fbw, &[("x", x), ("w", w.clone())]).unwrap();
     let w = w.values();

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use phalanx_ir::{Program, Role};
-use phalanx_reference::{Tensor, run};
+use phalanx_reference::{RefTensor, run};
 
 /// The slope of a segment's objective with respect to element `i` of the input `name`.
 pub(crate) fn slope(
     forward: &Program,
-    numbers: &BTreeMap<String, Tensor>,
+    numbers: &BTreeMap<String, RefTensor>,
     name: &str,
     i: usize,
 ) -> f64 {
@@ -18,7 +18,7 @@ pub(crate) fn slope(
         let old = &numbers[name];
         let mut values = old.values();
         values[i] += by;
-        let new = Tensor::from_f64(old.shape(), &values).unwrap();
+        let new = RefTensor::from_f64(old.shape(), &values).unwrap();
         numbers.insert(name.to_owned(), new);
         objective(forward, &numbers)
     };
@@ -26,8 +26,8 @@ pub(crate) fn slope(
 }
 
 /// The losses, and each boundary output times its cotangent: what the gradients are gradients of.
-fn objective(forward: &Program, numbers: &BTreeMap<String, Tensor>) -> f64 {
-    let inputs: Vec<(&str, Tensor)> =
+fn objective(forward: &Program, numbers: &BTreeMap<String, RefTensor>) -> f64 {
+    let inputs: Vec<(&str, RefTensor)> =
         (forward.inputs().iter()).map(|p| (p.name.as_str(), numbers[&p.name].clone())).collect();
     let outputs = run(forward, &inputs).unwrap();
     let terms = forward.outputs().iter().zip(&outputs);

@@ -7,7 +7,7 @@ use phalanx_ir::ops::AttentionKind;
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Port, Program, Role};
 use phalanx_models::{Architecture, BatchShape};
-use phalanx_reference::{Tensor, run};
+use phalanx_reference::{RefTensor, run};
 use phalanx_testing::{VOCAB, gpt, llama, mlp};
 
 pub(crate) const SHAPE: BatchShape = BatchShape { batch: 2, seq: 5 };
@@ -50,35 +50,35 @@ fn add(
 }
 
 /// Numbers for every input of a program, and for the cotangents of its boundary outputs.
-pub(crate) fn numbers(forward: &Program) -> BTreeMap<String, Tensor> {
-    let mut all: BTreeMap<String, Tensor> =
+pub(crate) fn numbers(forward: &Program) -> BTreeMap<String, RefTensor> {
+    let mut all: BTreeMap<String, RefTensor> =
         (forward.inputs().iter()).map(|port| (port.name.clone(), number(forward, port))).collect();
     for port in forward.outputs_with(Role::Boundary) {
         let ty = forward.ty(port.value);
         let name = format!("d.{}", port.name);
         let stream = Stream::named(31, &name);
-        all.insert(name, Tensor::normal(ty.dtype, &ty.shape, stream));
+        all.insert(name, RefTensor::normal(ty.dtype, &ty.shape, stream));
     }
     all
 }
 
-fn number(program: &Program, port: &Port) -> Tensor {
+fn number(program: &Program, port: &Port) -> RefTensor {
     let ty = program.ty(port.value);
     let stream = Stream::named(29, &port.name);
     let normal = |scale: f64, shift: f64| {
-        let values = Tensor::normal(DType::F64, &ty.shape, stream).values();
+        let values = RefTensor::normal(DType::F64, &ty.shape, stream).values();
         let values: Vec<f64> = values.iter().map(|x| x * scale + shift).collect();
-        Tensor::new(ty.dtype, &ty.shape, &values).unwrap()
+        RefTensor::new(ty.dtype, &ty.shape, &values).unwrap()
     };
     match (port.role, port.name.as_str()) {
-        (_, "key") => Tensor::from_i32(&[5], &[1, 2, 3, 4, 5]).unwrap(),
-        (_, "ids") => Tensor::ids(&ty.shape, VOCAB as u32, stream),
+        (_, "key") => RefTensor::from_i32(&[5], &[1, 2, 3, 4, 5]).unwrap(),
+        (_, "ids") => RefTensor::ids(&ty.shape, VOCAB as u32, stream),
         (_, "targets") => {
-            let mut ids = Tensor::ids(&ty.shape, VOCAB as u32, stream).values();
+            let mut ids = RefTensor::ids(&ty.shape, VOCAB as u32, stream).values();
             ids[1] = -100.0;
-            Tensor::new(DType::I32, &ty.shape, &ids).unwrap()
+            RefTensor::new(DType::I32, &ty.shape, &ids).unwrap()
         }
-        (Role::Scalar, _) => Tensor::scalar(ty.dtype, 0.125),
+        (Role::Scalar, _) => RefTensor::scalar(ty.dtype, 0.125),
         (Role::Param, _) if ty.shape.len() == 1 => normal(0.2, 1.0),
         (Role::Param, _) => normal(0.4, 0.0),
         _ => normal(1.0, 0.0),
@@ -86,15 +86,15 @@ fn number(program: &Program, port: &Port) -> Tensor {
 }
 
 /// What a program gives, by role and name.
-pub(crate) type Results = BTreeMap<(Role, String), Tensor>;
+pub(crate) type Results = BTreeMap<(Role, String), RefTensor>;
 
 /// Runs programs one after the other: what one keeps (its residuals) later ones read. Nothing is
 /// given twice.
-pub(crate) fn chain(programs: &[&Program], numbers: &BTreeMap<String, Tensor>) -> Results {
+pub(crate) fn chain(programs: &[&Program], numbers: &BTreeMap<String, RefTensor>) -> Results {
     let mut known = numbers.clone();
     let mut results = Results::new();
     for program in programs {
-        let inputs: Vec<(&str, Tensor)> =
+        let inputs: Vec<(&str, RefTensor)> =
             (program.inputs().iter()).map(|p| (p.name.as_str(), known[&p.name].clone())).collect();
         let outputs = run(program, &inputs).unwrap();
         for (port, (name, value)) in program.outputs().iter().zip(outputs) {

@@ -8,7 +8,7 @@ use phalanx_ir::DType;
 
 use super::number::Number;
 use super::{Meter, Place, stream};
-use crate::call::Reduction;
+use crate::call::ReduceOp;
 
 /// Elements that are combined at a time: four vectors of the widest kind for `f32`.
 const LANES: usize = 64;
@@ -24,7 +24,7 @@ pub(crate) struct Combine {
     /// The type of elements.
     pub(crate) dtype: DType,
     /// How they are combined.
-    pub(crate) reduction: Reduction,
+    pub(crate) reduction: ReduceOp,
     /// Whether the result is combined with what the target holds.
     pub(crate) accumulate: bool,
     /// Whether results for other ranks are written with streaming stores, which bypass this core's
@@ -100,19 +100,19 @@ unsafe fn chosen<T: Number>(combine: Combine, pointers: &Pointers, len: usize) {
     // SAFETY: the caller's promises are passed on unchanged.
     unsafe {
         match (combine.reduction, combine.accumulate) {
-            (Reduction::Sum, false) => arch.dispatch(
+            (ReduceOp::Sum, false) => arch.dispatch(
                 #[inline(always)]
                 || lanes::<T, false, false>(pointers, len),
             ),
-            (Reduction::Sum, true) => arch.dispatch(
+            (ReduceOp::Sum, true) => arch.dispatch(
                 #[inline(always)]
                 || lanes::<T, false, true>(pointers, len),
             ),
-            (Reduction::Max, false) => arch.dispatch(
+            (ReduceOp::Max, false) => arch.dispatch(
                 #[inline(always)]
                 || lanes::<T, true, false>(pointers, len),
             ),
-            (Reduction::Max, true) => arch.dispatch(
+            (ReduceOp::Max, true) => arch.dispatch(
                 #[inline(always)]
                 || lanes::<T, true, true>(pointers, len),
             ),

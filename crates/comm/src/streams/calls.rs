@@ -1,11 +1,11 @@
 //! A call of this rank from its start to its end.
 
 use super::frame::Phase;
-use super::lane::Heard;
+use super::lane::Announced;
 use super::plan::Plan;
 use super::region::Region;
 use crate::blocks::Strides;
-use crate::call::{Call, Op, OpKind};
+use crate::call::{Call, CollectiveOp, OpKind};
 use crate::header::Header;
 use crate::kernel::Place;
 use crate::matching::Called;
@@ -59,7 +59,7 @@ pub(super) struct Outstanding {
     source: Strides,
     target: Strides,
     /// For each member: what it called, and whether that is known yet.
-    heard: Vec<(Heard, bool)>,
+    announced: Vec<(Announced, bool)>,
     /// How many members have not announced the call yet.
     pub(super) silent: usize,
     /// For each member: the block that it sends, and its reduced part.
@@ -89,14 +89,14 @@ impl Outstanding {
         extra: usize,
     ) -> Self {
         let counts = match call.op {
-            Op::AllToAllRagged { send, receive } => [send, receive].concat(),
+            CollectiveOp::AllToAllRagged { send, receive } => [send, receive].concat(),
             _ => Vec::new(),
         };
-        let own = Heard { header: Header::of(call), site: call.site, counts };
+        let own = Announced { header: Header::of(call), site: call.site, counts };
         let unknown =
-            Heard { header: Header::nothing(), site: Site::default(), counts: Vec::new() };
-        let mut heard = vec![(unknown, false); n];
-        heard[me] = (own, true);
+            Announced { header: Header::nothing(), site: Site::default(), counts: Vec::new() };
+        let mut announced = vec![(unknown, false); n];
+        announced[me] = (own, true);
         let mut call = Self {
             lane,
             sequence,
@@ -107,7 +107,7 @@ impl Outstanding {
             receive,
             source: call.blocks.source,
             target: call.blocks.target,
-            heard,
+            announced,
             silent: n - 1,
             given: Vec::with_capacity(n),
             results: Vec::with_capacity(n),
@@ -124,7 +124,7 @@ impl Outstanding {
 
     /// Finds the memory for everything that will be received.
     fn expect_blocks(&mut self, extra: usize) {
-        let (n, me, room) = (self.heard.len(), self.me, self.staged_bytes().div_ceil(8));
+        let (n, me, room) = (self.announced.len(), self.me, self.staged_bytes().div_ceil(8));
         if self.plan().reduces() {
             self.staging = vec![0; room * (n - 1)];
         }
@@ -157,23 +157,23 @@ impl Outstanding {
     }
 
     pub(super) fn header(&self) -> &Header {
-        &self.heard[self.me].0.header
+        &self.announced[self.me].0.header
     }
 
     pub(super) fn site(&self) -> Site {
-        self.heard[self.me].0.site
+        self.announced[self.me].0.site
     }
 
     /// What this rank announces to the others about the call.
-    pub(super) fn own(&self) -> &Heard {
-        &self.heard[self.me].0
+    pub(super) fn own(&self) -> &Announced {
+        &self.announced[self.me].0
     }
 
     pub(super) fn plan(&self) -> Plan<'_> {
-        let Heard { header, counts, .. } = &self.heard[self.me].0;
+        let Announced { header, counts, .. } = &self.announced[self.me].0;
         Plan {
             header,
-            n: self.heard.len(),
+            n: self.announced.len(),
             me: self.me,
             send: self.send,
             receive: self.receive,
@@ -198,15 +198,15 @@ impl Outstanding {
     }
 
     /// Notes what a member called.
-    pub(super) fn hear(&mut self, member: usize, heard: Heard) {
-        let known = &mut self.heard[member];
+    pub(super) fn announce(&mut self, member: usize, announced: Announced) {
+        let known = &mut self.announced[member];
         self.silent -= usize::from(!known.1);
-        *known = (heard, true);
+        *known = (announced, true);
     }
 
     /// Whether a member has started the call.
     pub(super) fn has_come(&self, member: usize) -> bool {
-        self.heard[member].1
+        self.announced[member].1
     }
 
     /// Whether everything from a member has arrived.
@@ -259,14 +259,14 @@ impl Outstanding {
 
 impl Called for Outstanding {
     fn header(&self, member: usize) -> &Header {
-        &self.heard[member].0.header
+        &self.announced[member].0.header
     }
 
     fn site(&self, member: usize) -> Site {
-        self.heard[member].0.site
+        self.announced[member].0.site
     }
 
     fn ragged(&self, member: usize) -> (&[usize], &[usize]) {
-        self.heard[member].0.counts.split_at(self.heard.len())
+        self.announced[member].0.counts.split_at(self.announced.len())
     }
 }

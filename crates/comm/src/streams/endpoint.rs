@@ -10,7 +10,7 @@ use super::calls::{Outstanding, Stage};
 use super::lane::Lane;
 use super::link::Link;
 use super::wire::{Shared, Stream};
-use crate::call::{Call, Op, OpKind};
+use crate::call::{Call, CollectiveOp, OpKind};
 use crate::communicator::{Busy, Communicator, Handle, Stop};
 use crate::error::{CommError, Failure};
 use crate::group::{Group, GroupId};
@@ -159,8 +159,8 @@ impl Endpoint {
     fn lane_of(&mut self, call: &Call<'_>) -> Result<usize, CommError> {
         let ranks = self.lanes[call.group.index()].group.ranks();
         let (from, to, channel) = match call.op {
-            Op::Send { to, channel } => (self.shared.rank, ranks[to], channel),
-            Op::Receive { from, channel } => (ranks[from], self.shared.rank, channel),
+            CollectiveOp::Send { to, channel } => (self.shared.rank, ranks[to], channel),
+            CollectiveOp::Receive { from, channel } => (ranks[from], self.shared.rank, channel),
             _ => return Ok(call.group.index()),
         };
         self.lane_for(&Group::pair(from, to), Some(channel))
@@ -186,8 +186,8 @@ impl Endpoint {
         lane.started += 1;
         let place = (lane.group.len(), lane.me);
         let mut call = Outstanding::new(call, (number, sequence), place, (send, receive), extra);
-        while let Some((member, heard)) = lane.take_early(sequence) {
-            call.hear(member, heard);
+        while let Some((member, announced)) = lane.take_early(sequence) {
+            call.announce(member, announced);
         }
         let index = self.store(call);
         self.lanes[number].open.push((sequence, index));

@@ -5,7 +5,7 @@
 
 use phalanx_ir::DType;
 
-use crate::call::{OpKind, Reduction};
+use crate::call::{OpKind, ReduceOp};
 use crate::header::Header;
 
 /// What one rank sends to another.
@@ -110,8 +110,8 @@ fn put64(out: &mut Vec<u8>, value: u64) {
 fn put_header(out: &mut Vec<u8>, header: &Header) {
     let reduction = match header.reduction {
         None => 0,
-        Some(Reduction::Sum) => 1,
-        Some(Reduction::Max) => 2,
+        Some(ReduceOp::Sum) => 1,
+        Some(ReduceOp::Max) => 2,
     };
     // The number of a type is its index in the list of all types.
     let dtype = DType::ALL.iter().position(|&dtype| dtype == header.dtype).unwrap_or(usize::MAX);
@@ -160,8 +160,8 @@ impl Body<'_> {
         let kind = *OpKind::ALL.get(usize::from(self.take8()?))?;
         let reduction = match self.take8()? {
             0 => None,
-            1 => Some(Reduction::Sum),
-            _ => Some(Reduction::Max),
+            1 => Some(ReduceOp::Sum),
+            _ => Some(ReduceOp::Max),
         };
         let dtype = *DType::ALL.get(usize::from(self.take8()?))?;
         let accumulate = self.take8()? != 0;
@@ -211,7 +211,7 @@ mod tests {
     fn frames_come_back_as_they_went() {
         let header = Header {
             kind: OpKind::Permute,
-            reduction: Some(Reduction::Max),
+            reduction: Some(ReduceOp::Max),
             dtype: DType::I32,
             accumulate: true,
             to: 3,

@@ -8,7 +8,7 @@ use crate::site::Site;
 
 /// What a member called.
 #[derive(Clone, Debug)]
-pub(super) struct Heard {
+pub(super) struct Announced {
     pub(super) header: Header,
     pub(super) site: Site,
     /// For ragged calls: the counts sent to all members, then those received from them.
@@ -31,7 +31,7 @@ pub(super) struct Lane {
     /// The calls of this rank that have not ended: their numbers, and places in the list of calls.
     pub(super) open: Vec<(u64, u32)>,
     /// Calls that members have started before this rank: the member, the sequence number, the call.
-    early: Vec<(usize, u64, Heard)>,
+    early: Vec<(usize, u64, Announced)>,
 }
 
 impl Lane {
@@ -51,14 +51,14 @@ impl Lane {
     }
 
     /// Keeps an announced call until this rank starts it.
-    pub(super) fn keep(&mut self, member: usize, sequence: u64, heard: Heard) {
-        self.early.push((member, sequence, heard));
+    pub(super) fn keep(&mut self, member: usize, sequence: u64, announced: Announced) {
+        self.early.push((member, sequence, announced));
     }
 
     /// An announcement of a call that came before it was started here.
-    pub(super) fn take_early(&mut self, sequence: u64) -> Option<(usize, Heard)> {
+    pub(super) fn take_early(&mut self, sequence: u64) -> Option<(usize, Announced)> {
         let at = self.early.iter().position(|(_, number, _)| *number == sequence)?;
-        let (member, _, heard) = self.early.swap_remove(at);
-        Some((member, heard))
+        let (member, _, announced) = self.early.swap_remove(at);
+        Some((member, announced))
     }
 }

@@ -3,11 +3,11 @@
 use super::calls::Stage;
 use super::endpoint::Endpoint;
 use super::frame::{Frame, NONE, Phase};
-use super::lane::Heard;
+use super::lane::Announced;
 use super::link::{Came, Last, Open};
 use super::region::Region;
 use super::wire::{Outgoing, Written};
-use crate::call::{OpKind, Reduction};
+use crate::call::{OpKind, ReduceOp};
 use crate::error::{CommError, Failure};
 use crate::group::Group;
 use crate::kernel::{self, Combine, Meter};
@@ -94,10 +94,10 @@ impl Endpoint {
             Frame::Call { group, sequence, header, site, counts } => {
                 let site = self.links[peer].sites.get(&site).copied().unwrap_or_default();
                 let (lane, member) = self.known(peer, group)?;
-                let heard = Heard { header, site, counts };
+                let announced = Announced { header, site, counts };
                 match self.lanes[lane].find(sequence) {
-                    Some(call) => self.calls[call as usize].hear(member, heard),
-                    None => self.lanes[lane].keep(member, sequence, heard),
+                    Some(call) => self.calls[call as usize].announce(member, announced),
+                    None => self.lanes[lane].keep(member, sequence, announced),
                 }
             }
             Frame::Data { group, sequence, phase, bytes } => {
@@ -213,7 +213,7 @@ impl Endpoint {
         self.sources.extend((0..n).filter_map(|member| call.reduced_from(member)));
         let combine = Combine {
             dtype: header.dtype,
-            reduction: header.reduction.unwrap_or(Reduction::Sum),
+            reduction: header.reduction.unwrap_or(ReduceOp::Sum),
             accumulate: header.accumulate,
             // No other rank shares these caches.
             stream: false,

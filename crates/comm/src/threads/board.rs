@@ -11,7 +11,7 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 
 use crate::blocks::Strides;
-use crate::call::{Call, Op};
+use crate::call::{Call, CollectiveOp};
 use crate::error::{CommError, Side};
 use crate::group::Group;
 use crate::header::Header;
@@ -102,12 +102,18 @@ impl Board {
     /// # Safety
     /// Only the endpoint of member `me` may call this, with consecutive numbers, and only when all
     /// members have finished call `sequence - depth`.
-    pub(super) unsafe fn post(&self, me: usize, sequence: u64, posting: Posting, op: Op<'_>) {
+    pub(super) unsafe fn post(
+        &self,
+        me: usize,
+        sequence: u64,
+        posting: Posting,
+        op: CollectiveOp<'_>,
+    ) {
         let slot = self.slot(me, sequence);
         // SAFETY: no other thread writes, and by the caller's guarantee none reads any more.
         unsafe {
             *slot.posting.get() = posting;
-            if let Op::AllToAllRagged { send, receive } = op {
+            if let CollectiveOp::AllToAllRagged { send, receive } = op {
                 let counts = &mut *slot.ragged.get();
                 counts.clear();
                 counts.extend_from_slice(send);

@@ -10,7 +10,7 @@ use super::idle::{Goal, Waited};
 use super::movement::Scratch;
 use super::progress::{Outstanding, Stage};
 use super::world::{Shared, Stopper};
-use crate::call::{Call, Op};
+use crate::call::{Call, CollectiveOp};
 use crate::communicator::{Busy, Communicator, Handle, Stop};
 use crate::error::{CommError, Failure};
 use crate::group::{Group, GroupId};
@@ -134,8 +134,8 @@ impl Endpoint {
     fn lane(&mut self, call: &Call<'_>) -> usize {
         let ranks = self.groups[call.group.index()].board.group.ranks();
         let (from, to, channel) = match call.op {
-            Op::Send { to, channel } => (self.rank, ranks[to], channel),
-            Op::Receive { from, channel } => (ranks[from], self.rank, channel),
+            CollectiveOp::Send { to, channel } => (self.rank, ranks[to], channel),
+            CollectiveOp::Receive { from, channel } => (ranks[from], self.rank, channel),
             _ => return call.group.index(),
         };
         if let Some(&lane) = self.channels.get(&(from, to, channel)) {

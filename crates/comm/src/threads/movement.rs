@@ -8,7 +8,7 @@
 
 use super::board::{Board, Posting};
 use crate::blocks::{Strides, part};
-use crate::call::{OpKind, Reduction};
+use crate::call::{OpKind, ReduceOp};
 use crate::header::NOBODY;
 use crate::kernel::{self, Combine, Meter, Place, Pointers};
 
@@ -209,7 +209,7 @@ impl Movement<'_> {
         let header = &self.own.header;
         let combine = Combine {
             dtype: header.dtype,
-            reduction: header.reduction.unwrap_or(Reduction::Sum),
+            reduction: header.reduction.unwrap_or(ReduceOp::Sum),
             accumulate: header.accumulate,
             stream: self.stream && shape[2] * self.size() >= STREAMED_BYTES,
         };

@@ -2,8 +2,8 @@
 
 use half::bf16;
 use phalanx_comm::{
-    Blocks, Call, Collectives, CommError, Communicator, Element, Group, Launcher, Op, OpKind,
-    Reduction, Streams, Strides, Threads, Traffic, run_ranks,
+    Blocks, Call, CollectiveOp, Collectives, CommError, Communicator, Element, Group, Launcher,
+    OpKind, ReduceOp, Streams, Strides, Threads, Traffic, run_ranks,
 };
 
 /// Random calls on each transport.
@@ -100,7 +100,7 @@ fn typed_call<T: Value>(
     let ranks = dice.group();
     let n = ranks.len();
     let kind = OpKind::ALL[dice.below(OpKind::ALL.len())];
-    let reduction = [Reduction::Sum, Reduction::Max][dice.below(2)];
+    let reduction = [ReduceOp::Sum, ReduceOp::Max][dice.below(2)];
     let (root, shift, mut blocks) = (dice.below(n), dice.below(n), dice.blocks());
     let accumulate = dice.below(2) == 1;
     let rows: Vec<usize> = (0..n * n).map(|_| dice.below(5)).collect();
@@ -110,22 +110,24 @@ fn typed_call<T: Value>(
     let gives: Vec<usize> = (0..n).map(|to| rows[me * n + to]).collect();
     let takes: Vec<usize> = (0..n).map(|from| rows[from * n + me]).collect();
     let op = match kind {
-        OpKind::AllReduce => Op::AllReduce(reduction),
-        OpKind::AllGather => Op::AllGather,
-        OpKind::ReduceScatter => Op::ReduceScatter(reduction),
-        OpKind::AllToAll => Op::AllToAll,
-        OpKind::AllToAllRagged => Op::AllToAllRagged { send: &gives, receive: &takes },
-        OpKind::Broadcast => Op::Broadcast { root },
-        OpKind::Reduce => Op::Reduce { root, reduction },
-        OpKind::Gather => Op::Gather { root },
-        OpKind::Scatter => Op::Scatter { root },
+        OpKind::AllReduce => CollectiveOp::AllReduce(reduction),
+        OpKind::AllGather => CollectiveOp::AllGather,
+        OpKind::ReduceScatter => CollectiveOp::ReduceScatter(reduction),
+        OpKind::AllToAll => CollectiveOp::AllToAll,
+        OpKind::AllToAllRagged => CollectiveOp::AllToAllRagged { send: &gives, receive: &takes },
+        OpKind::Broadcast => CollectiveOp::Broadcast { root },
+        OpKind::Reduce => CollectiveOp::Reduce { root, reduction },
+        OpKind::Gather => CollectiveOp::Gather { root },
+        OpKind::Scatter => CollectiveOp::Scatter { root },
         OpKind::Permute => {
-            Op::Permute { to: Some((me + shift) % n), from: Some((me + n - shift) % n) }
+            CollectiveOp::Permute { to: Some((me + shift) % n), from: Some((me + n - shift) % n) }
         }
         OpKind::Send | OpKind::Receive if n < 2 || me > 1 => return Ok(None),
-        OpKind::Send | OpKind::Receive if me == 0 => Op::Send { to: 1, channel: root as u32 },
-        OpKind::Send | OpKind::Receive => Op::Receive { from: 0, channel: root as u32 },
-        OpKind::Barrier => Op::Barrier,
+        OpKind::Send | OpKind::Receive if me == 0 => {
+            CollectiveOp::Send { to: 1, channel: root as u32 }
+        }
+        OpKind::Send | OpKind::Receive => CollectiveOp::Receive { from: 0, channel: root as u32 },
+        OpKind::Barrier => CollectiveOp::Barrier,
     };
     // Rows that became longer than their strides, and all_reduce, lie densely.
     let dense = blocks.len > 90 || kind == OpKind::AllReduce;

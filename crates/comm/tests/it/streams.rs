@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use phalanx_comm::{
-    Blocks, Call, Collectives, CommError, Communicator, GroupId, Launcher, Op, Options, Reduction,
-    Streams, run_ranks,
+    Blocks, Call, CollectiveOp, Collectives, CommError, Communicator, GroupId, Launcher, Options,
+    ReduceOp, Streams, run_ranks,
 };
 use phalanx_ir::DType;
 
@@ -42,8 +42,8 @@ fn large_messages_cross() {
         let (me, other) = (endpoint.rank(), 1 - endpoint.rank());
         let (send, mut receive) = (vec![me as f32 + 1.0; COUNT], vec![0f32; COUNT]);
         let call = |op| Call::new(GroupId::WORLD, op, DType::F32, Blocks::contiguous(COUNT));
-        let out = call(Op::Send { to: other, channel: 0 });
-        let back = call(Op::Receive { from: other, channel: 0 });
+        let out = call(CollectiveOp::Send { to: other, channel: 0 });
+        let back = call(CollectiveOp::Receive { from: other, channel: 0 });
         // SAFETY: both lists live, untouched, until both calls were waited for.
         let (sent, received) = unsafe {
             (
@@ -54,7 +54,7 @@ fn large_messages_cross() {
         let (first, second) = if me == 0 { (sent, received) } else { (received, sent) };
         endpoint.wait(first)?;
         endpoint.wait(second)?;
-        endpoint.all_reduce(GroupId::WORLD, Reduction::Sum, &mut receive)?;
+        endpoint.all_reduce(GroupId::WORLD, ReduceOp::Sum, &mut receive)?;
         Ok::<_, CommError>(receive.iter().map(|&x| f64::from(x)).sum::<f64>())
     });
     assert_eq!(sums.unwrap(), [3.0 * COUNT as f64; 2]);
@@ -67,8 +67,8 @@ fn last_words_follow_half_a_block() {
     let (mut other, mut one) = (endpoints.pop().unwrap(), endpoints.pop().unwrap());
     let (send, mut receive) = (vec![1f32; 1 << 20], vec![0f32; 1 << 20]);
     let call = |op| Call::new(GroupId::WORLD, op, DType::F32, Blocks::contiguous(1 << 20));
-    let out = call(Op::Send { to: 1, channel: 0 });
-    let back = call(Op::Receive { from: 0, channel: 0 });
+    let out = call(CollectiveOp::Send { to: 1, channel: 0 });
+    let back = call(CollectiveOp::Receive { from: 0, channel: 0 });
     // SAFETY: both lists live, untouched, until the calls have failed.
     let (sent, received) = unsafe {
         (

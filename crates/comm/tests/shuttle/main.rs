@@ -45,5 +45,5 @@ mod traffic;
 mod volume;
 
 use blocks::Blocks;
-use call::Reduction;
+use call::ReduceOp;
 use group::GroupId;

@@ -8,7 +8,7 @@ use shuttle::{Config, Runner};
 
 use crate::blocking::Collectives;
 use crate::blocks::Blocks;
-use crate::call::{Call, Op, Reduction};
+use crate::call::{Call, CollectiveOp, ReduceOp};
 use crate::communicator::{Communicator, Handle};
 use crate::error::CommError;
 use crate::group::{Group, GroupId};
@@ -50,9 +50,9 @@ fn schedule(
     Runner::new(PctScheduler::new(3, SCHEDULES), config).run(world);
 }
 
-const SUM: Reduction = Reduction::Sum;
+const SUM: ReduceOp = ReduceOp::Sum;
 
-fn call(group: GroupId, op: Op<'_>, count: usize) -> Call<'_> {
+fn call(group: GroupId, op: CollectiveOp<'_>, count: usize) -> Call<'_> {
     Call::new(group, op, DType::F32, Blocks::contiguous(count))
 }
 
@@ -110,7 +110,12 @@ fn waits_in_any_order_end() {
         let mut handles = Vec::new();
         for (i, receive) in receive.iter_mut().enumerate() {
             let group = if i % 2 == 0 { GroupId::WORLD } else { back };
-            handles.push(start(endpoint, &call(group, Op::AllReduce(SUM), 2), &send, receive));
+            handles.push(start(
+                endpoint,
+                &call(group, CollectiveOp::AllReduce(SUM), 2),
+                &send,
+                receive,
+            ));
         }
         if me != 1 {
             handles.reverse();
@@ -130,7 +135,7 @@ fn nobody_runs_too_far_ahead() {
         let mut got = [[0f32; 1]; 7];
         let mut last = None;
         for (i, (send, got)) in send.iter().zip(&mut got).enumerate() {
-            let broadcast = call(GroupId::WORLD, Op::Broadcast { root: i % 3 }, 1);
+            let broadcast = call(GroupId::WORLD, CollectiveOp::Broadcast { root: i % 3 }, 1);
             let handle = start(endpoint, &broadcast, send, got);
             // Rank 0 waits for the call before this one, the others for this one.
             if let Some(handle) = last.replace(handle).filter(|_| me == 0) {
@@ -151,8 +156,8 @@ fn messages_cross() {
         let (me, other) = (endpoint.rank(), 1 - endpoint.rank());
         for round in 0..3 {
             let (send, mut got) = ([me as f32 + round as f32], [0f32]);
-            let out = call(GroupId::WORLD, Op::Send { to: other, channel: 1 }, 1);
-            let back = call(GroupId::WORLD, Op::Receive { from: other, channel: 1 }, 1);
+            let out = call(GroupId::WORLD, CollectiveOp::Send { to: other, channel: 1 }, 1);
+            let back = call(GroupId::WORLD, CollectiveOp::Receive { from: other, channel: 1 }, 1);
             let sent = start(endpoint, &out, &send, &mut []);
             let received = start(endpoint, &back, &[], &mut got);
             let (first, second) = if me == 0 { (sent, received) } else { (received, sent) };
@@ -182,7 +187,7 @@ fn memory_of_a_rank_that_fails_is_left_alone() {
     check(3, |endpoint| {
         let me = endpoint.rank();
         let (mut send, mut all) = ([me as f32 + 1.0], [0f32; 3]);
-        let gather = call(GroupId::WORLD, Op::AllGather, 1);
+        let gather = call(GroupId::WORLD, CollectiveOp::AllGather, 1);
         let handle = try_start(endpoint, &gather, &send, &mut all);
         if me == 2 {
             endpoint.abort("no more");
@@ -207,7 +212,7 @@ fn memory_of_a_rank_that_fails_is_left_alone() {
 fn a_rank_that_leaves_wakes_the_others() {
     check(2, |endpoint| {
         let (send, mut receive) = ([1f32], [0f32]);
-        let sum = call(GroupId::WORLD, Op::AllReduce(SUM), 1);
+        let sum = call(GroupId::WORLD, CollectiveOp::AllReduce(SUM), 1);
         let handle = try_start(endpoint, &sum, &send, &mut receive);
         if endpoint.rank() == 0 {
             endpoint.abort("it left");

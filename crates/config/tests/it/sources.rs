@@ -1,6 +1,6 @@
 //! Sources are laid over one another, and what comes out can be written and read again.
 
-use phalanx_config::{Config, Count, Float, ModelKind, Setting, Sources, preset};
+use phalanx_config::{Config, Count, FloatKind, ModelKind, Setting, Sources, preset};
 
 fn load(sources: Sources) -> Config {
     Config::load(&sources).unwrap_or_else(|e| panic!("{e}")).config
@@ -57,8 +57,8 @@ fn unusual_values_survive_writing_and_reading() {
             s.set(*set)
         }),
     );
-    assert_eq!(config.precision.weights, Float::F64);
-    assert_eq!(config.precision.grads, Float::F64);
+    assert_eq!(config.precision.weights, FloatKind::F64);
+    assert_eq!(config.precision.grads, FloatKind::F64);
     assert_eq!(config.run.name.as_ref().map(|name| name.as_str()), Some("2024"));
     let again = load(Sources::default().file(file(&dir, &config.to_toml())));
     assert_eq!(again, config);
@@ -186,7 +186,7 @@ fn presets_are_those_of_the_contract() {
     let bench = load(Sources::default().preset("bench-13m"));
     assert_eq!(bench.optim.clip.0.map(|norm| norm.get()), Some(1.0));
     assert_eq!((bench.model.norm_eps.get(), bench.model.bias), (1e-5, false));
-    assert_eq!(bench.precision.compute, Float::F32);
+    assert_eq!(bench.precision.compute, FloatKind::F32);
 }
 
 #[test]

@@ -3,10 +3,10 @@
 use half::bf16;
 
 use super::inlined::inlined;
-use crate::element::{Element, vectorized};
+use crate::element::{CpuElement, vectorized};
 
 /// `out = x` in another type, rounded to nearest; towards zero for integers, and NaN becomes 0.
-pub fn cast<S: Scalar, D: Scalar>(x: &[S], out: &mut [D]) {
+pub fn cast<S: CastScalar, D: CastScalar>(x: &[S], out: &mut [D]) {
     assert_eq!(x.len(), out.len());
     vectorized(inlined!(|| {
         for (out, x) in out.iter_mut().zip(x) {
@@ -19,7 +19,7 @@ pub fn cast<S: Scalar, D: Scalar>(x: &[S], out: &mut [D]) {
 ///
 /// All go through `f64`, which holds every value of every type; the compiler removes the detour
 /// where a direct conversion gives the same bits.
-pub trait Scalar: Copy {
+pub trait CastScalar: Copy {
     /// The value; exact.
     fn to_f64(self) -> f64;
     /// The nearest value of this type.
@@ -28,7 +28,7 @@ pub trait Scalar: Copy {
 
 macro_rules! scalar {
     ($($type:ty: |$x:ident| $to:expr, |$v:ident| $from:expr;)*) => {$(
-        impl Scalar for $type {
+        impl CastScalar for $type {
             #[inline(always)]
             fn to_f64(self) -> f64 {
                 let $x = self;
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn casts() {
-        fn to<S: Scalar, D: Scalar + Default + Clone>(x: &[S]) -> Vec<D> {
+        fn to<S: CastScalar, D: CastScalar + Default + Clone>(x: &[S]) -> Vec<D> {
             let mut out = vec![D::default(); x.len()];
             cast(x, &mut out);
             out

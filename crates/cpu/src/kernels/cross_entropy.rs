@@ -8,7 +8,7 @@
 use super::gemm::{Gemm, matmul, matmul_scratch};
 use super::matrix::{Mat, MatMut};
 use super::row;
-use crate::element::{Element, Float, vectorized};
+use crate::element::{CpuElement, CpuFloat, vectorized};
 
 /// Loss of every row of logits: `nll = lse − logits[target]`, and the log-sum-exp itself.
 ///
@@ -16,7 +16,12 @@ use crate::element::{Element, Float, vectorized};
 ///
 /// # Panics
 /// If the lengths disagree or a target is not below the number of columns.
-pub fn loss<T: Element>(logits: Mat<T>, targets: &[i32], nll: &mut [T::Acc], lse: &mut [T::Acc]) {
+pub fn loss<T: CpuElement>(
+    logits: Mat<T>,
+    targets: &[i32],
+    nll: &mut [T::Acc],
+    lse: &mut [T::Acc],
+) {
     let [rows, _] = logits.shape();
     check_lengths(rows, [targets.len(), nll.len(), lse.len()]);
     vectorized(
@@ -34,7 +39,7 @@ pub fn loss<T: Element>(logits: Mat<T>, targets: &[i32], nll: &mut [T::Acc], lse
 ///
 /// # Panics
 /// If the shapes disagree or a target is not below the number of columns.
-pub fn gradient<T: Element>(
+pub fn gradient<T: CpuElement>(
     logits: Mat<T>,
     targets: &[i32],
     lse: &[T::Acc],
@@ -59,7 +64,7 @@ pub fn gradient<T: Element>(
 ///
 /// # Panics
 /// As there.
-pub fn gradient_in_place<T: Element>(
+pub fn gradient_in_place<T: CpuElement>(
     mut logits: MatMut<T>,
     targets: &[i32],
     lse: &[T::Acc],
@@ -78,7 +83,7 @@ pub fn gradient_in_place<T: Element>(
 }
 
 /// Elements of scratch that the fused functions need for `rows` rows of `x`, `dim` wide.
-pub fn linear_scratch<T: Element>(rows: usize, dim: usize, classes: usize) -> usize {
+pub fn linear_scratch<T: CpuElement>(rows: usize, dim: usize, classes: usize) -> usize {
     let forward = matmul_scratch::<T, T, T::Acc>(rows, dim, classes);
     forward.max(matmul_scratch::<T::Acc, T, T>(rows, classes, dim))
 }
@@ -93,7 +98,7 @@ pub fn linear_scratch<T: Element>(rows: usize, dim: usize, classes: usize) -> us
 /// If the shapes disagree, a target is not below the number of classes, or `scratch` is shorter
 /// than [`linear_scratch`] says.
 #[expect(clippy::too_many_arguments, reason = "three results and their operands")]
-pub fn linear_loss_and_gradient<T: Element, G: Gemm>(
+pub fn linear_loss_and_gradient<T: CpuElement, G: Gemm>(
     gemm: &G,
     x: Mat<T>,
     weight: Mat<T>,
@@ -122,7 +127,7 @@ pub fn linear_loss_and_gradient<T: Element, G: Gemm>(
 }
 
 /// Elements of scratch for [`linear_weight_gradient`] with `columns` columns.
-pub fn linear_weight_scratch<T: Element, D: Element>(
+pub fn linear_weight_scratch<T: CpuElement, D: CpuElement>(
     rows: usize,
     dim: usize,
     columns: usize,
@@ -142,8 +147,8 @@ pub fn linear_weight_gradient<T, D, G>(
     accumulate: bool,
     scratch: &mut [T::Acc],
 ) where
-    T: Element,
-    D: Element<Acc = T::Acc>,
+    T: CpuElement,
+    D: CpuElement<Acc = T::Acc>,
     G: Gemm,
 {
     matmul(gemm, dw, x.t(), d_logits, accumulate, scratch);
@@ -151,7 +156,7 @@ pub fn linear_weight_gradient<T, D, G>(
 
 /// Loss and log-sum-exp of one row.
 #[inline(always)]
-fn loss_of_row<T: Element>(logits: &[T], target: i32) -> (T::Acc, T::Acc) {
+fn loss_of_row<T: CpuElement>(logits: &[T], target: i32) -> (T::Acc, T::Acc) {
     let (max, sum) = row::maximum_and_sum_of_exp(logits);
     let lse = max + sum.ln();
     let nll = match usize::try_from(target) {
@@ -163,7 +168,7 @@ fn loss_of_row<T: Element>(logits: &[T], target: i32) -> (T::Acc, T::Acc) {
 
 /// Replaces one row of logits by their gradient.
 #[inline(always)]
-fn gradient_of_row<T: Element>(row: &mut [T], target: i32, lse: T::Acc, d_nll: T::Acc) {
+fn gradient_of_row<T: CpuElement>(row: &mut [T], target: i32, lse: T::Acc, d_nll: T::Acc) {
     let Ok(target) = usize::try_from(target) else {
         return row.fill(T::default());
     };
@@ -176,7 +181,7 @@ fn gradient_of_row<T: Element>(row: &mut [T], target: i32, lse: T::Acc, d_nll: T
 
 /// As the gradient of a row of which this is a part, for a target that counts; `held` is its place
 /// if it lies in this part.
-pub fn gradient_of_part<T: Element>(
+pub fn gradient_of_part<T: CpuElement>(
     row: &mut [T],
     held: Option<usize>,
     lse: T::Acc,
@@ -192,7 +197,7 @@ pub fn gradient_of_part<T: Element>(
 }
 
 #[inline(always)]
-fn scaled_probabilities<T: Element>(row: &mut [T], lse: T::Acc, d_nll: T::Acc) {
+fn scaled_probabilities<T: CpuElement>(row: &mut [T], lse: T::Acc, d_nll: T::Acc) {
     for x in row.iter_mut() {
         *x = T::store((x.load() - lse).exp() * d_nll);
     }
@@ -228,7 +233,7 @@ mod tests {
         assert!(near, "{what}: {got} not {want}");
     }
 
-    fn check<T: Element>(rows: usize, classes: usize, exact: f64, rounded: f64) {
+    fn check<T: CpuElement>(rows: usize, classes: usize, exact: f64, rounded: f64) {
         let logits: Vec<T> = random("logits", rows * classes, 3.0);
         let d_nll: Vec<T::Acc> = random("d_nll", rows, 1.0);
         let targets: Vec<i32> = (0..rows as i32)
@@ -280,7 +285,7 @@ mod tests {
 
     /// The fused pieces, as two threads would call them, against the definition; both layouts of
     /// the weight.
-    fn check_fused<T: Element>(tied: bool, tolerance: f64) {
+    fn check_fused<T: CpuElement>(tied: bool, tolerance: f64) {
         let (rows, dim, classes, chunk) = (10, 7, 23, 4);
         let x: Vec<T> = random("x", rows * dim, 1.0);
         let w: Vec<T> = random("w", dim * classes, 0.5);

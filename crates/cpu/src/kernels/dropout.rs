@@ -6,7 +6,7 @@ use std::ops::Range;
 use phalanx_ir::random::{keep_threshold, mask_words};
 
 use super::inlined::inlined;
-use crate::element::{Element, Float, vectorized};
+use crate::element::{CpuElement, CpuFloat, vectorized};
 
 /// Which elements one dropout drops.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ pub struct Mask {
 ///
 /// `sample` is the number of elements of one sample, and `first` the row-major index, over the
 /// whole value, of the first element given: a share may begin and end inside samples.
-pub fn dropout<T: Element>(x: &[T], mask: Mask, sample: usize, first: usize, out: &mut [T]) {
+pub fn dropout<T: CpuElement>(x: &[T], mask: Mask, sample: usize, first: usize, out: &mut [T]) {
     assert_eq!(x.len(), out.len());
     let mut done = 0;
     while done < x.len() {
@@ -37,7 +37,7 @@ pub fn dropout<T: Element>(x: &[T], mask: Mask, sample: usize, first: usize, out
 
 /// As [`dropout`], for neighbouring elements of sample `row`, of which the first is number
 /// `element`.
-pub fn dropout_of_sample<T: Element>(
+pub fn dropout_of_sample<T: CpuElement>(
     x: &[T],
     mask: Mask,
     row: usize,
@@ -71,7 +71,7 @@ impl Mask {
     }
 
     /// What elements that are kept are multiplied with.
-    pub(super) fn factor<F: Float>(self) -> F {
+    pub(super) fn factor<F: CpuFloat>(self) -> F {
         F::from_f64(1.0 / (1.0 - self.p))
     }
 
@@ -106,7 +106,7 @@ impl Mask {
 const QUADS: usize = 16;
 
 #[inline(always)]
-fn keep_some<T: Element>(x: &[T], words: &[u32], dropped: u32, factor: T::Acc, out: &mut [T]) {
+fn keep_some<T: CpuElement>(x: &[T], words: &[u32], dropped: u32, factor: T::Acc, out: &mut [T]) {
     for ((out, x), word) in out.iter_mut().zip(x).zip(words) {
         let scaled = T::store(x.load() * factor);
         *out = if *word > dropped { scaled } else { T::default() };

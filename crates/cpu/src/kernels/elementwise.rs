@@ -11,14 +11,14 @@ use half::bf16;
 use phalanx_ir::ops::{BinaryKind, CompareKind, UnaryKind};
 
 use super::inlined::inlined;
-use crate::element::{Element, vectorized};
+use crate::element::{CpuElement, vectorized};
 use functions::{Loop1, Loop2, with_binary, with_unary, with_unary_gradient};
 
 pub(crate) use functions::larger;
 
 /// One operand: a chunk as long as the result, or one value for all of it.
 #[derive(Clone, Copy, Debug)]
-pub enum Operand<'a, T> {
+pub enum ElementOperand<'a, T> {
     /// One value for each element of the result.
     Chunk(&'a [T]),
     /// The same value for all elements.
@@ -26,28 +26,38 @@ pub enum Operand<'a, T> {
 }
 
 /// `out = op(x)`.
-pub fn unary<T: Element>(op: UnaryKind, x: &[T], out: &mut [T]) {
+pub fn unary<T: CpuElement>(op: UnaryKind, x: &[T], out: &mut [T]) {
     with_unary(op, MapTo { x, out });
 }
 
 /// `dx = dy · op′(x)`.
-pub fn unary_gradient<T: Element>(op: UnaryKind, x: &[T], dy: &[T], dx: &mut [T]) {
-    let (a, b) = (Operand::Chunk(x), Operand::Chunk(dy));
+pub fn unary_gradient<T: CpuElement>(op: UnaryKind, x: &[T], dy: &[T], dx: &mut [T]) {
+    let (a, b) = (ElementOperand::Chunk(x), ElementOperand::Chunk(dy));
     with_unary_gradient(op, ZipTo { a, b, out: dx });
 }
 
 /// `out = op(a, b)`.
-pub fn binary<T: Element>(op: BinaryKind, a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [T]) {
+pub fn binary<T: CpuElement>(
+    op: BinaryKind,
+    a: ElementOperand<'_, T>,
+    b: ElementOperand<'_, T>,
+    out: &mut [T],
+) {
     with_binary(op, ZipTo { a, b, out });
 }
 
 /// `target = op(target, b)`: adding up gradients, residual connections.
-pub fn binary_in_place<T: Element>(op: BinaryKind, target: &mut [T], b: Operand<'_, T>) {
+pub fn binary_in_place<T: CpuElement>(op: BinaryKind, target: &mut [T], b: ElementOperand<'_, T>) {
     with_binary(op, ZipInto { target, b });
 }
 
 /// `out = op(a, b)`, as bytes 0 and 1.
-pub fn compare<T: Ordered>(op: CompareKind, a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [u8]) {
+pub fn compare<T: Ordered>(
+    op: CompareKind,
+    a: ElementOperand<'_, T>,
+    b: ElementOperand<'_, T>,
+    out: &mut [u8],
+) {
     match op {
         CompareKind::Eq => zip(a, b, out, inlined!(|a, b| u8::from(a.key() == b.key()))),
         CompareKind::Ne => zip(a, b, out, inlined!(|a, b| u8::from(a.key() != b.key()))),
@@ -59,20 +69,25 @@ pub fn compare<T: Ordered>(op: CompareKind, a: Operand<'_, T>, b: Operand<'_, T>
 }
 
 /// `out = a` where `mask` is not zero, else `b`.
-pub fn select<T: Copy>(mask: &[u8], a: Operand<'_, T>, b: Operand<'_, T>, out: &mut [T]) {
+pub fn select<T: Copy>(
+    mask: &[u8],
+    a: ElementOperand<'_, T>,
+    b: ElementOperand<'_, T>,
+    out: &mut [T],
+) {
     assert_eq!(mask.len(), out.len());
     match a {
-        Operand::Chunk(a) => out.copy_from_slice(a),
-        Operand::Scalar(a) => out.fill(a),
+        ElementOperand::Chunk(a) => out.copy_from_slice(a),
+        ElementOperand::Scalar(a) => out.fill(a),
     }
     vectorized(inlined!(|| match b {
-        Operand::Chunk(b) => {
+        ElementOperand::Chunk(b) => {
             assert_eq!(b.len(), out.len());
             for ((out, b), mask) in out.iter_mut().zip(b).zip(mask) {
                 *out = if *mask == 0 { *b } else { *out };
             }
         }
-        Operand::Scalar(b) => {
+        ElementOperand::Scalar(b) => {
             for (out, mask) in out.iter_mut().zip(mask) {
                 *out = if *mask == 0 { b } else { *out };
             }
@@ -81,12 +96,12 @@ pub fn select<T: Copy>(mask: &[u8], a: Operand<'_, T>, b: Operand<'_, T>, out: &
 }
 
 /// `out = x · factor`; the factor keeps the accumulator's precision.
-pub fn scale<T: Element>(x: &[T], factor: T::Acc, out: &mut [T]) {
+pub fn scale<T: CpuElement>(x: &[T], factor: T::Acc, out: &mut [T]) {
     (MapTo { x, out }).run(inlined!(|x| x * factor));
 }
 
 /// `target = target · factor`; the factor keeps the accumulator's precision.
-pub fn scale_in_place<T: Element>(target: &mut [T], factor: T::Acc) {
+pub fn scale_in_place<T: CpuElement>(target: &mut [T], factor: T::Acc) {
     vectorized(inlined!(|| {
         for x in target {
             *x = T::store(x.load() * factor);
@@ -95,7 +110,7 @@ pub fn scale_in_place<T: Element>(target: &mut [T], factor: T::Acc) {
 }
 
 /// `out = x + addend`; the addend keeps the accumulator's precision.
-pub fn add_constant<T: Element>(x: &[T], addend: T::Acc, out: &mut [T]) {
+pub fn add_constant<T: CpuElement>(x: &[T], addend: T::Acc, out: &mut [T]) {
     (MapTo { x, out }).run(inlined!(|x| x + addend));
 }
 
@@ -136,7 +151,7 @@ struct MapTo<'a, T> {
     out: &'a mut [T],
 }
 
-impl<T: Element> Loop1<T::Acc> for MapTo<'_, T> {
+impl<T: CpuElement> Loop1<T::Acc> for MapTo<'_, T> {
     #[inline(always)]
     fn run(self, f: impl Fn(T::Acc) -> T::Acc) {
         let Self { x, out } = self;
@@ -145,12 +160,12 @@ impl<T: Element> Loop1<T::Acc> for MapTo<'_, T> {
 }
 
 struct ZipTo<'a, T> {
-    a: Operand<'a, T>,
-    b: Operand<'a, T>,
+    a: ElementOperand<'a, T>,
+    b: ElementOperand<'a, T>,
     out: &'a mut [T],
 }
 
-impl<T: Element> Loop2<T::Acc> for ZipTo<'_, T> {
+impl<T: CpuElement> Loop2<T::Acc> for ZipTo<'_, T> {
     #[inline(always)]
     fn run(self, f: impl Fn(T::Acc, T::Acc) -> T::Acc) {
         let f = inlined!(|a: T, b: T| T::store(f(a.load(), b.load())));
@@ -160,21 +175,21 @@ impl<T: Element> Loop2<T::Acc> for ZipTo<'_, T> {
 
 struct ZipInto<'a, T> {
     target: &'a mut [T],
-    b: Operand<'a, T>,
+    b: ElementOperand<'a, T>,
 }
 
-impl<T: Element> Loop2<T::Acc> for ZipInto<'_, T> {
+impl<T: CpuElement> Loop2<T::Acc> for ZipInto<'_, T> {
     #[inline(always)]
     fn run(self, f: impl Fn(T::Acc, T::Acc) -> T::Acc) {
         let Self { target, b } = self;
         vectorized(inlined!(|| match b {
-            Operand::Chunk(b) => {
+            ElementOperand::Chunk(b) => {
                 assert_eq!(target.len(), b.len());
                 for (a, b) in target.iter_mut().zip(b) {
                     *a = T::store(f(a.load(), b.load()));
                 }
             }
-            Operand::Scalar(b) => {
+            ElementOperand::Scalar(b) => {
                 for a in target.iter_mut() {
                     *a = T::store(f(a.load(), b.load()));
                 }
@@ -185,16 +200,18 @@ impl<T: Element> Loop2<T::Acc> for ZipInto<'_, T> {
 
 #[inline(always)]
 fn zip<A: Copy, B: Copy, O>(
-    a: Operand<'_, A>,
-    b: Operand<'_, B>,
+    a: ElementOperand<'_, A>,
+    b: ElementOperand<'_, B>,
     out: &mut [O],
     f: impl Fn(A, B) -> O,
 ) {
     vectorized(inlined!(|| match (a, b) {
-        (Operand::Chunk(a), Operand::Chunk(b)) => map2(a, b, out, f),
-        (Operand::Chunk(a), Operand::Scalar(b)) => map1(a, out, inlined!(|a| f(a, b))),
-        (Operand::Scalar(a), Operand::Chunk(b)) => map1(b, out, inlined!(|b| f(a, b))),
-        (Operand::Scalar(a), Operand::Scalar(b)) => {
+        (ElementOperand::Chunk(a), ElementOperand::Chunk(b)) => map2(a, b, out, f),
+        (ElementOperand::Chunk(a), ElementOperand::Scalar(b)) =>
+            map1(a, out, inlined!(|a| f(a, b))),
+        (ElementOperand::Scalar(a), ElementOperand::Chunk(b)) =>
+            map1(b, out, inlined!(|b| f(a, b))),
+        (ElementOperand::Scalar(a), ElementOperand::Scalar(b)) => {
             out.iter_mut().for_each(|out| *out = f(a, b));
         }
     }));
@@ -219,7 +236,7 @@ fn map2<A: Copy, B: Copy, O>(a: &[A], b: &[B], out: &mut [O], f: impl Fn(A, B) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::Float;
+    use crate::element::CpuFloat;
     use crate::kernels::testing::{
         assert_close, doubles, normals, numerical_gradient, round, tolerance,
     };
@@ -264,7 +281,7 @@ mod tests {
         !(positive && x < 0.3 || op == UnaryKind::Relu && x.abs() < 1e-3)
     }
 
-    fn unaries_are_right<T: Element>() {
+    fn unaries_are_right<T: CpuElement>() {
         for op in UnaryKind::ALL {
             let mut x: Vec<T> = normals("x", 203);
             x.retain(|x| is_defined(op, x.load().to_f64()));
@@ -309,7 +326,7 @@ mod tests {
         }
     }
 
-    fn binaries_are_right<T: Element>() {
+    fn binaries_are_right<T: CpuElement>() {
         let (a, b): (Vec<T>, Vec<T>) = (normals("a", 77), normals("b", 77));
         let (s, n) = (round::<T>(0.75), 77);
         for op in BinaryKind::ALL {
@@ -325,16 +342,20 @@ mod tests {
                 }
             };
             let mut out = vec![T::default(); n];
-            let (ac, bc, sc) = (Operand::Chunk(&a[..]), Operand::Chunk(&b[..]), Operand::Scalar(s));
+            let (ac, bc, sc) = (
+                ElementOperand::Chunk(&a[..]),
+                ElementOperand::Chunk(&b[..]),
+                ElementOperand::Scalar(s),
+            );
             for (left, right) in [(ac, bc), (ac, sc), (sc, bc), (sc, sc)] {
-                let at = |operand: Operand<'_, T>, i: usize| match operand {
-                    Operand::Chunk(values) => values[i],
-                    Operand::Scalar(value) => value,
+                let at = |operand: ElementOperand<'_, T>, i: usize| match operand {
+                    ElementOperand::Chunk(values) => values[i],
+                    ElementOperand::Scalar(value) => value,
                 };
                 binary(op, left, right, &mut out);
                 let want: Vec<f64> = (0..n).map(|i| f(at(left, i), at(right, i))).collect();
                 assert_close(&out, &want, tolerance::<T>(1.001));
-                if let Operand::Chunk(left) = left {
+                if let ElementOperand::Chunk(left) = left {
                     let mut target = left.to_vec();
                     binary_in_place(op, &mut target, right);
                     assert_eq!(target, out);
@@ -362,7 +383,7 @@ mod tests {
         let (a, b) = ([f32::NAN, 1.0, 2.0], [1.0, f32::NAN, 3.0]);
         for (op, last) in [(BinaryKind::Max, 3.0), (BinaryKind::Min, 2.0)] {
             let mut out = [0.0; 3];
-            binary(op, Operand::Chunk(&a), Operand::Chunk(&b), &mut out);
+            binary(op, ElementOperand::Chunk(&a), ElementOperand::Chunk(&b), &mut out);
             assert!(out[0].is_nan() && out[1].is_nan() && out[2] == last);
         }
     }
@@ -379,15 +400,20 @@ mod tests {
             (CompareKind::Ge, [0, 1, 1, 0]),
         ] {
             let mut mask = [9; 4];
-            compare(op, Operand::Chunk(&a), Operand::Chunk(&b), &mut mask);
+            compare(op, ElementOperand::Chunk(&a), ElementOperand::Chunk(&b), &mut mask);
             assert_eq!(mask, want, "{op:?}");
             let narrow = [-1.0, 0.0, 1.0, -8.0].map(bf16::from_f32);
-            compare(op, Operand::Chunk(&narrow), Operand::Scalar(bf16::ZERO), &mut mask);
+            compare(
+                op,
+                ElementOperand::Chunk(&narrow),
+                ElementOperand::Scalar(bf16::ZERO),
+                &mut mask,
+            );
             assert_eq!(mask, want, "{op:?}");
             let mut out = [0; 4];
-            select(&mask, Operand::Chunk(&a), Operand::Scalar(7), &mut out);
+            select(&mask, ElementOperand::Chunk(&a), ElementOperand::Scalar(7), &mut out);
             assert_eq!(out, std::array::from_fn(|i| if want[i] == 1 { a[i] } else { 7 }));
-            select(&mask, Operand::Scalar(7), Operand::Chunk(&b), &mut out);
+            select(&mask, ElementOperand::Scalar(7), ElementOperand::Chunk(&b), &mut out);
             assert_eq!(out, std::array::from_fn(|i| if want[i] == 1 { 7 } else { b[i] }));
         }
     }

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::element::{Element, vectorized};
+use crate::element::{CpuElement, vectorized};
 
 /// An id that names no row of the whole table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -21,7 +21,7 @@ pub struct UnknownId {
 
 /// Which rows of the table are in memory here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldRows {
     /// Rows of the whole table.
     pub vocabulary: usize,
     /// The first row that is held.
@@ -30,7 +30,7 @@ pub struct Held {
     pub rows: usize,
 }
 
-impl Held {
+impl HeldRows {
     /// A table that is held as a whole.
     pub fn all(vocabulary: usize) -> Self {
         Self { vocabulary, first: 0, rows: vocabulary }
@@ -50,9 +50,9 @@ impl Held {
 }
 
 /// `out[i] = table[ids[i]]`, for rows of `d` elements.
-pub fn gather<T: Element>(
+pub fn gather<T: CpuElement>(
     table: &[T],
-    held: Held,
+    held: HeldRows,
     d: usize,
     ids: &[i32],
     out: &mut [T],
@@ -75,13 +75,13 @@ pub fn gather_gradient<T, G>(
     ids: &[i32],
     dy: &[T],
     d: usize,
-    held: Held,
+    held: HeldRows,
     accumulate: bool,
     grad: &mut [G],
 ) -> Result<(), UnknownId>
 where
-    T: Element,
-    G: Element<Acc = T::Acc>,
+    T: CpuElement,
+    G: CpuElement<Acc = T::Acc>,
 {
     assert!(
         grad.len() >= held.rows * d,
@@ -107,14 +107,14 @@ pub unsafe fn gather_gradient_columns<T, G>(
     ids: &[i32],
     dy: &[T],
     d: usize,
-    held: Held,
+    held: HeldRows,
     accumulate: bool,
     grad: *mut G,
     columns: Range<usize>,
 ) -> Result<(), UnknownId>
 where
-    T: Element,
-    G: Element<Acc = T::Acc>,
+    T: CpuElement,
+    G: CpuElement<Acc = T::Acc>,
 {
     assert!(
         columns.start <= columns.end && columns.end <= d,
@@ -155,15 +155,15 @@ mod tests {
     const D: usize = 21;
     const IDS: [i32; 9] = [3, 0, 6, 3, 3, 1, 0, 5, 6];
 
-    fn held(first: usize, rows: usize) -> Held {
-        Held { vocabulary: V, first, rows }
+    fn held(first: usize, rows: usize) -> HeldRows {
+        HeldRows { vocabulary: V, first, rows }
     }
 
     #[test]
     fn gathers_what_is_held() {
         let table: Vec<f32> = normals("table", V * D);
         let mut out = vec![9.0; IDS.len() * D];
-        gather(&table, Held::all(V), D, &IDS, &mut out).unwrap();
+        gather(&table, HeldRows::all(V), D, &IDS, &mut out).unwrap();
         for (id, row) in IDS.iter().zip(out.chunks(D)) {
             assert_eq!(row, &table[*id as usize * D..][..D]);
         }
@@ -184,14 +184,14 @@ mod tests {
             let (mut out, mut grad) = ([0f32; 3 * D], [0f32; V * D]);
             let ids = [0, 6, bad];
             let error = UnknownId { position: 2, id: bad, vocabulary: V };
-            let got = gather(&table, Held::all(V), D, &ids, &mut out);
+            let got = gather(&table, HeldRows::all(V), D, &ids, &mut out);
             assert_eq!(got, Err(error));
             let got = gather_gradient(&ids, &out, D, held(2, 3), true, &mut grad);
             assert_eq!(got, Err(error));
         }
     }
 
-    fn gradient_is_right<T: Element, G: Element<Acc = T::Acc>>() {
+    fn gradient_is_right<T: CpuElement, G: CpuElement<Acc = T::Acc>>() {
         let dy: Vec<T> = normals("dy", IDS.len() * D);
         let before: Vec<G> = normals("before", V * D);
         for accumulate in [false, true] {
@@ -202,7 +202,7 @@ mod tests {
                 }
             }
             let mut whole = before.clone();
-            gather_gradient(&IDS, &dy, D, Held::all(V), accumulate, &mut whole).unwrap();
+            gather_gradient(&IDS, &dy, D, HeldRows::all(V), accumulate, &mut whole).unwrap();
             assert_close(&whole, &want, tolerance::<G>(4.0));
 
             let mut rows = before.clone();
@@ -213,7 +213,7 @@ mod tests {
 
             let mut columns = before.clone();
             for share in [0..8, 8..D] {
-                let (all, grad) = (Held::all(V), columns.as_mut_ptr());
+                let (all, grad) = (HeldRows::all(V), columns.as_mut_ptr());
                 // SAFETY: the pointer is to a whole table, and the calls follow one another.
                 unsafe { gather_gradient_columns(&IDS, &dy, D, all, accumulate, grad, share) }
                     .unwrap();

@@ -4,11 +4,11 @@
 //! polynomials fitted at Chebyshev's points to high-precision values: to 7e-9 for singles and
 //! 3e-15 for doubles.
 
-use crate::element::Float;
+use crate::element::CpuFloat;
 
 /// The error function of `x`.
 #[inline(always)]
-pub(crate) fn erf<A: Float>(x: A) -> A {
+pub(crate) fn erf<A: CpuFloat>(x: A) -> A {
     let magnitude = x.abs();
     if size_of::<A>() == 4 {
         evaluate(x, magnitude, NEAR_SINGLE, FAR_SINGLE, 4.0)
@@ -19,7 +19,7 @@ pub(crate) fn erf<A: Float>(x: A) -> A {
 
 /// `end` is where the function no longer differs from one.
 #[inline(always)]
-fn evaluate<A: Float, const N: usize, const M: usize>(
+fn evaluate<A: CpuFloat, const N: usize, const M: usize>(
     x: A,
     magnitude: A,
     near: [f64; N],
@@ -39,7 +39,7 @@ fn evaluate<A: Float, const N: usize, const M: usize>(
 
 /// Horner's scheme, the highest coefficient first.
 #[inline(always)]
-fn polynomial<A: Float, const N: usize>(coefficients: [f64; N], x: A) -> A {
+fn polynomial<A: CpuFloat, const N: usize>(coefficients: [f64; N], x: A) -> A {
     let mut sum = A::ZERO;
     for coefficient in coefficients {
         sum = sum.mul_add(x, A::from_f64(coefficient));

@@ -12,9 +12,9 @@ use std::ops::Range;
 
 use super::matrix::{Mat, MatMut, by_columns};
 use super::transpose::transpose;
-use crate::element::{Element, Float, vectorized};
+use crate::element::{CpuElement, CpuFloat, vectorized};
 
-pub use turns::{Part, matmul_turns};
+pub use turns::{ProductPart, matmul_turns};
 
 /// A library that multiplies matrices of floats, on the calling thread alone.
 pub trait Gemm: Sync {
@@ -22,7 +22,7 @@ pub trait Gemm: Sync {
     ///
     /// # Panics
     /// If the shapes do not fit.
-    fn multiply<F: Float>(&self, c: MatMut<F>, a: Mat<F>, b: Mat<F>, accumulate: bool);
+    fn multiply<F: CpuFloat>(&self, c: MatMut<F>, a: Mat<F>, b: Mat<F>, accumulate: bool);
 }
 
 /// The `gemm` crate: packs operands itself, in buffers that it allocates.
@@ -30,7 +30,7 @@ pub trait Gemm: Sync {
 pub struct Packing;
 
 impl Gemm for Packing {
-    fn multiply<F: Float>(&self, mut c: MatMut<F>, a: Mat<F>, b: Mat<F>, accumulate: bool) {
+    fn multiply<F: CpuFloat>(&self, mut c: MatMut<F>, a: Mat<F>, b: Mat<F>, accumulate: bool) {
         let [m, k, n] = inner_shape(c.shape(), a.shape(), b.shape());
         let ([c_rs, c_cs], [a_rs, a_cs], [b_rs, b_cs]) = (c.strides(), a.strides(), b.strides());
         // The library allocates its packing buffers, which a step's own bookkeeping must not count.
@@ -66,9 +66,9 @@ impl Gemm for Packing {
 /// Elements of scratch that [`matmul`] needs for operands of types `A` and `B` and a result of `C`.
 pub fn matmul_scratch<A, B, C>(m: usize, k: usize, n: usize) -> usize
 where
-    A: Element,
-    B: Element,
-    C: Element,
+    A: CpuElement,
+    B: CpuElement,
+    C: CpuElement,
 {
     let [m, k, n] = [m, k, n].map(|size| size.min(BLOCK));
     let room = |float: bool, len: usize| if float { 0 } else { len };
@@ -94,9 +94,9 @@ pub fn matmul<A, B, C, G>(
     accumulate: bool,
     scratch: &mut [A::Acc],
 ) where
-    A: Element,
-    B: Element<Acc = A::Acc>,
-    C: Element<Acc = A::Acc>,
+    A: CpuElement,
+    B: CpuElement<Acc = A::Acc>,
+    C: CpuElement<Acc = A::Acc>,
     G: Gemm,
 {
     let [m, k, n] = inner_shape(c.shape(), a.shape(), b.shape());
@@ -132,9 +132,9 @@ fn by_rows<A, B, C, G>(
     accumulate: bool,
     scratch: &mut [A::Acc],
 ) where
-    A: Element,
-    B: Element<Acc = A::Acc>,
-    C: Element<Acc = A::Acc>,
+    A: CpuElement,
+    B: CpuElement<Acc = A::Acc>,
+    C: CpuElement<Acc = A::Acc>,
     G: Gemm,
 {
     let [m, k, n] = inner_shape(c.shape(), a.shape(), b.shape());
@@ -165,7 +165,7 @@ fn by_rows<A, B, C, G>(
 }
 
 /// One block of a product, in floats.
-struct Sum<'a, A: Element, B, G> {
+struct Sum<'a, A: CpuElement, B, G> {
     gemm: &'a G,
     a: Mat<'a, A>,
     b: Mat<'a, B>,
@@ -175,8 +175,8 @@ struct Sum<'a, A: Element, B, G> {
 
 impl<A, B, G> Sum<'_, A, B, G>
 where
-    A: Element,
-    B: Element<Acc = A::Acc>,
+    A: CpuElement,
+    B: CpuElement<Acc = A::Acc>,
     G: Gemm,
 {
     /// Sums over the whole inner dimension.
@@ -203,7 +203,7 @@ where
 }
 
 /// The matrix in floats, lying in `scratch` as it lay before.
-fn load<'a, T: Element>(mat: Mat<T>, scratch: &'a mut [T::Acc]) -> Mat<'a, T::Acc> {
+fn load<'a, T: CpuElement>(mat: Mat<T>, scratch: &'a mut [T::Acc]) -> Mat<'a, T::Acc> {
     vectorized(
         #[inline(always)]
         || mat.load_into(scratch),
@@ -211,7 +211,7 @@ fn load<'a, T: Element>(mat: Mat<T>, scratch: &'a mut [T::Acc]) -> Mat<'a, T::Ac
 }
 
 /// The matrix in floats, lying in `scratch` by rows.
-fn load_by_rows<'a, T: Element>(mat: Mat<T>, scratch: &'a mut [T::Acc]) -> Mat<'a, T::Acc> {
+fn load_by_rows<'a, T: CpuElement>(mat: Mat<T>, scratch: &'a mut [T::Acc]) -> Mat<'a, T::Acc> {
     if !by_columns(mat.strides()) {
         return load(mat, scratch);
     }
@@ -220,7 +220,7 @@ fn load_by_rows<'a, T: Element>(mat: Mat<T>, scratch: &'a mut [T::Acc]) -> Mat<'
     Mat::rows_of(scratch, rows, cols)
 }
 
-fn store<C: Element>(c: MatMut<C>, sums: Mat<C::Acc>, accumulate: bool) {
+fn store<C: CpuElement>(c: MatMut<C>, sums: Mat<C::Acc>, accumulate: bool) {
     vectorized(
         #[inline(always)]
         || c.store_from(sums, accumulate),
@@ -235,19 +235,19 @@ fn blocks(size: usize, bounded: bool) -> impl Iterator<Item = Range<usize>> {
     (0..size.max(1)).step_by(step).map(move |start| start..size.min(start + step))
 }
 
-fn is_float<T: Element>() -> bool {
+fn is_float<T: CpuElement>() -> bool {
     TypeId::of::<T>() == TypeId::of::<T::Acc>()
 }
 
 /// The same matrix, for code that knows that `T` is its own accumulator.
-fn floats<T: Element>(mat: Mat<T>) -> Mat<T::Acc> {
+fn floats<T: CpuElement>(mat: Mat<T>) -> Mat<T::Acc> {
     assert!(is_float::<T>());
     // SAFETY: the two types are one.
     unsafe { Mat::from_raw(mat.as_ptr().cast(), mat.shape(), mat.strides()) }
 }
 
 /// The same matrix, for code that knows that `T` is its own accumulator.
-fn floats_mut<T: Element>(mut mat: MatMut<T>) -> MatMut<T::Acc> {
+fn floats_mut<T: CpuElement>(mut mat: MatMut<T>) -> MatMut<T::Acc> {
     assert!(is_float::<T>());
     // SAFETY: the two types are one; the borrow passes on.
     unsafe { MatMut::from_raw(mat.as_mut_ptr().cast(), mat.shape(), mat.strides()) }
@@ -266,16 +266,16 @@ mod tests {
     use super::*;
     use crate::kernels::testing::random;
 
-    fn at<T: Element>(data: &[T], strides: [usize; 2], i: usize, j: usize) -> f64 {
+    fn at<T: CpuElement>(data: &[T], strides: [usize; 2], i: usize, j: usize) -> f64 {
         data[i * strides[0] + j * strides[1]].load().to_f64()
     }
 
     /// Checks one product against sums in double precision, with every combination of strides.
     fn check<T, U, C>(m: usize, k: usize, n: usize, tolerance: f64)
     where
-        T: Element,
-        U: Element<Acc = T::Acc>,
-        C: Element<Acc = T::Acc>,
+        T: CpuElement,
+        U: CpuElement<Acc = T::Acc>,
+        C: CpuElement<Acc = T::Acc>,
     {
         let (a, b): (Vec<T>, Vec<U>) = (random("a", m * k, 1.0), random("b", k * n, 1.0));
         let before: Vec<C> = random("c", m * n, 1.0);

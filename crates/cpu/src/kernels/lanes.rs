@@ -5,7 +5,7 @@
 //! combined in a fixed tree at the end.
 
 use super::inlined::inlined;
-use crate::element::{Element, Float};
+use crate::element::{CpuElement, CpuFloat};
 
 /// Accumulators; two 512-bit registers of singles.
 pub(crate) const LANES: usize = 32;
@@ -16,7 +16,7 @@ const DEPTH: usize = 4;
 
 /// Folds `term` over the elements of `K` equally long slices; `start` is neutral to `combine`.
 #[inline(always)]
-pub(crate) fn lane_fold<T: Element, R: Float, const K: usize>(
+pub(crate) fn lane_fold<T: CpuElement, R: CpuFloat, const K: usize>(
     slices: [&[T]; K],
     start: R,
     term: impl Fn([T::Acc; K]) -> R,
@@ -46,7 +46,7 @@ pub(crate) fn lane_fold<T: Element, R: Float, const K: usize>(
 
 /// The sum of `term` over the elements of `K` equally long slices.
 #[inline(always)]
-pub(crate) fn lane_sum<T: Element, R: Float, const K: usize>(
+pub(crate) fn lane_sum<T: CpuElement, R: CpuFloat, const K: usize>(
     slices: [&[T]; K],
     term: impl Fn([T::Acc; K]) -> R,
 ) -> R {
@@ -55,7 +55,7 @@ pub(crate) fn lane_sum<T: Element, R: Float, const K: usize>(
 
 /// Combines the accumulators, in a fixed tree.
 #[inline(always)]
-pub(crate) fn combine_lanes<R: Float>(mut lanes: [R; LANES], combine: impl Fn(R, R) -> R) -> R {
+pub(crate) fn combine_lanes<R: CpuFloat>(mut lanes: [R; LANES], combine: impl Fn(R, R) -> R) -> R {
     for half in [16, 8, 4, 2, 1] {
         for j in 0..half {
             lanes[j] = combine(lanes[j], lanes[j + half]);

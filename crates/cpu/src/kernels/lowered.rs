@@ -6,7 +6,7 @@
 use super::inlined::inlined;
 use super::lanes::lane_sum;
 use super::{norm, row, softmax};
-use crate::element::{Element, Float, vectorized};
+use crate::element::{CpuElement, CpuFloat, vectorized};
 
 /// The most numbers that a row is reduced to.
 pub const MOST: usize = 3;
@@ -15,12 +15,12 @@ pub const MOST: usize = 3;
 pub type Numbers<A> = [A; MOST];
 
 /// The sum of squares.
-pub fn squares<T: Element>(x: &[T]) -> Numbers<T::Acc> {
+pub fn squares<T: CpuElement>(x: &[T]) -> Numbers<T::Acc> {
     one(vectorized(inlined!(|| lane_sum([x], inlined!(|[x]| x * x)))))
 }
 
 /// The mean, and the sum of squares around it.
-pub fn moments<T: Element>(x: &[T]) -> Numbers<T::Acc> {
+pub fn moments<T: CpuElement>(x: &[T]) -> Numbers<T::Acc> {
     if x.is_empty() {
         return [T::Acc::ZERO; MOST];
     }
@@ -32,24 +32,24 @@ pub fn moments<T: Element>(x: &[T]) -> Numbers<T::Acc> {
 }
 
 /// The maximum, the sum of exponentials relative to it, and one element if the part holds it.
-pub fn exponentials<T: Element>(x: &[T], chosen: Option<usize>) -> Numbers<T::Acc> {
+pub fn exponentials<T: CpuElement>(x: &[T], chosen: Option<usize>) -> Numbers<T::Acc> {
     let (max, sum) = vectorized(inlined!(|| row::maximum_and_sum_of_exp(x)));
     [max, sum, chosen.map_or(T::Acc::ZERO, |i| x[i].load())]
 }
 
 /// The inner product of two rows.
-pub fn product<T: Element>(a: &[T], b: &[T]) -> Numbers<T::Acc> {
+pub fn product<T: CpuElement>(a: &[T], b: &[T]) -> Numbers<T::Acc> {
     one(vectorized(inlined!(|| row::dot(a, b))))
 }
 
 /// The sum of x·dy·gain.
-pub fn rms_gradient<T: Element>([x, gamma, dy]: [&[T]; 3]) -> Numbers<T::Acc> {
+pub fn rms_gradient<T: CpuElement>([x, gamma, dy]: [&[T]; 3]) -> Numbers<T::Acc> {
     let sum = inlined!(|| lane_sum([x, dy, gamma], inlined!(|[x, dy, g]| x * (dy * g))));
     one(vectorized(sum))
 }
 
 /// The sums of dy·gain and of that times the normalised x.
-pub fn layer_gradient<T: Element>(
+pub fn layer_gradient<T: CpuElement>(
     [x, gamma, dy]: [&[T]; 3],
     [mean, rstd]: [T::Acc; 2],
 ) -> Numbers<T::Acc> {
@@ -73,12 +73,16 @@ pub enum Merge {
 
 impl Merge {
     /// The numbers of all parts, each given with its count of elements.
-    pub fn all<A: Float>(self, parts: impl Iterator<Item = (usize, Numbers<A>)>) -> Numbers<A> {
+    pub fn all<A: CpuFloat>(self, parts: impl Iterator<Item = (usize, Numbers<A>)>) -> Numbers<A> {
         let merged = parts.reduce(|(n, a), (m, b)| (n + m, self.two((n, a), (m, b))));
         merged.map_or([A::ZERO; MOST], |(_, numbers)| numbers)
     }
 
-    fn two<A: Float>(self, (n, a): (usize, Numbers<A>), (m, b): (usize, Numbers<A>)) -> Numbers<A> {
+    fn two<A: CpuFloat>(
+        self,
+        (n, a): (usize, Numbers<A>),
+        (m, b): (usize, Numbers<A>),
+    ) -> Numbers<A> {
         match self {
             Merge::Add => std::array::from_fn(|i| a[i] + b[i]),
             Merge::Moments if m == 0 => a,
@@ -98,7 +102,7 @@ impl Merge {
 }
 
 /// `y = x · rstd · gain`; gives rstd, of a whole row of `d` elements.
-pub fn rms_norm<T: Element>(
+pub fn rms_norm<T: CpuElement>(
     [x, gamma]: [&[T]; 2],
     d: usize,
     eps: f64,
@@ -114,7 +118,7 @@ pub fn rms_norm<T: Element>(
 }
 
 /// `y = (x − mean) · rstd · gain + bias`; gives mean and rstd, of a whole row of `d` elements.
-pub fn layer_norm<T: Element>(
+pub fn layer_norm<T: CpuElement>(
     given: [&[T]; 3],
     d: usize,
     eps: f64,
@@ -130,7 +134,7 @@ pub fn layer_norm<T: Element>(
 }
 
 /// dx of a part of a row of `d` elements; adds its part of the gain's gradient.
-pub fn rms_norm_gradient<T: Element>(
+pub fn rms_norm_gradient<T: CpuElement>(
     given: [&[T]; 3],
     d: usize,
     rstd: T::Acc,
@@ -146,7 +150,7 @@ pub fn rms_norm_gradient<T: Element>(
 }
 
 /// dx of a part of a row of `d` elements; adds its part of the gradients of gain and shift.
-pub fn layer_norm_gradient<T: Element>(
+pub fn layer_norm_gradient<T: CpuElement>(
     given: [&[T]; 3],
     d: usize,
     statistics: [T::Acc; 2],
@@ -163,7 +167,7 @@ pub fn layer_norm_gradient<T: Element>(
 }
 
 /// `exp(x) / Σ exp(x)`.
-pub fn softmax<T: Element>(x: &[T], numbers: Numbers<T::Acc>, out: &mut [T]) {
+pub fn softmax<T: CpuElement>(x: &[T], numbers: Numbers<T::Acc>, out: &mut [T]) {
     vectorized(
         #[inline(always)]
         || softmax::softmax_row(x, numbers[0], T::Acc::ONE / numbers[1], out),
@@ -171,14 +175,14 @@ pub fn softmax<T: Element>(x: &[T], numbers: Numbers<T::Acc>, out: &mut [T]) {
 }
 
 /// `y · (dy − Σ y·dy)`.
-pub fn softmax_gradient<T: Element>([y, dy]: [&[T]; 2], numbers: Numbers<T::Acc>, dx: &mut [T]) {
+pub fn softmax_gradient<T: CpuElement>([y, dy]: [&[T]; 2], numbers: Numbers<T::Acc>, dx: &mut [T]) {
     vectorized(
         #[inline(always)]
         || softmax::gradient_row(y, dy, numbers[0], dx),
     );
 }
 
-fn one<A: Float>(number: A) -> Numbers<A> {
+fn one<A: CpuFloat>(number: A) -> Numbers<A> {
     [number, A::ZERO, A::ZERO]
 }
 

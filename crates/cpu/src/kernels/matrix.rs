@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::element::Element;
+use crate::element::CpuElement;
 
 /// A matrix behind a pointer `P`, which borrows its elements as a `B` would.
 #[derive(Debug)]
@@ -218,7 +218,7 @@ impl<'a, T> MatMut<'a, T> {
     }
 }
 
-impl<T: Element> Mat<'_, T> {
+impl<T: CpuElement> Mat<'_, T> {
     /// Copies the elements, converted for computing, to the front of `out`; returns a matrix over
     /// them whose adjacent elements were adjacent here, so that reading is always in order.
     #[inline(always)]
@@ -238,7 +238,7 @@ impl<T: Element> Mat<'_, T> {
     }
 }
 
-impl<C: Element> MatMut<'_, C> {
+impl<C: CpuElement> MatMut<'_, C> {
     /// Stores `values`, or adds them to what is there.
     #[inline(always)]
     pub fn store_from(self, values: Mat<'_, C::Acc>, accumulate: bool) {

@@ -6,12 +6,12 @@
 
 use super::inlined::inlined;
 use super::lanes::lane_sum;
-use crate::element::{Element, Float, vectorized};
+use crate::element::{CpuElement, CpuFloat, vectorized};
 
 /// `y = x / sqrt(mean(x²) + eps) · gamma` for every row of `x`; keeps each row's factor in `rstd`.
 ///
 /// There are as many rows as elements of `rstd`, each as long as `gamma`.
-pub fn rms_norm<T: Element>(x: &[T], gamma: &[T], eps: f64, y: &mut [T], rstd: &mut [T::Acc]) {
+pub fn rms_norm<T: CpuElement>(x: &[T], gamma: &[T], eps: f64, y: &mut [T], rstd: &mut [T::Acc]) {
     let d = gamma.len();
     assert_eq!([x.len(), y.len()], [rstd.len() * d; 2]);
     vectorized(inlined!(|| {
@@ -26,7 +26,7 @@ pub fn rms_norm<T: Element>(x: &[T], gamma: &[T], eps: f64, y: &mut [T], rstd: &
 
 /// The gradients of [`rms_norm`]: sets `dx`, and adds these rows' part of the gain's gradient to
 /// `dgamma`.
-pub fn rms_norm_gradient<T: Element>(
+pub fn rms_norm_gradient<T: CpuElement>(
     x: &[T],
     gamma: &[T],
     rstd: &[T::Acc],
@@ -49,7 +49,7 @@ pub fn rms_norm_gradient<T: Element>(
 
 /// `y = (x − mean) / sqrt(variance + eps) · gamma + beta` for every row of `x`; keeps each row's
 /// mean and factor.
-pub fn layer_norm<T: Element>(
+pub fn layer_norm<T: CpuElement>(
     x: &[T],
     gamma: &[T],
     beta: &[T],
@@ -75,7 +75,7 @@ pub fn layer_norm<T: Element>(
 
 /// What the forward pass of [`layer_norm`] had and kept.
 #[derive(Clone, Copy)]
-pub struct LayerNormed<'a, T: Element> {
+pub struct LayerNormed<'a, T: CpuElement> {
     /// The rows that were normalised.
     pub x: &'a [T],
     /// The gain.
@@ -88,7 +88,7 @@ pub struct LayerNormed<'a, T: Element> {
 
 /// The gradients of [`layer_norm`]: sets `dx`, and adds these rows' part of the gradients of gain
 /// and shift to `dgamma` and `dbeta`.
-pub fn layer_norm_gradient<T: Element>(
+pub fn layer_norm_gradient<T: CpuElement>(
     forward: LayerNormed<'_, T>,
     dy: &[T],
     dx: &mut [T],
@@ -114,14 +114,14 @@ pub fn layer_norm_gradient<T: Element>(
 }
 
 #[inline(always)]
-pub(super) fn rms_row<T: Element>(x: &[T], gamma: &[T], rstd: T::Acc, y: &mut [T]) {
+pub(super) fn rms_row<T: CpuElement>(x: &[T], gamma: &[T], rstd: T::Acc, y: &mut [T]) {
     for ((y, x), gamma) in y.iter_mut().zip(x).zip(gamma) {
         *y = T::store(x.load() * rstd * gamma.load());
     }
 }
 
 #[inline(always)]
-pub(super) fn rms_gradient_row<T: Element>(
+pub(super) fn rms_gradient_row<T: CpuElement>(
     [x, gamma, dy]: [&[T]; 3],
     rstd: T::Acc,
     shrink: T::Acc,
@@ -137,7 +137,7 @@ pub(super) fn rms_gradient_row<T: Element>(
 }
 
 #[inline(always)]
-pub(super) fn layer_row<T: Element>(
+pub(super) fn layer_row<T: CpuElement>(
     [x, gamma, beta]: [&[T]; 3],
     mean: T::Acc,
     rstd: T::Acc,
@@ -151,7 +151,7 @@ pub(super) fn layer_row<T: Element>(
 /// `sum` and `product` are the means, over the row, of `dy · gamma` and of that times the
 /// normalised `x`.
 #[inline(always)]
-pub(super) fn layer_gradient_row<T: Element>(
+pub(super) fn layer_gradient_row<T: CpuElement>(
     [x, gamma, dy]: [&[T]; 3],
     [mean, rstd]: [T::Acc; 2],
     [sum, product]: [T::Acc; 2],
@@ -170,7 +170,7 @@ pub(super) fn layer_gradient_row<T: Element>(
 }
 
 #[inline(always)]
-pub(super) fn inverse_root<A: Float>(squares: A, d: usize, eps: f64) -> A {
+pub(super) fn inverse_root<A: CpuFloat>(squares: A, d: usize, eps: f64) -> A {
     A::ONE / (squares / A::from_f64(d as f64) + A::from_f64(eps)).sqrt()
 }
 
@@ -202,7 +202,7 @@ mod tests {
         y
     }
 
-    fn forward_is_right<T: Element>() {
+    fn forward_is_right<T: CpuElement>() {
         for (rows, d) in [(3, 5), (2, 64), (4, 201)] {
             let x: Vec<T> = normals("x", rows * d);
             let gamma: Vec<T> = normals("gamma", d);
@@ -225,7 +225,7 @@ mod tests {
         forward_is_right::<bf16>();
     }
 
-    fn gradients_are_right<T: Element>() {
+    fn gradients_are_right<T: CpuElement>() {
         let (rows, d) = (3, 70);
         let x: Vec<T> = normals("x", rows * d);
         let gamma: Vec<T> = normals("gamma", d);

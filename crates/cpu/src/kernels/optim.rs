@@ -6,18 +6,18 @@
 //! Slices of different lengths are a mistake of the caller and panic.
 
 use super::inlined::inlined;
-use crate::element::{Element, Float, vectorized};
+use crate::element::{CpuElement, CpuFloat, vectorized};
 
 /// How weight decay is applied in an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decay {
+pub enum DecayKind {
     /// The weights shrink by `lr · weight_decay`, apart from the gradient (AdamW).
     Decoupled,
     /// `weight_decay · weight` is added to the gradient (an L2 penalty).
     L2,
 }
 
-/// One step of AdamW, or of Adam if the decay is [`Decay::L2`].
+/// One step of AdamW, or of Adam if the decay is [`DecayKind::L2`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adam {
     /// Learning rate of this step.
@@ -29,7 +29,7 @@ pub struct Adam {
     /// Weight decay.
     pub weight_decay: f64,
     /// How the decay is applied.
-    pub decay: Decay,
+    pub decay: DecayKind,
     /// The number of this step, from one; the bias corrections depend on it.
     pub step: u64,
     /// Multiplies every gradient.
@@ -38,7 +38,7 @@ pub struct Adam {
 
 /// One step of stochastic gradient descent.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sgd {
+pub struct SgdStep {
     /// Learning rate of this step.
     pub lr: f64,
     /// Momentum; the buffer is used only if this is not zero.
@@ -48,7 +48,7 @@ pub struct Sgd {
     /// Weight decay.
     pub weight_decay: f64,
     /// How the decay is applied.
-    pub decay: Decay,
+    pub decay: DecayKind,
     /// Whether this is the first step, which sets the momentum buffer instead of reading it.
     pub first: bool,
     /// Multiplies every gradient.
@@ -56,7 +56,7 @@ pub struct Sgd {
 }
 
 /// What an optimizer updates: as many weights as gradients.
-pub struct Weights<'a, W, C> {
+pub struct UpdatedWeights<'a, W, C> {
     /// The weights, or their master copy.
     pub master: &'a mut [W],
     /// The narrow copy that the program reads, if there is one.
@@ -65,11 +65,16 @@ pub struct Weights<'a, W, C> {
 
 impl Adam {
     /// Updates `weights` and both moments from `grad`.
-    pub fn update<G, A, C>(&self, grad: &[G], m: &mut [A], v: &mut [A], weights: Weights<'_, A, C>)
-    where
-        A: Float,
-        G: Element<Acc = A>,
-        C: Element<Acc = A>,
+    pub fn update<G, A, C>(
+        &self,
+        grad: &[G],
+        m: &mut [A],
+        v: &mut [A],
+        weights: UpdatedWeights<'_, A, C>,
+    ) where
+        A: CpuFloat,
+        G: CpuElement<Acc = A>,
+        C: CpuElement<Acc = A>,
     {
         let [beta1, beta2] = self.betas;
         let steps = self.step as f64;
@@ -97,14 +102,14 @@ impl Adam {
     }
 }
 
-impl Sgd {
+impl SgdStep {
     /// Updates `weights` from `grad`, and the momentum buffer, which may be empty if there is no
     /// momentum.
-    pub fn update<G, A, C>(&self, grad: &[G], buffer: &mut [A], weights: Weights<'_, A, C>)
+    pub fn update<G, A, C>(&self, grad: &[G], buffer: &mut [A], weights: UpdatedWeights<'_, A, C>)
     where
-        A: Float,
-        G: Element<Acc = A>,
-        C: Element<Acc = A>,
+        A: CpuFloat,
+        G: CpuElement<Acc = A>,
+        C: CpuElement<Acc = A>,
     {
         let (shrink, l2) = decay_factors(self.decay, self.weight_decay, self.lr);
         let numbers = SgdNumbers {
@@ -143,10 +148,10 @@ impl Sgd {
 }
 
 /// Two factors on the weights: one that scales them, and one that is added to the gradient.
-fn decay_factors<A: Float>(decay: Decay, weight_decay: f64, lr: f64) -> (A, A) {
+fn decay_factors<A: CpuFloat>(decay: DecayKind, weight_decay: f64, lr: f64) -> (A, A) {
     match decay {
-        Decay::Decoupled => (A::from_f64(1.0 - lr * weight_decay), A::ZERO),
-        Decay::L2 => (A::ONE, A::from_f64(weight_decay)),
+        DecayKind::Decoupled => (A::from_f64(1.0 - lr * weight_decay), A::ZERO),
+        DecayKind::L2 => (A::ONE, A::from_f64(weight_decay)),
     }
 }
 
@@ -154,10 +159,10 @@ fn decay_factors<A: Float>(decay: Decay, weight_decay: f64, lr: f64) -> (A, A) {
 /// first-level cache.
 const BLOCK: usize = 1024;
 
-impl<A: Float, C: Element<Acc = A>> Weights<'_, A, C> {
+impl<A: CpuFloat, C: CpuElement<Acc = A>> UpdatedWeights<'_, A, C> {
     /// Applies `rule(gradients, state, weights)` block by block, and writes the narrow copy.
     #[inline(always)]
-    fn update<G: Element, S>(
+    fn update<G: CpuElement, S>(
         self,
         grad: &[G],
         state: impl Iterator<Item = S>,
@@ -180,7 +185,7 @@ impl<A: Float, C: Element<Acc = A>> Weights<'_, A, C> {
 }
 
 #[inline(always)]
-fn copy_block<A: Float, C: Element<Acc = A>>(master: &[A], copy: &mut [C]) {
+fn copy_block<A: CpuFloat, C: CpuElement<Acc = A>>(master: &[A], copy: &mut [C]) {
     for (copy, weight) in copy.iter_mut().zip(master) {
         *copy = C::store(*weight);
     }
@@ -201,7 +206,7 @@ struct AdamNumbers<A> {
 }
 
 #[inline(always)]
-fn adam_block<A: Float, G: Element<Acc = A>>(
+fn adam_block<A: CpuFloat, G: CpuElement<Acc = A>>(
     by: AdamNumbers<A>,
     grad: &[G],
     m: &mut [A],
@@ -230,7 +235,11 @@ struct SgdNumbers<A> {
 }
 
 #[inline(always)]
-fn plain_block<A: Float, G: Element<Acc = A>>(by: SgdNumbers<A>, grad: &[G], weights: &mut [A]) {
+fn plain_block<A: CpuFloat, G: CpuElement<Acc = A>>(
+    by: SgdNumbers<A>,
+    grad: &[G],
+    weights: &mut [A],
+) {
     for (grad, weight) in grad.iter().zip(weights) {
         let grad = grad.load() * by.clip + by.l2 * *weight;
         *weight = *weight * by.shrink - by.lr * grad;
@@ -238,7 +247,7 @@ fn plain_block<A: Float, G: Element<Acc = A>>(by: SgdNumbers<A>, grad: &[G], wei
 }
 
 #[inline(always)]
-fn momentum_block<A: Float, G: Element<Acc = A>>(
+fn momentum_block<A: CpuFloat, G: CpuElement<Acc = A>>(
     by: SgdNumbers<A>,
     grad: &[G],
     buffer: &mut [A],

@@ -11,13 +11,13 @@ use phalanx_ir::ops::ReduceKind;
 use super::elementwise::larger;
 use super::inlined::inlined;
 use super::lanes::{lane_fold, lane_sum};
-use crate::element::{Element, Float, vectorized};
+use crate::element::{CpuElement, CpuFloat, vectorized};
 
 /// `[middle, inner] → [inner]`: reduces over all leading dims, for the given columns only.
 ///
 /// `out` holds those columns, and takes part in the reduction if `accumulate`. A sum is taken in
 /// the accumulator type; a maximum is NaN if any element is.
-pub fn reduce_leading<T: Element, C: Element<Acc = T::Acc>>(
+pub fn reduce_leading<T: CpuElement, C: CpuElement<Acc = T::Acc>>(
     op: ReduceKind,
     x: &[T],
     inner: usize,
@@ -38,7 +38,7 @@ pub fn reduce_leading<T: Element, C: Element<Acc = T::Acc>>(
 }
 
 /// `[outer, middle, inner] → [outer, inner]`, for as many outer indices as `x` holds.
-pub fn reduce_middle<T: Element, C: Element<Acc = T::Acc>>(
+pub fn reduce_middle<T: CpuElement, C: CpuElement<Acc = T::Acc>>(
     op: ReduceKind,
     x: &[T],
     middle: usize,
@@ -53,7 +53,7 @@ pub fn reduce_middle<T: Element, C: Element<Acc = T::Acc>>(
 }
 
 /// `[outer, inner] → [outer]`: reduces over all trailing dims, for as many rows as `x` holds.
-pub fn reduce_trailing<T: Element, C: Element<Acc = T::Acc>>(
+pub fn reduce_trailing<T: CpuElement, C: CpuElement<Acc = T::Acc>>(
     op: ReduceKind,
     x: &[T],
     inner: usize,
@@ -82,12 +82,12 @@ pub fn reduce_trailing<T: Element, C: Element<Acc = T::Acc>>(
 }
 
 /// This thread's share of the sum of all elements, in double precision.
-pub fn sum<T: Element>(x: &[T]) -> f64 {
+pub fn sum<T: CpuElement>(x: &[T]) -> f64 {
     vectorized(inlined!(|| lane_sum([x], inlined!(|[x]| x.to_f64()))))
 }
 
 /// This thread's share of the sum of all squares, in double precision: what a norm is made of.
-pub fn sum_of_squares<T: Element>(x: &[T]) -> f64 {
+pub fn sum_of_squares<T: CpuElement>(x: &[T]) -> f64 {
     vectorized(inlined!(|| lane_sum(
         [x],
         inlined!(|[x]| {
@@ -104,7 +104,7 @@ const COLUMNS: usize = 512;
 /// error of a sum grows with the root of the number of rows rather than with the number.
 const ROWS: usize = 64;
 
-fn columns_with<T: Element, C: Element<Acc = T::Acc>>(
+fn columns_with<T: CpuElement, C: CpuElement<Acc = T::Acc>>(
     x: &[T],
     inner: usize,
     columns: Range<usize>,
@@ -158,7 +158,7 @@ mod tests {
         out
     }
 
-    fn are_right<T: Element>() {
+    fn are_right<T: CpuElement>() {
         for op in [ReduceKind::Sum, ReduceKind::Max] {
             for shape @ [outer, middle, inner] in [[2, 3, 5], [1, 130, 1100], [3, 65, 1], [4, 1, 7]]
             {

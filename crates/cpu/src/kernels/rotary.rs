@@ -4,7 +4,7 @@
 //! rotated by the angle `position · frequency(i)`. The gradient rotates by the opposite angle.
 
 use super::inlined::inlined;
-use crate::element::{Element, Float, vectorized};
+use crate::element::{CpuElement, CpuFloat, vectorized};
 
 /// The inverse frequencies `theta^(−2i / head_dim)` of plain rotary embedding, one for each of the
 /// `head_dim / 2` elements of `out`.
@@ -20,7 +20,7 @@ pub fn inverse_frequencies(theta: f64, out: &mut [f64]) {
 /// Fills the tables `[positions, head_dim / 2]` with the cosines and sines of all angles.
 ///
 /// The positions are given one by one because a shard of a sequence need not be a contiguous piece.
-pub fn fill_tables<A: Float>(
+pub fn fill_tables<A: CpuFloat>(
     positions: impl IntoIterator<Item = usize>,
     inverse_frequencies: &[f64],
     cos: &mut [A],
@@ -39,7 +39,7 @@ pub fn fill_tables<A: Float>(
 
 /// The direction of rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum Rotation {
     /// The embedding itself.
     Forward,
     /// Its gradient, which is also its inverse.
@@ -49,7 +49,7 @@ pub enum Direction {
 /// The rows that are rotated: `[rows, heads, head_dim]`, where row `r` has the table's line
 /// `r % seq + offset`.
 #[derive(Clone, Copy)]
-pub struct Rotary<'a, A> {
+pub struct RotaryTables<'a, A> {
     /// Cosines, `[positions, head_dim / 2]`.
     pub cos: &'a [A],
     /// Sines, likewise.
@@ -65,13 +65,13 @@ pub struct Rotary<'a, A> {
     /// The number of the first row given, which need not begin a sequence.
     pub first_row: usize,
     /// The direction of rotation.
-    pub direction: Direction,
+    pub direction: Rotation,
 }
 
-impl<A: Float> Rotary<'_, A> {
+impl<A: CpuFloat> RotaryTables<'_, A> {
     /// Rotates rows of `x`, which begin every `x_stride` elements, into rows of `y`; a stride is at
     /// least `heads · head_dim`, and larger if the rows lie inside wider ones.
-    pub fn rotate<T: Element<Acc = A>>(
+    pub fn rotate<T: CpuElement<Acc = A>>(
         &self,
         rows: usize,
         x: &[T],
@@ -96,7 +96,7 @@ impl<A: Float> Rotary<'_, A> {
     }
 
     /// Rotates rows of `x`, which begin every `stride` elements, in place.
-    pub fn rotate_in_place<T: Element<Acc = A>>(&self, rows: usize, x: &mut [T], stride: usize) {
+    pub fn rotate_in_place<T: CpuElement<Acc = A>>(&self, rows: usize, x: &mut [T], stride: usize) {
         let (this, width) = (*self, self.heads * self.head_dim);
         vectorized(inlined!(|| {
             for row in 0..rows {
@@ -119,12 +119,12 @@ impl<A: Float> Rotary<'_, A> {
 }
 
 #[inline(always)]
-fn turn<T: Element>(
+fn turn<T: CpuElement>(
     x0: &[T],
     x1: &[T],
     cos: &[T::Acc],
     sin: &[T::Acc],
-    direction: Direction,
+    direction: Rotation,
     y0: &mut [T],
     y1: &mut [T],
 ) {
@@ -137,9 +137,9 @@ fn turn<T: Element>(
 }
 
 #[inline(always)]
-fn turn_in_place<T: Element>(
+fn turn_in_place<T: CpuElement>(
     (cos, sin): (&[T::Acc], &[T::Acc]),
-    direction: Direction,
+    direction: Rotation,
     x0: &mut [T],
     x1: &mut [T],
 ) {
@@ -149,10 +149,16 @@ fn turn_in_place<T: Element>(
 }
 
 #[inline(always)]
-fn turn_point<T: Element>(x0: T, x1: T, cos: T::Acc, sin: T::Acc, direction: Direction) -> (T, T) {
+fn turn_point<T: CpuElement>(
+    x0: T,
+    x1: T,
+    cos: T::Acc,
+    sin: T::Acc,
+    direction: Rotation,
+) -> (T, T) {
     let sin = match direction {
-        Direction::Forward => sin,
-        Direction::Inverse => -sin,
+        Rotation::Forward => sin,
+        Rotation::Inverse => -sin,
     };
     let (x0, x1) = (x0.load(), x1.load());
     (T::store(x0 * cos - x1 * sin), T::store(x1 * cos + x0 * sin))
@@ -192,7 +198,7 @@ mod tests {
         y
     }
 
-    fn tables<A: Float>() -> (Vec<A>, Vec<A>) {
+    fn tables<A: CpuFloat>() -> (Vec<A>, Vec<A>) {
         let half = HEAD_DIM / 2;
         let mut frequencies = vec![0.0; half];
         inverse_frequencies(500.0, &mut frequencies);
@@ -201,9 +207,9 @@ mod tests {
         (cos, sin)
     }
 
-    fn is_right<T: Element>() {
+    fn is_right<T: CpuElement>() {
         let (cos, sin) = tables::<T::Acc>();
-        let mut rotary = Rotary {
+        let mut rotary = RotaryTables {
             cos: &cos,
             sin: &sin,
             head_dim: HEAD_DIM,
@@ -211,7 +217,7 @@ mod tests {
             seq: SEQ,
             offset: OFFSET,
             first_row: FIRST,
-            direction: Direction::Forward,
+            direction: Rotation::Forward,
         };
         let x: Vec<T> = normals("x", ROWS * WIDTH);
         let dy: Vec<T> = normals("dy", ROWS * WIDTH);
@@ -222,13 +228,13 @@ mod tests {
         assert_close(&y, &naive(&doubles(&x)), limit);
 
         let mut dx = vec![T::default(); ROWS * WIDTH];
-        rotary.direction = Direction::Inverse;
+        rotary.direction = Rotation::Inverse;
         rotary.rotate(ROWS, &dy, WIDTH, &mut dx, WIDTH);
         let want = numerical_gradient(&doubles(&x), |x| dot(&naive(x), &doubles(&dy)));
         assert_close(&dx, &want, limit.max(1e-8));
 
         // In place, inside wider rows: the same bits, and the rest of the rows untouched.
-        rotary.direction = Direction::Forward;
+        rotary.direction = Rotation::Forward;
         let stride = WIDTH + 7;
         let mut wide = vec![T::store(T::Acc::ONE); ROWS * stride];
         for r in 0..ROWS {

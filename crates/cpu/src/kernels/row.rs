@@ -3,18 +3,18 @@
 use super::elementwise::larger;
 use super::inlined::inlined;
 use super::lanes::{LANES, combine_lanes, lane_fold, lane_sum};
-use crate::element::{Element, Float};
+use crate::element::{CpuElement, CpuFloat};
 
 /// The largest element; negative infinity for an empty row, NaN if any element is.
 #[inline(always)]
-pub(crate) fn maximum<T: Element>(row: &[T]) -> T::Acc {
+pub(crate) fn maximum<T: CpuElement>(row: &[T]) -> T::Acc {
     let max = inlined!(|a, b| larger(a, b));
     lane_fold([row], T::Acc::NEG_INFINITY, inlined!(|[x]| x), max)
 }
 
 /// Replaces every `x` by `exp(x·scale − shift)` and returns their sum.
 #[inline(always)]
-pub(crate) fn exp_in_place<F: Float>(row: &mut [F], scale: F, shift: F) -> F {
+pub(crate) fn exp_in_place<F: CpuFloat>(row: &mut [F], scale: F, shift: F) -> F {
     let mut sums = [F::ZERO; LANES];
     let mut chunks = row.chunks_exact_mut(LANES);
     for chunk in &mut chunks {
@@ -35,7 +35,7 @@ pub(crate) fn exp_in_place<F: Float>(row: &mut [F], scale: F, shift: F) -> F {
 /// `m` is the largest element, so that nothing overflows, or the least finite number if there is
 /// nothing but negative infinity.
 #[inline(always)]
-pub(crate) fn maximum_and_sum_of_exp<T: Element>(row: &[T]) -> (T::Acc, T::Acc) {
+pub(crate) fn maximum_and_sum_of_exp<T: CpuElement>(row: &[T]) -> (T::Acc, T::Acc) {
     // Not negative infinity: a piece that holds nothing else would make the difference NaN.
     let mut max = -T::Acc::MAX;
     let mut sum = T::Acc::ZERO;
@@ -50,7 +50,7 @@ pub(crate) fn maximum_and_sum_of_exp<T: Element>(row: &[T]) -> (T::Acc, T::Acc) 
 
 /// The inner product of two rows of the same length.
 #[inline(always)]
-pub(crate) fn dot<T: Element>(a: &[T], b: &[T]) -> T::Acc {
+pub(crate) fn dot<T: CpuElement>(a: &[T], b: &[T]) -> T::Acc {
     lane_sum([a, b], inlined!(|[a, b]| a * b))
 }
 

@@ -6,13 +6,13 @@
 
 use super::inlined::inlined;
 use super::row;
-use crate::element::{Element, Float, vectorized};
+use crate::element::{CpuElement, CpuFloat, vectorized};
 
 /// `out = exp(x) / Σ exp(x)` for every row of `width` elements.
 ///
 /// One pass finds the largest element and the sum, the other the results. The exponentials are
 /// computed twice rather than kept in `out`, where they would be rounded before their division.
-pub fn softmax<T: Element>(x: &[T], width: usize, out: &mut [T]) {
+pub fn softmax<T: CpuElement>(x: &[T], width: usize, out: &mut [T]) {
     check_lengths(width, [x.len(), out.len()]);
     // Without elements there are no rows, and any width is valid.
     let width = width.max(1);
@@ -25,7 +25,7 @@ pub fn softmax<T: Element>(x: &[T], width: usize, out: &mut [T]) {
 }
 
 /// The gradient of [`softmax`] from its result: `dx = y · (dy − Σ y·dy)` for every row.
-pub fn gradient<T: Element>(y: &[T], dy: &[T], width: usize, dx: &mut [T]) {
+pub fn gradient<T: CpuElement>(y: &[T], dy: &[T], width: usize, dx: &mut [T]) {
     check_lengths(width, [y.len(), dx.len()]);
     check_lengths(width, [dy.len(), dx.len()]);
     let width = width.max(1);
@@ -38,14 +38,14 @@ pub fn gradient<T: Element>(y: &[T], dy: &[T], width: usize, dx: &mut [T]) {
 }
 
 #[inline(always)]
-pub(super) fn softmax_row<T: Element>(x: &[T], max: T::Acc, factor: T::Acc, out: &mut [T]) {
+pub(super) fn softmax_row<T: CpuElement>(x: &[T], max: T::Acc, factor: T::Acc, out: &mut [T]) {
     for (out, x) in out.iter_mut().zip(x) {
         *out = T::store((x.load() - max).exp() * factor);
     }
 }
 
 #[inline(always)]
-pub(super) fn gradient_row<T: Element>(y: &[T], dy: &[T], along: T::Acc, dx: &mut [T]) {
+pub(super) fn gradient_row<T: CpuElement>(y: &[T], dy: &[T], along: T::Acc, dx: &mut [T]) {
     for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
         *dx = T::store(y.load() * (dy.load() - along));
     }
@@ -79,7 +79,7 @@ mod tests {
         out
     }
 
-    fn is_right<T: Element>() {
+    fn is_right<T: CpuElement>() {
         for (rows, width) in [(1, 1), (5, 3), (3, 33), (2, 129), (2, 1000), (1, 5003)] {
             let x: Vec<T> = normals("x", rows * width);
             let mut out = vec![T::default(); x.len()];
@@ -104,7 +104,7 @@ mod tests {
         gradient::<f32>(&[], &[], 7, &mut []);
     }
 
-    fn gradient_is_right<T: Element>() {
+    fn gradient_is_right<T: CpuElement>() {
         for (rows, width) in [(1, 1), (5, 3), (2, 37), (1, 130)] {
             let x: Vec<f64> = normals("x", rows * width);
             let dy: Vec<T> = normals("dy", rows * width);

@@ -2,26 +2,26 @@
 
 use phalanx_ir::random::Stream;
 
-use crate::element::{Element, Float};
+use crate::element::{CpuElement, CpuFloat};
 
 /// `n` standard normal numbers rounded to `T`, the same for the same `name`.
-pub(crate) fn normals<T: Element>(name: &str, n: usize) -> Vec<T> {
+pub(crate) fn normals<T: CpuElement>(name: &str, n: usize) -> Vec<T> {
     let stream = Stream::named(1, name);
     (0..n as u64).map(|i| round(stream.normal(i))).collect()
 }
 
 /// The value of `T` nearest to `value`.
-pub(crate) fn round<T: Element>(value: f64) -> T {
+pub(crate) fn round<T: CpuElement>(value: f64) -> T {
     T::store(T::Acc::from_f64(value))
 }
 
 /// The elements as doubles.
-pub(crate) fn doubles<T: Element>(x: &[T]) -> Vec<f64> {
+pub(crate) fn doubles<T: CpuElement>(x: &[T]) -> Vec<f64> {
     x.iter().map(|v| v.load().to_f64()).collect()
 }
 
 /// Half a unit in the last place of one, times `slack`: how far a result rounded to `T` may be.
-pub(crate) fn tolerance<T: Element>(slack: f64) -> f64 {
+pub(crate) fn tolerance<T: CpuElement>(slack: f64) -> f64 {
     let digits = match T::DTYPE.size() {
         8 => 53,
         4 => 24,
@@ -32,7 +32,7 @@ pub(crate) fn tolerance<T: Element>(slack: f64) -> f64 {
 
 /// Checks every element to `limit`, relative for numbers above one and absolute below.
 #[track_caller]
-pub(crate) fn assert_close<T: Element>(got: &[T], want: &[f64], limit: f64) {
+pub(crate) fn assert_close<T: CpuElement>(got: &[T], want: &[f64], limit: f64) {
     assert_eq!(got.len(), want.len());
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
         let g = g.load().to_f64();
@@ -63,7 +63,7 @@ pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// Normal numbers times `factor`, rounded to `T`; the same ones for the same name.
-pub(crate) fn random<T: Element>(name: &str, len: usize, factor: f64) -> Vec<T> {
+pub(crate) fn random<T: CpuElement>(name: &str, len: usize, factor: f64) -> Vec<T> {
     let stream = Stream::named(9, name);
     (0..len as u64).map(|i| round(factor * stream.normal(i))).collect()
 }

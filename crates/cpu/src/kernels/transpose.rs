@@ -5,7 +5,7 @@
 //! it.
 
 use super::matrix::{Mat, MatMut};
-use crate::element::{Element, vectorized};
+use crate::element::{CpuElement, vectorized};
 
 /// Stores the transpose of `from` in `to`; both have rows of adjacent elements. One thread's share
 /// is a block of rows of `from` and the same columns of `to`.
@@ -14,8 +14,8 @@ use crate::element::{Element, vectorized};
 /// If the shapes do not fit, or the elements of a row are not adjacent.
 pub fn transpose<T, C>(from: Mat<T>, mut to: MatMut<C>)
 where
-    T: Element,
-    C: Element<Acc = T::Acc>,
+    T: CpuElement,
+    C: CpuElement<Acc = T::Acc>,
 {
     let [rows, cols] = from.shape();
     assert_eq!(to.shape(), [cols, rows], "the transpose of {rows}×{cols}");
@@ -43,8 +43,8 @@ const SIDE: usize = 16;
 #[inline(always)]
 fn square<T, C>(from: Mat<T>, to: &mut MatMut<C>, i: usize, j: usize)
 where
-    T: Element,
-    C: Element<Acc = T::Acc>,
+    T: CpuElement,
+    C: CpuElement<Acc = T::Acc>,
 {
     let mut copy = [[T::default(); SIDE]; SIDE];
     for (r, line) in copy.iter_mut().enumerate() {
@@ -64,8 +64,8 @@ where
 #[inline(always)]
 fn edge<T, C>(from: Mat<T>, to: &mut MatMut<C>, i: usize, j: usize)
 where
-    T: Element,
-    C: Element<Acc = T::Acc>,
+    T: CpuElement,
+    C: CpuElement<Acc = T::Acc>,
 {
     let [rows, cols] = from.shape();
     for c in j..cols.min(j + SIDE) {

@@ -8,8 +8,8 @@ use phalanx_ir::Op;
 use phalanx_ir::ops::{self, AttentionKind};
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, task};
-use crate::element::Element;
-use crate::kernels::attention::{Attention, BackwardTensors, ForwardTensors, Held, Shape};
+use crate::element::CpuElement;
+use crate::kernels::attention::{Attention, AttentionPart, BackwardTensors, ForwardTensors, Shape};
 use crate::kernels::dropout::{Mask, dropout, dropout_of_sample};
 use crate::kernels::gemm::Packing;
 
@@ -46,7 +46,7 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
 }
 
 /// Which part of the attention this rank holds, unless it is all of it.
-fn held(op: &Operation<'_>, q: &Var, k: &Var) -> Option<Held> {
+fn held(op: &Operation<'_>, q: &Var, k: &Var) -> Option<AttentionPart> {
     let value = op.instr.inputs[0];
     let [batch, positions, heads] = [0, 1, 2].map(|dim| op.part(value, dim));
     let sharded = [batch, positions, heads].iter().any(|part| part.shards > 1);
@@ -54,7 +54,7 @@ fn held(op: &Operation<'_>, q: &Var, k: &Var) -> Option<Held> {
     // there; with one key head, the heads of its group may be padded.
     let group = if k.shape[2] == 1 { q.valid[2] } else { q.shape[2] / k.shape[2].max(1) };
     let padded = q.valid[1] < q.shape[1] || k.valid[1] < k.shape[1] || q.valid[2] < q.shape[2];
-    (sharded || padded).then(|| Held {
+    (sharded || padded).then(|| AttentionPart {
         batch,
         positions,
         heads,
@@ -73,7 +73,7 @@ struct Pairs<T> {
     types: PhantomData<T>,
 }
 
-impl<T: Element> Pairs<T> {
+impl<T: CpuElement> Pairs<T> {
     fn pairs(&self, share: Share) -> Range<usize> {
         share.of(self.shape.pairs())
     }
@@ -174,7 +174,7 @@ impl<T: Element> Pairs<T> {
     }
 }
 
-impl<T: Element> Task for Pairs<T> {
+impl<T: CpuElement> Task for Pairs<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let pairs = self.pairs(share);
         // Pairs of whole sequences are contiguous pieces of every tensor; others are strided.

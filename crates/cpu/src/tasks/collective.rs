@@ -4,7 +4,7 @@
 //! other ranks is an ordinary copy.
 
 use phalanx_call::Slot;
-use phalanx_comm::{Blocks, Reduction, Strides};
+use phalanx_comm::{Blocks, ReduceOp, Strides};
 use phalanx_engine::EngineError;
 use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{Axis, DType, Exchange, Op, Order, ValueId};
@@ -52,7 +52,7 @@ fn transfer(
     x: Var,
     out: Var,
 ) -> Result<Transfer, EngineError> {
-    use phalanx_comm::Op as Kind;
+    use phalanx_comm::CollectiveOp as Kind;
     let around = |dim: usize, shape: &[usize]| -> [usize; 2] {
         [shape[..dim].iter().product(), shape[dim + 1..].iter().product()]
     };
@@ -67,10 +67,10 @@ fn transfer(
             in_blocks(op, op.instr.outputs[0], dim)?;
             let [outer, inner] = around(dim, &out.shape);
             let blocks = Blocks::scatter(n, outer, out.shape[dim], inner);
-            (Kind::ReduceScatter(Reduction::Sum), blocks)
+            (Kind::ReduceScatter(ReduceOp::Sum), blocks)
         }
         CollectiveKind::AllReduce => {
-            (Kind::AllReduce(Reduction::Sum), Blocks::contiguous(x.elements()))
+            (Kind::AllReduce(ReduceOp::Sum), Blocks::contiguous(x.elements()))
         }
         CollectiveKind::AllToAll { from, to } => {
             in_blocks(op, op.instr.inputs[0], from)?;
@@ -185,7 +185,7 @@ impl Gather {
         let own = var(mesh.shard(op.rank, &exchange.axes), elements);
         let all = var(0, elements * mesh.count(&exchange.axes));
         let blocks = Blocks::contiguous(elements);
-        let kind = phalanx_comm::Op::AllGather;
+        let kind = phalanx_comm::CollectiveOp::AllGather;
         Transfer::new(op, &exchange.axes, kind, blocks, own, all).map(Self)
     }
 }

@@ -130,7 +130,7 @@ impl Failure {
         self.message.lock().ok().and_then(|mut m| m.take())
     }
 
-    pub(crate) fn spent(&self, nanoseconds: u64) {
+    pub(crate) fn add_product_time(&self, nanoseconds: u64) {
         self.matmul.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 

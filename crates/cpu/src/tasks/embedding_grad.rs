@@ -7,7 +7,7 @@ use phalanx_engine::EngineError;
 
 use super::placed::held;
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_floats, task};
-use crate::element::Element;
+use crate::element::CpuElement;
 use crate::kernels::embedding;
 
 pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
@@ -24,13 +24,13 @@ struct TableGrad<T, C> {
     dy: Var,
     out: Var,
     /// Which rows of the table this rank holds.
-    held: embedding::Held,
+    held: embedding::HeldRows,
     /// The ids that are not padding.
     runs: Vec<Range<usize>>,
     types: PhantomData<(T, C)>,
 }
 
-impl<T: Element, C: Element<Acc = T::Acc>> Task for TableGrad<T, C> {
+impl<T: CpuElement, C: CpuElement<Acc = T::Acc>> Task for TableGrad<T, C> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let rows = self.out.own_rows(share);
         vec![self.ids.reads_all(), self.dy.reads_all(), self.out.writes(self.out.of_rows(&rows))]
@@ -38,8 +38,11 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for TableGrad<T, C> {
 
     fn run(&self, cx: &Context<'_>) {
         let rows = self.out.own_rows(cx.share);
-        let held =
-            embedding::Held { first: self.held.first + rows.start, rows: rows.len(), ..self.held };
+        let held = embedding::HeldRows {
+            first: self.held.first + rows.start,
+            rows: rows.len(),
+            ..self.held
+        };
         let mut adds = cx.adds(&self.out);
         // SAFETY: the task declared these accesses.
         let grad = unsafe { cx.get_mut::<C>(&self.out, self.out.of_rows(&rows)) };

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use phalanx_ir::{Part, ValueId};
+use phalanx_ir::{LocalPart, ValueId};
 
 use super::{Operation, Var};
 
@@ -72,12 +72,12 @@ pub(crate) fn gaps(runs: &[Range<usize>], own: Range<usize>) -> impl Iterator<It
 
 impl Operation<'_> {
     /// The part of a value's dim that this rank holds.
-    pub(crate) fn part(&self, value: ValueId, dim: usize) -> Part {
+    pub(crate) fn part(&self, value: ValueId, dim: usize) -> LocalPart {
         self.program.ty(value).part(dim, self.program.mesh(), self.rank)
     }
 
     /// The parts of all dims of a value.
-    pub(crate) fn parts(&self, value: ValueId) -> Vec<Part> {
+    pub(crate) fn parts(&self, value: ValueId) -> Vec<LocalPart> {
         (0..self.program.ty(value).shape.len()).map(|dim| self.part(value, dim)).collect()
     }
 }

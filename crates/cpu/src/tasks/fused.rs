@@ -9,9 +9,9 @@ use phalanx_ir::ops::{BinaryKind, FusedArg, FusedStep};
 use phalanx_ir::{DType, Op};
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var};
-use crate::element::{Element, Float};
-use crate::kernels::cast::{Scalar, cast};
-use crate::kernels::elementwise::{self as kernel, Operand};
+use crate::element::{CpuElement, CpuFloat};
+use crate::kernels::cast::{CastScalar, cast};
+use crate::kernels::elementwise::{self as kernel, ElementOperand};
 
 /// Elements that pass through a group at a time: few enough for a dozen of them to stay in the
 /// first cache.
@@ -176,9 +176,9 @@ impl Group {
     }
 }
 
-fn add_into<T: Element>(target: &mut [u8], bytes: &[u8]) {
+fn add_into<T: CpuElement>(target: &mut [u8], bytes: &[u8]) {
     let (target, values) = (bytemuck::cast_slice_mut::<u8, T>(target), bytemuck::cast_slice(bytes));
-    kernel::binary_in_place(BinaryKind::Add, target, Operand::Chunk(values));
+    kernel::binary_in_place(BinaryKind::Add, target, ElementOperand::Chunk(values));
 }
 
 /// One chunk on its way through the steps.
@@ -209,7 +209,7 @@ impl Chunk<'_> {
         }
     }
 
-    fn float<T: Element + kernel::Ordered>(&self, step: &Step, out: &mut [u8]) {
+    fn float<T: CpuElement + kernel::Ordered>(&self, step: &Step, out: &mut [u8]) {
         if let Op::Compare(c) = &step.op {
             let (a, b) = (self.operand::<T>(step.args[0]), self.operand(step.args[1]));
             return kernel::compare(c.kind, a, b, out);
@@ -219,8 +219,8 @@ impl Chunk<'_> {
         let constant = |x: f64| T::Acc::from_f64(x);
         match &step.op {
             Op::Unary(u) => match arg(0) {
-                Operand::Chunk(x) => kernel::unary(u.kind, x, out),
-                Operand::Scalar(x) => {
+                ElementOperand::Chunk(x) => kernel::unary(u.kind, x, out),
+                ElementOperand::Scalar(x) => {
                     out.fill(x);
                     let mut one = [x];
                     kernel::unary(u.kind, &[x], &mut one);
@@ -251,7 +251,7 @@ impl Chunk<'_> {
         }
     }
 
-    fn cast_from<S: Scalar + bytemuck::Pod>(&self, step: &Step, out: &mut [u8]) {
+    fn cast_from<S: CastScalar + bytemuck::Pod>(&self, step: &Step, out: &mut [u8]) {
         let x = self.slice(self.operand::<S>(step.args[0]));
         match step.dtype {
             DType::F64 => cast(x, bytemuck::cast_slice_mut::<u8, f64>(out)),
@@ -267,32 +267,32 @@ impl Chunk<'_> {
     }
 
     /// An operand's part of this chunk: a slice, or one number for all of it.
-    fn operand<T: bytemuck::Pod>(&self, arg: Arg) -> Operand<'_, T> {
+    fn operand<T: bytemuck::Pod>(&self, arg: Arg) -> ElementOperand<'_, T> {
         match arg {
             Arg::Step(i) => {
                 let bytes = &self.done[i * SLOT..][..self.len * size_of::<T>()];
-                Operand::Chunk(bytemuck::cast_slice(bytes))
+                ElementOperand::Chunk(bytemuck::cast_slice(bytes))
             }
             Arg::Input(i) => {
                 let var = &self.group.inputs[i];
                 let n = var.elements();
                 if n == 1 && self.len > 1 {
                     // SAFETY: the task declared that it reads the operand.
-                    return Operand::Scalar(unsafe { self.cx.get::<T>(var, 0..1)[0] });
+                    return ElementOperand::Scalar(unsafe { self.cx.get::<T>(var, 0..1)[0] });
                 }
                 let start = if n == self.group.full() { self.at } else { self.at % n };
                 // SAFETY: as above; a chunk never crosses the end of a repeated operand, and
                 // results are stored only when no operand is in use any more.
-                Operand::Chunk(unsafe { self.cx.get(var, start..start + self.len) })
+                ElementOperand::Chunk(unsafe { self.cx.get(var, start..start + self.len) })
             }
         }
     }
 
     /// The slice of an operand that is never a single number for many elements.
-    fn slice<'s, T>(&self, operand: Operand<'s, T>) -> &'s [T] {
+    fn slice<'s, T>(&self, operand: ElementOperand<'s, T>) -> &'s [T] {
         match operand {
-            Operand::Chunk(slice) => slice,
-            Operand::Scalar(_) => &[],
+            ElementOperand::Chunk(slice) => slice,
+            ElementOperand::Scalar(_) => &[],
         }
     }
 }

@@ -9,7 +9,7 @@ use phalanx_ir::ops::LinearCrossEntropy;
 
 use super::padding::{Blank, Spare};
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, for_floats, task};
-use crate::element::{Element, Float};
+use crate::element::{CpuElement, CpuFloat};
 use crate::kernels::cross_entropy as kernel;
 use crate::kernels::gemm::Packing;
 use crate::kernels::matrix::{Mat, MatMut};
@@ -38,7 +38,7 @@ struct Loss<T> {
     types: PhantomData<T>,
 }
 
-impl<T: Element> Task for Loss<T> {
+impl<T: CpuElement> Task for Loss<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let logits = &self.inputs[0];
         let rows = logits.own_rows(share);
@@ -85,7 +85,7 @@ impl<T: Element> Task for Loss<T> {
     }
 }
 
-impl<T: Element> Loss<T> {
+impl<T: CpuElement> Loss<T> {
     fn valid(&self, cx: &Context<'_>, targets: &[i32]) -> bool {
         valid(cx, targets, self.inputs[0].width())
     }
@@ -157,7 +157,7 @@ struct Turn<T> {
     types: PhantomData<T>,
 }
 
-impl<T: Element> Task for Turn<T> {
+impl<T: CpuElement> Task for Turn<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let rows = self.w.own_rows(share);
         // A share of rows becomes a share of columns, which is not one range of bytes.
@@ -253,7 +253,7 @@ struct RowsOf<T> {
     types: PhantomData<T>,
 }
 
-impl<T: Element> Task for RowsOf<T> {
+impl<T: CpuElement> Task for RowsOf<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let p = &self.chunk;
         let own = p.own(share);
@@ -325,7 +325,7 @@ struct WeightOf<T, C> {
     types: PhantomData<(T, C)>,
 }
 
-impl<T: Element, C: Element<Acc = T::Acc>> Task for WeightOf<T, C> {
+impl<T: CpuElement, C: CpuElement<Acc = T::Acc>> Task for WeightOf<T, C> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let p = &self.chunk;
         let bytes = p.rows.len() * p.classes() * size_of::<T::Acc>();

@@ -19,7 +19,7 @@ use super::extent::{common, gaps};
 use super::norm_grad::SumParts;
 use super::{Access, Context, Operation, Share, Task, Tasks, for_float, for_floats, task};
 
-use crate::element::{Element, Float};
+use crate::element::{CpuElement, CpuFloat};
 use crate::kernels::cross_entropy::gradient_of_part;
 use crate::kernels::lowered::{self as kernel, Numbers};
 use crate::requirements::NORM_PARTS;
@@ -79,7 +79,7 @@ fn sum_parts(op: &Operation<'_>, shared: &Shared) -> Result<Box<dyn Task>, Engin
     let sums = op.scratch.ok_or_else(|| op.unsupported("its scratch memory was not planned"))?;
     let vectors = shared.outputs[1..].to_vec();
     for_floats!(op, shared.inputs[0].dtype, vectors[0].dtype, T, C => {
-        let total: SumParts<<T as Element>::Acc, C> =
+        let total: SumParts<<T as CpuElement>::Acc, C> =
             SumParts { sums, vectors, types: PhantomData };
         task(total)
     })
@@ -91,7 +91,7 @@ struct Measure<T> {
     types: PhantomData<T>,
 }
 
-impl<T: Element> Task for Measure<T> {
+impl<T: CpuElement> Task for Measure<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let rows = share.of(self.row.rows());
         let mut accesses = self.row.reads(&rows);
@@ -131,7 +131,7 @@ struct Finish<T> {
     types: PhantomData<T>,
 }
 
-impl<T: Element> Finish<T> {
+impl<T: CpuElement> Finish<T> {
     /// The parts of the rows that a worker does: fixed ones where rows are summed.
     fn parts(&self, share: Share) -> Range<usize> {
         match self.row.kind.vectors() {
@@ -272,7 +272,7 @@ impl<T: Element> Finish<T> {
     }
 }
 
-impl<T: Element> Task for Finish<T> {
+impl<T: CpuElement> Task for Finish<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let (row, parts) = (&self.row, self.parts(share));
         if parts.is_empty() {

@@ -9,8 +9,8 @@ use phalanx_engine::EngineError;
 use phalanx_ir::ops::{Matmul, PackedMatmul};
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_floats, task};
-use crate::element::Element;
-use crate::kernels::gemm::{Packing, Part, matmul, matmul_scratch, matmul_turns};
+use crate::element::CpuElement;
+use crate::kernels::gemm::{Packing, ProductPart, matmul, matmul_scratch, matmul_turns};
 use crate::kernels::matrix::{Mat, MatMut};
 use loops::{Dims, Loop, Own, Shared};
 
@@ -47,7 +47,7 @@ struct Product<T, C> {
     types: PhantomData<(T, C)>,
 }
 
-impl<T: Element, C: Element<Acc = T::Acc>> Task for Product<T, C> {
+impl<T: CpuElement, C: CpuElement<Acc = T::Acc>> Task for Product<T, C> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let shared = self.dims.shared(share.workers);
         let axis = self.dims.axis(shared);
@@ -92,7 +92,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Task for Product<T, C> {
     }
 }
 
-impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
+impl<T: CpuElement, C: CpuElement<Acc = T::Acc>> Product<T, C> {
     fn new(spec: &Matmul, a: Var, b: Var, out: Var) -> Self {
         let dims = Dims::new(spec, &a, &b, &out);
         Self { dims, a, b, out, addend: None, types: PhantomData }
@@ -131,7 +131,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
         let (m, n, k) = (own.rows, own.cols, own.inner);
         let adds = later || cx.adds(&self.out) || self.addend.is_some();
         // SAFETY: this is the only view of the worker's share of the result.
-        let Part { a, b, mut c, .. } = unsafe { self.part(cx, own, at) };
+        let ProductPart { a, b, mut c, .. } = unsafe { self.part(cx, own, at) };
         if let (Some(addend), false) = (&self.addend, later) {
             self.bring(cx, addend, at[2], &mut c, [m, n]);
         }
@@ -144,13 +144,18 @@ impl<T: Element, C: Element<Acc = T::Acc>> Product<T, C> {
     ///
     /// # Safety
     /// No other view of this part of the result is in use.
-    unsafe fn part<'a>(&self, cx: &'a Context<'_>, own: &Own, at: [usize; 3]) -> Part<'a, T, C> {
+    unsafe fn part<'a>(
+        &self,
+        cx: &'a Context<'_>,
+        own: &Own,
+        at: [usize; 3],
+    ) -> ProductPart<'a, T, C> {
         let (m, n, k) = (own.rows, own.cols, own.inner);
         let strides = |r: Loop, c: Loop, t: usize| [r.strides[t] as isize, c.strides[t] as isize];
         // SAFETY: the axes describe these three tensors, whose places the planner gave; a worker's
         // share of the result is its own, and the operands are written by nobody meanwhile.
         unsafe {
-            Part {
+            ProductPart {
                 a: Mat::from_raw(
                     cx.ptr::<T>(&self.a).add(at[0]),
                     [m.size, k.size],
@@ -233,7 +238,7 @@ struct Pack<T, C> {
     products: Vec<Product<T, C>>,
 }
 
-impl<T: Element, C: Element<Acc = T::Acc>> Task for Pack<T, C> {
+impl<T: CpuElement, C: CpuElement<Acc = T::Acc>> Task for Pack<T, C> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         self.products.iter().flat_map(|product| product.accesses(share)).collect()
     }

@@ -10,7 +10,7 @@ use phalanx_ir::ops::Bounds;
 
 use super::extent::common;
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, task};
-use crate::element::{Element, Float};
+use crate::element::{CpuElement, CpuFloat};
 use crate::kernels::elementwise;
 use crate::kernels::reduce::sum_of_squares;
 
@@ -70,7 +70,7 @@ impl<T> Squares<T> {
     }
 }
 
-impl<T: Element> Task for Squares<T> {
+impl<T: CpuElement> Task for Squares<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let of_one = |(member, runs): (usize, &Vec<Range<usize>>)| {
             let mut accesses = vec![self.out.writes(member..member + 1)];
@@ -104,7 +104,7 @@ struct Scale<T> {
     types: PhantomData<T>,
 }
 
-impl<T: Element> Task for Scale<T> {
+impl<T: CpuElement> Task for Scale<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let own = share.of(self.x.elements());
         vec![self.x.reads(own.clone()), self.factors.reads_all(), self.out.writes(own)]

@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use phalanx_call::{Block, Message, Slot};
-use phalanx_comm::{Blocks, Call, CommError, GroupId, Op, Site, Strides};
+use phalanx_comm::{Blocks, Call, CollectiveOp, CommError, GroupId, Site, Strides};
 use phalanx_engine::Way;
 use phalanx_ir::{Axis, DType};
 
@@ -23,8 +23,8 @@ pub(crate) fn transfer(
     for message in messages {
         let Message { peer, channel, dtype, ref blocks, .. } = *message;
         let op = match way {
-            Way::Send => Op::Send { to: peer, channel },
-            Way::Receive => Op::Receive { from: peer, channel },
+            Way::Send => CollectiveOp::Send { to: peer, channel },
+            Way::Receive => CollectiveOp::Receive { from: peer, channel },
         };
         for block in blocks {
             let call = Call::new(GroupId::WORLD, op, dtype, rows(block));

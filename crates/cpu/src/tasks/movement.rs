@@ -8,8 +8,8 @@ use phalanx_ir::ops::BinaryKind;
 use phalanx_ir::{DType, Op};
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var};
-use crate::element::Element;
-use crate::kernels::elementwise::{Operand, binary_in_place};
+use crate::element::CpuElement;
+use crate::kernels::elementwise::{ElementOperand, binary_in_place};
 use crate::kernels::movement;
 
 pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
@@ -179,13 +179,13 @@ impl Move {
         }
     }
 
-    fn add<T: Element>(&self, cx: &Context<'_>) {
+    fn add<T: CpuElement>(&self, cx: &Context<'_>) {
         let own = self.own(cx.share);
         // SAFETY: the task declared these accesses; an output overlaps no other value.
         unsafe {
             let from = cx.get::<T>(&self.inputs[0], own.clone());
             let out = cx.get_mut::<T>(&self.out, own);
-            binary_in_place(BinaryKind::Add, out, Operand::Chunk(from));
+            binary_in_place(BinaryKind::Add, out, ElementOperand::Chunk(from));
         }
     }
 }

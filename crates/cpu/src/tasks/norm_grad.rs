@@ -6,7 +6,7 @@ use std::ops::Range;
 use phalanx_engine::EngineError;
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_floats, task};
-use crate::element::{Element, Float};
+use crate::element::{CpuElement, CpuFloat};
 use crate::kernels::norm;
 use crate::requirements::NORM_PARTS;
 
@@ -17,7 +17,7 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let sums = op.scratch.ok_or_else(|| op.unsupported("its scratch memory was not planned"))?;
     for_floats!(op, dx.dtype, vectors[0].dtype, T, C => {
         let total = SumParts { sums, vectors: vectors.clone(), types: PhantomData };
-        let total: SumParts<<T as Element>::Acc, C> = total;
+        let total: SumParts<<T as CpuElement>::Acc, C> = total;
         let rows = NormGrad::<T, C> { inputs, dx, vectors, sums, types: PhantomData };
         let tasks: Tasks = vec![task(rows), task(total)];
         tasks
@@ -33,7 +33,7 @@ struct NormGrad<T, C> {
     types: PhantomData<(T, C)>,
 }
 
-impl<T: Element, C: Element<Acc = T::Acc>> NormGrad<T, C> {
+impl<T: CpuElement, C: CpuElement<Acc = T::Acc>> NormGrad<T, C> {
     /// The rows of one of the fixed parts.
     fn rows(&self, part: usize) -> Range<usize> {
         Share { worker: part, workers: NORM_PARTS }.of(self.dx.rows())
@@ -45,7 +45,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> NormGrad<T, C> {
     }
 }
 
-impl<T: Element, C: Element<Acc = T::Acc>> Task for NormGrad<T, C> {
+impl<T: CpuElement, C: CpuElement<Acc = T::Acc>> Task for NormGrad<T, C> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let parts = share.of(NORM_PARTS);
         if parts.is_empty() {
@@ -101,7 +101,7 @@ pub(super) struct SumParts<A, C> {
     pub(super) types: PhantomData<(A, C)>,
 }
 
-impl<A: Float, C: Element<Acc = A>> Task for SumParts<A, C> {
+impl<A: CpuFloat, C: CpuElement<Acc = A>> Task for SumParts<A, C> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let own = share.of(self.vectors[0].elements());
         let bytes = NORM_PARTS * self.vectors.len() * self.vectors[0].elements() * size_of::<A>();

@@ -8,8 +8,8 @@ use phalanx_ir::ops::BinaryKind;
 
 use super::extent::{common, gaps};
 use super::{Access, Context, Operation, Share, Task, Tasks, Var};
-use crate::element::Element;
-use crate::kernels::elementwise::{Operand, binary_in_place};
+use crate::element::CpuElement;
+use crate::kernels::elementwise::{ElementOperand, binary_in_place};
 
 pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let (x, out) = (op.input(0), op.output(0));
@@ -28,14 +28,14 @@ impl Clear {
         share.of(self.out.elements())
     }
 
-    fn add<T: Element>(&self, cx: &Context<'_>) {
+    fn add<T: CpuElement>(&self, cx: &Context<'_>) {
         let own = self.own(cx.share);
         for run in self.runs.iter().map(|run| common(run, &own)) {
             // SAFETY: the task declared these accesses; what is added to overlaps no other value.
             unsafe {
                 let from = cx.get::<T>(&self.x, run.clone());
                 let to = cx.get_mut::<T>(&self.out, run);
-                binary_in_place(BinaryKind::Add, to, Operand::Chunk(from));
+                binary_in_place(BinaryKind::Add, to, ElementOperand::Chunk(from));
             }
         }
     }

@@ -8,13 +8,13 @@ use std::ops::Range;
 
 use phalanx_engine::EngineError;
 use phalanx_ir::ops::Rotary;
-use phalanx_ir::{Op, Part};
+use phalanx_ir::{LocalPart, Op};
 
 use super::extent::{common, gaps};
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, task};
-use crate::element::{Element, Float};
+use crate::element::{CpuElement, CpuFloat};
 use crate::kernels::dropout::{Mask, dropout_of_sample};
-use crate::kernels::embedding::{Held, gather};
+use crate::kernels::embedding::{HeldRows, gather};
 use crate::kernels::rotary;
 
 /// The tasks of such an op; `None` if it does not need them.
@@ -56,19 +56,19 @@ pub(super) fn first_sample(op: &Operation<'_>) -> usize {
 }
 
 /// Which rows of an embedding's table a rank holds.
-pub(super) fn held(op: &Operation<'_>) -> Result<Held, EngineError> {
+pub(super) fn held(op: &Operation<'_>) -> Result<HeldRows, EngineError> {
     let table = match op.instr.op {
         Op::Embedding(_) => op.instr.inputs[0],
         _ => op.instr.outputs[0],
     };
     let part = op.part(table, 0);
     let first = part.start().ok_or_else(|| op.unsupported("its table is not sharded in blocks"))?;
-    Ok(Held { vocabulary: op.program.ty(table).shape[0], first, rows: part.len() })
+    Ok(HeldRows { vocabulary: op.program.ty(table).shape[0], first, rows: part.len() })
 }
 
 /// Where the rows of a value lie in the whole.
 struct Places {
-    parts: Vec<Part>,
+    parts: Vec<LocalPart>,
     /// The whole value's shape.
     shape: Vec<usize>,
 }
@@ -96,7 +96,7 @@ struct Drop<T> {
     types: PhantomData<T>,
 }
 
-impl<T: Element> Task for Drop<T> {
+impl<T: CpuElement> Task for Drop<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let own = self.x.of_rows(&self.x.own_rows(share));
         vec![self.x.reads(own.clone()), self.key.reads_all(), self.out.writes(own)]
@@ -143,26 +143,26 @@ fn rotation(op: &Operation<'_>, r: &Rotary) -> Result<Box<dyn Task>, EngineError
     let (seq, part) = (x.shape[1], op.part(op.instr.inputs[0], 1));
     let frequencies = r.frequencies(x.valid[3]);
     let direction = match r.inverse {
-        false => rotary::Direction::Forward,
-        true => rotary::Direction::Inverse,
+        false => rotary::Rotation::Forward,
+        true => rotary::Rotation::Inverse,
     };
     for_float!(op, x.dtype, T => {
-        let mut tables = vec![<T as Element>::Acc::ZERO; seq * x.valid[3]];
+        let mut tables = vec![<T as CpuElement>::Acc::ZERO; seq * x.valid[3]];
         let (cos, sin) = tables.split_at_mut(seq * x.valid[3] / 2);
         rotary::fill_tables((0..seq).map(|i| part.global(i)), &frequencies, cos, sin);
         task(Turn::<T> { x, out, tables, direction })
     })
 }
 
-struct Turn<T: Element> {
+struct Turn<T: CpuElement> {
     x: Var,
     out: Var,
     /// Cosines, then sines.
     tables: Vec<T::Acc>,
-    direction: rotary::Direction,
+    direction: rotary::Rotation,
 }
 
-impl<T: Element> Turn<T> {
+impl<T: CpuElement> Turn<T> {
     /// A worker's positions, and the elements of all their heads.
     fn own(&self, share: Share) -> (Range<usize>, Range<usize>) {
         let rows = share.of(self.x.shape[0] * self.x.shape[1]);
@@ -171,7 +171,7 @@ impl<T: Element> Turn<T> {
     }
 }
 
-impl<T: Element> Task for Turn<T> {
+impl<T: CpuElement> Task for Turn<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let (_, own) = self.own(share);
         vec![self.x.reads(own.clone()), self.out.writes(own)]
@@ -181,7 +181,7 @@ impl<T: Element> Task for Turn<T> {
         let (cos, sin) = self.tables.split_at(self.tables.len() / 2);
         let (seq, stride, valid) = (self.x.shape[1], self.x.shape[3], self.x.valid[3]);
         for row in self.own(cx.share).0 {
-            let turn = rotary::Rotary {
+            let turn = rotary::RotaryTables {
                 cos,
                 sin,
                 head_dim: valid,
@@ -213,12 +213,12 @@ struct Lookup<T> {
     table: Var,
     ids: Var,
     out: Var,
-    held: Held,
+    held: HeldRows,
     runs: Vec<Range<usize>>,
     types: PhantomData<T>,
 }
 
-impl<T: Element> Task for Lookup<T> {
+impl<T: CpuElement> Task for Lookup<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let rows = share.of(self.ids.elements());
         let out = self.out.of_rows(&rows);

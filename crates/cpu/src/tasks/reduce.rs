@@ -8,7 +8,7 @@ use phalanx_ir::Op;
 use phalanx_ir::ops::ReduceKind;
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_floats, task};
-use crate::element::{Element, Float};
+use crate::element::{CpuElement, CpuFloat};
 use crate::kernels::reduce;
 
 pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
@@ -54,7 +54,7 @@ struct Total<T, C> {
     types: PhantomData<(T, C)>,
 }
 
-impl<T: Element, C: Element<Acc = T::Acc>> Task for Total<T, C> {
+impl<T: CpuElement, C: CpuElement<Acc = T::Acc>> Task for Total<T, C> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let n = if self.owner % share.workers == share.worker { usize::MAX } else { 0 };
         vec![self.x.reads(0..self.x.elements().min(n)), self.out.writes(0..n.min(1))]
@@ -90,7 +90,7 @@ struct Partly<T, C> {
     types: PhantomData<(T, C)>,
 }
 
-impl<T: Element, C: Element<Acc = T::Acc>> Partly<T, C> {
+impl<T: CpuElement, C: CpuElement<Acc = T::Acc>> Partly<T, C> {
     /// Whole outer indices if there are several, else columns of the one.
     fn own(&self, share: Share) -> Range<usize> {
         let [outer, _, inner] = self.blocks;
@@ -104,7 +104,7 @@ impl<T: Element, C: Element<Acc = T::Acc>> Partly<T, C> {
     }
 }
 
-impl<T: Element, C: Element<Acc = T::Acc>> Task for Partly<T, C> {
+impl<T: CpuElement, C: CpuElement<Acc = T::Acc>> Task for Partly<T, C> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let own = self.own(share);
         let [outer, middle, _] = self.blocks;
@@ -160,7 +160,7 @@ struct Scattered<T, C> {
     types: PhantomData<(T, C)>,
 }
 
-impl<T: Element, C: Element<Acc = T::Acc>> Scattered<T, C> {
+impl<T: CpuElement, C: CpuElement<Acc = T::Acc>> Scattered<T, C> {
     fn new(kind: Kind, dims: &[usize], x: Var, out: Var) -> Self {
         let walk = |gone: bool| -> Vec<(usize, usize)> {
             let steps = if gone { &x.valid } else { &x.shape };
@@ -197,7 +197,7 @@ fn place(dims: &[(usize, usize)], index: usize) -> usize {
     at
 }
 
-impl<T: Element, C: Element<Acc = T::Acc>> Task for Scattered<T, C> {
+impl<T: CpuElement, C: CpuElement<Acc = T::Acc>> Task for Scattered<T, C> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         vec![self.x.reads_all(), self.out.writes(share.of(self.out.elements()))]
     }

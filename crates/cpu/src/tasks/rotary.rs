@@ -6,7 +6,7 @@ use phalanx_engine::EngineError;
 use phalanx_ir::ops::Rotary;
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, task};
-use crate::element::{Element, Float};
+use crate::element::{CpuElement, CpuFloat};
 use crate::kernels::rotary;
 
 pub(super) fn compile(op: &Operation<'_>, rotation: &Rotary) -> Result<Tasks, EngineError> {
@@ -15,11 +15,11 @@ pub(super) fn compile(op: &Operation<'_>, rotation: &Rotary) -> Result<Tasks, En
     let part = op.part(op.instr.inputs[0], 1);
     let frequencies = rotation.frequencies(head_dim);
     let direction = match rotation.inverse {
-        false => rotary::Direction::Forward,
-        true => rotary::Direction::Inverse,
+        false => rotary::Rotation::Forward,
+        true => rotary::Rotation::Inverse,
     };
     let made = for_float!(op, x.dtype, T => {
-        let mut tables = vec![<T as Element>::Acc::ZERO; seq * head_dim];
+        let mut tables = vec![<T as CpuElement>::Acc::ZERO; seq * head_dim];
         let (cos, sin) = tables.split_at_mut(seq * head_dim / 2);
         rotary::fill_tables((0..seq).map(|i| part.global(i)), &frequencies, cos, sin);
         task(Rotation::<T> { x, out, tables, direction })
@@ -27,15 +27,15 @@ pub(super) fn compile(op: &Operation<'_>, rotation: &Rotary) -> Result<Tasks, En
     Ok(vec![made])
 }
 
-struct Rotation<T: Element> {
+struct Rotation<T: CpuElement> {
     x: Var,
     out: Var,
     /// Cosines, then sines.
     tables: Vec<T::Acc>,
-    direction: rotary::Direction,
+    direction: rotary::Rotation,
 }
 
-impl<T: Element> Rotation<T> {
+impl<T: CpuElement> Rotation<T> {
     /// Rows are positions; a row is all heads of one.
     fn rows(&self, share: Share) -> Range<usize> {
         share.of(self.x.shape[0] * self.x.shape[1])
@@ -47,7 +47,7 @@ impl<T: Element> Rotation<T> {
     }
 }
 
-impl<T: Element> Task for Rotation<T> {
+impl<T: CpuElement> Task for Rotation<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let own = self.elements(&self.rows(share));
         vec![self.x.reads(own.clone()), self.out.writes(own)]
@@ -56,7 +56,7 @@ impl<T: Element> Task for Rotation<T> {
     fn run(&self, cx: &Context<'_>) {
         let rows = self.rows(cx.share);
         let (cos, sin) = self.tables.split_at(self.tables.len() / 2);
-        let turn = rotary::Rotary {
+        let turn = rotary::RotaryTables {
             cos,
             sin,
             head_dim: self.x.shape[3],

@@ -8,7 +8,7 @@ use phalanx_engine::EngineError;
 use phalanx_ir::Op;
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, placed, task};
-use crate::element::Element;
+use crate::element::CpuElement;
 use crate::kernels::{dropout, embedding, norm, softmax};
 
 pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
@@ -43,7 +43,7 @@ enum Forward {
         first: usize,
     },
     Embedding {
-        held: embedding::Held,
+        held: embedding::HeldRows,
     },
 }
 
@@ -63,7 +63,7 @@ fn forward(op: &Operation<'_>, kind: Forward) -> Result<Tasks, EngineError> {
     Ok(vec![made])
 }
 
-impl<T: Element> Rows<T> {
+impl<T: CpuElement> Rows<T> {
     fn rows(&self, share: Share) -> Range<usize> {
         self.outputs[0].own_rows(share)
     }
@@ -96,7 +96,7 @@ impl<T: Element> Rows<T> {
     }
 }
 
-impl<T: Element> Task for Rows<T> {
+impl<T: CpuElement> Task for Rows<T> {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let rows = self.rows(share);
         let reads = self.inputs.iter().enumerate().map(|(i, v)| v.reads(self.read(i, &rows)));
@@ -155,7 +155,7 @@ impl<T: Element> Task for Rows<T> {
     }
 }
 
-impl<T: Element> Rows<T> {
+impl<T: CpuElement> Rows<T> {
     /// A statistic of the rows: a result after the first.
     ///
     /// # Safety

@@ -64,7 +64,7 @@ impl Transfer {
     pub(super) fn new(
         op: &Operation<'_>,
         axes: &[Axis],
-        kind: phalanx_comm::Op<'static>,
+        kind: phalanx_comm::CollectiveOp<'static>,
         blocks: Blocks,
         source: Var,
         target: Var,

@@ -8,8 +8,8 @@ use phalanx_ir::ops::{self, AdamW, Sgd};
 use phalanx_ir::{DType, Op};
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var};
-use crate::element::{Element, Float};
-use crate::kernels::optim::{Adam, Decay, Sgd as SgdStep, Weights};
+use crate::element::{CpuElement, CpuFloat};
+use crate::kernels::optim::{Adam, DecayKind, SgdStep, UpdatedWeights};
 
 pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let rule = match op.instr.op {
@@ -92,9 +92,9 @@ struct Update<A, G, C> {
 
 impl<A, G, C> Task for Update<A, G, C>
 where
-    A: Float,
-    G: Element<Acc = A>,
-    C: Element<Acc = A>,
+    A: CpuFloat,
+    G: CpuElement<Acc = A>,
+    C: CpuElement<Acc = A>,
 {
     fn accesses(&self, share: Share) -> Vec<Access> {
         let v = &self.vars;
@@ -129,9 +129,9 @@ where
 
 impl<A, G, C> Update<A, G, C>
 where
-    A: Float,
-    G: Element<Acc = A>,
-    C: Element<Acc = A>,
+    A: CpuFloat,
+    G: CpuElement<Acc = A>,
+    C: CpuElement<Acc = A>,
 {
     /// Updates elements that all decay at this rate.
     fn piece(&self, cx: &Context<'_>, own: Range<usize>, rate: f64) {
@@ -141,7 +141,7 @@ where
         unsafe {
             let [lr, step, clip] = std::array::from_fn(|i| cx.scalar(&v.scalars[i]));
             let grad = cx.get::<G>(&v.g, own.clone());
-            let weights = Weights {
+            let weights = UpdatedWeights {
                 master: cx.get_mut::<A>(&v.out, own.clone()),
                 copy: v.copy.as_ref().map(|c| cx.get_mut::<C>(c, own.clone())),
             };
@@ -152,7 +152,7 @@ where
                     betas: [a.beta1, a.beta2],
                     eps: a.eps,
                     weight_decay: rate,
-                    decay: Decay::Decoupled,
+                    decay: DecayKind::Decoupled,
                     step: step as u64,
                     clip,
                 }
@@ -162,7 +162,7 @@ where
                     momentum: s.momentum,
                     nesterov: s.nesterov,
                     weight_decay: rate,
-                    decay: Decay::L2,
+                    decay: DecayKind::L2,
                     first: step as u64 == 1,
                     clip,
                 }

@@ -10,37 +10,37 @@ use phalanx_ir::ops::{
 };
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Form, Op, Phase, Program, Role, TensorType};
-use phalanx_reference::Tensor;
+use phalanx_reference::RefTensor;
 
 /// An op and its operands, each with its role; whether they are units.
 pub(crate) struct Case {
     pub(crate) op: Op,
-    pub(crate) operands: Vec<(Tensor, Role)>,
+    pub(crate) operands: Vec<(RefTensor, Role)>,
     pub(crate) form: Form,
 }
 
 const F64: DType = DType::F64;
 
-fn normal(name: &str, shape: &[usize]) -> Tensor {
-    Tensor::normal(F64, shape, Stream::named(5, name))
+fn normal(name: &str, shape: &[usize]) -> RefTensor {
+    RefTensor::normal(F64, shape, Stream::named(5, name))
 }
 
-fn positive(name: &str, shape: &[usize]) -> Tensor {
+fn positive(name: &str, shape: &[usize]) -> RefTensor {
     let values: Vec<f64> = normal(name, shape).values().iter().map(|x| x * x + 0.1).collect();
-    Tensor::new(F64, shape, &values).unwrap()
+    RefTensor::new(F64, shape, &values).unwrap()
 }
 
 /// Ids below a bound; every fifth is negative if some are ignored.
-fn ids(shape: &[usize], bound: u32, ignored: bool) -> Tensor {
-    let ids = Tensor::ids(shape, bound, Stream::named(6, "ids")).values();
+fn ids(shape: &[usize], bound: u32, ignored: bool) -> RefTensor {
+    let ids = RefTensor::ids(shape, bound, Stream::named(6, "ids")).values();
     let values: Vec<i32> = (ids.iter().enumerate())
         .map(|(i, &id)| if ignored && i % 5 == 3 { -1 } else { id as i32 })
         .collect();
-    Tensor::from_i32(shape, &values).unwrap()
+    RefTensor::from_i32(shape, &values).unwrap()
 }
 
 /// The results of an op, by the interpreter.
-pub(crate) fn apply(op: &Op, operands: &[Tensor]) -> Vec<Tensor> {
+pub(crate) fn apply(op: &Op, operands: &[RefTensor]) -> Vec<RefTensor> {
     let mut program = Program::new("apply", phalanx_ir::Mesh::single());
     let names: Vec<String> = (0..operands.len()).map(|i| format!("in{i}")).collect();
     let inputs: Vec<_> = (operands.iter().zip(&names))
@@ -50,7 +50,7 @@ pub(crate) fn apply(op: &Op, operands: &[Tensor]) -> Vec<Tensor> {
     for (i, value) in outputs.into_iter().enumerate() {
         program.output(format!("out{i}"), Role::Probe, value);
     }
-    let named: Vec<(&str, Tensor)> =
+    let named: Vec<(&str, RefTensor)> =
         names.iter().map(String::as_str).zip(operands.iter().cloned()).collect();
     let results = phalanx_reference::run(&program, &named).unwrap();
     results.into_iter().map(|(_, tensor)| tensor).collect()
@@ -72,13 +72,13 @@ pub(crate) fn every() -> Vec<Case> {
 struct Cases(Vec<Case>);
 
 impl Cases {
-    fn add(&mut self, op: impl Into<Op>, operands: &[&Tensor]) {
+    fn add(&mut self, op: impl Into<Op>, operands: &[&RefTensor]) {
         let operands = operands.iter().map(|&t| (t.clone(), Role::Data)).collect();
         self.0.push(Case { op: op.into(), operands, form: Form::Tensor });
     }
 
     /// The last operand is a random key.
-    fn add_keyed(&mut self, op: impl Into<Op>, operands: &[&Tensor]) {
+    fn add_keyed(&mut self, op: impl Into<Op>, operands: &[&RefTensor]) {
         self.add(op, operands);
         if let Some((_, role)) = self.0.last_mut().and_then(|c| c.operands.last_mut()) {
             *role = Role::Random;
@@ -119,7 +119,7 @@ impl Cases {
             self.add(Binary { kind }, &[&x, &y]);
         }
         self.add(Binary { kind: BinaryKind::Mul }, &[&x, &row]);
-        self.add(Binary { kind: BinaryKind::Sub }, &[&x, &Tensor::scalar(F64, 0.7)]);
+        self.add(Binary { kind: BinaryKind::Sub }, &[&x, &RefTensor::scalar(F64, 0.7)]);
         let mask = apply(&Compare { kind: CompareKind::Lt }.into(), &[x.clone(), y.clone()]);
         self.add(Compare { kind: CompareKind::Lt }, &[&x, &y]);
         self.add(Select, &[&mask[0], &x, &y]);
@@ -183,7 +183,7 @@ impl Cases {
         let kept = apply(&CrossEntropy.into(), &[logits.clone(), targets.clone()]);
         self.add(CrossEntropy, &[&logits, &targets]);
         self.add(CrossEntropyGrad, &[&logits, &targets, &kept[1], &normal("dnll", &[2, 5])]);
-        let (x, scale) = (normal("x", &[2, 5, 3]), Tensor::scalar(F64, 0.3));
+        let (x, scale) = (normal("x", &[2, 5, 3]), RefTensor::scalar(F64, 0.3));
         for (transposed, shape) in [(false, [3, 7]), (true, [7, 3])] {
             let op = LinearCrossEntropy { transposed, chunk: 4, out: F64 };
             self.add(op, &[&x, &normal("w", &shape), &targets, &scale]);
@@ -194,7 +194,7 @@ impl Cases {
     }
 
     fn positions(&mut self) {
-        let key = Tensor::from_i32(&[5], &[7, 1, 3, 2, 40]).unwrap();
+        let key = RefTensor::from_i32(&[5], &[7, 1, 3, 2, 40]).unwrap();
         for shape in [vec![3, 5, 2], vec![6], vec![4, 7]] {
             self.add_keyed(Dropout { p: 0.4, site: 3 }, &[&normal("x", &shape), &key]);
         }
@@ -226,8 +226,8 @@ impl Cases {
         }
     }
 
-    fn attend(&mut self, op: Op, keyed: bool, operands: &[Tensor]) {
-        let operands: Vec<&Tensor> = operands.iter().collect();
+    fn attend(&mut self, op: Op, keyed: bool, operands: &[RefTensor]) {
+        let operands: Vec<&RefTensor> = operands.iter().collect();
         if keyed { self.add_keyed(op, &operands) } else { self.add(op, &operands) }
     }
 
@@ -237,7 +237,7 @@ impl Cases {
         // Two blocks of three members, with gaps.
         let bounds = Bounds { members: vec![(0, 3), (3, 5), (7, 10)], block: 11 };
         let packed = of("packed", 22);
-        let [lr, step, clip] = [0.1, 3.0, 0.5].map(|x| Tensor::scalar(F64, x));
+        let [lr, step, clip] = [0.1, 3.0, 0.5].map(|x| RefTensor::scalar(F64, x));
         let decay = Decay { rate: 0.1, first: 2, block: 5 };
         let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-3, decay, narrow: None };
         let sgd = Sgd { momentum: 0.9, nesterov: true, decay, narrow: None };

@@ -4,28 +4,28 @@ use phalanx_cpu::CpuEngine;
 use phalanx_engine::{Args, Engine, Span, Target};
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Program, Role, TensorType};
-use phalanx_reference::Tensor;
+use phalanx_reference::RefTensor;
 use phalanx_script::{Lane, Slots, Tier};
 
 /// Random inputs: normal floats, ids below `vocab`, small positive scalars, a random key.
-pub(crate) fn inputs(program: &Program, vocab: u32, seed: u64) -> Vec<(String, Tensor)> {
+pub(crate) fn inputs(program: &Program, vocab: u32, seed: u64) -> Vec<(String, RefTensor)> {
     (program.inputs().iter())
         .map(|port| {
             let ty = program.ty(port.value);
             let stream = Stream::named(seed, &port.name);
             let tensor = match (ty.dtype, port.role) {
                 (DType::I32, Role::Random) => {
-                    Tensor::from_i32(&ty.shape, &[7, 1, 3, 2, 40]).unwrap()
+                    RefTensor::from_i32(&ty.shape, &[7, 1, 3, 2, 40]).unwrap()
                 }
-                (DType::I32, _) => Tensor::ids(&ty.shape, vocab, stream),
-                (dtype, Role::Scalar) => Tensor::scalar(dtype, 0.25),
+                (DType::I32, _) => RefTensor::ids(&ty.shape, vocab, stream),
+                (dtype, Role::Scalar) => RefTensor::scalar(dtype, 0.25),
                 // Small weights, as models have: else 16-bit rounding drowns everything.
                 (dtype, Role::Param) => {
-                    let values = Tensor::normal(dtype, &ty.shape, stream).values();
+                    let values = RefTensor::normal(dtype, &ty.shape, stream).values();
                     let small: Vec<f64> = values.iter().map(|x| 0.2 * x).collect();
-                    Tensor::new(dtype, &ty.shape, &small).unwrap()
+                    RefTensor::new(dtype, &ty.shape, &small).unwrap()
                 }
-                (dtype, _) => Tensor::normal(dtype, &ty.shape, stream),
+                (dtype, _) => RefTensor::normal(dtype, &ty.shape, stream),
             };
             (port.name.clone(), tensor)
         })
@@ -35,10 +35,10 @@ pub(crate) fn inputs(program: &Program, vocab: u32, seed: u64) -> Vec<(String, T
 /// The outputs of the CPU engine; `add` starts every output from what `before` holds.
 pub(crate) fn on_cpu(
     program: &Program,
-    inputs: &[(String, Tensor)],
+    inputs: &[(String, RefTensor)],
     threads: usize,
-    before: Option<&[Tensor]>,
-) -> Vec<Tensor> {
+    before: Option<&[RefTensor]>,
+) -> Vec<RefTensor> {
     let mut engine = CpuEngine::new(threads).unwrap();
     let slots = Slots::assign_for(program, &*engine.requirements());
     let kernel = engine.compile(program, &slots, &[0]).unwrap();
@@ -78,21 +78,22 @@ pub(crate) fn on_cpu(
             let ty = program.ty(port.value);
             let mut bytes = vec![0; target.span.bytes];
             engine.download(target.span, &mut bytes).unwrap();
-            Tensor::from_bytes(ty.dtype, &ty.shape, &bytes).unwrap()
+            RefTensor::from_bytes(ty.dtype, &ty.shape, &bytes).unwrap()
         })
         .collect()
 }
 
 /// The outputs of the reference interpreter.
-pub(crate) fn on_reference(program: &Program, inputs: &[(String, Tensor)]) -> Vec<Tensor> {
-    let named: Vec<(&str, Tensor)> = inputs.iter().map(|(n, t)| (n.as_str(), t.clone())).collect();
+pub(crate) fn on_reference(program: &Program, inputs: &[(String, RefTensor)]) -> Vec<RefTensor> {
+    let named: Vec<(&str, RefTensor)> =
+        inputs.iter().map(|(n, t)| (n.as_str(), t.clone())).collect();
     let outputs = phalanx_reference::run(program, &named).unwrap();
     outputs.into_iter().map(|(_, tensor)| tensor).collect()
 }
 
 /// The largest difference, relative to the largest entry or, if that is larger, to `floor`: a
 /// gradient that is zero but for rounding is judged by the size of the others.
-pub(crate) fn distance(a: &Tensor, b: &Tensor, floor: f64) -> f64 {
+pub(crate) fn distance(a: &RefTensor, b: &RefTensor, floor: f64) -> f64 {
     let (a, b) = (a.values(), b.values());
     let scale = b.iter().fold(floor.max(1e-300), |m, x| m.max(x.abs()));
     let difference = |(x, y): (&f64, &f64)| if x == y { 0.0 } else { (x - y).abs() };
@@ -101,8 +102,8 @@ pub(crate) fn distance(a: &Tensor, b: &Tensor, floor: f64) -> f64 {
 }
 
 /// The root mean square over all of these tensors' elements.
-pub(crate) fn root_mean_square(tensors: &[Tensor]) -> f64 {
-    let values: Vec<f64> = tensors.iter().flat_map(Tensor::values).collect();
+pub(crate) fn root_mean_square(tensors: &[RefTensor]) -> f64 {
+    let values: Vec<f64> = tensors.iter().flat_map(RefTensor::values).collect();
     (values.iter().map(|x| x * x).sum::<f64>() / values.len().max(1) as f64).sqrt()
 }
 
@@ -112,7 +113,7 @@ pub(crate) fn check(program: &Program, vocab: u32, tolerance: f64) {
     let inputs = inputs(program, vocab, 11);
     let expected = on_reference(program, &inputs);
     let floor = root_mean_square(&expected);
-    let close = |got: &[Tensor], expected: &[Tensor], how: &str| {
+    let close = |got: &[RefTensor], expected: &[RefTensor], how: &str| {
         for ((port, got), expected) in program.outputs().iter().zip(got).zip(expected) {
             let d = distance(got, expected, floor);
             assert!(d <= tolerance, "{how}: `{}` is off by {d:e}\n{program}", port.name);
@@ -122,11 +123,11 @@ pub(crate) fn check(program: &Program, vocab: u32, tolerance: f64) {
         let got = on_cpu(program, &inputs, threads, None);
         close(&got, &expected, &format!("{threads} threads"));
         let added = on_cpu(program, &inputs, threads, Some(&expected));
-        let doubled: Vec<Tensor> = (program.outputs().iter().zip(&expected))
+        let doubled: Vec<RefTensor> = (program.outputs().iter().zip(&expected))
             .map(|(port, t)| match port.role {
                 Role::Gradient | Role::Cotangent => {
                     let twice: Vec<f64> = t.values().iter().map(|x| 2.0 * x).collect();
-                    Tensor::new(t.dtype(), t.shape(), &twice).unwrap()
+                    RefTensor::new(t.dtype(), t.shape(), &twice).unwrap()
                 }
                 _ => t.clone(),
             })

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use phalanx_call::MemoryKind;
 use phalanx_comm::{
-    Algorithm, Busy, Call, CommError, Communicator, Group, GroupId, Handle, Launcher, Op, OpKind,
-    Reduction, Stop, Threads, Traffic,
+    Algorithm, Busy, Call, CollectiveOp, CommError, Communicator, Group, GroupId, Handle, Launcher,
+    OpKind, ReduceOp, Stop, Threads, Traffic,
 };
 use phalanx_cpu::CpuEngine;
 use phalanx_testing::cases::{Chooser, try_seeds};
@@ -25,9 +25,9 @@ impl Wrong {
     fn changed<'a>(&self, call: &Call<'a>) -> Call<'a> {
         let op = match call.op {
             op if op.kind() != self.kind => op,
-            Op::AllReduce(_) => Op::AllReduce(Reduction::Max),
-            Op::ReduceScatter(_) => Op::ReduceScatter(Reduction::Max),
-            Op::Permute { .. } => Op::Permute { to: None, from: None },
+            CollectiveOp::AllReduce(_) => CollectiveOp::AllReduce(ReduceOp::Max),
+            CollectiveOp::ReduceScatter(_) => CollectiveOp::ReduceScatter(ReduceOp::Max),
+            CollectiveOp::Permute { .. } => CollectiveOp::Permute { to: None, from: None },
             op => op,
         };
         Call { op, ..*call }

@@ -9,7 +9,7 @@ use phalanx_ir::ops::{Collective, CollectiveKind};
 use phalanx_ir::{
     Axis, DType, Exchange, Form, Layout, Mesh, Op, OpDef, Phase, Program, Role, TensorType, text,
 };
-use phalanx_reference::Tensor;
+use phalanx_reference::RefTensor;
 use phalanx_testing::asked_seeds;
 use phalanx_testing::cases::Dice;
 use phalanx_testing::layouts::{Operand, random_mesh, random_program};
@@ -32,7 +32,7 @@ fn engine(threads: usize) -> impl Fn(Box<dyn Communicator>) -> CpuEngine + Sync 
 
 /// Random layouts of one op; says how many were legal and ran.
 fn check(case: &Case, seeds: std::ops::Range<u64>, threads: usize) -> usize {
-    let tensors: Vec<Tensor> = case.operands.iter().map(|(t, _)| t.clone()).collect();
+    let tensors: Vec<RefTensor> = case.operands.iter().map(|(t, _)| t.clone()).collect();
     let expected = cases::apply(&case.op, &tensors);
     let operands: Vec<Operand> = (case.operands.iter())
         .map(|(t, role)| {
@@ -57,7 +57,7 @@ fn check(case: &Case, seeds: std::ops::Range<u64>, threads: usize) -> usize {
         for ((port, found), expected) in program.outputs().iter().zip(&found).zip(&expected) {
             let more = before.filter(|_| port.role == Role::Gradient).unwrap_or(0.0);
             let values: Vec<f64> = expected.values().iter().map(|x| x + more).collect();
-            let expected = Tensor::new(expected.dtype(), expected.shape(), &values).unwrap();
+            let expected = RefTensor::new(expected.dtype(), expected.shape(), &values).unwrap();
             let off = furthest(found, &expected);
             assert!(
                 off <= tolerance(expected.dtype()),
@@ -181,7 +181,7 @@ fn every_collective_keeps_the_value() {
         let found = (crews[dice.below(2)].run(&program, &inputs, None))
             .unwrap_or_else(|why| panic!("seed {seed}: {why}\n{program}"));
         let values: Vec<f64> = inputs[0].values().iter().map(|x| 2.0 * x).collect();
-        let expected = Tensor::new(dtype, inputs[0].shape(), &values).unwrap();
+        let expected = RefTensor::new(dtype, inputs[0].shape(), &values).unwrap();
         for found in &found {
             let off = furthest(found, &expected);
             assert!(off <= 8.0 * tolerance(dtype), "seed {seed}: off by {off:e}\n{program}");
@@ -234,7 +234,7 @@ fn run_once(
     rank: usize,
     program: &Program,
     slots: &phalanx_script::Slots,
-    inputs: &[Tensor],
+    inputs: &[RefTensor],
 ) {
     use phalanx_engine::{Args, Engine, Span, Target};
     let kernel = engine.compile(program, slots, &[0, 1, 2, 3]).unwrap();

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use phalanx_cpu::CpuEngine;
 use phalanx_ir::{Builder, DType, Init, Model, Param};
-use phalanx_reference::Tensor;
+use phalanx_reference::RefTensor;
 use phalanx_script::accumulate;
-use phalanx_testing::{Batch, Rig, Setup, optimise};
+use phalanx_testing::{Rig, RigBatch, Setup, optimise};
 
 const ROWS: usize = 4;
 const COLUMNS: usize = 3;
@@ -36,10 +36,10 @@ fn model() -> Model {
 fn both_parameters_get_the_whole_sum() {
     let rows = |of: &dyn Fn(usize) -> f64| {
         let values: Vec<f64> = (0..ROWS * COLUMNS).map(of).collect();
-        Tensor::new(DType::F32, &[ROWS, COLUMNS], &values).unwrap()
+        RefTensor::new(DType::F32, &[ROWS, COLUMNS], &values).unwrap()
     };
     let x = |mb: usize| move |i: usize| (i + 10 * mb) as f64;
-    let batch = |mb: usize| Batch {
+    let batch = |mb: usize| RigBatch {
         data: vec![("x".to_owned(), rows(&x(mb))), ("y".to_owned(), rows(&|_| 1.0))],
         first: 0,
     };

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use phalanx_pipeline::picture::{Panel, svg};
-use phalanx_pipeline::{At, Costs, Schedule, Timeline, simulate};
+use phalanx_pipeline::{At, Schedule, Timeline, TurnCosts, simulate};
 use phalanx_script::Part;
 
 use phalanx_error::Result;
@@ -41,7 +41,7 @@ impl Played {
         })?;
         let times: Vec<Vec<Stretch>> = ran.iter().map(|ran| ran.turns(&schedule, stages)).collect();
         let measured = Timeline::measured(&schedule, |At { device, index }| times[device][index]);
-        let predicted = simulate(&schedule, &Costs::measured(&measured, 0.0)?)?;
+        let predicted = simulate(&schedule, &TurnCosts::measured(&measured, 0.0)?)?;
         Ok(Self { schedule, measured, predicted })
     }
 }

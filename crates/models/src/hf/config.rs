@@ -1,4 +1,4 @@
-//! `config.json` to and from a [`Spec`].
+//! `config.json` to and from a [`ModelSpec`].
 //!
 //! The file describes many variants of an architecture; a reader that ignored unknown keys would
 //! compute something different from the model. So the keys that change the mathematics are listed
@@ -13,17 +13,17 @@ use serde_json::{Map, Value, json};
 
 use super::error::HfError;
 use super::keys::{Keys, Rule, rule, shown};
-use super::spec::{GptSpec, LlamaSpec, RopeSpec, Spec};
+use super::spec::{GptSpec, LlamaSpec, ModelSpec, RopeSpec};
 use super::tensor::Stored;
 
 /// Reads the configuration file of a model folder.
-pub fn read_config(path: &Path) -> Result<Spec, HfError> {
+pub fn read_config(path: &Path) -> Result<ModelSpec, HfError> {
     let text = std::fs::read_to_string(path).map_err(|e| HfError::read(path, e))?;
     parse_config(&text, path)
 }
 
 /// Reads a configuration from its text; `path` is where it came from, for messages.
-pub fn parse_config(text: &str, path: &Path) -> Result<Spec, HfError> {
+pub fn parse_config(text: &str, path: &Path) -> Result<ModelSpec, HfError> {
     let value: Value = serde_json::from_str(text)
         .map_err(|e| HfError::corrupt(path, e.to_string(), "a JSON object"))?;
     let Value::Object(map) = &value else {
@@ -36,14 +36,14 @@ pub fn parse_config(text: &str, path: &Path) -> Result<Spec, HfError> {
     };
     keys.enforce(COMMON_RULES)?;
     match kind.as_str() {
-        Some("gpt2") => parse_gpt(&keys).map(Spec::Gpt),
-        Some("llama") => parse_llama(&keys).map(Spec::Llama),
+        Some("gpt2") => parse_gpt(&keys).map(ModelSpec::Gpt),
+        Some("llama") => parse_llama(&keys).map(ModelSpec::Llama),
         _ => Err(keys.unsupported("model_type", kind, "\"gpt2\", \"llama\"")),
     }
 }
 
 /// A specification as the text of a configuration file, which [`parse_config`] reads back.
-pub fn config_text(spec: &Spec) -> String {
+pub fn config_text(spec: &ModelSpec) -> String {
     write_config(spec, Stored::F32)
 }
 
@@ -51,10 +51,10 @@ pub fn config_text(spec: &Spec) -> String {
 ///
 /// Rotary settings are written in the older spelling, which every version of `transformers` reads.
 /// Dropout is written as zero and token ids as absent: the model does not know its tokenizer.
-pub(super) fn write_config(spec: &Spec, stored: Stored) -> String {
+pub(super) fn write_config(spec: &ModelSpec, stored: Stored) -> String {
     let mut value = match spec {
-        Spec::Gpt(spec) => gpt_json(spec),
-        Spec::Llama(spec) => llama_json(spec),
+        ModelSpec::Gpt(spec) => gpt_json(spec),
+        ModelSpec::Llama(spec) => llama_json(spec),
     };
     value["torch_dtype"] = json!(stored.torch_name());
     value["bos_token_id"] = Value::Null;

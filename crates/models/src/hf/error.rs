@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use phalanx_sys::{SysError, Told};
+use phalanx_sys::{Diagnostic, SysError};
 
 /// Why a model folder or weight file was not read or not written.
 #[derive(Debug, thiserror::Error)]
@@ -66,16 +66,16 @@ pub enum HfError {
 
 impl fmt::Display for HfError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.told().fmt(f)
+        self.diagnostic().fmt(f)
     }
 }
 
 impl HfError {
     /// The error in its parts.
-    pub fn told(&self) -> Told {
+    pub fn diagnostic(&self) -> Diagnostic {
         match self {
-            HfError::Read(error) | HfError::Write(error) => error.told(),
-            HfError::NoWeights { dir, found } => Told::new(format!(
+            HfError::Read(error) | HfError::Write(error) => error.diagnostic(),
+            HfError::NoWeights { dir, found } => Diagnostic::new(format!(
                 "{} holds no model.safetensors and no model.safetensors.index.json",
                 dir.display()
             ))
@@ -85,22 +85,22 @@ impl HfError {
                  calling save_pretrained",
             ),
             HfError::Corrupt { path, found, expected } => {
-                Told::new(format!("{} is damaged: found {found}", path.display()))
+                Diagnostic::new(format!("{} is damaged: found {found}", path.display()))
                     .because(format!("expected {expected}"))
                     .fix("copy or download it again")
             }
             HfError::Key { path, key, found, expected } => {
-                Told::new(format!("{}: `{key}`: found {found}", path.display()))
+                Diagnostic::new(format!("{}: `{key}`: found {found}", path.display()))
                     .because(format!("expected {expected}"))
                     .fix("copy the file again, or correct it")
             }
             HfError::Unsupported { path, key, found, supported } => {
-                Told::new(format!("{}: `{key}` = {found} is not supported", path.display()))
+                Diagnostic::new(format!("{}: `{key}` = {found} is not supported", path.display()))
                     .because(format!("supported: {supported}"))
                     .fix("use another model")
             }
             HfError::Tensor { path, tensor, found, expected } => {
-                Told::new(format!("{}: tensor `{tensor}`: found {found}", path.display()))
+                Diagnostic::new(format!("{}: tensor `{tensor}`: found {found}", path.display()))
                     .because(format!("expected {expected}"))
                     .fix("weights and config.json must be of one model: copy both again")
             }

@@ -1,6 +1,6 @@
 //! Hugging Face model folders in and out, and the weight file of a run.
 //!
-//! A folder is a `config.json`, which becomes a [`Spec`] of plain numbers, and one or more
+//! A folder is a `config.json`, which becomes a [`ModelSpec`] of plain numbers, and one or more
 //! `safetensors` files, whose tensors are renamed and turned into the layouts of this project
 //! ([`names`]). Everything is checked against the specification before any weight is read: a folder
 //! either loads completely or is refused with the file, the key or tensor, what was found and what
@@ -25,8 +25,8 @@ pub use config::{config_text, parse_config, read_config};
 pub use error::HfError;
 pub use params::{Params, stream_params};
 pub use phalanx_ir::ops::RopeScaling;
-pub use read::Source;
-pub use spec::{GptSpec, LlamaSpec, RopeSpec, Spec};
-pub use tensor::{Tensor, Values};
-pub use weights::{Layout, Weights};
+pub use read::ModelFolder;
+pub use spec::{GptSpec, LlamaSpec, ModelSpec, RopeSpec};
+pub use tensor::{Values, WeightTensor};
+pub use weights::{TensorInfo, Weights};
 pub use write::save;

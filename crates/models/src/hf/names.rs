@@ -4,7 +4,7 @@
 //! GPT-2's are already `[in, out]`, but its query, key and value are concatenated in one tensor.
 //! Every conversion in either direction follows the one table that [`params`] returns.
 
-use super::spec::{GptSpec, LlamaSpec, Spec};
+use super::spec::{GptSpec, LlamaSpec, ModelSpec};
 
 /// One of our parameters and where Hugging Face keeps it.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,19 +42,19 @@ pub const PREFIXES: [&str; 2] = ["transformer.", "model."];
 pub const HF_HEAD: &str = "lm_head.weight";
 
 /// Every parameter of a model, in the order in which the model applies them.
-pub fn params(spec: &Spec) -> Vec<HfParam> {
+pub fn params(spec: &ModelSpec) -> Vec<HfParam> {
     match spec {
-        Spec::Gpt(spec) => gpt(spec),
-        Spec::Llama(spec) => llama(spec),
+        ModelSpec::Gpt(spec) => gpt(spec),
+        ModelSpec::Llama(spec) => llama(spec),
     }
 }
 
 /// Whether a tensor is a constant that some versions of `transformers` stored with the weights
 /// (causal masks, rotary tables). They can be computed from the configuration and are not read.
-pub fn is_known_buffer(spec: &Spec, hf_name: &str) -> bool {
+pub fn is_known_buffer(spec: &ModelSpec, hf_name: &str) -> bool {
     let known: &[&str] = match spec {
-        Spec::Gpt(_) => &["attn.bias", "attn.masked_bias"],
-        Spec::Llama(_) => &["rotary_emb.inv_freq"],
+        ModelSpec::Gpt(_) => &["attn.bias", "attn.masked_bias"],
+        ModelSpec::Llama(_) => &["rotary_emb.inv_freq"],
     };
     let bare = without_prefix(hf_name);
     known.iter().any(|end| {

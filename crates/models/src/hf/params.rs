@@ -9,9 +9,9 @@ use phalanx_ir::DType;
 use super::error::HfError;
 use super::file::{Entry, TensorFile, stage};
 use super::names::Storage;
-use super::tensor::{Stored, Tensor};
+use super::tensor::{Stored, WeightTensor};
 use super::view::View;
-use super::weights::{Layout, Weights};
+use super::weights::{TensorInfo, Weights};
 
 /// The header entry that identifies this project's files, and its value.
 const FORMAT: (&str, &str) = ("format", "phalanx");
@@ -61,14 +61,14 @@ impl Params {
 }
 
 impl Weights for Params {
-    fn layouts(&self) -> Vec<Layout> {
+    fn layouts(&self) -> Vec<TensorInfo> {
         let names = self.file.names().into_iter();
         names.filter_map(|name| self.layout(&name).ok()).collect()
     }
 
-    fn layout(&self, name: &str) -> Result<Layout, HfError> {
+    fn layout(&self, name: &str) -> Result<TensorInfo, HfError> {
         let shape = self.shape(name)?.to_vec();
-        Ok(Layout { name: name.to_owned(), shape, dtype: self.file.stored(name)?.dtype() })
+        Ok(TensorInfo { name: name.to_owned(), shape, dtype: self.file.stored(name)?.dtype() })
     }
 
     fn read_ranges(
@@ -89,21 +89,21 @@ impl Weights for Params {
 /// read, nothing is written.
 pub fn stream_params(
     path: &Path,
-    layouts: &[Layout],
+    layouts: &[TensorInfo],
     metadata: &BTreeMap<String, String>,
-    mut tensor: impl FnMut(usize) -> Option<Tensor>,
+    mut tensor: impl FnMut(usize) -> Option<WeightTensor>,
 ) -> Result<(), HfError> {
     let mut metadata = metadata.clone();
     metadata.insert(FORMAT.0.to_owned(), FORMAT.1.to_owned());
     let mut entries = Vec::with_capacity(layouts.len());
-    for Layout { name, shape, dtype } in layouts {
+    for TensorInfo { name, shape, dtype } in layouts {
         let stored = Stored::of(*dtype).ok_or_else(|| {
             HfError::tensor(path, name, dtype.name().to_owned(), "f64, f32, bf16 or f16")
         })?;
         entries.push(Entry { name: name.clone(), shape: shape.clone(), stored });
     }
     let staged = stage(path, &metadata, &entries, |at, out| {
-        let Layout { name, shape, .. } = &layouts[at];
+        let TensorInfo { name, shape, .. } = &layouts[at];
         let found = match tensor(at) {
             Some(tensor) if tensor.shape == *shape && tensor.is_whole() => {
                 return Ok(tensor.encode(0..tensor.len(), entries[at].stored, out)?);

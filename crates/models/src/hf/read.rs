@@ -1,6 +1,6 @@
 //! Reading a Hugging Face folder.
 //!
-//! [`Source::open`] reads the configuration and the headers of all weight files and matches every
+//! [`ModelFolder::open`] reads the configuration and the headers of all weight files and matches every
 //! tensor with a parameter of the specification; after that, reading a parameter fails only where
 //! the disk does.
 
@@ -15,14 +15,14 @@ use super::config::read_config;
 use super::error::HfError;
 use super::file::TensorFile;
 use super::names::{self, HF_HEAD, HfParam};
-use super::spec::Spec;
+use super::spec::ModelSpec;
 use super::tensor::decode;
 use super::view::View;
-use super::weights::{Layout, Weights};
+use super::weights::{TensorInfo, Weights};
 
 /// An open model folder whose files have been checked against its configuration.
-pub struct Source {
-    spec: Spec,
+pub struct ModelFolder {
+    spec: ModelSpec,
     files: Vec<TensorFile>,
     params: BTreeMap<String, Located>,
 }
@@ -35,7 +35,7 @@ struct Located {
     dtype: DType,
 }
 
-impl Source {
+impl ModelFolder {
     /// Opens a folder with `config.json` and `model.safetensors`, or the shards that
     /// `model.safetensors.index.json` names.
     pub fn open(dir: &Path) -> Result<Self, HfError> {
@@ -59,14 +59,14 @@ impl Source {
             let located = Located { file, stored_name: name.clone(), dtype, param };
             params.insert(located.param.name.clone(), located);
         }
-        let source = Source { spec, files, params };
+        let source = ModelFolder { spec, files, params };
         source.refuse_missing(&main, &missing)?;
         source.refuse_extra(&unused, &stored)?;
         Ok(source)
     }
 
     /// The sizes and settings of the model.
-    pub fn spec(&self) -> &Spec {
+    pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
 
@@ -134,12 +134,12 @@ impl Source {
     }
 }
 
-impl Weights for Source {
-    fn layouts(&self) -> Vec<Layout> {
+impl Weights for ModelFolder {
+    fn layouts(&self) -> Vec<TensorInfo> {
         self.params.values().map(Located::layout).collect()
     }
 
-    fn layout(&self, name: &str) -> Result<Layout, HfError> {
+    fn layout(&self, name: &str) -> Result<TensorInfo, HfError> {
         Ok(self.located(name)?.layout())
     }
 
@@ -156,9 +156,9 @@ impl Weights for Source {
 }
 
 impl Located {
-    fn layout(&self) -> Layout {
+    fn layout(&self) -> TensorInfo {
         let HfParam { name, shape, .. } = &self.param;
-        Layout { name: name.clone(), shape: shape.clone(), dtype: self.dtype }
+        TensorInfo { name: name.clone(), shape: shape.clone(), dtype: self.dtype }
     }
 }
 

@@ -4,7 +4,7 @@ use phalanx_ir::ops::{RopeScaling, Rotary};
 
 /// A model that can be exchanged with Hugging Face.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Spec {
+pub enum ModelSpec {
     /// LayerNorm, learned positions, GELU, biases.
     Gpt(GptSpec),
     /// RMSNorm, rotary positions, SwiGLU, grouped-query attention, no biases.
@@ -75,12 +75,12 @@ impl RopeSpec {
     }
 }
 
-impl Spec {
+impl ModelSpec {
     /// Whether the head reads the embedding instead of its own weights.
     pub fn tied(&self) -> bool {
         match self {
-            Spec::Gpt(spec) => spec.tied,
-            Spec::Llama(spec) => spec.tied,
+            ModelSpec::Gpt(spec) => spec.tied,
+            ModelSpec::Llama(spec) => spec.tied,
         }
     }
 }

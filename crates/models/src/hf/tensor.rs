@@ -9,7 +9,7 @@ use safetensors::Dtype;
 
 /// A tensor in memory, row-major.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tensor {
+pub struct WeightTensor {
     /// The extents.
     pub shape: Vec<usize>,
     /// The values, as many as the product of the extents.
@@ -25,15 +25,15 @@ pub enum Values {
     F64(Vec<f64>),
 }
 
-impl Tensor {
+impl WeightTensor {
     /// A single-precision tensor.
     pub fn f32(shape: impl Into<Vec<usize>>, values: Vec<f32>) -> Self {
-        Tensor { shape: shape.into(), values: Values::F32(values) }
+        WeightTensor { shape: shape.into(), values: Values::F32(values) }
     }
 
     /// A double-precision tensor.
     pub fn f64(shape: impl Into<Vec<usize>>, values: Vec<f64>) -> Self {
-        Tensor { shape: shape.into(), values: Values::F64(values) }
+        WeightTensor { shape: shape.into(), values: Values::F64(values) }
     }
 
     /// A tensor of these native-endian bytes of a float type.
@@ -52,7 +52,7 @@ impl Tensor {
             DType::F16 => Values::F32(each(bytes, |b| f16::from_ne_bytes(b).to_f32())),
             DType::I32 | DType::Bool => panic!("parameters are not kept in {dtype}"),
         };
-        Tensor { shape: shape.into(), values }
+        WeightTensor { shape: shape.into(), values }
     }
 
     /// Some of the values as native-endian bytes of a float type, rounded if they were wider;
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn narrow_floats_round_to_nearest_even_and_widen_exactly() {
         // 1 + 2^-8 lies halfway between two bf16 values; the even one is 1.
-        let t = Tensor::f32([3], vec![1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, -2.5]);
+        let t = WeightTensor::f32([3], vec![1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, -2.5]);
         let encoded = |range, stored| {
             let mut out = Vec::new();
             t.encode(range, stored, &mut out).unwrap();
@@ -273,7 +273,9 @@ mod tests {
     fn a_long_tensor_is_written_in_pieces_without_a_seam() {
         let values: Vec<f64> = (0..40_000).map(f64::from).collect();
         let mut out = Vec::new();
-        Tensor::f64([40_000], values.clone()).encode(1..39_999, Stored::F64, &mut out).unwrap();
+        WeightTensor::f64([40_000], values.clone())
+            .encode(1..39_999, Stored::F64, &mut out)
+            .unwrap();
         assert_eq!(decode(Stored::F64, &out), Values::F64(values[1..39_999].to_vec()));
     }
 }

@@ -13,7 +13,7 @@ use phalanx_ir::DType;
 use super::error::HfError;
 use super::file::TensorFile;
 use super::names::Storage;
-use super::tensor::{Stored, Tensor, decode};
+use super::tensor::{Stored, WeightTensor, decode};
 
 /// Bytes that are read at a time on their way to another place or type; a longer row of a transposed
 /// tensor is read whole.
@@ -197,6 +197,6 @@ fn convert(bytes: &[u8], stored: Stored, dtype: DType, out: &mut Vec<u8>) {
     if is_native(stored, dtype) {
         return out.extend_from_slice(bytes);
     }
-    let values = Tensor { shape: Vec::new(), values: decode(stored, bytes) };
+    let values = WeightTensor { shape: Vec::new(), values: decode(stored, bytes) };
     out.extend(values.to_bytes(0..values.len(), dtype).expect("all values are there"));
 }

@@ -7,11 +7,11 @@ use std::path::Path;
 use phalanx_ir::DType;
 
 use super::error::HfError;
-use super::tensor::Tensor;
+use super::tensor::WeightTensor;
 
 /// What a parameter is, apart from its values.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct TensorInfo {
     /// Its name.
     pub name: String,
     /// Its shape.
@@ -20,7 +20,7 @@ pub struct Layout {
     pub dtype: DType,
 }
 
-impl Layout {
+impl TensorInfo {
     /// How many values it has.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
@@ -31,10 +31,10 @@ impl Layout {
 /// wanted, so a model need not be in memory as a whole.
 pub trait Weights: Sync {
     /// What there is, sorted by name.
-    fn layouts(&self) -> Vec<Layout>;
+    fn layouts(&self) -> Vec<TensorInfo>;
 
     /// What one parameter is.
-    fn layout(&self, name: &str) -> Result<Layout, HfError>;
+    fn layout(&self, name: &str) -> Result<TensorInfo, HfError>;
 
     /// Some values of a parameter, by their numbers in row-major order: those of all ranges, one after the
     /// other, as native-endian bytes of a float type, rounded where they were wider.
@@ -49,21 +49,21 @@ pub trait Weights: Sync {
     ) -> Result<Vec<u8>, HfError>;
 
     /// One whole parameter.
-    fn read(&self, name: &str) -> Result<Tensor, HfError> {
+    fn read(&self, name: &str) -> Result<WeightTensor, HfError> {
         let layout = self.layout(name)?;
         let all = 0..layout.elements();
         let bytes = self.read_ranges(name, &[all], layout.dtype)?;
-        Ok(Tensor::from_bytes(layout.shape, layout.dtype, &bytes))
+        Ok(WeightTensor::from_bytes(layout.shape, layout.dtype, &bytes))
     }
 }
 
 /// Tensors in memory.
-impl Weights for BTreeMap<String, Tensor> {
-    fn layouts(&self) -> Vec<Layout> {
+impl Weights for BTreeMap<String, WeightTensor> {
+    fn layouts(&self) -> Vec<TensorInfo> {
         self.iter().map(|(name, tensor)| describe(name, tensor)).collect()
     }
 
-    fn layout(&self, name: &str) -> Result<Layout, HfError> {
+    fn layout(&self, name: &str) -> Result<TensorInfo, HfError> {
         Ok(describe(name, find(self, name)?))
     }
 
@@ -87,12 +87,15 @@ impl Weights for BTreeMap<String, Tensor> {
 }
 
 /// Where values do not fill their shape, they are what is there.
-fn describe(name: &str, tensor: &Tensor) -> Layout {
+fn describe(name: &str, tensor: &WeightTensor) -> TensorInfo {
     let shape = if tensor.is_whole() { tensor.shape.clone() } else { vec![tensor.len()] };
-    Layout { name: name.to_owned(), shape, dtype: tensor.dtype() }
+    TensorInfo { name: name.to_owned(), shape, dtype: tensor.dtype() }
 }
 
-fn find<'a>(tensors: &'a BTreeMap<String, Tensor>, name: &str) -> Result<&'a Tensor, HfError> {
+fn find<'a>(
+    tensors: &'a BTreeMap<String, WeightTensor>,
+    name: &str,
+) -> Result<&'a WeightTensor, HfError> {
     let missing = || HfError::tensor(memory(), name, "no such parameter", "one of the model's");
     tensors.get(name).ok_or_else(missing)
 }

@@ -12,16 +12,21 @@ use super::config::{parse_config, write_config};
 use super::error::HfError;
 use super::file::{self, Entry, Unwritten};
 use super::names::{self, HfParam, Storage};
-use super::spec::Spec;
-use super::tensor::{Stored, Tensor};
+use super::spec::ModelSpec;
+use super::tensor::{Stored, WeightTensor};
 use super::view::gather;
-use super::weights::{Layout, Weights};
+use super::weights::{TensorInfo, Weights};
 
 /// Writes `config.json` and `model.safetensors` into `dir`, which is created if it does not exist.
 /// Both are written completely before they get their names, so that a failure leaves no mixture of
 /// old and new files. A tied head is not written: the configuration says where it is. Weights are
 /// read as they are written, so not more than one tensor is in memory.
-pub fn save(dir: &Path, spec: &Spec, weights: &dyn Weights, dtype: DType) -> Result<(), HfError> {
+pub fn save(
+    dir: &Path,
+    spec: &ModelSpec,
+    weights: &dyn Weights,
+    dtype: DType,
+) -> Result<(), HfError> {
     let (config_path, path) = (dir.join("config.json"), dir.join("model.safetensors"));
     let Some(stored) = Stored::of(dtype) else {
         let expected = "f64, f32, bf16 or f16";
@@ -117,15 +122,15 @@ impl Writer<'_> {
         let mut row = vec![0; rows * dtype.size()];
         for col in 0..cols {
             gather(dtype.size(), &bytes, col, cols, &mut row);
-            Tensor::from_bytes([rows], dtype, &row).encode(0..rows, self.stored, self.out)?;
+            WeightTensor::from_bytes([rows], dtype, &row).encode(0..rows, self.stored, self.out)?;
         }
         Ok(())
     }
 
-    fn read(&self, param: &HfParam, elements: Range<usize>) -> Result<Tensor, HfError> {
+    fn read(&self, param: &HfParam, elements: Range<usize>) -> Result<WeightTensor, HfError> {
         let shape = [elements.len()];
         let (dtype, bytes) = self.bytes(param, elements)?;
-        Ok(Tensor::from_bytes(shape, dtype, &bytes))
+        Ok(WeightTensor::from_bytes(shape, dtype, &bytes))
     }
 
     /// Some values of a parameter in its own element type, as many as were asked for.
@@ -142,8 +147,8 @@ impl Writer<'_> {
 }
 
 /// Refuses weights that are not exactly the specification's parameters.
-fn check(path: &Path, params: &[HfParam], layouts: &[Layout]) -> Result<(), HfError> {
-    let held: BTreeMap<&str, &Layout> = layouts.iter().map(|l| (l.name.as_str(), l)).collect();
+fn check(path: &Path, params: &[HfParam], layouts: &[TensorInfo]) -> Result<(), HfError> {
+    let held: BTreeMap<&str, &TensorInfo> = layouts.iter().map(|l| (l.name.as_str(), l)).collect();
     for HfParam { name, shape, .. } in params {
         let found = match held.get(name.as_str()) {
             Some(layout) if layout.shape == *shape => continue,
@@ -156,7 +161,7 @@ fn check(path: &Path, params: &[HfParam], layouts: &[Layout]) -> Result<(), HfEr
     let known: BTreeSet<&str> = params.iter().map(|p| p.name.as_str()).collect();
     match layouts.iter().find(|layout| !known.contains(layout.name.as_str())) {
         None => Ok(()),
-        Some(Layout { name, shape, .. }) => {
+        Some(TensorInfo { name, shape, .. }) => {
             let found = format!("shape {shape:?}");
             Err(HfError::tensor(path, name, found, "no such parameter"))
         }

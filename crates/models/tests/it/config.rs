@@ -3,19 +3,19 @@
 use std::path::Path;
 
 use phalanx_models::hf::{
-    GptSpec, HfError, LlamaSpec, RopeScaling, Spec, parse_config, read_config,
+    GptSpec, HfError, LlamaSpec, ModelSpec, RopeScaling, parse_config, read_config,
 };
 use serde_json::{Value, json};
 
 use crate::fixtures::{case, error, numbers, read_raw, root};
 
-fn parse(value: &Value) -> Result<Spec, HfError> {
+fn parse(value: &Value) -> Result<ModelSpec, HfError> {
     parse_config(&value.to_string(), Path::new("dir/config.json"))
 }
 
 fn llama(value: &Value) -> LlamaSpec {
     match parse(value) {
-        Ok(Spec::Llama(spec)) => spec,
+        Ok(ModelSpec::Llama(spec)) => spec,
         other => panic!("{other:?}"),
     }
 }
@@ -51,7 +51,7 @@ fn rotary_frequencies_are_those_of_transformers_in_every_spelling() {
 #[test]
 fn rotary_frequencies_of_the_fixtures_match_in_f64() {
     for name in ["llama_gqa", "llama_hd6", "llama_tied", "llama_rope_old"] {
-        let Ok(Spec::Llama(spec)) = read_config(&case(name).join("config.json")) else {
+        let Ok(ModelSpec::Llama(spec)) = read_config(&case(name).join("config.json")) else {
             panic!("{name}");
         };
         let oracle = read_raw(&case(name).join("oracle_f64.safetensors"));
@@ -65,7 +65,7 @@ fn the_two_spellings_describe_one_model() {
     let old = read_config(&case("llama_rope_old").join("config.json")).unwrap();
     let new = read_config(&case("llama_rope_new").join("config.json")).unwrap();
     assert_eq!(old, new);
-    let Spec::Llama(spec) = old else { panic!("{old:?}") };
+    let ModelSpec::Llama(spec) = old else { panic!("{old:?}") };
     assert_eq!(spec.rope.theta, 500.0);
     let expected = RopeScaling::Llama3 { factor: 4.0, low: 1.0, high: 4.0, original: 32.0 };
     assert_eq!(spec.rope.scaling, expected);
@@ -84,8 +84,8 @@ fn sizes_and_their_defaults() {
         norm_eps: 1e-5,
         tied: true,
     };
-    assert_eq!(spec, Spec::Gpt(expected));
-    let Ok(Spec::Gpt(bare)) = parse(&gpt_config()) else { panic!() };
+    assert_eq!(spec, ModelSpec::Gpt(expected));
+    let Ok(ModelSpec::Gpt(bare)) = parse(&gpt_config()) else { panic!() };
     assert_eq!((bare.ffn, bare.context, bare.tied), (96, 1024, true));
     let mut config = llama_config();
     config["num_key_value_heads"] = Value::Null;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use half::{bf16, f16};
 use phalanx_ir::DType;
-use phalanx_models::hf::{HfError, Source, Tensor, Weights, names, save};
+use phalanx_models::hf::{HfError, ModelFolder, WeightTensor, Weights, names, save};
 use safetensors::Dtype;
 
 use crate::fixtures::{CASES, case, copy, load, read_raw, scratch, shapes, write_raw};
@@ -64,18 +64,18 @@ fn exported_tensors_are_those_that_transformers_wrote() {
 #[test]
 fn every_float_type_is_written_and_read() {
     let first = load(&case("gpt2")).unwrap();
-    let rounded = |round: fn(f32) -> f32| -> BTreeMap<String, Tensor> {
-        let one = |t: &Tensor| {
+    let rounded = |round: fn(f32) -> f32| -> BTreeMap<String, WeightTensor> {
+        let one = |t: &WeightTensor| {
             let values = t.to_f32().into_iter().map(round).collect();
-            Tensor::f32(t.shape.clone(), values)
+            WeightTensor::f32(t.shape.clone(), values)
         };
         first.tensors.iter().map(|(n, t)| (n.clone(), one(t))).collect()
     };
     let widened = first.tensors.iter().map(|(n, t)| {
         let third = t.to_f64().into_iter().map(|x| x / 3.0).collect();
-        (n.clone(), Tensor::f64(t.shape.clone(), third))
+        (n.clone(), WeightTensor::f64(t.shape.clone(), third))
     });
-    let f64s: BTreeMap<String, Tensor> = widened.collect();
+    let f64s: BTreeMap<String, WeightTensor> = widened.collect();
     let singles = first.tensors.clone();
     let cases = [
         (DType::Bf16, singles.clone(), rounded(|x| bf16::from_f32(x).to_f32())),
@@ -96,7 +96,7 @@ fn every_float_type_is_written_and_read() {
 
 #[test]
 fn single_parameters_can_be_streamed() {
-    let source = Source::open(&case("llama_gqa")).unwrap();
+    let source = ModelFolder::open(&case("llama_gqa")).unwrap();
     let all = load(&case("llama_gqa")).unwrap();
     assert_eq!(source.spec(), &all.spec);
     for param in source.params() {
@@ -140,22 +140,22 @@ fn buffers_of_older_versions_are_passed_over() {
 fn tensors_that_are_not_the_model_are_not_written() {
     let model = load(&case("gpt2")).unwrap();
     let dir = scratch("refused-save").join("new");
-    type Change = fn(&mut BTreeMap<String, Tensor>);
+    type Change = fn(&mut BTreeMap<String, WeightTensor>);
     let rows: [(Change, &[&str]); 4] = [
         (
             |t| drop(t.remove("blocks.1.mlp.up_bias")),
             &["blocks.1.mlp.up_bias", "found nothing", "[96]"],
         ),
         (
-            |t| drop(t.insert("pos".to_owned(), Tensor::f32([2, 2], vec![0.0; 4]))),
+            |t| drop(t.insert("pos".to_owned(), WeightTensor::f32([2, 2], vec![0.0; 4]))),
             &["pos", "[2, 2]", "[16, 24]"],
         ),
         (
-            |t| drop(t.insert("norm.bias".to_owned(), Tensor::f32([24], vec![0.0; 23]))),
+            |t| drop(t.insert("norm.bias".to_owned(), WeightTensor::f32([24], vec![0.0; 23]))),
             &["norm.bias", "[23]", "[24]"],
         ),
         (
-            |t| drop(t.insert("head".to_owned(), Tensor::f32([1], vec![0.0]))),
+            |t| drop(t.insert("head".to_owned(), WeightTensor::f32([1], vec![0.0]))),
             &["head", "no such parameter"],
         ),
     ];

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use phalanx_models::hf::{HfError, Source, Spec, Tensor, Weights};
+use phalanx_models::hf::{HfError, ModelFolder, ModelSpec, WeightTensor, Weights};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 pub(crate) const CASES: [&str; 7] = [
@@ -27,18 +27,18 @@ pub(crate) fn case(name: &str) -> PathBuf {
 /// A model in memory as a whole, which only a small one may be.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Loaded {
-    pub(crate) spec: Spec,
-    pub(crate) tensors: BTreeMap<String, Tensor>,
+    pub(crate) spec: ModelSpec,
+    pub(crate) tensors: BTreeMap<String, WeightTensor>,
 }
 
 /// Reads a whole model folder.
 pub(crate) fn load(dir: &Path) -> Result<Loaded, HfError> {
-    let source = Source::open(dir)?;
+    let source = ModelFolder::open(dir)?;
     Ok(Loaded { tensors: all(&source)?, spec: source.spec().clone() })
 }
 
 /// All tensors, by name.
-pub(crate) fn all(weights: &dyn Weights) -> Result<BTreeMap<String, Tensor>, HfError> {
+pub(crate) fn all(weights: &dyn Weights) -> Result<BTreeMap<String, WeightTensor>, HfError> {
     let layouts = weights.layouts().into_iter();
     layouts.map(|layout| Ok((layout.name.clone(), weights.read(&layout.name)?))).collect()
 }
@@ -116,6 +116,6 @@ pub(crate) fn error(found: &[f64], expected: &[f64]) -> f64 {
     worst / scale
 }
 
-pub(crate) fn shapes(tensors: &BTreeMap<String, Tensor>) -> BTreeMap<String, Vec<usize>> {
+pub(crate) fn shapes(tensors: &BTreeMap<String, WeightTensor>) -> BTreeMap<String, Vec<usize>> {
     tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shape.clone())).collect()
 }

@@ -1,7 +1,7 @@
 //! The two models written out in f64 as plainly as possible, to see that loaded weights mean what
 //! their names say: a wrong transpose of a square matrix or a swapped query and key changes logits.
 
-use phalanx_models::hf::Spec;
+use phalanx_models::hf::ModelSpec;
 
 use crate::fixtures::{CASES, Loaded, case, error, load, numbers, read_raw};
 
@@ -36,7 +36,7 @@ struct Net<'a> {
 
 fn logits(model: &Loaded, ids: &[usize]) -> Rows {
     let net = match &model.spec {
-        Spec::Gpt(s) => Net {
+        ModelSpec::Gpt(s) => Net {
             model,
             heads: s.heads,
             kv_heads: s.heads,
@@ -45,7 +45,7 @@ fn logits(model: &Loaded, ids: &[usize]) -> Rows {
             eps: s.norm_eps,
             gpt: true,
         },
-        Spec::Llama(s) => Net {
+        ModelSpec::Llama(s) => Net {
             model,
             heads: s.heads,
             kv_heads: s.kv_heads,
@@ -126,7 +126,7 @@ impl Net<'_> {
     }
 
     fn rotate(&self, x: &mut Rows) {
-        let Spec::Llama(spec) = &self.model.spec else {
+        let ModelSpec::Llama(spec) = &self.model.spec else {
             return;
         };
         let frequencies = spec.rope.rotary().frequencies(self.head_dim);

@@ -5,11 +5,11 @@ use phalanx_autodiff::Recompute;
 use phalanx_cpu::CpuEngine;
 use phalanx_engine::Engine;
 use phalanx_ir::{DType, Model, Param};
-use phalanx_models::hf::Spec;
+use phalanx_models::hf::ModelSpec;
 use phalanx_models::{Architecture, BatchShape, Gpt, Llama, port};
-use phalanx_reference::{ReferenceEngine, Tensor};
+use phalanx_reference::{RefTensor, ReferenceEngine};
 use phalanx_script::Compiled;
-use phalanx_testing::{Batch, Errors, Rig, Setup, compile, optimise, worst};
+use phalanx_testing::{Errors, Rig, RigBatch, Setup, compile, optimise, worst};
 
 use crate::fixtures::{CASES, Loaded, Raw, case, load, numbers, read_raw};
 
@@ -91,7 +91,7 @@ struct Case<'a> {
     loaded: Loaded,
     expected: Raw,
     record: serde_json::Value,
-    batches: Vec<Batch>,
+    batches: Vec<RigBatch>,
     /// Targets of each batch that count.
     valid: Vec<usize>,
     shape: BatchShape,
@@ -105,10 +105,10 @@ impl<'a> Case<'a> {
         let (shape, ids) = numbers(&raw, "ids");
         let (_, targets) = numbers(&raw, "targets");
         let (batch, seq) = (shape[1], shape[2]);
-        let whole = |values: &[f64]| Tensor::new(DType::I32, &[batch, seq], values).unwrap();
+        let whole = |values: &[f64]| RefTensor::new(DType::I32, &[batch, seq], values).unwrap();
         let pieces = ids.chunks(batch * seq).zip(targets.chunks(batch * seq));
         let batches = (pieces.clone())
-            .map(|(ids, targets)| Batch {
+            .map(|(ids, targets)| RigBatch {
                 data: vec![
                     (port::IDS.to_owned(), whole(ids)),
                     (port::TARGETS.to_owned(), whole(targets)),
@@ -132,8 +132,8 @@ impl<'a> Case<'a> {
 
     fn compare<E: Engine>(&self, setup: &Setup, engine: E) {
         let architecture: Box<dyn Architecture> = match &self.loaded.spec {
-            Spec::Gpt(spec) => Box::new(Gpt::new(spec.clone())),
-            Spec::Llama(spec) => Box::new(Llama::new(spec.clone())),
+            ModelSpec::Gpt(spec) => Box::new(Gpt::new(spec.clone())),
+            ModelSpec::Llama(spec) => Box::new(Llama::new(spec.clone())),
         };
         let dtype = self.tolerance.dtype;
         let model = architecture.model(self.shape, dtype).unwrap();

@@ -3,30 +3,33 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use phalanx_models::hf::{HfError, Layout, Params, Tensor, stream_params};
+use phalanx_models::hf::{HfError, Params, TensorInfo, WeightTensor, stream_params};
 
 use crate::fixtures::{all, case, load, read_raw, scratch};
 
 pub(crate) fn save_params(
     path: &Path,
-    tensors: &BTreeMap<String, Tensor>,
+    tensors: &BTreeMap<String, WeightTensor>,
     metadata: &BTreeMap<String, String>,
 ) -> Result<(), HfError> {
-    let layout = |(name, tensor): (&String, &Tensor)| Layout {
+    let layout = |(name, tensor): (&String, &WeightTensor)| TensorInfo {
         name: name.clone(),
         shape: tensor.shape.clone(),
         dtype: tensor.dtype(),
     };
-    let layouts: Vec<Layout> = tensors.iter().map(layout).collect();
+    let layouts: Vec<TensorInfo> = tensors.iter().map(layout).collect();
     stream_params(path, &layouts, metadata, |at| tensors.get(&layouts[at].name).cloned())
 }
 
-fn example() -> BTreeMap<String, Tensor> {
+fn example() -> BTreeMap<String, WeightTensor> {
     BTreeMap::from([
-        ("a.weight".to_owned(), Tensor::f32([2, 3], vec![0.1, -0.0, f32::MAX, 1e-40, 2.0, 3.5])),
-        ("b".to_owned(), Tensor::f64([2], vec![0.1, f64::MIN_POSITIVE])),
-        ("empty".to_owned(), Tensor::f32([0, 4], vec![])),
-        ("scalar".to_owned(), Tensor::f32([], vec![7.0])),
+        (
+            "a.weight".to_owned(),
+            WeightTensor::f32([2, 3], vec![0.1, -0.0, f32::MAX, 1e-40, 2.0, 3.5]),
+        ),
+        ("b".to_owned(), WeightTensor::f64([2], vec![0.1, f64::MIN_POSITIVE])),
+        ("empty".to_owned(), WeightTensor::f32([0, 4], vec![])),
+        ("scalar".to_owned(), WeightTensor::f32([], vec![7.0])),
     ])
 }
 
@@ -69,7 +72,7 @@ fn a_failed_write_leaves_the_previous_file() {
     let good = load(&case("gpt2")).unwrap().tensors;
     save_params(&path, &good, &BTreeMap::new()).unwrap();
     let mut bad = good.clone();
-    bad.insert("embed".to_owned(), Tensor::f32([9], vec![0.0; 8]));
+    bad.insert("embed".to_owned(), WeightTensor::f32([9], vec![0.0; 8]));
     let refused = save_params(&path, &bad, &BTreeMap::new()).unwrap_err();
     assert!(refused.to_string().contains("[9] with 8 values"), "{refused}");
     assert_eq!(all(&Params::open(&path).unwrap()).unwrap(), good);

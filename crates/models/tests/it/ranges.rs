@@ -8,14 +8,15 @@ use std::path::PathBuf;
 use phalanx_ir::DType;
 use phalanx_models::hf::names::{self, HfParam, Storage};
 use phalanx_models::hf::{
-    GptSpec, LlamaSpec, Params, RopeScaling, RopeSpec, Source, Spec, Tensor, Weights, save,
+    GptSpec, LlamaSpec, ModelFolder, ModelSpec, Params, RopeScaling, RopeSpec, WeightTensor,
+    Weights, save,
 };
 
 use crate::fixtures::scratch;
 use crate::params::save_params;
 
 /// Models whose larger tensors are longer than any buffer on the way.
-fn specs() -> [Spec; 2] {
+fn specs() -> [ModelSpec; 2] {
     let llama = LlamaSpec {
         layers: 1,
         width: 192,
@@ -39,22 +40,22 @@ fn specs() -> [Spec; 2] {
         norm_eps: 1e-5,
         tied: true,
     };
-    [Spec::Llama(llama), Spec::Gpt(gpt)]
+    [ModelSpec::Llama(llama), ModelSpec::Gpt(gpt)]
 }
 
 /// Every value of a model differs from its neighbours, in every precision.
-fn tensors(spec: &Spec) -> BTreeMap<String, Tensor> {
+fn tensors(spec: &ModelSpec) -> BTreeMap<String, WeightTensor> {
     let tensor = |HfParam { name, shape, .. }: HfParam| {
         let elements: usize = shape.iter().product();
         let offset = name.len();
         let values = (0..elements).map(|i| ((i * 37 + offset) % 8191) as f64 / 3.0 - 900.0);
-        (name, Tensor::f64(shape, values.collect()))
+        (name, WeightTensor::f64(shape, values.collect()))
     };
     names::params(spec).into_iter().map(tensor).collect()
 }
 
-fn folder(spec: &Spec, stored: DType) -> PathBuf {
-    let kind = if matches!(spec, Spec::Gpt(_)) { "gpt" } else { "llama" };
+fn folder(spec: &ModelSpec, stored: DType) -> PathBuf {
+    let kind = if matches!(spec, ModelSpec::Gpt(_)) { "gpt" } else { "llama" };
     let dir = scratch(&format!("ranges-{kind}-{stored}"));
     save(&dir, spec, &tensors(spec), stored).unwrap();
     dir
@@ -85,9 +86,14 @@ fn asked(shape: &[usize]) -> Vec<Vec<Range<usize>>> {
 }
 
 /// Values of the wanted type, by way of the type that the file has.
-fn expected(tensor: &Tensor, stored: DType, ranges: &[Range<usize>], dtype: DType) -> Vec<u8> {
+fn expected(
+    tensor: &WeightTensor,
+    stored: DType,
+    ranges: &[Range<usize>],
+    dtype: DType,
+) -> Vec<u8> {
     let kept = tensor.to_bytes(0..tensor.len(), stored).unwrap();
-    let kept = Tensor::from_bytes(tensor.shape.clone(), stored, &kept);
+    let kept = WeightTensor::from_bytes(tensor.shape.clone(), stored, &kept);
     ranges.iter().flat_map(|range| kept.to_bytes(range.clone(), dtype).unwrap()).collect()
 }
 
@@ -96,7 +102,7 @@ fn every_range_has_the_values_of_the_whole_in_every_type() {
     for spec in specs() {
         let tensors = tensors(&spec);
         for stored in [DType::F32, DType::F64] {
-            let source = Source::open(&folder(&spec, stored)).unwrap();
+            let source = ModelFolder::open(&folder(&spec, stored)).unwrap();
             for HfParam { name, shape, .. } in source.params() {
                 for ranges in asked(shape) {
                     for dtype in [DType::F64, DType::F32, DType::Bf16, DType::F16] {
@@ -115,7 +121,7 @@ fn every_range_has_the_values_of_the_whole_in_every_type() {
 fn a_range_reads_its_own_bytes() {
     let size = 2;
     for spec in specs() {
-        let source = Source::open(&folder(&spec, DType::Bf16)).unwrap();
+        let source = ModelFolder::open(&folder(&spec, DType::Bf16)).unwrap();
         assert_eq!(source.bytes_read(), 0, "opening reads headers alone");
         for HfParam { name, shape, storage, .. } in source.params() {
             for ranges in asked(shape) {
@@ -135,7 +141,7 @@ fn a_range_reads_its_own_bytes() {
 
 #[test]
 fn columns_of_a_transposed_tensor_are_read_alone() {
-    let source = Source::open(&folder(&specs()[0], DType::F64)).unwrap();
+    let source = ModelFolder::open(&folder(&specs()[0], DType::F64)).unwrap();
     let half: Vec<Range<usize>> = (0..192).map(|row| row * 300..row * 300 + 150).collect();
     source.read_ranges("blocks.0.mlp.up", &half, DType::F32).unwrap();
     assert_eq!(source.bytes_read(), 192 * 150 * 8);
@@ -165,7 +171,7 @@ fn what_is_not_there_is_refused() {
     let path = scratch("ranges-refused").join("model.safetensors");
     save_params(&path, &tensors, &BTreeMap::new()).unwrap();
     let params = Params::open(&path).unwrap();
-    let source = Source::open(&folder(&specs()[0], DType::F16)).unwrap();
+    let source = ModelFolder::open(&folder(&specs()[0], DType::F16)).unwrap();
     for weights in [&params as &dyn Weights, &source, &tensors] {
         let read = |name: &str, range| {
             weights.read_ranges(name, &[0..1, range], DType::F32).unwrap_err().to_string()

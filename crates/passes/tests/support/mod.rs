@@ -9,7 +9,7 @@ pub(crate) use reverse::{backward, joint};
 use phalanx_ir::ops::{AttentionKind, RopeScaling, Rotary};
 use phalanx_ir::random::Stream;
 use phalanx_ir::{Builder, DType, Program, Tensor as Value, TensorType};
-use phalanx_reference::{Tensor, run};
+use phalanx_reference::{RefTensor, run};
 
 const VOCAB: usize = 24;
 
@@ -51,23 +51,23 @@ fn block<'b>(b: &'b Builder, h: Value<'b>) -> Value<'b> {
 }
 
 /// The outputs of a program on random inputs, which depend on names and seed alone.
-pub(crate) fn numbers(program: &Program, seed: u64) -> Vec<(String, Tensor)> {
-    let inputs: Vec<(&str, Tensor)> = (program.inputs().iter())
+pub(crate) fn numbers(program: &Program, seed: u64) -> Vec<(String, RefTensor)> {
+    let inputs: Vec<(&str, RefTensor)> = (program.inputs().iter())
         .map(|p| (p.name.as_str(), sample(program.ty(p.value), seed, &p.name)))
         .collect();
     run(program, &inputs).unwrap()
 }
 
-fn sample(ty: &TensorType, seed: u64, name: &str) -> Tensor {
+fn sample(ty: &TensorType, seed: u64, name: &str) -> RefTensor {
     let stream = Stream::named(seed, name);
     match ty.dtype {
-        DType::I32 => Tensor::ids(&ty.shape, VOCAB as u32, stream),
-        dtype => Tensor::normal(dtype, &ty.shape, stream),
+        DType::I32 => RefTensor::ids(&ty.shape, VOCAB as u32, stream),
+        dtype => RefTensor::normal(dtype, &ty.shape, stream),
     }
 }
 
 /// The largest difference between outputs, relative to the largest number of each.
-pub(crate) fn distance(a: &[(String, Tensor)], b: &[(String, Tensor)]) -> f64 {
+pub(crate) fn distance(a: &[(String, RefTensor)], b: &[(String, RefTensor)]) -> f64 {
     assert_eq!(a.len(), b.len());
     let mut worst: f64 = 0.0;
     for ((name, x), (other, y)) in a.iter().zip(b) {

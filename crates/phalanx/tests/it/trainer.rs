@@ -6,7 +6,8 @@ use phalanx::models::hf::{Params, Weights};
 use phalanx::models::{Architecture, BatchShape, Chain, Mlp};
 use phalanx::spmd::{Annotator, Costs, SpmdError};
 use phalanx::{
-    Automatic, Ddp, Fsdp, Megatron, Named, Optimizer, Split, Strategy, Table, Trainer, Zero,
+    Automatic, Ddp, Fsdp, Megatron, NamedSchedule, Optimizer, StageSplit, Strategy, Table, Trainer,
+    Zero,
 };
 
 fn line() -> Mlp {
@@ -201,11 +202,17 @@ fn stages_may_be_cut_and_shaped_in_any_way() {
         trainer.threads(1).strategy(Megatron::default())
     };
     let one = trainer().run().unwrap();
-    let uneven = Split::Costs(vec![9.0, 1.0, 1.0, 1.0]);
+    let uneven = StageSplit::Costs(vec![9.0, 1.0, 1.0, 1.0]);
     for (ranks, trainer) in [
-        (2, trainer().mesh("pp=2").schedule(Named::Interleaved).chunks(2)),
-        (2, trainer().mesh("pp=2").schedule(Named::ZbH1).split(uneven)),
-        (6, trainer().stage_meshes(["tp=2", "tp=4"]).schedule(Named::GPipe).split(Split::Count)),
+        (2, trainer().mesh("pp=2").schedule(NamedSchedule::Interleaved).chunks(2)),
+        (2, trainer().mesh("pp=2").schedule(NamedSchedule::ZbH1).split(uneven)),
+        (
+            6,
+            trainer()
+                .stage_meshes(["tp=2", "tp=4"])
+                .schedule(NamedSchedule::GPipe)
+                .split(StageSplit::Count),
+        ),
     ] {
         let many = trainer.run().unwrap();
         assert!(many.layout.starts_with(&format!("{ranks} ranks")), "{}", many.layout);
@@ -215,6 +222,7 @@ fn stages_may_be_cut_and_shaped_in_any_way() {
     }
     let told = trainer().stage_meshes(["tp=2", "tp=none"]).run().unwrap_err().to_string();
     assert!(told.contains("none"), "{told}");
-    let told = trainer().mesh("pp=2").split(Split::Costs(vec![1.0])).run().unwrap_err().to_string();
+    let told =
+        trainer().mesh("pp=2").split(StageSplit::Costs(vec![1.0])).run().unwrap_err().to_string();
     assert!(told.contains("1 costs for the 4 instances"), "{told}");
 }

@@ -1,8 +1,8 @@
 //! Schedules that are wrong, each in one way, and what the checker says.
 
 use phalanx_pipeline::{
-    Direction, Held, Named, Part, PipelineError, Placement, Schedule, Shape, Turn, Turns, b, bwd,
-    fwd, w, weave,
+    Direction, HeldStage, NamedSchedule, Part, PipelineError, Placement, Schedule, Shape, Turn,
+    Turns, b, bwd, fwd, w, weave,
 };
 
 use crate::support::{grid, run, times};
@@ -136,7 +136,7 @@ fn circles_are_named() {
 /// Two replicas in opposite directions, as Chimera has them; a micro-batch stays in its replica.
 #[test]
 fn replicas_run_side_by_side() {
-    let held = |stage, replica| Held { stage, replica };
+    let held = |stage, replica| HeldStage { stage, replica };
     let both = || {
         let devices = vec![vec![held(0, 0), held(1, 1)], vec![held(1, 0), held(0, 1)]];
         Placement::new(devices).unwrap()
@@ -169,14 +169,14 @@ fn replicas_run_side_by_side() {
 #[test]
 fn each_boundary_is_crossed_twice_by_each_microbatch() {
     for (p, m) in grid().filter(|(p, m)| *p <= 6 && *m <= 14) {
-        for named in Named::ALL {
+        for named in NamedSchedule::ALL {
             let Ok(schedule) = named.build(Shape::new(p, m)) else {
-                assert!(named == Named::Interleaved && m % p != 0);
+                assert!(named == NamedSchedule::Interleaved && m % p != 0);
                 continue;
             };
             let stages = schedule.placement().stages();
             let within = match named {
-                Named::ZbV => 1,
+                NamedSchedule::ZbV => 1,
                 _ if p == 1 => stages - 1,
                 _ => 0,
             };
@@ -184,7 +184,10 @@ fn each_boundary_is_crossed_twice_by_each_microbatch() {
             assert_eq!(messages.len(), 2 * m * (stages - 1 - within), "{named} {p} {m}");
             let forward = messages.iter().filter(|m| m.direction == Direction::Forward);
             assert_eq!(forward.count() * 2, messages.len());
-            assert_eq!(schedule.splits(), matches!(named, Named::ZbH1 | Named::ZbH2 | Named::ZbV));
+            assert_eq!(
+                schedule.splits(),
+                matches!(named, NamedSchedule::ZbH1 | NamedSchedule::ZbH2 | NamedSchedule::ZbV)
+            );
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The forms are those of the papers; where a paper states a condition, so does the test.
 
-use phalanx_pipeline::{Named, Shape, Timeline, Warmup};
+use phalanx_pipeline::{NamedSchedule, Shape, Timeline, Warmup};
 
 use crate::support::{TIMES, build, grid, run, same, times, total};
 
@@ -26,7 +26,7 @@ fn sane(timeline: &Timeline, p: usize, m: usize, ideal: f64) {
 #[test]
 fn naive_uses_one_device_at_a_time() {
     for (p, m) in grid() {
-        let schedule = build(Named::Naive, p, m);
+        let schedule = build(NamedSchedule::Naive, p, m);
         for t in TIMES {
             let found = run(&schedule, t, 0.0);
             same(found.makespan, (m * p) as f64 * total(t), "makespan");
@@ -40,9 +40,9 @@ fn naive_uses_one_device_at_a_time() {
 fn gpipe_and_one_forward_one_backward_are_equally_long() {
     for (p, m) in grid() {
         for (named, warmup, peak) in [
-            (Named::GPipe, Warmup::Pa, peaks(p, |_| m)),
-            (Named::OneFOneB, Warmup::Pa, peaks(p, |i| m.min(p - i))),
-            (Named::OneFOneB, Warmup::Pb, peaks(p, |i| m.min(2 * (p - i) - 1))),
+            (NamedSchedule::GPipe, Warmup::Pa, peaks(p, |_| m)),
+            (NamedSchedule::OneFOneB, Warmup::Pa, peaks(p, |i| m.min(p - i))),
+            (NamedSchedule::OneFOneB, Warmup::Pb, peaks(p, |i| m.min(2 * (p - i) - 1))),
         ] {
             let schedule = named.build(Shape::new(p, m).warmup(warmup)).unwrap();
             for t in TIMES {
@@ -66,10 +66,10 @@ fn gpipe_and_one_forward_one_backward_are_equally_long() {
 fn a_hop_lengthens_one_forward_one_backward() {
     let (t, hop) = (times(10.0, 12.0, 8.0), 0.5);
     for (p, m) in grid().filter(|(p, m)| m % p == 0 && *p > 1) {
-        let found = run(&build(Named::OneFOneB, p, m), t, hop);
+        let found = run(&build(NamedSchedule::OneFOneB, p, m), t, hop);
         let trips = ((p - 1) * (m / p + 1) - 1) as f64;
         same(found.makespan, (m + p - 1) as f64 * total(t) + 2.0 * hop * trips, "makespan");
-        let warm = Named::OneFOneB.build(Shape::new(p, m).warmup(Warmup::Pb)).unwrap();
+        let warm = NamedSchedule::OneFOneB.build(Shape::new(p, m).warmup(Warmup::Pb)).unwrap();
         let warm = run(&warm, t, hop);
         let fill = 2.0 * hop * (p - 1) as f64;
         same(warm.makespan, (m + p - 1) as f64 * total(t) + fill, "makespan with pb");
@@ -82,7 +82,7 @@ fn chunks_shorten_the_filling() {
         for v in 1..=4 {
             let long = |t| (m * v + p - 1) as f64 * total(t) / v as f64;
             let shape = Shape::new(p, m).chunks(v);
-            let breadth = Named::BreadthFirst.build(shape).unwrap();
+            let breadth = NamedSchedule::BreadthFirst.build(shape).unwrap();
             for t in TIMES {
                 let found = run(&breadth, t, 0.0);
                 assert_eq!(found.peak_in_flight, vec![m * v; p]);
@@ -100,7 +100,7 @@ fn chunks_shorten_the_filling() {
                 1 => m.min(p - d),
                 _ => (m * v).min(2 * (p - 1 - d) + (v - 1) * p + 1),
             };
-            let depth = Named::Interleaved.build(shape).unwrap();
+            let depth = NamedSchedule::Interleaved.build(shape).unwrap();
             for t in TIMES {
                 let found = run(&depth, t, 0.0);
                 same(found.makespan, long(t), "makespan");
@@ -116,7 +116,9 @@ fn chunks_shorten_the_filling() {
 #[test]
 fn weights_fill_the_bubble() {
     for (p, m) in grid() {
-        for (named, late, keeps) in [(Named::ZbH1, 1.0, p), (Named::ZbH2, 2.0, 2 * p - 1)] {
+        for (named, late, keeps) in
+            [(NamedSchedule::ZbH1, 1.0, p), (NamedSchedule::ZbH2, 2.0, 2 * p - 1)]
+        {
             let schedule = build(named, p, m);
             for t in TIMES {
                 let ideal = m as f64 * total(t);
@@ -141,7 +143,7 @@ fn weights_fill_the_bubble() {
 #[test]
 fn the_v_has_no_bubble_at_equal_times() {
     for (p, m) in grid() {
-        let schedule = build(Named::ZbV, p, m);
+        let schedule = build(NamedSchedule::ZbV, p, m);
         for t in [times(1.0, 1.0, 1.0), times(10.0, 10.0, 7.0), times(4.0, 4.0, 0.0)] {
             let found = run(&schedule, t, 0.0);
             let ideal = m as f64 * total(t);

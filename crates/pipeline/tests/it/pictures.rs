@@ -1,15 +1,15 @@
 //! Pictures: what is in them, and that they can be read without colour.
 
 use phalanx_pipeline::picture::{Look, Panel, svg, text};
-use phalanx_pipeline::{Costs, Named, Schedule, Timeline, simulate};
+use phalanx_pipeline::{NamedSchedule, Schedule, Timeline, TurnCosts, simulate};
 
 use crate::support::{build, times};
 
 const PLAIN: Look = Look { width: 120, colour: false, fold: false };
 
-fn played(named: Named, p: usize, m: usize) -> (Schedule, Timeline) {
+fn played(named: NamedSchedule, p: usize, m: usize) -> (Schedule, Timeline) {
     let schedule = build(named, p, m);
-    let costs = Costs::even(times(1.0, 1.0, 1.0), 0.0).unwrap();
+    let costs = TurnCosts::even(times(1.0, 1.0, 1.0), 0.0).unwrap();
     let timeline = simulate(&schedule, &costs).unwrap();
     (schedule, timeline)
 }
@@ -31,7 +31,7 @@ fn blocks(drawing: &str) -> Vec<&str> {
 
 #[test]
 fn plain_text_in_full() {
-    let found = text(&panels(&[played(Named::ZbH1, 2, 3)]), PLAIN);
+    let found = text(&panels(&[played(NamedSchedule::ZbH1, 2, 3)]), PLAIN);
     assert_eq!(
         found,
         "zb-h1: 2 devices, 3 micro-batches\n\
@@ -51,7 +51,7 @@ fn plain_text_in_full() {
 
 #[test]
 fn colours_change_nothing_but_colours() {
-    let played = [played(Named::Interleaved, 4, 8)];
+    let played = [played(NamedSchedule::Interleaved, 4, 8)];
     let coloured = text(&panels(&played), Look { width: 200, colour: true, fold: false });
     assert!(coloured.contains("\x1b[48;5;"));
     let mut plain = String::new();
@@ -68,7 +68,11 @@ fn colours_change_nothing_but_colours() {
 
 #[test]
 fn lines_fit_the_terminal() {
-    for (named, p, m) in [(Named::ZbV, 8, 32), (Named::OneFOneB, 16, 64), (Named::ZbH2, 3, 2)] {
+    for (named, p, m) in [
+        (NamedSchedule::ZbV, 8, 32),
+        (NamedSchedule::OneFOneB, 16, 64),
+        (NamedSchedule::ZbH2, 3, 2),
+    ] {
         for (width, fold) in [60, 80, 132].into_iter().flat_map(|w| [(w, false), (w, true)]) {
             let found = text(&panels(&[played(named, p, m)]), Look { width, colour: false, fold });
             let picture = found.lines().skip(2).take_while(|line| !line.is_empty());
@@ -94,7 +98,7 @@ fn rows(picture: &str, devices: usize) -> Vec<String> {
 #[test]
 fn a_folded_picture_goes_on_below() {
     // All turns are equally long, so that none is cut, and the bands make the whole row again.
-    let played = [played(Named::ZbH1, 4, 30)];
+    let played = [played(NamedSchedule::ZbH1, 4, 30)];
     let draw = |width, fold| text(&panels(&played), Look { width, colour: false, fold });
     let (wide, folded) = (draw(1000, false), draw(70, true));
     let words = |picture: &str| -> Vec<Vec<String>> {
@@ -122,7 +126,7 @@ fn a_folded_picture_goes_on_below() {
 
 #[test]
 fn a_turn_that_is_cut_has_one_label() {
-    let played = [played(Named::OneFOneB, 8, 32)];
+    let played = [played(NamedSchedule::OneFOneB, 8, 32)];
     for (width, colour) in (60..90).flat_map(|width| [(width, false), (width, true)]) {
         let folded = text(&panels(&played), Look { width, colour, fold: true });
         let first: String = folded.lines().filter(|line| line.starts_with("device 7")).collect();
@@ -139,7 +143,7 @@ fn a_turn_that_is_cut_has_one_label() {
 fn a_folded_picture_is_not_endless() {
     for (p, m) in [(64, 128), (2, 2000), (300, 2)] {
         let found = text(
-            &panels(&[played(Named::OneFOneB, p, m)]),
+            &panels(&[played(NamedSchedule::OneFOneB, p, m)]),
             Look { width: 80, colour: false, fold: true },
         );
         assert!(found.lines().count() < 250.max(p + 20), "{p} {m}: {}", found.lines().count());
@@ -148,7 +152,7 @@ fn a_folded_picture_is_not_endless() {
 
 #[test]
 fn every_turn_is_drawn_in_its_place() {
-    for named in Named::ALL {
+    for named in NamedSchedule::ALL {
         let played = [played(named, 4, 8)];
         let drawing = svg(&panels(&played));
         let blocks = blocks(&drawing);
@@ -170,7 +174,7 @@ fn every_turn_is_drawn_in_its_place() {
 
 #[test]
 fn one_scale_for_all_that_are_compared() {
-    let both = [played(Named::GPipe, 4, 8), played(Named::ZbH2, 4, 8)];
+    let both = [played(NamedSchedule::GPipe, 4, 8), played(NamedSchedule::ZbH2, 4, 8)];
     let drawing = svg(&panels(&both));
     let forwards: Vec<f64> = blocks(&drawing)
         .into_iter()
@@ -185,10 +189,10 @@ fn one_scale_for_all_that_are_compared() {
 /// forwards lie between the first and W.
 #[test]
 fn parts_survive_grey_scale() {
-    let again = build(Named::ZbV, 4, 8).with_second_forwards(|_| true).unwrap();
-    let costs = Costs::even(times(1.0, 1.0, 1.0), 0.0).unwrap();
+    let again = build(NamedSchedule::ZbV, 4, 8).with_second_forwards(|_| true).unwrap();
+    let costs = TurnCosts::even(times(1.0, 1.0, 1.0), 0.0).unwrap();
     let timeline = simulate(&again, &costs).unwrap();
-    let all = [(again, timeline), played(Named::Interleaved, 4, 8)];
+    let all = [(again, timeline), played(NamedSchedule::Interleaved, 4, 8)];
     let drawing = svg(&panels(&all));
     let grey = |part: &str| -> Vec<f64> {
         let title = format!("<title>{part} of");
@@ -212,7 +216,7 @@ fn parts_survive_grey_scale() {
 
 #[test]
 fn names_cannot_break_a_drawing() {
-    let (schedule, timeline) = played(Named::Naive, 1, 1);
+    let (schedule, timeline) = played(NamedSchedule::Naive, 1, 1);
     let table = phalanx_pipeline::csv::write(&schedule);
     let odd = phalanx_pipeline::csv::read("csv:<a & \"b\">", &table).unwrap();
     let drawing = svg(&[Panel::new(&odd, &timeline)]);
@@ -222,11 +226,11 @@ fn names_cannot_break_a_drawing() {
 /// Times of any size make pictures of the same size.
 #[test]
 fn pictures_of_very_long_and_very_short_times() {
-    let schedule = build(Named::ZbH1, 2, 3);
+    let schedule = build(NamedSchedule::ZbH1, 2, 3);
     for (f, b, w) in
         [(1e300, 1e300, 1e300), (1e-300, 1e-300, 1e-300), (1e-300, 1.0, 1e300), (1.0, 0.0, 1e9)]
     {
-        let timeline = simulate(&schedule, &Costs::even(times(f, b, w), 0.0).unwrap()).unwrap();
+        let timeline = simulate(&schedule, &TurnCosts::even(times(f, b, w), 0.0).unwrap()).unwrap();
         let panel = [Panel::new(&schedule, &timeline)];
         let (drawing, words) = (svg(&panel), text(&panel, PLAIN));
         assert!(drawing.len() < 20_000 && words.len() < 2_000, "{words}");

@@ -2,11 +2,11 @@
 
 use std::str::FromStr;
 
-use phalanx_pipeline::{Costs, Named, Shape, Times, Warmup, simulate};
+use phalanx_pipeline::{NamedSchedule, Shape, Times, TurnCosts, Warmup, simulate};
 
 use crate::support::{build, times};
 
-fn refused(named: Named, shape: Shape, words: &[&str]) {
+fn refused(named: NamedSchedule, shape: Shape, words: &[&str]) {
     let text = named.build(shape).unwrap_err().to_string();
     for word in words {
         assert!(text.contains(word), "`{word}` is not in: {text}");
@@ -15,7 +15,7 @@ fn refused(named: Named, shape: Shape, words: &[&str]) {
 
 #[test]
 fn shapes_with_the_nearest_that_work() {
-    use Named::{GPipe, Interleaved, OneFOneB, ZbH1, ZbV};
+    use NamedSchedule::{GPipe, Interleaved, OneFOneB, ZbH1, ZbV};
     refused(
         Interleaved,
         Shape::new(4, 6),
@@ -26,7 +26,7 @@ fn shapes_with_the_nearest_that_work() {
     refused(ZbV, Shape::new(4, 8).chunks(3), &["zb-v cannot have 3 chunks", "2 chunks"]);
     refused(OneFOneB, Shape::new(4, 8).chunks(2), &["1f1b cannot have 2 chunks", "interleaved"]);
     refused(ZbH1, Shape::new(4, 8).warmup(Warmup::Pb), &["warm-up pb", "1f1b"]);
-    for named in Named::ALL {
+    for named in NamedSchedule::ALL {
         refused(named, Shape::new(0, 8), &["0 stages", "nearest that work: 1 stage"]);
         refused(named, Shape::new(4, 0), &["0 micro-batches", "work: 1 micro-batch"]);
         refused(named, Shape::new(4, 8).chunks(0), &["0 chunks"]);
@@ -40,25 +40,25 @@ fn shapes_with_the_nearest_that_work() {
 
 #[test]
 fn one_chunk_suits_all_but_the_v() {
-    for named in Named::ALL.into_iter().filter(|named| *named != Named::ZbV) {
+    for named in NamedSchedule::ALL.into_iter().filter(|named| *named != NamedSchedule::ZbV) {
         assert_eq!(named.build(Shape::new(4, 8).chunks(1)).unwrap().chunks(), 1, "{named}");
     }
-    assert_eq!(build(Named::ZbV, 4, 8).chunks(), 2);
+    assert_eq!(build(NamedSchedule::ZbV, 4, 8).chunks(), 2);
 }
 
 #[test]
 fn names_are_exact_and_likely_ones_are_offered() {
-    for named in Named::ALL {
-        assert_eq!(Named::from_str(named.name()), Ok(named));
+    for named in NamedSchedule::ALL {
+        assert_eq!(NamedSchedule::from_str(named.name()), Ok(named));
     }
-    let said = |name| Named::from_str(name).unwrap_err().to_string();
+    let said = |name| NamedSchedule::from_str(name).unwrap_err().to_string();
     assert!(said("ZBH1").ends_with("nearest that work: zb-h1"), "{}", said("ZBH1"));
     assert!(said("pipedream").contains("naive | gpipe | 1f1b"), "{}", said("pipedream"));
 }
 
 #[test]
 fn times_are_numbers_from_zero_on() {
-    let said = |times, hop| Costs::even(times, hop).unwrap_err().to_string();
+    let said = |times, hop| TurnCosts::even(times, hop).unwrap_err().to_string();
     assert!(said(times(-1.0, 1.0, 1.0), 0.0).starts_with("tf = -1\n"));
     assert!(said(times(1.0, f64::NAN, 1.0), 0.0).starts_with("tb = NaN\n"));
     assert!(said(times(1.0, 1.0, f64::INFINITY), 0.0).starts_with("tw = inf\n"));
@@ -67,15 +67,18 @@ fn times_are_numbers_from_zero_on() {
     assert!(said(times(1.0, f64::NAN, 1.0), 0.0).ends_with("such as tb = 1"));
     assert!(said(times(1e-310, 1.0, 1.0), 0.0).ends_with("nearest that work: tf = 0 or 1e-300"));
     assert!(said(times(0.0, 0.0, 0.0), 0.0).contains("above 0"));
-    let two = Costs::uneven(vec![Times { f: 1.0, b: 1.0, w: 1.0 }; 2], 0.0).unwrap();
-    let text = simulate(&build(Named::GPipe, 3, 2), &two).unwrap_err().to_string();
+    let two = TurnCosts::uneven(vec![Times { f: 1.0, b: 1.0, w: 1.0 }; 2], 0.0).unwrap();
+    let text = simulate(&build(NamedSchedule::GPipe, 3, 2), &two).unwrap_err().to_string();
     assert!(text.contains("times of 2 stages, but `gpipe` has 3"), "{text}");
 }
 
 #[test]
 fn schedules_end_at_a_time_that_is_a_number() {
     let play = |t: f64, hop| {
-        simulate(&build(Named::OneFOneB, 4, 4), &Costs::even(times(t, 1.0, t), hop).unwrap())
+        simulate(
+            &build(NamedSchedule::OneFOneB, 4, 4),
+            &TurnCosts::even(times(t, 1.0, t), hop).unwrap(),
+        )
     };
     let said = play(1e308, 0.0).unwrap_err().to_string();
     assert!(said.starts_with("tf = 1e308, tb = 1, tw = 1e308, hop = 0: `1f1b`"), "{said}");
@@ -83,7 +86,7 @@ fn schedules_end_at_a_time_that_is_a_number() {
     let offered: f64 = said.rsplit(' ').next().unwrap().parse().unwrap();
     assert!(offered > 1e300 && play(offered, offered).unwrap().makespan.is_finite());
     let stages = vec![times(1.0, 1.0, 1e308); 4];
-    let uneven = Costs::uneven(stages, 1e308).unwrap();
-    let said = simulate(&build(Named::GPipe, 4, 4), &uneven).unwrap_err().to_string();
+    let uneven = TurnCosts::uneven(stages, 1e308).unwrap();
+    let said = simulate(&build(NamedSchedule::GPipe, 4, 4), &uneven).unwrap_err().to_string();
     assert!(said.starts_with("times of stages up to 1e308, hop = 1e308"), "{said}");
 }

@@ -1,6 +1,6 @@
 //! Short ways to schedules and their timelines.
 
-use phalanx_pipeline::{Costs, Named, Schedule, Shape, Timeline, Times, simulate};
+use phalanx_pipeline::{NamedSchedule, Schedule, Shape, Timeline, Times, TurnCosts, simulate};
 
 /// The times of a grid: equal ones, those of a real model, and a cheap W.
 pub(crate) const TIMES: [Times; 4] =
@@ -14,12 +14,12 @@ pub(crate) fn total(times: Times) -> f64 {
     times.f + times.b + times.w
 }
 
-pub(crate) fn build(named: Named, p: usize, m: usize) -> Schedule {
+pub(crate) fn build(named: NamedSchedule, p: usize, m: usize) -> Schedule {
     named.build(Shape::new(p, m)).unwrap()
 }
 
 pub(crate) fn run(schedule: &Schedule, times: Times, hop: f64) -> Timeline {
-    simulate(schedule, &Costs::even(times, hop).unwrap()).unwrap()
+    simulate(schedule, &TurnCosts::even(times, hop).unwrap()).unwrap()
 }
 
 /// Asserts equality up to the rounding of sums.

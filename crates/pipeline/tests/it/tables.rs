@@ -1,12 +1,12 @@
 //! Schedules written as tables and read back, and tables that are none.
 
-use phalanx_pipeline::{Named, csv};
+use phalanx_pipeline::{NamedSchedule, csv};
 
 use crate::support::build;
 
 #[test]
 fn what_is_written_is_read_back() {
-    for named in Named::ALL {
+    for named in NamedSchedule::ALL {
         for (p, m) in [(1, 1), (2, 4), (4, 8), (3, 6)] {
             let schedule = build(named, p, m);
             let again = csv::read(schedule.name(), &csv::write(&schedule)).unwrap();
@@ -22,7 +22,7 @@ fn a_table_of_ones_own() {
     assert_eq!(schedule.to_string(), "0: F0 BW0\n1: F0 BW0\n");
     assert_eq!((schedule.name(), schedule.placement().stages()), ("mine", 2));
     // Without a column for stages, chunks go round and round.
-    let looped = build(Named::Interleaved, 2, 2);
+    let looped = build(NamedSchedule::Interleaved, 2, 2);
     let short: String = csv::write(&looped)
         .lines()
         .map(|line| line.split(',').take(4).collect::<Vec<_>>().join(",") + "\n")
@@ -142,7 +142,7 @@ fn a_table_that_is_stuck_says_which_line_to_move() {
 #[test]
 fn rows_that_changed_places() {
     let (mut fine, mut moved, mut stuck) = (0, 0, 0);
-    for named in Named::ALL {
+    for named in NamedSchedule::ALL {
         let table = csv::write(&build(named, 3, 6));
         let lines: Vec<&str> = table.lines().collect();
         for k in 1..lines.len() - 1 {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use phalanx_pipeline::{Costs, Named, Part, Schedule, Shape, Times, simulate};
+use phalanx_pipeline::{NamedSchedule, Part, Schedule, Shape, Times, TurnCosts, simulate};
 
 use crate::support::{build, same, times};
 
@@ -71,11 +71,11 @@ fn fixed_point(
 fn the_simulator_finds_the_fixed_point() {
     let mut numbers = Numbers(1);
     for (p, m) in [(1, 3), (2, 4), (3, 6), (4, 4), (5, 10), (4, 12)] {
-        for named in Named::ALL {
+        for named in NamedSchedule::ALL {
             let schedule = build(named, p, m);
             let stages = numbers.stages(schedule.placement().stages());
             let hop = numbers.next() / 4.0;
-            let costs = Costs::uneven(stages.clone(), hop).unwrap();
+            let costs = TurnCosts::uneven(stages.clone(), hop).unwrap();
             let found = simulate(&schedule, &costs).unwrap();
             let expected = fixed_point(&schedule, &stages, hop);
             for timed in found.devices.iter().flatten() {
@@ -97,8 +97,9 @@ fn dapples_estimate_is_a_lower_bound() {
     for _ in 0..300 {
         let (p, m) = (2 + numbers.next() as usize % 5, 2 + 2 * numbers.next() as usize);
         let stages = numbers.stages(p);
-        let costs = Costs::uneven(stages.clone(), 0.0).unwrap();
-        let found = simulate(&Named::OneFOneB.build(Shape::new(p, m)).unwrap(), &costs).unwrap();
+        let costs = TurnCosts::uneven(stages.clone(), 0.0).unwrap();
+        let found =
+            simulate(&NamedSchedule::OneFOneB.build(Shape::new(p, m)).unwrap(), &costs).unwrap();
         let (f, b) = (|s: usize| stages[s].f, |s: usize| stages[s].b + stages[s].w);
         let steady = |s: usize| (m - 1) as f64 * (f(s) + b(s));
         let mut pivot = p - 1;

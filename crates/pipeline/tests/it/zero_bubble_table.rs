@@ -1,6 +1,6 @@
 //! The theoretical bubble rates of the zero-bubble paper (arXiv 2401.10241), from its profiled times.
 
-use phalanx_pipeline::Named;
+use phalanx_pipeline::NamedSchedule;
 
 use crate::support::{build, run, times};
 
@@ -22,7 +22,10 @@ const ROWS: [Row; 8] = [
 #[test]
 fn published_rates_to_four_digits() {
     for (p, m, rates, f, b, w, hop) in ROWS {
-        for (named, rate) in [Named::OneFOneB, Named::ZbH1, Named::ZbH2].into_iter().zip(rates) {
+        for (named, rate) in [NamedSchedule::OneFOneB, NamedSchedule::ZbH1, NamedSchedule::ZbH2]
+            .into_iter()
+            .zip(rates)
+        {
             let found = run(&build(named, p, m), times(f, b, w), hop).bubble_total;
             let digits = |rate: f64| format!("{rate:.4}");
             assert_eq!(digits(found), digits(rate), "{named}, p {p}, m {m}: {found}");

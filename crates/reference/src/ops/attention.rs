@@ -6,9 +6,9 @@ use phalanx_ir::random::keeps;
 use super::Call;
 use super::softmax::log_sum_exp;
 use crate::error::ReferenceError;
-use crate::tensor::Tensor;
+use crate::tensor::RefTensor;
 
-pub(super) fn attention(op: &Attention, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn attention(op: &Attention, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let (q, k, v) = (call.floats(0)?, call.floats(1)?, call.floats(2)?);
     let sizes = Sizes::of(op, call, 3)?;
     let (mut totals, mut probabilities) = (Vec::new(), Vec::new());
@@ -36,7 +36,7 @@ pub(super) fn attention(op: &Attention, call: &Call<'_>) -> Result<Vec<Tensor>, 
 pub(super) fn attention_grad(
     op: &Attention,
     call: &Call<'_>,
-) -> Result<Vec<Tensor>, ReferenceError> {
+) -> Result<Vec<RefTensor>, ReferenceError> {
     let (q, k, v) = (call.floats(0)?, call.floats(1)?, call.floats(2)?);
     let last = call.ins.len() - 1 - usize::from(op.drops());
     let (dy, sizes) = (call.floats(last)?, Sizes::of(op, call, last + 1)?);

@@ -5,9 +5,9 @@ use phalanx_ir::random::keeps;
 
 use super::Call;
 use crate::error::ReferenceError;
-use crate::tensor::Tensor;
+use crate::tensor::RefTensor;
 
-pub(super) fn dropout(op: &Dropout, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn dropout(op: &Dropout, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let (x, key) = (call.floats(0)?, call.key(1)?);
     // A value without dims is one sample of one element.
     let sample: usize = call.shape(0).iter().skip(1).product();

@@ -7,30 +7,36 @@ use phalanx_ir::ops::{BinaryKind, CompareKind, UnaryKind};
 
 use super::Call;
 use crate::error::ReferenceError;
-use crate::tensor::{Data, Tensor};
+use crate::tensor::{RefTensor, TensorData};
 
-pub(super) fn map(call: &Call<'_>, f: impl Fn(f64) -> f64) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn map(
+    call: &Call<'_>,
+    f: impl Fn(f64) -> f64,
+) -> Result<Vec<RefTensor>, ReferenceError> {
     let y = call.floats(0)?.iter().map(|&x| f(x)).collect();
     Ok(vec![call.result(0, y)])
 }
 
-pub(super) fn unary(kind: UnaryKind, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn unary(kind: UnaryKind, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     map(call, |x| value(kind, x))
 }
 
-pub(super) fn unary_grad(kind: UnaryKind, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn unary_grad(
+    kind: UnaryKind,
+    call: &Call<'_>,
+) -> Result<Vec<RefTensor>, ReferenceError> {
     let (x, dy) = (call.floats(0)?, call.floats(1)?);
     let dx = (x.iter().zip(dy)).map(|(&x, dy)| slope(kind, x) * dy).collect();
     Ok(vec![call.result(0, dx)])
 }
 
-pub(super) fn binary(kind: BinaryKind, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
-    if let (Data::Int(a), Data::Int(b)) = (call.ins[0].data(), call.ins[1].data()) {
+pub(super) fn binary(kind: BinaryKind, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
+    if let (TensorData::Int(a), TensorData::Int(b)) = (call.ins[0].data(), call.ins[1].data()) {
         let y = (a.iter().zip(b.iter().cycle()))
             .map(|(&a, &b)| integer(kind, a, b))
             .collect::<Option<_>>()
             .ok_or_else(|| call.wrong(1, "a float to divide by"))?;
-        return Ok(vec![call.moved(Data::Int(y))]);
+        return Ok(vec![call.moved(TensorData::Int(y))]);
     }
     let (a, b) = (call.floats(0)?, call.floats(1)?);
     let y = (a.iter().zip(b.iter().cycle()))
@@ -47,7 +53,7 @@ pub(super) fn binary(kind: BinaryKind, call: &Call<'_>) -> Result<Vec<Tensor>, R
     Ok(vec![call.result(0, y)])
 }
 
-pub(super) fn compare(kind: CompareKind, call: &Call<'_>) -> Vec<Tensor> {
+pub(super) fn compare(kind: CompareKind, call: &Call<'_>) -> Vec<RefTensor> {
     let (a, b) = (call.ins[0].values(), call.ins[1].values());
     let y = (a.iter().zip(b.iter().cycle()))
         .map(|(a, b)| match kind {
@@ -59,11 +65,11 @@ pub(super) fn compare(kind: CompareKind, call: &Call<'_>) -> Vec<Tensor> {
             CompareKind::Ge => a >= b,
         })
         .collect();
-    vec![call.moved(Data::Bool(y))]
+    vec![call.moved(TensorData::Bool(y))]
 }
 
-pub(super) fn select(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
-    let Data::Bool(condition) = call.ins[0].data() else {
+pub(super) fn select(call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
+    let TensorData::Bool(condition) = call.ins[0].data() else {
         return Err(call.wrong(0, "bool"));
     };
     let (a, b) = (call.ins[1].values(), call.ins[2].values());

@@ -4,9 +4,9 @@ use phalanx_ir::ops::EmbeddingGrad;
 
 use super::Call;
 use crate::error::ReferenceError;
-use crate::tensor::Tensor;
+use crate::tensor::RefTensor;
 
-pub(super) fn embedding(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn embedding(call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let (vocab, width) = (call.shape(0)[0], call.width(0));
     let mut places = Vec::new();
     for (position, &id) in call.ints(1)?.iter().enumerate() {
@@ -19,7 +19,7 @@ pub(super) fn embedding(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> 
 pub(super) fn embedding_grad(
     op: &EmbeddingGrad,
     call: &Call<'_>,
-) -> Result<Vec<Tensor>, ReferenceError> {
+) -> Result<Vec<RefTensor>, ReferenceError> {
     let (ids, dy, width) = (call.ints(0)?, call.floats(1)?, call.width(1));
     let mut dtable = vec![0.0; op.vocab * width];
     for (position, &id) in ids.iter().enumerate() {

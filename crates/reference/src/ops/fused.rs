@@ -4,12 +4,12 @@ use phalanx_ir::ops::{Fused, FusedArg};
 
 use super::{Call, apply};
 use crate::error::ReferenceError;
-use crate::tensor::Tensor;
+use crate::tensor::RefTensor;
 
-pub(super) fn fused(op: &Fused, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
-    let mut made: Vec<Tensor> = Vec::new();
+pub(super) fn fused(op: &Fused, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
+    let mut made: Vec<RefTensor> = Vec::new();
     for step in &op.steps {
-        let operands: Vec<&Tensor> = (step.args.iter())
+        let operands: Vec<&RefTensor> = (step.args.iter())
             .map(|arg| match *arg {
                 FusedArg::Input(i) => call.ins[i],
                 FusedArg::Step(i) => &made[i],

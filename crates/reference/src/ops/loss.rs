@@ -8,9 +8,9 @@ use phalanx_ir::{DType, Op};
 use super::softmax::log_sum_exp;
 use super::{Call, apply};
 use crate::error::ReferenceError;
-use crate::tensor::Tensor;
+use crate::tensor::RefTensor;
 
-pub(super) fn cross_entropy(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn cross_entropy(call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let (logits, vocab) = (call.floats(0)?, call.width(0));
     let (mut losses, mut totals) = (Vec::new(), Vec::new());
     for (position, &id) in call.ints(1)?.iter().enumerate() {
@@ -25,7 +25,7 @@ pub(super) fn cross_entropy(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceErr
     Ok(vec![call.result(0, losses), call.result(1, totals)])
 }
 
-pub(super) fn cross_entropy_grad(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn cross_entropy_grad(call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let (logits, vocab) = (call.floats(0)?, call.width(0));
     let (totals, dnll) = (call.floats(2)?, call.floats(3)?);
     let mut dlogits = vec![0.0; logits.len()];
@@ -47,7 +47,7 @@ pub(super) fn cross_entropy_grad(call: &Call<'_>) -> Result<Vec<Tensor>, Referen
 pub(super) fn linear_cross_entropy(
     op: &LinearCrossEntropy,
     call: &Call<'_>,
-) -> Result<Vec<Tensor>, ReferenceError> {
+) -> Result<Vec<RefTensor>, ReferenceError> {
     let &[x, w, targets, dnll] = call.ins else {
         return Err(call.wrong(0, "the first of four operands"));
     };
@@ -58,11 +58,11 @@ pub(super) fn linear_cross_entropy(
     let spec: Spec =
         (text.parse()).map_err(|what| ReferenceError::Operands { op: call.name, what })?;
     let product = |spec: Spec, out: DType| Op::Matmul(Matmul { spec, out, add: false });
-    let first = |op: Op, ins: &[&Tensor]| Ok(apply(&op, ins)?.swap_remove(0));
+    let first = |op: Op, ins: &[&RefTensor]| Ok(apply(&op, ins)?.swap_remove(0));
 
     // Logits and their gradient never leave the op, and stay in the accumulator type.
     let (narrow, wide) = (x.dtype(), x.dtype().accumulator());
-    let widen = |t: &Tensor| first(Cast { to: wide }.into(), &[t]);
+    let widen = |t: &RefTensor| first(Cast { to: wide }.into(), &[t]);
     let (x, w) = (&widen(x)?, &widen(w)?);
     let logits = first(product(spec.clone(), wide), &[x, w])?;
     let statistics = apply(&CrossEntropy.into(), &[&logits, targets])?;

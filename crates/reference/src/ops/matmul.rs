@@ -5,9 +5,9 @@ use phalanx_ir::ops::{Matmul, PackedMatmul, Spec};
 use super::{Call, apply};
 use crate::error::ReferenceError;
 use crate::index::{offsets, strides};
-use crate::tensor::Tensor;
+use crate::tensor::RefTensor;
 
-pub(super) fn matmul(op: &Matmul, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn matmul(op: &Matmul, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let (a, b) = (call.floats(0)?, call.floats(1)?);
     let [_, _, out] = op.spec.letters();
     let inner: String = op.spec.extents().inner.into_iter().collect();
@@ -26,9 +26,9 @@ pub(super) fn matmul(op: &Matmul, call: &Call<'_>) -> Result<Vec<Tensor>, Refere
 }
 
 /// Each product alone.
-pub(super) fn packed(op: &PackedMatmul, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn packed(op: &PackedMatmul, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let single = op.single().into();
-    let one = |b: &&Tensor| Ok(apply(&single, &[call.ins[0], b])?.swap_remove(0));
+    let one = |b: &&RefTensor| Ok(apply(&single, &[call.ins[0], b])?.swap_remove(0));
     call.ins[1..].iter().map(one).collect()
 }
 

@@ -4,9 +4,9 @@ use phalanx_ir::ops::Bounds;
 
 use super::Call;
 use crate::error::ReferenceError;
-use crate::tensor::Tensor;
+use crate::tensor::RefTensor;
 
-pub(super) fn squares(bounds: &Bounds, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn squares(bounds: &Bounds, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let mut sums = vec![0.0; bounds.members.len()];
     for (i, x) in call.floats(0)?.iter().enumerate() {
         if let Some(member) = member(bounds, i) {
@@ -16,7 +16,7 @@ pub(super) fn squares(bounds: &Bounds, call: &Call<'_>) -> Result<Vec<Tensor>, R
     Ok(vec![call.result(0, sums)])
 }
 
-pub(super) fn scale(bounds: &Bounds, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn scale(bounds: &Bounds, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let (x, factors) = (call.floats(0)?, call.floats(1)?);
     let scaled = |(i, x): (usize, &f64)| match member(bounds, i) {
         Some(member) => x * factors[member],

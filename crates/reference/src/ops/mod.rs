@@ -20,10 +20,10 @@ use phalanx_ir::ops::Shaped;
 use phalanx_ir::{DType, Op, OpDef, TensorType};
 
 use crate::error::ReferenceError;
-use crate::tensor::{Data, Tensor};
+use crate::tensor::{RefTensor, TensorData};
 
 /// Runs one op on whole tensors.
-pub(crate) fn apply(op: &Op, ins: &[&Tensor]) -> Result<Vec<Tensor>, ReferenceError> {
+pub(crate) fn apply(op: &Op, ins: &[&RefTensor]) -> Result<Vec<RefTensor>, ReferenceError> {
     let types: Vec<TensorType> =
         (ins.iter()).map(|t| TensorType::new(t.dtype(), t.shape())).collect();
     let name = op.name();
@@ -80,7 +80,7 @@ pub(crate) fn apply(op: &Op, ins: &[&Tensor]) -> Result<Vec<Tensor>, ReferenceEr
 /// One application of an op: its operands, and what its results shall be.
 struct Call<'a> {
     name: &'static str,
-    ins: &'a [&'a Tensor],
+    ins: &'a [&'a RefTensor],
     outs: Vec<Shaped>,
 }
 
@@ -98,7 +98,7 @@ impl<'a> Call<'a> {
     /// The numbers of a float operand.
     fn floats(&self, i: usize) -> Result<&'a [f64], ReferenceError> {
         match self.ins[i].data() {
-            Data::Float(values) => Ok(values),
+            TensorData::Float(values) => Ok(values),
             _ => Err(self.wrong(i, "a float")),
         }
     }
@@ -111,7 +111,7 @@ impl<'a> Call<'a> {
     /// The numbers of an `i32` operand.
     fn ints(&self, i: usize) -> Result<&'a [i32], ReferenceError> {
         match self.ins[i].data() {
-            Data::Int(values) => Ok(values),
+            TensorData::Int(values) => Ok(values),
             _ => Err(self.wrong(i, "i32")),
         }
     }
@@ -127,15 +127,15 @@ impl<'a> Call<'a> {
     }
 
     /// Result `i`, rounded to its element type.
-    fn result(&self, i: usize, values: Vec<f64>) -> Tensor {
+    fn result(&self, i: usize, values: Vec<f64>) -> RefTensor {
         let (dtype, shape) = &self.outs[i];
-        Tensor::rounded(*dtype, shape, values)
+        RefTensor::rounded(*dtype, shape, values)
     }
 
     /// The only result, of elements that were moved and not computed.
-    fn moved(&self, data: Data) -> Tensor {
+    fn moved(&self, data: TensorData) -> RefTensor {
         let (dtype, shape) = &self.outs[0];
-        Tensor::from_data(*dtype, shape, data)
+        RefTensor::from_data(*dtype, shape, data)
     }
 
     /// The row of a table that an id at some position chooses.

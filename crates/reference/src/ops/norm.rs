@@ -4,9 +4,9 @@ use phalanx_ir::ops::{LayerNorm, RmsNorm};
 
 use super::Call;
 use crate::error::ReferenceError;
-use crate::tensor::Tensor;
+use crate::tensor::RefTensor;
 
-pub(super) fn rms_norm(op: &RmsNorm, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn rms_norm(op: &RmsNorm, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let (x, gain, n) = (call.floats(0)?, call.floats(1)?, call.width(0));
     let (mut y, mut stats) = (Vec::new(), Vec::new());
     for row in rows(x, n) {
@@ -17,7 +17,7 @@ pub(super) fn rms_norm(op: &RmsNorm, call: &Call<'_>) -> Result<Vec<Tensor>, Ref
     Ok(vec![call.result(0, y), call.result(1, stats)])
 }
 
-pub(super) fn rms_norm_grad(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn rms_norm_grad(call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let (x, gain) = (call.floats(0)?, call.floats(1)?);
     let (stats, dy, n) = (call.floats(2)?, call.floats(3)?, call.width(0));
     let (mut dx, mut dgain) = (Vec::new(), vec![0.0; n]);
@@ -33,7 +33,10 @@ pub(super) fn rms_norm_grad(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceErr
     Ok(vec![call.result(0, dx), call.result(1, dgain)])
 }
 
-pub(super) fn layer_norm(op: &LayerNorm, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn layer_norm(
+    op: &LayerNorm,
+    call: &Call<'_>,
+) -> Result<Vec<RefTensor>, ReferenceError> {
     let (x, gain, bias) = (call.floats(0)?, call.floats(1)?, call.floats(2)?);
     let n = call.width(0);
     let (mut y, mut means, mut stats) = (Vec::new(), Vec::new(), Vec::new());
@@ -49,7 +52,7 @@ pub(super) fn layer_norm(op: &LayerNorm, call: &Call<'_>) -> Result<Vec<Tensor>,
     Ok((results.into_iter().enumerate()).map(|(i, values)| call.result(i, values)).collect())
 }
 
-pub(super) fn layer_norm_grad(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn layer_norm_grad(call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let (x, gain, n) = (call.floats(0)?, call.floats(1)?, call.width(0));
     let (means, stats, dy) = (call.floats(2)?, call.floats(3)?, call.floats(4)?);
     let (mut dx, mut dgain, mut dbias) = (Vec::new(), vec![0.0; n], vec![0.0; n]);

@@ -4,9 +4,9 @@ use phalanx_ir::ops::{AdamW, Decay, Sgd};
 
 use super::Call;
 use crate::error::ReferenceError;
-use crate::tensor::Tensor;
+use crate::tensor::RefTensor;
 
-pub(super) fn adamw(op: &AdamW, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn adamw(op: &AdamW, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let (mut w, g) = (call.floats(0)?.to_vec(), call.floats(1)?);
     let (mut m, mut v) = (call.floats(2)?.to_vec(), call.floats(3)?.to_vec());
     let (lr, step, clip) = (call.scalar(4)?, call.scalar(5)?, call.scalar(6)?);
@@ -22,7 +22,7 @@ pub(super) fn adamw(op: &AdamW, call: &Call<'_>) -> Result<Vec<Tensor>, Referenc
     Ok(updated(call, vec![w, m, v]))
 }
 
-pub(super) fn sgd(op: &Sgd, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn sgd(op: &Sgd, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let (mut w, g) = (call.floats(0)?.to_vec(), call.floats(1)?);
     let mut momentum = call.floats(2)?.to_vec();
     let (lr, clip) = (call.scalar(3)?, call.scalar(5)?);
@@ -37,7 +37,7 @@ pub(super) fn sgd(op: &Sgd, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceErr
     Ok(updated(call, vec![w, momentum]))
 }
 
-pub(super) fn sum_squares(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn sum_squares(call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let sum = call.floats(0)?.iter().map(|x| x * x).sum();
     Ok(vec![call.result(0, vec![sum])])
 }
@@ -49,11 +49,11 @@ fn decay(decay: &Decay, element: usize) -> f64 {
 
 /// The new state and, where the op gives one, a narrower copy of the new weights as they are
 /// stored.
-fn updated(call: &Call<'_>, state: Vec<Vec<f64>>) -> Vec<Tensor> {
-    let mut results: Vec<Tensor> =
+fn updated(call: &Call<'_>, state: Vec<Vec<f64>>) -> Vec<RefTensor> {
+    let mut results: Vec<RefTensor> =
         (state.into_iter().enumerate()).map(|(i, values)| call.result(i, values)).collect();
     if let Some((dtype, shape)) = call.outs.get(results.len()) {
-        results.push(Tensor::rounded(*dtype, shape, results[0].values()));
+        results.push(RefTensor::rounded(*dtype, shape, results[0].values()));
     }
     results
 }

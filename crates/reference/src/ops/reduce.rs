@@ -4,9 +4,9 @@ use phalanx_ir::ops::{Broadcast, Reduce, ReduceKind};
 
 use super::Call;
 use crate::index::{offsets, repeated};
-use crate::tensor::Tensor;
+use crate::tensor::RefTensor;
 
-pub(super) fn reduce(op: &Reduce, call: &Call<'_>) -> Vec<Tensor> {
+pub(super) fn reduce(op: &Reduce, call: &Call<'_>) -> Vec<RefTensor> {
     let shape = call.shape(0);
     let places = offsets(shape, &repeated(&call.outs[0].1, shape.len(), &op.dims));
     let start = match op.kind {
@@ -25,7 +25,7 @@ pub(super) fn reduce(op: &Reduce, call: &Call<'_>) -> Vec<Tensor> {
     vec![call.result(0, y)]
 }
 
-pub(super) fn broadcast(op: &Broadcast, call: &Call<'_>) -> Vec<Tensor> {
+pub(super) fn broadcast(op: &Broadcast, call: &Call<'_>) -> Vec<RefTensor> {
     let places = repeated(call.shape(0), op.shape.len(), &op.dims);
     let data = call.ins[0].data().gather(&offsets(&op.shape, &places));
     vec![call.moved(data)]

@@ -4,9 +4,9 @@ use phalanx_ir::ops::Rotary;
 
 use super::Call;
 use crate::error::ReferenceError;
-use crate::tensor::Tensor;
+use crate::tensor::RefTensor;
 
-pub(super) fn rotary(op: &Rotary, call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn rotary(op: &Rotary, call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let (x, shape) = (call.floats(0)?, call.shape(0));
     let (sequence, heads, d) = (shape[1], shape[2], shape[3]);
     let frequencies = op.frequencies(d);

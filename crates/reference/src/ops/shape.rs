@@ -4,16 +4,16 @@ use phalanx_ir::ops::{Concat, Pad, Slice, Transpose};
 
 use super::Call;
 use crate::index::{offsets, strides};
-use crate::tensor::Tensor;
+use crate::tensor::RefTensor;
 
-pub(super) fn transpose(op: &Transpose, call: &Call<'_>) -> Vec<Tensor> {
+pub(super) fn transpose(op: &Transpose, call: &Call<'_>) -> Vec<RefTensor> {
     let old = strides(call.shape(0));
     let new: Vec<usize> = op.perm.iter().map(|&dim| old[dim]).collect();
     let data = call.ins[0].data().gather(&offsets(&call.outs[0].1, &new));
     vec![call.moved(data)]
 }
 
-pub(super) fn slice(op: &Slice, call: &Call<'_>) -> Vec<Tensor> {
+pub(super) fn slice(op: &Slice, call: &Call<'_>) -> Vec<RefTensor> {
     let strides = strides(call.shape(0));
     let places: Vec<usize> = (offsets(&call.outs[0].1, &strides).iter())
         .map(|place| place + op.start * strides[op.dim])
@@ -21,16 +21,16 @@ pub(super) fn slice(op: &Slice, call: &Call<'_>) -> Vec<Tensor> {
     vec![call.moved(call.ins[0].data().gather(&places))]
 }
 
-pub(super) fn pad(op: &Pad, call: &Call<'_>) -> Vec<Tensor> {
+pub(super) fn pad(op: &Pad, call: &Call<'_>) -> Vec<RefTensor> {
     placed(call, op.dim, op.before)
 }
 
-pub(super) fn concat(op: &Concat, call: &Call<'_>) -> Vec<Tensor> {
+pub(super) fn concat(op: &Concat, call: &Call<'_>) -> Vec<RefTensor> {
     placed(call, op.dim, 0)
 }
 
 /// Zeros of the result's shape, with the operands put one after the other from `start` of a dim.
-fn placed(call: &Call<'_>, dim: usize, mut start: usize) -> Vec<Tensor> {
+fn placed(call: &Call<'_>, dim: usize, mut start: usize) -> Vec<RefTensor> {
     let strides = strides(&call.outs[0].1);
     let mut y = vec![0.0; call.elements(0)];
     for operand in call.ins {

@@ -2,9 +2,9 @@
 
 use super::Call;
 use crate::error::ReferenceError;
-use crate::tensor::Tensor;
+use crate::tensor::RefTensor;
 
-pub(super) fn softmax(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn softmax(call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let mut y = Vec::new();
     for row in call.floats(0)?.chunks(call.width(0).max(1)) {
         let total = log_sum_exp(row);
@@ -13,7 +13,7 @@ pub(super) fn softmax(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     Ok(vec![call.result(0, y)])
 }
 
-pub(super) fn softmax_grad(call: &Call<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+pub(super) fn softmax_grad(call: &Call<'_>) -> Result<Vec<RefTensor>, ReferenceError> {
     let (y, dy, n) = (call.floats(0)?, call.floats(1)?, call.width(0).max(1));
     let mut dx = Vec::new();
     for (y, dy) in y.chunks(n).zip(dy.chunks(n)) {

@@ -5,15 +5,15 @@ use phalanx_engine::{Args, Engine, Span, Target};
 use phalanx_ir::ops::UnaryKind;
 use phalanx_ir::{Builder, DType};
 use phalanx_models::{Architecture, BatchShape, Mlp};
-use phalanx_reference::{ReferenceEngine, Tensor};
-use phalanx_testing::{Batch, Rig, Setup, normal, suite, tensor};
+use phalanx_reference::{RefTensor, ReferenceEngine};
+use phalanx_testing::{Rig, RigBatch, Setup, normal, suite, tensor};
 
 use crate::support::wave;
 
 #[test]
 fn a_regression_trains() {
     let mlp = Mlp { inputs: 3, hidden: vec![8], outputs: 2, activation: UnaryKind::Tanh };
-    let single = |t: Tensor| Tensor::new(DType::F32, t.shape(), &t.values()).unwrap();
+    let single = |t: RefTensor| RefTensor::new(DType::F32, t.shape(), &t.values()).unwrap();
     let data = vec![
         ("x".to_owned(), single(normal("x", &[4, 3]))),
         ("y".to_owned(), single(wave(&[4, 2], 1.0, 0.5))),
@@ -22,7 +22,7 @@ fn a_regression_trains() {
         let model = mlp.model(BatchShape { batch: 4, seq: 1 }, dtype).unwrap();
         let mut rig = Rig::new(ReferenceEngine::new(), &model, &Setup::new(dtype));
         rig.initialise(1);
-        let batch = Batch { data: data.clone(), first: 0 };
+        let batch = RigBatch { data: data.clone(), first: 0 };
         let losses: Vec<f64> =
             (0..60).map(|_| rig.step(std::slice::from_ref(&batch), 0.02, 1.0 / 8.0).0).collect();
         assert!(losses[59] < 0.1 * losses[0], "{dtype}: from {} to {}", losses[0], losses[59]);
@@ -50,7 +50,7 @@ fn results_are_added_where_asked() {
     let slots = Slots::assign_for(&program, &*engine.requirements());
     let kernel = engine.compile(&program, &slots, &[0]).unwrap();
     engine.reserve(Tier::Device, 8).unwrap();
-    let narrow = |values: &[f64]| Tensor::new(DType::Bf16, &[2], values).unwrap();
+    let narrow = |values: &[f64]| RefTensor::new(DType::Bf16, &[2], values).unwrap();
     // Beside 256, a bf16 has steps of 2: 256 + 2·0.5 is a tie, which goes to 256.
     engine.upload(Span::device(0, 4), &narrow(&[0.5, 3.0]).to_bytes()).unwrap();
     engine.upload(Span::device(4, 4), &narrow(&[256.0, 1.0]).to_bytes()).unwrap();
@@ -62,7 +62,7 @@ fn results_are_added_where_asked() {
     engine.launch(&kernel, &args, Lane::Compute, &[]).unwrap();
     let mut bytes = [0; 4];
     engine.download(Span::device(4, 4), &mut bytes).unwrap();
-    let found = Tensor::from_bytes(DType::Bf16, &[2], &bytes).unwrap();
+    let found = RefTensor::from_bytes(DType::Bf16, &[2], &bytes).unwrap();
     assert_eq!(found.values(), [256.0, 7.0]);
 }
 
@@ -76,7 +76,9 @@ fn failures_name_the_program() {
     let slots = Slots::assign_for(&program, &*engine.requirements());
     let kernel = engine.compile(&program, &slots, &[0]).unwrap();
     engine.reserve(Tier::Device, 32).unwrap();
-    engine.upload(Span::device(0, 4), &Tensor::from_i32(&[1], &[2]).unwrap().to_bytes()).unwrap();
+    engine
+        .upload(Span::device(0, 4), &RefTensor::from_i32(&[1], &[2]).unwrap().to_bytes())
+        .unwrap();
     engine.upload(Span::device(8, 16), &tensor(&[2], &[1.0, 2.0]).to_bytes()).unwrap();
     let span = Span::device;
     let outputs = [Target { span: span(24, 8), add: false }];

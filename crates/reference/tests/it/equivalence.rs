@@ -7,16 +7,16 @@ use phalanx_ir::ops::{
 };
 use phalanx_ir::random::Stream;
 use phalanx_ir::{Builder, DType, Tensor as Value};
-use phalanx_reference::Tensor;
+use phalanx_reference::RefTensor;
 use phalanx_testing::ids;
 
 use crate::support::eval;
 
-fn normal(dtype: DType, name: &str, shape: &[usize]) -> Tensor {
-    Tensor::normal(dtype, shape, Stream::named(31, name))
+fn normal(dtype: DType, name: &str, shape: &[usize]) -> RefTensor {
+    RefTensor::normal(dtype, shape, Stream::named(31, name))
 }
 
-fn assert_same_bits(a: &[Tensor], b: &[Tensor]) {
+fn assert_same_bits(a: &[RefTensor], b: &[RefTensor]) {
     assert_eq!(a.len(), b.len());
     for (i, (a, b)) in a.iter().zip(b).enumerate() {
         assert_eq!((a.dtype(), a.shape()), (b.dtype(), b.shape()));
@@ -104,7 +104,7 @@ fn linear_cross_entropy_is_its_composition() {
                 ("x", normal(dtype, "x", &[2, 3, 4])),
                 ("w", normal(dtype, "w", w)),
                 ("targets", targets),
-                ("dnll", Tensor::scalar(out, 0.25)),
+                ("dnll", RefTensor::scalar(out, 0.25)),
             ];
             let op = LinearCrossEntropy { transposed, chunk: 4, out };
             let whole = eval(&inputs, |b, v| b.apply_all(op, v));

@@ -2,7 +2,7 @@
 
 use phalanx_ir::ops::Op;
 use phalanx_ir::{Builder, DType, Mesh, Phase, Program, Role, TensorType, ValueId};
-use phalanx_reference::{ReferenceError, Tensor, run};
+use phalanx_reference::{RefTensor, ReferenceError, run};
 use phalanx_testing::{ids, tensor};
 
 fn sum() -> Program {
@@ -12,7 +12,7 @@ fn sum() -> Program {
     b.finish().unwrap()
 }
 
-fn message(program: &Program, inputs: &[(&str, Tensor)]) -> String {
+fn message(program: &Program, inputs: &[(&str, RefTensor)]) -> String {
     run(program, inputs).unwrap_err().to_string()
 }
 
@@ -27,7 +27,7 @@ fn inputs_are_checked_by_name_and_type() {
         message(&sum(), &[x.clone(), ("y", tensor(&[1], &[1.0]))]),
         "program sum: the input `y` is f64[2], but f64[1] was given"
     );
-    let single = Tensor::from_f32(&[2], &[1.0, 2.0]).unwrap();
+    let single = RefTensor::from_f32(&[2], &[1.0, 2.0]).unwrap();
     assert_eq!(
         message(&sum(), &[x.clone(), ("y", single)]),
         "program sum: the input `y` is f64[2], but f32[2] was given"

@@ -6,7 +6,7 @@ use phalanx_ir::ops::{
     MemberSquares, Pad, SumSquares, UnaryKind,
 };
 use phalanx_ir::{Builder, DType, Mesh, Role};
-use phalanx_reference::{Data, Tensor, run, run_values};
+use phalanx_reference::{RefTensor, TensorData, run, run_values};
 use phalanx_testing::{ids, normal, tensor};
 
 use crate::support::{assert_close, eval};
@@ -58,14 +58,14 @@ fn binary_compare_and_select() {
             v[0].shift(0.5),
         ]
     });
-    let values: Vec<Vec<f64>> = got.iter().map(Tensor::values).collect();
+    let values: Vec<Vec<f64>> = got.iter().map(RefTensor::values).collect();
     assert_eq!(values[0], [3.0, 9.0, -1.0, 8.0]);
     assert_eq!(values[1], [-1.0, 1.0, -5.0, 0.0]);
     assert_eq!(values[2], [2.0, 20.0, -6.0, 16.0]);
     assert_eq!(values[3], [0.5, 1.25, -1.5, 1.0]);
     assert_eq!(values[4], [2.0, 5.0, 2.0, 4.0]);
     assert_eq!(values[5], [1.0, 4.0, -3.0, 4.0]);
-    assert_eq!(*got[6].data(), Data::Bool(vec![false, true, false, true]));
+    assert_eq!(*got[6].data(), TensorData::Bool(vec![false, true, false, true]));
     assert_eq!(values[7], [10.0, 5.0, -30.0, 4.0]);
     assert_eq!(values[8], [1.5, 5.5, -2.5, 4.5]);
 }
@@ -92,7 +92,7 @@ fn comparisons_of_every_kind_and_integers() {
     {
         let got =
             eval(&[("a", a.clone()), ("b", b.clone())], |f, v| vec![f.apply(Binary { kind }, v)]);
-        assert_eq!(*got[0].data(), Data::Int(expected.to_vec()), "{kind:?}");
+        assert_eq!(*got[0].data(), TensorData::Int(expected.to_vec()), "{kind:?}");
     }
 }
 
@@ -105,14 +105,14 @@ fn every_instruction_rounds_to_its_type() {
     b.probe("narrow", x.cast(DType::Bf16));
     b.probe("count", b.apply(Cast { to: DType::I32 }, &[x.scale(-1e10)]));
     let program = b.finish().unwrap();
-    let tiny = Tensor::from_f32(&[1], &[1.1e-7]).unwrap();
+    let tiny = RefTensor::from_f32(&[1], &[1.1e-7]).unwrap();
     let outputs = run(&program, &[("x", tiny)]).unwrap();
     // 1 + 1.1e-7 is 1 + 2⁻²³ in single precision.
     assert_eq!(outputs[0].1.values(), [2f64.powi(-23)]);
     // 1.1e-7 = 1.8454… · 2⁻²⁴, and 0.8454 · 128 rounds to 108.
     assert_eq!(outputs[1].1.values(), [(1.0 + 108.0 / 128.0) * 2f64.powi(-24)]);
     // −1100 and a little; integers are cut towards zero, singles hold it to 2⁻¹³.
-    assert_eq!(*outputs[2].1.data(), Data::Int(vec![-1100]));
+    assert_eq!(*outputs[2].1.data(), TensorData::Int(vec![-1100]));
 }
 
 #[test]
@@ -188,9 +188,9 @@ fn sums_of_squares_and_every_value() {
     let x = b.data("x", DType::F32, [2]);
     b.probe("y", b.apply(SumSquares, &[x]));
     let program = b.finish().unwrap();
-    let x = Tensor::from_f32(&[2], &[3.0, 4.0]).unwrap();
+    let x = RefTensor::from_f32(&[2], &[3.0, 4.0]).unwrap();
     let values = run_values(&program, &[("x", x.clone())]).unwrap();
-    assert_eq!(values, [x, Tensor::scalar(DType::F32, 25.0)]);
+    assert_eq!(values, [x, RefTensor::scalar(DType::F32, 25.0)]);
 }
 
 /// Two blocks of two members, with a gap between the members.

@@ -6,7 +6,7 @@ use phalanx_ir::ops::{
     AdamW, Attention, AttentionKind, Decay, LayerNorm, RmsNorm, RopeScaling, Rotary, Sgd,
 };
 use phalanx_ir::random::keeps;
-use phalanx_reference::Tensor;
+use phalanx_reference::RefTensor;
 use phalanx_testing::{ids, normal, tensor};
 
 use crate::support::{assert_close, eval, wave};
@@ -158,13 +158,13 @@ fn softmax_and_cross_entropy_as_in_pytorch() {
 }
 
 /// Three steps with gradients (0.1, −0.2, 0.3)·step, clipped by half.
-fn descend(states: usize, op: impl Into<phalanx_ir::Op>) -> Vec<Tensor> {
+fn descend(states: usize, op: impl Into<phalanx_ir::Op>) -> Vec<RefTensor> {
     let op = op.into();
     let mut state = vec![tensor(&[3], &[0.5, -1.25, 2.0])];
     state.resize(1 + states, tensor(&[3], &[0.0; 3]));
     for step in 1..=3 {
         let at = f64::from(step);
-        let scalar = |value| Tensor::scalar(DType::F64, value);
+        let scalar = |value| RefTensor::scalar(DType::F64, value);
         let gradient = tensor(&[3], &[0.1 * at, -0.2 * at, 0.3 * at]);
         let mut inputs = vec![("w", state[0].clone()), ("g", gradient)];
         for (i, buffer) in state[1..].iter().enumerate() {
@@ -196,8 +196,8 @@ fn updates_as_in_pytorch() {
 
 #[test]
 fn a_master_gives_its_narrow_copy() {
-    let single = |values: &[f32]| Tensor::from_f32(&[values.len()], values).unwrap();
-    let scalar = |value| Tensor::scalar(DType::F32, value);
+    let single = |values: &[f32]| RefTensor::from_f32(&[values.len()], values).unwrap();
+    let scalar = |value| RefTensor::scalar(DType::F32, value);
     let inputs = [
         ("w", single(&[1.0, 2.0])),
         ("g", single(&[0.3, -0.7])),

@@ -9,17 +9,17 @@ use phalanx_cpu::CpuEngine;
 use phalanx_engine::{Counters, Engine};
 use phalanx_ir::{DType, Model, text};
 use phalanx_models::{Architecture, BatchShape, initial_values};
-use phalanx_reference::{ReferenceEngine, Tensor};
+use phalanx_reference::{RefTensor, ReferenceEngine};
 use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{
-    Action, BufferKey, Builds, Choice, Controller, Device, EveryStep, Held, Kind, Lane, Moved,
-    Optimizer, Outcome, Place, Plan, Precision, Record, Route, Run, Scalar, Script, ScriptError,
-    ScriptKey, State, Training, View, World, Write, accumulate, merge_adjacent, traffic,
-    train_script,
+    Action, BufferKey, Builds, Choice, Controller, EveryStep, HeldRange, Kind, Lane, Moved,
+    Optimizer, Outcome, Plan, Precision, RankPlace, Record, Route, Run, Scalar, Script,
+    ScriptError, ScriptKey, StageGroup, State, Training, View, World, Write, accumulate,
+    merge_adjacent, traffic, train_script,
 };
 use phalanx_script::{Compiled, Library};
 use phalanx_spmd::Sharing;
-use phalanx_testing::{Batch, Rig, Setup, compile, mlp};
+use phalanx_testing::{Rig, RigBatch, Setup, compile, mlp};
 
 const STEPS: u64 = 7;
 const EVERY: u64 = 3;
@@ -57,7 +57,7 @@ impl Builds for Replica<'_> {
 fn average(library: &Library, state: &State) -> Script {
     let mut script = state.script();
     for (unit, buffers) in state.units.iter().zip(&state.buffers) {
-        let Held { buffer, dtype, .. } = buffers.weights;
+        let HeldRange { buffer, dtype, .. } = buffers.weights;
         let n = unit.elements;
         let program = text::parse(&format!(
             "mesh dp=2
@@ -90,14 +90,14 @@ fn model() -> Model {
     mlp().model(BatchShape { batch: 4, seq: 1 }, DType::F64).unwrap()
 }
 
-fn batch(rank: usize, step: u64) -> Batch {
+fn batch(rank: usize, step: u64) -> RigBatch {
     let values = |n: usize, shift: f64| -> Vec<f64> {
         (0..n).map(|i| ((i as f64 + shift) * (0.7 + step as f64) + rank as f64).sin()).collect()
     };
     let tensor = |shape: [usize; 2], shift| {
-        Tensor::new(DType::F32, &shape, &values(shape[0] * shape[1], shift)).unwrap()
+        RefTensor::new(DType::F32, &shape, &values(shape[0] * shape[1], shift)).unwrap()
     };
-    Batch {
+    RigBatch {
         data: vec![("x".into(), tensor([4, 3], 0.0)), ("y".into(), tensor([4, 2], 0.5))],
         first: 0,
     }
@@ -120,13 +120,13 @@ impl<E: Engine> Worker<E> {
             merge_adjacent(&accumulate(model.instances().len(), 1), model.instances().len());
         let ranks = [rank];
         let device =
-            Device { compiled, turns: &turns, mesh: &mesh, sharing: &sharing, ranks: &ranks };
+            StageGroup { compiled, turns: &turns, mesh: &mesh, sharing: &sharing, ranks: &ranks };
         let library = Arc::new(Library::new(engine.requirements()));
         let world = World::new(model, vec![device], library).unwrap();
         let wide = DType::F64;
         let training = Training {
             world: &world,
-            at: Place::default(),
+            at: RankPlace::default(),
             precision: Precision { weights: wide, grads: wide, state: wide },
             optimizer: Optimizer::sgd(0.9),
             clip: None,

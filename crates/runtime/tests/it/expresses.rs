@@ -12,9 +12,9 @@ use phalanx_ir::{Builder, DType, Init, Model, Param, Program, text};
 use phalanx_reference::ReferenceEngine;
 use phalanx_runtime::Executor;
 use phalanx_script::{
-    Action, Block, Buffer, BufferId, BufferKey, Category, Device, Kind, Lane, Library, MemoryPlan,
-    Message, Optimizer, Part, Place, Placed, Planned, Precision, Run, Script, Slots, Source, Tier,
-    Training, Turn, Value, View, World, Write, check, plan, train_script,
+    Action, Block, Buffer, BufferId, BufferKey, Category, Kind, Lane, Library, MemoryPlan, Message,
+    Optimizer, Part, Placed, Planned, Precision, RankPlace, Run, ScheduledRun, Script, Slots,
+    Source, StageGroup, Tier, Training, Value, View, World, Write, check, plan, train_script,
 };
 use phalanx_testing::{Remote, compile};
 
@@ -234,22 +234,22 @@ fn devices_hold_stages_of_several_replicas() {
     }
     let compiled = compile(&model, DType::F64, phalanx_autodiff::Recompute::None);
     // Micro-batch 0 goes down through instances 0 and 1, micro-batch 1 up through 2 and 3.
-    let turn = |part, instance: usize| Turn { instance, part, microbatch: instance / 2 };
+    let turn = |part, instance: usize| ScheduledRun { instance, part, microbatch: instance / 2 };
     let [f, bw] = [Part::F, Part::BW];
     let lists = [
         [turn(f, 0), turn(f, 3), turn(bw, 3), turn(bw, 0)],
         [turn(f, 2), turn(f, 1), turn(bw, 1), turn(bw, 2)],
     ];
     let ranks = [[0], [1]];
-    let devices: Vec<Device<'_>> = (lists.iter().zip(&ranks))
-        .map(|(turns, ranks)| Device { ranks, ..Device::alone(&compiled, turns) })
+    let devices: Vec<StageGroup<'_>> = (lists.iter().zip(&ranks))
+        .map(|(turns, ranks)| StageGroup { ranks, ..StageGroup::alone(&compiled, turns) })
         .collect();
     let library = Arc::new(Library::new(ReferenceEngine::new().requirements()));
     let world = World::new(&model, devices, library).unwrap();
     for device in 0..2 {
         let training = Training {
             world: &world,
-            at: Place { device, place: 0 },
+            at: RankPlace { device, place: 0 },
             precision: Precision { weights: DType::F64, grads: DType::F64, state: DType::F64 },
             optimizer: Optimizer::sgd(0.0),
             clip: None,

@@ -13,10 +13,10 @@ use phalanx_ir::ops::{
 };
 use phalanx_ir::{Axis, Builder, DType, Mesh, Model, Program, Role, TensorType, verify};
 use phalanx_models::{Architecture, BatchShape};
-use phalanx_reference::Tensor;
+use phalanx_reference::RefTensor;
 use phalanx_script::{
-    Compiled, Device, Library, Lowering, Optimizer, Place, Precision, Training, Unit, World,
-    accumulate,
+    Compiled, Library, Lowering, Optimizer, Precision, RankPlace, StageGroup, Training, Unit,
+    World, accumulate,
 };
 use phalanx_spmd::strategies::{Megatron, Zero};
 use phalanx_spmd::{Costs, Partition};
@@ -61,7 +61,7 @@ impl Laid {
     }
 
     /// A whole unit of these parameters, with zeros where it holds none of their elements.
-    fn pack(&self, unit: &Unit, params: &BTreeMap<usize, Tensor>) -> Tensor {
+    fn pack(&self, unit: &Unit, params: &BTreeMap<usize, RefTensor>) -> RefTensor {
         let mut all = vec![0.0; unit.elements * self.mesh.count(&unit.blocks)];
         for rank in 0..self.mesh.ranks() {
             let block = self.mesh.shard(rank, &unit.blocks) * unit.elements;
@@ -77,17 +77,17 @@ impl Laid {
                 });
             }
         }
-        Tensor::new(WIDE, &[all.len()], &all).unwrap()
+        RefTensor::new(WIDE, &[all.len()], &all).unwrap()
     }
 
     /// Numbers for the parameters of a unit, of very different sizes.
-    fn values(&self, unit: &Unit, what: &str) -> BTreeMap<usize, Tensor> {
+    fn values(&self, unit: &Unit, what: &str) -> BTreeMap<usize, RefTensor> {
         let value = |param: usize| {
             let of = &self.model.params()[param];
             let drawn = normal(&format!("{what} {}", of.name), &of.shape);
             let size = 1.0 + 10.0 * param as f64;
             let values: Vec<f64> = drawn.values().iter().map(|x| size * x).collect();
-            Tensor::new(WIDE, &of.shape, &values).unwrap()
+            RefTensor::new(WIDE, &of.shape, &values).unwrap()
         };
         unit.members.iter().map(|m| (m.param, value(m.param))).collect()
     }
@@ -96,12 +96,12 @@ impl Laid {
 fn units(model: &Model, compiled: &Compiled, partition: &Partition) -> Vec<Unit> {
     let turns = accumulate(model.instances().len(), 1);
     let (mesh, sharing) = (partition.mesh(), partition.sharing());
-    let device = Device { compiled, turns: &turns, mesh, sharing, ranks: &[0, 1, 2, 3] };
+    let device = StageGroup { compiled, turns: &turns, mesh, sharing, ranks: &[0, 1, 2, 3] };
     let library = Arc::new(Library::new(Arc::new(CpuRequirements)));
     let world = World::new(model, vec![device], library).unwrap();
     let training = Training {
         world: &world,
-        at: Place::default(),
+        at: RankPlace::default(),
         precision: Precision { weights: WIDE, grads: WIDE, state: WIDE },
         optimizer: Optimizer::sgd(0.0),
         clip: None,
@@ -136,21 +136,21 @@ fn all_reduce(value: phalanx_ir::Tensor<'_>, axes: Vec<Axis>) -> phalanx_ir::Ten
     }
 }
 
-fn norm(tensor: &Tensor) -> f64 {
+fn norm(tensor: &RefTensor) -> f64 {
     tensor.values().iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
 /// The same for each parameter, whole and alone.
-fn alone(w: &Tensor, g: &Tensor) -> Tensor {
+fn alone(w: &RefTensor, g: &RefTensor) -> RefTensor {
     let ratio = norm(w) / (norm(g) + EPS);
     let new =
         w.values().iter().zip(g.values()).map(|(w, g)| w - LR * ratio * g).collect::<Vec<_>>();
-    Tensor::new(WIDE, w.shape(), &new).unwrap()
+    RefTensor::new(WIDE, w.shape(), &new).unwrap()
 }
 
-fn norms(unit: &Unit, params: &BTreeMap<usize, Tensor>) -> Tensor {
+fn norms(unit: &Unit, params: &BTreeMap<usize, RefTensor>) -> RefTensor {
     let all: Vec<f64> = unit.members.iter().map(|m| norm(&params[&m.param])).collect();
-    Tensor::new(WIDE, &[all.len()], &all).unwrap()
+    RefTensor::new(WIDE, &[all.len()], &all).unwrap()
 }
 
 #[test]

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use phalanx_call::NoScratch;
 use phalanx_comm::{Communicator, Crew, Threads};
 use phalanx_cpu::{CpuEngine, CpuRequirements};
-use phalanx_engine::{Args, Call, Counters, Engine, Late, Span, Target};
+use phalanx_engine::{Args, Counters, Engine, KernelCall, Late, Span, Target};
 use phalanx_ir::{Builder, DType, Program, text};
 use phalanx_models::BatchShape;
-use phalanx_reference::{ReferenceEngine, Tensor};
+use phalanx_reference::{RefTensor, ReferenceEngine};
 use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{
     Action, Buffer, BufferId, BufferKey, Category, Kind, Lane, Placed, Planned, Run, Script, Slots,
@@ -119,11 +119,12 @@ fn scratch_that_is_not_the_devices_alone_is_found() {
         let mut device = cpu();
         let mut slots = Slots::assign_for(&program, &*device.requirements());
         let first = slots.scratch[0].unwrap();
-        let scratch = slots.lives.iter().position(|l| (l.offset, l.death) == (first, 0)).unwrap();
-        let product = slots.lives.iter().position(|l| (l.birth, l.death) == (0, 1)).unwrap();
+        let scratch =
+            slots.live_ranges.iter().position(|l| (l.offset, l.death) == (first, 0)).unwrap();
+        let product = slots.live_ranges.iter().position(|l| (l.birth, l.death) == (0, 1)).unwrap();
         if shared {
-            slots.scratch[0] = Some(slots.lives[product].offset);
-            slots.lives[scratch].offset = slots.lives[product].offset;
+            slots.scratch[0] = Some(slots.live_ranges[product].offset);
+            slots.live_ranges[scratch].offset = slots.live_ranges[product].offset;
         }
         let kernel = device.compile(&program, &slots, &[0]).unwrap();
         device.reserve(Tier::Device, 4096).unwrap();
@@ -239,7 +240,7 @@ impl<E: Engine> Pipe<E> {
     fn result(&mut self) -> f64 {
         let mut bytes = vec![0; 8 * N];
         self.executor.read(self.steps[0], self.buffers.down, &mut bytes).unwrap();
-        let values = Tensor::from_bytes(DType::F64, &[N], &bytes).unwrap().values();
+        let values = RefTensor::from_bytes(DType::F64, &[N], &bytes).unwrap().values();
         assert!(values.iter().all(|value| *value == values[0]));
         values[0]
     }
@@ -340,7 +341,7 @@ fn a_step_that_waits_for_itself_is_refused() {
         let slots = Slots::assign_for(&program, &*engine.requirements());
         let kernel = std::sync::Arc::new(engine.compile(&program, &slots, &[0]).unwrap());
         engine.reserve(Tier::Device, 16 * N).unwrap();
-        let call = Call {
+        let call = KernelCall {
             kernel,
             inputs: vec![Span::device(0, 8 * N)],
             outputs: vec![Target { span: Span::device(8 * N, 8 * N), add: false }],

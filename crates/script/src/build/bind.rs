@@ -12,11 +12,11 @@ use crate::action::{
     Action, Buffer, BufferId, Category, Contribution, Kind, ProgramId, Run, Script, Source, View,
     Write,
 };
-use crate::device::Device;
+use crate::device::StageGroup;
 use crate::error::ScriptError;
 use crate::hash::{QuickMap, QuickSet};
 use crate::key::{BufferKey, Scalar};
-use crate::schedule::{Part, Turn};
+use crate::schedule::{Part, ScheduledRun};
 use crate::unit::Unit;
 
 /// For each parameter: the view that holds it in its unit's buffer.
@@ -71,7 +71,7 @@ impl<'a> Binder<'a> {
             .map(|(i, b)| (b.key.clone(), BufferId(i)))
             .collect();
         let weights = Places::new(world.model, &[], &[], DType::F32);
-        let Device { turns, compiled, .. } = world.devices[device];
+        let StageGroup { turns, compiled, .. } = world.devices[device];
         let again = turns.iter().filter(|turn| turn.part == Part::R);
         Self {
             world,
@@ -88,7 +88,7 @@ impl<'a> Binder<'a> {
     }
 
     /// Appends the run of one turn of the schedule.
-    pub(super) fn turn(&mut self, turn: Turn) -> Result<(), ScriptError> {
+    pub(super) fn turn(&mut self, turn: ScheduledRun) -> Result<(), ScriptError> {
         let instance = &self.world.model.instances()[turn.instance];
         let compiled = self.compiled;
         let program = compiled.program(instance.segment, turn.part);
@@ -146,12 +146,12 @@ impl<'a> Binder<'a> {
 
     fn input(
         &mut self,
-        turn: Turn,
+        turn: ScheduledRun,
         port: &Port,
         name: &Arc<str>,
         bytes: usize,
     ) -> Result<View, ScriptError> {
-        let Turn { instance, microbatch, .. } = turn;
+        let ScheduledRun { instance, microbatch, .. } = turn;
         let (key, category, source) = match port.role {
             Role::Param => {
                 return self.place(Some(&self.weights), instance, &port.name);
@@ -194,12 +194,12 @@ impl<'a> Binder<'a> {
 
     fn output(
         &mut self,
-        turn: Turn,
+        turn: ScheduledRun,
         port: &Port,
         name: &Arc<str>,
         bytes: usize,
     ) -> Result<View, ScriptError> {
-        let Turn { instance, microbatch, .. } = turn;
+        let ScheduledRun { instance, microbatch, .. } = turn;
         let (key, category, source) = match port.role {
             Role::Gradient => {
                 return self.place(self.gradients.as_ref(), instance, &port.name);
@@ -233,7 +233,7 @@ impl<'a> Binder<'a> {
 
     /// Whether a boundary value that a turn reads was kept since the forward: true for what a
     /// backward reads, and for what a recomputed forward reads from a first one.
-    fn keeps(&self, turn: Turn, boundary: &str) -> Result<bool, ScriptError> {
+    fn keeps(&self, turn: ScheduledRun, boundary: &str) -> Result<bool, ScriptError> {
         let producer = self.producer(turn.instance, boundary)?;
         let made_again = self.twice.get(&(producer, turn.microbatch)) == Some(&true);
         Ok(match turn.part {

@@ -9,8 +9,8 @@ use phalanx_ir::DType;
 use phalanx_spmd::{Gathering, Keep};
 
 use super::{
-    Action, Binder, Buffer, BufferId, Category, Device, Kind, Lane, Port, Role, Run, ScriptError,
-    Tier, Turn, Unit, View, World, Write, programs,
+    Action, Binder, Buffer, BufferId, Category, Kind, Lane, Port, Role, Run, ScheduledRun,
+    ScriptError, StageGroup, Tier, Unit, View, World, Write, programs,
 };
 use crate::action::{ProgramId, Source};
 use crate::key::BufferKey;
@@ -32,7 +32,7 @@ pub(super) struct Collector<'a> {
 #[derive(Clone, Copy)]
 struct Reader<'a> {
     world: &'a World<'a>,
-    device: Device<'a>,
+    device: StageGroup<'a>,
     units: &'a [Unit],
 }
 
@@ -186,7 +186,7 @@ fn stays(reader: Reader<'_>) -> Vec<Stay> {
 /// Whether a stage group runs all its micro-batches through a chunk of layers, in one direction,
 /// before anything else, as in breadth-first pipelines. Then a chunk's units stay gathered for all
 /// of them, and are gathered once for each direction; their gradients are summed over ranks once.
-pub(super) fn sweeps(turns: &[Turn]) -> bool {
+pub(super) fn sweeps(turns: &[ScheduledRun]) -> bool {
     // Consecutive instances belong to one chunk.
     let held: BTreeSet<usize> = turns.iter().map(|turn| turn.instance).collect();
     let chunk = |instance: usize| (0..instance).rev().find(|before| !held.contains(before));
@@ -200,7 +200,7 @@ pub(super) fn sweeps(turns: &[Turn]) -> bool {
 
 /// Whether a run belongs to the backward pass: a backward, or a forward that is recomputed for one.
 /// The forward of the model's last instance comes after the recomputed ones.
-fn goes_back(turns: &[Turn], run: usize) -> bool {
+fn goes_back(turns: &[ScheduledRun], run: usize) -> bool {
     let (own, before) = (turns[run], run.checked_sub(1).map(|before| turns[before]));
     let behind = before.is_some_and(|t| (t.part, t.microbatch) == (Part::R, own.microbatch));
     own.part != Part::F || behind
@@ -208,7 +208,7 @@ fn goes_back(turns: &[Turn], run: usize) -> bool {
 
 /// Whether two runs that read a unit belong to the same pass (forward or backward), for different
 /// micro-batches or, where the first is recomputed for the second, for the same one.
-fn swept(turns: &[Turn], earlier: usize, run: usize) -> bool {
+fn swept(turns: &[ScheduledRun], earlier: usize, run: usize) -> bool {
     let (a, b) = (turns[earlier], turns[run]);
     let back = goes_back(turns, earlier);
     let apart = a.microbatch != b.microbatch || (back && matches!(a.part, Part::F | Part::R));
@@ -217,7 +217,7 @@ fn swept(turns: &[Turn], earlier: usize, run: usize) -> bool {
 
 /// Whether a run comes right behind another that reads the same unit, on the way that the other is on: a
 /// unit of several layers stays for all of them.
-fn follows(turns: &[Turn], earlier: usize, run: usize) -> bool {
+fn follows(turns: &[ScheduledRun], earlier: usize, run: usize) -> bool {
     let way = |run: usize| (turns[run].microbatch, goes_back(turns, run));
     earlier + 1 == run && way(earlier) == way(run)
 }
@@ -245,7 +245,7 @@ fn is_root(reader: Reader<'_>, unit: &Unit, instance: usize) -> bool {
 /// The units whose parameters a run reads and that are gathered for it, in order. Where nothing is kept
 /// from run to run (ZeRO's third stage), a segment's backward has all its parameters gathered, as its
 /// forward had.
-fn read_units(reader: Reader<'_>, turn: Turn) -> Vec<usize> {
+fn read_units(reader: Reader<'_>, turn: ScheduledRun) -> Vec<usize> {
     let instance = &reader.world.model.instances()[turn.instance];
     let program = reader.device.compiled.program(instance.segment, turn.part);
     let of = |port: &Port| instance.params.get(&port.name).copied();

@@ -12,8 +12,8 @@ use phalanx_ir::{Axis, Builder, Mesh, Model, Order, Program, Role, TensorType};
 
 use super::ScriptError;
 use super::links::{Direction, Link, Point};
-use crate::device::Device;
-use crate::edge::{Piece, bytes, edge};
+use crate::device::StageGroup;
+use crate::edge::{EdgePiece, bytes, edge};
 use crate::library::{Library, Placed};
 use crate::message::blocks;
 
@@ -21,7 +21,7 @@ use crate::message::blocks;
 /// same types share a crossing, for all micro-batches.
 pub(super) fn crossings(
     model: &Model,
-    devices: &[Device<'_>],
+    devices: &[StageGroup<'_>],
     library: &Library,
     links: &mut [Link],
 ) -> Result<Vec<Crossing>, ScriptError> {
@@ -57,11 +57,11 @@ struct Ends<'a> {
 /// The types in which a value is produced and read.
 fn types<'a>(
     model: &Model,
-    devices: &[Device<'a>],
+    devices: &[StageGroup<'a>],
     link: &Link,
 ) -> Result<[&'a TensorType; 2], ScriptError> {
     let program = |at: Point| -> &'a Program {
-        let Device { compiled, turns, .. } = devices[at.device];
+        let StageGroup { compiled, turns, .. } = devices[at.device];
         let instance = &model.instances()[turns[at.turn].instance];
         compiled.program(instance.segment, turns[at.turn].part)
     };
@@ -88,14 +88,14 @@ pub(super) struct Crossing {
     /// Gathers the slices, if it arrives in slices.
     pub(super) gather: Option<Placed>,
     /// Which elements go from which rank to which.
-    pieces: Vec<Piece>,
+    pieces: Vec<EdgePiece>,
 }
 
 impl Crossing {
     /// The messages with which a rank sends or receives a value of this crossing.
     pub(super) fn messages(&self, link: &Link, rank: usize, sending: bool) -> Vec<Message> {
-        let own = |piece: &&Piece| rank == if sending { piece.from } else { piece.to };
-        let message = |piece: &Piece| Message {
+        let own = |piece: &&EdgePiece| rank == if sending { piece.from } else { piece.to };
+        let message = |piece: &EdgePiece| Message {
             peer: if sending { piece.to } else { piece.from },
             channel: match link.direction {
                 Direction::Forward => 0,
@@ -113,11 +113,11 @@ impl Crossing {
 /// the one with the fewest stretches of elements, and the whole value before slices.
 fn crossing(
     library: &Library,
-    (made, from): (&TensorType, &Device<'_>),
-    (read, to): (&TensorType, &Device<'_>),
+    (made, from): (&TensorType, &StageGroup<'_>),
+    (read, to): (&TensorType, &StageGroup<'_>),
 ) -> Result<Crossing, ScriptError> {
     let by = |arrives: &TensorType| edge(made, from.mesh, from.ranks, arrives, to.mesh, to.ranks);
-    let new = |arrives: TensorType, gather: Option<Placed>, pieces: Vec<Piece>| {
+    let new = |arrives: TensorType, gather: Option<Placed>, pieces: Vec<EdgePiece>| {
         let bytes = arrives.local_bytes(to.mesh);
         Crossing { arrives, bytes, gather, pieces }
     };
@@ -135,7 +135,7 @@ fn crossing(
 }
 
 /// Bytes that cross, then how many stretches of elements they are.
-fn cost(pieces: &[Piece], ty: &TensorType) -> (usize, usize) {
+fn cost(pieces: &[EdgePiece], ty: &TensorType) -> (usize, usize) {
     (bytes(pieces, ty.dtype), pieces.iter().map(|piece| piece.stretches.len()).sum())
 }
 
@@ -193,8 +193,13 @@ mod tests {
         let ((made, mesh_a), (read, mesh_b)) = (parse(a), parse(b));
         let ranks_a: Vec<usize> = (0..mesh_a.ranks()).collect();
         let ranks_b: Vec<usize> = (first..first + mesh_b.ranks()).collect();
-        let device =
-            |mesh, ranks| Device { compiled: &compiled, turns: &[], mesh, sharing: &NOBODY, ranks };
+        let device = |mesh, ranks| StageGroup {
+            compiled: &compiled,
+            turns: &[],
+            mesh,
+            sharing: &NOBODY,
+            ranks,
+        };
         let (from, to) = (device(&mesh_a, &ranks_a[..]), device(&mesh_b, &ranks_b[..]));
         let library = Library::new(std::sync::Arc::new(phalanx_call::NoScratch));
         let found = crossing(&library, (&made, &from), (&read, &to)).unwrap();

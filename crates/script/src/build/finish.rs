@@ -4,8 +4,8 @@ use phalanx_ir::DType;
 use phalanx_spmd::{Gathering, Share};
 
 use super::{
-    Action, Buffer, BufferId, Category, Held, Kind, Lane, Ranks, Run, Script, ScriptError, Source,
-    Tier, Training, Unit, UnitBuffers, View, Write, hold, programs,
+    Action, Buffer, BufferId, Category, HeldRange, Kind, Lane, RankOnMesh, Run, Script,
+    ScriptError, Source, Tier, Training, Unit, UnitBuffers, View, Write, hold, programs,
 };
 use crate::action::ProgramId;
 use crate::key::{BufferKey, Number, Scalar};
@@ -58,7 +58,7 @@ fn scalar(script: &mut Script, scalar: Scalar, dtype: DType) -> BufferId {
 }
 
 /// Where the part of a unit's weights that this rank updates lies.
-fn own_weights(unit: &Unit, buffers: &UnitBuffers, ranks: Ranks<'_>) -> View {
+fn own_weights(unit: &Unit, buffers: &UnitBuffers, ranks: RankOnMesh<'_>) -> View {
     let offset = match (unit.facts.state.share, unit.facts.weights.share) {
         // If it keeps whole weights, a rank updates the part for which it has the optimizer state.
         (Share::Shard, Share::Whole) => hold::own(unit, ranks).start * buffers.weights.dtype.size(),
@@ -107,7 +107,7 @@ pub(super) fn whole(buffer: BufferId) -> View {
     View { buffer, offset: 0 }
 }
 
-pub(super) fn held(held: &Held) -> View {
+pub(super) fn held(held: &HeldRange) -> View {
     View { buffer: held.buffer, offset: held.at * held.dtype.size() }
 }
 

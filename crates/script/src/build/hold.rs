@@ -6,13 +6,13 @@ use phalanx_ir::DType;
 
 use phalanx_spmd::{Reduction, Share};
 
-use super::{Buffer, BufferId, Category, Optimizer, Precision, Ranks, Script, Source, Unit};
+use super::{Buffer, BufferId, Category, Optimizer, Precision, RankOnMesh, Script, Source, Unit};
 use crate::key::{BufferKey, StateKind};
 use crate::unit::Member;
 
 /// Elements of a unit that a buffer holds, and their type.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Held {
+pub struct HeldRange {
     /// The buffer.
     pub buffer: BufferId,
     /// Which elements of the rank's unit.
@@ -23,7 +23,7 @@ pub struct Held {
     pub dtype: DType,
 }
 
-impl Held {
+impl HeldRange {
     /// The part of a member that the buffer holds: which of the member's elements, and where they
     /// lie in the buffer.
     pub fn part(&self, member: &Member) -> (Range<usize>, usize) {
@@ -40,18 +40,18 @@ impl Held {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnitBuffers {
     /// What programs read, or its shard.
-    pub weights: Held,
+    pub weights: HeldRange,
     /// The gradient as the update reads it, if the unit is trained.
-    pub gradient: Option<Held>,
+    pub gradient: Option<HeldRange>,
     /// The wide copy that is updated, if weights are narrow.
-    pub master: Option<Held>,
+    pub master: Option<HeldRange>,
     /// Moments or momentum.
-    pub states: Vec<Held>,
+    pub states: Vec<HeldRange>,
 }
 
 impl UnitBuffers {
     /// The kept part of one kind of state, if there is one.
-    pub fn get(&self, kind: StateKind) -> Option<&Held> {
+    pub fn get(&self, kind: StateKind) -> Option<&HeldRange> {
         match kind {
             StateKind::Weights => Some(&self.weights),
             StateKind::Gradient => self.gradient.as_ref(),
@@ -61,7 +61,7 @@ impl UnitBuffers {
     }
 
     /// Everything that is kept.
-    pub fn all(&self) -> impl Iterator<Item = (StateKind, &Held)> {
+    pub fn all(&self) -> impl Iterator<Item = (StateKind, &HeldRange)> {
         let optimizer = (0..self.states.len()).map(StateKind::Optimizer);
         let kinds = [StateKind::Weights, StateKind::Gradient, StateKind::Master];
         let kinds = kinds.into_iter().chain(optimizer);
@@ -69,13 +69,13 @@ impl UnitBuffers {
     }
 
     /// The gradient of a unit that is trained.
-    pub(super) fn trained(&self) -> &Held {
+    pub(super) fn trained(&self) -> &HeldRange {
         self.gradient.as_ref().expect("a unit that is trained has a gradient")
     }
 }
 
 /// The part of a unit that a rank keeps where the unit is in shards.
-pub(super) fn own(unit: &Unit, ranks: Ranks<'_>) -> Range<usize> {
+pub(super) fn own(unit: &Unit, ranks: RankOnMesh<'_>) -> Range<usize> {
     let axes = &unit.facts.axes;
     let size = unit.elements / ranks.mesh.count(axes);
     let shard = ranks.mesh.shard(ranks.rank, axes);
@@ -88,7 +88,7 @@ pub(super) fn buffers(
     units: &[Unit],
     precision: Precision,
     optimizer: Optimizer,
-    ranks: Ranks<'_>,
+    ranks: RankOnMesh<'_>,
 ) -> Vec<UnitBuffers> {
     let mut found = Vec::with_capacity(units.len());
     for (number, unit) in units.iter().enumerate() {
@@ -113,7 +113,7 @@ pub(super) fn weights(
     script: &mut Script,
     units: &[Unit],
     dtype: DType,
-    ranks: Ranks<'_>,
+    ranks: RankOnMesh<'_>,
 ) -> Vec<UnitBuffers> {
     let units = units.iter().enumerate();
     let keep = |(number, unit)| {
@@ -128,12 +128,12 @@ struct Keeper<'a> {
     script: &'a mut Script,
     unit: &'a Unit,
     number: usize,
-    ranks: Ranks<'a>,
+    ranks: RankOnMesh<'a>,
 }
 
 impl Keeper<'_> {
     /// A buffer for as much of the unit as its facts say.
-    fn keep(&mut self, kind: StateKind, dtype: DType) -> Held {
+    fn keep(&mut self, kind: StateKind, dtype: DType) -> HeldRange {
         let (unit, facts) = (self.unit, &self.unit.facts);
         let (kept, category, unwritten) = match kind {
             StateKind::Weights => (facts.weights, Category::Weights, unit.padding(dtype)),
@@ -161,7 +161,7 @@ impl Keeper<'_> {
             tier: kept.tier,
             padding: padding.collect(),
         });
-        Held { buffer, elements, at: 0, dtype }
+        HeldRange { buffer, elements, at: 0, dtype }
     }
 }
 
@@ -171,7 +171,8 @@ mod tests {
 
     #[test]
     fn a_shard_holds_parts_of_members() {
-        let held = |elements, at| Held { buffer: BufferId(0), elements, at, dtype: DType::F32 };
+        let held =
+            |elements, at| HeldRange { buffer: BufferId(0), elements, at, dtype: DType::F32 };
         let member = Member { param: 0, offset: 10, elements: 20, trained: true };
         assert_eq!(held(0..40, 0).part(&member), (0..20, 10));
         assert_eq!(held(16..32, 0).part(&member), (6..20, 0));

@@ -14,11 +14,11 @@ use phalanx_ir::{Model, Role};
 
 use super::crossing::{Crossing, crossings};
 use super::wiring::Wiring;
-use crate::device::Device;
+use crate::device::StageGroup;
 use crate::error::ScriptError;
 use crate::hash::{QuickMap, QuickSet};
 use crate::library::Library;
-use crate::schedule::{Part, Turn};
+use crate::schedule::{Part, ScheduledRun};
 
 /// A turn of a stage group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -66,7 +66,7 @@ pub(super) struct Links {
 impl Links {
     pub(super) fn new(
         model: &Model,
-        devices: &[Device<'_>],
+        devices: &[StageGroup<'_>],
         library: &Library,
         wiring: &dyn Fn(usize) -> Arc<Wiring>,
     ) -> Result<Self, ScriptError> {
@@ -98,7 +98,7 @@ impl Links {
 /// first turn that reads it.
 fn found(
     model: &Model,
-    devices: &[Device<'_>],
+    devices: &[StageGroup<'_>],
     wiring: &dyn Fn(usize) -> Arc<Wiring>,
 ) -> Result<Vec<Link>, ScriptError> {
     let flow = Flow::new(model, devices)?;
@@ -121,12 +121,12 @@ fn found(
 /// Where each instance's forward and backward of each micro-batch are.
 struct Flow<'a> {
     model: &'a Model,
-    devices: &'a [Device<'a>],
+    devices: &'a [StageGroup<'a>],
     places: QuickMap<(usize, usize, Direction), Point>,
 }
 
 impl<'a> Flow<'a> {
-    fn new(model: &'a Model, devices: &'a [Device<'a>]) -> Result<Self, ScriptError> {
+    fn new(model: &'a Model, devices: &'a [StageGroup<'a>]) -> Result<Self, ScriptError> {
         let mut places = QuickMap::default();
         for (device, own) in devices.iter().enumerate() {
             for (turn, step) in own.turns.iter().enumerate() {
@@ -161,8 +161,13 @@ impl<'a> Flow<'a> {
     }
 
     /// What a turn reads from other stage groups.
-    fn received(&self, to: Point, turn: Turn, wiring: &Wiring) -> Result<Vec<Link>, ScriptError> {
-        let (model, Turn { instance, microbatch, .. }) = (self.model, turn);
+    fn received(
+        &self,
+        to: Point,
+        turn: ScheduledRun,
+        wiring: &Wiring,
+    ) -> Result<Vec<Link>, ScriptError> {
+        let (model, ScheduledRun { instance, microbatch, .. }) = (self.model, turn);
         let own = &model.instances()[instance];
         let program = self.devices[to.device].compiled.program(own.segment, turn.part);
         let mut links = Vec::new();
@@ -234,7 +239,7 @@ fn in_order(model: &Model, links: &[Link]) -> Result<(), ScriptError> {
 
 /// Finds when each sent value is known to have arrived, with vector clocks: for every turn, how
 /// many turns of each stage group are over when it begins.
-fn settle(devices: &[Device<'_>], links: &mut [Link]) -> Result<(), ScriptError> {
+fn settle(devices: &[StageGroup<'_>], links: &mut [Link]) -> Result<(), ScriptError> {
     let mut needs: BTreeMap<Point, Vec<Point>> = BTreeMap::new();
     for link in links.iter() {
         needs.entry(link.to).or_default().push(link.from);

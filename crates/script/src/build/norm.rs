@@ -14,7 +14,7 @@ use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor, TensorType};
 
 use super::finish::{held, push, push_as, result, whole};
 use super::{
-    Buffer, BufferId, Category, Device, Script, ScriptError, Source, Tier, Training, Unit,
+    Buffer, BufferId, Category, Script, ScriptError, Source, StageGroup, Tier, Training, Unit,
     UnitBuffers, View, World,
 };
 use crate::device::together;
@@ -52,7 +52,7 @@ pub(super) fn append(
             let own = transient(script, Number::Sums, 2 * state.size());
             let program = world.library.placed(&sums.of_device()?);
             push(script, "sums", program, inputs, &[whole(own)], None);
-            let all: Vec<&Device<'_>> = devices.iter().collect();
+            let all: Vec<&StageGroup<'_>> = devices.iter().collect();
             let (mesh, members) = together(&all)?;
             let program = over_devices(&mesh, state, |loss, squares| finish(loss, squares, clip))?;
             let program = script.program_of(world.library.placed(&program), members);
@@ -69,7 +69,7 @@ pub(super) fn sum_losses(
     device: usize,
 ) -> Result<(), ScriptError> {
     let devices = &world.devices;
-    let Device { compiled, mesh, .. } = devices[device];
+    let StageGroup { compiled, mesh, .. } = devices[device];
     let losses = losses(script);
     let ports = compiled.phases.iter().flat_map(|phases| {
         phases.f.outputs_with(Role::Loss).map(|port| phases.f.ty(port.value).dtype)
@@ -91,7 +91,7 @@ pub(super) fn sum_losses(
     both(&b, sum, b.constant(dtype, [], 0.0), &all_axes(mesh));
     let program = world.library.placed(&b.finish()?);
     push(script, "sums", program, inputs, &[whole(own)], None);
-    let all: Vec<&Device<'_>> = devices.iter().collect();
+    let all: Vec<&StageGroup<'_>> = devices.iter().collect();
     let (mesh, members) = together(&all)?;
     let program = over_devices(&mesh, dtype, |loss, _| {
         loss.builder().probe("loss", loss);

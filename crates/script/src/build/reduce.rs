@@ -13,10 +13,11 @@ use phalanx_spmd::Reduction;
 use super::collect::sweeps;
 use super::{
     Action, Binder, Buffer, BufferId, Category, Contribution, Kind, Lane, Mesh, Places, Program,
-    Role, Run, ScriptError, Source, Tier, Training, Turn, Unit, UnitBuffers, View, Write, programs,
+    Role, Run, ScheduledRun, ScriptError, Source, Tier, Training, Unit, UnitBuffers, View, Write,
+    programs,
 };
 use crate::action::{Accumulator, ProgramId};
-use crate::device::{Device, together};
+use crate::device::{StageGroup, together};
 use crate::key::BufferKey;
 use crate::schedule::Part;
 
@@ -73,7 +74,7 @@ impl<'a> Reducer<'a> {
     /// Gives a run whose gradients are kept in shards a buffer for the whole gradient.
     pub(super) fn before(
         &mut self,
-        turn: Turn,
+        turn: ScheduledRun,
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
         let (dtype, group) = (self.training.precision.grads, self.group(turn.microbatch));
@@ -189,7 +190,7 @@ impl<'a> Reducer<'a> {
     fn sum_devices(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
         let spec = &self.units[unit];
         let world = self.training.world;
-        let devices: Vec<&Device<'_>> =
+        let devices: Vec<&StageGroup<'_>> =
             spec.devices.iter().map(|&device| &world.devices[device]).collect();
         let (mesh, members) = together(&devices)?;
         let dtype = self.training.precision.grads;
@@ -264,7 +265,7 @@ impl<'a> Reducer<'a> {
     }
 
     /// The units to whose gradients a run contributes.
-    fn contributes_to(&self, turn: Turn) -> Vec<usize> {
+    fn contributes_to(&self, turn: ScheduledRun) -> Vec<usize> {
         let params = self.formed_by(turn);
         let gives = |unit: &Unit| unit.members.iter().any(|m| params.contains(&m.param));
         (0..self.units.len()).filter(|&u| gives(&self.units[u])).collect()
@@ -280,9 +281,9 @@ impl<'a> Reducer<'a> {
     fn contributions(&self, unit: usize, these: impl Fn(usize) -> bool) -> Vec<Contribution> {
         let (model, device) = (self.training.world.model, self.training.device());
         let mut all = Vec::new();
-        let forward = |turn: &&Turn| matches!(turn.part, Part::F | Part::FBW);
+        let forward = |turn: &&ScheduledRun| matches!(turn.part, Part::F | Part::FBW);
         for turn in device.turns.iter().filter(forward).filter(|turn| these(turn.microbatch)) {
-            let Turn { instance, microbatch, .. } = *turn;
+            let ScheduledRun { instance, microbatch, .. } = *turn;
             let segment = model.instances()[instance].segment;
             for (local, &param) in &model.instances()[instance].params {
                 let own = self.units[unit].members.iter().any(|m| m.param == param);
@@ -295,7 +296,7 @@ impl<'a> Reducer<'a> {
     }
 
     /// The parameters whose gradients a run gives.
-    fn formed_by(&self, turn: Turn) -> Vec<usize> {
+    fn formed_by(&self, turn: ScheduledRun) -> Vec<usize> {
         let instance = &self.training.world.model.instances()[turn.instance];
         let program = self.training.device().compiled.program(instance.segment, turn.part);
         let ports = program.outputs_with(Role::Gradient);

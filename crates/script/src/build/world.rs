@@ -7,12 +7,12 @@ use std::sync::Arc;
 use phalanx_call::Message;
 use phalanx_ir::Model;
 
-use super::Place;
+use super::RankPlace;
 use super::links::Links;
 use super::messages::gaps;
 use super::wiring::Wiring;
 use crate::action::{Kind, Script};
-use crate::device::Device;
+use crate::device::StageGroup;
 use crate::error::ScriptError;
 use crate::library::Library;
 use crate::names::Names;
@@ -24,7 +24,7 @@ pub struct World<'a> {
     /// The model.
     pub model: &'a Model,
     /// The stage groups that hold its instances: one, or those of a pipeline.
-    pub devices: Vec<Device<'a>>,
+    pub devices: Vec<StageGroup<'a>>,
     /// Its programs.
     pub library: Arc<Library>,
     /// For each parameter: the stage groups whose instances have it.
@@ -40,10 +40,11 @@ impl<'a> World<'a> {
     /// Finds what ranks have in common.
     pub fn new(
         model: &'a Model,
-        devices: Vec<Device<'a>>,
+        devices: Vec<StageGroup<'a>>,
         library: Arc<Library>,
     ) -> Result<Self, ScriptError> {
-        let held = |device: &Device<'_>| device.turns.iter().map(|turn| turn.instance).collect();
+        let held =
+            |device: &StageGroup<'_>| device.turns.iter().map(|turn| turn.instance).collect();
         let held: Vec<BTreeSet<usize>> = devices.iter().map(held).collect();
         let holders = holders(model, &held);
         shared_alike(model, &devices, &holders)?;
@@ -60,19 +61,19 @@ impl<'a> World<'a> {
     /// Ranks that do the same, each on its part of the data: those of a stage group. Ranks that
     /// receive values with padding in different places, which they set to zero, are in different
     /// classes.
-    pub fn classes(&self) -> Vec<Vec<Place>> {
+    pub fn classes(&self) -> Vec<Vec<RankPlace>> {
         let mut classes = Vec::new();
         for (device, own) in self.devices.iter().enumerate() {
-            let mut known: HashMap<Vec<Vec<Range<usize>>>, Vec<Place>> = HashMap::new();
+            let mut known: HashMap<Vec<Vec<Range<usize>>>, Vec<RankPlace>> = HashMap::new();
             for place in 0..own.ranks.len() {
                 let gaps = self.gaps(device, own.ranks[place]);
-                known.entry(gaps).or_default().push(Place { device, place });
+                known.entry(gaps).or_default().push(RankPlace { device, place });
             }
             // Ranks with different padding may be in one group, so each is compared on its own.
             let alone = known.len() > 1;
             let ranks = 0..own.ranks.len();
             match alone {
-                true => classes.extend(ranks.map(|place| vec![Place { device, place }])),
+                true => classes.extend(ranks.map(|place| vec![RankPlace { device, place }])),
                 false => classes.extend(known.into_values()),
             }
         }
@@ -92,7 +93,7 @@ impl<'a> World<'a> {
     }
 
     /// What another rank of a script's class sends and receives in its actions.
-    pub fn messages(&self, script: &Script, at: Place) -> Vec<(usize, Vec<Message>)> {
+    pub fn messages(&self, script: &Script, at: RankPlace) -> Vec<(usize, Vec<Message>)> {
         let Links { incoming, outgoing, crossings } = &self.links;
         let rank = self.devices[at.device].ranks[at.place];
         // Scripts have sends and receives in the order of the links.
@@ -115,7 +116,7 @@ impl<'a> World<'a> {
     }
 
     /// A rank's script, still empty.
-    pub(super) fn empty_script(&self, at: Place, units: &[Unit]) -> Script {
+    pub(super) fn empty_script(&self, at: RankPlace, units: &[Unit]) -> Script {
         let ranks = self.devices[at.device].ranks;
         Script {
             names: Names {
@@ -129,7 +130,7 @@ impl<'a> World<'a> {
 }
 
 /// For each stage group: the flow of values. Stage groups with the same programs share it.
-fn wirings(model: &Model, devices: &[Device<'_>]) -> Vec<Arc<Wiring>> {
+fn wirings(model: &Model, devices: &[StageGroup<'_>]) -> Vec<Arc<Wiring>> {
     let mut found: Vec<Arc<Wiring>> = Vec::with_capacity(devices.len());
     for device in devices {
         let same = devices
@@ -162,7 +163,7 @@ fn holders(model: &Model, held: &[BTreeSet<usize>]) -> Vec<Vec<usize>> {
 /// added.
 fn shared_alike(
     model: &Model,
-    devices: &[Device<'_>],
+    devices: &[StageGroup<'_>],
     holders: &[Vec<usize>],
 ) -> Result<(), ScriptError> {
     for (param, holders) in model.params().iter().zip(holders) {

@@ -5,10 +5,10 @@ use phalanx_ir::ops::AttentionKind;
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Model};
 use phalanx_models::{Architecture, BatchShape, Gpt};
-use phalanx_reference::{ReferenceEngine, Tensor};
+use phalanx_reference::{RefTensor, ReferenceEngine};
 use phalanx_script::{Write, accumulate};
 use phalanx_testing::schedules::{all_deferred, deferred, in_flight, split};
-use phalanx_testing::{Batch, Errors, Rig, Setup, VOCAB, gpt};
+use phalanx_testing::{Errors, Rig, RigBatch, Setup, VOCAB, gpt};
 
 const SEQ: usize = 4;
 const SAMPLES: usize = 6;
@@ -19,19 +19,19 @@ fn model(gpt: &Gpt, batch: usize) -> Model {
 }
 
 /// All samples, cut into micro-batches; each sample's numbers follow from its global index.
-fn batches(microbatches: usize) -> Vec<Batch> {
+fn batches(microbatches: usize) -> Vec<RigBatch> {
     let ids = |name: &str| {
         let stream = Stream::named(3, name);
-        Tensor::ids(&[SAMPLES, SEQ], VOCAB as u32, stream).values()
+        RefTensor::ids(&[SAMPLES, SEQ], VOCAB as u32, stream).values()
     };
     let (tokens, targets) = (ids("ids"), ids("targets"));
     let each = SAMPLES / microbatches;
     let cut = |values: &[f64], i: usize| {
         let part = &values[i * each * SEQ..][..each * SEQ];
-        Tensor::new(DType::I32, &[each, SEQ], part).unwrap()
+        RefTensor::new(DType::I32, &[each, SEQ], part).unwrap()
     };
     (0..microbatches)
-        .map(|i| Batch {
+        .map(|i| RigBatch {
             data: vec![
                 ("ids".to_owned(), cut(&tokens, i)),
                 ("targets".to_owned(), cut(&targets, i)),

@@ -10,8 +10,8 @@ use phalanx_models::{Architecture, BatchShape};
 use phalanx_reference::ReferenceEngine;
 use phalanx_script::action::Entry;
 use phalanx_script::{
-    Action, BufferId, BufferKey, Device, HappensBefore, Kind, Lane, Library, Place, Placed,
-    ProgramId, Run, Script, Slots, StateKind, Training, Value, View, World, Write, accumulate,
+    Action, BufferId, BufferKey, HappensBefore, Kind, Lane, Library, Placed, ProgramId, RankPlace,
+    Run, Script, Slots, StageGroup, StateKind, Training, Value, View, World, Write, accumulate,
     check, train_script,
 };
 use phalanx_testing::{Rig, Setup, compile, gpt};
@@ -286,10 +286,10 @@ fn a_boundary_value_that_leads_nowhere_is_refused() {
     let setup = Setup::new(DType::F32);
     let (compiled, turns) = (compile(&model, DType::F32, setup.recompute), accumulate(2, 1));
     let library = Arc::new(Library::new(Arc::new(NoScratch)));
-    let world = World::new(&model, vec![Device::alone(&compiled, &turns)], library).unwrap();
+    let world = World::new(&model, vec![StageGroup::alone(&compiled, &turns)], library).unwrap();
     let training = Training {
         world: &world,
-        at: Place::default(),
+        at: RankPlace::default(),
         precision: setup.precision,
         optimizer: setup.optimizer,
         clip: None,

@@ -14,8 +14,9 @@ use phalanx_ir::ops::UnaryKind;
 use phalanx_ir::{DType, Mesh, Model};
 use phalanx_models::{Architecture, BatchShape, Mlp};
 use phalanx_script::{
-    Action, BufferId, Compiled, Device, Kind, Lane, Library, Optimizer, Part, Place, Precision,
-    Script, Training, Turn, World, check_together, merge_adjacent, train_script,
+    Action, BufferId, Compiled, Kind, Lane, Library, Optimizer, Part, Precision, RankPlace,
+    ScheduledRun, Script, StageGroup, Training, World, check_together, merge_adjacent,
+    train_script,
 };
 use phalanx_spmd::Sharing;
 use phalanx_testing::cases::Dice;
@@ -32,15 +33,15 @@ static LAYERS: LazyLock<(Model, Compiled)> = LazyLock::new(|| {
 static ALONE: (Mesh, Sharing) = (Mesh::single(), Sharing::none());
 
 /// The scripts of devices of one rank each.
-fn scripts(turns: &[Vec<Turn>]) -> Result<Vec<Script>, String> {
+fn scripts(turns: &[Vec<ScheduledRun>]) -> Result<Vec<Script>, String> {
     let (model, compiled) = &*LAYERS;
     let ranks: Vec<[usize; 1]> = (0..turns.len()).map(|rank| [rank]).collect();
     let device = |(turns, ranks)| {
         let (mesh, sharing) = (&ALONE.0, &ALONE.1);
-        Device { compiled, turns, mesh, sharing, ranks }
+        StageGroup { compiled, turns, mesh, sharing, ranks }
     };
     let lists = turns.iter().map(Vec::as_slice);
-    let devices: Vec<Device<'_>> =
+    let devices: Vec<StageGroup<'_>> =
         lists.zip(ranks.iter().map(|r| r.as_slice())).map(device).collect();
     let plain = Precision { weights: DType::F32, grads: DType::F32, state: DType::F32 };
     let library = Arc::new(Library::new(Arc::new(NoScratch)));
@@ -48,7 +49,7 @@ fn scripts(turns: &[Vec<Turn>]) -> Result<Vec<Script>, String> {
     let script = |device| {
         let training = Training {
             world: &world,
-            at: Place { device, place: 0 },
+            at: RankPlace { device, place: 0 },
             precision: plain,
             optimizer: Optimizer::sgd(0.0),
             clip: None,
@@ -78,7 +79,7 @@ impl Random {
         Self { stages, devices, microbatches: 1 + dice.below(6), splits: dice.percent(50) }
     }
 
-    fn turns(&self, dice: &mut Dice) -> Vec<Vec<Turn>> {
+    fn turns(&self, dice: &mut Dice) -> Vec<Vec<ScheduledRun>> {
         let count = self.stages.len();
         // By stage: how many micro-batches are through F, B and W.
         let mut done = vec![[0_usize; 3]; count];
@@ -103,9 +104,9 @@ impl Random {
             let microbatch = done[stage][phase];
             done[stage][phase] += 1;
             let part = [Part::F, if self.splits { Part::B } else { Part::BW }, Part::W][phase];
-            let turn = |instance| Turn { instance, part, microbatch };
+            let turn = |instance| ScheduledRun { instance, part, microbatch };
             let run = self.stages[stage].clone();
-            let list: &mut Vec<Turn> = &mut lists[stage % self.devices];
+            let list: &mut Vec<ScheduledRun> = &mut lists[stage % self.devices];
             match part {
                 Part::F => list.extend(run.map(turn)),
                 _ => list.extend(run.rev().map(turn)),
@@ -114,9 +115,9 @@ impl Random {
     }
 
     /// Whether some pair of devices needs values in another order than they are made in.
-    fn crosses(&self, turns: &[Vec<Turn>]) -> bool {
+    fn crosses(&self, turns: &[Vec<ScheduledRun>]) -> bool {
         let place = |device: usize, instance: usize, microbatch: usize, forward: bool| {
-            let wanted = |turn: &Turn| {
+            let wanted = |turn: &ScheduledRun| {
                 let passes = match turn.part {
                     Part::F => forward,
                     Part::W => false,
@@ -326,10 +327,10 @@ fn a_planted_early_end_is_found() {
     assert!(found > 10, "{found}");
 }
 
-fn list(turns: &[(Part, std::ops::Range<usize>, usize)]) -> Vec<Turn> {
+fn list(turns: &[(Part, std::ops::Range<usize>, usize)]) -> Vec<ScheduledRun> {
     let one = |(part, run, microbatch): &(Part, std::ops::Range<usize>, usize)| {
-        let turn = |instance| Turn { instance, part: *part, microbatch: *microbatch };
-        let there: Vec<Turn> = run.clone().map(turn).collect();
+        let turn = |instance| ScheduledRun { instance, part: *part, microbatch: *microbatch };
+        let there: Vec<ScheduledRun> = run.clone().map(turn).collect();
         if *part == Part::F { there } else { there.into_iter().rev().collect() }
     };
     turns.iter().flat_map(one).collect()
@@ -371,7 +372,7 @@ fn merging_keeps_every_turn_and_its_order() {
         let random = Random::new(&mut dice);
         let merged = random.turns(&mut dice).concat();
         let mut passed: BTreeMap<(usize, usize), String> = BTreeMap::new();
-        for Turn { instance, part, microbatch } in &merged {
+        for ScheduledRun { instance, part, microbatch } in &merged {
             assert!(*part != Part::FBW || *instance + 1 == instances, "seed {seed}");
             turned += usize::from(*part == Part::FBW);
             passed.entry((*instance, *microbatch)).or_default().push_str(&part.to_string());

@@ -8,8 +8,8 @@ use phalanx_ir::DType;
 use phalanx_models::{Architecture, BatchShape, Purpose};
 use phalanx_reference::ReferenceEngine;
 use phalanx_script::{
-    Action, BufferId, BufferKey, Category, Device, Forward, HappensBefore, Lane, Library,
-    MemoryPlan, Number, Place, Plan, Script, Source, World, eval_script, forward, plan,
+    Action, BufferId, BufferKey, Category, HappensBefore, Inference, Lane, Library, MemoryPlan,
+    Number, Plan, RankPlace, Script, Source, StageGroup, World, eval_script, forward, plan,
     plan_beside,
 };
 use phalanx_testing::{Rig, Setup, compile, mlp};
@@ -182,10 +182,10 @@ fn a_second_script_leaves_the_state_alone() {
     let compiled = compile(&evaluated, DType::F32, setup.recompute);
     let turns = forward(0..evaluated.instances().len(), 2);
     let library = Arc::new(Library::new(Arc::new(NoScratch)));
-    let devices = vec![Device::alone(&compiled, &turns)];
+    let devices = vec![StageGroup::alone(&compiled, &turns)];
     let world = World::new(&evaluated, devices, library).unwrap();
     let weights = setup.precision.weights;
-    let forward = Forward { world: &world, at: Place::default(), weights };
+    let forward = Inference { world: &world, at: RankPlace::default(), weights };
     let script = eval_script(&forward, rig.state()).unwrap();
     let beside = plan_beside(&script, Some(plan.base())).unwrap();
     let state: Vec<usize> =

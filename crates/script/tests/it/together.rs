@@ -260,8 +260,8 @@ fn the_checker_knows_which_steps_end() {
         let scripts = random(&mut Dice::new(seed));
         match (check_together(&scripts), play(&scripts)) {
             (Ok(()), true) => ends += 1,
-            (Err(ScriptError::Deadlock { circle }), false) => {
-                assert!(circle.len() > 1, "seed {seed}: {circle:?}");
+            (Err(ScriptError::Deadlock { cycle }), false) => {
+                assert!(cycle.len() > 1, "seed {seed}: {cycle:?}");
                 stuck += 1;
             }
             (found, ended) => panic!("seed {seed}: {found:?}, but played: {ended}"),
@@ -365,7 +365,7 @@ fn what_does_not_fit_is_named() {
     }
 }
 
-/// The circle that is told is one: short, and from each action to what it waits for.
+/// The cycle that is told is one: short, and from each action to what it waits for.
 #[test]
 fn a_circle_is_told_in_order() {
     let double = double();

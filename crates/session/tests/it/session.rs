@@ -6,7 +6,7 @@ use phalanx_engine::Late;
 use phalanx_error::Result;
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Param};
-use phalanx_models::hf::Tensor;
+use phalanx_models::hf::WeightTensor;
 use phalanx_reference::ReferenceEngine;
 use phalanx_session::network::Network;
 use phalanx_session::{
@@ -123,7 +123,7 @@ impl<E: phalanx_engine::Engine> Trained<E> {
     }
 }
 
-fn close(a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Tensor>, bound: f64) {
+fn close(a: &BTreeMap<String, WeightTensor>, b: &BTreeMap<String, WeightTensor>, bound: f64) {
     assert_eq!(a.len(), b.len());
     for (name, tensor) in a {
         let (a, b) = (tensor.to_f64(), b[name].to_f64());

@@ -7,7 +7,7 @@
 
 use phalanx_ir::Role;
 
-use super::{Place, Strategy};
+use super::{Precedence, Strategy};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 
@@ -29,8 +29,8 @@ impl Strategy for AllGatherKv {
         "all-gather KV"
     }
 
-    fn place(&self) -> Place {
-        Place::Context
+    fn place(&self) -> Precedence {
+        Precedence::Context
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {

@@ -17,7 +17,7 @@ use super::Strategy;
 use crate::annotate::{Annotations, Annotator};
 use crate::cost::Costs;
 use crate::error::SpmdError;
-use crate::lay::{Grid, State};
+use crate::mask::{Grid, State};
 use crate::partition::Problem;
 use crate::plan::{Known, Plan};
 

@@ -11,18 +11,18 @@ use crate::error::SpmdError;
 
 /// Shards the batch over an axis.
 #[derive(Clone, Debug)]
-pub struct Data {
+pub struct BatchParallel {
     /// The axis.
     pub axis: String,
 }
 
-impl Default for Data {
+impl Default for BatchParallel {
     fn default() -> Self {
         Self { axis: "dp".to_owned() }
     }
 }
 
-impl Strategy for Data {
+impl Strategy for BatchParallel {
     fn name(&self) -> &'static str {
         "data parallelism"
     }

@@ -11,7 +11,7 @@
 
 use phalanx_ir::Mesh;
 
-use super::{Data, Strategy};
+use super::{BatchParallel, Strategy};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::sharing::{Grouping, Sharing};
@@ -39,7 +39,7 @@ impl Strategy for Ddp {
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
-        Data { axis: self.axis.clone() }.annotate(ctx)
+        BatchParallel { axis: self.axis.clone() }.annotate(ctx)
     }
 
     fn share(&self, _mesh: &Mesh, sharing: &mut Sharing) -> Result<(), SpmdError> {

@@ -18,7 +18,7 @@ use super::{Strategy, Zero};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::sharing::{Gathering, Grouping, Keep, Sharing, UnitFacts};
-use crate::split::Split;
+use crate::split::AxisSplit;
 
 /// Shards weights, and gathers them per segment.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,7 +61,7 @@ impl Strategy for Fsdp {
         "FSDP"
     }
 
-    fn splits(&self, _program: &Program, mesh: &Mesh) -> Result<Vec<Split>, SpmdError> {
+    fn splits(&self, _program: &Program, mesh: &Mesh) -> Result<Vec<AxisSplit>, SpmdError> {
         hybrid_split(&self.axis, self.shard, mesh)
     }
 

@@ -15,10 +15,10 @@ use std::collections::BTreeMap;
 use phalanx_ir::{Instr, Mesh, Op, OpDef, Program, Role, ValueId};
 
 use super::find::{attentions, readers};
-use super::{Place, Strategy};
+use super::{Precedence, Strategy};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
-use crate::split::Split;
+use crate::split::AxisSplit;
 
 /// Shards weights over an axis, by columns and rows alternately.
 #[derive(Clone, Debug)]
@@ -38,14 +38,14 @@ impl Strategy for Megatron {
         "Megatron tensor parallelism"
     }
 
-    fn splits(&self, program: &Program, mesh: &Mesh) -> Result<Vec<Split>, SpmdError> {
+    fn splits(&self, program: &Program, mesh: &Mesh) -> Result<Vec<AxisSplit>, SpmdError> {
         let degree = mesh.degree(&self.axis);
-        let cut = |kv_heads| Split { axis: self.axis.clone(), major: shared(kv_heads, degree) };
+        let cut = |kv_heads| AxisSplit { axis: self.axis.clone(), major: shared(kv_heads, degree) };
         Ok(attentions(program).iter().map(|a| cut(a.kv_heads)).collect())
     }
 
-    fn place(&self) -> Place {
-        Place::Weights
+    fn place(&self) -> Precedence {
+        Precedence::Weights
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {

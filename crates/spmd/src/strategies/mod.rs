@@ -21,11 +21,11 @@ use phalanx_ir::{Axis, Mesh, Model, Program};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::sharing::Sharing;
-use crate::split::Split;
+use crate::split::AxisSplit;
 
 pub use allgather_kv::AllGatherKv;
 pub use automatic::Automatic;
-pub use data::Data;
+pub use data::BatchParallel;
 pub use ddp::Ddp;
 pub use fsdp::Fsdp;
 pub use megatron::{Megatron, heads_fit};
@@ -37,7 +37,7 @@ pub use zero::Zero;
 
 /// What a strategy annotates; axes of earlier variants are major.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Place {
+pub enum Precedence {
     /// Samples.
     Batch,
     /// Positions.
@@ -54,14 +54,14 @@ pub trait Strategy {
     fn name(&self) -> &'static str;
 
     /// The splits of axes that it needs in a segment.
-    fn splits(&self, _program: &Program, _mesh: &Mesh) -> Result<Vec<Split>, SpmdError> {
+    fn splits(&self, _program: &Program, _mesh: &Mesh) -> Result<Vec<AxisSplit>, SpmdError> {
         Ok(Vec::new())
     }
 
     /// If several strategies shard one dim, the axes of the lower place are major, independent of
     /// the order of the strategies: batch, then context, then weights, then the stream.
-    fn place(&self) -> Place {
-        Place::Batch
+    fn place(&self) -> Precedence {
+        Precedence::Batch
     }
 
     /// Refuses a model that it does not fit, before any segment is annotated.

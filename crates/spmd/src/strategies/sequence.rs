@@ -5,7 +5,7 @@
 //! Only boundary values are annotated; a partial sum then takes the layout of the residual stream
 //! that it is added to.
 
-use super::{Place, Strategy};
+use super::{Precedence, Strategy};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 
@@ -27,8 +27,8 @@ impl Strategy for Sequence {
         "sequence parallelism"
     }
 
-    fn place(&self) -> Place {
-        Place::Stream
+    fn place(&self) -> Precedence {
+        Precedence::Stream
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {

@@ -10,7 +10,7 @@
 use phalanx_ir::{Model, Op, Program, Role, ValueId};
 
 use super::find::readers;
-use super::{Place, Strategy};
+use super::{Precedence, Strategy};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 
@@ -68,8 +68,8 @@ impl Strategy for TensorPlan {
         "tensor plan"
     }
 
-    fn place(&self) -> Place {
-        Place::Weights
+    fn place(&self) -> Precedence {
+        Precedence::Weights
     }
 
     fn check(&self, model: &Model) -> Result<(), SpmdError> {

@@ -11,10 +11,10 @@ use phalanx_ir::{Mesh, Program};
 use super::allgather_kv::shard_sequence;
 use super::find::attentions;
 use super::megatron::{enough_heads, shared};
-use super::{Place, Strategy};
+use super::{Precedence, Strategy};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
-use crate::split::Split;
+use crate::split::AxisSplit;
 
 /// Shards the sequence over an axis, and the heads in attention.
 #[derive(Clone, Debug)]
@@ -36,17 +36,17 @@ impl Strategy for Ulysses {
         "Ulysses"
     }
 
-    fn splits(&self, program: &Program, mesh: &Mesh) -> Result<Vec<Split>, SpmdError> {
+    fn splits(&self, program: &Program, mesh: &Mesh) -> Result<Vec<AxisSplit>, SpmdError> {
         let cut = |kv_heads: usize| {
             // The key heads that each rank of tensor parallelism has.
             let left = kv_heads.div_ceil(mesh.degree(&self.inside));
-            Split { axis: self.axis.clone(), major: shared(left, mesh.degree(&self.axis)) }
+            AxisSplit { axis: self.axis.clone(), major: shared(left, mesh.degree(&self.axis)) }
         };
         Ok(attentions(program).iter().map(|a| cut(a.kv_heads)).collect())
     }
 
-    fn place(&self) -> Place {
-        Place::Context
+    fn place(&self) -> Precedence {
+        Precedence::Context
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {

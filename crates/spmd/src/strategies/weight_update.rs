@@ -8,7 +8,7 @@
 
 use phalanx_ir::Mesh;
 
-use super::{Data, Strategy, Zero};
+use super::{BatchParallel, Strategy, Zero};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::sharing::Sharing;
@@ -32,7 +32,7 @@ impl Strategy for WeightUpdateSharding {
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
-        Data { axis: self.axis.clone() }.annotate(ctx)
+        BatchParallel { axis: self.axis.clone() }.annotate(ctx)
     }
 
     fn share(&self, mesh: &Mesh, sharing: &mut Sharing) -> Result<(), SpmdError> {

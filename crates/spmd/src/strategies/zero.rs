@@ -18,11 +18,11 @@
 
 use phalanx_ir::{Mesh, Program};
 
-use super::{Data, Strategy, present};
+use super::{BatchParallel, Strategy, present};
 use crate::annotate::Annotator;
 use crate::error::SpmdError;
 use crate::sharing::{Gathering, Keep, Kept, Reduction, Sharing, UnitFacts};
-use crate::split::Split;
+use crate::split::AxisSplit;
 
 /// What is kept in shards, one per rank; each variant includes the ones before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -133,12 +133,12 @@ impl Strategy for Zero {
         }
     }
 
-    fn splits(&self, _program: &Program, mesh: &Mesh) -> Result<Vec<Split>, SpmdError> {
+    fn splits(&self, _program: &Program, mesh: &Mesh) -> Result<Vec<AxisSplit>, SpmdError> {
         hybrid_split(&self.axis, self.shard, mesh)
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
-        Data { axis: self.axis.clone() }.annotate(ctx)
+        BatchParallel { axis: self.axis.clone() }.annotate(ctx)
     }
 
     fn share(&self, mesh: &Mesh, sharing: &mut Sharing) -> Result<(), SpmdError> {
@@ -151,11 +151,11 @@ pub(super) fn hybrid_split(
     axis: &str,
     shard: Option<usize>,
     mesh: &Mesh,
-) -> Result<Vec<Split>, SpmdError> {
+) -> Result<Vec<AxisSplit>, SpmdError> {
     let Some(shard) = shard.filter(|_| !mesh.find(axis).is_empty()) else { return Ok(vec![]) };
     let size = mesh.degree(axis);
     if shard == 0 || !size.is_multiple_of(shard) {
         return Err(SpmdError::Shards { axis: axis.to_owned(), size, shard });
     }
-    Ok(vec![Split { axis: axis.to_owned(), major: size / shard }])
+    Ok(vec![AxisSplit { axis: axis.to_owned(), major: size / shard }])
 }

@@ -4,7 +4,7 @@ use phalanx_autodiff::joint;
 use phalanx_ir::ops::AttentionKind;
 use phalanx_ir::{DType, Mesh, Model};
 use phalanx_models::{Architecture, BatchShape};
-use phalanx_spmd::strategies::{AllGatherKv, Data, Megatron, Sequence, Ulysses};
+use phalanx_spmd::strategies::{AllGatherKv, BatchParallel, Megatron, Sequence, Ulysses};
 use phalanx_spmd::{Costs, Strategy, apply, partition};
 use phalanx_testing::checks::on_simulated_ranks;
 use phalanx_testing::{gpt, llama, mlp};
@@ -23,7 +23,7 @@ fn check(model: &Model, mesh: &str, by: &[&dyn Strategy]) {
 #[test]
 fn every_combination_equals_one_rank() {
     let shape = BatchShape { batch: 4, seq: 5 };
-    let (data, tp, sp) = (Data::default(), Megatron::default(), Sequence::default());
+    let (data, tp, sp) = (BatchParallel::default(), Megatron::default(), Sequence::default());
     let (ulysses, kv) = (Ulysses::default(), AllGatherKv::default());
     let sets: [(&str, Vec<&dyn Strategy>); 7] = [
         ("dp=2 tp=2", vec![&data, &tp]),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use phalanx_autodiff::joint;
 use phalanx_ir::{Builder, DType, Mesh, Port, Role};
 use phalanx_models::{Architecture, BatchShape};
-use phalanx_spmd::strategies::{AllGatherKv, Data, Megatron, Sequence, Ulysses};
+use phalanx_spmd::strategies::{AllGatherKv, BatchParallel, Megatron, Sequence, Ulysses};
 use phalanx_spmd::{Annotator, Costs, SpmdError, Strategy, apply, partition};
 use phalanx_testing::mlp;
 
@@ -31,14 +31,14 @@ fn check(
 
 #[test]
 fn tensor_parallel_block() {
-    let by: [&dyn Strategy; 2] = [&Data::default(), &Megatron::default()];
+    let by: [&dyn Strategy; 2] = [&BatchParallel::default(), &Megatron::default()];
     check(&llama(4), 1, "dp=2 tp=2", &by, "all_reduce<tp> 2", "all_reduce<tp> 2");
     check(&gpt(0.1), 1, "dp=2 tp=2", &by, "all_reduce<tp> 2", "all_reduce<tp> 2");
 }
 
 #[test]
 fn tensor_parallel_ends() {
-    let by: [&dyn Strategy; 2] = [&Data::default(), &Megatron::default()];
+    let by: [&dyn Strategy; 2] = [&BatchParallel::default(), &Megatron::default()];
     check(&llama(4), 0, "dp=2 tp=2", &by, "all_reduce<tp> 1", "");
     check(&llama(4), 2, "dp=2 tp=2", &by, "all_reduce<dp> 1", "all_reduce<tp> 1");
     check(&gpt(0.1), 0, "dp=2 tp=2", &by, "all_reduce<tp> 1", "");
@@ -47,7 +47,8 @@ fn tensor_parallel_ends() {
 
 #[test]
 fn sequence_parallel_block() {
-    let by: [&dyn Strategy; 3] = [&Data::default(), &Megatron::default(), &Sequence::default()];
+    let by: [&dyn Strategy; 3] =
+        [&BatchParallel::default(), &Megatron::default(), &Sequence::default()];
     let f = "all_gather<tp> 2, reduce_scatter<tp> 2";
     let bw = "all_gather<tp> 4, reduce_scatter<tp> 2";
     check(&llama(4), 1, "dp=2 tp=2", &by, f, bw);
@@ -56,20 +57,21 @@ fn sequence_parallel_block() {
 
 #[test]
 fn ulysses_block() {
-    let by: [&dyn Strategy; 2] = [&Data::default(), &Ulysses::default()];
+    let by: [&dyn Strategy; 2] = [&BatchParallel::default(), &Ulysses::default()];
     check(&llama(4), 1, "dp=2 cp=2", &by, "all_to_all<cp> 4", "all_to_all<cp> 4");
 }
 
 #[test]
 fn ulysses_with_tensor_parallelism() {
-    let by: [&dyn Strategy; 3] = [&Data::default(), &Megatron::default(), &Ulysses::default()];
+    let by: [&dyn Strategy; 3] =
+        [&BatchParallel::default(), &Megatron::default(), &Ulysses::default()];
     let each = "all_reduce<tp> 2, all_to_all<cp> 4";
     check(&llama(4), 1, "dp=2 cp=2 tp=2", &by, each, each);
 }
 
 #[test]
 fn context_parallel_block() {
-    let by: [&dyn Strategy; 2] = [&Data::default(), &AllGatherKv::default()];
+    let by: [&dyn Strategy; 2] = [&BatchParallel::default(), &AllGatherKv::default()];
     check(
         &llama(4),
         1,
@@ -82,7 +84,7 @@ fn context_parallel_block() {
 
 #[test]
 fn few_key_heads_need_no_further_reduction() {
-    let by: [&dyn Strategy; 2] = [&Data::default(), &Megatron::default()];
+    let by: [&dyn Strategy; 2] = [&BatchParallel::default(), &Megatron::default()];
     check(&llama(2), 1, "dp=2 tp=4", &by, "all_reduce<tp.0,tp.1> 2", "all_reduce<tp.0,tp.1> 2");
 }
 
@@ -114,13 +116,13 @@ impl Strategy for Stored {
 
 #[test]
 fn fsdp_by_annotation() {
-    let by: [&dyn Strategy; 2] = [&Stored, &Data::default()];
+    let by: [&dyn Strategy; 2] = [&Stored, &BatchParallel::default()];
     check(&llama(4), 1, "dp=2", &by, "all_gather<dp> 9", "all_gather<dp> 9, reduce_scatter<dp> 9");
 }
 
 #[test]
 fn gradients_end_as_their_parameters_are_stored() {
-    let by: [&dyn Strategy; 2] = [&Data::default(), &Megatron::default()];
+    let by: [&dyn Strategy; 2] = [&BatchParallel::default(), &Megatron::default()];
     let ends = |kv_heads: usize, mesh: &str| -> BTreeMap<String, String> {
         let joint = split(&llama(kv_heads), 1, mesh, &by);
         let layout = |p: &Port| joint.program.ty(p.value).layout.to_string();
@@ -143,7 +145,8 @@ fn gradients_end_as_their_parameters_are_stored() {
 
 #[test]
 fn the_weight_half_gathers_again_what_was_kept_in_shards() {
-    let by: [&dyn Strategy; 3] = [&Data::default(), &Megatron::default(), &Sequence::default()];
+    let by: [&dyn Strategy; 3] =
+        [&BatchParallel::default(), &Megatron::default(), &Sequence::default()];
     let joint = split(&llama(4), 1, "dp=2 tp=2", &by);
     let programs = phases(&joint);
     assert_eq!(count(&programs.b), "all_gather<tp> 2, reduce_scatter<tp> 2");
@@ -176,7 +179,7 @@ fn three_dimensional_products_by_annotation() {
 #[test]
 fn contradictions_name_both_sides() {
     let mesh: Mesh = "tp=2".parse().unwrap();
-    let by: [&dyn Strategy; 2] = [&Megatron::default(), &Data { axis: "tp".to_owned() }];
+    let by: [&dyn Strategy; 2] = [&Megatron::default(), &BatchParallel { axis: "tp".to_owned() }];
     let error = apply(&llama(4), &mesh, &by).unwrap_err().to_string();
     for part in ["Megatron tensor parallelism", "data parallelism", "embed", "over `tp`"] {
         assert!(error.contains(part), "{error}");
@@ -185,7 +188,7 @@ fn contradictions_name_both_sides() {
     let error = apply(&llama(4), &mesh, &by[..1]).unwrap_err().to_string();
     assert!(error.contains("4 heads are fewer than the 8 ranks"), "{error}");
     let mesh: Mesh = "dp=8".parse().unwrap();
-    let error = apply(&llama(4), &mesh, &[&Data::default()]).unwrap_err().to_string();
+    let error = apply(&llama(4), &mesh, &[&BatchParallel::default()]).unwrap_err().to_string();
     assert!(error.contains("a batch of 4 cannot be divided among the 8 ranks"), "{error}");
 }
 
@@ -193,7 +196,7 @@ fn contradictions_name_both_sides() {
 fn layers_by_themselves_scatter_what_they_sum() {
     let shape = BatchShape { batch: 4, seq: 1 };
     let model = mlp().model(shape, DType::F64).unwrap();
-    let by: [&dyn Strategy; 2] = [&Data::default(), &Megatron::default()];
+    let by: [&dyn Strategy; 2] = [&BatchParallel::default(), &Megatron::default()];
     check(&model, 0, "dp=2 tp=2", &by, "", "");
     check(&model, 1, "dp=2 tp=2", &by, "reduce_scatter<tp> 1", "all_gather<tp> 1");
     check(&model, 2, "dp=2 tp=2", &by, "all_reduce<dp> 1, all_reduce<tp> 1", "");
@@ -213,8 +216,12 @@ fn an_axis_that_straddles_heads_names_its_split() {
 
 #[test]
 fn the_order_of_strategies_does_not_matter() {
-    let (data, kv, tp, sp) =
-        (Data::default(), AllGatherKv::default(), Megatron::default(), Sequence::default());
+    let (data, kv, tp, sp) = (
+        BatchParallel::default(),
+        AllGatherKv::default(),
+        Megatron::default(),
+        Sequence::default(),
+    );
     let f = "all_gather<cp> 2, all_gather<tp> 2, reduce_scatter<tp> 2";
     let bw = "all_gather<cp> 2, all_gather<tp> 4, reduce_scatter<cp> 2, reduce_scatter<tp> 2";
     let forth: [&dyn Strategy; 4] = [&data, &kv, &tp, &sp];

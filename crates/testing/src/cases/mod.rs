@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Mesh, Program, ValueId};
-use phalanx_reference::Tensor;
+use phalanx_reference::RefTensor;
 use phalanx_spmd::Annotations;
 
 pub use dice::Dice;
@@ -39,19 +39,19 @@ pub struct Case {
 const IDS: usize = 5;
 
 /// Numbers for every input of a joint program.
-pub fn numbers(joint: &Program, seed: u64) -> BTreeMap<String, Tensor> {
+pub fn numbers(joint: &Program, seed: u64) -> BTreeMap<String, RefTensor> {
     let number = |name: &str, value: ValueId| {
         let (ty, stream) = (joint.ty(value), Stream::named(seed, name));
         match (ty.dtype, ty.shape.as_slice()) {
-            (DType::I32, [5]) => Tensor::from_i32(&[5], &[seed as i32, 2, 3, 4, 5]).unwrap(),
-            (DType::I32, shape) => Tensor::ids(shape, IDS as u32, stream),
+            (DType::I32, [5]) => RefTensor::from_i32(&[5], &[seed as i32, 2, 3, 4, 5]).unwrap(),
+            (DType::I32, shape) => RefTensor::ids(shape, IDS as u32, stream),
             (dtype, shape) => {
                 // Products keep the magnitude of their operands, so that nothing is
                 // ill-conditioned.
                 let inner = if shape.len() > 1 { shape[0] as f64 } else { 1.0 };
-                let values = Tensor::normal(dtype, shape, stream).values();
+                let values = RefTensor::normal(dtype, shape, stream).values();
                 let small: Vec<f64> = values.iter().map(|x| 0.7 * x / inner.sqrt()).collect();
-                Tensor::new(dtype, shape, &small).unwrap()
+                RefTensor::new(dtype, shape, &small).unwrap()
             }
         }
     };

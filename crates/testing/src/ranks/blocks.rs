@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_ir::{Axis, Mesh, TensorType};
-use phalanx_reference::Tensor;
+use phalanx_reference::RefTensor;
 
 /// A dense array of numbers, whatever their element type.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,7 +74,7 @@ pub(super) fn is_valid(ty: &TensorType, index: &[usize]) -> bool {
 }
 
 /// A rank's block of a whole tensor; padding is not a number.
-pub(super) fn scatter(tensor: &Tensor, ty: &TensorType, mesh: &Mesh, rank: usize) -> Block {
+pub(super) fn scatter(tensor: &RefTensor, ty: &TensorType, mesh: &Mesh, rank: usize) -> Block {
     assert_eq!(tensor.shape(), ty.shape);
     let (shape, all) = (ty.local_shape(mesh), tensor.values());
     // Of a partial sum the first rank has all.
@@ -91,7 +91,7 @@ pub(super) fn scatter(tensor: &Tensor, ty: &TensorType, mesh: &Mesh, rank: usize
 }
 
 /// The whole tensor; replicas must agree.
-pub(super) fn gather(ty: &TensorType, mesh: &Mesh, blocks: &[Block]) -> Result<Tensor, String> {
+pub(super) fn gather(ty: &TensorType, mesh: &Mesh, blocks: &[Block]) -> Result<RefTensor, String> {
     let sharing: BTreeSet<Axis> = ty.layout.all_axes().collect();
     let mut copies: BTreeMap<Vec<usize>, Vec<f64>> = BTreeMap::new();
     for (rank, block) in blocks.iter().enumerate() {
@@ -115,5 +115,5 @@ pub(super) fn gather(ty: &TensorType, mesh: &Mesh, blocks: &[Block]) -> Result<T
             return Err(format!("replicas of {ty} differ"));
         }
     }
-    Tensor::new(ty.dtype, &ty.shape, &first).map_err(|e| e.to_string())
+    RefTensor::new(ty.dtype, &ty.shape, &first).map_err(|e| e.to_string())
 }

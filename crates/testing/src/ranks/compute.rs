@@ -9,7 +9,7 @@ use phalanx_ir::layout::Sharding;
 use phalanx_ir::ops::{Broadcast, Fill, Reshape};
 use phalanx_ir::rule::FactorKind;
 use phalanx_ir::{Axis, Instr, Mesh, Op, OpDef, Phase, Program, Role, Rule, TensorType, ValueId};
-use phalanx_reference::{Tensor, run};
+use phalanx_reference::{RefTensor, run};
 
 use super::blocks::{Block, global, indices, is_valid, offset};
 use super::bugs::Bug;
@@ -150,10 +150,11 @@ fn apply(
     };
     let mut program = Program::new(op.name(), Mesh::single());
     let names: Vec<String> = (0..operands.len()).map(|i| format!("x{i}")).collect();
-    let mut given: Vec<(&str, Tensor)> = Vec::with_capacity(operands.len());
+    let mut given: Vec<(&str, RefTensor)> = Vec::with_capacity(operands.len());
     let mut inputs = Vec::with_capacity(operands.len());
     for ((name, ty), block) in names.iter().zip(types).zip(operands) {
-        let tensor = Tensor::new(ty.dtype, &block.shape, &block.data).map_err(|e| e.to_string())?;
+        let tensor =
+            RefTensor::new(ty.dtype, &block.shape, &block.data).map_err(|e| e.to_string())?;
         let ty = TensorType::new(ty.dtype, block.shape.clone());
         inputs.push(program.input(name, Role::Probe, ty));
         given.push((name, tensor));

@@ -13,7 +13,7 @@ mod exchange;
 use std::collections::BTreeMap;
 
 use phalanx_ir::{Op, OpDef, Program};
-use phalanx_reference::Tensor;
+use phalanx_reference::RefTensor;
 
 use blocks::{Block, gather, scatter};
 pub use bugs::Bug;
@@ -24,25 +24,25 @@ use exchange::Exchange;
 /// summed. Fails where ranks that should hold the same do not.
 pub fn run_on_ranks(
     program: &Program,
-    inputs: &BTreeMap<String, Tensor>,
-) -> Result<BTreeMap<String, Tensor>, String> {
+    inputs: &BTreeMap<String, RefTensor>,
+) -> Result<BTreeMap<String, RefTensor>, String> {
     simulate(program, inputs, None)
 }
 
 /// The same with a planted bug, or nothing if this program has no place for it.
 pub fn run_with(
     program: &Program,
-    inputs: &BTreeMap<String, Tensor>,
+    inputs: &BTreeMap<String, RefTensor>,
     bug: Bug,
-) -> Option<Result<BTreeMap<String, Tensor>, String>> {
+) -> Option<Result<BTreeMap<String, RefTensor>, String>> {
     Some(simulate(&bug.planted_in(program)?, inputs, Some(bug)))
 }
 
 fn simulate(
     program: &Program,
-    inputs: &BTreeMap<String, Tensor>,
+    inputs: &BTreeMap<String, RefTensor>,
     bug: Option<Bug>,
-) -> Result<BTreeMap<String, Tensor>, String> {
+) -> Result<BTreeMap<String, RefTensor>, String> {
     let mesh = program.mesh();
     let mut values: Vec<Vec<Block>> = vec![Vec::new(); program.values().len()];
     for port in program.inputs() {

@@ -27,7 +27,7 @@ impl OwnScratch {
         for (index, instr) in program.instrs().iter().enumerate().filter(|(_, i)| self.own(i) > 0) {
             let bytes = self.inner.scratch(program, instr)..self.scratch(program, instr);
             let block = slots.scratch[index].and_then(|offset| {
-                slots.lives.iter().position(|life| {
+                slots.live_ranges.iter().position(|life| {
                     (life.offset, life.birth, life.death) == (offset, index, index)
                         && life.bytes == bytes.end
                 })

@@ -2,7 +2,7 @@
 
 use phalanx_config::{Config, Sources};
 use phalanx_ir::{Port, Program, Role};
-use phalanx_pipeline::{Costs, Named, Shape, Times, simulate};
+use phalanx_pipeline::{NamedSchedule, Shape, Times, TurnCosts, simulate};
 use phalanx_script::{Category, Part, plan};
 use phalanx_session::{Lowered, Settings};
 
@@ -28,7 +28,7 @@ fn stages_that_run_again_do_what_one_rank_does() {
         &["parallel.dp=2", "parallel.zero=2"],
         &["parallel.dp=2", "parallel.zero=3"],
     ];
-    let all = Named::ALL.into_iter().filter(|named| *named != Named::Naive);
+    let all = NamedSchedule::ALL.into_iter().filter(|named| *named != NamedSchedule::Naive);
     for (index, named) in all.enumerate() {
         let schedule = format!("parallel.schedule={named}");
         // Each schedule on some of the meshes, each mesh under some of the schedules.
@@ -45,7 +45,12 @@ fn stages_that_run_again_do_what_one_rank_does() {
 /// runs, whatever is kept; where it can do both in one, that one rounds in its own way.)
 #[test]
 fn the_bits_are_those_of_keeping_everything() {
-    for named in [Named::GPipe, Named::OneFOneB, Named::ZbV, Named::BreadthFirst] {
+    for named in [
+        NamedSchedule::GPipe,
+        NamedSchedule::OneFOneB,
+        NamedSchedule::ZbV,
+        NamedSchedule::BreadthFirst,
+    ] {
         let schedule = format!("parallel.schedule={named}");
         let run = |recompute: &str| {
             let more = ["parallel.dp=2", "parallel.zero=3", "precision.compute=f32", recompute];
@@ -61,7 +66,7 @@ fn the_bits_are_those_of_keeping_everything() {
 #[test]
 fn inputs_of_those_in_flight_and_the_rest_of_one() {
     let (devices, microbatches) = (4, 8);
-    for named in [Named::GPipe, Named::OneFOneB] {
+    for named in [NamedSchedule::GPipe, NamedSchedule::OneFOneB] {
         let schedule = format!("parallel.schedule={named}");
         let loaded = llama(&[
             "model.layers=8",
@@ -81,7 +86,7 @@ fn inputs_of_those_in_flight_and_the_rest_of_one() {
         let rest = 2 * residuals + input;
         let timeline = named.build(Shape::new(devices, microbatches)).unwrap();
         let times = Times { f: 1.0, b: 1.0, w: 1.0 };
-        let counted = simulate(&timeline, &Costs::even(times, 0.0).unwrap()).unwrap();
+        let counted = simulate(&timeline, &TurnCosts::even(times, 0.0).unwrap()).unwrap();
         let written = trained(&loaded, None, 1).observe().unwrap();
         for (device, observed) in written.iter().enumerate().take(devices - 1).skip(1) {
             let script = lowered.plan(device).unwrap().script;
@@ -134,9 +139,13 @@ fn what_has_no_effect_is_refused() {
 fn tables_keep_the_rules_of_named_schedules() {
     let dir = tempfile::tempdir().unwrap();
     for (named, sets, words) in [
-        (Named::Naive, ["train.recompute=stage", "model.layers=4"], "\"stage\" has no effect"),
         (
-            Named::Interleaved,
+            NamedSchedule::Naive,
+            ["train.recompute=stage", "model.layers=4"],
+            "\"stage\" has no effect",
+        ),
+        (
+            NamedSchedule::Interleaved,
             ["train.recompute=none", "model.layers=3"],
             "3 layers can't be cut into 2·2",
         ),

@@ -6,7 +6,7 @@ use phalanx_config::Loaded;
 use phalanx_script::StateKind;
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::network::Network;
-use phalanx_session::{Parallel, Piece, Session, StateRange};
+use phalanx_session::{Parallel, Session, StatePiece, StateRange};
 use phalanx_spmd::strategies::{Ddp, Megatron, Sequence, Ulysses, Zero};
 
 use crate::support::{gpt, llama, models, on, settings, shared};
@@ -32,7 +32,7 @@ pub(crate) fn params(loaded: &Loaded, parallel: Option<Parallel>, steps: usize) 
     bits(trained(loaded, parallel, steps).params().unwrap())
 }
 
-fn bits(params: BTreeMap<String, phalanx_models::hf::Tensor>) -> Bits {
+fn bits(params: BTreeMap<String, phalanx_models::hf::WeightTensor>) -> Bits {
     let bits = |values: Vec<f64>| values.into_iter().map(f64::to_bits).collect();
     params.into_iter().map(|(name, tensor)| (name, bits(tensor.to_f64()))).collect()
 }
@@ -68,7 +68,7 @@ fn replicas_are_bitwise_identical() {
             let parallel = on("dp=4 tp=2", strategies);
             let mesh = parallel.mesh.clone();
             let mut session = trained(&loaded, Some(parallel), 4);
-            let mut own: Vec<Vec<(usize, Piece)>> = vec![Vec::new(); mesh.ranks()];
+            let mut own: Vec<Vec<(usize, StatePiece)>> = vec![Vec::new(); mesh.ranks()];
             for param in 0..session.parameters().len() {
                 let elements = 0..session.parameters()[param].elements();
                 let range = StateRange { param, kind: StateKind::Weights, elements };

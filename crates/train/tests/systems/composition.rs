@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use phalanx_config::Loaded;
 use phalanx_inspect::verify::verify_as;
 use phalanx_ir::random::Stream;
-use phalanx_pipeline::{Named, Warmup};
+use phalanx_pipeline::{NamedSchedule, Warmup};
 use phalanx_session::host;
 use phalanx_session::{Backend, Parallel, Pipeline, SharedStrategy};
 use phalanx_spmd::strategies::{
@@ -97,8 +97,11 @@ impl System {
     fn pipeline(self) -> Option<Pipeline> {
         let (order, warmup) = match self {
             // 1F1B is the only schedule that has a choice of warm-up.
-            S::LongWarmup => (Named::OneFOneB, Warmup::Pb),
-            _ => (Named::ALL.into_iter().find(|named| named.name() == self.name())?, Warmup::Pa),
+            S::LongWarmup => (NamedSchedule::OneFOneB, Warmup::Pb),
+            _ => (
+                NamedSchedule::ALL.into_iter().find(|named| named.name() == self.name())?,
+                Warmup::Pa,
+            ),
         };
         Some(Pipeline { order: order.into(), warmup, ..Pipeline::default() })
     }
@@ -285,8 +288,9 @@ fn systems_compose_on_another_engine_and_another_transport() {
 /// A schedule that users can name has a row.
 #[test]
 fn every_schedule_is_a_system() {
-    let named = |schedule: Named| ALL.iter().any(|(_, name)| *name == schedule.name());
-    let missing: Vec<Named> = Named::ALL.into_iter().filter(|schedule| !named(*schedule)).collect();
+    let named = |schedule: NamedSchedule| ALL.iter().any(|(_, name)| *name == schedule.name());
+    let missing: Vec<NamedSchedule> =
+        NamedSchedule::ALL.into_iter().filter(|schedule| !named(*schedule)).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
 

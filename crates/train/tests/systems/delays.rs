@@ -11,12 +11,12 @@ use phalanx_config::Loaded;
 use phalanx_cpu::CpuEngine;
 use phalanx_engine::{Engine, Late};
 use phalanx_error::Error;
-use phalanx_pipeline::Named;
+use phalanx_pipeline::NamedSchedule;
 use phalanx_script::{Lane, Script, StateKind, plan};
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::host::rank_engine;
 use phalanx_session::network::Network;
-use phalanx_session::{Lowered, Piece, Planner, RankWorker, StepData};
+use phalanx_session::{Lowered, Planner, RankWorker, StatePiece, StepData};
 use phalanx_testing::{Remote, Wrapped};
 
 use crate::support::{gpt, llama, models, settings};
@@ -62,7 +62,7 @@ impl<E: Engine + Send> Ranks<E> {
         self.crew.run(step).map_err(|lost| lost.failure.message.to_string())
     }
 
-    fn params(&mut self) -> Vec<Vec<(usize, Piece)>> {
+    fn params(&mut self) -> Vec<Vec<(usize, StatePiece)>> {
         let pieces = |_: usize, rank: &mut RankWorker<E>| rank.pieces(StateKind::Weights);
         let pieces = self.crew.run(pieces);
         pieces.unwrap_or_else(|lost: Lost<Error>| panic!("{}", lost.failure.message))
@@ -101,7 +101,7 @@ const AGAIN: [&[&str]; 3] = [LAYOUTS[1], LAYOUTS[5], LAYOUTS[6]];
 /// A tiny model on a pipeline.
 #[derive(Clone, Copy, Debug)]
 struct Pipe {
-    schedule: Named,
+    schedule: NamedSchedule,
     pp: usize,
     m: usize,
     layout: &'static [&'static str],
@@ -112,7 +112,7 @@ struct Pipe {
 }
 
 impl Pipe {
-    fn new(schedule: Named, pp: usize, m: usize) -> Self {
+    fn new(schedule: NamedSchedule, pp: usize, m: usize) -> Self {
         Self { schedule, pp, m, layout: &[], again: false, tied: false }
     }
 
@@ -139,16 +139,16 @@ impl Pipe {
 /// again, where there are any: every schedule on stages of one rank, and in turns with tp and ZeRO-3.
 fn pipes() -> Vec<Pipe> {
     let mut all = Vec::new();
-    for (number, schedule) in Named::ALL.into_iter().enumerate() {
+    for (number, schedule) in NamedSchedule::ALL.into_iter().enumerate() {
         // Interleaving needs as many micro-batches as stages, or a multiple.
-        let odd = if schedule == Named::Interleaved { 6 } else { 5 };
+        let odd = if schedule == NamedSchedule::Interleaved { 6 } else { 5 };
         all.extend([(2, 8), (3, odd), (4, 4)].map(|(pp, m)| Pipe::new(schedule, pp, m)));
         for turn in (number % 2..LAYOUTS.len()).step_by(2) {
             let tied = (number + turn) / 2 % 2 == 1;
             let m = if turn < 4 { 4 } else { 2 };
             all.push(Pipe { layout: LAYOUTS[turn], tied, ..Pipe::new(schedule, 2, m) });
         }
-        if schedule != Named::Naive {
+        if schedule != NamedSchedule::Naive {
             let (layout, tied) = (AGAIN[number % 3], number % 2 == 1);
             all.push(Pipe { again: true, ..Pipe::new(schedule, 3, odd) });
             all.push(Pipe { again: true, layout, tied, ..Pipe::new(schedule, 2, 4) });
@@ -235,10 +235,10 @@ fn as_late_as_can_be(engine: CpuEngine, rank: usize, seed: usize) -> LateEngine 
 /// the plan gave places to.
 #[test]
 fn actions_are_issued_in_the_order_of_the_script() {
-    for schedule in Named::ALL {
+    for schedule in NamedSchedule::ALL {
         let alone: &[&str] = &[];
         for (layout, again) in [(alone, false), (LAYOUTS[5], false), (LAYOUTS[5], true)] {
-            let again = again && schedule != Named::Naive;
+            let again = again && schedule != NamedSchedule::Naive;
             let loaded = Pipe { layout, again, ..Pipe::new(schedule, 2, 4) }.loaded();
             let mut ranks = Ranks::new(&loaded, Habit::Hesitates(7), PATIENCE);
             beside(&loaded, 1, |data| drop(ranks.step(data).unwrap()));
@@ -285,7 +285,7 @@ fn in_order(script: &Script) -> Vec<Issued> {
 /// A rank that waits for a gradient before it has sent what the gradient is of waits for ever.
 #[test]
 fn a_planted_deadlock_is_found() {
-    let loaded = Pipe::new(Named::OneFOneB, 2, 1).loaded();
+    let loaded = Pipe::new(NamedSchedule::OneFOneB, 2, 1).loaded();
     let mut ranks = Ranks::new(&loaded, Habit::Hasty, Duration::from_millis(300));
     beside(&loaded, 1, |data| {
         let why = ranks.step(data).unwrap_err();
@@ -296,7 +296,7 @@ fn a_planted_deadlock_is_found() {
 /// And one that does not wait computes something else.
 #[test]
 fn a_planted_missing_wait_is_found() {
-    let loaded = Pipe::new(Named::OneFOneB, 2, 4).loaded();
+    let loaded = Pipe::new(NamedSchedule::OneFOneB, 2, 4).loaded();
     let mut steady = Ranks::new(&loaded, Habit::Steady, PATIENCE);
     let mut forgetful = Ranks::new(&loaded, Habit::Forgetful, PATIENCE);
     let mut same = 0;
@@ -311,7 +311,7 @@ fn a_planted_missing_wait_is_found() {
 #[test]
 fn a_planted_missing_wait_is_found_in_every_layout() {
     for (seed, layout) in LAYOUTS.into_iter().enumerate() {
-        let loaded = Pipe { layout, ..Pipe::new(Named::OneFOneB, 2, 4) }.loaded();
+        let loaded = Pipe { layout, ..Pipe::new(NamedSchedule::OneFOneB, 2, 4) }.loaded();
         let mut ranks = Ranks::on(&loaded, PATIENCE, |engine, rank| {
             Unsteady::around(as_late_as_can_be(engine, rank, seed), Habit::Forgetful, rank)
         });

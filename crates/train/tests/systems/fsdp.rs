@@ -116,7 +116,7 @@ fn no_more_units_are_there_than_are_allowed() {
     for (in_flight, prefetch) in [(1, 1), (2, 1), (2, 5), (3, 2), (4, 9)] {
         let laid = fsdp(&loaded, "dp=2", Fsdp { in_flight, prefetch, ..Fsdp::default() });
         let blocks = |buffer: &BufferId| laid.script().name(*buffer).starts_with("blocks.");
-        let spans: Vec<(usize, usize)> = (laid.memory.lives.iter().enumerate())
+        let spans: Vec<(usize, usize)> = (laid.memory.live_ranges.iter().enumerate())
             .filter(|(i, _)| gathered(&laid).contains_key(&BufferId(*i)) && blocks(&BufferId(*i)))
             .map(|(_, life)| life.unwrap())
             .collect();

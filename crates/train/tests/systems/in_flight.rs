@@ -9,34 +9,37 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_config::Loaded;
 use phalanx_ir::{Port, Program, Role};
-use phalanx_pipeline::{Costs, Named, Shape, Timed, Times, simulate, split};
-use phalanx_script::{Category, Part, Turn, plan};
-use phalanx_session::{Lowered, Order, Parallel, Pipeline, Split};
+use phalanx_pipeline::{NamedSchedule, Shape, Timed, Times, TurnCosts, simulate, split};
+use phalanx_script::{Category, Part, ScheduledRun, plan};
+use phalanx_session::{Lowered, Parallel, Pipeline, PipelineOrder, StageSplit};
 
 use crate::bits::trained;
 use crate::support::{gpt, laid, llama, models, on, settings};
 
 /// A pipeline of one rank for each stage.
-fn pipeline(named: Named, devices: usize) -> Parallel {
-    let pipeline =
-        Pipeline { order: Order::Named(named), split: Split::Count, ..Pipeline::default() };
+fn pipeline(named: NamedSchedule, devices: usize) -> Parallel {
+    let pipeline = Pipeline {
+        order: PipelineOrder::Named(named),
+        split: StageSplit::Count,
+        ..Pipeline::default()
+    };
     Parallel { pipeline, ..on(&format!("pp={devices}"), Vec::new()) }
 }
 
 /// By device: the turns of instances in the order of the simulator's timeline.
-fn timeline(case: &Case<'_>) -> Vec<Vec<Turn>> {
+fn timeline(case: &Case<'_>) -> Vec<Vec<ScheduledRun>> {
     let (Case { named, devices, microbatches, .. }, layers) = (*case, case.layers());
     let schedule = named.build(Shape::new(devices, microbatches)).unwrap();
     let times = Times { f: 1.0, b: 1.0, w: 1.0 };
-    let timeline = simulate(&schedule, &Costs::even(times, 0.0).unwrap()).unwrap();
+    let timeline = simulate(&schedule, &TurnCosts::even(times, 0.0).unwrap()).unwrap();
     // An embedding in front of the layers, and a head behind them.
     let stages = schedule.placement().stages();
     let stages = split::by_count(1..layers + 1, layers + 2, stages).unwrap();
-    let device = |turns: &Vec<Timed>| -> Vec<Turn> {
-        let mut list: Vec<Turn> = Vec::new();
+    let device = |turns: &Vec<Timed>| -> Vec<ScheduledRun> {
+        let mut list: Vec<ScheduledRun> = Vec::new();
         for timed in turns {
             let (part, microbatch) = (timed.turn.part, timed.turn.microbatch);
-            let of = |part| move |instance| Turn { instance, part, microbatch };
+            let of = |part| move |instance| ScheduledRun { instance, part, microbatch };
             let run = stages[timed.stage].clone();
             let again = case.recompute == "stage";
             // Then the head goes forward only when it goes back.
@@ -60,9 +63,11 @@ fn timeline(case: &Case<'_>) -> Vec<Vec<Turn>> {
 }
 
 /// The head's forward and backward are one run where they follow each other, and nothing lies between.
-fn with_turned_head(turns: &[Turn], head: usize) -> Vec<Turn> {
-    let same = |a: &Turn, b: &Turn| (a.instance, a.microbatch) == (b.instance, b.microbatch);
-    let mut found: Vec<Turn> = Vec::new();
+fn with_turned_head(turns: &[ScheduledRun], head: usize) -> Vec<ScheduledRun> {
+    let same = |a: &ScheduledRun, b: &ScheduledRun| {
+        (a.instance, a.microbatch) == (b.instance, b.microbatch)
+    };
+    let mut found: Vec<ScheduledRun> = Vec::new();
     for turn in turns {
         if found.iter().any(|t| t.part == Part::FBW && same(t, turn)) {
             continue;
@@ -86,10 +91,11 @@ struct Kept {
 }
 
 /// The largest sum of what is kept at a turn of a device.
-fn most_kept(lowered: &Lowered, loaded: &Loaded, turns: &[Turn]) -> usize {
+fn most_kept(lowered: &Lowered, loaded: &Loaded, turns: &[ScheduledRun]) -> usize {
     let model = &models(loaded).train;
     let segment = |instance: usize| model.instances()[instance].segment;
-    let program = |turn: &Turn| lowered.compiled().program(segment(turn.instance), turn.part);
+    let program =
+        |turn: &ScheduledRun| lowered.compiled().program(segment(turn.instance), turn.part);
     let forward = |instance: usize| lowered.compiled().program(segment(instance), Part::F);
     let bytes = |p: &Program, port: &Port| p.ty(port.value).local_bytes(p.mesh());
     // The instance before this one that gives a value.
@@ -99,13 +105,13 @@ fn most_kept(lowered: &Lowered, loaded: &Loaded, turns: &[Turn]) -> usize {
     };
     // The last turn before this one that went forward through an instance.
     let made = |instance: usize, mb: usize, now: usize| {
-        let forward = |t: &Turn| {
+        let forward = |t: &ScheduledRun| {
             (t.instance, t.microbatch) == (instance, mb) && matches!(t.part, Part::F | Part::R)
         };
         turns[..now].iter().rposition(forward)
     };
     let first_pass = |instance: usize, mb: usize| {
-        let of = |t: &Turn| (t.instance, t.part, t.microbatch) == (instance, Part::F, mb);
+        let of = |t: &ScheduledRun| (t.instance, t.part, t.microbatch) == (instance, Part::F, mb);
         turns.iter().position(of).unwrap()
     };
     // By instance, name, micro-batch, and the turn that made it.
@@ -114,7 +120,7 @@ fn most_kept(lowered: &Lowered, loaded: &Loaded, turns: &[Turn]) -> usize {
         let (own, mb) = (program(turn), turn.microbatch);
         for port in own.inputs_with(Role::Residual) {
             // A forward gives it, or the backward whose weights' gradients come later.
-            let gives = |t: &Turn| {
+            let gives = |t: &ScheduledRun| {
                 (t.instance, t.microbatch) == (turn.instance, mb)
                     && program(t).outputs_with(Role::Residual).any(|p| p.name == port.name)
             };
@@ -147,7 +153,7 @@ fn most_kept(lowered: &Lowered, loaded: &Loaded, turns: &[Turn]) -> usize {
 /// A pipeline on the ranks of a configuration, in which each device has as many.
 #[derive(Clone, Copy)]
 struct Case<'a> {
-    named: Named,
+    named: NamedSchedule,
     devices: usize,
     microbatches: usize,
     recompute: &'a str,
@@ -183,7 +189,7 @@ impl Case<'_> {
         let lowered = Lowered::new(&models(&loaded), settings(&loaded, None)).unwrap();
         let timeline = timeline(self);
         // Weights that are gathered for each run let no head turn around at once.
-        let turned = |turns: &Vec<Turn>| match inside.contains(&"parallel.zero=3") {
+        let turned = |turns: &Vec<ScheduledRun>| match inside.contains(&"parallel.zero=3") {
             true => turns.clone(),
             false => with_turned_head(turns, layers + 1),
         };
@@ -207,11 +213,11 @@ impl Case<'_> {
 #[test]
 fn residuals_are_those_of_the_chunks_in_flight() {
     for (named, devices, microbatches) in
-        Named::ALL.into_iter().flat_map(|n| [(n, 2, 4), (n, 3, 6)])
+        NamedSchedule::ALL.into_iter().flat_map(|n| [(n, 2, 4), (n, 3, 6)])
     {
         for recompute in ["none", "selective", "full", "stage"] {
             // Where every backward follows its forward there is nothing to run again.
-            if (named, recompute) != (Named::Naive, "stage") {
+            if (named, recompute) != (NamedSchedule::Naive, "stage") {
                 Case { named, devices, microbatches, recompute, inside: &[] }.check();
             }
         }
@@ -227,7 +233,7 @@ fn ranks_of_a_device_keep_their_parts_of_it() {
     let gradients = ["parallel.dp=2", "parallel.zero=2"];
     let weights = ["parallel.dp=2", "parallel.zero=3"];
     let all = ["parallel.dp=2", "parallel.tp=2", "parallel.zero=1"];
-    for named in Named::ALL {
+    for named in NamedSchedule::ALL {
         for inside in [&tensor[..], &sequence, &context, &gradients, &weights, &all] {
             for recompute in ["none", "selective"] {
                 Case { named, devices: 2, microbatches: 4, recompute, inside }.check();
@@ -241,7 +247,7 @@ fn ranks_of_a_device_keep_their_parts_of_it() {
 #[test]
 fn shares_are_as_many_as_the_simulator_counts() {
     let (devices, microbatches) = (4, 8);
-    for named in [Named::GPipe, Named::OneFOneB, Named::Naive] {
+    for named in [NamedSchedule::GPipe, NamedSchedule::OneFOneB, NamedSchedule::Naive] {
         let loaded = llama(&["model.layers=4", "train.microbatches=8", "train.batch_size=8"]);
         let parallel = Some(pipeline(named, devices));
         let lowered = Lowered::new(&models(&loaded), settings(&loaded, parallel)).unwrap();
@@ -253,9 +259,9 @@ fn shares_are_as_many_as_the_simulator_counts() {
         let inputs: usize = bw.inputs_with(Role::Boundary).map(|p| bytes(bw, p)).sum();
         let schedule = named.build(Shape::new(devices, microbatches)).unwrap();
         let times = Times { f: 1.0, b: 1.0, w: 1.0 };
-        let counted = simulate(&schedule, &Costs::even(times, 0.0).unwrap()).unwrap();
+        let counted = simulate(&schedule, &TurnCosts::even(times, 0.0).unwrap()).unwrap();
         let names: BTreeSet<usize> = counted.peak_in_flight.iter().copied().collect();
-        assert!(named != Named::OneFOneB || names == BTreeSet::from([1, 2, 3, 4]));
+        assert!(named != NamedSchedule::OneFOneB || names == BTreeSet::from([1, 2, 3, 4]));
         for device in 1..devices - 1 {
             let script = lowered.plan(device).unwrap().script;
             let peak = plan(&script).unwrap().peak(Category::Residuals);
@@ -278,7 +284,7 @@ fn memory_does_not_grow_with_micro_batches() {
         let loaded = llama(&sets.each_ref().map(String::as_str));
         let memory = laid(&loaded, None).memory;
         // Every buffer of the batch starts on a line of its own.
-        let inputs = memory.lives.len() * 64 + memory.peak(Category::Inputs);
+        let inputs = memory.live_ranges.len() * 64 + memory.peak(Category::Inputs);
         (memory.arena, inputs)
     };
     let ((few, _), (many, inputs)) = (arena(8), arena(32));

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use phalanx_config::Loaded;
 use phalanx_inspect::verify::Verified;
 use phalanx_ir::random::Stream;
-use phalanx_pipeline::Named;
+use phalanx_pipeline::NamedSchedule;
 
 use crate::support::{agrees, gpt, laid, llama};
 
@@ -36,16 +36,16 @@ const RECOMPUTE: [(&str, &[&str]); 4] = [
 type Shape = (usize, usize, usize, bool);
 
 /// Shapes that a schedule takes: few and many micro-batches, and numbers that stages don't divide.
-fn shapes(schedule: Named) -> &'static [Shape] {
+fn shapes(schedule: NamedSchedule) -> &'static [Shape] {
     match schedule {
-        Named::Interleaved => &[
+        NamedSchedule::Interleaved => &[
             (2, 4, 0, false),
             (3, 3, 0, false),
             (2, 4, 3, true),
             (4, 4, 0, false),
             (2, 2, 1, false),
         ],
-        Named::BreadthFirst => &[
+        NamedSchedule::BreadthFirst => &[
             (2, 4, 0, false),
             (3, 4, 0, true),
             (2, 1, 3, false),
@@ -65,7 +65,7 @@ fn shapes(schedule: Named) -> &'static [Shape] {
 /// A point of the grid, as the numbers of its factors' values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Case {
-    schedule: Named,
+    schedule: NamedSchedule,
     layout: usize,
     tied: bool,
     recompute: usize,
@@ -78,7 +78,7 @@ struct Case {
 /// has none with any shape, as each backward follows its forward at once: so it is never run again.
 fn grid() -> Vec<Case> {
     let mut cases = Vec::new();
-    for schedule in Named::ALL {
+    for schedule in NamedSchedule::ALL {
         for layout in 0..LAYOUTS.len() {
             for tied in [false, true] {
                 for recompute in 0..RECOMPUTE.len() {
@@ -118,7 +118,7 @@ impl Case {
 
     /// Whether it has the longer warm-up, of which one schedule has a choice.
     fn late(&self) -> bool {
-        self.schedule == Named::OneFOneB && self.shape % 2 == 1
+        self.schedule == NamedSchedule::OneFOneB && self.shape % 2 == 1
     }
 
     fn loaded(&self) -> Loaded {
@@ -209,20 +209,22 @@ fn one_stage_follows_its_schedule() {
         found.memory.iter().find(|row| row.category == "residuals").unwrap().measured
     };
     let one = kept(&agrees("no schedule", &llama(&["train.microbatches=4"]), None));
-    for schedule in Named::ALL {
+    for schedule in NamedSchedule::ALL {
         let set = format!("parallel.schedule={schedule}");
         let sets = ["train.microbatches=4", &set, "parallel.dp=2", "parallel.zero=3"];
         agrees(&set, &llama(&sets), None);
         let alone = llama(&sets[..2]);
         let kept = kept(&agrees(&set, &alone, None));
         match schedule {
-            Named::GPipe | Named::BreadthFirst => assert!(kept > 3 * one, "{set}: {kept}, {one}"),
-            Named::Naive | Named::OneFOneB => assert_eq!(kept, one, "{set}"),
+            NamedSchedule::GPipe | NamedSchedule::BreadthFirst => {
+                assert!(kept > 3 * one, "{set}: {kept}, {one}")
+            }
+            NamedSchedule::Naive | NamedSchedule::OneFOneB => assert_eq!(kept, one, "{set}"),
             _ => assert!(kept < 2 * one, "{set}: {kept}, {one}"),
         }
         // What is not usual is told.
         let told = laid(&alone, None).lowered.describe();
-        assert_eq!(told.contains(schedule.name()), schedule != Named::OneFOneB, "{told}");
+        assert_eq!(told.contains(schedule.name()), schedule != NamedSchedule::OneFOneB, "{told}");
     }
 }
 
@@ -232,11 +234,11 @@ fn the_grid_has_every_schedule_with_every_layout_and_recomputation() {
     let grid = grid();
     for (layout, (name, _)) in LAYOUTS.iter().enumerate() {
         let own: Vec<&Case> = grid.iter().filter(|case| case.layout == layout).collect();
-        for schedule in Named::ALL {
+        for schedule in NamedSchedule::ALL {
             for (recompute, (kind, _)) in RECOMPUTE.iter().enumerate() {
                 let here = |c: &&&Case| c.schedule == schedule && c.recompute == recompute;
                 let tied: Vec<bool> = own.iter().filter(here).map(|case| case.tied).collect();
-                let none = schedule == Named::Naive && *kind == "stage";
+                let none = schedule == NamedSchedule::Naive && *kind == "stage";
                 let expected: &[bool] = if none { &[] } else { &[false, true] };
                 assert_eq!(tied, expected, "{schedule}, {name}, {kind}");
             }

@@ -1,10 +1,10 @@
 //! Stages whose meshes differ: what passes between two tensor ranks and four.
 
 use phalanx_inspect::verify::verify_as;
-use phalanx_pipeline::{Named, Part, Placement, Schedule, Turn};
+use phalanx_pipeline::{NamedSchedule, Part, Placement, Schedule, Turn};
 use phalanx_script::{Kind, Message};
 use phalanx_session::host;
-use phalanx_session::{Lowered, Order, Parallel, Pipeline, SharedStrategy};
+use phalanx_session::{Lowered, Parallel, Pipeline, PipelineOrder, SharedStrategy};
 use phalanx_spmd::strategies::{Megatron, Sequence};
 
 use crate::support::{agrees, gpt, llama, models, on, settings, shared};
@@ -17,18 +17,23 @@ const VALUE: u64 = 2 * 8 * 16 * 8;
 const STEPS: u64 = 2;
 
 /// A pipeline over these meshes, one after the other.
-fn pipeline(meshes: &[&str], named: Named, sequence: bool) -> Parallel {
+fn pipeline(meshes: &[&str], named: NamedSchedule, sequence: bool) -> Parallel {
     let mut strategies: Vec<SharedStrategy> = vec![shared(Megatron::default())];
     strategies.extend(sequence.then(|| shared(Sequence::default())));
     let meshes = meshes.iter().map(|mesh| mesh.parse().unwrap()).collect();
-    let pipeline = Pipeline { order: Order::Named(named), meshes, ..Pipeline::default() };
+    let pipeline = Pipeline { order: PipelineOrder::Named(named), meshes, ..Pipeline::default() };
     Parallel { strategies, pipeline, ..Parallel::default() }
 }
 
 #[test]
 fn two_tensor_ranks_and_four_do_what_one_rank_does() {
     for meshes in [["tp=2", "tp=4"], ["tp=4", "tp=2"]] {
-        for named in [Named::OneFOneB, Named::ZbH1, Named::ZbV, Named::BreadthFirst] {
+        for named in [
+            NamedSchedule::OneFOneB,
+            NamedSchedule::ZbH1,
+            NamedSchedule::ZbV,
+            NamedSchedule::BreadthFirst,
+        ] {
             for sequence in [false, true] {
                 let what = format!("{meshes:?}, {named}, sequence parallelism {sequence}");
                 let parallel = pipeline(&meshes, named, sequence);
@@ -39,8 +44,8 @@ fn two_tensor_ranks_and_four_do_what_one_rank_does() {
                 // and back again. A crossing moves the value once, however many ranks hold it: in
                 // the parts of its sequence, or in slices that its readers gather.
                 let crossings = match named {
-                    Named::BreadthFirst => 3,
-                    Named::ZbV => 2,
+                    NamedSchedule::BreadthFirst => 3,
+                    NamedSchedule::ZbV => 2,
                     _ => 1,
                 };
                 let expected = STEPS * MICROBATCHES * crossings * 2 * VALUE;
@@ -53,7 +58,7 @@ fn two_tensor_ranks_and_four_do_what_one_rank_does() {
 #[test]
 fn three_stages_of_three_shapes_do_what_one_rank_does() {
     for sequence in [false, true] {
-        let parallel = pipeline(&["tp=1", "tp=4", "tp=2"], Named::OneFOneB, sequence);
+        let parallel = pipeline(&["tp=1", "tp=4", "tp=2"], NamedSchedule::OneFOneB, sequence);
         let what = format!("sequence parallelism {sequence}");
         let sets = [&SETS[..], &["train.recompute=full"]].concat();
         let found = agrees(&what, &llama(&sets), Some(parallel));
@@ -73,7 +78,7 @@ fn tensor_ranks_receive_slices_and_gather_them() {
         (["dp=2 tp=2", "dp=2 tp=2"], [4, 4]),
     ] {
         let loaded = llama(&SETS);
-        let parallel = pipeline(&meshes, Named::OneFOneB, false);
+        let parallel = pipeline(&meshes, NamedSchedule::OneFOneB, false);
         let lowered = Lowered::new(&models(&loaded), settings(&loaded, Some(parallel))).unwrap();
         for rank in 0..sizes[0] + sizes[1] {
             let script = lowered.plan(rank).unwrap().script;
@@ -99,9 +104,9 @@ fn tensor_ranks_receive_slices_and_gather_them() {
 #[test]
 fn tied_weights_across_meshes_that_differ_are_refused() {
     let loaded = gpt(&["model.layers=4", "train.microbatches=4"]);
-    let alike = pipeline(&["tp=2", "tp=2"], Named::OneFOneB, false);
+    let alike = pipeline(&["tp=2", "tp=2"], NamedSchedule::OneFOneB, false);
     agrees("meshes that are alike", &loaded, Some(alike));
-    let parallel = pipeline(&["tp=2", "tp=4"], Named::OneFOneB, false);
+    let parallel = pipeline(&["tp=2", "tp=4"], NamedSchedule::OneFOneB, false);
     let told = verify_as(&loaded, settings(&loaded, Some(parallel)), 1, &*host::threads());
     let error = told.unwrap_err();
     assert_eq!(error.exit_code(), 2, "{error}");
@@ -112,7 +117,7 @@ fn tied_weights_across_meshes_that_differ_are_refused() {
 
 #[test]
 fn the_layout_is_told_stage_by_stage() {
-    let parallel = pipeline(&["tp=2", "tp=4"], Named::ZbH1, true);
+    let parallel = pipeline(&["tp=2", "tp=4"], NamedSchedule::ZbH1, true);
     let loaded = llama(&SETS);
     let lowered = Lowered::new(&models(&loaded), settings(&loaded, Some(parallel))).unwrap();
     let told = lowered.describe();

@@ -1,9 +1,9 @@
 //! Sharded weights and gradients under pipelines: how often a unit is gathered and summed.
 
 use phalanx_config::Loaded;
-use phalanx_pipeline::Named;
+use phalanx_pipeline::NamedSchedule;
 use phalanx_script::{Action, Kind, Unit, check};
-use phalanx_session::{Lowered, Order, Parallel, Pipeline, TrainPlan};
+use phalanx_session::{Lowered, Parallel, Pipeline, PipelineOrder, TrainPlan};
 use phalanx_spmd::strategies::Zero;
 
 use crate::support::{gpt, is_gather, is_reduce, llama, models, on, settings, shared};
@@ -11,8 +11,8 @@ use crate::support::{gpt, is_gather, is_reduce, llama, models, on, settings, sha
 const MICROBATCHES: usize = 4;
 
 /// The plans of the first rank of each of two stages, with ZeRO over two ranks each.
-fn plans(loaded: &Loaded, named: Named, zero: u8) -> [TrainPlan; 2] {
-    plans_of(loaded, Pipeline { order: Order::Named(named), ..Pipeline::default() }, zero)
+fn plans(loaded: &Loaded, named: NamedSchedule, zero: u8) -> [TrainPlan; 2] {
+    plans_of(loaded, Pipeline { order: PipelineOrder::Named(named), ..Pipeline::default() }, zero)
 }
 
 fn plans_of(loaded: &Loaded, pipeline: Pipeline, zero: u8) -> [TrainPlan; 2] {
@@ -25,7 +25,7 @@ fn plans_of(loaded: &Loaded, pipeline: Pipeline, zero: u8) -> [TrainPlan; 2] {
     })
 }
 
-fn small(make: fn(&[&str]) -> Loaded, named: Named) -> Loaded {
+fn small(make: fn(&[&str]) -> Loaded, named: NamedSchedule) -> Loaded {
     let layers = format!("model.layers={}", 2 * named.usual_chunks());
     make(&[&layers, "train.microbatches=4"])
 }
@@ -41,17 +41,18 @@ fn counts(plan: &TrainPlan, kind: fn(&Action) -> bool) -> Vec<usize> {
 }
 
 /// Whether a device takes all micro-batches through a chunk before it turns to anything else.
-fn sweeps(named: Named) -> bool {
-    matches!(named, Named::GPipe | Named::BreadthFirst)
+fn sweeps(named: NamedSchedule) -> bool {
+    matches!(named, NamedSchedule::GPipe | NamedSchedule::BreadthFirst)
 }
 
 #[test]
 fn units_are_gathered_once_a_sweep_or_once_a_micro_batch() {
-    for named in Named::ALL {
+    for named in NamedSchedule::ALL {
         for plan in plans(&small(llama, named), named, 3) {
             // Once for the forwards and once for the backwards. W reads no weights, and an embedding
             // has nothing to do in B.
-            let splits = matches!(named, Named::ZbH1 | Named::ZbH2 | Named::ZbV);
+            let splits =
+                matches!(named, NamedSchedule::ZbH1 | NamedSchedule::ZbH2 | NamedSchedule::ZbV);
             let ways = |unit: &Unit| if splits && unit.name == "embed" { 1 } else { 2 };
             let each = if sweeps(named) { 1 } else { MICROBATCHES };
             let times: Vec<usize> = plan.units.iter().map(|unit| each * ways(unit)).collect();
@@ -67,8 +68,8 @@ fn units_are_gathered_once_a_sweep_or_once_a_micro_batch() {
 /// then goes forward on that way only.
 #[test]
 fn what_is_run_again_is_not_gathered_again() {
-    for named in [Named::GPipe, Named::BreadthFirst] {
-        let order = Order::Named(named);
+    for named in [NamedSchedule::GPipe, NamedSchedule::BreadthFirst] {
+        let order = PipelineOrder::Named(named);
         let pipeline = Pipeline { order, rematerialise: true, ..Pipeline::default() };
         for plan in plans_of(&small(llama, named), pipeline, 3) {
             let ways = |unit: &Unit| if unit.name == "head" { 1 } else { 2 };
@@ -86,7 +87,7 @@ fn is_unit(action: &Action) -> bool {
 
 #[test]
 fn gradients_are_summed_as_often_as_the_stage_says() {
-    for named in Named::ALL {
+    for named in NamedSchedule::ALL {
         for zero in 1..=3 {
             for plan in plans(&small(llama, named), named, zero) {
                 // Whole gradients are summed when the step's last contribution is there, shards for
@@ -105,7 +106,7 @@ fn gradients_are_summed_as_often_as_the_stage_says() {
 /// What stages share is summed once more, over the stages.
 #[test]
 fn tied_weights_are_summed_over_stages_once() {
-    for named in [Named::OneFOneB, Named::ZbV, Named::BreadthFirst] {
+    for named in [NamedSchedule::OneFOneB, NamedSchedule::ZbV, NamedSchedule::BreadthFirst] {
         for zero in 1..=3 {
             let times = if zero == 1 || sweeps(named) { 1 } else { MICROBATCHES };
             for plan in plans(&small(gpt, named), named, zero) {
@@ -116,7 +117,7 @@ fn tied_weights_are_summed_over_stages_once() {
                     assert_eq!(found, times + more, "{what}");
                 }
                 let shared = plan.units.iter().any(|unit| unit.devices.len() > 1);
-                assert_eq!(shared, named != Named::ZbV, "{named}");
+                assert_eq!(shared, named != NamedSchedule::ZbV, "{named}");
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use phalanx_config::Loaded;
 use phalanx_inspect::trace::{Played, chrome, picture};
-use phalanx_pipeline::{Named, Schedule, Timeline};
+use phalanx_pipeline::{NamedSchedule, Schedule, Timeline};
 use phalanx_script::{HappensBefore, Lane, Part};
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::network::Network;
@@ -11,7 +11,7 @@ use phalanx_session::{Session, Trace, Traced};
 use crate::support::{laid, llama, models, settings};
 
 /// Two stages and four micro-batches.
-fn pipeline(schedule: Named, more: &[&str]) -> Loaded {
+fn pipeline(schedule: NamedSchedule, more: &[&str]) -> Loaded {
     let schedule = format!("parallel.schedule={schedule}");
     let own = ["model.layers=4", "parallel.pp=2", "train.microbatches=4", &schedule];
     llama(&[&own, more].concat())
@@ -41,10 +41,10 @@ fn measured_actions_are_in_the_order_of_the_script() {
         &["parallel.dp=2", "parallel.zero=3"],
         &["parallel.dp=2", "parallel.tp=2", "parallel.zero=3"],
     ];
-    for (number, schedule) in Named::ALL.into_iter().enumerate() {
+    for (number, schedule) in NamedSchedule::ALL.into_iter().enumerate() {
         for (turn, layout) in layouts.into_iter().enumerate() {
             // Second forwards in every other case.
-            let again = (number + turn) % 2 == 1 && schedule != Named::Naive;
+            let again = (number + turn) % 2 == 1 && schedule != NamedSchedule::Naive;
             let more = [layout, if again { &["train.recompute=stage"] } else { &[] }].concat();
             let loaded = pipeline(schedule, &more);
             let (trace, laid) = (traced(&loaded), laid(&loaded, None));
@@ -105,7 +105,7 @@ fn messages_arrive_after_they_were_sent(trace: &Trace) {
 /// Ranks along tp each receive a slice of what is sent, and its arrow still has both ends.
 #[test]
 fn arrows_go_from_sends_to_receives() {
-    let trace = traced(&pipeline(Named::OneFOneB, &["parallel.tp=2"]));
+    let trace = traced(&pipeline(NamedSchedule::OneFOneB, &["parallel.tp=2"]));
     let events = chrome(&trace, &Played::new(&trace).unwrap());
     let ends = |phase: &str| -> Vec<u64> {
         let events = events["traceEvents"].as_array().unwrap().iter();
@@ -125,7 +125,12 @@ fn arrows_go_from_sends_to_receives() {
 /// backward starts when its gradient is there, but the forward before it need not wait for that.
 #[test]
 fn second_forwards_are_drawn_when_they_ran() {
-    for schedule in [Named::GPipe, Named::OneFOneB, Named::ZbH1, Named::BreadthFirst] {
+    for schedule in [
+        NamedSchedule::GPipe,
+        NamedSchedule::OneFOneB,
+        NamedSchedule::ZbH1,
+        NamedSchedule::BreadthFirst,
+    ] {
         let trace = traced(&pipeline(schedule, &["train.recompute=stage"]));
         let played = Played::new(&trace).unwrap();
         let first = &trace.ranks[0];
@@ -155,7 +160,7 @@ fn second_forwards_are_drawn_when_they_ran() {
         assert_eq!(drawing.matches("<title>R of micro-batch").count(), 2 * second, "{schedule}");
         assert!(drawing.contains("R, forward run again"));
     }
-    let kept = picture(&Played::new(&traced(&pipeline(Named::GPipe, &[]))).unwrap());
+    let kept = picture(&Played::new(&traced(&pipeline(NamedSchedule::GPipe, &[]))).unwrap());
     assert!(!kept.contains("run again") && !kept.contains("<title>R of"));
 }
 

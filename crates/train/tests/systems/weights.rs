@@ -6,7 +6,9 @@ use std::path::Path;
 
 use phalanx_config::{Loaded, Sources};
 use phalanx_ir::DType;
-use phalanx_models::hf::{self, LlamaSpec, RopeScaling, RopeSpec, Source, Spec, Tensor, Weights};
+use phalanx_models::hf::{
+    self, LlamaSpec, ModelFolder, ModelSpec, RopeScaling, RopeSpec, WeightTensor, Weights,
+};
 use phalanx_session::from_weights;
 use phalanx_session::network::{self, Network};
 use phalanx_session::{Parallel, Session};
@@ -33,7 +35,7 @@ fn ranks_that_divide_every_tensor_start_from_the_bits_of_the_folder() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     for name in ["gpt2", "llama_gqa", "llama_tied"] {
         let dir = fixtures.join(name);
-        let source = Source::open(&dir).unwrap();
+        let source = ModelFolder::open(&dir).unwrap();
         for sets in [&[][..], &["precision.compute=bf16", "precision.weights=bf16"]] {
             let loaded = from(&dir, sets);
             let network = Network::new(&loaded).unwrap();
@@ -50,7 +52,7 @@ fn ranks_that_divide_every_tensor_start_from_the_bits_of_the_folder() {
 
 /// A model in which a rank's part of a tensor has many rows.
 fn folder(dir: &Path) {
-    let spec = Spec::Llama(LlamaSpec {
+    let spec = ModelSpec::Llama(LlamaSpec {
         layers: 2,
         width: 128,
         heads: 4,
@@ -65,9 +67,9 @@ fn folder(dir: &Path) {
     });
     let tensor = |p: hf::names::HfParam| {
         let values = (0..p.shape.iter().product()).map(|i: usize| i as f32).collect();
-        (p.name, Tensor::f32(p.shape, values))
+        (p.name, WeightTensor::f32(p.shape, values))
     };
-    let tensors: BTreeMap<String, Tensor> =
+    let tensors: BTreeMap<String, WeightTensor> =
         hf::names::params(&spec).into_iter().map(tensor).collect();
     hf::save(dir, &spec, &tensors, DType::F32).unwrap();
 }
@@ -78,7 +80,7 @@ fn ranks_read_their_own_part_of_the_files() {
     let dir = tempfile::tempdir().unwrap();
     folder(dir.path());
     let loaded = from(dir.path(), &[]);
-    let source = Source::open(dir.path()).unwrap();
+    let source = ModelFolder::open(dir.path()).unwrap();
     let stored: usize = source.layouts().iter().map(|layout| 4 * layout.elements()).sum();
     let read = |parallel: Option<Parallel>| {
         let before = source.bytes_read();

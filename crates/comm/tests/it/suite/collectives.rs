@@ -9,7 +9,7 @@ use phalanx_comm::Blocks;
 use phalanx_comm::Collectives;
 use phalanx_comm::Communicator;
 use phalanx_comm::Site;
-use phalanx_comm::{Call, Op, Reduction};
+use phalanx_comm::{Call, CollectiveOp, ReduceOp};
 use phalanx_comm::{Group, GroupId};
 
 pub(super) const CASES: &[Case] = &[
@@ -64,7 +64,7 @@ fn ragged(transport: &mut dyn Transport) -> Result<(), String> {
             let me = endpoint.rank();
             let given = |i: usize| (0..ranks).map(|j| rows(i, j)).collect::<Vec<usize>>();
             let (send, receive) = (given(me), (0..ranks).map(|i| rows(i, me)).collect::<Vec<_>>());
-            let op = Op::AllToAllRagged { send: &send, receive: &receive };
+            let op = CollectiveOp::AllToAllRagged { send: &send, receive: &receive };
             let call = Call::new(GroupId::WORLD, op, DType::F32, Blocks::contiguous(3));
             let all = |i: usize| values::<f32>(i, 3 * given(i).iter().sum::<usize>());
             let mut got = vec![0.0; 3 * receive.iter().sum::<usize>()];
@@ -90,7 +90,7 @@ struct On<'a> {
 impl On<'_> {
     /// Every call once, with its result compared with a naive one.
     fn all<T: Sample>(&mut self, count: usize) -> Result<(), String> {
-        for reduction in [Reduction::Sum, Reduction::Max] {
+        for reduction in [ReduceOp::Sum, ReduceOp::Max] {
             self.reductions::<T>(count, reduction)?;
         }
         self.copies::<T>(count)?;
@@ -107,7 +107,7 @@ impl On<'_> {
     /// Does a call, receiving into `room` elements.
     fn call<T: Sample>(
         &mut self,
-        op: Op<'_>,
+        op: CollectiveOp<'_>,
         count: usize,
         send: &[T],
         room: usize,
@@ -119,10 +119,11 @@ impl On<'_> {
         Ok(receive)
     }
 
-    fn reductions<T: Sample>(&mut self, count: usize, how: Reduction) -> Result<(), String> {
+    fn reductions<T: Sample>(&mut self, count: usize, how: ReduceOp) -> Result<(), String> {
         let (me, n, rank) = (self.me(), self.ranks.len(), self.endpoint.rank());
         let want = reduced::<T>(self.ranks, count, how);
-        let got = self.call(Op::AllReduce(how), count, &values::<T>(rank, count), count)?;
+        let got =
+            self.call(CollectiveOp::AllReduce(how), count, &values::<T>(rank, count), count)?;
         expect("all_reduce", &got, &want)?;
         let mut in_place = values::<T>(rank, count);
         let done = self.endpoint.all_reduce(self.group, how, &mut in_place);
@@ -130,17 +131,19 @@ impl On<'_> {
         expect("all_reduce in place", &in_place, &want)?;
         let want = reduced::<T>(self.ranks, n * count, how);
         let send = values::<T>(rank, n * count);
-        let got = self.call(Op::ReduceScatter(how), count, &send, count)?;
+        let got = self.call(CollectiveOp::ReduceScatter(how), count, &send, count)?;
         expect("reduce_scatter", &got, &want[me * count..(me + 1) * count])
     }
 
     fn copies<T: Sample>(&mut self, count: usize) -> Result<(), String> {
         let (me, n, rank) = (self.me(), self.ranks.len(), self.endpoint.rank());
-        let got = self.call(Op::AllGather, count, &values::<T>(rank, count), n * count)?;
+        let got =
+            self.call(CollectiveOp::AllGather, count, &values::<T>(rank, count), n * count)?;
         let gathered: Vec<T> =
             self.ranks.iter().flat_map(|&other| values::<T>(other, count)).collect();
         expect("all_gather", &got, &gathered)?;
-        let got = self.call(Op::AllToAll, count, &values::<T>(rank, n * count), n * count)?;
+        let got =
+            self.call(CollectiveOp::AllToAll, count, &values::<T>(rank, n * count), n * count)?;
         let block = |other: usize| values::<T>(other, n * count)[me * count..][..count].to_vec();
         let want: Vec<T> = self.ranks.iter().flat_map(|&other| block(other)).collect();
         expect("all_to_all", &got, &want)
@@ -151,19 +154,20 @@ impl On<'_> {
         for root in 0..n {
             let (is_root, holder) = (root == me, self.ranks[root]);
             let send = if is_root { values::<T>(rank, count) } else { Vec::new() };
-            let got = self.call(Op::Broadcast { root }, count, &send, count)?;
+            let got = self.call(CollectiveOp::Broadcast { root }, count, &send, count)?;
             expect("broadcast", &got, &values::<T>(holder, count))?;
             let room = |elements: usize| if is_root { elements } else { 0 };
-            let (own, reduction) = (values::<T>(rank, count), Reduction::Sum);
-            let got = self.call(Op::Reduce { root, reduction }, count, &own, room(count))?;
+            let (own, reduction) = (values::<T>(rank, count), ReduceOp::Sum);
+            let got =
+                self.call(CollectiveOp::Reduce { root, reduction }, count, &own, room(count))?;
             let want = reduced::<T>(self.ranks, count, reduction);
             expect("reduce", &got, &want[..room(count)])?;
-            let got = self.call(Op::Gather { root }, count, &own, room(n * count))?;
+            let got = self.call(CollectiveOp::Gather { root }, count, &own, room(n * count))?;
             let want: Vec<T> =
                 self.ranks.iter().flat_map(|&other| values::<T>(other, count)).collect();
             expect("gather", &got, &want[..room(n * count)])?;
             let send = if is_root { values::<T>(rank, n * count) } else { Vec::new() };
-            let got = self.call(Op::Scatter { root }, count, &send, count)?;
+            let got = self.call(CollectiveOp::Scatter { root }, count, &send, count)?;
             expect("scatter", &got, &values::<T>(holder, n * count)[me * count..][..count])?;
         }
         Ok(())
@@ -176,8 +180,12 @@ impl On<'_> {
         let chain = ((me + 1 < n).then_some(me + 1), me.checked_sub(1));
         for (to, from) in [ring, chain] {
             let room = if from.is_some() { count } else { 0 };
-            let got =
-                self.call(Op::Permute { to, from }, count, &values::<T>(rank, count), room)?;
+            let got = self.call(
+                CollectiveOp::Permute { to, from },
+                count,
+                &values::<T>(rank, count),
+                room,
+            )?;
             let want = from.map_or_else(Vec::new, |from| values::<T>(self.ranks[from], count));
             expect("permute", &got, &want)?;
         }

@@ -3,7 +3,7 @@
 use half::bf16;
 
 use phalanx_comm::Element;
-use phalanx_comm::Reduction;
+use phalanx_comm::ReduceOp;
 
 /// A type that cases run over. Nothing here uses the kernels.
 pub(super) trait Sample: Element + PartialEq + std::fmt::Debug {
@@ -12,7 +12,7 @@ pub(super) trait Sample: Element + PartialEq + std::fmt::Debug {
     /// A small whole number.
     fn from_small(value: i32) -> Self;
     /// The reduction in the order given.
-    fn fold(values: &[Self], reduction: Reduction) -> Self;
+    fn fold(values: &[Self], reduction: ReduceOp) -> Self;
 }
 
 /// The values that a rank gives in a case.
@@ -21,13 +21,13 @@ pub(super) fn values<T: Sample>(rank: usize, count: usize) -> Vec<T> {
 }
 
 /// The reduction, element by element, of what the ranks give, in the order given.
-pub(super) fn reduced<T: Sample>(ranks: &[usize], count: usize, reduction: Reduction) -> Vec<T> {
+pub(super) fn reduced<T: Sample>(ranks: &[usize], count: usize, reduction: ReduceOp) -> Vec<T> {
     let all: Vec<Vec<T>> = ranks.iter().map(|&rank| values(rank, count)).collect();
     folded(&all, reduction)
 }
 
 /// The reduction of lists, element by element.
-pub(super) fn folded<T: Sample>(all: &[Vec<T>], reduction: Reduction) -> Vec<T> {
+pub(super) fn folded<T: Sample>(all: &[Vec<T>], reduction: ReduceOp) -> Vec<T> {
     let count = all.first().map_or(0, Vec::len);
     let column = |i: usize| all.iter().map(|values| values[i]).collect::<Vec<T>>();
     (0..count).map(|i| T::fold(&column(i), reduction)).collect()
@@ -52,13 +52,13 @@ fn fold<A: Copy>(
     values: &[A],
     add: impl Fn(A, A) -> A,
     max: impl Fn(A, A) -> A,
-    how: Reduction,
+    how: ReduceOp,
 ) -> A {
     let mut acc = values[0];
     for &value in &values[1..] {
         acc = match how {
-            Reduction::Sum => add(acc, value),
-            Reduction::Max => max(acc, value),
+            ReduceOp::Sum => add(acc, value),
+            ReduceOp::Max => max(acc, value),
         };
     }
     acc
@@ -73,7 +73,7 @@ impl Sample for f64 {
         f64::from(value)
     }
 
-    fn fold(values: &[Self], reduction: Reduction) -> Self {
+    fn fold(values: &[Self], reduction: ReduceOp) -> Self {
         fold(values, |a, b| a + b, f64::max, reduction)
     }
 }
@@ -87,7 +87,7 @@ impl Sample for f32 {
         value as f32
     }
 
-    fn fold(values: &[Self], reduction: Reduction) -> Self {
+    fn fold(values: &[Self], reduction: ReduceOp) -> Self {
         fold(values, |a, b| a + b, f32::max, reduction)
     }
 }
@@ -101,7 +101,7 @@ impl Sample for bf16 {
         bf16::from_f64(f64::from(value))
     }
 
-    fn fold(values: &[Self], reduction: Reduction) -> Self {
+    fn fold(values: &[Self], reduction: ReduceOp) -> Self {
         let wide: Vec<f32> = values.iter().map(|value| value.to_f32()).collect();
         bf16::from_f32(fold(&wide, |a, b| a + b, f32::max, reduction))
     }
@@ -116,7 +116,7 @@ impl Sample for i32 {
         value
     }
 
-    fn fold(values: &[Self], reduction: Reduction) -> Self {
+    fn fold(values: &[Self], reduction: ReduceOp) -> Self {
         fold(values, i32::wrapping_add, i32::max, reduction)
     }
 }

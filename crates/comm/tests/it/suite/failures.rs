@@ -9,7 +9,7 @@ use phalanx_comm::Blocks;
 use phalanx_comm::Collectives;
 use phalanx_comm::CommError;
 use phalanx_comm::Site;
-use phalanx_comm::{Call, Op, Reduction};
+use phalanx_comm::{Call, CollectiveOp, ReduceOp};
 use phalanx_comm::{Group, GroupId};
 
 pub(super) const CASES: &[Case] = &[
@@ -23,7 +23,7 @@ pub(super) const CASES: &[Case] = &[
     ("ranks outside a group cannot use it", outsiders),
 ];
 
-const SUM: Reduction = Reduction::Sum;
+const SUM: ReduceOp = ReduceOp::Sum;
 const LONG: Duration = Duration::from_secs(60);
 
 fn settings(timeout: Duration) -> Settings {
@@ -31,7 +31,7 @@ fn settings(timeout: Duration) -> Settings {
 }
 
 /// A call over the world, of `count` elements.
-fn world(op: Op<'_>, dtype: DType, count: usize) -> Call<'_> {
+fn world(op: CollectiveOp<'_>, dtype: DType, count: usize) -> Call<'_> {
     Call::new(GroupId::WORLD, op, dtype, Blocks::contiguous(count))
 }
 
@@ -44,18 +44,18 @@ fn must_contain(text: &str, words: &[&str]) -> Result<(), String> {
 
 /// Rank 0 and 1 call one thing, rank 2 another; all three must report both, and keep their data.
 fn mismatch(transport: &mut dyn Transport) -> Result<(), String> {
-    let sum = || world(Op::AllReduce(SUM), DType::F32, 8);
+    let sum = || world(CollectiveOp::AllReduce(SUM), DType::F32, 8);
     let (few, more) = ([1, 1, 1], [1, 2, 1]);
-    let ragged = |send| world(Op::AllToAllRagged { send, receive: &few }, DType::F32, 1);
-    let permute = |to, from| world(Op::Permute { to, from }, DType::F32, 8);
-    let broadcast = |root| world(Op::Broadcast { root }, DType::F32, 8);
+    let ragged = |send| world(CollectiveOp::AllToAllRagged { send, receive: &few }, DType::F32, 1);
+    let permute = |to, from| world(CollectiveOp::Permute { to, from }, DType::F32, 8);
+    let broadcast = |root| world(CollectiveOp::Broadcast { root }, DType::F32, 8);
     type Pair<'a> = (Call<'a>, Call<'a>, [&'a str; 2]);
     let pairs: [Pair<'_>; 9] = [
-        (sum(), world(Op::AllReduce(SUM), DType::F32, 9), ["f32 x 8", "f32 x 9"]),
-        (sum(), world(Op::AllReduce(SUM), DType::I32, 8), ["f32 x 8", "i32 x 8"]),
-        (sum(), world(Op::AllReduce(Reduction::Max), DType::F32, 8), ["sum", "max"]),
-        (sum(), world(Op::AllGather, DType::F32, 8), ["all_reduce", "all_gather"]),
-        (sum(), world(Op::Barrier, DType::Bool, 0), ["all_reduce", "barrier"]),
+        (sum(), world(CollectiveOp::AllReduce(SUM), DType::F32, 9), ["f32 x 8", "f32 x 9"]),
+        (sum(), world(CollectiveOp::AllReduce(SUM), DType::I32, 8), ["f32 x 8", "i32 x 8"]),
+        (sum(), world(CollectiveOp::AllReduce(ReduceOp::Max), DType::F32, 8), ["sum", "max"]),
+        (sum(), world(CollectiveOp::AllGather, DType::F32, 8), ["all_reduce", "all_gather"]),
+        (sum(), world(CollectiveOp::Barrier, DType::Bool, 0), ["all_reduce", "barrier"]),
         (sum(), sum().accumulating(), ["rank 0 calls all_reduce sum of", "added"]),
         (broadcast(1), broadcast(0), ["root 1", "root 0"]),
         (permute(None, None), permute(Some(1), None), ["to rank 1", "from nobody"]),
@@ -125,7 +125,7 @@ fn never_comes_within(transport: &mut dyn Transport, timeout: Duration) -> Resul
             return Ok(());
         }
         let site = Site::named("blocks.3 grad");
-        let call = world(Op::AllReduce(SUM), DType::F32, 16).at(site);
+        let call = world(CollectiveOp::AllReduce(SUM), DType::F32, 16).at(site);
         match endpoint.run_in_place(&call, &mut x) {
             Err(error) => Err(error.to_string()),
             Ok(()) => Err("went on without rank 3".to_string()),
@@ -149,7 +149,7 @@ fn never_goes_on(transport: &mut dyn Transport) -> Result<(), String> {
 fn never_goes_on_within(transport: &mut dyn Transport, timeout: Duration) -> Result<(), String> {
     let failure = transport.run(2, settings(timeout), &|endpoint| {
         let (send, mut receive) = ([1f32; 16], [0f32; 16]);
-        let call = world(Op::AllReduce(SUM), DType::F32, 16);
+        let call = world(CollectiveOp::AllReduce(SUM), DType::F32, 16);
         // SAFETY: the arrays live until `wait` has returned, whatever it returns.
         let handle =
             unsafe { endpoint.start(&call, send.as_ptr().cast(), receive.as_mut_ptr().cast()) };
@@ -203,16 +203,22 @@ fn error(transport: &mut dyn Transport) -> Result<(), String> {
 fn bad_calls(transport: &mut dyn Transport) -> Result<(), String> {
     let mut blocks = Blocks { rows: 4, len: 2, ..Blocks::contiguous(8) };
     (blocks.source.row, blocks.target.row) = (2, 4);
-    let strided = Call::new(GroupId::WORLD, Op::AllReduce(SUM), DType::F32, blocks);
+    let strided = Call::new(GroupId::WORLD, CollectiveOp::AllReduce(SUM), DType::F32, blocks);
     let cases: [(Call<'_>, &str); 8] = [
-        (world(Op::Broadcast { root: 2 }, DType::F32, 8), "place 2 is not in a group of 2"),
-        (world(Op::Send { to: 0, channel: 0 }, DType::F32, 8), "to itself"),
-        (world(Op::AllReduce(SUM), DType::Bool, 8), "cannot be reduced; f64, f32"),
-        (world(Op::AllGather, DType::F32, 2).accumulating(), "only reductions"),
+        (
+            world(CollectiveOp::Broadcast { root: 2 }, DType::F32, 8),
+            "place 2 is not in a group of 2",
+        ),
+        (world(CollectiveOp::Send { to: 0, channel: 0 }, DType::F32, 8), "to itself"),
+        (world(CollectiveOp::AllReduce(SUM), DType::Bool, 8), "cannot be reduced; f64, f32"),
+        (world(CollectiveOp::AllGather, DType::F32, 2).accumulating(), "only reductions"),
         (strided, "contiguous"),
-        (world(Op::AllGather, DType::F32, 2).tagged(u32::MAX), "tag 4294967295"),
-        (world(Op::AllGather, DType::F32, 9), "9"),
-        (world(Op::AllToAllRagged { send: &[1], receive: &[1, 1] }, DType::F32, 1), "2 counts"),
+        (world(CollectiveOp::AllGather, DType::F32, 2).tagged(u32::MAX), "tag 4294967295"),
+        (world(CollectiveOp::AllGather, DType::F32, 9), "9"),
+        (
+            world(CollectiveOp::AllToAllRagged { send: &[1], receive: &[1, 1] }, DType::F32, 1),
+            "2 counts",
+        ),
     ];
     for (call, words) in cases {
         must_run(transport, 2, &|endpoint| {

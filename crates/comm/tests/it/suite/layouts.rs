@@ -8,7 +8,7 @@ use phalanx_comm::Blocks;
 use phalanx_comm::Collectives;
 use phalanx_comm::Communicator;
 use phalanx_comm::GroupId;
-use phalanx_comm::{Call, Op, Reduction};
+use phalanx_comm::{Call, CollectiveOp, ReduceOp};
 
 pub(super) const CASES: &[Case] = &[
     ("gathering and scattering along any dim", dims),
@@ -18,9 +18,9 @@ pub(super) const CASES: &[Case] = &[
     ("adding to what is there", accumulate),
 ];
 
-const SUM: Reduction = Reduction::Sum;
+const SUM: ReduceOp = ReduceOp::Sum;
 
-fn world(op: Op<'_>, dtype: DType, blocks: Blocks) -> Call<'_> {
+fn world(op: CollectiveOp<'_>, dtype: DType, blocks: Blocks) -> Call<'_> {
     Call::new(GroupId::WORLD, op, dtype, blocks)
 }
 
@@ -59,12 +59,13 @@ fn along_dim<T: Sample>(
 ) -> Result<(), String> {
     let (me, count) = (endpoint.rank(), outer * mid * inner);
     let mut got = values::<T>(99, n * count);
-    let call = world(Op::AllGather, T::DTYPE, Blocks::gather(n, outer, mid, inner));
+    let call = world(CollectiveOp::AllGather, T::DTYPE, Blocks::gather(n, outer, mid, inner));
     endpoint.run(&call, &values::<T>(me, count), &mut got).map_err(|e| e.to_string())?;
     let parts: Vec<Vec<T>> = (0..n).map(|rank| values(rank, count)).collect();
     expect("all_gather along a dim", &got, &join(&parts, outer))?;
 
-    let call = world(Op::ReduceScatter(SUM), T::DTYPE, Blocks::scatter(n, outer, mid, inner));
+    let call =
+        world(CollectiveOp::ReduceScatter(SUM), T::DTYPE, Blocks::scatter(n, outer, mid, inner));
     let mut got = values::<T>(99, count);
     endpoint.run(&call, &values::<T>(me, n * count), &mut got).map_err(|e| e.to_string())?;
     let ranks: Vec<usize> = (0..n).collect();
@@ -82,7 +83,7 @@ fn between_dims(transport: &mut dyn Transport) -> Result<(), String> {
                 let blocks = Blocks::all_to_all(n, &shape, from, to).ok_or("refused")?;
                 let count = shape.iter().product();
                 let mut got = values::<f32>(99, count);
-                let call = world(Op::AllToAll, DType::F32, blocks);
+                let call = world(CollectiveOp::AllToAll, DType::F32, blocks);
                 let send = values::<f32>(me, count);
                 endpoint.run(&call, &send, &mut got).map_err(|e| e.to_string())?;
                 // Whole again along `from`, then cut along `to`.
@@ -106,7 +107,7 @@ fn in_place(transport: &mut dyn Transport) -> Result<(), String> {
             let sums = reduced::<f32>(&ranks, count, SUM);
             let blocks = Blocks::contiguous(count);
             let mut buffer = values::<f32>(me, count);
-            let call = world(Op::Reduce { root: 3, reduction: SUM }, DType::F32, blocks);
+            let call = world(CollectiveOp::Reduce { root: 3, reduction: SUM }, DType::F32, blocks);
             endpoint.run_in_place(&call, &mut buffer).map_err(|e| e.to_string())?;
             let want = if me == 3 { sums } else { values(me, count) };
             expect("reduce in place", &buffer, &want)?;
@@ -123,7 +124,7 @@ fn own_block(transport: &mut dyn Transport) -> Result<(), String> {
         let (me, n, count) = (endpoint.rank(), 4, 77);
         let mut whole = values::<f32>(99, n * count);
         whole[me * count..][..count].copy_from_slice(&values::<f32>(me, count));
-        let call = world(Op::AllGather, DType::F32, Blocks::contiguous(count));
+        let call = world(CollectiveOp::AllGather, DType::F32, Blocks::contiguous(count));
         let base: *mut f32 = whole.as_mut_ptr();
         // SAFETY: the own block lies inside the buffer, which lives until the call is over and is
         // not touched meanwhile.
@@ -133,7 +134,7 @@ fn own_block(transport: &mut dyn Transport) -> Result<(), String> {
         expect("all_gather in place", &whole, &want)?;
 
         let mut whole = values::<f32>(me, n * count);
-        let call = world(Op::ReduceScatter(SUM), DType::F32, Blocks::contiguous(count));
+        let call = world(CollectiveOp::ReduceScatter(SUM), DType::F32, Blocks::contiguous(count));
         let base: *mut f32 = whole.as_mut_ptr();
         // SAFETY: as above.
         let handle = unsafe { endpoint.start(&call, base.cast(), base.add(me * count).cast()) };
@@ -165,22 +166,24 @@ fn accumulate_as<T: Sample>(endpoint: &mut dyn Communicator, n: usize) -> Result
     };
     let all: Vec<Vec<T>> = ranks.iter().map(|&rank| small(rank, n * count)).collect();
     let sums = folded(&all, SUM);
-    let call = world(Op::ReduceScatter(SUM), T::DTYPE, Blocks::contiguous(count)).accumulating();
+    let call =
+        world(CollectiveOp::ReduceScatter(SUM), T::DTYPE, Blocks::contiguous(count)).accumulating();
     let mut got = small(1000 + me, count);
     endpoint.run(&call, &all[me], &mut got).map_err(|e| e.to_string())?;
     let part = sums[me * count..][..count].to_vec();
     expect("reduce_scatter added", &got, &folded(&[small(1000 + me, count), part], SUM))?;
 
-    let call = world(Op::AllReduce(SUM), T::DTYPE, Blocks::contiguous(n * count)).accumulating();
+    let call =
+        world(CollectiveOp::AllReduce(SUM), T::DTYPE, Blocks::contiguous(n * count)).accumulating();
     let mut got = small(5, n * count);
     endpoint.run(&call, &all[me], &mut got).map_err(|e| e.to_string())?;
     expect("all_reduce added", &got, &folded(&[small(5, n * count), sums], SUM))?;
 
-    let root = Op::Reduce { root: 0, reduction: Reduction::Max };
+    let root = CollectiveOp::Reduce { root: 0, reduction: ReduceOp::Max };
     let call = world(root, T::DTYPE, Blocks::contiguous(count)).accumulating();
     let mut got = held.clone();
     endpoint.run(&call, &values::<T>(me, count), &mut got).map_err(|e| e.to_string())?;
-    let best = reduced::<T>(&ranks, count, Reduction::Max);
-    let want = if me == 0 { folded(&[held.clone(), best], Reduction::Max) } else { held };
+    let best = reduced::<T>(&ranks, count, ReduceOp::Max);
+    let want = if me == 0 { folded(&[held.clone(), best], ReduceOp::Max) } else { held };
     expect("reduce max added", &got, &want)
 }

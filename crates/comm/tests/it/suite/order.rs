@@ -10,7 +10,7 @@ use super::{Case, Transport, expect, must_run};
 use phalanx_comm::Blocks;
 use phalanx_comm::Collectives;
 use phalanx_comm::CommError;
-use phalanx_comm::{Call, Op, Reduction};
+use phalanx_comm::{Call, CollectiveOp, ReduceOp};
 use phalanx_comm::{Communicator, Handle};
 use phalanx_comm::{Group, GroupId};
 
@@ -23,7 +23,7 @@ pub(super) const CASES: &[Case] = &[
     ("the same bits whichever rank is late", same_bits),
 ];
 
-const SUM: Reduction = Reduction::Sum;
+const SUM: ReduceOp = ReduceOp::Sum;
 
 /// Starts a call over slices that the caller keeps until it is over.
 fn start(
@@ -39,7 +39,7 @@ fn start(
 }
 
 fn sum_of(group: GroupId, count: usize) -> Call<'static> {
-    Call::new(group, Op::AllReduce(SUM), DType::F32, Blocks::contiguous(count))
+    Call::new(group, CollectiveOp::AllReduce(SUM), DType::F32, Blocks::contiguous(count))
 }
 
 fn any_order(transport: &mut dyn Transport) -> Result<(), String> {
@@ -115,7 +115,7 @@ fn messages(transport: &mut dyn Transport) -> Result<(), String> {
                 let send: Vec<Vec<f32>> = (0..20).map(|i| values(i, 30)).collect();
                 let mut handles = Vec::new();
                 for (i, send) in send.iter().enumerate() {
-                    let op = Op::Send { to: 0, channel: (i % 2) as u32 };
+                    let op = CollectiveOp::Send { to: 0, channel: (i % 2) as u32 };
                     let call = Call::new(id, op, DType::F32, Blocks::contiguous(30));
                     handles.push(start(endpoint, &call, send, &mut [])?);
                 }
@@ -125,7 +125,7 @@ fn messages(transport: &mut dyn Transport) -> Result<(), String> {
             }
             3 => {
                 for i in (1..20).step_by(2).chain((0..20).step_by(2)) {
-                    let op = Op::Receive { from: 3, channel: (i % 2) as u32 };
+                    let op = CollectiveOp::Receive { from: 3, channel: (i % 2) as u32 };
                     let call = Call::new(id, op, DType::F32, Blocks::contiguous(30));
                     let mut got = vec![0.0; 30];
                     endpoint.run(&call, &[], &mut got).map_err(|error| error.to_string())?;
@@ -144,9 +144,9 @@ fn crossing(transport: &mut dyn Transport) -> Result<(), String> {
         let message = |op| Call::new(GroupId::WORLD, op, DType::F32, Blocks::contiguous(64));
         for _ in 0..100 {
             let (send, mut got) = (values::<f32>(me, 64), vec![0.0; 64]);
-            let out = message(Op::Send { to: other, channel: 0 });
+            let out = message(CollectiveOp::Send { to: other, channel: 0 });
             let sent = start(endpoint, &out, &send, &mut [])?;
-            let back = message(Op::Receive { from: other, channel: 0 });
+            let back = message(CollectiveOp::Receive { from: other, channel: 0 });
             let received = start(endpoint, &back, &[], &mut got)?;
             // One rank first waits for its send, the other for its receive.
             let (first, second) = if me == 0 { (sent, received) } else { (received, sent) };

@@ -9,10 +9,10 @@ use super::{Case, Settings, Transport, must_run};
 use phalanx_comm::Blocks;
 use phalanx_comm::Collectives;
 use phalanx_comm::Communicator;
-use phalanx_comm::Count;
 use phalanx_comm::GroupId;
+use phalanx_comm::TrafficCount;
 use phalanx_comm::volume;
-use phalanx_comm::{Call, Op, OpKind, Reduction};
+use phalanx_comm::{Call, CollectiveOp, OpKind, ReduceOp};
 
 pub(super) const CASES: &[Case] = &[
     ("counted bytes are the predicted ones", counted),
@@ -21,30 +21,30 @@ pub(super) const CASES: &[Case] = &[
 
 /// Every call, with `count` elements per block.
 fn calls<'a>(n: usize, me: usize, count: usize, counts: &'a [usize]) -> Vec<Call<'a>> {
-    let reduction = Reduction::Sum;
-    let ring = Op::Permute { to: Some((me + 1) % n), from: Some((me + n - 1) % n) };
+    let reduction = ReduceOp::Sum;
+    let ring = CollectiveOp::Permute { to: Some((me + 1) % n), from: Some((me + n - 1) % n) };
     let mut ops = vec![
-        Op::AllReduce(reduction),
-        Op::AllGather,
-        Op::ReduceScatter(reduction),
-        Op::AllToAll,
-        Op::AllToAllRagged { send: counts, receive: counts },
-        Op::Broadcast { root: n - 1 },
-        Op::Reduce { root: n / 2, reduction },
-        Op::Gather { root: 0 },
-        Op::Scatter { root: 0 },
+        CollectiveOp::AllReduce(reduction),
+        CollectiveOp::AllGather,
+        CollectiveOp::ReduceScatter(reduction),
+        CollectiveOp::AllToAll,
+        CollectiveOp::AllToAllRagged { send: counts, receive: counts },
+        CollectiveOp::Broadcast { root: n - 1 },
+        CollectiveOp::Reduce { root: n / 2, reduction },
+        CollectiveOp::Gather { root: 0 },
+        CollectiveOp::Scatter { root: 0 },
         ring,
-        Op::Barrier,
+        CollectiveOp::Barrier,
     ];
     if n > 1 {
         match me {
-            0 => ops.push(Op::Send { to: 1, channel: 4 }),
-            1 => ops.push(Op::Receive { from: 0, channel: 4 }),
+            0 => ops.push(CollectiveOp::Send { to: 1, channel: 4 }),
+            1 => ops.push(CollectiveOp::Receive { from: 0, channel: 4 }),
             _ => {}
         }
     }
-    let call = |op: Op<'a>| match op {
-        Op::Barrier => Call::new(GroupId::WORLD, op, DType::Bool, Blocks::contiguous(0)),
+    let call = |op: CollectiveOp<'a>| match op {
+        CollectiveOp::Barrier => Call::new(GroupId::WORLD, op, DType::Bool, Blocks::contiguous(0)),
         _ => Call::new(GroupId::WORLD, op, DType::F32, Blocks::contiguous(count)),
     };
     ops.into_iter().map(call).collect()
@@ -69,7 +69,7 @@ fn compare(
         let kind = call.op.kind();
         let predicted = volume(&call, n, me, endpoint.algorithm(&call));
         let extra = if planted == Some(kind) && predicted > 0 { 64 } else { 0 };
-        let want = Count { calls: 1, bytes: predicted + extra };
+        let want = TrafficCount { calls: 1, bytes: predicted + extra };
         let got: Vec<_> = endpoint.traffic().entries().collect();
         if got != [(3, kind, want)] {
             return Err(format!("{kind} of {n} x {count}: counted {got:?}, not {want:?}"));

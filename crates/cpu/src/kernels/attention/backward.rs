@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::tile::{self, KEYS, ROWS};
 use super::{Attention, Shape, ranges};
-use crate::element::{Element, Float, vectorized};
+use crate::element::{CpuElement, CpuFloat, vectorized};
 use crate::kernels::gemm::Gemm;
 use crate::kernels::matrix::{Mat, MatMut};
 use crate::kernels::row;
@@ -17,7 +17,7 @@ use crate::kernels::row;
 /// Where the operands and results of the backward pass lie; all contiguous and row-major, with the
 /// shapes of [`super::ForwardTensors`].
 #[derive(Clone, Copy, Debug)]
-pub struct BackwardTensors<T: Element> {
+pub struct BackwardTensors<T: CpuElement> {
     /// Queries.
     pub q: *const T,
     /// Keys.
@@ -40,7 +40,7 @@ pub struct BackwardTensors<T: Element> {
 
 /// What the forward pass kept of a pair's probabilities.
 #[derive(Clone, Copy)]
-enum Kept<'a, T: Element> {
+enum Kept<'a, T: CpuElement> {
     /// Only their log-sum-exp, from which they are recomputed.
     LogSumExp(&'a [T::Acc]),
     /// All of them.
@@ -48,7 +48,7 @@ enum Kept<'a, T: Element> {
 }
 
 /// What is read row by row for one pair.
-struct Operands<'a, T: Element> {
+struct Operands<'a, T: CpuElement> {
     pair: usize,
     q: Mat<'a, T>,
     o: Mat<'a, T>,
@@ -86,7 +86,7 @@ impl<G: Gemm> Attention<'_, G> {
     ///
     /// # Panics
     /// If `scratch` is shorter than [`Shape::backward_scratch`].
-    pub unsafe fn backward<T: Element>(
+    pub unsafe fn backward<T: CpuElement>(
         &self,
         tensors: &BackwardTensors<T>,
         pairs: Range<usize>,
@@ -110,7 +110,7 @@ impl<G: Gemm> Attention<'_, G> {
     ///
     /// # Panics
     /// If `scratch` is shorter than [`Shape::backward_scratch`].
-    pub unsafe fn backward_materialised<T: Element>(
+    pub unsafe fn backward_materialised<T: CpuElement>(
         &self,
         tensors: &BackwardTensors<T>,
         probabilities: *const T,
@@ -129,7 +129,7 @@ impl<G: Gemm> Attention<'_, G> {
 
     /// # Safety
     /// As for [`Self::backward`].
-    unsafe fn backward_pair<T: Element>(
+    unsafe fn backward_pair<T: CpuElement>(
         &self,
         tensors: &BackwardTensors<T>,
         pair: usize,
@@ -186,7 +186,7 @@ impl<G: Gemm> Attention<'_, G> {
         }
     }
 
-    fn backward_tile<T: Element>(
+    fn backward_tile<T: CpuElement>(
         &self,
         operands: &Operands<T>,
         laid_out: &LaidOut<T::Acc>,
@@ -232,7 +232,7 @@ impl<G: Gemm> Attention<'_, G> {
     }
 
     /// A tile of probabilities before dropout.
-    fn probabilities<'a, T: Element>(
+    fn probabilities<'a, T: CpuElement>(
         &self,
         operands: &Operands<T>,
         laid_out: &LaidOut<T::Acc>,
@@ -276,7 +276,7 @@ impl<G: Gemm> Attention<'_, G> {
     }
 
     /// Turns the gradients of the probabilities into those of the scores before scaling.
-    fn score_gradients<F: Float>(&self, p: &MatMut<F>, ds: &mut MatMut<F>, offsets: &[F; ROWS]) {
+    fn score_gradients<F: CpuFloat>(&self, p: &MatMut<F>, ds: &mut MatMut<F>, offsets: &[F; ROWS]) {
         let scale = F::from_f64(self.shape.scale);
         let p = p.as_ref();
         vectorized(
@@ -293,6 +293,6 @@ impl<G: Gemm> Attention<'_, G> {
 }
 
 /// Zeros for rows of padding.
-fn clear<T: Element>(gradient: &mut MatMut<T>, rows: Range<usize>) {
+fn clear<T: CpuElement>(gradient: &mut MatMut<T>, rows: Range<usize>) {
     rows.for_each(|row| gradient.row(row).fill(T::default()));
 }

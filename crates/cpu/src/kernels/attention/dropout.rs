@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Attention;
-use crate::element::{Float, vectorized};
+use crate::element::{CpuFloat, vectorized};
 use crate::kernels::matrix::MatMut;
 
 impl<G> Attention<'_, G> {
@@ -12,7 +12,7 @@ impl<G> Attention<'_, G> {
     ///
     /// The probability that query `i` of query head `h` gives to key `j` is number
     /// `(h·queries + i)·keys + j` of its sequence, all counted over the whole.
-    pub(super) fn drop<F: Float>(
+    pub(super) fn drop<F: CpuFloat>(
         &self,
         (pair, head): (usize, usize),
         rows: &Range<usize>,
@@ -46,7 +46,7 @@ impl<G> Attention<'_, G> {
 }
 
 #[inline(always)]
-fn keep_some<F: Float>(row: &mut [F], words: &[u32], dropped: u32, factor: F) {
+fn keep_some<F: CpuFloat>(row: &mut [F], words: &[u32], dropped: u32, factor: F) {
     for (x, word) in row.iter_mut().zip(words) {
         *x = if *word > dropped { *x * factor } else { F::ZERO };
     }

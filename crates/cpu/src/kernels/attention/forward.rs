@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use super::tile::{self, KEYS, ROWS, Running};
 use super::{Attention, Shape, ranges};
-use crate::element::{Element, Float, vectorized};
+use crate::element::{CpuElement, CpuFloat, vectorized};
 use crate::kernels::gemm::Gemm;
 use crate::kernels::matrix::{Mat, MatMut};
 
 /// Where the operands and results of the forward pass lie; all contiguous and row-major.
 #[derive(Clone, Copy, Debug)]
-pub struct ForwardTensors<T: Element> {
+pub struct ForwardTensors<T: CpuElement> {
     /// Queries `[batch, queries, heads, dim]`.
     pub q: *const T,
     /// Keys `[batch, keys, kv_heads, dim]`.
@@ -24,7 +24,7 @@ pub struct ForwardTensors<T: Element> {
 }
 
 /// The forward operands of one pair, as matrices.
-struct Operands<'a, T: Element> {
+struct Operands<'a, T: CpuElement> {
     pair: usize,
     q: Mat<'a, T>,
     o: MatMut<'a, T>,
@@ -57,7 +57,7 @@ impl<G: Gemm> Attention<'_, G> {
     ///
     /// # Panics
     /// If `scratch` is shorter than [`Shape::forward_scratch`].
-    pub unsafe fn forward<T: Element>(
+    pub unsafe fn forward<T: CpuElement>(
         &self,
         tensors: &ForwardTensors<T>,
         pairs: Range<usize>,
@@ -75,7 +75,7 @@ impl<G: Gemm> Attention<'_, G> {
     ///
     /// # Panics
     /// If `scratch` is shorter than [`Shape::forward_materialised_scratch`].
-    pub unsafe fn forward_materialised<T: Element>(
+    pub unsafe fn forward_materialised<T: CpuElement>(
         &self,
         tensors: &ForwardTensors<T>,
         probabilities: *mut T,
@@ -88,7 +88,7 @@ impl<G: Gemm> Attention<'_, G> {
 
     /// # Safety
     /// As [`Self::forward`]; `probabilities` may be null.
-    unsafe fn forward_pairs<T: Element>(
+    unsafe fn forward_pairs<T: CpuElement>(
         &self,
         tensors: &ForwardTensors<T>,
         probabilities: *mut T,
@@ -121,7 +121,7 @@ impl<G: Gemm> Attention<'_, G> {
         }
     }
 
-    fn forward_pair<T: Element>(
+    fn forward_pair<T: CpuElement>(
         &self,
         mut operands: Operands<T>,
         k: Mat<T>,
@@ -138,7 +138,7 @@ impl<G: Gemm> Attention<'_, G> {
         }
     }
 
-    fn forward_tile<T: Element>(
+    fn forward_tile<T: CpuElement>(
         &self,
         operands: &mut Operands<T>,
         head: usize,
@@ -182,7 +182,7 @@ impl<G: Gemm> Attention<'_, G> {
     }
 
     /// Turns a tile of scores into exponentials, and corrects the sums so far for the new maximum.
-    fn softmax<F: Float>(
+    fn softmax<F: CpuFloat>(
         &self,
         rows: &Range<usize>,
         keys: &Range<usize>,
@@ -207,7 +207,7 @@ impl<G: Gemm> Attention<'_, G> {
     }
 
     /// Turns the exponentials of whole rows into probabilities, as rounded in `stored`.
-    fn materialise<T: Element>(
+    fn materialise<T: CpuElement>(
         &self,
         rows: &Range<usize>,
         p: &mut MatMut<T::Acc>,

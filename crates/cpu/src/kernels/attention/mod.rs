@@ -19,7 +19,7 @@ use std::ops::Range;
 pub use backward::BackwardTensors;
 pub use forward::ForwardTensors;
 
-use phalanx_ir::Part;
+use phalanx_ir::LocalPart;
 
 use super::dropout::Mask;
 use super::matrix::{Mat, MatMut};
@@ -44,18 +44,18 @@ pub struct Shape {
     /// Factor of the scores; positive.
     pub scale: f64,
     /// Which part of the whole this rank holds; `None` means all of it, without padding.
-    pub held: Option<Held>,
+    pub held: Option<AttentionPart>,
 }
 
 /// Which part of an attention a rank holds. It holds all keys, perhaps with padding after them.
 #[derive(Clone, Copy, Debug)]
-pub struct Held {
+pub struct AttentionPart {
     /// The part of the sequences.
-    pub batch: Part,
+    pub batch: LocalPart,
     /// The part of the query positions.
-    pub positions: Part,
+    pub positions: LocalPart,
     /// The part of the query heads.
-    pub heads: Part,
+    pub heads: LocalPart,
     /// Query positions per sequence over all ranks, padding not counted.
     pub queries: usize,
     /// Key positions per sequence, padding not counted.

@@ -4,7 +4,7 @@ use half::bf16;
 use phalanx_ir::random::keeps;
 
 use super::*;
-use crate::element::{Element, Float};
+use crate::element::{CpuElement, CpuFloat};
 use crate::kernels::gemm::Packing;
 use crate::kernels::testing::{doubles, random};
 
@@ -23,7 +23,7 @@ const SMALL: Shape = Shape {
 const DROPOUT: Mask = Mask { key: [11, -12, 13, 14, 4], site: 6, p: 0.3 };
 
 /// All tensors of one attention, computed by the kernels in shares of the pairs.
-struct Computed<T: Element> {
+struct Computed<T: CpuElement> {
     o: Vec<T>,
     lse: Vec<T::Acc>,
     probabilities: Vec<T>,
@@ -41,7 +41,7 @@ struct Inputs {
 
 impl Inputs {
     /// Normal numbers, rounded to `T`.
-    fn random<T: Element>(shape: &Shape) -> Self {
+    fn random<T: CpuElement>(shape: &Shape) -> Self {
         let tensor = |name: &str, positions: usize, heads: usize| {
             let len = shape.batch * positions * heads * shape.dim;
             doubles(&random::<T>(name, len, 1.0))
@@ -55,7 +55,7 @@ impl Inputs {
     }
 }
 
-fn compute<T: Element>(
+fn compute<T: CpuElement>(
     shape: Shape,
     dropout: Option<Mask>,
     inputs: &Inputs,
@@ -183,7 +183,7 @@ fn naive(shape: Shape, dropout: Option<Mask>, x: &Inputs) -> Naive {
     out
 }
 
-fn compare<T: Element>(what: &str, got: &[T], want: &[f64], tolerance: f64) {
+fn compare<T: CpuElement>(what: &str, got: &[T], want: &[f64], tolerance: f64) {
     for (place, (got, want)) in got.iter().zip(want).enumerate() {
         let got = got.load().to_f64();
         let close = (got - want).abs() <= tolerance * (1.0 + want.abs());
@@ -191,7 +191,7 @@ fn compare<T: Element>(what: &str, got: &[T], want: &[f64], tolerance: f64) {
     }
 }
 
-fn check<T: Element>(shape: Shape, dropout: Option<Mask>, tolerance: f64) {
+fn check<T: CpuElement>(shape: Shape, dropout: Option<Mask>, tolerance: f64) {
     let inputs = Inputs::random::<T>(&shape);
     let want = naive(shape, dropout, &inputs);
     for materialised in [false, true] {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Shape;
-use crate::element::{Element, Float, vectorized};
+use crate::element::{CpuElement, CpuFloat, vectorized};
 use crate::kernels::gemm::Gemm;
 use crate::kernels::matrix::{Mat, MatMut};
 use crate::kernels::row;
@@ -36,7 +36,7 @@ pub(super) fn take<'a, F>(scratch: &mut &'a mut [F], len: usize) -> &'a mut [F] 
 }
 
 /// Loads a matrix row by row.
-pub(super) fn load<'a, T: Element>(from: Mat<T>, to: &'a mut [T::Acc]) -> Mat<'a, T::Acc> {
+pub(super) fn load<'a, T: CpuElement>(from: Mat<T>, to: &'a mut [T::Acc]) -> Mat<'a, T::Acc> {
     let [rows, cols] = from.shape();
     vectorized(
         #[inline(always)]
@@ -52,7 +52,7 @@ pub(super) fn load<'a, T: Element>(from: Mat<T>, to: &'a mut [T::Acc]) -> Mat<'a
 }
 
 /// Loads the transpose of a matrix, row-major: `[cols, rows]`.
-pub(super) fn load_transposed<'a, T: Element>(
+pub(super) fn load_transposed<'a, T: CpuElement>(
     from: Mat<T>,
     to: &'a mut [T::Acc],
 ) -> Mat<'a, T::Acc> {
@@ -62,7 +62,7 @@ pub(super) fn load_transposed<'a, T: Element>(
 }
 
 /// Stores floats into a matrix whose rows are adjacent elements, each row times its factor.
-pub(super) fn store<T: Element>(
+pub(super) fn store<T: CpuElement>(
     mut to: MatMut<T>,
     from: Mat<T::Acc>,
     factor: impl Fn(usize) -> T::Acc,
@@ -81,7 +81,7 @@ pub(super) fn store<T: Element>(
 }
 
 /// The tile of scores (not yet scaled) of `queries` with a block of transposed keys.
-pub(super) fn scores<'a, F: Float, G: Gemm>(
+pub(super) fn scores<'a, F: CpuFloat, G: Gemm>(
     gemm: &G,
     queries: Mat<F>,
     keys_transposed: Mat<F>,
@@ -100,7 +100,7 @@ pub(super) struct Running<F> {
     pub(super) sum: F,
 }
 
-impl<F: Float> Running<F> {
+impl<F: CpuFloat> Running<F> {
     pub(super) const EMPTY: Self = Self { max: F::NEG_INFINITY, sum: F::ZERO };
 
     /// Takes in a row of scores, replacing them by exponentials relative to the new maximum.

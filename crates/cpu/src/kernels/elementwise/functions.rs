@@ -2,7 +2,7 @@
 
 use phalanx_ir::ops::{BinaryKind, UnaryKind};
 
-use crate::element::Float;
+use crate::element::CpuFloat;
 use crate::kernels::erf::erf;
 use crate::kernels::inlined::inlined;
 
@@ -17,7 +17,7 @@ pub(super) trait Loop2<A> {
 }
 
 /// Gives the loop the function that `op` names.
-pub(super) fn with_unary<A: Float>(op: UnaryKind, to: impl Loop1<A>) {
+pub(super) fn with_unary<A: CpuFloat>(op: UnaryKind, to: impl Loop1<A>) {
     match op {
         UnaryKind::Neg => to.run(inlined!(|x| -x)),
         UnaryKind::Exp => to.run(inlined!(|x| x.exp())),
@@ -36,7 +36,7 @@ pub(super) fn with_unary<A: Float>(op: UnaryKind, to: impl Loop1<A>) {
 }
 
 /// Gives the loop the function `(x, dy) → dy · op′(x)`.
-pub(super) fn with_unary_gradient<A: Float>(op: UnaryKind, to: impl Loop2<A>) {
+pub(super) fn with_unary_gradient<A: CpuFloat>(op: UnaryKind, to: impl Loop2<A>) {
     let half = A::from_f64(0.5);
     match op {
         UnaryKind::Neg => to.run(inlined!(|_, dy| -dy)),
@@ -71,7 +71,7 @@ pub(super) fn with_unary_gradient<A: Float>(op: UnaryKind, to: impl Loop2<A>) {
 }
 
 /// Gives the loop the function that `op` names.
-pub(super) fn with_binary<A: Float>(op: BinaryKind, to: impl Loop2<A>) {
+pub(super) fn with_binary<A: CpuFloat>(op: BinaryKind, to: impl Loop2<A>) {
     match op {
         BinaryKind::Add => to.run(inlined!(|a, b| a + b)),
         BinaryKind::Sub => to.run(inlined!(|a, b| a - b)),
@@ -85,12 +85,12 @@ pub(super) fn with_binary<A: Float>(op: BinaryKind, to: impl Loop2<A>) {
 /// The larger of two numbers, NaN if either is.
 #[inline(always)]
 #[expect(clippy::eq_op, reason = "only NaN differs from itself")]
-pub(crate) fn larger<A: Float>(a: A, b: A) -> A {
+pub(crate) fn larger<A: CpuFloat>(a: A, b: A) -> A {
     if a > b || a != a { a } else { b }
 }
 
 #[inline(always)]
-fn sigmoid<A: Float>(x: A) -> A {
+fn sigmoid<A: CpuFloat>(x: A) -> A {
     A::ONE / (A::ONE + (-x).exp())
 }
 
@@ -98,14 +98,14 @@ fn sigmoid<A: Float>(x: A) -> A {
 const INVERSE_ROOT_TAU: f64 = 0.398_942_280_401_432_7;
 
 #[inline(always)]
-fn normal_distribution<A: Float>(x: A) -> A {
+fn normal_distribution<A: CpuFloat>(x: A) -> A {
     let half = A::from_f64(0.5);
     half + half * erf(x * A::from_f64(std::f64::consts::FRAC_1_SQRT_2))
 }
 
 /// The approximation of Φ that `Gelu` uses, and its derivative.
 #[inline(always)]
-fn gelu_gate<A: Float>(x: A) -> (A, A) {
+fn gelu_gate<A: CpuFloat>(x: A) -> (A, A) {
     let (root, cubic) = (A::from_f64(2.0 * INVERSE_ROOT_TAU), A::from_f64(0.044715));
     let half = A::from_f64(0.5);
     let x2 = x * x;

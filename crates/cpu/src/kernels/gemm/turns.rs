@@ -2,11 +2,11 @@
 //! same block and finds the shared operand in the cache.
 
 use super::{Gemm, blocks, is_float, matmul};
-use crate::element::Element;
+use crate::element::CpuElement;
 use crate::kernels::matrix::{Mat, MatMut};
 
 /// A result with its operands: `c = a·b`, or `c += a·b` if `accumulate`.
-pub struct Part<'a, T, C> {
+pub struct ProductPart<'a, T, C> {
     /// The left operand.
     pub a: Mat<'a, T>,
     /// The right operand.
@@ -26,16 +26,16 @@ pub struct Part<'a, T, C> {
 pub fn matmul_turns<'a, T, C, G>(
     gemm: &G,
     count: usize,
-    part: impl Fn(usize) -> Option<Part<'a, T, C>>,
+    part: impl Fn(usize) -> Option<ProductPart<'a, T, C>>,
     scratch: &mut [T::Acc],
 ) where
-    T: Element + 'a,
-    C: Element<Acc = T::Acc> + 'a,
+    T: CpuElement + 'a,
+    C: CpuElement<Acc = T::Acc> + 'a,
     G: Gemm,
 {
     let whole = (0..count).find_map(&part).map_or(0, |part| part.a.shape()[1]);
     for inner in blocks(whole, true) {
-        for Part { a, b, c, accumulate } in (0..count).filter_map(&part) {
+        for ProductPart { a, b, c, accumulate } in (0..count).filter_map(&part) {
             let ([m, _], [_, n]) = (a.shape(), b.shape());
             // A result that is rounded needs its whole sum first.
             let own = match is_float::<C>() && m.min(n) >= SIDE_WORTH_TURNS {

@@ -61,24 +61,25 @@ const SGD_NESTEROV: [f64; 5] = [
     -5.253133208311507,
 ];
 
-fn gradients<G: Element>(t: u64, clip: f64) -> Vec<G> {
+fn gradients<G: CpuElement>(t: u64, clip: f64) -> Vec<G> {
     let t = t as f64;
     [0.1 * t, -0.02, 0.5 - 0.3 * t, 1e-6 * t, 4.0 / t].map(|g| round(g / clip)).to_vec()
 }
 
 /// Five steps of `update(step, gradients, weights, first state, second state)`, against
 /// PyTorch's weights.
-fn five_steps<A: Float, G: Element<Acc = A>>(
+fn five_steps<A: CpuFloat, G: CpuElement<Acc = A>>(
     want: &[f64; 5],
     clip: f64,
-    update: impl Fn(u64, &[G], Weights<'_, A, G>, &mut [A], &mut [A]),
+    update: impl Fn(u64, &[G], UpdatedWeights<'_, A, G>, &mut [A], &mut [A]),
 ) {
     let mut master: Vec<A> = START.map(round).to_vec();
     let mut copy: Vec<G> = vec![G::default(); 5];
     let [mut m, mut v] = [(); 2].map(|()| vec![A::ZERO; 5]);
     for t in 1..=5 {
         // Every second step writes no copy, so that both loops are checked.
-        let weights = Weights { master: &mut master, copy: (t % 2 == 1).then_some(&mut copy[..]) };
+        let weights =
+            UpdatedWeights { master: &mut master, copy: (t % 2 == 1).then_some(&mut copy[..]) };
         update(t, &gradients(t, clip), weights, &mut m, &mut v);
     }
     // Narrow gradients are off by up to half a unit in their last place, and so is the sum of
@@ -89,17 +90,17 @@ fn five_steps<A: Float, G: Element<Acc = A>>(
     assert_eq!(copy, rounded);
 }
 
-fn adam_agrees<A: Float, G: Element<Acc = A>>() {
+fn adam_agrees<A: CpuFloat, G: CpuElement<Acc = A>>() {
     let adamw = Adam {
         lr: 0.01,
         betas: [0.9, 0.95],
         eps: 1e-8,
         weight_decay: 0.1,
-        decay: Decay::Decoupled,
+        decay: DecayKind::Decoupled,
         step: 0,
         clip: 1.0,
     };
-    let l2 = Adam { decay: Decay::L2, ..adamw };
+    let l2 = Adam { decay: DecayKind::L2, ..adamw };
     let large_eps = Adam { betas: [0.8, 0.99], eps: 1e-3, weight_decay: 0.0, ..adamw };
     let clipped = Adam { clip: 0.25, ..adamw };
     for (adam, want) in
@@ -111,18 +112,18 @@ fn adam_agrees<A: Float, G: Element<Acc = A>>() {
     }
 }
 
-fn sgd_agrees<A: Float, G: Element<Acc = A>>() {
-    let plain = Sgd {
+fn sgd_agrees<A: CpuFloat, G: CpuElement<Acc = A>>() {
+    let plain = SgdStep {
         lr: 0.05,
         momentum: 0.0,
         nesterov: false,
         weight_decay: 0.0,
-        decay: Decay::L2,
+        decay: DecayKind::L2,
         first: false,
         clip: 1.0,
     };
-    let momentum = Sgd { momentum: 0.9, weight_decay: 0.01, clip: 0.5, ..plain };
-    let nesterov = Sgd { nesterov: true, ..momentum };
+    let momentum = SgdStep { momentum: 0.9, weight_decay: 0.01, clip: 0.5, ..plain };
+    let nesterov = SgdStep { nesterov: true, ..momentum };
     for (sgd, want) in [(plain, &SGD), (momentum, &SGD_MOMENTUM), (nesterov, &SGD_NESTEROV)] {
         five_steps::<A, G>(want, sgd.clip, |step, grad, weights, buffer, _| {
             // What the buffer holds before the first step must not matter.
@@ -130,7 +131,7 @@ fn sgd_agrees<A: Float, G: Element<Acc = A>>() {
             if first {
                 buffer.fill(A::NEG_INFINITY);
             }
-            Sgd { first, ..sgd }.update(grad, buffer, weights);
+            SgdStep { first, ..sgd }.update(grad, buffer, weights);
         });
     }
 }
@@ -151,17 +152,17 @@ fn sgd_agrees_with_pytorch() {
 
 #[test]
 fn decoupled_decay_shrinks_the_weights_alone() {
-    let sgd = Sgd {
+    let sgd = SgdStep {
         lr: 0.5,
         momentum: 0.9,
         nesterov: false,
         weight_decay: 0.5,
-        decay: Decay::Decoupled,
+        decay: DecayKind::Decoupled,
         first: true,
         clip: 1.0,
     };
     let (mut weight, mut buffer) = ([8.0f64], [0.0]);
-    let weights = Weights { master: &mut weight, copy: None::<&mut [f64]> };
+    let weights = UpdatedWeights { master: &mut weight, copy: None::<&mut [f64]> };
     sgd.update(&[2.0f64], &mut buffer, weights);
     assert_eq!((weight, buffer), ([8.0 * 0.75 - 0.5 * 2.0], [2.0]));
 }

@@ -4,10 +4,10 @@
 use std::ops::Range;
 
 use phalanx_engine::EngineError;
-use phalanx_ir::{Exchange, Part};
+use phalanx_ir::{Exchange, LocalPart};
 
 use super::super::{Access, Context, Operation, Var};
-use crate::element::{Element, Float};
+use crate::element::{CpuElement, CpuFloat};
 use crate::kernels::lowered::{self as kernel, Merge, Numbers};
 use crate::requirements::exchange_offset;
 
@@ -99,7 +99,7 @@ pub(super) struct Shared {
     pub(super) width: usize,
     pub(super) total: usize,
     /// Which part of the row is here.
-    pub(super) part: Part,
+    pub(super) part: LocalPart,
     /// Offset of the parts' sums of gradients in the workspace.
     pub(super) sums: Option<usize>,
     pub(super) gathered: Option<Gathered>,
@@ -172,7 +172,7 @@ impl Shared {
     ///
     /// # Safety
     /// The task declared that it reads the row, and `T` is the operand's element type.
-    pub(super) unsafe fn measure<T: Element>(
+    pub(super) unsafe fn measure<T: CpuElement>(
         &self,
         cx: &Context<'_>,
         row: usize,

@@ -6,12 +6,14 @@
 
 use std::cmp::Ordering;
 
-use phalanx_config::{Config, Count, Loaded, Recompute, Setting, ZeroStage};
+use phalanx_config::{Config, Count, Loaded, RecomputeKind, Setting, ZeroStage};
 use phalanx_error::bytes;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_session::network::Network;
 use phalanx_session::predict::step_seconds;
-use phalanx_session::{Backend, Lowered, MemoryLimit, Models, Over, Prepared, Settings, Split};
+use phalanx_session::{
+    Backend, Lowered, MemoryLimit, Models, Over, Prepared, Settings, StageSplit,
+};
 
 /// The most changes that a message names.
 const NAMED: usize = 3;
@@ -66,13 +68,14 @@ fn advise(config: &Config, planner: &Planner<'_>, over: &Over) -> Problem {
     let texts = texts.join("; ");
     if first.fits.is_some() {
         let fitting = planned.iter().filter(|p| p.fits.is_some()).count();
-        return over.told().nearest(match fitting {
+        return over.diagnostic().nearest(match fitting {
             all if all == planned.len() => texts,
             1 => format!("{texts}; the first fits"),
             some => format!("{texts}; the first {some} fit"),
         });
     }
-    let told = over.told().because(format!("no single change is enough; these save most: {texts}"));
+    let told =
+        over.diagnostic().because(format!("no single change is enough; these save most: {texts}"));
     let planned = together(config, &planned).and_then(|all| planner.lowered(&all));
     match planned.and_then(|lowered| lowered.arenas().ok()) {
         Some((rank, all)) => {
@@ -150,7 +153,7 @@ fn changes(config: &Config) -> Vec<(String, Config)> {
     }
     let parts = twice(config.train.microbatches);
     change(format!("train.microbatches = {parts}"), &|c| c.train.microbatches = parts);
-    for policy in [Recompute::Full, Recompute::Stage] {
+    for policy in [RecomputeKind::Full, RecomputeKind::Stage] {
         if config.train.recompute != policy {
             let text = format!("train.recompute = {}", policy.write());
             change(text, &|c| c.train.recompute = policy);
@@ -197,7 +200,7 @@ struct Planner<'a> {
     evaluate: bool,
     /// How the plan that takes too much memory divides its layers. Changes use the same division,
     /// so that they differ from it in nothing else.
-    split: &'a Split,
+    split: &'a StageSplit,
 }
 
 impl Planner<'_> {
@@ -226,7 +229,7 @@ mod tests {
         let loaded = load(&sources).unwrap();
         let network = Network::new(&loaded).unwrap();
         let largest = |costs: [f64; 10]| {
-            let split = &Split::Costs(costs.to_vec());
+            let split = &StageSplit::Costs(costs.to_vec());
             let planner = Planner { network: &network, evaluate: false, split };
             planner.lowered(&loaded.config).unwrap().arenas().unwrap().0
         };
@@ -243,7 +246,7 @@ mod tests {
         let sources = sets.iter().fold(Sources::default().preset("tiny"), |s, set| s.set(*set));
         let loaded = load(&sources).unwrap();
         let network = Network::new(&loaded).unwrap();
-        let split = &Split::Flops;
+        let split = &StageSplit::Flops;
         let planner = Planner { network: &network, evaluate: false, split };
         let seconds = |config: &Config| step_seconds(&planner.lowered(config).unwrap()).unwrap();
         let now = seconds(&loaded.config);

@@ -1,6 +1,6 @@
 //! How one instruction runs: for each axis one choice, a factor, a linear group, or nothing.
 
-use crate::lay::{Axes, Grid, Lay, State};
+use crate::mask::{Axes, Grid, MaskLayout, State};
 use crate::net::Node;
 use phalanx_ir::rule::FactorKind;
 
@@ -18,12 +18,12 @@ pub(crate) enum Choice {
 /// The choices of all axes: the ordered axes of each factor, and the linear group of each axis that
 /// passes as a partial sum.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Strat {
+pub(crate) struct NodeChoices {
     pub(crate) factors: Vec<Axes>,
     pub(crate) groups: Vec<Option<usize>>,
 }
 
-impl Strat {
+impl NodeChoices {
     pub(crate) fn replicated(node: &Node, grid: &Grid) -> Self {
         Self {
             factors: vec![Axes::default(); node.rule.factors.len()],
@@ -41,7 +41,7 @@ impl Strat {
     }
 
     /// The layout that an operand must have.
-    pub(crate) fn operand(&self, node: &Node, operand: usize) -> Lay {
+    pub(crate) fn operand(&self, node: &Node, operand: usize) -> MaskLayout {
         if node.rule.addends.contains(&operand) {
             return self.result(node, 0);
         }
@@ -49,11 +49,11 @@ impl Strat {
         let partial = (self.groups.iter().enumerate())
             .filter(|(_, g)| g.as_ref().is_some_and(in_group))
             .fold(0, |set, (axis, _)| set | 1 << axis);
-        Lay { dims: self.dims(&node.rule.inputs[operand]), partial }
+        MaskLayout { dims: self.dims(&node.rule.inputs[operand]), partial }
     }
 
     /// The layout that a result has.
-    pub(crate) fn result(&self, node: &Node, result: usize) -> Lay {
+    pub(crate) fn result(&self, node: &Node, result: usize) -> MaskLayout {
         let mut partial = 0;
         for (axis, group) in self.groups.iter().enumerate() {
             partial |= u16::from(group.is_some()) << axis;
@@ -63,7 +63,7 @@ impl Strat {
                 partial |= axes.set();
             }
         }
-        Lay { dims: self.dims(&node.rule.outputs[result]), partial }
+        MaskLayout { dims: self.dims(&node.rule.outputs[result]), partial }
     }
 
     fn dims(&self, dims: &[Vec<usize>]) -> Vec<Axes> {

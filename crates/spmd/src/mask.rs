@@ -61,7 +61,7 @@ impl Grid {
     }
 
     /// The layout in the form that programs have.
-    pub(crate) fn layout(&self, lay: &Lay) -> Layout {
+    pub(crate) fn layout(&self, lay: &MaskLayout) -> Layout {
         let sharding = |axes: &Axes| Sharding {
             axes: axes.iter().map(|a| self.name(a)).collect(),
             order: Order::Block,
@@ -144,12 +144,12 @@ impl std::fmt::Debug for Axes {
 
 /// For every dim its axes, and the set of axes over which the value is a partial sum.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub(crate) struct Lay {
+pub(crate) struct MaskLayout {
     pub(crate) dims: Vec<Axes>,
     pub(crate) partial: u16,
 }
 
-impl Lay {
+impl MaskLayout {
     /// The axes that shard a dim.
     pub(crate) fn sharded(&self) -> u16 {
         self.dims.iter().fold(0, |set, d| set | d.set())

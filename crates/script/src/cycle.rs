@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 /// A cycle of things that wait for each other, each for the next and the last for the first; `None`
 /// if there is none. `on` lists what each thing waits for. The result is the shortest cycle through
 /// the first thing that is found to be in one.
-pub fn circle(on: &[Vec<usize>]) -> Option<Vec<usize>> {
+pub fn cycle(on: &[Vec<usize>]) -> Option<Vec<usize>> {
     let mut followers = vec![Vec::new(); on.len()];
     for (node, on) in on.iter().enumerate() {
         on.iter().for_each(|&needed| followers[needed].push(node));
