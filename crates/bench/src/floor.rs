@@ -68,16 +68,16 @@ pub fn seconds(
 /// or, in a pipeline, by the time that the heaviest stage group needs until the last micro-batch is
 /// done.
 fn passes(lowered: &Lowered) -> Result<f64> {
-    let (model, devices) = (&lowered.model, lowered.devices().len());
+    let (model, stage_groups) = (&lowered.model, lowered.stage_groups().len());
     let costs: Vec<f64> = (model.instances().iter())
         .map(|i| {
             segment_products(&model.segments()[i.segment]).iter().map(|p| p.flops() as f64).sum()
         })
         .collect();
-    let runs = split::by_cost(&costs, devices)?;
+    let runs = split::by_cost(&costs, stage_groups)?;
     let heaviest = runs.into_iter().map(|run| costs[run].iter().sum::<f64>()).fold(0.0, f64::max);
     let share = heaviest / costs.iter().sum::<f64>();
-    Ok((lowered.settings.microbatches + devices - 1) as f64 * share)
+    Ok((lowered.settings.microbatches + stage_groups - 1) as f64 * share)
 }
 
 fn flops<'p>(products: impl Iterator<Item = (&'p TimedProduct, usize)>) -> f64 {

@@ -132,7 +132,7 @@ impl Wanted {
                 Error::refused(problem.fix(format!("add --{key} with a whole number, such as 8")))
             })
         };
-        let stages = asked.stages.or(table.map(Schedule::devices));
+        let stages = asked.stages.or(table.map(Schedule::stage_groups));
         let microbatches = asked.microbatches.or(table.map(Schedule::microbatches));
         let mut shape =
             Shape::new(needed(stages, "stages")?, needed(microbatches, "microbatches")?);
@@ -202,7 +202,7 @@ fn from_file(file: &str) -> Result<Schedule> {
 /// Refuses numbers of stage groups and micro-batches that differ from the table's.
 fn fits(asked: &Asked, schedule: &Schedule) -> Result<()> {
     for (given, found, key) in [
-        (asked.stages, schedule.devices(), "stages"),
+        (asked.stages, schedule.stage_groups(), "stages"),
         (asked.microbatches, schedule.microbatches(), "microbatches"),
     ] {
         if let Some(given) = given.filter(|given| *given != found) {
@@ -239,7 +239,7 @@ impl<'a> Numbers<'a> {
     fn new(asked: &Asked, Panel { schedule, timeline, .. }: &Panel<'a>) -> Self {
         Numbers {
             schedule: schedule.name(),
-            stages: schedule.devices(),
+            stages: schedule.stage_groups(),
             microbatches: schedule.microbatches(),
             chunks: schedule.chunks(),
             tf: asked.tf,

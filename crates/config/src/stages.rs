@@ -114,14 +114,14 @@ impl Config {
 
     /// Refuses more stages than there are layers.
     fn enough_layers(&self, schedule: &Schedule) -> phalanx_pipeline::Result<()> {
-        let (devices, chunks) = (schedule.devices(), schedule.chunks());
+        let (stage_groups, chunks) = (schedule.stage_groups(), schedule.chunks());
         let stages = schedule.placement().stages();
         // The message speaks of stage groups and chunks if that is how stages were counted.
-        let (devices, chunks) =
-            if stages == devices * chunks { (devices, chunks) } else { (stages, 1) };
+        let (stage_groups, chunks) =
+            if stages == stage_groups * chunks { (stage_groups, chunks) } else { (stages, 1) };
         match self.model.kind {
             ModelKind::Mlp => Ok(()),
-            _ => split::enough_layers(self.model.layers.get(), devices, chunks),
+            _ => split::enough_layers(self.model.layers.get(), stage_groups, chunks),
         }
     }
 

@@ -18,12 +18,14 @@ use crate::written::Written;
 /// Refuses second forwards in lists that a user wrote: they follow from what a stage keeps, and are
 /// not part of a schedule.
 pub(crate) fn listed(turns: &[Vec<Turn>], written: Written<'_>) -> Result<()> {
-    for (device, list) in turns.iter().enumerate() {
+    for (stage_group, list) in turns.iter().enumerate() {
         if let Some(index) = list.iter().position(|turn| turn.part == Part::R) {
-            let (at, turn) = (At { device, index }, list[index].to_string());
+            let (at, turn) = (At { stage_group, index }, list[index].to_string());
             let why = "second forwards are added automatically".to_owned();
             let help = "usual fix: leave it out".to_owned();
-            return Err(written.told(at, PipelineError::Turn { device, index, turn, why, help }));
+            return Err(
+                written.told(at, PipelineError::Turn { stage_group, index, turn, why, help })
+            );
         }
     }
     Ok(())
@@ -36,11 +38,11 @@ pub(crate) fn complete(
     turns: &[Vec<Turn>],
     written: Written<'_>,
 ) -> Result<Index> {
-    if turns.len() != placement.devices() {
-        let (lists, devices) = (counted(turns.len(), "stage group"), placement.devices());
+    if turns.len() != placement.stage_groups() {
+        let (lists, stage_groups) = (counted(turns.len(), "stage group"), placement.stage_groups());
         return Err(PipelineError::Placement {
-            what: format!("there are lists for {lists}, but stages for {devices}"),
-            help: format!("give {}, one for each stage group", counted(devices, "list")),
+            what: format!("there are lists for {lists}, but stages for {stage_groups}"),
+            help: format!("give {}, one for each stage group", counted(stage_groups, "list")),
         });
     }
     if microbatches == 0 {
@@ -72,9 +74,9 @@ impl Check<'_> {
         }
         let mut places: Vec<Done> = vec![[None; 3]; stages.saturating_mul(microbatches)];
         let mut replicas: Vec<Option<usize>> = vec![None; microbatches];
-        for (device, list) in self.turns.iter().enumerate() {
+        for (stage_group, list) in self.turns.iter().enumerate() {
             for (index, turn) in list.iter().enumerate() {
-                let at = At { device, index };
+                let at = At { stage_group, index };
                 let held = self.legal(at, turn)?;
                 let replica = *replicas[turn.microbatch].get_or_insert(held.replica);
                 if replica != held.replica {
@@ -107,11 +109,13 @@ impl Check<'_> {
             let more = microbatch.saturating_add(1);
             return refuse(&why, format!("usual fix: leave it out, or {more} micro-batches"));
         }
-        self.placement.held(at.device, chunk).map_or_else(
+        self.placement.held(at.stage_group, chunk).map_or_else(
             || {
-                let chunks = self.placement.chunks(at.device);
-                let why =
-                    format!("there is no chunk {chunk}: stage group {} holds {chunks}", at.device);
+                let chunks = self.placement.chunks(at.stage_group);
+                let why = format!(
+                    "there is no chunk {chunk}: stage group {} holds {chunks}",
+                    at.stage_group
+                );
                 refuse(&why, format!("nearest that work: chunk {}", chunks.saturating_sub(1)))
             },
             Ok,
@@ -125,9 +129,10 @@ impl Check<'_> {
             "its micro-batch goes through replica {replica}, but this is replica \
             {here}"
         );
-        let (device, chunk) = self.placement.find(HeldStage { stage, replica }).unwrap_or_default();
+        let (stage_group, chunk) =
+            self.placement.find(HeldStage { stage, replica }).unwrap_or_default();
         let help = format!(
-            "usual fix: give it to chunk {chunk} of stage group {device}, which is stage {stage} \
+            "usual fix: give it to chunk {chunk} of stage group {stage_group}, which is stage {stage} \
             of \
              replica {replica}"
         );
@@ -146,7 +151,7 @@ impl Check<'_> {
             let Some(earlier) = done[before] else {
                 return Err(self.early(*phase, Phase::ALL[before], at, turn));
             };
-            let first = &self.turns[earlier.device][earlier.index];
+            let first = &self.turns[earlier.stage_group][earlier.index];
             if first.version != turn.version {
                 let (place, version) = (self.written.place(earlier, first), first.version);
                 let why = format!(
@@ -164,7 +169,7 @@ impl Check<'_> {
     /// The error for work that is done twice, with what to remove.
     fn twice(&self, done: &Done, twice: Phase, at: At, turn: &Turn) -> PipelineError {
         let first = done[twice as usize].unwrap_or(at);
-        let first = self.written.place(first, &self.turns[first.device][first.index]);
+        let first = self.written.place(first, &self.turns[first.stage_group][first.index]);
         let why = format!(
             "{} of micro-batch {} is done twice; first by {first}",
             twice.name(),
@@ -190,16 +195,16 @@ impl Check<'_> {
             (other.microbatch, other.chunk) == (micro, turn.chunk)
                 && Phase::of(other.part).contains(&needed)
         };
-        let list = &self.turns[at.device];
+        let list = &self.turns[at.stage_group];
         let help = match list.iter().position(does) {
             Some(index) => {
-                let later = At { device: at.device, index };
+                let later = At { stage_group: at.stage_group, index };
                 format!("usual fix: move it after {}", self.written.place(later, &list[index]))
             }
             None => {
                 let lost = Turn { part: alone(needed), ..*turn };
                 let both = if needed == Phase::B { ", or write BW instead of W" } else { "" };
-                format!("usual fix: add {lost} to stage group {} before it{both}", at.device)
+                format!("usual fix: add {lost} to stage group {} before it{both}", at.stage_group)
             }
         };
         self.wrong(at, turn, &why, help)
@@ -208,8 +213,8 @@ impl Check<'_> {
     /// The first missing work, if there are fewer turns than stages times micro-batches. The
     /// numbers in short lists may be huge, so nothing of their size is allocated here.
     fn first_missing(&self) -> PipelineError {
-        let worked = |(device, list): (usize, &Vec<Turn>)| -> Vec<(usize, usize)> {
-            let held = |turn: &Turn| self.placement.held(device, turn.chunk);
+        let worked = |(stage_group, list): (usize, &Vec<Turn>)| -> Vec<(usize, usize)> {
+            let held = |turn: &Turn| self.placement.held(stage_group, turn.chunk);
             list.iter().filter_map(|turn| Some((held(turn)?.stage, turn.microbatch))).collect()
         };
         let worked: HashSet<(usize, usize)> =
@@ -222,17 +227,17 @@ impl Check<'_> {
 
     /// The error for the missing phases of a micro-batch, of which some may be done.
     fn missing(&self, held: HeldStage, microbatch: usize, done: &Done) -> PipelineError {
-        let (device, chunk) = self.placement.find(held).unwrap_or_default();
+        let (stage_group, chunk) = self.placement.find(held).unwrap_or_default();
         let turn = |part| Turn { part, microbatch, chunk, version: 0 };
-        let place = |at: At| self.written.place(at, &self.turns[at.device][at.index]);
+        let place = |at: At| self.written.place(at, &self.turns[at.stage_group][at.index]);
         let (phase, at, help) = match *done {
             [None, ..] => {
                 let (f, bw) = (turn(Part::F), turn(Part::BW));
-                ("F", None, format!("add {f} and {bw} to stage group {device}"))
+                ("F", None, format!("add {f} and {bw} to stage group {stage_group}"))
             }
             [Some(f), None, _] => {
                 let (bw, place) = (turn(Part::BW), place(f));
-                ("B", Some(f), format!("add {bw} to stage group {device} after {place}"))
+                ("B", Some(f), format!("add {bw} to stage group {stage_group} after {place}"))
             }
             [_, Some(b), _] => {
                 let (w, place) = (turn(Part::W), place(b));
@@ -242,7 +247,8 @@ impl Check<'_> {
         };
         let (stage, last) = (held.stage, self.microbatches - 1);
         let help = format!("usual fix: {help}");
-        let error = PipelineError::Missing { stage, device, chunk, phase, microbatch, last, help };
+        let error =
+            PipelineError::Missing { stage, stage_group, chunk, phase, microbatch, last, help };
         match at {
             Some(at) => self.written.told(at, error),
             None => error,
@@ -250,8 +256,8 @@ impl Check<'_> {
     }
 
     fn wrong(&self, at: At, turn: &Turn, why: &str, help: String) -> PipelineError {
-        let (At { device, index }, turn, why) = (at, turn.to_string(), why.to_owned());
-        self.written.told(at, PipelineError::Turn { device, index, turn, why, help })
+        let (At { stage_group, index }, turn, why) = (at, turn.to_string(), why.to_owned());
+        self.written.told(at, PipelineError::Turn { stage_group, index, turn, why, help })
     }
 }
 

@@ -51,7 +51,7 @@ impl TurnCosts {
     /// was delayed has little effect. First and second runs of forwards count together. If weight
     /// gradients are not separate turns, a whole backward counts as B.
     pub fn measured(timeline: &Timeline, hop: f64) -> Result<Self> {
-        let all = || timeline.devices.iter().flatten();
+        let all = || timeline.stage_groups.iter().flatten();
         let stages = all().map(|timed| timed.stage + 1).max().unwrap_or(0);
         let usual = |stage: usize, parts: &[Part]| {
             let own = all().filter(|t| t.stage == stage && parts.contains(&t.turn.part));
@@ -74,7 +74,7 @@ impl TurnCosts {
     }
 
     /// How long a turn of a stage group takes.
-    pub(crate) fn of(&self, placement: &Placement, device: usize, turn: &Turn) -> f64 {
+    pub(crate) fn of(&self, placement: &Placement, stage_group: usize, turn: &Turn) -> f64 {
         let sum = |times: &Times| -> f64 {
             // A second forward takes as long as the first one.
             let part = if turn.part == Part::R { Part::F } else { turn.part };
@@ -88,9 +88,9 @@ impl TurnCosts {
                 .sum()
         };
         match &self.shares {
-            Shares::Devices(times) => sum(times) / placement.chunks(device) as f64,
+            Shares::Devices(times) => sum(times) / placement.chunks(stage_group) as f64,
             Shares::Stages(stages) => {
-                let held = placement.held(device, turn.chunk);
+                let held = placement.held(stage_group, turn.chunk);
                 held.and_then(|held| stages.get(held.stage)).map_or(0.0, sum)
             }
         }

@@ -6,10 +6,10 @@
 //! 0,BW,0,0,0,0,0
 //! ```
 //!
-//! `device` is the number of the stage group. Rows of one stage group are in the order in which it
+//! `stage_group` is the number of the stage group. Rows of one stage group are in the order in which it
 //! runs them; rows of different groups may be mixed. The first line names the columns, in any
-//! order. `device`, `part` and `microbatch` are required; `chunk`, `replica` and `version` are 0 if
-//! they are missing, and `stage` is then `chunk · devices + device`. Blank lines and lines that
+//! order. `stage_group`, `part` and `microbatch` are required; `chunk`, `replica` and `version` are 0 if
+//! they are missing, and `stage` is then `chunk · stage_groups + stage_group`. Blank lines and lines that
 //! start with `#` are ignored. The table is checked when it is read.
 
 use std::collections::BTreeMap;
@@ -33,11 +33,14 @@ pub fn write(schedule: &Schedule) -> String {
     let mut table = COLUMNS.join(",") + "\n";
     for (at, turn) in schedule.all() {
         let Turn { part, microbatch, chunk, version } = turn;
-        let held = schedule.placement().held(at.device, chunk);
+        let held = schedule.placement().held(at.stage_group, chunk);
         let HeldStage { stage, replica } = held.unwrap_or(HeldStage { stage: 0, replica: 0 });
-        let device = at.device;
+        let stage_group = at.stage_group;
         // Writing to a string cannot fail.
-        let _ = writeln!(table, "{device},{part},{microbatch},{chunk},{stage},{replica},{version}");
+        let _ = writeln!(
+            table,
+            "{stage_group},{part},{microbatch},{chunk},{stage},{replica},{version}"
+        );
     }
     table
 }
@@ -61,16 +64,18 @@ pub fn decode(bytes: &[u8]) -> Result<&str> {
 pub fn read(name: &str, text: &str) -> Result<Schedule> {
     let rows = rows(text)?;
     let count = |of: fn(&Row) -> usize| rows.iter().map(of).max().map_or(0, |most| most + 1);
-    let (devices, microbatches) = (count(|row| row.device), count(|row| row.turn.microbatch));
-    let (mut turns, mut lines) = (vec![Vec::new(); devices], vec![Vec::new(); devices]);
+    let (stage_groups, microbatches) =
+        (count(|row| row.stage_group), count(|row| row.turn.microbatch));
+    let (mut turns, mut lines) = (vec![Vec::new(); stage_groups], vec![Vec::new(); stage_groups]);
     let mut held: BTreeMap<(usize, usize), (HeldStage, usize)> = BTreeMap::new();
     for row in &rows {
-        let Row { line, device, stage, replica, turn } = *row;
-        let stage = stage.unwrap_or(turn.chunk * devices + device);
+        let Row { line, stage_group, stage, replica, turn } = *row;
+        let stage = stage.unwrap_or(turn.chunk * stage_groups + stage_group);
         let found = HeldStage { stage, replica };
-        let (first, earlier) = *held.entry((device, turn.chunk)).or_insert((found, line));
+        let (first, earlier) = *held.entry((stage_group, turn.chunk)).or_insert((found, line));
         if first != found {
-            let what = format!("chunk {} of stage group {device} is {}", turn.chunk, words(found));
+            let what =
+                format!("chunk {} of stage group {stage_group} is {}", turn.chunk, words(found));
             let first = words(first);
             let help = format!(
                 "line {earlier} says that it is {first}\n  \
@@ -78,15 +83,15 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
             );
             return Err(PipelineError::Csv { line, what, help });
         }
-        turns[device].push(turn);
-        lines[device].push(line);
+        turns[stage_group].push(turn);
+        lines[stage_group].push(line);
     }
-    let mut chunks = vec![Vec::new(); devices];
-    for ((device, chunk), (found, line)) in held {
-        let before = chunks[device].len();
+    let mut chunks = vec![Vec::new(); stage_groups];
+    for ((stage_group, chunk), (found, line)) in held {
+        let before = chunks[stage_group].len();
         if chunk != before {
             let what = format!(
-                "there is chunk {chunk} of stage group {device}, but no chunk \
+                "there is chunk {chunk} of stage group {stage_group}, but no chunk \
                 {before}"
             );
             let help = format!(
@@ -95,7 +100,7 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
             );
             return Err(PipelineError::Csv { line, what, help });
         }
-        chunks[device].push(found);
+        chunks[stage_group].push(found);
     }
     let written = Written::Table(&lines);
     Schedule::checked(name, microbatches, Placement::new(chunks)?, turns, written)
@@ -104,7 +109,7 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
 #[derive(Clone, Copy)]
 struct Row {
     line: usize,
-    device: usize,
+    stage_group: usize,
     stage: Option<usize>,
     replica: usize,
     turn: Turn,
@@ -185,8 +190,8 @@ fn row(text: &str, line: usize, head: &[&str], most: usize) -> Result<Row> {
         chunk: number("chunk")?.unwrap_or(0),
         version: number("version")?.unwrap_or(0),
     };
-    let (device, stage) = (number("device")?.unwrap_or(0), number("stage")?);
-    Ok(Row { line, device, stage, replica: number("replica")?.unwrap_or(0), turn })
+    let (stage_group, stage) = (number("device")?.unwrap_or(0), number("stage")?);
+    Ok(Row { line, stage_group, stage, replica: number("replica")?.unwrap_or(0), turn })
 }
 
 fn words(held: HeldStage) -> String {

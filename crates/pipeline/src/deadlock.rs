@@ -58,7 +58,7 @@ fn in_order(messages: &[StageMessage]) -> bool {
 type Lane = (usize, usize, Direction);
 
 fn lane(message: &StageMessage) -> Lane {
-    (message.from.device, message.to.device, message.direction)
+    (message.from.stage_group, message.to.stage_group, message.direction)
 }
 
 /// What waits for what, to explain a schedule that would deadlock: turns first, then messages.
@@ -72,19 +72,20 @@ struct Waits {
 impl Waits {
     fn new(schedule: &Schedule) -> Self {
         let turns: Vec<At> = schedule.all().map(|(at, _)| at).collect();
-        let firsts: Vec<usize> = (0..schedule.devices())
-            .scan(0, |next, device| {
-                Some(std::mem::replace(next, *next + schedule.turns(device).len()))
+        let firsts: Vec<usize> = (0..schedule.stage_groups())
+            .scan(0, |next, stage_group| {
+                Some(std::mem::replace(next, *next + schedule.turns(stage_group).len()))
             })
             .collect();
-        let number = |at: At| firsts[at.device] + at.index;
+        let number = |at: At| firsts[at.stage_group] + at.index;
         let messages = schedule.messages();
         let mut on = vec![Vec::new(); turns.len() + messages.len()];
         for (node, at) in turns.iter().enumerate() {
             if at.index > 0 {
                 on[node].push(node - 1);
             }
-            let own = schedule.needs(*at).filter(|(needed, _)| needed.device == at.device);
+            let own =
+                schedule.needs(*at).filter(|(needed, _)| needed.stage_group == at.stage_group);
             on[node].extend(own.map(|(needed, _)| number(needed)));
         }
         for (message, node) in messages.iter().zip(turns.len()..) {

@@ -25,7 +25,7 @@ pub(crate) fn remedy(
     let ends: BTreeSet<At> = ends.iter().copied().collect();
     let pairs = ends.iter().flat_map(|early| {
         let later = ends.range(*early..).skip(1);
-        later.take_while(|late| late.device == early.device).map(|late| (*early, *late))
+        later.take_while(|late| late.stage_group == early.stage_group).map(|late| (*early, *late))
     });
     let moves = pairs
         .flat_map(|(early, late)| [Move { turn: late, to: early }, Move { turn: early, to: late }]);
@@ -56,9 +56,10 @@ struct Move {
 impl Move {
     /// Whether all turns can run after this move.
     fn helps(&self, schedule: &Schedule) -> bool {
-        let lists = (0..schedule.devices()).map(|device| schedule.turns(device).to_vec());
+        let lists =
+            (0..schedule.stage_groups()).map(|stage_group| schedule.turns(stage_group).to_vec());
         let mut lists: Vec<_> = lists.collect();
-        let list = &mut lists[self.turn.device];
+        let list = &mut lists[self.turn.stage_group];
         let turn = list.remove(self.turn.index);
         list.insert(self.to.index, turn);
         let (m, placement) = (schedule.microbatches(), schedule.placement().clone());

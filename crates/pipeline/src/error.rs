@@ -39,7 +39,7 @@ pub enum PipelineError {
     },
     /// Work that is missing.
     #[error(
-        "stage {stage} (stage group {device}, chunk {chunk}) never runs {phase} of micro-batch \
+        "stage {stage} (stage group {stage_group}, chunk {chunk}) never runs {phase} of micro-batch \
          {microbatch}\n  each micro-batch of 0 to {last} needs one F, one B and one W, or one BW for \
          both, on every stage\n  {help}"
     )]
@@ -47,7 +47,7 @@ pub enum PipelineError {
         /// The stage.
         stage: usize,
         /// The stage group that holds it.
-        device: usize,
+        stage_group: usize,
         /// Its chunk in that group.
         chunk: usize,
         /// F, B or W.
@@ -60,10 +60,10 @@ pub enum PipelineError {
         help: String,
     },
     /// A turn that repeats work, or whose micro-batch or chunk does not exist.
-    #[error("stage group {device}, turn {index} ({turn}): {why}\n  {help}")]
+    #[error("stage group {stage_group}, turn {index} ({turn}): {why}\n  {help}")]
     Turn {
         /// The stage group.
-        device: usize,
+        stage_group: usize,
         /// The turn's index in its list, from 0.
         index: usize,
         /// The turn.

@@ -31,7 +31,7 @@ impl Schedule {
     }
 
     fn expand(&self, stages: &[Range<usize>], again: bool) -> Vec<Vec<script::ScheduledRun>> {
-        let mut devices = vec![Vec::new(); self.devices()];
+        let mut stage_groups = vec![Vec::new(); self.stage_groups()];
         let end = stages.last().map_or(0, |last| last.end);
         for (at, turn) in self.all() {
             let run = stages.get(self.stage(at)).cloned().unwrap_or_default();
@@ -44,7 +44,7 @@ impl Schedule {
                 let microbatch = turn.microbatch;
                 move |instance| script::ScheduledRun { instance, part, microbatch }
             };
-            let turns: &mut Vec<script::ScheduledRun> = &mut devices[at.device];
+            let turns: &mut Vec<script::ScheduledRun> = &mut stage_groups[at.stage_group];
             match turn.part {
                 Part::F | Part::R => turns.extend(early.map(of(turn.part))),
                 // Forward and backward.
@@ -63,7 +63,7 @@ impl Schedule {
                 Part::W => turns.extend(run.rev().map(of(Part::W))),
             }
         }
-        devices
+        stage_groups
     }
 }
 
@@ -90,8 +90,8 @@ mod tests {
     fn a_forward_is_run_again_before_its_backward() {
         let schedule = NamedSchedule::OneFOneB.build(Shape::new(2, 2)).unwrap();
         let turns = schedule.rematerialised(&[0..2, 2..4]);
-        let text = |device: usize| {
-            let words: Vec<String> = (turns[device].iter())
+        let text = |stage_group: usize| {
+            let words: Vec<String> = (turns[stage_group].iter())
                 .map(|t| format!("{}{}@{}", t.part, t.instance, t.microbatch))
                 .collect();
             words.join(" ")
@@ -111,8 +111,8 @@ mod tests {
     fn stages_are_passed_there_and_back() {
         let schedule = NamedSchedule::Interleaved.build(Shape::new(2, 2)).unwrap();
         let turns = schedule.instances(&[0..2, 2..3, 3..4, 4..6]);
-        let text = |device: usize| {
-            let words: Vec<String> = (turns[device].iter())
+        let text = |stage_group: usize| {
+            let words: Vec<String> = (turns[stage_group].iter())
                 .map(|t| format!("{}{}@{}", t.part, t.instance, t.microbatch))
                 .collect();
             words.join(" ")

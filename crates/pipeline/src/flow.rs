@@ -13,7 +13,7 @@ use crate::schedule::Schedule;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct At {
-    pub device: usize,
+    pub stage_group: usize,
     pub index: usize,
 }
 
@@ -129,7 +129,7 @@ pub(crate) fn messages(schedule: &Schedule) -> Vec<StageMessage> {
     for (to, turn) in schedule.all() {
         let stage = schedule.stage(to);
         for (from, direction) in schedule.needs(to) {
-            if let (Some(direction), true) = (direction, from.device != to.device) {
+            if let (Some(direction), true) = (direction, from.stage_group != to.stage_group) {
                 let stage = match direction {
                     Direction::Forward => stage - 1,
                     Direction::Backward => stage + 1,
@@ -150,23 +150,23 @@ pub(crate) fn messages(schedule: &Schedule) -> Vec<StageMessage> {
 /// Visits turns in an order in which they can run, those of each stage group in the order of its
 /// list; `false` if some can never run.
 pub(crate) fn walk(schedule: &Schedule, mut visit: impl FnMut(At)) -> bool {
-    let mut done = vec![0; schedule.devices()];
+    let mut done = vec![0; schedule.stage_groups()];
     let mut moved = true;
     while moved {
         moved = false;
         // Goes through the stage groups up and down, as values do, so that one sweep brings a
         // micro-batch through all of them.
-        for device in (0..done.len()).chain((0..done.len()).rev()) {
-            while done[device] < schedule.turns(device).len() {
-                let at = At { device, index: done[device] };
-                if !schedule.needs(at).all(|(needed, _)| needed.index < done[needed.device]) {
+        for stage_group in (0..done.len()).chain((0..done.len()).rev()) {
+            while done[stage_group] < schedule.turns(stage_group).len() {
+                let at = At { stage_group, index: done[stage_group] };
+                if !schedule.needs(at).all(|(needed, _)| needed.index < done[needed.stage_group]) {
                     break;
                 }
                 visit(at);
-                done[device] += 1;
+                done[stage_group] += 1;
                 moved = true;
             }
         }
     }
-    done.iter().enumerate().all(|(device, done)| *done == schedule.turns(device).len())
+    done.iter().enumerate().all(|(stage_group, done)| *done == schedule.turns(stage_group).len())
 }

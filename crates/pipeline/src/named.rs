@@ -35,7 +35,7 @@ pub enum NamedSchedule {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Stage groups.
-    pub devices: usize,
+    pub stage_groups: usize,
     /// Micro-batches of a step.
     pub microbatches: usize,
     /// Chunks of layers per stage group; by default as many as the schedule usually has.
@@ -46,8 +46,8 @@ pub struct Shape {
 
 impl Shape {
     /// This many stage groups and micro-batches, everything else by default.
-    pub fn new(devices: usize, microbatches: usize) -> Self {
-        Shape { devices, microbatches, chunks: None, warmup: Warmup::Pa }
+    pub fn new(stage_groups: usize, microbatches: usize) -> Self {
+        Shape { stage_groups, microbatches, chunks: None, warmup: Warmup::Pa }
     }
 
     /// The same with this many chunks per stage group.
@@ -98,7 +98,7 @@ impl NamedSchedule {
 
     /// The schedule of this shape.
     pub fn build(self, shape: Shape) -> Result<Schedule> {
-        let Shape { devices: p, microbatches: m, warmup, .. } = shape;
+        let Shape { stage_groups: p, microbatches: m, warmup, .. } = shape;
         let v = shape.chunks.unwrap_or(self.usual_chunks());
         self.legal(p, m, v, warmup)?;
         match self {

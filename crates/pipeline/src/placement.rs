@@ -19,7 +19,7 @@ pub struct HeldStage {
 /// The stages that every stage group holds, by chunk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placement {
-    devices: Vec<Vec<HeldStage>>,
+    stage_groups: Vec<Vec<HeldStage>>,
     stages: usize,
 }
 
@@ -36,9 +36,9 @@ impl Placement {
     }
 
     /// Any placement in which every replica has each stage exactly once.
-    pub fn new(devices: Vec<Vec<HeldStage>>) -> Result<Self> {
+    pub fn new(stage_groups: Vec<Vec<HeldStage>>) -> Result<Self> {
         let refuse = |what: String, help: String| Err(PipelineError::Placement { what, help });
-        let all = || devices.iter().flatten();
+        let all = || stage_groups.iter().flatten();
         let (Some(stages), Some(replicas)) = (
             all().map(|held| held.stage.saturating_add(1)).max(),
             all().map(|held| held.replica.saturating_add(1)).max(),
@@ -46,13 +46,13 @@ impl Placement {
             let help = "give stage 0 to stage group 0, and F and BW of micro-batch 0 as its turns";
             return refuse("no stage group holds a stage".to_owned(), help.to_owned());
         };
-        if let Some(empty) = devices.iter().position(Vec::is_empty) {
+        if let Some(empty) = stage_groups.iter().position(Vec::is_empty) {
             let help = format!(
                 "give stage group {empty} a stage, or number stage groups without \
                 a gap"
             );
             return refuse(
-                format!("stage group {empty} of {} holds no stage", devices.len()),
+                format!("stage group {empty} of {} holds no stage", stage_groups.len()),
                 help,
             );
         }
@@ -72,7 +72,7 @@ impl Placement {
         for (replica, row) in times.iter().enumerate() {
             let Some(stage) = row.iter().position(|&time| time != 1) else { continue };
             let what = format!("stage {stage} of replica {replica} is held");
-            let holders: Vec<String> = holders(&devices, HeldStage { stage, replica });
+            let holders: Vec<String> = holders(&stage_groups, HeldStage { stage, replica });
             return match holders.as_slice() {
                 [] => {
                     let help = format!(
@@ -87,12 +87,12 @@ impl Placement {
                 ),
             };
         }
-        Ok(Placement { devices, stages })
+        Ok(Placement { stage_groups, stages })
     }
 
     /// How many stage groups.
-    pub fn devices(&self) -> usize {
-        self.devices.len()
+    pub fn stage_groups(&self) -> usize {
+        self.stage_groups.len()
     }
 
     /// How many stages the model has.
@@ -101,29 +101,29 @@ impl Placement {
     }
 
     /// How many chunks a stage group holds.
-    pub fn chunks(&self, device: usize) -> usize {
-        self.devices.get(device).map_or(0, Vec::len)
+    pub fn chunks(&self, stage_group: usize) -> usize {
+        self.stage_groups.get(stage_group).map_or(0, Vec::len)
     }
 
     /// What a chunk of a stage group is.
-    pub fn held(&self, device: usize, chunk: usize) -> Option<HeldStage> {
-        self.devices.get(device)?.get(chunk).copied()
+    pub fn held(&self, stage_group: usize, chunk: usize) -> Option<HeldStage> {
+        self.stage_groups.get(stage_group)?.get(chunk).copied()
     }
 
     /// The stage group and chunk that hold a stage of a replica.
     pub fn find(&self, held: HeldStage) -> Option<(usize, usize)> {
         let in_row = |row: &Vec<HeldStage>| row.iter().position(|h| *h == held);
-        self.devices.iter().enumerate().find_map(|(d, row)| in_row(row).map(|c| (d, c)))
+        self.stage_groups.iter().enumerate().find_map(|(d, row)| in_row(row).map(|c| (d, c)))
     }
 }
 
 /// The holders of a stage, as text.
-fn holders(devices: &[Vec<HeldStage>], held: HeldStage) -> Vec<String> {
-    let chunks = |(device, row): (usize, &Vec<HeldStage>)| -> Vec<String> {
+fn holders(stage_groups: &[Vec<HeldStage>], held: HeldStage) -> Vec<String> {
+    let chunks = |(stage_group, row): (usize, &Vec<HeldStage>)| -> Vec<String> {
         let own = row.iter().enumerate().filter(|(_, other)| **other == held);
-        own.map(|(chunk, _)| format!("stage group {device} chunk {chunk}")).collect()
+        own.map(|(chunk, _)| format!("stage group {stage_group} chunk {chunk}")).collect()
     };
-    devices.iter().enumerate().flat_map(chunks).collect()
+    stage_groups.iter().enumerate().flat_map(chunks).collect()
 }
 
 fn rows(p: usize, v: usize, stage: impl Fn(usize, usize) -> usize) -> Vec<Vec<HeldStage>> {
@@ -136,7 +136,11 @@ mod tests {
     use super::*;
 
     fn stages(placement: &Placement) -> Vec<Vec<usize>> {
-        placement.devices.iter().map(|row| row.iter().map(|held| held.stage).collect()).collect()
+        placement
+            .stage_groups
+            .iter()
+            .map(|row| row.iter().map(|held| held.stage).collect())
+            .collect()
     }
 
     #[test]
@@ -146,7 +150,7 @@ mod tests {
         assert_eq!(looped.find(HeldStage { stage: 4, replica: 0 }), Some((1, 1)));
         let vee = Placement::vee(3)?;
         assert_eq!(stages(&vee), [[0, 5], [1, 4], [2, 3]]);
-        assert_eq!((vee.devices(), vee.stages(), vee.chunks(2)), (3, 6, 2));
+        assert_eq!((vee.stage_groups(), vee.stages(), vee.chunks(2)), (3, 6, 2));
         Ok(())
     }
 
@@ -155,14 +159,15 @@ mod tests {
         let held = |stage, replica| HeldStage { stage, replica };
         let both_ways = vec![vec![held(0, 0), held(1, 1)], vec![held(1, 0), held(0, 1)]];
         assert!(Placement::new(both_ways).is_ok());
-        for (devices, words) in [
+        for (stage_groups, words) in [
             (vec![], "no stage group"),
             (vec![vec![held(0, 0)], vec![]], "stage group 1 of 2 holds no stage"),
             (vec![vec![held(0, 0)], vec![held(0, 0)]], "held 2 times"),
             (vec![vec![held(0, 0)], vec![held(usize::MAX, 0)]], "earlier ones are missing"),
             (vec![vec![held(0, 0)], vec![held(1, 1)]], "stage 1 of replica 0 is held 0 times"),
         ] {
-            let text = Placement::new(devices).err().map(|e| e.to_string()).unwrap_or_default();
+            let text =
+                Placement::new(stage_groups).err().map(|e| e.to_string()).unwrap_or_default();
             assert!(text.contains(words), "{text}");
         }
     }

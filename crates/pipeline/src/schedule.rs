@@ -35,7 +35,8 @@ impl Schedule {
         placement: Placement,
         rule: impl Fn(usize) -> Turns,
     ) -> Result<Self> {
-        let turns = (0..placement.devices()).map(|device| rule(device).list()).collect();
+        let turns =
+            (0..placement.stage_groups()).map(|stage_group| rule(stage_group).list()).collect();
         Schedule::from_lists(name, microbatches, placement, turns)
     }
 
@@ -80,11 +81,12 @@ impl Schedule {
     /// waits for what nor how long values are kept: they only take time. This is for simulation and
     /// drawing; [`Schedule::rematerialised`] is for running.
     pub fn with_second_forwards(&self, chosen: impl Fn(At) -> bool) -> Result<Self> {
-        let mut turns = vec![Vec::new(); self.devices()];
+        let mut turns = vec![Vec::new(); self.stage_groups()];
         for (at, turn) in self.all() {
             let back = matches!(turn.part, Part::B | Part::BW);
-            turns[at.device].extend((back && chosen(at)).then_some(Turn { part: Part::R, ..turn }));
-            turns[at.device].push(turn);
+            turns[at.stage_group]
+                .extend((back && chosen(at)).then_some(Turn { part: Part::R, ..turn }));
+            turns[at.stage_group].push(turn);
         }
         let index = check::complete(self.microbatches, &self.placement, &turns, Written::Lists)?;
         Ok(Schedule { turns, index, ..self.clone() })
@@ -96,7 +98,7 @@ impl Schedule {
     }
 
     /// How many stage groups there are.
-    pub fn devices(&self) -> usize {
+    pub fn stage_groups(&self) -> usize {
         self.turns.len()
     }
 
@@ -107,7 +109,10 @@ impl Schedule {
 
     /// The most chunks that a stage group holds.
     pub fn chunks(&self) -> usize {
-        (0..self.devices()).map(|device| self.placement.chunks(device)).max().unwrap_or(0)
+        (0..self.stage_groups())
+            .map(|stage_group| self.placement.chunks(stage_group))
+            .max()
+            .unwrap_or(0)
     }
 
     /// Which stage each chunk is.
@@ -116,25 +121,25 @@ impl Schedule {
     }
 
     /// What a stage group does, in order.
-    pub fn turns(&self, device: usize) -> &[Turn] {
-        &self.turns[device]
+    pub fn turns(&self, stage_group: usize) -> &[Turn] {
+        &self.turns[stage_group]
     }
 
     /// Every turn with its place, one stage group after the other.
     pub fn all(&self) -> impl Iterator<Item = (At, Turn)> + '_ {
-        self.turns.iter().enumerate().flat_map(|(device, turns)| {
-            turns.iter().enumerate().map(move |(index, turn)| (At { device, index }, *turn))
+        self.turns.iter().enumerate().flat_map(|(stage_group, turns)| {
+            turns.iter().enumerate().map(move |(index, turn)| (At { stage_group, index }, *turn))
         })
     }
 
     /// The turn at a place.
     pub fn turn(&self, at: At) -> Turn {
-        self.turns[at.device][at.index]
+        self.turns[at.stage_group][at.index]
     }
 
     /// The stage that a turn works on.
     pub fn stage(&self, at: At) -> usize {
-        let held = self.placement.held(at.device, self.turn(at).chunk);
+        let held = self.placement.held(at.stage_group, self.turn(at).chunk);
         held.map_or(0, |held| held.stage)
     }
 
@@ -160,9 +165,9 @@ impl Schedule {
 impl fmt::Display for Schedule {
     /// A line per stage group: `0: F0 F1 BW0 BW1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (device, turns) in self.turns.iter().enumerate() {
+        for (stage_group, turns) in self.turns.iter().enumerate() {
             let words: Vec<String> = turns.iter().map(Turn::to_string).collect();
-            writeln!(f, "{device}: {}", words.join(" "))?;
+            writeln!(f, "{stage_group}: {}", words.join(" "))?;
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ pub struct Timed {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Timeline {
     /// For each stage group: its turns in order.
-    pub devices: Vec<Vec<Timed>>,
+    pub stage_groups: Vec<Vec<Timed>>,
     /// When the last stage group ends; the first starts at 0.
     pub makespan: f64,
     /// The longest time of a stage group from its first start to its last end. Shorter than the
@@ -51,7 +51,9 @@ pub struct Timeline {
 /// Simulates a schedule.
 pub fn simulate(schedule: &Schedule, costs: &TurnCosts) -> Result<Timeline> {
     costs.fit(schedule)?;
-    let work = |device: usize, timed: &Timed| costs.of(schedule.placement(), device, &timed.turn);
+    let work = |stage_group: usize, timed: &Timed| {
+        costs.of(schedule.placement(), stage_group, &timed.turn)
+    };
     let timeline = Timeline::of(schedule, play(schedule, costs), work);
     match timeline.makespan.is_finite() {
         true => Ok(timeline),
@@ -63,66 +65,73 @@ impl Timeline {
     /// The timeline of a schedule that was run: `times` gives the start and the end of a turn, in
     /// any unit and from any origin. The first start becomes 0.
     pub fn measured(schedule: &Schedule, times: impl Fn(At) -> (f64, f64)) -> Self {
-        let mut devices: Vec<Vec<Timed>> = vec![Vec::new(); schedule.devices()];
+        let mut stage_groups: Vec<Vec<Timed>> = vec![Vec::new(); schedule.stage_groups()];
         for (at, turn) in schedule.all() {
             let (start, end) = times(at);
-            devices[at.device].push(Timed { turn, stage: schedule.stage(at), start, end });
+            stage_groups[at.stage_group].push(Timed {
+                turn,
+                stage: schedule.stage(at),
+                start,
+                end,
+            });
         }
-        let all = || devices.iter().flatten();
+        let all = || stage_groups.iter().flatten();
         let origin = all().map(|timed| timed.start).fold(f64::INFINITY, f64::min);
-        for timed in devices.iter_mut().flatten() {
+        for timed in stage_groups.iter_mut().flatten() {
             (timed.start, timed.end) = (timed.start - origin, timed.end - origin);
         }
-        Timeline::of(schedule, devices, |_, timed| timed.end - timed.start)
+        Timeline::of(schedule, stage_groups, |_, timed| timed.end - timed.start)
     }
 
     /// What follows from the times of all turns, and the work in each of them.
     fn of(
         schedule: &Schedule,
-        devices: Vec<Vec<Timed>>,
+        stage_groups: Vec<Vec<Timed>>,
         work: impl Fn(usize, &Timed) -> f64,
     ) -> Self {
         let (mut makespan, mut span, mut ideal) = (0.0_f64, 0.0_f64, 0.0_f64);
-        for (device, turns) in devices.iter().enumerate() {
+        for (stage_group, turns) in stage_groups.iter().enumerate() {
             let (Some(first), Some(last)) = (turns.first(), turns.last()) else { continue };
             makespan = makespan.max(last.end);
             span = span.max(last.end - first.start);
-            ideal = ideal.max(turns.iter().map(|timed| work(device, timed)).sum());
+            ideal = ideal.max(turns.iter().map(|timed| work(stage_group, timed)).sum());
         }
         // Sums in another order differ in their last bits, but a span must not be below its work.
         span = span.max(ideal);
-        let per_device = |of: &dyn Fn(&[Turn]) -> usize| {
-            (0..schedule.devices()).map(|device| of(schedule.turns(device))).collect()
+        let per_group = |of: &dyn Fn(&[Turn]) -> usize| {
+            (0..schedule.stage_groups())
+                .map(|stage_group| of(schedule.turns(stage_group)))
+                .collect()
         };
         Timeline {
-            devices,
+            stage_groups,
             makespan,
             span,
             ideal,
             bubble_ideal: (span - ideal) / ideal,
             bubble_total: (span - ideal) / span,
-            peak_in_flight: per_device(&|turns| peak(turns, Phase::B)),
-            peak_until_w: per_device(&|turns| peak(turns, Phase::W)),
-            weight_versions: per_device(&versions),
+            peak_in_flight: per_group(&|turns| peak(turns, Phase::B)),
+            peak_until_w: per_group(&|turns| peak(turns, Phase::W)),
+            weight_versions: per_group(&versions),
         }
     }
 }
 
 /// The times of all turns.
 fn play(schedule: &Schedule, costs: &TurnCosts) -> Vec<Vec<Timed>> {
-    let mut devices: Vec<Vec<Timed>> = vec![Vec::new(); schedule.devices()];
+    let mut stage_groups: Vec<Vec<Timed>> = vec![Vec::new(); schedule.stage_groups()];
     flow::walk(schedule, |at| {
         let turn = schedule.turn(at);
-        let free = devices[at.device].last().map_or(0.0, |before| before.end);
+        let free = stage_groups[at.stage_group].last().map_or(0.0, |before| before.end);
         let arrived = schedule.needs(at).map(|(needed, _)| {
-            let hop = if needed.device == at.device { 0.0 } else { costs.hop() };
-            devices[needed.device][needed.index].end + hop
+            let hop = if needed.stage_group == at.stage_group { 0.0 } else { costs.hop() };
+            stage_groups[needed.stage_group][needed.index].end + hop
         });
         let start = arrived.fold(free, f64::max);
-        let end = start + costs.of(schedule.placement(), at.device, &turn);
-        devices[at.device].push(Timed { turn, stage: schedule.stage(at), start, end });
+        let end = start + costs.of(schedule.placement(), at.stage_group, &turn);
+        stage_groups[at.stage_group].push(Timed { turn, stage: schedule.stage(at), start, end });
     });
-    devices
+    stage_groups
 }
 
 /// The most forwards started whose `end` is not done yet. A stage group does one thing at a time,
@@ -165,7 +174,7 @@ mod tests {
             let times = (0..stages).map(|s| stage(1.0 + s as f64)).collect();
             let played = simulate(&schedule, &TurnCosts::uneven(times, 0.25).unwrap()).unwrap();
             let measured = Timeline::measured(&schedule, |at| {
-                let Timed { start, end, .. } = played.devices[at.device][at.index];
+                let Timed { start, end, .. } = played.stage_groups[at.stage_group][at.index];
                 (8.0 + 2.0 * start, 8.0 + 2.0 * end)
             });
             assert_eq!(measured.makespan, 2.0 * played.makespan);
@@ -174,7 +183,9 @@ mod tests {
             assert_eq!(measured.peak_until_w, played.peak_until_w);
             let costs = TurnCosts::measured(&measured, 0.5).unwrap();
             let again = simulate(&schedule, &costs).unwrap();
-            for (a, b) in again.devices.iter().flatten().zip(measured.devices.iter().flatten()) {
+            for (a, b) in
+                again.stage_groups.iter().flatten().zip(measured.stage_groups.iter().flatten())
+            {
                 assert!((a.start - b.start).abs() + (a.end - b.end).abs() < 1e-9, "{a:?}, {b:?}");
             }
         }
@@ -190,8 +201,8 @@ mod tests {
         let words = schedule.to_string();
         assert_eq!(words, "0: F0 F1 R0 BW0 R1 BW1\n1: F0 F1 R0 BW0 R1 BW1\n");
         let found = simulate(&schedule, &costs).unwrap();
-        let starts = |device: usize| -> Vec<f64> {
-            found.devices[device].iter().map(|timed| timed.start).collect()
+        let starts = |stage_group: usize| -> Vec<f64> {
+            found.stage_groups[stage_group].iter().map(|timed| timed.start).collect()
         };
         assert_eq!(starts(1), [1.0, 2.0, 3.0, 4.0, 6.0, 7.0]);
         assert_eq!(starts(0), [0.0, 1.0, 2.0, 6.0, 8.0, 9.0]);

@@ -68,12 +68,12 @@ pub fn by_count(layers: Range<usize>, pieces: usize, stages: usize) -> Result<Ve
 }
 
 /// Refuses fewer layers than stages; there are devices × chunks stages.
-pub fn enough_layers(layers: usize, devices: usize, chunks: usize) -> Result<()> {
-    enough(("layer", layers), devices, chunks)
+pub fn enough_layers(layers: usize, stage_groups: usize, chunks: usize) -> Result<()> {
+    enough(("layer", layers), stage_groups, chunks)
 }
 
-fn enough((what, count): (&str, usize), devices: usize, chunks: usize) -> Result<()> {
-    let stages = devices.saturating_mul(chunks);
+fn enough((what, count): (&str, usize), stage_groups: usize, chunks: usize) -> Result<()> {
+    let stages = stage_groups.saturating_mul(chunks);
     if (1..=count).contains(&stages) {
         return Ok(());
     }
@@ -88,12 +88,12 @@ fn enough((what, count): (&str, usize), devices: usize, chunks: usize) -> Result
     } else {
         // The same chunks in fewer stage groups, fewer chunks in the same groups, or a longer
         // model.
-        let fewer = [(count / chunks, chunks), (devices, count / devices)];
+        let fewer = [(count / chunks, chunks), (stage_groups, count / stage_groups)];
         nearest.extend(fewer.into_iter().filter(|&(p, v)| p * v > 0).map(|(p, v)| cut(p, v)));
         nearest.push(many(stages, what));
     }
     Err(PipelineError::Shape {
-        what: format!("{} can't be cut into {}", many(count, what), cut(devices, chunks)),
+        what: format!("{} can't be cut into {}", many(count, what), cut(stage_groups, chunks)),
         why: "every stage needs at least one; there are stage groups · chunks stages".to_owned(),
         nearest: nearest.join(", or "),
     })

@@ -17,11 +17,11 @@ pub(crate) enum Written<'a> {
 impl Written<'_> {
     /// A turn and its place, as part of a sentence.
     pub(crate) fn place(&self, at: At, turn: &Turn) -> String {
-        let At { device, index } = at;
+        let At { stage_group, index } = at;
         match self {
-            Written::Lists => format!("stage group {device}, turn {index} ({turn})"),
+            Written::Lists => format!("stage group {stage_group}, turn {index} ({turn})"),
             Written::Table(lines) => {
-                format!("line {} ({turn} of stage group {device})", lines[device][index])
+                format!("line {} ({turn} of stage group {stage_group})", lines[stage_group][index])
             }
         }
     }
@@ -33,7 +33,7 @@ impl Written<'_> {
             Written::Table(lines) => {
                 let text = error.to_string();
                 let (what, help) = text.split_once("\n  ").unwrap_or((&text, ""));
-                let line = lines[at.device][at.index];
+                let line = lines[at.stage_group][at.index];
                 PipelineError::Csv { line, what: what.to_owned(), help: help.to_owned() }
             }
         }

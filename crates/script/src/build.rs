@@ -21,10 +21,10 @@ use phalanx_spmd::Sharing;
 use crate::action::{
     Action, Buffer, BufferId, Category, Contribution, Kind, Run, Script, Source, View, Write,
 };
-use crate::device::StageGroup;
 use crate::error::ScriptError;
 use crate::key::StateKind;
 use crate::schedule::{Part, ScheduledRun};
+use crate::stage_group::StageGroup;
 use crate::unit::{Unit, units};
 use bind::{Binder, Places};
 use collect::Collector;
@@ -149,25 +149,25 @@ pub struct Training<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RankPlace {
     /// The stage group's index.
-    pub device: usize,
+    pub stage_group: usize,
     /// The place in its mesh.
     pub place: usize,
 }
 
 impl<'a> Training<'a> {
     /// The stage group of the rank.
-    pub(crate) fn device(&self) -> StageGroup<'a> {
-        self.world.devices[self.at.device]
+    pub(crate) fn stage_group(&self) -> StageGroup<'a> {
+        self.world.stage_groups[self.at.stage_group]
     }
 
     /// The rank within its stage group.
     pub(crate) fn ranks(&self) -> RankOnMesh<'a> {
-        RankOnMesh { mesh: self.device().mesh, rank: self.at.place }
+        RankOnMesh { mesh: self.stage_group().mesh, rank: self.at.place }
     }
 
     /// What the rank keeps from step to step.
     pub fn state(&self) -> Result<State, ScriptError> {
-        let units = units(self.world, self.at.device, self.precision.grads)?;
+        let units = units(self.world, self.at.stage_group, self.precision.grads)?;
         let mut script = self.world.empty_script(self.at, &units);
         let ranks = self.ranks();
         let buffers = hold::buffers(&mut script, &units, self.precision, self.optimizer, ranks);
@@ -227,12 +227,12 @@ impl State {
 /// are shared, the norm, then the updates.
 pub fn train_script(training: &Training<'_>, state: &State) -> Result<Script, ScriptError> {
     let Training { world, at, precision, .. } = *training;
-    let (turns, weights) = (training.device().turns, state.weights());
+    let (turns, weights) = (training.stage_group().turns, state.weights());
     let State { units, buffers, .. } = state;
-    let mut binder = Binder::new(world, at.device, state.script());
+    let mut binder = Binder::new(world, at.stage_group, state.script());
     binder.weights = Places::new(world.model, units, &weights, precision.weights);
-    let mut messenger = Messenger::new(world, at.device, binder.script.rank);
-    let mut collector = Collector::new(world, at.device, units, &weights, precision.weights);
+    let mut messenger = Messenger::new(world, at.stage_group, binder.script.rank);
+    let mut collector = Collector::new(world, at.stage_group, units, &weights, precision.weights);
     let mut reducer = Reducer::new(training, units, buffers, &mut binder);
     for (index, turn) in turns.iter().enumerate() {
         messenger.before(index, &mut binder)?;
@@ -272,9 +272,9 @@ impl Inference<'_> {
     /// What the rank keeps of a model that is never trained: its weights.
     pub fn state(&self) -> Result<State, ScriptError> {
         let Inference { world, at, weights } = *self;
-        let units = units(world, at.device, weights)?;
+        let units = units(world, at.stage_group, weights)?;
         let mut script = world.empty_script(at, &units);
-        let ranks = RankOnMesh { mesh: world.devices[at.device].mesh, rank: at.place };
+        let ranks = RankOnMesh { mesh: world.stage_groups[at.stage_group].mesh, rank: at.place };
         let buffers = hold::weights(&mut script, &units, weights, ranks);
         Ok(State { units, buffers, table: script })
     }
@@ -283,11 +283,11 @@ impl Inference<'_> {
     fn script(&self, state: &State) -> Result<Script, ScriptError> {
         let Inference { world, at, .. } = *self;
         let (units, weights, script) = (&state.units, &state.weights(), state.script());
-        let mut binder = Binder::new(world, at.device, script);
+        let mut binder = Binder::new(world, at.stage_group, script);
         binder.weights = Places::new(world.model, units, weights, self.weights);
-        let mut messenger = Messenger::new(world, at.device, binder.script.rank);
-        let mut collector = Collector::new(world, at.device, units, weights, self.weights);
-        for (index, turn) in world.devices[at.device].turns.iter().enumerate() {
+        let mut messenger = Messenger::new(world, at.stage_group, binder.script.rank);
+        let mut collector = Collector::new(world, at.stage_group, units, weights, self.weights);
+        for (index, turn) in world.stage_groups[at.stage_group].turns.iter().enumerate() {
             messenger.before(index, &mut binder)?;
             collector.before(index, &mut binder)?;
             binder.turn(*turn)?;
@@ -295,7 +295,7 @@ impl Inference<'_> {
             collector.after(index, &mut binder);
         }
         let mut script = binder.script;
-        norm::sum_losses(&mut script, world, at.device)?;
+        norm::sum_losses(&mut script, world, at.stage_group)?;
         messenger.finish(&mut script);
         Ok(script)
     }

@@ -15,8 +15,8 @@ use phalanx_ir::{Axis, DType, Layout, Mesh, Model, TensorType};
 use phalanx_spmd::{Grouping, Share, UnitFacts};
 
 use crate::build::World;
-use crate::device::StageGroup;
 use crate::error::ScriptError;
+use crate::stage_group::StageGroup;
 
 /// One parameter's place in its unit, on one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,7 +47,7 @@ pub struct Unit {
     /// The axes over which the parameters' gradients are partial sums.
     pub partial: BTreeSet<Axis>,
     /// The stage groups that hold the parameters: several if they share them.
-    pub devices: Vec<usize>,
+    pub stage_groups: Vec<usize>,
     /// What ranks keep of it, and when they exchange it.
     pub facts: UnitFacts,
 }
@@ -55,7 +55,7 @@ pub struct Unit {
 impl Unit {
     /// The axes along which other stage groups add to its gradient.
     pub(crate) fn shared(&self) -> BTreeSet<Axis> {
-        if self.devices.len() > 1 { BTreeSet::from([Axis::STAGES]) } else { BTreeSet::new() }
+        if self.stage_groups.len() > 1 { BTreeSet::from([Axis::STAGES]) } else { BTreeSet::new() }
     }
 
     /// Where its members lie in each rank's block, for ops that treat each one separately. Members
@@ -127,13 +127,13 @@ impl Unit {
 /// line for every element type, and so does each shard of a unit.
 pub(crate) fn units(
     world: &World<'_>,
-    device: usize,
+    stage_group: usize,
     grads: DType,
 ) -> Result<Vec<Unit>, ScriptError> {
-    let (model, StageGroup { mesh, sharing, .. }) = (world.model, world.devices[device]);
-    let mut params = described(world, device)?;
-    params.retain(|p| p.devices.contains(&device));
-    let held = |instance: usize| world.holds(device, instance);
+    let (model, StageGroup { mesh, sharing, .. }) = (world.model, world.stage_groups[stage_group]);
+    let mut params = described(world, stage_group)?;
+    params.retain(|p| p.stage_groups.contains(&stage_group));
+    let held = |instance: usize| world.holds(stage_group, instance);
     let groups = match sharing.grouping {
         Grouping::Segments { per_unit } => by_instance(model, &params, held, per_unit),
         Grouping::Buckets { first, cap } => buckets(&params, grads.size(), first, cap),
@@ -157,21 +157,21 @@ struct Described {
     blocks: Vec<Axis>,
     partial: BTreeSet<Axis>,
     /// The stage groups whose instances have it.
-    devices: Vec<usize>,
+    stage_groups: Vec<usize>,
 }
 
 impl Described {
     fn alike(&self, other: &Self) -> bool {
-        (&self.blocks, &self.partial, &self.devices)
-            == (&other.blocks, &other.partial, &other.devices)
+        (&self.blocks, &self.partial, &self.stage_groups)
+            == (&other.blocks, &other.partial, &other.stage_groups)
     }
 }
 
 /// The parameters that some instance has, in the model's order, in the layout that programs read;
 /// whole if no program reads them.
-fn described(world: &World<'_>, device: usize) -> Result<Vec<Described>, ScriptError> {
+fn described(world: &World<'_>, stage_group: usize) -> Result<Vec<Described>, ScriptError> {
     let (model, holders) = (world.model, &world.holders);
-    let StageGroup { compiled, mesh, .. } = world.devices[device];
+    let StageGroup { compiled, mesh, .. } = world.stage_groups[stage_group];
     let mut found: Vec<Option<Described>> = vec![None; model.params().len()];
     for instance in model.instances() {
         for (local, &param) in &instance.params {
@@ -188,7 +188,7 @@ fn described(world: &World<'_>, device: usize) -> Result<Vec<Described>, ScriptE
                 blocks,
                 // A parameter that is not trained has no gradient to sum.
                 partial: gradient.map_or(BTreeSet::new(), |g| g.layout.partial().clone()),
-                devices: holders[param].clone(),
+                stage_groups: holders[param].clone(),
             };
             match &found[param] {
                 Some(other) if !own.alike(other) || own.elements != other.elements => {
@@ -215,7 +215,7 @@ fn described(world: &World<'_>, device: usize) -> Result<Vec<Described>, ScriptE
             elements: model.params()[param].elements(),
             blocks: Vec::new(),
             partial: BTreeSet::new(),
-            devices: holders[param].clone(),
+            stage_groups: holders[param].clone(),
         });
     }
     Ok(found.into_iter().flatten().collect())
@@ -244,7 +244,7 @@ fn by_instance(
             }
             // Parameters that stage groups share are one unit in each of them, whichever instances
             // read them there.
-            let from = if described.devices.len() > 1 { 0 } else { first };
+            let from = if described.stage_groups.len() > 1 { 0 } else { first };
             match groups[from..].iter_mut().find(|(_, group)| group[0].alike(described)) {
                 Some((_, group)) => group.push(described.clone()),
                 None => groups.push((instance.name.clone(), vec![described.clone()])),
@@ -254,7 +254,7 @@ fn by_instance(
         for (name, group) in groups[first..].iter_mut().skip(1) {
             let cut = group[0].blocks.iter().map(|axis| format!("+cut.{axis}"));
             let summed = group[0].partial.iter().map(|axis| format!("+sum.{axis}"));
-            let tied = (group[0].devices.len() > 1).then(|| "+tied".to_owned());
+            let tied = (group[0].stage_groups.len() > 1).then(|| "+tied".to_owned());
             let suffix: String = cut.chain(summed).chain(tied).collect();
             *name += if suffix.is_empty() { "+whole" } else { &suffix };
         }
@@ -300,7 +300,7 @@ fn buckets(params: &[Described], size: usize, first: usize, cap: usize) -> Vec<G
         };
         let bytes: usize = open[at].iter().map(|p| p.elements * size).sum();
         let full = bytes >= if closed.is_empty() { first } else { cap };
-        if full && described.devices.len() < 2 {
+        if full && described.stage_groups.len() < 2 {
             closed.push(open.remove(at));
         }
     }
@@ -312,7 +312,7 @@ fn pack(name: String, group: &[Described], facts: UnitFacts, shards: usize) -> U
     // A cache line in the narrowest type; in wider types it is more.
     let line = ALIGN / 2;
     let mut group: Vec<&Described> = group.iter().collect();
-    if group[0].devices.len() > 1 {
+    if group[0].stage_groups.len() > 1 {
         group.sort_by_key(|described| described.param);
     }
     let mut unit = Unit {
@@ -322,7 +322,7 @@ fn pack(name: String, group: &[Described], facts: UnitFacts, shards: usize) -> U
         decays: 0,
         blocks: group[0].blocks.clone(),
         partial: group[0].partial.clone(),
-        devices: group[0].devices.clone(),
+        stage_groups: group[0].stage_groups.clone(),
         facts,
     };
     for decay in [true, false] {
@@ -347,8 +347,8 @@ mod tests {
 
     fn param(param: usize, elements: usize, partial: &str) -> Described {
         let partial = partial.split_whitespace().map(|a| Axis::new(a).unwrap()).collect();
-        let (blocks, devices) = (vec![], vec![0]);
-        Described { param, decay: true, trained: true, elements, blocks, partial, devices }
+        let (blocks, stage_groups) = (vec![], vec![0]);
+        Described { param, decay: true, trained: true, elements, blocks, partial, stage_groups }
     }
 
     fn sizes(params: &[Described], first: usize, cap: usize) -> Vec<Vec<usize>> {

@@ -49,7 +49,7 @@ fn turns(microbatches: usize) -> Vec<Vec<ScheduledRun>> {
 fn scripts(model: &Model, compiled: &Compiled, turns: &[Vec<ScheduledRun>]) -> Vec<Script> {
     let ranks: Vec<[usize; 1]> = (0..DEVICES).map(|rank| [rank]).collect();
     let (mesh, sharing) = (&ALONE.0, &ALONE.1);
-    let devices = (turns.iter().zip(&ranks)).map(|(turns, ranks)| StageGroup {
+    let stage_groups = (turns.iter().zip(&ranks)).map(|(turns, ranks)| StageGroup {
         compiled,
         turns,
         mesh,
@@ -57,11 +57,11 @@ fn scripts(model: &Model, compiled: &Compiled, turns: &[Vec<ScheduledRun>]) -> V
         ranks,
     });
     let library = Arc::new(Library::new(Arc::new(NoScratch)));
-    let world = World::new(model, devices.collect(), library).unwrap();
-    let script = |device| {
+    let world = World::new(model, stage_groups.collect(), library).unwrap();
+    let script = |stage_group| {
         let training = Training {
             world: &world,
-            at: RankPlace { device, place: 0 },
+            at: RankPlace { stage_group, place: 0 },
             precision: Precision { weights: DType::F32, grads: DType::F32, state: DType::F32 },
             optimizer: Optimizer::adamw(),
             clip: Some(1.0),
@@ -72,8 +72,8 @@ fn scripts(model: &Model, compiled: &Compiled, turns: &[Vec<ScheduledRun>]) -> V
 }
 
 /// How many actions a device has, by hand.
-fn actions(device: usize, microbatches: usize) -> usize {
-    let (first, last) = (device == 0, device + 1 == DEVICES);
+fn actions(stage_group: usize, microbatches: usize) -> usize {
+    let (first, last) = (stage_group == 0, stage_group + 1 == DEVICES);
     let layers = LAYERS / DEVICES;
     let instances = layers + usize::from(first) + usize::from(last);
     // Every instance goes there and back; the head does both at once.
@@ -100,8 +100,12 @@ fn measure(model: &Model, compiled: &Compiled, microbatches: usize) -> Measured 
     let start = Instant::now();
     let scripts = scripts(model, compiled, &turns);
     let building = start.elapsed();
-    for (device, script) in scripts.iter().enumerate() {
-        assert_eq!(script.actions.len(), actions(device, microbatches), "device {device}");
+    for (stage_group, script) in scripts.iter().enumerate() {
+        assert_eq!(
+            script.actions.len(),
+            actions(stage_group, microbatches),
+            "device {stage_group}"
+        );
     }
     let (start, before) = (Instant::now(), counts());
     let planned: Vec<Planned> =
@@ -121,7 +125,7 @@ fn a_deep_model_on_a_long_pipeline_is_built_and_checked() {
     let [half, whole] = [64, 128].map(|microbatches| {
         let measured = measure(&model, &compiled, microbatches);
         println!(
-            "{LAYERS} layers, {microbatches} micro-batches, {DEVICES} devices: building {:.3} s, \
+            "{LAYERS} layers, {microbatches} micro-batches, {DEVICES} stage_groups: building {:.3} s, \
              checking and planning {:.3} s, {} bytes allocated",
             measured.building.as_secs_f64(),
             measured.checking.as_secs_f64(),

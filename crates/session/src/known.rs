@@ -59,7 +59,10 @@ impl Known {
             class.map(|class| class.plan.train_script())
         };
         // Programs count the work of all ranks of their mesh.
-        let firsts = lowered.devices().into_iter().filter_map(|device| of_rank(device.ranks[0]));
+        let firsts = lowered
+            .stage_groups()
+            .into_iter()
+            .filter_map(|stage_group| of_rank(stage_group.ranks[0]));
         let flops = firsts.map(flops).sum();
         let largest =
             classes.iter().max_by_key(|class| (class.plan.arena(), usize::MAX - class.ranks[0]));

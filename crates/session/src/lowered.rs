@@ -90,11 +90,11 @@ impl Lowered {
         requirements: Arc<dyn Requirements>,
     ) -> Result<Self> {
         let model = &models.train;
-        let devices = settings.parallel.devices()?;
+        let stage_groups = settings.parallel.stage_groups()?;
         let parts = settings.microbatches;
-        let turns = settings.parallel.pipeline.turns(model, devices.len(), parts)?;
+        let turns = settings.parallel.pipeline.turns(model, stage_groups.len(), parts)?;
         let (mut on_mesh, mut groups): (Vec<OnMesh>, Vec<GroupRuns>) = (Vec::new(), Vec::new());
-        for ((mesh, ranks), turns) in devices.into_iter().zip(turns) {
+        for ((mesh, ranks), turns) in stage_groups.into_iter().zip(turns) {
             let known = on_mesh.iter().position(|l| l.mesh == mesh);
             let index = known.unwrap_or(on_mesh.len());
             if known.is_none() {
@@ -158,7 +158,7 @@ impl Lowered {
 
     /// The programs of each segment, on the mesh of a rank's stage group.
     pub fn compiled_of(&self, rank: usize) -> &Compiled {
-        &self.on_mesh[self.groups[self.place(rank).device].on_mesh].compiled
+        &self.on_mesh[self.groups[self.place(rank).stage_group].on_mesh].compiled
     }
 
     /// The mesh of all ranks: that of the configuration, or one axis where the stage groups' meshes
@@ -181,7 +181,7 @@ impl Lowered {
     }
 
     /// The stage groups of the pipeline.
-    pub fn devices(&self) -> Vec<StageGroup<'_>> {
+    pub fn stage_groups(&self) -> Vec<StageGroup<'_>> {
         self.devices_with(|on_mesh| Some(&on_mesh.compiled), |group| &group.turns)
     }
 
@@ -190,7 +190,7 @@ impl Lowered {
         compiled: impl Fn(&'a OnMesh) -> Option<&'a Compiled>,
         turns: impl Fn(&'a GroupRuns) -> &'a [ScheduledRun],
     ) -> Vec<StageGroup<'a>> {
-        let device = |group: &'a GroupRuns| {
+        let stage_group = |group: &'a GroupRuns| {
             let on_mesh = &self.on_mesh[group.on_mesh];
             Some(StageGroup {
                 compiled: compiled(on_mesh)?,
@@ -200,7 +200,7 @@ impl Lowered {
                 ranks: &group.ranks,
             })
         };
-        self.groups.iter().filter_map(device).collect()
+        self.groups.iter().filter_map(stage_group).collect()
     }
 
     /// The stage group of a rank, and its place there.
@@ -208,17 +208,17 @@ impl Lowered {
     /// # Panics
     /// If there is no such rank.
     pub(crate) fn place(&self, rank: usize) -> RankPlace {
-        let found = self.groups.iter().enumerate().find_map(|(device, group)| {
+        let found = self.groups.iter().enumerate().find_map(|(stage_group, group)| {
             let place = group.ranks.iter().position(|&r| r == rank)?;
-            Some(RankPlace { device, place })
+            Some(RankPlace { stage_group, place })
         });
         found.expect("a rank is in one of the stage groups")
     }
 
     /// A rank within its stage group.
     pub fn at(&self, rank: usize) -> RankOnMesh<'_> {
-        let RankPlace { device, place } = self.place(rank);
-        let partition = &self.on_mesh[self.groups[device].on_mesh].partition;
+        let RankPlace { stage_group, place } = self.place(rank);
+        let partition = &self.on_mesh[self.groups[stage_group].on_mesh].partition;
         RankOnMesh { mesh: partition.mesh(), rank: place }
     }
 
@@ -231,9 +231,9 @@ impl Lowered {
     /// The model that is evaluated, and the stage groups that do so.
     pub(crate) fn evaluation(&self) -> Option<(&Model, Vec<StageGroup<'_>>)> {
         let model = self.evaluate.as_ref()?;
-        let devices =
+        let stage_groups =
             self.devices_with(|on_mesh| on_mesh.evaluate.as_ref(), |group| &group.evaluate);
-        Some((model, devices))
+        Some((model, stage_groups))
     }
 
     /// Bytes of the largest rank's arena, and of all together.
@@ -261,9 +261,9 @@ impl Lowered {
                 mesh.axes().map(|(axis, size)| format!("{axis} {size}")).collect();
             degrees.join(" · ")
         };
-        let devices = match (&parallel.pipeline.meshes[..], self.groups.len()) {
+        let stage_groups = match (&parallel.pipeline.meshes[..], self.groups.len()) {
             ([], 1) => degrees(self.mesh()),
-            ([], devices) => [format!("pp {devices}"), degrees(self.mesh())]
+            ([], stage_groups) => [format!("pp {stage_groups}"), degrees(self.mesh())]
                 .into_iter()
                 .filter(|part| !part.is_empty())
                 .collect::<Vec<_>>()
@@ -293,7 +293,7 @@ impl Lowered {
             format!("; {what} in shards over {}", axes.join(" · "))
         });
         let shards = shards.unwrap_or_default();
-        format!("{ranks} ranks, {devices}: {}{shards}", names.join(", "))
+        format!("{ranks} ranks, {stage_groups}: {}{shards}", names.join(", "))
     }
 
     /// For each parameter: how a rank's programs read it.

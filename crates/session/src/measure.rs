@@ -121,8 +121,8 @@ mod tests {
         assert!(costs[5] > 2.0 * costs[1], "{costs:?}");
         // So the head alone is one stage.
         let lowered = Lowered::new(&models, settings).unwrap();
-        let devices = lowered.devices();
-        let holds = |instance| devices[1].turns.iter().any(|turn| turn.instance == instance);
+        let stage_groups = lowered.stage_groups();
+        let holds = |instance| stage_groups[1].turns.iter().any(|turn| turn.instance == instance);
         assert!(holds(5) && !holds(4), "{costs:?}");
         // Lowering again from these settings gives exactly the same numbers; a second measurement
         // would not.

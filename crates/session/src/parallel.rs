@@ -88,15 +88,15 @@ impl Parallel {
     }
 
     /// For each stage group: its mesh, and its ranks in the mesh's order.
-    pub fn devices(&self) -> Result<Vec<(Mesh, Vec<usize>)>> {
+    pub fn stage_groups(&self) -> Result<Vec<(Mesh, Vec<usize>)>> {
         if !self.pipeline.meshes.is_empty() {
             let mut next = 0;
-            let device = |mesh: &Mesh| {
+            let stage_group = |mesh: &Mesh| {
                 let ranks = next..next + mesh.ranks();
                 next = ranks.end;
                 (mesh.clone(), ranks.collect())
             };
-            return Ok(self.pipeline.meshes.iter().map(device).collect());
+            return Ok(self.pipeline.meshes.iter().map(stage_group).collect());
         }
         let stages = Axis::STAGES;
         let own: Vec<(Axis, usize)> =
@@ -104,10 +104,10 @@ impl Parallel {
         let mesh = Mesh::new(own.iter().map(|(axis, size)| (axis.name(), *size)))?;
         let all = 0..self.mesh.ranks();
         let Some(count) = self.mesh.size(stages) else { return Ok(vec![(mesh, all.collect())]) };
-        let ranks = |device: usize| {
-            all.clone().filter(|&rank| self.mesh.coordinate(rank, stages) == device).collect()
+        let ranks = |stage_group: usize| {
+            all.clone().filter(|&rank| self.mesh.coordinate(rank, stages) == stage_group).collect()
         };
-        Ok((0..count).map(|device| (mesh.clone(), ranks(device))).collect())
+        Ok((0..count).map(|stage_group| (mesh.clone(), ranks(stage_group))).collect())
     }
 
     /// The layouts that a search finds for a model on a mesh, if one is asked for.

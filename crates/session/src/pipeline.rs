@@ -112,17 +112,17 @@ impl Pipeline {
     }
 
     /// The schedule for this many stage groups.
-    pub(crate) fn schedule(&self, devices: usize, microbatches: usize) -> Result<Schedule> {
+    pub(crate) fn schedule(&self, stage_groups: usize, microbatches: usize) -> Result<Schedule> {
         match &self.order {
             PipelineOrder::Named(named) => {
                 let shape =
-                    Shape { devices, microbatches, chunks: self.chunks, warmup: self.warmup };
+                    Shape { stage_groups, microbatches, chunks: self.chunks, warmup: self.warmup };
                 Ok(named.build(shape)?)
             }
             PipelineOrder::Own(schedule) => {
                 let chunks = self.chunks.unwrap_or(schedule.chunks());
                 for (what, key, found, asked) in [
-                    ("stage groups", "parallel.pp", schedule.devices(), devices),
+                    ("stage groups", "parallel.pp", schedule.stage_groups(), stage_groups),
                     ("micro-batches", "train.microbatches", schedule.microbatches(), microbatches),
                     ("chunks", "parallel.chunks", schedule.chunks(), chunks),
                 ] {
@@ -136,7 +136,7 @@ impl Pipeline {
                     }
                 }
                 let several = schedule.all().find(|(at, turn)| {
-                    let held = schedule.placement().held(at.device, turn.chunk);
+                    let held = schedule.placement().held(at.stage_group, turn.chunk);
                     turn.version > 0 || held.is_some_and(|held| held.replica > 0)
                 });
                 if let Some((at, turn)) = several {
@@ -145,7 +145,7 @@ impl Pipeline {
                             "{}: turn {turn} of stage group {} uses another weight version or \
                             replica",
                             schedule.name(),
-                            at.device
+                            at.stage_group
                         ))
                         .because(
                             "pipelines without a flush and bidirectional pipelines are not \
@@ -163,10 +163,10 @@ impl Pipeline {
     pub(crate) fn turns(
         &self,
         model: &Model,
-        devices: usize,
+        stage_groups: usize,
         microbatches: usize,
     ) -> Result<Vec<Vec<ScheduledRun>>> {
-        let (schedule, stages) = self.timetable(model, devices, microbatches)?;
+        let (schedule, stages) = self.timetable(model, stage_groups, microbatches)?;
         Ok(match self.rematerialise {
             true => schedule.rematerialised(&stages),
             false => schedule.instances(&stages),
@@ -178,14 +178,14 @@ impl Pipeline {
     pub(crate) fn timetable(
         &self,
         model: &Model,
-        devices: usize,
+        stage_groups: usize,
         microbatches: usize,
     ) -> Result<(Schedule, Vec<Range<usize>>)> {
-        let schedule = self.schedule(devices, microbatches)?;
+        let schedule = self.schedule(stage_groups, microbatches)?;
         // The message speaks of stage groups and chunks if that is how stages were counted.
         let (chunks, stages) = (schedule.chunks(), schedule.placement().stages());
-        if stages == devices * chunks {
-            split::enough_layers(model.instances().len(), devices, chunks)?;
+        if stages == stage_groups * chunks {
+            split::enough_layers(model.instances().len(), stage_groups, chunks)?;
         }
         let stages = self.stages(model, stages)?;
         Ok((schedule, stages))

@@ -40,10 +40,12 @@ pub struct ClassPlan {
 impl<'a> Planner<'a> {
     /// Finds what the ranks of a session have in common.
     pub fn new(lowered: &'a Lowered) -> Result<Self> {
-        let train = World::new(&lowered.model, lowered.devices(), lowered.library.clone())?;
+        let train = World::new(&lowered.model, lowered.stage_groups(), lowered.library.clone())?;
         let evaluate = match lowered.evaluation() {
             None => None,
-            Some((model, devices)) => Some(World::new(model, devices, lowered.library.clone())?),
+            Some((model, stage_groups)) => {
+                Some(World::new(model, stage_groups, lowered.library.clone())?)
+            }
         };
         Ok(Self { lowered, train, evaluate, classes: OnceLock::new() })
     }
@@ -105,7 +107,7 @@ impl<'a> Planner<'a> {
             return Ok(known);
         }
         let classes = self.train.classes().into_iter().map(|places| {
-            let rank = |at: &RankPlace| self.train.devices[at.device].ranks[at.place];
+            let rank = |at: &RankPlace| self.train.stage_groups[at.stage_group].ranks[at.place];
             let ranks = places.iter().map(rank).collect();
             let plan = self.plan_at(places[0])?;
             Ok(ClassPlan { ranks, places, plan })

@@ -13,15 +13,15 @@ use phalanx_error::Result;
 /// Predicted seconds of a training step.
 pub fn step_seconds(lowered: &Lowered) -> Result<f64> {
     let hardware = Hardware::cpu(lowered.settings.threads);
-    let (devices, planner) = (lowered.devices(), Planner::new(lowered)?);
+    let (stage_groups, planner) = (lowered.stage_groups(), Planner::new(lowered)?);
     let mut busiest: f64 = 0.0;
-    for device in &devices {
+    for stage_group in &stage_groups {
         // All ranks of a stage group do the same.
-        let script = planner.train_script(device.ranks[0])?;
+        let script = planner.train_script(stage_group.ranks[0])?;
         busiest = busiest.max(busy(&script, &hardware));
     }
     let parts = lowered.settings.microbatches;
-    Ok(busiest * (parts + devices.len() - 1) as f64 / parts as f64)
+    Ok(busiest * (parts + stage_groups.len() - 1) as f64 / parts as f64)
 }
 
 /// Seconds of all actions of a script.

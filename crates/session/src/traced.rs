@@ -56,14 +56,15 @@ impl Timetable {
         let (pipeline, parts) =
             (&lowered.settings.parallel.pipeline, lowered.settings.microbatches);
         let (schedule, stages) =
-            pipeline.timetable(&lowered.model, lowered.devices().len(), parts)?;
+            pipeline.timetable(&lowered.model, lowered.stage_groups().len(), parts)?;
         let places: Vec<RankPlace> = (0..lowered.ranks()).map(|rank| lowered.place(rank)).collect();
         let name = |(rank, at): (usize, &RankPlace)| {
             let (mesh, place) = (lowered.at(rank).mesh, at.place);
-            let device = lowered.is_pipeline().then(|| format!("stage group {}", at.device));
+            let stage_group =
+                lowered.is_pipeline().then(|| format!("stage group {}", at.stage_group));
             let axes =
                 mesh.axes().map(|(axis, _)| format!("{axis} {}", mesh.coordinate(place, axis)));
-            device.into_iter().chain(axes).collect::<Vec<_>>().join(", ")
+            stage_group.into_iter().chain(axes).collect::<Vec<_>>().join(", ")
         };
         let names = places.iter().enumerate().map(name).collect();
         Ok(Self { schedule, stages, places, names })

@@ -98,8 +98,8 @@ impl<E: Engine> Rig<E> {
         let (optimizer, clip) = (setup.optimizer, setup.clip);
         let (compiled, at) = (compile(model), RankPlace::default());
         let library = Arc::new(Library::new(engine.requirements()));
-        let devices = vec![StageGroup::alone(&compiled, &schedule)];
-        let world = World::new(model, devices, library.clone()).unwrap();
+        let stage_groups = vec![StageGroup::alone(&compiled, &schedule)];
+        let world = World::new(model, stage_groups, library.clone()).unwrap();
         let training = Training { world: &world, at, precision, optimizer, clip };
         let state = training.state().unwrap();
         let mut script = train_script(&training, &state).unwrap();
@@ -113,8 +113,8 @@ impl<E: Engine> Rig<E> {
         let id = executor.load(planned(script)).unwrap();
         let forward = forward.map(|model| {
             let (compiled, turns) = (compile(model), forward_turns(0..model.instances().len(), 1));
-            let devices = vec![StageGroup::alone(&compiled, &turns)];
-            let world = World::new(model, devices, library).unwrap();
+            let stage_groups = vec![StageGroup::alone(&compiled, &turns)];
+            let world = World::new(model, stage_groups, library).unwrap();
             let forward = Inference { world: &world, at, weights: precision.weights };
             executor.load(planned(eval_script(&forward, &state).unwrap())).unwrap()
         });

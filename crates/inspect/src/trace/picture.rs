@@ -34,13 +34,15 @@ impl Played {
     /// The timelines of a trace.
     pub fn new(trace: &Trace) -> Result<Self> {
         let Timetable { schedule, stages, .. } = &trace.timetable;
-        let ran: Vec<Ran> = (0..schedule.devices()).map(|device| Ran::new(trace, device)).collect();
+        let ran: Vec<Ran> =
+            (0..schedule.stage_groups()).map(|stage_group| Ran::new(trace, stage_group)).collect();
         let schedule = schedule.with_second_forwards(|at| {
             let (stage, microbatch) = (&stages[schedule.stage(at)], schedule.turn(at).microbatch);
-            ran[at.device].stretch(stage, microbatch, Part::R).is_some()
+            ran[at.stage_group].stretch(stage, microbatch, Part::R).is_some()
         })?;
         let times: Vec<Vec<Stretch>> = ran.iter().map(|ran| ran.turns(&schedule, stages)).collect();
-        let measured = Timeline::measured(&schedule, |At { device, index }| times[device][index]);
+        let measured =
+            Timeline::measured(&schedule, |At { stage_group, index }| times[stage_group][index]);
         let predicted = simulate(&schedule, &TurnCosts::measured(&measured, 0.0)?)?;
         Ok(Self { schedule, measured, predicted })
     }
@@ -61,14 +63,17 @@ type Stretch = (f64, f64);
 
 /// What the first rank of a stage group ran, by instance and micro-batch.
 struct Ran {
-    device: usize,
+    stage_group: usize,
     parts: BTreeMap<(usize, usize), Vec<(Part, Stretch)>>,
 }
 
 impl Ran {
-    fn new(trace: &Trace, device: usize) -> Self {
+    fn new(trace: &Trace, stage_group: usize) -> Self {
         let Timetable { stages, places, .. } = &trace.timetable;
-        let first = places.iter().position(|at| at.device == device && at.place == 0).unwrap_or(0);
+        let first = places
+            .iter()
+            .position(|at| at.stage_group == stage_group && at.place == 0)
+            .unwrap_or(0);
         let turns = || trace.ranks.iter().flatten().filter_map(|traced| traced.turn);
         // Where stages are recomputed, the model's last instance runs its forward right before its
         // backward, and that forward counts as backward, as it does where both are one program.
@@ -85,17 +90,17 @@ impl Ran {
                 own.push((part, (start, end)));
             }
         }
-        Self { device, parts }
+        Self { stage_group, parts }
     }
 
     /// When each turn of the stage group's list ran.
     fn turns(&self, schedule: &Schedule, stages: &[Range<usize>]) -> Vec<Stretch> {
         let of = |index: usize| {
-            let at = At { device: self.device, index };
+            let at = At { stage_group: self.stage_group, index };
             let turn = schedule.turn(at);
             self.stretch(&stages[schedule.stage(at)], turn.microbatch, turn.part)
         };
-        filled((0..schedule.turns(self.device).len()).map(of).collect())
+        filled((0..schedule.turns(self.stage_group).len()).map(of).collect())
     }
 
     /// From the start of the first action of a turn to the end of its last, if it has any.

@@ -43,20 +43,20 @@ impl<'a> Panel<'a> {
         self.label.unwrap_or(self.schedule.name())
     }
 
-    /// The size as text, such as `4 devices, 8 micro-batches`.
+    /// The size as text, such as `4 stage_groups, 8 micro-batches`.
     fn title(&self) -> String {
         let Panel { schedule, .. } = self;
         let chunks = match schedule.chunks() {
             1 => String::new(),
             v => format!(" of {v} chunks"),
         };
-        let (p, m) = (schedule.devices(), schedule.microbatches());
-        let (devices, batches) = (counted(p, "device"), counted(m, "micro-batch"));
+        let (p, m) = (schedule.stage_groups(), schedule.microbatches());
+        let (stage_groups, batches) = (counted(p, "device"), counted(m, "micro-batch"));
         let named = match self.label {
             Some(_) => format!("{}, ", schedule.name()),
             None => String::new(),
         };
-        format!("{named}{devices}{chunks}, {batches}")
+        format!("{named}{stage_groups}{chunks}, {batches}")
     }
 
     /// A time with its unit.
@@ -79,10 +79,10 @@ impl<'a> Panel<'a> {
 
     /// The largest number of micro-batches that a stage group keeps, each counted for all its
     /// chunks together: until their B, and until their W.
-    fn peaks(&self, device: usize) -> (f64, f64) {
-        let chunks = self.schedule.placement().chunks(device).max(1) as f64;
+    fn peaks(&self, stage_group: usize) -> (f64, f64) {
+        let chunks = self.schedule.placement().chunks(stage_group).max(1) as f64;
         let Timeline { peak_in_flight, peak_until_w, .. } = self.timeline;
-        (peak_in_flight[device] as f64 / chunks, peak_until_w[device] as f64 / chunks)
+        (peak_in_flight[stage_group] as f64 / chunks, peak_until_w[stage_group] as f64 / chunks)
     }
 }
 
@@ -93,7 +93,7 @@ fn longest(panels: &[Panel<'_>]) -> f64 {
 
 /// The shortest turn that takes any time.
 fn shortest(panels: &[Panel<'_>]) -> f64 {
-    let turns = panels.iter().flat_map(|panel| panel.timeline.devices.iter().flatten());
+    let turns = panels.iter().flat_map(|panel| panel.timeline.stage_groups.iter().flatten());
     let times = turns.map(|turn| turn.end - turn.start).filter(|time| *time > 0.0);
     times.fold(longest(panels), f64::min)
 }

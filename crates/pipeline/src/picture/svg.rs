@@ -30,8 +30,8 @@ pub fn svg(panels: &[Panel<'_>]) -> String {
     let between = PANEL_GAP * panels.len().saturating_sub(1) as f64;
     let height = heights.iter().sum::<f64>() + between + FOOT + LEGEND;
     let most = |panel: &Panel<'_>| {
-        let until_w = |device| panel.peaks(device).1.max(panel.peaks(device).0);
-        (0..panel.schedule.devices()).map(until_w).fold(0.0, f64::max)
+        let until_w = |stage_group| panel.peaks(stage_group).1.max(panel.peaks(stage_group).0);
+        (0..panel.schedule.stage_groups()).map(until_w).fold(0.0, f64::max)
     };
     let last = panels.iter().map(|panel| panel.schedule.microbatches() - 1).max().unwrap_or(0);
     let mut drawing = Drawing {
@@ -53,7 +53,7 @@ pub fn svg(panels: &[Panel<'_>]) -> String {
 }
 
 fn rows(panel: &Panel<'_>) -> f64 {
-    panel.schedule.devices() as f64 * (ROW + GAP)
+    panel.schedule.stage_groups() as f64 * (ROW + GAP)
 }
 
 struct Drawing {
@@ -81,8 +81,8 @@ impl Drawing {
         };
         let bars = LEFT + self.width + 16.0;
         page.text((bars, top + 36.0), 10.5, Weight::Soft, Anchor::Start, until);
-        for device in 0..panel.schedule.devices() {
-            self.row(panel, device, top + HEAD + device as f64 * (ROW + GAP));
+        for stage_group in 0..panel.schedule.stage_groups() {
+            self.row(panel, stage_group, top + HEAD + stage_group as f64 * (ROW + GAP));
         }
         // Where this schedule ends; others on the same scale may be longer.
         let end = LEFT + panel.timeline.makespan * self.scale;
@@ -91,16 +91,16 @@ impl Drawing {
         self.page.text((end, top + 36.0), 10.5, Weight::Plain, Anchor::End, &label);
     }
 
-    fn row(&mut self, panel: &Panel<'_>, device: usize, y: f64) {
+    fn row(&mut self, panel: &Panel<'_>, stage_group: usize, y: f64) {
         let middle = y + ROW / 2.0 + 4.0;
-        let name = format!("device {device}");
+        let name = format!("device {stage_group}");
         self.page.text((LEFT - 10.0, middle), 11.5, Weight::Plain, Anchor::End, &name);
         self.page.waiting((LEFT, y), (panel.timeline.makespan * self.scale, ROW));
-        let chunks = panel.schedule.placement().chunks(device);
-        for timed in &panel.timeline.devices[device] {
+        let chunks = panel.schedule.placement().chunks(stage_group);
+        for timed in &panel.timeline.stage_groups[stage_group] {
             self.block(panel, timed, chunks, y);
         }
-        self.bars(panel, device, y);
+        self.bars(panel, stage_group, y);
     }
 
     fn block(&mut self, panel: &Panel<'_>, timed: &Timed, chunks: usize, y: f64) {
@@ -128,8 +128,8 @@ impl Drawing {
     }
 
     /// How much the stage group keeps: until B in dark; until W, if that differs, below it.
-    fn bars(&mut self, panel: &Panel<'_>, device: usize, y: f64) {
-        let (until_b, until_w) = panel.peaks(device);
+    fn bars(&mut self, panel: &Panel<'_>, stage_group: usize, y: f64) {
+        let (until_b, until_w) = panel.peaks(stage_group);
         let left = LEFT + self.width + 16.0;
         let long = |peak: f64| (peak / self.most * BARS).max(1.0);
         let (dark, _) = Ink::Backward.fill(0, 1);

@@ -58,12 +58,13 @@ struct Run {
 
 impl Canvas {
     fn new(panels: &[Panel<'_>], look: Look) -> Self {
-        let devices = panels.iter().map(|panel| panel.schedule.devices()).max().unwrap_or(1);
-        let margin = "device ".len() + devices.saturating_sub(1).to_string().len() + 2;
+        let stage_groups =
+            panels.iter().map(|panel| panel.schedule.stage_groups()).max().unwrap_or(1);
+        let margin = "device ".len() + stage_groups.saturating_sub(1).to_string().len() + 2;
         let kept = panels.iter().map(|panel| 2 + kept(panel).len()).max().unwrap_or(0);
         let room = look.width.saturating_sub(margin + kept).max(20);
-        let bands = if look.fold { (MOST_LINES / (devices + 1)).max(1) } else { 1 };
-        let labels = panels.iter().flat_map(|panel| panel.timeline.devices.iter().flatten());
+        let bands = if look.fold { (MOST_LINES / (stage_groups + 1)).max(1) } else { 1 };
+        let labels = panels.iter().flat_map(|panel| panel.timeline.stage_groups.iter().flatten());
         let widest = labels.map(|timed| label(timed, look.colour).len()).max().unwrap_or(1);
         let (long, short) = (longest(panels), shortest(panels));
         // Turns of equal length should look equal, so the shortest takes whole columns, if it gets
@@ -83,18 +84,18 @@ impl Canvas {
         let head = format!("{}: {}", panel.name(), panel.title());
         let mut lines = vec![self.strong(&head), panel.results()];
         lines.push(format!("{:1$}  {2}", "", self.margin + self.band, kept(panel)));
-        let devices = &panel.timeline.devices;
-        let runs: Vec<Vec<Run>> = devices.iter().map(|turns| self.runs(turns)).collect();
+        let stage_groups = &panel.timeline.stage_groups;
+        let runs: Vec<Vec<Run>> = stage_groups.iter().map(|turns| self.runs(turns)).collect();
         // A schedule that ends before others in the same picture has no bands after its end.
         let end = (panel.timeline.makespan * self.scale).ceil() as usize;
         for start in (0..end.clamp(1, self.columns.max(1))).step_by(self.band) {
             let band = start..(start + self.band).min(self.columns);
-            for (device, turns) in devices.iter().enumerate() {
-                let chunks = panel.schedule.placement().chunks(device);
-                let row = self.row(&runs[device], turns, chunks, &band);
-                let name = format!("device {device}");
+            for (stage_group, turns) in stage_groups.iter().enumerate() {
+                let chunks = panel.schedule.placement().chunks(stage_group);
+                let row = self.row(&runs[stage_group], turns, chunks, &band);
+                let name = format!("device {stage_group}");
                 // What is kept is shown once, next to the first band.
-                let kept = if start == 0 { peaks(panel, device) } else { String::new() };
+                let kept = if start == 0 { peaks(panel, stage_group) } else { String::new() };
                 lines.push(format!("{name:<margin$}{row}{kept}", margin = self.margin));
             }
             lines.push(self.axis(&band));
@@ -231,8 +232,8 @@ fn kept(panel: &Panel<'_>) -> &'static str {
 }
 
 /// What a stage group keeps, below that heading.
-fn peaks(panel: &Panel<'_>, device: usize) -> String {
-    let (until_b, until_w) = panel.peaks(device);
+fn peaks(panel: &Panel<'_>, stage_group: usize) -> String {
+    let (until_b, until_w) = panel.peaks(stage_group);
     match panel.schedule.splits() {
         true => format!("  {:>9} {:>6}", short(until_b), short(until_w)),
         false => format!("  {:>4}", short(until_b)),

@@ -138,8 +138,8 @@ fn circles_are_named() {
 fn replicas_run_side_by_side() {
     let held = |stage, replica| HeldStage { stage, replica };
     let both = || {
-        let devices = vec![vec![held(0, 0), held(1, 1)], vec![held(1, 0), held(0, 1)]];
-        Placement::new(devices).unwrap()
+        let stage_groups = vec![vec![held(0, 0), held(1, 1)], vec![held(1, 0), held(0, 1)]];
+        Placement::new(stage_groups).unwrap()
     };
     let down = [fwd(0..1), bwd(0..1)];
     let [f, back] = &down;

@@ -20,7 +20,7 @@ fn sane(timeline: &Timeline, p: usize, m: usize, ideal: f64) {
     same(timeline.bubble_total, ratio, "bubble_total");
     assert!(timeline.span <= timeline.makespan + 1e-9);
     assert_eq!(timeline.weight_versions, vec![1; p]);
-    assert_eq!(timeline.devices.len(), p, "{m}");
+    assert_eq!(timeline.stage_groups.len(), p, "{m}");
 }
 
 #[test]

@@ -34,11 +34,11 @@ fn plain_text_in_full() {
     let found = text(&panels(&[played(NamedSchedule::ZbH1, 2, 3)]), PLAIN);
     assert_eq!(
         found,
-        "zb-h1: 2 devices, 3 micro-batches\n\
+        "zb-h1: 2 stage_groups, 3 micro-batches\n\
          makespan 10, bubble 10.0%\n\
          \x20                                         kept to B   to W\n\
-         device 0  F0 F1 ...B0 W0 F2 B1 W1 B2 W2           2      2\n\
-         device 1  ...F0 B0 F1 B1 W0 F2 B2 W1 W2           1      2\n\
+         stage_group 0  F0 F1 ...B0 W0 F2 B1 W1 B2 W2           2      2\n\
+         stage_group 1  ...F0 B0 F1 B1 W0 F2 B2 W1 W2           1      2\n\
          \x20         0              5              10\n\
          \n\
          F forward\n\
@@ -83,14 +83,14 @@ fn lines_fit_the_terminal() {
 }
 
 /// The rows of a picture, those of one device one behind the other, without names and what is kept.
-fn rows(picture: &str, devices: usize) -> Vec<String> {
-    let mut rows = vec![String::new(); devices];
+fn rows(picture: &str, stage_groups: usize) -> Vec<String> {
+    let mut rows = vec![String::new(); stage_groups];
     for line in picture.lines().filter(|line| line.starts_with("device ")) {
-        let (device, row) = line["device ".len()..].split_once(' ').unwrap();
+        let (stage_group, row) = line["device ".len()..].split_once(' ').unwrap();
         // Behind a row are two columns and right-aligned numbers.
         let row = row.trim_start();
         let row = row.split_once("   ").map_or(row, |(row, _)| row);
-        rows[device.parse::<usize>().unwrap()] += &format!("{} ", row.trim_end());
+        rows[stage_group.parse::<usize>().unwrap()] += &format!("{} ", row.trim_end());
     }
     rows
 }
@@ -156,7 +156,7 @@ fn every_turn_is_drawn_in_its_place() {
         let played = [played(named, 4, 8)];
         let drawing = svg(&panels(&played));
         let blocks = blocks(&drawing);
-        let turns: Vec<_> = played[0].1.devices.iter().flatten().collect();
+        let turns: Vec<_> = played[0].1.stage_groups.iter().flatten().collect();
         assert_eq!(blocks.len(), turns.len(), "{named}");
         // Numbers are rounded, so the scale is taken from far apart.
         let left = number(blocks[0], "x");

@@ -41,7 +41,7 @@ fn tables_that_are_refused() {
             [
                 "line 1: column `microbatch` is missing",
                 "columns are \
-            device",
+            stage_group",
             ],
         ),
         (
@@ -174,8 +174,8 @@ fn bytes_that_are_no_text() {
 fn a_short_table_with_large_numbers() {
     let mut text = "device,part,microbatch\n".to_owned();
     let rows = 20_000;
-    for device in 0..rows / 2 {
-        text += &format!("{device},F,0\n{device},F,{}\n", rows - 1);
+    for stage_group in 0..rows / 2 {
+        text += &format!("{stage_group},F,0\n{stage_group},F,{}\n", rows - 1);
     }
     let said = csv::read("mine", &text).unwrap_err().to_string();
     assert!(

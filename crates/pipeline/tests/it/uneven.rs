@@ -30,15 +30,16 @@ fn fixed_point(
     let mut ends: HashMap<(char, usize, usize), f64> = HashMap::new();
     loop {
         let before = ends.clone();
-        for device in 0..schedule.devices() {
+        for stage_group in 0..schedule.stage_groups() {
             let mut free = 0.0_f64;
-            for turn in schedule.turns(device) {
-                let stage = schedule.placement().held(device, turn.chunk).unwrap().stage;
+            for turn in schedule.turns(stage_group) {
+                let stage = schedule.placement().held(stage_group, turn.chunk).unwrap().stage;
                 let get =
                     |part, stage| ends.get(&(part, stage, turn.microbatch)).copied().unwrap_or(0.0);
                 let lag = |other: usize| {
-                    let holds = |c| schedule.placement().held(device, c).unwrap().stage == other;
-                    if (0..schedule.placement().chunks(device)).any(holds) { 0.0 } else { hop }
+                    let holds =
+                        |c| schedule.placement().held(stage_group, c).unwrap().stage == other;
+                    if (0..schedule.placement().chunks(stage_group)).any(holds) { 0.0 } else { hop }
                 };
                 let t = stages[stage];
                 let (ready, long, letters) = match turn.part {
@@ -78,7 +79,7 @@ fn the_simulator_finds_the_fixed_point() {
             let costs = TurnCosts::uneven(stages.clone(), hop).unwrap();
             let found = simulate(&schedule, &costs).unwrap();
             let expected = fixed_point(&schedule, &stages, hop);
-            for timed in found.devices.iter().flatten() {
+            for timed in found.stage_groups.iter().flatten() {
                 for letter in timed.turn.part.to_string().chars() {
                     let key = (letter, timed.stage, timed.turn.microbatch);
                     same(timed.end, expected[&key], &format!("{named} {p} {m} {key:?}"));

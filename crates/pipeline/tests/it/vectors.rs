@@ -81,7 +81,7 @@ fn the_v_device_by_device() {
         (8, 24, times(20.0, 20.0, 14.0), 27.0, (0..8).rev().map(|k| 6.0 * k as f64).collect(), 16),
     ] {
         let found = run(&build(NamedSchedule::ZbV, p, m), t, 0.0);
-        let spans = found.devices.iter().map(|d| d[d.len() - 1].end - d[0].start);
+        let spans = found.stage_groups.iter().map(|d| d[d.len() - 1].end - d[0].start);
         let waited: Vec<f64> = spans.map(|span| span - 2.0 * m as f64 * chunk).collect();
         for (found, expected) in waited.iter().zip(&waits) {
             same(*found, *expected, &format!("zb-v {p} {m}: {waited:?}"));

@@ -119,10 +119,10 @@ impl<E: Engine> Worker<E> {
         let turns =
             merge_adjacent(&accumulate(model.instances().len(), 1), model.instances().len());
         let ranks = [rank];
-        let device =
+        let stage_group =
             StageGroup { compiled, turns: &turns, mesh: &mesh, sharing: &sharing, ranks: &ranks };
         let library = Arc::new(Library::new(engine.requirements()));
-        let world = World::new(model, vec![device], library).unwrap();
+        let world = World::new(model, vec![stage_group], library).unwrap();
         let wide = DType::F64;
         let training = Training {
             world: &world,

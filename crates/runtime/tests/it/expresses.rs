@@ -241,15 +241,15 @@ fn devices_hold_stages_of_several_replicas() {
         [turn(f, 2), turn(f, 1), turn(bw, 1), turn(bw, 2)],
     ];
     let ranks = [[0], [1]];
-    let devices: Vec<StageGroup<'_>> = (lists.iter().zip(&ranks))
+    let stage_groups: Vec<StageGroup<'_>> = (lists.iter().zip(&ranks))
         .map(|(turns, ranks)| StageGroup { ranks, ..StageGroup::alone(&compiled, turns) })
         .collect();
     let library = Arc::new(Library::new(ReferenceEngine::new().requirements()));
-    let world = World::new(&model, devices, library).unwrap();
-    for device in 0..2 {
+    let world = World::new(&model, stage_groups, library).unwrap();
+    for stage_group in 0..2 {
         let training = Training {
             world: &world,
-            at: RankPlace { device, place: 0 },
+            at: RankPlace { stage_group, place: 0 },
             precision: Precision { weights: DType::F64, grads: DType::F64, state: DType::F64 },
             optimizer: Optimizer::sgd(0.0),
             clip: None,
@@ -259,6 +259,6 @@ fn devices_hold_stages_of_several_replicas() {
         check(&script).unwrap();
         let ties = script.actions.iter().filter(|a| matches!(a.kind, Kind::Reduce { .. }));
         assert_eq!(ties.count(), state.units.len(), "both devices add to every gradient");
-        assert!(state.units.iter().all(|unit| unit.devices == [0, 1]));
+        assert!(state.units.iter().all(|unit| unit.stage_groups == [0, 1]));
     }
 }

@@ -96,9 +96,9 @@ impl Laid {
 fn units(model: &Model, compiled: &Compiled, partition: &Partition) -> Vec<Unit> {
     let turns = accumulate(model.instances().len(), 1);
     let (mesh, sharing) = (partition.mesh(), partition.sharing());
-    let device = StageGroup { compiled, turns: &turns, mesh, sharing, ranks: &[0, 1, 2, 3] };
+    let stage_group = StageGroup { compiled, turns: &turns, mesh, sharing, ranks: &[0, 1, 2, 3] };
     let library = Arc::new(Library::new(Arc::new(CpuRequirements)));
-    let world = World::new(model, vec![device], library).unwrap();
+    let world = World::new(model, vec![stage_group], library).unwrap();
     let training = Training {
         world: &world,
         at: RankPlace::default(),

@@ -72,20 +72,20 @@ program sum {
     let program = text::parse(source).unwrap();
     let make = |endpoint| Ok::<_, String>(on_rank(endpoint));
     let mut crew = Crew::new(&Threads::new(2), make).unwrap();
-    let counted = crew.run(|rank, device| {
-        let slots = Slots::assign_for(&program, &*device.requirements());
-        let kernel = device.compile(&program, &slots, &[0, 1]).unwrap();
-        device.reserve(Tier::Device, 1024).unwrap();
+    let counted = crew.run(|rank, stage_group| {
+        let slots = Slots::assign_for(&program, &*stage_group.requirements());
+        let kernel = stage_group.compile(&program, &slots, &[0, 1]).unwrap();
+        stage_group.reserve(Tier::Device, 1024).unwrap();
         let span = Span::device(512, 512);
         let args = Args {
             inputs: &[Span::device(0, 512)],
             outputs: &[Target { span, add: false }],
             workspace: Span::default(),
         };
-        let event = device.launch(&kernel, &args, Lane::Reduce, &[]).unwrap();
-        device.wait(event).unwrap();
+        let event = stage_group.launch(&kernel, &args, Lane::Reduce, &[]).unwrap();
+        stage_group.wait(event).unwrap();
         let predicted = phalanx_call::traffic::of_program(&program, rank);
-        Ok::<_, String>((device.moved(), predicted))
+        Ok::<_, String>((stage_group.moved(), predicted))
     });
     for (moved, predicted) in counted.unwrap() {
         assert_eq!(moved, predicted);
@@ -98,14 +98,14 @@ fn scratch_that_was_not_planned_is_refused() {
     let b = Builder::new("product", DType::F32);
     b.output("y", b.data("x", DType::F32, [2, 2]).matmul(b.param("w", [2, 2])));
     let program = b.finish().unwrap();
-    let mut device = cpu();
-    let error = device
+    let mut stage_group = cpu();
+    let error = stage_group
         .compile(&program, &Slots::assign_for(&program, &CpuRequirements), &[0])
         .err()
         .unwrap();
     assert!(error.to_string().contains("scratch memory was not planned"), "{error}");
-    let slots = Slots::assign_for(&program, &*device.requirements());
-    assert!(device.compile(&program, &slots, &[0]).is_ok());
+    let slots = Slots::assign_for(&program, &*stage_group.requirements());
+    assert!(stage_group.compile(&program, &slots, &[0]).is_ok());
 }
 
 /// Scratch memory that somebody else uses at the same time is noticed when it is used first.
@@ -116,8 +116,8 @@ fn scratch_that_is_not_the_devices_alone_is_found() {
     b.output("y", x.matmul(x).matmul(x));
     let program = b.finish().unwrap();
     let run = |shared: bool| {
-        let mut device = cpu();
-        let mut slots = Slots::assign_for(&program, &*device.requirements());
+        let mut stage_group = cpu();
+        let mut slots = Slots::assign_for(&program, &*stage_group.requirements());
         let first = slots.scratch[0].unwrap();
         let scratch =
             slots.live_ranges.iter().position(|l| (l.offset, l.death) == (first, 0)).unwrap();
@@ -126,16 +126,16 @@ fn scratch_that_is_not_the_devices_alone_is_found() {
             slots.scratch[0] = Some(slots.live_ranges[product].offset);
             slots.live_ranges[scratch].offset = slots.live_ranges[product].offset;
         }
-        let kernel = device.compile(&program, &slots, &[0]).unwrap();
-        device.reserve(Tier::Device, 4096).unwrap();
+        let kernel = stage_group.compile(&program, &slots, &[0]).unwrap();
+        stage_group.reserve(Tier::Device, 4096).unwrap();
         let place = |index: usize| Span::device(256 * index, 256);
         let ones: Vec<u8> = 1f32.to_le_bytes().repeat(64);
-        device.upload(place(0), &ones).unwrap();
+        stage_group.upload(place(0), &ones).unwrap();
         let outputs = [Target { span: place(1), add: false }];
         let workspace = Span::device(1024, slots.extent);
         let args = Args { inputs: &[place(0)], outputs: &outputs, workspace };
-        let event = device.launch(&kernel, &args, Lane::Compute, &[]).unwrap();
-        device.wait(event).map_err(|e| e.to_string())
+        let event = stage_group.launch(&kernel, &args, Lane::Compute, &[]).unwrap();
+        stage_group.wait(event).map_err(|e| e.to_string())
     };
     assert_eq!(run(false), Ok(()));
     assert!(run(true).unwrap_err().contains("scratch memory"));
@@ -153,7 +153,7 @@ fn doubling() -> Program {
 /// Two places for batches, each with its copy on the host, and the result of a step.
 struct Buffers {
     host: [BufferId; 2],
-    device: [BufferId; 2],
+    stage_group: [BufferId; 2],
     y: BufferId,
     down: BufferId,
 }
@@ -166,7 +166,7 @@ fn buffers(script: &mut Script) -> Buffers {
     };
     Buffers {
         host: ["h0", "h1"].map(|name| buffer(name, Source::Host, Tier::Host)),
-        device: ["x0", "x1"].map(|name| buffer(name, Source::State, Tier::Device)),
+        stage_group: ["x0", "x1"].map(|name| buffer(name, Source::State, Tier::Device)),
         y: buffer("y", Source::State, Tier::Device),
         down: buffer("y down", Source::Result, Tier::Host),
     }
@@ -180,15 +180,15 @@ fn push(script: &mut Script, lane: Lane, kind: Kind) {
 /// The upload of a batch to one of the places.
 fn upload(place: usize) -> Script {
     let mut script = Script::default();
-    let Buffers { host, device, .. } = buffers(&mut script);
-    push(&mut script, Lane::Up, Kind::Copy { from: host[place], into: device[place] });
+    let Buffers { host, stage_group, .. } = buffers(&mut script);
+    push(&mut script, Lane::Up, Kind::Copy { from: host[place], into: stage_group[place] });
     script
 }
 
 /// A step on the batch at one of the places: twice the batch, several times over, and the result down.
 fn step(place: usize) -> Script {
     let mut script = Script::default();
-    let Buffers { device, y, down, .. } = buffers(&mut script);
+    let Buffers { stage_group, y, down, .. } = buffers(&mut script);
     let view = |buffer| View { buffer, offset: 0 };
     let doubling = doubling();
     let slots = Slots::assign_for(&doubling, &NoScratch);
@@ -196,7 +196,7 @@ fn step(place: usize) -> Script {
     for _ in 0..4 {
         let run = Run {
             program: script.program(placed.clone()),
-            inputs: vec![view(device[place])],
+            inputs: vec![view(stage_group[place])],
             outputs: vec![(view(y), Write::Overwrite)],
             contributes: vec![],
         };

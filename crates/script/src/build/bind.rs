@@ -12,11 +12,11 @@ use crate::action::{
     Action, Buffer, BufferId, Category, Contribution, Kind, ProgramId, Run, Script, Source, View,
     Write,
 };
-use crate::device::StageGroup;
 use crate::error::ScriptError;
 use crate::hash::{QuickMap, QuickSet};
 use crate::key::{BufferKey, Scalar};
 use crate::schedule::{Part, ScheduledRun};
+use crate::stage_group::StageGroup;
 use crate::unit::Unit;
 
 /// For each parameter: the view that holds it in its unit's buffer.
@@ -66,17 +66,17 @@ struct Known {
 }
 
 impl<'a> Binder<'a> {
-    pub(super) fn new(world: &'a World<'a>, device: usize, script: Script) -> Self {
+    pub(super) fn new(world: &'a World<'a>, stage_group: usize, script: Script) -> Self {
         let known = (script.buffers.iter().enumerate())
             .map(|(i, b)| (b.key.clone(), BufferId(i)))
             .collect();
         let weights = Places::new(world.model, &[], &[], DType::F32);
-        let StageGroup { turns, compiled, .. } = world.devices[device];
+        let StageGroup { turns, compiled, .. } = world.stage_groups[stage_group];
         let again = turns.iter().filter(|turn| turn.part == Part::R);
         Self {
             world,
             compiled,
-            wiring: world.wiring(device),
+            wiring: world.wiring(stage_group),
             script,
             known,
             programs: HashMap::new(),

@@ -32,7 +32,7 @@ pub(super) struct Collector<'a> {
 #[derive(Clone, Copy)]
 struct Reader<'a> {
     world: &'a World<'a>,
-    device: StageGroup<'a>,
+    stage_group: StageGroup<'a>,
     units: &'a [Unit],
 }
 
@@ -49,14 +49,14 @@ impl<'a> Collector<'a> {
     /// each, in elements of the type `weights`.
     pub(super) fn new(
         world: &'a World<'a>,
-        device: usize,
+        stage_group: usize,
         units: &'a [Unit],
         shards: &'a [BufferId],
         weights: DType,
     ) -> Self {
-        let device = world.devices[device];
-        let reader = Reader { world, device, units };
-        let releases = vec![Vec::new(); device.turns.len()];
+        let stage_group = world.stage_groups[stage_group];
+        let reader = Reader { world, stage_group, units };
+        let releases = vec![Vec::new(); stage_group.turns.len()];
         let programs = vec![None; units.len()];
         Self { reader, shards, weights, stays: stays(reader), programs, releases }
     }
@@ -110,7 +110,7 @@ impl<'a> Collector<'a> {
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
         let Stay { unit: number, first, .. } = self.stays[index];
-        let Reader { world, device, units } = self.reader;
+        let Reader { world, stage_group, units } = self.reader;
         let (unit, dtype, script) = (&units[number], self.weights, &mut binder.script);
         let buffer = script.buffer(Buffer {
             key: BufferKey::Gathered { unit: number, run: first },
@@ -122,9 +122,11 @@ impl<'a> Collector<'a> {
         });
         let program = match self.programs[number] {
             Some(known) => known,
-            None => {
-                script.program(world.library.placed(&programs::gather(unit, dtype, device.mesh)?))
-            }
+            None => script.program(world.library.placed(&programs::gather(
+                unit,
+                dtype,
+                stage_group.mesh,
+            )?)),
         };
         self.programs[number] = Some(program);
         let view = |buffer| View { buffer, offset: 0 };
@@ -162,7 +164,7 @@ fn stays(reader: Reader<'_>) -> Vec<Stay> {
     if reader.units.iter().all(|unit| for_runs(unit).is_none()) {
         return Vec::new();
     }
-    let turns = reader.device.turns;
+    let turns = reader.stage_group.turns;
     let sweeps = sweeps(turns);
     let mut stays: Vec<Stay> = Vec::new();
     for (run, turn) in turns.iter().enumerate() {
@@ -224,7 +226,7 @@ fn follows(turns: &[ScheduledRun], earlier: usize, run: usize) -> bool {
 
 /// Whether a unit that was gathered for one run is kept for a later one that reads it.
 fn kept(reader: Reader<'_>, unit: usize, first: usize, run: usize) -> bool {
-    let (turns, unit) = (reader.device.turns, &reader.units[unit]);
+    let (turns, unit) = (reader.stage_group.turns, &reader.units[unit]);
     let same = turns[first].microbatch == turns[run].microbatch;
     let turn = turns[first].part == Part::F && turns[run].part != Part::F;
     match for_runs(unit) {
@@ -247,7 +249,7 @@ fn is_root(reader: Reader<'_>, unit: &Unit, instance: usize) -> bool {
 /// forward had.
 fn read_units(reader: Reader<'_>, turn: ScheduledRun) -> Vec<usize> {
     let instance = &reader.world.model.instances()[turn.instance];
-    let program = reader.device.compiled.program(instance.segment, turn.part);
+    let program = reader.stage_group.compiled.program(instance.segment, turn.part);
     let of = |port: &Port| instance.params.get(&port.name).copied();
     let read: BTreeSet<usize> = program.inputs_with(Role::Param).filter_map(of).collect();
     let formed: BTreeSet<usize> = program.outputs_with(Role::Gradient).filter_map(of).collect();

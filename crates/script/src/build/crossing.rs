@@ -12,16 +12,16 @@ use phalanx_ir::{Axis, Builder, Mesh, Model, Order, Program, Role, TensorType};
 
 use super::ScriptError;
 use super::links::{Direction, Link, Point};
-use crate::device::StageGroup;
 use crate::edge::{EdgePiece, bytes, edge};
 use crate::library::{Library, Placed};
 use crate::message::blocks;
+use crate::stage_group::StageGroup;
 
 /// How values cross between stage groups; each link gets the index of its crossing. Values of the
 /// same types share a crossing, for all micro-batches.
 pub(super) fn crossings(
     model: &Model,
-    devices: &[StageGroup<'_>],
+    stage_groups: &[StageGroup<'_>],
     library: &Library,
     links: &mut [Link],
 ) -> Result<Vec<Crossing>, ScriptError> {
@@ -29,13 +29,13 @@ pub(super) fn crossings(
     let mut found = Vec::new();
     for link in links {
         let ends = Ends {
-            devices: [link.from.device, link.to.device],
-            types: types(model, devices, link)?,
+            stage_groups: [link.from.stage_group, link.to.stage_group],
+            types: types(model, stage_groups, link)?,
         };
         link.crossing = match known.iter().position(|other| *other == ends) {
             Some(same) => same,
             None => {
-                let [from, to] = ends.devices.map(|device| &devices[device]);
+                let [from, to] = ends.stage_groups.map(|stage_group| &stage_groups[stage_group]);
                 let [made, read] = ends.types;
                 found.push(crossing(library, (made, from), (read, to))?);
                 known.push(ends);
@@ -50,18 +50,18 @@ pub(super) fn crossings(
 /// there.
 #[derive(PartialEq)]
 struct Ends<'a> {
-    devices: [usize; 2],
+    stage_groups: [usize; 2],
     types: [&'a TensorType; 2],
 }
 
 /// The types in which a value is produced and read.
 fn types<'a>(
     model: &Model,
-    devices: &[StageGroup<'a>],
+    stage_groups: &[StageGroup<'a>],
     link: &Link,
 ) -> Result<[&'a TensorType; 2], ScriptError> {
     let program = |at: Point| -> &'a Program {
-        let StageGroup { compiled, turns, .. } = devices[at.device];
+        let StageGroup { compiled, turns, .. } = stage_groups[at.stage_group];
         let instance = &model.instances()[turns[at.turn].instance];
         compiled.program(instance.segment, turns[at.turn].part)
     };
@@ -193,14 +193,14 @@ mod tests {
         let ((made, mesh_a), (read, mesh_b)) = (parse(a), parse(b));
         let ranks_a: Vec<usize> = (0..mesh_a.ranks()).collect();
         let ranks_b: Vec<usize> = (first..first + mesh_b.ranks()).collect();
-        let device = |mesh, ranks| StageGroup {
+        let stage_group = |mesh, ranks| StageGroup {
             compiled: &compiled,
             turns: &[],
             mesh,
             sharing: &NOBODY,
             ranks,
         };
-        let (from, to) = (device(&mesh_a, &ranks_a[..]), device(&mesh_b, &ranks_b[..]));
+        let (from, to) = (stage_group(&mesh_a, &ranks_a[..]), stage_group(&mesh_b, &ranks_b[..]));
         let library = Library::new(std::sync::Arc::new(phalanx_call::NoScratch));
         let found = crossing(&library, (&made, &from), (&read, &to)).unwrap();
         match &found.gather {

@@ -14,16 +14,16 @@ use phalanx_ir::{Model, Role};
 
 use super::crossing::{Crossing, crossings};
 use super::wiring::Wiring;
-use crate::device::StageGroup;
 use crate::error::ScriptError;
 use crate::hash::{QuickMap, QuickSet};
 use crate::library::Library;
 use crate::schedule::{Part, ScheduledRun};
+use crate::stage_group::StageGroup;
 
 /// A turn of a stage group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Point {
-    pub(super) device: usize,
+    pub(super) stage_group: usize,
     pub(super) turn: usize,
 }
 
@@ -66,25 +66,25 @@ pub(super) struct Links {
 impl Links {
     pub(super) fn new(
         model: &Model,
-        devices: &[StageGroup<'_>],
+        stage_groups: &[StageGroup<'_>],
         library: &Library,
         wiring: &dyn Fn(usize) -> Arc<Wiring>,
     ) -> Result<Self, ScriptError> {
         let mut links = Self {
-            incoming: vec![Vec::new(); devices.len()],
-            outgoing: vec![Vec::new(); devices.len()],
+            incoming: vec![Vec::new(); stage_groups.len()],
+            outgoing: vec![Vec::new(); stage_groups.len()],
             crossings: Vec::new(),
         };
-        if devices.len() < 2 {
+        if stage_groups.len() < 2 {
             return Ok(links);
         }
-        let mut all = found(model, devices, wiring)?;
+        let mut all = found(model, stage_groups, wiring)?;
         in_order(model, &all)?;
-        settle(devices, &mut all)?;
-        links.crossings = crossings(model, devices, library, &mut all)?;
+        settle(stage_groups, &mut all)?;
+        links.crossings = crossings(model, stage_groups, library, &mut all)?;
         for link in all {
-            links.outgoing[link.from.device].push(link.clone());
-            links.incoming[link.to.device].push(link);
+            links.outgoing[link.from.stage_group].push(link.clone());
+            links.incoming[link.to.stage_group].push(link);
         }
         let incoming = |a: &Link, b: &Link| (a.to, &a.value.port).cmp(&(b.to, &b.value.port));
         links.incoming.iter_mut().for_each(|links| links.sort_by(incoming));
@@ -98,16 +98,16 @@ impl Links {
 /// first turn that reads it.
 fn found(
     model: &Model,
-    devices: &[StageGroup<'_>],
+    stage_groups: &[StageGroup<'_>],
     wiring: &dyn Fn(usize) -> Arc<Wiring>,
 ) -> Result<Vec<Link>, ScriptError> {
-    let flow = Flow::new(model, devices)?;
+    let flow = Flow::new(model, stage_groups)?;
     let mut found: Vec<Link> = Vec::new();
-    for (device, own) in devices.iter().enumerate() {
-        let wiring = wiring(device);
+    for (stage_group, own) in stage_groups.iter().enumerate() {
+        let wiring = wiring(stage_group);
         let mut known = QuickSet::default();
         for (turn, step) in own.turns.iter().enumerate() {
-            let to = Point { device, turn };
+            let to = Point { stage_group, turn };
             for link in flow.received(to, *step, &wiring)? {
                 if known.insert(link.value.clone()) {
                     found.push(link);
@@ -121,18 +121,18 @@ fn found(
 /// Where each instance's forward and backward of each micro-batch are.
 struct Flow<'a> {
     model: &'a Model,
-    devices: &'a [StageGroup<'a>],
+    stage_groups: &'a [StageGroup<'a>],
     places: QuickMap<(usize, usize, Direction), Point>,
 }
 
 impl<'a> Flow<'a> {
-    fn new(model: &'a Model, devices: &'a [StageGroup<'a>]) -> Result<Self, ScriptError> {
+    fn new(model: &'a Model, stage_groups: &'a [StageGroup<'a>]) -> Result<Self, ScriptError> {
         let mut places = QuickMap::default();
-        for (device, own) in devices.iter().enumerate() {
+        for (stage_group, own) in stage_groups.iter().enumerate() {
             for (turn, step) in own.turns.iter().enumerate() {
                 for direction in directions(step.part) {
                     let key = (step.instance, step.microbatch, *direction);
-                    if places.insert(key, Point { device, turn }).is_some() {
+                    if places.insert(key, Point { stage_group, turn }).is_some() {
                         let name = &model.instances()[step.instance].name;
                         let mb = step.microbatch;
                         return Err(ScriptError::Schedule(format!(
@@ -142,7 +142,7 @@ impl<'a> Flow<'a> {
                 }
             }
         }
-        Ok(Self { model, devices, places })
+        Ok(Self { model, stage_groups, places })
     }
 
     fn place(
@@ -169,11 +169,11 @@ impl<'a> Flow<'a> {
     ) -> Result<Vec<Link>, ScriptError> {
         let (model, ScheduledRun { instance, microbatch, .. }) = (self.model, turn);
         let own = &model.instances()[instance];
-        let program = self.devices[to.device].compiled.program(own.segment, turn.part);
+        let program = self.stage_groups[to.stage_group].compiled.program(own.segment, turn.part);
         let mut links = Vec::new();
         let mut link = |from: Point, direction, port: &str, instance| {
             let value = Value { instance, port: port.into(), microbatch, again: false };
-            if from.device != to.device {
+            if from.stage_group != to.stage_group {
                 links.push(Link { from, to, direction, value, settled: None, crossing: 0 });
             }
         };
@@ -188,11 +188,11 @@ impl<'a> Flow<'a> {
                 .map(|&user| self.place(user, microbatch, Direction::Backward))
                 .collect::<Result<_, _>>()?;
             let Some(&last) = places.iter().max() else { continue };
-            if let Some(other) = places.iter().find(|p| p.device != last.device) {
+            if let Some(other) = places.iter().find(|p| p.stage_group != last.stage_group) {
                 return Err(ScriptError::Schedule(format!(
                     "`{}` of `{}` is read by the stage groups {} and {}; its gradient would have \
                     to be summed over both: let one stage group read it and pass it on",
-                    boundary, own.name, other.device, last.device
+                    boundary, own.name, other.stage_group, last.stage_group
                 )));
             }
             link(last, Direction::Backward, &port.name, instance);
@@ -216,7 +216,10 @@ fn directions(part: Part) -> &'static [Direction] {
 fn in_order(model: &Model, links: &[Link]) -> Result<(), ScriptError> {
     let mut channels: BTreeMap<(usize, usize, Direction), Vec<&Link>> = BTreeMap::new();
     for link in links {
-        channels.entry((link.from.device, link.to.device, link.direction)).or_default().push(link);
+        channels
+            .entry((link.from.stage_group, link.to.stage_group, link.direction))
+            .or_default()
+            .push(link);
     }
     let needed = |link: &Link| (link.to, link.value.port.clone());
     for ((from, to, _), mut links) in channels {
@@ -239,46 +242,48 @@ fn in_order(model: &Model, links: &[Link]) -> Result<(), ScriptError> {
 
 /// Finds when each sent value is known to have arrived, with vector clocks: for every turn, how
 /// many turns of each stage group are over when it begins.
-fn settle(devices: &[StageGroup<'_>], links: &mut [Link]) -> Result<(), ScriptError> {
+fn settle(stage_groups: &[StageGroup<'_>], links: &mut [Link]) -> Result<(), ScriptError> {
     let mut needs: BTreeMap<Point, Vec<Point>> = BTreeMap::new();
     for link in links.iter() {
         needs.entry(link.to).or_default().push(link.from);
     }
-    let mut clocks: Vec<Vec<Vec<usize>>> = vec![Vec::new(); devices.len()];
+    let mut clocks: Vec<Vec<Vec<usize>>> = vec![Vec::new(); stage_groups.len()];
     let mut moved = true;
     while moved {
         moved = false;
-        for device in 0..devices.len() {
-            while clocks[device].len() < devices[device].turns.len() {
-                let turn = clocks[device].len();
-                let needed = needs.get(&Point { device, turn }).map_or(&[][..], Vec::as_slice);
-                if needed.iter().any(|p| clocks[p.device].len() <= p.turn) {
+        for stage_group in 0..stage_groups.len() {
+            while clocks[stage_group].len() < stage_groups[stage_group].turns.len() {
+                let turn = clocks[stage_group].len();
+                let needed = needs.get(&Point { stage_group, turn }).map_or(&[][..], Vec::as_slice);
+                if needed.iter().any(|p| clocks[p.stage_group].len() <= p.turn) {
                     break;
                 }
-                let mut clock = clocks[device].last().cloned().unwrap_or(vec![0; devices.len()]);
-                clock[device] = turn;
+                let mut clock =
+                    clocks[stage_group].last().cloned().unwrap_or(vec![0; stage_groups.len()]);
+                clock[stage_group] = turn;
                 for point in needed {
-                    for (own, other) in clock.iter_mut().zip(&clocks[point.device][point.turn]) {
+                    for (own, other) in clock.iter_mut().zip(&clocks[point.stage_group][point.turn])
+                    {
                         *own = (*own).max(*other);
                     }
-                    clock[point.device] = clock[point.device].max(point.turn + 1);
+                    clock[point.stage_group] = clock[point.stage_group].max(point.turn + 1);
                 }
-                clocks[device].push(clock);
+                clocks[stage_group].push(clock);
                 moved = true;
             }
         }
     }
-    let stuck = (0..devices.len()).find(|&d| clocks[d].len() < devices[d].turns.len());
-    if let Some(device) = stuck {
-        let turn = devices[device].turns[clocks[device].len()];
+    let stuck = (0..stage_groups.len()).find(|&d| clocks[d].len() < stage_groups[d].turns.len());
+    if let Some(stage_group) = stuck {
+        let turn = stage_groups[stage_group].turns[clocks[stage_group].len()];
         return Err(ScriptError::Schedule(format!(
-            "stage group {device} waits forever before {} of instance {}, micro-batch {}",
+            "stage group {stage_group} waits forever before {} of instance {}, micro-batch {}",
             turn.part, turn.instance, turn.microbatch
         )));
     }
     for link in links {
-        let known = |clock: &Vec<usize>| clock[link.to.device] > link.to.turn;
-        let own = &clocks[link.from.device];
+        let known = |clock: &Vec<usize>| clock[link.to.stage_group] > link.to.turn;
+        let own = &clocks[link.from.stage_group];
         // Clocks only grow.
         let first = own.partition_point(|clock| !known(clock));
         link.settled = (first < own.len()).then_some(first);

@@ -35,8 +35,9 @@ pub(super) struct Messenger<'a> {
 }
 
 impl<'a> Messenger<'a> {
-    pub(super) fn new(world: &'a World<'a>, device: usize, rank: usize) -> Self {
-        let (incoming, outgoing) = (&world.links.incoming[device], &world.links.outgoing[device]);
+    pub(super) fn new(world: &'a World<'a>, stage_group: usize, rank: usize) -> Self {
+        let (incoming, outgoing) =
+            (&world.links.incoming[stage_group], &world.links.outgoing[stage_group]);
         let (slices, lent) = (Vec::new(), Vec::new());
         Self { world, rank, incoming, outgoing, asked: 0, slices, lent }
     }

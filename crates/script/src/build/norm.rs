@@ -17,8 +17,8 @@ use super::{
     Buffer, BufferId, Category, Script, ScriptError, Source, StageGroup, Tier, Training, Unit,
     UnitBuffers, View, World,
 };
-use crate::device::together;
 use crate::key::{BufferKey, Number};
+use crate::stage_group::together;
 
 /// Appends the loss, the norm and the clip coefficient, and returns the buffer of the coefficient,
 /// by which gradients are multiplied.
@@ -35,7 +35,7 @@ pub(super) fn append(
         (result(script, Number::Loss, state), result(script, Number::GradNorm, state));
     let coefficient = transient(script, Number::Clip, state.size());
     // Parameters that stage groups share count in the first of them.
-    let counts = |unit: &&Unit| unit.devices.first() == Some(&at.device);
+    let counts = |unit: &&Unit| unit.stage_groups.first() == Some(&at.stage_group);
     let counted: Vec<&Unit> = units.iter().filter(counts).collect();
     let mut inputs: Vec<View> = losses.iter().map(|(buffer, _)| whole(*buffer)).collect();
     inputs.extend(
@@ -43,16 +43,16 @@ pub(super) fn append(
     );
     let outputs = [loss, grad_norm, coefficient].map(whole);
     let sums = Sums { losses: &losses, units: &counted, training };
-    match &world.devices[..] {
+    match &world.stage_groups[..] {
         [_] => {
             let program = world.library.placed(&sums.on_one_mesh(clip)?);
             push(script, "norm and clip", program, inputs, &outputs, None);
         }
-        devices => {
+        stage_groups => {
             let own = transient(script, Number::Sums, 2 * state.size());
-            let program = world.library.placed(&sums.of_device()?);
+            let program = world.library.placed(&sums.of_group()?);
             push(script, "sums", program, inputs, &[whole(own)], None);
-            let all: Vec<&StageGroup<'_>> = devices.iter().collect();
+            let all: Vec<&StageGroup<'_>> = stage_groups.iter().collect();
             let (mesh, members) = together(&all)?;
             let program = over_devices(&mesh, state, |loss, squares| finish(loss, squares, clip))?;
             let program = script.program_of(world.library.placed(&program), members);
@@ -66,10 +66,10 @@ pub(super) fn append(
 pub(super) fn sum_losses(
     script: &mut Script,
     world: &World<'_>,
-    device: usize,
+    stage_group: usize,
 ) -> Result<(), ScriptError> {
-    let devices = &world.devices;
-    let StageGroup { compiled, mesh, .. } = devices[device];
+    let stage_groups = &world.stage_groups;
+    let StageGroup { compiled, mesh, .. } = stage_groups[stage_group];
     let losses = losses(script);
     let ports = compiled.phases.iter().flat_map(|phases| {
         phases.f.outputs_with(Role::Loss).map(|port| phases.f.ty(port.value).dtype)
@@ -80,7 +80,7 @@ pub(super) fn sum_losses(
     let b = Builder::on("losses", dtype, mesh.clone());
     let parts = loss_inputs(&b, &losses);
     let sum = sum(&b, &parts, dtype);
-    if devices.len() == 1 {
+    if stage_groups.len() == 1 {
         let axes: Vec<Axis> = sum.ty().layout.partial().iter().copied().collect();
         b.probe("loss", all_reduce(sum, &axes));
         let program = world.library.placed(&b.finish()?);
@@ -91,7 +91,7 @@ pub(super) fn sum_losses(
     both(&b, sum, b.constant(dtype, [], 0.0), &all_axes(mesh));
     let program = world.library.placed(&b.finish()?);
     push(script, "sums", program, inputs, &[whole(own)], None);
-    let all: Vec<&StageGroup<'_>> = devices.iter().collect();
+    let all: Vec<&StageGroup<'_>> = stage_groups.iter().collect();
     let (mesh, members) = together(&all)?;
     let program = over_devices(&mesh, dtype, |loss, _| {
         loss.builder().probe("loss", loss);
@@ -148,7 +148,7 @@ impl Sums<'_> {
     }
 
     /// One stage group's share of both numbers, of which every rank of the group holds a part.
-    fn of_device(&self) -> Result<Program, ScriptError> {
+    fn of_group(&self) -> Result<Program, ScriptError> {
         let (b, state) = (self.builder("sums"), self.training.precision.state);
         let axes = all_axes(self.training.ranks().mesh);
         let (losses, squares) = self.parts(&b);

@@ -55,7 +55,7 @@ pub(super) fn sum_shard(
 
 /// Sums the gradient of parameters over the stage groups that share them. The summands are what one
 /// rank of each holds, whole or in shards.
-pub(super) fn sum_devices(
+pub(super) fn sum_groups(
     unit: &Unit,
     dtype: DType,
     own: &Mesh,

@@ -17,9 +17,9 @@ use super::{
     programs,
 };
 use crate::action::{Accumulator, ProgramId};
-use crate::device::{StageGroup, together};
 use crate::key::BufferKey;
 use crate::schedule::Part;
+use crate::stage_group::{StageGroup, together};
 
 /// Tells runs where to write gradients, and inserts the reductions.
 pub(super) struct Reducer<'a> {
@@ -52,12 +52,12 @@ impl<'a> Reducer<'a> {
             training: *training,
             units,
             buffers,
-            together: sweeps(training.device().turns),
+            together: sweeps(training.stage_group().turns),
             runs: BTreeMap::new(),
             formed: BTreeMap::new(),
             scatters: vec![None; units.len()],
         };
-        for (index, turn) in training.device().turns.iter().enumerate() {
+        for (index, turn) in training.stage_group().turns.iter().enumerate() {
             for unit in reducer.contributes_to(*turn) {
                 let group = reducer.group(turn.microbatch);
                 reducer.runs.entry((unit, group)).or_default().push(index);
@@ -96,7 +96,7 @@ impl<'a> Reducer<'a> {
 
     /// Inserts the reductions that a run completes.
     pub(super) fn after(&mut self, run: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
-        let group = self.group(self.training.device().turns[run].microbatch);
+        let group = self.group(self.training.stage_group().turns[run].microbatch);
         for unit in 0..self.units.len() {
             let last = self.runs.get(&(unit, group)).and_then(|runs| runs.last().copied());
             if last != Some(run) {
@@ -123,9 +123,9 @@ impl<'a> Reducer<'a> {
     pub(super) fn finish(self, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
         let first = |unit: &usize| self.units[*unit].members.iter().map(|m| m.param).min();
         let mut shared: Vec<usize> =
-            (0..self.units.len()).filter(|&unit| self.units[unit].devices.len() > 1).collect();
+            (0..self.units.len()).filter(|&unit| self.units[unit].stage_groups.len() > 1).collect();
         shared.sort_by_key(first);
-        shared.into_iter().try_for_each(|unit| self.sum_devices(unit, binder))
+        shared.into_iter().try_for_each(|unit| self.sum_groups(unit, binder))
     }
 
     /// Every rank gets the sum.
@@ -187,14 +187,14 @@ impl<'a> Reducer<'a> {
     }
 
     /// Parameters that stage groups share have summands on each of them.
-    fn sum_devices(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
+    fn sum_groups(&self, unit: usize, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
         let spec = &self.units[unit];
         let world = self.training.world;
-        let devices: Vec<&StageGroup<'_>> =
-            spec.devices.iter().map(|&device| &world.devices[device]).collect();
-        let (mesh, members) = together(&devices)?;
+        let stage_groups: Vec<&StageGroup<'_>> =
+            spec.stage_groups.iter().map(|&stage_group| &world.stage_groups[stage_group]).collect();
+        let (mesh, members) = together(&stage_groups)?;
         let dtype = self.training.precision.grads;
-        let program = programs::sum_devices(spec, dtype, self.mesh(), &mesh)?;
+        let program = programs::sum_groups(spec, dtype, self.mesh(), &mesh)?;
         let program = binder.script.program_of(world.library.placed(&program), members);
         let gradient = self.buffers[unit].trained();
         let own = View { buffer: gradient.buffer, offset: gradient.at * dtype.size() };
@@ -261,7 +261,7 @@ impl<'a> Reducer<'a> {
     }
 
     fn mesh(&self) -> &'a Mesh {
-        self.training.device().mesh
+        self.training.stage_group().mesh
     }
 
     /// The units to whose gradients a run contributes.
@@ -279,15 +279,15 @@ impl<'a> Reducer<'a> {
     /// What these micro-batches must contribute to a unit: one gradient from every instance that
     /// uses its parameters and whose forward they run.
     fn contributions(&self, unit: usize, these: impl Fn(usize) -> bool) -> Vec<Contribution> {
-        let (model, device) = (self.training.world.model, self.training.device());
+        let (model, stage_group) = (self.training.world.model, self.training.stage_group());
         let mut all = Vec::new();
         let forward = |turn: &&ScheduledRun| matches!(turn.part, Part::F | Part::FBW);
-        for turn in device.turns.iter().filter(forward).filter(|turn| these(turn.microbatch)) {
+        for turn in stage_group.turns.iter().filter(forward).filter(|turn| these(turn.microbatch)) {
             let ScheduledRun { instance, microbatch, .. } = *turn;
             let segment = model.instances()[instance].segment;
             for (local, &param) in &model.instances()[instance].params {
                 let own = self.units[unit].members.iter().any(|m| m.param == param);
-                if own && device.compiled.gradient_type(segment, local).is_some() {
+                if own && stage_group.compiled.gradient_type(segment, local).is_some() {
                     all.push(Contribution { param, instance, microbatch });
                 }
             }
@@ -298,7 +298,7 @@ impl<'a> Reducer<'a> {
     /// The parameters whose gradients a run gives.
     fn formed_by(&self, turn: ScheduledRun) -> Vec<usize> {
         let instance = &self.training.world.model.instances()[turn.instance];
-        let program = self.training.device().compiled.program(instance.segment, turn.part);
+        let program = self.training.stage_group().compiled.program(instance.segment, turn.part);
         let ports = program.outputs_with(Role::Gradient);
         ports.filter_map(|port| instance.params.get(&port.name).copied()).collect()
     }

@@ -12,10 +12,10 @@ use super::links::Links;
 use super::messages::gaps;
 use super::wiring::Wiring;
 use crate::action::{Kind, Script};
-use crate::device::StageGroup;
 use crate::error::ScriptError;
 use crate::library::Library;
 use crate::names::Names;
+use crate::stage_group::StageGroup;
 use crate::unit::Unit;
 
 /// A model on the stage groups of a step: which group holds what, and what groups send each other.
@@ -24,7 +24,7 @@ pub struct World<'a> {
     /// The model.
     pub model: &'a Model,
     /// The stage groups that hold its instances: one, or those of a pipeline.
-    pub devices: Vec<StageGroup<'a>>,
+    pub stage_groups: Vec<StageGroup<'a>>,
     /// Its programs.
     pub library: Arc<Library>,
     /// For each parameter: the stage groups whose instances have it.
@@ -40,22 +40,25 @@ impl<'a> World<'a> {
     /// Finds what ranks have in common.
     pub fn new(
         model: &'a Model,
-        devices: Vec<StageGroup<'a>>,
+        stage_groups: Vec<StageGroup<'a>>,
         library: Arc<Library>,
     ) -> Result<Self, ScriptError> {
-        let held =
-            |device: &StageGroup<'_>| device.turns.iter().map(|turn| turn.instance).collect();
-        let held: Vec<BTreeSet<usize>> = devices.iter().map(held).collect();
+        let held = |stage_group: &StageGroup<'_>| {
+            stage_group.turns.iter().map(|turn| turn.instance).collect()
+        };
+        let held: Vec<BTreeSet<usize>> = stage_groups.iter().map(held).collect();
         let holders = holders(model, &held);
-        shared_alike(model, &devices, &holders)?;
-        let wirings = wirings(model, &devices);
-        let links = Links::new(model, &devices, &library, &|device| wirings[device].clone())?;
-        Ok(Self { model, devices, library, holders, held, wirings, links })
+        shared_alike(model, &stage_groups, &holders)?;
+        let wirings = wirings(model, &stage_groups);
+        let links = Links::new(model, &stage_groups, &library, &|stage_group| {
+            wirings[stage_group].clone()
+        })?;
+        Ok(Self { model, stage_groups, library, holders, held, wirings, links })
     }
 
     /// Whether a stage group's turns work on an instance.
-    pub fn holds(&self, device: usize, instance: usize) -> bool {
-        self.held[device].contains(&instance)
+    pub fn holds(&self, stage_group: usize, instance: usize) -> bool {
+        self.held[stage_group].contains(&instance)
     }
 
     /// Ranks that do the same, each on its part of the data: those of a stage group. Ranks that
@@ -63,17 +66,17 @@ impl<'a> World<'a> {
     /// classes.
     pub fn classes(&self) -> Vec<Vec<RankPlace>> {
         let mut classes = Vec::new();
-        for (device, own) in self.devices.iter().enumerate() {
+        for (stage_group, own) in self.stage_groups.iter().enumerate() {
             let mut known: HashMap<Vec<Vec<Range<usize>>>, Vec<RankPlace>> = HashMap::new();
             for place in 0..own.ranks.len() {
-                let gaps = self.gaps(device, own.ranks[place]);
-                known.entry(gaps).or_default().push(RankPlace { device, place });
+                let gaps = self.gaps(stage_group, own.ranks[place]);
+                known.entry(gaps).or_default().push(RankPlace { stage_group, place });
             }
             // Ranks with different padding may be in one group, so each is compared on its own.
             let alone = known.len() > 1;
             let ranks = 0..own.ranks.len();
             match alone {
-                true => classes.extend(ranks.map(|place| vec![RankPlace { device, place }])),
+                true => classes.extend(ranks.map(|place| vec![RankPlace { stage_group, place }])),
                 false => classes.extend(known.into_values()),
             }
         }
@@ -81,9 +84,10 @@ impl<'a> World<'a> {
     }
 
     /// For each crossing into a stage group: the bytes of a rank's buffer that no message fills.
-    fn gaps(&self, device: usize, rank: usize) -> Vec<Vec<Range<usize>>> {
+    fn gaps(&self, stage_group: usize, rank: usize) -> Vec<Vec<Range<usize>>> {
         let mut seen = BTreeSet::new();
-        let ways = self.links.incoming[device].iter().filter(|link| seen.insert(link.crossing));
+        let ways =
+            self.links.incoming[stage_group].iter().filter(|link| seen.insert(link.crossing));
         let gaps = ways.map(|link| {
             let crossing = &self.links.crossings[link.crossing];
             let messages = crossing.messages(link, rank, false);
@@ -95,9 +99,10 @@ impl<'a> World<'a> {
     /// What another rank of a script's class sends and receives in its actions.
     pub fn messages(&self, script: &Script, at: RankPlace) -> Vec<(usize, Vec<Message>)> {
         let Links { incoming, outgoing, crossings } = &self.links;
-        let rank = self.devices[at.device].ranks[at.place];
+        let rank = self.stage_groups[at.stage_group].ranks[at.place];
         // Scripts have sends and receives in the order of the links.
-        let (mut sent, mut taken) = (outgoing[at.device].iter(), incoming[at.device].iter());
+        let (mut sent, mut taken) =
+            (outgoing[at.stage_group].iter(), incoming[at.stage_group].iter());
         let mut found = Vec::new();
         for (number, action) in script.actions.iter().enumerate() {
             let (link, sending) = match action.kind {
@@ -111,13 +116,13 @@ impl<'a> World<'a> {
         found
     }
 
-    pub(super) fn wiring(&self, device: usize) -> &Wiring {
-        &self.wirings[device]
+    pub(super) fn wiring(&self, stage_group: usize) -> &Wiring {
+        &self.wirings[stage_group]
     }
 
     /// A rank's script, still empty.
     pub(super) fn empty_script(&self, at: RankPlace, units: &[Unit]) -> Script {
-        let ranks = self.devices[at.device].ranks;
+        let ranks = self.stage_groups[at.stage_group].ranks;
         Script {
             names: Names {
                 params: self.model.params().iter().map(|p| p.name.clone()).collect(),
@@ -130,16 +135,16 @@ impl<'a> World<'a> {
 }
 
 /// For each stage group: the flow of values. Stage groups with the same programs share it.
-fn wirings(model: &Model, devices: &[StageGroup<'_>]) -> Vec<Arc<Wiring>> {
-    let mut found: Vec<Arc<Wiring>> = Vec::with_capacity(devices.len());
-    for device in devices {
-        let same = devices
+fn wirings(model: &Model, stage_groups: &[StageGroup<'_>]) -> Vec<Arc<Wiring>> {
+    let mut found: Vec<Arc<Wiring>> = Vec::with_capacity(stage_groups.len());
+    for stage_group in stage_groups {
+        let same = stage_groups
             .iter()
             .zip(&found)
-            .find(|(other, _)| std::ptr::eq(other.compiled, device.compiled));
+            .find(|(other, _)| std::ptr::eq(other.compiled, stage_group.compiled));
         let wiring = match same {
             Some((_, wiring)) => wiring.clone(),
-            None => Arc::new(Wiring::new(model, device.compiled)),
+            None => Arc::new(Wiring::new(model, stage_group.compiled)),
         };
         found.push(wiring);
     }
@@ -150,29 +155,31 @@ fn wirings(model: &Model, devices: &[StageGroup<'_>]) -> Vec<Arc<Wiring>> {
 fn holders(model: &Model, held: &[BTreeSet<usize>]) -> Vec<Vec<usize>> {
     let mut holders: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); model.params().len()];
     for (number, instance) in model.instances().iter().enumerate() {
-        for device in (0..held.len()).filter(|&device| held[device].contains(&number)) {
+        for stage_group in
+            (0..held.len()).filter(|&stage_group| held[stage_group].contains(&number))
+        {
             instance.params.values().for_each(|&param| {
-                holders[param].insert(device);
+                holders[param].insert(stage_group);
             });
         }
     }
-    holders.into_iter().map(|devices| devices.into_iter().collect()).collect()
+    holders.into_iter().map(|stage_groups| stage_groups.into_iter().collect()).collect()
 }
 
 /// Stage groups that share a parameter must hold it in the same way, so that their gradients can be
 /// added.
 fn shared_alike(
     model: &Model,
-    devices: &[StageGroup<'_>],
+    stage_groups: &[StageGroup<'_>],
     holders: &[Vec<usize>],
 ) -> Result<(), ScriptError> {
     for (param, holders) in model.params().iter().zip(holders) {
-        let differs = |d: &&usize| devices[**d].mesh != devices[holders[0]].mesh;
+        let differs = |d: &&usize| stage_groups[**d].mesh != stage_groups[holders[0]].mesh;
         if let Some(&other) = holders.iter().find(differs) {
             return Err(ScriptError::Schedule(format!(
                 "`{}` is shared by stage groups on different meshes, ({}) and ({}): give both the \
                 same mesh, or untie it",
-                param.name, devices[holders[0]].mesh, devices[other].mesh
+                param.name, stage_groups[holders[0]].mesh, stage_groups[other].mesh
             )));
         }
     }

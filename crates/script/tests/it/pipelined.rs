@@ -36,20 +36,20 @@ static ALONE: (Mesh, Sharing) = (Mesh::single(), Sharing::none());
 fn scripts(turns: &[Vec<ScheduledRun>]) -> Result<Vec<Script>, String> {
     let (model, compiled) = &*LAYERS;
     let ranks: Vec<[usize; 1]> = (0..turns.len()).map(|rank| [rank]).collect();
-    let device = |(turns, ranks)| {
+    let stage_group = |(turns, ranks)| {
         let (mesh, sharing) = (&ALONE.0, &ALONE.1);
         StageGroup { compiled, turns, mesh, sharing, ranks }
     };
     let lists = turns.iter().map(Vec::as_slice);
-    let devices: Vec<StageGroup<'_>> =
-        lists.zip(ranks.iter().map(|r| r.as_slice())).map(device).collect();
+    let stage_groups: Vec<StageGroup<'_>> =
+        lists.zip(ranks.iter().map(|r| r.as_slice())).map(stage_group).collect();
     let plain = Precision { weights: DType::F32, grads: DType::F32, state: DType::F32 };
     let library = Arc::new(Library::new(Arc::new(NoScratch)));
-    let world = World::new(model, devices, library).map_err(|error| error.to_string())?;
-    let script = |device| {
+    let world = World::new(model, stage_groups, library).map_err(|error| error.to_string())?;
+    let script = |stage_group| {
         let training = Training {
             world: &world,
-            at: RankPlace { device, place: 0 },
+            at: RankPlace { stage_group, place: 0 },
             precision: plain,
             optimizer: Optimizer::sgd(0.0),
             clip: None,
@@ -65,25 +65,25 @@ fn scripts(turns: &[Vec<ScheduledRun>]) -> Result<Vec<Script>, String> {
 struct Random {
     /// By stage: its instances.
     stages: Vec<std::ops::Range<usize>>,
-    devices: usize,
+    stage_groups: usize,
     microbatches: usize,
     splits: bool,
 }
 
 impl Random {
     fn new(dice: &mut Dice) -> Self {
-        let (devices, chunks) = (2 + dice.below(3), 1 + dice.below(2));
-        let (count, all) = (devices * chunks, LAYERS.0.instances().len());
+        let (stage_groups, chunks) = (2 + dice.below(3), 1 + dice.below(2));
+        let (count, all) = (stage_groups * chunks, LAYERS.0.instances().len());
         let cut = |stage: usize| stage * all / count;
         let stages = (0..count).map(|stage| cut(stage)..cut(stage + 1)).collect();
-        Self { stages, devices, microbatches: 1 + dice.below(6), splits: dice.percent(50) }
+        Self { stages, stage_groups, microbatches: 1 + dice.below(6), splits: dice.percent(50) }
     }
 
     fn turns(&self, dice: &mut Dice) -> Vec<Vec<ScheduledRun>> {
         let count = self.stages.len();
         // By stage: how many micro-batches are through F, B and W.
         let mut done = vec![[0_usize; 3]; count];
-        let mut lists = vec![Vec::new(); self.devices];
+        let mut lists = vec![Vec::new(); self.stage_groups];
         loop {
             let mut able = Vec::new();
             for stage in 0..count {
@@ -106,7 +106,7 @@ impl Random {
             let part = [Part::F, if self.splits { Part::B } else { Part::BW }, Part::W][phase];
             let turn = |instance| ScheduledRun { instance, part, microbatch };
             let run = self.stages[stage].clone();
-            let list: &mut Vec<ScheduledRun> = &mut lists[stage % self.devices];
+            let list: &mut Vec<ScheduledRun> = &mut lists[stage % self.stage_groups];
             match part {
                 Part::F => list.extend(run.map(turn)),
                 _ => list.extend(run.rev().map(turn)),
@@ -116,7 +116,7 @@ impl Random {
 
     /// Whether some pair of devices needs values in another order than they are made in.
     fn crosses(&self, turns: &[Vec<ScheduledRun>]) -> bool {
-        let place = |device: usize, instance: usize, microbatch: usize, forward: bool| {
+        let place = |stage_group: usize, instance: usize, microbatch: usize, forward: bool| {
             let wanted = |turn: &ScheduledRun| {
                 let passes = match turn.part {
                     Part::F => forward,
@@ -126,11 +126,11 @@ impl Random {
                 };
                 passes && (turn.instance, turn.microbatch) == (instance, microbatch)
             };
-            turns[device].iter().position(wanted).unwrap()
+            turns[stage_group].iter().position(wanted).unwrap()
         };
         let mut channels: BTreeMap<(usize, usize, bool), Vec<(usize, usize)>> = BTreeMap::new();
         for stage in 1..self.stages.len() {
-            let (a, b) = ((stage - 1) % self.devices, stage % self.devices);
+            let (a, b) = ((stage - 1) % self.stage_groups, stage % self.stage_groups);
             let (before, behind) = (self.stages[stage].start - 1, self.stages[stage].start);
             for m in 0..self.microbatches {
                 let there = (place(a, before, m, true), place(b, behind, m, true));
@@ -162,10 +162,10 @@ impl Order {
     fn of(scripts: &[Script]) -> Self {
         let received = matched(scripts);
         let mut direct: BTreeMap<Node, Vec<Node>> = BTreeMap::new();
-        for (device, script) in scripts.iter().enumerate() {
+        for (stage_group, script) in scripts.iter().enumerate() {
             for (index, action) in script.actions.iter().enumerate() {
                 let earlier = (0..index).filter(|&i| orders(&script.actions[i], action));
-                direct.insert((device, index), earlier.map(|i| (device, i)).collect());
+                direct.insert((stage_group, index), earlier.map(|i| (stage_group, i)).collect());
             }
         }
         for (&send, &receive) in &received {
@@ -173,7 +173,7 @@ impl Order {
         }
         // What all do together ends on none before it has begun on all.
         let named = |label: &str| -> Vec<Node> {
-            let of = |(device, script): (usize, &Script)| (device, at(script, label));
+            let of = |(stage_group, script): (usize, &Script)| (stage_group, at(script, label));
             scripts.iter().enumerate().map(of).collect()
         };
         for norm in named("norm and clip") {
@@ -214,20 +214,23 @@ impl Order {
     /// is known.
     fn frees_in_time(&self, scripts: &[Script]) -> Result<usize, String> {
         let mut early = 0;
-        for (&(device, send), &receive) in &self.received {
-            let actions = &scripts[device].actions;
+        for (&(stage_group, send), &receive) in &self.received {
+            let actions = &scripts[stage_group].actions;
             let Kind::Send { buffer, .. } = actions[send].kind else { unreachable!() };
             let frees = |a: &Action| a.ends() == Some(buffer);
             let free = actions.iter().position(frees).ok_or("a sent buffer is never free")?;
-            if !self.before(receive, (device, free)) {
-                return Err(format!("device {device} frees `{}` too early", actions[send].label));
+            if !self.before(receive, (stage_group, free)) {
+                return Err(format!(
+                    "device {stage_group} frees `{}` too early",
+                    actions[send].label
+                ));
             }
-            let norm = at(&scripts[device], "norm and clip");
+            let norm = at(&scripts[stage_group], "norm and clip");
             early += usize::from(free < norm);
             // The runs between the send and its end, but the last, do not know yet.
             let runs = (send..free).filter(|&i| matches!(actions[i].kind, Kind::Run(_)));
             let runs: Vec<usize> = runs.collect();
-            let known = |run: &&usize| self.before(receive, (device, **run));
+            let known = |run: &&usize| self.before(receive, (stage_group, **run));
             if let Some(run) = runs.iter().rev().skip(1).find(known) {
                 let (send, run) = (&actions[send].label, &actions[*run].label);
                 return Err(format!("`{send}` could be free after `{run}`"));
@@ -253,16 +256,18 @@ fn orders(first: &Action, second: &Action) -> bool {
 /// By send, the receive that takes its messages: channels deliver in order.
 fn matched(scripts: &[Script]) -> BTreeMap<Node, Node> {
     let mut channels: BTreeMap<(usize, usize, u32), [Vec<Node>; 2]> = BTreeMap::new();
-    for (device, script) in scripts.iter().enumerate() {
+    for (stage_group, script) in scripts.iter().enumerate() {
         for (index, action) in script.actions.iter().enumerate() {
             let (key, end) = match &action.kind {
-                Kind::Send { messages, .. } => ((device, messages[0].peer, messages[0].channel), 0),
+                Kind::Send { messages, .. } => {
+                    ((stage_group, messages[0].peer, messages[0].channel), 0)
+                }
                 Kind::Receive { messages, .. } => {
-                    ((messages[0].peer, device, messages[0].channel), 1)
+                    ((messages[0].peer, stage_group, messages[0].channel), 1)
                 }
                 _ => continue,
             };
-            channels.entry(key).or_default()[end].push((device, index));
+            channels.entry(key).or_default()[end].push((stage_group, index));
         }
     }
     let mut found = BTreeMap::new();

@@ -182,8 +182,8 @@ fn a_second_script_leaves_the_state_alone() {
     let compiled = compile(&evaluated, DType::F32, setup.recompute);
     let turns = forward(0..evaluated.instances().len(), 2);
     let library = Arc::new(Library::new(Arc::new(NoScratch)));
-    let devices = vec![StageGroup::alone(&compiled, &turns)];
-    let world = World::new(&evaluated, devices, library).unwrap();
+    let stage_groups = vec![StageGroup::alone(&compiled, &turns)];
+    let world = World::new(&evaluated, stage_groups, library).unwrap();
     let weights = setup.precision.weights;
     let forward = Inference { world: &world, at: RankPlace::default(), weights };
     let script = eval_script(&forward, rig.state()).unwrap();

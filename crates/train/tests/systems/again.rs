@@ -65,7 +65,7 @@ fn the_bits_are_those_of_keeping_everything() {
 /// micro-batch: m inputs and a share in GPipe. That is what is planned and what is written.
 #[test]
 fn inputs_of_those_in_flight_and_the_rest_of_one() {
-    let (devices, microbatches) = (4, 8);
+    let (stage_groups, microbatches) = (4, 8);
     for named in [NamedSchedule::GPipe, NamedSchedule::OneFOneB] {
         let schedule = format!("parallel.schedule={named}");
         let loaded = llama(&[
@@ -84,18 +84,18 @@ fn inputs_of_those_in_flight_and_the_rest_of_one() {
         let input: usize = f.inputs_with(Role::Boundary).map(|p| bytes(f, p)).sum();
         let residuals: usize = f.outputs_with(Role::Residual).map(|p| bytes(f, p)).sum();
         let rest = 2 * residuals + input;
-        let timeline = named.build(Shape::new(devices, microbatches)).unwrap();
+        let timeline = named.build(Shape::new(stage_groups, microbatches)).unwrap();
         let times = Times { f: 1.0, b: 1.0, w: 1.0 };
         let counted = simulate(&timeline, &TurnCosts::even(times, 0.0).unwrap()).unwrap();
         let written = trained(&loaded, None, 1).observe().unwrap();
-        for (device, observed) in written.iter().enumerate().take(devices - 1).skip(1) {
-            let script = lowered.plan(device).unwrap().script;
+        for (stage_group, observed) in written.iter().enumerate().take(stage_groups - 1).skip(1) {
+            let script = lowered.plan(stage_group).unwrap().script;
             let peak = plan(&script).unwrap().peak(Category::Residuals);
-            let in_flight = counted.peak_in_flight[device];
+            let in_flight = counted.peak_in_flight[stage_group];
             let of = |(category, _): &&(Category, usize)| *category == Category::Residuals;
             let found = observed.peaks.iter().find(of).unwrap().1;
-            assert_eq!(found, peak, "{named}, {device}");
-            assert_eq!(peak, in_flight * input + rest, "{named}, device {device}");
+            assert_eq!(found, peak, "{named}, {stage_group}");
+            assert_eq!(peak, in_flight * input + rest, "{named}, device {stage_group}");
         }
     }
 }

@@ -17,25 +17,25 @@ use crate::bits::trained;
 use crate::support::{gpt, laid, llama, models, on, settings};
 
 /// A pipeline of one rank for each stage.
-fn pipeline(named: NamedSchedule, devices: usize) -> Parallel {
+fn pipeline(named: NamedSchedule, stage_groups: usize) -> Parallel {
     let pipeline = Pipeline {
         order: PipelineOrder::Named(named),
         split: StageSplit::Count,
         ..Pipeline::default()
     };
-    Parallel { pipeline, ..on(&format!("pp={devices}"), Vec::new()) }
+    Parallel { pipeline, ..on(&format!("pp={stage_groups}"), Vec::new()) }
 }
 
 /// By device: the turns of instances in the order of the simulator's timeline.
 fn timeline(case: &Case<'_>) -> Vec<Vec<ScheduledRun>> {
-    let (Case { named, devices, microbatches, .. }, layers) = (*case, case.layers());
-    let schedule = named.build(Shape::new(devices, microbatches)).unwrap();
+    let (Case { named, stage_groups, microbatches, .. }, layers) = (*case, case.layers());
+    let schedule = named.build(Shape::new(stage_groups, microbatches)).unwrap();
     let times = Times { f: 1.0, b: 1.0, w: 1.0 };
     let timeline = simulate(&schedule, &TurnCosts::even(times, 0.0).unwrap()).unwrap();
     // An embedding in front of the layers, and a head behind them.
     let stages = schedule.placement().stages();
     let stages = split::by_count(1..layers + 1, layers + 2, stages).unwrap();
-    let device = |turns: &Vec<Timed>| -> Vec<ScheduledRun> {
+    let stage_group = |turns: &Vec<Timed>| -> Vec<ScheduledRun> {
         let mut list: Vec<ScheduledRun> = Vec::new();
         for timed in turns {
             let (part, microbatch) = (timed.turn.part, timed.turn.microbatch);
@@ -59,7 +59,7 @@ fn timeline(case: &Case<'_>) -> Vec<Vec<ScheduledRun>> {
         }
         list
     };
-    timeline.devices.iter().map(device).collect()
+    timeline.stage_groups.iter().map(stage_group).collect()
 }
 
 /// The head's forward and backward are one run where they follow each other, and nothing lies between.
@@ -154,7 +154,7 @@ fn most_kept(lowered: &Lowered, loaded: &Loaded, turns: &[ScheduledRun]) -> usiz
 #[derive(Clone, Copy)]
 struct Case<'a> {
     named: NamedSchedule,
-    devices: usize,
+    stage_groups: usize,
     microbatches: usize,
     recompute: &'a str,
     /// What lies on the ranks of a device.
@@ -168,7 +168,7 @@ impl Case<'_> {
             format!("train.microbatches={}", self.microbatches),
             format!("train.batch_size={}", 2 * self.microbatches),
             format!("train.recompute={}", self.recompute),
-            format!("parallel.pp={}", self.devices),
+            format!("parallel.pp={}", self.stage_groups),
             format!("parallel.schedule={}", self.named),
             "parallel.split=count".to_owned(),
         ];
@@ -178,13 +178,13 @@ impl Case<'_> {
     }
 
     fn layers(&self) -> usize {
-        2 * self.devices * self.named.usual_chunks()
+        2 * self.stage_groups * self.named.usual_chunks()
     }
 
     /// What a timeline counts is what is planned and what is written.
     fn check(&self) {
-        let Self { named, devices, recompute, inside, .. } = *self;
-        let what = format!("{named}, {devices} devices of {inside:?}, recompute {recompute}");
+        let Self { named, stage_groups, recompute, inside, .. } = *self;
+        let what = format!("{named}, {stage_groups} devices of {inside:?}, recompute {recompute}");
         let (loaded, layers) = (self.loaded(), self.layers());
         let lowered = Lowered::new(&models(&loaded), settings(&loaded, None)).unwrap();
         let timeline = timeline(self);
@@ -195,7 +195,7 @@ impl Case<'_> {
         };
         let counted: Vec<usize> =
             timeline.iter().map(|t| most_kept(&lowered, &loaded, &turned(t))).collect();
-        let each = lowered.ranks() / devices;
+        let each = lowered.ranks() / stage_groups;
         let expected: Vec<usize> = (0..lowered.ranks()).map(|rank| counted[rank / each]).collect();
         let planned = |rank: usize| {
             let script = lowered.plan(rank).unwrap().script;
@@ -212,13 +212,13 @@ impl Case<'_> {
 
 #[test]
 fn residuals_are_those_of_the_chunks_in_flight() {
-    for (named, devices, microbatches) in
+    for (named, stage_groups, microbatches) in
         NamedSchedule::ALL.into_iter().flat_map(|n| [(n, 2, 4), (n, 3, 6)])
     {
         for recompute in ["none", "selective", "full", "stage"] {
             // Where every backward follows its forward there is nothing to run again.
             if (named, recompute) != (NamedSchedule::Naive, "stage") {
-                Case { named, devices, microbatches, recompute, inside: &[] }.check();
+                Case { named, stage_groups, microbatches, recompute, inside: &[] }.check();
             }
         }
     }
@@ -236,7 +236,7 @@ fn ranks_of_a_device_keep_their_parts_of_it() {
     for named in NamedSchedule::ALL {
         for inside in [&tensor[..], &sequence, &context, &gradients, &weights, &all] {
             for recompute in ["none", "selective"] {
-                Case { named, devices: 2, microbatches: 4, recompute, inside }.check();
+                Case { named, stage_groups: 2, microbatches: 4, recompute, inside }.check();
             }
         }
     }
@@ -246,10 +246,10 @@ fn ranks_of_a_device_keep_their_parts_of_it() {
 /// the model keeps as many equal shares as the simulator counts micro-batches in flight.
 #[test]
 fn shares_are_as_many_as_the_simulator_counts() {
-    let (devices, microbatches) = (4, 8);
+    let (stage_groups, microbatches) = (4, 8);
     for named in [NamedSchedule::GPipe, NamedSchedule::OneFOneB, NamedSchedule::Naive] {
         let loaded = llama(&["model.layers=4", "train.microbatches=8", "train.batch_size=8"]);
-        let parallel = Some(pipeline(named, devices));
+        let parallel = Some(pipeline(named, stage_groups));
         let lowered = Lowered::new(&models(&loaded), settings(&loaded, parallel)).unwrap();
         let layer = models(&loaded).train.instances()[1].segment;
         let program = |part| lowered.compiled().program(layer, part);
@@ -257,16 +257,16 @@ fn shares_are_as_many_as_the_simulator_counts() {
         let (f, bw) = (program(Part::F), program(Part::BW));
         let residuals: usize = f.outputs_with(Role::Residual).map(|p| bytes(f, p)).sum();
         let inputs: usize = bw.inputs_with(Role::Boundary).map(|p| bytes(bw, p)).sum();
-        let schedule = named.build(Shape::new(devices, microbatches)).unwrap();
+        let schedule = named.build(Shape::new(stage_groups, microbatches)).unwrap();
         let times = Times { f: 1.0, b: 1.0, w: 1.0 };
         let counted = simulate(&schedule, &TurnCosts::even(times, 0.0).unwrap()).unwrap();
         let names: BTreeSet<usize> = counted.peak_in_flight.iter().copied().collect();
         assert!(named != NamedSchedule::OneFOneB || names == BTreeSet::from([1, 2, 3, 4]));
-        for device in 1..devices - 1 {
-            let script = lowered.plan(device).unwrap().script;
+        for stage_group in 1..stage_groups - 1 {
+            let script = lowered.plan(stage_group).unwrap().script;
             let peak = plan(&script).unwrap().peak(Category::Residuals);
-            let whole = counted.peak_in_flight[device] * (residuals + inputs);
-            assert_eq!(peak, whole, "{named}, {device}");
+            let whole = counted.peak_in_flight[stage_group] * (residuals + inputs);
+            assert_eq!(peak, whole, "{named}, {stage_group}");
         }
     }
 }

@@ -112,11 +112,11 @@ fn tied_weights_are_summed_over_stages_once() {
             for plan in plans(&small(gpt, named), named, zero) {
                 for (unit, found) in plan.units.iter().zip(counts(&plan, is_reduce)) {
                     // In a V, first and last stage are on one device, which sums for itself.
-                    let more = usize::from(unit.devices.len() > 1);
+                    let more = usize::from(unit.stage_groups.len() > 1);
                     let what = format!("{named}, stage {zero}, {}", unit.name);
                     assert_eq!(found, times + more, "{what}");
                 }
-                let shared = plan.units.iter().any(|unit| unit.devices.len() > 1);
+                let shared = plan.units.iter().any(|unit| unit.stage_groups.len() > 1);
                 assert_eq!(shared, named != NamedSchedule::ZbV, "{named}");
             }
         }

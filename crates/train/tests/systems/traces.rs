@@ -148,7 +148,7 @@ fn second_forwards_are_drawn_when_they_ran() {
             let ms = |time: std::time::Duration| 1e3 * (time - origin.unwrap()).as_secs_f64();
             let start = ms(ran(Part::R, mb).map(|t| t.started).min().unwrap());
             let end = ms(ran(Part::R, mb).map(|t| t.ended).max().unwrap());
-            let mut blocks = played.measured.devices[0].iter();
+            let mut blocks = played.measured.stage_groups[0].iter();
             let block = blocks.find(|b| (b.turn.part, b.turn.microbatch) == (Part::R, mb)).unwrap();
             assert!((block.start - start).abs() + (block.end - end).abs() < 1e-9, "{block:?}");
         }
@@ -166,15 +166,15 @@ fn second_forwards_are_drawn_when_they_ran() {
 
 /// Blocks of a device do not overlap, and no block starts before what it waits for has ended.
 fn one_at_a_time(schedule: &Schedule, timeline: &Timeline) {
-    for blocks in &timeline.devices {
+    for blocks in &timeline.stage_groups {
         for pair in blocks.windows(2) {
             assert!(pair[0].end <= pair[1].start + 1e-9, "{pair:?}");
         }
     }
     for (at, _) in schedule.all() {
-        let own = timeline.devices[at.device][at.index];
+        let own = timeline.stage_groups[at.stage_group][at.index];
         for (needed, _) in schedule.needs(at) {
-            let needed = timeline.devices[needed.device][needed.index];
+            let needed = timeline.stage_groups[needed.stage_group][needed.index];
             assert!(needed.end <= own.start + 1e-9, "{needed:?}, {own:?}");
         }
     }

@@ -30,15 +30,17 @@ pub struct StageGroup<'a> {
 /// The mesh of several stage groups: their mesh with one more axis along which the groups lie. If
 /// their meshes differ, all their ranks lie along that one axis. Also gives the ranks, in the order
 /// of that mesh.
-pub(crate) fn together(devices: &[&StageGroup<'_>]) -> Result<(Mesh, Arc<[usize]>), ScriptError> {
-    let ranks: Arc<[usize]> = devices.iter().flat_map(|d| d.ranks.iter().copied()).collect();
+pub(crate) fn together(
+    stage_groups: &[&StageGroup<'_>],
+) -> Result<(Mesh, Arc<[usize]>), ScriptError> {
+    let ranks: Arc<[usize]> = stage_groups.iter().flat_map(|d| d.ranks.iter().copied()).collect();
     let stages = Axis::STAGES;
-    let alike = devices.iter().all(|d| d.mesh == devices[0].mesh);
+    let alike = stage_groups.iter().all(|d| d.mesh == stage_groups[0].mesh);
     let mesh = match alike {
         true => {
-            let own: Vec<(Axis, usize)> = devices[0].mesh.axes().collect();
+            let own: Vec<(Axis, usize)> = stage_groups[0].mesh.axes().collect();
             let own = own.iter().map(|(axis, size)| (axis.name(), *size));
-            Mesh::new([(stages.name(), devices.len())].into_iter().chain(own))?
+            Mesh::new([(stages.name(), stage_groups.len())].into_iter().chain(own))?
         }
         false => Mesh::new([(stages.name(), ranks.len())])?,
     };
