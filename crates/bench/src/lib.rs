@@ -1,5 +1,5 @@
-//! How fast things are, and how fast they could be: steps beside the floor of their matrix products,
-//! collectives, partitioning.
+//! Benchmarks: training steps compared with the time of their matrix products alone, collectives,
+//! partitioning.
 #![forbid(unsafe_code)]
 
 mod collectives;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use phalanx_script::Planned;
+use phalanx_script::PlannedScript;
 use serde::Serialize;
 
 use phalanx_config::Loaded;
@@ -41,7 +41,7 @@ pub fn partition(loaded: &Loaded) -> Result<PartitionBench> {
     let formed = Instant::now();
     let script = Planner::new(&lowered)?.train_script(0)?;
     let (planned, actions) = (Instant::now(), script.actions.len());
-    Planned::new(script, None)?;
+    PlannedScript::new(script, None)?;
     let ms = |from: Instant, to: Instant| 1e3 * (to - from).as_secs_f64();
     Ok(PartitionBench {
         ms: ms(begun, planned),

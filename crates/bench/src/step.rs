@@ -109,10 +109,10 @@ fn steps(config: &Config, network: &Network, lowered: &Lowered) -> Result<Timed>
     let threads = config.run.threads.get();
     let mut session = Prepared::of(lowered, &*host::own_machine())?.start(&*network.start())?;
     let rate = LearningRate::new(config);
-    let (mut times, mut before, mut allocated) = (Vec::new(), Spent::default(), counts());
+    let (mut times, mut before, mut allocated) = (Vec::new(), Usage::default(), counts());
     for step in 1..=WARM_UP + TIMED {
         if step == WARM_UP + 1 {
-            before = Spent::of(&mut session)?;
+            before = Usage::of(&mut session)?;
             allocated = counts();
         }
         let batch = random_batch(config, step as u64);
@@ -124,7 +124,7 @@ fn steps(config: &Config, network: &Network, lowered: &Lowered) -> Result<Timed>
     }
     let counted = allocated != Counts::default();
     let packed = counted.then(|| counts() - allocated);
-    let after = Spent::of(&mut session)?;
+    let after = Usage::of(&mut session)?;
     Ok(Timed {
         times,
         gemm_seconds: after.gemm - before.gemm,
@@ -136,7 +136,7 @@ fn steps(config: &Config, network: &Network, lowered: &Lowered) -> Result<Timed>
 
 /// Time and memory that ranks have used so far.
 #[derive(Clone, Copy, Default)]
-struct Spent {
+struct Usage {
     /// Wall-clock seconds inside matrix products, averaged over ranks.
     gemm: f64,
     /// Processor seconds of the ranks' own threads, without time spent waiting, over all ranks.
@@ -145,14 +145,14 @@ struct Spent {
     beside: usize,
 }
 
-impl Spent {
+impl Usage {
     fn of(session: &mut Session) -> Result<Self> {
         let ranks = session.measure()?;
         let gemm: f64 = ranks.iter().map(|rank| rank.product_seconds).sum();
         Ok(Self {
             gemm: gemm / ranks.len() as f64,
             busy: ranks.iter().filter_map(|rank| rank.busy_seconds).sum(),
-            beside: ranks.iter().map(|rank| rank.bytes_beside).sum(),
+            beside: ranks.iter().map(|rank| rank.scratch_bytes).sum(),
         })
     }
 }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use console::Term;
 use phalanx::error::{Error, Problem, Result};
 use phalanx::inspect::writable::can_write;
-use phalanx::pipeline::picture::{self, Look, Panel};
+use phalanx::pipeline::picture::{self, Panel, TextOptions};
 use phalanx::pipeline::{
-    NamedSchedule, PipelineError, Schedule, Shape, Times, TurnCosts, Warmup, csv, simulate,
+    NamedSchedule, PipelineError, Schedule, ScheduleShape, Times, TurnCosts, Warmup, csv, simulate,
 };
 use phalanx::session::custom::read_schedule;
 use phalanx::train::progress::{OutputStream, Style};
@@ -135,7 +135,7 @@ impl Wanted {
         let stages = asked.stages.or(table.map(Schedule::stage_groups));
         let microbatches = asked.microbatches.or(table.map(Schedule::microbatches));
         let mut shape =
-            Shape::new(needed(stages, "stages")?, needed(microbatches, "microbatches")?);
+            ScheduleShape::new(needed(stages, "stages")?, needed(microbatches, "microbatches")?);
         if !self.compared || takes_chunks(named) {
             shape.chunks = asked.chunks;
         }
@@ -258,11 +258,11 @@ impl<'a> Numbers<'a> {
 }
 
 /// On a terminal the picture has the terminal's width, folded if needed; elsewhere lines are long.
-fn look() -> Look {
+fn look() -> TextOptions {
     let term = Term::stdout();
     let told = term.size_checked().map(|(_, columns)| usize::from(columns));
     let columns = term.is_term().then(|| columns(told, std::env::var("COLUMNS").ok().as_deref()));
-    Look {
+    TextOptions {
         width: columns.unwrap_or(PAGE),
         colour: Style::of(OutputStream::Stdout).colour,
         fold: columns.is_some(),

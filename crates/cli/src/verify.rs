@@ -88,10 +88,10 @@ fn problem(found: &Verified) -> Problem {
     if let Some((what, error)) = worst {
         reasons.push(format!("largest difference: {what}, {error:.1e}"));
     }
-    for Mismatch { rank, what, predicted, measured } in found.astray.iter().take(NAMED) {
+    for Mismatch { rank, what, predicted, measured } in found.mismatches.iter().take(NAMED) {
         reasons.push(format!("rank {rank}: {what}: {predicted} predicted, {measured} measured"));
     }
-    if let Some(more) = found.astray.len().checked_sub(NAMED).filter(|more| *more > 0) {
+    if let Some(more) = found.mismatches.len().checked_sub(NAMED).filter(|more| *more > 0) {
         reasons.push(format!("and {more} more"));
     }
     let problem = Problem::new("training in this layout differs from training on one rank");

@@ -98,7 +98,7 @@ pub trait Stop: Send + Sync {
 pub struct Handle(pub(crate) u32);
 
 impl Handle {
-    /// The handle of a call that a transport numbers so.
+    /// The handle of the call to which a transport gave this number.
     pub fn new(number: u32) -> Self {
         Self(number)
     }
@@ -115,7 +115,7 @@ pub struct Busy {
     /// Processor time without the time spent waiting.
     pub busy: Duration,
     /// Processor time spent in busy waiting.
-    pub burnt: Duration,
+    pub spinning: Duration,
     /// Wall-clock time spent waiting for others.
     pub waited: Duration,
 }

@@ -2,7 +2,7 @@
 //!
 //! A [`Group`] is an ordered list of ranks. Every rank holds one endpoint, a [`Communicator`]; it
 //! starts calls ([`Call`] is plain data) and waits for them. A [`Launcher`] starts the ranks of
-//! this process, and a [`Crew`] runs them. With [`Threads`] every rank reads directly from the
+//! this process, and a [`RankPool`] runs them. With [`Threads`] every rank reads directly from the
 //! others' memory, without intermediate copies; with [`Streams`] ranks share no memory. Reductions
 //! are done in the order of the group, so their bits are the same on every rank and in every run. A
 //! wrong, late or missing call is an error that names the ranks. See `docs/communication.md`.
@@ -11,7 +11,6 @@ mod blocking;
 mod blocks;
 mod call;
 mod communicator;
-mod crew;
 mod element;
 mod error;
 mod group;
@@ -19,6 +18,7 @@ mod header;
 mod kernel;
 mod launch;
 mod matching;
+mod rank_pool;
 mod sanity;
 mod site;
 mod streams;
@@ -32,11 +32,11 @@ pub use blocking::Collectives;
 pub use blocks::{Blocks, Strides};
 pub use call::{Call, CollectiveOp, OpKind, ReduceOp};
 pub use communicator::{Busy, Communicator, Handle, Stop};
-pub use crew::{Crew, Lost, run_ranks};
 pub use element::Element;
 pub use error::{CommError, Failure, Side};
 pub use group::{Group, GroupId};
 pub use launch::{Launcher, LocalRank};
+pub use rank_pool::{PoolFailure, RankPool, run_ranks};
 pub use site::Site;
 pub use streams::Streams;
 pub use threads::{Options, Threads, Waiting};

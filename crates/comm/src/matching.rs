@@ -22,7 +22,7 @@ pub(crate) trait Called {
 
 /// A call of a group, for messages about it.
 #[derive(Clone, Copy)]
-pub(crate) struct Meeting<'a> {
+pub(crate) struct GroupCall<'a> {
     pub(crate) group: &'a Group,
     /// The group as text.
     pub(crate) name: &'a Arc<str>,
@@ -30,7 +30,7 @@ pub(crate) struct Meeting<'a> {
     pub(crate) sequence: u64,
 }
 
-impl Meeting<'_> {
+impl GroupCall<'_> {
     /// Compares what all members have called.
     pub(crate) fn check(&self, called: &impl Called) -> Result<(), CommError> {
         let first = called.header(0);

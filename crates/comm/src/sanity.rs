@@ -49,8 +49,7 @@ fn problem(call: &Call<'_>, Member { place, of: n }: Member, same: bool) -> Opti
     Some(if let Some(peer) = outside {
         format!("place {peer} is not in a group of {n}")
     } else if to_itself && peers[0] == Some(place) {
-        "a rank cannot send a message to itself; use permute, which may give a block to its \
-        owner"
+        "a rank cannot send a message to itself; use permute, which may give a block to its owner"
             .to_string()
     } else if call.op.reduction().is_some() && !kernel::is_reducible(call.dtype) {
         format!("{} cannot be reduced; f64, f32, bf16 and i32 can", call.dtype)

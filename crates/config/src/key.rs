@@ -17,7 +17,8 @@ pub struct Key {
     pub doc: &'static str,
     /// Names of the same thing in other training systems.
     pub aka: &'static [&'static str],
-    /// What the key waits for, if it accepts nothing but its default until then.
+    /// The feature that the key needs and that is not built yet; until then only the default is
+    /// accepted.
     pub later: Option<&'static str>,
     /// What values are accepted, as the end of the sentence "expected …".
     pub expects: fn() -> String,

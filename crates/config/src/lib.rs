@@ -175,7 +175,7 @@ impl Config {
 
     /// Reads the sections in the order in which defaults depend on one another.
     fn resolve(values: &mut Values, cores: Count) -> Config {
-        stages::yield_to_user(values);
+        stages::drop_unused_preset(values);
         let parallel = ParallelConfig::read(values);
         let run = RunConfig::read(values, cores, parallel.ranks());
         let data = DataConfig::read(values, run.seed);
@@ -220,8 +220,7 @@ impl Config {
         values.rule(&["train.eval_every", "data.val_fraction"], possible, || {
             let every = self.train.eval_every;
             Problem::new(format!(
-                "train.eval_every = {every} does not work with data.val_fraction \
-                = 0.0"
+                "train.eval_every = {every} does not work with data.val_fraction = 0.0"
             ))
             .because("no part of the file is kept for evaluation")
             .fix(format!(

@@ -146,8 +146,7 @@ impl ModelConfig {
         let (heads, kv_heads) = (self.heads.get(), self.kv_heads.get());
         values.rule(&["model.kv_heads", "model.kind"], kv_heads == heads, || {
             Problem::new(format!(
-                "model.kv_heads = {kv_heads} does not work with model.kind = \
-                gpt2"
+                "model.kv_heads = {kv_heads} does not work with model.kind = gpt2"
             ))
             .because("gpt2 has no grouped-query attention: every head has its own keys and values")
             .fix(format!("model.kv_heads = {heads}, or model.kind = \"llama\""))

@@ -30,8 +30,8 @@ section! {
             later "this kind of tensor parallelism",
         /// Depth of 2.5d tensor parallelism.
         tp_depth: Count = "1"; aka "tesseract_depth"; later "2.5d tensor parallelism",
-        /// Which weights tp splits, by name; the first rule that fits a weight holds, others stay
-        /// whole. Without rules they are found in the model, as Megatron splits them.
+        /// Which weights tp splits, by name. The first rule that matches a weight applies; weights
+        /// that no rule matches are not split. Without rules, weights are split as Megatron does.
         tp_plan: TensorRules = "[]"; aka "parallelize_plan" "tp_rules",
         /// How attention sees the whole sequence.
         cp_kind: CpKind = "ulysses"; aka "cp_comm_type" "sequence_parallelism_mode",
@@ -53,8 +53,8 @@ section! {
         fsdp_in_flight: Count = "2"; aka "limit_all_gathers",
         /// Layers that fsdp gathers and reduces together.
         fsdp_layers: Count = "1"; aka "auto_wrap_policy" "fsdp_unit",
-        /// Who lays weights and activations on dp, tp and cp: the keys above, or a search for the
-        /// least time within run.memory_limit.
+        /// What decides the layouts of weights and activations on dp, tp and cp: the keys above, or
+        /// a search for the shortest step time within run.memory_limit.
         layout: LayoutKind = "given"; aka "auto_parallel" "auto_sharding",
         /// Order in which stages take micro-batches.
         schedule: PipelineSchedule = "1f1b"; aka "pipeline_parallel_schedule" "pp_style" "pp_engine",
@@ -92,7 +92,7 @@ choice! {
 }
 
 choice! {
-    /// Who lays weights and activations on the mesh.
+    /// What decides the layouts of weights and activations.
     pub enum LayoutKind {
         /// The keys of this section.
         Given = "given",
@@ -338,7 +338,7 @@ impl ParallelConfig {
         }
     }
 
-    /// Refuses keys that contradict each other or that nothing would read.
+    /// Rejects keys that contradict each other or that would have no effect.
     fn check_sharing(&self, values: &mut Values) {
         for (key, changed) in [
             ("parallel.fsdp_reshard", !self.fsdp_reshard),
@@ -347,27 +347,30 @@ impl ParallelConfig {
             ("parallel.fsdp_layers", self.fsdp_layers.get() != 1),
         ] {
             values.rule(&[key], self.fsdp || !changed, || {
-                Problem::new(format!("{key} is changed, but parallel.fsdp is false"))
-                    .because("only fsdp reads it")
+                Problem::new(format!("{key} is set, but parallel.fsdp is false"))
+                    .because("only fsdp uses it")
                     .fix("parallel.fsdp = true")
             });
         }
         let stage = self.zero as usize;
         let alone = !self.fsdp || matches!(self.zero, ZeroStage::Zero | ZeroStage::Three);
         values.rule(&["parallel.fsdp", "parallel.zero"], alone, || {
-            Problem::new(format!("parallel.fsdp = true with parallel.zero = {stage}"))
-                .because("fsdp shards what ZeRO's third stage shards")
-                .fix("leave parallel.zero out, or parallel.fsdp")
+            Problem::new(format!("parallel.fsdp = true does not work with parallel.zero = {stage}"))
+                .because(
+                    "fsdp already shards weights, gradients and optimizer state, as ZeRO \
+                    stage 3 does",
+                )
+                .fix("leave parallel.zero out, or leave parallel.fsdp out")
         });
         let ruled = self.tp_plan.0.is_empty() || self.tp.get() > 1;
         values.rule(&["parallel.tp_plan", "parallel.tp"], ruled, || {
-            Problem::new("parallel.tp_plan is set with parallel.tp = 1".to_owned())
-                .because("there is nothing to split weights among")
+            Problem::new("parallel.tp_plan is set, but parallel.tp = 1".to_owned())
+                .because("with one rank there is nothing to split")
                 .fix("parallel.tp = 2, or leave parallel.tp_plan out")
         });
     }
 
-    /// A search decides what these keys would.
+    /// Rejects keys that a search for layouts decides itself.
     fn check_search(&self, values: &mut Values) {
         if self.layout == LayoutKind::Given {
             return;
@@ -379,8 +382,8 @@ impl ParallelConfig {
             ("parallel.tp_plan", !self.tp_plan.0.is_empty()),
         ] {
             values.rule(&["parallel.layout", key], !set, || {
-                Problem::new(format!("parallel.layout = \"auto\" with {key}"))
-                    .because("a search lays weights out by itself")
+                Problem::new(format!("parallel.layout = \"auto\" does not work with {key}"))
+                    .because("the search chooses the layouts of all weights")
                     .fix(format!("leave {key} out, or parallel.layout = \"given\""))
             });
         }

@@ -75,8 +75,7 @@ impl PrecisionConfig {
             let agree = (compute == FloatKind::F64) == (stored == FloatKind::F64);
             values.rule(&[key, "precision.compute"], agree, || {
                 let problem = Problem::new(format!(
-                    "{key} = {stored} does not work with precision.compute = \
-                        {compute}"
+                    "{key} = {stored} does not work with precision.compute = {compute}"
                 ));
                 if compute == FloatKind::F64 {
                     problem

@@ -253,8 +253,8 @@ fn write_real(number: f64) -> String {
     format!("{number:?}")
 }
 
-/// Declares a key type that is a choice between words. A word marked `later` is read, but refused by a
-/// rule of its section until its system is built.
+/// Declares a key type that is a choice between words. A word marked `later` is known, but a rule
+/// of its section rejects it until its feature is built.
 macro_rules! choice {
     (
         $(#[$outer:meta])*
@@ -292,7 +292,7 @@ macro_rules! words {
     ($name:ty { $($variant:ident = $word:literal $($later:ident)?,)+ }) => {
         impl $crate::setting::Setting for $name {
             fn expects() -> String {
-                // What waits for its system is known, but not offered.
+                // Words whose feature is not built yet are known, but not offered.
                 let all: &[(&str, &[&str])] = &[$(($word, &[$(stringify!($later))?])),+];
                 let built = all.iter().filter(|(_, later)| later.is_empty());
                 let built: Vec<&str> = built.map(|(word, _)| *word).collect();

@@ -3,7 +3,7 @@
 //! Every pipeline setting of a user is applied or refused. One stage is a pipeline too: its
 //! schedule says when each micro-batch runs forward and backward.
 
-use phalanx_pipeline::{NamedSchedule, Schedule, Shape, split};
+use phalanx_pipeline::{NamedSchedule, Schedule, ScheduleShape, split};
 
 use super::parallel::{PipelineSchedule, PipelineSplit, PipelineWarmup};
 use super::setting::{Count, Setting};
@@ -19,7 +19,7 @@ const SPLIT: &str = "parallel.split";
 
 /// Pipeline settings of a preset are for its own pipeline: they are dropped if the user has none,
 /// and its chunks and warm-up are dropped if the user chose another schedule.
-pub(super) fn yield_to_user(values: &mut Values) {
+pub(super) fn drop_unused_preset(values: &mut Values) {
     let pp = values.given.get(PP).filter(|given| given.by_user);
     let none = pp.is_some_and(|given| Count::read(&given.value) == Some(Count::MIN));
     let other = values.by_user(SCHEDULE);
@@ -41,7 +41,7 @@ impl Config {
             return self.check_table(values);
         };
         let (parallel, stages) = (&self.parallel, self.parallel.pp.get());
-        let shape = Shape::new(stages, self.train.microbatches.get());
+        let shape = ScheduleShape::new(stages, self.train.microbatches.get());
         let built = named.build(shape.chunks(parallel.chunks.get()).warmup(parallel.warmup.into()));
         let keys = [SCHEDULE, PP, CHUNKS, WARMUP, "train.microbatches"];
         let legal = built.is_ok();
@@ -94,7 +94,9 @@ impl Config {
         let PipelineSchedule::Named(own) = self.parallel.schedule else { return Vec::new() };
         let (pp, parts) = (self.parallel.pp.get(), self.train.microbatches.get());
         let works = |named: NamedSchedule, pp: usize, parts: usize| {
-            named.build(Shape::new(pp, parts)).is_ok_and(|schedule| schedule.rematerialises())
+            named
+                .build(ScheduleShape::new(pp, parts))
+                .is_ok_and(|schedule| schedule.rematerialises())
         };
         let more = [parts + 1, 2 * pp].into_iter().find(|&parts| works(own, pp, parts));
         let other = [NamedSchedule::OneFOneB, NamedSchedule::GPipe]

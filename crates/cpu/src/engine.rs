@@ -11,7 +11,7 @@ use std::time::Instant;
 use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slot, Slots, Tier};
 use phalanx_comm::Communicator;
 use phalanx_engine::{
-    Args, CallTimes, Calls, Engine, EngineError, Event, Listed, Span, Stamps, Way,
+    Args, CallTimes, Calls, Engine, EngineError, Event, SequentialStep, Span, Stamps, Way,
 };
 use phalanx_ir::Program;
 use phalanx_sys::Arena;
@@ -19,7 +19,7 @@ use phalanx_sys::Arena;
 use crate::pool::{Pool, PoolSettings};
 use crate::requirements::CpuRequirements;
 use crate::tasks::{
-    self, Bases, Context, Endpoint, Failure, Line, Operation, Outstanding, Share, Var,
+    self, Bases, Context, Endpoint, Failure, Operation, Outstanding, RankEndpoint, Share, Var,
 };
 use arenas::{Arenas, allocate, offered};
 pub use kernel::Kernel;
@@ -75,7 +75,7 @@ impl CpuEngine {
             });
         }
         let engine = Self::with_pool(threads, threads.saturating_mul(world))?;
-        Ok(Self { comm: Some(Mutex::new(Line::new(comm))), rank, world, ..engine })
+        Ok(Self { comm: Some(Mutex::new(RankEndpoint::new(comm))), rank, world, ..engine })
     }
 
     /// `all` threads compute at the same time on this machine.
@@ -218,7 +218,7 @@ unsafe impl Sync for Memory {}
 
 impl Engine for CpuEngine {
     type Kernel = Kernel;
-    type Step = Listed<Kernel>;
+    type Step = SequentialStep<Kernel>;
 
     fn name(&self) -> &'static str {
         "cpu"
@@ -282,13 +282,8 @@ impl Engine for CpuEngine {
     ) -> Result<Kernel, EngineError> {
         let failed = |why: String| EngineError::Failed { program: label.to_owned(), why };
         let comm = self.comm.as_ref();
-        let comm = comm.ok_or_else(|| {
-            failed(
-                "this engine has no other rank to communicate \
-            with"
-                    .into(),
-            )
-        })?;
+        let comm =
+            comm.ok_or_else(|| failed("this engine has no other rank to communicate with".into()))?;
         let transfer = tasks::message(comm, messages, way, label);
         let task = Box::new(transfer.map_err(|e| failed(e.to_string()))?);
         Ok(Kernel::of(label, task))
@@ -310,15 +305,15 @@ impl Engine for CpuEngine {
         self.arenas.reserve(tier, bytes)
     }
 
-    fn prepare(&mut self, calls: Calls<Kernel>) -> Result<Listed<Kernel>, EngineError> {
-        Listed::new(calls)
+    fn prepare(&mut self, calls: Calls<Kernel>) -> Result<SequentialStep<Kernel>, EngineError> {
+        SequentialStep::new(calls)
     }
 
-    fn begin(&mut self, step: &mut Listed<Kernel>) -> Result<(), EngineError> {
+    fn begin(&mut self, step: &mut SequentialStep<Kernel>) -> Result<(), EngineError> {
         step.begin(self)
     }
 
-    fn end(&mut self, step: &mut Listed<Kernel>) -> Result<(), EngineError> {
+    fn end(&mut self, step: &mut SequentialStep<Kernel>) -> Result<(), EngineError> {
         step.end(self)
     }
 
@@ -326,7 +321,7 @@ impl Engine for CpuEngine {
         self.stamps.time(origin);
     }
 
-    fn times(&mut self, step: &mut Listed<Kernel>) -> Result<Vec<CallTimes>, EngineError> {
+    fn times(&mut self, step: &mut SequentialStep<Kernel>) -> Result<Vec<CallTimes>, EngineError> {
         step.times(self)
     }
 

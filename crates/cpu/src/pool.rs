@@ -7,7 +7,7 @@
 //! leave their barriers at once and the run ends with an error that says what happened first.
 
 mod barrier;
-mod bell;
+mod wait_queue;
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 pub use barrier::Barrier;
 use barrier::LeftPoisonedBarrier;
-use bell::{Bell, Patience};
+use wait_queue::{Patience, WaitQueue};
 
 /// How the workers of a pool wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::Release);
         self.shared.generation.fetch_add(1, Ordering::Release);
-        self.shared.bell.ring();
+        self.shared.wait_queue.ring();
         for handle in self.handles.drain(..) {
             // A worker catches every panic of its jobs, so the result can be ignored.
             let _ = handle.join();
@@ -151,7 +151,7 @@ struct Shared {
     seen: Vec<Padded<AtomicU32>>,
     poisoned: AtomicBool,
     failure: Mutex<Option<PoolError>>,
-    bell: Bell,
+    wait_queue: WaitQueue,
 }
 
 // SAFETY: the only field that is not already shareable is `job`. It is written by `publish` alone,
@@ -177,7 +177,7 @@ impl Shared {
             seen: (0..threads).map(|_| Padded::default()).collect(),
             poisoned: AtomicBool::new(false),
             failure: Mutex::new(None),
-            bell: Bell::default(),
+            wait_queue: WaitQueue::default(),
         }
     }
 
@@ -190,14 +190,14 @@ impl Shared {
         // SAFETY: no worker reads the cell now: see the reason given for `Sync`.
         unsafe { *self.job.get() = Some(erased) };
         self.generation.fetch_add(1, Ordering::Release);
-        self.bell.ring();
+        self.wait_queue.ring();
     }
 
     /// The main loop of a worker other than the caller.
     fn serve(&self, worker: usize) {
         let mut done = 0;
         loop {
-            self.bell
+            self.wait_queue
                 .wait(self.patience(), None, || self.generation.load(Ordering::Acquire) != done);
             done = done.wrapping_add(1);
             if self.closing.load(Ordering::Acquire) {
@@ -210,7 +210,7 @@ impl Shared {
                 self.perform(worker, unsafe { &*job });
             }
             self.finished.0.fetch_add(1, Ordering::Release);
-            self.bell.ring();
+            self.wait_queue.ring();
         }
     }
 
@@ -227,7 +227,7 @@ impl Shared {
     }
 
     fn await_finish(&self) {
-        self.bell.wait(self.patience(), None, || {
+        self.wait_queue.wait(self.patience(), None, || {
             self.finished.0.load(Ordering::Acquire) == self.threads - 1
         });
     }
@@ -239,7 +239,7 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
             .get_or_insert_with(|| PoolError { worker, message: message.to_owned() });
         self.poisoned.store(true, Ordering::Release);
-        self.bell.ring();
+        self.wait_queue.ring();
     }
 
     fn outcome(&self) -> Result<(), PoolError> {

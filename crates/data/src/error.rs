@@ -142,12 +142,10 @@ impl DataError {
                 .because("a sample needs at least two tokens")
                 .fix("name a file with data in it"),
             Self::Truncated { path, bytes, width } => truncated(path, *bytes, *width),
-            Self::UnknownWidth { path } => in_file(
-                path,
-                "the file name does not say how many \
-                bytes a token has",
-            )
-            .fix("rename the file to end in .u16 or .u32, or set the width to u16 or u32"),
+            Self::UnknownWidth { path } => {
+                in_file(path, "the file name does not say how many bytes a token has")
+                    .fix("rename the file to end in .u16 or .u32, or set the width to u16 or u32")
+            }
             Self::OtherWidth { path, named, asked } => other_width(path, *named, *asked),
             Self::BadWidth { found } => {
                 Diagnostic::new(format!("unknown token width `{found}`")).fix("use u16 or u32")

@@ -88,7 +88,7 @@ pub struct Loader {
     plan: Plan,
     counter: u64,
     current: Batch,
-    lines: Arc<Lines>,
+    lines: Arc<Queues>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -102,7 +102,7 @@ impl Loader {
         config.check()?;
         let sampler = Sampler::new(&*corpus, config.seed, config.seq_len, config.val_fraction)?;
         let plan = Plan { sampler, config };
-        let lines = Arc::new(Lines::new(plan.config.prefetch));
+        let lines = Arc::new(Queues::new(plan.config.prefetch));
         for _ in 0..plan.config.prefetch {
             lines.free.push(plan.buffer());
         }
@@ -151,12 +151,12 @@ impl Drop for Loader {
 
 /// The two queues of buffers: empty ones to the worker, full ones to the consumer.
 #[derive(Debug)]
-struct Lines {
+struct Queues {
     free: Queue<Batch>,
     ready: Queue<Result<Batch, DataError>>,
 }
 
-impl Lines {
+impl Queues {
     /// Queues with room for all buffers, including the consumer's.
     fn new(prefetch: usize) -> Self {
         Self { free: Queue::new(prefetch + 1), ready: Queue::new(prefetch + 1) }
@@ -237,7 +237,7 @@ struct Worker {
     plan: Plan,
     corpus: Arc<dyn Corpus>,
     next: u64,
-    lines: Arc<Lines>,
+    lines: Arc<Queues>,
 }
 
 impl Worker {

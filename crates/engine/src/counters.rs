@@ -16,7 +16,7 @@ pub trait Counters {
     fn products(&mut self) -> Duration;
 
     /// Bytes outside the arenas that kernels use while they run.
-    fn bytes_beside(&mut self) -> usize;
+    fn scratch_bytes(&mut self) -> usize;
 
     /// Processor time that the rank's own thread worked; waiting for other ranks is not counted.
     /// `None` if it is not measured.

@@ -23,7 +23,7 @@ use phalanx_ir::Program;
 use phalanx_ir::random::Stream;
 
 use crate::{
-    Args, CallTimes, Calls, Engine, EngineError, Event, Listed, Span, Stamps, Target, Way,
+    Args, CallTimes, Calls, Engine, EngineError, Event, SequentialStep, Span, Stamps, Target, Way,
 };
 
 /// How long it polls messages before it waits for one of them.
@@ -246,7 +246,7 @@ impl<E: Engine> Late<E> {
 
 impl<E: Engine> Engine for Late<E> {
     type Kernel = Arc<LateKernel<E::Kernel>>;
-    type Step = Listed<Self::Kernel>;
+    type Step = SequentialStep<Self::Kernel>;
 
     fn name(&self) -> &'static str {
         "late"
@@ -298,7 +298,7 @@ impl<E: Engine> Engine for Late<E> {
     }
 
     fn prepare(&mut self, calls: Calls<Self::Kernel>) -> Result<Self::Step, EngineError> {
-        Listed::new(calls)
+        SequentialStep::new(calls)
     }
 
     fn begin(&mut self, step: &mut Self::Step) -> Result<(), EngineError> {

@@ -3,7 +3,7 @@
 //! An [`Engine`] owns an arena of memory in every tier that it has, compiles programs to kernels
 //! over it, and runs the calls of a step in the order that they ask for. It gets a whole step
 //! before the step runs for the first time ([`Engine::prepare`]), so that it can prepare it in the
-//! best way for its machine; engines that issue calls one by one share [`Listed`]. Code above this
+//! best way for its machine; engines that issue calls one by one share [`SequentialStep`]. Code above this
 //! trait does not know devices; code below it does not know strategies. [`Late`] wraps any engine
 //! and runs calls as late and as out of order as their events allow, to test that scripts name all
 //! dependencies.
@@ -23,7 +23,7 @@ use phalanx_ir::Program;
 pub use counters::Counters;
 pub use late::Late;
 pub use stamps::{CallTimes, Stamps};
-pub use step::{Calls, KernelCall, Listed, begun_twice, in_order, untimed};
+pub use step::{Calls, KernelCall, SequentialStep, already_in_flight, in_order, untimed};
 
 /// A piece of a tier's arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -35,39 +35,39 @@ pub type Calls<K> = Arc<[KernelCall<K>]>;
 
 /// A step whose calls are launched one by one, each after the events of those that it waits for.
 #[derive(Debug)]
-pub struct Listed<K> {
+pub struct SequentialStep<K> {
     calls: Calls<K>,
     /// By call, since the step was begun. Kept from run to run, so that running allocates nothing.
     events: Vec<Event>,
     after: Vec<Event>,
     /// Whether it is in flight: begun, and its end was not waited for yet.
-    under_way: bool,
+    in_flight: bool,
 }
 
-impl<K> Listed<K> {
+impl<K> SequentialStep<K> {
     /// A step of these calls; each may wait only for earlier ones.
     pub fn new(calls: Calls<K>) -> Result<Self, EngineError> {
         in_order(&calls)?;
         let most = calls.iter().map(|call| call.after.len()).max().unwrap_or(0);
         let (events, after) = (Vec::with_capacity(calls.len()), Vec::with_capacity(most));
-        Ok(Self { calls, events, after, under_way: false })
+        Ok(Self { calls, events, after, in_flight: false })
     }
 
     /// Launches every call.
     pub fn begin<E: Engine<Kernel = K>>(&mut self, engine: &mut E) -> Result<(), EngineError> {
-        if self.under_way {
-            return Err(begun_twice());
+        if self.in_flight {
+            return Err(already_in_flight());
         }
         self.events.clear();
-        self.under_way = true;
+        self.in_flight = true;
         for call in self.calls.iter() {
             self.after.clear();
             self.after.extend(call.after.iter().map(|&before| self.events[before]));
             match engine.launch(&call.kernel, &call.args(), call.lane, &self.after) {
                 Ok(event) => self.events.push(event),
                 Err(error) => {
-                    // What was launched still works on memory that the caller may take back. Why the
-                    // launch failed says more than what comes of it.
+                    // Calls already launched still use memory that the caller may free, so wait for
+                    // them. The launch error is returned, because it says more than later errors.
                     let _ = self.end(engine);
                     return Err(error);
                 }
@@ -78,7 +78,7 @@ impl<K> Listed<K> {
 
     /// Waits for every call that was launched, also if one of them failed; the first failure is returned.
     pub fn end<E: Engine<Kernel = K>>(&mut self, engine: &mut E) -> Result<(), EngineError> {
-        self.under_way = false;
+        self.in_flight = false;
         let mut ended = Ok(());
         for &event in &self.events {
             let call = engine.wait(event);
@@ -107,7 +107,7 @@ pub fn in_order<K>(calls: &[KernelCall<K>]) -> Result<(), EngineError> {
 }
 
 /// The error of a step that is begun while it is in flight.
-pub fn begun_twice() -> EngineError {
+pub fn already_in_flight() -> EngineError {
     EngineError::Failed {
         program: "step".to_owned(),
         why: "it is begun again before it has ended; prepare two of them".to_owned(),
@@ -119,8 +119,7 @@ pub fn untimed(engine: &str) -> EngineError {
     EngineError::Failed {
         program: "step".to_owned(),
         why: format!(
-            "the {engine} engine was not timing when it ran; turn timing on before the \
-            run"
+            "the {engine} engine was not timing when it ran; turn timing on before the run"
         ),
     }
 }

@@ -1,6 +1,6 @@
-//! Amounts, in the few digits that people read.
+//! Amounts formatted for people, with few digits.
 
-/// `950`, `12.4k`, `3.10M`: three digits that matter.
+/// `950`, `12.4k`, `3.10M`: three significant digits.
 pub fn short(number: f64) -> String {
     match number {
         n if n.is_nan() || n < 999.5 => format!("{n:.0}"),
@@ -10,7 +10,7 @@ pub fn short(number: f64) -> String {
     }
 }
 
-/// A number below 1000 with three digits that matter: `9.99`, `12.4`, `999`.
+/// A number below 1000 with three significant digits: `9.99`, `12.4`, `999`.
 pub fn three_digits(number: f64) -> String {
     match number {
         n if n < 9.995 => format!("{n:.2}"),

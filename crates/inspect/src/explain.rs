@@ -308,7 +308,7 @@ fn kernel_scratch(lowered: &Lowered) -> Result<usize> {
     let mut ranks = host::threads().launch(&Planner::new(lowered)?)?;
     let answers = ranks.ask(Command::Measure)?;
     let beside = |answer: &Reply| match answer {
-        Reply::Measured(measured) => measured.bytes_beside,
+        Reply::Measured(measured) => measured.scratch_bytes,
         _ => 0,
     };
     Ok(answers.iter().map(beside).sum())

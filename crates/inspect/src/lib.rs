@@ -1,5 +1,5 @@
-//! Looking at a plan before it runs, and at what ran: what each rank does and holds, what makes a plan
-//! fit into memory, timelines, and the proof that many ranks train like one.
+//! Inspection of plans and runs: what each rank does and holds, changes that make a plan fit into
+//! memory, timelines, and the check that many ranks train like one rank.
 #![forbid(unsafe_code)]
 
 pub mod explain;

@@ -12,7 +12,7 @@ use phalanx_error::{Error, Problem, Result};
 use phalanx_session::network::Network;
 use phalanx_session::predict::step_seconds;
 use phalanx_session::{
-    Backend, Lowered, MemoryLimit, Models, Over, Prepared, Settings, StageSplit,
+    Backend, Lowered, MemoryExcess, MemoryLimit, Models, Prepared, Settings, StageSplit,
 };
 
 /// The most changes that a message names.
@@ -43,7 +43,7 @@ pub fn prepare(
 }
 
 /// The problem, and the changes that would cost least.
-fn advise(config: &Config, planner: &Planner<'_>, over: &Over) -> Problem {
+fn advise(config: &Config, planner: &Planner<'_>, over: &MemoryExcess) -> Problem {
     let size = |rank: usize, all: usize| match over.limit {
         MemoryLimit::Asked(_) => rank,
         MemoryLimit::Machine(_) => all,

@@ -14,7 +14,7 @@ use phalanx_error::Result;
 use phalanx_session::{Session, Trace};
 
 pub use chrome::chrome;
-pub use picture::{Played, picture};
+pub use picture::{Timelines, picture};
 
 /// The warm-up steps before the traced one, in which caches fill and memory is first touched: as
 /// many as in benchmarks.
@@ -74,7 +74,7 @@ impl Tracing {
 /// Writes a trace to `file` and its drawing next to it, either both files or none.
 pub fn write(trace: &Trace, file: &Path) -> Result<Written> {
     let drawing = drawing_of(file);
-    let played = Played::new(trace)?;
+    let played = Timelines::new(trace)?;
     let stage = |path: &Path, text: String| {
         Staged::write(path, |to: &mut dyn io::Write| to.write_all(text.as_bytes()))
     };

@@ -45,7 +45,7 @@ pub struct Verified {
     pub memory: Vec<MemoryRow>,
     /// Ranks that moved or wrote other bytes than predicted.
     #[serde(skip)]
-    pub astray: Vec<Mismatch>,
+    pub mismatches: Vec<Mismatch>,
 }
 
 /// A rank that moved or wrote other bytes than predicted.
@@ -141,12 +141,12 @@ pub fn verify_as(
         }
     }
     found.params = Difference::of(&mut one, &mut many, Session::param)?;
-    let (comm, mut astray) = moved(&mut many)?;
+    let (comm, mut mismatches) = moved(&mut many)?;
     let (memory, wrote_else) = memory(&mut many)?;
-    astray.extend(wrote_else);
+    mismatches.extend(wrote_else);
     let bounds = Bounds::of(loaded);
     Ok(Verified {
-        ok: bounds.hold(&found) && astray.is_empty(),
+        ok: bounds.hold(&found) && mismatches.is_empty(),
         reference: "one rank, same micro-batches",
         loss_max_rel: found.loss,
         grad_norm_max_rel: found.grad_norm,
@@ -155,7 +155,7 @@ pub fn verify_as(
         worst_param: found.params.name,
         comm,
         memory,
-        astray,
+        mismatches,
     })
 }
 
@@ -188,7 +188,7 @@ pub fn relative(a: f64, b: f64) -> f64 {
     if error.is_finite() { error } else { f64::INFINITY }
 }
 
-/// The larger of two differences; what is no number is larger than all.
+/// The larger of two differences; NaN counts as larger than any number.
 pub fn larger(a: f64, b: f64) -> f64 {
     if b > a || b.is_nan() { b } else { a }
 }
@@ -278,7 +278,7 @@ impl Bounds {
 /// differ.
 fn moved(session: &mut Session) -> Result<(Vec<CommRow>, Vec<Mismatch>)> {
     let mut rows: BTreeMap<Route, CommRow> = BTreeMap::new();
-    let mut astray = Vec::new();
+    let mut mismatches = Vec::new();
     let (measured, local) = (session.measure()?, session.local().to_vec());
     for (rank, Measured { predicted, moved, .. }) in local.into_iter().zip(measured) {
         let routes: BTreeSet<Route> = predicted.keys().chain(moved.keys()).cloned().collect();
@@ -288,7 +288,7 @@ fn moved(session: &mut Session) -> Result<(Vec<CommRow>, Vec<Mismatch>)> {
             if predicted != measured {
                 let tell = |moved: Moved| format!("{} bytes in {} calls", moved.bytes, moved.calls);
                 let (predicted, measured) = (tell(predicted), tell(measured));
-                astray.push(Mismatch { rank, what: route.to_string(), predicted, measured });
+                mismatches.push(Mismatch { rank, what: route.to_string(), predicted, measured });
             }
             let row = rows.entry(route.clone()).or_insert_with(|| CommRow {
                 op: route.op,
@@ -302,7 +302,7 @@ fn moved(session: &mut Session) -> Result<(Vec<CommRow>, Vec<Mismatch>)> {
             row.bytes_measured += measured.bytes;
         }
     }
-    Ok((rows.into_values().collect(), astray))
+    Ok((rows.into_values().collect(), mismatches))
 }
 
 /// Planned and written bytes of each category; and the ranks where these differ.
@@ -311,7 +311,7 @@ fn memory(session: &mut Session) -> Result<(Vec<MemoryRow>, Vec<Mismatch>)> {
     let mut rows: Vec<MemoryRow> = (Category::ALL.into_iter())
         .map(|category| MemoryRow { category: category.name(), predicted: 0, measured: 0 })
         .collect();
-    let mut astray = Vec::new();
+    let mut mismatches = Vec::new();
     for (&rank, observed) in session.local().iter().zip(&observed) {
         let planned = &session.planned()[rank];
         for ((row, (category, written)), (_, planned)) in
@@ -321,12 +321,12 @@ fn memory(session: &mut Session) -> Result<(Vec<MemoryRow>, Vec<Mismatch>)> {
             if planned != *written {
                 let (predicted, measured) =
                     (format!("{planned} bytes"), format!("{written} bytes"));
-                astray.push(Mismatch { rank, what: category.to_string(), predicted, measured });
+                mismatches.push(Mismatch { rank, what: category.to_string(), predicted, measured });
             }
             row.predicted = row.predicted.max(planned);
             row.measured = row.measured.max(*written);
         }
     }
     rows.retain(|row| row.predicted > 0 || row.measured > 0);
-    Ok((rows, astray))
+    Ok((rows, mismatches))
 }

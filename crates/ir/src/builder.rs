@@ -69,10 +69,8 @@ impl Builder {
                 let (value, known) = (port.value, program.ty(port.value));
                 if port.role != role || *known != ty {
                     let (is, was) = (role.name(), port.role.name());
-                    let what = format!(
-                        "`{name}` was declared as {was} {known}, and now as {is} \
-                        {ty}"
-                    );
+                    let what =
+                        format!("`{name}` was declared as {was} {known}, and now as {is} {ty}");
                     error.get_or_insert(IrError::operands("input", what));
                 }
                 value

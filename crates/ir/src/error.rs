@@ -10,8 +10,7 @@ pub enum IrError {
     /// An axis name that cannot be written in a layout.
     #[error(
         "`{name}` cannot be the name of a mesh axis: use 1 to {longest} letters, digits, `_` or \
-        `.`, \
-         starting with a letter (and not `P`, which marks partial sums)"
+        `.`, starting with a letter (and not `P`, which marks partial sums)"
     )]
     AxisName {
         /// What was given.

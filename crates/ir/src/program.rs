@@ -108,7 +108,8 @@ pub struct Port {
 }
 
 impl Port {
-    /// The cotangent of a boundary value. Its name is for people: `of` says whose it is.
+    /// The cotangent of a boundary value. Its name is only for people; `of` names the boundary
+    /// value.
     fn cotangent(boundary: &str, value: ValueId) -> Self {
         let of = Some(boundary.to_owned());
         Self { name: format!("d.{boundary}"), value, role: Role::Cotangent, of }
@@ -234,7 +235,7 @@ impl Program {
         value
     }
 
-    /// Declares an input that is to the script what a port of another program is.
+    /// Declares an input with the name and the role of another program's port.
     pub fn input_like(&mut self, port: &Port, ty: TensorType) -> ValueId {
         let value = self.fresh(ty);
         self.inputs.push(Port { value, ..port.clone() });
@@ -251,7 +252,7 @@ impl Program {
         self.outputs.push(Port::cotangent(boundary, value));
     }
 
-    /// Declares an output that is to the script what a port of another program is.
+    /// Declares an output with the name and the role of another program's port.
     pub fn output_like(&mut self, port: &Port, value: ValueId) {
         self.outputs.push(Port { value, ..port.clone() });
     }

@@ -253,8 +253,7 @@ impl RuleError {
             ),
             RuleError::Addend { operand, expected, .. } => {
                 format!(
-                    "operand {operand} is added to the result and must have the layout \
-                    {expected}"
+                    "operand {operand} is added to the result and must have the layout {expected}"
                 )
             }
             RuleError::Result { index, axes, expected } => format!(
@@ -283,8 +282,7 @@ impl RuleError {
                 let operand = operand.and_then(|i| case.operands.get(i));
                 let value = operand.map_or("the operand", |(name, _)| name.as_str());
                 return vec![
-                    "the result's layout would not describe the elements that its ranks \
-                    hold"
+                    "the result's layout would not describe the elements that its ranks hold"
                         .into(),
                     format!("usual fix: gather {value} first (all_gather<{}>)", names.join(",")),
                 ];
@@ -382,8 +380,7 @@ fn partial_help(
         ],
         "adamw" | "sgd" => vec![
             format!(
-                "each of the {ranks} ranks would update with only its own summand of the \
-                gradient"
+                "each of the {ranks} ranks would update with only its own summand of the gradient"
             ),
             reduce,
         ],
@@ -392,8 +389,7 @@ fn partial_help(
         }
         _ => vec![
             format!(
-                "a product of two partial sums over `{axis}` would need products between \
-                ranks"
+                "a product of two partial sums over `{axis}` would need products between ranks"
             ),
             reduce,
         ],

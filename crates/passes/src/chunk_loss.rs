@@ -80,7 +80,7 @@ fn find(program: &Program, index: usize, chunk: NonZeroUsize) -> Option<Found> {
         gone,
         phase: forward.phase,
     };
-    (found.types_fit(program) && !found.is_circular(program, &graph)).then_some(found)
+    (found.types_fit(program) && !found.is_cyclic(program, &graph)).then_some(found)
 }
 
 /// The products that compute dx and dw from the gradient of the logits, if only they read it.
@@ -150,7 +150,7 @@ impl Found {
     }
 
     /// Whether an operand depends on what the new instruction computes.
-    fn is_circular(&self, program: &Program, graph: &Graph<'_>) -> bool {
+    fn is_cyclic(&self, program: &Program, graph: &Graph<'_>) -> bool {
         let needed = self.needed(program, graph);
         self.gone.iter().any(|&index| needed[index])
     }

@@ -14,8 +14,8 @@ use phalanx_train::saved;
 
 /// The result of a training run.
 ///
-/// The trained weights stay where they are, each rank's part with that rank, until the report is
-/// dropped: [`Report::param`] reads one of them, [`Report::save`] writes them all.
+/// Each rank keeps its part of the trained weights until the report is dropped: [`Report::param`]
+/// reads one of them, [`Report::save`] writes them all.
 pub struct Report {
     /// The loss of every step, before its update.
     pub losses: Vec<f64>,
@@ -28,7 +28,7 @@ pub struct Report {
     /// Bytes that ranks exchange in a step, over all ranks: a prediction from types, which
     /// `phalanx verify` compares with what is counted.
     pub moved: u64,
-    /// Who holds the weights. Reading them is a command to its ranks, hence the lock.
+    /// Holds the weights. Reading them is a command to its ranks, which needs the lock.
     session: Mutex<Session>,
 }
 
@@ -59,7 +59,8 @@ impl Report {
         self.memory.iter().find(|(c, _)| *c == category).map_or(0, |(_, bytes)| *bytes)
     }
 
-    /// Reads a trained parameter by its name, whole and in full precision, however ranks share it.
+    /// Reads a trained parameter by its name, whole and in full precision, even if it is sharded
+    /// over ranks.
     pub fn param(&self, name: &str) -> Result<WeightTensor> {
         match self.params.iter().position(|param| param.name == name) {
             Some(number) => self.session().param(number),
@@ -67,14 +68,14 @@ impl Report {
         }
     }
 
-    /// Writes the trained parameters as a `safetensors` file, atomically. One of them at a time is
-    /// in memory.
+    /// Writes the trained parameters as a `safetensors` file, atomically. Only one of them is in
+    /// memory at a time.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         saved::save_weights(path.as_ref(), &BTreeMap::new(), &mut self.session())
     }
 
     fn session(&self) -> MutexGuard<'_, Session> {
-        // A reader that panicked has changed nothing.
+        // Readers change nothing, so a panic in one of them does no harm.
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

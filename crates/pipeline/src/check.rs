@@ -125,16 +125,13 @@ impl Check<'_> {
     /// A micro-batch that changes from one replica to another.
     fn elsewhere(&self, at: At, turn: &Turn, stage: usize, replicas: [usize; 2]) -> PipelineError {
         let [replica, here] = replicas;
-        let why = format!(
-            "its micro-batch goes through replica {replica}, but this is replica \
-            {here}"
-        );
+        let why =
+            format!("its micro-batch goes through replica {replica}, but this is replica {here}");
         let (stage_group, chunk) =
             self.placement.find(HeldStage { stage, replica }).unwrap_or_default();
         let help = format!(
             "usual fix: give it to chunk {chunk} of stage group {stage_group}, which is stage {stage} \
-            of \
-             replica {replica}"
+            of replica {replica}"
         );
         self.wrong(at, turn, &why, help)
     }

@@ -91,8 +91,7 @@ pub fn read(name: &str, text: &str) -> Result<Schedule> {
         let before = chunks[stage_group].len();
         if chunk != before {
             let what = format!(
-                "there is chunk {chunk} of stage group {stage_group}, but no chunk \
-                {before}"
+                "there is chunk {chunk} of stage group {stage_group}, but no chunk {before}"
             );
             let help = format!(
                 "chunks of a stage group are counted from 0\n  \

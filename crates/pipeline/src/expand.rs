@@ -70,7 +70,7 @@ impl Schedule {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 mod tests {
-    use crate::{NamedSchedule, Placement, Schedule, Shape, Turn};
+    use crate::{NamedSchedule, Placement, Schedule, ScheduleShape, Turn};
     use phalanx_script::Part;
 
     /// A turn that does everything goes through its instances and back.
@@ -88,7 +88,7 @@ mod tests {
     /// A stage whose backward does not follow its forward at once has it once more.
     #[test]
     fn a_forward_is_run_again_before_its_backward() {
-        let schedule = NamedSchedule::OneFOneB.build(Shape::new(2, 2)).unwrap();
+        let schedule = NamedSchedule::OneFOneB.build(ScheduleShape::new(2, 2)).unwrap();
         let turns = schedule.rematerialised(&[0..2, 2..4]);
         let text = |stage_group: usize| {
             let words: Vec<String> = (turns[stage_group].iter())
@@ -100,8 +100,10 @@ mod tests {
         assert_eq!(text(0), first);
         assert_eq!(text(1), "F2@0 F3@0 BW3@0 BW2@0 F2@1 F3@1 BW3@1 BW2@1");
         // The last instance is never run again.
-        let turns =
-            NamedSchedule::GPipe.build(Shape::new(2, 2)).unwrap().rematerialised(&[0..2, 2..4]);
+        let turns = NamedSchedule::GPipe
+            .build(ScheduleShape::new(2, 2))
+            .unwrap()
+            .rematerialised(&[0..2, 2..4]);
         let words = turns[1].iter().map(|t| format!("{}{}@{}", t.part, t.instance, t.microbatch));
         let words: Vec<String> = words.collect();
         assert_eq!(words.join(" "), "F2@0 F2@1 R2@0 F3@0 BW3@0 BW2@0 R2@1 F3@1 BW3@1 BW2@1");
@@ -109,7 +111,7 @@ mod tests {
 
     #[test]
     fn stages_are_passed_there_and_back() {
-        let schedule = NamedSchedule::Interleaved.build(Shape::new(2, 2)).unwrap();
+        let schedule = NamedSchedule::Interleaved.build(ScheduleShape::new(2, 2)).unwrap();
         let turns = schedule.instances(&[0..2, 2..3, 3..4, 4..6]);
         let text = |stage_group: usize| {
             let words: Vec<String> = (turns[stage_group].iter())

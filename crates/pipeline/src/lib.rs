@@ -40,7 +40,7 @@ mod written;
 pub use costs::{Times, TurnCosts};
 pub use error::{PipelineError, Result};
 pub use flow::{At, Direction, StageMessage};
-pub use named::{NamedSchedule, Shape};
+pub use named::{NamedSchedule, ScheduleShape};
 pub use phalanx_script::Part;
 pub use placement::{HeldStage, Placement};
 pub use schedule::Schedule;

@@ -33,7 +33,7 @@ pub enum NamedSchedule {
 
 /// The size of a schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shape {
+pub struct ScheduleShape {
     /// Stage groups.
     pub stage_groups: usize,
     /// Micro-batches of a step.
@@ -44,20 +44,20 @@ pub struct Shape {
     pub warmup: Warmup,
 }
 
-impl Shape {
+impl ScheduleShape {
     /// This many stage groups and micro-batches, everything else by default.
     pub fn new(stage_groups: usize, microbatches: usize) -> Self {
-        Shape { stage_groups, microbatches, chunks: None, warmup: Warmup::Pa }
+        ScheduleShape { stage_groups, microbatches, chunks: None, warmup: Warmup::Pa }
     }
 
     /// The same with this many chunks per stage group.
     pub fn chunks(self, chunks: usize) -> Self {
-        Shape { chunks: Some(chunks), ..self }
+        ScheduleShape { chunks: Some(chunks), ..self }
     }
 
     /// The same with another warm-up.
     pub fn warmup(self, warmup: Warmup) -> Self {
-        Shape { warmup, ..self }
+        ScheduleShape { warmup, ..self }
     }
 }
 
@@ -97,8 +97,8 @@ impl NamedSchedule {
     }
 
     /// The schedule of this shape.
-    pub fn build(self, shape: Shape) -> Result<Schedule> {
-        let Shape { stage_groups: p, microbatches: m, warmup, .. } = shape;
+    pub fn build(self, shape: ScheduleShape) -> Result<Schedule> {
+        let ScheduleShape { stage_groups: p, microbatches: m, warmup, .. } = shape;
         let v = shape.chunks.unwrap_or(self.usual_chunks());
         self.legal(p, m, v, warmup)?;
         match self {

@@ -47,10 +47,8 @@ impl Placement {
             return refuse("no stage group holds a stage".to_owned(), help.to_owned());
         };
         if let Some(empty) = stage_groups.iter().position(Vec::is_empty) {
-            let help = format!(
-                "give stage group {empty} a stage, or number stage groups without \
-                a gap"
-            );
+            let help =
+                format!("give stage group {empty} a stage, or number stage groups without a gap");
             return refuse(
                 format!("stage group {empty} of {} holds no stage", stage_groups.len()),
                 help,
@@ -62,8 +60,7 @@ impl Placement {
             else {
                 let HeldStage { stage, replica } = held;
                 let what = format!(
-                    "there is stage {stage} of replica {replica}, but earlier ones \
-                    are missing"
+                    "there is stage {stage} of replica {replica}, but earlier ones are missing"
                 );
                 return refuse(what, "number stages and replicas without a gap".to_owned());
             };
@@ -76,8 +73,7 @@ impl Placement {
             return match holders.as_slice() {
                 [] => {
                     let help = format!(
-                        "give stage {stage} to a stage group, or number stages \
-                        without a gap"
+                        "give stage {stage} to a stage group, or number stages without a gap"
                     );
                     refuse(format!("{what} 0 times"), help)
                 }

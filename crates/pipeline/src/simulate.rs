@@ -161,7 +161,7 @@ fn versions(turns: &[Turn]) -> usize {
 #[allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 mod tests {
     use super::*;
-    use crate::{NamedSchedule, Shape, Times};
+    use crate::{NamedSchedule, ScheduleShape, Times};
 
     /// A simulated timeline, shifted and in other units, is used as a measured one: the picture is
     /// the same, and simulating with its median times gives it again.
@@ -169,7 +169,7 @@ mod tests {
     fn a_measured_timeline_is_the_one_that_was_played() {
         let stage = |x: f64| Times { f: x, b: 2.0 * x, w: 0.5 * x };
         for named in [NamedSchedule::ZbH1, NamedSchedule::OneFOneB, NamedSchedule::Interleaved] {
-            let schedule = named.build(Shape::new(2, 4)).unwrap();
+            let schedule = named.build(ScheduleShape::new(2, 4)).unwrap();
             let stages = schedule.placement().stages();
             let times = (0..stages).map(|s| stage(1.0 + s as f64)).collect();
             let played = simulate(&schedule, &TurnCosts::uneven(times, 0.25).unwrap()).unwrap();
@@ -195,7 +195,7 @@ mod tests {
     /// the gradient arrives, at 6 and at 9, so only those of the last group make the step longer.
     #[test]
     fn second_forwards_wait_for_nobody() {
-        let plain = NamedSchedule::GPipe.build(Shape::new(2, 2)).unwrap();
+        let plain = NamedSchedule::GPipe.build(ScheduleShape::new(2, 2)).unwrap();
         let costs = TurnCosts::even(Times { f: 1.0, b: 2.0, w: 0.0 }, 0.0).unwrap();
         let schedule = plain.with_second_forwards(|_| true).unwrap();
         let words = schedule.to_string();
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_turn_may_be_gone() {
-        let schedule = NamedSchedule::Naive.build(Shape::new(1, 1)).unwrap();
+        let schedule = NamedSchedule::Naive.build(ScheduleShape::new(1, 1)).unwrap();
         let measured = Timeline::measured(&schedule, |at| [(3.0, 3.0), (3.0, 5.0)][at.index]);
         assert_eq!((measured.makespan, measured.bubble_total), (2.0, 0.0));
         assert!(TurnCosts::measured(&Timeline::measured(&schedule, |_| (1.0, 1.0)), 0.0).is_err());

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_call::{Lane, MemoryKind, NoScratch, Requirements, Slots, Tier};
-use phalanx_engine::{Args, CallTimes, Calls, Engine, EngineError, Event, Listed, Span, Stamps};
+use phalanx_engine::{
+    Args, CallTimes, Calls, Engine, EngineError, Event, SequentialStep, Span, Stamps,
+};
 use phalanx_ir::{Port, Program};
 
 use crate::error::ReferenceError;
@@ -95,7 +97,7 @@ impl ReferenceEngine {
 
 impl Engine for ReferenceEngine {
     type Kernel = ReferenceKernel;
-    type Step = Listed<ReferenceKernel>;
+    type Step = SequentialStep<ReferenceKernel>;
 
     fn name(&self) -> &'static str {
         "reference"
@@ -139,7 +141,7 @@ impl Engine for ReferenceEngine {
     }
 
     fn prepare(&mut self, calls: Calls<ReferenceKernel>) -> Result<Self::Step, EngineError> {
-        Listed::new(calls)
+        SequentialStep::new(calls)
     }
 
     fn begin(&mut self, step: &mut Self::Step) -> Result<(), EngineError> {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use phalanx_engine::{Calls, Engine, EngineError, KernelCall, Span};
 use phalanx_script::{
-    BufferId, BufferKey, Entry, HappensBefore, MemoryPlan, Planned, Script, ScriptError, Source,
-    Tier,
+    BufferId, BufferKey, Entry, HappensBefore, MemoryPlan, PlannedScript, Script, ScriptError,
+    Source, Tier,
 };
 
 use crate::bind::{Binder, span_of};
@@ -65,7 +65,7 @@ pub struct Executor<E: Engine> {
 }
 
 pub(crate) struct LoadedScript<E: Engine> {
-    pub(crate) planned: Arc<Planned>,
+    pub(crate) planned: Arc<PlannedScript>,
     /// The kernel of each program.
     kernels: Vec<Arc<E::Kernel>>,
     /// The calls, in order of issue.
@@ -85,8 +85,8 @@ impl<E: Engine> Executor<E> {
 
     /// Compiles a script. Scripts that were planned on the same state share it. Once memory is
     /// reserved, only scripts that need no more of it can be loaded.
-    pub fn load(&mut self, planned: Arc<Planned>) -> Result<ScriptId, RuntimeError> {
-        let Planned { script, order, memory: plan } = &*planned;
+    pub fn load(&mut self, planned: Arc<PlannedScript>) -> Result<ScriptId, RuntimeError> {
+        let PlannedScript { script, order, memory: plan } = &*planned;
         let kernels = (script.programs.iter())
             .map(|entry| self.kernel(entry))
             .collect::<Result<Vec<_>, _>>()?;
@@ -246,7 +246,7 @@ impl<E: Engine> Executor<E> {
         from: usize,
         bytes: usize,
     ) -> Result<Span, RuntimeError> {
-        let Planned { script, memory, .. } = &*self.scripts[id.0].planned;
+        let PlannedScript { script, memory, .. } = &*self.scripts[id.0].planned;
         let whole = span_of(script, memory, buffer);
         match from.checked_add(bytes).is_some_and(|end| end <= whole.bytes) {
             true => Ok(Span { offset: whole.offset + from, bytes, ..whole }),
@@ -259,7 +259,7 @@ impl<E: Engine> Executor<E> {
     }
 
     fn span(&self, id: ScriptId, buffer: BufferId, found: usize) -> Result<Span, RuntimeError> {
-        let Planned { script, memory, .. } = &*self.scripts[id.0].planned;
+        let PlannedScript { script, memory, .. } = &*self.scripts[id.0].planned;
         let spec = &script.buffers[buffer.0];
         if spec.bytes != found {
             return Err(RuntimeError::Bytes {

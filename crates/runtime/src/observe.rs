@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use phalanx_engine::{Engine, Event, KernelCall, Span};
-use phalanx_script::{Buffer, BufferId, Category, Kind, Planned, Script, Source, Tier};
+use phalanx_script::{Buffer, BufferId, Category, Kind, PlannedScript, Script, Source, Tier};
 
 use crate::bind::span_of;
 use crate::executor::{Executor, LoadedScript, RuntimeError, ScriptId};
@@ -53,7 +53,7 @@ impl<E: Engine> Executor<E> {
 
     /// The contents of all buffers that persist after the script.
     fn save(&mut self, id: ScriptId) -> Result<Vec<(Span, Vec<u8>)>, RuntimeError> {
-        let Planned { script, memory, .. } = &*self.scripts[id.index()].planned;
+        let PlannedScript { script, memory, .. } = &*self.scripts[id.index()].planned;
         let mut saved = Vec::new();
         for (index, buffer) in script.buffers.iter().enumerate() {
             if buffer.source == Source::Script || memory.live_ranges[index].is_none() {
@@ -68,7 +68,7 @@ impl<E: Engine> Executor<E> {
     }
 
     fn peaks(&self, id: ScriptId, written: &Written, tier: Tier) -> Vec<(Category, usize)> {
-        let Planned { script, memory: plan, .. } = &*self.scripts[id.index()].planned;
+        let PlannedScript { script, memory: plan, .. } = &*self.scripts[id.index()].planned;
         let mut peaks: BTreeMap<Category, usize> = BTreeMap::new();
         for (number, action) in script.actions.iter().enumerate() {
             let mut live: BTreeMap<Category, usize> = BTreeMap::new();
@@ -158,7 +158,7 @@ impl<'a, E: Engine> Watch<'a, E> {
     }
 
     fn fill_what_is_born(&mut self, action: usize) -> Result<(), RuntimeError> {
-        let Planned { script, memory: plan, .. } = &*self.loaded.planned;
+        let PlannedScript { script, memory: plan, .. } = &*self.loaded.planned;
         for (index, buffer) in script.buffers.iter().enumerate() {
             let born = plan.live_ranges[index].is_some_and(|(first, _)| first == action);
             if born && self.fresh[index] {
@@ -193,7 +193,7 @@ impl<'a, E: Engine> Watch<'a, E> {
     }
 
     fn inspect_what_dies(&mut self, action: usize) -> Result<(), RuntimeError> {
-        let Planned { script, memory: plan, .. } = &*self.loaded.planned;
+        let PlannedScript { script, memory: plan, .. } = &*self.loaded.planned;
         for (index, buffer) in script.buffers.iter().enumerate() {
             let dies = plan.live_ranges[index].is_some_and(|(_, last)| last == action);
             if !dies {

@@ -5,7 +5,7 @@ use crate::action::{Action, Buffer, Entry, Kind, Run, Script, View};
 impl Script {
     /// Whether another rank's script does the same: the same programs on the same buffers in the
     /// same order. Messages may differ, and so may the place of a rank's part in a whole unit.
-    pub fn is_like(&self, other: &Self) -> bool {
+    pub fn same_except_messages(&self, other: &Self) -> bool {
         let views = |a: &View, b: &View| a.buffer == b.buffer;
         let runs = |a: &Run, b: &Run| {
             let outputs = a.outputs.iter().zip(&b.outputs);
@@ -69,9 +69,9 @@ mod tests {
     #[test]
     fn who_copies_something_else_is_not_alike() {
         let script = copies(0, 2, Tier::Host);
-        assert!(script.is_like(&copies(0, 2, Tier::Host)));
-        assert!(!script.is_like(&copies(1, 2, Tier::Host)));
-        assert!(!script.is_like(&copies(0, 1, Tier::Host)));
-        assert!(!script.is_like(&copies(0, 2, Tier::Device)));
+        assert!(script.same_except_messages(&copies(0, 2, Tier::Host)));
+        assert!(!script.same_except_messages(&copies(1, 2, Tier::Host)));
+        assert!(!script.same_except_messages(&copies(0, 1, Tier::Host)));
+        assert!(!script.same_except_messages(&copies(0, 2, Tier::Device)));
     }
 }

@@ -26,7 +26,7 @@ pub(crate) fn contents(script: &Script) -> Result<(), ScriptError> {
         script.programs.iter().map(|entry| Needs::of(entry.program())).collect();
     let mut gradients = Gradients::new(script);
     // Accumulators persist, but what they hold from the step before is not a contribution. An
-    // accumulator without contributions is zero and stays zero.
+    // accumulator without contributions is zero and gathered_ranges zero.
     for accumulator in script.accumulators.iter().filter(|a| !a.complete.is_empty()) {
         written[accumulator.buffer.0] = false;
     }
@@ -125,7 +125,7 @@ impl<'a> Gradients<'a> {
                 self.ready(view.buffer, bad)?;
             }
         }
-        self.written_silently(run, bad)?;
+        self.undeclared_write(run, bad)?;
         let program = self.script.programs[run.program.0].program();
         for &(output, contribution) in &run.contributes {
             let (view, write) = run.outputs[output];
@@ -185,7 +185,7 @@ impl<'a> Gradients<'a> {
                 "declare the axes over which its contributions are partial",
             ));
         }
-        self.all_there(from, bad)?;
+        self.is_complete(from, bad)?;
         let rest: BTreeSet<Axis> = after.layout.partial().union(&elsewhere).copied().collect();
         if from == into {
             self.reduced.insert(from);
@@ -302,7 +302,7 @@ impl<'a> Gradients<'a> {
     }
 
     /// A run that writes into a gradient buffer must say what it contributes.
-    fn written_silently(&self, run: &Run, bad: Bad<'_>) -> Result<(), ScriptError> {
+    fn undeclared_write(&self, run: &Run, bad: Bad<'_>) -> Result<(), ScriptError> {
         let said = |output: usize| run.contributes.iter().any(|(o, _)| *o == output);
         let silent = (run.outputs.iter().enumerate())
             .find(|(i, (view, _))| self.complete.contains_key(&view.buffer) && !said(*i));
@@ -320,7 +320,7 @@ impl<'a> Gradients<'a> {
 
     /// An action that reads a gradient, for an update or for the norm, needs all of it.
     fn ready(&self, buffer: BufferId, bad: Bad<'_>) -> Result<(), ScriptError> {
-        self.all_there(buffer, bad)?;
+        self.is_complete(buffer, bad)?;
         if let Some(axis) = self.partial.get(&buffer).and_then(|p| p.iter().next()) {
             return Err(bad(
                 format!("`{}` is still a partial sum over `{axis}`", self.name(buffer)),
@@ -331,7 +331,7 @@ impl<'a> Gradients<'a> {
     }
 
     /// Checks that a buffer has every contribution that it needs.
-    fn all_there(&self, buffer: BufferId, bad: Bad<'_>) -> Result<(), ScriptError> {
+    fn is_complete(&self, buffer: BufferId, bad: Bad<'_>) -> Result<(), ScriptError> {
         let empty = BTreeSet::new();
         let holds = self.holds.get(&buffer).unwrap_or(&empty);
         let complete = self.complete.get(&buffer).map_or(&empty, |(_, all)| all);

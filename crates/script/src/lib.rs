@@ -54,12 +54,14 @@ pub use edge::{EdgePiece, edge};
 pub use error::ScriptError;
 pub use key::{BufferKey, Number, Scalar, StateKey, StateKind};
 pub use library::{Library, Placed, ProgramHash};
-pub use memory::{MemoryPlan, plan, plan_beside};
+pub use memory::{MemoryPlan, plan, plan_with_state};
 pub use names::Names;
 pub use order::HappensBefore;
-pub use plan::{Builds, Choice, Controller, EveryStep, Outcome, Plan, Planned, Record, ScriptKey};
+pub use plan::{
+    Choice, Controller, EveryStep, Outcome, Plan, PlannedScript, Record, ScriptBuilder, ScriptKey,
+};
 pub use schedule::{Part, ScheduledRun, accumulate, forward, merge_adjacent};
 pub use stage_group::StageGroup;
-pub use together::{Class, Other, check_classes, check_together};
+pub use together::{Class, ClassMember, check_classes, check_together};
 pub use traffic::{traffic, traffic_of_class};
 pub use unit::{Member, Unit};

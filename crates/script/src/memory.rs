@@ -58,12 +58,15 @@ impl MemoryPlan {
 
 /// Plans the arenas of a script.
 pub fn plan(script: &Script) -> Result<MemoryPlan, ScriptError> {
-    plan_beside(script, None)
+    plan_with_state(script, None)
 }
 
 /// Plans a script that shares its state with another script: buffers that persist between scripts
 /// stay where `base` has them, with the same indices.
-pub fn plan_beside(script: &Script, base: Option<&MemoryPlan>) -> Result<MemoryPlan, ScriptError> {
+pub fn plan_with_state(
+    script: &Script,
+    base: Option<&MemoryPlan>,
+) -> Result<MemoryPlan, ScriptError> {
     Ok(plan_in_order(script, &HappensBefore::of(script)?, base))
 }
 
@@ -79,15 +82,15 @@ pub(crate) fn plan_in_order(
         (vec![0; script.buffers.len()], vec![None; script.actions.len()]);
     let mut arenas = [0; Tier::ALL.len()];
     for tier in Tier::ALL {
-        let mut rooms = rooms(script, tier, base, (&uses, &all), &lives);
-        place(&mut rooms, order);
-        for room in &rooms {
+        let mut allocations = allocations(script, tier, base, (&uses, &all), &lives);
+        place(&mut allocations, order);
+        for room in &allocations {
             match room.owner {
                 Owner::Buffer(index) => offsets[index] = room.offset,
                 Owner::Workspace(action) => workspaces[action] = Some(room.offset),
             }
         }
-        let arena = rooms.iter().map(|p| p.offset + p.bytes).max().unwrap_or(0);
+        let arena = allocations.iter().map(|p| p.offset + p.bytes).max().unwrap_or(0);
         arenas[tier.index()] = arena.next_multiple_of(ALIGN);
     }
     let counts_from = counts_from(script);
@@ -108,14 +111,14 @@ pub(crate) fn plan_in_order(
 
 /// The allocations of a tier; workspaces lie in the tier `StageGroup`. `uses` has the uses of buffers,
 /// and all actions, each of which uses its own workspace.
-fn rooms<'a>(
+fn allocations<'a>(
     script: &Script,
     tier: Tier,
     base: Option<&MemoryPlan>,
     (uses, all): (&'a [Vec<usize>], &'a [usize]),
     lives: &[Option<(usize, usize)>],
-) -> Vec<Room<'a>> {
-    let mut rooms: Vec<Room<'a>> = Vec::new();
+) -> Vec<Allocation<'a>> {
+    let mut allocations: Vec<Allocation<'a>> = Vec::new();
     for (index, buffer) in script.buffers.iter().enumerate().filter(|(_, b)| b.tier == tier) {
         let uses: &[usize] = match (&lives[index], buffer.source) {
             (None, _) => continue,
@@ -127,17 +130,23 @@ fn rooms<'a>(
             (base.filter(|_| buffer.source == Source::State)).map(|base| base.offsets[index]);
         let offset = fixed.unwrap_or(0);
         let owner = Owner::Buffer(index);
-        rooms.push(Room { owner, bytes: buffer.bytes, uses, offset, fixed: fixed.is_some() });
+        allocations.push(Allocation {
+            owner,
+            bytes: buffer.bytes,
+            uses,
+            offset,
+            fixed: fixed.is_some(),
+        });
     }
     for (index, action) in script.actions.iter().enumerate().filter(|_| tier == Tier::Device) {
         let extent = action.run().map_or(0, |r| script.programs[r.program.0].slots().extent);
         if extent > 0 {
             let owner = Owner::Workspace(index);
             let uses = &all[index..=index];
-            rooms.push(Room { owner, bytes: extent, uses, offset: 0, fixed: false });
+            allocations.push(Allocation { owner, bytes: extent, uses, offset: 0, fixed: false });
         }
     }
-    rooms
+    allocations
 }
 
 /// What an allocation is for.
@@ -147,7 +156,7 @@ enum Owner {
 }
 
 /// An allocation: memory that a buffer or an action needs during its live range.
-struct Room<'a> {
+struct Allocation<'a> {
     owner: Owner,
     bytes: usize,
     /// The actions that use it; empty if it lives throughout.

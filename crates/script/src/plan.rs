@@ -33,7 +33,7 @@ pub enum ScriptKey {
 
 /// A checked script with its order and its memory plan, ready to run.
 #[derive(Clone, Debug)]
-pub struct Planned {
+pub struct PlannedScript {
     /// The script.
     pub script: Script,
     /// The order of its actions.
@@ -42,8 +42,8 @@ pub struct Planned {
     pub memory: MemoryPlan,
 }
 
-impl Planned {
-    /// Checks a script and plans its memory; its order is computed once. State stays where `base`
+impl PlannedScript {
+    /// Checks a script and plans its memory; its order is computed once. State gathered_ranges where `base`
     /// has it.
     pub fn new(script: Script, base: Option<&MemoryPlan>) -> Result<Self, ScriptError> {
         let order = HappensBefore::of(&script)?;
@@ -55,7 +55,7 @@ impl Planned {
     /// The plan of a script that differs from this one only in its messages and its place in shared
     /// units: order and memory plan are the same.
     pub fn like(&self, script: Script) -> Result<Self, ScriptError> {
-        if !self.script.is_like(&script) {
+        if !self.script.same_except_messages(&script) {
             return Err(ScriptError::Apart {
                 rank: script.rank,
                 why: format!(
@@ -70,7 +70,7 @@ impl Planned {
 }
 
 /// The pure builder of a plan's scripts.
-pub trait Builds {
+pub trait ScriptBuilder {
     /// The script of this key, on this state.
     fn build(&self, key: ScriptKey, state: &State) -> Result<Script, ScriptError>;
 }
@@ -81,7 +81,7 @@ pub struct Plan {
     state: State,
     /// Where the state lies.
     base: MemoryPlan,
-    scripts: BTreeMap<ScriptKey, Arc<Planned>>,
+    scripts: BTreeMap<ScriptKey, Arc<PlannedScript>>,
 }
 
 impl Plan {
@@ -93,7 +93,7 @@ impl Plan {
 
     /// The plan of another rank that does the same, with its own state and scripts: order and
     /// memory plans are the same.
-    pub fn like(&self, state: State, builder: &dyn Builds) -> Result<Self, ScriptError> {
+    pub fn like(&self, state: State, builder: &dyn ScriptBuilder) -> Result<Self, ScriptError> {
         let mut scripts = BTreeMap::new();
         for (key, planned) in &self.scripts {
             let script = builder.build(*key, &state)?;
@@ -116,13 +116,13 @@ impl Plan {
     pub fn script(
         &mut self,
         key: ScriptKey,
-        builder: &dyn Builds,
-    ) -> Result<Arc<Planned>, ScriptError> {
+        builder: &dyn ScriptBuilder,
+    ) -> Result<Arc<PlannedScript>, ScriptError> {
         if let Some(known) = self.scripts.get(&key) {
             return Ok(known.clone());
         }
         let script = builder.build(key, &self.state)?;
-        let planned = Arc::new(Planned::new(script, Some(&self.base))?);
+        let planned = Arc::new(PlannedScript::new(script, Some(&self.base))?);
         self.scripts.insert(key, planned.clone());
         Ok(planned)
     }
@@ -136,12 +136,12 @@ impl Plan {
     }
 
     /// Takes a script out of the plan, if it was built.
-    pub fn take(&mut self, key: ScriptKey) -> Option<Planned> {
+    pub fn take(&mut self, key: ScriptKey) -> Option<PlannedScript> {
         self.scripts.remove(&key).map(Arc::unwrap_or_clone)
     }
 
     /// The scripts that were built so far.
-    pub fn scripts(&self) -> impl Iterator<Item = (ScriptKey, &Arc<Planned>)> {
+    pub fn scripts(&self) -> impl Iterator<Item = (ScriptKey, &Arc<PlannedScript>)> {
         self.scripts.iter().map(|(key, planned)| (*key, planned))
     }
 

@@ -48,8 +48,7 @@ pub(crate) fn tiers(script: &Script, index: usize, action: &Action) -> Result<()
         ),
         None => bad(
             format!("it copies {}, which are in the same tier", way()),
-            "run a program \
-            that copies",
+            "run a program that copies",
         ),
     }
 }

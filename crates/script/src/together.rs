@@ -37,12 +37,12 @@ pub struct Class<'a> {
     /// Its order.
     pub order: &'a HappensBefore,
     /// The other ranks.
-    pub others: Vec<Other>,
+    pub others: Vec<ClassMember>,
 }
 
 /// A rank that is represented by another rank's script.
 #[derive(Clone, Debug)]
-pub struct Other {
+pub struct ClassMember {
     /// The rank.
     pub rank: usize,
     /// For each action that sends or receives: this rank's own messages.
@@ -262,8 +262,7 @@ impl<'a> Classes<'a> {
             if let Some(&first) = members.first().filter(|first| what(**first) != what(at)) {
                 let (a, b) = (self.describe(first), self.describe(at));
                 let why = format!(
-                    "call {number} of the ranks {group:?} is {a} on one, but {b} on \
-                    another"
+                    "call {number} of the ranks {group:?} is {a} on one, but {b} on another"
                 );
                 return Err(apart(
                     rank,

@@ -7,7 +7,7 @@ use phalanx_call::{Message, Moved, Route};
 use phalanx_ir::Axis;
 
 use crate::action::{Action, Kind, Script};
-use crate::together::{Class, Other};
+use crate::together::{Class, ClassMember};
 
 /// What the script's rank moves in one run.
 pub fn traffic(script: &Script) -> BTreeMap<Route, Moved> {
@@ -24,7 +24,7 @@ pub fn traffic(script: &Script) -> BTreeMap<Route, Moved> {
 pub fn traffic_of_class(class: &Class<'_>) -> BTreeMap<usize, BTreeMap<Route, Moved>> {
     let script = class.script;
     let own = (script.rank, traffic(script));
-    let other = |Other { rank, messages }: &Other| {
+    let other = |ClassMember { rank, messages }: &ClassMember| {
         let mut total = of_programs(script, *rank);
         for (action, messages) in messages {
             for (route, moved) in of_messages(&script.actions[*action].kind, Some(messages)) {

@@ -38,7 +38,7 @@ pub struct Unit {
     pub name: String,
     /// The parameters, those that decay first.
     pub members: Vec<Member>,
-    /// Elements on one rank, padding included. Padding is zero and stays zero.
+    /// Elements on one rank, padding included. Padding is zero and gathered_ranges zero.
     pub elements: usize,
     /// How many of them, from the first one, decay.
     pub decays: usize,
@@ -223,8 +223,8 @@ fn described(world: &World<'_>, stage_group: usize) -> Result<Vec<Described>, Sc
 
 type Group = (String, Vec<Described>);
 
-/// One unit per segment instance, or per few of a repeated segment, for parameters that lie alike; a
-/// shared parameter belongs to the first instance that reads it.
+/// One unit per segment instance, or per a few instances of a repeated segment, for parameters with
+/// the same layout; a shared parameter belongs to the first instance that reads it.
 fn by_instance(
     model: &Model,
     params: &[Described],
@@ -262,7 +262,7 @@ fn by_instance(
     groups
 }
 
-/// The instances of each unit: at most so many of one segment, without a gap.
+/// The instances of each unit: at most `most` consecutive instances of one segment.
 fn together(model: &Model, held: impl Fn(usize) -> bool, most: usize) -> Vec<Range<usize>> {
     let instances = model.instances();
     let mut runs: Vec<Range<usize>> = Vec::new();

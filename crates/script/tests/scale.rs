@@ -9,9 +9,9 @@ use phalanx_autodiff::Recompute;
 use phalanx_call::NoScratch;
 use phalanx_ir::{DType, Mesh, Model};
 use phalanx_models::{Architecture, BatchShape, Llama};
-use phalanx_pipeline::{NamedSchedule, Shape, split};
+use phalanx_pipeline::{NamedSchedule, ScheduleShape, split};
 use phalanx_script::{
-    Class, Compiled, Library, Optimizer, Planned, Precision, RankPlace, ScheduledRun, Script,
+    Class, Compiled, Library, Optimizer, PlannedScript, Precision, RankPlace, ScheduledRun, Script,
     StageGroup, Training, World, check_classes, merge_adjacent, train_script,
 };
 use phalanx_spmd::Sharing;
@@ -40,7 +40,8 @@ fn model() -> (Model, Compiled) {
 fn turns(microbatches: usize) -> Vec<Vec<ScheduledRun>> {
     let instances = LAYERS + 2;
     let stages = split::by_count(1..LAYERS + 1, instances, DEVICES).unwrap();
-    let schedule = NamedSchedule::OneFOneB.build(Shape::new(DEVICES, microbatches)).unwrap();
+    let schedule =
+        NamedSchedule::OneFOneB.build(ScheduleShape::new(DEVICES, microbatches)).unwrap();
     let lists = schedule.instances(&stages);
     lists.iter().map(|list| merge_adjacent(list, instances)).collect()
 }
@@ -108,8 +109,8 @@ fn measure(model: &Model, compiled: &Compiled, microbatches: usize) -> Measured 
         );
     }
     let (start, before) = (Instant::now(), counts());
-    let planned: Vec<Planned> =
-        scripts.into_iter().map(|script| Planned::new(script, None).unwrap()).collect();
+    let planned: Vec<PlannedScript> =
+        scripts.into_iter().map(|script| PlannedScript::new(script, None).unwrap()).collect();
     let classes: Vec<Class<'_>> = (planned.iter())
         .map(|p| Class { script: &p.script, order: &p.order, others: Vec::new() })
         .collect();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_call::Requirements;
-use phalanx_comm::{Communicator, Crew, Launcher, Lost};
+use phalanx_comm::{Communicator, Launcher, PoolFailure, RankPool};
 use phalanx_engine::{Counters, Engine};
 use phalanx_ir::DType;
 
@@ -70,7 +70,11 @@ pub struct EngineBackend<L, M> {
 }
 
 impl<L, M> EngineBackend<L, M> {
-    fn crew<E, S>(&self, size: Size, make: impl Fn(usize, E) -> Result<S> + Sync) -> Result<Crew<S>>
+    fn crew<E, S>(
+        &self,
+        size: Size,
+        make: impl Fn(usize, E) -> Result<S> + Sync,
+    ) -> Result<RankPool<S>>
     where
         L: Fn(Size) -> Box<dyn Launcher>,
         M: Fn(usize, Box<dyn Communicator>) -> Result<E> + Sync,
@@ -82,7 +86,8 @@ impl<L, M> EngineBackend<L, M> {
             make(rank, engine(size.threads, endpoint)?)
         };
         let launcher = (self.launcher)(size);
-        Crew::new(&*launcher, make).map_err(|failed: Lost<Error>| lost(failed, size.ranks))
+        RankPool::new(&*launcher, make)
+            .map_err(|failed: PoolFailure<Error>| lost(failed, size.ranks))
     }
 }
 
@@ -106,22 +111,22 @@ where
         let mut crew = self.crew(size, |_, engine: E| Ok(engine))?;
         let timed =
             crew.run(|_, engine| time_products(engine, products, types, rounds, size.ranks));
-        timed.map_err(|failed: Lost<Error>| lost(failed, size.ranks))
+        timed.map_err(|failed: PoolFailure<Error>| lost(failed, size.ranks))
     }
 }
 
-impl<E: Engine + Counters + Send> LocalRanks for Crew<RankWorker<E>> {
+impl<E: Engine + Counters + Send> LocalRanks for RankPool<RankWorker<E>> {
     fn world(&self) -> usize {
         self.ranks()
     }
 
     fn local(&self) -> &[usize] {
-        Crew::local(self)
+        RankPool::local(self)
     }
 
     fn ask(&mut self, command: Command<'_>) -> Result<Vec<Reply>> {
         let ranks = self.ranks();
         let answers = self.run(|_, worker| worker.answer(command));
-        answers.map_err(|failed: Lost<Error>| lost(failed, ranks))
+        answers.map_err(|failed: PoolFailure<Error>| lost(failed, ranks))
     }
 }

@@ -32,7 +32,7 @@ pub enum Command<'a> {
         /// How many.
         count: u64,
         /// The batches that they read.
-        batches: &'a dyn Feeds,
+        batches: &'a dyn BatchSource,
         /// The step that is timed, and the time from which its clock counts.
         trace: Option<(u64, Instant)>,
     },
@@ -56,7 +56,7 @@ pub enum Command<'a> {
 }
 
 /// Gives batches to ranks that ask for them.
-pub trait Feeds: Sync {
+pub trait BatchSource: Sync {
     /// Gives the data and the learning rate of a step to `run`, once.
     fn with(&self, step: u64, run: &mut dyn FnMut(&StepData<'_>, f64) -> Result<()>) -> Result<()>;
 }
@@ -67,7 +67,7 @@ pub(super) struct Given<'a> {
     pub(super) lr: f64,
 }
 
-impl Feeds for Given<'_> {
+impl BatchSource for Given<'_> {
     fn with(
         &self,
         _step: u64,
@@ -120,7 +120,7 @@ pub struct Measured {
     /// Seconds inside matrix products.
     pub product_seconds: f64,
     /// Bytes outside the plan that kernels use while they run.
-    pub bytes_beside: usize,
+    pub scratch_bytes: usize,
     /// Processor seconds that its own thread worked, where that is counted.
     pub busy_seconds: Option<f64>,
 }

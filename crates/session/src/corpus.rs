@@ -90,10 +90,7 @@ fn refused(loaded: &Loaded, error: &DataError) -> Error {
     let (key, fix) = match error {
         DataError::TokenOutOfVocabulary { vocab, .. } if fixed => (
             "data.path",
-            Some(format!(
-                "use data made with the tokenizer of model.from: ids below \
-                {vocab}"
-            )),
+            Some(format!("use data made with the tokenizer of model.from: ids below {vocab}")),
         ),
         DataError::MarkovVocabulary { least, most, .. } => {
             ("model.vocab", Some(format!("model.vocab from {least} to {most}")))

@@ -60,12 +60,8 @@ impl Forward {
             Reply::Shown(bytes) => bytes,
             _ => None,
         });
-        let missing = || {
-            Error::refused(Problem::new(format!(
-                "the model does not expose a value \
-            `{port}`"
-            )))
-        };
+        let missing =
+            || Error::refused(Problem::new(format!("the model does not expose a value `{port}`")));
         Ok(decode(dtype, &shown.ok_or_else(missing)?))
     }
 }

@@ -37,14 +37,16 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Instant;
 
-use phalanx_comm::{Failure, Lost};
+use phalanx_comm::{Failure, PoolFailure};
 use phalanx_ir::{DType, Model, Param, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::Observed;
 use phalanx_script::{Category, MemoryPlan, Moved, Route, Script, StateKind};
 
 pub use backend::{Backend, EngineBackend, Size, Timing};
-pub use command::{Command, Feeds, LocalRanks, Measured, Reply, StatePiece, StateRange, StepReply};
+pub use command::{
+    BatchSource, Command, LocalRanks, Measured, Reply, StatePiece, StateRange, StepReply,
+};
 pub use feed::{Field, StepData};
 pub use forward::Forward;
 pub use lowered::{Lowered, TrainPlan};
@@ -52,7 +54,7 @@ pub(crate) use numbers::encode;
 pub use parallel::{Parallel, SharedStrategy};
 pub use pipeline::{Pipeline, PipelineOrder, StageSplit};
 pub use planner::{ClassPlan, Planner};
-pub use settings::{MemoryLimit, Over, Settings};
+pub use settings::{MemoryExcess, MemoryLimit, Settings};
 pub use store::{ReadParam, from_weights, initial};
 pub use traced::{Timetable, Trace, Traced};
 pub use worker::RankWorker;
@@ -110,7 +112,7 @@ impl Prepared {
     }
 
     /// How the plan exceeds its memory limit, if it does.
-    pub fn over(&self) -> Option<Over> {
+    pub fn over(&self) -> Option<MemoryExcess> {
         let Known { settings, memory, arenas, .. } = &self.known;
         let (rank, all) = (arenas.iter().copied().max().unwrap_or(0), arenas.iter().sum());
         settings.memory_limit?.over(rank, all, memory)
@@ -148,7 +150,7 @@ impl Session {
 
     /// Runs `count` steps, for which ranks ask for their batches, and gives their results; fewer if
     /// a step is not applied.
-    pub fn take(&mut self, count: u64, batches: &dyn Feeds) -> Result<Vec<StepResult>> {
+    pub fn take(&mut self, count: u64, batches: &dyn BatchSource) -> Result<Vec<StepResult>> {
         let from = self.steps + 1;
         let trace = self.trace_at.filter(|step| (from..from + count).contains(step));
         let trace = trace.map(|step| (step, Instant::now()));
@@ -365,7 +367,7 @@ impl Session {
 }
 
 /// The error of a rank that failed, with the rank's number if there are several.
-pub fn lost(lost: impl Into<Lost<Error>>, ranks: usize) -> Error {
+pub fn lost(lost: impl Into<PoolFailure<Error>>, ranks: usize) -> Error {
     let lost = lost.into();
     let Failure { rank, message } = lost.failure;
     let place = format!("on rank {rank} of {ranks}");

@@ -24,7 +24,8 @@ pub struct Parallel {
     pub mesh: Mesh,
     /// The strategies, in the order in which they annotate.
     pub strategies: Vec<SharedStrategy>,
-    /// Whether the layouts that they leave open are searched for, within the session's memory limit.
+    /// Whether a search chooses the layouts that the strategies leave open, within the session's
+    /// memory limit.
     pub search: bool,
     /// The schedule of the pipeline.
     pub pipeline: Pipeline,
@@ -110,7 +111,7 @@ impl Parallel {
         Ok((0..count).map(|stage_group| (mesh.clone(), ranks(stage_group))).collect())
     }
 
-    /// The layouts that a search finds for a model on a mesh, if one is asked for.
+    /// The layouts that a search finds for a model on a mesh; `None` without a search.
     pub fn found(
         &self,
         model: &Model,
@@ -121,7 +122,7 @@ impl Parallel {
         Ok(self.search.then(|| Automatic::search(model, mesh, &costs)).transpose()?)
     }
 
-    /// Lays a model on a mesh, by the strategies and by what a search found.
+    /// Partitions a model over a mesh, by the strategies and the result of a search.
     pub fn partition(
         &self,
         model: &Model,

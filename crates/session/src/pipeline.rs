@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_ir::{Mesh, Model};
-use phalanx_pipeline::{NamedSchedule, Schedule, Shape, Warmup, split};
+use phalanx_pipeline::{NamedSchedule, Schedule, ScheduleShape, Warmup, split};
 use phalanx_script::ScheduledRun;
 
 use crate::custom::read_schedule;
@@ -115,8 +115,12 @@ impl Pipeline {
     pub(crate) fn schedule(&self, stage_groups: usize, microbatches: usize) -> Result<Schedule> {
         match &self.order {
             PipelineOrder::Named(named) => {
-                let shape =
-                    Shape { stage_groups, microbatches, chunks: self.chunks, warmup: self.warmup };
+                let shape = ScheduleShape {
+                    stage_groups,
+                    microbatches,
+                    chunks: self.chunks,
+                    warmup: self.warmup,
+                };
                 Ok(named.build(shape)?)
             }
             PipelineOrder::Own(schedule) => {

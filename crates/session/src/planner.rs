@@ -9,9 +9,9 @@ use std::sync::OnceLock;
 
 use phalanx_ir::Model;
 use phalanx_script::{
-    Builds, Class, Inference, MemoryPlan, Moved, Other, Plan, RankPlace, Route, Script,
-    ScriptError, ScriptKey, State, Training, World, check_classes, eval_script, traffic_of_class,
-    train_script,
+    Class, ClassMember, Inference, MemoryPlan, Moved, Plan, RankPlace, Route, Script,
+    ScriptBuilder, ScriptError, ScriptKey, State, Training, World, check_classes, eval_script,
+    traffic_of_class, train_script,
 };
 
 use super::lowered::Lowered;
@@ -97,7 +97,7 @@ impl<'a> Planner<'a> {
     }
 
     /// The builder of a rank's scripts.
-    pub(crate) fn scripts(&self, at: RankPlace) -> impl Builds + '_ {
+    pub(crate) fn scripts(&self, at: RankPlace) -> impl ScriptBuilder + '_ {
         RankScripts { planner: self, at }
     }
 
@@ -163,7 +163,7 @@ impl ClassPlan {
         &planned.expect("a session has a script").memory
     }
 
-    fn script(&self, key: ScriptKey) -> Option<&phalanx_script::Planned> {
+    fn script(&self, key: ScriptKey) -> Option<&phalanx_script::PlannedScript> {
         let mut scripts = self.plan.scripts();
         scripts.find(|(other, _)| *other == key).map(|(_, planned)| &**planned)
     }
@@ -171,7 +171,7 @@ impl ClassPlan {
     /// The class as the checker sees it, in one of its scripts.
     fn of(&self, key: ScriptKey, world: &World<'_>) -> Option<Class<'_>> {
         let planned = self.script(key)?;
-        let others = self.places.iter().zip(&self.ranks).skip(1).map(|(at, rank)| Other {
+        let others = self.places.iter().zip(&self.ranks).skip(1).map(|(at, rank)| ClassMember {
             rank: *rank,
             messages: world.messages(&planned.script, *at),
         });
@@ -185,7 +185,7 @@ struct RankScripts<'p> {
     at: RankPlace,
 }
 
-impl Builds for RankScripts<'_> {
+impl ScriptBuilder for RankScripts<'_> {
     fn build(&self, key: ScriptKey, state: &State) -> Result<Script, ScriptError> {
         let (planner, at) = (self.planner, self.at);
         match (key, &planner.evaluate) {

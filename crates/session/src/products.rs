@@ -289,7 +289,7 @@ mod tests {
     use phalanx_reference::ReferenceEngine;
 
     use super::*;
-    use phalanx_comm::{Crew, Threads};
+    use phalanx_comm::{RankPool, Threads};
     use phalanx_engine::Counters;
 
     fn model() -> Model {
@@ -347,7 +347,7 @@ mod tests {
         let product =
             TimedProduct { pass: Pass::Forward, rows: 2, from: 2, to: 2, transposed: false };
         let make = |endpoint| crate::host::rank_engine(1, endpoint);
-        let mut crew = Crew::new(&Threads::new(2), make).unwrap();
+        let mut crew = RankPool::new(&Threads::new(2), make).unwrap();
         let met = crew.run(|_, engine| {
             time_products(engine, &[product; 3], [DType::F32; 2], (2, 0), 2)?;
             let moved: Vec<_> = engine.moved().into_iter().collect();

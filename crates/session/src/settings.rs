@@ -49,7 +49,7 @@ pub enum MemoryLimit {
 }
 
 impl MemoryLimit {
-    /// The bytes that a rank may take, if the configuration says so.
+    /// The memory limit of a rank in bytes, if the configuration sets one.
     pub fn asked(self) -> Option<usize> {
         match self {
             MemoryLimit::Asked(bytes) => Some(usize::try_from(bytes).unwrap_or(usize::MAX)),
@@ -64,8 +64,8 @@ impl MemoryLimit {
 
     /// How a plan exceeds the limit, if it does: the largest rank takes `rank` bytes, all together
     /// `all`. A limit that was asked for holds for each rank, the machine's for all of them.
-    pub fn over(self, rank: usize, all: usize, memory: &MemoryPlan) -> Option<Over> {
-        let over = Over { limit: self, rank, all, peaks: memory.peaks.clone() };
+    pub fn over(self, rank: usize, all: usize, memory: &MemoryPlan) -> Option<MemoryExcess> {
+        let over = MemoryExcess { limit: self, rank, all, peaks: memory.peaks.clone() };
         (!self.allows(rank, all)).then_some(over)
     }
 
@@ -80,7 +80,7 @@ impl MemoryLimit {
 
 /// A plan that takes more memory than it may.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Over {
+pub struct MemoryExcess {
     /// What it may take.
     pub limit: MemoryLimit,
     /// Bytes of the largest rank.
@@ -91,7 +91,7 @@ pub struct Over {
     pub peaks: Vec<(Category, usize)>,
 }
 
-impl Over {
+impl MemoryExcess {
     /// The error, with remedies that suit any plan.
     pub fn problem(&self) -> Problem {
         let less = "more train.microbatches, train.recompute = \"full\", a shorter train.seq_len or a \
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     /// A plan of one rank with some weights and more optimizer state.
-    fn over(limit: MemoryLimit, ranks: usize, rank: usize) -> Option<Over> {
+    fn over(limit: MemoryLimit, ranks: usize, rank: usize) -> Option<MemoryExcess> {
         let peaks = vec![(Category::Weights, rank / 4), (Category::Optimizer, rank / 2)];
         let memory = MemoryPlan { arena: rank, peaks, ..MemoryPlan::default() };
         limit.over(rank, ranks * rank, &memory)

@@ -13,8 +13,8 @@ use super::command::{StatePiece, StateRange};
 use super::numbers::encode_all;
 use phalanx_error::{Error, Problem, Result};
 
-/// Gives some values of a parameter, by their numbers in row-major order: those of all ranges, one after
-/// the other, as bytes of an element type.
+/// Reads values of a parameter in ranges of row-major indices, one range after the other, as bytes
+/// of an element type.
 pub type ReadParam<'a> = dyn Fn(&Param, &[Range<usize>], DType) -> Result<Vec<u8>> + Sync + 'a;
 
 /// The initial values that the seed determines.
@@ -27,7 +27,8 @@ pub fn initial(seed: u64) -> impl Fn(&Param, &[Range<usize>], DType) -> Result<V
     }
 }
 
-/// Gives parameters by name, each rank what it holds of them, for a session or an evaluation.
+/// Reads parameters by name, for a session or an evaluation; each rank reads only the part that it
+/// holds.
 pub fn from_weights(
     weights: &dyn phalanx_models::hf::Weights,
 ) -> impl Fn(&Param, &[Range<usize>], DType) -> Result<Vec<u8>> + Sync {
@@ -40,7 +41,7 @@ pub fn from_weights(
     }
 }
 
-/// What state is before it has values, a little at a time.
+/// A block of zeros, to initialize state.
 static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
 /// Which part of which parameter lies where.
@@ -81,8 +82,8 @@ impl Store {
         &self.params
     }
 
-    /// Writes all state: weights and masters out of `read`, each in its own element type, one parameter at
-    /// a time; everything else, padding among it, becomes zero.
+    /// Writes all state: weights and master copies come from `read`, each in its own element type,
+    /// one parameter at a time; everything else, including padding, is set to zero.
     pub(crate) fn start<E: Engine>(
         &self,
         executor: &mut Executor<E>,
@@ -107,8 +108,8 @@ impl Store {
         Ok(())
     }
 
-    /// Writes a member's values where a buffer holds them. One look at a parameter for all its pieces:
-    /// who gives it may find them side by side.
+    /// Writes a member's values where a buffer holds them. Reads all pieces of a parameter with one
+    /// call, because they may be next to each other in the file.
     fn take<E: Engine>(
         &self,
         executor: &mut Executor<E>,
@@ -230,7 +231,8 @@ pub(crate) fn assemble(
     }
 }
 
-/// The first element that none of these ranges has. They may lie over one another: ranks hold copies.
+/// The first element that is in none of these ranges. Ranges may overlap, because ranks hold
+/// copies.
 fn uncovered(elements: &Range<usize>, mut there: Vec<Range<usize>>) -> Option<usize> {
     there.sort_by_key(|range| range.start);
     let mut next = elements.start;

@@ -14,7 +14,7 @@ use phalanx_script::{
     ScriptKey, State, StateKind, traffic,
 };
 
-use super::command::{Command, Feeds, Measured, Reply, StatePiece, StateRange, StepReply};
+use super::command::{BatchSource, Command, Measured, Reply, StatePiece, StateRange, StepReply};
 use super::feed::{Feed, Scalars, StepData};
 use super::forward::{read_scalar, shown};
 use super::lowered::Lowered;
@@ -96,7 +96,7 @@ impl<E: Engine> RankWorker<E> {
         &mut self,
         from: u64,
         count: u64,
-        batches: &dyn Feeds,
+        batches: &dyn BatchSource,
         trace: Option<(u64, Instant)>,
     ) -> Result<Vec<StepReply>> {
         let mut taken = Vec::with_capacity(count as usize);
@@ -316,7 +316,7 @@ impl<E: Engine + Counters> RankWorker<E> {
             moved: engine.moved(),
             predicted,
             product_seconds: engine.products().as_secs_f64(),
-            bytes_beside: engine.bytes_beside(),
+            scratch_bytes: engine.scratch_bytes(),
             busy_seconds: engine.busy().map(|busy| busy.as_secs_f64()),
         }
     }

@@ -112,10 +112,8 @@ impl<'a> Annotator<'a> {
             return Err(self.bad(value, "an annotation cannot ask for a partial sum".to_owned()));
         }
         if let Some(dim) = layout.dims().iter().position(|d| d.order != Order::Block) {
-            let what = format!(
-                "dim {dim} has an order other than blocks, which no op supports \
-                yet"
-            );
+            let what =
+                format!("dim {dim} has an order other than blocks, which no op supports yet");
             return Err(self.bad(value, what));
         }
         for sharding in layout.dims() {

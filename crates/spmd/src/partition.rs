@@ -65,7 +65,7 @@ pub(crate) struct Problem<'a> {
 
 /// The highest price of memory that is tried before a segment is said not to fit: a microsecond per
 /// byte.
-const DEAREST: f64 = 1e-6;
+const MAX_PRICE: f64 = 1e-6;
 
 impl<'a> Problem<'a> {
     pub(crate) fn new(
@@ -109,7 +109,7 @@ impl<'a> Problem<'a> {
         }
         let mut smallest = free.memory();
         let mut price = 1e-3 / self.costs.hardware.link_bytes_per_s;
-        while price < DEAREST {
+        while price < MAX_PRICE {
             let plan = self.plan(price)?;
             if fits(&plan) {
                 return Ok(plan);

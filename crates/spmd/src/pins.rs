@@ -124,7 +124,7 @@ impl Pins {
         for port in program.inputs_with(Role::Cotangent) {
             let boundary = (port.of.as_ref())
                 .and_then(|name| program.outputs_with(Role::Boundary).find(|p| p.name == *name))
-                .expect("a cotangent says whose it is");
+                .expect("a cotangent names its boundary value");
             self.read[port.value.index()] = self.read[boundary.value.index()].clone();
         }
     }

@@ -30,7 +30,7 @@ pub(crate) enum Verdict {
 
 /// The operands' states, sorted.
 #[derive(Default)]
-struct Votes {
+struct OperandStates {
     /// Sharded factors, with their operands, and whether one of these is a parameter.
     shards: Vec<(usize, Vec<usize>, bool)>,
     partial: Vec<usize>,
@@ -45,7 +45,7 @@ impl Plan<'_> {
     pub(crate) fn propagate(&mut self, axis: usize) -> Result<bool, SpmdError> {
         loop {
             self.sweep(axis)?;
-            let next = match self.carry_on(axis)? {
+            let next = match self.propagate_known(axis)? {
                 None => self.backwards(axis)?,
                 found => found,
             };
@@ -97,7 +97,7 @@ impl Plan<'_> {
     }
 
     /// The first instruction that follows its known operands, although others are unknown.
-    fn carry_on(&self, axis: usize) -> Result<Option<(usize, Choice)>, SpmdError> {
+    fn propagate_known(&self, axis: usize) -> Result<Option<(usize, Choice)>, SpmdError> {
         for node in self.undecided(axis) {
             if let Verdict::Take(choice) = self.verdict(node, axis, true)? {
                 return Ok(Some((node, choice)));
@@ -180,9 +180,9 @@ impl Plan<'_> {
         n.rule.linear.contains(&all)
     }
 
-    fn votes(&self, node: usize, axis: usize) -> Result<Votes, SpmdError> {
+    fn votes(&self, node: usize, axis: usize) -> Result<OperandStates, SpmdError> {
         let n = &self.net.nodes[node];
-        let mut votes = Votes::default();
+        let mut votes = OperandStates::default();
         for (operand, &value) in n.ins.iter().enumerate() {
             if n.neutral(operand) && self.state(value, axis) != Known::Is(State::Partial) {
                 continue;
@@ -254,7 +254,7 @@ impl Plan<'_> {
         Ok(Verdict::Take(Choice::Factor(*factor)))
     }
 
-    fn without_shards(&self, node: usize, votes: &Votes, end: Option<usize>) -> Verdict {
+    fn without_shards(&self, node: usize, votes: &OperandStates, end: Option<usize>) -> Verdict {
         let n = &self.net.nodes[node];
         if !votes.partial.is_empty() {
             let lone = votes.unknown + votes.open + votes.replicated.len() == 0;
@@ -384,7 +384,7 @@ impl Plan<'_> {
     }
 }
 
-impl Votes {
+impl OperandStates {
     fn shard(&mut self, factor: usize, operand: usize, is_param: bool) {
         match self.shards.iter_mut().find(|(f, _, _)| *f == factor) {
             Some((_, by, weight)) => {

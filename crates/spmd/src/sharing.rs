@@ -13,8 +13,8 @@ use crate::error::SpmdError;
 /// Which parameters are packed together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Grouping {
-    /// Those of so many instances of a repeated segment that follow each other; of any other segment,
-    /// those of one instance.
+    /// The parameters of `per_unit` consecutive instances of a repeated segment; of any other
+    /// segment, the parameters of one instance.
     Segments {
         /// How many, at least one.
         per_unit: usize,

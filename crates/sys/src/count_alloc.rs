@@ -1,5 +1,5 @@
-//! A global allocator that counts, to prove that a step allocates nothing, and that what passes through
-//! memory is never all there at once.
+//! A global allocator with counters, to test that a step allocates nothing, and that streamed data
+//! is never in memory all at once.
 //!
 //! A test binary installs it with `#[global_allocator]`, takes [`counts`] before and after, and
 //! compares, or asks for the [`peak`] of some work; the command installs it too, to report what the
@@ -43,8 +43,8 @@ pub fn counts() -> Counts {
     }
 }
 
-/// Runs `work` and tells how many bytes more than before all threads together held at once meanwhile. One
-/// call at a time: a second one would begin the count of the first anew.
+/// Runs `work` and returns the peak of the bytes that all threads held, above the bytes held
+/// before. Only one call at a time: a second call would reset the peak of the first.
 pub fn peak<R>(work: impl FnOnce() -> R) -> (R, u64) {
     let before = HELD.now.load(Relaxed);
     HELD.most.store(before, Relaxed);
@@ -125,7 +125,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
-/// Bytes that are held now, and the most that were held at once.
+/// Bytes that are held now, and their peak.
 struct Balance {
     now: AtomicI64,
     most: AtomicI64,

@@ -48,7 +48,7 @@ impl Staged {
         let fail = |doing| move |source| SysError::on_file(path, doing, source);
         let _writing = Writing::begin();
         let (temporary, file) = Temporary::beside(path)?;
-        let mut writer = BufWriter::with_capacity(1 << 20, Willing(file));
+        let mut writer = BufWriter::with_capacity(1 << 20, Interruptible(file));
         fill(&mut writer).map_err(fail("writing it"))?;
         let file = writer.into_inner().map_err(|error| fail("writing it")(error.into_error()))?;
         file.0.sync_all().map_err(fail("syncing it to the disk"))?;
@@ -65,11 +65,11 @@ impl Staged {
 }
 
 /// A file that refuses writes once the user has interrupted twice.
-struct Willing(File);
+struct Interruptible(File);
 
-impl Write for Willing {
+impl Write for Interruptible {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match interrupt::insisted() {
+        match interrupt::requested_twice() {
             true => Err(io::Error::other("interrupted: stop was requested twice")),
             false => self.0.write(bytes),
         }
@@ -94,8 +94,7 @@ impl Temporary {
         let Some(name) = path.file_name() else {
             return Err(fail(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "the path has no file \
-                name",
+                "the path has no file name",
             )));
         };
         let folder = folder_of(path);

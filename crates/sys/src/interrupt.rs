@@ -31,7 +31,7 @@ pub fn requested() -> bool {
 }
 
 /// Whether the user has asked a second time, and does not want to wait for a file.
-pub(crate) fn insisted() -> bool {
+pub(crate) fn requested_twice() -> bool {
     ASKED.load(Relaxed) > 1
 }
 

@@ -5,6 +5,7 @@
 pub mod arena;
 mod cores;
 pub mod count_alloc;
+mod diagnostic;
 pub mod disk;
 mod error;
 pub mod interrupt;
@@ -12,14 +13,13 @@ pub mod memory;
 pub mod mmap;
 mod poll;
 mod time;
-mod told;
 
 pub use arena::Arena;
 pub use cores::{allowed_cores, bind_thread};
 pub use count_alloc::CountingAllocator;
+pub use diagnostic::Diagnostic;
 pub use disk::{Staged, write_atomic};
 pub use error::SysError;
 pub use mmap::FileMap;
 pub use poll::Poll;
 pub use time::thread_cpu_time;
-pub use told::Diagnostic;

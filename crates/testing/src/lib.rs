@@ -35,4 +35,4 @@ pub use rig::{Rig, RigBatch, Setup};
 pub use seeds::{Seeds, asked_seeds};
 pub use small::{VOCAB, gpt, llama, mlp, tiny};
 pub use tensors::{ids, normal, tensor};
-pub use wrapped::{Launch, Meddles, NamedKernel, Wrapped};
+pub use wrapped::{Hook, Launch, NamedKernel, Wrapped};

@@ -6,7 +6,7 @@
 //! tier gets there by copies through the queue; the tier of the host is memory that both can reach.
 //! For some instructions it asks for its own scratch memory, and checks that it got it.
 
-mod card;
+mod device_thread;
 mod scratch;
 
 use std::collections::BTreeMap;
@@ -18,16 +18,16 @@ use std::time::{Duration, Instant};
 use phalanx_call::{Lane, MemoryKind, Message, Moved, Requirements, Route, Slots, Tier};
 use phalanx_engine::{
     Args, CallTimes, Calls, Counters, Engine, EngineError, Event, KernelCall, Span, Way,
-    begun_twice, in_order, untimed,
+    already_in_flight, in_order, untimed,
 };
 use phalanx_ir::Program;
 
-pub use card::RemoteKernel;
-use card::{Card, Outcome, Waiter, What, With};
+pub use device_thread::RemoteKernel;
+use device_thread::{DeviceThread, Outcome, Waiter, What, With};
 use scratch::OwnScratch;
 
 /// What the host asks the device to do.
-type Job<E> = Box<dyn FnOnce(&mut Card<E>) + Send>;
+type Job<E> = Box<dyn FnOnce(&mut DeviceThread<E>) + Send>;
 
 /// The tier of the host, which both sides can reach.
 type Host = Arc<Mutex<Vec<u8>>>;
@@ -72,7 +72,7 @@ impl<E: Engine + 'static> Remote<E> {
             let engine = make();
             let own = OwnScratch::beside(engine.requirements(), more);
             drop(tell.send(own.clone()));
-            Card::new(engine, own, shared).serve(&queue);
+            DeviceThread::new(engine, own, shared).serve(&queue);
         };
         let thread = std::thread::Builder::new().name("device".to_owned()).spawn(run).unwrap();
         let requirements = Arc::new(told.recv().unwrap());
@@ -86,26 +86,29 @@ impl<E: Engine + 'static> Remote<E> {
 
     /// Starts no programs until [`Remote::release`]; everything else goes on.
     pub fn hold(&self) {
-        self.ask(|card| card.held = true).unwrap();
+        self.ask(|device_thread| device_thread.held = true).unwrap();
     }
 
     /// Goes on with programs.
     pub fn release(&self) {
-        self.ask(|card| card.held = false).unwrap();
+        self.ask(|device_thread| device_thread.held = false).unwrap();
     }
 
     /// Runs something on the device, and waits for its result.
     fn ask<R: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Card<E>) -> R + Send + 'static,
+        work: impl FnOnce(&mut DeviceThread<E>) -> R + Send + 'static,
     ) -> Result<R, EngineError> {
         let (tell, told) = channel();
-        self.send(move |card| drop(tell.send(work(card))))?;
+        self.send(move |device_thread| drop(tell.send(work(device_thread))))?;
         told.recv().map_err(|_| gone())
     }
 
     /// Sends a job, and does not wait for it.
-    fn send(&self, work: impl FnOnce(&mut Card<E>) + Send + 'static) -> Result<(), EngineError> {
+    fn send(
+        &self,
+        work: impl FnOnce(&mut DeviceThread<E>) + Send + 'static,
+    ) -> Result<(), EngineError> {
         self.jobs.send(Box::new(work)).map_err(|_| gone())
     }
 
@@ -121,7 +124,7 @@ impl<E: Engine + 'static> Remote<E> {
 impl<E: Engine + 'static> Drop for Remote<E> {
     fn drop(&mut self) {
         // Steps may outlive the engine and can still send, so the thread is told to end.
-        drop(self.send(|card| card.stopped = true));
+        drop(self.send(|device_thread| device_thread.stopped = true));
         drop(self.thread.take().map(JoinHandle::join));
     }
 }
@@ -129,7 +132,7 @@ impl<E: Engine + 'static> Drop for Remote<E> {
 impl<E: Engine + 'static> Drop for RemoteStep<E> {
     fn drop(&mut self) {
         let id = self.id;
-        drop(self.jobs.send(Box::new(move |card| drop(card.steps.remove(&id)))));
+        drop(self.jobs.send(Box::new(move |device_thread| drop(device_thread.steps.remove(&id)))));
     }
 }
 
@@ -156,7 +159,7 @@ impl<E: Engine + 'static> Engine for Remote<E> {
         ranks: &[usize],
     ) -> Result<Self::Kernel, EngineError> {
         let (program, slots, ranks) = (program.clone(), slots.clone(), ranks.to_vec());
-        self.ask(move |card| card.compile(&program, &slots, &ranks))?
+        self.ask(move |device_thread| device_thread.compile(&program, &slots, &ranks))?
     }
 
     fn connect(
@@ -166,7 +169,8 @@ impl<E: Engine + 'static> Engine for Remote<E> {
         label: &str,
     ) -> Result<Self::Kernel, EngineError> {
         let (messages, label) = (messages.to_vec(), label.to_owned());
-        let kernel = self.ask(move |card| card.engine.connect(&messages, way, &label))??;
+        let kernel =
+            self.ask(move |device_thread| device_thread.engine.connect(&messages, way, &label))??;
         Ok(RemoteKernel::new(What::Inner(kernel), With::Peer))
     }
 
@@ -187,7 +191,9 @@ impl<E: Engine + 'static> Engine for Remote<E> {
 
     fn reserve(&mut self, tier: Tier, bytes: usize) -> Result<(), EngineError> {
         match tier {
-            Tier::Device => self.ask(move |card| card.engine.reserve(tier, bytes))?,
+            Tier::Device => {
+                self.ask(move |device_thread| device_thread.engine.reserve(tier, bytes))?
+            }
             Tier::Host => {
                 *self.host.lock().unwrap_or_else(PoisonError::into_inner) = vec![0; bytes];
                 Ok(())
@@ -199,19 +205,19 @@ impl<E: Engine + 'static> Engine for Remote<E> {
     fn prepare(&mut self, calls: Calls<Self::Kernel>) -> Result<Self::Step, EngineError> {
         in_order(&calls)?;
         let count = calls.len() as u64;
-        let id = self.ask(move |card| card.keep(calls))?;
+        let id = self.ask(move |device_thread| device_thread.keep(calls))?;
         Ok(RemoteStep { id, calls: count, first: 0, ended: None, jobs: self.jobs.clone() })
     }
 
     fn begin(&mut self, step: &mut Self::Step) -> Result<(), EngineError> {
         if step.ended.is_some() {
-            return Err(begun_twice());
+            return Err(already_in_flight());
         }
         let (tell, ended) = channel();
         (step.first, step.ended) = (self.events, Some(ended));
         self.events += step.calls;
         let (id, first) = (step.id, step.first);
-        self.send(move |card| card.begin(id, first, tell))
+        self.send(move |device_thread| device_thread.begin(id, first, tell))
     }
 
     fn end(&mut self, step: &mut Self::Step) -> Result<(), EngineError> {
@@ -222,12 +228,13 @@ impl<E: Engine + 'static> Engine for Remote<E> {
     }
 
     fn time(&mut self, origin: Option<Instant>) {
-        self.ask(move |card| card.stamps.time(origin)).unwrap();
+        self.ask(move |device_thread| device_thread.stamps.time(origin)).unwrap();
     }
 
     fn times(&mut self, step: &mut Self::Step) -> Result<Vec<CallTimes>, EngineError> {
         let events = step.first..step.first + step.calls;
-        let times = self.ask(|card| events.map(|e| card.stamps.of(Event(e))).collect())?;
+        let times =
+            self.ask(|device_thread| events.map(|e| device_thread.stamps.of(Event(e))).collect())?;
         let times: Option<Vec<CallTimes>> = times;
         times.ok_or_else(|| untimed(self.name()))
     }
@@ -250,23 +257,23 @@ impl<E: Engine + 'static> Engine for Remote<E> {
             after: Vec::new(),
         };
         let after = after.to_vec();
-        self.send(move |card| card.issue(event, &[call].into(), 0, after))?;
+        self.send(move |device_thread| device_thread.issue(event, &[call].into(), 0, after))?;
         Ok(event)
     }
 
     fn wait(&mut self, event: Event) -> Result<(), EngineError> {
         let (tell, ended) = channel();
         let events = event.0..event.0 + 1;
-        self.send(move |card| card.waiters.push(Waiter { events, tell }))?;
+        self.send(move |device_thread| device_thread.waiters.push(Waiter { events, tell }))?;
         outcome(&ended)
     }
 
     fn is_over(&mut self, event: Event) -> Result<bool, EngineError> {
-        self.ask(move |card| !card.is_pending(event))
+        self.ask(move |device_thread| !device_thread.is_pending(event))
     }
 
     fn happened(&self, event: Event) -> Option<CallTimes> {
-        self.ask(move |card| card.stamps.of(event)).ok()?
+        self.ask(move |device_thread| device_thread.stamps.of(event)).ok()?
     }
 
     fn upload(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {
@@ -275,7 +282,7 @@ impl<E: Engine + 'static> Engine for Remote<E> {
             return self.on_host(into, |place| place.copy_from_slice(bytes));
         }
         let bytes = bytes.to_vec();
-        self.ask(move |card| card.engine.upload(into, &bytes))?
+        self.ask(move |device_thread| device_thread.engine.upload(into, &bytes))?
     }
 
     fn download(&mut self, from: Span, out: &mut [u8]) -> Result<(), EngineError> {
@@ -283,7 +290,7 @@ impl<E: Engine + 'static> Engine for Remote<E> {
         if from.tier == Tier::Host {
             return self.on_host(from, |place| out.copy_from_slice(place));
         }
-        let bytes = self.ask(move |card| card.read(from))??;
+        let bytes = self.ask(move |device_thread| device_thread.read(from))??;
         out.copy_from_slice(&bytes);
         Ok(())
     }
@@ -296,10 +303,10 @@ impl<E: Engine + 'static> Engine for Remote<E> {
     ) -> Result<Option<Vec<Vec<bool>>>, EngineError> {
         let (kernel, workspace) = (kernel.clone(), args.workspace);
         let (inputs, outputs) = (args.inputs.to_vec(), args.outputs.to_vec());
-        self.ask(move |card| {
+        self.ask(move |device_thread| {
             let args = Args { inputs: &inputs, outputs: &outputs, workspace };
-            card.start_messages()?;
-            card.observe(&kernel, &args, pattern)
+            device_thread.start_messages()?;
+            device_thread.observe(&kernel, &args, pattern)
         })?
     }
 }
@@ -307,19 +314,19 @@ impl<E: Engine + 'static> Engine for Remote<E> {
 /// What the inner engine counts; its thread is the rank's own.
 impl<E: Engine + Counters + 'static> Counters for Remote<E> {
     fn moved(&mut self) -> BTreeMap<Route, Moved> {
-        self.ask(|card| card.engine.moved()).unwrap()
+        self.ask(|device_thread| device_thread.engine.moved()).unwrap()
     }
 
     fn products(&mut self) -> Duration {
-        self.ask(|card| card.engine.products()).unwrap()
+        self.ask(|device_thread| device_thread.engine.products()).unwrap()
     }
 
-    fn bytes_beside(&mut self) -> usize {
-        self.ask(|card| card.engine.bytes_beside()).unwrap()
+    fn scratch_bytes(&mut self) -> usize {
+        self.ask(|device_thread| device_thread.engine.scratch_bytes()).unwrap()
     }
 
     fn busy(&mut self) -> Option<Duration> {
-        self.ask(|card| card.engine.busy()).unwrap()
+        self.ask(|device_thread| device_thread.engine.busy()).unwrap()
     }
 }
 

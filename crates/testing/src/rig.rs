@@ -11,7 +11,7 @@ use phalanx_reference::RefTensor;
 use phalanx_runtime::{Executor, ScriptId, TimedAction};
 use phalanx_script::{
     BufferId, BufferKey, Category, Compiled, Inference, Library, Member, Number, Optimizer,
-    Planned, Precision, RankPlace, Scalar, ScheduledRun, Script, StageGroup, State, Training,
+    PlannedScript, Precision, RankPlace, Scalar, ScheduledRun, Script, StageGroup, State, Training,
     Value, World, accumulate, eval_script, forward as forward_turns, merge_adjacent, plan,
     train_script,
 };
@@ -108,7 +108,7 @@ impl<E: Engine> Rig<E> {
         let table = state.script();
         let buffers = script.buffers[..table.buffers.len()].to_vec();
         let base = plan(&Script { buffers, ..table }).unwrap();
-        let planned = |script| Arc::new(Planned::new(script, Some(&base)).unwrap());
+        let planned = |script| Arc::new(PlannedScript::new(script, Some(&base)).unwrap());
         let mut executor = Executor::new(engine);
         let id = executor.load(planned(script)).unwrap();
         let forward = forward.map(|model| {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use phalanx_call::{Lane, Slots, Tier};
-use phalanx_comm::{Communicator, Crew, Lost, Options, Threads};
+use phalanx_comm::{Communicator, Options, PoolFailure, RankPool, Threads};
 use phalanx_engine::{Args, Engine, Span, Target};
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Mesh, Program, Role, TensorType};
@@ -18,7 +18,7 @@ use phalanx_reference::RefTensor;
 pub struct Ranks<E, F> {
     make: F,
     /// By number of ranks.
-    crews: BTreeMap<usize, Crew<E>>,
+    crews: BTreeMap<usize, RankPool<E>>,
 }
 
 impl<E: Engine + Send, F: Fn(Box<dyn Communicator>) -> E + Sync> Ranks<E, F> {
@@ -44,7 +44,7 @@ impl<E: Engine + Send, F: Fn(Box<dyn Communicator>) -> E + Sync> Ranks<E, F> {
             None => {
                 let options = Options { timeout: Duration::from_secs(20), ..Options::default() };
                 let make = |endpoint| Ok::<E, String>((self.make)(endpoint));
-                Crew::new(&Threads { ranks: mesh.ranks(), options }, make).map_err(told)?
+                RankPool::new(&Threads { ranks: mesh.ranks(), options }, make).map_err(told)?
             }
         };
         // After a failure every communication of a worker pool fails, so it is not kept.
@@ -61,7 +61,7 @@ impl<E: Engine + Send, F: Fn(Box<dyn Communicator>) -> E + Sync> Ranks<E, F> {
     }
 }
 
-fn told(lost: Lost<String>) -> String {
+fn told(lost: PoolFailure<String>) -> String {
     lost.failure.to_string()
 }
 

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
-use phalanx_engine::{Args, CallTimes, Calls, Engine, EngineError, Event, Listed, Span, Way};
+use phalanx_engine::{
+    Args, CallTimes, Calls, Engine, EngineError, Event, SequentialStep, Span, Way,
+};
 use phalanx_ir::Program;
 
 /// A hook that can change what the wrapped engine does.
-pub trait Meddles<E: Engine> {
+pub trait Hook<E: Engine> {
     /// Launches a call on the engine, unchanged ([`Launch::on`]) or changed.
     fn launch(
         &mut self,
@@ -59,13 +61,13 @@ pub struct Wrapped<E, M> {
     /// The engine to which calls are passed on.
     pub inner: E,
     /// The hook.
-    pub meddler: M,
+    pub hook: M,
 }
 
 impl<E, M> Wrapped<E, M> {
     /// Wraps an engine.
-    pub fn new(inner: E, meddler: M) -> Self {
-        Self { inner, meddler }
+    pub fn new(inner: E, hook: M) -> Self {
+        Self { inner, hook }
     }
 }
 
@@ -76,9 +78,9 @@ pub struct NamedKernel<K> {
     name: String,
 }
 
-impl<E: Engine, M: Meddles<E>> Engine for Wrapped<E, M> {
+impl<E: Engine, M: Hook<E>> Engine for Wrapped<E, M> {
     type Kernel = NamedKernel<E::Kernel>;
-    type Step = Listed<Self::Kernel>;
+    type Step = SequentialStep<Self::Kernel>;
 
     fn name(&self) -> &'static str {
         self.inner.name()
@@ -128,7 +130,7 @@ impl<E: Engine, M: Meddles<E>> Engine for Wrapped<E, M> {
     }
 
     fn prepare(&mut self, calls: Calls<Self::Kernel>) -> Result<Self::Step, EngineError> {
-        Listed::new(calls)
+        SequentialStep::new(calls)
     }
 
     fn begin(&mut self, step: &mut Self::Step) -> Result<(), EngineError> {
@@ -155,7 +157,7 @@ impl<E: Engine, M: Meddles<E>> Engine for Wrapped<E, M> {
         after: &[Event],
     ) -> Result<Event, EngineError> {
         let NamedKernel { kernel, name } = kernel;
-        self.meddler.launch(&mut self.inner, &Launch { kernel, name, args, lane, after })
+        self.hook.launch(&mut self.inner, &Launch { kernel, name, args, lane, after })
     }
 
     fn wait(&mut self, event: Event) -> Result<(), EngineError> {
@@ -163,7 +165,7 @@ impl<E: Engine, M: Meddles<E>> Engine for Wrapped<E, M> {
     }
 
     fn is_over(&mut self, event: Event) -> Result<bool, EngineError> {
-        self.meddler.is_over(&mut self.inner, event)
+        self.hook.is_over(&mut self.inner, event)
     }
 
     fn happened(&self, event: Event) -> Option<CallTimes> {

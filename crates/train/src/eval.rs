@@ -181,7 +181,7 @@ fn finite(loss: f64, logits: f64, weights: &dyn Weights) -> Result<f64> {
     }))
 }
 
-/// The first parameter that holds a value that is not finite, found a small piece at a time.
+/// The first parameter that holds a value that is not finite, searched in small pieces.
 fn broken(weights: &dyn Weights) -> Result<Option<String>> {
     const PIECE: usize = 1 << 18;
     for layout in weights.layouts() {

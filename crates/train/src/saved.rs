@@ -18,7 +18,7 @@ const SPEC: &str = "model";
 /// The header entry that holds the number of steps trained.
 const STEPS: &str = "steps";
 
-/// Writes the weights of a session, with what is needed to rebuild the model, whole or not at all.
+/// Writes the weights of a session, with what is needed to rebuild the model, atomically.
 pub fn save(path: &Path, spec: &ModelSpec, session: &mut Session) -> Result<()> {
     let steps = session.steps();
     let metadata = BTreeMap::from([
@@ -28,8 +28,8 @@ pub fn save(path: &Path, spec: &ModelSpec, session: &mut Session) -> Result<()> 
     save_weights(path, &metadata, session)
 }
 
-/// Writes the weights of a session with some words about them, whole or not at all. One tensor at a time
-/// is in memory.
+/// Writes the weights of a session with metadata, atomically. Only one tensor is in memory at a
+/// time.
 pub fn save_weights(
     path: &Path,
     metadata: &BTreeMap<String, String>,
@@ -53,7 +53,7 @@ pub fn save_weights(
     }
 }
 
-/// A finished run, read back: its words at once, its weights when they are asked for.
+/// A finished run, read back: metadata is read at once, weights when they are needed.
 pub struct Saved {
     /// Its configuration.
     pub loaded: Loaded,

@@ -44,7 +44,7 @@ pub fn train(loaded: &Loaded, output: Output, trace: Option<&Path>) -> Result<Su
     if let Err(error) = run.steps(&mut report) {
         return Err(match report.folder().broken() {
             // Metrics cannot be written any more, but the weights may still be saved.
-            true => error.because(run.rescue(&report)),
+            true => error.because(run.save_after_error(&report)),
             false => error,
         });
     }
@@ -230,7 +230,7 @@ impl<'a> Run<'a> {
 
     /// Tries to save the weights of a run whose folder cannot be written any more, and says whether
     /// it worked.
-    fn rescue(&mut self, report: &Report) -> String {
+    fn save_after_error(&mut self, report: &Report) -> String {
         let (steps, weights) = (self.session.steps(), report.folder().weights());
         match self.save(report) {
             Ok(()) => format!("the weights after step {steps} are safe in {}", weights.display()),

@@ -87,11 +87,8 @@ fn training_starts_from_a_folder() {
     // Its vocabulary is not to be changed, so data must fit it.
     std::fs::write(dir.join("ids.u16"), [200, 0].repeat(400)).unwrap();
     let data = ["--set", "data.kind=tokens", "--set", "data.path=ids.u16"];
-    phalanx(dir, &[&args, &data]).refused(&[
-        "token 200",
-        "usual fix: use data made with the \
-        tokenizer",
-    ]);
+    phalanx(dir, &[&args, &data])
+        .refused(&["token 200", "usual fix: use data made with the tokenizer"]);
     // What contradicts the folder is refused, with both places.
     let done = phalanx(dir, &[&args, &small, &scratch, &["--set", "model.width=24"]]);
     done.refused(&["model.width = 24 contradicts the model's 16", "config.json"]);

@@ -51,8 +51,7 @@ fn shapes_that_a_schedule_does_not_take_are_refused_with_what_it_does() {
         &[
             "zb-h1 cannot have 2 chunks",
             "each stage group holds one stage",
-            "1 chunk; or \
-            interleaved",
+            "1 chunk; or interleaved",
         ],
     );
     refused(
@@ -68,11 +67,7 @@ fn shapes_that_a_schedule_does_not_take_are_refused_with_what_it_does() {
     refused(&["parallel.warmup=pb"], &["parallel.warmup = \"pb\"", one, "2 or more"]);
     refused(
         &["parallel.chunks=2"],
-        &[
-            "1f1b cannot have 2 chunks",
-            "interleaved or breadth-first \
-        with 2",
-        ],
+        &["1f1b cannot have 2 chunks", "interleaved or breadth-first with 2"],
     );
 }
 
@@ -136,8 +131,7 @@ fn tables_that_do_not_fit_are_refused_by_name() {
         &["train.microbatches=4", own],
         &[
             "csv:own.csv has 2 stage groups, but parallel.pp = 1",
-            "nearest that work: parallel.pp \
-            = 2",
+            "nearest that work: parallel.pp = 2",
         ],
     );
     for (set, told) in [
@@ -152,8 +146,7 @@ fn tables_that_do_not_fit_are_refused_by_name() {
         &["parallel.pp=4", "train.microbatches=4", own],
         &[
             "csv:own.csv has 2 stage groups, but parallel.pp = 4",
-            "nearest that work: parallel.pp \
-            = 2",
+            "nearest that work: parallel.pp = 2",
         ],
     );
     refused(

@@ -57,8 +57,7 @@ fn a_plan_over_its_limit_names_the_category_and_changes_that_fit() {
     let told = train(&["--set", "run.memory_limit=24MiB"]);
     told.refused(&[
         "the plan of a rank takes",
-        "most memory of a rank goes to residuals: \
-        residuals",
+        "most memory of a rank goes to residuals: residuals",
     ]);
     told.refused(&["nearest that work: ", "train.microbatches = 2 (", "(--set)"]);
     train(&["--set", "run.memory_limit=24MiB", "--set", "train.microbatches=2"]).ok();

@@ -180,7 +180,7 @@ unsafe fn step<T: Number, const MAX: bool, const ACC: bool, const N: usize>(
         for target in &targets[1..] {
             let target = target.cast::<T>().add(i).cast::<[T; N]>();
             if *stream {
-                stream::hand_over(target, &result);
+                stream::stream_store(target, &result);
             } else {
                 target.write(result);
             }

@@ -10,7 +10,7 @@
 /// The memory may be written, by this thread alone. Readers may be notified only after [`settle`]
 /// was called here.
 #[inline(always)]
-pub(super) unsafe fn hand_over<T: Copy, const N: usize>(to: *mut [T; N], values: &[T; N]) {
+pub(super) unsafe fn stream_store<T: Copy, const N: usize>(to: *mut [T; N], values: &[T; N]) {
     #[cfg(target_arch = "x86_64")]
     if size_of::<[T; N]>().is_multiple_of(WIDTH) && to.addr().is_multiple_of(WIDTH) {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};

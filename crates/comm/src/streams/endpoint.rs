@@ -43,7 +43,7 @@ pub(super) struct Endpoint {
     /// The call, by group and number, that was found not to match here.
     pub(super) mismatch: Option<(usize, u64)>,
     /// The call that another rank has found not to match.
-    pub(super) doubt: Option<Doubt>,
+    pub(super) doubt: Option<ReportedMismatch>,
     pub(super) traffic: Traffic,
     pub(super) waited: Duration,
     pub(super) poll: Poll,
@@ -56,7 +56,7 @@ pub(super) struct Endpoint {
 unsafe impl Send for Endpoint {}
 
 /// A call that another rank reports as a mismatch.
-pub(super) struct Doubt {
+pub(super) struct ReportedMismatch {
     pub(super) lane: usize,
     pub(super) sequence: u64,
     pub(super) since: Instant,
@@ -126,7 +126,7 @@ impl Endpoint {
     /// Another rank has reported why it stopped.
     pub(super) fn stopped_by(&mut self, failure: Failure, mismatch: Option<(usize, u64)>) {
         let since = Instant::now();
-        self.doubt = mismatch.map(|(lane, sequence)| Doubt { lane, sequence, since });
+        self.doubt = mismatch.map(|(lane, sequence)| ReportedMismatch { lane, sequence, since });
         self.stop_others(failure, mismatch);
     }
 
@@ -293,8 +293,8 @@ impl Communicator for Endpoint {
 
     /// A rank that waits here sleeps, so it uses no processor time.
     fn busy(&self) -> Busy {
-        let (busy, burnt) = (phalanx_sys::thread_cpu_time(), Duration::ZERO);
-        Busy { busy, burnt, waited: self.waited }
+        let (busy, spinning) = (phalanx_sys::thread_cpu_time(), Duration::ZERO);
+        Busy { busy, spinning, waited: self.waited }
     }
 
     fn abort(&mut self, message: &str) {

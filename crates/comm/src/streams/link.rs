@@ -65,7 +65,7 @@ pub(super) struct Open {
 }
 
 /// The result of reading.
-pub(super) enum Came {
+pub(super) enum ReadResult {
     /// A frame.
     Frame(Frame),
     /// Data, already stored in their block.
@@ -87,19 +87,19 @@ impl Inbox {
         &mut self,
         wire: &mut Wire,
         calls: &mut [Outstanding],
-    ) -> Result<Came, &'static str> {
+    ) -> Result<ReadResult, &'static str> {
         if let Some(open) = self.open {
             return Ok(self.read_data(open, wire, calls));
         }
         if let Some((frame, len)) = Frame::read(&self.bytes[self.start..self.end])? {
             self.start += len;
-            return Ok(Came::Frame(frame));
+            return Ok(ReadResult::Frame(frame));
         }
         self.make_room();
         let room = &mut [IoSliceMut::new(&mut self.bytes[self.end..])];
         match wire.read(room) {
-            None => Ok(Came::Nothing),
-            Some(0) => Ok(Came::End),
+            None => Ok(ReadResult::Nothing),
+            Some(0) => Ok(ReadResult::End),
             Some(count) => {
                 self.end += count;
                 self.read(wire, calls)
@@ -108,10 +108,10 @@ impl Inbox {
     }
 
     /// Takes data from what was read before, or reads it directly into its block.
-    fn read_data(&mut self, open: Open, wire: &mut Wire, calls: &mut [Outstanding]) -> Came {
+    fn read_data(&mut self, open: Open, wire: &mut Wire, calls: &mut [Outstanding]) -> ReadResult {
         let call = &mut calls[open.call as usize];
         let incoming = *call.incoming(open.member, open.phase);
-        let Some(region) = incoming.region else { return Came::Nothing };
+        let Some(region) = incoming.region else { return ReadResult::Nothing };
         let (at, block_left) = (incoming.at, region.bytes().saturating_sub(incoming.at));
         let held = &self.bytes[self.start..self.end];
         let count = if !held.is_empty() {
@@ -134,14 +134,14 @@ impl Inbox {
                 slices.push(IoSliceMut::new(&mut self.waste[..count]));
             }
             match wire.read(&mut slices) {
-                None => return Came::Nothing,
-                Some(0) => return Came::End,
+                None => return ReadResult::Nothing,
+                Some(0) => return ReadResult::End,
                 Some(count) => count,
             }
         };
         call.count_read(open.member, open.phase, count);
         self.expect(Open { left: open.left - count, ..open });
-        Came::Data
+        ReadResult::Data
     }
 
     /// Moves the rest of a frame to the front, and enlarges the buffer if that fills it.

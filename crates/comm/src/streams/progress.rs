@@ -4,14 +4,14 @@ use super::calls::Stage;
 use super::endpoint::Endpoint;
 use super::frame::{Frame, NONE, Phase};
 use super::lane::Announced;
-use super::link::{Came, Last, Open};
+use super::link::{Last, Open, ReadResult};
 use super::region::Region;
 use super::wire::{Outgoing, Written};
 use crate::call::{OpKind, ReduceOp};
 use crate::error::{CommError, Failure};
 use crate::group::Group;
 use crate::kernel::{self, Combine, Meter};
-use crate::matching::Meeting;
+use crate::matching::GroupCall;
 use crate::site::Site;
 
 impl Endpoint {
@@ -65,10 +65,10 @@ impl Endpoint {
             let came = link.inbox.read(&mut wire, &mut self.calls);
             drop(wire);
             match came.map_err(|problem| self.broken(peer, problem))? {
-                Came::Frame(frame) => self.handle(peer, frame)?,
-                Came::Data => {}
-                Came::Nothing => return Ok(moved),
-                Came::End => self.links[peer].gone = true,
+                ReadResult::Frame(frame) => self.handle(peer, frame)?,
+                ReadResult::Data => {}
+                ReadResult::Nothing => return Ok(moved),
+                ReadResult::End => self.links[peer].gone = true,
             }
             moved = true;
         }
@@ -123,13 +123,8 @@ impl Endpoint {
     fn known(&self, peer: usize, number: u32) -> Result<(usize, usize), CommError> {
         let lane = self.links[peer].lanes.get(&number).copied();
         let place = |lane: usize| Some((lane, self.lanes[lane].group.index_of(peer)?));
-        lane.and_then(place).ok_or_else(|| {
-            self.broken(
-                peer,
-                "it did not name the group before \
-            its call",
-            )
-        })
+        lane.and_then(place)
+            .ok_or_else(|| self.broken(peer, "it did not name the group before its call"))
     }
 
     fn advance_call(&mut self, index: u32) -> Result<bool, CommError> {
@@ -138,7 +133,7 @@ impl Endpoint {
             Stage::Arrive if call.silent == 0 => {
                 let lane = &self.lanes[call.lane];
                 let sequence = call.sequence;
-                let meeting = Meeting { group: &lane.group, name: &lane.name, sequence };
+                let meeting = GroupCall { group: &lane.group, name: &lane.name, sequence };
                 if let Err(error) = meeting.check(call) {
                     self.mismatch = Some((call.lane, sequence));
                     return Err(error);

@@ -15,7 +15,7 @@ use crate::call::{Call, CollectiveOp};
 use crate::error::{CommError, Side};
 use crate::group::Group;
 use crate::header::Header;
-use crate::matching::{Called, Meeting};
+use crate::matching::{Called, GroupCall};
 use crate::site::Site;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -153,7 +153,7 @@ impl Board {
     /// # Safety
     /// All members have posted the call, and the caller's own progress is not past it.
     pub(super) unsafe fn check(&self, sequence: u64) -> Result<(), CommError> {
-        let meeting = Meeting { group: &self.group, name: &self.name, sequence };
+        let meeting = GroupCall { group: &self.group, name: &self.name, sequence };
         meeting.check(&Posted { board: self, sequence })
     }
 

@@ -284,8 +284,8 @@ impl Communicator for Endpoint {
     }
 
     fn busy(&self) -> Busy {
-        let Waited { burnt, waited, .. } = self.waited;
-        Busy { busy: phalanx_sys::thread_cpu_time().saturating_sub(burnt), burnt, waited }
+        let Waited { spinning, waited, .. } = self.waited;
+        Busy { busy: phalanx_sys::thread_cpu_time().saturating_sub(spinning), spinning, waited }
     }
 
     fn abort(&mut self, message: &str) {

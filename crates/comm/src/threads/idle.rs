@@ -12,7 +12,7 @@ use crate::sync::{SPINS, TIMED, current, park_timeout, relax};
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Waited {
     /// Processor time.
-    pub(super) burnt: Duration,
+    pub(super) spinning: Duration,
     /// Wall-clock time.
     pub(super) waited: Duration,
     /// Time spent moving data, which does not count as waiting.
@@ -43,7 +43,7 @@ impl Watch {
         self.asked = Some((Instant::now(), phalanx_sys::thread_cpu_time()));
     }
 
-    fn burnt(&self) -> Duration {
+    fn spinning(&self) -> Duration {
         match self.asked {
             Some((at, cpu)) => (at - self.start) + (phalanx_sys::thread_cpu_time() - cpu),
             None => self.start.elapsed(),
@@ -63,7 +63,7 @@ impl Endpoint {
         let result = self.wait_longer(goal, &mut watch);
         let moving = self.waited.moving - moving;
         self.waited.waited += start.elapsed().saturating_sub(moving);
-        self.waited.burnt += watch.burnt().saturating_sub(moving);
+        self.waited.spinning += watch.spinning().saturating_sub(moving);
         result
     }
 

@@ -34,7 +34,7 @@ impl Counters for CpuEngine {
     }
 
     /// Over all threads.
-    fn bytes_beside(&mut self) -> usize {
+    fn scratch_bytes(&mut self) -> usize {
         self.scratch_bytes * self.threads()
     }
 

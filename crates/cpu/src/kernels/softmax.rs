@@ -55,8 +55,7 @@ fn check_lengths(width: usize, [given, result]: [usize; 2]) {
     assert_eq!(given, result);
     assert!(
         given == 0 || given.is_multiple_of(width),
-        "{given} elements are not whole rows of \
-        {width}"
+        "{given} elements are not whole rows of {width}"
     );
 }
 

@@ -33,7 +33,7 @@ impl<'a> Barrier<'a> {
             // All other workers wait for the round to change, so none can arrive in between.
             shared.arrived.0.store(0, Ordering::Relaxed);
             shared.round.store(round.wrapping_add(1), Ordering::Release);
-            shared.bell.ring();
+            shared.wait_queue.ring();
         } else {
             self.wait_for_round_after(round);
         }
@@ -43,7 +43,7 @@ impl<'a> Barrier<'a> {
         let shared = self.shared;
         let passed = || shared.round.load(Ordering::Acquire) != round;
         let wait = || {
-            shared.bell.wait(shared.patience(), Some(shared.settings.timeout), || {
+            shared.wait_queue.wait(shared.patience(), Some(shared.settings.timeout), || {
                 passed() || shared.poisoned.load(Ordering::Acquire)
             })
         };

@@ -9,7 +9,9 @@ use phalanx_ir::ops::{self, AttentionKind};
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_float, task};
 use crate::element::CpuElement;
-use crate::kernels::attention::{Attention, AttentionPart, BackwardTensors, ForwardTensors, Shape};
+use crate::kernels::attention::{
+    AttentionKernel, AttentionPart, AttentionShape, BackwardTensors, ForwardTensors,
+};
 use crate::kernels::dropout::{Mask, dropout, dropout_of_sample};
 use crate::kernels::gemm::Packing;
 
@@ -23,12 +25,11 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let outputs: Vec<Var> = (0..op.instr.outputs.len()).map(|i| op.output(i)).collect();
     let (q, k) = (&inputs[0].shape, &inputs[1].shape);
     if inputs[0].valid[3] < q[3] {
-        return Err(op.unsupported(
-            "the elements of a head cannot be padded; pad the number of \
-            heads",
-        ));
+        return Err(
+            op.unsupported("the elements of a head cannot be padded; pad the number of heads")
+        );
     }
-    let shape = Shape {
+    let shape = AttentionShape {
         batch: q[0],
         queries: q[1],
         keys: k[1],
@@ -67,7 +68,7 @@ fn held(op: &Operation<'_>, q: &Var, k: &Var) -> Option<AttentionPart> {
 struct Pairs<T> {
     attention: ops::Attention,
     backward: bool,
-    shape: Shape,
+    shape: AttentionShape,
     inputs: Vec<Var>,
     outputs: Vec<Var>,
     types: PhantomData<T>,
@@ -95,7 +96,8 @@ impl<T: CpuElement> Pairs<T> {
     }
 
     fn forward(&self, cx: &Context<'_>, pairs: Range<usize>) {
-        let attention = Attention { shape: self.shape, dropout: self.mask(cx), gemm: &Packing };
+        let attention =
+            AttentionKernel { shape: self.shape, dropout: self.mask(cx), gemm: &Packing };
         // The materialised form also computes the log-sum-exp, which is not kept.
         let rows = if self.flash() { 0 } else { self.rows() };
         // SAFETY: no other slice of it is in use.
@@ -205,7 +207,8 @@ impl<T: CpuElement> Task for Pairs<T> {
         if !self.backward {
             return self.forward(cx, pairs);
         }
-        let attention = Attention { shape: self.shape, dropout: self.mask(cx), gemm: &Packing };
+        let attention =
+            AttentionKernel { shape: self.shape, dropout: self.mask(cx), gemm: &Packing };
         let dy = self.inputs.len() - 1 - usize::from(self.attention.drops());
         // SAFETY: no other slice of it is in use.
         let scratch = unsafe { cx.scratch::<T::Acc>(self.shape.backward_scratch()) };

@@ -115,8 +115,7 @@ fn in_blocks(op: &Operation<'_>, value: ValueId, dim: usize) -> Result<(), Engin
     match op.program.ty(value).layout.dims()[dim].order {
         Order::Block => Ok(()),
         order => Err(op.unsupported(format!(
-            "dim {dim} is {}; only dims in block order can be \
-            moved",
+            "dim {dim} is {}; only dims in block order can be moved",
             order.name()
         ))),
     }
@@ -148,10 +147,9 @@ fn done(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     let handle = op.instr.inputs[0];
     let start = op.program.instrs().iter().find(|i| i.outputs.contains(&handle));
     let Some(start) = start else {
-        return Err(op.unsupported(
-            "the collective that it waits for is started in another \
-            program",
-        ));
+        return Err(
+            op.unsupported("the collective that it waits for is started in another program")
+        );
     };
     let (source, target) = (op.var(start.inputs[0]), op.output(0));
     let local = match &start.op {

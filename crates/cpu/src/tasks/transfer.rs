@@ -14,16 +14,16 @@ use phalanx_ir::{Axis, OpDef};
 use super::{Access, Context, Operation, Share, Task, Var};
 
 /// The endpoint of an engine's rank, which one worker at a time uses.
-pub(crate) type Endpoint = Mutex<Line>;
+pub(crate) type Endpoint = Mutex<RankEndpoint>;
 
 /// A rank's endpoint to the others.
-pub(crate) struct Line {
+pub(crate) struct RankEndpoint {
     pub(crate) comm: Box<dyn Communicator>,
     /// For each tag: the axes whose traffic is counted under it.
     pub(crate) counted: Vec<Vec<Axis>>,
 }
 
-impl Line {
+impl RankEndpoint {
     pub(crate) fn new(comm: Box<dyn Communicator>) -> Self {
         Self { comm, counted: Vec::new() }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_comm::{Communicator, Crew, Launcher, Streams, Threads};
+use phalanx_comm::{Communicator, Launcher, RankPool, Streams, Threads};
 use phalanx_cpu::{CpuEngine, CpuRequirements};
 use phalanx_engine::Counters;
 use phalanx_ir::ops::{Collective, CollectiveKind};
@@ -218,7 +218,7 @@ program t {
     let make = |endpoint| Ok::<_, String>(engine(1)(endpoint));
     let launchers: [&dyn Launcher; 2] = [&Threads::new(4), &Streams::new(4)];
     for launcher in launchers {
-        let mut crew = Crew::new(launcher, make).unwrap();
+        let mut crew = RankPool::new(launcher, make).unwrap();
         let counted = crew.run(|rank, engine: &mut CpuEngine| {
             run_once(engine, rank, &program, &slots, &inputs);
             let moved = engine.moved();

@@ -10,7 +10,7 @@ use std::time::Duration;
 use phalanx_script::Lane;
 use serde_json::{Value, json};
 
-use super::Played;
+use super::Timelines;
 use phalanx_session::{Trace, Traced};
 
 /// Lanes from top to bottom, with the names of their threads.
@@ -30,7 +30,7 @@ const ROWS: usize = 1000;
 
 /// A trace as a JSON object, with a summary under `otherData`. Times are microseconds from the
 /// first action of any rank.
-pub fn chrome(trace: &Trace, played: &Played) -> Value {
+pub fn chrome(trace: &Trace, played: &Timelines) -> Value {
     let issued = trace.ranks.iter().flatten().map(|traced| traced.times.issued);
     let origin = issued.min().unwrap_or_default();
     let mut events = Vec::new();

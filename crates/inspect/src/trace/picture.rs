@@ -21,7 +21,7 @@ use phalanx_session::{Timetable, Trace};
 
 /// A schedule as it was measured and as it was predicted, in milliseconds.
 #[derive(Clone, Debug)]
-pub struct Played {
+pub struct Timelines {
     /// The schedule of the trace, with the second forwards that were run.
     pub schedule: Schedule,
     /// As it was measured.
@@ -30,12 +30,13 @@ pub struct Played {
     pub predicted: Timeline,
 }
 
-impl Played {
+impl Timelines {
     /// The timelines of a trace.
     pub fn new(trace: &Trace) -> Result<Self> {
         let Timetable { schedule, stages, .. } = &trace.timetable;
-        let ran: Vec<Ran> =
-            (0..schedule.stage_groups()).map(|stage_group| Ran::new(trace, stage_group)).collect();
+        let ran: Vec<RankTimes> = (0..schedule.stage_groups())
+            .map(|stage_group| RankTimes::new(trace, stage_group))
+            .collect();
         let schedule = schedule.with_second_forwards(|at| {
             let (stage, microbatch) = (&stages[schedule.stage(at)], schedule.turn(at).microbatch);
             ran[at.stage_group].stretch(stage, microbatch, Part::R).is_some()
@@ -49,7 +50,7 @@ impl Played {
 }
 
 /// Both timelines on one scale.
-pub fn picture(Played { schedule, measured, predicted }: &Played) -> String {
+pub fn picture(Timelines { schedule, measured, predicted }: &Timelines) -> String {
     let panel = |label, timeline| Panel {
         label: Some(label),
         unit: "ms",
@@ -62,12 +63,12 @@ pub fn picture(Played { schedule, measured, predicted }: &Played) -> String {
 type Stretch = (f64, f64);
 
 /// What the first rank of a stage group ran, by instance and micro-batch.
-struct Ran {
+struct RankTimes {
     stage_group: usize,
     parts: BTreeMap<(usize, usize), Vec<(Part, Stretch)>>,
 }
 
-impl Ran {
+impl RankTimes {
     fn new(trace: &Trace, stage_group: usize) -> Self {
         let Timetable { stages, places, .. } = &trace.timetable;
         let first = places

@@ -41,8 +41,7 @@ impl OpDef for Reshape {
         if let Some((dim, _)) = dims.find(|&(dim, factors)| whole(factors) && padded(dim)) {
             let shape = &self.shape;
             return Err(format!(
-                "dim {dim} of {} is padded and has no common factor with \
-                {shape:?}",
+                "dim {dim} of {} is padded and has no common factor with {shape:?}",
                 ins[0]
             ));
         }

@@ -114,12 +114,10 @@ impl Reader {
     }
 
     fn value(&self, name: &str) -> Result<ValueId, String> {
-        self.names.get(name).copied().ok_or_else(|| {
-            format!(
-                "there is no value `{name}` before \
-            this line"
-            )
-        })
+        self.names
+            .get(name)
+            .copied()
+            .ok_or_else(|| format!("there is no value `{name}` before this line"))
     }
 
     fn ty(&self, text: &str) -> Result<TensorType, String> {
@@ -127,7 +125,7 @@ impl Reader {
     }
 }
 
-/// `name: role rest`, or `name: role of boundary rest`; the value is filled in by who declares it.
+/// `name: role rest`, or `name: role of boundary rest`; the caller fills in the value.
 fn port(text: &str) -> Result<(Port, &str), String> {
     let (name, rest) = text.split_once(": ").ok_or("expected `name: role type`")?;
     let (role, rest) = rest.split_once(' ').ok_or("expected `role type`")?;

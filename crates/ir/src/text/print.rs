@@ -49,7 +49,7 @@ impl fmt::Display for Program {
     }
 }
 
-/// `name: role`, and for a cotangent whose it is.
+/// `name: role`, and for a cotangent its boundary value.
 fn head(port: &Port) -> String {
     let of = port.of.as_ref().map_or(String::new(), |boundary| format!(" of {boundary}"));
     format!("{}: {}{of}", port.name, port.role.name())

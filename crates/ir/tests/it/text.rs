@@ -100,8 +100,7 @@ fn unreadable_text_names_its_line() {
     let bad = "mesh\nprogram t {\n  %1 = exp(y) : f32[8]\n}\n";
     assert_eq!(
         text::parse(bad).unwrap_err().to_string(),
-        "line 3: there is no value `y` before \
-        this line"
+        "line 3: there is no value `y` before this line"
     );
 }
 

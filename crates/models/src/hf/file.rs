@@ -1,9 +1,9 @@
 //! One `safetensors` file: a JSON header that names the tensors, then their bytes.
 //!
-//! Opening reads and checks the header alone; of a tensor those bytes are read that are asked for,
-//! so that a model larger than memory can be streamed. Plain reads are used rather than a memory
-//! map: if a file shrinks or fails while it is read, that is then an error, not a signal that ends
-//! the process.
+//! Opening reads and checks only the header. Of a tensor, only the bytes that are asked for are
+//! read, so that a model larger than memory can be streamed. Plain reads are used rather than a
+//! memory map: if a file shrinks or fails while it is read, that is then an error, not a signal
+//! that ends the process.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -126,9 +126,9 @@ pub(super) struct Entry {
 
 /// Why a tensor of a new file was not written.
 pub(super) enum Unwritten {
-    /// The disk did not take it.
+    /// Writing to the disk failed.
     Disk(io::Error),
-    /// Its values can't be had.
+    /// Its values could not be read.
     Values(HfError),
 }
 
@@ -144,8 +144,8 @@ impl From<HfError> for Unwritten {
     }
 }
 
-/// Stages a file: the entries in the order given. `tensor` writes one of them when its turn comes, so
-/// that they never exist all at once.
+/// Writes a temporary file with the entries in the given order. `tensor` is called to write each
+/// entry in turn, so that only one is in memory.
 pub(super) fn stage(
     path: &Path,
     metadata: &BTreeMap<String, String>,

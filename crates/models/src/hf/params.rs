@@ -16,7 +16,7 @@ use super::weights::{TensorInfo, Weights};
 /// The header entry that identifies this project's files, and its value.
 const FORMAT: (&str, &str) = ("format", "phalanx");
 
-/// An open weight file of ours. Opening reads its header alone.
+/// An open weight file of this project. Opening reads only its header.
 pub struct Params {
     file: TensorFile,
     metadata: BTreeMap<String, String>,

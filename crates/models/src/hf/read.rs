@@ -162,7 +162,7 @@ impl Located {
     }
 }
 
-/// Whether two tensors of one shape hold the same values, which are read a little at a time.
+/// Whether two tensors of the same shape hold the same values. Reads them in small pieces.
 fn same_values(
     (a, a_name): (&TensorFile, &str),
     (b, b_name): (&TensorFile, &str),

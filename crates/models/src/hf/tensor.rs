@@ -127,8 +127,8 @@ impl WeightTensor {
         self.shape.iter().product::<usize>() == self.len()
     }
 
-    /// Writes some of the values as little-endian bytes, rounded to nearest even where the file's type is
-    /// narrower, in small pieces: there is no second copy of them all.
+    /// Writes some of the values as little-endian bytes, rounded to nearest even if the file's type
+    /// is narrower. Works in small pieces, so that there is no second full copy.
     pub(super) fn encode(
         &self,
         elements: Range<usize>,

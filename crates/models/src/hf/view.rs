@@ -1,10 +1,10 @@
-//! Reading ranges of a parameter out of the tensor that holds it, however it lies there.
+//! Reads ranges of a parameter from the tensor that holds it: whole, as a part, or transposed.
 //!
-//! A range of a parameter that is its tensor is one stretch of the file; of one that is a part of its
-//! tensor, a stretch for each row. A transposed one lies the other way round: a row of ours is a column
-//! of the file. There the smallest rectangle around all ranges is read, a few of its rows at a time. What
-//! a rank holds of a parameter is a rectangle that may begin and end within a row, so this is at most two
-//! rows of ours more than was asked for. Beside the result there is one small buffer.
+//! If the parameter is the whole tensor, a range is one contiguous part of the file; if it is a
+//! part of the tensor, there is one contiguous part per row. If it is stored transposed, our rows
+//! are columns of the file: then the smallest rectangle around all ranges is read, a few rows at a
+//! time. A rank's part of a parameter is a rectangle that may begin and end inside a row, so at
+//! most two extra rows are read. Besides the result, only one small buffer is used.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use super::file::TensorFile;
 use super::names::Storage;
 use super::tensor::{Stored, WeightTensor, decode};
 
-/// Bytes that are read at a time on their way to another place or type; a longer row of a transposed
+/// Bytes that are read at a time if they must be moved or converted; a longer row of a transposed
 /// tensor is read whole.
 const BUFFER: usize = 1 << 18;
 
@@ -55,8 +55,8 @@ impl View<'_> {
         Ok(out)
     }
 
-    /// Where an element lies in the tensor, and how many follow it there without a gap, itself among
-    /// them.
+    /// The position of an element in the tensor, and the length of the contiguous run that starts
+    /// there.
     fn stretch(&self, element: usize) -> (usize, usize) {
         match self.storage {
             Storage::Part { part, of } => {
@@ -68,7 +68,7 @@ impl View<'_> {
         }
     }
 
-    /// Appends a stretch of the tensor.
+    /// Appends a contiguous part of the tensor.
     fn append(
         &self,
         at: usize,
@@ -92,7 +92,7 @@ impl View<'_> {
         Ok(())
     }
 
-    /// The same of a transposed matrix.
+    /// The same for a matrix that is stored transposed.
     fn turned(
         &self,
         ranges: &[Range<usize>],
@@ -165,7 +165,8 @@ fn rectangle(pieces: &[Piece]) -> Option<(Range<usize>, Range<usize>)> {
     Some((rows, cols))
 }
 
-/// Fills `out` with elements of so many bytes, of which every `step`-th is taken, from one on.
+/// Fills `out` with every `step`-th element of `values`, starting at `from`; elements have `size`
+/// bytes.
 ///
 /// # Panics
 /// If there are fewer, or if no float has that size.
@@ -188,7 +189,7 @@ fn count(ranges: &[Range<usize>]) -> usize {
     ranges.iter().map(Range::len).sum()
 }
 
-/// Whether stored bytes are those of the type in memory.
+/// Whether the stored bytes can be used in memory without conversion.
 fn is_native(stored: Stored, dtype: DType) -> bool {
     stored.dtype() == dtype && cfg!(target_endian = "little")
 }

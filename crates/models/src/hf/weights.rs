@@ -1,4 +1,4 @@
-//! Parameters wherever they lie: in a folder, in a run's file, in memory.
+//! Parameters from any source: a folder, a run's file, memory.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,7 +16,7 @@ pub struct TensorInfo {
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// The element type of its values where they lie.
+    /// The element type in which its values are stored.
     pub dtype: DType,
 }
 
@@ -27,17 +27,17 @@ impl TensorInfo {
     }
 }
 
-/// Parameters by our names and in our layouts. They are read in ranges and in the element type that is
-/// wanted, so a model need not be in memory as a whole.
+/// Parameters by our names and in our layouts. Ranges are read, in any float type, so the whole
+/// model does not have to be in memory.
 pub trait Weights: Sync {
-    /// What there is, sorted by name.
+    /// The descriptions of all parameters, sorted by name.
     fn layouts(&self) -> Vec<TensorInfo>;
 
-    /// What one parameter is.
+    /// The description of one parameter.
     fn layout(&self, name: &str) -> Result<TensorInfo, HfError>;
 
-    /// Some values of a parameter, by their numbers in row-major order: those of all ranges, one after the
-    /// other, as native-endian bytes of a float type, rounded where they were wider.
+    /// The values of a parameter in ranges of row-major indices, one range after the other, as
+    /// native-endian bytes of a float type, rounded if they were wider.
     ///
     /// # Panics
     /// If `dtype` is no float that parameters are kept in.
@@ -86,7 +86,7 @@ impl Weights for BTreeMap<String, WeightTensor> {
     }
 }
 
-/// Where values do not fill their shape, they are what is there.
+/// If there are fewer values than the shape says, the description counts the values.
 fn describe(name: &str, tensor: &WeightTensor) -> TensorInfo {
     let shape = if tensor.is_whole() { tensor.shape.clone() } else { vec![tensor.len()] };
     TensorInfo { name: name.to_owned(), shape, dtype: tensor.dtype() }
@@ -100,7 +100,7 @@ fn find<'a>(
     tensors.get(name).ok_or_else(missing)
 }
 
-/// What errors name in place of a file.
+/// The text that errors show instead of a file name.
 fn memory() -> &'static Path {
     Path::new("tensors in memory")
 }

@@ -19,8 +19,8 @@ use super::weights::{TensorInfo, Weights};
 
 /// Writes `config.json` and `model.safetensors` into `dir`, which is created if it does not exist.
 /// Both are written completely before they get their names, so that a failure leaves no mixture of
-/// old and new files. A tied head is not written: the configuration says where it is. Weights are
-/// read as they are written, so not more than one tensor is in memory.
+/// old and new files. A tied head is not written: the configuration says that it is the embedding.
+/// Weights are read while they are written, so only one tensor is in memory.
 pub fn save(
     dir: &Path,
     spec: &ModelSpec,
@@ -95,7 +95,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Rows of the parts in turn, of as many rows at a time as are one piece.
+    /// Writes one row of each part in turn; reads as many rows at a time as fit into one piece.
     fn side_by_side(&mut self, parts: &[&HfParam]) -> Result<(), Unwritten> {
         let share = parts[0].shape.last().copied().unwrap_or(1);
         let rows = parts[0].shape.iter().product::<usize>() / share;
@@ -114,8 +114,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// This reads the whole parameter, in its own element type: its columns are to be rows, and reading them
-    /// a few at a time would read the file's every page many times.
+    /// Reads the whole parameter, in its own element type: its columns become rows, and reading a
+    /// few columns at a time would read every page of the file many times.
     fn transposed(&mut self, param: &HfParam) -> Result<(), Unwritten> {
         let (rows, cols) = (param.shape[0], param.shape[1]);
         let (dtype, bytes) = self.bytes(param, 0..rows * cols)?;
@@ -146,7 +146,7 @@ impl Writer<'_> {
     }
 }
 
-/// Refuses weights that are not exactly the specification's parameters.
+/// Rejects weights that are not exactly the parameters of the specification.
 fn check(path: &Path, params: &[HfParam], layouts: &[TensorInfo]) -> Result<(), HfError> {
     let held: BTreeMap<&str, &TensorInfo> = layouts.iter().map(|l| (l.name.as_str(), l)).collect();
     for HfParam { name, shape, .. } in params {

@@ -10,7 +10,7 @@ mod svg_page;
 mod text;
 
 pub use svg::svg;
-pub use text::{Look, text};
+pub use text::{TextOptions, text};
 
 use phalanx_script::Part;
 
@@ -106,7 +106,7 @@ fn any_again(panels: &[Panel<'_>]) -> bool {
 
 /// The kinds of turns that pictures distinguish.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Ink {
+enum TurnKind {
     Forward,
     /// A second forward, for a backward whose stage kept only its input.
     Again,
@@ -115,22 +115,22 @@ enum Ink {
     Weights,
 }
 
-impl Ink {
-    fn of(turn: &Turn) -> Ink {
+impl TurnKind {
+    fn of(turn: &Turn) -> TurnKind {
         match turn.part {
-            Part::F => Ink::Forward,
-            Part::R => Ink::Again,
-            Part::B | Part::BW | Part::FBW => Ink::Backward,
-            Part::W => Ink::Weights,
+            Part::F => TurnKind::Forward,
+            Part::R => TurnKind::Again,
+            Part::B | Part::BW | Part::FBW => TurnKind::Backward,
+            Part::W => TurnKind::Weights,
         }
     }
 
     fn letter(self) -> char {
         match self {
-            Ink::Forward => 'F',
-            Ink::Again => 'R',
-            Ink::Backward => 'B',
-            Ink::Weights => 'W',
+            TurnKind::Forward => 'F',
+            TurnKind::Again => 'R',
+            TurnKind::Backward => 'B',
+            TurnKind::Weights => 'W',
         }
     }
 }

@@ -2,32 +2,32 @@
 //! weight gradients are in the middle, backwards are dark. The chunks of a stage group have shades
 //! of similar lightness.
 
-use super::Ink;
+use super::TurnKind;
 
 /// Shades of a part, from the first chunk to the last.
 const SHADES: usize = 4;
 
-impl Ink {
+impl TurnKind {
     /// The fill in pictures, and whether text on it is white.
     pub(super) fn fill(self, chunk: usize, chunks: usize) -> (&'static str, bool) {
         let shades: [&str; SHADES] = match self {
-            Ink::Forward => ["#d5ecf8", "#c4e5f6", "#b2ddf4", "#a0d6f2"],
-            Ink::Again => ["#8ad4b9", "#82ceb1", "#7ac8a9", "#72c2a1"],
-            Ink::Weights => ["#e68a3c", "#da7f32", "#cd7629", "#c06c21"],
-            Ink::Backward => ["#2362a5", "#105492", "#00467d", "#003867"],
+            TurnKind::Forward => ["#d5ecf8", "#c4e5f6", "#b2ddf4", "#a0d6f2"],
+            TurnKind::Again => ["#8ad4b9", "#82ceb1", "#7ac8a9", "#72c2a1"],
+            TurnKind::Weights => ["#e68a3c", "#da7f32", "#cd7629", "#c06c21"],
+            TurnKind::Backward => ["#2362a5", "#105492", "#00467d", "#003867"],
         };
-        (shades[shade(chunk, chunks)], self == Ink::Backward)
+        (shades[shade(chunk, chunks)], self == TurnKind::Backward)
     }
 
     /// Codes for a terminal with 256 colours: background and text.
     pub(super) fn codes(self, chunk: usize, chunks: usize) -> (u8, u8) {
         let shades: [u8; SHADES] = match self {
-            Ink::Forward => [153, 117, 110, 74],
-            Ink::Again => [115, 79, 78, 72],
-            Ink::Weights => [215, 214, 208, 172],
-            Ink::Backward => [32, 26, 25, 18],
+            TurnKind::Forward => [153, 117, 110, 74],
+            TurnKind::Again => [115, 79, 78, 72],
+            TurnKind::Weights => [215, 214, 208, 172],
+            TurnKind::Backward => [32, 26, 25, 18],
         };
-        let text = if self == Ink::Backward { 231 } else { 16 };
+        let text = if self == TurnKind::Backward { 231 } else { 16 };
         (shades[shade(chunk, chunks)], text)
     }
 }

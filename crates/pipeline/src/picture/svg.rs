@@ -5,7 +5,7 @@
 
 use super::scale::ticks;
 use super::svg_page::{Anchor, Page, Weight};
-use super::{Ink, Panel, any_again, longest, short, shortest};
+use super::{Panel, TurnKind, any_again, longest, short, shortest};
 use crate::simulate::Timed;
 
 /// The height of a row and the space between two rows, in pixels.
@@ -108,7 +108,7 @@ impl Drawing {
         if width <= 0.0 {
             return;
         }
-        let (fill, white) = Ink::of(&timed.turn).fill(timed.turn.chunk, chunks);
+        let (fill, white) = TurnKind::of(&timed.turn).fill(timed.turn.chunk, chunks);
         let what = format!(
             "{} of micro-batch {}, stage {}, {} to {}",
             timed.turn.part,
@@ -132,8 +132,8 @@ impl Drawing {
         let (until_b, until_w) = panel.peaks(stage_group);
         let left = LEFT + self.width + 16.0;
         let long = |peak: f64| (peak / self.most * BARS).max(1.0);
-        let (dark, _) = Ink::Backward.fill(0, 1);
-        let (middle, _) = Ink::Weights.fill(0, 1);
+        let (dark, _) = TurnKind::Backward.fill(0, 1);
+        let (middle, _) = TurnKind::Weights.fill(0, 1);
         let words = match panel.schedule.splits() {
             false => {
                 self.page.bar((left, y + 6.0), (long(until_b), ROW - 12.0), dark);
@@ -175,13 +175,13 @@ impl Drawing {
             (true, true) => "B, backward (of inputs only, if there is a W)",
         };
         let mut x = LEFT;
-        let mut inks = vec![(Ink::Forward, "F, forward")];
+        let mut inks = vec![(TurnKind::Forward, "F, forward")];
         if any_again(panels) {
-            inks.push((Ink::Again, "R, forward run again"));
+            inks.push((TurnKind::Again, "R, forward run again"));
         }
-        inks.push((Ink::Backward, backward));
+        inks.push((TurnKind::Backward, backward));
         if splits {
-            inks.push((Ink::Weights, "W, gradient of weights"));
+            inks.push((TurnKind::Weights, "W, gradient of weights"));
         }
         for (ink, words) in inks {
             for chunk in 0..chunks {

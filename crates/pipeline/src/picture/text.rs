@@ -8,12 +8,12 @@
 use std::ops::Range;
 
 use super::scale::ticks;
-use super::{Ink, Panel, any_again, longest, short, shortest};
+use super::{Panel, TurnKind, any_again, longest, short, shortest};
 use crate::simulate::Timed;
 
 /// How to draw for a terminal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Look {
+pub struct TextOptions {
     /// Columns of characters in a line.
     pub width: usize,
     /// Whether lines may contain colour codes.
@@ -26,7 +26,7 @@ pub struct Look {
 const MOST_LINES: usize = 240;
 
 /// Draws schedules below each other, with one time scale.
-pub fn text(panels: &[Panel<'_>], look: Look) -> String {
+pub fn text(panels: &[Panel<'_>], look: TextOptions) -> String {
     let canvas = Canvas::new(panels, look);
     let mut lines = Vec::new();
     for panel in panels {
@@ -57,7 +57,7 @@ struct Run {
 }
 
 impl Canvas {
-    fn new(panels: &[Panel<'_>], look: Look) -> Self {
+    fn new(panels: &[Panel<'_>], look: TextOptions) -> Self {
         let stage_groups =
             panels.iter().map(|panel| panel.schedule.stage_groups()).max().unwrap_or(1);
         let margin = "device ".len() + stage_groups.saturating_sub(1).to_string().len() + 2;
@@ -143,7 +143,7 @@ impl Canvas {
     /// A turn in this many columns of this band; `before` counts its columns in the band before.
     /// Its label is shown once, where there is room for it.
     fn block(&self, timed: &Timed, width: usize, before: usize, chunks: usize) -> String {
-        let ink = Ink::of(&timed.turn);
+        let ink = TurnKind::of(&timed.turn);
         let label = label(timed, self.colour);
         let label = if before < label.len() { label } else { String::new() };
         if self.colour {
@@ -183,17 +183,17 @@ impl Canvas {
         let splits = panels.iter().any(|panel| panel.schedule.splits());
         let whole = panels.iter().any(|panel| !panel.schedule.splits());
         let chunks = panels.iter().map(|panel| panel.schedule.chunks()).max().unwrap_or(1);
-        let mut words = vec![(Ink::Forward, "forward")];
+        let mut words = vec![(TurnKind::Forward, "forward")];
         if any_again(panels) {
-            words.push((Ink::Again, "forward run again"));
+            words.push((TurnKind::Again, "forward run again"));
         }
         words.push(match (whole, splits) {
-            (true, false) => (Ink::Backward, "backward"),
-            (false, _) => (Ink::Backward, "gradient of inputs"),
-            (true, true) => (Ink::Backward, "backward, or gradient of inputs if there is a W"),
+            (true, false) => (TurnKind::Backward, "backward"),
+            (false, _) => (TurnKind::Backward, "gradient of inputs"),
+            (true, true) => (TurnKind::Backward, "backward, or gradient of inputs if there is a W"),
         });
         if splits {
-            words.push((Ink::Weights, "gradient of weights"));
+            words.push((TurnKind::Weights, "gradient of weights"));
         }
         let mut parts: Vec<String> = words
             .into_iter()
@@ -251,5 +251,5 @@ fn label(timed: &Timed, colour: bool) -> String {
         Ok(chunk @ 1..26) => char::from(b'a' + chunk).to_string(),
         _ => format!(".{}", turn.chunk),
     };
-    format!("{}{}{chunk}", Ink::of(turn).letter(), turn.microbatch)
+    format!("{}{}{chunk}", TurnKind::of(turn).letter(), turn.microbatch)
 }

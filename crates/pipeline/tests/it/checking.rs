@@ -1,8 +1,8 @@
 //! Schedules that are wrong, each in one way, and what the checker says.
 
 use phalanx_pipeline::{
-    Direction, HeldStage, NamedSchedule, Part, PipelineError, Placement, Schedule, Shape, Turn,
-    Turns, b, bwd, fwd, w, weave,
+    Direction, HeldStage, NamedSchedule, Part, PipelineError, Placement, Schedule, ScheduleShape,
+    Turn, Turns, b, bwd, fwd, w, weave,
 };
 
 use crate::support::{grid, run, times};
@@ -37,8 +37,7 @@ fn work_that_is_lost_or_doubled() {
         &[
             "stage 1",
             "never runs W of micro-batch 1",
-            "write BW instead of B at stage group 1, \
-            turn 3",
+            "write BW instead of B at stage group 1, turn 3",
         ],
     );
     refused(
@@ -120,8 +119,7 @@ fn circles_are_named() {
         two(2, fwd(0..2).then(bwd(0..2)), swapped),
         &[
             "the message from stage group 0, turn 1 (F1)",
-            "waits for the message from stage group \
-            0, turn 0",
+            "waits for the message from stage group 0, turn 0",
         ],
     );
     // Both devices have their lists the wrong way round, so no single move is enough.
@@ -170,7 +168,7 @@ fn replicas_run_side_by_side() {
 fn each_boundary_is_crossed_twice_by_each_microbatch() {
     for (p, m) in grid().filter(|(p, m)| *p <= 6 && *m <= 14) {
         for named in NamedSchedule::ALL {
-            let Ok(schedule) = named.build(Shape::new(p, m)) else {
+            let Ok(schedule) = named.build(ScheduleShape::new(p, m)) else {
                 assert!(named == NamedSchedule::Interleaved && m % p != 0);
                 continue;
             };

@@ -2,7 +2,7 @@
 //!
 //! The forms are those of the papers; where a paper states a condition, so does the test.
 
-use phalanx_pipeline::{NamedSchedule, Shape, Timeline, Warmup};
+use phalanx_pipeline::{NamedSchedule, ScheduleShape, Timeline, Warmup};
 
 use crate::support::{TIMES, build, grid, run, same, times, total};
 
@@ -44,7 +44,7 @@ fn gpipe_and_one_forward_one_backward_are_equally_long() {
             (NamedSchedule::OneFOneB, Warmup::Pa, peaks(p, |i| m.min(p - i))),
             (NamedSchedule::OneFOneB, Warmup::Pb, peaks(p, |i| m.min(2 * (p - i) - 1))),
         ] {
-            let schedule = named.build(Shape::new(p, m).warmup(warmup)).unwrap();
+            let schedule = named.build(ScheduleShape::new(p, m).warmup(warmup)).unwrap();
             for t in TIMES {
                 let long = (m + p - 1) as f64 * total(t);
                 let found = run(&schedule, t, 0.0);
@@ -69,7 +69,8 @@ fn a_hop_lengthens_one_forward_one_backward() {
         let found = run(&build(NamedSchedule::OneFOneB, p, m), t, hop);
         let trips = ((p - 1) * (m / p + 1) - 1) as f64;
         same(found.makespan, (m + p - 1) as f64 * total(t) + 2.0 * hop * trips, "makespan");
-        let warm = NamedSchedule::OneFOneB.build(Shape::new(p, m).warmup(Warmup::Pb)).unwrap();
+        let warm =
+            NamedSchedule::OneFOneB.build(ScheduleShape::new(p, m).warmup(Warmup::Pb)).unwrap();
         let warm = run(&warm, t, hop);
         let fill = 2.0 * hop * (p - 1) as f64;
         same(warm.makespan, (m + p - 1) as f64 * total(t) + fill, "makespan with pb");
@@ -81,7 +82,7 @@ fn chunks_shorten_the_filling() {
     for (p, m) in grid() {
         for v in 1..=4 {
             let long = |t| (m * v + p - 1) as f64 * total(t) / v as f64;
-            let shape = Shape::new(p, m).chunks(v);
+            let shape = ScheduleShape::new(p, m).chunks(v);
             let breadth = NamedSchedule::BreadthFirst.build(shape).unwrap();
             for t in TIMES {
                 let found = run(&breadth, t, 0.0);

@@ -1,6 +1,6 @@
 //! Orders that are known in full.
 
-use phalanx_pipeline::{NamedSchedule, Shape, Warmup};
+use phalanx_pipeline::{NamedSchedule, ScheduleShape, Warmup};
 
 use crate::support::build;
 
@@ -62,9 +62,9 @@ fn the_zero_bubble_schedules_run_their_weights_late() {
 #[test]
 fn one_chunk_is_the_plain_schedule() {
     let with_one =
-        |named: NamedSchedule| named.build(Shape::new(4, 8).chunks(1)).unwrap().to_string();
+        |named: NamedSchedule| named.build(ScheduleShape::new(4, 8).chunks(1)).unwrap().to_string();
     assert_eq!(with_one(NamedSchedule::Interleaved), with_one(NamedSchedule::OneFOneB));
     assert_eq!(with_one(NamedSchedule::BreadthFirst), with_one(NamedSchedule::GPipe));
-    let warm = NamedSchedule::OneFOneB.build(Shape::new(3, 4).warmup(Warmup::Pb)).unwrap();
+    let warm = NamedSchedule::OneFOneB.build(ScheduleShape::new(3, 4).warmup(Warmup::Pb)).unwrap();
     assert!(warm.to_string().starts_with("0: F0 F1 F2 F3 BW0"), "{warm}");
 }

@@ -1,11 +1,11 @@
 //! Pictures: what is in them, and that they can be read without colour.
 
-use phalanx_pipeline::picture::{Look, Panel, svg, text};
+use phalanx_pipeline::picture::{Panel, TextOptions, svg, text};
 use phalanx_pipeline::{NamedSchedule, Schedule, Timeline, TurnCosts, simulate};
 
 use crate::support::{build, times};
 
-const PLAIN: Look = Look { width: 120, colour: false, fold: false };
+const PLAIN: TextOptions = TextOptions { width: 120, colour: false, fold: false };
 
 fn played(named: NamedSchedule, p: usize, m: usize) -> (Schedule, Timeline) {
     let schedule = build(named, p, m);
@@ -52,7 +52,7 @@ fn plain_text_in_full() {
 #[test]
 fn colours_change_nothing_but_colours() {
     let played = [played(NamedSchedule::Interleaved, 4, 8)];
-    let coloured = text(&panels(&played), Look { width: 200, colour: true, fold: false });
+    let coloured = text(&panels(&played), TextOptions { width: 200, colour: true, fold: false });
     assert!(coloured.contains("\x1b[48;5;"));
     let mut plain = String::new();
     let mut rest = coloured.as_str();
@@ -74,7 +74,8 @@ fn lines_fit_the_terminal() {
         (NamedSchedule::ZbH2, 3, 2),
     ] {
         for (width, fold) in [60, 80, 132].into_iter().flat_map(|w| [(w, false), (w, true)]) {
-            let found = text(&panels(&[played(named, p, m)]), Look { width, colour: false, fold });
+            let found =
+                text(&panels(&[played(named, p, m)]), TextOptions { width, colour: false, fold });
             let picture = found.lines().skip(2).take_while(|line| !line.is_empty());
             let widest = picture.map(|line| line.chars().count()).max().unwrap();
             assert!(widest <= width, "{named} in {width}: {widest}\n{found}");
@@ -99,7 +100,7 @@ fn rows(picture: &str, stage_groups: usize) -> Vec<String> {
 fn a_folded_picture_goes_on_below() {
     // All turns are equally long, so that none is cut, and the bands make the whole row again.
     let played = [played(NamedSchedule::ZbH1, 4, 30)];
-    let draw = |width, fold| text(&panels(&played), Look { width, colour: false, fold });
+    let draw = |width, fold| text(&panels(&played), TextOptions { width, colour: false, fold });
     let (wide, folded) = (draw(1000, false), draw(70, true));
     let words = |picture: &str| -> Vec<Vec<String>> {
         let split = |row: &String| -> Vec<String> {
@@ -128,7 +129,7 @@ fn a_folded_picture_goes_on_below() {
 fn a_turn_that_is_cut_has_one_label() {
     let played = [played(NamedSchedule::OneFOneB, 8, 32)];
     for (width, colour) in (60..90).flat_map(|width| [(width, false), (width, true)]) {
-        let folded = text(&panels(&played), Look { width, colour, fold: true });
+        let folded = text(&panels(&played), TextOptions { width, colour, fold: true });
         let first: String = folded.lines().filter(|line| line.starts_with("device 7")).collect();
         for label in ["11", "29"].map(|n| if colour { n.to_owned() } else { format!("B{n}") }) {
             let found = first.matches(&label).count();
@@ -144,7 +145,7 @@ fn a_folded_picture_is_not_endless() {
     for (p, m) in [(64, 128), (2, 2000), (300, 2)] {
         let found = text(
             &panels(&[played(NamedSchedule::OneFOneB, p, m)]),
-            Look { width: 80, colour: false, fold: true },
+            TextOptions { width: 80, colour: false, fold: true },
         );
         assert!(found.lines().count() < 250.max(p + 20), "{p} {m}: {}", found.lines().count());
     }

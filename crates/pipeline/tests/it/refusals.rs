@@ -2,11 +2,11 @@
 
 use std::str::FromStr;
 
-use phalanx_pipeline::{NamedSchedule, Shape, Times, TurnCosts, Warmup, simulate};
+use phalanx_pipeline::{NamedSchedule, ScheduleShape, Times, TurnCosts, Warmup, simulate};
 
 use crate::support::{build, times};
 
-fn refused(named: NamedSchedule, shape: Shape, words: &[&str]) {
+fn refused(named: NamedSchedule, shape: ScheduleShape, words: &[&str]) {
     let text = named.build(shape).unwrap_err().to_string();
     for word in words {
         assert!(text.contains(word), "`{word}` is not in: {text}");
@@ -18,30 +18,42 @@ fn shapes_with_the_nearest_that_work() {
     use NamedSchedule::{GPipe, Interleaved, OneFOneB, ZbH1, ZbV};
     refused(
         Interleaved,
-        Shape::new(4, 6),
+        ScheduleShape::new(4, 6),
         &["6 micro-batches on 4 stages", "4 or 8 micro-batches"],
     );
-    refused(Interleaved, Shape::new(4, 3), &["groups of 4", "nearest that work: 4 micro-batches"]);
-    refused(ZbV, Shape::new(4, 8).chunks(1), &["zb-v cannot have 1 chunk\n", "2 chunks"]);
-    refused(ZbV, Shape::new(4, 8).chunks(3), &["zb-v cannot have 3 chunks", "2 chunks"]);
-    refused(OneFOneB, Shape::new(4, 8).chunks(2), &["1f1b cannot have 2 chunks", "interleaved"]);
-    refused(ZbH1, Shape::new(4, 8).warmup(Warmup::Pb), &["warm-up pb", "1f1b"]);
+    refused(
+        Interleaved,
+        ScheduleShape::new(4, 3),
+        &["groups of 4", "nearest that work: 4 micro-batches"],
+    );
+    refused(ZbV, ScheduleShape::new(4, 8).chunks(1), &["zb-v cannot have 1 chunk\n", "2 chunks"]);
+    refused(ZbV, ScheduleShape::new(4, 8).chunks(3), &["zb-v cannot have 3 chunks", "2 chunks"]);
+    refused(
+        OneFOneB,
+        ScheduleShape::new(4, 8).chunks(2),
+        &["1f1b cannot have 2 chunks", "interleaved"],
+    );
+    refused(ZbH1, ScheduleShape::new(4, 8).warmup(Warmup::Pb), &["warm-up pb", "1f1b"]);
     for named in NamedSchedule::ALL {
-        refused(named, Shape::new(0, 8), &["0 stages", "nearest that work: 1 stage"]);
-        refused(named, Shape::new(4, 0), &["0 micro-batches", "work: 1 micro-batch"]);
-        refused(named, Shape::new(4, 8).chunks(0), &["0 chunks"]);
-        refused(named, Shape::new(usize::MAX, usize::MAX), &["too long"]);
+        refused(named, ScheduleShape::new(0, 8), &["0 stages", "nearest that work: 1 stage"]);
+        refused(named, ScheduleShape::new(4, 0), &["0 micro-batches", "work: 1 micro-batch"]);
+        refused(named, ScheduleShape::new(4, 8).chunks(0), &["0 chunks"]);
+        refused(named, ScheduleShape::new(usize::MAX, usize::MAX), &["too long"]);
     }
-    refused(GPipe, Shape::new(1 << 20, 1 << 20), &["nearest that work: 2 micro-batches"]);
-    refused(GPipe, Shape::new(1 << 21, 2), &["nearest that work: 1 micro-batch, or fewer stages"]);
+    refused(GPipe, ScheduleShape::new(1 << 20, 1 << 20), &["nearest that work: 2 micro-batches"]);
+    refused(
+        GPipe,
+        ScheduleShape::new(1 << 21, 2),
+        &["nearest that work: 1 micro-batch, or fewer stages"],
+    );
     // One micro-batch would be too many already.
-    refused(GPipe, Shape::new(1 << 22, 8), &["nearest that work: 262144 stages, or fewer"]);
+    refused(GPipe, ScheduleShape::new(1 << 22, 8), &["nearest that work: 262144 stages, or fewer"]);
 }
 
 #[test]
 fn one_chunk_suits_all_but_the_v() {
     for named in NamedSchedule::ALL.into_iter().filter(|named| *named != NamedSchedule::ZbV) {
-        assert_eq!(named.build(Shape::new(4, 8).chunks(1)).unwrap().chunks(), 1, "{named}");
+        assert_eq!(named.build(ScheduleShape::new(4, 8).chunks(1)).unwrap().chunks(), 1, "{named}");
     }
     assert_eq!(build(NamedSchedule::ZbV, 4, 8).chunks(), 2);
 }

@@ -1,6 +1,8 @@
 //! Short ways to schedules and their timelines.
 
-use phalanx_pipeline::{NamedSchedule, Schedule, Shape, Timeline, Times, TurnCosts, simulate};
+use phalanx_pipeline::{
+    NamedSchedule, Schedule, ScheduleShape, Timeline, Times, TurnCosts, simulate,
+};
 
 /// The times of a grid: equal ones, those of a real model, and a cheap W.
 pub(crate) const TIMES: [Times; 4] =
@@ -15,7 +17,7 @@ pub(crate) fn total(times: Times) -> f64 {
 }
 
 pub(crate) fn build(named: NamedSchedule, p: usize, m: usize) -> Schedule {
-    named.build(Shape::new(p, m)).unwrap()
+    named.build(ScheduleShape::new(p, m)).unwrap()
 }
 
 pub(crate) fn run(schedule: &Schedule, times: Times, hop: f64) -> Timeline {

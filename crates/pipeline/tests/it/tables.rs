@@ -38,19 +38,11 @@ fn tables_that_are_refused() {
         (String::new(), ["line 1: the table is empty", "device,part,microbatch"]),
         (
             "device,part\n0,F".into(),
-            [
-                "line 1: column `microbatch` is missing",
-                "columns are \
-            stage_group",
-            ],
+            ["line 1: column `microbatch` is missing", "columns are stage_group"],
         ),
         (
             "device,part,microbatch,color\n".into(),
-            [
-                "line 1: unknown column `color`",
-                "columns \
-            are",
-            ],
+            ["line 1: unknown column `color`", "columns are"],
         ),
         ("device,part,part,microbatch\n".into(), ["column `part` is there twice", "columns are"]),
         (head.to_owned(), ["no stage group holds a stage", "every replica"]),
@@ -60,11 +52,7 @@ fn tables_that_are_refused() {
         (one("0,F,7,0,0\n0,BW,7,0,0\n"), ["line 2: microbatch 7", "has 2 turns"]),
         (
             one("0,F,0,0,0\n0,BW,0,0,1\n"),
-            [
-                "line 3: chunk 0 of stage group 0 is stage 1",
-                "line 2 \
-            says",
-            ],
+            ["line 3: chunk 0 of stage group 0 is stage 1", "line 2 says"],
         ),
         (one("0,F,0,1,0\n0,BW,0,1,0\n"), ["chunk 1 of stage group 0, but no chunk 0", "from 0"]),
         (
@@ -83,18 +71,13 @@ fn tables_that_are_refused() {
             one("# hm\n0,BW,0,0,0\n0,F,0,0,0\n"),
             [
                 "line 3: stage group 0, turn 0 (BW0): B of micro-batch 0 comes",
-                "after line 4 (F0 \
-                of",
+                "after line 4 (F0 of",
             ],
         ),
         (one("0,BW,0,0,0\n"), ["line 2: stage group 0", "add F0 to stage group 0 before it"]),
         (
             one("0,F,0,0,0\n0,W,0,0,0\n"),
-            [
-                "line 3: ",
-                "add B0 to stage group 0 before it, or write \
-            BW",
-            ],
+            ["line 3: ", "add B0 to stage group 0 before it, or write BW"],
         ),
         (
             one("0,F,0,0,0\n0,B,0,0,0\n0,BW,0,0,0\n"),
@@ -109,11 +92,7 @@ fn tables_that_are_refused() {
         ),
         (
             one("0,F,0,0,0\n2,F,0,0,1\n0,BW,0,0,0\n"),
-            [
-                "stage group 1 of 3 holds no",
-                "without a \
-            gap",
-            ],
+            ["stage group 1 of 3 holds no", "without a gap"],
         ),
     ] {
         let said = csv::read("mine", &text).unwrap_err().to_string();

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use phalanx_pipeline::{NamedSchedule, Part, Schedule, Shape, Times, TurnCosts, simulate};
+use phalanx_pipeline::{NamedSchedule, Part, Schedule, ScheduleShape, Times, TurnCosts, simulate};
 
 use crate::support::{build, same, times};
 
@@ -100,7 +100,8 @@ fn dapples_estimate_is_a_lower_bound() {
         let stages = numbers.stages(p);
         let costs = TurnCosts::uneven(stages.clone(), 0.0).unwrap();
         let found =
-            simulate(&NamedSchedule::OneFOneB.build(Shape::new(p, m)).unwrap(), &costs).unwrap();
+            simulate(&NamedSchedule::OneFOneB.build(ScheduleShape::new(p, m)).unwrap(), &costs)
+                .unwrap();
         let (f, b) = (|s: usize| stages[s].f, |s: usize| stages[s].b + stages[s].w);
         let steady = |s: usize| (m - 1) as f64 * (f(s) + b(s));
         let mut pivot = p - 1;

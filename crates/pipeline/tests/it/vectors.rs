@@ -1,6 +1,6 @@
 //! Single numbers that other simulators and papers give.
 
-use phalanx_pipeline::{NamedSchedule, Shape};
+use phalanx_pipeline::{NamedSchedule, ScheduleShape};
 
 use crate::support::{build, run, same, times};
 
@@ -29,7 +29,7 @@ fn whole_backwards() {
         (NamedSchedule::BreadthFirst, 8, 16, 4, [142.0, 213.0], None),
     ];
     for (named, p, m, v, makespans, peaks) in rows {
-        let schedule = named.build(Shape::new(p, m).chunks(v)).unwrap();
+        let schedule = named.build(ScheduleShape::new(p, m).chunks(v)).unwrap();
         for (long, backward) in makespans.into_iter().zip([1.0, 2.0]) {
             // The vectors give the times of a chunk; the share of a device is v of them.
             let found = run(&schedule, times(v as f64, v as f64 * backward, 0.0), 0.0);

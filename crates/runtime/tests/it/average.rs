@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_comm::{Communicator, Crew, Threads};
+use phalanx_comm::{Communicator, RankPool, Threads};
 use phalanx_cpu::CpuEngine;
 use phalanx_engine::{Counters, Engine};
 use phalanx_ir::{DType, Model, text};
@@ -12,8 +12,8 @@ use phalanx_models::{Architecture, BatchShape, initial_values};
 use phalanx_reference::{RefTensor, ReferenceEngine};
 use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{
-    Action, BufferKey, Builds, Choice, Controller, EveryStep, HeldRange, Kind, Lane, Moved,
-    Optimizer, Outcome, Plan, Precision, RankPlace, Record, Route, Run, Scalar, Script,
+    Action, BufferKey, Choice, Controller, EveryStep, HeldRange, Kind, Lane, Moved, Optimizer,
+    Outcome, Plan, Precision, RankPlace, Record, Route, Run, Scalar, Script, ScriptBuilder,
     ScriptError, ScriptKey, StageGroup, State, Training, View, World, Write, accumulate,
     merge_adjacent, traffic, train_script,
 };
@@ -43,7 +43,7 @@ struct Replica<'a> {
     training: Training<'a>,
 }
 
-impl Builds for Replica<'_> {
+impl ScriptBuilder for Replica<'_> {
     fn build(&self, key: ScriptKey, state: &State) -> Result<Script, ScriptError> {
         match key {
             ScriptKey::Train => train_script(&self.training, state),
@@ -252,7 +252,7 @@ fn replicas_average_every_few_steps() {
         let engine = CpuEngine::on_rank(1, endpoint).unwrap();
         Ok::<_, String>(Worker::new(rank, engine, &model, &compiled))
     };
-    let mut crew = Crew::new(&Threads::new(2), make).unwrap();
+    let mut crew = RankPool::new(&Threads::new(2), make).unwrap();
     for step in 1..=STEPS {
         let weights = crew.run(|_, worker| {
             worker.step(step, &AverageEvery(EVERY));

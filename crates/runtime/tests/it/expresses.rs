@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_comm::{Communicator, Crew, Threads};
+use phalanx_comm::{Communicator, RankPool, Threads};
 use phalanx_cpu::{CpuEngine, CpuRequirements};
 use phalanx_engine::Engine;
 use phalanx_ir::{Builder, DType, Init, Model, Param, Program, text};
@@ -13,7 +13,7 @@ use phalanx_reference::ReferenceEngine;
 use phalanx_runtime::Executor;
 use phalanx_script::{
     Action, Block, Buffer, BufferId, BufferKey, Category, Kind, Lane, Library, MemoryPlan, Message,
-    Optimizer, Part, Placed, Planned, Precision, RankPlace, Run, ScheduledRun, Script, Slots,
+    Optimizer, Part, Placed, PlannedScript, Precision, RankPlace, Run, ScheduledRun, Script, Slots,
     Source, StageGroup, Tier, Training, Value, View, World, Write, check, plan, train_script,
 };
 use phalanx_testing::{Remote, compile};
@@ -53,8 +53,8 @@ fn push(script: &mut Script, label: &str, lane: Lane, kind: Kind) {
     script.actions.push(Action { label: label.to_owned(), lane, kind, after: vec![] });
 }
 
-fn planned(script: Script, base: Option<&MemoryPlan>) -> Arc<Planned> {
-    Arc::new(Planned::new(script, base).unwrap())
+fn planned(script: Script, base: Option<&MemoryPlan>) -> Arc<PlannedScript> {
+    Arc::new(PlannedScript::new(script, base).unwrap())
 }
 
 fn bytes(value: f64) -> Vec<u8> {
@@ -188,7 +188,7 @@ fn a_peer_keeps_a_residual_meanwhile() {
             }
             Ok::<_, String>((executor, id, y))
         };
-        let mut crew = Crew::new(&Threads::new(2), make).unwrap();
+        let mut crew = RankPool::new(&Threads::new(2), make).unwrap();
         let found = crew.run(|_, (executor, id, y)| {
             executor.run(*id).unwrap();
             let mut out = vec![0; N * 8];

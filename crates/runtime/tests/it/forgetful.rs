@@ -1,7 +1,7 @@
 //! An engine that forgets what calls should wait for: what an executor with a missing edge asks.
 
 use phalanx_engine::{Engine, EngineError, Event};
-use phalanx_testing::{Launch, Meddles, Wrapped};
+use phalanx_testing::{Hook, Launch, Wrapped};
 
 /// Drops the events that some calls name.
 pub(crate) struct Forgetful<F> {
@@ -16,7 +16,7 @@ impl<F: Fn(usize) -> bool> Forgetful<F> {
     }
 }
 
-impl<E: Engine, F: Fn(usize) -> bool> Meddles<E> for Forgetful<F> {
+impl<E: Engine, F: Fn(usize) -> bool> Hook<E> for Forgetful<F> {
     fn launch(
         &mut self,
         engine: &mut E,

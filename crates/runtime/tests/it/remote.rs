@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_call::NoScratch;
-use phalanx_comm::{Communicator, Crew, Threads};
+use phalanx_comm::{Communicator, RankPool, Threads};
 use phalanx_cpu::{CpuEngine, CpuRequirements};
 use phalanx_engine::{Args, Counters, Engine, KernelCall, Late, Span, Target};
 use phalanx_ir::{Builder, DType, Program, text};
@@ -11,8 +11,8 @@ use phalanx_models::BatchShape;
 use phalanx_reference::{RefTensor, ReferenceEngine};
 use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{
-    Action, Buffer, BufferId, BufferKey, Category, Kind, Lane, Placed, Planned, Run, Script, Slots,
-    Source, Tier, View, Write, plan,
+    Action, Buffer, BufferId, BufferKey, Category, Kind, Lane, Placed, PlannedScript, Run, Script,
+    Slots, Source, Tier, View, Write, plan,
 };
 use phalanx_testing::cases::{Chooser, try_seeds};
 use phalanx_testing::checks::on_threads;
@@ -71,7 +71,7 @@ program sum {
 }";
     let program = text::parse(source).unwrap();
     let make = |endpoint| Ok::<_, String>(on_rank(endpoint));
-    let mut crew = Crew::new(&Threads::new(2), make).unwrap();
+    let mut crew = RankPool::new(&Threads::new(2), make).unwrap();
     let counted = crew.run(|rank, stage_group| {
         let slots = Slots::assign_for(&program, &*stage_group.requirements());
         let kernel = stage_group.compile(&program, &slots, &[0, 1]).unwrap();
@@ -219,7 +219,7 @@ impl<E: Engine> Pipe<E> {
         // Every script has the same buffers, at the same places.
         let base = plan(&step(0)).unwrap();
         let mut load = |script| {
-            let planned = Planned::new(script, Some(&base)).unwrap();
+            let planned = PlannedScript::new(script, Some(&base)).unwrap();
             assert_eq!(planned.memory.offsets, base.offsets);
             executor.load(Arc::new(planned)).unwrap()
         };

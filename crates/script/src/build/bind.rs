@@ -333,6 +333,9 @@ fn value(instance: usize, port: &Arc<str>, microbatch: usize) -> BufferKey {
 /// The boundary value that a cotangent's port belongs to.
 fn boundary_of(port: &Port) -> Result<&str, ScriptError> {
     port.of.as_deref().ok_or_else(|| {
-        ScriptError::Schedule(format!("`{}` does not say whose cotangent it is", port.name))
+        ScriptError::Schedule(format!(
+            "the cotangent `{}` does not name its boundary value",
+            port.name
+        ))
     })
 }

@@ -21,7 +21,7 @@ pub(super) struct Collector<'a> {
     reader: Reader<'a>,
     shards: &'a [BufferId],
     weights: DType,
-    stays: Vec<Stay>,
+    gathered_ranges: Vec<GatheredRange>,
     /// For each unit: the program that gathers it, once it is needed.
     programs: Vec<Option<ProgramId>>,
     /// For each run of the schedule: the actions that release its units.
@@ -37,7 +37,7 @@ struct Reader<'a> {
 }
 
 /// The live range of one gathered unit, in runs of the schedule.
-struct Stay {
+struct GatheredRange {
     unit: usize,
     first: usize,
     last: usize,
@@ -58,7 +58,14 @@ impl<'a> Collector<'a> {
         let reader = Reader { world, stage_group, units };
         let releases = vec![Vec::new(); stage_group.turns.len()];
         let programs = vec![None; units.len()];
-        Self { reader, shards, weights, stays: stays(reader), programs, releases }
+        Self {
+            reader,
+            shards,
+            weights,
+            gathered_ranges: gathered_ranges(reader),
+            programs,
+            releases,
+        }
     }
 
     /// Issues the gathers that are due before a run, and binds its weights to the gathered buffers.
@@ -67,8 +74,8 @@ impl<'a> Collector<'a> {
         run: usize,
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
-        for index in 0..self.stays.len() {
-            let Stay { unit, first, buffer, .. } = self.stays[index];
+        for index in 0..self.gathered_ranges.len() {
+            let GatheredRange { unit, first, buffer, .. } = self.gathered_ranges[index];
             // No further ahead than the limit allows: the release that a gather waits for must have
             // been issued before it.
             let Some((prefetch, in_flight, _)) = for_runs(&self.reader.units[unit]) else {
@@ -79,7 +86,7 @@ impl<'a> Collector<'a> {
                 self.gather(index, in_flight, binder)?;
             }
         }
-        for stay in &self.stays {
+        for stay in &self.gathered_ranges {
             if let (true, Some(buffer)) = (stay.first <= run && run <= stay.last, stay.buffer) {
                 binder.weights.set(&self.reader.units[stay.unit], buffer, self.weights);
             }
@@ -89,7 +96,7 @@ impl<'a> Collector<'a> {
 
     /// Releases the units that no later run of the same live range reads.
     pub(super) fn after(&mut self, run: usize, binder: &mut Binder<'_>) {
-        for stay in self.stays.iter().filter(|s| s.last == run) {
+        for stay in self.gathered_ranges.iter().filter(|s| s.last == run) {
             let Some(buffer) = stay.buffer else { continue };
             self.releases[stay.first].push(binder.script.actions.len());
             binder.script.actions.push(Action {
@@ -109,7 +116,7 @@ impl<'a> Collector<'a> {
         in_flight: usize,
         binder: &mut Binder<'_>,
     ) -> Result<(), ScriptError> {
-        let Stay { unit: number, first, .. } = self.stays[index];
+        let GatheredRange { unit: number, first, .. } = self.gathered_ranges[index];
         let Reader { world, stage_group, units } = self.reader;
         let (unit, dtype, script) = (&units[number], self.weights, &mut binder.script);
         let buffer = script.buffer(Buffer {
@@ -146,7 +153,7 @@ impl<'a> Collector<'a> {
             kind: Kind::Gather(run),
             after,
         });
-        self.stays[index].buffer = Some(buffer);
+        self.gathered_ranges[index].buffer = Some(buffer);
         Ok(())
     }
 }
@@ -160,16 +167,16 @@ fn for_runs(unit: &Unit) -> Option<(usize, usize, Keep)> {
 }
 
 /// The live ranges of gathered units, in order of first use.
-fn stays(reader: Reader<'_>) -> Vec<Stay> {
+fn gathered_ranges(reader: Reader<'_>) -> Vec<GatheredRange> {
     if reader.units.iter().all(|unit| for_runs(unit).is_none()) {
         return Vec::new();
     }
     let turns = reader.stage_group.turns;
     let sweeps = sweeps(turns);
-    let mut stays: Vec<Stay> = Vec::new();
+    let mut gathered_ranges: Vec<GatheredRange> = Vec::new();
     for (run, turn) in turns.iter().enumerate() {
         for unit in read_units(reader, *turn) {
-            let open = stays.iter_mut().rev().find(|s| s.unit == unit);
+            let open = gathered_ranges.iter_mut().rev().find(|s| s.unit == unit);
             match open {
                 Some(stay)
                     if sweeps && swept(turns, stay.last, run)
@@ -178,11 +185,16 @@ fn stays(reader: Reader<'_>) -> Vec<Stay> {
                 {
                     stay.last = run;
                 }
-                _ => stays.push(Stay { unit, first: run, last: run, buffer: None }),
+                _ => gathered_ranges.push(GatheredRange {
+                    unit,
+                    first: run,
+                    last: run,
+                    buffer: None,
+                }),
             }
         }
     }
-    stays
+    gathered_ranges
 }
 
 /// Whether a stage group runs all its micro-batches through a chunk of layers, in one direction,
@@ -217,8 +229,8 @@ fn swept(turns: &[ScheduledRun], earlier: usize, run: usize) -> bool {
     apart && back == goes_back(turns, run)
 }
 
-/// Whether a run comes right behind another that reads the same unit, on the way that the other is on: a
-/// unit of several layers stays for all of them.
+/// Whether a run directly follows another run that reads the same unit in the same pass (forward or
+/// backward): a unit of several layers gathered_ranges gathered for all of them.
 fn follows(turns: &[ScheduledRun], earlier: usize, run: usize) -> bool {
     let way = |run: usize| (turns[run].microbatch, goes_back(turns, run));
     earlier + 1 == run && way(earlier) == way(run)

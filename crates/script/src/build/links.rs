@@ -154,8 +154,7 @@ impl<'a> Flow<'a> {
         self.places.get(&(instance, microbatch, direction)).copied().ok_or_else(|| {
             let name = &self.model.instances()[instance].name;
             ScriptError::Schedule(format!(
-                "no stage group runs `{name}` of micro-batch \
-                {microbatch}"
+                "no stage group runs `{name}` of micro-batch {microbatch}"
             ))
         })
     }
@@ -183,7 +182,7 @@ impl<'a> Flow<'a> {
             link(from, Direction::Forward, &port.name, source);
         }
         for port in program.inputs_with(Role::Cotangent) {
-            let boundary = port.of.as_deref().expect("a cotangent says whose it is");
+            let boundary = port.of.as_deref().expect("a cotangent names its boundary value");
             let places: Vec<Point> = (wiring.differentiated(instance, boundary).iter())
                 .map(|&user| self.place(user, microbatch, Direction::Backward))
                 .collect::<Result<_, _>>()?;

@@ -27,7 +27,7 @@ impl Wiring {
                 wiring.givers.entry(port.name.as_str().into()).or_default().push(number);
             }
             for port in compiled.program(instance.segment, Part::BW).outputs_with(Role::Cotangent) {
-                let boundary = port.of.as_deref().expect("a cotangent says whose it is");
+                let boundary = port.of.as_deref().expect("a cotangent names its boundary value");
                 wiring.differentiate.entry(boundary.into()).or_default().push(number);
             }
         }

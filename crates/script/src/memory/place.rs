@@ -12,59 +12,64 @@ use std::ops::Range;
 
 use phalanx_call::ALIGN;
 
-use super::Room;
+use super::Allocation;
 use crate::order::HappensBefore;
 
 /// Places large allocations first, each at the lowest offset where it overlaps no allocation that
 /// conflicts with it.
-pub(super) fn place(rooms: &mut [Room<'_>], order: &HappensBefore) {
-    let chains = Chains::of(rooms, order);
+pub(super) fn place(allocations: &mut [Allocation<'_>], order: &HappensBefore) {
+    let chains = Chains::of(allocations, order);
     let mut taken = Taken::new(chains.leaves());
-    let (mut kins, of_room) = kins(rooms, &chains, order);
-    for (room, &kin) in rooms.iter().zip(&of_room).filter(|(room, _)| room.fixed) {
-        taken.take(memory(room), kins[kin].spell.as_ref());
+    let (mut group_by_uses, of_room) = group_by_uses(allocations, &chains, order);
+    for (room, &kin) in allocations.iter().zip(&of_room).filter(|(room, _)| room.fixed) {
+        taken.take(memory(room), group_by_uses[kin].use_range.as_ref());
     }
-    let mut queue: Vec<usize> = (0..rooms.len()).filter(|&i| !rooms[i].fixed).collect();
-    queue.sort_by_key(|&i| (!rooms[i].uses.is_empty(), usize::MAX - rooms[i].bytes, i));
+    let mut queue: Vec<usize> = (0..allocations.len()).filter(|&i| !allocations[i].fixed).collect();
+    queue.sort_by_key(|&i| (!allocations[i].uses.is_empty(), usize::MAX - allocations[i].bytes, i));
     for i in queue {
-        let (room, kin) = (&mut rooms[i], &mut kins[of_room[i]]);
+        let (room, kin) = (&mut allocations[i], &mut group_by_uses[of_room[i]]);
         // Below the place of the last one there is no gap of this size.
         let from = match kin.last {
             Some((bytes, end)) if bytes == room.bytes => end,
             _ => 0,
         };
-        room.offset = taken.lowest(from, room.bytes, kin.spell.as_ref());
-        taken.take(memory(room), kin.spell.as_ref());
+        room.offset = taken.lowest(from, room.bytes, kin.use_range.as_ref());
+        taken.take(memory(room), kin.use_range.as_ref());
         kin.last = Some((room.bytes, memory(room).end));
     }
 }
 
 /// Allocations that the same actions use, as the results of a run often are: they have the same
 /// conflicts.
-struct Kin {
+struct SameUses {
     /// Their live range; none if they live throughout.
-    spell: Option<Spell>,
+    use_range: Option<UseRange>,
     /// The bytes of the one that was placed last, and where it ends.
     last: Option<(usize, usize)>,
 }
 
 /// All groups of allocations with the same uses, and for each allocation the index of its group.
-fn kins(rooms: &[Room<'_>], chains: &Chains, order: &HappensBefore) -> (Vec<Kin>, Vec<usize>) {
+fn group_by_uses(
+    allocations: &[Allocation<'_>],
+    chains: &Chains,
+    order: &HappensBefore,
+) -> (Vec<SameUses>, Vec<usize>) {
     let mut known: HashMap<&[usize], usize> = HashMap::new();
-    let mut kins = Vec::new();
-    let mut of_room = Vec::with_capacity(rooms.len());
-    for room in rooms {
+    let mut group_by_uses = Vec::new();
+    let mut of_room = Vec::with_capacity(allocations.len());
+    for room in allocations {
         let number = *known.entry(room.uses).or_insert_with(|| {
-            kins.push(Kin { spell: chains.spell(room.uses, order), last: None });
-            kins.len() - 1
+            group_by_uses
+                .push(SameUses { use_range: chains.use_range(room.uses, order), last: None });
+            group_by_uses.len() - 1
         });
         of_room.push(number);
     }
-    (kins, of_room)
+    (group_by_uses, of_room)
 }
 
 /// The memory of an allocation, up to where the next one may begin.
-fn memory(room: &Room<'_>) -> Range<usize> {
+fn memory(room: &Allocation<'_>) -> Range<usize> {
     room.offset..(room.offset + room.bytes).next_multiple_of(ALIGN)
 }
 
@@ -76,7 +81,7 @@ struct Chains {
 }
 
 /// The live range of an allocation.
-struct Spell {
+struct UseRange {
     /// The leaf of its first write.
     first: usize,
     /// The nodes of the first writes that are issued no earlier than its own, and whose allocations
@@ -85,8 +90,9 @@ struct Spell {
 }
 
 impl Chains {
-    fn of(rooms: &[Room<'_>], order: &HappensBefore) -> Self {
-        let mut firsts: Vec<usize> = rooms.iter().filter_map(|r| r.uses.first().copied()).collect();
+    fn of(allocations: &[Allocation<'_>], order: &HappensBefore) -> Self {
+        let mut firsts: Vec<usize> =
+            allocations.iter().filter_map(|r| r.uses.first().copied()).collect();
         firsts.sort_unstable();
         firsts.dedup();
         let len = firsts.len();
@@ -113,7 +119,7 @@ impl Chains {
     }
 
     /// The live range of an allocation with these uses; none if it lives throughout.
-    fn spell(&self, uses: &[usize], order: &HappensBefore) -> Option<Spell> {
+    fn use_range(&self, uses: &[usize], order: &HappensBefore) -> Option<UseRange> {
         let (&write, leaves) = (uses.first()?, self.leaves());
         let over = |action: usize| uses.iter().rev().all(|&used| order.before(used, action));
         let mut first = leaves;
@@ -127,7 +133,7 @@ impl Chains {
             let to = from + chain[from..].partition_point(|&action| !over(action));
             cover(leaves, begin + from..begin + to, &mut shadow);
         }
-        Some(Spell { first, shadow })
+        Some(UseRange { first, shadow })
     }
 }
 
@@ -147,26 +153,26 @@ impl Taken {
         Self { always: Ranges::default(), over: empty.clone(), within: empty }
     }
 
-    fn take(&mut self, memory: Range<usize>, spell: Option<&Spell>) {
-        let Some(spell) = spell else {
+    fn take(&mut self, memory: Range<usize>, use_range: Option<&UseRange>) {
+        let Some(use_range) = use_range else {
             self.always.add(memory);
             return;
         };
-        for &node in &spell.shadow {
+        for &node in &use_range.shadow {
             self.over[node].add(memory.clone());
         }
-        for node in up(spell.first) {
+        for node in up(use_range.first) {
             self.within[node].add(memory.clone());
         }
     }
 
     /// The lowest offset from `from` on with this many free bytes. An allocation that lives
     /// throughout conflicts with all others.
-    fn lowest(&self, from: usize, bytes: usize, spell: Option<&Spell>) -> usize {
+    fn lowest(&self, from: usize, bytes: usize, use_range: Option<&UseRange>) -> usize {
         let mut lists = vec![self.always.behind(from)];
-        match spell {
+        match use_range {
             None => lists.push(self.within[1].behind(from)),
-            Some(Spell { first, shadow }) => {
+            Some(UseRange { first, shadow }) => {
                 lists.extend(up(*first).map(|node| self.over[node].behind(from)));
                 lists.extend(shadow.iter().map(|&node| self.within[node].behind(from)));
             }

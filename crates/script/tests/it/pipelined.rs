@@ -350,8 +350,7 @@ fn devices_that_wait_for_each_other_are_refused() {
     let told = scripts(&[first.clone(), second]).unwrap_err();
     assert_eq!(
         told,
-        "schedule: stage group 0 waits forever before BW of instance 3, micro-batch \
-        0"
+        "schedule: stage group 0 waits forever before BW of instance 3, micro-batch 0"
     );
     let second = list(&[(F, 4..8, 0), (BW, 4..8, 0), (F, 4..8, 1), (BW, 4..8, 1)]);
     scripts(&[first.clone(), second.clone()]).unwrap();

@@ -10,7 +10,7 @@ use phalanx_reference::ReferenceEngine;
 use phalanx_script::{
     Action, BufferId, BufferKey, Category, HappensBefore, Inference, Lane, Library, MemoryPlan,
     Number, Plan, RankPlace, Script, Source, StageGroup, World, eval_script, forward, plan,
-    plan_beside,
+    plan_with_state,
 };
 use phalanx_testing::{Rig, Setup, compile, mlp};
 
@@ -105,7 +105,7 @@ fn every_room_is_as_low_as_it_can_be() {
         // Every other script finds its state in another one's arena, with space between.
         let mut base = (number % 2 == 1).then(|| plan(&script).unwrap());
         base.iter_mut().flat_map(|b| &mut b.offsets).for_each(|offset| *offset *= 2);
-        let plan = plan_beside(&script, base.as_ref()).unwrap();
+        let plan = plan_with_state(&script, base.as_ref()).unwrap();
         let before = Order::of(&script);
         let mut queue = pieces(&script, &plan);
         let fixed = |piece: &Piece| base.is_some() && piece.is_state;
@@ -177,7 +177,7 @@ fn a_second_script_leaves_the_state_alone() {
     let rig = Rig::new(ReferenceEngine::new(), &build(Purpose::Train), &setup);
     let train = rig.script();
     let plan = Plan::new(rig.state().clone()).unwrap();
-    let trained = plan_beside(train, Some(plan.base())).unwrap();
+    let trained = plan_with_state(train, Some(plan.base())).unwrap();
     let evaluated = build(Purpose::Evaluate);
     let compiled = compile(&evaluated, DType::F32, setup.recompute);
     let turns = forward(0..evaluated.instances().len(), 2);
@@ -187,7 +187,7 @@ fn a_second_script_leaves_the_state_alone() {
     let weights = setup.precision.weights;
     let forward = Inference { world: &world, at: RankPlace::default(), weights };
     let script = eval_script(&forward, rig.state()).unwrap();
-    let beside = plan_beside(&script, Some(plan.base())).unwrap();
+    let beside = plan_with_state(&script, Some(plan.base())).unwrap();
     let state: Vec<usize> =
         (0..train.buffers.len()).filter(|&i| train.buffers[i].source == Source::State).collect();
     assert!(state.len() > 10);

@@ -3,7 +3,7 @@
 use phalanx_ir::{Builder, DType};
 use phalanx_script::{
     Accumulator, Action, Buffer, BufferId, BufferKey, Category, HappensBefore, Kind, Lane, Placed,
-    Planned, Run, Script, Slots, Source, Tier, View, Write, check, plan,
+    PlannedScript, Run, Script, Slots, Source, Tier, View, Write, check, plan,
 };
 
 fn buffer(script: &mut Script, bytes: usize, source: Source, tier: Tier) -> BufferId {
@@ -106,7 +106,7 @@ fn tiers_are_planned_apart() {
     assert_eq!(found.peak_in(Tier::Host, Category::Inputs), 128);
     assert_eq!(found.peak_in(Tier::Disk, Category::Inputs), 0);
     // What is checked and planned at once is the same.
-    let planned = Planned::new(script.clone(), None).unwrap();
+    let planned = PlannedScript::new(script.clone(), None).unwrap();
     assert_eq!(planned.memory, found);
     let order = HappensBefore::of(&script).unwrap();
     let direct = |order: &HappensBefore, i| order.direct(i).collect::<Vec<_>>();

@@ -32,7 +32,7 @@ pub struct Automatic {
     pub memory: f64,
 }
 
-/// What an axis does to a parameter or an end.
+/// What an axis does to a parameter or a port.
 #[derive(Clone, Debug)]
 struct Chosen {
     port: End,
@@ -41,8 +41,8 @@ struct Chosen {
     stored: Option<usize>,
 }
 
-/// A port of a segment. The program that evaluates has the ports of the one that trains, but numbers its
-/// values in its own way.
+/// A port of a segment. The evaluation program has the same ports as the training program, but
+/// other value numbers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct End {
     name: String,
@@ -184,7 +184,7 @@ impl Search<'_> {
             found.seconds += count * seconds(&problem.emit(plan)?.program, &costs.hardware);
             let lay = |axis: usize| self.laid(program, axis, ends[axis]);
             let chosen = chosen.into_iter().chain((0..self.grid.len()).flat_map(lay)).collect();
-            found.segments.insert(program.name.clone(), chosen);
+            found.segments.insert(signature(program), chosen);
         }
         Ok(found)
     }
@@ -244,6 +244,15 @@ fn ports(program: &Program) -> impl Iterator<Item = (&Port, bool)> {
     inputs.map(|port| (port, false)).chain(outputs.map(|port| (port, true)))
 }
 
+/// What tells a segment from others, in training and in evaluation: names and types of its parameters,
+/// data and boundaries.
+fn signature(program: &Program) -> String {
+    let known = |p: &&Port| matches!(p.role, Role::Param | Role::Data | Role::Boundary);
+    let ports = program.inputs().iter().chain(program.outputs()).filter(known);
+    let ports = ports.map(|p| format!(" {} {}", p.name, program.ty(p.value)));
+    [program.name.clone()].into_iter().chain(ports).collect()
+}
+
 /// The dim that an axis shards at an end.
 fn end_dim(role: Role, ends: Ends) -> Option<usize> {
     match (role, ends) {
@@ -272,7 +281,7 @@ fn lay_ends(ctx: &mut Annotator<'_>, axis: Axis, ends: Ends) -> Result<(), SpmdE
 fn replay(ctx: &mut Annotator<'_>, chosen: &Chosen) -> Result<(), SpmdError> {
     let axis = chosen.axis.name();
     let Some(value) = chosen.port.value(ctx.program()) else {
-        return Err(ctx.refuse(format!("the search saw no port `{}`", chosen.port.name)));
+        return Err(ctx.refuse(format!("the search found no port `{}`", chosen.port.name)));
     };
     match (chosen.read, chosen.stored) {
         (Some(dim), _) => ctx.shard(value, dim, axis),
@@ -287,7 +296,7 @@ impl Strategy for Automatic {
     }
 
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
-        let Some(chosen) = self.segments.get(&ctx.program().name) else {
+        let Some(chosen) = self.segments.get(&signature(ctx.program())) else {
             return Err(ctx.refuse("the search did not see this segment".to_owned()));
         };
         chosen.iter().try_for_each(|c| replay(ctx, c))

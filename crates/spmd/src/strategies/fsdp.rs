@@ -1,6 +1,6 @@
 //! Fully sharded data parallelism (Zhao et al., 2023): ZeRO's third stage as PyTorch runs it.
 //!
-//! Weights, gradients and optimizer state lie in shards, one unit per segment or per few layers. A
+//! Weights, gradients and optimizer state are sharded, one unit per segment or per a few layers. A
 //! unit is gathered before its forward and again before its backward, one run ahead; the units of
 //! at most `in_flight` runs are gathered at a time. Units of segments that are not repeated (the
 //! root unit) are kept for the backward; with `reshard_after_forward` off every unit is kept, which

@@ -277,8 +277,7 @@ pub(super) fn enough_heads(
     Err(ctx.refuse(match heads < degree {
         true => format!(
             "{heads} heads are fewer than the {degree} ranks of `{axis}`\n  \
-             each rank needs at least one\n  \
-             nearest that work: at most {heads} ranks of `{axis}`"
+             each rank needs at least one\n  nearest that work: at most {heads} ranks of `{axis}`"
         ),
         false => format!(
             "{kv_heads} key heads are fewer than the {degree} ranks of `{axis}` and do not divide \

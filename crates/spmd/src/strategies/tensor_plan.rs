@@ -1,11 +1,11 @@
 //! Tensor parallelism by name: the user says which weights are split, and how.
 //!
-//! [`Megatron`](super::Megatron) finds the roles of weights in what the program does with them. For a
-//! block that it does not know, or where a split should be seen in the code, a plan names them, as
-//! PyTorch's `parallelize_module` does. Weights that no rule names are whole on every rank. Activations
-//! follow from the weights by propagation, and so do the collectives between them, so a plan can be slow
-//! but not wrong. It costs what its splits cost: after columns and rows in turn one all-reduce of the
-//! activations, there and back.
+//! [`Megatron`](super::Megatron) derives the roles of weights from the program. For a block that it
+//! does not know, or to make a split visible in the code, a plan names the weights, as PyTorch's
+//! `parallelize_module` does. Weights that no rule names are whole on every rank. The layouts of
+//! activations and the collectives follow from the weights by propagation, so a plan can be slow
+//! but not wrong. Its cost is that of its splits: for columns followed by rows, one all-reduce of
+//! the activations in the forward and one in the backward.
 
 use phalanx_ir::{Model, Op, Program, Role, ValueId};
 
@@ -17,20 +17,21 @@ use crate::error::SpmdError;
 /// How a weight is split.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cut {
-    /// By output features. A bias is split along its only dim.
+    /// Along the output features. A bias is split along its only dim.
     Columns,
-    /// By input features; of an embedding, the vocabulary. A bias stays whole: it is added to the sum.
+    /// Along the input features; for an embedding, along the vocabulary. A bias is not split: it is
+    /// added after the sum.
     Rows,
     /// Along this dim.
     Dim(usize),
 }
 
-/// Weights on an axis, by name.
+/// How weights are split on an axis, by parameter name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorPlan {
     /// The axis.
     pub axis: String,
-    /// What names a parameter within its segment, and how it is split; the first that fits holds.
+    /// A name pattern for parameters of a segment, and how they are split; the first match applies.
     rules: Vec<(String, Cut)>,
 }
 
@@ -40,8 +41,8 @@ impl TensorPlan {
         Self { axis: axis.into(), rules: Vec::new() }
     }
 
-    /// Splits parameters by output features. A name is the one that the segment's builder was given,
-    /// such as `attn.q`; `*` stands for any letters.
+    /// Splits parameters by output features. A name is the one that the segment's builder was
+    /// given, such as `attn.q`; `*` matches any text.
     pub fn columns(self, name: impl Into<String>) -> Self {
         self.cut(name, Cut::Columns)
     }
@@ -51,7 +52,7 @@ impl TensorPlan {
         self.cut(name, Cut::Rows)
     }
 
-    /// Splits parameters in one of these ways.
+    /// Splits parameters in the given way.
     pub fn cut(mut self, name: impl Into<String>, cut: Cut) -> Self {
         self.rules.push((name.into(), cut));
         self
@@ -85,7 +86,8 @@ impl Strategy for TensorPlan {
         Err(SpmdError::Strategy {
             segment: model.name.clone(),
             what: format!(
-                "{}: no parameter is called `{pattern}`\n  usual fix: one of {}; `*` stands for any letters",
+                "{}: no parameter matches `{pattern}`\n  usual fix: one of {}; `*` matches any \
+                text",
                 self.name(),
                 names.join(", ")
             ),
@@ -120,7 +122,7 @@ fn dim(program: &Program, param: ValueId, cut: Cut) -> Option<usize> {
     }
 }
 
-/// The dim of a weight that its products sum over; of what no product reads, the first.
+/// The dim of a weight that its matrix products sum over; the first dim if no product reads it.
 fn input_dim(program: &Program, param: ValueId) -> usize {
     let summed = |op: &Op| match op {
         Op::Matmul(m) => {
@@ -133,7 +135,7 @@ fn input_dim(program: &Program, param: ValueId) -> usize {
     products.find_map(|i| summed(&i.op)).unwrap_or(0)
 }
 
-/// Whether a name is what a pattern describes, in which `*` stands for any letters.
+/// Whether a name matches a pattern, in which `*` matches any text.
 fn fits(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,

@@ -26,12 +26,12 @@ pub struct Recipe {
     pub(super) steps: Vec<u64>,
     /// Whether it ends in a loss, where the last value can be logits.
     pub(super) loss: bool,
-    pub(super) wishes: Vec<Wish>,
+    pub(super) wishes: Vec<Request>,
 }
 
 /// A requested annotation of one value and one axis.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Wish {
+pub(super) struct Request {
     /// The value: an index among those that a step computes, parameters included.
     pub(super) step: u64,
     pub(super) nth: usize,
@@ -171,7 +171,7 @@ fn wishes_for(
     program: &Program,
     origins: &[(u64, usize)],
     mesh: &Mesh,
-) -> Result<Vec<Wish>, SpmdError> {
+) -> Result<Vec<Request>, SpmdError> {
     let mut annotator = Annotator::new(program, mesh)?;
     let inputs = program.inputs().iter().map(|p| (p.value, p.role));
     let results = program.instrs().iter().flat_map(|i| &i.outputs).map(|&v| (v, Role::Probe));
@@ -206,7 +206,7 @@ fn wishes_for(
                 Asked::Replicated => annotator.replicate(value, axis)?,
             }
             let (step, nth) = origins[value.index()];
-            wishes.push(Wish { step, nth, axis: axis.to_owned(), what });
+            wishes.push(Request { step, nth, axis: axis.to_owned(), what });
         }
     }
     Ok(wishes)

@@ -2,7 +2,7 @@
 
 use phalanx_config::{Config, Sources};
 use phalanx_ir::{Port, Program, Role};
-use phalanx_pipeline::{NamedSchedule, Shape, Times, TurnCosts, simulate};
+use phalanx_pipeline::{NamedSchedule, ScheduleShape, Times, TurnCosts, simulate};
 use phalanx_script::{Category, Part, plan};
 use phalanx_session::{Lowered, Settings};
 
@@ -84,7 +84,7 @@ fn inputs_of_those_in_flight_and_the_rest_of_one() {
         let input: usize = f.inputs_with(Role::Boundary).map(|p| bytes(f, p)).sum();
         let residuals: usize = f.outputs_with(Role::Residual).map(|p| bytes(f, p)).sum();
         let rest = 2 * residuals + input;
-        let timeline = named.build(Shape::new(stage_groups, microbatches)).unwrap();
+        let timeline = named.build(ScheduleShape::new(stage_groups, microbatches)).unwrap();
         let times = Times { f: 1.0, b: 1.0, w: 1.0 };
         let counted = simulate(&timeline, &TurnCosts::even(times, 0.0).unwrap()).unwrap();
         let written = trained(&loaded, None, 1).observe().unwrap();
@@ -151,7 +151,7 @@ fn tables_keep_the_rules_of_named_schedules() {
         ),
     ] {
         let table = dir.path().join(format!("{named}.csv"));
-        let schedule = named.build(Shape::new(2, 4)).unwrap();
+        let schedule = named.build(ScheduleShape::new(2, 4)).unwrap();
         std::fs::write(&table, phalanx_pipeline::csv::write(&schedule)).unwrap();
         let file = format!("parallel.schedule=csv:{}", table.display());
         let all = ["parallel.pp=2", "train.microbatches=4", &file];

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use phalanx_comm::{Communicator, Crew, Lost, Options, Threads};
+use phalanx_comm::{Communicator, Options, PoolFailure, RankPool, Threads};
 use phalanx_config::Loaded;
 use phalanx_cpu::CpuEngine;
 use phalanx_engine::{Engine, Late};
@@ -32,7 +32,7 @@ type LateEngine = Late<Wrapped<CpuEngine, Unsteady>>;
 
 /// The ranks of a pipeline, on engines that wrap those of this machine.
 struct Ranks<E: Engine> {
-    crew: Crew<RankWorker<E>>,
+    crew: RankPool<RankWorker<E>>,
 }
 
 impl<E: Engine + Send> Ranks<E> {
@@ -49,7 +49,7 @@ impl<E: Engine + Send> Ranks<E> {
             session.start(&*read)?;
             Ok::<_, Error>(session)
         };
-        let crew = Crew::new(&Threads { ranks: lowered.ranks(), options }, load);
+        let crew = RankPool::new(&Threads { ranks: lowered.ranks(), options }, load);
         Self { crew: crew.unwrap_or_else(|lost| panic!("{}", lost.failure.message)) }
     }
 
@@ -65,7 +65,7 @@ impl<E: Engine + Send> Ranks<E> {
     fn params(&mut self) -> Vec<Vec<(usize, StatePiece)>> {
         let pieces = |_: usize, rank: &mut RankWorker<E>| rank.pieces(StateKind::Weights);
         let pieces = self.crew.run(pieces);
-        pieces.unwrap_or_else(|lost: Lost<Error>| panic!("{}", lost.failure.message))
+        pieces.unwrap_or_else(|lost: PoolFailure<Error>| panic!("{}", lost.failure.message))
     }
 }
 
@@ -77,7 +77,7 @@ impl Ranks<Wrapped<CpuEngine, Unsteady>> {
     /// By rank: what was issued so far, and the script.
     fn issued(&mut self) -> Vec<(Vec<Issued>, Script)> {
         let read = |_: usize, rank: &mut RankWorker<Wrapped<CpuEngine, Unsteady>>| {
-            Ok::<_, Error>((rank.engine().meddler.issued.clone(), rank.script().clone()))
+            Ok::<_, Error>((rank.engine().hook.issued.clone(), rank.script().clone()))
         };
         self.crew.run(read).unwrap_or_else(|lost| panic!("{}", lost.failure.message))
     }

@@ -11,7 +11,7 @@ use phalanx_script::StateKind;
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::host::{self, rank_engine};
 use phalanx_session::network::Network;
-use phalanx_session::{Backend, EngineBackend, Feeds, Lowered, Prepared, Size, StepData};
+use phalanx_session::{Backend, BatchSource, EngineBackend, Lowered, Prepared, Size, StepData};
 use phalanx_testing::Remote;
 
 use crate::support::{llama, models, settings};
@@ -63,7 +63,7 @@ fn the_same_bits_as_on_threads() {
 #[test]
 fn steps_at_once_are_steps_one_by_one() {
     struct Batches<'a>(&'a [phalanx_data::Batch]);
-    impl Feeds for Batches<'_> {
+    impl BatchSource for Batches<'_> {
         fn with(
             &self,
             step: u64,

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_config::Loaded;
 use phalanx_ir::{Port, Program, Role};
-use phalanx_pipeline::{NamedSchedule, Shape, Timed, Times, TurnCosts, simulate, split};
+use phalanx_pipeline::{NamedSchedule, ScheduleShape, Timed, Times, TurnCosts, simulate, split};
 use phalanx_script::{Category, Part, ScheduledRun, plan};
 use phalanx_session::{Lowered, Parallel, Pipeline, PipelineOrder, StageSplit};
 
@@ -29,7 +29,7 @@ fn pipeline(named: NamedSchedule, stage_groups: usize) -> Parallel {
 /// By device: the turns of instances in the order of the simulator's timeline.
 fn timeline(case: &Case<'_>) -> Vec<Vec<ScheduledRun>> {
     let (Case { named, stage_groups, microbatches, .. }, layers) = (*case, case.layers());
-    let schedule = named.build(Shape::new(stage_groups, microbatches)).unwrap();
+    let schedule = named.build(ScheduleShape::new(stage_groups, microbatches)).unwrap();
     let times = Times { f: 1.0, b: 1.0, w: 1.0 };
     let timeline = simulate(&schedule, &TurnCosts::even(times, 0.0).unwrap()).unwrap();
     // An embedding in front of the layers, and a head behind them.
@@ -257,7 +257,7 @@ fn shares_are_as_many_as_the_simulator_counts() {
         let (f, bw) = (program(Part::F), program(Part::BW));
         let residuals: usize = f.outputs_with(Role::Residual).map(|p| bytes(f, p)).sum();
         let inputs: usize = bw.inputs_with(Role::Boundary).map(|p| bytes(bw, p)).sum();
-        let schedule = named.build(Shape::new(stage_groups, microbatches)).unwrap();
+        let schedule = named.build(ScheduleShape::new(stage_groups, microbatches)).unwrap();
         let times = Times { f: 1.0, b: 1.0, w: 1.0 };
         let counted = simulate(&schedule, &TurnCosts::even(times, 0.0).unwrap()).unwrap();
         let names: BTreeSet<usize> = counted.peak_in_flight.iter().copied().collect();

@@ -111,7 +111,7 @@ impl Case {
     fn has_effect(&self) -> bool {
         let (pp, m, chunks, _) = shapes(self.schedule)[self.shape];
         let held = if chunks == 0 { self.schedule.usual_chunks() } else { chunks };
-        let shape = phalanx_pipeline::Shape::new(pp, m).chunks(held);
+        let shape = phalanx_pipeline::ScheduleShape::new(pp, m).chunks(held);
         RECOMPUTE[self.recompute].0 != "stage"
             || self.schedule.build(shape).unwrap().rematerialises()
     }

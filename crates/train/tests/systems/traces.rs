@@ -1,7 +1,7 @@
 //! Measured steps: everything happens in the script's order, and drawings show it when it happened.
 
 use phalanx_config::Loaded;
-use phalanx_inspect::trace::{Played, chrome, picture};
+use phalanx_inspect::trace::{Timelines, chrome, picture};
 use phalanx_pipeline::{NamedSchedule, Schedule, Timeline};
 use phalanx_script::{HappensBefore, Lane, Part};
 use phalanx_session::corpus::{self, with_step_data};
@@ -106,7 +106,7 @@ fn messages_arrive_after_they_were_sent(trace: &Trace) {
 #[test]
 fn arrows_go_from_sends_to_receives() {
     let trace = traced(&pipeline(NamedSchedule::OneFOneB, &["parallel.tp=2"]));
-    let events = chrome(&trace, &Played::new(&trace).unwrap());
+    let events = chrome(&trace, &Timelines::new(&trace).unwrap());
     let ends = |phase: &str| -> Vec<u64> {
         let events = events["traceEvents"].as_array().unwrap().iter();
         let mut ids: Vec<u64> =
@@ -132,7 +132,7 @@ fn second_forwards_are_drawn_when_they_ran() {
         NamedSchedule::BreadthFirst,
     ] {
         let trace = traced(&pipeline(schedule, &["train.recompute=stage"]));
-        let played = Played::new(&trace).unwrap();
+        let played = Timelines::new(&trace).unwrap();
         let first = &trace.ranks[0];
         let ran = |part: Part, microbatch: usize| {
             let of = move |t: &&Traced| {
@@ -160,7 +160,7 @@ fn second_forwards_are_drawn_when_they_ran() {
         assert_eq!(drawing.matches("<title>R of micro-batch").count(), 2 * second, "{schedule}");
         assert!(drawing.contains("R, forward run again"));
     }
-    let kept = picture(&Played::new(&traced(&pipeline(NamedSchedule::GPipe, &[]))).unwrap());
+    let kept = picture(&Timelines::new(&traced(&pipeline(NamedSchedule::GPipe, &[]))).unwrap());
     assert!(!kept.contains("run again") && !kept.contains("<title>R of"));
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use phalanx_engine::{Engine, EngineError, Event};
 use phalanx_ir::random::Stream;
 use phalanx_script::Lane;
-use phalanx_testing::{Launch, Meddles, Wrapped};
+use phalanx_testing::{Hook, Launch, Wrapped};
 
 /// What an unsteady engine does beside passing calls on.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -57,7 +57,7 @@ impl Unsteady {
     }
 }
 
-impl<E: Engine> Meddles<E> for Unsteady {
+impl<E: Engine> Hook<E> for Unsteady {
     fn launch(
         &mut self,
         engine: &mut E,

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::tile::{self, KEYS, ROWS};
-use super::{Attention, Shape, ranges};
+use super::{AttentionKernel, AttentionShape, ranges};
 use crate::element::{CpuElement, CpuFloat, vectorized};
 use crate::kernels::gemm::Gemm;
 use crate::kernels::matrix::{Mat, MatMut};
@@ -69,15 +69,15 @@ struct Sums<'a, F> {
     dv: MatMut<'a, F>,
 }
 
-impl Shape {
-    /// Elements of scratch for [`Attention::backward`].
+impl AttentionShape {
+    /// Elements of scratch for [`AttentionKernel::backward`].
     pub fn backward_scratch(&self) -> usize {
         let tiles = 2 * tile::score_len(self.keys.min(KEYS));
         5 * self.keys * self.dim + 4 * ROWS * self.dim + tiles
     }
 }
 
-impl<G: Gemm> Attention<'_, G> {
+impl<G: Gemm> AttentionKernel<'_, G> {
     /// Computes `dq`, `dk` and `dv` of a range of pairs, from `lse`.
     ///
     /// # Safety
@@ -85,7 +85,7 @@ impl<G: Gemm> Attention<'_, G> {
     /// pairs, or write their operands, during the call.
     ///
     /// # Panics
-    /// If `scratch` is shorter than [`Shape::backward_scratch`].
+    /// If `scratch` is shorter than [`AttentionShape::backward_scratch`].
     pub unsafe fn backward<T: CpuElement>(
         &self,
         tensors: &BackwardTensors<T>,
@@ -109,7 +109,7 @@ impl<G: Gemm> Attention<'_, G> {
     /// As for [`Self::backward`]; `lse` is not read.
     ///
     /// # Panics
-    /// If `scratch` is shorter than [`Shape::backward_scratch`].
+    /// If `scratch` is shorter than [`AttentionShape::backward_scratch`].
     pub unsafe fn backward_materialised<T: CpuElement>(
         &self,
         tensors: &BackwardTensors<T>,

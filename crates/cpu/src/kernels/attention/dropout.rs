@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::Attention;
+use super::AttentionKernel;
 use crate::element::{CpuFloat, vectorized};
 use crate::kernels::matrix::MatMut;
 
-impl<G> Attention<'_, G> {
+impl<G> AttentionKernel<'_, G> {
     /// Applies dropout to a tile of probabilities of a pair and one of its query heads, or to the
     /// gradients there.
     ///

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::tile::{self, KEYS, ROWS, Running};
-use super::{Attention, Shape, ranges};
+use super::{AttentionKernel, AttentionShape, ranges};
 use crate::element::{CpuElement, CpuFloat, vectorized};
 use crate::kernels::gemm::Gemm;
 use crate::kernels::matrix::{Mat, MatMut};
@@ -32,13 +32,13 @@ struct Operands<'a, T: CpuElement> {
     probabilities: Option<&'a mut [T]>,
 }
 
-impl Shape {
-    /// Elements of scratch for [`Attention::forward`].
+impl AttentionShape {
+    /// Elements of scratch for [`AttentionKernel::forward`].
     pub fn forward_scratch(&self) -> usize {
         self.scratch_over(self.keys.min(KEYS))
     }
 
-    /// Elements of scratch for [`Attention::forward_materialised`].
+    /// Elements of scratch for [`AttentionKernel::forward_materialised`].
     pub fn forward_materialised_scratch(&self) -> usize {
         self.scratch_over(self.keys)
     }
@@ -48,7 +48,7 @@ impl Shape {
     }
 }
 
-impl<G: Gemm> Attention<'_, G> {
+impl<G: Gemm> AttentionKernel<'_, G> {
     /// Computes `o` and `lse` of a range of pairs.
     ///
     /// # Safety
@@ -56,7 +56,7 @@ impl<G: Gemm> Attention<'_, G> {
     /// pairs, or write their operands, during the call.
     ///
     /// # Panics
-    /// If `scratch` is shorter than [`Shape::forward_scratch`].
+    /// If `scratch` is shorter than [`AttentionShape::forward_scratch`].
     pub unsafe fn forward<T: CpuElement>(
         &self,
         tensors: &ForwardTensors<T>,
@@ -74,7 +74,7 @@ impl<G: Gemm> Attention<'_, G> {
     /// As there.
     ///
     /// # Panics
-    /// If `scratch` is shorter than [`Shape::forward_materialised_scratch`].
+    /// If `scratch` is shorter than [`AttentionShape::forward_materialised_scratch`].
     pub unsafe fn forward_materialised<T: CpuElement>(
         &self,
         tensors: &ForwardTensors<T>,

@@ -4,7 +4,7 @@
 //! it, so that keys and values are loaded once and their gradients have one owner. Pairs are
 //! independent, and a thread's share is a range of them.
 //!
-//! [`Attention::forward`] keeps only the log-sum-exp of every row and [`Attention::backward`]
+//! [`AttentionKernel::forward`] keeps only the log-sum-exp of every row and [`AttentionKernel::backward`]
 //! recomputes the probabilities from it. The `_materialised` variants store the probabilities.
 
 mod backward;
@@ -26,7 +26,7 @@ use super::matrix::{Mat, MatMut};
 
 /// The sizes of an attention.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct AttentionShape {
     /// Number of sequences.
     pub batch: usize,
     /// Query positions per sequence.
@@ -66,16 +66,16 @@ pub struct AttentionPart {
 
 /// One attention operation: its shape, its dropout and the library for its products.
 #[derive(Clone, Copy, Debug)]
-pub struct Attention<'a, G> {
+pub struct AttentionKernel<'a, G> {
     /// The sizes of an attention.
-    pub shape: Shape,
+    pub shape: AttentionShape,
     /// Dropout on the probabilities; a sequence is a sample.
     pub dropout: Option<Mask>,
     /// The library for the products.
     pub gemm: &'a G,
 }
 
-impl Shape {
+impl AttentionShape {
     /// Number of query heads.
     pub fn heads(&self) -> usize {
         self.kv_heads * self.group

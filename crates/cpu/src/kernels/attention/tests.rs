@@ -8,7 +8,7 @@ use crate::element::{CpuElement, CpuFloat};
 use crate::kernels::gemm::Packing;
 use crate::kernels::testing::{doubles, random};
 
-const SMALL: Shape = Shape {
+const SMALL: AttentionShape = AttentionShape {
     batch: 2,
     queries: 5,
     keys: 5,
@@ -41,7 +41,7 @@ struct Inputs {
 
 impl Inputs {
     /// Normal numbers, rounded to `T`.
-    fn random<T: CpuElement>(shape: &Shape) -> Self {
+    fn random<T: CpuElement>(shape: &AttentionShape) -> Self {
         let tensor = |name: &str, positions: usize, heads: usize| {
             let len = shape.batch * positions * heads * shape.dim;
             doubles(&random::<T>(name, len, 1.0))
@@ -56,7 +56,7 @@ impl Inputs {
 }
 
 fn compute<T: CpuElement>(
-    shape: Shape,
+    shape: AttentionShape,
     dropout: Option<Mask>,
     inputs: &Inputs,
     materialised: bool,
@@ -76,7 +76,7 @@ fn compute<T: CpuElement>(
         dk: vec![nan; k.len()],
         dv: vec![nan; k.len()],
     };
-    let attention = Attention { shape, dropout, gemm: &Packing };
+    let attention = AttentionKernel { shape, dropout, gemm: &Packing };
     let forward = ForwardTensors {
         q: q.as_ptr(),
         k: k.as_ptr(),
@@ -128,7 +128,7 @@ struct Naive {
     dv: Vec<f64>,
 }
 
-fn naive(shape: Shape, dropout: Option<Mask>, x: &Inputs) -> Naive {
+fn naive(shape: AttentionShape, dropout: Option<Mask>, x: &Inputs) -> Naive {
     let (h, s, t) = (shape.heads(), shape.queries, shape.keys);
     let mut out = Naive {
         o: vec![0.0; x.q.len()],
@@ -191,7 +191,7 @@ fn compare<T: CpuElement>(what: &str, got: &[T], want: &[f64], tolerance: f64) {
     }
 }
 
-fn check<T: CpuElement>(shape: Shape, dropout: Option<Mask>, tolerance: f64) {
+fn check<T: CpuElement>(shape: AttentionShape, dropout: Option<Mask>, tolerance: f64) {
     let inputs = Inputs::random::<T>(&shape);
     let want = naive(shape, dropout, &inputs);
     for materialised in [false, true] {
@@ -207,7 +207,7 @@ fn check<T: CpuElement>(shape: Shape, dropout: Option<Mask>, tolerance: f64) {
     }
 }
 
-fn check_all_types(shape: Shape, dropout: Option<Mask>) {
+fn check_all_types(shape: AttentionShape, dropout: Option<Mask>) {
     check::<f64>(shape, dropout, 1e-12);
     check::<f32>(shape, dropout, 1e-5);
     check::<bf16>(shape, dropout, 2e-2);
@@ -216,7 +216,7 @@ fn check_all_types(shape: Shape, dropout: Option<Mask>) {
 #[test]
 fn small_causal_and_full() {
     for causal in [true, false] {
-        check_all_types(Shape { causal, ..SMALL }, None);
+        check_all_types(AttentionShape { causal, ..SMALL }, None);
     }
 }
 
@@ -224,19 +224,20 @@ fn small_causal_and_full() {
 fn grouped_heads_of_odd_sizes() {
     let (group, dim) = (3, 13);
     for causal in [true, false] {
-        check_all_types(Shape { group, dim, causal, ..SMALL }, None);
+        check_all_types(AttentionShape { group, dim, causal, ..SMALL }, None);
     }
 }
 
 /// Several tiles of rows, the last one short, and several blocks of keys.
 #[test]
 fn more_than_one_tile() {
-    let shape = Shape { batch: 1, queries: 2 * tile::ROWS + 9, keys: 2 * tile::ROWS + 9, ..SMALL };
+    let shape =
+        AttentionShape { batch: 1, queries: 2 * tile::ROWS + 9, keys: 2 * tile::ROWS + 9, ..SMALL };
     check_all_types(shape, None);
     let keys = tile::KEYS + 70;
     for causal in [true, false] {
         let (kv_heads, queries) = (1, 70);
-        check_all_types(Shape { keys, kv_heads, queries, causal, ..shape }, None);
+        check_all_types(AttentionShape { keys, kv_heads, queries, causal, ..shape }, None);
     }
 }
 
@@ -244,7 +245,7 @@ fn more_than_one_tile() {
 #[test]
 fn queries_that_see_nothing() {
     let (queries, keys) = (tile::ROWS + 10, 4);
-    let shape = Shape { queries, keys, ..SMALL };
+    let shape = AttentionShape { queries, keys, ..SMALL };
     check_all_types(shape, None);
     let inputs = Inputs::random::<f32>(&shape);
     let computed = compute::<f32>(shape, None, &inputs, false);
@@ -257,7 +258,7 @@ fn queries_that_see_nothing() {
 fn dropout_in_both_passes() {
     for (group, keys) in [(1, 9), (2, 7), (3, 5), (1, 6), (2, 8)] {
         for causal in [true, false] {
-            let shape = Shape { group, keys, causal, ..SMALL };
+            let shape = AttentionShape { group, keys, causal, ..SMALL };
             check_all_types(shape, Some(DROPOUT));
         }
     }
@@ -265,8 +266,13 @@ fn dropout_in_both_passes() {
 
 #[test]
 fn dropout_over_several_tiles() {
-    let shape =
-        Shape { batch: 1, kv_heads: 1, queries: tile::ROWS + 7, keys: tile::KEYS + 71, ..SMALL };
+    let shape = AttentionShape {
+        batch: 1,
+        kv_heads: 1,
+        queries: tile::ROWS + 7,
+        keys: tile::KEYS + 71,
+        ..SMALL
+    };
     check_all_types(shape, Some(DROPOUT));
 }
 
@@ -274,7 +280,7 @@ fn dropout_over_several_tiles() {
 #[test]
 fn gradients_against_differences() {
     for (causal, dropout, group) in [(true, None, 2), (false, Some(DROPOUT), 1)] {
-        let shape = Shape { causal, group, dim: 3, keys: 6, ..SMALL };
+        let shape = AttentionShape { causal, group, dim: 3, keys: 6, ..SMALL };
         let mut inputs = Inputs::random::<f64>(&shape);
         let computed = compute::<f64>(shape, dropout, &inputs, false);
         let loss = |inputs: &Inputs| -> f64 {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Shape;
+use super::AttentionShape;
 use crate::element::{CpuElement, CpuFloat, vectorized};
 use crate::kernels::gemm::Gemm;
 use crate::kernels::matrix::{Mat, MatMut};
@@ -128,7 +128,7 @@ impl<F: CpuFloat> Running<F> {
     }
 }
 
-impl Shape {
+impl AttentionShape {
     /// Splits a row of a tile into the keys that query `i` sees and those it does not.
     #[inline(always)]
     pub(super) fn split<'a, F>(

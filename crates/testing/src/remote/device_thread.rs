@@ -95,7 +95,7 @@ struct Started {
 }
 
 /// The state of the device's thread.
-pub(super) struct Card<E: Engine> {
+pub(super) struct DeviceThread<E: Engine> {
     pub(super) engine: E,
     pub(super) steps: BTreeMap<u64, Calls<RemoteKernel<E::Kernel>>>,
     pub(super) stamps: Stamps,
@@ -113,7 +113,7 @@ pub(super) struct Card<E: Engine> {
     moved: Instant,
 }
 
-impl<E: Engine> Card<E> {
+impl<E: Engine> DeviceThread<E> {
     pub(super) fn new(engine: E, own: OwnScratch, host: Host) -> Self {
         Self {
             engine,
@@ -211,8 +211,9 @@ impl<E: Engine> Card<E> {
     /// Starts everything that runs in the background and may start: a call that runs out of order
     /// may need ranks that wait for these.
     pub(super) fn start_messages(&mut self) -> Result<(), EngineError> {
-        let may =
-            |card: &Self, at: usize| card.queue[at].lane() != Lane::Compute && card.may_start(at);
+        let may = |device_thread: &Self, at: usize| {
+            device_thread.queue[at].lane() != Lane::Compute && device_thread.may_start(at)
+        };
         while let Some(at) = (0..self.queue.len()).find(|&at| may(self, at)) {
             self.start(at)?;
         }

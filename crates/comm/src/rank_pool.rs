@@ -23,30 +23,30 @@ where
     E: Display + Send,
     F: Fn(&mut dyn Communicator) -> Result<T, E> + Sync,
 {
-    let crew = Crew::new(launcher, Ok::<_, CommError>);
-    let mut crew = crew.map_err(|lost: Lost<CommError>| lost.failure)?;
-    let done = crew.run(|_, endpoint: &mut Box<dyn Communicator>| work(endpoint.as_mut()));
+    let rank_pool = RankPool::new(launcher, Ok::<_, CommError>);
+    let mut rank_pool = rank_pool.map_err(|lost: PoolFailure<CommError>| lost.failure)?;
+    let done = rank_pool.run(|_, endpoint: &mut Box<dyn Communicator>| work(endpoint.as_mut()));
     done.map_err(|lost| lost.failure)
 }
 
 /// The first failure of a worker pool: the rank and a message, and the error that its work
 /// returned, unless it panicked, ended or is not a rank of this process.
 #[derive(Debug)]
-pub struct Lost<E> {
+pub struct PoolFailure<E> {
     /// The rank and its message.
     pub failure: Failure,
     /// What its work returned.
     pub error: Option<E>,
 }
 
-impl<E> From<Failure> for Lost<E> {
+impl<E> From<Failure> for PoolFailure<E> {
     fn from(failure: Failure) -> Self {
         Self { failure, error: None }
     }
 }
 
 /// Threads that are the local ranks of one world, each with a state.
-pub struct Crew<S> {
+pub struct RankPool<S> {
     /// Dropped before the threads that made them.
     states: Vec<Option<S>>,
     locals: Locals,
@@ -60,9 +60,9 @@ struct Locals {
     workers: Workers,
 }
 
-impl<S: Send> Crew<S> {
+impl<S: Send> RankPool<S> {
     /// Starts a thread for each local rank; `make` creates its state there, from its endpoint.
-    pub fn new<E, F>(launcher: &dyn Launcher, make: F) -> Result<Self, Lost<E>>
+    pub fn new<E, F>(launcher: &dyn Launcher, make: F) -> Result<Self, PoolFailure<E>>
     where
         E: Display + Send,
         F: Fn(Box<dyn Communicator>) -> Result<S, E> + Sync,
@@ -97,7 +97,7 @@ impl<S: Send> Crew<S> {
 
     /// Runs `work` on every local rank with its number in the world and its state; gives what they
     /// return, by local rank, or the first failure. After a failure every communication fails.
-    pub fn run<T, E, F>(&mut self, work: F) -> Result<Vec<T>, Lost<E>>
+    pub fn run<T, E, F>(&mut self, work: F) -> Result<Vec<T>, PoolFailure<E>>
     where
         T: Send,
         E: Display + Send,
@@ -110,14 +110,15 @@ impl<S: Send> Crew<S> {
 
 impl Locals {
     /// Runs a job on each thread, with its own argument.
-    fn run<G, T, E, F>(&self, given: &mut [G], work: F) -> Result<Vec<T>, Lost<E>>
+    fn run<G, T, E, F>(&self, given: &mut [G], work: F) -> Result<Vec<T>, PoolFailure<E>>
     where
         G: Send,
         T: Send,
         E: Display + Send,
         F: Fn(usize, &mut G) -> Result<T, E> + Sync,
     {
-        let mut results: Vec<Option<Result<T, Lost<E>>>> = given.iter().map(|_| None).collect();
+        let mut results: Vec<Option<Result<T, PoolFailure<E>>>> =
+            given.iter().map(|_| None).collect();
         let mut jobs: Vec<Box<dyn FnOnce() + Send + '_>> = Vec::with_capacity(given.len());
         let own = self.ranks.iter().zip(&self.stops);
         for ((given, result), (&rank, stop)) in given.iter_mut().zip(&mut results).zip(own) {
@@ -128,7 +129,7 @@ impl Locals {
         }
         self.workers.run(jobs);
         let mut done = Vec::with_capacity(results.len());
-        let mut lost: Option<Lost<E>> = None;
+        let mut lost: Option<PoolFailure<E>> = None;
         for (result, &rank) in results.into_iter().zip(&self.ranks) {
             let ended = || Err(Failure { rank, message: "its thread ended".into() }.into());
             match result.unwrap_or_else(ended) {
@@ -150,7 +151,7 @@ fn guarded<T, E: Display>(
     rank: usize,
     stop: &dyn Stop,
     work: impl FnOnce() -> Result<T, E>,
-) -> Result<T, Lost<E>> {
+) -> Result<T, PoolFailure<E>> {
     let (message, error) = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(error)) => (error.to_string(), Some(error)),
@@ -158,15 +159,13 @@ fn guarded<T, E: Display>(
     };
     let failure = stop.stop(&message);
     let error = error.filter(|_| failure.rank == rank);
-    Err(Lost { failure, error })
+    Err(PoolFailure { failure, error })
 }
 
 fn text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or(
-        "without a \
-        message",
-    )
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("without a message")
 }
 
 #[cfg(test)]
@@ -190,9 +189,9 @@ mod tests {
 
     #[test]
     fn states_stay_on_their_ranks_between_runs() {
-        let mut crew = Crew::new(&Threads::new(3), make).unwrap();
+        let mut rank_pool = RankPool::new(&Threads::new(3), make).unwrap();
         for run in 1..4 {
-            let sums = crew.run(|rank, state: &mut State| {
+            let sums = rank_pool.run(|rank, state: &mut State| {
                 state.runs += 1;
                 let mut values = [rank as f64, state.runs as f64];
                 state.endpoint.all_reduce(state.all, ReduceOp::Sum, &mut values)?;
@@ -208,8 +207,8 @@ mod tests {
         for ranks in [1, cores.len(), cores.len() + 1] {
             let options = Options { bind: true, ..Options::default() };
             let on = |_: Box<dyn Communicator>| Ok::<_, CommError>(phalanx_sys::allowed_cores());
-            let mut crew = Crew::new(&Threads { ranks, options }, on).unwrap();
-            let found = crew.run(|_, cores| Ok::<_, CommError>(cores.clone())).unwrap();
+            let mut rank_pool = RankPool::new(&Threads { ranks, options }, on).unwrap();
+            let found = rank_pool.run(|_, cores| Ok::<_, CommError>(cores.clone())).unwrap();
             let expected = |rank: usize| match ranks <= cores.len() {
                 true => vec![cores[rank]],
                 false => cores.clone(),
@@ -220,9 +219,9 @@ mod tests {
 
     #[test]
     fn one_failure_stops_all_and_is_told() {
-        let mut crew = Crew::new(&Threads::new(3), make).unwrap();
+        let mut rank_pool = RankPool::new(&Threads::new(3), make).unwrap();
         for expected in ["rank 1 failed: panicked: no luck", "rank 1 failed: panicked: no luck"] {
-            let failure = crew.run(|rank, state: &mut State| {
+            let failure = rank_pool.run(|rank, state: &mut State| {
                 assert!(rank != 1, "no luck");
                 let mut values = [1.0];
                 state.endpoint.all_reduce(state.all, ReduceOp::Sum, &mut values)
@@ -234,9 +233,11 @@ mod tests {
     #[test]
     fn a_state_that_cannot_be_made_is_told() {
         let made =
-            Crew::new(&Threads::new(2), |endpoint: Box<dyn Communicator>| match endpoint.rank() {
-                1 => Err("no memory"),
-                _ => Ok(()),
+            RankPool::new(&Threads::new(2), |endpoint: Box<dyn Communicator>| {
+                match endpoint.rank() {
+                    1 => Err("no memory"),
+                    _ => Ok(()),
+                }
             });
         let Err(lost) = made else { panic!("it was made") };
         assert_eq!(lost.failure.to_string(), "rank 1 failed: no memory");
@@ -258,11 +259,12 @@ mod tests {
 
     #[test]
     fn a_crew_may_hold_some_of_the_ranks() {
-        let mut crew = Crew::new(&Upper, |endpoint| Ok::<_, CommError>(endpoint.rank())).unwrap();
-        assert_eq!((crew.ranks(), crew.local()), (3, &[1, 2][..]));
-        let found = crew.run(|rank, state| Ok::<_, CommError>((rank, *state)));
+        let mut rank_pool =
+            RankPool::new(&Upper, |endpoint| Ok::<_, CommError>(endpoint.rank())).unwrap();
+        assert_eq!((rank_pool.ranks(), rank_pool.local()), (3, &[1, 2][..]));
+        let found = rank_pool.run(|rank, state| Ok::<_, CommError>((rank, *state)));
         assert_eq!(found.unwrap(), [(1, 1), (2, 2)]);
-        let lost = crew.run(|rank, _| if rank == 2 { Err("no luck") } else { Ok(()) });
+        let lost = rank_pool.run(|rank, _| if rank == 2 { Err("no luck") } else { Ok(()) });
         let lost = lost.unwrap_err();
         assert_eq!((lost.failure.rank, lost.error), (2, Some("no luck")));
     }

@@ -16,13 +16,13 @@ pub(super) struct Patience {
 /// Wakes threads that sleep until a condition on other atomics holds; costs one load if none
 /// sleeps.
 #[derive(Default)]
-pub(super) struct Bell {
+pub(super) struct WaitQueue {
     sleepers: AtomicUsize,
     lock: Mutex<()>,
     wake: Condvar,
 }
 
-impl Bell {
+impl WaitQueue {
     /// Must be called after every change that may make a condition true.
     pub(super) fn ring(&self) {
         // Orders the change before the look at the sleepers; a sleeper counts itself, passes the
