@@ -98,14 +98,25 @@ fn answer(line: &str) -> String {
         None => (line, None),
     };
     // So that the real grep, with which a reader may try it, does the same.
-    assert!(!line.contains(['(', ')', '[', '*', '+', '?', '^', '\\']), "{line}: plain words only");
+    let special = ['(', ')', '[', '*', '+', '?', '^', '\\'];
+    assert!(!wanted.is_some_and(|w| w.contains(special)), "{line}: grep for plain words only");
     let dir = tempfile::tempdir().unwrap();
-    let arguments: Vec<&str> = command.split_whitespace().collect();
+    let arguments = arguments(command);
     let printed = phalanx(dir.path(), &[&arguments]).ok().out;
     let kept = printed.lines().filter(|line| {
         wanted.is_none_or(|wanted| wanted.split('|').any(|word| line.contains(word)))
     });
     kept.map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+/// The arguments of a command line, as a shell splits them; only single quotes are known.
+fn arguments(command: &str) -> Vec<&str> {
+    let pieces = command.split('\'').enumerate();
+    let words = pieces.flat_map(|(at, piece)| match at % 2 {
+        0 => piece.split_whitespace().collect(),
+        _ => vec![piece],
+    });
+    words.collect()
 }
 
 fn first_change(old: &str, new: &str) -> String {
