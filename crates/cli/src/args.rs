@@ -85,6 +85,9 @@ pub(crate) enum Command {
         /// Shows the grid of ranks and which ranks communicate, instead of programs and script.
         #[arg(long, conflicts_with_all = ["segment", "part"])]
         ranks: bool,
+        /// Draws what each rank holds of layers, weights, gradients, optimizer state and tokens.
+        #[arg(long, value_name = "FILE", requires = "ranks")]
+        svg: Option<PathBuf>,
     },
     /// Measures how fast this machine trains, communicates and plans.
     #[command(subcommand)]

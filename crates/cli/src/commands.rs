@@ -6,13 +6,14 @@ use phalanx::config;
 use phalanx::error::Result;
 use phalanx::error::counted;
 use phalanx::inspect::explain::{Explanation, Focus};
+use phalanx::inspect::writable::can_write;
 use phalanx::ir::DType;
 use phalanx::models::hf::{self, Weights};
 use phalanx::session::network;
 use phalanx::train::eval::{self, ModelSource};
 use phalanx::train::saved::Saved;
 use phalanx::train::{Output, train};
-use phalanx_sys::interrupt;
+use phalanx_sys::{interrupt, write_atomic};
 use serde_json::json;
 
 use crate::args::{Args, Command, Settings};
@@ -33,10 +34,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Command::Eval { settings, model, ids: Some(ids) } => answer(settings, model, &ids.0),
         Command::Eval { settings, model, .. } => held_out(settings, model),
         Command::Export { run, out, dtype, json } => export(run, out, (*dtype).into(), *json),
-        Command::Explain { settings, segment, part, ranks, rank } => {
+        Command::Explain { settings, segment, part, ranks, rank, svg } => {
             let part = part.map(Into::into);
-            let focus = Focus { segment: segment.clone(), part, ranks: *ranks, rank: *rank };
-            explain(settings, focus)
+            let (segment, drawing) = (segment.clone(), svg.is_some());
+            let focus = Focus { segment, part, ranks: *ranks, rank: *rank, drawing };
+            explain(settings, focus, svg.as_deref())
         }
         Command::Bench(bench) => bench::run(bench),
         Command::Schedule(asked) => schedule::run(asked),
@@ -99,8 +101,14 @@ fn export(run: &Path, dir: &Path, dtype: DType, json: bool) -> Result<()> {
     Ok(())
 }
 
-fn explain(settings: &Settings, focus: Focus) -> Result<()> {
+fn explain(settings: &Settings, focus: Focus, svg: Option<&Path>) -> Result<()> {
+    if let Some(file) = svg {
+        can_write(file, format!("--svg {} cannot be written", file.display()))?;
+    }
     let explanation = Explanation::new(&network::load(&settings.sources())?, focus)?;
+    if let (Some(file), Some(drawing)) = (svg, explanation.drawing()) {
+        write_atomic(file, |out| out.write_all(drawing.as_bytes()))?;
+    }
     match settings.json {
         true => explanation.json().iter().for_each(out::json),
         false => out::line(explanation.text().trim_end()),

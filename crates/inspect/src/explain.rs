@@ -1,6 +1,8 @@
 //! Shows a training step before it runs: its programs, its script, its memory, and what its ranks
 //! move.
 
+mod holdings;
+mod holdings_svg;
 mod largest;
 mod moved;
 mod ranks;
@@ -16,6 +18,7 @@ use phalanx_script::{
 };
 use serde_json::{Value, json};
 
+use self::holdings::Holdings;
 use self::largest::Row;
 use phalanx_config::Loaded;
 use phalanx_error::counted;
@@ -38,6 +41,8 @@ pub struct Focus {
     pub ranks: bool,
     /// The rank whose script is shown.
     pub rank: usize,
+    /// Draws what each rank holds.
+    pub drawing: bool,
 }
 
 /// A step, explained.
@@ -56,6 +61,8 @@ pub struct Explanation {
     /// What this rank moves in a step.
     moved: BTreeMap<Route, Moved>,
     header: String,
+    /// What each rank holds, as an SVG, if it was asked for.
+    drawing: Option<String>,
 }
 
 impl Explanation {
@@ -65,16 +72,21 @@ impl Explanation {
         let models = network.models(&loaded.config, false)?;
         let lowered = Lowered::new(&models, Settings::new(&loaded.config)?)?;
         check_rank(focus.rank, lowered.ranks())?;
-        let mut plan = Planner::new(&lowered)?.plan(focus.rank)?;
+        let planner = Planner::new(&lowered)?;
+        let mut plan = planner.plan(focus.rank)?;
         let planned = plan.take(ScriptKey::Train).expect("a session trains");
         let (model, script, memory) = (models.train, planned.script, planned.memory);
         let kernel_scratch = kernel_scratch(&lowered)?;
         let compiled = lowered.compiled_of(focus.rank).clone();
-        let header = format!(
-            "# {}\n# a step: {}\n\n",
-            network.describe(&loaded.config, model.elements()),
-            describe_step(&loaded.config)
-        );
+        let described = network.describe(&loaded.config, model.elements());
+        let drawing = match focus.drawing {
+            true => {
+                let holdings = Holdings::new(&lowered, &planner)?;
+                Some(holdings_svg::svg(&holdings, &described, &lowered.describe()))
+            }
+            false => None,
+        };
+        let header = format!("# {described}\n# a step: {}\n\n", describe_step(&loaded.config));
         let moved = traffic(&script);
         let (mesh, place) = (lowered.whole_mesh()?, lowered.at(focus.rank).rank);
         let explanation = Self {
@@ -88,9 +100,15 @@ impl Explanation {
             place,
             moved,
             header,
+            drawing,
         };
         explanation.check_focus()?;
         Ok(explanation)
+    }
+
+    /// The drawing of what each rank holds, if it was asked for.
+    pub fn drawing(&self) -> Option<&str> {
+        self.drawing.as_deref()
     }
 
     /// The text for people.

@@ -282,7 +282,7 @@ mod tests {
         let mesh: Mesh = "tp=4".parse().unwrap();
         assert_eq!(
             mesh.split("tp", &[3, 2]).unwrap_err().to_string(),
-            "axis `tp` has 4 ranks and can't split into 3 × 2 = 6"
+            "axis `tp` has 4 ranks and cannot be split into 3 × 2 = 6"
         );
         assert!(mesh.expand("cp").unwrap_err().to_string().contains("tp=4"));
     }

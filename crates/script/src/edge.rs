@@ -208,7 +208,7 @@ fn choose_senders(all: Vec<Wanted<'_>>, ranks_a: &[usize], ranks_b: &[usize]) ->
         match itself.or(holders.contains(&to).then_some(to)) {
             None => open.push(wanted),
             Some(from) => {
-                // A piece that gathered_ranges on its rank does not count as load.
+                // A piece that stays on its rank does not count as load.
                 loads[from] += if itself.is_none() { sent(&wanted.stretches) } else { 0 };
                 chosen.push((to, from, wanted.stretches));
             }

@@ -38,7 +38,7 @@ pub struct Unit {
     pub name: String,
     /// The parameters, those that decay first.
     pub members: Vec<Member>,
-    /// Elements on one rank, padding included. Padding is zero and gathered_ranges zero.
+    /// Elements on one rank, padding included. Padding is zero and stays zero.
     pub elements: usize,
     /// How many of them, from the first one, decay.
     pub decays: usize,

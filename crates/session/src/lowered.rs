@@ -161,6 +161,12 @@ impl Lowered {
         &self.on_mesh[self.groups[self.place(rank).stage_group].on_mesh].compiled
     }
 
+    /// The instances of the model that a rank runs.
+    pub fn instances_of(&self, rank: usize) -> BTreeSet<usize> {
+        let runs = &self.groups[self.place(rank).stage_group].turns;
+        runs.iter().map(|run| run.instance).collect()
+    }
+
     /// The mesh of all ranks: that of the configuration, or one axis where the stage groups' meshes
     /// differ.
     pub fn whole_mesh(&self) -> Result<Mesh> {

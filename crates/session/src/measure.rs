@@ -105,9 +105,10 @@ mod tests {
     use crate::{Lowered, StageSplit};
     use phalanx_config::Sources;
 
-    /// A head over a vocabulary that is much wider than a layer takes longer than one; layers are alike.
+    /// What was measured decides where stages end; layers are alike. How much longer a head takes is left
+    /// to the machine.
     #[test]
-    fn instances_of_a_segment_cost_the_same_and_a_wide_head_costs_more() {
+    fn instances_of_a_segment_cost_the_same_and_stages_follow_the_costs() {
         let sets = ["model.vocab=8192", "model.layers=4", "train.batch_size=4", "parallel.pp=2"];
         let sources = sets.iter().fold(Sources::default().preset("tiny"), |s, set| s.set(*set));
         let loaded =
@@ -118,16 +119,19 @@ mod tests {
         let costs = costs(&models, &settings).unwrap();
         assert_eq!(costs.len(), 6);
         assert!(costs[1] > 0.0 && costs[1..5].iter().all(|c| *c == costs[1]), "{costs:?}");
-        assert!(costs[5] > 2.0 * costs[1], "{costs:?}");
-        // So the head alone is one stage.
+        assert!(costs[5] > 0.0, "{costs:?}");
         let lowered = Lowered::new(&models, settings).unwrap();
         let stage_groups = lowered.stage_groups();
         let holds = |instance| stage_groups[1].turns.iter().any(|turn| turn.instance == instance);
-        assert!(holds(5) && !holds(4), "{costs:?}");
+        let split = |lowered: &Lowered| lowered.settings.parallel.pipeline.split.clone();
+        let StageSplit::Costs(found) = split(&lowered) else { panic!("costs were measured") };
+        let stages = phalanx_pipeline::split::by_cost(&found, 2).unwrap();
+        for instance in 0..6 {
+            assert_eq!(holds(instance), stages[1].contains(&instance), "{found:?}");
+        }
         // Lowering again from these settings gives exactly the same numbers; a second measurement
         // would not.
-        let split = |lowered: &Lowered| lowered.settings.parallel.pipeline.split.clone();
-        assert!(matches!(split(&lowered), StageSplit::Costs(found) if found != costs));
+        assert_ne!(found, costs);
         let again = Lowered::new(&models, lowered.settings.clone()).unwrap();
         assert_eq!(split(&lowered), split(&again));
     }

@@ -118,3 +118,23 @@ fn the_grid_of_ranks_is_drawn() {
     assert!(alone.contains("# ranks: 1\n\n# communication: none"), "{alone}");
     phalanx(dir.path(), &[&["explain", "--ranks", "--part", "F"], SMALL]).refused(&["--part"]);
 }
+
+/// A row for each rank; a column for each kind of thing, with the share that the rank holds.
+#[test]
+fn what_ranks_hold_is_drawn() {
+    let dir = tempfile::tempdir().unwrap();
+    let zero = ["--set", "parallel.dp=4", "--set", "parallel.zero=2"];
+    let draw = ["explain", "--ranks", "--svg", "ranks.svg"];
+    phalanx(dir.path(), &[&draw, SMALL, &zero]).ok();
+    let svg = std::fs::read_to_string(dir.path().join("ranks.svg")).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+    for words in ["rank 0  dp=0", "rank 3  dp=3", "optimizer state", "tokens of a batch", "ZeRO-2"] {
+        assert!(svg.contains(words), "`{words}` is not in: {svg}");
+    }
+    // Whole weights, a quarter of gradients and of state, on each of four ranks.
+    assert_eq!(svg.matches(">100%<").count(), 4, "{svg}");
+    assert_eq!(svg.matches(">25%<").count(), 8, "{svg}");
+    phalanx(dir.path(), &[&["explain", "--svg", "x.svg"], SMALL]).refused(&["--ranks"]);
+    let nowhere = ["explain", "--ranks", "--svg", "none/x.svg"];
+    phalanx(dir.path(), &[&nowhere, SMALL]).refused(&["none/x.svg cannot be written"]);
+}

@@ -11,8 +11,10 @@ fn drawings_in_the_documentation_are_what_is_drawn() {
     let dir = tempfile::tempdir().unwrap();
     let drawn = dir.path().join("docs/pictures");
     fs::create_dir_all(&drawn).unwrap();
-    for page in ["gpipe", "one_f_one_b", "interleaved", "breadth_first", "zero_bubble"] {
-        let text = fs::read_to_string(docs.join(format!("systems/{page}.md"))).unwrap();
+    let systems = ["gpipe", "one_f_one_b", "interleaved", "breadth_first", "zero_bubble"];
+    let pages = systems.map(|page| format!("systems/{page}.md")).into_iter();
+    for page in pages.chain(["parallelism.md".to_owned()]) {
+        let text = fs::read_to_string(docs.join(page)).unwrap();
         let (_, made_by) = text.split_once("```sh\n$ phalanx ").unwrap();
         let words: Vec<&str> = made_by.lines().next().unwrap().split_whitespace().collect();
         phalanx(dir.path(), &[&words]).ok();
@@ -25,5 +27,5 @@ fn drawings_in_the_documentation_are_what_is_drawn() {
         assert!(shown == made, "{:?} is not what is drawn", picture.file_name());
         compared += 1;
     }
-    assert!(compared >= 5, "only {compared} drawings");
+    assert!(compared >= 6, "only {compared} drawings");
 }

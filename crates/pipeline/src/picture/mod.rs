@@ -10,6 +10,7 @@ mod svg_page;
 mod text;
 
 pub use svg::svg;
+pub use svg_page::{Anchor, Page, Weight};
 pub use text::{TextOptions, text};
 
 use phalanx_script::Part;

@@ -3,29 +3,37 @@
 use std::fmt::Write;
 
 /// A page that is being drawn on; sizes are pixels.
-pub(super) struct Page {
+pub struct Page {
     body: String,
 }
 
 /// The anchor of a text.
 #[derive(Clone, Copy)]
-pub(super) enum Anchor {
+pub enum Anchor {
+    /// It starts there.
     Start,
+    /// Its middle is there.
     Middle,
+    /// It ends there.
     End,
 }
 
 /// The style of a text.
 #[derive(Clone, Copy)]
-pub(super) enum Weight {
+pub enum Weight {
+    /// Black.
     Plain,
+    /// Grey.
     Soft,
+    /// Black and bold.
     Bold,
+    /// White, on dark bars.
     White,
 }
 
 impl Page {
-    pub(super) fn new(width: f64, height: f64) -> Self {
+    /// An empty page of this size.
+    pub fn new(width: f64, height: f64) -> Self {
         let mut body = String::new();
         // Writing to a string cannot fail, here and below.
         let _ = write!(
@@ -42,7 +50,8 @@ impl Page {
         Page { body }
     }
 
-    pub(super) fn text(
+    /// A line of text.
+    pub fn text(
         &mut self,
         (x, y): (f64, f64),
         size: f64,
@@ -72,7 +81,7 @@ impl Page {
     }
 
     /// A block with a thin white edge and a description that is shown under the mouse pointer.
-    pub(super) fn block(&mut self, place: (f64, f64), size: (f64, f64), fill: &str, what: &str) {
+    pub fn block(&mut self, place: (f64, f64), size: (f64, f64), fill: &str, what: &str) {
         // The edge must not cover a narrow block.
         let edge = (size.0 / 12.0).min(1.0);
         let rect = rect(place, size);
@@ -85,7 +94,8 @@ impl Page {
         );
     }
 
-    pub(super) fn bar(&mut self, place: (f64, f64), size: (f64, f64), fill: &str) {
+    /// A plain bar.
+    pub fn bar(&mut self, place: (f64, f64), size: (f64, f64), fill: &str) {
         let _ = writeln!(self.body, "<rect {} fill=\"{fill}\"/>", rect(place, size));
     }
 
@@ -94,7 +104,8 @@ impl Page {
         let _ = writeln!(self.body, "<rect {} fill=\"url(#waits)\"/>", rect(place, size));
     }
 
-    pub(super) fn line(&mut self, from: (f64, f64), to: (f64, f64)) {
+    /// A line.
+    pub fn line(&mut self, from: (f64, f64), to: (f64, f64)) {
         let _ = writeln!(
             self.body,
             "<path d=\"M{} {}L{} {}\" stroke=\"#7a7a7a\"/>",
@@ -105,7 +116,8 @@ impl Page {
         );
     }
 
-    pub(super) fn finish(mut self) -> String {
+    /// The drawing as the text of a file.
+    pub fn finish(mut self) -> String {
         self.body.push_str("</svg>\n");
         self.body
     }

@@ -20,7 +20,7 @@ pub(super) fn all_reduce(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Progr
     })
 }
 
-/// Sums a gradient into shards; it gathered_ranges partial over axes that do not shard it.
+/// Sums a gradient into shards; it stays partial over axes that do not shard it.
 pub(super) fn scatter(unit: &Unit, dtype: DType, mesh: &Mesh) -> Result<Program, ScriptError> {
     on_gradient("scatter", unit.formed(dtype, mesh), mesh, |g| {
         deal(g, &unit.partial, &unit.facts.axes, Calls::reducing(unit, mesh))
