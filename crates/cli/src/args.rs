@@ -11,12 +11,16 @@ use phalanx::pipeline::Warmup;
 use phalanx::script::Part;
 use phalanx::train::eval::ModelSource;
 
+/// The version, with facts of the build.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("PHALANX_BUILD"), ")");
+
 /// Trains large models on many ranks, and plans every step before it runs.
 ///
 /// `phalanx train` without arguments trains a small model on a built-in corpus in under a minute.
 /// `phalanx config` lists every setting.
 #[derive(Parser, Debug)]
-#[command(name = "phalanx", version, propagate_version = true)]
+#[command(name = "phalanx", version, long_version = VERSION, propagate_version = true)]
+#[command(max_term_width = 80)]
 pub(crate) struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -94,6 +98,20 @@ pub(crate) enum Command {
     /// Lists every configuration key with its default and meaning.
     #[command(after_long_help = config::listing())]
     Config,
+    /// Prints a script that completes arguments in a shell.
+    ///
+    /// For bash: phalanx completions bash > ~/.local/share/bash-completion/completions/phalanx
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Prints the manual page of phalanx, or of one of its commands.
+    ///
+    /// To read it: phalanx man train | man -l -
+    Man {
+        /// The command, such as `train` or `bench step`.
+        command: Vec<String>,
+    },
 }
 
 #[derive(Subcommand, Debug)]

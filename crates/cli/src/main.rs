@@ -10,6 +10,7 @@ mod bench;
 mod commands;
 mod out;
 mod schedule;
+mod shell;
 mod verify;
 
 use std::process::ExitCode;
