@@ -108,7 +108,7 @@ fn character(byte: u8) -> String {
 fn export(run: &Path, dir: &Path, dtype: DType, json: bool) -> Result<()> {
     let saved = Saved::open(run, &config::Sources::default())?;
     let _listening = interrupt::listen();
-    saved.export(dir, dtype)?;
+    let copied = saved.export(dir, dtype)?;
     let parameters: usize = saved.weights.layouts().iter().map(hf::TensorInfo::elements).sum();
     if json {
         out::json(&json!({
@@ -118,8 +118,13 @@ fn export(run: &Path, dir: &Path, dtype: DType, json: bool) -> Result<()> {
         }));
     } else {
         let dir = dir.display();
+        let beside = match copied.is_empty() {
+            true => "no tokenizer: copy it from where your token ids come from".to_owned(),
+            false => format!("copied from the folder of model.from: {}", copied.join(", ")),
+        };
         out::line(&format!(
             "{dir}: config.json and model.safetensors, {parameters} parameters in {dtype}\n\
+             {beside}\n\
              in Python: transformers.AutoModelForCausalLM.from_pretrained(\"{dir}\")"
         ));
     }

@@ -66,7 +66,7 @@ const ABSENT: &[(&[&str], &str)] = &[
         "leave it out: weights are saved when a run ends or is stopped with Ctrl-C",
     ),
     (
-        &["resume", "resume_from_checkpoint", "load", "load_path"],
+        &["resume", "resume_from_checkpoint", "load_path"],
         "start from weights: phalanx export --run DIR --out HF, then model.from = \"hf:HF\"",
     ),
     (

@@ -169,6 +169,25 @@ impl Config {
         text
     }
 
+    /// The same configuration with absolute paths of what it reads, so that it means the same in any
+    /// folder.
+    pub fn anchored(&self) -> Config {
+        let absolute = |path: &std::path::Path| {
+            std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
+        };
+        let mut config = self.clone();
+        config.data.path = self.data.path.as_deref().map(absolute);
+        config.model.from = self
+            .model
+            .from
+            .as_ref()
+            .map(|Origin::HuggingFace(dir)| Origin::HuggingFace(absolute(dir)));
+        if let PipelineSchedule::Csv(file) = &self.parallel.schedule {
+            config.parallel.schedule = PipelineSchedule::Csv(absolute(file));
+        }
+        config
+    }
+
     /// Whether all rules between keys accept the values; each value alone is already legal.
     pub fn is_legal(&self) -> bool {
         let mut values = Values::default();
