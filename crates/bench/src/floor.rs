@@ -9,7 +9,7 @@ use phalanx_pipeline::split;
 use phalanx_script::Part;
 
 use phalanx_error::Result;
-use phalanx_session::products::{Round, TimedProduct, median, products, segment_products};
+use phalanx_session::products::{Limits, Round, TimedProduct, median, products, segment_products};
 use phalanx_session::{Backend, Lowered, Size, Timing};
 
 /// How carefully products are timed.
@@ -17,22 +17,49 @@ use phalanx_session::{Backend, Lowered, Size, Timing};
 pub struct Effort {
     /// Rounds of each product.
     rounds: usize,
+    /// The fewest FLOPs of a round.
+    work: u64,
     /// The most FLOPs of a timed product: larger products are timed in part.
     most: u64,
+    /// About how long it may take in all.
+    seconds: f64,
     /// Whether the best round counts, or the median.
     best: bool,
+    /// Whether only as many ranks are timed as keep the cores busy.
+    few: bool,
 }
 
 impl Effort {
-    /// For benchmarks: whole products, and their median time.
-    pub const CAREFUL: Self = Self { rounds: 7, most: u64::MAX, best: false };
-    /// Before a run, where it must be quick: parts of large products, and their best time.
-    pub const SHORT: Self = Self { rounds: 4, most: 2_000_000_000, best: true };
-}
+    /// For benchmarks: whole products on all ranks, and their median time. With more ranks than
+    /// cores, a round must be long enough that ranks compete for cores as they do in a step.
+    pub const CAREFUL: Self = Self {
+        rounds: 7,
+        work: 100_000_000,
+        most: u64::MAX,
+        seconds: f64::INFINITY,
+        best: false,
+        few: false,
+    };
+    /// Before a run, where it must be quick: parts of large products, and their best time. Ranks
+    /// beyond the number of cores would only wait for them, so few are timed.
+    pub const SHORT: Self = Self {
+        rounds: 4,
+        work: 100_000_000,
+        most: 200_000_000,
+        seconds: 0.2,
+        best: true,
+        few: true,
+    };
 
-/// The fewest FLOPs of a round. With more ranks than cores, a round must be long enough that ranks
-/// compete for cores as they do in a step.
-const ROUND_WORK: u64 = 100_000_000;
+    /// How many of the ranks are timed.
+    fn ranks(&self, size: Size) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        match self.few {
+            true => cores.div_ceil(size.threads).clamp(1, size.ranks),
+            false => size.ranks,
+        }
+    }
+}
 
 /// Seconds that the products of one step would take alone; `None` for a model without any.
 pub fn seconds(
@@ -49,15 +76,21 @@ pub fn seconds(
     }
     let cut: Vec<TimedProduct> = whole.iter().map(|p| p.cut(effort.most)).collect();
     let types = [compute, lowered.settings.precision.grads];
-    let rounds = (effort.rounds, ROUND_WORK);
-    let timing = Timing { products: &cut, types, rounds };
-    let rounds = backend.time_products(Size::of(lowered), &timing)?;
+    let Effort { rounds, work, seconds, .. } = effort;
+    let timing = Timing { products: &cut, types, limits: Limits { rounds, work, seconds } };
+    let size = Size::of(lowered);
+    let timed = effort.ranks(size);
+    // Nobody sends a message, so the ranks need no channels.
+    let rounds = backend.time_products(Size { ranks: timed, depth: None, ..size }, &timing)?;
     let mut once = 0.0;
     for (at, (whole, cut)) in whole.iter().zip(&cut).enumerate() {
-        let ranks: Vec<&[Round]> = rounds.iter().map(|products| &products[at][..]).collect();
-        let seconds = together(&ranks, effort) / cut.repeats(ROUND_WORK) as f64;
+        let ranks: Vec<&[Round]> = rounds.iter().map(|ranks| &ranks[at].rounds[..]).collect();
+        let repeats = rounds.first().map_or(1, |products| products[at].repeats);
+        let seconds = together(&ranks, effort.best) / repeats as f64;
         once += counts[at] as f64 * seconds * whole.flops() as f64 / cut.flops() as f64;
     }
+    // The ranks that were not timed take turns on the same cores.
+    once *= size.ranks as f64 / timed as f64;
     let done: f64 = flops(whole.iter().zip(counts)) * lowered.mesh().ranks() as f64;
     let needed = products(model, |segment| &model.segments()[segment]);
     let needed: f64 = flops(needed.iter().map(|(product, &count)| (product, count)));
@@ -85,8 +118,9 @@ fn flops<'p>(products: impl Iterator<Item = (&'p TimedProduct, usize)>) -> f64 {
 }
 
 /// The time of a round, from the start of the first rank to the end of the last.
-fn together(ranks: &[&[Round]], effort: Effort) -> f64 {
-    let mut rounds: Vec<f64> = (0..effort.rounds)
+fn together(ranks: &[&[Round]], best: bool) -> f64 {
+    let taken = ranks.iter().map(|rounds| rounds.len()).min().unwrap_or(0);
+    let mut rounds: Vec<f64> = (0..taken)
         .filter_map(|round| {
             let begun = ranks.iter().map(|rounds| rounds[round].0).min()?;
             let ended = ranks.iter().map(|rounds| rounds[round].1).max()?;
@@ -94,7 +128,7 @@ fn together(ranks: &[&[Round]], effort: Effort) -> f64 {
         })
         .collect();
     let median = median(&mut rounds);
-    if effort.best { rounds[0] } else { median }
+    if best { rounds[0] } else { median }
 }
 
 #[cfg(test)]
@@ -148,6 +182,17 @@ mod tests {
         assert!(own * 4.0 > 1.01 * all, "{own} {all}");
     }
 
+    /// However many ranks a run has, a short measurement takes no more than the cores.
+    #[test]
+    fn few_ranks_are_timed_before_a_run() {
+        let size = |ranks, threads| Size { ranks, threads, depth: None };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        assert_eq!(Effort::SHORT.ranks(size(1, 1)), 1);
+        assert_eq!(Effort::SHORT.ranks(size(4096, 1)), cores.min(4096));
+        assert_eq!(Effort::SHORT.ranks(size(64, cores)), 1);
+        assert_eq!(Effort::CAREFUL.ranks(size(4096, 1)), 4096);
+    }
+
     #[test]
     fn a_round_lasts_from_the_first_to_the_last() {
         let zero = Instant::now();
@@ -156,9 +201,7 @@ mod tests {
         };
         let (a, b) =
             ([ms(0, 10), ms(100, 130), ms(200, 210)], [ms(5, 15), ms(101, 120), ms(199, 207)]);
-        let effort = Effort { rounds: 3, most: 0, best: false };
-        assert!((together(&[&a, &b], effort) - 0.015).abs() < 1e-9);
-        let best = Effort { best: true, ..effort };
-        assert!((together(&[&a, &b], best) - 0.011).abs() < 1e-9);
+        assert!((together(&[&a, &b], false) - 0.015).abs() < 1e-9);
+        assert!((together(&[&a, &b], true) - 0.011).abs() < 1e-9);
     }
 }

@@ -11,12 +11,24 @@ use phalanx::pipeline::Warmup;
 use phalanx::script::Part;
 use phalanx::train::eval::ModelSource;
 
+/// The version, with facts of the build.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("PHALANX_BUILD"), ")");
+
+/// What the less usual parts of a step line mean.
+const STEP_LINES: &str = "\
+Step lines:
+  (-1.2z)           distance from the mean of the last 128 steps, in their standard deviations
+  % of GEMM rate    time of the step's matrix products alone, measured at the start, as a share of the step
+  mem X (plan Y)    memory of the process, and what the plans of its ranks take of it
+docs/running.md explains all parts.";
+
 /// Trains large models on many ranks, and plans every step before it runs.
 ///
 /// `phalanx train` without arguments trains a small model on a built-in corpus in under a minute.
 /// `phalanx config` lists every setting.
 #[derive(Parser, Debug)]
-#[command(name = "phalanx", version, propagate_version = true)]
+#[command(name = "phalanx", version, long_version = VERSION, propagate_version = true)]
+#[command(max_term_width = 80)]
 pub(crate) struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -26,6 +38,7 @@ pub(crate) struct Args {
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
     /// Trains a model and leaves a folder with its weights, metrics and loss curve.
+    #[command(after_long_help = STEP_LINES)]
     Train {
         #[command(flatten)]
         settings: Settings,
@@ -40,7 +53,8 @@ pub(crate) enum Command {
         #[command(flatten)]
         settings: Settings,
         /// How many steps.
-        #[arg(long, value_name = "N", default_value = "3")]
+        #[arg(long, value_name = "N", default_value = "3", value_parser = count)]
+        #[arg(allow_negative_numbers = true)]
         steps: NonZeroUsize,
     },
     /// Evaluates a model: on given tokens, or on held-out data.
@@ -80,7 +94,8 @@ pub(crate) enum Command {
         #[arg(long, value_enum, ignore_case = true)]
         part: Option<PartArg>,
         /// The rank whose script is shown.
-        #[arg(long, default_value_t = 0)]
+        #[arg(long, value_name = "R", default_value = "0", value_parser = whole)]
+        #[arg(allow_negative_numbers = true)]
         rank: usize,
         /// Shows the grid of ranks and which ranks communicate, instead of programs and script.
         #[arg(long, conflicts_with_all = ["segment", "part"])]
@@ -97,6 +112,20 @@ pub(crate) enum Command {
     /// Lists every configuration key with its default and meaning.
     #[command(after_long_help = config::listing())]
     Config,
+    /// Prints a script that completes arguments in a shell.
+    ///
+    /// For bash: phalanx completions bash > ~/.local/share/bash-completion/completions/phalanx
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Prints the manual page of phalanx, or of one of its commands.
+    ///
+    /// To read it: phalanx man train | man -l -
+    Man {
+        /// The command, such as `train` or `bench step`.
+        command: Vec<String>,
+    },
 }
 
 #[derive(Subcommand, Debug)]
@@ -109,7 +138,7 @@ pub(crate) enum Bench {
         #[command(flatten)]
         settings: Settings,
         /// How many ranks. Default: as many as the configuration has, or 2 if it has only one.
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
         ranks: Option<NonZeroUsize>,
     },
     /// Times planning: from a configuration to partitioned programs and the script of one rank.
@@ -117,7 +146,7 @@ pub(crate) enum Bench {
         #[command(flatten)]
         settings: Settings,
         /// How many layers the model has, instead of model.layers.
-        #[arg(long, value_name = "L")]
+        #[arg(long, value_name = "L", value_parser = count, allow_negative_numbers = true)]
         layers: Option<NonZeroUsize>,
     },
 }
@@ -129,15 +158,15 @@ pub(crate) struct Schedule {
     #[arg(required_unless_present = "compare")]
     pub(crate) name: Option<String>,
     /// Stage groups of the pipeline: groups of ranks that hold different layers (parallel.pp).
-    #[arg(long, value_name = "p")]
+    #[arg(long, value_name = "p", value_parser = whole, allow_negative_numbers = true)]
     pub(crate) stages: Option<usize>,
     /// Micro-batches of a step.
-    #[arg(long, value_name = "m")]
+    #[arg(long, value_name = "m", value_parser = whole, allow_negative_numbers = true)]
     pub(crate) microbatches: Option<usize>,
     /// Chunks of layers in a stage group. Default: 2 for interleaved, breadth-first and zb-v, else 1.
-    #[arg(long, value_name = "v")]
+    #[arg(long, value_name = "v", value_parser = whole, allow_negative_numbers = true)]
     pub(crate) chunks: Option<usize>,
-    /// How many forwards 1f1b starts with; pb is for slow links.
+    /// How many forwards 1f1b starts with.
     #[arg(long, value_enum, default_value = "pa")]
     pub(crate) warmup: WarmupArg,
     /// Time of a forward: one micro-batch through all layers of one stage group.
@@ -171,7 +200,7 @@ pub(crate) struct Schedule {
 pub(crate) enum WarmupArg {
     /// One forward for each stage from here to the last.
     Pa,
-    /// The same, but each link between stages counts as a stage too.
+    /// The same, but each link between stages counts as a stage too: for slow links.
     Pb,
 }
 
@@ -233,6 +262,17 @@ impl FromStr for Ids {
         };
         text.split(',').map(id).collect::<Result<_, _>>().map(Ids)
     }
+}
+
+/// A whole number, 0 or more.
+fn whole(text: &str) -> Result<usize, String> {
+    text.trim().parse().map_err(|_| "write a whole number, such as 4".to_owned())
+}
+
+/// A whole number, 1 or more.
+fn count(text: &str) -> Result<NonZeroUsize, String> {
+    let number = whole(text).ok().and_then(NonZeroUsize::new);
+    number.ok_or_else(|| "write a whole number, 1 or more".to_owned())
 }
 
 /// A part of a segment.

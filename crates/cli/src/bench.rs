@@ -18,7 +18,7 @@ pub(crate) fn run(bench: &Bench) -> Result<()> {
 }
 
 fn step(settings: &Settings) -> Result<()> {
-    let result = bench::step(&network::load(&settings.sources())?)?;
+    let result = bench::step(&out::noted(network::load(&settings.sources())?))?;
     if settings.json {
         out::json(&result);
         return Ok(());

@@ -17,7 +17,7 @@ use phalanx_sys::{interrupt, write_atomic};
 use serde_json::json;
 
 use crate::args::{Args, Command, Settings};
-use crate::{bench, out, schedule, verify};
+use crate::{bench, out, schedule, shell, verify};
 
 /// Carries out a command.
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -42,6 +42,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         Command::Bench(bench) => bench::run(bench),
         Command::Schedule(asked) => schedule::run(asked),
+        Command::Completions { shell } => {
+            shell::completions(*shell);
+            Ok(())
+        }
+        Command::Man { command } => shell::man(command),
         Command::Config => {
             out::line(config::listing().trim_end());
             Ok(())
@@ -55,11 +60,16 @@ fn answer(settings: &Settings, model: &ModelSource, ids: &[i32]) -> Result<()> {
         out::json(&answer);
         return Ok(());
     }
-    out::line(&format!("loss {:.6} over {}", answer.loss, counted(ids.len() - 1, "token")));
+    let (loss, tokens) = (shown_loss(answer.loss), counted(ids.len() - 1, "token"));
+    out::line(&format!("{loss} over {tokens}"));
     let mut best: Vec<(usize, f64)> = answer.logits_last.iter().copied().enumerate().collect();
     best.sort_by(|a, b| b.1.total_cmp(&a.1));
     best.truncate(5);
-    let best: Vec<String> = best.iter().map(|(id, x)| format!("{id} ({x:.3})")).collect();
+    let name = |id: usize| match u8::try_from(id) {
+        Ok(byte) if answer.is_text => format!("{id} {}", character(byte)),
+        _ => id.to_string(),
+    };
+    let best: Vec<String> = best.iter().map(|(id, x)| format!("{} ({x:.3})", name(*id))).collect();
     out::line(&format!("most likely next tokens, by logit: {}", best.join(", ")));
     Ok(())
 }
@@ -76,14 +86,31 @@ fn held_out(settings: &Settings, model: &ModelSource) -> Result<()> {
         }
         None => String::new(),
     };
-    out::line(&format!("loss {:.6} over {} held-out tokens{floor}", result.loss, result.tokens));
+    let (loss, tokens) = (shown_loss(result.loss), result.tokens);
+    out::line(&format!("{loss} over {tokens} held-out tokens{floor}"));
     Ok(())
+}
+
+/// A mean cross-entropy, with the number of equally likely tokens that it amounts to.
+fn shown_loss(loss: f64) -> String {
+    let perplexity = loss.exp();
+    let digits = if perplexity < 1000.0 { 3 } else { 0 };
+    format!("loss {loss:.6} (perplexity {perplexity:.digits$})")
+}
+
+/// A byte of text in quotes. Bytes of longer characters have no picture of their own.
+fn character(byte: u8) -> String {
+    match byte {
+        b' '..=b'~' => format!("'{}'", char::from(byte)),
+        b'\n' | b'\t' | b'\r' | 0 => format!("'{}'", char::from(byte).escape_default()),
+        _ => format!("0x{byte:02x}"),
+    }
 }
 
 fn export(run: &Path, dir: &Path, dtype: DType, json: bool) -> Result<()> {
     let saved = Saved::open(run, &config::Sources::default())?;
     let _listening = interrupt::listen();
-    saved.export(dir, dtype)?;
+    let copied = saved.export(dir, dtype)?;
     let parameters: usize = saved.weights.layouts().iter().map(hf::TensorInfo::elements).sum();
     if json {
         out::json(&json!({
@@ -93,8 +120,13 @@ fn export(run: &Path, dir: &Path, dtype: DType, json: bool) -> Result<()> {
         }));
     } else {
         let dir = dir.display();
+        let beside = match copied.is_empty() {
+            true => "no tokenizer: copy it from where your token ids come from".to_owned(),
+            false => format!("copied from the folder of model.from: {}", copied.join(", ")),
+        };
         out::line(&format!(
             "{dir}: config.json and model.safetensors, {parameters} parameters in {dtype}\n\
+             {beside}\n\
              in Python: transformers.AutoModelForCausalLM.from_pretrained(\"{dir}\")"
         ));
     }
@@ -105,7 +137,7 @@ fn explain(settings: &Settings, focus: Focus, svg: Option<&Path>) -> Result<()> 
     if let Some(file) = svg {
         can_write(file, format!("--svg {} cannot be written", file.display()))?;
     }
-    let explanation = Explanation::new(&network::load(&settings.sources())?, focus)?;
+    let explanation = Explanation::new(&out::noted(network::load(&settings.sources())?), focus)?;
     if let (Some(file), Some(drawing)) = (svg, explanation.drawing()) {
         write_atomic(file, |out| out.write_all(drawing.as_bytes()))?;
     }

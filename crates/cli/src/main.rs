@@ -10,6 +10,7 @@ mod bench;
 mod commands;
 mod out;
 mod schedule;
+mod shell;
 mod verify;
 
 use std::process::ExitCode;
@@ -32,7 +33,7 @@ fn main() -> ExitCode {
         Err(error) => {
             // Help and version go to standard output; everything else is a refusal, on standard
             // error.
-            let _ = error.print();
+            print(&error);
             return match error.kind() {
                 ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
                 _ => ExitCode::from(2),
@@ -51,6 +52,15 @@ fn main() -> ExitCode {
         Ok(Err(error)) => fail(&error),
         // The panic hook has already printed what happened.
         Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Prints what clap says, in colours; but text with control characters is escaped first.
+fn print(error: &clap::Error) {
+    let strange = |text: String| text.chars().any(char::is_control);
+    match std::env::args_os().any(|argument| strange(argument.to_string_lossy().into_owned())) {
+        true => out::error(phalanx::error::printable(error.to_string().trim_end()).as_ref()),
+        false => drop(error.print()),
     }
 }
 

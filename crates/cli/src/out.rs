@@ -2,6 +2,8 @@
 
 use std::io::Write;
 
+use phalanx::config::Loaded;
+
 /// A line, or several, on standard output.
 pub(crate) fn line(text: &str) {
     let mut out = std::io::stdout().lock();
@@ -11,6 +13,12 @@ pub(crate) fn line(text: &str) {
 /// A line, or several, on standard error.
 pub(crate) fn error(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+/// A configuration, after its notes were shown on standard error.
+pub(crate) fn noted(loaded: Loaded) -> Loaded {
+    loaded.notes.iter().for_each(|note| error(&format!("note: {note}")));
+    loaded
 }
 
 /// A value as compact JSON on standard output.

@@ -12,7 +12,7 @@ const NAMED: usize = 8;
 
 /// Compares, prints, and fails if something differs.
 pub(crate) fn run(settings: &Settings, steps: usize) -> Result<()> {
-    let loaded = verify::sources(&settings.sources())?;
+    let loaded = out::noted(verify::sources(&settings.sources())?);
     let found = verify::verify(&loaded, steps)?;
     match settings.json {
         true => out::json(&found),

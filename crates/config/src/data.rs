@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use phalanx_data::{MarkovCorpus, TokenWidth};
 
+use super::ModelConfig;
 use super::key::section;
 use super::setting::{Fraction, choice, words};
 use super::values::Values;
@@ -43,7 +44,8 @@ choice! {
 words!(TokenWidth { U16 = "u16", U32 = "u32", });
 
 impl DataConfig {
-    pub(crate) fn check(&self, vocab: usize, values: &mut Values) {
+    pub(crate) fn check(&self, model: &ModelConfig, values: &mut Values) {
+        let vocab = model.vocab.get();
         let kind = self.kind;
         let from_file = kind != DataKind::Synthetic;
         let has_path = self.path.is_some();
@@ -58,16 +60,25 @@ impl DataConfig {
         });
         let bytes_fit = kind != DataKind::Text || vocab >= 256;
         values.rule(&["model.vocab", "data.kind"], bytes_fit, || {
-            Problem::new(format!("model.vocab = {vocab} is too small for data.kind = text"))
-                .because("text is read as bytes, and a byte has 256 values")
-                .nearest("model.vocab = 256")
+            let problem =
+                Problem::new(format!("model.vocab = {vocab} is too small for data.kind = text"))
+                    .because("text is read as bytes, and a byte has 256 values");
+            match model.from {
+                Some(_) => problem.fix(
+                    "data.kind = \"tokens\", a file of ids that the model's own tokenizer made",
+                ),
+                None => problem.nearest("model.vocab = 256"),
+            }
         });
         let least = MarkovCorpus::LEAST_VOCAB;
         let ids_fit = kind != DataKind::Synthetic || vocab >= least;
         values.rule(&["model.vocab", "data.kind"], ids_fit, || {
             Problem::new(format!("model.vocab = {vocab} is too small for data.kind = synthetic"))
                 .because(format!("the synthetic source needs at least {least} different tokens"))
-                .nearest(format!("model.vocab = {least}"))
+                .nearest(match model.from {
+                    Some(_) => "data.kind = \"tokens\"".to_owned(),
+                    None => format!("model.vocab = {least}"),
+                })
         });
     }
 }

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod absent;
 mod data;
 mod fits;
 mod key;
@@ -91,6 +92,8 @@ pub struct Loaded {
     pub preset: Option<String>,
     /// Whether neither a file nor a preset was given: the run that a newcomer starts.
     pub is_default_run: bool,
+    /// What the user should know although nothing is wrong, a line each.
+    pub notes: Vec<String>,
     given: BTreeMap<&'static str, Given>,
 }
 
@@ -137,9 +140,9 @@ impl Config {
         if !values.problems.is_empty() {
             return Err(Error::Refused(values.problems));
         }
-        let Values { given, preset, .. } = values;
+        let Values { given, preset, notes, .. } = values;
         let (label, is_default_run) = (sources.label(), sources.are_empty());
-        Ok(Loaded { config, label, preset, is_default_run, given })
+        Ok(Loaded { config, label, preset, is_default_run, notes, given })
     }
 
     /// The configuration as TOML, every key included. It parses back to the same configuration.
@@ -166,6 +169,25 @@ impl Config {
         text
     }
 
+    /// The same configuration with absolute paths of what it reads, so that it means the same in any
+    /// folder.
+    pub fn anchored(&self) -> Config {
+        let absolute = |path: &std::path::Path| {
+            std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
+        };
+        let mut config = self.clone();
+        config.data.path = self.data.path.as_deref().map(absolute);
+        config.model.from = self
+            .model
+            .from
+            .as_ref()
+            .map(|Origin::HuggingFace(dir)| Origin::HuggingFace(absolute(dir)));
+        if let PipelineSchedule::Csv(file) = &self.parallel.schedule {
+            config.parallel.schedule = PipelineSchedule::Csv(absolute(file));
+        }
+        config
+    }
+
     /// Whether all rules between keys accept the values; each value alone is already legal.
     pub fn is_legal(&self) -> bool {
         let mut values = Values::default();
@@ -182,10 +204,21 @@ impl Config {
         let mut train = TrainConfig::read(values);
         let model = ModelConfig::read(values, train.seq_len);
         // The sequence length of a preset or of the defaults is for their model, not for this one.
-        if !values.by_user("train.seq_len") {
-            train.seq_len = train.seq_len.min(model.context);
+        if !values.by_user("train.seq_len") && train.seq_len > model.context {
+            let (context, asked) = (model.context, train.seq_len);
+            values.notes.push(format!(
+                "train.seq_len = {context}, the model's context, instead of {asked}"
+            ));
+            train.seq_len = context;
         }
         let optim = OptimConfig::read(values, train.steps);
+        if model.from.is_some() && !values.by_user("optim.lr") {
+            values.notes.push(format!(
+                "optim.lr = {} is meant for untrained weights; for those of model.from 1e-5 is usual: \
+                 --set optim.lr=1e-5",
+                optim.lr.get()
+            ));
+        }
         let precision = PrecisionConfig::read(values);
         let mut config = Config { model, data, train, optim, precision, parallel, run };
         config.check(values);
@@ -194,7 +227,7 @@ impl Config {
 
     fn check(&mut self, values: &mut Values) {
         self.model.check(values);
-        self.data.check(self.model.vocab.get(), values);
+        self.data.check(&self.model, values);
         self.train.check(self.parallel.dp, values);
         self.optim.check(self.train.steps, values);
         self.precision.settle(values);
@@ -213,7 +246,11 @@ impl Config {
                 "train.seq_len = {seq_len} is longer than model.context = {context}"
             ))
             .because("the model has no positions beyond its context")
-            .nearest(format!("train.seq_len = {context}, or model.context = {seq_len}"))
+            .nearest(match self.model.from {
+                // The folder's context is as fixed as its weights.
+                Some(_) => format!("train.seq_len = {context}"),
+                None => format!("train.seq_len = {context}, or model.context = {seq_len}"),
+            })
         });
         let held_out = self.data.kind == DataKind::Synthetic || self.data.val_fraction.get() > 0.0;
         let possible = held_out || self.train.eval_every == 0;

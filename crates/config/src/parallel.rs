@@ -58,7 +58,8 @@ section! {
         layout: LayoutKind = "given"; aka "auto_parallel" "auto_sharding",
         /// Order in which stages take micro-batches.
         schedule: PipelineSchedule = "1f1b"; aka "pipeline_parallel_schedule" "pp_style" "pp_engine",
-        /// How many micro-batches a stage starts with.
+        /// How many micro-batches a stage of 1f1b starts with. pa: one for each stage from here to
+        /// the last; pb: links between stages count as stages too, for slow links.
         warmup: PipelineWarmup = "pa"; aka "pipeline_warmup",
         /// Chunks of layers that each stage group holds.
         chunks: Count = "2 for interleaved, breadth-first and zb-v, else 1"

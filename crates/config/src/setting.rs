@@ -190,7 +190,8 @@ impl<T: Setting> Setting for Option<T> {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Bytes(pub u64);
 
-const UNITS: [(&str, u64); 8] = [
+/// Units; the first four are those that are written. What ends another unit comes after it.
+const UNITS: [(&str, u64); 14] = [
     ("KiB", 1 << 10),
     ("MiB", 1 << 20),
     ("GiB", 1 << 30),
@@ -199,11 +200,17 @@ const UNITS: [(&str, u64); 8] = [
     ("MB", 1_000_000),
     ("GB", 1_000_000_000),
     ("TB", 1_000_000_000_000),
+    ("KB", 1_000),
+    ("B", 1),
+    ("K", 1 << 10),
+    ("M", 1 << 20),
+    ("G", 1 << 30),
+    ("T", 1 << 40),
 ];
 
 impl Setting for Bytes {
     fn expects() -> String {
-        "a number of bytes such as \"512 MiB\" or \"16 GiB\"".into()
+        "more than 0 bytes, such as \"512 MiB\", \"16 GiB\", \"16G\" or 1000000".into()
     }
     fn read(value: &Value) -> Option<Self> {
         let bytes = match value.as_str() {
@@ -287,6 +294,17 @@ macro_rules! choice {
 }
 pub(crate) use choice;
 
+/// A word that may be suggested; one whose feature is not built yet is not.
+macro_rules! offered {
+    ($word:literal) => {
+        $word
+    };
+    ($word:literal later) => {
+        ""
+    };
+}
+pub(crate) use offered;
+
 /// Makes an enum, of this crate or another, a key type that is a choice between words.
 macro_rules! words {
     ($name:ty { $($variant:ident = $word:literal $($later:ident)?,)+ }) => {
@@ -308,7 +326,7 @@ macro_rules! words {
                 $crate::setting::quoted(match self { $(<$name>::$variant => $word),+ })
             }
             fn words() -> &'static [&'static str] {
-                &[$($word),+]
+                &[$($crate::setting::offered!($word $($later)?)),+]
             }
         }
     };
@@ -346,6 +364,9 @@ mod tests {
     fn bytes_take_units_and_write_back_the_same() {
         assert_eq!(read("\"1.5 GiB\""), Some(Bytes(3 << 29)));
         assert_eq!(read("\"2GB\""), Some(Bytes(2_000_000_000)));
+        assert_eq!(read("\"1 B\""), Some(Bytes(1)));
+        assert_eq!(read("\"8G\""), Some(Bytes(8 << 30)));
+        assert_eq!(read("\"1 KB\""), Some(Bytes(1000)));
         assert_eq!(read::<Bytes>("0"), None);
         assert_eq!(read::<Bytes>("\"12 parsecs\""), None);
         for bytes in [1, 1000, 1024, 3 << 29, 1 << 40, 12_345_678_901] {

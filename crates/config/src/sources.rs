@@ -139,11 +139,14 @@ impl Sources {
         }
         let of_layout = |key: &str| key.starts_with("parallel.");
         let own = |key: &str| of_layout(key) || key.starts_with("model.");
-        let own_layout = values.given.iter().any(|(key, given)| own(key) && given.by_user);
-        if !chosen && (self.file.is_some() || own_layout) {
+        let by_user = values.given.iter().find(|(key, given)| own(key) && given.by_user);
+        let cause = by_user.map(|(key, given)| format!("{key} = {}", given.text()));
+        let cause = cause.or_else(|| self.file.as_ref().map(|path| path.display().to_string()));
+        if let Some(cause) = cause.filter(|_| !chosen) {
             // The layout and its micro-batches belong together.
             let goes = |key: &str| of_layout(key) || key == "train.microbatches";
-            values.given.retain(|key, given| !goes(key) || given.by_user);
+            let dropped = values.drop_of_preset(goes);
+            values.note_dropped(&dropped, &cause, "--preset default keeps it");
         }
         if let Some(pinned) = &self.pinned {
             add_pinned(&mut values, pinned);
@@ -224,7 +227,7 @@ impl TomlSource {
             let problem = Problem::new("this is not valid TOML").at(place);
             let lines = error.message().lines().map(str::to_string);
             let problem = lines.fold(problem, Problem::because);
-            Error::refused(problem.fix("write `key = value`, with text values in double quotes"))
+            Error::refused(problem.fix(toml_remedy(error.message(), text)))
         })
     }
 
@@ -274,6 +277,25 @@ impl TomlSource {
                 }
             }
         }
+    }
+}
+
+/// What to do about text that is not TOML, from what the parser says.
+fn toml_remedy(message: &str, text: &str) -> &'static str {
+    let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
+    match () {
+        () if text.trim_start().starts_with('{') => {
+            "this looks like JSON; write [section] lines, and below them `key = value`"
+        }
+        () if says(&["duplicate"]) => "keep one of the two; a section is written once as well",
+        () if says(&["overflow", "out of range", "too large"]) => "write a smaller number",
+        () if says(&["unclosed", "missing closing"]) => {
+            "close the bracket or the quote that is open"
+        }
+        () if says(&["number", "digit", "leading", "integer", "float", "underscore", "dot"]) => {
+            "write numbers like 1000, 0.5 or 3e-4"
+        }
+        () => "write `key = value`, with text values in double quotes",
     }
 }
 

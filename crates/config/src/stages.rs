@@ -23,14 +23,17 @@ pub(super) fn drop_unused_preset(values: &mut Values) {
     let pp = values.given.get(PP).filter(|given| given.by_user);
     let none = pp.is_some_and(|given| Count::read(&given.value) == Some(Count::MIN));
     let other = values.by_user(SCHEDULE);
-    values.given.retain(|key, given| {
-        let yields = match *key {
-            SCHEDULE | SPLIT => none,
-            CHUNKS | WARMUP => none || other,
-            _ => false,
-        };
-        given.by_user || !yields
+    let cause = if none { PP } else { SCHEDULE };
+    let Some(cause) = values.given.get(cause).map(|given| format!("{cause} = {}", given.text()))
+    else {
+        return;
+    };
+    let dropped = values.drop_of_preset(|key| match key {
+        SCHEDULE | SPLIT => none,
+        CHUNKS | WARMUP => none || other,
+        _ => false,
     });
+    values.note_dropped(&dropped, &cause, "set it too to keep it");
 }
 
 impl Config {

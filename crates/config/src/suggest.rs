@@ -3,7 +3,7 @@
 use toml_edit::Item;
 
 use super::key::Key;
-use super::{SECTIONS, keys};
+use super::{SECTIONS, absent, keys};
 use phalanx_error::{Location, Problem};
 
 /// The problem with an unknown key that was given a value.
@@ -13,6 +13,10 @@ pub(crate) fn unknown_key(name: &str, found: &str, place: Location) -> Problem {
     let problem = Problem::new(format!("unknown key {name}{found}")).at(place);
     if name.ends_with(".preset") {
         return problem.fix("write preset = \"NAME\" above the first section");
+    }
+    let field = name.rsplit('.').next().unwrap_or(name);
+    if let Some(instead) = absent::instead(field) {
+        return problem.fix(instead);
     }
     if let Some(key) = meant(name) {
         return problem.guess(key);
@@ -84,12 +88,14 @@ fn meant(name: &str) -> Option<&'static str> {
     )
 }
 
-/// The candidate nearest to `word`, unless more than a third of the word would have to change.
+/// The candidate nearest to `word`, unless more than a third of the word would have to change, or
+/// more than one letter of a short word: most short words are two letters from some other.
 pub(crate) fn closest<'a>(
     word: &str,
     candidates: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
-    let limit = word.chars().count().div_ceil(3);
+    let letters = word.chars().count();
+    let limit = if letters <= 4 { 1 } else { letters.div_ceil(3) };
     candidates
         .into_iter()
         .map(|candidate| (distance(word, candidate), candidate))

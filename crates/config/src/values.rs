@@ -35,6 +35,8 @@ pub(crate) struct Values {
     pub(crate) given: BTreeMap<&'static str, Given>,
     /// The preset that the user's values override.
     pub(crate) preset: Option<String>,
+    /// What the user should know although nothing is wrong, a line each.
+    pub(crate) notes: Vec<String>,
     /// Keys whose value could not be read.
     broken: BTreeSet<&'static str>,
     pub(crate) problems: Vec<Problem>,
@@ -57,6 +59,29 @@ impl Values {
         self.given.get(key).is_some_and(|given| given.by_user)
     }
 
+    /// Takes out the values that a preset gave to keys that `goes` names, and returns them as text.
+    pub(crate) fn drop_of_preset(&mut self, goes: impl Fn(&str) -> bool) -> Vec<String> {
+        let mut dropped = Vec::new();
+        self.given.retain(|key, given| {
+            let stays = given.by_user || !goes(key);
+            if !stays {
+                dropped.push(format!("{key} = {}", given.text()));
+            }
+            stays
+        });
+        dropped
+    }
+
+    /// Tells that values of the preset are not used because of what the user gave.
+    pub(crate) fn note_dropped(&mut self, dropped: &[String], cause: &str, remedy: &str) {
+        if let (Some(preset), false) = (&self.preset, dropped.is_empty()) {
+            let dropped = dropped.join(", ");
+            self.notes.push(format!(
+                "with {cause}, the layout of preset {preset} is not used: {dropped} ({remedy})"
+            ));
+        }
+    }
+
     /// Notes the problem that `tell` states unless `holds`. The rule is about `keys`, whose places
     /// are added to the problem; it is skipped if one of them could not be read.
     pub(crate) fn rule(&mut self, keys: &[&str], holds: bool, tell: impl FnOnce() -> Problem) {
@@ -74,6 +99,11 @@ fn unacceptable(key: &Key, given: &Given) -> Problem {
     let problem = Problem::new(format!("{} = {} is not accepted", key.name, given.text()))
         .at(given.place.clone())
         .because(format!("expected {}", (key.expects)()));
+    let unquoted = given.value.as_str().map(super::sources::free_value);
+    let unquoted = unquoted.filter(|value| !value.is_str() && (key.normal)(value).is_some());
+    if let Some(value) = unquoted {
+        return problem.fix(format!("{} = {}, without quotes", key.name, value.to_string().trim()));
+    }
     let words = (key.words)().iter().copied();
     match given.value.as_str().and_then(|word| closest(word, words)) {
         Some(word) => problem.guess(format!("`{word}`")),

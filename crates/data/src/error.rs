@@ -57,6 +57,8 @@ pub enum DataError {
         token: u64,
         /// The vocabulary size, which it must be below.
         vocab: usize,
+        /// The largest token that was looked at.
+        largest: u64,
     },
     /// The model's vocabulary is smaller than the corpus's.
     Vocabulary {
@@ -150,11 +152,17 @@ impl DataError {
             Self::BadWidth { found } => {
                 Diagnostic::new(format!("unknown token width `{found}`")).fix("use u16 or u32")
             }
-            Self::TokenOutOfVocabulary { path, position, byte, token, vocab } => {
+            Self::TokenOutOfVocabulary { path, position, byte, token, vocab, largest } => {
                 let found = format!("token {token} at position {position} (byte {byte})");
+                let largest_is = match largest > token {
+                    true => format!("the largest token is {largest}; "),
+                    false => String::new(),
+                };
                 in_file(path, &format!("{found} is not below the vocabulary of {vocab}"))
-                    .because("a meaningless number usually means another token width or byte order")
-                    .fix(format!("use a vocabulary of at least {}", token + 1))
+                    .because(format!(
+                        "{largest_is}ids that make no sense mean another token width or byte order"
+                    ))
+                    .fix(format!("use a vocabulary of at least {}", largest + 1))
             }
             Self::Vocabulary { corpus, needed, model } => {
                 let found = format!("the model has {model}");
@@ -168,12 +176,19 @@ impl DataError {
                     .fix(format!("use a vocabulary between {least} and {most}"))
             }
             Self::TooShort { corpus, tokens, seq_len, needed, longest } => {
-                let samples = "one training and one evaluation sample";
-                Diagnostic::new(format!("{corpus} is too short: it has {tokens} tokens"))
-                    .because(format!(
-                        "{samples} of {seq_len} tokens and their targets need {needed} tokens"
-                    ))
-                    .fix(format!("use more data, or a sequence length of at most {longest}"))
+                let samples = match longest {
+                    // All pieces are for training, so one is enough.
+                    _ if *needed == *seq_len as u64 + 1 => "one sample",
+                    _ => "one training and one evaluation sample",
+                };
+                Diagnostic::new(format!(
+                    "{corpus} is too short: it has {}",
+                    counted(*tokens, "token")
+                ))
+                .because(format!(
+                    "{samples} of {seq_len} tokens and their targets need {needed} tokens"
+                ))
+                .fix(format!("use more data, or a sequence length of at most {longest}"))
             }
             Self::BeyondEnd { corpus, at, wanted, tokens } => {
                 let asked = format!("{wanted} tokens at position {at} were asked for");
@@ -192,6 +207,11 @@ impl DataError {
             )),
         }
     }
+}
+
+/// `1 token`, `2 tokens`.
+fn counted(number: u64, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
 fn in_file(path: &Path, what: &str) -> Diagnostic {

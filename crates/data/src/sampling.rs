@@ -33,8 +33,8 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Divides `corpus` into samples of `seq_len` inputs and holds `val_fraction` of them out, at
-    /// least one.
+    /// Divides `corpus` into samples of `seq_len` inputs and holds `val_fraction` of them out: none
+    /// for 0, else at least one.
     pub fn new(
         corpus: &dyn Corpus,
         seed: u64,
@@ -50,16 +50,20 @@ impl Sampler {
         }
         let tokens = corpus.len_tokens();
         let pieces = tokens.saturating_sub(1) / seq_len as u64;
-        if pieces < 2 {
+        let least = if val_fraction > 0.0 { 2 } else { 1 };
+        if pieces < least {
             return Err(DataError::TooShort {
                 corpus: corpus.describe(),
                 tokens,
                 seq_len,
-                needed: 2 * seq_len as u64 + 1,
-                longest: tokens.saturating_sub(1) / 2,
+                needed: least * seq_len as u64 + 1,
+                longest: tokens.saturating_sub(1) / least,
             });
         }
-        let validation = ((pieces as f64 * val_fraction).round() as u64).clamp(1, pieces - 1);
+        let validation = match val_fraction > 0.0 {
+            true => ((pieces as f64 * val_fraction).round() as u64).clamp(1, pieces - 1),
+            false => 0,
+        };
         Ok(Self { seed, seq_len, train: pieces - validation, validation })
     }
 
@@ -84,7 +88,7 @@ impl Sampler {
 
     /// The corpus position of the first token of held-out sample `index`.
     pub fn validation_start(&self, index: u64) -> u64 {
-        (self.train + index % self.validation) * self.seq_len as u64
+        (self.train + index % self.validation.max(1)) * self.seq_len as u64
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use phalanx_sys::FileMap;
+use phalanx_sys::{FileMap, StandIn};
 
 use crate::corpus::checked_range;
 use crate::{Corpus, DataError};
@@ -20,7 +20,11 @@ impl TextFile {
         if map.is_empty() {
             return Err(DataError::Empty { path: path.to_path_buf() });
         }
-        Ok(Self { map })
+        // Other stand-ins are texts that someone may want to train on.
+        match StandIn::of(&map) {
+            Some(found @ StandIn::GitLfs) => Err(found.error(path).into()),
+            _ => Ok(Self { map }),
+        }
     }
 }
 
@@ -43,6 +47,7 @@ impl Corpus for TextFile {
     }
 
     fn describe(&self) -> String {
-        format!("text file {} ({} bytes)", self.map.path().display(), self.map.len())
+        let (path, bytes) = (self.map.path().display(), self.map.len());
+        format!("text file {path} ({bytes} byte{})", if bytes == 1 { "" } else { "s" })
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use phalanx_sys::FileMap;
+use phalanx_sys::{FileMap, StandIn};
 
 use crate::corpus::checked_range;
 use crate::{Corpus, DataError};
@@ -85,6 +85,9 @@ impl TokenFile {
         if map.is_empty() {
             return Err(DataError::Empty { path: path.to_path_buf() });
         }
+        if let Some(found @ (StandIn::GitLfs | StandIn::Html)) = StandIn::of(&map) {
+            return Err(found.error(path).into());
+        }
         if map.len() % width.bytes() != 0 {
             return Err(DataError::Truncated {
                 path: path.to_path_buf(),
@@ -98,6 +101,15 @@ impl TokenFile {
             file.check(0, &file.map)?;
         }
         Ok(file)
+    }
+
+    /// The largest token.
+    fn largest(&self, bytes: &[u8]) -> u64 {
+        let largest = match self.width {
+            TokenWidth::U16 => bytes.chunks_exact(2).map(u16_at).max(),
+            TokenWidth::U32 => bytes.chunks_exact(4).map(u32_at).max(),
+        };
+        largest.unwrap_or(0) as u64
     }
 
     /// Fails at the first token of `bytes`, which start at token `at`, that is out of vocabulary.
@@ -115,6 +127,7 @@ impl TokenFile {
             position,
             byte: position * width as u64,
             token: if width == 2 { u16_at(raw) } else { u32_at(raw) } as u64,
+            largest: self.largest(bytes),
             vocab: self.vocab,
         })
     }

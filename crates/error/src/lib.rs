@@ -8,11 +8,13 @@
 #![forbid(unsafe_code)]
 
 mod amount;
+mod printable;
 
 use std::fmt;
 use std::path::Path;
 
 pub use amount::{bytes, counted, short, three_digits};
+pub use printable::printable;
 
 use phalanx_engine::EngineError;
 use phalanx_ir::IrError;
@@ -236,17 +238,17 @@ impl From<Diagnostic> for Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "error: {}", self.message)?;
+        write!(f, "error: {}", printable(&self.message))?;
         let mut places: Vec<String> = self.places.iter().map(Location::to_string).collect();
         places.dedup();
         if !places.is_empty() {
-            write!(f, " ({})", places.join(", "))?;
+            write!(f, " ({})", printable(&places.join(", ")))?;
         }
         for line in &self.because {
-            write!(f, "\n  {line}")?;
+            write!(f, "\n  {}", printable(line))?;
         }
         match &self.remedy {
-            Some(remedy) => write!(f, "\n  {remedy}"),
+            Some(remedy) => write!(f, "\n  {}", printable(&remedy.to_string())),
             None => Ok(()),
         }
     }

@@ -283,7 +283,10 @@ fn check_rank(rank: usize, ranks: usize) -> Result<()> {
                 "there is no rank {rank}: the step has {}",
                 counted(ranks, "rank")
             ))
-            .fix(format!("--rank 0 to {}", ranks - 1)),
+            .fix(match ranks {
+                1 => "leave --rank out".to_owned(),
+                _ => format!("--rank 0 to {}", ranks - 1),
+            }),
         )),
     }
 }

@@ -171,7 +171,7 @@ fn plain((name, time): (&str, f64)) -> Result<()> {
         _ => format!("usual fix: a plain number, such as {name} = 1"),
     };
     let help = format!("a time is a number, 0 or above\n  {nearest}");
-    Err(PipelineError::Costs { what: format!("{name} = {}", typed(time)), help })
+    Err(PipelineError::Costs { what: format!("{name} = {} is not accepted", typed(time)), help })
 }
 
 /// The median of some times.

@@ -11,7 +11,7 @@ use super::command::{Command, LocalRanks, Reply};
 use super::planner::Planner;
 use super::worker::RankWorker;
 use super::{Lowered, lost};
-use crate::products::{Round, TimedProduct, time_products};
+use crate::products::{Limits, ProductRounds, TimedProduct, time_products};
 use phalanx_error::{Error, Result};
 
 /// An engine and a transport: what the command and the library train on.
@@ -23,7 +23,7 @@ pub trait Backend: Send + Sync {
     fn launch(&self, planner: &Planner<'_>) -> Result<Box<dyn LocalRanks>>;
 
     /// Times products on all ranks at once; gives the rounds by local rank and product.
-    fn time_products(&self, size: Size, products: &Timing<'_>) -> Result<Vec<Vec<Vec<Round>>>>;
+    fn time_products(&self, size: Size, products: &Timing<'_>) -> Result<Vec<Vec<ProductRounds>>>;
 }
 
 /// How many ranks there are, and how many messages they may have in flight.
@@ -55,8 +55,8 @@ pub struct Timing<'a> {
     pub products: &'a [TimedProduct],
     /// The element types of operands and of gradients.
     pub types: [DType; 2],
-    /// Rounds of each product, and the fewest FLOPs of a round.
-    pub rounds: (usize, u64),
+    /// How long they are timed.
+    pub limits: Limits,
 }
 
 /// Ranks that a launcher starts, all with the same kind of engine.
@@ -106,11 +106,11 @@ where
         Ok(Box::new(self.crew(Size::of(planner.lowered), load)?))
     }
 
-    fn time_products(&self, size: Size, timing: &Timing<'_>) -> Result<Vec<Vec<Vec<Round>>>> {
-        let Timing { products, types, rounds } = *timing;
+    fn time_products(&self, size: Size, timing: &Timing<'_>) -> Result<Vec<Vec<ProductRounds>>> {
+        let Timing { products, types, limits } = *timing;
         let mut crew = self.crew(size, |_, engine: E| Ok(engine))?;
         let timed =
-            crew.run(|_, engine| time_products(engine, products, types, rounds, size.ranks));
+            crew.run(|_, engine| time_products(engine, products, types, limits, size.ranks));
         timed.map_err(|failed: PoolFailure<Error>| lost(failed, size.ranks))
     }
 }

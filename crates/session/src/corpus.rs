@@ -7,6 +7,7 @@ use phalanx_data::{
     check_vocabulary,
 };
 use phalanx_models::port;
+use phalanx_sys::SysError;
 
 use crate::{Field, StepData};
 use phalanx_config::{DataKind, Loaded};
@@ -33,6 +34,16 @@ pub fn training(loaded: &Loaded, corpus: &Arc<dyn Corpus>) -> Result<Loader> {
 
 /// The held-out batches that every evaluation of a run sees.
 pub fn held_out(loaded: &Loaded, corpus: &Arc<dyn Corpus>) -> Result<Vec<Batch>> {
+    let data = &loaded.config.data;
+    if data.kind != DataKind::Synthetic && data.val_fraction.get() == 0.0 {
+        let problem = loaded.problem("data.val_fraction", "no part of the data is held out");
+        let share = phalanx_data::DEFAULT_VAL_FRACTION;
+        return Err(Error::refused(
+            problem
+                .because("data.val_fraction = 0 trains on all of it")
+                .fix(format!("--set data.val_fraction={share}, for both training and evaluation")),
+        ));
+    }
     let mut loader = loader(loaded, corpus, Split::Validation)?;
     let wanted = loaded.config.train.eval_batches.get() as u64;
     (0..wanted.min(loader.batches_per_pass()))
@@ -98,8 +109,8 @@ fn refused(loaded: &Loaded, error: &DataError) -> Error {
         DataError::Vocabulary { needed, .. } => {
             ("model.vocab", Some(format!("--set model.vocab={needed}, or more")))
         }
-        DataError::TokenOutOfVocabulary { token, .. } => {
-            ("data.path", Some(format!("--set model.vocab={}, or more", token + 1)))
+        DataError::TokenOutOfVocabulary { largest, .. } => {
+            ("data.path", Some(format!("--set model.vocab={}, or more", largest + 1)))
         }
         DataError::OtherWidth { named, .. } => {
             ("data.dtype", Some(format!("leave data.dtype out, or --set data.dtype={named}")))
@@ -113,6 +124,10 @@ fn refused(loaded: &Loaded, error: &DataError) -> Error {
             0..8 => ("data.path", Some("use more data".to_owned())),
             _ => ("data.path", Some(format!("use more data, or --set train.seq_len={longest}"))),
         },
+        // A run may have been moved, or be evaluated from another folder.
+        DataError::File(SysError::Missing { .. }) => {
+            ("data.path", Some("--set data.path=FILE, where it is now".to_owned()))
+        }
         DataError::NothingToPredict { .. } => {
             ("data.ignore_token", Some("set another data.ignore_token, or none".to_owned()))
         }

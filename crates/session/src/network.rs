@@ -26,7 +26,26 @@ pub fn load(sources: &Sources) -> Result<Loaded> {
     let file = dir.join(FolderKind::HuggingFace.mark());
     let spec = read_spec(&dir, &file).map_err(|error| error.at(place))?;
     let pinned = sources.clone().pin(file.display().to_string(), shape_keys(&spec));
-    Config::load(&pinned)
+    let mut loaded = Config::load(&pinned)?;
+    let kept = hf::KeptKeys::read(&file)?;
+    loaded.notes.extend(unused_dropout(&kept, &loaded, &file));
+    Ok(loaded)
+}
+
+/// What to say about the dropout of a model folder, which is not taken over.
+fn unused_dropout(kept: &hf::KeptKeys, loaded: &Loaded, file: &Path) -> Option<String> {
+    let (rates, same) = kept.dropout()?;
+    let own = loaded.config.model.dropout.get();
+    let (file, ours) = (file.display(), loaded.config.model.kind);
+    if loaded.by_user("model.dropout") {
+        return None;
+    }
+    let instead = match (ours, same) {
+        (ModelKind::Gpt2, Some(rate)) => format!("--set model.dropout={rate} trains with it"),
+        (ModelKind::Gpt2, None) => "--set model.dropout=RATE trains with one rate".to_owned(),
+        _ => format!("{ours} has no dropout here"),
+    };
+    Some(format!("{file} has {rates}; this run trains with dropout {own} ({instead})"))
 }
 
 fn read_spec(dir: &Path, file: &Path) -> Result<ModelSpec> {

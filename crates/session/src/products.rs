@@ -10,6 +10,7 @@ use phalanx_engine::{Engine, KernelCall, Span, Target};
 use phalanx_ir::{Builder, DType, Model, Op, OpDef, Program, Role, TensorType, ValueId};
 
 use crate::encode;
+use crate::numbers::decode;
 use phalanx_error::Result;
 
 /// Which product of a linear layer.
@@ -112,16 +113,37 @@ pub fn products<'p>(
 /// When an engine began a round of a product, and when it was done.
 pub type Round = (Instant, Instant);
 
-/// Runs each product alone on all threads of a new engine, for the given number of rounds of at
-/// least the given FLOPs. All `ranks` synchronise before each round, so that they begin together.
-/// The first round of each product is a warm-up and is left out.
+/// How long products are timed.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The most rounds of each product; there is at least one.
+    pub rounds: usize,
+    /// FLOPs of a round, if its share of `seconds` is enough for them; at least one product is run.
+    pub work: u64,
+    /// About how long all rounds of all products together may take.
+    pub seconds: f64,
+}
+
+/// The rounds of one product on one rank.
+#[derive(Clone, Debug)]
+pub struct ProductRounds {
+    /// How often the product is run in a round: the same on all ranks.
+    pub repeats: u64,
+    /// The rounds: as many on all ranks and for all products.
+    pub rounds: Vec<Round>,
+}
+
+/// Runs each product alone on all threads of a new engine, in rounds. All `ranks` synchronise before
+/// each round, so that they begin together. Each product is run twice before, to warm up and to
+/// choose its repetitions. Ranks have different clocks, so what depends on time is decided by the
+/// mean of all: they must take the same rounds, or some would wait for ever.
 pub fn time_products<E: Engine>(
     engine: &mut E,
     products: &[TimedProduct],
     [compute, grads]: [DType; 2],
-    (rounds, work): (usize, u64),
+    limits: Limits,
     ranks: usize,
-) -> Result<Vec<Vec<Round>>> {
+) -> Result<Vec<ProductRounds>> {
     let mut calls = Vec::new();
     let mut arena = 0;
     for product in products {
@@ -129,47 +151,89 @@ pub fn time_products<E: Engine>(
         arena = arena.max(end);
         calls.push(call);
     }
-    let all: Vec<usize> = (0..ranks).collect();
-    let meeting = match ranks {
-        0 | 1 => None,
-        // It has its own memory: with repeated sums, the products' operands would overflow.
-        _ => Some(placed(engine, &meeting(ranks)?, &all, arena)?),
-    };
-    engine.reserve(Tier::Device, meeting.as_ref().map_or(arena, |(_, end)| *end))?;
+    let mut meeting = Meeting::place(engine, ranks, arena)?;
+    engine.reserve(Tier::Device, meeting.end)?;
     fill(engine, arena, compute)?;
-    let mut meeting = match meeting {
-        None => None,
-        Some((call, _)) => Some(engine.prepare([call].into())?),
-    };
-    let mut timed = Vec::with_capacity(products.len());
+    meeting.prepare(engine)?;
+    let begun = Instant::now();
+    let share = limits.seconds / (limits.rounds * products.len()).max(1) as f64;
+    let (mut steps, mut timed) = (Vec::new(), Vec::new());
     for (call, product) in calls.into_iter().zip(products) {
         let mut step = engine.prepare([call].into())?;
-        let mut times = Vec::with_capacity(rounds);
-        for round in 0..=rounds {
-            if let Some(meeting) = &mut meeting {
-                run(engine, meeting)?;
-            }
+        run(engine, &mut step)?;
+        let once = Instant::now();
+        run(engine, &mut step)?;
+        let once = meeting.mean(engine, once.elapsed().as_secs_f64())?;
+        let repeats = product.repeats(limits.work).min((share / once) as u64).max(1);
+        steps.push(step);
+        timed.push(ProductRounds { repeats, rounds: Vec::with_capacity(limits.rounds) });
+    }
+    for _ in 0..limits.rounds {
+        for (step, timed) in steps.iter_mut().zip(&mut timed) {
+            meeting.mean(engine, 0.0)?;
             let begun = Instant::now();
-            (0..product.repeats(work)).try_for_each(|_| run(engine, &mut step))?;
-            if round > 0 {
-                times.push((begun, Instant::now()));
-            }
+            (0..timed.repeats).try_for_each(|_| run(engine, step))?;
+            timed.rounds.push((begun, Instant::now()));
         }
-        timed.push(times);
+        if meeting.mean(engine, begun.elapsed().as_secs_f64())? > limits.seconds {
+            break;
+        }
     }
     Ok(timed)
 }
 
 /// A sum over all ranks, used as a barrier: it ends on no rank before all have begun it.
-fn meeting(ranks: usize) -> Result<Program> {
-    Ok(phalanx_ir::text::parse(&format!(
-        "mesh dp={ranks}
+struct Meeting<E: Engine> {
+    ranks: usize,
+    call: Option<KernelCall<E::Kernel>>,
+    step: Option<E::Step>,
+    /// Where its number is, before and after.
+    spans: Option<(Span, Span)>,
+    /// Where its memory ends.
+    end: usize,
+}
+
+impl<E: Engine> Meeting<E> {
+    /// A meeting whose memory begins at an offset: it has its own, because products read theirs
+    /// again.
+    fn place(engine: &mut E, ranks: usize, from: usize) -> Result<Self> {
+        if ranks <= 1 {
+            return Ok(Self { ranks: 1, call: None, step: None, spans: None, end: from });
+        }
+        let program = phalanx_ir::text::parse(&format!(
+            "mesh dp={ranks}
 program meeting {{
   x: gradient f32[8]{{P:dp}}
   %1 = all_reduce<dp>(x) : f32[8]
   return sum: gradient %1
 }}"
-    ))?)
+        ))?;
+        let all: Vec<usize> = (0..ranks).collect();
+        let (call, end) = placed(engine, &program, &all, from)?;
+        let spans = Some((call.inputs[0], call.outputs[0].span));
+        Ok(Self { ranks, call: Some(call), step: None, spans, end })
+    }
+
+    /// Makes it ready, once there is memory.
+    fn prepare(&mut self, engine: &mut E) -> Result<()> {
+        if let Some(call) = self.call.take() {
+            self.step = Some(engine.prepare([call].into())?);
+        }
+        Ok(())
+    }
+
+    /// Waits for all ranks; returns the mean of what they bring, the same number on each.
+    fn mean(&mut self, engine: &mut E, own: f64) -> Result<f64> {
+        let (Some(step), Some((into, from))) = (&mut self.step, self.spans) else {
+            return Ok(own);
+        };
+        let mut bytes = [0; 32];
+        encode(DType::F32, &[own; 8], &mut bytes);
+        engine.upload(into, &bytes)?;
+        run(engine, step)?;
+        engine.download(from, &mut bytes)?;
+        Ok(decode(DType::F32, &bytes)[0] / self.ranks as f64)
+    }
 }
 
 /// Fills an arena with numbers of ordinary size, piece by piece.
@@ -334,26 +398,47 @@ mod tests {
             .flat_map(|p| [false, true].map(|transposed| TimedProduct { transposed, ..p }))
             .collect();
         let types = [DType::Bf16, DType::F32];
-        let times = time_products(&mut ReferenceEngine::new(), &all, types, (2, 0), 1).unwrap();
+        let times =
+            time_products(&mut ReferenceEngine::new(), &all, types, limits(60.0), 1).unwrap();
         assert_eq!(times.len(), 16);
-        let rounds: Vec<&Round> = times.iter().flatten().collect();
+        let rounds: Vec<&Round> = times.iter().flat_map(|timed| &timed.rounds).collect();
         assert_eq!(rounds.len(), 2 * 16);
         assert!(rounds.iter().all(|(begun, ended)| begun < ended));
-        assert!(rounds.is_sorted());
     }
-    /// Before each round, and before the one that does not count.
+
+    fn limits(seconds: f64) -> Limits {
+        Limits { rounds: 2, work: 0, seconds }
+    }
+
+    /// Before each round, after the warm-up of each product, and after each sweep over products.
     #[test]
-    fn ranks_meet_before_each_round() {
+    fn ranks_meet_before_each_round_and_decide_together() {
         let product =
             TimedProduct { pass: Pass::Forward, rows: 2, from: 2, to: 2, transposed: false };
-        let make = |endpoint| crate::host::rank_engine(1, endpoint);
-        let mut crew = RankPool::new(&Threads::new(2), make).unwrap();
-        let met = crew.run(|_, engine| {
-            time_products(engine, &[product; 3], [DType::F32; 2], (2, 0), 2)?;
-            let moved: Vec<_> = engine.moved().into_iter().collect();
-            Ok::<_, phalanx_error::Error>(moved.iter().map(|(r, m)| (r.op, m.calls)).collect())
-        });
-        let met: Vec<Vec<(&str, u64)>> = met.unwrap();
-        assert_eq!(met, vec![vec![("all_reduce", 3 * 3)]; 2]);
+        let met = |seconds| {
+            let make = |endpoint| crate::host::rank_engine(1, endpoint);
+            let mut crew = RankPool::new(&Threads::new(2), make).unwrap();
+            let met = crew.run(|_, engine| {
+                time_products(engine, &[product; 3], [DType::F32; 2], limits(seconds), 2)?;
+                let moved: Vec<_> = engine.moved().into_iter().collect();
+                Ok::<_, phalanx_error::Error>(moved.iter().map(|(r, m)| (r.op, m.calls)).collect())
+            });
+            let met: Vec<Vec<(&str, u64)>> = met.unwrap();
+            met
+        };
+        assert_eq!(met(60.0), vec![vec![("all_reduce", 3 + 2 * (3 + 1))]; 2]);
+        // Without time there is one round, and each product runs once in it.
+        assert_eq!(met(0.0), vec![vec![("all_reduce", 3 + (3 + 1))]; 2]);
+    }
+
+    /// However small products are, a round of them takes no longer than its share.
+    #[test]
+    fn repetitions_are_bounded_by_time() {
+        let small =
+            TimedProduct { pass: Pass::Forward, rows: 2, from: 2, to: 2, transposed: false };
+        let limits = Limits { rounds: 1, work: u64::MAX, seconds: 1e-12 };
+        let types = [DType::F32; 2];
+        let timed = time_products(&mut ReferenceEngine::new(), &[small], types, limits, 1).unwrap();
+        assert_eq!((timed[0].repeats, timed[0].rounds.len()), (1, 1));
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
-use crate::Diagnostic;
+use crate::{Diagnostic, StandIn};
 
 /// A system facility failed; the message says which, on what, and what would work.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +19,13 @@ pub enum SysError {
         path: PathBuf,
         /// What is there instead.
         found: &'static str,
+    },
+    /// Something else is there in place of the file that was meant.
+    StandIn {
+        /// The path as given.
+        path: PathBuf,
+        /// What is there.
+        found: StandIn,
     },
     /// The disk, or the user's quota, has no room left.
     DiskFull {
@@ -74,6 +81,10 @@ impl SysError {
             SysError::NotAFile { path, found } => {
                 Diagnostic::new(format!("{}: not a regular file but {found}", path.display()))
                     .fix("give a regular file that contains the data")
+            }
+            SysError::StandIn { path, found } => {
+                let (what, fix) = found.told();
+                Diagnostic::new(format!("{} is {what}", path.display())).fix(fix)
             }
             SysError::DiskFull { path, doing, source } => {
                 Diagnostic::new(format!("{}: disk full while {doing} ({source})", path.display()))

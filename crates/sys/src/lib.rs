@@ -12,6 +12,7 @@ pub mod interrupt;
 pub mod memory;
 pub mod mmap;
 mod poll;
+mod stand_in;
 mod time;
 
 pub use arena::Arena;
@@ -22,4 +23,5 @@ pub use disk::{Staged, write_atomic};
 pub use error::SysError;
 pub use mmap::FileMap;
 pub use poll::Poll;
+pub use stand_in::StandIn;
 pub use time::thread_cpu_time;

@@ -9,7 +9,7 @@ use phalanx_models::{BatchShape, port};
 use serde::Serialize;
 
 use crate::saved::Saved;
-use phalanx_config::{Config, Loaded, Sources};
+use phalanx_config::{Config, DataKind, Loaded, Sources};
 use phalanx_error::counted;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_session::corpus;
@@ -46,6 +46,9 @@ pub struct Answer {
     pub loss: f64,
     /// The logits after the last token.
     pub logits_last: Vec<f64>,
+    /// Whether tokens are bytes of text, as far as is known.
+    #[serde(skip)]
+    pub is_text: bool,
 }
 
 /// What a model reached on held-out data.
@@ -101,6 +104,7 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
     Ok(Answer {
         loss: finite(total / (ids.len() - 1) as f64, logits, &*weights)?,
         logits_last: rows.last().map_or(Vec::new(), |row| row.to_vec()),
+        is_text: config.data.kind == DataKind::Text,
     })
 }
 

@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
+use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Where human-readable lines go.
@@ -47,28 +48,38 @@ impl Style {
 pub struct Progress {
     out: Box<dyn Write + Send>,
     style: Style,
+    columns: Option<usize>,
     bar: Option<ProgressBar>,
 }
 
 impl Progress {
     /// Progress over `steps` steps, shown on `stream` in the style that suits it.
     pub fn new(steps: usize, stream: OutputStream) -> Self {
-        let out: Box<dyn Write + Send> = match stream {
-            OutputStream::Stdout => Box::new(io::stdout()),
-            OutputStream::Stderr => Box::new(io::stderr()),
+        let (out, terminal): (Box<dyn Write + Send>, _) = match stream {
+            OutputStream::Stdout => (Box::new(io::stdout()), Term::stdout()),
+            OutputStream::Stderr => (Box::new(io::stderr()), Term::stderr()),
         };
-        Progress::onto(out, steps, Style::of(stream))
+        let columns = terminal.size_checked().map(|(_, columns)| usize::from(columns));
+        let columns = columns.filter(|columns| *columns > 0 && terminal.is_term());
+        let mut progress = Progress::onto(out, steps, Style::of(stream));
+        progress.columns = columns;
+        progress
     }
 
     /// Progress over `steps` steps, shown on `out` in a given style.
     pub fn onto(out: Box<dyn Write + Send>, steps: usize, style: Style) -> Self {
         let bar = style.bar.then(|| bar(steps, style.colour));
-        Progress { out, style, bar }
+        Progress { out, style, columns: None, bar }
     }
 
     /// Whether lines may contain colour codes.
     pub fn colour(&self) -> bool {
         self.style.colour
+    }
+
+    /// The columns of the terminal that lines go to; `None` where lines may be of any length.
+    pub fn width(&self) -> Option<usize> {
+        self.columns
     }
 
     /// Shows a line, above the bar if there is one. A closed pipe, as in `phalanx train | head`,
@@ -112,6 +123,25 @@ impl Drop for Progress {
     fn drop(&mut self) {
         self.finish();
     }
+}
+
+/// A line of the form `name   text` for a terminal of some columns: broken between words, and
+/// continued below the text.
+pub(crate) fn wrapped(line: &str, width: Option<usize>) -> String {
+    const INDENT: usize = 7;
+    let Some(width) = width.filter(|width| *width > 3 * INDENT) else { return line.to_owned() };
+    let (mut text, mut column) = (String::new(), 0);
+    for word in line.split_inclusive(' ') {
+        let shown = word.trim_end().chars().count();
+        if column > INDENT && column + shown > width {
+            text.truncate(text.trim_end().len());
+            text += "\n       ";
+            column = INDENT;
+        }
+        text += word;
+        column += word.chars().count();
+    }
+    text
 }
 
 fn bar(steps: usize, colour: bool) -> ProgressBar {
@@ -176,6 +206,22 @@ mod tests {
         let mut progress = Progress::onto(Box::new(Gone), 10, PLAIN);
         progress.line("step 1/10");
         progress.advance(1, "");
+    }
+
+    #[test]
+    fn headers_break_between_words() {
+        let line = "plan   16.8 MiB on the largest rank: weights 387.2 KiB";
+        assert_eq!(wrapped(line, None), line);
+        assert_eq!(
+            wrapped(line, Some(32)),
+            "plan   16.8 MiB on the largest\n       rank: weights 387.2 KiB"
+        );
+        for width in 22..60 {
+            let text = wrapped(line, Some(width));
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
+            let words = text.split_whitespace().eq(line.split_whitespace());
+            assert!(words, "{text}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::metrics::{Evaluation, LossPlot, OneRank, Step, StepLine, Summary, ZScore};
-use crate::progress::{OutputStream, Progress};
+use crate::progress::{OutputStream, Progress, wrapped};
 use crate::rundir::RunDir;
 use phalanx_error::Result;
 use phalanx_error::counted;
@@ -82,11 +82,23 @@ impl Report {
         &self.run
     }
 
+    /// Shows a line of the header to people.
+    pub(crate) fn header(&mut self, text: &str) {
+        let width = self.progress.as_ref().and_then(Progress::width);
+        self.line(&wrapped(&phalanx_error::printable(text), width));
+    }
+
     /// Shows a line to people.
     pub(crate) fn line(&mut self, text: &str) {
         if let Some(progress) = &mut self.progress {
             progress.line(text);
         }
+    }
+
+    /// Compares the steps from here on with the time that their products take alone.
+    pub(crate) fn compare_with(&mut self, gemm_seconds: Option<f64>) {
+        self.facts.gemm_seconds = gemm_seconds;
+        self.started = Instant::now();
     }
 
     /// Reports a step that took `time`.
@@ -120,7 +132,8 @@ impl Report {
                 eta: (step.step < last).then(|| self.started.elapsed().mul_f64(left)),
             };
             let colour = self.progress.as_ref().is_some_and(Progress::colour);
-            self.line(&line.text(colour));
+            let width = self.progress.as_ref().and_then(Progress::width);
+            self.line(&line.text(colour, width));
         }
         Ok(())
     }
@@ -150,7 +163,9 @@ impl Report {
 
     /// Reports that `steps` steps are about to be repeated on one rank.
     pub(crate) fn replay_begins(&mut self, steps: usize) {
-        self.line(&format!("\nthe first {} once more, on one rank:", counted(steps, "step")));
+        let first =
+            if steps == 1 { "first step".to_owned() } else { format!("first {steps} steps") };
+        self.line(&format!("\nthe {first} once more, on one rank:"));
         if let Some(progress) = &self.progress {
             progress.restart(steps);
         }
@@ -251,9 +266,11 @@ fn closing(summary: &Summary) -> Vec<String> {
             format!("in {dir}: model.safetensors, loss.svg, metrics.jsonl, config.toml"),
             format!("next: phalanx eval --model run:{dir}"),
             format!("      phalanx export --run {dir} --out DIR    (for transformers)"),
-            "      phalanx train --set data.kind=text --set data.path=FILE    (your own text)"
-                .into(),
         ]);
+        // Who trained on a file knows how.
+        let own =
+            "      phalanx train --set data.kind=text --set data.path=FILE    (your own text)";
+        lines.extend(summary.entropy_floor.map(|_| own.to_owned()));
     }
     lines
 }
@@ -292,6 +309,15 @@ mod tests {
         }
         assert!(to_floor(5.0, 0.99, 1.0).ends_with("0.0000 to go, 100% of the way done"));
         assert!(to_floor(0.5, 0.4, 1.0).ends_with("to go"));
+    }
+
+    /// Only the synthetic source has a known entropy.
+    #[test]
+    fn who_trained_on_a_file_is_not_told_to() {
+        let summary = Summary { steps: 1, run_dir: Some("runs/a".into()), ..Summary::default() };
+        let tells = |summary: &Summary| closing(summary).concat().contains("your own text");
+        assert!(!tells(&summary));
+        assert!(tells(&Summary { entropy_floor: Some(1.0), ..summary }));
     }
 
     #[test]

@@ -68,7 +68,7 @@ impl RunDir {
         let metrics = File::options().append(true).create_new(true).open(&file);
         let metrics = metrics.map_err(|e| SysError::on_file(&file, "creating it", e))?;
         let run = RunDir { path: path.to_path_buf(), metrics, broken: false };
-        run.write_file(CONFIG, loaded.config.to_toml().as_bytes())?;
+        run.write_file(CONFIG, loaded.config.anchored().to_toml().as_bytes())?;
         Ok(run)
     }
 

@@ -1,13 +1,13 @@
 //! The weights that a run leaves behind, and reading a run's folder back.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use phalanx_ir::DType;
 use phalanx_models::hf::{self, ModelSpec};
 
 use crate::rundir;
-use phalanx_config::{Config, Loaded, Sources};
+use phalanx_config::{Config, Loaded, Origin, Sources};
 use phalanx_error::{Error, Problem, Result};
 use phalanx_session::Session;
 use phalanx_session::folders::FolderKind;
@@ -93,8 +93,10 @@ impl Saved {
         Ok(Self { spec, loaded, weights })
     }
 
-    /// Writes the model as a Hugging Face folder, one tensor at a time.
-    pub fn export(&self, dir: &Path, dtype: DType) -> Result<()> {
+    /// Writes the model as a Hugging Face folder, one tensor at a time. Settings and files that belong
+    /// to the model are taken from the folder that its weights came from, if it is still there.
+    /// Returns the names of the files that were copied.
+    pub fn export(&self, dir: &Path, dtype: DType) -> Result<Vec<&'static str>> {
         if dir.join(rundir::CONFIG).exists() {
             let message = format!("{} is a run's folder", dir.display());
             let problem = Problem::new(message)
@@ -102,6 +104,49 @@ impl Saved {
                 .fix("give another folder with --out");
             return Err(Error::refused(problem));
         }
-        Ok(hf::save(dir, &self.spec, &self.weights, dtype)?)
+        let source = self.source();
+        let kept = match &source {
+            Some(source) => hf::KeptKeys::read(&source.join(FolderKind::HuggingFace.mark()))?,
+            None => hf::KeptKeys::default(),
+        };
+        hf::save(dir, &self.spec, &self.weights, dtype, &kept)?;
+        let Some(source) = source else { return Ok(Vec::new()) };
+        let mut copied = Vec::new();
+        for name in COMPANIONS {
+            let (from, to) = (source.join(name), dir.join(name));
+            if !from.is_file() || same_file(&from, &to) {
+                continue;
+            }
+            std::fs::copy(&from, &to).map_err(|e| {
+                let from = from.display().to_string();
+                Error::failed(Problem::io(&format!("cannot copy {from} to"), &to, &e))
+            })?;
+            copied.push(name);
+        }
+        Ok(copied)
     }
+
+    /// The folder that the weights came from, if it is still there.
+    fn source(&self) -> Option<PathBuf> {
+        let Some(Origin::HuggingFace(dir)) = &self.loaded.config.model.from else { return None };
+        dir.join(FolderKind::HuggingFace.mark()).is_file().then(|| dir.clone())
+    }
+}
+
+/// Files beside the weights that users of a model need, and that training does not change.
+const COMPANIONS: [&str; 10] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+];
+
+fn same_file(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }

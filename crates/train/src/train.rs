@@ -24,7 +24,7 @@ use phalanx_session::corpus;
 use phalanx_session::host;
 use phalanx_session::network::{Network, describe_step};
 use phalanx_session::rate::LearningRate;
-use phalanx_session::{Lowered, Session, Settings};
+use phalanx_session::{Backend, Lowered, Session, Settings};
 
 pub use crate::report::Output;
 
@@ -39,8 +39,9 @@ pub fn train(loaded: &Loaded, output: Output, trace: Option<&Path>) -> Result<Su
     let folder = RunDir::create(loaded)?;
     let mut report = Report::new(output, folder, run.facts(), run.plot());
     for line in run.header(report.dir().display().to_string()) {
-        report.line(&line);
+        report.header(&line);
     }
+    run.measure_products(&mut report);
     if let Err(error) = run.steps(&mut report) {
         return Err(match report.folder().broken() {
             // Metrics cannot be written any more, but the weights may still be saved.
@@ -80,7 +81,8 @@ struct Run<'a> {
     session: Session,
     replay: Option<Replay>,
     parameters: usize,
-    gemm_seconds: Option<f64>,
+    backend: Box<dyn Backend>,
+    lowered: Lowered,
     tracing: Option<Tracing>,
 }
 
@@ -101,8 +103,6 @@ impl<'a> Run<'a> {
             true => corpus::held_out(loaded, &corpus)?,
             false => Vec::new(),
         };
-        let compute = config.precision.compute.into();
-        let gemm_seconds = floor::seconds(&lowered, &*backend, compute, Effort::SHORT)?;
         let mut session = prepared.start(&*network.start())?;
         if tracing.is_some() {
             session.trace_at(traced_step(config.train.steps.get()) as u64);
@@ -116,7 +116,8 @@ impl<'a> Run<'a> {
             session,
             replay,
             parameters: models.train.elements(),
-            gemm_seconds,
+            backend,
+            lowered,
             tracing,
         })
     }
@@ -127,7 +128,7 @@ impl<'a> Run<'a> {
             steps: train.steps.get(),
             log_every: train.log_every.get(),
             flops_per_step: self.session.flops_per_step(),
-            gemm_seconds: self.gemm_seconds,
+            gemm_seconds: None,
             planned: self.session.arena() as u64,
         }
     }
@@ -159,21 +160,36 @@ impl<'a> Run<'a> {
         };
         // The ranks of a pipeline hold different stages.
         let whose = if config.parallel.pp.get() > 1 { "the largest rank" } else { "each rank" };
-        vec![
+        let together = match self.session.ranks() {
+            1 => String::new(),
+            _ => format!(", {} on all together", bytes(self.session.arena() as u64)),
+        };
+        let notes = self.loaded.notes.iter().map(|note| format!("note   {note}"));
+        let lines = [
             format!("config {}", self.loaded.origin()),
             format!("model  {}", self.network.describe(config, self.parameters)),
             format!("data   {}{floor}", self.corpus.describe()),
             format!("step   {}", describe_step(config)),
             format!("ranks  {}", self.session.layout()),
             format!(
-                "plan   {} on {whose}: {}",
+                "plan   {} on {whose}{together}: {}",
                 bytes(self.session.rank_arena() as u64),
                 parts.join(", ")
             ),
             format!("moves  {}", self.moves()),
             format!("run    {dir}"),
-            String::new(),
-        ]
+        ];
+        lines.into_iter().chain(notes).chain([String::new()]).collect()
+    }
+
+    /// Measures how fast the products of a step are alone, which step lines are compared with. It
+    /// only informs, so a run goes on without it.
+    fn measure_products(&self, report: &mut Report) {
+        let compute = self.loaded.config.precision.compute.into();
+        match floor::seconds(&self.lowered, &*self.backend, compute, Effort::SHORT) {
+            Ok(seconds) => report.compare_with(seconds),
+            Err(error) => report.line(&format!("the GEMM rate was not measured: {error}")),
+        }
     }
 
     /// What ranks will exchange in a step, computed from the types of their scripts.
@@ -278,5 +294,5 @@ fn stopped_early(loaded: &Loaded, summary: &Summary) -> Problem {
     let dir = summary.run_dir.clone().unwrap_or_default();
     Problem::new(format!("stopped on request after step {taken} of {steps}"))
         .because(format!("its weights are in {dir}, as if the run had ended there"))
-        .fix(format!("phalanx eval --model run:{dir}, or train again for all steps"))
+        .because(format!("next: phalanx eval --model run:{dir}, or train again for all steps"))
 }

@@ -9,6 +9,7 @@ mod evaluating;
 mod explaining;
 #[cfg(target_os = "linux")]
 mod interruptions;
+mod newcomer;
 mod pictures;
 mod pipelines;
 mod refusals;

@@ -282,3 +282,49 @@ fn one_stage_takes_any_named_schedule() {
         assert_eq!(config.parallel.schedule.write(), format!("\"{word}\""));
     }
 }
+
+fn notes(sources: Sources) -> Vec<String> {
+    Config::load(&sources).unwrap().notes
+}
+
+/// What a user's settings take away from a preset is said, in one line.
+#[test]
+fn nothing_of_a_preset_is_dropped_silently() {
+    assert_eq!(notes(Sources::default()), [""; 0]);
+    assert_eq!(notes(Sources::default().set("train.steps=3")), [""; 0]);
+    let layout = "parallel.dp = 2, parallel.pp = 2, parallel.schedule = \"zb-h1\", parallel.tp = 2, \
+                  parallel.zero = 3, train.microbatches = 4 (--preset default keeps it)";
+    for set in ["model.layers=3", "parallel.dp=4"] {
+        let said = notes(Sources::default().set(set));
+        let cause = set.replace('=', " = ");
+        let expected = format!("with {cause}, the layout of preset default is not used: {layout}");
+        let expected = match set {
+            "parallel.dp=4" => expected.replace("parallel.dp = 2, ", ""),
+            _ => expected,
+        };
+        assert_eq!(said, [expected]);
+        assert_eq!(notes(Sources::default().preset("default").set("train.seq_len=64")), [""; 0]);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "[train]\nsteps = 7\n");
+    let said = notes(Sources::default().file(&path));
+    let cause = format!("with {}, the layout of preset default is not used: ", path.display());
+    assert!(said.len() == 1 && said[0].starts_with(&cause), "{said:?}");
+    // A preset that was asked for keeps its ranks, but a pipeline's settings need a pipeline.
+    let said = notes(Sources::default().preset("default").set("parallel.pp=1"));
+    assert_eq!(
+        said,
+        ["with parallel.pp = 1, the layout of preset default is not used: parallel.schedule = \
+          \"zb-h1\" (set it too to keep it)"]
+    );
+}
+
+#[test]
+fn a_shortened_sequence_and_a_high_learning_rate_are_noted() {
+    let short = notes(Sources::default().preset("tiny").set("model.context=32"));
+    assert_eq!(short, ["train.seq_len = 32, the model's context, instead of 64"]);
+    let from = Sources::default().preset("tiny").set("model.from=hf:weights");
+    let said = notes(from.clone());
+    assert!(said.len() == 1 && said[0].contains("--set optim.lr=1e-5"), "{said:?}");
+    assert_eq!(notes(from.set("optim.lr=3e-3")), [""; 0]);
+}

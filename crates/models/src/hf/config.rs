@@ -3,12 +3,13 @@
 //! The file describes many variants of an architecture; a reader that ignored unknown keys would
 //! compute something different from the model. So the keys that change the mathematics are listed
 //! ([`COMMON_RULES`], [`GPT_RULES`], [`LLAMA_RULES`]) with the values that are implemented, and any
-//! other value is refused by name. Keys outside those lists (token ids, dropout, generation
-//! settings) do not change what the weights compute and are not read.
+//! other value is refused by name. Keys outside those lists do not change what the weights compute;
+//! those that users of the model need are kept ([`KeptKeys`]).
 
 use std::path::Path;
 
 use phalanx_ir::ops::RopeScaling;
+use phalanx_sys::StandIn;
 use serde_json::{Map, Value, json};
 
 use super::error::HfError;
@@ -24,12 +25,7 @@ pub fn read_config(path: &Path) -> Result<ModelSpec, HfError> {
 
 /// Reads a configuration from its text; `path` is where it came from, for messages.
 pub fn parse_config(text: &str, path: &Path) -> Result<ModelSpec, HfError> {
-    let value: Value = serde_json::from_str(text)
-        .map_err(|e| HfError::corrupt(path, e.to_string(), "a JSON object"))?;
-    let Value::Object(map) = &value else {
-        let found = format!("a JSON document that is {}", shown(&value));
-        return Err(HfError::corrupt(path, found, "a JSON object"));
-    };
+    let map = &object(text, path)?;
     let keys = Keys { path, within: "", map };
     let Some(kind) = keys.get("model_type") else {
         return Err(keys.missing("model_type", "\"gpt2\" or \"llama\""));
@@ -42,16 +38,79 @@ pub fn parse_config(text: &str, path: &Path) -> Result<ModelSpec, HfError> {
     }
 }
 
+fn object(text: &str, path: &Path) -> Result<Map<String, Value>, HfError> {
+    if let Some(found) = StandIn::of(text.as_bytes()) {
+        return Err(HfError::Read(found.error(path)));
+    }
+    let value: Value = serde_json::from_str(text)
+        .map_err(|e| HfError::corrupt(path, e.to_string(), "a JSON object"))?;
+    match value {
+        Value::Object(map) => Ok(map),
+        other => {
+            let found = format!("a JSON document that is {}", shown(&other));
+            Err(HfError::corrupt(path, found, "a JSON object"))
+        }
+    }
+}
+
+/// Settings of a `config.json` that do not change what the weights compute, but that whoever uses
+/// the model needs: they are kept from the folder that weights came from to the one they go to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KeptKeys(Map<String, Value>);
+
+/// The dropout rates, by architecture.
+const GPT_DROPOUT: [&str; 3] = ["resid_pdrop", "embd_pdrop", "attn_pdrop"];
+const LLAMA_DROPOUT: &str = "attention_dropout";
+
+const KEPT: [&str; 8] = [
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "initializer_range",
+    GPT_DROPOUT[0],
+    GPT_DROPOUT[1],
+    GPT_DROPOUT[2],
+    LLAMA_DROPOUT,
+];
+
+impl KeptKeys {
+    /// Reads them from the configuration file of a model folder.
+    pub fn read(path: &Path) -> Result<Self, HfError> {
+        let text = std::fs::read_to_string(path).map_err(|e| HfError::read(path, e))?;
+        let mut map = object(&text, path)?;
+        let keys = Keys { path, within: "", map: &map };
+        for key in GPT_DROPOUT.into_iter().chain([LLAMA_DROPOUT]) {
+            keys.share(key)?;
+        }
+        map.retain(|key, _| KEPT.contains(&key.as_str()));
+        Ok(Self(map))
+    }
+
+    /// The dropout that the model was trained with, if it was trained with any: the keys and their
+    /// values as text, and the rate if it is the same for all.
+    pub fn dropout(&self) -> Option<(String, Option<f64>)> {
+        let rates: Vec<(&String, f64)> = (self.0.iter())
+            .filter(|(key, _)| GPT_DROPOUT.contains(&key.as_str()) || *key == LLAMA_DROPOUT)
+            .filter_map(|(key, value)| Some((key, value.as_f64()?)))
+            .collect();
+        let first = rates.first()?.1;
+        let text: Vec<String> = rates.iter().map(|(key, rate)| format!("{key} = {rate}")).collect();
+        let same = rates.iter().all(|(_, rate)| *rate == first);
+        let any = rates.iter().any(|(_, rate)| *rate > 0.0);
+        any.then(|| (text.join(", "), same.then_some(first)))
+    }
+}
+
 /// A specification as the text of a configuration file, which [`parse_config`] reads back.
 pub fn config_text(spec: &ModelSpec) -> String {
-    write_config(spec, Stored::F32)
+    write_config(spec, Stored::F32, &KeptKeys::default())
 }
 
 /// The text of a configuration file.
 ///
 /// Rotary settings are written in the older spelling, which every version of `transformers` reads.
-/// Dropout is written as zero and token ids as absent: the model does not know its tokenizer.
-pub(super) fn write_config(spec: &ModelSpec, stored: Stored) -> String {
+/// Dropout is zero and token ids are absent unless they were kept: a model does not know its tokenizer.
+pub(super) fn write_config(spec: &ModelSpec, stored: Stored, kept: &KeptKeys) -> String {
     let mut value = match spec {
         ModelSpec::Gpt(spec) => gpt_json(spec),
         ModelSpec::Llama(spec) => llama_json(spec),
@@ -59,6 +118,9 @@ pub(super) fn write_config(spec: &ModelSpec, stored: Stored) -> String {
     value["torch_dtype"] = json!(stored.torch_name());
     value["bos_token_id"] = Value::Null;
     value["eos_token_id"] = Value::Null;
+    for (key, kept) in &kept.0 {
+        value[key] = kept.clone();
+    }
     format!("{value:#}\n")
 }
 

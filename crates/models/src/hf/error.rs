@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 
 use phalanx_sys::{Diagnostic, SysError};
 
+/// What is found where something is missing.
+pub(super) const ABSENT: &str = "nothing";
+
 /// Why a model folder or weight file was not read or not written.
 #[derive(Debug, thiserror::Error)]
 pub enum HfError {
@@ -51,6 +54,15 @@ pub enum HfError {
         /// The values that are.
         supported: String,
     },
+    /// A tensor has elements that are no floating-point numbers.
+    Elements {
+        /// The file.
+        path: PathBuf,
+        /// The tensor's name in that file.
+        tensor: String,
+        /// The type of its elements.
+        found: String,
+    },
     /// A tensor is missing, not expected, or has the wrong shape, type or content.
     Tensor {
         /// The file.
@@ -85,22 +97,39 @@ impl HfError {
                  calling save_pretrained",
             ),
             HfError::Corrupt { path, found, expected } => {
-                Diagnostic::new(format!("{} is damaged: found {found}", path.display()))
+                Diagnostic::new(format!("{} is damaged: {found}", path.display()))
                     .because(format!("expected {expected}"))
                     .fix("copy or download it again")
             }
             HfError::Key { path, key, found, expected } => {
-                Diagnostic::new(format!("{}: `{key}`: found {found}", path.display()))
+                let told = match found.as_str() {
+                    ABSENT => format!("{}: `{key}` is missing", path.display()),
+                    _ => format!("{}: `{key}`: found {found}", path.display()),
+                };
+                Diagnostic::new(told)
                     .because(format!("expected {expected}"))
                     .fix("copy the file again, or correct it")
             }
             HfError::Unsupported { path, key, found, supported } => {
                 Diagnostic::new(format!("{}: `{key}` = {found} is not supported", path.display()))
                     .because(format!("supported: {supported}"))
-                    .fix("use another model")
+                    .fix(format!("take a model whose `{key}` is supported"))
             }
+            HfError::Elements { path, tensor, found } => Diagnostic::new(format!(
+                "{}: tensor `{tensor}` has elements of type {found}",
+                path.display()
+            ))
+            .because("weights that are trained are F32, F64, BF16 or F16")
+            .fix(
+                "take the version of the model that is not quantised, or load it in transformers \
+                 with torch_dtype=torch.bfloat16 and call save_pretrained",
+            ),
             HfError::Tensor { path, tensor, found, expected } => {
-                Diagnostic::new(format!("{}: tensor `{tensor}`: found {found}", path.display()))
+                let told = match found.strip_prefix(ABSENT) {
+                    Some(more) => format!("{}: tensor `{tensor}` is missing{more}", path.display()),
+                    None => format!("{}: tensor `{tensor}`: found {found}", path.display()),
+                };
+                Diagnostic::new(told)
                     .because(format!("expected {expected}"))
                     .fix("weights and config.json must be of one model: copy both again")
             }

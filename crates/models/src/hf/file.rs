@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use phalanx_sys::Staged;
+use phalanx_sys::{Staged, StandIn};
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 
@@ -37,6 +37,7 @@ impl TensorFile {
         let mut file = File::open(path).map_err(|e| HfError::read(path, e))?;
         let length = file.metadata().map_err(|e| HfError::read(path, e))?.len();
         let short = |expected: &str| HfError::corrupt(path, format!("{length} bytes"), expected);
+        refuse_stand_in(path, &file)?;
         if length < 8 {
             return Err(short("at least the 8 bytes of a header's length"));
         }
@@ -85,8 +86,8 @@ impl TensorFile {
     pub(super) fn stored(&self, name: &str) -> Result<Stored, HfError> {
         let dtype = self.info(name)?.dtype;
         Stored::named(dtype).ok_or_else(|| {
-            let found = format!("elements of type {dtype}");
-            HfError::tensor(&self.path, name, found, "F32, F64, BF16 or F16")
+            let (path, tensor) = (self.path.clone(), name.to_owned());
+            HfError::Elements { path, tensor, found: dtype.to_string() }
         })
     }
 
@@ -114,6 +115,16 @@ impl TensorFile {
         self.header
             .info(name)
             .ok_or_else(|| HfError::tensor(&self.path, name, "no such tensor", "one"))
+    }
+}
+
+/// A pointer or a web page in place of the weights is named as what it is.
+fn refuse_stand_in(path: &Path, file: &File) -> Result<(), HfError> {
+    let mut first = [0; 64];
+    let read = file.read_at(&mut first, 0).map_err(|e| HfError::read(path, e))?;
+    match StandIn::of(&first[..read]) {
+        Some(found) => Err(HfError::Read(found.error(path))),
+        None => Ok(()),
     }
 }
 

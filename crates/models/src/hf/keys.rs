@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::error::HfError;
+use super::error::{ABSENT, HfError};
 
 /// A key, the implemented values as text, and the test for them. An absent key passes.
 pub(super) struct Rule {
@@ -80,6 +80,13 @@ impl Keys<'_> {
         number.ok_or_else(|| self.missing(key, "a number above zero"))
     }
 
+    /// A number from 0 to 1.
+    pub(super) fn share(&self, key: &str) -> Result<Option<f64>, HfError> {
+        self.read(key, "a number from 0 to below 1", |value| {
+            value.as_f64().filter(|x| (0.0..1.0).contains(x))
+        })
+    }
+
     pub(super) fn flag(&self, key: &str) -> Result<Option<bool>, HfError> {
         self.read(key, "true or false", Value::as_bool)
     }
@@ -114,7 +121,7 @@ impl Keys<'_> {
     }
 
     pub(super) fn missing(&self, key: &str, expected: &str) -> HfError {
-        self.bad(key, "nothing".to_owned(), expected)
+        self.bad(key, ABSENT.to_owned(), expected)
     }
 
     pub(super) fn bad(&self, key: &str, found: String, expected: &str) -> HfError {

@@ -21,7 +21,7 @@ mod view;
 mod weights;
 mod write;
 
-pub use config::{config_text, parse_config, read_config};
+pub use config::{KeptKeys, config_text, parse_config, read_config};
 pub use error::HfError;
 pub use params::{Params, stream_params};
 pub use phalanx_ir::ops::RopeScaling;

@@ -12,7 +12,7 @@ use phalanx_ir::DType;
 use serde_json::Value;
 
 use super::config::read_config;
-use super::error::HfError;
+use super::error::{ABSENT, HfError};
 use super::file::TensorFile;
 use super::names::{self, HF_HEAD, HfParam};
 use super::spec::ModelSpec;
@@ -92,8 +92,8 @@ impl ModelFolder {
             return Ok(());
         };
         let found = match missing.len() {
-            1 => "nothing".to_owned(),
-            n => format!("nothing ({n} parameters are missing)"),
+            1 => ABSENT.to_owned(),
+            n => format!("{ABSENT}, and {} more are", n - 1),
         };
         let expected = format!("shape {:?}", first.hf_shape());
         Err(HfError::tensor(main, &first.hf_name, found, expected))

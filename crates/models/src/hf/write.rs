@@ -8,7 +8,7 @@ use std::path::Path;
 use phalanx_ir::DType;
 use phalanx_sys::{Staged, SysError};
 
-use super::config::{parse_config, write_config};
+use super::config::{KeptKeys, parse_config, write_config};
 use super::error::HfError;
 use super::file::{self, Entry, Unwritten};
 use super::names::{self, HfParam, Storage};
@@ -20,19 +20,20 @@ use super::weights::{TensorInfo, Weights};
 /// Writes `config.json` and `model.safetensors` into `dir`, which is created if it does not exist.
 /// Both are written completely before they get their names, so that a failure leaves no mixture of
 /// old and new files. A tied head is not written: the configuration says that it is the embedding.
-/// Weights are read while they are written, so only one tensor is in memory.
+/// `kept` goes into the configuration. Weights are read while they are written, so only one tensor is in memory.
 pub fn save(
     dir: &Path,
     spec: &ModelSpec,
     weights: &dyn Weights,
     dtype: DType,
+    kept: &KeptKeys,
 ) -> Result<(), HfError> {
     let (config_path, path) = (dir.join("config.json"), dir.join("model.safetensors"));
     let Some(stored) = Stored::of(dtype) else {
         let expected = "f64, f32, bf16 or f16";
         return Err(HfError::key(&config_path, "torch_dtype", dtype.name(), expected));
     };
-    let config = write_config(spec, stored);
+    let config = write_config(spec, stored, kept);
     // A model that could not be read back must not be written: the reader checks which models are
     // possible.
     parse_config(&config, &config_path)?;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use half::{bf16, f16};
 use phalanx_ir::DType;
-use phalanx_models::hf::{HfError, ModelFolder, WeightTensor, Weights, names, save};
+use phalanx_models::hf::{HfError, KeptKeys, ModelFolder, WeightTensor, Weights, names, save};
 use safetensors::Dtype;
 
 use crate::fixtures::{CASES, case, copy, load, read_raw, scratch, shapes, write_raw};
@@ -33,7 +33,7 @@ fn a_model_survives_export_and_import() {
     for name in CASES {
         let first = load(&case(name)).unwrap();
         let dir = scratch(&format!("export-{name}"));
-        save(&dir, &first.spec, &first.tensors, DType::F32).unwrap();
+        save(&dir, &first.spec, &first.tensors, DType::F32, &KeptKeys::default()).unwrap();
         assert_eq!(load(&dir).unwrap(), first, "{name}");
 
         let written = read_raw(&dir.join("model.safetensors"));
@@ -41,7 +41,7 @@ fn a_model_survives_export_and_import() {
         assert_eq!(files(&dir), ["config.json", "model.safetensors"], "{name}");
 
         let again = scratch(&format!("export-again-{name}"));
-        save(&again, &first.spec, &first.tensors, DType::F32).unwrap();
+        save(&again, &first.spec, &first.tensors, DType::F32, &KeptKeys::default()).unwrap();
         for file in ["config.json", "model.safetensors"] {
             let bytes = |d: &std::path::Path| std::fs::read(d.join(file)).unwrap();
             assert!(bytes(&dir) == bytes(&again), "{name}: {file} is not reproducible");
@@ -55,7 +55,7 @@ fn exported_tensors_are_those_that_transformers_wrote() {
     for name in ["gpt2", "llama_tied", "llama_rope_new"] {
         let loaded = load(&case(name)).unwrap();
         let dir = scratch(&format!("same-{name}"));
-        save(&dir, &loaded.spec, &loaded.tensors, DType::F32).unwrap();
+        save(&dir, &loaded.spec, &loaded.tensors, DType::F32, &KeptKeys::default()).unwrap();
         let theirs = read_raw(&case(name).join("model.safetensors"));
         assert!(read_raw(&dir.join("model.safetensors")) == theirs, "{name}");
     }
@@ -85,11 +85,12 @@ fn every_float_type_is_written_and_read() {
     ];
     for (dtype, given, expected) in cases {
         let dir = scratch(&format!("dtype-{dtype}"));
-        save(&dir, &first.spec, &given, dtype).unwrap();
+        save(&dir, &first.spec, &given, dtype, &KeptKeys::default()).unwrap();
         assert!(load(&dir).unwrap().tensors == expected, "{dtype}");
     }
     let dir = scratch("dtype-i32");
-    let refused = save(&dir, &first.spec, &first.tensors, DType::I32).unwrap_err();
+    let refused =
+        save(&dir, &first.spec, &first.tensors, DType::I32, &KeptKeys::default()).unwrap_err();
     assert!(refused.to_string().contains("i32"), "{refused}");
     assert!(files(&dir).is_empty());
 }
@@ -162,7 +163,8 @@ fn tensors_that_are_not_the_model_are_not_written() {
     for (change, parts) in rows {
         let mut tensors = model.tensors.clone();
         change(&mut tensors);
-        let refused = save(&dir, &model.spec, &tensors, DType::F32).unwrap_err();
+        let refused =
+            save(&dir, &model.spec, &tensors, DType::F32, &KeptKeys::default()).unwrap_err();
         assert!(matches!(refused, HfError::Tensor { .. }));
         for part in parts {
             assert!(refused.to_string().contains(part), "{refused}");
@@ -178,7 +180,7 @@ fn a_failed_export_leaves_no_mixture() {
     let model = load(&case("gpt2")).unwrap();
     std::fs::write(dir.join("model.safetensors"), "old").unwrap();
     std::fs::create_dir(dir.join("config.json")).unwrap();
-    save(&dir, &model.spec, &model.tensors, DType::F32).unwrap_err();
+    save(&dir, &model.spec, &model.tensors, DType::F32, &KeptKeys::default()).unwrap_err();
     assert_eq!(std::fs::read(dir.join("model.safetensors")).unwrap(), b"old");
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2, "nothing is left behind");
 }

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use phalanx_ir::DType;
 use phalanx_models::hf::names::{self, HfParam, Storage};
 use phalanx_models::hf::{
-    GptSpec, LlamaSpec, ModelFolder, ModelSpec, Params, RopeScaling, RopeSpec, WeightTensor,
-    Weights, save,
+    GptSpec, KeptKeys, LlamaSpec, ModelFolder, ModelSpec, Params, RopeScaling, RopeSpec,
+    WeightTensor, Weights, save,
 };
 
 use crate::fixtures::scratch;
@@ -57,7 +57,7 @@ fn tensors(spec: &ModelSpec) -> BTreeMap<String, WeightTensor> {
 fn folder(spec: &ModelSpec, stored: DType) -> PathBuf {
     let kind = if matches!(spec, ModelSpec::Gpt(_)) { "gpt" } else { "llama" };
     let dir = scratch(&format!("ranges-{kind}-{stored}"));
-    save(&dir, spec, &tensors(spec), stored).unwrap();
+    save(&dir, spec, &tensors(spec), stored, &KeptKeys::default()).unwrap();
     dir
 }
 

@@ -71,11 +71,12 @@ impl<'a> Panel<'a> {
     /// The results as text.
     fn results(&self) -> String {
         let Timeline { makespan, span, bubble_total, .. } = self.timeline;
+        // A bubble is a share of the time between a device's first start and its last end.
         let span = match span == makespan {
             true => String::new(),
-            false => format!(", longest device {}", self.time(*span)),
+            false => format!(" of the longest device's {}", self.time(*span)),
         };
-        format!("makespan {}{span}, bubble {:.1}%", self.time(*makespan), 100.0 * bubble_total)
+        format!("makespan {}, bubble {:.1}%{span}", self.time(*makespan), 100.0 * bubble_total)
     }
 
     /// The largest number of micro-batches that a stage group keeps, each counted for all its

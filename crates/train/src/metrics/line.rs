@@ -29,42 +29,73 @@ pub struct StepLine {
 }
 
 impl StepLine {
-    /// The line as text; in colours if `colour`.
-    pub fn text(&self, colour: bool) -> String {
+    /// The line as text; in colours if `colour`. In a terminal of `width` columns the least important
+    /// parts are left out until it fits.
+    pub fn text(&self, colour: bool, width: Option<usize>) -> String {
+        let mut parts = self.parts();
+        let length = |parts: &[LinePart]| -> usize {
+            parts.iter().map(|part| part.gap.len() + part.text.chars().count()).sum()
+        };
+        while width.is_some_and(|width| length(&parts) > width) && parts.len() > 2 {
+            let most = (0..parts.len()).max_by_key(|&at| parts[at].yields).unwrap_or(0);
+            parts.remove(most);
+        }
         let paint = Paint(colour);
-        let Step { step, loss, grad_norm, lr, tokens_per_s, .. } = self.step;
-        let at = |step: usize| format!("step {step}/{}", self.steps);
-        let mut parts = vec![
-            format!("{:<1$}", at(step), at(self.steps).len()),
-            paint.as_code("1;32", &format!("loss {loss:.4}")) + &self.z(self.loss_z, paint),
-            paint.as_code("33", &format!("gnorm {grad_norm:.2}"))
-                + &self.z(self.grad_norm_z, paint),
-            if lr == 0.0 { "lr 0".to_owned() } else { format!("lr {lr:.1e}") },
-            paint.as_code("36", &format!("{} tok/s", short(tokens_per_s))),
-        ];
-        if let Some(rate) = self.flops_per_s {
-            parts.push(format!("{} GFLOP/s", three_digits(rate / 1e9)));
-        }
-        if let Some(share) = self.gemm_rate_fraction {
-            parts.push(format!("{:.0}% of GEMM rate", 100.0 * share));
-        }
-        if let Some((used, planned)) = self.memory {
-            parts.push(format!("mem {} ({} planned)", bytes(used), bytes(planned)));
-        }
-        if let Some(eta) = self.eta {
-            parts.push(paint.as_code("2", &format!("eta {}", duration(eta))));
-        }
-        parts.join("  ")
+        parts
+            .iter()
+            .map(|part| format!("{}{}", part.gap, paint.as_code(part.code, &part.text)))
+            .collect()
     }
 
-    fn z(&self, score: Option<f64>, paint: Paint) -> String {
-        let Some(z) = score else { return String::new() };
-        // Avoids "-0.0z".
-        let z = if z.abs() < 0.05 { 0.0 } else { z };
-        // Beyond three standard deviations the score is highlighted.
-        let code = if z.abs() >= 3.0 { "1;31" } else { "2" };
-        format!(" {}", paint.as_code(code, &format!("({z:+.1}z)")))
+    /// Everything that the line can show, in order.
+    fn parts(&self) -> Vec<LinePart> {
+        let Step { step, loss, grad_norm, lr, tokens_per_s, .. } = self.step;
+        let at = |step: usize| format!("step {step}/{}", self.steps);
+        let part = |yields, code, text| LinePart { gap: "  ", text, code, yields };
+        let mut parts = vec![
+            LinePart { gap: "", ..part(0, "", format!("{:<1$}", at(step), at(self.steps).len())) },
+            part(0, "1;32", format!("loss {loss:.4}")),
+        ];
+        parts.extend(score(self.loss_z, 5));
+        parts.push(part(4, "33", format!("gnorm {grad_norm:.2}")));
+        parts.extend(score(self.grad_norm_z, 6));
+        let rate = if lr == 0.0 { "lr 0".to_owned() } else { format!("lr {lr:.1e}") };
+        parts.push(part(3, "", rate));
+        parts.push(part(2, "36", format!("{} tok/s", short(tokens_per_s))));
+        if let Some(rate) = self.flops_per_s {
+            parts.push(part(8, "", format!("{} GFLOP/s", three_digits(rate / 1e9))));
+        }
+        if let Some(share) = self.gemm_rate_fraction {
+            parts.push(part(7, "", format!("{:.0}% of GEMM rate", 100.0 * share)));
+        }
+        if let Some((used, planned)) = self.memory {
+            parts.push(part(9, "", format!("mem {} (plan {})", bytes(used), bytes(planned))));
+        }
+        if let Some(eta) = self.eta {
+            parts.push(part(1, "2", format!("eta {}", duration(eta))));
+        }
+        parts
     }
+}
+
+/// A part of a step line.
+struct LinePart {
+    /// What stands before it.
+    gap: &'static str,
+    text: String,
+    /// Its colour code; empty for none.
+    code: &'static str,
+    /// Parts with larger numbers are left out first.
+    yields: u8,
+}
+
+/// How unusual a number is, in standard deviations.
+fn score(score: Option<f64>, yields: u8) -> Option<LinePart> {
+    // Avoids "-0.0z".
+    let z = score.map(|z| if z.abs() < 0.05 { 0.0 } else { z })?;
+    // Beyond three standard deviations the score is highlighted.
+    let code = if z.abs() >= 3.0 { "1;31" } else { "2" };
+    Some(LinePart { gap: " ", text: format!("({z:+.1}z)"), code, yields })
 }
 
 /// Wraps text in terminal colour codes, if colours are wanted.
@@ -73,7 +104,11 @@ struct Paint(bool);
 
 impl Paint {
     fn as_code(self, code: &str, text: &str) -> String {
-        if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
+        if self.0 && !code.is_empty() {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_string()
+        }
     }
 }
 
@@ -116,9 +151,9 @@ mod tests {
     #[test]
     fn the_full_line() {
         assert_eq!(
-            example().text(false),
+            example().text(false, None),
             "step 120/5000   loss 3.2146 (-0.3z)  gnorm 0.91 (+0.1z)  lr 3.0e-4  12.4k tok/s  142 GFLOP/s  \
-             87% of GEMM rate  mem 71.2 MiB (63.0 MiB planned)  eta 1h12m"
+             87% of GEMM rate  mem 71.2 MiB (plan 63.0 MiB)  eta 1h12m"
         );
     }
 
@@ -128,7 +163,7 @@ mod tests {
         line.step.step = 7;
         line.step.lr = 0.0;
         line.loss_z = Some(-0.01);
-        let text = line.text(false);
+        let text = line.text(false, None);
         assert!(text.starts_with("step 7/5000     loss 3.2146 (+0.0z)"), "{text}");
         assert!(text.contains("  lr 0  "), "{text}");
     }
@@ -145,14 +180,34 @@ mod tests {
             ..example()
         };
         assert_eq!(
-            line.text(false),
+            line.text(false, None),
             "step 120/5000   loss 3.2146  gnorm 0.91  lr 3.0e-4  12.4k tok/s"
         );
     }
 
+    /// Nothing is broken in the middle, and what matters most stays.
+    #[test]
+    fn a_narrow_terminal_shows_fewer_parts() {
+        let full = example().text(false, None);
+        assert_eq!(example().text(false, Some(full.len())), full);
+        let text = example().text(false, Some(80));
+        assert_eq!(
+            text,
+            "step 120/5000   loss 3.2146 (-0.3z)  gnorm 0.91  lr 3.0e-4  12.4k tok/s  eta 1h12m"
+                .replace(" (-0.3z)", "")
+        );
+        for width in 10..200 {
+            let text = example().text(false, Some(width));
+            assert!(text.chars().count() <= width.max(28), "{width}: {text}");
+            assert!(text.starts_with("step 120/5000   loss 3.2146"), "{text}");
+            let whole = text.split("  ").all(|part| full.contains(part));
+            assert!(whole, "{width}: {text}");
+        }
+    }
+
     #[test]
     fn colours_only_add_codes() {
-        let coloured = example().text(true);
+        let coloured = example().text(true, None);
         assert!(coloured.contains("\x1b[1;32mloss 3.2146\x1b[0m"));
         let mut plain = String::new();
         for part in coloured.split('\x1b') {
@@ -161,7 +216,7 @@ mod tests {
                 .filter(|(code, _)| code.starts_with('['))
                 .map_or(part, |(_, rest)| rest);
         }
-        assert_eq!(plain, example().text(false));
+        assert_eq!(plain, example().text(false, None));
     }
 
     #[test]

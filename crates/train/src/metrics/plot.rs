@@ -50,9 +50,10 @@ impl LossPlot {
             svg.floor(&frame, floor);
         }
         // Smoothed twice, which gives a calmer line.
-        svg.curve(&frame, &smooth(&smooth(&losses)));
+        let mean = (losses.len() >= SMOOTHED).then(|| smooth(&smooth(&losses)));
+        svg.curve(&frame, mean.as_deref().unwrap_or(&losses));
         svg.rings(&frame, &held_out);
-        svg.legend(!losses.is_empty(), !held_out.is_empty());
+        svg.legend(!losses.is_empty(), mean.is_some(), !held_out.is_empty());
         svg.finish()
     }
 }
@@ -196,7 +197,7 @@ impl Svg {
     }
 
     /// In a row above the picture, where it hides nothing.
-    fn legend(&mut self, has_losses: bool, has_held_out: bool) {
+    fn legend(&mut self, has_losses: bool, has_mean: bool, has_held_out: bool) {
         let (mut x, y) = (LEFT + 6.0, TOP - 22.0);
         let mut entry = |svg: &mut Self, mark: f64, text: &str, width: f64| {
             svg.text(x + mark + 8.0, y + 4.5, "start", INK, "", text);
@@ -207,6 +208,8 @@ impl Svg {
             let x = entry(self, 0.0, "loss of a step", 124.0);
             let dot = format_args!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="3.2" fill="{POINT}"/>"#);
             self.add(dot);
+        }
+        if has_mean {
             let x = entry(self, 20.0, "running mean", 152.0);
             self.line((x, y), (x + 20.0, y), CURVE, r#" stroke-width="2.4""#);
         }
@@ -226,6 +229,10 @@ fn finite(points: &[(usize, f64)]) -> Vec<(f64, f64)> {
     let finite = points.iter().filter(|(_, loss)| loss.is_finite());
     finite.map(|(step, loss)| (*step as f64, *loss)).collect()
 }
+
+/// With fewer steps a window would hold fewer than five of them, and the mean would go through the
+/// steps themselves.
+const SMOOTHED: usize = 100;
 
 /// The mean over a centred window of a twenty-fifth of the run: unlike a mean of the past, it does
 /// not lag behind a falling loss. At the ends the window shrinks on both sides.

@@ -71,7 +71,7 @@ fn folder(dir: &Path) {
     };
     let tensors: BTreeMap<String, WeightTensor> =
         hf::names::params(&spec).into_iter().map(tensor).collect();
-    hf::save(dir, &spec, &tensors, DType::F32).unwrap();
+    hf::save(dir, &spec, &tensors, DType::F32, &hf::KeptKeys::default()).unwrap();
 }
 
 /// Four ranks that share everything but norms read the file once, not four times.
