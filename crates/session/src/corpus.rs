@@ -84,7 +84,11 @@ fn loader(loaded: &Loaded, corpus: &Arc<dyn Corpus>, split: Split) -> Result<Loa
     let settings = LoaderConfig {
         microbatches: config.train.microbatches.get(),
         split,
-        val_fraction: config.data.val_fraction.get(),
+        val_fraction: match (config.data.kind, config.data.val_fraction.get()) {
+            // The synthetic source has no end, so it always has something to evaluate on.
+            (DataKind::Synthetic, 0.0) => phalanx_data::DEFAULT_VAL_FRACTION,
+            (_, share) => share,
+        },
         ignore_token: config.data.ignore_token.map(|token| token as i32),
         ..LoaderConfig::new(
             config.data.seed,

@@ -136,7 +136,7 @@ pub struct ProductRounds {
 /// Runs each product alone on all threads of a new engine, in rounds. All `ranks` synchronise before
 /// each round, so that they begin together. Each product is run twice before, to warm up and to
 /// choose its repetitions. Ranks have different clocks, so what depends on time is decided by the
-/// mean of all: they must take the same rounds, or some would wait for ever.
+/// mean of all: they must take the same rounds, or some would wait without end.
 pub fn time_products<E: Engine>(
     engine: &mut E,
     products: &[TimedProduct],

@@ -41,7 +41,7 @@ impl StandIn {
             Self::GitLfs => ("a pointer of git-lfs, not the file itself", "git lfs pull"),
             Self::Html => (
                 "a web page, not the file itself",
-                "download it again, from the address of the file itself, logged in if need be",
+                "download it again, from the address of the file itself, logged in if necessary",
             ),
             Self::Zip => (
                 "a zip archive, as PyTorch writes it",

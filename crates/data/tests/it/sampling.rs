@@ -63,9 +63,9 @@ fn each_epoch_takes_every_training_sample_and_no_other() {
 }
 
 #[test]
-fn at_least_one_sample_on_either_side() {
+fn at_least_one_sample_on_either_side_unless_none_is_wanted() {
     let corpus = MarkovCorpus::new(0, 16, 65).unwrap();
-    for (fraction, held) in [(0.0, 1), (0.3, 1), (0.99, 3)] {
+    for (fraction, held) in [(0.0, 0), (1e-9, 1), (0.3, 1), (0.99, 3)] {
         let sampler = Sampler::new(&corpus, 0, 16, fraction).unwrap();
         assert_eq!(sampler.samples(Split::Validation), held);
         assert_eq!(sampler.samples(Split::Train), 4 - held);

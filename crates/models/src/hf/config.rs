@@ -53,8 +53,8 @@ fn object(text: &str, path: &Path) -> Result<Map<String, Value>, HfError> {
     }
 }
 
-/// Settings of a `config.json` that do not change what the weights compute, but that whoever uses
-/// the model needs: they are kept from the folder that weights came from to the one they go to.
+/// Settings of a `config.json` that do not change what the weights compute, but that users of
+/// the model need: they are kept from the folder that weights came from to the one they go to.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KeptKeys(Map<String, Value>);
 

@@ -117,7 +117,7 @@ fn tensors_that_do_not_fit_the_configuration_are_refused() {
     const Q: &str = "model.layers.1.self_attn.q_proj.weight";
     type Change = fn(&mut Raw);
     let rows: [(Change, &[&str]); 6] = [
-        (|t| drop(t.remove(Q)), &[Q, "found nothing", "[16, 16]"]),
+        (|t| drop(t.remove(Q)), &[Q, "is missing", "[16, 16]"]),
         (
             |t| t.retain(|name, _| !name.contains("norm")),
             &["model.layers.0.input_layernorm.weight", "5 parameters are missing"],
@@ -168,7 +168,7 @@ fn an_index_that_does_not_fit_its_shards_is_refused() {
             placed(NORM, json!("other.safetensors")),
             &[INDEX, NORM, "other.safetensors", "not exist"],
         ),
-        (placed("model.x", json!(SECOND)), &[SECOND, "model.x", "found nothing", INDEX]),
+        (placed("model.x", json!(SECOND)), &[SECOND, "model.x", "is missing", INDEX]),
         (unlisted.to_string(), &[SECOND, NORM, INDEX]),
         (placed(NORM, json!("../index/x")), &[INDEX, NORM, "../index/x", "name of a file"]),
         (placed(NORM, json!("..")), &[INDEX, NORM, "name of a file"]),

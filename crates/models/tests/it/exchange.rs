@@ -145,7 +145,7 @@ fn tensors_that_are_not_the_model_are_not_written() {
     let rows: [(Change, &[&str]); 4] = [
         (
             |t| drop(t.remove("blocks.1.mlp.up_bias")),
-            &["blocks.1.mlp.up_bias", "found nothing", "[96]"],
+            &["blocks.1.mlp.up_bias", "is missing", "[96]"],
         ),
         (
             |t| drop(t.insert("pos".to_owned(), WeightTensor::f32([2, 2], vec![0.0; 4]))),
