@@ -132,7 +132,7 @@ fn refusals_name_the_values_and_what_works() {
         ("interleaved --stages 4 --microbatches 6", ["6 micro-batches on 4 stages", "4 or 8"]),
         ("interleaved --stages 4 --microbatches 2", ["2 micro-batches", "nearest that work: 4"]),
         ("zb-v --stages 4 --microbatches 8 --chunks 1", ["zb-v cannot have 1 chunk\n", "2 chunks"]),
-        ("gpipe --stages 4 --microbatches 8 --chunks 2", ["gpipe with 2 chunks", "1 chunk"]),
+        ("gpipe --stages 4 --microbatches 8 --chunks 2", ["gpipe cannot have 2 chunks", "1 chunk"]),
         ("1f1b --stages 0 --microbatches 8", ["0 stages", "nearest that work"]),
         ("1f1b --microbatches 8", ["1f1b needs --stages", "such as 8"]),
         ("1F1B --stages 4 --microbatches 8", ["no schedule `1F1B`", "nearest that work: 1f1b"]),

@@ -18,7 +18,7 @@ fn a_name_stands_for_one_input() {
     let b = Builder::new("role", DType::F32);
     b.param("w", [4]);
     b.boundary("w", [4]);
-    assert!(b.finish().unwrap_err().to_string().contains("now boundary f32[4]"));
+    assert!(b.finish().unwrap_err().to_string().contains("now as boundary f32[4]"));
 }
 
 #[test]

@@ -34,11 +34,11 @@ fn plain_text_in_full() {
     let found = text(&panels(&[played(NamedSchedule::ZbH1, 2, 3)]), PLAIN);
     assert_eq!(
         found,
-        "zb-h1: 2 stage_groups, 3 micro-batches\n\
+        "zb-h1: 2 devices, 3 micro-batches\n\
          makespan 10, bubble 10.0%\n\
          \x20                                         kept to B   to W\n\
-         stage_group 0  F0 F1 ...B0 W0 F2 B1 W1 B2 W2           2      2\n\
-         stage_group 1  ...F0 B0 F1 B1 W0 F2 B2 W1 W2           1      2\n\
+         device 0  F0 F1 ...B0 W0 F2 B1 W1 B2 W2           2      2\n\
+         device 1  ...F0 B0 F1 B1 W0 F2 B2 W1 W2           1      2\n\
          \x20         0              5              10\n\
          \n\
          F forward\n\

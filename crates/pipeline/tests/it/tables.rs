@@ -38,7 +38,7 @@ fn tables_that_are_refused() {
         (String::new(), ["line 1: the table is empty", "device,part,microbatch"]),
         (
             "device,part\n0,F".into(),
-            ["line 1: column `microbatch` is missing", "columns are stage_group"],
+            ["line 1: column `microbatch` is missing", "columns are device"],
         ),
         (
             "device,part,microbatch,color\n".into(),

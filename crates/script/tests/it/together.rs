@@ -308,8 +308,8 @@ const MISTAKES: [Mistake; 10] = [
     (
         "values of the same shape in another order",
         |s| s[1].actions.swap(0, 1),
-        "rank 1: message 0 on channel 0 from rank 0 to rank 1 is `v0/h@mb0` as f32 [1 x 4] for rank 0, \
-             action 0 (send to 1), but `v1/h@mb0` as f32 [1 x 4] for rank 1, action 0 (receive from 0)",
+        "rank 1: message 0 on channel 0 from rank 0 to rank 1 is `v0/h@mb0` as f32 [1 x 4] in rank 0, \
+             action 0 (send to 1), but `v1/h@mb0` as f32 [1 x 4] in rank 1, action 0 (receive from 0)",
     ),
     (
         "half of a message",
@@ -317,8 +317,8 @@ const MISTAKES: [Mistake; 10] = [
             let Kind::Send { messages, .. } = &mut s[0].actions[1].kind else { unreachable!() };
             messages[0].blocks[0].len = 2;
         },
-        "rank 1: message 1 on channel 0 from rank 0 to rank 1 is `v1/h@mb0` as f32 [1 x 2] for rank 0, action 1 \
-             (send to 1), but `v1/h@mb0` as f32 [1 x 4] for rank 1, action 1 (receive from 0)",
+        "rank 1: message 1 on channel 0 from rank 0 to rank 1 is `v1/h@mb0` as f32 [1 x 2] in rank 0, action 1 \
+             (send to 1), but `v1/h@mb0` as f32 [1 x 4] in rank 1, action 1 (receive from 0)",
     ),
     (
         "another type",
