@@ -11,7 +11,7 @@ use phalanx::pipeline::{
 };
 use phalanx::session::custom::read_schedule;
 use phalanx::train::progress::{OutputStream, Style};
-use phalanx_sys::Staged;
+use phalanx_sys::{Staged, disk::goal_of};
 use serde::Serialize;
 
 use crate::args::{Schedule as Asked, WarmupArg};
@@ -54,10 +54,7 @@ fn check_files(asked: &Asked) -> Result<()> {
         let Some(file) = file else { continue };
         can_write(file, format!("{key} {} cannot be written", file.display()))?;
     }
-    let place = |file: &PathBuf| {
-        let file = std::path::absolute(file).ok()?;
-        Some((file.parent()?.canonicalize().ok()?, file.file_name()?.to_owned()))
-    };
+    let place = |file: &PathBuf| goal_of(file).ok();
     match (&asked.svg, &asked.csv) {
         (Some(svg), Some(csv)) if place(svg) == place(csv) => {
             let what =

@@ -74,19 +74,28 @@ words!(AttentionKind { Flash = "flash", Materialised = "materialised", });
 pub enum Origin {
     /// A folder in Hugging Face form.
     HuggingFace(PathBuf),
+    /// The folder of a run.
+    Run(PathBuf),
 }
 
 impl Setting for Origin {
     fn expects() -> String {
-        "\"hf:DIR\", a folder with config.json and *.safetensors".into()
+        "\"hf:DIR\", a folder with config.json and *.safetensors, or \"run:DIR\", a run's folder"
+            .into()
     }
     fn read(value: &Value) -> Option<Self> {
-        let dir = value.as_str()?.strip_prefix("hf:")?;
-        (!dir.is_empty()).then(|| Origin::HuggingFace(dir.into()))
+        match value.as_str()?.split_once(':')? {
+            (_, "") => None,
+            ("hf", dir) => Some(Origin::HuggingFace(dir.into())),
+            ("run", dir) => Some(Origin::Run(dir.into())),
+            _ => None,
+        }
     }
     fn write(&self) -> String {
-        let Origin::HuggingFace(dir) = self;
-        quoted(&format!("hf:{}", dir.display()))
+        match self {
+            Origin::HuggingFace(dir) => quoted(&format!("hf:{}", dir.display())),
+            Origin::Run(dir) => quoted(&format!("run:{}", dir.display())),
+        }
     }
 }
 

@@ -84,12 +84,20 @@ fn meant(name: &str) -> Option<&'static str> {
     )
 }
 
+/// The most letters of a word that may be a misspelt name.
+const LONGEST_WORD: usize = 64;
+
 /// The candidate nearest to `word`, unless more than a third of the word would have to change.
 pub(crate) fn closest<'a>(
     word: &str,
     candidates: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
-    let limit = word.chars().count().div_ceil(3);
+    let letters = word.chars().count();
+    // No name is that long, and comparing takes time and memory.
+    if letters > LONGEST_WORD {
+        return None;
+    }
+    let limit = letters.div_ceil(3);
     candidates
         .into_iter()
         .map(|candidate| (distance(word, candidate), candidate))
