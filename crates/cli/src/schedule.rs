@@ -27,6 +27,7 @@ const USUAL: usize = 80;
 pub(crate) fn run(asked: &Asked) -> Result<()> {
     check_files(asked)?;
     let schedules = schedules(asked)?;
+    check_drawable(asked, &schedules)?;
     let costs = TurnCosts::even(Times { f: asked.tf, b: asked.tb, w: asked.tw }, asked.hop)?;
     let timelines =
         schedules.iter().map(|s| simulate(s, &costs)).collect::<Result<Vec<_>, PipelineError>>()?;
@@ -69,6 +70,20 @@ fn check_files(asked: &Asked) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// The most rows of a picture.
+const MOST_ROWS: usize = 4096;
+
+/// Refuses pictures that nobody could look at.
+fn check_drawable(asked: &Asked, schedules: &[Schedule]) -> Result<()> {
+    let rows: usize = schedules.iter().map(Schedule::stage_groups).sum();
+    if rows <= MOST_ROWS || asked.json && asked.svg.is_none() {
+        return Ok(());
+    }
+    let problem = Problem::new(format!("a picture of {rows} stage groups cannot be drawn"))
+        .because(format!("each is a row, and {MOST_ROWS} rows are the most"));
+    Err(Error::refused(problem.fix("--json prints the numbers; --csv FILE writes the table")))
 }
 
 /// The schedule asked for, then those it is compared with.

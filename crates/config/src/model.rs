@@ -164,6 +164,12 @@ impl ModelConfig {
 
     /// Refuses shapes that no machine holds, before anything tries to allocate them.
     fn check_size(&self, values: &mut Values) {
+        let found = self.layers.get();
+        values.rule(&["model.layers"], found <= MOST_LAYERS, || {
+            Problem::new(format!("model.layers = {found} is more than {MOST_LAYERS}"))
+                .because("each layer is planned on its own, which would take minutes")
+                .nearest(format!("model.layers = {MOST_LAYERS}"))
+        });
         let [layers, width, ffn, vocab] =
             [self.layers, self.width, self.ffn, self.vocab].map(|n| n.get() as u128);
         let parameters = layers * width * (4 * width + 3 * ffn) + 2 * vocab * width;
@@ -175,6 +181,9 @@ impl ModelConfig {
         });
     }
 }
+
+/// The most layers of a model: ten times as many as the deepest that people train.
+const MOST_LAYERS: usize = 2048;
 
 /// SwiGLU has three matrices and GELU two, so 8/3 of the width costs as much as 4 times the width.
 fn default_ffn(kind: ModelKind, width: Count) -> Count {
