@@ -49,7 +49,7 @@ section! {
         attention: AttentionKind = "flash"; aka "attn_type" "attention_backend" "attn_implementation",
         /// Standard deviation of the initial weights.
         init_std: Positive = "0.02"; aka "init_method_std" "initializer_range",
-        /// Folder with weights in Hugging Face form to start from, as "hf:DIR". Its config.json
+        /// Folder with weights to start from: "hf:DIR" in Hugging Face form, or "run:DIR" of a run. It
         /// sets the model's shape.
         from: Option<Origin> = "none"; aka "load" "init_from" "pretrained" "hf_assets_path",
     }

@@ -46,8 +46,8 @@ pub fn save_address_space() {
     }
 }
 
-/// What the limit of the address space leaves for tensors; `None` without a limit.
-fn address_space() -> Option<Machine> {
+/// The limit of the address space (`ulimit -v`), and what it leaves for tensors; `None` without one.
+pub fn address_space() -> Option<Machine> {
     let (total, used) = (system::address_limit()?, field("VmSize:")?);
     Some(Machine { total, available: total.saturating_sub(used).saturating_sub(SET_ASIDE) })
 }

@@ -294,5 +294,8 @@ fn stopped_early(loaded: &Loaded, summary: &Summary) -> Problem {
     let dir = summary.run_dir.clone().unwrap_or_default();
     Problem::new(format!("stopped on request after step {taken} of {steps}"))
         .because(format!("its weights are in {dir}, as if the run had ended there"))
-        .fix(format!("phalanx eval --model run:{dir}, or train again for all steps"))
+        .fix(format!(
+            "phalanx eval --model run:{dir}; or a new run from these weights, with a new optimizer: \
+             --set model.from=run:{dir}"
+        ))
 }

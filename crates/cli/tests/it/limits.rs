@@ -53,7 +53,7 @@ fn more_ranks_than_a_process_can_have_are_refused_before_the_start() {
     let verify = ["verify", "--set", "parallel.dp=2000", "--set", "train.batch_size=2000"];
     under(dir, "", &[&verify, SMALL, &verify[1..]]).refused(&["too many"]);
     let threads = ["train", "--set", "run.threads=300"];
-    under(dir, "", &[&threads, SMALL, &threads[1..]]).refused(&["300 threads", "usual fix"]);
+    under(dir, "", &[&threads, SMALL, &threads[1..]]).refused(&["run.threads = 256"]);
     assert!(!dir.join("runs").exists(), "nothing was started");
 }
 
@@ -82,14 +82,16 @@ fn too_little_address_space_is_told() {
     }
     assert!(refused > 0 && worked > 0, "{refused} and {worked}");
     let large = ["train", "--preset", "gpt2-124m"];
-    under(dir, "ulimit -v 1500000", &[&large]).refused(&["this machine has"]);
+    under(dir, "ulimit -v 1500000", &[&large]).refused(&["this machine has", "ulimit -v"]);
+    let default = under(dir, "ulimit -v 400000", &[&["train", "--set", "train.steps=1"]]);
+    assert!([0, 1, 2].contains(&default.code), "{}: {}", default.code, default.err);
 }
 
 #[test]
 fn a_plan_that_does_not_fit_starts_no_rank() {
     let dir = tempfile::tempdir().unwrap();
-    let huge = ["train", "--preset", "tiny", "--set", "train.batch_size=67108864"];
-    // Compiling it would take 8 GiB.
+    let huge = ["train", "--preset", "tiny", "--set", "train.batch_size=16777216"];
+    // Compiling it would touch 2 GiB.
     under(dir.path(), "ulimit -v 3000000", &[&huge]).refused(&["this machine has"]);
 }
 

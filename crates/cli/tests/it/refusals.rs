@@ -43,7 +43,8 @@ fn configurations_that_cannot_work_are_told_with_their_place() {
     let large =
         phalanx(dir, &[&["train", "--preset", "llama-0.95b", "--set", "train.batch_size=4096"]]);
     large.refused(&["this machine has", "train.microbatches"]);
-    set("run.memory_limit=1000").refused(&["run.memory_limit allows 1000", "most memory goes to"]);
+    set("run.memory_limit=1000")
+        .refused(&["run.memory_limit allows 1000", "most memory of a rank goes to"]);
     assert!(!dir.join("runs").exists(), "nothing was started");
 }
 
@@ -127,7 +128,7 @@ fn problems_of_data_and_weights_have_the_form_of_a_refusal() {
         phalanx(dir, &[&["train", "c.toml"]]).err,
         "error: text file short.txt (3 bytes) is too short: it has 3 tokens (c.toml:3)\n  \
          one training and one evaluation sample of 128 tokens and their targets need 257 tokens\n  \
-         usual fix: more data\n"
+         usual fix: use more data\n"
     );
     fs::create_dir(dir.join("hf")).unwrap();
     fs::write(dir.join("hf/config.json"), "{\"model_type\": \"bert\"}").unwrap();
