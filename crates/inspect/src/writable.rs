@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use phalanx_sys::Staged;
+use phalanx_sys::{Staged, SysError};
 
 use phalanx_error::{Error, Problem, Result};
 
@@ -15,6 +15,9 @@ pub fn can_write(path: &Path, message: String) -> Result<()> {
         let problem = Problem::new(message).because(told.message);
         let mut problem = told.because.into_iter().fold(problem, Problem::because);
         problem.remedy = told.remedy;
-        Error::refused(problem)
+        Error::refused(match error {
+            SysError::NotAFile { .. } => problem.fix("name a file, not a folder"),
+            _ => problem,
+        })
     })
 }

@@ -87,6 +87,39 @@ fn too_little_address_space_is_told() {
     assert!([0, 1, 2].contains(&default.code), "{}: {}", default.code, default.err);
 }
 
+/// The limit does not hold for an administrator, who therefore becomes somebody else.
+#[test]
+fn threads_that_the_system_refuses_are_told_with_a_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+    fs::copy(env!("CARGO_BIN_EXE_phalanx"), dir.join("phalanx")).unwrap();
+    if !shell(dir, &format!("chmod 777 . && {nobody} ./phalanx --version >/dev/null 2>&1")) {
+        return;
+    }
+    let mut refused = 0;
+    for (ranks, threads) in [(4, 1), (1, 4)] {
+        for limit in [1, 2, 3] {
+            let sets = [format!("parallel.dp={ranks}"), format!("run.threads={threads}")];
+            let more = ["--set", &sets[0], "--set", &sets[1], "--set", "train.steps=1"];
+            let script = format!("ulimit -u {limit}; exec ./phalanx \"$@\"");
+            let done = std::process::Command::new("setpriv")
+                .current_dir(dir)
+                .args(nobody.split_whitespace().skip(1))
+                .args(["bash", "-c", &script, "phalanx", "train"])
+                .args(SMALL)
+                .args(more)
+                .output()
+                .unwrap();
+            let err = String::from_utf8(done.stderr).unwrap();
+            // Other processes of that user count too, so where the limit strikes is not known.
+            assert!(matches!(done.status.code(), Some(0 | 2)), "{limit}: {err}");
+            refused += usize::from(err.contains("ulimit -u"));
+        }
+    }
+    assert!(refused > 0);
+}
+
 #[test]
 fn a_plan_that_does_not_fit_starts_no_rank() {
     let dir = tempfile::tempdir().unwrap();
