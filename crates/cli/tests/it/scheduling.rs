@@ -99,7 +99,7 @@ fn drawings_and_tables_are_written_and_tables_read() {
     ]);
     fs::write(dir.path().join("c.csv"), table.replace("2,F,5", "2,X,5")).unwrap();
     phalanx(dir.path(), &[&["schedule", "csv:c.csv"]]).refused(&["part `X`", "c.csv:"]);
-    phalanx(dir.path(), &[&["schedule", "csv:none.csv"]]).refused(&["cannot read none.csv"]);
+    phalanx(dir.path(), &[&["schedule", "csv:none.csv"]]).refused(&["none.csv: no such file"]);
 }
 
 /// A table says what it is, so that nothing else need be said, and others can be compared with it.
@@ -132,7 +132,7 @@ fn refusals_name_the_values_and_what_works() {
         ("interleaved --stages 4 --microbatches 6", ["6 micro-batches on 4 stages", "4 or 8"]),
         ("interleaved --stages 4 --microbatches 2", ["2 micro-batches", "nearest that work: 4"]),
         ("zb-v --stages 4 --microbatches 8 --chunks 1", ["zb-v cannot have 1 chunk\n", "2 chunks"]),
-        ("gpipe --stages 4 --microbatches 8 --chunks 2", ["gpipe with 2 chunks", "1 chunk"]),
+        ("gpipe --stages 4 --microbatches 8 --chunks 2", ["gpipe cannot have 2 chunks", "1 chunk"]),
         ("1f1b --stages 0 --microbatches 8", ["0 stages", "nearest that work"]),
         ("1f1b --microbatches 8", ["1f1b needs --stages", "such as 8"]),
         ("1F1B --stages 4 --microbatches 8", ["no schedule `1F1B`", "nearest that work: 1f1b"]),
