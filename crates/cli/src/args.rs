@@ -47,6 +47,9 @@ pub(crate) enum Command {
         /// instead of .json) of the measured timeline above the predicted one.
         #[arg(long, value_name = "FILE")]
         trace: Option<PathBuf>,
+        /// Would go on with an earlier run; only there to be answered.
+        #[arg(long, value_name = "DIR", hide = true, num_args = 0..=1)]
+        resume: Option<Option<PathBuf>>,
     },
     /// Trains a few steps on one rank and in the chosen layout, and compares numbers, bytes and memory.
     Verify {

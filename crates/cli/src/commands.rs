@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use phalanx::config;
-use phalanx::error::Result;
-use phalanx::error::counted;
+use phalanx::error::{Error, Problem, Result, counted};
 use phalanx::inspect::explain::{Explanation, Focus};
 use phalanx::inspect::writable::can_write;
 use phalanx::ir::DType;
@@ -22,7 +21,8 @@ use crate::{bench, out, schedule, shell, verify};
 /// Carries out a command.
 pub(crate) fn run(args: &Args) -> Result<()> {
     match &args.command {
-        Command::Train { settings, trace } => {
+        Command::Train { resume: Some(run), .. } => Err(no_resume(run.as_deref())),
+        Command::Train { settings, trace, .. } => {
             let output = match settings.json {
                 true => Output::Json,
                 false => Output::People,
@@ -52,6 +52,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             Ok(())
         }
     }
+}
+
+/// What can be done instead of resuming a run.
+fn no_resume(run: Option<&Path>) -> Error {
+    let run = run.map_or("runs/NAME".into(), |run| run.display().to_string());
+    let problem = Problem::new("--resume: a run can't be resumed yet")
+        .because("a run keeps its weights, but not the state of its optimizer")
+        .fix(format!("start a new run from its weights: --set model.from=run:{run}"));
+    Error::refused(problem)
 }
 
 fn answer(settings: &Settings, model: &ModelSource, ids: &[i32]) -> Result<()> {

@@ -20,7 +20,7 @@ use clap::error::ErrorKind;
 
 use args::Args;
 use phalanx::error::Error;
-use phalanx_sys::CountingAllocator;
+use phalanx_sys::{CountingAllocator, interrupt, memory};
 
 /// Counts allocations, so that `bench step` can report the memory in which the matrix library packs
 /// operands.
@@ -28,27 +28,26 @@ use phalanx_sys::CountingAllocator;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
+    interrupt::survive_file_limit();
+    memory::save_address_space();
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
             // Help and version go to standard output; everything else is a refusal, on standard
             // error.
-            print(&error);
+            let printed = print(&error);
             return match error.kind() {
-                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                    phalanx::train::output::note(printed);
+                    ended()
+                }
                 _ => ExitCode::from(2),
             };
         }
     };
     std::panic::set_hook(Box::new(|info| out::error(&bug(info))));
     match std::panic::catch_unwind(|| commands::run(&args)) {
-        Ok(Ok(())) => match phalanx::train::output::lost() {
-            None => ExitCode::SUCCESS,
-            Some(why) => {
-                out::error(&format!("error: cannot write standard output: {why}"));
-                ExitCode::FAILURE
-            }
-        },
+        Ok(Ok(())) => ended(),
         Ok(Err(error)) => fail(&error),
         // The panic hook has already printed what happened.
         Err(_) => ExitCode::FAILURE,
@@ -56,12 +55,26 @@ fn main() -> ExitCode {
 }
 
 /// Prints what clap says, in colours; but text with control characters is escaped first.
-fn print(error: &clap::Error) {
+fn print(error: &clap::Error) -> std::io::Result<()> {
     let strange = |text: String| text.chars().any(char::is_control);
     match std::env::args_os().any(|argument| strange(argument.to_string_lossy().into_owned())) {
-        true => out::error(phalanx::error::printable(error.to_string().trim_end()).as_ref()),
-        false => drop(error.print()),
+        true => {
+            out::error(phalanx::error::printable(error.to_string().trim_end()).as_ref());
+            Ok(())
+        }
+        false => error.print(),
     }
+}
+
+/// All went well, unless what was printed did not arrive.
+fn ended() -> ExitCode {
+    let Some(why) = phalanx::train::output::lost() else { return ExitCode::SUCCESS };
+    out::error(&format!(
+        "error: cannot write standard output: {why}\n  \
+         usual fix: free some space, or send the output elsewhere; files that the command wrote are \
+         complete"
+    ));
+    ExitCode::FAILURE
 }
 
 fn fail(error: &Error) -> ExitCode {

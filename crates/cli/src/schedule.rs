@@ -11,7 +11,7 @@ use phalanx::pipeline::{
 };
 use phalanx::session::custom::read_schedule;
 use phalanx::train::progress::{OutputStream, Style};
-use phalanx_sys::Staged;
+use phalanx_sys::{Staged, disk::goal_of};
 use serde::Serialize;
 
 use crate::args::{Schedule as Asked, WarmupArg};
@@ -27,6 +27,7 @@ const USUAL: usize = 80;
 pub(crate) fn run(asked: &Asked) -> Result<()> {
     check_files(asked)?;
     let schedules = schedules(asked)?;
+    check_drawable(asked, &schedules)?;
     let costs = TurnCosts::even(Times { f: asked.tf, b: asked.tb, w: asked.tw }, asked.hop)?;
     let timelines =
         schedules.iter().map(|s| simulate(s, &costs)).collect::<Result<Vec<_>, PipelineError>>()?;
@@ -54,10 +55,7 @@ fn check_files(asked: &Asked) -> Result<()> {
         let Some(file) = file else { continue };
         can_write(file, format!("{key} {} cannot be written", file.display()))?;
     }
-    let place = |file: &PathBuf| {
-        let file = std::path::absolute(file).ok()?;
-        Some((file.parent()?.canonicalize().ok()?, file.file_name()?.to_owned()))
-    };
+    let place = |file: &PathBuf| goal_of(file).ok();
     match (&asked.svg, &asked.csv) {
         (Some(svg), Some(csv)) if place(svg) == place(csv) => {
             let what =
@@ -72,6 +70,20 @@ fn check_files(asked: &Asked) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// The most rows of a picture.
+const MOST_ROWS: usize = 4096;
+
+/// Refuses pictures that nobody could look at.
+fn check_drawable(asked: &Asked, schedules: &[Schedule]) -> Result<()> {
+    let rows: usize = schedules.iter().map(Schedule::stage_groups).sum();
+    if rows <= MOST_ROWS || asked.json && asked.svg.is_none() {
+        return Ok(());
+    }
+    let problem = Problem::new(format!("a picture of {rows} stage groups cannot be drawn"))
+        .because(format!("each is a row, and {MOST_ROWS} rows are the most"));
+    Err(Error::refused(problem.fix("--json prints the numbers; --csv FILE writes the table")))
 }
 
 /// The schedule asked for, then those it is compared with.

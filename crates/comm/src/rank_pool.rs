@@ -37,11 +37,13 @@ pub struct PoolFailure<E> {
     pub failure: Failure,
     /// What its work returned.
     pub error: Option<E>,
+    /// Whether the system refused to start the ranks, so that none has done anything.
+    pub refused: bool,
 }
 
 impl<E> From<Failure> for PoolFailure<E> {
     fn from(failure: Failure) -> Self {
-        Self { failure, error: None }
+        Self { failure, error: None, refused: false }
     }
 }
 
@@ -68,7 +70,11 @@ impl<S: Send> RankPool<S> {
         F: Fn(Box<dyn Communicator>) -> Result<S, E> + Sync,
     {
         // No rank runs yet, so the failure is attributed to the first.
-        let failed = |error: CommError| Failure { rank: 0, message: error.to_string().into() };
+        let failed = |error: CommError| PoolFailure {
+            failure: Failure { rank: 0, message: error.to_string().into() },
+            error: None,
+            refused: true,
+        };
         let launched = launcher.launch().map_err(failed)?;
         let ranks: Vec<usize> = launched.iter().map(|local| local.endpoint.rank()).collect();
         let stops = launched.iter().map(|local| local.endpoint.stopper()).collect();
@@ -159,7 +165,7 @@ fn guarded<T, E: Display>(
     };
     let failure = stop.stop(&message);
     let error = error.filter(|_| failure.rank == rank);
-    Err(PoolFailure { failure, error })
+    Err(PoolFailure { failure, error, refused: false })
 }
 
 fn text(panic: &(dyn Any + Send)) -> &str {

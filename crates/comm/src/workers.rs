@@ -60,8 +60,8 @@ impl Worker {
         };
         let builder = std::thread::Builder::new().name(format!("rank {rank}"));
         let thread = builder.spawn(body).map_err(|error| CommError::System {
-            what: format!("starting the thread of rank {rank}"),
-            error: error.to_string(),
+            what: format!("the system refuses a thread for rank {rank}"),
+            error: format!("{error}; use fewer ranks, or allow more (ulimit -u, ulimit -v)"),
         })?;
         Ok(Self { jobs: Some(jobs), done, thread: Some(thread) })
     }

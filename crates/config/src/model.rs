@@ -49,7 +49,7 @@ section! {
         attention: AttentionKind = "flash"; aka "attn_type" "attention_backend" "attn_implementation",
         /// Standard deviation of the initial weights.
         init_std: Positive = "0.02"; aka "init_method_std" "initializer_range",
-        /// Folder with weights in Hugging Face form to start from, as "hf:DIR". Its config.json
+        /// Folder with weights to start from: "hf:DIR" in Hugging Face form, or "run:DIR" of a run. It
         /// sets the model's shape.
         from: Option<Origin> = "none"; aka "load" "init_from" "pretrained" "hf_assets_path",
     }
@@ -74,19 +74,28 @@ words!(AttentionKind { Flash = "flash", Materialised = "materialised", });
 pub enum Origin {
     /// A folder in Hugging Face form.
     HuggingFace(PathBuf),
+    /// The folder of a run.
+    Run(PathBuf),
 }
 
 impl Setting for Origin {
     fn expects() -> String {
-        "\"hf:DIR\", a folder with config.json and *.safetensors".into()
+        "\"hf:DIR\", a folder with config.json and *.safetensors, or \"run:DIR\", a run's folder"
+            .into()
     }
     fn read(value: &Value) -> Option<Self> {
-        let dir = value.as_str()?.strip_prefix("hf:")?;
-        (!dir.is_empty()).then(|| Origin::HuggingFace(dir.into()))
+        match value.as_str()?.split_once(':')? {
+            (_, "") => None,
+            ("hf", dir) => Some(Origin::HuggingFace(dir.into())),
+            ("run", dir) => Some(Origin::Run(dir.into())),
+            _ => None,
+        }
     }
     fn write(&self) -> String {
-        let Origin::HuggingFace(dir) = self;
-        quoted(&format!("hf:{}", dir.display()))
+        match self {
+            Origin::HuggingFace(dir) => quoted(&format!("hf:{}", dir.display())),
+            Origin::Run(dir) => quoted(&format!("run:{}", dir.display())),
+        }
     }
 }
 
@@ -155,6 +164,12 @@ impl ModelConfig {
 
     /// Refuses shapes that no machine holds, before anything tries to allocate them.
     fn check_size(&self, values: &mut Values) {
+        let found = self.layers.get();
+        values.rule(&["model.layers"], found <= MOST_LAYERS, || {
+            Problem::new(format!("model.layers = {found} is more than {MOST_LAYERS}"))
+                .because("each layer is planned on its own, which would take minutes")
+                .nearest(format!("model.layers = {MOST_LAYERS}"))
+        });
         let [layers, width, ffn, vocab] =
             [self.layers, self.width, self.ffn, self.vocab].map(|n| n.get() as u128);
         let parameters = layers * width * (4 * width + 3 * ffn) + 2 * vocab * width;
@@ -166,6 +181,9 @@ impl ModelConfig {
         });
     }
 }
+
+/// The most layers of a model: ten times as many as the deepest that people train.
+const MOST_LAYERS: usize = 2048;
 
 /// SwiGLU has three matrices and GELU two, so 8/3 of the width costs as much as 4 times the width.
 fn default_ffn(kind: ModelKind, width: Count) -> Count {

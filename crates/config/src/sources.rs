@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::string::FromUtf8Error;
+use std::sync::{Arc, OnceLock};
 
 use toml_edit::{Document, Item, TableLike, Value};
 
@@ -13,6 +14,7 @@ use super::suggest::{closest, not_a_section, not_nested, unknown_key};
 use super::values::{Given, Values};
 use super::{keys, preset};
 use phalanx_error::{Error, Location, Problem, Result};
+use phalanx_sys::{SysError, read_regular, read_stream};
 
 /// The sources of one configuration. Later ones override earlier ones, in this order: the key
 /// table's defaults, the configuration of a run, a preset, values pinned by a model folder, a TOML
@@ -32,15 +34,25 @@ pub struct Sources {
     run: Option<PathBuf>,
     preset: Option<String>,
     pinned: Option<Pinned>,
-    file: Option<PathBuf>,
+    file: Option<ConfigFile>,
     sets: Vec<String>,
     cores: NonZeroUsize,
+}
+
+/// The user's file. It may be a pipe, which can be read only once, and sources are merged more than
+/// once.
+#[derive(Clone, Debug)]
+struct ConfigFile {
+    path: PathBuf,
+    content: Arc<OnceLock<TomlSource>>,
 }
 
 #[derive(Clone, Debug)]
 struct Pinned {
     source: String,
     values: Vec<(&'static str, String)>,
+    /// Whether keys without a value of the user's get these; otherwise they are only compared.
+    sets: bool,
 }
 
 impl Default for Sources {
@@ -69,9 +81,9 @@ impl Sources {
         self
     }
 
-    /// Reads a TOML file (`CONFIG.toml`).
+    /// Reads a TOML file (`CONFIG.toml`), or a pipe: `/dev/stdin`, `-`, or a shell's `<(command)`.
     pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
-        self.file = Some(path.into());
+        self.file = Some(ConfigFile { path: path.into(), content: Arc::default() });
         self
     }
 
@@ -85,7 +97,14 @@ impl Sources {
     /// values must agree with them. Values are TOML text; bare words are allowed.
     pub fn pin(mut self, source: impl Into<String>, values: Vec<(&'static str, String)>) -> Self {
         let source = source.into();
-        self.pinned = Some(Pinned { source, values });
+        self.pinned = Some(Pinned { source, values, sets: true });
+        self
+    }
+
+    /// Only demands that the user's values agree with those of `source`, a model folder.
+    pub fn agree(mut self, source: impl Into<String>, values: Vec<(&'static str, String)>) -> Self {
+        let source = source.into();
+        self.pinned = Some(Pinned { source, values, sets: false });
         self
     }
 
@@ -107,7 +126,7 @@ impl Sources {
 
     /// The name of a run of these sources that was not given one.
     pub(crate) fn label(&self) -> String {
-        let stem = self.file.as_deref().and_then(Path::file_stem);
+        let stem = self.file.as_ref().and_then(|file| file.path.file_stem());
         match (stem, &self.preset) {
             (Some(stem), _) => stem.to_string_lossy().into_owned(),
             (None, Some(preset)) => preset.clone(),
@@ -120,11 +139,11 @@ impl Sources {
     pub(crate) fn gather(&self) -> Result<Values> {
         let mut values = Values::default();
         if let Some(path) = &self.run {
-            TomlSource::read(path)?.add(&mut values, false)?;
+            TomlSource::read(path, read_regular)?.add(&mut values, false)?;
         }
-        let file = self.file.as_deref().map(TomlSource::read).transpose()?;
+        let file = self.file.as_ref().map(ConfigFile::read).transpose()?;
         let mut chosen = true;
-        if let Some((name, place)) = self.base(file.as_ref())? {
+        if let Some((name, place)) = self.base(file)? {
             chosen = self.preset.is_some() || place.is_some();
             let text = preset::text(&name).ok_or_else(|| unknown_preset(&name, place))?;
             let source = TomlSource { name: format!("preset {name}"), text: text.to_owned() };
@@ -188,7 +207,21 @@ impl Sources {
 /// The one key of a file that stands before its sections: the preset that the file changes.
 const PRESET: &str = "preset";
 
+/// More bytes than any configuration has.
+const LONGEST: u64 = 16 << 20;
+
+impl ConfigFile {
+    fn read(&self) -> Result<&TomlSource> {
+        if let Some(content) = self.content.get() {
+            return Ok(content);
+        }
+        let content = TomlSource::read(&self.path, read_stream)?;
+        Ok(self.content.get_or_init(|| content))
+    }
+}
+
 /// TOML text, and what it is called in messages.
+#[derive(Debug)]
 struct TomlSource {
     name: String,
     text: String,
@@ -200,18 +233,19 @@ pub(crate) fn free_value(text: &str) -> Value {
 }
 
 impl TomlSource {
-    fn read(path: &Path) -> Result<Self> {
+    fn read(path: &Path, read: fn(&Path, u64) -> Result<Vec<u8>, SysError>) -> Result<Self> {
         let name = path.display().to_string();
-        let bytes = std::fs::read(path).map_err(|error| {
-            let problem = Problem::io("cannot read the configuration", path, &error);
-            Error::refused(match preset::text(&name) {
-                Some(_) => {
+        let bytes = read(path, LONGEST).map_err(|error| {
+            let problem = Problem::from(error.diagnostic());
+            Error::refused(match (error, preset::text(&name)) {
+                (SysError::Missing { .. }, Some(_)) => {
                     problem.fix(format!("{name} is a preset; ask for it with --preset {name}"))
                 }
-                None => problem.fix(format!(
+                (SysError::Missing { .. }, None) => problem.fix(format!(
                     "check the path, or start from a preset: --preset {}",
                     preset::names().collect::<Vec<_>>().join(" | ")
                 )),
+                _ => problem,
             })
         })?;
         match String::from_utf8(bytes) {
@@ -371,7 +405,8 @@ fn add_pinned(values: &mut Values, pinned: &Pinned) {
                     .because("model.from sets the model's shape")
                     .fix(format!("leave {name} out")),
             ),
-            None => insert(values, key, &value, place, false),
+            None if pinned.sets => insert(values, key, &value, place, false),
+            None => {}
         }
     }
 }

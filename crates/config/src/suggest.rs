@@ -88,6 +88,9 @@ fn meant(name: &str) -> Option<&'static str> {
     )
 }
 
+/// The most letters of a word that may be a misspelt name.
+const LONGEST_WORD: usize = 64;
+
 /// The candidate nearest to `word`, unless more than a third of the word would have to change, or
 /// more than one letter of a short word: most short words are two letters from some other.
 pub(crate) fn closest<'a>(
@@ -95,6 +98,10 @@ pub(crate) fn closest<'a>(
     candidates: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
     let letters = word.chars().count();
+    // No name is that long, and comparing takes time and memory.
+    if letters > LONGEST_WORD {
+        return None;
+    }
     let limit = if letters <= 4 { 1 } else { letters.div_ceil(3) };
     candidates
         .into_iter()

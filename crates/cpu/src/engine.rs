@@ -81,16 +81,12 @@ impl CpuEngine {
     /// `all` threads compute at the same time on this machine.
     fn with_pool(threads: usize, all: usize) -> Result<Self, EngineError> {
         if threads > MAX_WORKERS {
-            return Err(EngineError::Failed {
-                program: "thread pool".to_owned(),
-                why: format!("{threads} threads are more than {MAX_WORKERS}; use more ranks"),
-            });
+            let why = format!("an engine has at most {MAX_WORKERS}");
+            return Err(EngineError::Threads { threads, why });
         }
         let settings = PoolSettings::for_workers_on_this_machine(all);
-        let pool = Pool::with_settings(threads, settings).map_err(|e| EngineError::Failed {
-            program: "thread pool".to_owned(),
-            why: format!("{threads} threads could not be started: {e}"),
-        })?;
+        let pool = Pool::with_settings(threads, settings)
+            .map_err(|error| EngineError::Threads { threads, why: error.to_string() })?;
         Ok(Self {
             comm: None,
             rank: 0,

@@ -120,7 +120,12 @@ pub enum DataError {
         /// The token that is ignored.
         token: i32,
     },
-    /// The loading thread has ended: it failed before, or it could not be started.
+    /// The loading thread could not be started.
+    Thread {
+        /// What the system said.
+        reason: String,
+    },
+    /// The loading thread has ended: it failed before.
     Stopped {
         /// The sample that is missing.
         sample: u64,
@@ -202,6 +207,10 @@ impl DataError {
             ))
             .because(format!("every target is the ignored token {token}"))
             .fix("set another `ignore_token`, or none"),
+            Self::Thread { reason } => {
+                Diagnostic::new(format!("the system refuses a thread that loads data: {reason}"))
+                    .fix("use fewer ranks or threads, or allow more (ulimit -u, ulimit -v)")
+            }
             Self::Stopped { sample, reason } => Diagnostic::new(format!(
                 "the loading thread stopped before sample {sample}: {reason}"
             )),

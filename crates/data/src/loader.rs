@@ -110,7 +110,7 @@ impl Loader {
         let thread = std::thread::Builder::new()
             .name("loader".into())
             .spawn(move || worker.run())
-            .map_err(|error| DataError::Stopped { sample: start, reason: error.to_string() })?;
+            .map_err(|error| DataError::Thread { reason: error.to_string() })?;
         Ok(Self { current: plan.buffer(), plan, counter: start, lines, thread: Some(thread) })
     }
 

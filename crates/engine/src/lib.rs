@@ -120,6 +120,14 @@ pub enum EngineError {
         /// What the system said.
         why: String,
     },
+    /// The threads of an engine could not be started.
+    #[error("{threads} threads of a rank cannot be started: {why}")]
+    Threads {
+        /// How many were asked for.
+        threads: usize,
+        /// The reason.
+        why: String,
+    },
     /// A call that failed while it ran.
     #[error("program `{program}`: {why}")]
     Failed {

@@ -142,6 +142,10 @@ impl From<EngineError> for Error {
         let problem = Problem::new(error.to_string());
         match error {
             EngineError::Unsupported { .. } => Error::refused(problem),
+            EngineError::Threads { .. } => Error::refused(problem.fix(
+                "fewer threads of each rank (run.threads), fewer ranks, or a higher limit (ulimit \
+                 -u, ulimit -v)",
+            )),
             EngineError::Memory { .. } => Error::refused(problem.fix(
                 "a smaller model or batch, more train.microbatches, or train.recompute = \"full\"",
             )),
@@ -224,7 +228,7 @@ impl Problem {
 
     /// A system call on `path` went wrong while doing `what`; the remedy fits the kind of error.
     pub fn io(what: &str, path: &Path, error: &std::io::Error) -> Self {
-        Problem::new(format!("{what} {}: {error}", path.display())).fix(io_remedy(error.kind()))
+        Problem::new(format!("{what} {}: {error}", path.display())).fix(io_remedy(error))
     }
 }
 
@@ -300,10 +304,9 @@ fn in_order(problems: &[Problem]) -> String {
     all.join("\n")
 }
 
-fn io_remedy(kind: std::io::ErrorKind) -> &'static str {
+fn io_remedy(error: &std::io::Error) -> &'static str {
     use std::io::ErrorKind;
-    match kind {
-        ErrorKind::NotFound => "check the spelling, or create it first",
+    match error.kind() {
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
             "choose a place you may write to, for example --set run.dir=/tmp/runs"
         }
@@ -313,7 +316,7 @@ fn io_remedy(kind: std::io::ErrorKind) -> &'static str {
         ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
             "move the file that is in the way, or write elsewhere with --set run.dir=DIR"
         }
-        _ => "check the disk and the path, then run the command again",
+        _ => phalanx_sys::remedy(error),
     }
 }
 

@@ -27,19 +27,15 @@ pub fn prepare(
     lowered: &Lowered,
     backend: &dyn Backend,
 ) -> Result<Prepared> {
-    let prepared = Prepared::load(lowered, backend)?;
-    match prepared.over() {
-        None => Ok(prepared),
-        Some(over) => {
-            let planner = Planner {
-                network,
-                evaluate: models.evaluate.is_some(),
-                split: &lowered.settings.parallel.pipeline.split,
-            };
-            let problem = advise(&loaded.config, &planner, &over);
-            Err(Error::refused(loaded.located("run.memory_limit", problem)))
-        }
-    }
+    Prepared::load(lowered, backend)?.map_err(|over| {
+        let planner = Planner {
+            network,
+            evaluate: models.evaluate.is_some(),
+            split: &lowered.settings.parallel.pipeline.split,
+        };
+        let problem = advise(&loaded.config, &planner, &over);
+        Error::refused(loaded.located("run.memory_limit", problem))
+    })
 }
 
 /// The problem, and the changes that would cost least.

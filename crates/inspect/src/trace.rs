@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use phalanx_sys::Staged;
 
 use crate::writable::can_write;
-use phalanx_error::Result;
+use phalanx_error::{Error, Problem, Result};
 use phalanx_session::{Session, Trace};
 
 pub use chrome::chrome;
@@ -51,6 +51,11 @@ pub struct Written {
 impl Tracing {
     /// Refuses files that cannot be written.
     pub fn new(file: &Path) -> Result<Self> {
+        if file.metadata().is_ok_and(|found| !found.is_file()) {
+            let message = format!("no trace can be written to {}", file.display());
+            let problem = Problem::new(message).because("a drawing is made next to it");
+            return Err(Error::refused(problem.fix("name a regular file, such as trace.json")));
+        }
         for path in [file, &drawing_of(file)] {
             can_write(path, format!("no trace can be written to {}", path.display()))?;
         }

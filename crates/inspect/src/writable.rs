@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use phalanx_sys::Staged;
+use phalanx_sys::{Staged, SysError};
 
 use phalanx_error::{Error, Problem, Result};
 
@@ -13,7 +13,11 @@ pub fn can_write(path: &Path, message: String) -> Result<()> {
     tried.map(drop).map_err(|error| {
         let told = Problem::from(error.diagnostic());
         let problem = Problem::new(message).because(told.message);
-        let problem = told.because.into_iter().fold(problem, Problem::because);
-        Error::refused(problem.fix("name a file in a folder that exists and can be written to"))
+        let mut problem = told.because.into_iter().fold(problem, Problem::because);
+        problem.remedy = told.remedy;
+        Error::refused(match error {
+            SysError::NotAFile { .. } => problem.fix("name a file, not a folder"),
+            _ => problem,
+        })
     })
 }

@@ -127,13 +127,21 @@ impl NamedSchedule {
                 );
             }
         }
-        if p.saturating_mul(v).saturating_mul(m) > MOST_TURNS {
+        // These two are built with as many micro-batches as fill them, and then shortened.
+        let fills = matches!(self, NamedSchedule::ZbH2 | NamedSchedule::ZbV);
+        let built = if fills { m.max(p.saturating_mul(2) - 1) } else { m };
+        if p.saturating_mul(v).saturating_mul(built) > MOST_TURNS {
             let [stages, chunks, batches] =
                 [counted(p, "stage"), counted(v, "chunk"), counted(m, "micro-batch")];
             return refuse(
                 format!("{self} is too long with {stages} × {chunks} × {batches}"),
                 "a schedule is a list of turns, and this list would be too large for memory",
-                short_enough(p, m, v),
+                match built > m {
+                    true => {
+                        format!("{}, or fewer", counted((MOST_TURNS / (2 * v)).isqrt(), "stage"))
+                    }
+                    false => short_enough(p, m, v),
+                },
             );
         }
         match self {

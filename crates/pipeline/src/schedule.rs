@@ -25,6 +25,7 @@ pub struct Schedule {
     placement: Placement,
     turns: Vec<Vec<Turn>>,
     index: Index,
+    splits: bool,
 }
 
 impl Schedule {
@@ -73,7 +74,8 @@ impl Schedule {
     ) -> Result<Self> {
         check::listed(&turns, written)?;
         let index = check::complete(microbatches, &placement, &turns, written)?;
-        Ok(Schedule { name: name.into(), microbatches, placement, turns, index })
+        let splits = turns.iter().flatten().any(|turn| turn.part == Part::W);
+        Ok(Schedule { name: name.into(), microbatches, placement, turns, index, splits })
     }
 
     /// The same with second forwards as separate turns ([`Part::R`]), right before the backwards
@@ -145,7 +147,7 @@ impl Schedule {
 
     /// Whether weight gradients (W) are separate from input gradients (B).
     pub fn splits(&self) -> bool {
-        self.all().any(|(_, turn)| turn.part == Part::W)
+        self.splits
     }
 
     /// Everything that stage groups send each other, in the order in which each receiver needs it.

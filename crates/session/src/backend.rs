@@ -12,7 +12,7 @@ use super::planner::Planner;
 use super::worker::RankWorker;
 use super::{Lowered, lost};
 use crate::products::{Limits, ProductRounds, TimedProduct, time_products};
-use phalanx_error::{Error, Result};
+use phalanx_error::{Error, Problem, Result};
 
 /// An engine and a transport: what the command and the library train on.
 pub trait Backend: Send + Sync {
@@ -39,6 +39,22 @@ pub struct Size {
 }
 
 impl Size {
+    /// Refuses more threads than a process can have.
+    pub fn check(self) -> Result<()> {
+        let Self { ranks, threads, .. } = self;
+        let all = ranks.saturating_mul(threads.max(1));
+        if all <= MOST_THREADS {
+            return Ok(());
+        }
+        let problem = Problem::new(format!("{ranks} ranks of {threads} threads are too many"))
+            .because(format!("ranks are threads of one process, which has at most {MOST_THREADS}"));
+        let most = MOST_THREADS / threads.max(1);
+        Err(Error::refused(match most {
+            0 => problem.nearest("run.threads = 1"),
+            most => problem.nearest(format!("{most} ranks, or fewer")),
+        }))
+    }
+
     /// The size of a session.
     pub fn of(lowered: &Lowered) -> Self {
         let settings = &lowered.settings;
@@ -47,6 +63,10 @@ impl Size {
         Self { ranks: lowered.ranks(), threads: settings.threads, depth }
     }
 }
+
+/// The most threads that all ranks of a process have together. Far more than any machine has cores;
+/// with tens of thousands the system would end the process instead of refusing a thread.
+const MOST_THREADS: usize = 1024;
 
 /// Products to be timed.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +100,7 @@ impl<L, M> EngineBackend<L, M> {
         M: Fn(usize, Box<dyn Communicator>) -> Result<E> + Sync,
         S: Send,
     {
+        size.check()?;
         let engine = &self.engine;
         let make = |endpoint: Box<dyn Communicator>| {
             let rank = endpoint.rank();

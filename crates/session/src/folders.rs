@@ -47,6 +47,7 @@ impl FolderKind {
         if !dir.is_dir() {
             let found = match dir.exists() {
                 true => "is a file, not a folder",
+                false if dir.is_symlink() => "is a link to a folder that does not exist",
                 false => "does not exist",
             };
             return Err(Error::refused(

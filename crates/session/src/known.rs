@@ -7,7 +7,7 @@ use phalanx_ir::Param;
 use phalanx_script::{Category, MemoryPlan, Moved, Route, Script};
 
 use super::planner::Planner;
-use super::settings::Settings;
+use super::settings::{MemoryExcess, Settings};
 use super::traced::Timetable;
 use phalanx_error::Result;
 
@@ -40,6 +40,12 @@ fn flops(script: &Script) -> u64 {
 }
 
 impl Known {
+    /// How the plan exceeds its memory limit, if it does.
+    pub(super) fn over(&self) -> Option<MemoryExcess> {
+        let rank = self.arenas.iter().copied().max().unwrap_or(0);
+        self.settings.memory_limit?.over(rank, self.arenas.iter().sum(), &self.memory)
+    }
+
     /// Plans one rank of each class, and checks that all scripts match, before any rank starts.
     pub(super) fn of(planner: &Planner<'_>) -> Result<Self> {
         let (lowered, classes) = (planner.lowered, planner.classes()?);

@@ -28,6 +28,7 @@ mod planner;
 pub mod predict;
 pub mod products;
 pub mod rate;
+pub mod run_weights;
 mod settings;
 mod store;
 mod traced;
@@ -97,25 +98,19 @@ impl Prepared {
 
     /// The same for programs that are already compiled, on any backend.
     pub fn of(lowered: &Lowered, backend: &dyn Backend) -> Result<Self> {
-        let prepared = Self::load(lowered, backend)?;
-        match prepared.over() {
-            Some(over) => Err(Error::refused(over.problem())),
-            None => Ok(prepared),
-        }
+        Self::load(lowered, backend)?.map_err(|over| Error::refused(over.problem()))
     }
 
-    /// Plans, compiles and loads everything, without a memory limit.
-    pub fn load(lowered: &Lowered, backend: &dyn Backend) -> Result<Self> {
+    /// The same; gives how the plan exceeds its memory limit, if it does.
+    pub fn load(lowered: &Lowered, backend: &dyn Backend) -> Result<Result<Self, MemoryExcess>> {
+        Size::of(lowered).check()?;
         let planner = Planner::new(lowered)?;
         let known = Known::of(&planner)?;
-        Ok(Self { ranks: backend.launch(&planner)?, known })
-    }
-
-    /// How the plan exceeds its memory limit, if it does.
-    pub fn over(&self) -> Option<MemoryExcess> {
-        let Known { settings, memory, arenas, .. } = &self.known;
-        let (rank, all) = (arenas.iter().copied().max().unwrap_or(0), arenas.iter().sum());
-        settings.memory_limit?.over(rank, all, memory)
+        // Ranks that compile take memory and time, so a plan that does not fit starts none.
+        Ok(match known.over() {
+            Some(over) => Err(over),
+            None => Ok(Self { ranks: backend.launch(&planner)?, known }),
+        })
     }
 
     /// Allocates memory and reads the initial weights from `read`: each rank its part.
@@ -372,6 +367,7 @@ pub fn lost(lost: impl Into<PoolFailure<Error>>, ranks: usize) -> Error {
     let Failure { rank, message } = lost.failure;
     let place = format!("on rank {rank} of {ranks}");
     match lost.error {
+        None if lost.refused => Error::refused(Problem::new(message.to_string())),
         Some(error) if ranks == 1 => error,
         Some(error) => error.because(place),
         None if ranks == 1 => Error::failed(Problem::new(message.to_string())),

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use phalanx_models::hf::{self, GptSpec, LlamaSpec, ModelSpec, RopeScaling, RopeSpec};
+use phalanx_models::hf::{self, GptSpec, LlamaSpec, ModelSpec, RopeScaling, RopeSpec, Weights};
 use phalanx_models::{Architecture, BatchShape, Gpt, Llama, Purpose};
 
 use crate::folders::FolderKind;
+use crate::run_weights::{WEIGHTS, open_run};
 use crate::{Models, ReadParam, from_weights, initial};
 use phalanx_config::{Config, Loaded, ModelKind, Origin, Sources};
 use phalanx_error::{Error, Result, counted, short};
@@ -14,17 +15,23 @@ use phalanx_error::{Error, Result, counted, short};
 pub struct Network {
     /// The network.
     pub architecture: Box<dyn Architecture>,
-    weights: Option<hf::ModelFolder>,
+    weights: Option<Box<dyn Weights>>,
     seed: u64,
 }
 
 /// Reads a configuration. If it starts from a model folder, that folder sets the model's shape.
 pub fn load(sources: &Sources) -> Result<Loaded> {
-    let Some((Origin::HuggingFace(dir), place)) = sources.origin()? else {
-        return Config::load(sources);
+    let (file, spec, place) = match sources.origin()? {
+        None => return Config::load(sources),
+        Some((Origin::HuggingFace(dir), place)) => {
+            let file = dir.join(FolderKind::HuggingFace.mark());
+            (file.clone(), read_spec(&dir, &file), place)
+        }
+        Some((Origin::Run(dir), place)) => {
+            (dir.join(WEIGHTS), open_run(&dir, FOR_FOLDERS).map(|(spec, _)| spec), place)
+        }
     };
-    let file = dir.join(FolderKind::HuggingFace.mark());
-    let spec = read_spec(&dir, &file).map_err(|error| error.at(place))?;
+    let spec = spec.map_err(|error| error.at(place))?;
     let pinned = sources.clone().pin(file.display().to_string(), shape_keys(&spec));
     let mut loaded = Config::load(&pinned)?;
     let kept = hf::KeptKeys::read(&file)?;
@@ -48,9 +55,11 @@ fn unused_dropout(kept: &hf::KeptKeys, loaded: &Loaded, file: &Path) -> Option<S
     Some(format!("{file} has {rates}; this run trains with dropout {own} ({instead})"))
 }
 
+/// What to write where a Hugging Face folder was given as the folder of a run.
+const FOR_FOLDERS: &str = "model.from=hf:DIR";
+
 fn read_spec(dir: &Path, file: &Path) -> Result<ModelSpec> {
-    let instead = "phalanx export --run DIR --out HF, then model.from=hf:HF";
-    FolderKind::HuggingFace.expect(dir, instead)?;
+    FolderKind::HuggingFace.expect(dir, "model.from=run:DIR")?;
     Ok(hf::read_config(file)?)
 }
 
@@ -59,13 +68,16 @@ impl Network {
     pub fn new(loaded: &Loaded) -> Result<Self> {
         let config = &loaded.config;
         refuse_unbuilt(loaded)?;
-        let weights = match &config.model.from {
-            Some(Origin::HuggingFace(dir)) => Some(hf::ModelFolder::open(dir)?),
-            None => None,
-        };
-        let spec = match &weights {
-            Some(source) => source.spec().clone(),
-            None => spec(&config.model),
+        let (spec, weights): (_, Option<Box<dyn Weights>>) = match &config.model.from {
+            Some(Origin::HuggingFace(dir)) => {
+                let folder = hf::ModelFolder::open(dir)?;
+                (folder.spec().clone(), Some(Box::new(folder)))
+            }
+            Some(Origin::Run(dir)) => {
+                let (spec, weights) = open_run(dir, FOR_FOLDERS)?;
+                (spec, Some(Box::new(weights)))
+            }
+            None => (spec(&config.model), None),
         };
         Ok(Self { architecture: architecture(&config.model, spec), weights, seed: config.run.seed })
     }
@@ -88,7 +100,7 @@ impl Network {
     /// The values that each parameter starts with.
     pub fn start(&self) -> Box<ReadParam<'_>> {
         match &self.weights {
-            Some(source) => Box::new(from_weights(source)),
+            Some(source) => Box::new(from_weights(&**source)),
             None => Box::new(initial(self.seed)),
         }
     }
@@ -98,7 +110,7 @@ impl Network {
         let weights = config.precision.weights;
         let config = &config.model;
         let from = match &config.from {
-            Some(Origin::HuggingFace(dir)) => format!(" from {}", dir.display()),
+            Some(Origin::HuggingFace(dir) | Origin::Run(dir)) => format!(" from {}", dir.display()),
             None => String::new(),
         };
         format!(

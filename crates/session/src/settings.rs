@@ -134,7 +134,15 @@ impl MemoryExcess {
                 }
             }
         };
-        Problem::new(message).because(self.categories(whose))
+        let problem = Problem::new(message).because(self.categories(whose));
+        match (self.limit, phalanx_sys::memory::address_space()) {
+            (MemoryLimit::Machine(machine), Some(own)) if machine.total == own.total => problem
+                .because(format!(
+                    "this process may use {} of addresses, for code and stacks too: ulimit -v",
+                    bytes(own.total)
+                )),
+            _ => problem,
+        }
     }
 
     /// The categories, the largest first.

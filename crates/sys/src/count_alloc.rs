@@ -101,27 +101,73 @@ unsafe impl GlobalAlloc for CountingAllocator {
         count(layout.size());
         hold(layout.size() as i64);
         // SAFETY: the caller keeps the contract of `alloc`, passed on unchanged.
-        unsafe { System.alloc(layout) }
+        checked(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
         hold(layout.size() as i64);
         // SAFETY: the caller keeps the contract of `alloc_zeroed`, passed on unchanged.
-        unsafe { System.alloc_zeroed(layout) }
+        checked(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size);
         hold(size as i64 - layout.size() as i64);
         // SAFETY: the caller keeps the contract of `realloc`, passed on unchanged.
-        unsafe { System.realloc(pointer, layout, size) }
+        checked(unsafe { System.realloc(pointer, layout, size) }, size)
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         hold(-(layout.size() as i64));
         // SAFETY: the caller keeps the contract of `dealloc`, passed on unchanged.
         unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+/// Ends the process with a word and the code of a failure if the system refused memory: the standard
+/// library would abort, and nothing could be done without memory anyway.
+fn checked(memory: *mut u8, bytes: usize) -> *mut u8 {
+    if memory.is_null() && bytes > 0 {
+        refused(bytes);
+    }
+    memory
+}
+
+#[cold]
+fn refused(bytes: usize) -> ! {
+    // Without an allocation: the digits are written to the stack.
+    let mut text = [b' '; 20];
+    let (mut at, mut left) = (text.len(), bytes);
+    while left > 0 || at == text.len() {
+        at -= 1;
+        text[at] = b'0' + (left % 10) as u8;
+        left /= 10;
+    }
+    system::fail(&[
+        b"error: out of memory: the system refused ".as_slice(),
+        &text[at..],
+        b" bytes\n  usual fix: a smaller batch or model, fewer ranks or threads, or a higher limit \
+          (ulimit -v)\n",
+    ])
+}
+
+#[cfg(unix)]
+mod system {
+    pub(super) fn fail(parts: &[&[u8]]) -> ! {
+        for part in parts {
+            // SAFETY: the bytes are ours. Standard error itself is not used: its lock may be held.
+            let _ = unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
+        }
+        // SAFETY: ends the process without running anything else, which might allocate.
+        unsafe { libc::_exit(1) }
+    }
+}
+
+#[cfg(not(unix))]
+mod system {
+    pub(super) fn fail(_: &[&[u8]]) -> ! {
+        std::process::abort()
     }
 }
 

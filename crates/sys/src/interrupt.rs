@@ -1,5 +1,8 @@
 //! Handling of Ctrl-C: after the first, a program finishes what it is doing; a second one ends it
 //! at once, or, while a file is being written, ends the writing cleanly.
+//!
+//! A lost terminal (SIGHUP) and the warnings of batch systems (SIGUSR1, SIGXCPU) ask for the same,
+//! but only once: they come several times without anybody being impatient.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -8,7 +11,8 @@ static ASKED: AtomicUsize = AtomicUsize::new(0);
 /// Files that are being written.
 static WRITING: AtomicUsize = AtomicUsize::new(0);
 
-/// While this value lives, Ctrl-C and SIGTERM are recorded, and [`requested`] reports them.
+/// While this value lives, Ctrl-C and the other signals that ask to stop are recorded, and
+/// [`requested`] reports them.
 #[derive(Debug)]
 pub struct Listening(());
 
@@ -31,7 +35,7 @@ pub fn requested() -> bool {
 }
 
 /// Whether the user has asked a second time, and does not want to wait for a file.
-pub(crate) fn requested_twice() -> bool {
+pub fn requested_twice() -> bool {
     ASKED.load(Relaxed) > 1
 }
 
@@ -51,11 +55,18 @@ impl Drop for Writing {
     }
 }
 
+/// Lets a file that grows beyond the limit of this process (`ulimit -f`) be an error of the write,
+/// instead of a signal that ends the process without a word.
+pub fn survive_file_limit() {
+    system::survive_file_limit();
+}
+
 #[cfg(unix)]
 mod system {
     use super::{ASKED, Relaxed, WRITING};
 
-    const SIGNALS: [libc::c_int; 2] = [libc::SIGINT, libc::SIGTERM];
+    const SIGNALS: [libc::c_int; 5] =
+        [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGXCPU];
 
     pub(super) fn install() {
         let handler = on_signal as extern "C" fn(libc::c_int);
@@ -83,7 +94,16 @@ mod system {
         }
     }
 
+    pub(super) fn survive_file_limit() {
+        // SAFETY: ignoring this signal changes only what a failing write returns.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    }
+
     extern "C" fn on_signal(signal: libc::c_int) {
+        if !matches!(signal, libc::SIGINT | libc::SIGTERM) {
+            ASKED.fetch_max(1, Relaxed);
+            return;
+        }
         // The second ends the process unless a file is being written, which then stops; the third
         // always ends it.
         let before = ASKED.fetch_add(1, Relaxed);
@@ -101,4 +121,5 @@ mod system {
 mod system {
     pub(super) fn install() {}
     pub(super) fn remove() {}
+    pub(super) fn survive_file_limit() {}
 }

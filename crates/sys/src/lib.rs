@@ -12,6 +12,7 @@ pub mod interrupt;
 pub mod memory;
 pub mod mmap;
 mod poll;
+mod read;
 mod stand_in;
 mod time;
 
@@ -20,8 +21,9 @@ pub use cores::{allowed_cores, bind_thread};
 pub use count_alloc::CountingAllocator;
 pub use diagnostic::Diagnostic;
 pub use disk::{Staged, write_atomic};
-pub use error::SysError;
+pub use error::{SysError, remedy};
 pub use mmap::FileMap;
 pub use poll::Poll;
+pub use read::{open_regular, read_regular, read_stream, read_text};
 pub use stand_in::StandIn;
 pub use time::thread_cpu_time;

@@ -21,17 +21,63 @@ pub struct Machine {
     pub available: u64,
 }
 
-/// The memory of this machine, and of the control groups that this process is in; `None` if the
-/// system does not report it.
+/// Address space that is kept for everything besides tensors: code, stacks, buffers of files.
+const SET_ASIDE: u64 = 64 << 20;
+
+/// The memory of this machine, and of the control groups that this process is in, and of the limit
+/// of its address space (`ulimit -v`); `None` if the system does not report it.
 pub fn machine() -> Option<Machine> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let (total, available) = (parse(&text, "MemTotal:")?, parse(&text, "MemAvailable:")?);
     let groups = groups(&std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default());
     let groups = groups.iter().filter_map(|folder| group(folder));
-    Some(groups.fold(Machine { total, available }, |machine, group| Machine {
-        total: machine.total.min(group.total),
-        available: machine.available.min(group.available),
+    let limits = groups.chain(address_space());
+    Some(limits.fold(Machine { total, available }, |machine, limit| Machine {
+        total: machine.total.min(limit.total),
+        available: machine.available.min(limit.available),
     }))
+}
+
+/// Takes less address space if this process has a limit of it: the C library would reserve 64 MiB
+/// for each thread, and where that fails, try again at each allocation.
+pub fn save_address_space() {
+    if system::address_limit().is_some() {
+        system::one_arena();
+    }
+}
+
+/// The limit of the address space (`ulimit -v`), and what it leaves for tensors; `None` without one.
+pub fn address_space() -> Option<Machine> {
+    let (total, used) = (system::address_limit()?, field("VmSize:")?);
+    Some(Machine { total, available: total.saturating_sub(used).saturating_sub(SET_ASIDE) })
+}
+
+#[cfg(unix)]
+mod system {
+    pub(super) fn address_limit() -> Option<u64> {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the struct is ours to fill.
+        let answer = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
+        (answer == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    }
+
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    pub(super) fn one_arena() {
+        // SAFETY: changes only how the C library's allocator behaves from now on.
+        unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+    }
+
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    pub(super) fn one_arena() {}
+}
+
+#[cfg(not(unix))]
+mod system {
+    pub(super) fn address_limit() -> Option<u64> {
+        None
+    }
+
+    pub(super) fn one_arena() {}
 }
 
 /// The folders of the memory control groups of a process, from its own group to the root: each may

@@ -11,13 +11,13 @@
 //! the caller wants to (a loader does so at every pass over the data).
 
 use std::fs::File;
-use std::io;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
 use crate::SysError;
+use crate::read::open_regular;
 
 /// A read-only map of a whole file.
 #[derive(Debug)]
@@ -31,19 +31,7 @@ impl FileMap {
     /// Maps the whole of `path`. An empty file gives an empty slice.
     pub fn open(path: &Path) -> Result<Self, SysError> {
         let fail = |doing| move |source| SysError::on_file(path, doing, source);
-        // Asked before opening, because opening a pipe would wait for its other end.
-        let kind = match std::fs::metadata(path) {
-            Ok(metadata) => metadata.file_type(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(SysError::Missing { path: path.to_path_buf() });
-            }
-            Err(error) => return Err(fail("looking for it")(error)),
-        };
-        if !kind.is_file() {
-            let found = if kind.is_dir() { "a folder" } else { "a device, pipe or socket" };
-            return Err(SysError::NotAFile { path: path.to_path_buf(), found });
-        }
-        let file = File::open(path).map_err(fail("opening it"))?;
+        let file = open_regular(path)?;
         // SAFETY: the map is read-only and only borrowed as `&[u8]`, and every bit pattern is a
         // valid byte. The caller must make sure that nothing shortens or rewrites the file
         // meanwhile, as stated in the module's documentation; the length is checked.

@@ -75,12 +75,15 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
             (loaded.config, spec, Box::new(weights))
         }
         ModelSource::HuggingFace(dir) => {
-            // The configuration does not take the folder's shape: a model that does not fit a
-            // preset's data and batch can still be evaluated.
-            let config = Config::load(sources)?.config;
+            // The configuration does not take the folder's shape, only agrees with it: a model
+            // that does not fit a preset's data and batch can still be evaluated.
             FolderKind::HuggingFace.expect(dir, FOR_RUNS)?;
             let weights = hf::ModelFolder::open(dir)?;
-            (config, weights.spec().clone(), Box::new(weights))
+            let spec = weights.spec().clone();
+            let file = dir.join(FolderKind::HuggingFace.mark());
+            let shape = network::shape_keys(&spec);
+            let agreed = sources.clone().agree(file.display().to_string(), shape);
+            (Config::load(&agreed)?.config, spec, Box::new(weights))
         }
     };
     check_ids(ids, &spec)?;

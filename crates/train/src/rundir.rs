@@ -20,7 +20,13 @@ use phalanx_error::{Error, Location, Problem, Result};
 /// The folder of one run, open for its metrics.
 #[derive(Debug)]
 pub struct RunDir {
+    /// The folder as the user names it.
     path: PathBuf,
+    /// The same from the root: the working folder may be moved, too.
+    home: PathBuf,
+    /// The folder itself, which stays open: it may be moved while the run goes on.
+    folder: File,
+    config: String,
     metrics: File,
     broken: bool,
 }
@@ -30,15 +36,13 @@ pub use phalanx_session::folders::RUN_CONFIG as CONFIG;
 pub const METRICS: &str = "metrics.jsonl";
 /// The name of the picture within a run's folder.
 pub const PLOT: &str = "loss.svg";
-/// The name of the final weights within a run's folder.
-pub const WEIGHTS: &str = "model.safetensors";
+pub use phalanx_session::run_weights::WEIGHTS;
 
 impl RunDir {
     /// Makes a new folder for a run of `loaded` and writes the configuration into it. The folder
     /// is named after `run.name`, or else after the time and the preset or file.
     ///
-    /// This happens before the first step, so an error here is a refusal; but a full disk is not
-    /// the fault of the request, so it is a failure.
+    /// This happens before the first step, so an error here is a refusal.
     pub fn create(loaded: &Loaded) -> Result<Self> {
         let name = match &loaded.config.run.name {
             Some(name) => name.as_str().to_string(),
@@ -48,17 +52,14 @@ impl RunDir {
         let place = loaded.place("run.dir");
         let told = |what: &'static str, path: &Path| {
             let path = path.to_path_buf();
-            move |error: io::Error| {
-                not_made(Problem::io(what, &path, &error), is_full(error.kind()), place)
-            }
+            move |error: io::Error| not_made(Problem::io(what, &path, &error), place)
         };
         fs::create_dir_all(root).map_err(told("cannot create the folder", root))?;
         let path = fresh_folder(root, &name).map_err(told("cannot create a folder in", root))?;
         let run = Self::fill(&path, loaded).map_err(|error| {
-            let full = matches!(error, SysError::DiskFull { .. });
             // We made this folder, and it holds nothing important yet.
             let _ = fs::remove_dir_all(&path);
-            not_made(error.diagnostic().into(), full, place)
+            not_made(error.diagnostic().into(), place)
         })?;
         Ok(run)
     }
@@ -67,8 +68,12 @@ impl RunDir {
         let file = path.join(METRICS);
         let metrics = File::options().append(true).create_new(true).open(&file);
         let metrics = metrics.map_err(|e| SysError::on_file(&file, "creating it", e))?;
-        let run = RunDir { path: path.to_path_buf(), metrics, broken: false };
-        run.write_file(CONFIG, loaded.config.anchored().to_toml().as_bytes())?;
+        let folder = File::open(path).map_err(|e| SysError::on_file(path, "opening it", e))?;
+        let config = loaded.config.anchored().to_toml();
+        let path = path.to_path_buf();
+        let home = std::path::absolute(&path).unwrap_or_else(|_| path.clone());
+        let run = RunDir { path, home, folder, config, metrics, broken: false };
+        run.write_file(CONFIG, run.config.as_bytes())?;
         Ok(run)
     }
 
@@ -86,7 +91,7 @@ impl RunDir {
         let problem = Problem::new(message)
             .because(format!("the weights, which are written at the end, take {weights}"))
             .fix("free some space, or write elsewhere with --set run.dir=DIR");
-        Err(Error::failed(loaded.located("run.dir", problem)))
+        Err(Error::refused(loaded.located("run.dir", problem)))
     }
 
     /// The folder.
@@ -97,6 +102,35 @@ impl RunDir {
     /// Where the final weights go.
     pub fn weights(&self) -> PathBuf {
         self.path.join(WEIGHTS)
+    }
+
+    /// Saves the weights of a run whose own folder cannot be written to in another one: the same
+    /// folder if it was moved, a new one of its name if it was removed, or one for temporary files.
+    /// `save` writes them to a path, and says whether that worked; gives the path where it did.
+    pub fn rescue(&self, mut save: impl FnMut(&Path) -> bool) -> Option<PathBuf> {
+        let moved = moved_to(&self.folder).filter(|now| *now != self.home);
+        if let Some(weights) = moved.map(|now| now.join(WEIGHTS)).filter(|path| save(path)) {
+            return Some(weights);
+        }
+        let weights = self.home.join(WEIGHTS);
+        if self.furnish(&self.home) && save(&weights) {
+            return Some(weights);
+        }
+        let name = self.home.file_name().unwrap_or_default().to_string_lossy();
+        let folder = fresh_folder(&std::env::temp_dir(), &name).ok()?;
+        let weights = folder.join(WEIGHTS);
+        if self.furnish(&folder) && save(&weights) {
+            return Some(weights);
+        }
+        // We made this folder, and nothing could be written to it.
+        let _ = fs::remove_dir_all(&folder);
+        None
+    }
+
+    /// Makes a folder with the configuration, without which weights are no run.
+    fn furnish(&self, folder: &Path) -> bool {
+        let text = |out: &mut dyn Write| out.write_all(self.config.as_bytes());
+        fs::create_dir_all(folder).is_ok() && write_atomic(&folder.join(CONFIG), text).is_ok()
     }
 
     /// Appends a line to `metrics.jsonl`. Each line is written at once: a run that is killed has
@@ -125,14 +159,25 @@ impl RunDir {
     }
 }
 
-/// The folder could not be made where `place` asked for it.
-fn not_made(mut problem: Problem, full: bool, place: Option<&Location>) -> Error {
+/// The folder could not be made where `place` asked for it. Nothing has been started.
+fn not_made(mut problem: Problem, place: Option<&Location>) -> Error {
     problem.places.extend(place.cloned());
-    if full { Error::failed(problem) } else { Error::refused(problem) }
+    Error::refused(problem)
 }
 
-fn is_full(kind: io::ErrorKind) -> bool {
-    matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+/// Where an open folder is now; `None` if it was removed, or the system does not say.
+fn moved_to(folder: &File) -> Option<PathBuf> {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        let now = fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd())).ok()?;
+        now.is_dir().then_some(now)
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = folder;
+        None
+    }
 }
 
 /// Creates `root/name`, or `root/name-2`, `root/name-3`, … if that exists. Creating a folder is
@@ -202,18 +247,6 @@ mod tests {
         }
     }
 
-    /// Only the disk is to blame when it is full; every other reason is the request's.
-    #[test]
-    fn a_full_disk_is_no_refusal_even_before_the_first_step() {
-        let code = |kind: io::ErrorKind| {
-            let problem = Problem::io("cannot create", Path::new("runs/x"), &kind.into());
-            not_made(problem, is_full(kind), None).exit_code()
-        };
-        assert_eq!(code(io::ErrorKind::StorageFull), 1);
-        assert_eq!(code(io::ErrorKind::QuotaExceeded), 1);
-        assert_eq!(code(io::ErrorKind::PermissionDenied), 2);
-    }
-
     #[test]
     #[cfg(target_os = "linux")]
     fn a_run_whose_weights_would_find_no_room_does_not_start() {
@@ -221,7 +254,7 @@ mod tests {
         let loaded = Config::load(&Sources::default().set("run.dir=/tmp/no/such/runs")).unwrap();
         assert_eq!(RunDir::check_room(&loaded, 1), Ok(()));
         let error = RunDir::check_room(&loaded, 1 << 62).unwrap_err();
-        assert_eq!(error.exit_code(), 1);
+        assert_eq!(error.exit_code(), 2);
         let text = error.to_string();
         assert!(text.starts_with("error: the disk of /tmp/no/such/runs has "), "{text}");
         assert!(text.contains("free (--set)\n  the weights"), "{text}");
@@ -234,7 +267,10 @@ mod tests {
     fn a_full_disk_is_a_failure_with_path_and_remedy() {
         let metrics = File::options().append(true).open("/dev/full").unwrap();
         let path = PathBuf::from("runs/x");
-        let error = RunDir { path, metrics, broken: false }.append("{}").unwrap_err();
+        let (folder, config) = (File::open("/").unwrap(), String::new());
+        let home = path.clone();
+        let mut run = RunDir { path, home, folder, config, metrics, broken: false };
+        let error = run.append("{}").unwrap_err();
         assert_eq!(error.exit_code(), 1);
         assert_eq!(
             error.to_string(),

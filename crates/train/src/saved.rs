@@ -5,16 +5,19 @@ use std::path::{Path, PathBuf};
 
 use phalanx_ir::DType;
 use phalanx_models::hf::{self, ModelSpec};
+use phalanx_sys::SysError;
 
 use crate::rundir;
 use phalanx_config::{Config, Loaded, Origin, Sources};
 use phalanx_error::{Error, Problem, Result};
+use phalanx_inspect::writable::can_write;
 use phalanx_session::Session;
 use phalanx_session::folders::FolderKind;
 use phalanx_session::network;
+use phalanx_session::run_weights::{SPEC, WEIGHTS, open_run};
 
-/// The header entry that holds the model's specification, in the form of a `config.json`.
-const SPEC: &str = "model";
+/// The file that lists weights which are in several files.
+const INDEX: &str = "model.safetensors.index.json";
 /// The header entry that holds the number of steps trained.
 const STEPS: &str = "steps";
 
@@ -67,26 +70,8 @@ impl Saved {
     /// Reads the folder of a run. The configuration is the one it trained with, changed by `over`;
     /// the model's shape does not change.
     pub fn open(dir: &Path, over: &Sources) -> Result<Self> {
-        FolderKind::Run.expect(dir, "phalanx eval --model hf:DIR; it needs no export")?;
-        let path = dir.join(rundir::WEIGHTS);
-        if !path.exists() {
-            return Err(Error::refused(
-                Problem::new(format!("{} has no {}", dir.display(), rundir::WEIGHTS))
-                    .because(
-                        "a run writes its weights when it ends; this run has not ended, or \
-                        this is not its folder",
-                    )
-                    .fix("give the folder of a finished run, such as runs/NAME"),
-            ));
-        }
-        let weights = hf::Params::open(&path)?;
-        let text = weights.metadata().get(SPEC).ok_or_else(|| {
-            Error::refused(
-                Problem::new(format!("{} does not say which model it holds", path.display()))
-                    .fix("give a file that `phalanx train` wrote"),
-            )
-        })?;
-        let spec = hf::parse_config(text, &path)?;
+        let (spec, weights) = open_run(dir, "phalanx eval --model hf:DIR; it needs no export")?;
+        let path = dir.join(WEIGHTS);
         let sources = over.clone().run(dir.join(rundir::CONFIG));
         let shape = network::shape_keys(&spec);
         let loaded = Config::load(&sources.pin(path.display().to_string(), shape))?;
@@ -97,13 +82,7 @@ impl Saved {
     /// to the model are taken from the folder that its weights came from, if it is still there.
     /// Returns the names of the files that were copied.
     pub fn export(&self, dir: &Path, dtype: DType) -> Result<Vec<&'static str>> {
-        if dir.join(rundir::CONFIG).exists() {
-            let message = format!("{} is a run's folder", dir.display());
-            let problem = Problem::new(message)
-                .because("exporting there would replace the run's own weights")
-                .fix("give another folder with --out");
-            return Err(Error::refused(problem));
-        }
+        self.check_out(dir)?;
         let source = self.source();
         let kept = match &source {
             Some(source) => hf::KeptKeys::read(&source.join(FolderKind::HuggingFace.mark()))?,
@@ -130,6 +109,38 @@ impl Saved {
     fn source(&self) -> Option<PathBuf> {
         let Some(Origin::HuggingFace(dir)) = &self.loaded.config.model.from else { return None };
         dir.join(FolderKind::HuggingFace.mark()).is_file().then(|| dir.clone())
+    }
+
+    /// Refuses a folder that cannot be written, or that holds what an export must not replace.
+    fn check_out(&self, dir: &Path) -> Result<()> {
+        let shown = dir.display();
+        let origin = match &self.loaded.config.model.from {
+            Some(Origin::HuggingFace(from)) => from.canonicalize().ok(),
+            _ => None,
+        };
+        let taken = if dir.join(rundir::CONFIG).exists() {
+            Some(("a run's folder", "exporting there would replace the run's own weights"))
+        } else if origin.is_some() && origin == dir.canonicalize().ok() {
+            let why = "exporting there would replace the weights that the run started from";
+            Some(("the folder of model.from", why))
+        } else if dir.join(INDEX).exists() {
+            Some(("a folder of weights in several files", "old and new files would be mixed"))
+        } else {
+            None
+        };
+        if let Some((what, why)) = taken {
+            let problem = Problem::new(format!("{shown} is {what}")).because(why);
+            return Err(Error::refused(problem.fix("give another folder with --out")));
+        }
+        let made = std::fs::create_dir_all(dir);
+        made.map_err(|error| {
+            let error = SysError::on_file(dir, "making this folder", error);
+            Error::refused(error.diagnostic().into())
+        })?;
+        for name in [WEIGHTS, FolderKind::HuggingFace.mark()] {
+            can_write(&dir.join(name), format!("the model cannot be written to {shown}"))?;
+        }
+        Ok(())
     }
 }
 

@@ -53,7 +53,9 @@ pub fn train(loaded: &Loaded, output: Output, trace: Option<&Path>) -> Result<Su
         report.line("stopping: the weights are being written (Ctrl-C again to stop without them)");
     }
     // The weights are written first, so that no later error can lose them.
-    run.save(&report).map_err(|error| error.because(run.lost()))?;
+    if let Err(error) = run.save(&report.folder().weights()) {
+        return Err(error.because(run.save_elsewhere(&report)));
+    }
     let safe = format!("the weights are safe in {}", report.folder().weights().display());
     let (stopped, parameters) = (run.stopped_early(), run.parameters as u64);
     let traced = run.traced(&mut report).map_err(|error| error.because(&safe));
@@ -247,24 +249,38 @@ impl<'a> Run<'a> {
     /// Tries to save the weights of a run whose folder cannot be written any more, and says whether
     /// it worked.
     fn save_after_error(&mut self, report: &Report) -> String {
-        let (steps, weights) = (self.session.steps(), report.folder().weights());
-        match self.save(report) {
-            Ok(()) => format!("the weights after step {steps} are safe in {}", weights.display()),
-            Err(_) => self.lost(),
+        let weights = report.folder().weights();
+        match self.save(&weights) {
+            Ok(()) => self.safe_in(&weights),
+            Err(_) => self.save_elsewhere(report),
         }
     }
 
-    /// What remains of a run whose weights could not be written.
-    fn lost(&self) -> String {
-        let steps = self.session.steps();
-        format!("the weights after step {steps} are lost; {METRICS} has the losses")
+    /// Tries to save weights that cannot be written to the run's folder in another one, and says
+    /// what became of them.
+    fn save_elsewhere(&mut self, report: &Report) -> String {
+        // Who asks twice to stop does not want the weights.
+        let wanted = !interrupt::requested_twice();
+        let saved = wanted.then(|| report.folder().rescue(|path| self.save(path).is_ok()));
+        match saved.flatten() {
+            Some(weights) => self.safe_in(&weights),
+            None => {
+                let steps = self.session.steps();
+                format!("the weights after step {steps} are lost; {METRICS} has the losses")
+            }
+        }
     }
 
-    fn save(&mut self, report: &Report) -> Result<()> {
+    fn safe_in(&self, weights: &Path) -> String {
+        let steps = self.session.steps();
+        format!("the weights after step {steps} are safe in {}", weights.display())
+    }
+
+    fn save(&mut self, weights: &Path) -> Result<()> {
         let Some(spec) = self.network.architecture.spec() else {
             return Ok(());
         };
-        saved::save(&report.folder().weights(), &spec, &mut self.session)
+        saved::save(weights, &spec, &mut self.session)
     }
 
     /// Reports where the trace is, if there is one.
@@ -294,5 +310,8 @@ fn stopped_early(loaded: &Loaded, summary: &Summary) -> Problem {
     let dir = summary.run_dir.clone().unwrap_or_default();
     Problem::new(format!("stopped on request after step {taken} of {steps}"))
         .because(format!("its weights are in {dir}, as if the run had ended there"))
-        .because(format!("next: phalanx eval --model run:{dir}, or train again for all steps"))
+        .because(format!(
+            "next: phalanx eval --model run:{dir}; or a new run from these weights, with a new \
+             optimizer: --set model.from=run:{dir}"
+        ))
 }

@@ -73,6 +73,31 @@ pub(crate) fn phalanx(dir: &Path, args: &[&[&str]]) -> Done {
     }
 }
 
+/// Runs `phalanx` under a shell, which first does `before`, such as setting a limit. What hangs is ended
+/// after a minute, with code 124.
+#[cfg(target_os = "linux")]
+pub(crate) fn under(dir: &Path, before: &str, args: &[&[&str]]) -> Done {
+    let script = format!("{before}\nexec timeout 60 \"$0\" \"$@\"");
+    let output = Command::new("bash")
+        .current_dir(dir)
+        .args(["-c", &script, env!("CARGO_BIN_EXE_phalanx")])
+        .args(args.concat())
+        .env_remove("NO_COLOR")
+        .output()
+        .unwrap();
+    Done {
+        code: output.status.code().unwrap_or(-1),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// Runs a shell's command in `dir`; says whether it went well.
+#[cfg(target_os = "linux")]
+pub(crate) fn shell(dir: &Path, command: &str) -> bool {
+    Command::new("bash").current_dir(dir).args(["-c", command]).status().unwrap().success()
+}
+
 /// A small finished run in `dir`, as `run`.
 pub(crate) fn small_run(dir: &Path) {
     let settings = ["--set", "train.steps=3", "--set", "run.name=a"];

@@ -118,5 +118,5 @@ fn a_folder_of_the_other_kind_is_answered_with_what_to_write() {
     eval("hf:runs/a").refused(&["runs/a is the folder of a run", "--model run:runs/a"]);
     phalanx(dir, &[&["export", "--run", "hf", "--out", "x"]]).refused(&["it needs no export"]);
     let from = ["train", "--set", "model.from=hf:runs/a"];
-    phalanx(dir, &[&from]).refused(&["phalanx export --run runs/a"]);
+    phalanx(dir, &[&from]).refused(&["usual fix: model.from=run:runs/a"]);
 }

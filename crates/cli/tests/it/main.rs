@@ -8,11 +8,19 @@ mod documents;
 mod evaluating;
 mod explaining;
 #[cfg(target_os = "linux")]
+mod inputs;
+#[cfg(target_os = "linux")]
 mod interruptions;
+#[cfg(target_os = "linux")]
+mod limits;
 mod newcomer;
+#[cfg(target_os = "linux")]
+mod outputs;
 mod pictures;
 mod pipelines;
 mod refusals;
+#[cfg(target_os = "linux")]
+mod rescues;
 mod scheduling;
 mod tracing;
 mod training;

@@ -188,5 +188,5 @@ fn tables_that_do_not_fit_are_refused_by_name() {
         &sets,
         &["(stuck.csv:4)", "move line 4 (F1 of stage group 0) before line 3 (BW0"],
     );
-    refused("parallel.schedule=csv:none.csv", &["cannot read none.csv"]);
+    refused("parallel.schedule=csv:none.csv", &["none.csv: no such file"]);
 }

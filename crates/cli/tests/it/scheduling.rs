@@ -99,7 +99,7 @@ fn drawings_and_tables_are_written_and_tables_read() {
     ]);
     fs::write(dir.path().join("c.csv"), table.replace("2,F,5", "2,X,5")).unwrap();
     phalanx(dir.path(), &[&["schedule", "csv:c.csv"]]).refused(&["part `X`", "c.csv:"]);
-    phalanx(dir.path(), &[&["schedule", "csv:none.csv"]]).refused(&["cannot read none.csv"]);
+    phalanx(dir.path(), &[&["schedule", "csv:none.csv"]]).refused(&["none.csv: no such file"]);
 }
 
 /// A table says what it is, so that nothing else need be said, and others can be compared with it.

@@ -43,12 +43,11 @@ fn refusal<'a>(toml: &str, sets: impl Iterator<Item = &'a str>) -> String {
 #[test]
 fn a_missing_file_and_an_unknown_preset_are_refused() {
     let message = |sources: Sources| Config::load(&sources).unwrap_err().to_string();
-    assert_eq!(
-        message(Sources::default().file("no/such/config.toml")),
-        "error: cannot read the configuration no/such/config.toml: No such file or directory (os \
-         error 2)\n  usual fix: check the path, or start from a preset: --preset default | tiny | \
-         bench-13m | gpt2-124m | llama-0.95b"
-    );
+    let missing = message(Sources::default().file("no/such/config.toml"));
+    assert!(missing.starts_with("error: no/such/config.toml: no such file\n"), "{missing}");
+    let fix = "\n  usual fix: check the path, or start from a preset: --preset default | tiny | \
+               bench-13m | gpt2-124m | llama-0.95b";
+    assert!(missing.ends_with(fix), "{missing}");
     assert!(message(Sources::default().file("tiny")).ends_with("--preset tiny"));
     assert_eq!(
         message(Sources::default().preset("tiyn")),

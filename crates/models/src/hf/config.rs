@@ -9,7 +9,7 @@
 use std::path::Path;
 
 use phalanx_ir::ops::RopeScaling;
-use phalanx_sys::StandIn;
+use phalanx_sys::{StandIn, read_text};
 use serde_json::{Map, Value, json};
 
 use super::error::HfError;
@@ -17,9 +17,12 @@ use super::keys::{Keys, Rule, rule, shown};
 use super::spec::{GptSpec, LlamaSpec, ModelSpec, RopeSpec};
 use super::tensor::Stored;
 
+/// More bytes than any configuration has.
+const LONGEST_CONFIG: u64 = 16 << 20;
+
 /// Reads the configuration file of a model folder.
 pub fn read_config(path: &Path) -> Result<ModelSpec, HfError> {
-    let text = std::fs::read_to_string(path).map_err(|e| HfError::read(path, e))?;
+    let text = read_text(path, LONGEST_CONFIG).map_err(HfError::Read)?;
     parse_config(&text, path)
 }
 

@@ -142,10 +142,7 @@ impl HfError {
     }
 
     pub(super) fn read(path: &Path, source: std::io::Error) -> Self {
-        HfError::Read(match source.kind() {
-            std::io::ErrorKind::NotFound => SysError::Missing { path: path.to_path_buf() },
-            _ => SysError::on_file(path, "reading it", source),
-        })
+        HfError::Read(SysError::on_file(path, "reading it", source))
     }
 
     pub(super) fn corrupt(

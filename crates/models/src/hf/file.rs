@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use phalanx_sys::{Staged, StandIn};
+use phalanx_sys::{Staged, StandIn, open_regular};
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 
@@ -20,7 +20,7 @@ use super::error::HfError;
 use super::tensor::Stored;
 
 /// No writer makes longer headers; the limit prevents a damaged length from allocating all memory.
-const LONGEST_HEADER: u64 = 100_000_000;
+pub(super) const LONGEST_HEADER: u64 = 100_000_000;
 
 /// An open file with a checked header.
 pub(super) struct TensorFile {
@@ -34,7 +34,7 @@ pub(super) struct TensorFile {
 
 impl TensorFile {
     pub(super) fn open(path: &Path) -> Result<Self, HfError> {
-        let mut file = File::open(path).map_err(|e| HfError::read(path, e))?;
+        let mut file = open_regular(path).map_err(HfError::Read)?;
         let length = file.metadata().map_err(|e| HfError::read(path, e))?.len();
         let short = |expected: &str| HfError::corrupt(path, format!("{length} bytes"), expected);
         refuse_stand_in(path, &file)?;

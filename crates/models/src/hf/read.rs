@@ -9,11 +9,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use phalanx_ir::DType;
+use phalanx_sys::read_text;
 use serde_json::Value;
 
 use super::config::read_config;
 use super::error::{ABSENT, HfError};
-use super::file::TensorFile;
+use super::file::{LONGEST_HEADER, TensorFile};
 use super::names::{self, HF_HEAD, HfParam};
 use super::spec::ModelSpec;
 use super::tensor::decode;
@@ -190,11 +191,12 @@ const INDEX: &str = "model.safetensors.index.json";
 /// The weight files of a folder, and the one to name in errors if a tensor is in none of them.
 fn open_files(dir: &Path) -> Result<(PathBuf, Vec<TensorFile>), HfError> {
     let single = dir.join(SINGLE);
-    if single.exists() {
+    // A link to nothing is not a missing file: its error names what it links to.
+    if single.exists() || single.is_symlink() {
         return Ok((single.clone(), vec![TensorFile::open(&single)?]));
     }
     let index = dir.join(INDEX);
-    if index.exists() {
+    if index.exists() || index.is_symlink() {
         let files = open_shards(dir, &index)?;
         return Ok((index, files));
     }
@@ -235,7 +237,7 @@ fn open_shards(dir: &Path, index: &Path) -> Result<Vec<TensorFile>, HfError> {
 
 /// The tensors of each shard. Shard names are plain names of files in the same folder.
 fn read_index(path: &Path) -> Result<BTreeMap<String, BTreeSet<String>>, HfError> {
-    let text = std::fs::read_to_string(path).map_err(|e| HfError::read(path, e))?;
+    let text = read_text(path, LONGEST_HEADER).map_err(HfError::Read)?;
     let value: Value = serde_json::from_str(&text)
         .map_err(|e| HfError::corrupt(path, e.to_string(), "a JSON object"))?;
     let Some(entries) = value.get("weight_map").and_then(Value::as_object) else {

@@ -2,4 +2,5 @@
 
 mod disk;
 mod mmap;
+mod read;
 mod scratch;
