@@ -128,7 +128,8 @@ fn what_ranks_hold_is_drawn() {
     phalanx(dir.path(), &[&draw, SMALL, &zero]).ok();
     let svg = std::fs::read_to_string(dir.path().join("ranks.svg")).unwrap();
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
-    for words in ["rank 0  dp=0", "rank 3  dp=3", "optimizer state", "tokens of a batch", "ZeRO-2"] {
+    for words in ["rank 0  dp=0", "rank 3  dp=3", "optimizer state", "tokens of a batch", "ZeRO-2"]
+    {
         assert!(svg.contains(words), "`{words}` is not in: {svg}");
     }
     // Whole weights, a quarter of gradients and of state, on each of four ranks.

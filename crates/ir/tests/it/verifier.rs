@@ -203,7 +203,10 @@ fn uneven_dims_are_padded_alike_in_every_layout() {
     assert!(error.contains("pad it (`10~"), "{error}");
     let changed = parsed("x: data f32[10~12]{0:dp}\n%1 = exp(x) : f32[10~14]{0:dp}");
     let error = verify(&changed).unwrap_err().to_string();
-    assert!(error.contains("operand 0 pads factor `x0` to 12, but result 0 pads it to 14"), "{error}");
+    assert!(
+        error.contains("operand 0 pads factor `x0` to 12, but result 0 pads it to 14"),
+        "{error}"
+    );
     assert!(error.contains("usual fix: 14"), "{error}");
 }
 

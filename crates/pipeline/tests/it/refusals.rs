@@ -93,7 +93,10 @@ fn schedules_end_at_a_time_that_is_a_number() {
         )
     };
     let said = play(1e308, 0.0).unwrap_err().to_string();
-    assert!(said.starts_with("tf = 1e308, tb = 1, tw = 1e308, hop = 0: the end of `1f1b`"), "{said}");
+    assert!(
+        said.starts_with("tf = 1e308, tb = 1, tw = 1e308, hop = 0: the end of `1f1b`"),
+        "{said}"
+    );
     // What is offered works, also where it is the time of everything.
     let offered: f64 = said.rsplit(' ').next().unwrap().parse().unwrap();
     assert!(offered > 1e300 && play(offered, offered).unwrap().makespan.is_finite());
