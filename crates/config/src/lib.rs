@@ -177,11 +177,10 @@ impl Config {
         };
         let mut config = self.clone();
         config.data.path = self.data.path.as_deref().map(absolute);
-        config.model.from = self
-            .model
-            .from
-            .as_ref()
-            .map(|Origin::HuggingFace(dir)| Origin::HuggingFace(absolute(dir)));
+        config.model.from = self.model.from.as_ref().map(|from| match from {
+            Origin::HuggingFace(dir) => Origin::HuggingFace(absolute(dir)),
+            Origin::Run(dir) => Origin::Run(absolute(dir)),
+        });
         if let PipelineSchedule::Csv(file) = &self.parallel.schedule {
             config.parallel.schedule = PipelineSchedule::Csv(absolute(file));
         }

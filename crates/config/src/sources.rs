@@ -160,7 +160,8 @@ impl Sources {
         let own = |key: &str| of_layout(key) || key.starts_with("model.");
         let by_user = values.given.iter().find(|(key, given)| own(key) && given.by_user);
         let cause = by_user.map(|(key, given)| format!("{key} = {}", given.text()));
-        let cause = cause.or_else(|| self.file.as_ref().map(|path| path.display().to_string()));
+        let cause =
+            cause.or_else(|| self.file.as_ref().map(|file| file.path.display().to_string()));
         if let Some(cause) = cause.filter(|_| !chosen) {
             // The layout and its micro-batches belong together.
             let goes = |key: &str| of_layout(key) || key == "train.microbatches";
