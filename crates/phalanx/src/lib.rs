@@ -84,7 +84,7 @@
 //!
 //! let x: Vec<f32> = (0..16).map(|i| i as f32 / 8.0 - 1.0).collect();
 //! let y = x.iter().map(|x| x * x).collect();
-//! let model = Mlp { inputs: 1, hidden: vec![16, 16], outputs: 1, activation: UnaryKind::Tanh };
+//! let model = Mlp { activation: Some(UnaryKind::Tanh), ..Mlp::regression(1, [16, 16], 1) };
 //! let report = Trainer::new(model)
 //!     .data(Table::new(16).input("x", x).target("y", y))
 //!     .mesh("dp=2 pp=2")

@@ -170,7 +170,7 @@ impl<'a> Trainer<'a> {
     /// use phalanx::{NamedSchedule, Order, Schedule, Table, Trainer};
     ///
     /// let loss = |mesh: &str, order: Order| {
-    ///     let model = Mlp { inputs: 1, hidden: vec![8, 8], outputs: 1, activation: UnaryKind::Tanh };
+    ///     let model = Mlp { activation: Some(UnaryKind::Tanh), ..Mlp::regression(1, [8, 8], 1) };
     ///     let (x, y) = (vec![-1.0, 0.0, 1.0, 2.0], vec![1.0, 0.0, 1.0, 4.0]);
     ///     let trainer = Trainer::new(model).data(Table::new(4).input("x", x).target("y", y));
     ///     let trainer = trainer.batch(4).microbatches(4).lr(1e-2).steps(5).threads(1);
@@ -242,7 +242,7 @@ impl<'a> Trainer<'a> {
     /// use phalanx::{Ddp, Fsdp, Megatron, Strategy, Table, Trainer};
     ///
     /// fn loss(mesh: &str, strategy: impl Strategy + Send + Sync + 'static) -> phalanx::Result<f64> {
-    ///     let model = Mlp { inputs: 1, hidden: vec![8], outputs: 1, activation: UnaryKind::Tanh };
+    ///     let model = Mlp { activation: Some(UnaryKind::Tanh), ..Mlp::regression(1, [8], 1) };
     ///     let (x, y) = (vec![-1.0, 0.0, 1.0, 2.0], vec![1.0, 0.0, 1.0, 4.0]);
     ///     let trainer = Trainer::new(model).data(Table::new(4).input("x", x).target("y", y));
     ///     let trainer = trainer.batch(4).lr(1e-2).steps(5).threads(1);

@@ -20,6 +20,7 @@ pub mod host;
 mod known;
 mod lowered;
 mod measure;
+mod models;
 pub mod network;
 mod numbers;
 mod parallel;
@@ -38,18 +39,19 @@ use std::ops::Range;
 use std::time::Instant;
 
 use phalanx_comm::{Failure, PoolFailure};
-use phalanx_ir::{DType, Model, Param, Port, Program};
+use phalanx_ir::{DType, Param, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::Observed;
-use phalanx_script::{Category, MemoryPlan, Moved, Route, Script, StateKind};
+use phalanx_script::{Category, MemoryPlan, Moved, Route, Script, ScriptKey, StateKind};
 
 pub use backend::{Backend, EngineBackend, Size, Timing};
 pub use command::{
-    BatchSource, Command, LocalRanks, Measured, Reply, StatePiece, StateRange, StepReply,
+    BatchSource, Command, Exposed, LocalRanks, Measured, Reply, StatePiece, StateRange, StepReply,
 };
 pub use feed::{Field, StepData};
 pub use forward::Forward;
 pub use lowered::{Lowered, TrainPlan};
+pub use models::{ForwardModel, Models};
 pub(crate) use numbers::encode;
 pub use parallel::{Parallel, SharedStrategy};
 pub use pipeline::{Pipeline, PipelineOrder, StageSplit};
@@ -63,15 +65,6 @@ use command::Given;
 use known::Known;
 use phalanx_error::{Error, Problem, Result};
 use store::assemble;
-
-/// A model in the forms that a session runs. Their parameters are the same, in the same order.
-#[derive(Clone, Debug)]
-pub struct Models {
-    /// The model whose loss is trained, for the shape of one micro-batch.
-    pub train: Model,
-    /// The model whose loss is evaluated, for the same shape: without dropout.
-    pub evaluate: Option<Model>,
-}
 
 /// The result of a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -186,6 +179,20 @@ impl Session {
     pub fn evaluate(&mut self, data: &StepData<'_>) -> Result<f64> {
         let answers = self.ranks.ask(Command::Evaluate(data))?;
         Ok(answers.into_iter().map(Reply::into_loss).next().expect("a process has a rank"))
+    }
+
+    /// What the model predicts for a batch of one micro-batch with the current weights: the values
+    /// that it exposes, by name, each whole.
+    pub fn predict(&mut self, data: &StepData<'_>) -> Result<BTreeMap<String, hf::WeightTensor>> {
+        self.ranks.ask(Command::Predict(data))?;
+        let exposed = self.known.exposed.clone();
+        exposed.into_iter().map(|port| Ok((port.clone(), self.exposed(&port)?))).collect()
+    }
+
+    fn exposed(&mut self, port: &str) -> Result<hf::WeightTensor> {
+        let key = ScriptKey::Predict;
+        let answers = self.ranks.ask(Command::Show { key, port, microbatch: 0 })?;
+        forward::gathered(port, answers)
     }
 
     /// Steps taken so far.

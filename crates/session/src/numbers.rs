@@ -38,26 +38,23 @@ pub(crate) fn encode_all(
     }
 }
 
-/// Reads bytes of a float type.
-///
-/// # Panics
-/// If `dtype` is not a float type that engines compute in.
-pub(crate) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
-    fn each<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Vec<f64> {
-        let (chunks, _) = bytes.as_chunks::<N>();
-        chunks.iter().map(|&chunk| value(chunk)).collect()
-    }
-    match dtype {
-        DType::F64 => each(bytes, f64::from_ne_bytes),
-        DType::F32 => each(bytes, |b| f64::from(f32::from_ne_bytes(b))),
-        DType::Bf16 => each(bytes, |b| bf16::from_ne_bytes(b).to_f64()),
-        DType::F16 | DType::I32 | DType::Bool => panic!("{dtype} values are not read"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Reads bytes of a float type.
+    fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+        fn each<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Vec<f64> {
+            let (chunks, _) = bytes.as_chunks::<N>();
+            chunks.iter().map(|&chunk| value(chunk)).collect()
+        }
+        match dtype {
+            DType::F64 => each(bytes, f64::from_ne_bytes),
+            DType::F32 => each(bytes, |b| f64::from(f32::from_ne_bytes(b))),
+            DType::Bf16 => each(bytes, |b| bf16::from_ne_bytes(b).to_f64()),
+            DType::F16 | DType::I32 | DType::Bool => panic!("{dtype} values are not read"),
+        }
+    }
 
     #[test]
     fn numbers_come_back_as_their_type_rounds_them() {

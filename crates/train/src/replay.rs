@@ -37,7 +37,7 @@ impl Replay {
         if !loaded.is_default_run || settings.parallel.ranks() == 1 {
             return Ok(None);
         }
-        let models = Models { train: models.train.clone(), evaluate: None };
+        let models = Models::trained(models.train.clone());
         let alone = Settings {
             parallel: Parallel::default(),
             // A memory limit for each of many ranks does not apply to one rank that holds
