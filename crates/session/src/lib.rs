@@ -232,6 +232,11 @@ impl Session {
         self.tensor(param, self.known.settings.precision.full_kind())
     }
 
+    /// Some values of one parameter in full precision: their element type and their bytes.
+    pub fn read_param(&mut self, param: usize, elements: Range<usize>) -> Result<(DType, Vec<u8>)> {
+        self.read(param, self.known.settings.precision.full_kind(), elements)
+    }
+
     /// The gradient of one parameter in the last step, by the parameter's index, before clipping.
     pub fn gradient(&mut self, param: usize) -> Result<hf::WeightTensor> {
         self.tensor(param, StateKind::Gradient)
@@ -280,6 +285,30 @@ impl Session {
         let range = StateRange { param, kind, elements };
         self.ranks.ask(Command::Write(&range, bytes))?;
         Ok(())
+    }
+
+    /// Writes one parameter, by its index: its weights, and its master copy if there is one. Refuses
+    /// any other number of values than it has.
+    pub fn set_param(&mut self, param: usize, values: &hf::WeightTensor) -> Result<()> {
+        let all = 0..self.known.params[param].elements();
+        let masters = self.known.settings.precision.has_masters();
+        let kinds = [Some(StateKind::Weights), masters.then_some(StateKind::Master)];
+        for kind in kinds.into_iter().flatten() {
+            let (dtype, _) = self.read(param, kind, 0..all.len().min(1))?;
+            let bytes = values.to_bytes(all.clone(), dtype).filter(|_| values.len() == all.len());
+            let Some(bytes) = bytes else {
+                let (name, found) = (&self.known.params[param].name, values.len());
+                let what = format!("{found} values for `{name}`, which has {}", all.len());
+                return Err(Error::refused(Problem::new(what)));
+            };
+            self.write(param, kind, all.clone(), &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the session has a model that predicts.
+    pub fn predicts(&self) -> bool {
+        !self.known.exposed.is_empty()
     }
 
     fn tensor(&mut self, param: usize, kind: StateKind) -> Result<hf::WeightTensor> {

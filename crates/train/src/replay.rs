@@ -4,6 +4,8 @@
 //! The same weights, batches, micro-batches and learning rates; only the ranks are fewer. So the
 //! losses may differ by rounding alone.
 
+use std::ops::ControlFlow;
+
 use phalanx_data::Loader;
 
 use crate::metrics::OneRank;
@@ -65,7 +67,7 @@ impl Replay {
             let loss = many[step - 1];
             report.replayed(step, steps, result.loss, loss);
             worst.see(step, result.loss, loss);
-            Ok(())
+            Ok(ControlFlow::Continue(()))
         };
         take_steps(&mut session, loader, steps, |step| rate.at(step), observe)?;
         if (session.steps() as usize) < steps {

@@ -14,6 +14,7 @@ macro_rules! examples {
     };
 }
 examples!(
+    classifier = "../../examples/classifier.rs",
     custom_model = "../../examples/custom_model.rs",
     mlp_regression = "../../examples/mlp_regression.rs",
     ddp = "../../examples/ddp.rs",
@@ -31,6 +32,14 @@ fn a_model_of_ones_own_learns_pairs() {
     let report = custom_model::run(120).unwrap();
     let last = report.last_loss();
     assert!(last > 1.1 && last < 1.8, "loss {last}");
+}
+
+/// A guess is right for a third of the points; they were not trained on.
+#[test]
+fn a_classifier_on_two_by_two_ranks_knows_held_out_points() {
+    let told = classifier::run(300).unwrap();
+    assert_eq!((told.after_step, told.count), (300, 384));
+    assert!(told.accuracy > Some(0.95), "{told:?}");
 }
 
 /// The variance of the values is E[sin²(3x)]·E[y²] ≈ 0.52 · 0.33: a constant would reach 0.17.

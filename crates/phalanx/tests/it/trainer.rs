@@ -200,11 +200,11 @@ fn stages_may_be_cut_and_shaped_in_any_way() {
         let trainer = Trainer::new(model).data(table()).batch(4).microbatches(4).lr(0.05).steps(8);
         trainer.threads(1).strategy(Megatron::default())
     };
-    let one = trainer().run().unwrap();
+    let one = trainer().mesh("tp=1").run().unwrap();
     let uneven = StageSplit::Costs(vec![9.0, 1.0, 1.0, 1.0]);
     for (ranks, trainer) in [
-        (2, trainer().mesh("pp=2").schedule(NamedSchedule::Interleaved).chunks(2)),
-        (2, trainer().mesh("pp=2").schedule(NamedSchedule::ZbH1).split(uneven)),
+        (2, trainer().mesh("pp=2 tp=1").schedule(NamedSchedule::Interleaved).chunks(2)),
+        (2, trainer().mesh("pp=2 tp=1").schedule(NamedSchedule::ZbH1).split(uneven)),
         (
             6,
             trainer()
@@ -221,7 +221,11 @@ fn stages_may_be_cut_and_shaped_in_any_way() {
     }
     let told = trainer().stage_meshes(["tp=2", "tp=none"]).run().unwrap_err().to_string();
     assert!(told.contains("none"), "{told}");
-    let told =
-        trainer().mesh("pp=2").split(StageSplit::Costs(vec![1.0])).run().unwrap_err().to_string();
+    let told = trainer()
+        .mesh("pp=2 tp=1")
+        .split(StageSplit::Costs(vec![1.0]))
+        .run()
+        .unwrap_err()
+        .to_string();
     assert!(told.contains("1 costs for the 4 instances"), "{told}");
 }
