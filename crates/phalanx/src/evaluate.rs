@@ -13,7 +13,18 @@ use crate::data_source::{Cutting, loader};
 use crate::mistake::Mistake;
 use crate::table::{Rows, Table};
 
-/// What a model reached on data that it was not trained on.
+/// What a model reached on data: the result of
+/// [`Training::evaluate`](crate::Training::evaluate).
+///
+/// ```
+/// use phalanx::{Mlp, Table, Trainer};
+///
+/// let data = Table::new(3).input("x", vec![0.0, 1.0, 2.0]).labels("y", vec![0, 1, -1]);
+/// let told = Trainer::new(Mlp::classifier(1, [8], 2)).batch(2).build()?.evaluate(&data)?;
+/// assert_eq!(told.count, 2); // a negative label does not count
+/// assert!(told.accuracy >= Some(0.0) && told.loss > 0.0);
+/// # Ok::<(), phalanx::Error>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Evaluation {
     /// The steps taken before it.

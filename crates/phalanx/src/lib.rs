@@ -163,6 +163,7 @@
 mod axes;
 mod data_source;
 mod evaluate;
+mod exports;
 mod forms;
 mod mistake;
 mod report;
@@ -190,41 +191,10 @@ pub use {
 
 pub use data_source::Data;
 pub use evaluate::Evaluation;
+pub use exports::*;
 pub use mistake::Mistake;
 pub use report::Report;
 pub use stepper::Stepper;
 pub use table::Table;
 pub use trainer::{Trainer, Verdict};
 pub use training::Training;
-
-#[doc(inline)]
-pub use phalanx_autodiff::Recompute;
-#[doc(inline)]
-pub use phalanx_data::{Corpus, DataError, MarkovCorpus, TextFile, TokenFile, TokenWidth};
-#[doc(inline)]
-pub use phalanx_error::{Error, Problem, Remedy, Result};
-#[doc(inline)]
-pub use phalanx_ir::ops::UnaryKind;
-#[doc(inline)]
-pub use phalanx_ir::{Builder, DType, Init, IrError, Model, Param};
-#[doc(inline)]
-pub use phalanx_models::hf::{
-    GptSpec, HfError, LlamaSpec, RopeScaling, RopeSpec, Values, WeightTensor,
-};
-#[doc(inline)]
-pub use phalanx_models::{Architecture, BatchShape, Chain, Gpt, Llama, Loss, Mlp, Purpose};
-#[doc(inline)]
-pub use phalanx_pipeline::{NamedSchedule, Schedule};
-#[doc(inline)]
-pub use phalanx_script::{Category, Optimizer};
-#[doc(inline)]
-pub use phalanx_session::{PipelineOrder, StageSplit, StepResult};
-#[doc(inline)]
-pub use phalanx_spmd::strategies::{
-    AllGatherKv, Automatic, Cut, Ddp, Fsdp, Megatron, Sequence, TensorPlan, Ulysses,
-    WeightUpdateSharding, Zero,
-};
-#[doc(inline)]
-pub use phalanx_spmd::{SpmdError, Strategy};
-#[doc(inline)]
-pub use phalanx_train::steps::TrainedStep;

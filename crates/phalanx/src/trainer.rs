@@ -60,6 +60,16 @@ pub struct Trainer<'a> {
 /// What a callback may return: nothing, or whether to go on.
 ///
 /// [`ControlFlow::Break`] ends [`Training::fit`] after this step; what was trained is kept.
+///
+/// ```
+/// use std::ops::ControlFlow;
+/// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
+/// trainer.on_step(|taken| match taken.result.loss < 0.1 {
+///     true => ControlFlow::Break(()),
+///     false => ControlFlow::Continue(()),
+/// })
+/// # }
+/// ```
 pub trait Verdict {
     /// Whether to go on.
     fn flow(self) -> ControlFlow<()>;

@@ -75,9 +75,12 @@ struct Forms {
 /// What a trainer was given to call.
 pub(crate) struct Hooks<'a> {
     pub(crate) rate: Box<dyn Fn(usize) -> f64 + 'a>,
-    pub(crate) on_step: Box<dyn FnMut(&TrainedStep) -> ControlFlow<()> + 'a>,
-    pub(crate) on_evaluate: Box<dyn FnMut(&Evaluation) -> ControlFlow<()> + 'a>,
+    pub(crate) on_step: Callback<'a, TrainedStep>,
+    pub(crate) on_evaluate: Callback<'a, Evaluation>,
 }
+
+/// Is told what happened, and says whether to go on.
+type Callback<'a, T> = Box<dyn FnMut(&T) -> ControlFlow<()> + 'a>;
 
 impl Default for Hooks<'_> {
     fn default() -> Self {
