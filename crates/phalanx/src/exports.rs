@@ -1,5 +1,7 @@
 //! What users write, from the crates below, with an example each.
 
+/// Context parallelism: sequences are split, and attention gathers keys and values.
+///
 /// ```
 /// use phalanx::AllGatherKv;
 /// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
@@ -8,6 +10,8 @@
 /// ```
 #[doc(inline)]
 pub use phalanx_spmd::strategies::AllGatherKv;
+/// Layouts that a search found.
+///
 /// ```
 /// use phalanx::spmd::Costs;
 /// use phalanx::{Architecture, Automatic, BatchShape, DType, Mlp};
@@ -21,6 +25,8 @@ pub use phalanx_spmd::strategies::AllGatherKv;
 pub use phalanx_spmd::strategies::Automatic;
 #[doc(inline)]
 pub use phalanx_spmd::strategies::Cut;
+/// Data parallelism: ranks hold the same weights and share the batch.
+///
 /// ```
 /// use phalanx::Ddp;
 /// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
@@ -29,6 +35,8 @@ pub use phalanx_spmd::strategies::Cut;
 /// ```
 #[doc(inline)]
 pub use phalanx_spmd::strategies::Ddp;
+/// Fully sharded data parallelism: weights are gathered for the layers that run.
+///
 /// ```
 /// use phalanx::Fsdp;
 /// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
@@ -37,6 +45,8 @@ pub use phalanx_spmd::strategies::Ddp;
 /// ```
 #[doc(inline)]
 pub use phalanx_spmd::strategies::Fsdp;
+/// Tensor parallelism: weights split by columns and rows alternately.
+///
 /// ```
 /// use phalanx::Megatron;
 /// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
@@ -45,6 +55,8 @@ pub use phalanx_spmd::strategies::Fsdp;
 /// ```
 #[doc(inline)]
 pub use phalanx_spmd::strategies::Megatron;
+/// Sequence parallelism: what lies between split weights is split along the sequence.
+///
 /// ```
 /// use phalanx::{Megatron, Sequence};
 /// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
@@ -53,6 +65,8 @@ pub use phalanx_spmd::strategies::Megatron;
 /// ```
 #[doc(inline)]
 pub use phalanx_spmd::strategies::Sequence;
+/// Tensor parallelism by a plan of your own, by parameter name.
+///
 /// ```
 /// use phalanx::{Cut, TensorPlan};
 /// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
@@ -61,6 +75,8 @@ pub use phalanx_spmd::strategies::Sequence;
 /// ```
 #[doc(inline)]
 pub use phalanx_spmd::strategies::TensorPlan;
+/// Context parallelism: sequences are split, and in attention the heads.
+///
 /// ```
 /// use phalanx::Ulysses;
 /// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
@@ -69,6 +85,8 @@ pub use phalanx_spmd::strategies::TensorPlan;
 /// ```
 #[doc(inline)]
 pub use phalanx_spmd::strategies::Ulysses;
+/// Data parallelism in which each rank updates its share of the weights.
+///
 /// ```
 /// use phalanx::WeightUpdateSharding;
 /// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
@@ -77,6 +95,8 @@ pub use phalanx_spmd::strategies::Ulysses;
 /// ```
 #[doc(inline)]
 pub use phalanx_spmd::strategies::WeightUpdateSharding;
+/// Data parallelism with optimizer state, gradients and weights in shards, by stage.
+///
 /// ```
 /// use phalanx::Zero;
 /// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
@@ -88,6 +108,8 @@ pub use phalanx_spmd::strategies::Zero;
 #[doc(inline)]
 pub use phalanx_spmd::{SpmdError, Strategy};
 
+/// The order of a pipeline, by name.
+///
 /// ```
 /// use phalanx::NamedSchedule;
 ///
@@ -97,6 +119,8 @@ pub use phalanx_spmd::{SpmdError, Strategy};
 /// ```
 #[doc(inline)]
 pub use phalanx_pipeline::NamedSchedule;
+/// The order of a pipeline, checked when it is made: your own, for example.
+///
 /// ```
 /// use phalanx::Schedule;
 /// use phalanx::pipeline::{Placement, bwd, fwd};
@@ -108,6 +132,8 @@ pub use phalanx_pipeline::NamedSchedule;
 /// ```
 #[doc(inline)]
 pub use phalanx_pipeline::Schedule;
+/// Which layers the stages of a pipeline get.
+///
 /// ```
 /// use phalanx::StageSplit;
 /// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
@@ -119,6 +145,8 @@ pub use phalanx_session::StageSplit;
 #[doc(inline)]
 pub use phalanx_session::{PipelineOrder, StepResult};
 
+/// What the backward pass recomputes instead of keeping it.
+///
 /// ```
 /// use phalanx::Recompute;
 /// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
@@ -129,6 +157,8 @@ pub use phalanx_session::{PipelineOrder, StepResult};
 pub use phalanx_autodiff::Recompute;
 #[doc(inline)]
 pub use phalanx_script::Category;
+/// The update rule.
+///
 /// ```
 /// use phalanx::Optimizer;
 ///
@@ -141,6 +171,8 @@ pub use phalanx_script::Optimizer;
 #[doc(inline)]
 pub use phalanx_train::steps::TrainedStep;
 
+/// The GPT-2 architecture.
+///
 /// ```
 /// use phalanx::{Architecture, Gpt, GptSpec};
 ///
@@ -153,9 +185,11 @@ pub use phalanx_train::steps::TrainedStep;
 /// ```
 #[doc(inline)]
 pub use phalanx_models::Gpt;
-/// The [first page](crate#language-models) trains one.
+/// The LLaMA architecture; the [first page](crate#language-models) trains one.
 #[doc(inline)]
 pub use phalanx_models::Llama;
+/// A tensor in memory: its shape and its values.
+///
 /// ```
 /// use phalanx::WeightTensor;
 ///
@@ -169,6 +203,8 @@ pub use phalanx_models::hf::{GptSpec, HfError, LlamaSpec, RopeScaling, RopeSpec,
 #[doc(inline)]
 pub use phalanx_models::{Architecture, BatchShape, Chain, Loss, Mlp, Purpose};
 
+/// Synthetic tokens whose entropy is known.
+///
 /// ```
 /// use phalanx::{Corpus, MarkovCorpus};
 ///
@@ -178,6 +214,8 @@ pub use phalanx_models::{Architecture, BatchShape, Chain, Loss, Mlp, Purpose};
 /// ```
 #[doc(inline)]
 pub use phalanx_data::MarkovCorpus;
+/// A file whose bytes are tokens.
+///
 /// ```no_run
 /// use phalanx::{Data, TextFile};
 ///
@@ -189,7 +227,7 @@ pub use phalanx_data::TextFile;
 #[doc(inline)]
 pub use phalanx_data::{Corpus, DataError, TokenFile, TokenWidth};
 
-/// The [first page](crate#your-own-model) writes a model with it.
+/// Tensor code for a segment of your own model; the [first page](crate#your-own-model) has one.
 #[doc(inline)]
 pub use phalanx_ir::Builder;
 #[doc(inline)]

@@ -67,6 +67,9 @@ pub enum Mistake {
     /// A column of another width than its data port.
     #[error("column `{name}` has {found} values per sample, and the model reads {expected}")]
     ColumnWidth { name: String, found: usize, expected: usize },
+    /// A class that the model does not have, or a token beyond its vocabulary.
+    #[error("column `{name}` has the value {value} in sample {sample}, and the model knows {end}")]
+    OutOfRange { name: String, sample: usize, value: i32, end: i32 },
     /// A model that exposes nothing.
     #[error("model {model} exposes nothing to predict")]
     PredictsNothing { model: String },
@@ -139,6 +142,7 @@ impl Mistake {
             M::ColumnWidth { expected, .. } => {
                 format!("give {expected} values for each sample, one sample after the other")
             }
+            M::OutOfRange { end, .. } => format!("give numbers from 0 to {}", end - 1),
             M::PredictsNothing { .. } => {
                 "call Builder::probe for each value that Training::predict shall give".into()
             }

@@ -1,10 +1,11 @@
 //! Samples in memory: columns of floats and of whole numbers.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_data::Permutation;
 use phalanx_error::Result;
-use phalanx_ir::{DType, Model, Role};
+use phalanx_ir::{DType, Instr, Model, Op, Program, Role, ValueId};
 use phalanx_session::{Field, StepData, StepResult};
 use phalanx_train::steps::Batches;
 
@@ -110,9 +111,24 @@ impl Table {
                 let ty = program.ty(port.value);
                 let expected = ty.shape.iter().skip(1).product();
                 self.check_port(&port.name, ty.dtype, expected)?;
+                if let Some(range) = allowed(program, port.value) {
+                    self.check_range(&port.name, range)?;
+                }
             }
         }
         Ok(())
+    }
+
+    fn check_range(&self, name: &str, allowed: Range<i32>) -> Result<(), Mistake> {
+        let Some(column) = self.columns.iter().find(|column| column.name == name) else {
+            return Ok(());
+        };
+        let Values::I32(values) = &column.values else { return Ok(()) };
+        let Some(at) = values.iter().position(|value| !allowed.contains(value)) else {
+            return Ok(());
+        };
+        let (name, sample) = (name.to_owned(), at * self.samples / values.len());
+        Err(Mistake::OutOfRange { name, sample, value: values[at], end: allowed.end })
     }
 
     fn check_port(&self, port: &str, dtype: DType, expected: usize) -> Result<(), Mistake> {
@@ -140,6 +156,21 @@ impl Table {
             false => Err(Mistake::NoTarget),
         }
     }
+}
+
+/// The values that a data port may have, by the first op that looks something up with it: classes
+/// of a cross-entropy, where negative ones do not count, or rows of an embedding.
+fn allowed(program: &Program, port: ValueId) -> Option<Range<i32>> {
+    let reads = |instr: &&Instr| instr.inputs.get(1) == Some(&port);
+    program.instrs().iter().filter(reads).find_map(|instr| {
+        let shape = &program.ty(instr.inputs[0]).shape;
+        let end = |extent: Option<&usize>| i32::try_from(*extent?).ok();
+        match instr.op {
+            Op::CrossEntropy(_) => Some(i32::MIN..end(shape.last())?),
+            Op::Embedding(_) => Some(0..end(shape.first())?),
+            _ => None,
+        }
+    })
 }
 
 impl Values {

@@ -256,13 +256,11 @@ impl<'a> Trainer<'a> {
 
     /// Trains, and reports losses and weights.
     pub fn run(self) -> Result<Report> {
-        let (steps, used) = match self.validation {
-            Some(_) => (self.steps, Use::Everything),
-            None => (self.steps, Use::Train),
-        };
         if self.data.is_none() {
             return Err(Mistake::NoData.into());
         }
+        let used = if self.validation.is_some() { Use::Everything } else { Use::Train };
+        let steps = self.steps;
         let mut training = self.prepare(used)?;
         training.fit(steps)?;
         Ok(training.into_report())

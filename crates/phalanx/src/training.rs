@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use phalanx_error::Result;
+use phalanx_data::check_vocabulary;
+use phalanx_error::{Error, Problem, Result};
 use phalanx_ir::{DType, Model, Param};
 use phalanx_models::hf::{self, ModelSpec, WeightTensor};
 use phalanx_session::{Session, Settings, from_weights, initial};
@@ -128,9 +129,7 @@ impl<'a> Training<'a> {
     ) -> Result<Self> {
         let held_out = validation.iter().map(|own| &own.data);
         for data in data.iter().chain(held_out) {
-            if let Data::Table(table) = data {
-                table.check(&self.forms.train)?;
-            }
+            self.check_data(data)?;
         }
         self.batches = data.map(|data| data.open(self.cutting)).transpose()?;
         self.validation = validation;
@@ -171,9 +170,7 @@ impl<'a> Training<'a> {
     /// `inv_tokens`, as it must be for training.
     pub fn evaluate(&mut self, data: impl Into<Data>) -> Result<Evaluation> {
         let data = data.into();
-        if let Data::Table(table) = &data {
-            table.check(&self.forms.train)?;
-        }
+        self.check_data(&data)?;
         evaluated(&mut self.session, &data, self.cutting).map_err(in_own_words)
     }
 
@@ -280,6 +277,22 @@ impl<'a> Training<'a> {
     /// Micro-batches of a step.
     pub(crate) fn microbatches(&self) -> usize {
         self.cutting.microbatches
+    }
+
+    /// Refuses data that the model cannot read.
+    fn check_data(&self, data: &Data) -> Result<()> {
+        match (data, &self.forms.spec) {
+            (Data::Table(table), _) => Ok(table.check(&self.forms.train)?),
+            (Data::Tokens(corpus), Some(spec)) => {
+                let vocab = match spec {
+                    ModelSpec::Gpt(spec) => spec.vocab,
+                    ModelSpec::Llama(spec) => spec.vocab,
+                };
+                let known = check_vocabulary(&**corpus, vocab);
+                known.map_err(|e| Error::refused(Problem::from(e.diagnostic()).caused_by(e)))
+            }
+            (Data::Tokens(_), None) => Ok(()),
+        }
     }
 
     /// Refuses a table that is not one micro-batch of the model.

@@ -89,6 +89,9 @@ fn tables_must_fit_the_model() {
     let floats = Trainer::new(Mlp::classifier(1, [8], 3)).data(table()).batch(4).run();
     assert!(floats.unwrap_err().to_string().contains("Table::labels"));
     assert!(matches!(Data::from(&table()), Data::Table(_)));
+    let classes = Table::new(4).input("x", x()).labels("y", vec![0, 2, 3, -1]);
+    let told = mistake(Trainer::new(Mlp::classifier(1, [8], 3)).data(classes).batch(4));
+    assert_eq!(told, Mistake::OutOfRange { name: "y".into(), sample: 2, value: 3, end: 3 });
 }
 
 fn without_loss() -> Model {
