@@ -3,18 +3,21 @@
 //! A [`Problem`] says what is wrong, where it was written, why that cannot work and what would. An
 //! [`Error`] adds the one distinction a caller acts on: was the request *refused* before anything
 //! started (several independent problems may be reported together), or did something *fail* that
-//! had been started?
+//! had been started? The typed error behind a problem, if there is one, is its cause
+//! ([`Error::cause`]).
 
 #![forbid(unsafe_code)]
 
 mod amount;
 mod printable;
+mod problem;
 
+use std::error::Error as StdError;
 use std::fmt;
-use std::path::Path;
 
 pub use amount::{bytes, counted, short, three_digits};
 pub use printable::printable;
+pub use problem::{Location, Problem, Remedy};
 
 use phalanx_engine::EngineError;
 use phalanx_ir::IrError;
@@ -23,19 +26,18 @@ use phalanx_pipeline::PipelineError;
 use phalanx_runtime::RuntimeError;
 use phalanx_script::ScriptError;
 use phalanx_spmd::SpmdError;
-use phalanx_sys::{Diagnostic, SysError};
+use phalanx_sys::SysError;
 
 /// A result whose error is this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a request was not carried out.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+/// Why a request was not carried out. Its text, also as `Debug`, is what the command prints: so
+/// `fn main() -> Result<(), phalanx::Error>` ends with the same words.
+#[derive(Clone, PartialEq, Eq)]
 pub enum Error {
     /// The request cannot work as given; nothing was started. Exit code 2.
-    #[error("{}", in_order(.0))]
     Refused(Vec<Problem>),
     /// Something was started and then failed. Exit code 1.
-    #[error("{0}")]
     Failed(Box<Problem>),
 }
 
@@ -79,6 +81,32 @@ impl Error {
         }
     }
 
+    /// The typed error behind this one, if it is an `E`: one of the problems' causes, or a source
+    /// of such a cause.
+    ///
+    /// ```
+    /// use phalanx_error::Error;
+    /// use phalanx_ir::{IrError, Mesh};
+    ///
+    /// let error = Error::from("dp=0".parse::<Mesh>().unwrap_err());
+    /// assert!(matches!(error.cause(), Some(IrError::EmptyAxis { .. })));
+    /// assert!(std::error::Error::source(&error).is_some());
+    /// ```
+    pub fn cause<E: StdError + 'static>(&self) -> Option<&E> {
+        let causes = self.problems().iter().filter_map(Problem::cause);
+        causes.flat_map(chain).find_map(|cause| cause.downcast_ref())
+    }
+
+    /// Changes every text of the error; causes stay.
+    pub fn reworded(self, reword: impl Fn(&str) -> String) -> Self {
+        match self {
+            Error::Refused(problems) => {
+                Error::Refused(problems.into_iter().map(|p| p.reworded(&reword)).collect())
+            }
+            Error::Failed(problem) => Error::failed(problem.reworded(&reword)),
+        }
+    }
+
     /// The problems behind this error, in the order they are printed.
     pub fn problems(&self) -> &[Problem] {
         match self {
@@ -88,23 +116,46 @@ impl Error {
     }
 }
 
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, problem) in self.problems().iter().enumerate() {
+            let line = if number > 0 { "\n" } else { "" };
+            write!(f, "{line}{problem}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The text for people: `main` prints an error it returns with `Debug`.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.problems().iter().find_map(Problem::cause)
+    }
+}
+
 impl From<IrError> for Error {
     /// A model that cannot be built as asked; nothing has been started.
     fn from(error: IrError) -> Self {
-        Error::refused(Problem::new(error.to_string()))
+        Error::refused(Problem::of(error))
     }
 }
 
 impl From<SpmdError> for Error {
     /// A model that cannot be divided among ranks as asked; nothing has been started.
     fn from(error: SpmdError) -> Self {
-        Error::refused(Problem::new(error.to_string()))
+        Error::refused(Problem::of(error))
     }
 }
 
 impl From<ScriptError> for Error {
     fn from(error: ScriptError) -> Self {
-        Error::refused(Problem::new(error.to_string()))
+        Error::refused(Problem::of(error))
     }
 }
 
@@ -121,7 +172,7 @@ impl From<PipelineError> for Problem {
         let text = error.to_string();
         let mut lines = text.lines().map(str::trim);
         let problem = Problem::new(lines.next().unwrap_or_default());
-        lines.fold(problem, Problem::because)
+        lines.fold(problem, Problem::because).caused_by(error)
     }
 }
 
@@ -130,7 +181,7 @@ impl From<RuntimeError> for Error {
         match error {
             RuntimeError::Script(error) => error.into(),
             RuntimeError::Engine(error) => error.into(),
-            other => Error::failed(Problem::new(other.to_string())),
+            other => Error::failed(Problem::of(other)),
         }
     }
 }
@@ -139,27 +190,26 @@ impl From<EngineError> for Error {
     /// Programs are compiled and memory is allocated before the first step; only calls can fail
     /// later.
     fn from(error: EngineError) -> Self {
-        let problem = Problem::new(error.to_string());
+        let fix =
+            "a smaller model or batch, more train.microbatches, or train.recompute = \"full\"";
         match error {
-            EngineError::Unsupported { .. } => Error::refused(problem),
-            EngineError::Threads { .. } => Error::refused(problem.fix(
+            EngineError::Unsupported { .. } => Error::refused(Problem::of(error)),
+            EngineError::Threads { .. } => Error::refused(Problem::of(error).fix(
                 "fewer threads of each rank (run.threads), fewer ranks, or a higher limit (ulimit \
                  -u, ulimit -v)",
             )),
-            EngineError::Memory { .. } => Error::refused(problem.fix(
-                "a smaller model or batch, more train.microbatches, or train.recompute = \"full\"",
-            )),
-            _ => Error::failed(problem),
+            EngineError::Memory { .. } => Error::refused(Problem::of(error).fix(fix)),
+            _ => Error::failed(Problem::of(error)),
         }
     }
 }
 
 impl From<HfError> for Error {
     fn from(error: HfError) -> Self {
-        let problem = Problem::from(error.diagnostic());
-        match error.is_bad_input() {
-            true => Error::refused(problem),
-            false => Error::failed(problem),
+        let (problem, refused) = (Problem::from(error.diagnostic()), error.is_bad_input());
+        match refused {
+            true => Error::refused(problem.caused_by(error)),
+            false => Error::failed(problem.caused_by(error)),
         }
     }
 }
@@ -167,161 +217,21 @@ impl From<HfError> for Error {
 impl From<SysError> for Error {
     /// These errors happen while something is written.
     fn from(error: SysError) -> Self {
-        Error::failed(error.diagnostic().into())
+        Error::failed(Problem::from(error.diagnostic()).caused_by(error))
     }
 }
 
-/// One thing that is wrong, as plain data. [`fmt::Display`] prints it as
-///
-/// ```text
-/// error: model.heads = 6 does not divide model.width = 64 (config.toml:4)
-///   every head takes an equal share of the width
-///   nearest that work: model.heads = 4 or 8
-/// ```
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Problem {
-    /// What is wrong, with the values found.
-    pub message: String,
-    /// Where the values came from; empty where there is no such place.
-    pub places: Vec<Location>,
-    /// Why it cannot work, a line each.
-    pub because: Vec<String>,
-    /// What would work.
-    pub remedy: Option<Remedy>,
-}
-
-impl Problem {
-    /// A problem with only a message so far.
-    pub fn new(message: impl Into<String>) -> Self {
-        Problem { message: message.into(), places: Vec::new(), because: Vec::new(), remedy: None }
-    }
-
-    /// Adds the place a value came from.
-    pub fn at(mut self, place: Location) -> Self {
-        self.places.push(place);
-        self
-    }
-
-    /// Adds a line of explanation.
-    pub fn because(mut self, line: impl Into<String>) -> Self {
-        self.because.push(line.into());
-        self
-    }
-
-    /// States the closest values that would be accepted.
-    pub fn nearest(mut self, text: impl Into<String>) -> Self {
-        self.remedy = Some(Remedy::Nearest(text.into()));
-        self
-    }
-
-    /// States what usually fixes it.
-    pub fn fix(mut self, text: impl Into<String>) -> Self {
-        self.remedy = Some(Remedy::Fix(text.into()));
-        self
-    }
-
-    /// Offers a likely correction of a misspelt name.
-    pub fn guess(mut self, text: impl Into<String>) -> Self {
-        self.remedy = Some(Remedy::Guess(text.into()));
-        self
-    }
-
-    /// A system call on `path` went wrong while doing `what`; the remedy fits the kind of error.
-    pub fn io(what: &str, path: &Path, error: &std::io::Error) -> Self {
-        Problem::new(format!("{what} {}: {error}", path.display())).fix(io_remedy(error))
-    }
-}
-
-impl From<Diagnostic> for Problem {
-    fn from(told: Diagnostic) -> Self {
-        let remedy = told.fix.map(Remedy::Fix);
-        let because = told.because.into_iter().collect();
-        Problem { message: told.what, places: Vec::new(), because, remedy }
-    }
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "error: {}", printable(&self.message))?;
-        let mut places: Vec<String> = self.places.iter().map(Location::to_string).collect();
-        places.dedup();
-        if !places.is_empty() {
-            write!(f, " ({})", printable(&places.join(", ")))?;
-        }
-        for line in &self.because {
-            write!(f, "\n  {}", printable(line))?;
-        }
-        match &self.remedy {
-            Some(remedy) => write!(f, "\n  {}", printable(&remedy.to_string())),
-            None => Ok(()),
-        }
-    }
-}
-
-/// What would work instead.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Remedy {
-    /// The closest accepted values.
-    Nearest(String),
-    /// What usually fixes it.
-    Fix(String),
-    /// The name that was probably meant.
-    Guess(String),
-}
-
-impl fmt::Display for Remedy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Remedy::Nearest(text) => write!(f, "nearest that work: {text}"),
-            Remedy::Fix(text) => write!(f, "usual fix: {text}"),
-            Remedy::Guess(text) => write!(f, "did you mean {text}?"),
-        }
-    }
-}
-
-/// Where a value was written.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Location {
-    /// The file as the user named it, `preset NAME`, or `--set`.
-    pub source: String,
-    /// The line within it, counted from 1.
-    pub line: Option<usize>,
-    /// The configuration key, as `section.name`.
-    pub key: Option<String>,
-}
-
-impl fmt::Display for Location {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.line {
-            Some(line) => write!(f, "{}:{line}", self.source),
-            None => f.write_str(&self.source),
-        }
-    }
-}
-
-fn in_order(problems: &[Problem]) -> String {
-    let all: Vec<String> = problems.iter().map(Problem::to_string).collect();
-    all.join("\n")
-}
-
-fn io_remedy(error: &std::io::Error) -> &'static str {
-    use std::io::ErrorKind;
-    match error.kind() {
-        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-            "choose a place you may write to, for example --set run.dir=/tmp/runs"
-        }
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-            "free some space, or write elsewhere with --set run.dir=DIR"
-        }
-        ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
-            "move the file that is in the way, or write elsewhere with --set run.dir=DIR"
-        }
-        _ => phalanx_sys::remedy(error),
-    }
+/// An error, its source, and so on.
+fn chain<'e>(
+    error: &'e (dyn StdError + 'static),
+) -> impl Iterator<Item = &'e (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |error| (*error).source())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -350,6 +260,25 @@ mod tests {
         assert_eq!(Error::failed(problem.clone()).exit_code(), 1);
         let both = Error::Refused(vec![problem.clone(), problem]);
         assert_eq!(both.to_string().lines().count(), 2);
+    }
+
+    #[test]
+    fn what_main_prints_is_the_text_for_people() {
+        let problem = Problem::new("there is nothing to train on").fix("call Trainer::data");
+        let error = Error::refused(problem);
+        assert_eq!(format!("{error:?}"), error.to_string());
+    }
+
+    /// The cause of a cause is found too, and new words do not lose it.
+    #[test]
+    fn causes_are_found_by_their_type() {
+        let io = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+        let sys = SysError::on_file(Path::new("w.safetensors"), "reading it", io);
+        let error = Error::from(HfError::Read(sys)).reworded(str::to_uppercase);
+        assert!(matches!(error.cause(), Some(HfError::Read(_))));
+        assert!(error.cause::<SysError>().is_some());
+        assert!(error.cause::<IrError>().is_none());
+        assert!(error.to_string().contains("W.SAFETENSORS"), "{error}");
     }
 
     #[test]

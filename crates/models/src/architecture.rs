@@ -11,7 +11,8 @@ pub mod port {
     /// Data: the token that follows each position, `i32[batch, seq]`; negative where it does not count.
     pub const TARGETS: &str = "targets";
     /// Scalar: 1 / the number of elements that the step's loss is averaged over, counted over all
-    /// ranks and micro-batches: valid targets of a language model, elements of `y` of a regression.
+    /// ranks and micro-batches: valid targets of a language model, elements of `y` of a regression,
+    /// labels of a classification. Besides it a step provides the scalars `lr` and `step`.
     pub const INV_TOKENS: &str = "inv_tokens";
     /// The loss: a sum times [`INV_TOKENS`].
     pub const LOSS: &str = "loss";
@@ -19,9 +20,9 @@ pub mod port {
     pub const LOGITS: &str = "logits";
     /// Data: the features of a regression, `f32[batch, inputs]`.
     pub const X: &str = "x";
-    /// Data: the values to predict, `f32[batch, outputs]`.
+    /// Data: the values to predict, `f32[batch, outputs]`, or the classes, `i32[batch]`.
     pub const Y: &str = "y";
-    /// Probe: the values predicted by a regression, `[batch, outputs]`.
+    /// Probe: what a perceptron predicts, numbers or the logits of classes, `[batch, outputs]`.
     pub const PREDICTION: &str = "prediction";
     /// The boundary value between segments.
     pub const H: &str = "h";

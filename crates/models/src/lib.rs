@@ -19,4 +19,4 @@ pub use chain::Chain;
 pub use gpt::Gpt;
 pub use init::initial_values;
 pub use llama::Llama;
-pub use mlp::Mlp;
+pub use mlp::{Loss, Mlp};

@@ -1,35 +1,50 @@
 //! Dead code elimination: an instruction stays only if the program returns one of its results or an
 //! instruction that stays reads one.
 
-use phalanx_ir::{Program, Rewriter};
+use phalanx_ir::{Port, Program, Rewriter, ValueId};
 
 /// Drops instructions whose results are not needed. Order and inputs stay.
 pub fn dead_code(program: &Program) -> Program {
-    let needed = needed(program);
-    copy(program, Rewriter::new(program), &needed)
+    let needed = needed(program, program.outputs());
+    copy(program, Rewriter::new(program), &needed).finish()
 }
 
 /// Drops instructions whose results are not needed, and the inputs that are then unread.
 pub fn dead_code_and_inputs(program: &Program) -> Program {
-    let needed = needed(program);
+    let needed = needed(program, program.outputs());
     let inputs = Rewriter::with_inputs(program, |port| needed[port.value.index()]);
-    copy(program, inputs, &needed)
+    copy(program, inputs, &needed).finish()
 }
 
-fn copy(program: &Program, mut rewriter: Rewriter<'_>, needed: &[bool]) -> Program {
+/// Keeps the outputs that `keep` accepts, and only what they need. The layouts that the program
+/// asks for stay.
+pub fn some_outputs(program: &Program, keep: impl Fn(&Port) -> bool) -> Program {
+    let outputs: Vec<Port> = program.outputs().iter().filter(|port| keep(port)).cloned().collect();
+    let needed = needed(program, &outputs);
+    let inputs = Rewriter::with_inputs(program, |port| needed[port.value.index()]);
+    let copied = copy(program, inputs, &needed);
+    let notes = program.notes().iter().filter(|(value, _)| needed[value.index()]);
+    let notes: Vec<(ValueId, String)> =
+        notes.map(|(value, layout)| (copied.resolve(*value), layout.clone())).collect();
+    let mut new = copied.finish_with(&outputs);
+    notes.into_iter().for_each(|(value, layout)| new.note(value, layout));
+    new
+}
+
+fn copy<'a>(program: &Program, mut rewriter: Rewriter<'a>, needed: &[bool]) -> Rewriter<'a> {
     for (index, instr) in program.instrs().iter().enumerate() {
         if instr.outputs.iter().any(|v| needed[v.index()]) {
             rewriter.keep(index);
         }
     }
-    rewriter.finish()
+    rewriter
 }
 
 /// For each value, whether an output depends on it. One walk backwards suffices, since operands
 /// are made before they are read.
-fn needed(program: &Program) -> Vec<bool> {
+fn needed(program: &Program, outputs: &[Port]) -> Vec<bool> {
     let mut needed = vec![false; program.values().len()];
-    for port in program.outputs() {
+    for port in outputs {
         needed[port.value.index()] = true;
     }
     for instr in program.instrs().iter().rev() {

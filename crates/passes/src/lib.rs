@@ -21,7 +21,7 @@ mod testing;
 
 pub use chunk_loss::chunk_loss;
 pub use common::{common, common_at_once};
-pub use dead_code::{dead_code, dead_code_and_inputs};
+pub use dead_code::{dead_code, dead_code_and_inputs, some_outputs};
 pub use fold_add::fold_add;
 pub use fuse::{MAX_FULL_OPERANDS, MAX_OPERANDS, MAX_STEPS, fuse};
 pub use overlap::overlap;

@@ -34,7 +34,7 @@ pub fn run(steps: usize) -> Result<Vec<Report>, phalanx::Error> {
 fn fit(ranks: usize, steps: usize) -> Result<Report, phalanx::Error> {
     let x: Vec<f32> = (0..SAMPLES).map(|i| 2.0 * i as f32 / SAMPLES as f32 - 1.0).collect();
     let y = x.iter().map(|x| x * x).collect();
-    let model = Mlp { inputs: 1, hidden: vec![64, 64], outputs: 1, activation: UnaryKind::Tanh };
+    let model = Mlp { activation: Some(UnaryKind::Tanh), ..Mlp::regression(1, [64, 64], 1) };
     Trainer::new(model)
         .data(Table::new(SAMPLES).input("x", x).target("y", y))
         .mesh(&format!("dp={ranks}"))

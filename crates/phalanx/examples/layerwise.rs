@@ -2,7 +2,6 @@
 //!
 //! `cargo run --release -p phalanx --example layerwise`
 
-use phalanx::ir::ops::UnaryKind;
 use phalanx::models::Mlp;
 use phalanx::{NamedSchedule, Optimizer, Report, Table, Trainer};
 
@@ -12,7 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     run(200).map(|_| ())
 }
 
-/// Trains Linear(10, 50), ReLU, Linear(50, 10) on one rank, and with a layer on each of two.
+/// Trains Linear(10, 50), Linear(50, 10) on one rank, and with a layer on each of two.
 pub fn run(steps: usize) -> Result<[Report; 2], Box<dyn std::error::Error>> {
     let [one, two] = [fit("pp=1", steps)?, fit("pp=2", steps)?];
     for report in [&one, &two] {
@@ -39,13 +38,14 @@ fn fit(mesh: &str, steps: usize) -> Result<Report, phalanx::Error> {
     let x: Vec<f32> = (0..10 * SAMPLES).map(wave).collect();
     let next = |i: usize| i / 10 * 10 + (i + 1) % 10;
     let y = (0..10 * SAMPLES).map(|i| x[i] - x[next(i)]).collect();
-    let model = Mlp { inputs: 10, hidden: vec![50], outputs: 10, activation: UnaryKind::Relu };
+    let model = Mlp { activation: None, ..Mlp::regression(10, [50], 10) };
     Trainer::new(model)
         .data(Table::new(SAMPLES).input("x", x).target("y", y))
         .mesh(mesh)
         .schedule(NamedSchedule::Naive) // forward and backward, while the other rank waits
         .optimizer(Optimizer::sgd(0.0))
         .lr(0.01)
+        .clip(None)
         .batch(SAMPLES)
         .steps(steps)
         .threads(1)

@@ -18,7 +18,7 @@ pub fn run(steps: usize) -> Result<Report, phalanx::Error> {
     let points: Vec<[f32; 2]> = (0..SAMPLES).map(|i| [at(i, 32), at(i / 32, 16)]).collect();
     let values = points.iter().map(|[x, y]| (3.0 * x).sin() * y).collect();
 
-    let model = Mlp { inputs: 2, hidden: vec![32, 32], outputs: 1, activation: UnaryKind::Tanh };
+    let model = Mlp { activation: Some(UnaryKind::Tanh), ..Mlp::regression(2, [32, 32], 1) };
     let report = Trainer::new(model)
         .data(Table::new(SAMPLES).input("x", points.concat()).target("y", values))
         .optimizer(Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, decay: 0.0 })

@@ -5,14 +5,27 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use phalanx_error::{Error, Problem, Result};
+use phalanx_error::Result;
 use phalanx_ir::Param;
 use phalanx_models::hf::WeightTensor;
 use phalanx_script::Category;
 use phalanx_session::Session;
 use phalanx_train::saved;
 
+use crate::weights;
+
 /// The result of a training run.
+///
+/// ```
+/// use phalanx::{Category, Mlp, Table, Trainer};
+///
+/// let data = Table::new(2).input("x", vec![0.0, 1.0]).target("y", vec![1.0, 3.0]);
+/// let report = Trainer::new(Mlp::regression(1, [], 1)).data(data).batch(2).steps(3).run()?;
+/// assert_eq!(report.losses.len(), 3);
+/// assert_eq!(report.param("layers.0.weight")?.shape, [1, 1]);
+/// assert!(report.bytes(Category::Weights) >= 8);
+/// # Ok::<(), phalanx::Error>(())
+/// ```
 ///
 /// Each rank keeps its part of the trained weights until the report is dropped: [`Report::param`]
 /// reads one of them, [`Report::save`] writes them all.
@@ -62,10 +75,7 @@ impl Report {
     /// Reads a trained parameter by its name, whole and in full precision, even if it is sharded
     /// over ranks.
     pub fn param(&self, name: &str) -> Result<WeightTensor> {
-        match self.params.iter().position(|param| param.name == name) {
-            Some(number) => self.session().param(number),
-            None => Err(Error::refused(self.unknown(name))),
-        }
+        self.session().param(weights::find(&self.params, name)?)
     }
 
     /// Writes the trained parameters as a `safetensors` file, atomically. Only one of them is in
@@ -77,12 +87,6 @@ impl Report {
     fn session(&self) -> MutexGuard<'_, Session> {
         // Readers change nothing, so a panic in one of them does no harm.
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn unknown(&self, name: &str) -> Problem {
-        let names: Vec<&str> = self.params.iter().map(|param| param.name.as_str()).collect();
-        Problem::new(format!("the model has no parameter `{name}`"))
-            .fix(format!("one of {}", names.join(", ")))
     }
 }
 

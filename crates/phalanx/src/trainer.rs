@@ -1,53 +1,101 @@
 //! The shortest way from a model and data to trained weights.
 
+mod ranks;
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use phalanx_autodiff::Recompute;
-use phalanx_error::{Error, Problem, Result};
-use phalanx_ir::{DType, IrError, Mesh, Model, Role};
-use phalanx_models::{Architecture, BatchShape};
-use phalanx_script::{Optimizer, Precision};
-use phalanx_session::{
-    MemoryLimit, Models, Parallel, PipelineOrder, Session, Settings, StageSplit, initial,
-};
-use phalanx_spmd::Strategy;
-use phalanx_train::steps::{TrainedStep, take_steps};
+use phalanx_error::Result;
+use phalanx_ir::{DType, IrError, Model, Role};
+use phalanx_models::Architecture;
+use phalanx_script::{EveryStep, Optimizer, Precision};
+use phalanx_session::{MemoryLimit, Parallel, Settings};
+use phalanx_train::steps::TrainedStep;
 
+use crate::axes::check_axes;
 use crate::data_source::Data;
+use crate::evaluate::Evaluation;
+use crate::forms::{Asked, Ready, Subject, Use};
+use crate::mistake::{Mistake, check_clip, check_optimizer, check_rate};
 use crate::report::Report;
+use crate::stepper::Stepper;
+use crate::training::{Hooks, Training, Validation};
+use crate::words::in_own_words;
 
 /// Trains a model. Everything but the data has a default.
+///
+/// Each method sets one thing. Then [`Trainer::run`] trains and reports; [`Trainer::build`] gives a
+/// [`Training`], which can also evaluate, predict, stop and go on; and [`Trainer::stepper`] gives a
+/// [`Stepper`], for a loop of your own. What cannot work is refused by these three, with a
+/// [`Mistake`] as its cause.
+///
+/// ```
+/// use phalanx::{Mlp, Table, Trainer};
+///
+/// let data = Table::new(4).input("x", vec![0.0, 1.0, 2.0, 3.0]).target("y", vec![1.0, 3.0, 5.0, 7.0]);
+/// let report = Trainer::new(Mlp::regression(1, [], 1)).data(data).batch(4).lr(0.1).steps(50).run()?;
+/// assert!(report.last_loss() < report.first_loss());
+/// # Ok::<(), phalanx::Error>(())
+/// ```
 pub struct Trainer<'a> {
     subject: Subject,
     data: Option<Data>,
+    start: Option<PathBuf>,
     optimizer: Optimizer,
-    rate: Box<dyn Fn(usize) -> f64 + 'a>,
     clip: Option<f64>,
     steps: usize,
-    batch: Option<usize>,
-    seq_len: usize,
-    microbatches: usize,
-    compute: DType,
+    asked: Asked,
     recompute: Recompute,
     seed: u64,
     threads: Option<usize>,
+    memory_limit: Option<u64>,
     parallel: Parallel,
-    mistake: Option<IrError>,
-    on_step: Box<dyn FnMut(&TrainedStep) + 'a>,
+    mesh_mistake: Option<IrError>,
+    validation: Option<Validation>,
+    hooks: Hooks<'a>,
 }
 
-enum Subject {
-    Architecture(Box<dyn Architecture>),
-    Model(Model),
+/// What a callback may return: nothing, or whether to go on.
+///
+/// [`ControlFlow::Break`] ends [`Training::fit`] after this step; what was trained is kept.
+///
+/// ```
+/// use std::ops::ControlFlow;
+/// # fn set<'a>(trainer: phalanx::Trainer<'a>) -> phalanx::Trainer<'a> {
+/// trainer.on_step(|taken| match taken.result.loss < 0.1 {
+///     true => ControlFlow::Break(()),
+///     false => ControlFlow::Continue(()),
+/// })
+/// # }
+/// ```
+pub trait Verdict {
+    /// Whether to go on.
+    fn flow(self) -> ControlFlow<()>;
+}
+
+impl Verdict for () {
+    fn flow(self) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+}
+
+impl Verdict for ControlFlow<()> {
+    fn flow(self) -> ControlFlow<()> {
+        self
+    }
 }
 
 impl<'a> Trainer<'a> {
-    /// A trainer of an architecture, which is written for any batch shape.
+    /// A trainer of an architecture, which is written for any batch shape: [`Mlp`](crate::Mlp),
+    /// [`Gpt`](crate::Gpt), [`Llama`](crate::Llama) or your own.
     pub fn new(architecture: impl Architecture + 'static) -> Self {
         Self::of(Subject::Architecture(Box::new(architecture)))
     }
 
-    /// A trainer of a model that was written for one micro-batch shape.
+    /// A trainer of a model that was written for one micro-batch shape, with a
+    /// [`Builder`](crate::Builder). It is evaluated as it is trained, with its dropout.
     pub fn of_model(model: Model) -> Self {
         Self::of(Subject::Model(model))
     }
@@ -56,26 +104,32 @@ impl<'a> Trainer<'a> {
         Self {
             subject,
             data: None,
+            start: None,
             optimizer: Optimizer::adamw(),
-            rate: Box::new(|_| 3e-4),
             clip: Some(1.0),
             steps: 100,
-            batch: None,
-            seq_len: 128,
-            microbatches: 1,
-            compute: DType::F32,
+            asked: Asked { batch: None, seq_len: 128, microbatches: 1, compute: DType::F32 },
             recompute: Recompute::None,
             seed: 0,
             threads: None,
+            memory_limit: None,
             parallel: Parallel::default(),
-            mistake: None,
-            on_step: Box::new(|_| ()),
+            mesh_mistake: None,
+            validation: None,
+            hooks: Hooks::default(),
         }
     }
 
     /// What to train on: a corpus, or a [`Table`](crate::Table).
     pub fn data(mut self, data: impl Into<Data>) -> Self {
         self.data = Some(data.into());
+        self
+    }
+
+    /// Weights to start from instead of random ones: a file that [`Training::save`] or
+    /// [`Report::save`] wrote, or a Hugging Face folder. Each rank reads only its part.
+    pub fn start_from(mut self, path: impl Into<PathBuf>) -> Self {
+        self.start = Some(path.into());
         self
     }
 
@@ -92,7 +146,7 @@ impl<'a> Trainer<'a> {
 
     /// The learning rate of each step, counted from 1.
     pub fn rate(mut self, rate: impl Fn(usize) -> f64 + 'a) -> Self {
-        self.rate = Box::new(rate);
+        self.hooks.rate = Box::new(rate);
         self
     }
 
@@ -102,7 +156,7 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// How many steps. Default: 100.
+    /// How many steps [`Trainer::run`] takes. Default: 100.
     pub fn steps(mut self, steps: usize) -> Self {
         self.steps = steps;
         self
@@ -110,36 +164,36 @@ impl<'a> Trainer<'a> {
 
     /// Samples of each step. Default: 32, or one micro-batch with [`Trainer::of_model`].
     pub fn batch(mut self, samples: usize) -> Self {
-        self.batch = Some(samples);
+        self.asked.batch = Some(samples);
         self
     }
 
     /// Tokens of each sample of an architecture. Default: 128.
     pub fn seq_len(mut self, tokens: usize) -> Self {
-        self.seq_len = tokens;
+        self.asked.seq_len = tokens;
         self
     }
 
-    /// Micro-batches of each batch of an architecture. With [`Trainer::of_model`] the model sets
-    /// their size.
+    /// Micro-batches of each batch of an architecture, whose gradients are summed before the update.
+    /// Default: 1. With [`Trainer::of_model`] the model sets their size.
     pub fn microbatches(mut self, parts: usize) -> Self {
-        self.microbatches = parts;
+        self.asked.microbatches = parts;
         self
     }
 
     /// The element type that an architecture computes in. Default: `f32`.
     pub fn compute(mut self, dtype: DType) -> Self {
-        self.compute = dtype;
+        self.asked.compute = dtype;
         self
     }
 
-    /// What the backward pass recomputes instead of keeping it.
+    /// What the backward pass recomputes instead of keeping it. Default: nothing.
     pub fn recompute(mut self, policy: Recompute) -> Self {
         self.recompute = policy;
         self
     }
 
-    /// The seed of initial weights, the order of samples and dropout.
+    /// The seed of initial weights, the order of samples and dropout. Default: 0.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
@@ -151,183 +205,100 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// The ranks and how they are arranged: `dp=2 tp=2` are four ranks, in two pairs that share the
-    /// tensors. The stages of a pipeline lie along an axis `pp`. Default: one rank.
-    pub fn mesh(mut self, mesh: &str) -> Self {
-        if let Some(mesh) = self.parsed(mesh) {
-            self.parallel.mesh = mesh;
-        }
+    /// Bytes that the plan of each rank may take. Default: what this machine has free, for all ranks.
+    pub fn memory_limit(mut self, bytes: u64) -> Self {
+        self.memory_limit = Some(bytes);
         self
     }
 
-    /// The order in which the stages of a pipeline take micro-batches: one of the [`Named`]
-    /// schedules, or your own [`Schedule`]. Default: 1F1B.
+    /// Evaluates on `data` after every `steps` steps and tells [`Trainer::on_evaluate`].
     ///
     /// ```
-    /// use phalanx::ir::ops::UnaryKind;
-    /// use phalanx::models::Mlp;
-    /// use phalanx::pipeline::{Placement, b, fwd, w, weave};
-    /// use phalanx::{NamedSchedule, Order, Schedule, Table, Trainer};
+    /// use std::ops::ControlFlow;
+    /// use phalanx::{Mlp, Table, Trainer};
     ///
-    /// let loss = |mesh: &str, order: Order| {
-    ///     let model = Mlp { inputs: 1, hidden: vec![8, 8], outputs: 1, activation: UnaryKind::Tanh };
-    ///     let (x, y) = (vec![-1.0, 0.0, 1.0, 2.0], vec![1.0, 0.0, 1.0, 4.0]);
-    ///     let trainer = Trainer::new(model).data(Table::new(4).input("x", x).target("y", y));
-    ///     let trainer = trainer.batch(4).microbatches(4).lr(1e-2).steps(5).threads(1);
-    ///     Ok::<f64, phalanx::Error>(trainer.mesh(mesh).schedule(order).run()?.last_loss())
+    /// let line = |from: f32| {
+    ///     let x: Vec<f32> = (0..8).map(|i| from + i as f32 / 8.0).collect();
+    ///     let y = x.iter().map(|x| 2.0 * x).collect();
+    ///     Table::new(8).input("x", x).target("y", y)
     /// };
-    /// let one = loss("pp=1", NamedSchedule::OneFOneB.into())?;
-    /// // All forwards, then the gradients of inputs, each followed by those of the weights.
-    /// let own = Schedule::new("own", 4, Placement::looped(2, 1)?, |_| {
-    ///     fwd(0..4).then(weave([b(0..4), w(0..4)]))
-    /// })?;
-    /// for many in [loss("pp=2", NamedSchedule::ZbH1.into())?, loss("pp=2", own.into())?] {
-    ///     assert!((many - one).abs() < 1e-5 * one);
-    /// }
+    /// let report = Trainer::new(Mlp::regression(1, [], 1))
+    ///     .data(line(0.0))
+    ///     .batch(8)
+    ///     .lr(0.1)
+    ///     .steps(1000)
+    ///     .evaluate_every(10, line(0.5))
+    ///     .on_evaluate(|held_out| match held_out.loss < 1e-3 {
+    ///         true => ControlFlow::Break(()), // good enough: stop early
+    ///         false => ControlFlow::Continue(()),
+    ///     })
+    ///     .run()?;
+    /// assert!(report.losses.len() < 1000 && report.losses.len() % 10 == 0);
     /// # Ok::<(), phalanx::Error>(())
     /// ```
-    ///
-    /// [`Named`]: crate::Named
-    /// [`Schedule`]: crate::Schedule
-    pub fn schedule(mut self, order: impl Into<PipelineOrder>) -> Self {
-        self.parallel.pipeline.order = order.into();
+    pub fn evaluate_every(mut self, steps: usize, data: impl Into<Data>) -> Self {
+        self.validation = Some(Validation { every: steps, data: data.into() });
         self
     }
 
-    /// Chunks of layers that each stage group of a pipeline holds. Default: as many as its schedule
-    /// usually has.
-    pub fn chunks(mut self, chunks: usize) -> Self {
-        self.parallel.pipeline.chunks = Some(chunks);
+    /// Calls `tell` after each step. It may return [`ControlFlow::Break`] to stop.
+    pub fn on_step<V: Verdict>(mut self, mut tell: impl FnMut(&TrainedStep) -> V + 'a) -> Self {
+        self.hooks.on_step = Box::new(move |taken| tell(taken).flow());
         self
     }
 
-    /// Which layers the stages of a pipeline get. Default: divided by FLOPs.
-    pub fn split(mut self, split: StageSplit) -> Self {
-        self.parallel.pipeline.split = split;
+    /// Calls `tell` after each evaluation that [`Trainer::evaluate_every`] asks for. It may return
+    /// [`ControlFlow::Break`] to stop.
+    pub fn on_evaluate<V: Verdict>(mut self, mut tell: impl FnMut(&Evaluation) -> V + 'a) -> Self {
+        self.hooks.on_evaluate = Box::new(move |held_out| tell(held_out).flow());
         self
     }
 
-    /// Lets each stage of a pipeline keep only its input and recompute its forward before the
-    /// backward, as in GPipe.
-    pub fn rematerialise(mut self) -> Self {
-        self.parallel.pipeline.rematerialise = true;
-        self
-    }
-
-    /// The stages of a pipeline with a mesh each, where they differ: `["tp=2", "tp=4"]` are two
-    /// stages on six ranks. They replace [`Trainer::mesh`].
-    pub fn stage_meshes<'m>(mut self, meshes: impl IntoIterator<Item = &'m str>) -> Self {
-        let meshes = meshes.into_iter().filter_map(|mesh| self.parsed(mesh)).collect();
-        self.parallel.pipeline.meshes = meshes;
-        self
-    }
-
-    /// A mesh from its text; a mistake is reported when the trainer runs.
-    fn parsed(&mut self, mesh: &str) -> Option<Mesh> {
-        match mesh.parse() {
-            Ok(mesh) => Some(mesh),
-            Err(error) => {
-                self.mistake.get_or_insert(error);
-                None
-            }
+    /// Trains, and reports losses and weights.
+    pub fn run(self) -> Result<Report> {
+        if self.data.is_none() {
+            return Err(Mistake::NoData.into());
         }
+        let used = if self.validation.is_some() { Use::Everything } else { Use::Train };
+        let steps = self.steps;
+        let mut training = self.prepare(used)?;
+        training.fit(steps)?;
+        Ok(training.into_report())
     }
 
-    /// Divides the work among the ranks of the mesh. Strategies compose, in any order: each uses
-    /// its own axis.
-    ///
-    /// ```
-    /// use phalanx::ir::ops::UnaryKind;
-    /// use phalanx::models::Mlp;
-    /// use phalanx::{Ddp, Fsdp, Megatron, Strategy, Table, Trainer};
-    ///
-    /// fn loss(mesh: &str, strategy: impl Strategy + Send + Sync + 'static) -> phalanx::Result<f64> {
-    ///     let model = Mlp { inputs: 1, hidden: vec![8], outputs: 1, activation: UnaryKind::Tanh };
-    ///     let (x, y) = (vec![-1.0, 0.0, 1.0, 2.0], vec![1.0, 0.0, 1.0, 4.0]);
-    ///     let trainer = Trainer::new(model).data(Table::new(4).input("x", x).target("y", y));
-    ///     let trainer = trainer.batch(4).lr(1e-2).steps(5).threads(1);
-    ///     Ok(trainer.mesh(mesh).strategy(strategy).strategy(Megatron::default()).run()?.last_loss())
-    /// }
-    /// let one = loss("dp=1", Ddp::default())?;
-    /// for many in [
-    ///     loss("dp=2", Ddp::default())?,
-    ///     loss("dp=2 tp=2", Fsdp { reshard_after_forward: false, ..Fsdp::default() })?,
-    /// ] {
-    ///     assert!((many - one).abs() < 1e-5 * one);
-    /// }
-    /// # Ok::<(), phalanx::Error>(())
-    /// ```
-    pub fn strategy(mut self, strategy: impl Strategy + Send + Sync + 'static) -> Self {
-        self.parallel.strategies.push(Arc::new(strategy));
-        self
+    /// Plans, compiles and starts everything, and takes no step yet. Without data it can evaluate,
+    /// predict, load and save.
+    pub fn build(self) -> Result<Training<'a>> {
+        self.prepare(Use::Everything)
     }
 
-    /// Calls `tell` after each step.
-    pub fn on_step(mut self, tell: impl FnMut(&TrainedStep) + 'a) -> Self {
-        self.on_step = Box::new(tell);
-        self
+    /// Everything for a training loop of your own; see [`Stepper`].
+    pub fn stepper(self) -> Result<Stepper<'a>> {
+        Ok(Stepper::new(self.build()?))
     }
 
-    /// Trains.
-    pub fn run(mut self) -> Result<Report> {
-        if let Some(error) = self.mistake.take() {
+    fn prepare(mut self, used: Use) -> Result<Training<'a>> {
+        if let Some(error) = self.mesh_mistake.take() {
             return Err(error.into());
         }
-        let Some(data) = self.data.take() else {
-            let problem = Problem::new("there is nothing to train on");
-            return Err(Error::refused(problem.fix("call Trainer::data")));
-        };
-        let ready = self.prepare()?;
-        let mut batches = data.open(self.seed, ready.batch, ready.seq_len, ready.microbatches)?;
-        let settings = self.settings(&ready);
-        let models = Models { train: ready.model, evaluate: None };
-        let mut session = Session::new(&models, settings, &initial(self.seed))?;
-        let mut losses = Vec::with_capacity(self.steps);
-        let on_step = &mut self.on_step;
-        let observe = |_: &mut Session, taken: TrainedStep| {
-            losses.push(taken.result.loss);
-            on_step(&taken);
-            Ok(())
-        };
-        take_steps(&mut session, &mut *batches, self.steps, &self.rate, observe)?;
-        Ok(Report::new(losses, session))
-    }
-
-    /// The model with the sizes that follow from it.
-    fn prepare(&mut self) -> Result<Ready> {
-        let model = match &self.subject {
-            Subject::Model(model) => model.clone(),
-            Subject::Architecture(architecture) => {
-                let (batch, parts) = (self.batch.unwrap_or(32), self.microbatches);
-                if parts == 0 || batch % parts != 0 {
-                    return Err(uneven(batch, &format!("{parts} micro-batches")));
-                }
-                let shape = BatchShape { batch: batch / parts, seq: self.seq_len };
-                architecture.model(shape, self.compute)?
-            }
-        };
-        let rows = (model.segments().iter())
-            .flat_map(|p| p.inputs_with(Role::Data).map(|port| p.ty(port.value)))
-            .map(|ty| (ty.shape.first().copied(), ty.shape.get(1).copied()))
-            .next();
-        let Some((Some(rows), seq_len)) = rows else {
-            let problem = Problem::new(format!("model {} reads no data", model.name));
-            return Err(Error::refused(problem.fix("declare a port with Builder::data")));
-        };
-        let batch = match &self.subject {
-            Subject::Model(_) => self.batch.unwrap_or(rows),
-            Subject::Architecture(_) => self.batch.unwrap_or(32),
-        };
-        if batch == 0 || batch % rows != 0 {
-            return Err(uneven(batch, &format!("micro-batches of {rows} samples")));
+        check_clip(self.clip)?;
+        check_optimizer(&self.optimizer)?;
+        check_rate(1, (self.hooks.rate)(1))?;
+        if self.validation.as_ref().is_some_and(|own| own.every == 0) {
+            return Err(Mistake::EvaluateEveryZero.into());
         }
-        Ok(Ready { model, batch, seq_len: seq_len.unwrap_or(1), microbatches: batch / rows })
+        let ready = self.subject.ready(self.asked, used).map_err(in_own_words)?;
+        check_axes(&self.parallel, &ready.models.train)?;
+        let settings = self.settings(&ready);
+        let Self { data, start, seed, hooks, validation, .. } = self;
+        let training = Training::new(ready, settings, seed, start.as_deref(), hooks);
+        training.and_then(|training| training.with_data(data, validation)).map_err(in_own_words)
     }
 
     fn settings(&self, ready: &Ready) -> Settings {
-        let programs = ready.model.segments().iter();
+        let programs = ready.models.train.segments().iter();
         let mut weights = programs.flat_map(|p| p.inputs_with(Role::Param).map(|w| p.ty(w.value)));
-        let weights = weights.next().map_or(self.compute, |ty| ty.dtype);
+        let weights = weights.next().map_or(self.asked.compute, |ty| ty.dtype);
         let state = weights.accumulator();
         Settings {
             precision: Precision { weights: state, grads: state, state },
@@ -336,30 +307,19 @@ impl<'a> Trainer<'a> {
             microbatches: ready.microbatches,
             recompute: self.recompute,
             seed: self.seed,
-            memory_limit: MemoryLimit::of_machine(),
+            memory_limit: match self.memory_limit {
+                Some(bytes) => Some(MemoryLimit::Asked(bytes)),
+                None => MemoryLimit::of_machine(),
+            },
             parallel: self.parallel.clone(),
-            threads: self.threads.unwrap_or_else(|| default_threads(self.parallel.ranks())),
-            controller: Arc::new(phalanx_script::EveryStep),
+            threads: self.threads.unwrap_or_else(|| default_threads(self.parallel.ranks())).max(1),
+            controller: Arc::new(EveryStep),
         }
     }
-}
-
-struct Ready {
-    model: Model,
-    batch: usize,
-    seq_len: usize,
-    microbatches: usize,
 }
 
 /// The ranks share the cores.
 fn default_threads(ranks: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     (cores / ranks.max(1)).max(1)
-}
-
-fn uneven(batch: usize, parts: &str) -> Error {
-    Error::refused(
-        Problem::new(format!("a batch of {batch} samples can't be cut into {parts}"))
-            .fix("choose a batch size that divides evenly"),
-    )
 }

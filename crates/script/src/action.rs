@@ -324,6 +324,15 @@ impl Script {
         })
     }
 
+    /// The type that the first run which writes a buffer writes it as; none if no run does.
+    pub fn written_type(&self, buffer: BufferId) -> Option<&TensorType> {
+        self.actions.iter().filter_map(Action::run).find_map(|run| {
+            let program = self.programs[run.program.0].program();
+            let at = run.outputs.iter().position(|(view, _)| view.buffer == buffer)?;
+            Some(program.ty(program.outputs()[at].value))
+        })
+    }
+
     /// The buffer that holds this.
     pub fn find(&self, key: &BufferKey) -> Option<BufferId> {
         self.buffers.iter().position(|b| b.key == *key).map(BufferId)

@@ -27,6 +27,8 @@ pub enum ScriptKey {
     Train,
     /// The loss of a batch with the current weights.
     Evaluate,
+    /// What the model predicts for a batch with the current weights.
+    Predict,
     /// Averages the state of replicas, on all of them.
     Average,
 }

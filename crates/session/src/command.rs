@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use phalanx_ir::DType;
 use phalanx_runtime::Observed;
-use phalanx_script::{Outcome, StateKind};
+use phalanx_script::{Outcome, ScriptKey, StateKind};
 
 use super::StepResult;
 use super::feed::StepData;
@@ -38,8 +38,12 @@ pub enum Command<'a> {
     },
     /// Computes the loss of a batch with the current weights.
     Evaluate(&'a StepData<'a>),
-    /// Reads a value that the last forward exposes for a micro-batch, such as its logits.
+    /// Computes what the model predicts for a batch with the current weights.
+    Predict(&'a StepData<'a>),
+    /// Reads a value that the last run of a script exposes for a micro-batch, such as its logits.
     Show {
+        /// The script.
+        key: ScriptKey,
         /// The port of the model.
         port: &'a str,
         /// The micro-batch.
@@ -99,6 +103,15 @@ pub struct StatePiece {
     pub bytes: Vec<u8>,
 }
 
+/// What a rank holds of a value that a model exposes.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Exposed {
+    /// The shape of the whole value.
+    pub shape: Vec<usize>,
+    /// The parts.
+    pub pieces: Vec<StatePiece>,
+}
+
 /// The answer to a step.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StepReply {
@@ -134,8 +147,8 @@ pub enum Reply {
     Steps(Vec<StepReply>),
     /// A loss.
     Loss(f64),
-    /// Values in their element type; none if the rank does not have them.
-    Shown(Option<Vec<u8>>),
+    /// A value, or the parts of it that the rank holds; none if it holds nothing of it.
+    Shown(Option<Exposed>),
     /// The parts of a state that it holds.
     Pieces(Vec<StatePiece>),
     /// Which bytes were written.

@@ -1,17 +1,17 @@
 //! A model that is evaluated but not trained: weights and a forward script, nothing else.
 
 use phalanx_engine::Engine;
-use phalanx_ir::{DType, Model};
+use phalanx_ir::{DType, Mesh, Model};
+use phalanx_models::hf::WeightTensor;
 use phalanx_runtime::{Executor, ScriptId};
-use phalanx_script::{BufferKey, Number, Source, Value};
+use phalanx_script::{BufferId, BufferKey, Number, ScriptKey, Source, Value};
 
 use super::backend::Backend;
-use super::command::{Command, LocalRanks, Reply};
+use super::command::{Command, Exposed, LocalRanks, Reply, StatePiece};
 use super::feed::StepData;
 use super::lowered::Lowered;
-use super::numbers::decode;
 use super::planner::Planner;
-use super::store::ReadParam;
+use super::store::{ReadParam, assemble};
 use phalanx_error::{Error, Problem, Result};
 
 /// A loaded model that computes losses or logits.
@@ -54,25 +54,40 @@ impl Forward {
     }
 
     /// A value that the model exposes for one micro-batch, such as its logits.
-    pub fn probe(&mut self, port: &str, microbatch: usize, dtype: DType) -> Result<Vec<f64>> {
-        let answers = self.ranks.ask(Command::Show { port, microbatch })?;
-        let shown = answers.into_iter().find_map(|answer| match answer {
-            Reply::Shown(bytes) => bytes,
-            _ => None,
-        });
-        let missing =
-            || Error::refused(Problem::new(format!("the model does not expose a value `{port}`")));
-        Ok(decode(dtype, &shown.ok_or_else(missing)?))
+    pub fn probe(&mut self, port: &str, microbatch: usize) -> Result<Vec<f64>> {
+        let key = ScriptKey::Evaluate;
+        let answers = self.ranks.ask(Command::Show { key, port, microbatch })?;
+        Ok(gathered(port, answers)?.to_f64())
     }
 }
 
-/// The bytes of a value that a script exposes for a micro-batch, if there is one.
+/// A value that a model exposes, put together from what ranks hold of it.
+pub(super) fn gathered(port: &str, answers: Vec<Reply>) -> Result<WeightTensor> {
+    let (mut shape, mut all) = (None, Vec::new());
+    for answer in answers {
+        if let Reply::Shown(Some(shown)) = answer {
+            shape = Some(shown.shape);
+            all.extend(shown.pieces);
+        }
+    }
+    let missing =
+        || Error::refused(Problem::new(format!("the model does not expose a value `{port}`")));
+    let shape: Vec<usize> = shape.ok_or_else(missing)?;
+    let (dtype, bytes) = assemble(port, &(0..shape.iter().product()), all.into_iter())?;
+    if !dtype.is_float() {
+        let problem = Problem::new(format!("the model exposes `{port}` as {dtype}"));
+        return Err(Error::refused(problem.fix("expose a float: cast it first")));
+    }
+    Ok(WeightTensor::from_bytes(shape, dtype, &bytes))
+}
+
+/// What a rank holds of a value that a script exposes for a micro-batch, if there is one.
 pub(super) fn shown<E: Engine>(
     executor: &mut Executor<E>,
     script: ScriptId,
-    port: &str,
-    microbatch: usize,
-) -> Result<Option<Vec<u8>>> {
+    (mesh, rank): (&Mesh, usize),
+    (port, microbatch): (&str, usize),
+) -> Result<Option<Exposed>> {
     let wanted = |key: &BufferKey| {
         matches!(key, BufferKey::Value(Value { port: own, microbatch: part, .. })
             if **own == *port && *part == microbatch)
@@ -80,9 +95,18 @@ pub(super) fn shown<E: Engine>(
     let buffers = &executor.script(script).buffers;
     let found = buffers.iter().position(|b| b.source == Source::Result && wanted(&b.key));
     let Some(index) = found else { return Ok(None) };
+    let buffer = BufferId(index);
     let mut bytes = vec![0; buffers[index].bytes];
-    executor.read(script, phalanx_script::BufferId(index), &mut bytes)?;
-    Ok(Some(bytes))
+    let ty = executor.script(script).written_type(buffer);
+    let ty = ty.expect("an exposed value is written by some run").clone();
+    executor.read(script, buffer, &mut bytes)?;
+    let (dtype, size) = (ty.dtype, ty.dtype.size());
+    let runs = ty.local_runs(mesh, rank).into_iter();
+    let pieces = runs.map(|run| {
+        let own = &bytes[run.local * size..][..run.len * size];
+        StatePiece { first: run.global, dtype, bytes: own.to_vec() }
+    });
+    Ok(Some(Exposed { shape: ty.shape.to_vec(), pieces: pieces.collect() }))
 }
 
 /// A scalar of a step; the number of bytes gives its type.

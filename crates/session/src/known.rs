@@ -31,6 +31,8 @@ pub(super) struct Known {
     pub(super) layout: String,
     /// Which stage group runs what, and in which order.
     pub(super) timetable: Timetable,
+    /// The names of the values that the model exposes when it predicts.
+    pub(super) exposed: Vec<String>,
 }
 
 /// FLOPs of a script's programs.
@@ -84,6 +86,7 @@ impl Known {
             moved,
             layout: lowered.describe(),
             timetable: Timetable::new(lowered)?,
+            exposed: lowered.exposed(),
         })
     }
 }

@@ -20,6 +20,7 @@ pub mod host;
 mod known;
 mod lowered;
 mod measure;
+mod models;
 pub mod network;
 mod numbers;
 mod parallel;
@@ -39,18 +40,19 @@ use std::ops::Range;
 use std::time::Instant;
 
 use phalanx_comm::{Failure, PoolFailure};
-use phalanx_ir::{DType, Model, Param, Port, Program};
+use phalanx_ir::{DType, Param, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::Observed;
-use phalanx_script::{Category, MemoryPlan, Moved, Route, Script, StateKind};
+use phalanx_script::{Category, MemoryPlan, Moved, Route, Script, ScriptKey, StateKind};
 
 pub use backend::{Backend, EngineBackend, Size, Timing};
 pub use command::{
-    BatchSource, Command, LocalRanks, Measured, Reply, StatePiece, StateRange, StepReply,
+    BatchSource, Command, Exposed, LocalRanks, Measured, Reply, StatePiece, StateRange, StepReply,
 };
 pub use feed::{Field, StepData};
 pub use forward::Forward;
 pub use lowered::{Lowered, TrainPlan};
+pub use models::{ForwardModel, Models};
 pub(crate) use numbers::encode;
 pub use parallel::{Parallel, SharedStrategy};
 pub use pipeline::{Pipeline, PipelineOrder, StageSplit};
@@ -64,15 +66,6 @@ use command::Given;
 use known::Known;
 use phalanx_error::{Error, Problem, Result};
 use store::assemble;
-
-/// A model in the forms that a session runs. Their parameters are the same, in the same order.
-#[derive(Clone, Debug)]
-pub struct Models {
-    /// The model whose loss is trained, for the shape of one micro-batch.
-    pub train: Model,
-    /// The model whose loss is evaluated, for the same shape: without dropout.
-    pub evaluate: Option<Model>,
-}
 
 /// The result of a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -183,6 +176,20 @@ impl Session {
         Ok(answers.into_iter().map(Reply::into_loss).next().expect("a process has a rank"))
     }
 
+    /// What the model predicts for a batch of one micro-batch with the current weights: the values
+    /// that it exposes, by name, each whole.
+    pub fn predict(&mut self, data: &StepData<'_>) -> Result<BTreeMap<String, hf::WeightTensor>> {
+        self.ranks.ask(Command::Predict(data))?;
+        let exposed = self.known.exposed.clone();
+        exposed.into_iter().map(|port| Ok((port.clone(), self.exposed(&port)?))).collect()
+    }
+
+    fn exposed(&mut self, port: &str) -> Result<hf::WeightTensor> {
+        let key = ScriptKey::Predict;
+        let answers = self.ranks.ask(Command::Show { key, port, microbatch: 0 })?;
+        forward::gathered(port, answers)
+    }
+
     /// Steps taken so far.
     pub fn steps(&self) -> u64 {
         self.steps
@@ -218,6 +225,11 @@ impl Session {
     /// One parameter, by its index, in full precision: its master copy if there is one.
     pub fn param(&mut self, param: usize) -> Result<hf::WeightTensor> {
         self.tensor(param, self.known.settings.precision.full_kind())
+    }
+
+    /// Some values of one parameter in full precision: their element type and their bytes.
+    pub fn read_param(&mut self, param: usize, elements: Range<usize>) -> Result<(DType, Vec<u8>)> {
+        self.read(param, self.known.settings.precision.full_kind(), elements)
     }
 
     /// The gradient of one parameter in the last step, by the parameter's index, before clipping.
@@ -268,6 +280,30 @@ impl Session {
         let range = StateRange { param, kind, elements };
         self.ranks.ask(Command::Write(&range, bytes))?;
         Ok(())
+    }
+
+    /// Writes one parameter, by its index: its weights, and its master copy if there is one. Refuses
+    /// any other number of values than it has.
+    pub fn set_param(&mut self, param: usize, values: &hf::WeightTensor) -> Result<()> {
+        let all = 0..self.known.params[param].elements();
+        let masters = self.known.settings.precision.has_masters();
+        let kinds = [Some(StateKind::Weights), masters.then_some(StateKind::Master)];
+        for kind in kinds.into_iter().flatten() {
+            let (dtype, _) = self.read(param, kind, 0..all.len().min(1))?;
+            let bytes = values.to_bytes(all.clone(), dtype).filter(|_| values.len() == all.len());
+            let Some(bytes) = bytes else {
+                let (name, found) = (&self.known.params[param].name, values.len());
+                let what = format!("{found} values for `{name}`, which has {}", all.len());
+                return Err(Error::refused(Problem::new(what)));
+            };
+            self.write(param, kind, all.clone(), &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the session has a model that predicts.
+    pub fn predicts(&self) -> bool {
+        !self.known.exposed.is_empty()
     }
 
     fn tensor(&mut self, param: usize, kind: StateKind) -> Result<hf::WeightTensor> {

@@ -1,19 +1,19 @@
 //! What all ranks of a session share: the model on its mesh, and the programs of its segments.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use phalanx_call::Requirements;
-use phalanx_ir::{Axis, DType, Mesh, Model, TensorType};
+use phalanx_ir::{Axis, DType, Mesh, Model, Role, TensorType};
 use phalanx_script::{
-    Compiled, Library, RankOnMesh, RankPlace, ScheduledRun, Script, StageGroup, Unit, forward,
-    merge_adjacent,
+    Compiled, Library, RankOnMesh, RankPlace, ScheduledRun, Script, ScriptKey, StageGroup, Unit,
+    forward, merge_adjacent,
 };
 use phalanx_spmd::{Gathering, Keep, Partition};
 
 use super::compile::{compile, compile_forward};
 use super::planner::Planner;
-use super::{Models, Settings};
+use super::{ForwardModel, Models, Settings};
 use crate::host;
 use phalanx_error::{Error, Result};
 
@@ -23,7 +23,8 @@ pub struct Lowered {
     pub settings: Settings,
     /// The model that is trained.
     pub model: Model,
-    evaluate: Option<Model>,
+    /// The models that are run forward, by the key of their script.
+    forward: BTreeMap<ScriptKey, ForwardModel>,
     /// The model on each distinct mesh.
     on_mesh: Vec<OnMesh>,
     /// One for each stage group; one in all if there is no pipeline.
@@ -48,7 +49,7 @@ struct OnMesh {
     mesh: Mesh,
     partition: Partition,
     compiled: Compiled,
-    evaluate: Option<Compiled>,
+    forward: BTreeMap<ScriptKey, Compiled>,
 }
 
 impl OnMesh {
@@ -62,8 +63,9 @@ impl OnMesh {
         let forward = |model: &Model| {
             Ok::<_, Error>(compile_forward(model, precision.weights, &lay(model)?)?)
         };
-        let evaluate = models.evaluate.as_ref().map(forward).transpose()?;
-        Ok(Self { mesh: mesh.clone(), partition, compiled, evaluate })
+        let forward = models.forward().map(|(key, own)| Ok((key, forward(&own.model)?)));
+        let forward = forward.collect::<Result<_>>()?;
+        Ok(Self { mesh: mesh.clone(), partition, compiled, forward })
     }
 }
 
@@ -72,7 +74,7 @@ struct GroupRuns {
     /// Which of the distinct meshes it has.
     on_mesh: usize,
     turns: Vec<ScheduledRun>,
-    evaluate: Vec<ScheduledRun>,
+    forward: BTreeMap<ScriptKey, Vec<ScheduledRun>>,
     ranks: Vec<usize>,
 }
 
@@ -101,13 +103,16 @@ impl Lowered {
                 on_mesh.push(OnMesh::new(models, &settings, &mesh)?);
             }
             let held: BTreeSet<usize> = turns.iter().map(|turn| turn.instance).collect();
-            let evaluate = forward(held.iter().copied(), parts);
+            let once = |(key, own): (ScriptKey, &ForwardModel)| {
+                (key, forward(held.iter().copied(), own.microbatches))
+            };
+            let forward = models.forward().map(once).collect();
             let turns = merged(turns, model, &on_mesh[index].partition);
-            groups.push(GroupRuns { on_mesh: index, turns, evaluate, ranks });
+            groups.push(GroupRuns { on_mesh: index, turns, forward, ranks });
         }
-        let (model, evaluate) = (model.clone(), models.evaluate.clone());
-        let library = Arc::new(Library::new(requirements));
-        Ok(Self { settings, model, evaluate, on_mesh, groups, library, trains: true })
+        let forward = models.forward().map(|(key, own)| (key, own.clone())).collect();
+        let (model, library) = (model.clone(), Arc::new(Library::new(requirements)));
+        Ok(Self { settings, model, forward, on_mesh, groups, library, trains: true })
     }
 
     /// A model that is evaluated on one rank and never trained.
@@ -122,13 +127,17 @@ impl Lowered {
         let mesh = Mesh::single();
         let partition = settings.parallel.partition(model, &mesh, None)?;
         let compiled = compile_forward(model, weights, &partition)?;
-        let on_mesh = OnMesh { mesh, partition, evaluate: Some(compiled.clone()), compiled };
+        let key = ScriptKey::Evaluate;
+        let programs = BTreeMap::from([(key, compiled.clone())]);
+        let on_mesh = OnMesh { mesh, partition, forward: programs, compiled };
         let turns = forward(0..model.instances().len(), microbatches);
-        let group = GroupRuns { on_mesh: 0, turns: turns.clone(), evaluate: turns, ranks: vec![0] };
+        let runs = BTreeMap::from([(key, turns.clone())]);
+        let group = GroupRuns { on_mesh: 0, turns, forward: runs, ranks: vec![0] };
+        let own = ForwardModel { model: model.clone(), microbatches };
         Ok(Self {
             settings,
             model: model.clone(),
-            evaluate: Some(model.clone()),
+            forward: BTreeMap::from([(key, own)]),
             on_mesh: vec![on_mesh],
             groups: vec![group],
             library: Arc::new(Library::new(requirements)),
@@ -234,12 +243,27 @@ impl Lowered {
         Ok(TrainPlan { script: planner.train_script(rank)?, units: planner.state(rank)?.units })
     }
 
-    /// The model that is evaluated, and the stage groups that do so.
-    pub(crate) fn evaluation(&self) -> Option<(&Model, Vec<StageGroup<'_>>)> {
-        let model = self.evaluate.as_ref()?;
-        let stage_groups =
-            self.devices_with(|on_mesh| on_mesh.evaluate.as_ref(), |group| &group.evaluate);
-        Some((model, stage_groups))
+    /// For each script that is run forward: its model, and the stage groups that run it.
+    pub(crate) fn forwards(
+        &self,
+    ) -> impl Iterator<Item = (ScriptKey, &Model, Vec<StageGroup<'_>>)> {
+        self.forward.iter().map(|(key, own)| {
+            let stage_groups =
+                self.devices_with(|on_mesh| on_mesh.forward.get(key), |group| &group.forward[key]);
+            (*key, &own.model, stage_groups)
+        })
+    }
+
+    /// The micro-batches of a script's batch.
+    pub(crate) fn microbatches(&self, key: ScriptKey) -> usize {
+        self.forward.get(&key).map_or(self.settings.microbatches, |own| own.microbatches)
+    }
+
+    /// The names of the values that the model exposes when it predicts.
+    pub(crate) fn exposed(&self) -> Vec<String> {
+        let Some(own) = self.forward.get(&ScriptKey::Predict) else { return Vec::new() };
+        let segments = own.model.segments().iter();
+        segments.flat_map(|p| p.outputs_with(Role::Probe)).map(|port| port.name.clone()).collect()
     }
 
     /// Bytes of the largest rank's arena, and of all together.

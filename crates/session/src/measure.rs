@@ -32,7 +32,7 @@ fn measured(model: &Model, settings: &Settings) -> Result<Vec<f64>> {
         ..settings.clone()
     };
     let seed = settings.seed;
-    let models = Models { train: sample, evaluate: None };
+    let models = Models::trained(sample);
     let mut session = Prepared::new(&models, settings)?.start(&initial(seed))?;
     let mut best = vec![Duration::MAX; model.segments().len()];
     with_zeros(model, |data| {

@@ -7,7 +7,7 @@ use phalanx_models::{Architecture, BatchShape, Gpt, Llama, Purpose};
 
 use crate::folders::FolderKind;
 use crate::run_weights::{WEIGHTS, open_run};
-use crate::{Models, ReadParam, from_weights, initial};
+use crate::{ForwardModel, Models, ReadParam, from_weights, initial};
 use phalanx_config::{Config, Loaded, ModelKind, Origin, Sources};
 use phalanx_error::{Error, Result, counted, short};
 
@@ -90,11 +90,14 @@ impl Network {
             batch: config.train.batch_size.get() / config.train.microbatches.get(),
             seq: config.train.seq_len.get(),
         };
+        let microbatches = config.train.microbatches.get();
         let build = |purpose| self.architecture.build(shape, compute, purpose);
-        Ok(Models {
-            train: build(Purpose::Train)?,
-            evaluate: evaluate.then(|| build(Purpose::Evaluate)).transpose()?,
-        })
+        let evaluation = || {
+            let model = build(Purpose::Evaluate)?;
+            Ok::<_, Error>(ForwardModel { model, microbatches })
+        };
+        let evaluate = evaluate.then(evaluation).transpose()?;
+        Ok(Models { evaluate, ..Models::trained(build(Purpose::Train)?) })
     }
 
     /// The values that each parameter starts with.

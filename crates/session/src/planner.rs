@@ -22,7 +22,8 @@ pub struct Planner<'a> {
     /// The programs.
     pub(crate) lowered: &'a Lowered,
     train: World<'a>,
-    evaluate: Option<World<'a>>,
+    /// What the ranks have in common when a model is run forward, by the key of its script.
+    forward: BTreeMap<ScriptKey, World<'a>>,
     /// One plan for each class of ranks, made when first needed.
     classes: OnceLock<Vec<ClassPlan>>,
 }
@@ -41,28 +42,26 @@ impl<'a> Planner<'a> {
     /// Finds what the ranks of a session have in common.
     pub fn new(lowered: &'a Lowered) -> Result<Self> {
         let train = World::new(&lowered.model, lowered.stage_groups(), lowered.library.clone())?;
-        let evaluate = match lowered.evaluation() {
-            None => None,
-            Some((model, stage_groups)) => {
-                Some(World::new(model, stage_groups, lowered.library.clone())?)
-            }
-        };
-        Ok(Self { lowered, train, evaluate, classes: OnceLock::new() })
+        let mut forward = BTreeMap::new();
+        for (key, model, stage_groups) in lowered.forwards() {
+            forward.insert(key, World::new(model, stage_groups, lowered.library.clone())?);
+        }
+        Ok(Self { lowered, train, forward, classes: OnceLock::new() })
     }
 
     /// The scripts that a session can run.
     pub(crate) fn keys(&self) -> Vec<ScriptKey> {
         let train = self.lowered.trains.then_some(ScriptKey::Train);
-        let evaluate = self.evaluate.as_ref().map(|_| ScriptKey::Evaluate);
-        train.into_iter().chain(evaluate).collect()
+        train.into_iter().chain(self.forward.keys().copied()).collect()
     }
 
     /// The model that a script runs.
     pub fn model(&self, key: ScriptKey) -> &'a Model {
-        match (key, &self.evaluate) {
-            (ScriptKey::Evaluate, Some(world)) => world.model,
-            _ => self.train.model,
-        }
+        self.world(key).model
+    }
+
+    fn world(&self, key: ScriptKey) -> &World<'a> {
+        self.forward.get(&key).unwrap_or(&self.train)
     }
 
     /// What a rank keeps from step to step.
@@ -121,10 +120,7 @@ impl<'a> Planner<'a> {
     pub fn check(&self) -> Result<Vec<BTreeMap<Route, Moved>>> {
         let (classes, mut moved) = (self.classes()?, BTreeMap::new());
         for key in self.keys() {
-            let world = match (key, &self.evaluate) {
-                (ScriptKey::Evaluate, Some(world)) => world,
-                _ => &self.train,
-            };
+            let world = self.world(key);
             let all: Vec<Class<'_>> =
                 classes.iter().filter_map(|class| class.of(key, world)).collect();
             check_classes(&all)?;
@@ -188,9 +184,9 @@ struct RankScripts<'p> {
 impl ScriptBuilder for RankScripts<'_> {
     fn build(&self, key: ScriptKey, state: &State) -> Result<Script, ScriptError> {
         let (planner, at) = (self.planner, self.at);
-        match (key, &planner.evaluate) {
+        match (key, planner.forward.get(&key)) {
             (ScriptKey::Train, _) => train_script(&planner.training(at), state),
-            (ScriptKey::Evaluate, Some(world)) => {
+            (_, Some(world)) => {
                 let weights = planner.lowered.settings.precision.weights;
                 eval_script(&Inference { world, at, weights }, state)
             }

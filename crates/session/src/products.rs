@@ -357,12 +357,7 @@ mod tests {
     use phalanx_engine::Counters;
 
     fn model() -> Model {
-        let mlp = Mlp {
-            inputs: 3,
-            hidden: vec![4, 4],
-            outputs: 2,
-            activation: phalanx_ir::ops::UnaryKind::Relu,
-        };
+        let mlp = Mlp::regression(3, [4, 4], 2);
         mlp.model(BatchShape { batch: 5, seq: 1 }, DType::F32).unwrap()
     }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use phalanx_call::traffic::add;
 use phalanx_engine::{Counters, Engine};
-use phalanx_ir::Param;
+use phalanx_ir::{Mesh, Param};
 use phalanx_models::hf;
 use phalanx_runtime::{Executor, Observed, ScriptId};
 use phalanx_script::{
@@ -14,7 +14,9 @@ use phalanx_script::{
     ScriptKey, State, StateKind, traffic,
 };
 
-use super::command::{BatchSource, Command, Measured, Reply, StatePiece, StateRange, StepReply};
+use super::command::{
+    BatchSource, Command, Exposed, Measured, Reply, StatePiece, StateRange, StepReply,
+};
 use super::feed::{Feed, Scalars, StepData};
 use super::forward::{read_scalar, shown};
 use super::lowered::Lowered;
@@ -35,6 +37,8 @@ pub struct RankWorker<E: Engine> {
     /// Which scripts a step runs.
     controller: Arc<dyn Controller>,
     records: Vec<Record>,
+    /// The mesh of its stage group, and its place there.
+    at: (Mesh, usize),
 }
 
 /// The controller sees at least this many of the latest steps.
@@ -67,11 +71,12 @@ impl<E: Engine> RankWorker<E> {
     pub fn load(engine: E, planner: &Planner<'_>, rank: usize) -> Result<Self> {
         let lowered = planner.lowered;
         let plan = planner.plan(rank)?;
-        let (ranks, parts) = (lowered.at(rank), lowered.settings.microbatches);
+        let ranks = lowered.at(rank);
         let mut executor = Executor::new(engine);
         let mut scripts = BTreeMap::new();
         for (key, planned) in plan.scripts() {
             let id = executor.load(planned.clone())?;
+            let parts = lowered.microbatches(key);
             let feed = Feed::new(&executor, id, planner.model(key), ranks, parts)?;
             scripts.insert(key, Loaded { id, feed, runs: 0 });
         }
@@ -80,7 +85,8 @@ impl<E: Engine> RankWorker<E> {
         let settings = lowered.settings.clone();
         let controller = settings.controller.clone();
         let records = Vec::with_capacity(2 * RECORDS);
-        Ok(Self { executor, settings, state, store, scripts, controller, records })
+        let at = (ranks.mesh.clone(), ranks.rank);
+        Ok(Self { executor, settings, state, store, scripts, controller, records, at })
     }
 
     /// Allocates memory and initialises all state: this rank's part of the weights from `read`, and
@@ -160,14 +166,27 @@ impl<E: Engine> RankWorker<E> {
 
     /// The mean loss of a batch with the current weights, which do not change.
     pub fn evaluate(&mut self, data: &StepData<'_>) -> Result<f64> {
-        let scalars = Scalars { lr: 0.0, step: self.steps_taken(), seed: self.settings.seed };
-        let id = self.fill(ScriptKey::Evaluate, data, scalars)?;
-        self.executor.run(id)?;
+        let id = self.forward(ScriptKey::Evaluate, data)?;
         let script = self.executor.script(id);
         let loss = script.find(&BufferKey::Number(Number::Loss));
         let loss = loss.expect("a script that runs forward sums losses");
         let bytes = script.buffers[loss.0].bytes;
         read_scalar(&mut self.executor, id, Number::Loss, bytes)
+    }
+
+    /// Runs a script that changes no state.
+    fn forward(&mut self, key: ScriptKey, data: &StepData<'_>) -> Result<ScriptId> {
+        let scalars = Scalars { lr: 0.0, step: self.steps_taken(), seed: self.settings.seed };
+        let id = self.fill(key, data, scalars)?;
+        self.executor.run(id)?;
+        Ok(id)
+    }
+
+    /// What this rank holds of a value that the last run of a script exposes.
+    fn shown(&mut self, key: ScriptKey, port: &str, microbatch: usize) -> Result<Option<Exposed>> {
+        let script = self.scripts.get(&key).ok_or_else(|| without(key))?.id;
+        let (mesh, rank) = &self.at;
+        shown(&mut self.executor, script, (mesh, *rank), (port, microbatch))
     }
 
     /// Steps taken so far.
@@ -291,12 +310,12 @@ impl<E: Engine + Counters> RankWorker<E> {
                 Reply::Steps(self.steps(from, count, batches, trace)?)
             }
             Command::Evaluate(data) => Reply::Loss(self.evaluate(data)?),
-            Command::Show { port, microbatch } => {
-                let script = self
-                    .scripts
-                    .get(&ScriptKey::Evaluate)
-                    .ok_or_else(|| without(ScriptKey::Evaluate))?;
-                Reply::Shown(shown(&mut self.executor, script.id, port, microbatch)?)
+            Command::Predict(data) => {
+                self.forward(ScriptKey::Predict, data)?;
+                Reply::Done
+            }
+            Command::Show { key, port, microbatch } => {
+                Reply::Shown(self.shown(key, port, microbatch)?)
             }
             Command::Read(range) => Reply::Pieces(self.read(range)?),
             Command::Write(range, bytes) => {
@@ -325,6 +344,7 @@ impl<E: Engine + Counters> RankWorker<E> {
 fn without(key: ScriptKey) -> Error {
     let message = match key {
         ScriptKey::Evaluate => "the session was made without a model to evaluate".to_owned(),
+        ScriptKey::Predict => "the session was made without a model that predicts".to_owned(),
         other => format!("the session has no script {other:?}"),
     };
     Error::refused(Problem::new(message))

@@ -44,6 +44,14 @@ pub enum SpmdError {
         /// How many ranks should share a copy.
         shard: usize,
     },
+    /// A stage of ZeRO that does not exist.
+    #[error(
+        "there is no stage {stage} of ZeRO\n  nearest that work: 1 (optimizer state), 2 (gradients too), 3 (weights too)"
+    )]
+    ZeroStage {
+        /// What was asked for.
+        stage: u8,
+    },
     /// An annotation that is not a possible layout.
     #[error("{segment}: wrong annotation of {value} by `{by}`: {what}")]
     Annotation {

@@ -43,7 +43,7 @@ pub fn gpt(attention: AttentionKind, dropout: f64) -> Gpt {
 
 /// Two hidden layers.
 pub fn mlp() -> Mlp {
-    Mlp { inputs: 3, hidden: vec![4, 4], outputs: 2, activation: UnaryKind::Tanh }
+    Mlp { activation: Some(UnaryKind::Tanh), ..Mlp::regression(3, [4, 4], 2) }
 }
 
 /// The preset `tiny`, its width and what follows from it divided by `narrower`: 8 layers, 8 heads

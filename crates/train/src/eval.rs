@@ -99,7 +99,7 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
         first_sample: 0,
         scalars: &[],
     })?;
-    let logits = forward.probe(port::LOGITS, 0, compute)?;
+    let logits = forward.probe(port::LOGITS, 0)?;
     let rows: Vec<&[f64]> = logits.chunks_exact(logits.len() / ids.len()).collect();
     let losses = rows.iter().zip(&ids[1..]);
     let total: f64 = losses.map(|(row, &id)| cross_entropy(row, id as usize)).sum();

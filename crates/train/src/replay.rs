@@ -4,6 +4,8 @@
 //! The same weights, batches, micro-batches and learning rates; only the ranks are fewer. So the
 //! losses may differ by rounding alone.
 
+use std::ops::ControlFlow;
+
 use phalanx_data::Loader;
 
 use crate::metrics::OneRank;
@@ -37,7 +39,7 @@ impl Replay {
         if !loaded.is_default_run || settings.parallel.ranks() == 1 {
             return Ok(None);
         }
-        let models = Models { train: models.train.clone(), evaluate: None };
+        let models = Models::trained(models.train.clone());
         let alone = Settings {
             parallel: Parallel::default(),
             // A memory limit for each of many ranks does not apply to one rank that holds
@@ -65,7 +67,7 @@ impl Replay {
             let loss = many[step - 1];
             report.replayed(step, steps, result.loss, loss);
             worst.see(step, result.loss, loss);
-            Ok(())
+            Ok(ControlFlow::Continue(()))
         };
         take_steps(&mut session, loader, steps, |step| rate.at(step), observe)?;
         if (session.steps() as usize) < steps {

@@ -1,6 +1,7 @@
 //! The training loop around the script: next batch, one run, one report. It does not know where
 //! batches come from or where reports go.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use phalanx_data::Loader;
@@ -45,13 +46,14 @@ pub struct TrainedStep {
 
 /// Runs steps until `steps` are done, and calls `observe` after each. It ends early if a loss or a
 /// gradient norm is not finite, because further steps would be useless; or if the user interrupts
-/// it, where interrupts are handled ([`interrupt`]): the steps done so far are kept.
+/// it, where interrupts are handled ([`interrupt`]), or if `observe` breaks: the steps done so far
+/// are kept.
 pub fn take_steps(
     session: &mut Session,
     batches: &mut dyn Batches,
     steps: usize,
     rate: impl Fn(usize) -> f64,
-    mut observe: impl FnMut(&mut Session, TrainedStep) -> Result<()>,
+    mut observe: impl FnMut(&mut Session, TrainedStep) -> Result<ControlFlow<()>>,
 ) -> Result<()> {
     let mut last = None;
     for step in session.steps() as usize + 1..=steps {
@@ -68,8 +70,8 @@ pub fn take_steps(
         }
         last = Some(result.loss);
         let taken = TrainedStep { step, result, lr, time };
-        observe(session, taken)?;
-        if interrupt::requested() {
+        let go_on = observe(session, taken)?;
+        if go_on.is_break() || interrupt::requested() {
             break;
         }
     }

@@ -1,6 +1,7 @@
 //! A training run, from a configuration to a folder of results.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -232,7 +233,7 @@ impl<'a> Run<'a> {
                 let val_loss = corpus::mean_loss(held_out, |data| session.evaluate(data))?;
                 report.evaluation(Evaluation { after_step: step, val_loss })?;
             }
-            Ok(())
+            Ok(ControlFlow::Continue(()))
         };
         take_steps(session, &mut self.loader, steps, |step| rate.at(step), observe)
     }

@@ -40,7 +40,7 @@ pub(crate) fn small_gpt() -> Gpt {
 }
 
 pub(crate) fn small_mlp() -> Mlp {
-    Mlp { inputs: 5, hidden: vec![7, 7, 7], outputs: 2, activation: UnaryKind::Tanh }
+    Mlp { activation: Some(UnaryKind::Tanh), ..Mlp::regression(5, [7, 7, 7], 2) }
 }
 
 fn llama(layers: usize, width: usize, heads: usize, ffn: usize, vocab: usize) -> Llama {

@@ -84,7 +84,7 @@ program embed {
   ids: data i32[2,8]
   embed: param f32[37,12]
   pos: param f32[32,12]
-  key: scalar i32[5]
+  key: random i32[5]
   %4 = embedding(embed, ids) : f32[2,8,12]
   %5 = slice(pos, dim=0, start=0, len=8) : f32[8,12]
   %6 = add(%4, %5) : f32[2,8,12]

@@ -14,7 +14,9 @@ macro_rules! examples {
     };
 }
 examples!(
+    classifier = "../../examples/classifier.rs",
     custom_model = "../../examples/custom_model.rs",
+    own_loop = "../../examples/own_loop.rs",
     mlp_regression = "../../examples/mlp_regression.rs",
     ddp = "../../examples/ddp.rs",
     fsdp = "../../examples/fsdp.rs",
@@ -31,6 +33,22 @@ fn a_model_of_ones_own_learns_pairs() {
     let report = custom_model::run(120).unwrap();
     let last = report.last_loss();
     assert!(last > 1.1 && last < 1.8, "loss {last}");
+}
+
+/// A guess is right for a third of the points; they were not trained on.
+#[test]
+fn a_classifier_on_two_by_two_ranks_knows_held_out_points() {
+    let told = classifier::run(300).unwrap();
+    assert_eq!((told.after_step, told.count), (300, 384));
+    assert!(told.accuracy > Some(0.95), "{told:?}");
+}
+
+/// Two hundred updates of four micro-batches each; a constant would leave the variance, about 0.5.
+#[test]
+fn a_loop_of_ones_own_learns_a_wave() {
+    let losses = own_loop::run(200).unwrap();
+    assert_eq!(losses.len(), 200);
+    assert!(losses[0] > 0.2 && losses[199] < 0.02, "{} → {}", losses[0], losses[199]);
 }
 
 /// The variance of the values is E[sin²(3x)]·E[y²] ≈ 0.52 · 0.33: a constant would reach 0.17.

@@ -3,4 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
 
 mod examples;
+mod refusals;
 mod trainer;
+mod training;

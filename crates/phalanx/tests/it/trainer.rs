@@ -11,7 +11,7 @@ use phalanx::{
 };
 
 fn line() -> Mlp {
-    Mlp { inputs: 1, hidden: vec![], outputs: 1, activation: UnaryKind::Relu }
+    Mlp::regression(1, vec![], 1)
 }
 
 /// y = 3x − 1 at the four points ±1, ±2: a linear model finds it, by plain gradient descent.
@@ -107,7 +107,7 @@ impl Strategy for Batch {
 }
 
 fn curve() -> Trainer<'static> {
-    let model = Mlp { inputs: 1, hidden: vec![8, 8], outputs: 1, activation: UnaryKind::Tanh };
+    let model = Mlp { activation: Some(UnaryKind::Tanh), ..Mlp::regression(1, [8, 8], 1) };
     let trainer = Trainer::new(model).data(table()).batch(4).lr(1e-2).steps(8).threads(1);
     trainer.optimizer(Optimizer::sgd(0.0))
 }
@@ -126,7 +126,7 @@ fn a_strategy_of_ones_own_trains_as_one_rank_does() {
 /// Without a limit the search shares the batch; the training is that of one rank.
 #[test]
 fn what_the_search_finds_can_be_trained() {
-    let mlp = Mlp { inputs: 1, hidden: vec![8, 8], outputs: 1, activation: UnaryKind::Tanh };
+    let mlp = Mlp { activation: Some(UnaryKind::Tanh), ..Mlp::regression(1, [8, 8], 1) };
     let model = mlp.model(BatchShape { batch: 4, seq: 1 }, DType::F32).unwrap();
     let mesh = "dp=2".parse().unwrap();
     let found = Automatic::search(&model, &mesh, &Costs::default()).unwrap();
@@ -196,16 +196,15 @@ fn weights_are_saved_whole() {
 #[test]
 fn stages_may_be_cut_and_shaped_in_any_way() {
     let trainer = || {
-        let model =
-            Mlp { inputs: 1, hidden: vec![8, 8, 8], outputs: 1, activation: UnaryKind::Tanh };
+        let model = Mlp { activation: Some(UnaryKind::Tanh), ..Mlp::regression(1, [8, 8, 8], 1) };
         let trainer = Trainer::new(model).data(table()).batch(4).microbatches(4).lr(0.05).steps(8);
         trainer.threads(1).strategy(Megatron::default())
     };
-    let one = trainer().run().unwrap();
+    let one = trainer().mesh("tp=1").run().unwrap();
     let uneven = StageSplit::Costs(vec![9.0, 1.0, 1.0, 1.0]);
     for (ranks, trainer) in [
-        (2, trainer().mesh("pp=2").schedule(NamedSchedule::Interleaved).chunks(2)),
-        (2, trainer().mesh("pp=2").schedule(NamedSchedule::ZbH1).split(uneven)),
+        (2, trainer().mesh("pp=2 tp=1").schedule(NamedSchedule::Interleaved).chunks(2)),
+        (2, trainer().mesh("pp=2 tp=1").schedule(NamedSchedule::ZbH1).split(uneven)),
         (
             6,
             trainer()
@@ -222,8 +221,12 @@ fn stages_may_be_cut_and_shaped_in_any_way() {
     }
     let told = trainer().stage_meshes(["tp=2", "tp=none"]).run().unwrap_err().to_string();
     assert!(told.contains("none"), "{told}");
-    let told =
-        trainer().mesh("pp=2").split(StageSplit::Costs(vec![1.0])).run().unwrap_err().to_string();
+    let told = trainer()
+        .mesh("pp=2 tp=1")
+        .split(StageSplit::Costs(vec![1.0]))
+        .run()
+        .unwrap_err()
+        .to_string();
     assert!(told.contains("1 costs for the 4 instances"), "{told}");
 }
 

@@ -12,7 +12,7 @@ use crate::support::wave;
 
 #[test]
 fn a_regression_trains() {
-    let mlp = Mlp { inputs: 3, hidden: vec![8], outputs: 2, activation: UnaryKind::Tanh };
+    let mlp = Mlp { activation: Some(UnaryKind::Tanh), ..Mlp::regression(3, [8], 2) };
     let single = |t: RefTensor| RefTensor::new(DType::F32, t.shape(), &t.values()).unwrap();
     let data = vec![
         ("x".to_owned(), single(normal("x", &[4, 3]))),

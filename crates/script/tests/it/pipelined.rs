@@ -24,7 +24,7 @@ use phalanx_testing::compile;
 
 /// Eight layers, an instance each.
 static LAYERS: LazyLock<(Model, Compiled)> = LazyLock::new(|| {
-    let mlp = Mlp { inputs: 3, hidden: vec![4; 7], outputs: 2, activation: UnaryKind::Tanh };
+    let mlp = Mlp { activation: Some(UnaryKind::Tanh), ..Mlp::regression(3, vec![4; 7], 2) };
     let model = mlp.model(BatchShape { batch: 2, seq: 1 }, DType::F32).unwrap();
     let compiled = compile(&model, DType::F32, Recompute::None);
     (model, compiled)

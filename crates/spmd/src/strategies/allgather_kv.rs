@@ -29,6 +29,10 @@ impl Strategy for AllGatherKv {
         "all-gather KV"
     }
 
+    fn axes(&self) -> Option<Vec<&str>> {
+        Some(vec![&self.axis])
+    }
+
     fn place(&self) -> Precedence {
         Precedence::Context
     }

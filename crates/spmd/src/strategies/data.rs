@@ -27,6 +27,10 @@ impl Strategy for BatchParallel {
         "data parallelism"
     }
 
+    fn axes(&self) -> Option<Vec<&str>> {
+        Some(vec![&self.axis])
+    }
+
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
         let degree = ctx.degree(&self.axis);
         if degree == 1 {

@@ -38,6 +38,10 @@ impl Strategy for Ddp {
         "DDP"
     }
 
+    fn axes(&self) -> Option<Vec<&str>> {
+        Some(vec![&self.axis])
+    }
+
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
         BatchParallel { axis: self.axis.clone() }.annotate(ctx)
     }

@@ -61,6 +61,10 @@ impl Strategy for Fsdp {
         "FSDP"
     }
 
+    fn axes(&self) -> Option<Vec<&str>> {
+        Some(vec![&self.axis])
+    }
+
     fn splits(&self, _program: &Program, mesh: &Mesh) -> Result<Vec<AxisSplit>, SpmdError> {
         hybrid_split(&self.axis, self.shard, mesh)
     }
@@ -76,7 +80,7 @@ impl Strategy for Fsdp {
             in_flight: self.in_flight.max(1),
             keep: if self.reshard_after_forward { Keep::Root } else { Keep::Backward },
         };
-        let facts = UnitFacts { gathering, ..zero.facts(zero.axes(mesh)) };
+        let facts = UnitFacts { gathering, ..zero.facts(zero.sharding_axes(mesh)) };
         let mut own = Sharing::over(facts);
         own.grouping = Grouping::Segments { per_unit: self.layers_per_unit.max(1) };
         sharing.set(self.name(), own)

@@ -38,6 +38,10 @@ impl Strategy for Megatron {
         "Megatron tensor parallelism"
     }
 
+    fn axes(&self) -> Option<Vec<&str>> {
+        Some(vec![&self.axis])
+    }
+
     fn splits(&self, program: &Program, mesh: &Mesh) -> Result<Vec<AxisSplit>, SpmdError> {
         let degree = mesh.degree(&self.axis);
         let cut = |kv_heads| AxisSplit { axis: self.axis.clone(), major: shared(kv_heads, degree) };

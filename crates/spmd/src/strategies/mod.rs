@@ -53,6 +53,12 @@ pub trait Strategy {
     /// The name, for messages.
     fn name(&self) -> &'static str;
 
+    /// The axes of the mesh that it divides work over; `None` if it does not say. A caller can then
+    /// refuse a mesh that lacks one of them.
+    fn axes(&self) -> Option<Vec<&str>> {
+        None
+    }
+
     /// The splits of axes that it needs in a segment.
     fn splits(&self, _program: &Program, _mesh: &Mesh) -> Result<Vec<AxisSplit>, SpmdError> {
         Ok(Vec::new())

@@ -27,6 +27,10 @@ impl Strategy for Sequence {
         "sequence parallelism"
     }
 
+    fn axes(&self) -> Option<Vec<&str>> {
+        Some(vec![&self.axis])
+    }
+
     fn place(&self) -> Precedence {
         Precedence::Stream
     }

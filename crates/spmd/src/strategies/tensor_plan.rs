@@ -69,6 +69,10 @@ impl Strategy for TensorPlan {
         "tensor plan"
     }
 
+    fn axes(&self) -> Option<Vec<&str>> {
+        Some(vec![&self.axis])
+    }
+
     fn place(&self) -> Precedence {
         Precedence::Weights
     }

@@ -36,6 +36,10 @@ impl Strategy for Ulysses {
         "Ulysses"
     }
 
+    fn axes(&self) -> Option<Vec<&str>> {
+        Some(vec![&self.axis])
+    }
+
     fn splits(&self, program: &Program, mesh: &Mesh) -> Result<Vec<AxisSplit>, SpmdError> {
         let cut = |kv_heads: usize| {
             // The key heads that each rank of tensor parallelism has.

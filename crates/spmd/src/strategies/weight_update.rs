@@ -31,6 +31,10 @@ impl Strategy for WeightUpdateSharding {
         "weight-update sharding"
     }
 
+    fn axes(&self) -> Option<Vec<&str>> {
+        Some(vec![&self.axis])
+    }
+
     fn annotate(&self, ctx: &mut Annotator<'_>) -> Result<(), SpmdError> {
         BatchParallel { axis: self.axis.clone() }.annotate(ctx)
     }

@@ -16,7 +16,7 @@
 //!
 //! plus the buffers of the units in flight.
 
-use phalanx_ir::{Mesh, Program};
+use phalanx_ir::{Mesh, Model, Program};
 
 use super::{BatchParallel, Strategy, present};
 use crate::annotate::Annotator;
@@ -36,6 +36,8 @@ pub enum Sharded {
     Gradients,
     /// Weights as well: they are gathered for the runs that read them.
     Weights,
+    /// A stage that does not exist; it is refused before anything is planned.
+    Unknown(u8),
 }
 
 /// State, gradients and weights in shards, by stage.
@@ -58,14 +60,16 @@ pub struct Zero {
 }
 
 impl Zero {
-    /// Stage 1, 2 or 3; with 0 every rank keeps everything.
+    /// Stage 1, 2 or 3; with 0 every rank keeps everything. Any other number is refused when a model
+    /// is partitioned.
     pub fn stage(stage: u8) -> Self {
         Self {
             sharded: match stage {
                 0 => Sharded::Nothing,
                 1 => Sharded::State,
                 2 => Sharded::Gradients,
-                _ => Sharded::Weights,
+                3 => Sharded::Weights,
+                other => Sharded::Unknown(other),
             },
             axis: "dp".to_owned(),
             context: "cp".to_owned(),
@@ -84,7 +88,7 @@ impl Zero {
             ..UnitFacts::replicated()
         };
         match self.sharded {
-            Sharded::Nothing => UnitFacts::replicated(),
+            Sharded::Nothing | Sharded::Unknown(_) => UnitFacts::replicated(),
             Sharded::State => UnitFacts {
                 state: Kept::SHARD,
                 reduction: Reduction::OwnPart,
@@ -111,7 +115,7 @@ impl Zero {
 
     /// The axes that shard: the part of the batch's axis that shares a copy, and the axis of
     /// context parallelism.
-    pub(super) fn axes(&self, mesh: &Mesh) -> Vec<phalanx_ir::Axis> {
+    pub(super) fn sharding_axes(&self, mesh: &Mesh) -> Vec<phalanx_ir::Axis> {
         let mut axes = present(mesh, &[&self.axis]);
         if let Some(shard) = self.shard {
             while mesh.count(&axes) > shard && !axes.is_empty() {
@@ -130,6 +134,18 @@ impl Strategy for Zero {
             Sharded::State => "ZeRO-1",
             Sharded::Gradients => "ZeRO-2",
             Sharded::Weights => "ZeRO-3",
+            Sharded::Unknown(_) => "ZeRO",
+        }
+    }
+
+    fn axes(&self) -> Option<Vec<&str>> {
+        Some(vec![&self.axis])
+    }
+
+    fn check(&self, _model: &Model) -> Result<(), SpmdError> {
+        match self.sharded {
+            Sharded::Unknown(stage) => Err(SpmdError::ZeroStage { stage }),
+            _ => Ok(()),
         }
     }
 
@@ -142,7 +158,7 @@ impl Strategy for Zero {
     }
 
     fn share(&self, mesh: &Mesh, sharing: &mut Sharing) -> Result<(), SpmdError> {
-        sharing.set(self.name(), Sharing::over(self.facts(self.axes(mesh))))
+        sharing.set(self.name(), Sharing::over(self.facts(self.sharding_axes(mesh))))
     }
 }
 

@@ -88,7 +88,7 @@ fn unused(read: bool) {
         chain.once(b, |_| Init::Normal(0.5)).unwrap();
         chain.finish()
     };
-    let models = Models { train: model, evaluate: None };
+    let models = Models::trained(model);
     let layouts: [Parallel; 5] = [
         Parallel::default(),
         on("dp=2", [shared(Ddp::default())]),

@@ -1,0 +1,37 @@
+//! A model in the forms that a session runs: trained, evaluated, and asked for predictions.
+
+use phalanx_ir::Model;
+use phalanx_script::ScriptKey;
+
+/// A model in the forms that a session runs. Their parameters are the same, in the same order.
+#[derive(Clone, Debug)]
+pub struct Models {
+    /// The model whose loss is trained, for the shape of one micro-batch.
+    pub train: Model,
+    /// The model whose loss is evaluated: without dropout.
+    pub evaluate: Option<ForwardModel>,
+    /// The model that exposes what it predicts, without a loss.
+    pub predict: Option<ForwardModel>,
+}
+
+/// A model that is run forward, with the parameters of the one that is trained.
+#[derive(Clone, Debug)]
+pub struct ForwardModel {
+    /// The model, for the shape of one micro-batch.
+    pub model: Model,
+    /// The micro-batches of a batch.
+    pub microbatches: usize,
+}
+
+impl Models {
+    /// A model that is trained and nothing else.
+    pub fn trained(train: Model) -> Self {
+        Self { train, evaluate: None, predict: None }
+    }
+
+    /// The models that are run forward, by the key of their script.
+    pub(crate) fn forward(&self) -> impl Iterator<Item = (ScriptKey, &ForwardModel)> {
+        let own = [(ScriptKey::Evaluate, &self.evaluate), (ScriptKey::Predict, &self.predict)];
+        own.into_iter().filter_map(|(key, model)| Some((key, model.as_ref()?)))
+    }
+}
