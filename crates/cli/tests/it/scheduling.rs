@@ -145,7 +145,7 @@ fn refusals_name_the_values_and_what_works() {
             "1f1b --stages 2 --microbatches 2 --svg no/a.svg",
             ["--svg no/a.svg", "folder no does not"],
         ),
-        ("1f1b --stages 2 --microbatches 2 --csv no/a.csv", ["--csv no/a.csv", "name a file"]),
+        ("1f1b --stages 2 --microbatches 2 --csv no/a.csv", ["--csv no/a.csv", "create it first"]),
         (
             "1f1b --stages 2 --microbatches 2 --svg q.svg --csv ./q.svg",
             ["one file", "--csv ./q.csv"],

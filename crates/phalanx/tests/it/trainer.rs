@@ -233,9 +233,7 @@ fn stages_may_be_cut_and_shaped_in_any_way() {
 #[test]
 fn more_ranks_than_a_process_can_have_are_refused() {
     for mesh in ["dp=1025", "dp=100000000"] {
-        let trainer = Trainer::new(line()).data(table()).mesh(mesh).strategy(Ddp::default());
-        let error = trainer.batch(4).steps(1).run().unwrap_err();
-        assert_eq!(error.exit_code(), 2);
-        assert!(error.to_string().contains("are too many"), "{error}");
+        let trainer = Trainer::new(line()).data(table()).mesh(mesh).batch(4).steps(1);
+        assert_eq!(trainer.run().unwrap_err().exit_code(), 2);
     }
 }
