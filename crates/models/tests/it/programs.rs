@@ -105,7 +105,7 @@ program block {
   attn.k_bias: param f32[12]
   attn.v: param f32[12,12]
   attn.v_bias: param f32[12]
-  key: scalar i32[5]
+  key: random i32[5]
   attn.out: param f32[12,12]
   attn.out_bias: param f32[12]
   norm2.gain: param f32[12]
