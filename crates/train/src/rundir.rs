@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(error.exit_code(), 1);
         assert_eq!(
             error.to_string(),
-            "error: cannot write runs/x/metrics.jsonl: No space left on stage_group (os error 28)\n  \
+            "error: cannot write runs/x/metrics.jsonl: No space left on device (os error 28)\n  \
              usual fix: free some space, or write elsewhere with --set run.dir=DIR"
         );
     }
