@@ -98,4 +98,20 @@ mod tests {
             return y: boundary x";
         check_unchanged("", text, dead_code_and_inputs);
     }
+
+    /// Without its loss a program needs no targets; the layouts that it asks for stay.
+    #[test]
+    fn some_outputs_keep_what_they_need_and_their_layouts() {
+        let b = phalanx_ir::Builder::new("line", phalanx_ir::DType::F32);
+        let x = b.data("x", phalanx_ir::DType::F32, [4, 2]);
+        let y = x.matmul(b.param("w", [2, 1]).annotate("0:tp"));
+        b.probe("y", y);
+        b.loss("loss", y.squared_error(b.data("t", phalanx_ir::DType::F32, [4, 1])));
+        let whole = b.finish().unwrap();
+        let part = some_outputs(&whole, |port| port.name == "y");
+        let inputs: Vec<&str> = part.inputs().iter().map(|port| &*port.name).collect();
+        assert_eq!((inputs, part.instrs().len()), (vec!["x", "w"], 1));
+        let (value, layout) = &part.notes()[0];
+        assert_eq!((*value, &**layout), (part.input_named("w").unwrap().value, "0:tp"));
+    }
 }
