@@ -81,6 +81,11 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ("spmd/src/emit.rs", "get(&key).map_or(0, Vec::len)", "nothing crossed yet"),
     ("spmd/src/plan.rs", "pin.map_or(0, |p| p.closed)", "without a pin no axis is closed"),
     ("spmd/src/padding.rs", "max().unwrap_or(0)", "no places, no factors"),
+    (
+        "spmd/src/strategies/tensor_plan.rs",
+        "find_map(|i| summed(&i.op)).unwrap_or(0)",
+        "a table that no product reads is cut along its first dim",
+    ),
     ("script/src/memory.rs", "*c == category).map_or(0,", "nothing of the category"),
     ("script/src/memory.rs", "fixed.unwrap_or(0)", "not fixed: starts at the front"),
     ("script/src/memory.rs", "max().unwrap_or(0)", "no buffers, no bytes"),
