@@ -21,21 +21,21 @@ pub struct Network {
 
 /// Reads a configuration. If it starts from a model folder, that folder sets the model's shape.
 pub fn load(sources: &Sources) -> Result<Loaded> {
-    let (file, spec, place) = match sources.origin()? {
-        None => return Config::load(sources),
-        Some((Origin::HuggingFace(dir), place)) => {
+    let Some((origin, place)) = sources.origin()? else { return Config::load(sources) };
+    let (file, spec) = match &origin {
+        Origin::HuggingFace(dir) => {
             let file = dir.join(FolderKind::HuggingFace.mark());
-            (file.clone(), read_spec(&dir, &file), place)
+            (file.clone(), read_spec(dir, &file))
         }
-        Some((Origin::Run(dir), place)) => {
-            (dir.join(WEIGHTS), open_run(&dir, FOR_FOLDERS).map(|(spec, _)| spec), place)
-        }
+        Origin::Run(dir) => (dir.join(WEIGHTS), open_run(dir, FOR_FOLDERS).map(|(spec, _)| spec)),
     };
     let spec = spec.map_err(|error| error.at(place))?;
     let pinned = sources.clone().pin(file.display().to_string(), shape_keys(&spec));
     let mut loaded = Config::load(&pinned)?;
-    let kept = hf::KeptKeys::read(&file)?;
-    loaded.notes.extend(unused_dropout(&kept, &loaded, &file));
+    if matches!(origin, Origin::HuggingFace(_)) {
+        let kept = hf::KeptKeys::read(&file)?;
+        loaded.notes.extend(unused_dropout(&kept, &loaded, &file));
+    }
     Ok(loaded)
 }
 

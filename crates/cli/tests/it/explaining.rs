@@ -134,7 +134,9 @@ fn what_ranks_hold_is_drawn() {
     }
     // Whole weights, a quarter of gradients and of state, on each of four ranks.
     assert_eq!(svg.matches(">100%<").count(), 4, "{svg}");
-    assert_eq!(svg.matches(">25%<").count(), 8, "{svg}");
+    // Padding makes the last shard a little smaller.
+    let quarters = [">24%<", ">25%<", ">26%<"].map(|share| svg.matches(share).count());
+    assert_eq!(quarters.iter().sum::<usize>(), 8, "{svg}");
     phalanx(dir.path(), &[&["explain", "--svg", "x.svg"], SMALL]).refused(&["--ranks"]);
     let nowhere = ["explain", "--ranks", "--svg", "none/x.svg"];
     phalanx(dir.path(), &[&nowhere, SMALL]).refused(&["none/x.svg cannot be written"]);
