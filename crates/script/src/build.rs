@@ -132,7 +132,7 @@ impl Optimizer {
 
 /// What determines the script of a training step on one rank.
 #[derive(Clone, Copy, Debug)]
-pub struct Training<'a> {
+pub struct TrainingScript<'a> {
     /// What all ranks have in common.
     pub world: &'a World<'a>,
     /// The rank.
@@ -154,7 +154,7 @@ pub struct RankPlace {
     pub place: usize,
 }
 
-impl<'a> Training<'a> {
+impl<'a> TrainingScript<'a> {
     /// The stage group of the rank.
     pub(crate) fn stage_group(&self) -> StageGroup<'a> {
         self.world.stage_groups[self.at.stage_group]
@@ -225,8 +225,8 @@ impl State {
 
 /// The script of one training step: the schedule's runs, with gathers and reductions where units
 /// are shared, the norm, then the updates.
-pub fn train_script(training: &Training<'_>, state: &State) -> Result<Script, ScriptError> {
-    let Training { world, at, precision, .. } = *training;
+pub fn train_script(training: &TrainingScript<'_>, state: &State) -> Result<Script, ScriptError> {
+    let TrainingScript { world, at, precision, .. } = *training;
     let (turns, weights) = (training.stage_group().turns, state.weights());
     let State { units, buffers, .. } = state;
     let mut binder = Binder::new(world, at.stage_group, state.script());

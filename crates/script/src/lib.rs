@@ -44,8 +44,8 @@ pub use action::{
     Script, Source, View, Write,
 };
 pub use build::{
-    Compiled, HeldRange, Inference, Optimizer, Precision, RankOnMesh, RankPlace, State, Training,
-    UnitBuffers, World, eval_script, train_script,
+    Compiled, HeldRange, Inference, Optimizer, Precision, RankOnMesh, RankPlace, State,
+    TrainingScript, UnitBuffers, World, eval_script, train_script,
 };
 pub use check::check;
 pub use compile::Lowering;

@@ -12,7 +12,7 @@ use phalanx_models::{Architecture, BatchShape, Llama};
 use phalanx_pipeline::{NamedSchedule, ScheduleShape, split};
 use phalanx_script::{
     Class, Compiled, Library, Optimizer, PlannedScript, Precision, RankPlace, ScheduledRun, Script,
-    StageGroup, Training, World, check_classes, merge_adjacent, train_script,
+    StageGroup, TrainingScript, World, check_classes, merge_adjacent, train_script,
 };
 use phalanx_spmd::Sharing;
 use phalanx_sys::count_alloc::{CountingAllocator, counts};
@@ -60,7 +60,7 @@ fn scripts(model: &Model, compiled: &Compiled, turns: &[Vec<ScheduledRun>]) -> V
     let library = Arc::new(Library::new(Arc::new(NoScratch)));
     let world = World::new(model, stage_groups.collect(), library).unwrap();
     let script = |stage_group| {
-        let training = Training {
+        let training = TrainingScript {
             world: &world,
             at: RankPlace { stage_group, place: 0 },
             precision: Precision { weights: DType::F32, grads: DType::F32, state: DType::F32 },

@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 use phalanx_ir::Model;
 use phalanx_script::{
     Class, ClassMember, Inference, MemoryPlan, Moved, Plan, RankPlace, Route, Script,
-    ScriptBuilder, ScriptError, ScriptKey, State, Training, World, check_classes, eval_script,
-    traffic_of_class, train_script,
+    ScriptBuilder, ScriptError, ScriptKey, State, TrainingScript, World, check_classes,
+    eval_script, traffic_of_class, train_script,
 };
 
 use super::lowered::Lowered;
@@ -140,9 +140,9 @@ impl<'a> Planner<'a> {
         Ok(plan)
     }
 
-    fn training(&self, at: RankPlace) -> Training<'_> {
+    fn training(&self, at: RankPlace) -> TrainingScript<'_> {
         let settings = &self.lowered.settings;
-        Training {
+        TrainingScript {
             world: &self.train,
             at,
             precision: settings.precision,

@@ -11,9 +11,9 @@ use phalanx_reference::RefTensor;
 use phalanx_runtime::{Executor, ScriptId, TimedAction};
 use phalanx_script::{
     BufferId, BufferKey, Category, Compiled, Inference, Library, Member, Number, Optimizer,
-    PlannedScript, Precision, RankPlace, Scalar, ScheduledRun, Script, StageGroup, State, Training,
-    Value, World, accumulate, eval_script, forward as forward_turns, merge_adjacent, plan,
-    train_script,
+    PlannedScript, Precision, RankPlace, Scalar, ScheduledRun, Script, StageGroup, State,
+    TrainingScript, Value, World, accumulate, eval_script, forward as forward_turns,
+    merge_adjacent, plan, train_script,
 };
 
 use crate::compile::compile;
@@ -100,7 +100,7 @@ impl<E: Engine> Rig<E> {
         let library = Arc::new(Library::new(engine.requirements()));
         let stage_groups = vec![StageGroup::alone(&compiled, &schedule)];
         let world = World::new(model, stage_groups, library.clone()).unwrap();
-        let training = Training { world: &world, at, precision, optimizer, clip };
+        let training = TrainingScript { world: &world, at, precision, optimizer, clip };
         let state = training.state().unwrap();
         let mut script = train_script(&training, &state).unwrap();
         (setup.edit)(&mut script);

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::metrics::{Evaluation, LossPlot, OneRank, Step, StepLine, Summary, ZScore};
+use crate::metrics::{EvaluationLine, LossPlot, OneRank, Step, StepLine, Summary, ZScore};
 use crate::progress::{OutputStream, Progress, wrapped};
 use crate::rundir::RunDir;
 use phalanx_error::Result;
@@ -139,8 +139,8 @@ impl Report {
     }
 
     /// Reports an evaluation.
-    pub(crate) fn evaluation(&mut self, evaluation: Evaluation) -> Result<()> {
-        let Evaluation { after_step, val_loss } = evaluation;
+    pub(crate) fn evaluation(&mut self, evaluation: EvaluationLine) -> Result<()> {
+        let EvaluationLine { after_step, val_loss } = evaluation;
         self.plot.held_out.push((after_step, val_loss));
         self.evaluated = Some(val_loss);
         let json = evaluation.to_json();

@@ -9,7 +9,7 @@ use phalanx_data::{Batch, Corpus, Loader};
 use phalanx_script::Category;
 use phalanx_sys::interrupt;
 
-use crate::metrics::{Evaluation, LossPlot, Step, Summary};
+use crate::metrics::{EvaluationLine, LossPlot, Step, Summary};
 use crate::replay::{Outcome, Replay};
 use crate::report::{Facts, Report};
 use crate::rundir::{METRICS, RunDir};
@@ -231,7 +231,7 @@ impl<'a> Run<'a> {
             tracing.iter_mut().for_each(|tracing| tracing.look(session));
             if every > 0 && (step % every == 0 || step == steps) {
                 let val_loss = corpus::mean_loss(held_out, |data| session.evaluate(data))?;
-                report.evaluation(Evaluation { after_step: step, val_loss })?;
+                report.evaluation(EvaluationLine { after_step: step, val_loss })?;
             }
             Ok(ControlFlow::Continue(()))
         };

@@ -125,7 +125,7 @@ fn what_ranks_hold_is_drawn() {
     let dir = tempfile::tempdir().unwrap();
     let zero = ["--set", "parallel.dp=4", "--set", "parallel.zero=2"];
     let draw = ["explain", "--ranks", "--svg", "ranks.svg"];
-    phalanx(dir.path(), &[&draw, SMALL, &zero]).ok();
+    phalanx(dir.path(), &[&draw, &["--preset", "tiny"], &zero]).ok();
     let svg = std::fs::read_to_string(dir.path().join("ranks.svg")).unwrap();
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
     for words in ["rank 0  dp=0", "rank 3  dp=3", "optimizer state", "tokens of a batch", "ZeRO-2"]

@@ -14,7 +14,7 @@ use phalanx_runtime::{Executor, ScriptId};
 use phalanx_script::{
     Action, BufferKey, Choice, Controller, EveryStep, HeldRange, Kind, Lane, Moved, Optimizer,
     Outcome, Plan, Precision, RankPlace, Record, Route, Run, Scalar, Script, ScriptBuilder,
-    ScriptError, ScriptKey, StageGroup, State, Training, View, World, Write, accumulate,
+    ScriptError, ScriptKey, StageGroup, State, TrainingScript, View, World, Write, accumulate,
     merge_adjacent, traffic, train_script,
 };
 use phalanx_script::{Compiled, Library};
@@ -40,7 +40,7 @@ impl Controller for AverageEvery {
 
 /// The scripts of one of two replicas, each of which is a world of its own but for the averages.
 struct Replica<'a> {
-    training: Training<'a>,
+    training: TrainingScript<'a>,
 }
 
 impl ScriptBuilder for Replica<'_> {
@@ -124,7 +124,7 @@ impl<E: Engine> Worker<E> {
         let library = Arc::new(Library::new(engine.requirements()));
         let world = World::new(model, vec![stage_group], library).unwrap();
         let wide = DType::F64;
-        let training = Training {
+        let training = TrainingScript {
             world: &world,
             at: RankPlace::default(),
             precision: Precision { weights: wide, grads: wide, state: wide },

@@ -14,7 +14,7 @@ use phalanx_runtime::Executor;
 use phalanx_script::{
     Action, Block, Buffer, BufferId, BufferKey, Category, Kind, Lane, Library, MemoryPlan, Message,
     Optimizer, Part, Placed, PlannedScript, Precision, RankPlace, Run, ScheduledRun, Script, Slots,
-    Source, StageGroup, Tier, Training, Value, View, World, Write, check, plan, train_script,
+    Source, StageGroup, Tier, TrainingScript, Value, View, World, Write, check, plan, train_script,
 };
 use phalanx_testing::{Remote, compile};
 
@@ -247,7 +247,7 @@ fn devices_hold_stages_of_several_replicas() {
     let library = Arc::new(Library::new(ReferenceEngine::new().requirements()));
     let world = World::new(&model, stage_groups, library).unwrap();
     for stage_group in 0..2 {
-        let training = Training {
+        let training = TrainingScript {
             world: &world,
             at: RankPlace { stage_group, place: 0 },
             precision: Precision { weights: DType::F64, grads: DType::F64, state: DType::F64 },

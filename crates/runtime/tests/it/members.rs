@@ -15,7 +15,7 @@ use phalanx_ir::{Axis, Builder, DType, Mesh, Model, Program, Role, TensorType, v
 use phalanx_models::{Architecture, BatchShape};
 use phalanx_reference::RefTensor;
 use phalanx_script::{
-    Compiled, Library, Lowering, Optimizer, Precision, RankPlace, StageGroup, Training, Unit,
+    Compiled, Library, Lowering, Optimizer, Precision, RankPlace, StageGroup, TrainingScript, Unit,
     World, accumulate,
 };
 use phalanx_spmd::strategies::{Megatron, Zero};
@@ -99,7 +99,7 @@ fn units(model: &Model, compiled: &Compiled, partition: &Partition) -> Vec<Unit>
     let stage_group = StageGroup { compiled, turns: &turns, mesh, sharing, ranks: &[0, 1, 2, 3] };
     let library = Arc::new(Library::new(Arc::new(CpuRequirements)));
     let world = World::new(model, vec![stage_group], library).unwrap();
-    let training = Training {
+    let training = TrainingScript {
         world: &world,
         at: RankPlace::default(),
         precision: Precision { weights: WIDE, grads: WIDE, state: WIDE },

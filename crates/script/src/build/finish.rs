@@ -5,7 +5,7 @@ use phalanx_spmd::{Gathering, Share};
 
 use super::{
     Action, Buffer, BufferId, Category, HeldRange, Kind, Lane, RankOnMesh, Run, Script,
-    ScriptError, Source, Tier, Training, Unit, UnitBuffers, View, Write, hold, programs,
+    ScriptError, Source, Tier, TrainingScript, Unit, UnitBuffers, View, Write, hold, programs,
 };
 use crate::action::ProgramId;
 use crate::key::{BufferKey, Number, Scalar};
@@ -16,10 +16,10 @@ pub(super) fn append(
     script: &mut Script,
     units: &[Unit],
     buffers: &[UnitBuffers],
-    training: &Training<'_>,
+    training: &TrainingScript<'_>,
     coefficient: BufferId,
 ) -> Result<(), ScriptError> {
-    let (Training { precision, optimizer, .. }, ranks) = (*training, training.ranks());
+    let (TrainingScript { precision, optimizer, .. }, ranks) = (*training, training.ranks());
     let lr = scalar(script, Scalar::LearningRate, precision.state);
     let step = scalar(script, Scalar::Step, precision.state);
     for (unit, b) in units.iter().zip(buffers) {
@@ -73,7 +73,7 @@ fn gather_weights(
     unit: &Unit,
     buffers: &UnitBuffers,
     own: View,
-    training: &Training<'_>,
+    training: &TrainingScript<'_>,
 ) -> Result<(), ScriptError> {
     let program = programs::gather(unit, training.precision.weights, training.ranks().mesh)?;
     let run = Run {

@@ -14,8 +14,8 @@ use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor, TensorType};
 
 use super::finish::{held, push, push_as, result, whole};
 use super::{
-    Buffer, BufferId, Category, Script, ScriptError, Source, StageGroup, Tier, Training, Unit,
-    UnitBuffers, View, World,
+    Buffer, BufferId, Category, Script, ScriptError, Source, StageGroup, Tier, TrainingScript,
+    Unit, UnitBuffers, View, World,
 };
 use crate::key::{BufferKey, Number};
 use crate::stage_group::together;
@@ -26,9 +26,9 @@ pub(super) fn append(
     script: &mut Script,
     units: &[Unit],
     buffers: &[UnitBuffers],
-    training: &Training<'_>,
+    training: &TrainingScript<'_>,
 ) -> Result<BufferId, ScriptError> {
-    let Training { world, at, precision, clip, .. } = *training;
+    let TrainingScript { world, at, precision, clip, .. } = *training;
     let state = precision.state;
     let losses = losses(script);
     let (loss, grad_norm) =
@@ -105,7 +105,7 @@ pub(super) fn sum_losses(
 struct Sums<'a> {
     losses: &'a [(BufferId, TensorType)],
     units: &'a [&'a Unit],
-    training: &'a Training<'a>,
+    training: &'a TrainingScript<'a>,
 }
 
 impl Sums<'_> {
@@ -122,7 +122,7 @@ impl Sums<'_> {
     }
 
     fn builder(&self, name: &str) -> Builder {
-        let Training { precision, .. } = *self.training;
+        let TrainingScript { precision, .. } = *self.training;
         Builder::on(name, precision.state, self.training.ranks().mesh.clone())
     }
 

@@ -13,8 +13,8 @@ use phalanx_spmd::Reduction;
 use super::collect::sweeps;
 use super::{
     Action, Binder, Buffer, BufferId, Category, Contribution, Kind, Lane, Mesh, Places, Program,
-    Role, Run, ScheduledRun, ScriptError, Source, Tier, Training, Unit, UnitBuffers, View, Write,
-    programs,
+    Role, Run, ScheduledRun, ScriptError, Source, Tier, TrainingScript, Unit, UnitBuffers, View,
+    Write, programs,
 };
 use crate::action::{Accumulator, ProgramId};
 use crate::key::BufferKey;
@@ -23,7 +23,7 @@ use crate::stage_group::{StageGroup, together};
 
 /// Tells runs where to write gradients, and inserts the reductions.
 pub(super) struct Reducer<'a> {
-    training: Training<'a>,
+    training: TrainingScript<'a>,
     units: &'a [Unit],
     buffers: &'a [UnitBuffers],
     /// Whether all micro-batches add to one gradient buffer.
@@ -40,7 +40,7 @@ pub(super) struct Reducer<'a> {
 impl<'a> Reducer<'a> {
     /// Declares every accumulator; runs write gradients directly into whole ones.
     pub(super) fn new(
-        training: &Training<'a>,
+        training: &TrainingScript<'a>,
         units: &'a [Unit],
         buffers: &'a [UnitBuffers],
         binder: &mut Binder<'_>,

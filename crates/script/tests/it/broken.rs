@@ -11,8 +11,8 @@ use phalanx_reference::ReferenceEngine;
 use phalanx_script::action::Entry;
 use phalanx_script::{
     Action, BufferId, BufferKey, HappensBefore, Kind, Lane, Library, Placed, ProgramId, RankPlace,
-    Run, Script, Slots, StageGroup, StateKind, Training, Value, View, World, Write, accumulate,
-    check, train_script,
+    Run, Script, Slots, StageGroup, StateKind, TrainingScript, Value, View, World, Write,
+    accumulate, check, train_script,
 };
 use phalanx_testing::{Rig, Setup, compile, gpt};
 
@@ -287,7 +287,7 @@ fn a_boundary_value_that_leads_nowhere_is_refused() {
     let (compiled, turns) = (compile(&model, DType::F32, setup.recompute), accumulate(2, 1));
     let library = Arc::new(Library::new(Arc::new(NoScratch)));
     let world = World::new(&model, vec![StageGroup::alone(&compiled, &turns)], library).unwrap();
-    let training = Training {
+    let training = TrainingScript {
         world: &world,
         at: RankPlace::default(),
         precision: setup.precision,

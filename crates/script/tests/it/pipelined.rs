@@ -15,7 +15,7 @@ use phalanx_ir::{DType, Mesh, Model};
 use phalanx_models::{Architecture, BatchShape, Mlp};
 use phalanx_script::{
     Action, BufferId, Compiled, Kind, Lane, Library, Optimizer, Part, Precision, RankPlace,
-    ScheduledRun, Script, StageGroup, Training, World, check_together, merge_adjacent,
+    ScheduledRun, Script, StageGroup, TrainingScript, World, check_together, merge_adjacent,
     train_script,
 };
 use phalanx_spmd::Sharing;
@@ -47,7 +47,7 @@ fn scripts(turns: &[Vec<ScheduledRun>]) -> Result<Vec<Script>, String> {
     let library = Arc::new(Library::new(Arc::new(NoScratch)));
     let world = World::new(model, stage_groups, library).map_err(|error| error.to_string())?;
     let script = |stage_group| {
-        let training = Training {
+        let training = TrainingScript {
             world: &world,
             at: RankPlace { stage_group, place: 0 },
             precision: plain,

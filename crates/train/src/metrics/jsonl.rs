@@ -29,14 +29,14 @@ impl Step {
 /// One evaluation on held-out data. Its keys differ from those of a step, so that a reader who
 /// looks for `step` or `loss` finds training steps only.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-pub struct Evaluation {
+pub struct EvaluationLine {
     /// The step after which it took place.
     pub after_step: usize,
     /// Mean loss per valid token.
     pub val_loss: f64,
 }
 
-impl Evaluation {
+impl EvaluationLine {
     /// The evaluation as a line of JSON, without the line break.
     pub fn to_json(&self) -> String {
         event("eval", self)
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_summary_and_an_evaluation_are_told_apart_from_steps() {
-        let evaluation = Evaluation { after_step: 50, val_loss: 2.5 };
+        let evaluation = EvaluationLine { after_step: 50, val_loss: 2.5 };
         assert_eq!(evaluation.to_json(), r#"{"event":"eval","after_step":50,"val_loss":2.5}"#);
         let compared = OneRank { steps: 20, loss_max_rel: 2.5e-7 };
         let text = r#"{"event":"one_rank","steps":20,"loss_max_rel":2.5e-7}"#;
