@@ -1,6 +1,6 @@
 //! Everything around the training step: configuration, learning-rate schedules, metrics and runs.
 //!
-//! [`session`] holds the step itself, as a script on an engine; [`train()`] goes from a
+//! `phalanx-session` holds the step itself, as a script on an engine; [`train()`] goes from a
 //! configuration to a folder of results.
 #![forbid(unsafe_code)]
 
