@@ -29,6 +29,12 @@ pub struct Key {
 }
 
 impl Key {
+    /// A default that is a value, not words, in the form in which it is written back.
+    pub(crate) fn usual(&self) -> String {
+        let normal = (self.normal)(&super::sources::free_value(self.default));
+        normal.expect("the default of a key is accepted")
+    }
+
     /// The part of the name before the dot.
     pub fn section(&self) -> &'static str {
         self.name.split_once('.').map_or("", |(section, _)| section)

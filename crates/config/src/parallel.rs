@@ -341,14 +341,10 @@ impl ParallelConfig {
 
     /// Rejects keys that contradict each other or that would have no effect.
     fn check_sharing(&self, values: &mut Values) {
-        for (key, changed) in [
-            ("parallel.fsdp_reshard", !self.fsdp_reshard),
-            ("parallel.fsdp_prefetch", self.fsdp_prefetch != 1),
-            ("parallel.fsdp_in_flight", self.fsdp_in_flight.get() != 2),
-            ("parallel.fsdp_layers", self.fsdp_layers.get() != 1),
-        ] {
-            values.rule(&[key], self.fsdp || !changed, || {
-                Problem::new(format!("{key} is set, but parallel.fsdp is false"))
+        let written = Self::KEYS.iter().zip(self.write());
+        for (key, (name, value)) in written.filter(|(key, _)| key.field().starts_with("fsdp_")) {
+            values.rule(&[name], self.fsdp || value == key.usual(), || {
+                Problem::new(format!("{name} is set, but parallel.fsdp is false"))
                     .because("only fsdp uses it")
                     .fix("parallel.fsdp = true")
             });
@@ -407,15 +403,13 @@ impl ParallelConfig {
         self.check_search(values);
         for (key, (name, value)) in Self::KEYS.iter().zip(self.write()) {
             let Some(system) = key.later else { continue };
-            let works = (key.normal)(&super::sources::free_value(key.default));
-            let works = works.expect("the default of a key is accepted");
+            let works = key.usual();
             values.rule(&[name], value == works, || {
-                let key = name;
-                Problem::new(format!("{key} = {value}: {system} is not built yet"))
+                Problem::new(format!("{name} = {value}: {system} is not built yet"))
                     .because(
                         "this version has data, tensor, sequence, context and pipeline parallelism and ZeRO",
                     )
-                    .nearest(format!("{key} = {works}"))
+                    .nearest(format!("{name} = {works}"))
             });
         }
     }

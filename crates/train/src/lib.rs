@@ -1,4 +1,4 @@
-//! Everything around the training step: configuration, learning-rate schedules, metrics and runs.
+//! Runs: training, evaluation, the run folder, metrics and reports.
 //!
 //! `phalanx-session` holds the step itself, as a script on an engine; [`train()`] goes from a
 //! configuration to a folder of results.
