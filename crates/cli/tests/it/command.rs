@@ -1,7 +1,8 @@
 //! Running the command in a folder of its own.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -71,6 +72,17 @@ pub(crate) fn phalanx(dir: &Path, args: &[&[&str]]) -> Done {
         out: String::from_utf8(output.stdout).unwrap(),
         err: String::from_utf8(output.stderr).unwrap(),
     }
+}
+
+/// Starts a long run, whose JSON comes line by line, and waits for its first step.
+#[cfg(target_os = "linux")]
+pub(crate) fn first_step(run: &mut Command) -> (Child, BufReader<ChildStdout>) {
+    let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    assert!(line.contains("\"step\":1,"), "{line}");
+    (child, out)
 }
 
 /// Runs `phalanx` under a shell, which first does `before`, such as setting a limit. What hangs is ended

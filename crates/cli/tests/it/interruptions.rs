@@ -1,10 +1,10 @@
 //! A run that is stopped, or whose disk takes no more, keeps what it has and says what that is.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use crate::command::{SMALL, phalanx, small_run};
+use crate::command::{SMALL, first_step, phalanx, small_run};
 
 fn names(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).unwrap();
@@ -18,19 +18,9 @@ fn names(dir: &Path) -> Vec<String> {
 fn a_run_that_is_asked_to_stop_keeps_its_weights() {
     let dir = tempfile::tempdir().unwrap();
     let settings = ["--set", "train.steps=1000000", "--set", "run.name=a", "--json"];
-    let mut child = Command::new(env!("CARGO_BIN_EXE_phalanx"))
-        .current_dir(dir.path())
-        .arg("train")
-        .args(SMALL)
-        .args(settings)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut out = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    out.read_line(&mut line).unwrap();
-    assert!(line.contains("\"step\":1,"), "{line}");
+    let mut run = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+    run.current_dir(dir.path()).arg("train").args(SMALL).args(settings);
+    let (mut child, mut out) = first_step(&mut run);
     let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(kill.success());
     let mut rest = String::new();

@@ -1,29 +1,21 @@
 //! A run that loses its terminal or its folder keeps its weights.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 
-use crate::command::{SMALL, phalanx, shell};
+use crate::command::{SMALL, first_step, phalanx, shell};
 
 /// A long run, after its first step.
 fn long_run(dir: &Path) -> (Child, BufReader<std::process::ChildStdout>) {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_phalanx"))
-        .args(["train", "--json"])
+    let mut run = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+    run.args(["train", "--json"])
         .args(SMALL)
         .args(["--set", "train.steps=1000000", "--set", "run.name=a"])
         .current_dir(dir)
-        .env("TMPDIR", dir.join("tmp"))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut out = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    out.read_line(&mut line).unwrap();
-    assert!(line.contains("\"step\":1,"), "{line}");
-    (child, out)
+        .env("TMPDIR", dir.join("tmp"));
+    first_step(&mut run)
 }
 
 /// Sends signals to a run, and gives its code and what it said.
