@@ -40,21 +40,23 @@ impl Work {
             ids.iter().map(|&v| shaped(program.ty(v))).collect()
         };
         let (ins, outs) = (local(&instr.inputs), local(&instr.outputs));
-        let shapes =
-            |side: &[Shaped]| -> Vec<Vec<usize>> { side.iter().map(|(_, s)| s.clone()).collect() };
-        let (in_shapes, out_shapes) = (shapes(&ins), shapes(&outs));
-        let (in_shapes, out_shapes): (Vec<&[usize]>, Vec<&[usize]>) = (
-            in_shapes.iter().map(Vec::as_slice).collect(),
-            out_shapes.iter().map(Vec::as_slice).collect(),
-        );
-        let touched = instr.op.touches(&ins, &outs);
+        Self { wire: Transfer::of(program, instr), ..Self::of_shapes(&instr.op, &ins, &outs) }
+    }
+
+    /// The work of an op on operands and results of these local types, without what it moves
+    /// between ranks.
+    pub fn of_shapes(op: &Op, ins: &[Shaped], outs: &[Shaped]) -> Self {
+        fn shapes(side: &[Shaped]) -> Vec<&[usize]> {
+            side.iter().map(|(_, shape)| shape.as_slice()).collect()
+        }
+        let touched = op.touches(ins, outs);
         Self {
-            flops: instr.op.flops(&in_shapes, &out_shapes),
+            flops: op.flops(&shapes(ins), &shapes(outs)),
             // An instruction without operands makes a constant.
             dtype: ins.first().unwrap_or(&outs[0]).0,
             read: touched.read,
             written: touched.written,
-            wire: Transfer::of(program, instr),
+            wire: Transfer::default(),
         }
     }
 }

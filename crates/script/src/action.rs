@@ -96,7 +96,7 @@ pub struct Buffer {
     pub bytes: usize,
     /// Where its first contents come from.
     pub source: Source,
-    /// The tier in which it lies; programs and messages use the tier `StageGroup`.
+    /// The tier in which it lies; programs and messages use the tier `Device`.
     pub tier: Tier,
     /// Bytes that are there for alignment alone: zero from the start, and no action writes them.
     pub padding: Vec<Range<usize>>,
@@ -177,7 +177,7 @@ pub enum Kind {
         /// The gathered unit, or the value that was sent and has arrived.
         buffer: BufferId,
     },
-    /// Copies a buffer to one of the same size in another tier: a batch to the tier `StageGroup`, state
+    /// Copies a buffer to one of the same size in another tier: a batch to the tier `Device`, state
     /// out of it. The lane says the direction.
     Copy {
         /// The source buffer.

@@ -18,14 +18,14 @@ pub struct MemoryPlan {
     pub offsets: Vec<usize>,
     /// For each action: the offset of its program's workspace, where it needs one.
     pub workspaces: Vec<Option<usize>>,
-    /// Bytes of the arena in the tier `StageGroup`.
+    /// Bytes of the arena in the tier `Device`.
     pub arena: usize,
-    /// For each category: the largest sum of live bytes in the tier `StageGroup` at any action, without
+    /// For each category: the largest sum of live bytes in the tier `Device` at any action, without
     /// gaps.
     pub peaks: Vec<(Category, usize)>,
     /// By tier, in the order of [`Tier::ALL`]: bytes of its arena.
     pub arenas: [usize; Tier::ALL.len()],
-    /// For each tier: what `peaks` is for the tier `StageGroup`.
+    /// For each tier: what `peaks` is for the tier `Device`.
     pub peaks_by_tier: [Vec<(Category, usize)>; Tier::ALL.len()],
     /// The first and last action that uses each buffer; persistent ones live throughout.
     pub live_ranges: Vec<Option<(usize, usize)>>,
@@ -35,7 +35,7 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// The planned peak of one category in the tier `StageGroup`.
+    /// The planned peak of one category in the tier `Device`.
     pub fn peak(&self, category: Category) -> usize {
         self.peak_in(Tier::Device, category)
     }
@@ -109,7 +109,7 @@ pub(crate) fn plan_in_order(
     plan
 }
 
-/// The allocations of a tier; workspaces lie in the tier `StageGroup`. `uses` has the uses of buffers,
+/// The allocations of a tier; workspaces lie in the tier `Device`. `uses` has the uses of buffers,
 /// and all actions, each of which uses its own workspace.
 fn allocations<'a>(
     script: &Script,

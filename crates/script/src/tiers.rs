@@ -5,7 +5,7 @@ use phalanx_call::Tier;
 use crate::action::{Action, BufferId, Kind, Script};
 use crate::error::ScriptError;
 
-/// Checks that programs and messages use the tier `StageGroup`, and that a copy goes to the same number
+/// Checks that programs and messages use the tier `Device`, and that a copy goes to the same number
 /// of bytes in another tier, on the lane of its direction.
 pub(crate) fn tiers(script: &Script, index: usize, action: &Action) -> Result<(), ScriptError> {
     let bad = |why: String, help: &str| {

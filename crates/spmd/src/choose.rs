@@ -8,8 +8,9 @@
 
 use std::collections::HashMap;
 
+use phalanx_cost::Work;
 use phalanx_ir::Phase;
-use phalanx_ir::ops::CollectiveKind;
+use phalanx_ir::ops::{CollectiveKind, Shaped};
 use phalanx_ir::rule::FactorKind;
 
 use crate::mask::State;
@@ -50,11 +51,12 @@ impl Plan<'_> {
                 Some(choice) => vec![choice],
                 None => self.node_choices[node].options(&self.net.nodes[node], self.grid, axis),
             };
+            let work: Vec<f64> = options.iter().map(|&choice| walk.work(node, choice)).collect();
             let mut next: HashMap<Vec<Live>, Way> = HashMap::new();
             for way in &ways {
-                for &choice in &options {
-                    let (live, cost) = walk.take(node, choice, &way.live);
-                    let cost = way.cost + cost;
+                for (&choice, work) in options.iter().zip(&work) {
+                    let (live, moves) = walk.take(node, choice, &way.live);
+                    let cost = way.cost + work + moves;
                     if next.get(&live).is_none_or(|known| cost < known.cost) {
                         steps.push((way.step, choice));
                         let step = steps.len() - 1;
@@ -115,11 +117,12 @@ impl<'a> Walk<'a> {
         Self { plan, axis, size: plan.grid.size(axis), bytes: bytes.collect(), last, wanted, kept }
     }
 
-    /// What a choice costs when values are in these states, and the states after it.
+    /// What a choice costs besides its work when values are in these states, and the states after
+    /// it.
     fn take(&self, node: usize, choice: Choice, live: &[Live]) -> (Vec<Live>, f64) {
         let n = &self.plan.net.nodes[node];
         let mut live = live.to_vec();
-        let mut cost = self.work(node, choice);
+        let mut cost = 0.0;
         for (operand, &value) in n.ins.iter().enumerate() {
             let (want, back) =
                 (operand_state(n, choice, operand), cotangent_state(n, choice, operand));
@@ -162,12 +165,6 @@ impl<'a> Walk<'a> {
     /// Seconds of the work itself, three times for a product: its own and two gradients.
     fn work(&self, node: usize, choice: Choice) -> f64 {
         let (n, costs) = (&self.plan.net.nodes[node], self.plan.costs);
-        let shares = self.plan.node_choices[node].shares(self.plan.grid) as f64;
-        let here = if matches!(choice, Choice::Factor(_)) { self.size as f64 } else { 1.0 };
-        let bytes = |state: State, v: usize| self.held(state, v);
-        let read = n.ins.iter().enumerate().map(|(i, &v)| bytes(operand_state(n, choice, i), v));
-        let made = n.outs.iter().enumerate().map(|(r, &v)| bytes(result_state(n, choice, r), v));
-        let moved: f64 = read.chain(made).sum();
         let inside = match choice {
             // An op that works on parts of a factor has collectives inside, in forward and
             // backward.
@@ -176,9 +173,25 @@ impl<'a> Walk<'a> {
             }
             _ => 0.0,
         };
-        let hardware = &costs.hardware;
-        let product = hardware.product_seconds(n.flops / (shares * here), n.dtype);
-        inside + 3.0 * (product + hardware.memory_seconds(moved))
+        let local = |rule: &[Vec<Vec<usize>>], values: &[usize]| -> Vec<Shaped> {
+            let sides = rule.iter().zip(values);
+            sides.map(|(dims, &value)| self.local(node, choice, dims, value)).collect()
+        };
+        let (ins, outs) = (local(&n.rule.inputs, &n.ins), local(&n.rule.outputs, &n.outs));
+        inside + 3.0 * costs.hardware.seconds(&Work::of_shapes(&n.op, &ins, &outs))
+    }
+
+    /// What a rank has of an operand or result whose dims have these factors.
+    fn local(&self, node: usize, choice: Choice, dims: &[Vec<usize>], value: usize) -> Shaped {
+        let chosen = |f: usize| if choice == Choice::Factor(f) { self.size } else { 1 };
+        let shares =
+            |f: usize| self.plan.node_choices[node].shares_of(self.plan.grid, f) * chosen(f);
+        let value = &self.plan.net.values[value];
+        let extents = value.padded.iter().zip(dims);
+        let extent = |(&padded, factors): (&usize, &Vec<usize>)| {
+            padded.div_ceil(factors.iter().map(|&f| shares(f)).product::<usize>())
+        };
+        (value.dtype, extents.map(extent).collect())
     }
 
     /// Bytes that a rank holds of a value in a state.

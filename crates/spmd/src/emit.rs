@@ -136,10 +136,12 @@ impl Emitter<'_, '_> {
         }
         let info = &self.plan.net.values[value];
         let from = (versions.clone().into_iter())
-            .map(|(lay, new)| (self.resharder.cost(&lay, want, &info.padded, info.width), lay, new))
+            .map(|(lay, new)| {
+                (self.resharder.cost(&lay, want, &info.padded, info.dtype.size()), lay, new)
+            })
             .reduce(|best, other| if other.0 < best.0 { other } else { best });
         let (_, lay, mut at) = from.expect("a value has at least the version it began as");
-        let way = self.resharder.way(&lay, want, &info.padded, info.width);
+        let way = self.resharder.way(&lay, want, &info.padded, info.dtype.size());
         let Some(moves) = way.map(|way| way.moves.clone()) else {
             return Err(self.unreachable(value, &lay, want));
         };

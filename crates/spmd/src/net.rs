@@ -2,7 +2,7 @@
 
 use phalanx_autodiff::Joint;
 use phalanx_ir::rule::{FactorKind, Rule};
-use phalanx_ir::{DType, OpDef, Phase, Role};
+use phalanx_ir::{DType, Op, OpDef, Phase, Role};
 
 /// An instruction.
 #[derive(Debug)]
@@ -13,9 +13,7 @@ pub(crate) struct Node {
     pub(crate) phase: Phase,
     /// The forward instruction whose gradient this is part of.
     pub(crate) origin: Option<usize>,
-    pub(crate) flops: f64,
-    /// The element type of what is multiplied.
-    pub(crate) dtype: DType,
+    pub(crate) op: Op,
     /// Whether its result is its operand with another shape.
     pub(crate) is_view: bool,
     /// The padded extent of each factor.
@@ -26,8 +24,7 @@ pub(crate) struct Node {
 #[derive(Debug)]
 pub(crate) struct Value {
     pub(crate) padded: Vec<usize>,
-    /// Bytes of an element.
-    pub(crate) width: usize,
+    pub(crate) dtype: DType,
     /// The instruction that computes it, and which of its results it is.
     pub(crate) maker: Option<(usize, usize)>,
     /// The instructions that read it, with the operand's index.
@@ -41,7 +38,7 @@ pub(crate) struct Value {
 impl Value {
     /// Bytes of the whole value, padding included.
     pub(crate) fn bytes(&self) -> f64 {
-        self.padded.iter().product::<usize>() as f64 * self.width as f64
+        self.padded.iter().product::<usize>() as f64 * self.dtype.size() as f64
     }
 }
 
@@ -59,7 +56,7 @@ impl Net {
         let mut values: Vec<Value> = (program.values().iter().zip(padded))
             .map(|(ty, padded)| Value {
                 padded,
-                width: ty.dtype.size(),
+                dtype: ty.dtype,
                 maker: None,
                 users: Vec::new(),
                 is_param: false,
@@ -88,8 +85,7 @@ impl Net {
                 outs,
                 phase: instr.phase,
                 origin: joint.origins[index],
-                flops: program.instr_flops(instr) as f64,
-                dtype: program.ty(instr.inputs.first().copied().unwrap_or(instr.outputs[0])).dtype,
+                op: instr.op.clone(),
                 is_view: instr.op.is_view(),
                 extents,
                 rule,

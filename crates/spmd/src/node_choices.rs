@@ -72,9 +72,9 @@ impl NodeChoices {
         dims.iter().map(join).collect()
     }
 
-    /// Among how many ranks the work is divided.
-    pub(crate) fn shares(&self, grid: &Grid) -> usize {
-        self.factors.iter().map(|&axes| grid.count(axes)).product()
+    /// Among how many ranks a factor is divided.
+    pub(crate) fn shares_of(&self, grid: &Grid, factor: usize) -> usize {
+        grid.count(self.factors[factor])
     }
 
     /// Whether one more axis fits on a factor: its shards divide the extent, and every factor that

@@ -77,13 +77,13 @@ impl Plan<'_> {
         for (operand, &v) in n.ins.iter().enumerate() {
             let value = &self.net.values[v];
             let want = strat.operand(n, operand);
-            cost += resharder.cost(&self.layout(v), &want, &value.padded, value.width);
+            cost += resharder.cost(&self.layout(v), &want, &value.padded, value.dtype.size());
         }
         for (result, &v) in n.outs.iter().enumerate() {
             let value = &self.net.values[v];
             let made = strat.result(n, result);
             let end = self.made_layout(v, &made);
-            cost += resharder.cost(&made, &end, &value.padded, value.width);
+            cost += resharder.cost(&made, &end, &value.padded, value.dtype.size());
         }
         cost
     }
