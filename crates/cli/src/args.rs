@@ -47,9 +47,11 @@ pub(crate) enum Command {
         /// instead of .json) of the measured timeline above the predicted one.
         #[arg(long, value_name = "FILE")]
         trace: Option<PathBuf>,
-        /// Would go on with an earlier run; only there to be answered.
-        #[arg(long, value_name = "DIR", hide = true, num_args = 0..=1)]
-        resume: Option<Option<PathBuf>>,
+        /// Goes on with a run from its newest whole checkpoint, or from a checkpoint's folder; `latest`:
+        /// the run that saved last. The layout may be another one. Settings that are given here
+        /// win over those of the run.
+        #[arg(long, value_name = "DIR|latest", num_args = 0..=1, default_missing_value = "latest")]
+        resume: Option<PathBuf>,
     },
     /// Trains a few steps on one rank and in the chosen layout, and compares numbers, bytes and memory.
     Verify {
@@ -86,6 +88,9 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Shows, checks or converts the checkpoints of runs.
+    #[command(subcommand)]
+    Checkpoint(CheckpointCommand),
     /// Shows a training step before it runs: its typed programs, its script, its memory.
     Explain {
         #[command(flatten)]
@@ -128,6 +133,41 @@ pub(crate) enum Command {
     Man {
         /// The command, such as `train` or `bench step`.
         command: Vec<String>,
+    },
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum CheckpointCommand {
+    /// Shows what a checkpoint holds.
+    Show {
+        /// The folder of a run, for its newest whole checkpoint, or of a checkpoint.
+        dir: PathBuf,
+        /// Prints JSON: one compact object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Reads all of a checkpoint: every byte has the hash that was recorded, and every value is there
+    /// once.
+    Check {
+        /// The folder of a run, for its newest whole checkpoint, or of a checkpoint.
+        dir: PathBuf,
+        /// Prints JSON: one compact object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Writes the weights of a checkpoint as a Hugging Face folder.
+    Convert {
+        /// The folder of a run, for its newest whole checkpoint, or of a checkpoint.
+        dir: PathBuf,
+        /// The folder to write; it is created if it does not exist.
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+        /// The element type to store weights in.
+        #[arg(long, value_enum, default_value = "f32")]
+        dtype: Dtype,
+        /// Prints JSON: one compact object.
+        #[arg(long)]
+        json: bool,
     },
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use phalanx::config;
-use phalanx::error::{Error, Problem, Result, counted};
+use phalanx::error::{Result, counted};
 use phalanx::inspect::explain::{Explanation, Focus};
 use phalanx::inspect::writable::can_write;
 use phalanx::ir::DType;
@@ -11,24 +11,18 @@ use phalanx::models::hf::{self, Weights};
 use phalanx::session::network;
 use phalanx::train::eval::{self, ModelSource};
 use phalanx::train::saved::Saved;
-use phalanx::train::{Output, train};
+use phalanx::train::{Output, Resume, resume, train};
 use phalanx_sys::{interrupt, write_atomic};
 use serde_json::json;
 
 use crate::args::{Args, Command, Settings};
-use crate::{bench, out, schedule, shell, verify};
+use crate::{bench, checkpoint, out, schedule, shell, verify};
 
 /// Carries out a command.
 pub(crate) fn run(args: &Args) -> Result<()> {
     match &args.command {
-        Command::Train { resume: Some(run), .. } => Err(no_resume(run.as_deref())),
-        Command::Train { settings, trace, .. } => {
-            let output = match settings.json {
-                true => Output::Json,
-                false => Output::People,
-            };
-            let loaded = network::load(&settings.sources())?;
-            train(&loaded, output, trace.as_deref()).map(|_| ())
+        Command::Train { settings, trace, resume } => {
+            run_training(settings, trace.as_deref(), resume.as_deref())
         }
         Command::Verify { settings, steps } => verify::run(settings, steps.get()),
         Command::Eval { settings, model, ids: Some(ids) } => answer(settings, model, &ids.0),
@@ -40,6 +34,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let focus = Focus { segment, part, ranks: *ranks, rank: *rank, drawing };
             explain(settings, focus, svg.as_deref())
         }
+        Command::Checkpoint(asked) => checkpoint::run(asked),
         Command::Bench(bench) => bench::run(bench),
         Command::Schedule(asked) => schedule::run(asked),
         Command::Completions { shell } => {
@@ -54,13 +49,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// What can be done instead of resuming a run.
-fn no_resume(run: Option<&Path>) -> Error {
-    let run = run.map_or("runs/NAME".into(), |run| run.display().to_string());
-    let problem = Problem::new("--resume: a run can't be resumed yet")
-        .because("a run keeps its weights, but not the state of its optimizer")
-        .fix(format!("start a new run from its weights: --set model.from=run:{run}"));
-    Error::refused(problem)
+/// Trains, or goes on with a run.
+fn run_training(settings: &Settings, trace: Option<&Path>, resumed: Option<&Path>) -> Result<()> {
+    let output = if settings.json { Output::Json } else { Output::People };
+    let Some(given) = resumed else {
+        let loaded = network::load(&settings.sources())?;
+        return train(&loaded, output, trace).map(drop);
+    };
+    // Where runs are is known without the run.
+    let runs = network::load(&settings.sources()).map(|loaded| loaded.config.run.dir);
+    let resumed = Resume::find(given, &runs.unwrap_or_else(|_| "runs".into()))?;
+    let loaded = network::load(&resumed.sources(settings.sources()))?;
+    resume(&loaded, output, trace, &resumed).map(drop)
 }
 
 fn answer(settings: &Settings, model: &ModelSource, ids: &[i32]) -> Result<()> {

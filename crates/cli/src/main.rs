@@ -7,6 +7,7 @@
 
 mod args;
 mod bench;
+mod checkpoint;
 mod commands;
 mod out;
 mod schedule;

@@ -55,19 +55,8 @@ const ABSENT: &[(&[&str], &str)] = &[
         "make token ids first and set data.kind = \"tokens\"; data.kind = \"text\" needs no tokenizer",
     ),
     (
-        &[
-            "save_every",
-            "save_steps",
-            "save_interval",
-            "checkpoint_every",
-            "checkpoint_interval",
-            "ckpt",
-        ],
-        "leave it out: weights are saved when a run ends or is stopped with Ctrl-C",
-    ),
-    (
         &["resume", "resume_from_checkpoint", "load_path"],
-        "start from weights: phalanx export --run DIR --out HF, then model.from = \"hf:HF\"",
+        "leave it out, and write phalanx train --resume DIR",
     ),
     (
         &[

@@ -20,6 +20,8 @@ pub struct Key {
     /// The feature that the key needs and that is not built yet; until then only the default is
     /// accepted.
     pub later: Option<&'static str>,
+    /// Whether the default follows from other keys, or from the machine.
+    pub derived: bool,
     /// What values are accepted, as the end of the sentence "expected …".
     pub expects: fn() -> String,
     /// The words to choose from, for keys that are a choice.
@@ -82,6 +84,7 @@ macro_rules! section {
                     doc: concat!($($doc, "\n"),+),
                     aka: &[$($($aka),+)?],
                     later: section!(@later $($later)?),
+                    derived: section!(@derived $($derived)?),
                     expects: <$ty as $crate::setting::Setting>::expects,
                     words: <$ty as $crate::setting::Setting>::words,
                     normal: |value| {
@@ -115,6 +118,8 @@ macro_rules! section {
             }
         }
     };
+    (@derived) => { false };
+    (@derived $derived:expr) => { true };
     (@later) => { None };
     (@later $system:literal) => { Some($system) };
     (@default $default:literal) => { $crate::key::default_value($default) };

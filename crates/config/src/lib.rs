@@ -147,6 +147,21 @@ impl Config {
 
     /// The configuration as TOML, every key included. It parses back to the same configuration.
     pub fn to_toml(&self) -> String {
+        let (mut text, mut last) = (String::new(), "");
+        for (key, value) in self.written() {
+            let (section, field) = key.split_once('.').unwrap_or(("", key));
+            if section != last {
+                let gap = if text.is_empty() { "" } else { "\n" };
+                text += &format!("{gap}[{section}]\n");
+                last = section;
+            }
+            text += &format!("{field} = {value}\n");
+        }
+        text
+    }
+
+    /// Every key with its value as TOML.
+    pub(crate) fn written(&self) -> Vec<(&'static str, String)> {
         let sections = [
             self.model.write(),
             self.data.write(),
@@ -156,17 +171,7 @@ impl Config {
             self.parallel.write(),
             self.run.write(),
         ];
-        let mut text = String::new();
-        for (name, section) in SECTIONS.iter().zip(sections) {
-            if !text.is_empty() {
-                text.push('\n');
-            }
-            text += &format!("[{name}]\n");
-            for (key, value) in section {
-                text += &format!("{} = {value}\n", &key[name.len() + 1..]);
-            }
-        }
-        text
+        sections.concat()
     }
 
     /// The same configuration with absolute paths of what it reads, so that it means the same in any

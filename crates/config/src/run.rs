@@ -21,6 +21,12 @@ section! {
         /// Threads of each rank; with 1 there is no thread pool.
         threads: Count = "cores ÷ ranks, from 1 to 256" => threads_per_rank(cores, ranks);
             aka "num_threads" "n_threads" "omp_num_threads" "nproc",
+        /// Steps between checkpoints; 0: none. With checkpoints there is one at the end, too.
+        checkpoint_every: usize = "0"; aka "checkpoint_interval" "save_interval" "save_steps" "save_every" "ckpt",
+        /// Minutes between checkpoints, besides checkpoint_every; 0: none.
+        checkpoint_minutes: usize = "0",
+        /// How many checkpoints are kept.
+        keep: Count = "3"; aka "save_total_limit" "keep_latest_k" "keep_checkpoints",
         /// Memory that the plan of a rank may take; "none": the free memory of the machine.
         memory_limit: Option<Bytes> = "none"; aka "max_memory" "memory_budget",
     }
@@ -56,6 +62,11 @@ impl Setting for RunName {
 }
 
 impl RunConfig {
+    /// Whether the run leaves checkpoints.
+    pub fn saves(&self) -> bool {
+        self.checkpoint_every > 0 || self.checkpoint_minutes > 0
+    }
+
     pub(crate) fn check(&self, values: &mut Values) {
         let threads = self.threads.get();
         values.rule(&["run.threads"], threads <= MOST_THREADS, || {

@@ -12,7 +12,7 @@ use super::model::Origin;
 use super::setting::Setting;
 use super::suggest::{closest, not_a_section, not_nested, unknown_key};
 use super::values::{Given, Values};
-use super::{keys, preset};
+use super::{Config, keys, preset};
 use phalanx_error::{Error, Location, Problem, Result};
 use phalanx_sys::{SysError, read_regular, read_stream};
 
@@ -130,6 +130,7 @@ impl Sources {
         match (stem, &self.preset) {
             (Some(stem), _) => stem.to_string_lossy().into_owned(),
             (None, Some(preset)) => preset.clone(),
+            (None, None) if self.run.is_some() => "resumed".into(),
             (None, None) => preset::DEFAULT.into(),
         }
     }
@@ -139,7 +140,9 @@ impl Sources {
     pub(crate) fn gather(&self) -> Result<Values> {
         let mut values = Values::default();
         if let Some(path) = &self.run {
-            TomlSource::read(path, read_regular)?.add(&mut values, false)?;
+            let run = TomlSource::read(path, read_regular)?;
+            run.add(&mut values, false)?;
+            self.drop_derived(&run, &mut values)?;
         }
         let file = self.file.as_ref().map(ConfigFile::read).transpose()?;
         let mut chosen = true;
@@ -180,6 +183,24 @@ impl Sources {
         let mut values = self.gather()?;
         let given = values.given.remove("model.from");
         Ok(given.and_then(|given| Some((Origin::read(&given.value)?, given.place))))
+    }
+
+    /// A run records every value, also those that followed from others. If the user changes the others,
+    /// they follow again; so here values go that are what the rest of the run gives.
+    fn drop_derived(&self, run: &TomlSource, values: &mut Values) -> Result<()> {
+        let derived: Vec<&'static Key> = keys().filter(|key| key.derived).collect();
+        let mut alone = Values::default();
+        run.add(&mut alone, false)?;
+        derived.iter().for_each(|key| drop(alone.given.remove(key.name)));
+        let follows = Config::resolve(&mut alone, self.cores).written();
+        for key in derived {
+            let own = values.given.get(key.name).and_then(|given| (key.normal)(&given.value));
+            let found = follows.iter().find(|(name, _)| *name == key.name);
+            if own.as_ref() == found.map(|(_, value)| value) {
+                values.given.remove(key.name);
+            }
+        }
+        Ok(())
     }
 
     /// The preset that everything else overrides, and where it was named.

@@ -2,6 +2,7 @@
 
 mod arenas;
 mod counted;
+mod disk;
 mod kernel;
 mod started;
 
@@ -11,7 +12,8 @@ use std::time::Instant;
 use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slot, Slots, Tier};
 use phalanx_comm::Communicator;
 use phalanx_engine::{
-    Args, CallTimes, Calls, Engine, EngineError, Event, SequentialStep, Span, Stamps, Way,
+    Args, CallTimes, Calls, DiskStore, Engine, EngineError, Event, SequentialStep, Span, Stamps,
+    Way,
 };
 use phalanx_ir::Program;
 use phalanx_sys::Arena;
@@ -22,6 +24,7 @@ use crate::tasks::{
     self, Bases, Context, Endpoint, Failure, Operation, Outstanding, RankEndpoint, Share, Var,
 };
 use arenas::{Arenas, allocate, offered};
+use disk::Disk;
 pub use kernel::Kernel;
 use kernel::{Call, place_barriers};
 use started::Started;
@@ -42,6 +45,8 @@ pub struct CpuEngine {
     rank: usize,
     world: usize,
     pool: Pool,
+    /// Dropped before the arenas, which its thread may be reading.
+    disk: Disk,
     arenas: Arenas,
     scratch: Vec<Arena>,
     scratch_bytes: usize,
@@ -92,6 +97,7 @@ impl CpuEngine {
             rank: 0,
             world: 1,
             pool,
+            disk: Disk::default(),
             arenas: Arenas::default(),
             scratch: Vec::new(),
             scratch_bytes: 0,
@@ -196,6 +202,11 @@ impl CpuEngine {
     }
 }
 
+/// Whether a call copies to the disk.
+fn is_save(args: &Args<'_>) -> bool {
+    matches!(args.outputs, [target] if target.span.tier == Tier::Disk)
+}
+
 /// The most threads an engine may have.
 pub const MAX_WORKERS: usize = 256;
 
@@ -293,12 +304,22 @@ impl Engine for CpuEngine {
         label: &str,
     ) -> Result<Kernel, EngineError> {
         offered(from, label)?;
-        offered(into, label)?;
+        if into != Tier::Disk {
+            offered(into, label)?;
+        }
         Ok(Kernel::of(label, tasks::copy_bytes(bytes)))
     }
 
     fn reserve(&mut self, tier: Tier, bytes: usize) -> Result<(), EngineError> {
-        self.arenas.reserve(tier, bytes)
+        match tier {
+            // It has no memory of its own: what is copied there goes to a store.
+            Tier::Disk => Ok(()),
+            Tier::Device | Tier::Host => self.arenas.reserve(tier, bytes),
+        }
+    }
+
+    fn mount(&mut self, store: Option<Arc<dyn DiskStore>>) -> Result<(), EngineError> {
+        self.disk.mount(store)
     }
 
     fn prepare(&mut self, calls: Calls<Kernel>) -> Result<SequentialStep<Kernel>, EngineError> {
@@ -335,6 +356,7 @@ impl Engine for CpuEngine {
         after.iter().try_for_each(|&event| self.finish(event))?;
         self.stamps.start(event);
         match kernel.transfer().filter(|_| lane != Lane::Compute) {
+            _ if is_save(args) => self.save(event, args)?,
             Some(transfer) => self.start(kernel, transfer, args)?,
             None => {
                 self.run(kernel, args, |_| true)?;

@@ -23,7 +23,8 @@ use phalanx_ir::Program;
 use phalanx_ir::random::Stream;
 
 use crate::{
-    Args, CallTimes, Calls, Engine, EngineError, Event, SequentialStep, Span, Stamps, Target, Way,
+    Args, CallTimes, Calls, DiskStore, Engine, EngineError, Event, SequentialStep, Span, Stamps,
+    Target, Way,
 };
 
 /// How long it polls messages before it waits for one of them.
@@ -291,6 +292,10 @@ impl<E: Engine> Engine for Late<E> {
     ) -> Result<Self::Kernel, EngineError> {
         let kernel = self.inner.copy(from, into, bytes, label)?;
         Ok(Arc::new(LateKernel { kernel, with: With::Nobody }))
+    }
+
+    fn mount(&mut self, store: Option<Arc<dyn DiskStore>>) -> Result<(), EngineError> {
+        self.inner.mount(store)
     }
 
     fn reserve(&mut self, tier: Tier, bytes: usize) -> Result<(), EngineError> {

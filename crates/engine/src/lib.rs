@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod counters;
+mod disk;
 mod late;
 mod stamps;
 mod step;
@@ -21,6 +22,7 @@ use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
 use phalanx_ir::Program;
 
 pub use counters::Counters;
+pub use disk::DiskStore;
 pub use late::Late;
 pub use stamps::{CallTimes, Stamps};
 pub use step::{Calls, KernelCall, SequentialStep, already_in_flight, in_order, untimed};
@@ -195,6 +197,18 @@ pub trait Engine {
 
     /// Allocates the arena of a tier, zeroed. It is called once for each that is used, after compiling.
     fn reserve(&mut self, tier: Tier, bytes: usize) -> Result<(), EngineError>;
+
+    /// Sets what the tier `Disk` is from now on, between steps: what scripts copy there goes to this
+    /// store.
+    fn mount(&mut self, store: Option<Arc<dyn DiskStore>>) -> Result<(), EngineError> {
+        let _ = store;
+        Err(EngineError::Unsupported {
+            engine: self.name(),
+            program: "saving".to_owned(),
+            op: format!("the tier `{}`", Tier::Disk),
+            why: "it cannot copy to a disk".to_owned(),
+        })
+    }
 
     /// Takes the calls of a whole step, once its memory is reserved. The step may run many times.
     fn prepare(&mut self, calls: Calls<Self::Kernel>) -> Result<Self::Step, EngineError>;

@@ -182,11 +182,11 @@ pub use phalanx_spmd as spmd;
 
 #[doc(hidden)]
 pub use {
-    phalanx_autodiff as autodiff, phalanx_bench as bench, phalanx_config as config,
-    phalanx_cost as cost, phalanx_cpu as cpu, phalanx_engine as engine, phalanx_error as error,
-    phalanx_inspect as inspect, phalanx_passes as passes, phalanx_reference as reference,
-    phalanx_runtime as runtime, phalanx_script as script, phalanx_session as session,
-    phalanx_train as train,
+    phalanx_autodiff as autodiff, phalanx_bench as bench, phalanx_checkpoint as checkpoint,
+    phalanx_config as config, phalanx_cost as cost, phalanx_cpu as cpu, phalanx_engine as engine,
+    phalanx_error as error, phalanx_inspect as inspect, phalanx_passes as passes,
+    phalanx_reference as reference, phalanx_runtime as runtime, phalanx_script as script,
+    phalanx_session as session, phalanx_train as train,
 };
 
 pub use data_source::Data;

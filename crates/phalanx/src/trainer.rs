@@ -314,6 +314,7 @@ impl<'a> Trainer<'a> {
             parallel: self.parallel.clone(),
             threads: self.threads.unwrap_or_else(|| default_threads(self.parallel.ranks())).max(1),
             controller: Arc::new(EveryStep),
+            saves: false,
         }
     }
 }

@@ -10,6 +10,7 @@ mod messages;
 mod norm;
 mod programs;
 mod reduce;
+mod save;
 mod wiring;
 mod world;
 
@@ -123,9 +124,14 @@ impl Optimizer {
 
     /// How many state buffers it keeps besides a master copy.
     pub fn states(&self) -> usize {
+        self.state_names().len()
+    }
+
+    /// What these buffers hold, by the names that PyTorch has for them.
+    pub fn state_names(&self) -> &'static [&'static str] {
         match self {
-            Optimizer::AdamW { .. } => 2,
-            Optimizer::Sgd { .. } => 1,
+            Optimizer::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
+            Optimizer::Sgd { .. } => &["momentum_buffer"],
         }
     }
 }
@@ -226,10 +232,24 @@ impl State {
 /// The script of one training step: the schedule's runs, with gathers and reductions where units
 /// are shared, the norm, then the updates.
 pub fn train_script(training: &TrainingScript<'_>, state: &State) -> Result<Script, ScriptError> {
+    train_after(training, state, state.script())
+}
+
+/// The same; before it, and beside it, the state is saved.
+pub fn saving_script(training: &TrainingScript<'_>, state: &State) -> Result<Script, ScriptError> {
+    train_after(training, state, state.save_script())
+}
+
+/// The script of a training step that begins with the actions of `script`.
+fn train_after(
+    training: &TrainingScript<'_>,
+    state: &State,
+    script: Script,
+) -> Result<Script, ScriptError> {
     let TrainingScript { world, at, precision, .. } = *training;
     let (turns, weights) = (training.stage_group().turns, state.weights());
     let State { units, buffers, .. } = state;
-    let mut binder = Binder::new(world, at.stage_group, state.script());
+    let mut binder = Binder::new(world, at.stage_group, script);
     binder.weights = Places::new(world.model, units, &weights, precision.weights);
     let mut messenger = Messenger::new(world, at.stage_group, binder.script.rank);
     let mut collector = Collector::new(world, at.stage_group, units, &weights, precision.weights);

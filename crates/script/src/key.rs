@@ -13,6 +13,8 @@ use crate::names::Names;
 pub enum BufferKey {
     /// What a rank keeps of a unit from step to step.
     State(StateKey),
+    /// The copy of a state on the disk.
+    Saved(StateKey),
     /// A scalar that the host provides, or that is kept between steps.
     Scalar(Scalar),
     /// A micro-batch of a data port.
@@ -177,6 +179,9 @@ impl fmt::Display for Described<'_> {
         let Self { key, names } = *self;
         match key {
             BufferKey::State(StateKey { unit, kind }) => write!(f, "{}/{kind}", names.unit(*unit)),
+            BufferKey::Saved(StateKey { unit, kind }) => {
+                write!(f, "{}/{kind}/saved", names.unit(*unit))
+            }
             BufferKey::Scalar(scalar) => f.write_str(scalar.name()),
             BufferKey::Data { port, microbatch } => write!(f, "{port}@mb{microbatch}"),
             BufferKey::Random { instance, microbatch } => {

@@ -45,7 +45,7 @@ pub use action::{
 };
 pub use build::{
     Compiled, HeldRange, Inference, Optimizer, Precision, RankOnMesh, RankPlace, State,
-    TrainingScript, UnitBuffers, World, eval_script, train_script,
+    TrainingScript, UnitBuffers, World, eval_script, saving_script, train_script,
 };
 pub use check::check;
 pub use compile::Lowering;

@@ -25,6 +25,10 @@ use crate::order::HappensBefore;
 pub enum ScriptKey {
     /// One optimizer step.
     Train,
+    /// One optimizer step, beside which the state from before it is saved.
+    SaveAndTrain,
+    /// Saves the state.
+    Save,
     /// The loss of a batch with the current weights.
     Evaluate,
     /// What the model predicts for a batch with the current weights.
@@ -45,7 +49,7 @@ pub struct PlannedScript {
 }
 
 impl PlannedScript {
-    /// Checks a script and plans its memory; its order is computed once. State gathered_ranges where `base`
+    /// Checks a script and plans its memory; its order is computed once. State stays where `base`
     /// has it.
     pub fn new(script: Script, base: Option<&MemoryPlan>) -> Result<Self, ScriptError> {
         let order = HappensBefore::of(&script)?;

@@ -6,24 +6,35 @@
 //! commands, so commands never cross processes.
 
 use std::ops::Range;
+use std::path::Path;
 use std::time::Instant;
 
+use phalanx_checkpoint::FileSummary;
 use phalanx_ir::DType;
 use phalanx_runtime::Observed;
 use phalanx_script::{Outcome, ScriptKey, StateKind};
 
 use super::StepResult;
 use super::feed::StepData;
-use super::store::ReadParam;
+use super::restore::StateSource;
 use super::traced::Traced;
 use phalanx_error::Result;
 
 /// What a rank is asked to do.
 #[derive(Clone, Copy)]
 pub enum Command<'a> {
-    /// Allocates its memory and initialises its state: its part of the weights, and zeros
-    /// elsewhere.
-    Start(&'a ReadParam<'a>),
+    /// Allocates its memory and initialises its state: its part of what the source has, and zeros
+    /// elsewhere. So many steps were already taken.
+    Start(&'a dyn StateSource, u64),
+    /// Saves its part of the state in the folder of a checkpoint: now, or beside the next step.
+    Save {
+        /// The folder.
+        folder: &'a Path,
+        /// Whether it is saved now.
+        now: bool,
+    },
+    /// Waits until what was saved is on the disk.
+    Saved,
     /// Runs steps, starting with step `from`, counted from 1. Ends early at the first step that is
     /// not applied.
     Steps {
@@ -151,6 +162,8 @@ pub enum Reply {
     Shown(Option<Exposed>),
     /// The parts of a state that it holds.
     Pieces(Vec<StatePiece>),
+    /// The file that it has written, if it had anything to write.
+    Saved(Option<FileSummary>),
     /// Which bytes were written.
     Observed(Box<Observed>),
     /// What was counted.
@@ -174,6 +187,11 @@ impl Reply {
     pub(super) fn into_pieces(self) -> Vec<StatePiece> {
         let Reply::Pieces(pieces) = self else { panic!("{OTHER}: {self:?}") };
         pieces
+    }
+
+    pub(super) fn into_saved(self) -> Option<FileSummary> {
+        let Reply::Saved(file) = self else { panic!("{OTHER}: {self:?}") };
+        file
     }
 
     pub(super) fn into_observed(self) -> Observed {

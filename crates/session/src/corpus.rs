@@ -29,7 +29,12 @@ pub fn open(loaded: &Loaded) -> Result<Arc<dyn Corpus>> {
 
 /// A loader of training batches, starting with the first.
 pub fn training(loaded: &Loaded, corpus: &Arc<dyn Corpus>) -> Result<Loader> {
-    loader(loaded, corpus, Split::Train)
+    training_after(loaded, corpus, 0)
+}
+
+/// The same, after this many samples.
+pub fn training_after(loaded: &Loaded, corpus: &Arc<dyn Corpus>, samples: u64) -> Result<Loader> {
+    loader(loaded, corpus, Split::Train, samples)
 }
 
 /// The held-out batches that every evaluation of a run sees.
@@ -44,7 +49,7 @@ pub fn held_out(loaded: &Loaded, corpus: &Arc<dyn Corpus>) -> Result<Vec<Batch>>
                 .fix(format!("--set data.val_fraction={share}, for both training and evaluation")),
         ));
     }
-    let mut loader = loader(loaded, corpus, Split::Validation)?;
+    let mut loader = loader(loaded, corpus, Split::Validation, 0)?;
     let wanted = loaded.config.train.eval_batches.get() as u64;
     (0..wanted.min(loader.batches_per_pass()))
         .map(|_| match loader.next_batch() {
@@ -79,7 +84,7 @@ pub fn mean_loss(
     Ok(sum / count)
 }
 
-fn loader(loaded: &Loaded, corpus: &Arc<dyn Corpus>, split: Split) -> Result<Loader> {
+fn loader(loaded: &Loaded, corpus: &Arc<dyn Corpus>, split: Split, samples: u64) -> Result<Loader> {
     let config = &loaded.config;
     let settings = LoaderConfig {
         microbatches: config.train.microbatches.get(),
@@ -96,7 +101,7 @@ fn loader(loaded: &Loaded, corpus: &Arc<dyn Corpus>, split: Split) -> Result<Loa
             config.train.batch_size.get(),
         )
     };
-    Loader::new(Arc::clone(corpus), settings, 0).map_err(|error| refused(loaded, &error))
+    Loader::new(Arc::clone(corpus), settings, samples).map_err(|error| refused(loaded, &error))
 }
 
 /// The error for a problem with the data, with the key to change and what to write there instead.

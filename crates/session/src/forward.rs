@@ -11,6 +11,7 @@ use super::command::{Command, Exposed, LocalRanks, Reply, StatePiece};
 use super::feed::StepData;
 use super::lowered::Lowered;
 use super::planner::Planner;
+use super::restore::NewRun;
 use super::store::{ReadParam, assemble};
 use phalanx_error::{Error, Problem, Result};
 
@@ -34,7 +35,7 @@ impl Forward {
         let requirements = backend.requirements();
         let lowered = Lowered::forward(model, weights, microbatches, threads, requirements)?;
         let mut ranks = backend.launch(&Planner::new(&lowered)?)?;
-        ranks.ask(Command::Start(read))?;
+        ranks.ask(Command::Start(&NewRun(read), 0))?;
         Ok(Self { ranks, loss: 0.0 })
     }
 

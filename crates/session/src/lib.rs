@@ -29,7 +29,9 @@ mod planner;
 pub mod predict;
 pub mod products;
 pub mod rate;
+mod restore;
 pub mod run_weights;
+mod save;
 mod settings;
 mod store;
 mod traced;
@@ -37,8 +39,10 @@ mod worker;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 use std::time::Instant;
 
+use phalanx_checkpoint::FileSummary;
 use phalanx_comm::{Failure, PoolFailure};
 use phalanx_ir::{DType, Param, Port, Program};
 use phalanx_models::hf;
@@ -57,6 +61,8 @@ pub(crate) use numbers::encode;
 pub use parallel::{Parallel, SharedStrategy};
 pub use pipeline::{Pipeline, PipelineOrder, StageSplit};
 pub use planner::{ClassPlan, Planner};
+pub use restore::{Restored, StateSource};
+pub use save::FULL;
 pub use settings::{MemoryExcess, MemoryLimit, Settings};
 pub use store::{ReadParam, from_weights, initial};
 pub use traced::{Timetable, Trace, Traced};
@@ -65,6 +71,7 @@ pub use worker::RankWorker;
 use command::Given;
 use known::Known;
 use phalanx_error::{Error, Problem, Result};
+use restore::NewRun;
 use store::assemble;
 
 /// The result of a step.
@@ -107,10 +114,24 @@ impl Prepared {
     }
 
     /// Allocates memory and reads the initial weights from `read`: each rank its part.
-    pub fn start(mut self, read: &ReadParam<'_>) -> Result<Session> {
-        self.ranks.ask(Command::Start(read))?;
+    pub fn start(self, read: &ReadParam<'_>) -> Result<Session> {
+        self.start_with(&NewRun(read), 0)
+    }
+
+    /// Allocates memory and goes on from a checkpoint, of any layout, after so many steps.
+    pub fn resume(self, source: &dyn StateSource, steps: u64) -> Result<Session> {
+        self.start_with(source, steps)
+    }
+
+    fn start_with(mut self, source: &dyn StateSource, steps: u64) -> Result<Session> {
+        self.ranks.ask(Command::Start(source, steps))?;
         let Self { ranks, known } = self;
-        Ok(Session { ranks, known, steps: 0, trace_at: None, trace: None })
+        Ok(Session { ranks, known, steps, trace_at: None, trace: None })
+    }
+
+    /// The model's parameters, in its order.
+    pub fn parameters(&self) -> &[Param] {
+        &self.known.params
     }
 }
 
@@ -299,6 +320,23 @@ impl Session {
             self.write(param, kind, all.clone(), &bytes)?;
         }
         Ok(())
+    }
+
+    /// Lets every rank save its part of the state in the folder of a checkpoint, beside the next
+    /// step; [`Session::saved`] gives the files.
+    pub fn save_beside_next_step(&mut self, folder: &Path) -> Result<()> {
+        self.ranks.ask(Command::Save { folder, now: false }).map(drop)
+    }
+
+    /// The same at once.
+    pub fn save_now(&mut self, folder: &Path) -> Result<()> {
+        self.ranks.ask(Command::Save { folder, now: true }).map(drop)
+    }
+
+    /// Waits until all that was saved is on the disk; gives the files.
+    pub fn saved(&mut self) -> Result<Vec<FileSummary>> {
+        let answers = self.ranks.ask(Command::Saved)?;
+        Ok(answers.into_iter().filter_map(Reply::into_saved).collect())
     }
 
     /// Whether the session has a model that predicts.

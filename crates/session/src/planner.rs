@@ -4,17 +4,18 @@
 //! other rank. Ranks that do the same are one class: the plan of one of them is checked, and stands for
 //! all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 use phalanx_ir::Model;
 use phalanx_script::{
     Class, ClassMember, Inference, MemoryPlan, Moved, Plan, RankPlace, Route, Script,
-    ScriptBuilder, ScriptError, ScriptKey, State, TrainingScript, World, check_classes,
-    eval_script, traffic_of_class, train_script,
+    ScriptBuilder, ScriptError, ScriptKey, State, StateKey, TrainingScript, World, check_classes,
+    eval_script, saving_script, traffic_of_class, train_script,
 };
 
 use super::lowered::Lowered;
+use super::save;
 use phalanx_error::Result;
 
 /// Makes the plans of ranks from what they have in common.
@@ -26,6 +27,8 @@ pub struct Planner<'a> {
     forward: BTreeMap<ScriptKey, World<'a>>,
     /// One plan for each class of ranks, made when first needed.
     classes: OnceLock<Vec<ClassPlan>>,
+    /// For each rank: the state that it writes when the session is saved.
+    writers: OnceLock<Vec<BTreeSet<StateKey>>>,
 }
 
 /// Ranks that do the same, and the plan of the first of them.
@@ -46,13 +49,19 @@ impl<'a> Planner<'a> {
         for (key, model, stage_groups) in lowered.forwards() {
             forward.insert(key, World::new(model, stage_groups, lowered.library.clone())?);
         }
-        Ok(Self { lowered, train, forward, classes: OnceLock::new() })
+        Ok(Self { lowered, train, forward, classes: OnceLock::new(), writers: OnceLock::new() })
     }
 
     /// The scripts that a session can run.
     pub(crate) fn keys(&self) -> Vec<ScriptKey> {
-        let train = self.lowered.trains.then_some(ScriptKey::Train);
-        train.into_iter().chain(self.forward.keys().copied()).collect()
+        let (trains, saves) = (self.lowered.trains, self.lowered.settings.saves);
+        let train = [
+            (ScriptKey::Train, trains),
+            (ScriptKey::SaveAndTrain, trains && saves),
+            (ScriptKey::Save, trains && saves),
+        ];
+        let train = train.into_iter().filter(|(_, wanted)| *wanted).map(|(key, _)| key);
+        train.chain(self.forward.keys().copied()).collect()
     }
 
     /// The model that a script runs.
@@ -93,6 +102,15 @@ impl<'a> Planner<'a> {
     pub fn train_script(&self, rank: usize) -> Result<Script> {
         let training = self.training(self.lowered.place(rank));
         Ok(train_script(&training, &training.state()?)?)
+    }
+
+    /// For each rank: the state that it writes when the session is saved.
+    pub(crate) fn writers(&self) -> Result<&[BTreeSet<StateKey>]> {
+        if let Some(known) = self.writers.get() {
+            return Ok(known);
+        }
+        let found = save::writers(self)?;
+        Ok(self.writers.get_or_init(|| found))
     }
 
     /// The builder of a rank's scripts.
@@ -186,6 +204,8 @@ impl ScriptBuilder for RankScripts<'_> {
         let (planner, at) = (self.planner, self.at);
         match (key, planner.forward.get(&key)) {
             (ScriptKey::Train, _) => train_script(&planner.training(at), state),
+            (ScriptKey::SaveAndTrain, _) => saving_script(&planner.training(at), state),
+            (ScriptKey::Save, _) => Ok(state.save_script()),
             (_, Some(world)) => {
                 let weights = planner.lowered.settings.precision.weights;
                 eval_script(&Inference { world, at, weights }, state)

@@ -37,6 +37,8 @@ pub struct Settings {
     pub threads: usize,
     /// Which scripts a step runs.
     pub controller: Arc<dyn Controller>,
+    /// Whether the state can be saved.
+    pub saves: bool,
 }
 
 /// How many bytes a plan may take, and who says so.
@@ -173,6 +175,7 @@ impl Settings {
             parallel: Parallel::default(),
             threads,
             controller: Arc::new(EveryStep),
+            saves: false,
         }
     }
 
@@ -221,6 +224,7 @@ impl Settings {
             parallel,
             threads: config.run.threads.get(),
             controller: Arc::new(EveryStep),
+            saves: config.run.saves(),
         })
     }
 }

@@ -11,6 +11,7 @@ use phalanx_script::{HeldRange, Member, RankOnMesh, State, StateKind};
 
 use super::command::{StatePiece, StateRange};
 use super::numbers::encode_all;
+use super::restore::StateSource;
 use phalanx_error::{Error, Problem, Result};
 
 /// Reads values of a parameter in ranges of row-major indices, one range after the other, as bytes
@@ -82,14 +83,14 @@ impl Store {
         &self.params
     }
 
-    /// Writes all state: weights and master copies come from `read`, each in its own element type,
-    /// one parameter at a time; everything else, including padding, is set to zero.
+    /// Writes all state: what `source` has, each in its own element type, one parameter at a time;
+    /// everything else, including padding, is set to zero.
     pub(crate) fn start<E: Engine>(
         &self,
         executor: &mut Executor<E>,
         script: ScriptId,
         state: &State,
-        read: &ReadParam<'_>,
+        source: &dyn StateSource,
     ) -> Result<()> {
         for (unit, buffers) in state.units.iter().zip(&state.buffers) {
             for (kind, held) in buffers.all() {
@@ -98,10 +99,8 @@ impl Store {
                     let zeros = &ZEROS[..ZEROS.len().min(bytes - at)];
                     executor.write_at(script, held.buffer, at, zeros)?;
                 }
-                if matches!(kind, StateKind::Weights | StateKind::Master) {
-                    for member in &unit.members {
-                        self.take(executor, script, (member, held), read)?;
-                    }
+                for member in &unit.members {
+                    self.take(executor, script, (member, kind, held), source)?;
                 }
             }
         }
@@ -114,8 +113,8 @@ impl Store {
         &self,
         executor: &mut Executor<E>,
         script: ScriptId,
-        (member, held): (&Member, &HeldRange),
-        read: &ReadParam<'_>,
+        (member, kind, held): (&Member, StateKind, &HeldRange),
+        source: &dyn StateSource,
     ) -> Result<()> {
         let placed = self.placed(member, held);
         let ranges: Vec<Range<usize>> = placed.iter().map(|piece| piece.global.clone()).collect();
@@ -123,7 +122,10 @@ impl Store {
             return Ok(());
         }
         let size = held.dtype.size();
-        let values = read_checked(read, &self.params[member.param], &ranges, held.dtype)?;
+        let param = &self.params[member.param];
+        let Some(values) = read_checked(source, param, kind, &ranges, held.dtype)? else {
+            return Ok(());
+        };
         let mut rest = &values[..];
         // Pieces that follow one another in the buffer, as those of neighbouring rows, are written as one.
         for joined in placed.chunk_by(|a, b| a.at + a.global.len() == b.at) {
@@ -246,15 +248,16 @@ fn uncovered(elements: &Range<usize>, mut there: Vec<Range<usize>>) -> Option<us
 }
 
 fn read_checked(
-    read: &ReadParam<'_>,
+    source: &dyn StateSource,
     param: &Param,
+    kind: StateKind,
     ranges: &[Range<usize>],
     dtype: DType,
-) -> Result<Vec<u8>> {
+) -> Result<Option<Vec<u8>>> {
     let expected = count(ranges);
-    let values = read(param, ranges, dtype)?;
+    let Some(values) = source.read(param, kind, ranges, dtype)? else { return Ok(None) };
     if values.len() == expected * dtype.size() {
-        return Ok(values);
+        return Ok(Some(values));
     }
     Err(Error::refused(Problem::new(format!(
         "parameter `{}` has {} values, but its shape {:?} needs {expected}",

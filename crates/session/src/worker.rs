@@ -1,6 +1,7 @@
 //! One rank of a session: its scripts, and the engine that runs them.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,6 +22,8 @@ use super::feed::{Feed, Scalars, StepData};
 use super::forward::{read_scalar, shown};
 use super::lowered::Lowered;
 use super::planner::Planner;
+use super::restore::{NewRun, StateSource};
+use super::save::Saves;
 use super::store::{ReadParam, Store, assemble};
 use super::traced::describe;
 use super::{Models, Settings, StepResult};
@@ -37,6 +40,8 @@ pub struct RankWorker<E: Engine> {
     /// Which scripts a step runs.
     controller: Arc<dyn Controller>,
     records: Vec<Record>,
+    /// Its part of checkpoints, if the session can be saved.
+    saves: Option<Saves>,
     /// The mesh of its stage group, and its place there.
     at: (Mesh, usize),
 }
@@ -63,7 +68,7 @@ impl<E: Engine> RankWorker<E> {
     ) -> Result<Self> {
         let lowered = Lowered::for_engine(models, settings, engine.requirements())?;
         let mut worker = Self::load(engine, &Planner::new(&lowered)?, 0)?;
-        worker.start(read)?;
+        worker.start(&NewRun(read), 0)?;
         Ok(worker)
     }
 
@@ -85,16 +90,42 @@ impl<E: Engine> RankWorker<E> {
         let settings = lowered.settings.clone();
         let controller = settings.controller.clone();
         let records = Vec::with_capacity(2 * RECORDS);
+        let saves = settings.saves && lowered.trains;
+        let saves = saves.then(|| Saves::new(planner, rank, &state, plan.scripts())).transpose()?;
         let at = (ranks.mesh.clone(), ranks.rank);
-        Ok(Self { executor, settings, state, store, scripts, controller, records, at })
+        Ok(Self { executor, settings, state, store, scripts, controller, records, saves, at })
     }
 
-    /// Allocates memory and initialises all state: this rank's part of the weights from `read`, and
-    /// zeros elsewhere.
-    pub fn start(&mut self, read: &ReadParam<'_>) -> Result<()> {
+    /// Allocates memory and initialises all state: this rank's part of what `source` has, and zeros
+    /// elsewhere. So many steps were already taken.
+    pub fn start(&mut self, source: &dyn StateSource, steps: u64) -> Result<()> {
         self.executor.reserve()?;
+        if steps > 0 {
+            self.records.push(Record { step: steps, outcome: Outcome::Applied });
+        }
         let script = self.any();
-        self.store.start(&mut self.executor, script, &self.state, read)
+        self.store.start(&mut self.executor, script, &self.state, source)
+    }
+
+    /// Saves this rank's part of the state in a checkpoint's folder: now, or beside the next step.
+    fn save(&mut self, folder: &Path, now: bool) -> Result<()> {
+        let key = if now { ScriptKey::Save } else { ScriptKey::SaveAndTrain };
+        let script = self.scripts.get(&key).ok_or_else(|| without(key))?.id;
+        let saves = self.saves.as_mut().ok_or_else(|| without(key))?;
+        let file = saves.open(folder, key)?;
+        self.executor.engine_mut().mount(Some(file))?;
+        if now {
+            self.executor.run(script)?;
+            self.end_save()?;
+        }
+        Ok(())
+    }
+
+    /// The copies have ended.
+    fn end_save(&mut self) -> Result<()> {
+        self.executor.engine_mut().mount(None)?;
+        self.saves.iter_mut().for_each(Saves::finish);
+        Ok(())
     }
 
     /// Runs steps and gives their results. Ends early at the first step that is not applied.
@@ -133,10 +164,14 @@ impl<E: Engine> RankWorker<E> {
     ) -> Result<StepReply> {
         let scalars = Scalars { lr, step, seed: self.settings.seed };
         let Choice(keys) = self.controller.next(step, &self.records);
-        let mut traced = None;
+        let saves = self.saves.as_ref().is_some_and(Saves::is_waiting);
+        let (mut traced, mut train) = (None, None);
         for &key in keys.iter() {
+            let trains = key == ScriptKey::Train;
+            let key = if saves && trains { ScriptKey::SaveAndTrain } else { key };
             let id = self.fill(key, data, scalars)?;
-            match origin.filter(|_| key == ScriptKey::Train) {
+            train = train.or(Some(id).filter(|_| trains));
+            match origin.filter(|_| trains) {
                 None => self.executor.run(id)?,
                 Some(origin) => {
                     let timed = self.executor.run_traced(id, origin)?;
@@ -144,7 +179,11 @@ impl<E: Engine> RankWorker<E> {
                 }
             }
         }
-        let (train, bytes) = (self.train()?, self.settings.precision.state.size());
+        if saves {
+            self.end_save()?;
+        }
+        let (train, bytes) =
+            (train.map_or_else(|| self.train(), Ok)?, self.settings.precision.state.size());
         let mut read = |number| read_scalar(&mut self.executor, train, number, bytes);
         let result = StepResult { loss: read(Number::Loss)?, grad_norm: read(Number::GradNorm)? };
         let outcome = Outcome::Applied;
@@ -302,9 +341,17 @@ impl<E: Engine + Counters> RankWorker<E> {
     /// Executes a command.
     pub fn answer(&mut self, command: Command<'_>) -> Result<Reply> {
         Ok(match command {
-            Command::Start(read) => {
-                self.start(read)?;
+            Command::Start(source, steps) => {
+                self.start(source, steps)?;
                 Reply::Done
+            }
+            Command::Save { folder, now } => {
+                self.save(folder, now)?;
+                Reply::Done
+            }
+            Command::Saved => {
+                let finished = self.saves.as_mut().map(Saves::finished).transpose()?;
+                Reply::Saved(finished.flatten())
             }
             Command::Steps { from, count, batches, trace } => {
                 Reply::Steps(self.steps(from, count, batches, trace)?)
@@ -344,6 +391,9 @@ impl<E: Engine + Counters> RankWorker<E> {
 fn without(key: ScriptKey) -> Error {
     let message = match key {
         ScriptKey::Evaluate => "the session was made without a model to evaluate".to_owned(),
+        ScriptKey::Save | ScriptKey::SaveAndTrain => {
+            "the session was made without saving".to_owned()
+        }
         ScriptKey::Predict => "the session was made without a model that predicts".to_owned(),
         other => format!("the session has no script {other:?}"),
     };

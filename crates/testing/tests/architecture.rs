@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Every crate with its height: dependencies point to lower ones.
-const HEIGHTS: [(&str, u32); 25] = [
+const HEIGHTS: [(&str, u32); 26] = [
     ("phalanx-ir", 0),
     ("phalanx-sys", 0),
     ("phalanx-call", 1),
@@ -28,6 +28,7 @@ const HEIGHTS: [(&str, u32); 25] = [
     ("phalanx-runtime", 5),
     ("phalanx-testing", 6),
     ("phalanx-error", 6),
+    ("phalanx-checkpoint", 7),
     ("phalanx-config", 7),
     ("phalanx-session", 8),
     ("phalanx-inspect", 9),

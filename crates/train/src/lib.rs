@@ -4,15 +4,21 @@
 //! configuration to a folder of results.
 #![forbid(unsafe_code)]
 
+mod checkpoints;
+mod convert;
 pub mod eval;
 pub mod metrics;
 pub mod output;
 pub mod progress;
 mod replay;
 mod report;
+mod resume;
 pub mod rundir;
 pub mod saved;
 pub mod steps;
 mod train;
 
-pub use train::{Output, train};
+pub use checkpoints::CHECKPOINTS;
+pub use convert::CheckpointWeights;
+pub use resume::Resume;
+pub use train::{Output, resume, train};

@@ -4,7 +4,9 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::metrics::{EvaluationLine, LossPlot, OneRank, Step, StepLine, Summary, ZScore};
+use crate::metrics::{
+    EvaluationLine, LossPlot, OneRank, Resumed, SavedLine, Step, StepLine, Summary, ZScore,
+};
 use crate::progress::{OutputStream, Progress, wrapped};
 use crate::rundir::RunDir;
 use phalanx_error::Result;
@@ -48,6 +50,8 @@ pub(crate) struct Report {
     started: Instant,
     evaluated: Option<f64>,
     traced: Option<Written>,
+    /// Steps that were taken before this program started.
+    resumed_at: usize,
 }
 
 impl Report {
@@ -69,6 +73,7 @@ impl Report {
             started: Instant::now(),
             evaluated: None,
             traced: None,
+            resumed_at: 0,
         }
     }
 
@@ -117,9 +122,10 @@ impl Report {
         if let Some(progress) = &self.progress {
             progress.advance(step.step, &format!("loss {:.4}", step.loss));
         }
-        if step.step == 1 || step.step == last || step.step.is_multiple_of(self.facts.log_every) {
+        let first = step.step == self.resumed_at + 1;
+        if first || step.step == last || step.step.is_multiple_of(self.facts.log_every) {
             let rate = self.facts.flops_per_step as f64 / seconds;
-            let left = (last - step.step) as f64 / step.step as f64;
+            let left = (last - step.step) as f64 / (step.step - self.resumed_at) as f64;
             let memory = phalanx_sys::memory::resident_bytes();
             let line = StepLine {
                 step,
@@ -153,6 +159,26 @@ impl Report {
             None => String::new(),
         };
         self.line(&format!("held-out loss {val_loss:.4}{floor}"));
+        Ok(())
+    }
+
+    /// Reports that the run goes on after a step, with the losses of the steps before it.
+    pub(crate) fn resumed(&mut self, at_step: u64, earlier: Vec<(usize, f64)>) -> Result<()> {
+        self.resumed_at = at_step as usize;
+        self.plot.losses = earlier;
+        let json = Resumed { at_step }.to_json();
+        self.run.append(&json)?;
+        self.print(&json);
+        Ok(())
+    }
+
+    /// Reports a checkpoint.
+    pub(crate) fn saved(&mut self, step: u64, path: &Path, size: &str) -> Result<()> {
+        let line = SavedLine { after_step: step, path: path.display().to_string() };
+        let json = line.to_json();
+        self.run.append(&json)?;
+        self.print(&json);
+        self.line(&format!("checkpoint after step {step}: {} ({size})", line.path));
         Ok(())
     }
 
@@ -205,7 +231,8 @@ impl Report {
         let loss = |step: Option<&(usize, f64)>| step.map_or(f64::NAN, |(_, loss)| *loss);
         let seconds = self.spent.as_secs_f64();
         let steps = self.plot.losses.len();
-        let tokens = tokens_per_step * steps as u64;
+        let taken = steps - self.resumed_at.min(steps);
+        let tokens = tokens_per_step * taken as u64;
         let summary = Summary {
             steps,
             first_loss: loss(self.plot.losses.first()),
@@ -216,7 +243,7 @@ impl Report {
             tokens,
             seconds,
             tokens_per_s: tokens as f64 / seconds,
-            gemm_rate_fraction: self.facts.gemm_seconds.map(|gemm| gemm * steps as f64 / seconds),
+            gemm_rate_fraction: self.facts.gemm_seconds.map(|gemm| gemm * taken as f64 / seconds),
             planned_bytes: Some(self.facts.planned),
             peak_rss_bytes: phalanx_sys::memory::peak_resident_bytes(),
             run_dir: Some(self.dir().display().to_string()),

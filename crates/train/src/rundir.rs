@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use phalanx_sys::disk::free_bytes;
 use phalanx_sys::{SysError, write_atomic};
 
-use crate::metrics::LossPlot;
+use crate::metrics::{LossPlot, Step};
 use phalanx_config::Loaded;
 use phalanx_error::bytes;
 use phalanx_error::{Error, Location, Problem, Result};
@@ -75,6 +75,31 @@ impl RunDir {
         let run = RunDir { path, home, folder, config, metrics, broken: false };
         run.write_file(CONFIG, run.config.as_bytes())?;
         Ok(run)
+    }
+
+    /// Opens the folder of a run that goes on after a step: what its metrics say of later steps is cut
+    /// off. Gives the losses of the steps before.
+    pub fn reopen(
+        path: &Path,
+        loaded: &Loaded,
+        after_step: u64,
+    ) -> Result<(Self, Vec<(usize, f64)>)> {
+        let file = path.join(METRICS);
+        let told = |error: io::Error| Error::refused(Problem::io("cannot read", &file, &error));
+        let text = match fs::read_to_string(&file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            read => read.map_err(told)?,
+        };
+        let (kept, losses) = until(&text, after_step);
+        write_atomic(&file, |out| out.write_all(kept.as_bytes()))?;
+        let metrics = File::options().append(true).open(&file).map_err(told)?;
+        let folder = File::open(path).map_err(told)?;
+        let config = loaded.config.anchored().to_toml();
+        let home = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+        let path = path.to_path_buf();
+        let run = Self { path, home, folder, config, metrics, broken: false };
+        run.write_file(CONFIG, run.config.as_bytes())?;
+        Ok((run, losses))
     }
 
     /// Refuses to start a run if the disk has no room for its weights, of this many bytes, at its
@@ -157,6 +182,25 @@ impl RunDir {
     fn write_file(&self, name: &str, content: &[u8]) -> Result<(), SysError> {
         write_atomic(&self.path.join(name), |out| out.write_all(content))
     }
+}
+
+/// The lines of metrics up to a step, and the losses in them. A run that was killed may have written
+/// half a line.
+fn until(text: &str, after_step: u64) -> (String, Vec<(usize, f64)>) {
+    let (mut kept, mut losses) = (String::new(), Vec::new());
+    for line in text.lines() {
+        let Ok(found) = serde_json::from_str::<serde_json::Value>(line) else { continue };
+        let at = found.get("step").or(found.get("after_step")).and_then(|step| step.as_u64());
+        if at.is_some_and(|at| at > after_step) || found.get("summary").is_some() {
+            continue;
+        }
+        if let Ok(step) = serde_json::from_value::<Step>(found) {
+            losses.push((step.step, step.loss));
+        }
+        kept.push_str(line);
+        kept.push('\n');
+    }
+    (kept, losses)
 }
 
 /// The folder could not be made where `place` asked for it. Nothing has been started.

@@ -9,9 +9,11 @@ use phalanx_data::{Batch, Corpus, Loader};
 use phalanx_script::Category;
 use phalanx_sys::interrupt;
 
+use crate::checkpoints::{self, Checkpoints};
 use crate::metrics::{EvaluationLine, LossPlot, Step, Summary};
 use crate::replay::{Outcome, Replay};
 use crate::report::{Facts, Report};
+use crate::resume::Resume;
 use crate::rundir::{METRICS, RunDir};
 use crate::saved;
 use crate::steps::{TrainedStep, take_steps};
@@ -21,11 +23,12 @@ use phalanx_error::bytes;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_inspect::memory_advice;
 use phalanx_inspect::trace::{Tracing, traced_step};
+use phalanx_models::hf;
 use phalanx_session::corpus;
 use phalanx_session::host;
 use phalanx_session::network::{Network, describe_step};
 use phalanx_session::rate::LearningRate;
-use phalanx_session::{Backend, Lowered, Session, Settings};
+use phalanx_session::{Backend, FULL, Lowered, Restored, Session, Settings};
 
 pub use crate::report::Output;
 
@@ -33,13 +36,44 @@ pub use crate::report::Output;
 /// is made and before anything is printed. One step is measured and written to `trace`, if there is
 /// one: see [`trace`](phalanx_inspect::trace).
 pub fn train(loaded: &Loaded, output: Output, trace: Option<&Path>) -> Result<Summary> {
+    run(loaded, output, trace, None)
+}
+
+/// Goes on with a run from its checkpoint, as the configuration says: in the run's own folder, unless
+/// `run.name` asks for another one.
+pub fn resume(
+    loaded: &Loaded,
+    output: Output,
+    trace: Option<&Path>,
+    resumed: &Resume,
+) -> Result<Summary> {
+    let (taken, steps) = (resumed.steps(), loaded.config.train.steps.get() as u64);
+    if taken >= steps {
+        let path = resumed.checkpoint.path().display();
+        let problem = Problem::new(format!("{path} is after step {taken}, the last of {steps}"));
+        let fix = format!("--set train.steps={}, or more", taken + 1);
+        return Err(Error::refused(problem.because("there is nothing left to train").fix(fix)));
+    }
+    run(loaded, output, trace, Some(resumed))
+}
+
+fn run(
+    loaded: &Loaded,
+    output: Output,
+    trace: Option<&Path>,
+    resumed: Option<&Resume>,
+) -> Result<Summary> {
     let tracing = trace.map(Tracing::new).transpose()?;
-    let mut run = Run::prepare(loaded, tracing)?;
+    let mut run = Run::prepare(loaded, tracing, resumed)?;
     RunDir::check_room(loaded, run.weight_bytes())?;
     let _listening = interrupt::listen();
-    let folder = RunDir::create(loaded)?;
+    let (folder, earlier) = open_folder(loaded, resumed)?;
     let mut report = Report::new(output, folder, run.facts(), run.plot());
-    for line in run.header(report.dir().display().to_string()) {
+    if let Some(resumed) = resumed {
+        report.resumed(resumed.steps(), earlier)?;
+    }
+    run.checkpoints = Checkpoints::new(loaded, report.dir(), run.checkpoint_facts(resumed));
+    for line in run.header(report.dir().display().to_string(), resumed) {
         report.header(&line);
     }
     run.measure_products(&mut report);
@@ -53,6 +87,7 @@ pub fn train(loaded: &Loaded, output: Output, trace: Option<&Path>) -> Result<Su
     if run.stopped_early() {
         report.line("stopping: the weights are being written (Ctrl-C again to stop without them)");
     }
+    let saved = run.save_checkpoint(&mut report);
     // The weights are written first, so that no later error can lose them.
     if let Err(error) = run.save(&report.folder().weights()) {
         return Err(error.because(run.save_elsewhere(&report)));
@@ -69,6 +104,7 @@ pub fn train(loaded: &Loaded, output: Output, trace: Option<&Path>) -> Result<Su
     if stopped {
         return Err(Error::failed(stopped_early(loaded, &summary)));
     }
+    saved?;
     traced?;
     compared?.into_result(summary.run_dir.as_deref().unwrap_or_default())?;
     Ok(summary)
@@ -87,10 +123,15 @@ struct Run<'a> {
     backend: Box<dyn Backend>,
     lowered: Lowered,
     tracing: Option<Tracing>,
+    checkpoints: Option<Checkpoints>,
 }
 
 impl<'a> Run<'a> {
-    fn prepare(loaded: &'a Loaded, tracing: Option<Tracing>) -> Result<Self> {
+    fn prepare(
+        loaded: &'a Loaded,
+        tracing: Option<Tracing>,
+        resumed: Option<&Resume>,
+    ) -> Result<Self> {
         let config = &loaded.config;
         let network = Network::new(loaded)?;
         let evaluates = config.train.eval_every > 0;
@@ -99,14 +140,26 @@ impl<'a> Run<'a> {
         let lowered = Lowered::new(&models, Settings::new(config)?)?;
         let backend = host::own_machine();
         let prepared = memory_advice::prepare(loaded, &network, &models, &lowered, &*backend)?;
-        let replay = Replay::prepare(loaded, &models, &lowered.settings)?;
+        let replay = match resumed {
+            None => Replay::prepare(loaded, &models, &lowered.settings)?,
+            // Its first steps were taken earlier.
+            Some(_) => None,
+        };
         let corpus = corpus::open(loaded)?;
-        let loader = corpus::training(loaded, &corpus)?;
+        let samples = resumed.map_or(0, |resumed| resumed.checkpoint.manifest().samples);
+        let loader = corpus::training_after(loaded, &corpus, samples)?;
         let held_out = match evaluates {
             true => corpus::held_out(loaded, &corpus)?,
             false => Vec::new(),
         };
-        let mut session = prepared.start(&*network.start())?;
+        let mut session = match resumed {
+            None => prepared.start(&*network.start())?,
+            Some(Resume { checkpoint, .. }) => {
+                let optimizer = &lowered.settings.optimizer;
+                let source = Restored::new(checkpoint, prepared.parameters(), optimizer)?;
+                prepared.resume(&source, checkpoint.manifest().step)?
+            }
+        };
         if tracing.is_some() {
             session.trace_at(traced_step(config.train.steps.get()) as u64);
         }
@@ -122,6 +175,7 @@ impl<'a> Run<'a> {
             backend,
             lowered,
             tracing,
+            checkpoints: None,
         })
     }
 
@@ -150,7 +204,7 @@ impl<'a> Run<'a> {
     }
 
     /// What a reader wants to know before the first step.
-    fn header(&self, dir: String) -> Vec<String> {
+    fn header(&self, dir: String, resumed: Option<&Resume>) -> Vec<String> {
         let config = &self.loaded.config;
         let memory = self.session.memory();
         let parts: Vec<String> = (Category::ALL.into_iter())
@@ -168,6 +222,7 @@ impl<'a> Run<'a> {
             _ => format!(", {} on all together", bytes(self.session.arena() as u64)),
         };
         let notes = self.loaded.notes.iter().map(|note| format!("note   {note}"));
+        let resumed = resumed.map(|resumed| self.going_on(resumed)).unwrap_or_default();
         let lines = [
             format!("config {}", self.loaded.origin()),
             format!("model  {}", self.network.describe(config, self.parameters)),
@@ -182,7 +237,40 @@ impl<'a> Run<'a> {
             format!("moves  {}", self.moves()),
             format!("run    {dir}"),
         ];
-        lines.into_iter().chain(notes).chain([String::new()]).collect()
+        lines.into_iter().chain(resumed).chain(notes).chain([String::new()]).collect()
+    }
+
+    /// What a reader wants to know of the checkpoint that a run goes on from.
+    fn going_on(&self, Resume { checkpoint, .. }: &Resume) -> Vec<String> {
+        let manifest = checkpoint.manifest();
+        let (step, path) = (manifest.step, checkpoint.path().display());
+        let mut lines = vec![format!("resume after step {step}, from {path}")];
+        let now = self.corpus.describe();
+        if manifest.corpus != now {
+            lines.push(format!("note   the data were {}", manifest.corpus));
+        }
+        lines
+    }
+
+    /// What the manifests of checkpoints say of this run.
+    fn checkpoint_facts(&self, resumed: Option<&Resume>) -> checkpoints::Facts {
+        let start = resumed.map(|resumed| resumed.checkpoint.manifest());
+        let kinds = self.lowered.settings.optimizer.state_names().iter().copied().chain([FULL]);
+        checkpoints::Facts {
+            seed: self.loaded.config.run.seed,
+            corpus: self.corpus.describe(),
+            model: self.network.architecture.spec().map(|spec| hf::config_text(&spec)),
+            layout: self.session.layout().to_owned(),
+            start: start.map_or((0, 0), |manifest| (manifest.step, manifest.samples)),
+            batch: self.loaded.config.train.batch_size.get() as u64,
+            kinds: kinds.map(|kind| (kind.to_owned(), self.parameters as u64)).collect(),
+        }
+    }
+
+    /// Saves the end of the run in a checkpoint, if it leaves any.
+    fn save_checkpoint(&mut self, report: &mut Report) -> Result<()> {
+        let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
+        checkpoints.at_end(&mut self.session, report)
     }
 
     /// Measures how fast the products of a step are alone, which step lines are compared with. It
@@ -216,7 +304,7 @@ impl<'a> Run<'a> {
         let rate = LearningRate::new(&self.loaded.config);
         let (steps, every) = (train.steps.get(), train.eval_every);
         let (session, held_out) = (&mut self.session, &self.held_out);
-        let tracing = &mut self.tracing;
+        let (tracing, checkpoints) = (&mut self.tracing, &mut self.checkpoints);
         let observe = |session: &mut Session, taken: TrainedStep| {
             let TrainedStep { step, result, time, .. } = taken;
             let line = Step {
@@ -232,6 +320,9 @@ impl<'a> Run<'a> {
             if every > 0 && (step % every == 0 || step == steps) {
                 let val_loss = corpus::mean_loss(held_out, |data| session.evaluate(data))?;
                 report.evaluation(EvaluationLine { after_step: step, val_loss })?;
+            }
+            if let Some(checkpoints) = checkpoints.as_mut().filter(|_| step < steps) {
+                checkpoints.after_step(session, step as u64, report)?;
             }
             Ok(ControlFlow::Continue(()))
         };
@@ -302,6 +393,19 @@ impl<'a> Run<'a> {
         let mut loader = corpus::training(loaded, &corpus)?;
         let rate = LearningRate::new(&loaded.config);
         replay.run(&*network.start(), &mut loader, &rate, report)
+    }
+}
+
+/// The folder of a run: a new one, or that of the run that goes on, with the losses of its earlier
+/// steps.
+fn open_folder(loaded: &Loaded, resumed: Option<&Resume>) -> Result<(RunDir, Vec<(usize, f64)>)> {
+    let own = resumed.and_then(|resumed| resumed.run.as_deref());
+    let name = loaded.config.run.name.as_ref().map(|name| name.as_str());
+    let named =
+        |run: &&Path| name.is_none_or(|name| run.file_name().is_some_and(|own| own == name));
+    match (own.filter(named), resumed) {
+        (Some(run), Some(resumed)) => RunDir::reopen(run, loaded, resumed.steps()),
+        _ => Ok((RunDir::create(loaded)?, Vec::new())),
     }
 }
 

@@ -21,6 +21,8 @@ mod pipelines;
 mod refusals;
 #[cfg(target_os = "linux")]
 mod rescues;
+#[cfg(target_os = "linux")]
+mod resuming;
 mod scheduling;
 mod tracing;
 mod training;

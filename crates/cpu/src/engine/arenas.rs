@@ -8,7 +8,7 @@ use phalanx_sys::Arena;
 
 use crate::tasks::Bases;
 
-/// The arenas. Device and host are both memory of this machine; there is no disk tier.
+/// The arenas. Device and host are both memory of this machine; the tier `Disk` is not memory.
 #[derive(Default)]
 pub(super) struct Arenas([Option<Arena>; Tier::ALL.len()]);
 
@@ -24,6 +24,13 @@ impl Arenas {
         let base =
             |arena: &Option<Arena>| arena.as_ref().map_or(std::ptr::null_mut(), Arena::as_ptr);
         Bases(std::array::from_fn(|tier| base(&self.0[tier])))
+    }
+
+    /// The address of a piece of an arena.
+    pub(super) fn address(&mut self, span: Span) -> Result<*const u8, EngineError> {
+        let (arena, range) = self.piece(span)?;
+        // Not by way of a slice: others may be reading the arena.
+        Ok(arena.as_ptr().wrapping_add(range.start))
     }
 
     pub(super) fn write(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {
@@ -61,7 +68,7 @@ pub(super) fn offered(tier: Tier, what: &str) -> Result<(), EngineError> {
             engine: "cpu",
             program: what.to_owned(),
             op: format!("the tier `{tier}`"),
-            why: "it has no files; keep buffers in the host's memory".to_owned(),
+            why: "it only writes to a disk; keep what is read in the host's memory".to_owned(),
         }),
     }
 }

@@ -47,8 +47,19 @@ impl CpuEngine {
             .map_err(|e| EngineError::Failed { program: program.to_string(), why: e.to_string() })
     }
 
-    /// Waits for the collective of an event: for all its calls that are still running.
+    /// Starts a copy to the disk; its event ends with it.
+    pub(super) fn save(&mut self, event: Event, args: &Args<'_>) -> Result<(), EngineError> {
+        let (from, into) = (args.inputs[0], args.outputs[0].span);
+        let from_at = self.arenas.address(from)?;
+        // SAFETY: the caller waits for its event before anything writes the operand, and the arenas
+        // outlive the thread that reads them.
+        unsafe { self.disk.start(event, from_at, from.bytes, into.offset) }
+    }
+
+    /// Waits for the collective of an event: for all its calls that are still running; or for the
+    /// copy to the disk.
     pub(super) fn finish(&mut self, event: Event) -> Result<(), EngineError> {
+        self.disk.finish(event)?;
         while let Some(at) = self.started.iter().position(|s| s.event == event) {
             let Started { handle, program, .. } = self.started.swap_remove(at);
             if let Some(comm) = self.communicator() {
@@ -73,12 +84,20 @@ impl CpuEngine {
                 self.stamps.end(event);
             }
         }
+        for &event in self.disk.outstanding() {
+            if self.disk.has_ended(event) {
+                self.stamps.end(event);
+            }
+        }
         Ok(())
     }
 
     /// Whether all calls of the collective of an event have ended. Other calls run when they are
     /// issued, so they have ended.
     pub(super) fn has_ended(&mut self, event: Event) -> Result<bool, EngineError> {
+        if !self.disk.has_ended(event) {
+            return Ok(false);
+        }
         let Some(line) = &mut self.comm else { return Ok(true) };
         let comm = &mut line.get_mut().unwrap_or_else(PoisonError::into_inner).comm;
         for Started { handle, program, .. } in self.started.iter().filter(|s| s.event == event) {

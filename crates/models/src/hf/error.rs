@@ -167,7 +167,8 @@ impl HfError {
         }
     }
 
-    pub(super) fn tensor(
+    /// A tensor that is not what it should be.
+    pub fn tensor(
         path: &Path,
         tensor: &str,
         found: impl Into<String>,

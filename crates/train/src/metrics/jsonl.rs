@@ -1,9 +1,9 @@
 //! Metrics for programs: one compact JSON object per line, numbers in full precision.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// One training step. Its JSON has exactly these keys.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Step {
     /// The step, counted from 1.
     pub step: usize,
@@ -57,6 +57,36 @@ impl OneRank {
     /// The comparison as a line of JSON, without the line break.
     pub fn to_json(&self) -> String {
         event("one_rank", self)
+    }
+}
+
+/// A run that goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Resumed {
+    /// Steps that were taken before.
+    pub at_step: u64,
+}
+
+impl Resumed {
+    /// The event as a line of JSON, without the line break.
+    pub fn to_json(&self) -> String {
+        event("resumed", self)
+    }
+}
+
+/// A checkpoint that is whole.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct SavedLine {
+    /// The step after which it was taken.
+    pub after_step: u64,
+    /// Its folder.
+    pub path: String,
+}
+
+impl SavedLine {
+    /// The event as a line of JSON, without the line break.
+    pub fn to_json(&self) -> String {
+        event("checkpoint", self)
     }
 }
 

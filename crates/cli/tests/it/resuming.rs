@@ -1,0 +1,241 @@
+//! Checkpoints, and runs that go on from them: in any layout, and after any end.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::command::{Done, SMALL, first_step, phalanx, under};
+
+/// Loss and gradient norm of each step, by its number.
+fn steps(done: &Done) -> BTreeMap<u64, (f64, f64)> {
+    let number = |line: &Value, key: &str| line[key].as_f64().unwrap();
+    let lines = done.json();
+    let steps = lines.iter().filter(|line| line.get("step").is_some());
+    let step = |line: &Value| {
+        (line["step"].as_u64().unwrap(), (number(line, "loss"), number(line, "grad_norm")))
+    };
+    steps.map(step).collect()
+}
+
+/// A small run with these settings, as `name`.
+fn run(dir: &Path, name: &str, steps: usize, sets: &[&str]) -> Done {
+    let more = [
+        format!("run.name={name}"),
+        format!("train.steps={steps}"),
+        "model.layers=2".to_owned(),
+        "train.microbatches=2".to_owned(),
+        // So that the learning rate does not depend on the number of steps.
+        "optim.schedule=constant".to_owned(),
+        "optim.warmup_steps=0".to_owned(),
+    ];
+    let more = more.iter().map(String::as_str).chain(sets.iter().copied());
+    let more: Vec<&str> = more.flat_map(|set| ["--set", set]).collect();
+    phalanx(dir, &[&["train", "--json"], SMALL, &more]).ok()
+}
+
+fn go_on(dir: &Path, from: &str, sets: &[&str]) -> Done {
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
+    phalanx(dir, &[&["train", "--json", "--resume", from], &sets])
+}
+
+fn weights(dir: &Path, run: &str) -> Vec<u8> {
+    let bytes = fs::read(dir.join("runs").join(run).join("model.safetensors")).unwrap();
+    assert!(bytes.len() > 1000);
+    bytes
+}
+
+const LAYOUTS: [&[&str]; 8] = [
+    &[],
+    &["parallel.dp=2"],
+    &["parallel.dp=2", "parallel.zero=1", "precision.compute=bf16", "precision.weights=bf16"],
+    &["parallel.dp=2", "parallel.zero=3"],
+    &[
+        "parallel.tp=2",
+        "model.kv_heads=2",
+        "parallel.sp=true",
+        "optim.kind=sgd",
+        "optim.momentum=0.9",
+    ],
+    &["parallel.cp=2", "model.kv_heads=2", "model.tied=true"],
+    &["parallel.pp=2", "parallel.schedule=zb-h1", "model.tied=true"],
+    &["parallel.pp=2", "parallel.dp=2", "parallel.zero=2", "parallel.schedule=breadth-first"],
+];
+
+#[test]
+fn the_same_layout_goes_on_with_the_same_bits() {
+    for sets in LAYOUTS {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let whole = steps(&run(dir, "whole", 7, sets));
+        let saving = [sets, &["run.checkpoint_every=3", "run.keep=9"]].concat();
+        run(dir, "a", 4, &saving);
+        let rest = go_on(dir, "runs/a", &["train.steps=7"]).ok();
+        assert_eq!(rest.json()[0], serde_json::json!({"event": "resumed", "at_step": 4}));
+        let after: BTreeMap<_, _> = whole.clone().into_iter().filter(|(s, _)| *s > 4).collect();
+        assert_eq!(steps(&rest), after, "{sets:?}");
+        assert!(weights(dir, "a") == weights(dir, "whole"), "{sets:?}");
+        // A checkpoint of before, in a folder of its own: what was saved beside a step.
+        let earlier = "runs/a/checkpoints/step-00000003";
+        let other = go_on(dir, earlier, &["train.steps=7", "run.name=b"]).ok();
+        let after: BTreeMap<_, _> = whole.into_iter().filter(|(s, _)| *s > 3).collect();
+        assert_eq!(steps(&other), after, "{sets:?}");
+        assert!(weights(dir, "b") == weights(dir, "whole"), "{sets:?}");
+        // The folder reads as if the run had never ended.
+        let metrics = fs::read_to_string(dir.join("runs/a/metrics.jsonl")).unwrap();
+        let lines = metrics.lines().filter(|line| line.starts_with("{\"step\":"));
+        assert_eq!(lines.count(), 7);
+    }
+}
+
+/// 20 pairs of layouts, in f64, beside a run that was never stopped.
+#[test]
+fn another_layout_goes_on_with_the_same_numbers() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let layouts: [&[&str]; 5] = [
+        &["parallel.dp=2", "parallel.zero=3"],
+        &["parallel.tp=2"],
+        &["parallel.pp=2", "parallel.schedule=1f1b"],
+        &["parallel.cp=2", "parallel.dp=2", "parallel.zero=1"],
+        &[],
+    ];
+    let base = ["precision.compute=f64", "model.kv_heads=2"];
+    let none =
+        ["parallel.dp=1", "parallel.tp=1", "parallel.cp=1", "parallel.pp=1", "parallel.zero=0"];
+    let whole = steps(&run(dir, "whole", 6, &base));
+    for (number, from) in layouts.iter().enumerate() {
+        let name = format!("run{number}");
+        run(dir, &name, 3, &[&base, *from, &["run.checkpoint_every=3"]].concat());
+        for into in layouts.iter().filter(|into| *into != from) {
+            let sets = [&none[..], into, &["train.steps=6", "run.name=other"]].concat();
+            let rest = steps(&go_on(dir, &format!("runs/{name}"), &sets).ok());
+            assert_eq!(rest.len(), 3);
+            for (step, (loss, norm)) in rest {
+                let (a, b) = whole[&step];
+                let near = |a: f64, b: f64| (a - b).abs() <= 1e-10 * a.abs();
+                assert!(near(a, loss) && near(b, norm), "{from:?} to {into:?}: {step} {a} {loss}");
+            }
+        }
+    }
+}
+
+/// Killed at any moment, a run has a whole checkpoint, and ends with the bits of a run that was not
+/// disturbed.
+#[test]
+fn a_killed_run_goes_on_with_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let sets = ["parallel.dp=2", "parallel.zero=1", "run.checkpoint_every=1", "run.keep=2"];
+    run(dir, "whole", 250, &sets[..2]);
+    let all = ["model.layers=2", "train.microbatches=2", "train.steps=250", "run.name=a"];
+    let constant = ["optim.schedule=constant", "optim.warmup_steps=0"];
+    let all = sets.iter().chain(&all).chain(&constant);
+    let all: Vec<&str> = all.flat_map(|set| ["--set", *set]).collect();
+    let mut last = 0;
+    for kill in 0..6 {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+        command.current_dir(dir).args(["train", "--json"]);
+        match kill {
+            0 => command.args(SMALL).args(&all),
+            _ => command.args(["--resume", "runs/a"]),
+        };
+        let (mut child, _out) = match kill {
+            0 => first_step(&mut command),
+            _ => {
+                let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+                let out = child.stdout.take().unwrap();
+                (child, std::io::BufReader::new(out))
+            }
+        };
+        // Some moments of a second, spread over starting and running.
+        std::thread::sleep(Duration::from_millis(150 + 97 * kill));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let shown = phalanx(dir, &[&["checkpoint", "check", "runs/a", "--json"]]);
+        if kill == 0 && shown.code == 2 {
+            continue;
+        }
+        assert_eq!(shown.ok().json()[0]["ok"], true);
+        let shown = phalanx(dir, &[&["checkpoint", "show", "runs/a", "--json"]]).ok();
+        let step = shown.json()[0]["step"].as_u64().unwrap();
+        assert!(step >= last, "{step} after {last}");
+        last = step;
+    }
+    assert!(last > 0, "no run was killed after its first checkpoint");
+    go_on(dir, "runs/a", &[]).ok();
+    assert!(weights(dir, "a") == weights(dir, "whole"), "other bits after {last} steps");
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named_and_the_one_before_it_is_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    run(dir, "a", 6, &["run.checkpoint_every=2"]);
+    let newest = dir.join("runs/a/checkpoints/step-00000006/rank-0000.safetensors");
+    let mut bytes = fs::read(&newest).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&newest, &bytes).unwrap();
+    phalanx(dir, &[&["checkpoint", "check", "runs/a"]]).refused(&["have changed", "rank-0000"]);
+    go_on(dir, "runs/a", &["train.steps=7"]).refused(&["have changed", "take another checkpoint"]);
+    fs::write(&newest, &bytes[..last]).unwrap();
+    let rest = go_on(dir, "runs/a", &["train.steps=7", "run.name=b"]).ok();
+    assert_eq!(rest.json()[0]["at_step"], 4);
+}
+
+#[test]
+fn a_disk_without_room_fails_the_run_and_keeps_the_checkpoint_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    run(dir, "a", 2, &["run.checkpoint_every=2"]);
+    let more = ["train", "--resume", "runs/a", "--set", "train.steps=6"];
+    // Files may have 30 KiB: metrics fit, checkpoints do not.
+    let done = under(dir, "ulimit -f 30", &[&more]);
+    assert_eq!(done.code, 1, "{}", done.err);
+    assert!(done.err.contains("step-00000004.tmp/rank-0000.safetensors"), "{}", done.err);
+    let rest = go_on(dir, "runs/a", &["train.steps=4"]).ok();
+    assert_eq!(rest.json()[0]["at_step"], 2);
+}
+
+#[test]
+fn what_cannot_go_on_is_refused_with_what_can() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    go_on(dir, "latest", &[]).refused(&["no run in runs", "run.checkpoint_every"]);
+    go_on(dir, "runs/none", &[]).refused(&["there is no folder", "run.checkpoint_every"]);
+    run(dir, "plain", 2, &[]);
+    go_on(dir, "runs/plain", &[]).refused(&["has no checkpoints"]);
+    run(dir, "a", 4, &["run.checkpoint_every=4"]);
+    go_on(dir, "latest", &[]).refused(&["is after step 4, the last of 4", "train.steps=5"]);
+    let sgd = ["optim.kind=sgd", "train.steps=5"];
+    go_on(dir, "latest", &sgd).refused(&["exp_avg", "momentum_buffer", "optim.kind"]);
+    let wider = ["model.width=32", "train.steps=5"];
+    go_on(dir, "latest", &wider).refused(&["another model", "no model.* settings"]);
+    let deeper = ["model.layers=3", "train.steps=5"];
+    go_on(dir, "latest", &deeper).refused(&["has no parameter", "another model"]);
+    fs::write(dir.join("runs/a/checkpoints/step-00000004/manifest.json"), "{").unwrap();
+    go_on(dir, "runs/a", &["train.steps=5"]).refused(&["no whole checkpoint"]);
+    go_on(dir, "runs/a/checkpoints/step-00000004", &[]).refused(&["cannot be parsed"]);
+}
+
+#[test]
+fn a_checkpoint_is_shown_and_converted() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let sets = ["run.checkpoint_every=2", "parallel.tp=2", "parallel.dp=2", "parallel.zero=3"];
+    run(dir, "a", 2, &[&sets[..], &["model.kv_heads=2"]].concat());
+    let shown = phalanx(dir, &[&["checkpoint", "show", "runs/a"]]).ok();
+    for word in ["step 2, 16 samples", "4 ranks", "exp_avg_sq", "in 4 files"] {
+        assert!(shown.out.contains(word), "`{word}` is not in {}", shown.out);
+    }
+    phalanx(dir, &[&["checkpoint", "convert", "runs/a", "--out", "hf"]]).ok();
+    let loss = |model: &str| {
+        let ids = ["eval", "--model", model, "--ids", "1,2,3,4,5", "--json"];
+        phalanx(dir, &[&ids]).ok().json()[0]["loss"].as_f64().unwrap()
+    };
+    assert_eq!(loss("hf:hf"), loss("run:runs/a"));
+}
