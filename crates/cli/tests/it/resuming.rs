@@ -62,7 +62,13 @@ const LAYOUTS: [&[&str]; 8] = [
     ],
     &["parallel.cp=2", "model.kv_heads=2", "model.tied=true"],
     &["parallel.pp=2", "parallel.schedule=zb-h1", "model.tied=true"],
-    &["parallel.pp=2", "parallel.dp=2", "parallel.zero=2", "parallel.schedule=breadth-first"],
+    &[
+        "parallel.pp=2",
+        "parallel.dp=2",
+        "parallel.zero=2",
+        "parallel.schedule=breadth-first",
+        "model.layers=4",
+    ],
 ];
 
 #[test]
