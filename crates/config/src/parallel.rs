@@ -396,7 +396,9 @@ impl ParallelConfig {
         });
     }
 
-    /// Refuses every value that is not implemented yet. Remove an entry when its system is built.
+    /// Refuses every value that is not implemented yet. When a key's system is built, remove `later`
+    /// from the key. If only some of its values are built, mark the other words `later` instead and
+    /// refuse them by a rule, as for `cp_kind`.
     pub(crate) fn check_built(&self, values: &mut Values) {
         self.check_cp_kind(values);
         self.check_sharing(values);

@@ -127,7 +127,11 @@ pub(super) fn read_sgd(attrs: &mut AttrReader) -> Result<Sgd, String> {
 
 /// An update in place of w and of `STATES` buffers of its length. Operands are w, g, the states,
 /// then the scalars lr, step and clip; results w, the states and, if there is one, the copy of w.
+///
+/// An update treats each element alone, since a rank may hold any part of a unit, and maps zeros to
+/// zeros, since the padding of a unit must stay zero. States are zero before the first step.
 trait Update {
+    /// One or two.
     const STATES: usize;
 
     fn name(&self) -> &'static str;

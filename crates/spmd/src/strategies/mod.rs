@@ -65,7 +65,8 @@ pub trait Strategy {
     }
 
     /// If several strategies shard one dim, the axes of the lower place are major, independent of
-    /// the order of the strategies: batch, then context, then weights, then the stream.
+    /// the order of the strategies: batch, then context, then weights, then the stream. A strategy
+    /// that annotates other things than samples must say so here.
     fn place(&self) -> Precedence {
         Precedence::Batch
     }
