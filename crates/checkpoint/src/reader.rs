@@ -24,7 +24,7 @@ pub struct Checkpoint {
     /// By parameter and kind: the entries, as file and place.
     index: BTreeMap<String, BTreeMap<String, Vec<(usize, Placed)>>>,
     /// Where the elements of parameters lie, as far as they were asked for.
-    known: Mutex<HashMap<(String, String), Arc<Vec<Stored>>>>,
+    known: Mutex<HashMap<(String, String), Runs>>,
     /// The pieces whose hashes were compared.
     verified: Mutex<HashSet<(usize, u64)>>,
 }
@@ -36,6 +36,9 @@ struct OpenFile {
     /// Where its data begin.
     data: u64,
 }
+
+/// Where the elements of one kind of a parameter lie, in their order.
+type Runs = Arc<Vec<Stored>>;
 
 /// Consecutive elements, and where they lie.
 #[derive(Clone, Copy, Debug)]
@@ -173,7 +176,7 @@ impl Checkpoint {
     }
 
     /// Where the elements of one kind of a parameter lie, in their order.
-    fn stored(&self, param: &str, kind: &str) -> Result<Arc<Vec<Stored>>> {
+    fn stored(&self, param: &str, kind: &str) -> Result<Runs> {
         let key = (param.to_owned(), kind.to_owned());
         if let Some(known) = lock(&self.known).get(&key) {
             return Ok(known.clone());

@@ -1,4 +1,5 @@
 //! Checkpoints as files: what is read back, what is refused, and what a killed run leaves.
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
 
 use std::fs;
 use std::ops::Range;

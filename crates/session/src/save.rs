@@ -19,12 +19,14 @@ pub const FULL: &str = "master";
 /// Entries begin at a multiple of this.
 const ALIGN: usize = 64;
 
+/// What two ranks that hold the same have in common: stage group, state, block and first element.
+type Content = (usize, StateKey, usize, usize);
+
 /// For each rank: the state that it writes. State that several ranks hold is written by one of them;
 /// the work is spread evenly.
 pub(crate) fn writers(planner: &Planner<'_>) -> Result<Vec<BTreeSet<StateKey>>> {
     let lowered = planner.lowered;
-    // By stage group, state, block and first element: how many bytes, and who holds it.
-    let mut held: BTreeMap<(usize, StateKey, usize, usize), (usize, Vec<usize>)> = BTreeMap::new();
+    let mut held: BTreeMap<Content, (usize, Vec<usize>)> = BTreeMap::new();
     for rank in 0..lowered.ranks() {
         let (state, at, ranks) = (planner.state(rank)?, lowered.place(rank), lowered.at(rank));
         for (key, range) in state.saved() {

@@ -68,7 +68,7 @@ impl<E: Engine> RankWorker<E> {
     ) -> Result<Self> {
         let lowered = Lowered::for_engine(models, settings, engine.requirements())?;
         let mut worker = Self::load(engine, &Planner::new(&lowered)?, 0)?;
-        worker.start(&NewRun(read), 0)?;
+        worker.start(read)?;
         Ok(worker)
     }
 
@@ -96,9 +96,14 @@ impl<E: Engine> RankWorker<E> {
         Ok(Self { executor, settings, state, store, scripts, controller, records, saves, at })
     }
 
-    /// Allocates memory and initialises all state: this rank's part of what `source` has, and zeros
-    /// elsewhere. So many steps were already taken.
-    pub fn start(&mut self, source: &dyn StateSource, steps: u64) -> Result<()> {
+    /// Allocates memory and initialises all state: this rank's part of the weights from `read`, and
+    /// zeros elsewhere.
+    pub fn start(&mut self, read: &ReadParam<'_>) -> Result<()> {
+        self.start_from(&NewRun(read), 0)
+    }
+
+    /// The same with this rank's part of what `source` has. So many steps were already taken.
+    pub fn start_from(&mut self, source: &dyn StateSource, steps: u64) -> Result<()> {
         self.executor.reserve()?;
         if steps > 0 {
             self.records.push(Record { step: steps, outcome: Outcome::Applied });
@@ -342,7 +347,7 @@ impl<E: Engine + Counters> RankWorker<E> {
     pub fn answer(&mut self, command: Command<'_>) -> Result<Reply> {
         Ok(match command {
             Command::Start(source, steps) => {
-                self.start(source, steps)?;
+                self.start_from(source, steps)?;
                 Reply::Done
             }
             Command::Save { folder, now } => {
