@@ -33,6 +33,12 @@ pub enum ScriptKey {
     Average,
 }
 
+impl ScriptKey {
+    /// Every key.
+    pub const ALL: [ScriptKey; 4] =
+        [ScriptKey::Train, ScriptKey::Evaluate, ScriptKey::Predict, ScriptKey::Average];
+}
+
 /// A checked script with its order and its memory plan, ready to run.
 #[derive(Clone, Debug)]
 pub struct PlannedScript {

@@ -1,7 +1,6 @@
 //! Reports of a run while it goes on: for people, for programs, and in its folder.
 
 use std::io::Write;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::metrics::{EvaluationLine, LossPlot, OneRank, Step, StepLine, Summary, ZScore};
@@ -38,7 +37,8 @@ pub(crate) struct Facts {
 pub(crate) struct Report {
     output: Output,
     progress: Option<Progress>,
-    run: RunDir,
+    /// None in a process that reports nothing, because another one of the run does.
+    run: Option<RunDir>,
     facts: Facts,
     plot: LossPlot,
     loss_z: ZScore,
@@ -51,7 +51,8 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub(crate) fn new(output: Output, run: RunDir, facts: Facts, plot: LossPlot) -> Self {
+    pub(crate) fn new(output: Output, run: Option<RunDir>, facts: Facts, plot: LossPlot) -> Self {
+        let output = if run.is_some() { output } else { Output::Silent };
         let stream = match output {
             Output::People => Some(OutputStream::Stdout),
             Output::Json => Some(OutputStream::Stderr),
@@ -72,14 +73,19 @@ impl Report {
         }
     }
 
-    /// The run's folder.
-    pub(crate) fn dir(&self) -> &Path {
-        self.run.path()
+    /// The run's folder, to write to; nothing in a process that writes nothing.
+    pub(crate) fn folder(&self) -> Option<&RunDir> {
+        self.run.as_ref()
     }
 
-    /// The run's folder, to write to.
-    pub(crate) fn folder(&self) -> &RunDir {
-        &self.run
+    /// Whether a line of the metrics could not be written.
+    pub(crate) fn broken(&self) -> bool {
+        self.run.as_ref().is_some_and(RunDir::broken)
+    }
+
+    /// Appends a line to the metrics.
+    fn append(&mut self, json: &str) -> Result<()> {
+        self.run.as_mut().map_or(Ok(()), |run| run.append(json))
     }
 
     /// Shows a line of the header to people.
@@ -110,7 +116,7 @@ impl Report {
         self.facts.gemm_seconds = self.facts.gemm_seconds.map(|gemm| gemm.min(seconds));
         self.plot.losses.push((step.step, step.loss));
         let json = step.to_json();
-        self.run.append(&json)?;
+        self.append(&json)?;
         self.print(&json);
         let (loss_z, grad_norm_z) = (self.loss_z.push(step.loss), self.norm_z.push(step.grad_norm));
         let last = self.facts.steps;
@@ -144,7 +150,7 @@ impl Report {
         self.plot.held_out.push((after_step, val_loss));
         self.evaluated = Some(val_loss);
         let json = evaluation.to_json();
-        self.run.append(&json)?;
+        self.append(&json)?;
         self.print(&json);
         let floor = match self.plot.entropy_floor {
             Some(floor) => {
@@ -184,7 +190,7 @@ impl Report {
     /// Reports how far one rank and many ranks differ.
     pub(crate) fn one_rank(&mut self, compared: OneRank, bound: f64) -> Result<()> {
         let json = compared.to_json();
-        self.run.append(&json)?;
+        self.append(&json)?;
         self.print(&json);
         let OneRank { steps, loss_max_rel } = compared;
         let steps = counted(steps, "step");
@@ -201,7 +207,7 @@ impl Report {
 
     /// Writes the plot, and reports the whole run.
     pub(crate) fn finish(mut self, parameters: u64, tokens_per_step: u64) -> Result<Summary> {
-        self.run.write_plot(&self.plot)?;
+        self.run.as_ref().map_or(Ok(()), |run| run.write_plot(&self.plot))?;
         let loss = |step: Option<&(usize, f64)>| step.map_or(f64::NAN, |(_, loss)| *loss);
         let seconds = self.spent.as_secs_f64();
         let steps = self.plot.losses.len();
@@ -219,11 +225,11 @@ impl Report {
             gemm_rate_fraction: self.facts.gemm_seconds.map(|gemm| gemm * steps as f64 / seconds),
             planned_bytes: Some(self.facts.planned),
             peak_rss_bytes: phalanx_sys::memory::peak_resident_bytes(),
-            run_dir: Some(self.dir().display().to_string()),
+            run_dir: self.run.as_ref().map(|run| run.path().display().to_string()),
             trace: self.traced.as_ref().map(|written| written.file.display().to_string()),
         };
         let json = summary.to_json();
-        self.run.append(&json)?;
+        self.append(&json)?;
         if let Some(progress) = &mut self.progress {
             progress.finish();
         }

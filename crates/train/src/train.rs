@@ -1,6 +1,8 @@
 //! A training run, from a configuration to a folder of results.
 
 use std::collections::BTreeMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,6 +25,7 @@ use phalanx_inspect::memory_advice;
 use phalanx_inspect::trace::{Tracing, traced_step};
 use phalanx_session::corpus;
 use phalanx_session::host;
+use phalanx_session::job::{self, FailedElsewhere};
 use phalanx_session::network::{Network, describe_step};
 use phalanx_session::rate::LearningRate;
 use phalanx_session::{Backend, Lowered, Session, Settings};
@@ -32,32 +35,38 @@ pub use crate::report::Output;
 /// Trains as the configuration says. Whatever can be refused is refused before the run's folder
 /// is made and before anything is printed. One step is measured and written to `trace`, if there is
 /// one: see [`trace`](phalanx_inspect::trace).
+///
+/// In a job of several processes all of them call this; the one of rank 0 alone writes and reports.
 pub fn train(loaded: &Loaded, output: Output, trace: Option<&Path>) -> Result<Summary> {
-    let tracing = trace.map(Tracing::new).transpose()?;
+    let first = job::is_first();
+    job::fits(loaded.config.parallel.ranks().get())?;
+    let tracing = trace.filter(|_| first).map(Tracing::new).transpose()?;
     let mut run = Run::prepare(loaded, tracing)?;
-    RunDir::check_room(loaded, run.weight_bytes())?;
+    run.agree(trace.is_some())?;
     let _listening = interrupt::listen();
-    let folder = RunDir::create(loaded)?;
+    let folder = match first {
+        true => {
+            RunDir::check_room(loaded, run.weight_bytes())?;
+            Some(RunDir::create(loaded)?)
+        }
+        false => None,
+    };
     let mut report = Report::new(output, folder, run.facts(), run.plot());
-    for line in run.header(report.dir().display().to_string()) {
+    let dir = report.folder().map(|folder| folder.path().display().to_string());
+    for line in dir.into_iter().flat_map(|dir| run.header(dir)) {
         report.header(&line);
     }
     run.measure_products(&mut report);
     if let Err(error) = run.steps(&mut report) {
-        return Err(match report.folder().broken() {
-            // Metrics cannot be written any more, but the weights may still be saved.
-            true => error.because(run.save_after_error(&report)),
-            false => error,
-        });
+        return Err(run.after_error(&report, error));
     }
     if run.stopped_early() {
         report.line("stopping: the weights are being written (Ctrl-C again to stop without them)");
     }
     // The weights are written first, so that no later error can lose them.
-    if let Err(error) = run.save(&report.folder().weights()) {
-        return Err(error.because(run.save_elsewhere(&report)));
-    }
-    let safe = format!("the weights are safe in {}", report.folder().weights().display());
+    run.save_or_rescue(&report)?;
+    let weights = report.folder().map(|folder| folder.weights().display().to_string());
+    let safe = format!("the weights are safe in {}", weights.unwrap_or_default());
     let (stopped, parameters) = (run.stopped_early(), run.parameters as u64);
     let traced = run.traced(&mut report).map_err(|error| error.because(&safe));
     let compared = match stopped {
@@ -67,7 +76,10 @@ pub fn train(loaded: &Loaded, output: Output, trace: Option<&Path>) -> Result<Su
     let tokens_per_step = loaded.config.train.tokens_per_step() as u64;
     let summary = report.finish(parameters, tokens_per_step).map_err(|e| e.because(safe))?;
     if stopped {
-        return Err(Error::failed(stopped_early(loaded, &summary)));
+        return Err(match first {
+            true => Error::failed(stopped_early(loaded, &summary)),
+            false => job::reported_by_first("stopped on request"),
+        });
     }
     traced?;
     compared?.into_result(summary.run_dir.as_deref().unwrap_or_default())?;
@@ -99,17 +111,18 @@ impl<'a> Run<'a> {
         let lowered = Lowered::new(&models, Settings::new(config)?)?;
         let backend = host::own_machine();
         let prepared = memory_advice::prepare(loaded, &network, &models, &lowered, &*backend)?;
-        let replay = Replay::prepare(loaded, &models, &lowered.settings)?;
+        // Where ranks are processes, one of them repeats steps for all.
+        let replay = match job::is_first() {
+            true => Replay::prepare(loaded, &models, &lowered.settings)?,
+            false => None,
+        };
         let corpus = corpus::open(loaded)?;
         let loader = corpus::training(loaded, &corpus)?;
         let held_out = match evaluates {
             true => corpus::held_out(loaded, &corpus)?,
             false => Vec::new(),
         };
-        let mut session = prepared.start(&*network.start())?;
-        if tracing.is_some() {
-            session.trace_at(traced_step(config.train.steps.get()) as u64);
-        }
+        let session = prepared.start(&*network.start())?;
         Ok(Self {
             loaded,
             network,
@@ -123,6 +136,22 @@ impl<'a> Run<'a> {
             lowered,
             tracing,
         })
+    }
+
+    /// Makes sure that all processes of the run do the same, and lets them trace the same step.
+    fn agree(&mut self, traces: bool) -> Result<()> {
+        let config = &self.loaded.config;
+        let mut digest = DefaultHasher::new();
+        // Where results go concerns one process alone.
+        let (text, seed) = (config.to_toml(), config.run.seed);
+        let sections = text.split("\n[").filter(|section| !section.starts_with("run]"));
+        sections.for_each(|section| section.hash(&mut digest));
+        (traces, seed).hash(&mut digest);
+        self.session.agree("the configuration", digest.finish())?;
+        if traces {
+            self.session.trace_at(traced_step(config.train.steps.get()) as u64);
+        }
+        Ok(())
     }
 
     fn facts(&self) -> Facts {
@@ -227,13 +256,15 @@ impl<'a> Run<'a> {
                 tokens_per_s: train.tokens_per_step() as f64 / time.as_secs_f64(),
                 step_ms: 1e3 * time.as_secs_f64(),
             };
-            report.step(line, time)?;
+            // An error of the report concerns one process; so all evaluate before it counts.
+            let mut reported = report.step(line, time);
             tracing.iter_mut().for_each(|tracing| tracing.look(session));
             if every > 0 && (step % every == 0 || step == steps) {
                 let val_loss = corpus::mean_loss(held_out, |data| session.evaluate(data))?;
-                report.evaluation(EvaluationLine { after_step: step, val_loss })?;
+                let line = EvaluationLine { after_step: step, val_loss };
+                reported = reported.and_then(|()| report.evaluation(line));
             }
-            Ok(ControlFlow::Continue(()))
+            reported.map(ControlFlow::Continue)
         };
         take_steps(session, &mut self.loader, steps, |step| rate.at(step), observe)
     }
@@ -247,22 +278,55 @@ impl<'a> Run<'a> {
         (self.session.steps() as usize) < self.loaded.config.train.steps.get()
     }
 
-    /// Tries to save the weights of a run whose folder cannot be written any more, and says whether
-    /// it worked.
-    fn save_after_error(&mut self, report: &Report) -> String {
-        let weights = report.folder().weights();
-        match self.save(&weights) {
-            Ok(()) => self.safe_in(&weights),
-            Err(_) => self.save_elsewhere(report),
+    /// The error that the run ends with when a step has failed.
+    fn after_error(&mut self, report: &Report, error: Error) -> Error {
+        if let (true, Some(folder)) = (report.broken(), report.folder()) {
+            // Metrics cannot be written any more, but the weights may still be saved.
+            let saved = self.on_first(|run| {
+                let weights = folder.weights();
+                match run.save(&weights) {
+                    Ok(()) => run.safe_in(&weights),
+                    Err(_) => run.save_elsewhere(folder),
+                }
+            });
+            return error.because(saved.ok().flatten().unwrap_or_default());
         }
+        if error.cause::<FailedElsewhere>().is_some() && !job::is_first() {
+            // Rank 0 may want to save the weights; if it does not, this ends at once.
+            let _ = self.session.follow();
+        }
+        error
+    }
+
+    /// Saves the weights, in another folder if the run's cannot be written.
+    fn save_or_rescue(&mut self, report: &Report) -> Result<()> {
+        let saved = self.on_first(|run| match report.folder() {
+            None => Ok(()),
+            Some(folder) => {
+                let saved = run.save(&folder.weights());
+                saved.map_err(|error| error.because(run.save_elsewhere(folder)))
+            }
+        });
+        saved?.unwrap_or(Ok(()))
+    }
+
+    /// Does something in the process that writes files; the others give what they hold.
+    fn on_first<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Result<Option<T>> {
+        if !self.session.lead() {
+            self.session.follow()?;
+            return Ok(None);
+        }
+        let done = work(self);
+        self.session.release()?;
+        Ok(Some(done))
     }
 
     /// Tries to save weights that cannot be written to the run's folder in another one, and says
     /// what became of them.
-    fn save_elsewhere(&mut self, report: &Report) -> String {
+    fn save_elsewhere(&mut self, folder: &RunDir) -> String {
         // Who asks twice to stop does not want the weights.
         let wanted = !interrupt::requested_twice();
-        let saved = wanted.then(|| report.folder().rescue(|path| self.save(path).is_ok()));
+        let saved = wanted.then(|| folder.rescue(|path| self.save(path).is_ok()));
         match saved.flatten() {
             Some(weights) => self.safe_in(&weights),
             None => {

@@ -10,12 +10,14 @@
 //! A connection begins with a hello of fixed size, whose token is compared before anything else in
 //! it is read. What a stranger sends never reaches a rank.
 
+mod addresses;
 mod environment;
 mod hello;
 mod identity;
 mod job;
 mod launcher;
 mod line;
+mod meeting;
 mod nodelist;
 mod socket;
 mod world;
