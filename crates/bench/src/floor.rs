@@ -9,6 +9,7 @@ use phalanx_pipeline::split;
 use phalanx_script::Part;
 
 use phalanx_error::Result;
+use phalanx_session::job;
 use phalanx_session::products::{Limits, Round, TimedProduct, median, products, segment_products};
 use phalanx_session::{Backend, Lowered, Size, Timing};
 
@@ -54,7 +55,8 @@ impl Effort {
     /// How many of the ranks are timed.
     fn ranks(&self, size: Size) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        match self.few {
+        // Ranks that are processes take part in everything.
+        match self.few && job::joined().is_none() {
             true => cores.div_ceil(size.threads).clamp(1, size.ranks),
             false => size.ranks,
         }

@@ -4,7 +4,6 @@
 //! slowest rank. The limit is the time in which all ranks, copying at once, would read and write as
 //! many bytes as the call must read and write, each once.
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use phalanx_ir::DType;
@@ -40,7 +39,7 @@ pub(crate) struct Row {
     pub(crate) copy_limit_best_us: f64,
 }
 
-/// Measures every call at every size, between ranks that are all local.
+/// Measures every call at every size, between the ranks of a world.
 pub(crate) fn collectives(launcher: &dyn Launcher, sizes: &[usize]) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::with_capacity(sizes.len() * OPS.len());
     for &bytes in sizes {
@@ -55,8 +54,7 @@ pub(crate) fn collectives(launcher: &dyn Launcher, sizes: &[usize]) -> Result<Ve
 /// caches they would disturb.
 fn measure(launcher: &dyn Launcher, op: OpKind, bytes: usize) -> Result<Row, Failure> {
     let (ranks, rounds) = (launcher.ranks(), rounds(bytes));
-    let slowest: Mutex<Vec<[Duration; 2]>> = Mutex::new(vec![[Duration::ZERO; 2]; rounds]);
-    run_ranks(launcher, |endpoint| {
+    let mut slowest = run_ranks(launcher, |endpoint| {
         let mut bench = Bench::new(op, bytes, ranks);
         let mut own = vec![[Duration::ZERO; 2]; rounds];
         for round in 0..WARM_UP + rounds {
@@ -67,16 +65,17 @@ fn measure(launcher: &dyn Launcher, op: OpKind, bytes: usize) -> Result<Row, Fai
             let called = bench.time_call(endpoint)?;
             own[round.saturating_sub(WARM_UP)][0] = called;
         }
-        let mut slowest = slowest.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        for (slowest, own) in slowest.iter_mut().zip(own) {
-            slowest[0] = slowest[0].max(own[0]);
-            slowest[1] = slowest[1].max(own[1]);
-        }
-        Ok::<_, CommError>(())
+        // A round takes as long as on the slowest rank.
+        let mut slowest: Vec<f64> = own.iter().flatten().map(Duration::as_secs_f64).collect();
+        endpoint.all_reduce(GroupId::WORLD, ReduceOp::Max, &mut slowest)?;
+        Ok::<_, CommError>(slowest)
     })?;
-    let slowest = slowest.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let (call_us, best_us) = median_and_best(slowest.iter().map(|pair| pair[0]));
-    let (copy_us, best_copy_us) = median_and_best(slowest.iter().map(|pair| pair[1]));
+    let slowest = slowest.pop().unwrap_or_default();
+    let times = |which: usize| {
+        slowest.iter().skip(which).step_by(2).map(|&seconds| Duration::from_secs_f64(seconds))
+    };
+    let (call_us, best_us) = median_and_best(times(0));
+    let (copy_us, best_copy_us) = median_and_best(times(1));
     let share = touched(op, ranks) / 2.0;
     Ok(Row {
         op,

@@ -1,5 +1,6 @@
 //! What can be written on the command line.
 
+use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -21,6 +22,14 @@ Step lines:
   % of GEMM rate    time of the step's matrix products alone, measured at the start, as a share of the step
   mem X (plan Y)    memory of the process, and what the plans of its ranks take of it
 docs/running.md explains all parts.";
+
+/// What can be launched, and what else starts ranks.
+const LAUNCHED: &str = "\
+Examples:
+  phalanx launch -n 2 -- train --preset tiny --set parallel.dp=2
+  phalanx launch -n 4 --exec ./my-program --its-option
+torchrun --no-python, srun, and RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand work too: \
+docs/processes.md.";
 
 /// Trains large models on many ranks, and plans every step before it runs.
 ///
@@ -61,6 +70,25 @@ pub(crate) enum Command {
         #[arg(long, value_name = "N", default_value = "3", value_parser = count)]
         #[arg(allow_negative_numbers = true)]
         steps: NonZeroUsize,
+    },
+    /// Starts ranks as processes on this host, all with the same command.
+    ///
+    /// Each process gets RANK, WORLD_SIZE and LOCAL_RANK; they meet at a socket of their own, and
+    /// rank 0 alone writes results. The layout must have N ranks. If one process dies, it is named
+    /// and the others are ended.
+    #[command(after_long_help = LAUNCHED)]
+    Launch {
+        /// How many processes.
+        #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = count)]
+        #[arg(allow_negative_numbers = true)]
+        ranks: NonZeroUsize,
+        /// The command is another program, such as your own that uses the library.
+        #[arg(long)]
+        exec: bool,
+        /// A command of phalanx with its arguments, or another program with --exec.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        #[arg(value_name = "COMMAND")]
+        command: Vec<OsString>,
     },
     /// Evaluates a model: on given tokens, or on held-out data.
     Eval {

@@ -1,24 +1,17 @@
 //! `phalanx bench`: each benchmark as JSON or as a few readable lines.
 
 use phalanx::bench;
+use phalanx::config::Loaded;
 use phalanx::error::Result;
 use phalanx::error::{bytes, counted};
 use phalanx::session::network;
 
-use crate::args::{Bench, Settings};
+use crate::args::Settings;
 use crate::out;
 
-/// Carries out a benchmark.
-pub(crate) fn run(bench: &Bench) -> Result<()> {
-    match bench {
-        Bench::Step(settings) => step(settings),
-        Bench::Collectives { settings, ranks } => collectives(settings, ranks.map(|n| n.get())),
-        Bench::Partition { settings, layers } => partition(settings, layers.map(|n| n.get())),
-    }
-}
-
-fn step(settings: &Settings) -> Result<()> {
-    let result = bench::step(&out::noted(network::load(&settings.sources())?))?;
+/// Times full steps.
+pub(crate) fn step(settings: &Settings, loaded: &Loaded) -> Result<()> {
+    let result = bench::step(out::noted(loaded))?;
     if settings.json {
         out::json(&result);
         return Ok(());
@@ -53,8 +46,12 @@ fn step(settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-fn collectives(settings: &Settings, ranks: Option<usize>) -> Result<()> {
-    let loaded = network::load(&settings.sources())?;
+/// Times collectives.
+pub(crate) fn collectives(
+    settings: &Settings,
+    loaded: &Loaded,
+    ranks: Option<usize>,
+) -> Result<()> {
     let mut told = false;
     bench::collectives(&loaded.config, ranks, |row| {
         if settings.json {
@@ -80,7 +77,8 @@ fn collectives(settings: &Settings, ranks: Option<usize>) -> Result<()> {
     })
 }
 
-fn partition(settings: &Settings, layers: Option<usize>) -> Result<()> {
+/// Times planning.
+pub(crate) fn partition(settings: &Settings, layers: Option<usize>) -> Result<()> {
     let sources = settings.sources();
     let sources = match layers {
         Some(layers) => sources.set(format!("model.layers={layers}")),

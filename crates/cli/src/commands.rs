@@ -2,29 +2,68 @@
 
 use std::path::Path;
 
-use phalanx::config;
+use phalanx::config::{self, Loaded};
 use phalanx::error::{Result, counted};
 use phalanx::inspect::explain::{Explanation, Focus};
+use phalanx::inspect::verify::sources as verification;
 use phalanx::inspect::writable::can_write;
 use phalanx::ir::DType;
 use phalanx::models::hf::{self, Weights};
-use phalanx::session::network;
+use phalanx::session::{job, network};
 use phalanx::train::eval::{self, ModelSource};
 use phalanx::train::saved::Saved;
 use phalanx::train::{Output, Resume, resume, train};
 use phalanx_sys::{interrupt, write_atomic};
 use serde_json::json;
 
-use crate::args::{Args, Command, Settings};
-use crate::{bench, checkpoint, out, schedule, shell, verify};
+use crate::args::{Args, Bench, Command, Settings};
+use crate::launch::{Begun, begin};
+use crate::{bench, checkpoint, launch, out, schedule, shell, verify};
 
-/// Carries out a command.
-pub(crate) fn run(args: &Args) -> Result<()> {
+/// Carries out a command; gives the exit code of one that ran in other processes.
+pub(crate) fn run(args: &Args) -> Result<u8> {
+    let begin = |loaded: Result<Loaded>, work: &dyn Fn(&Loaded) -> Result<()>| match begin(loaded)?
+    {
+        Begun::Here(loaded) => work(&loaded).map(|()| 0),
+        Begun::Done(code) => Ok(code),
+    };
     match &args.command {
-        Command::Train { settings, trace, resume } => {
-            run_training(settings, trace.as_deref(), resume.as_deref())
+        Command::Launch { ranks, exec, command } => launch::run(ranks.get(), *exec, command),
+        Command::Train { settings, trace, resume: None } => {
+            begin(network::load(&settings.sources()), &|loaded| {
+                train(loaded, output(settings), trace.as_deref()).map(drop)
+            })
         }
-        Command::Verify { settings, steps } => verify::run(settings, steps.get()),
+        Command::Train { settings, trace, resume: Some(given) } => {
+            let resumed = found(settings, given)?;
+            begin(network::load(&resumed.sources(settings.sources())), &|loaded| {
+                resume(loaded, output(settings), trace.as_deref(), &resumed).map(drop)
+            })
+        }
+        Command::Verify { settings, steps } => {
+            begin(verification(&settings.sources()), &|loaded| {
+                verify::run(settings, loaded, steps.get())
+            })
+        }
+        Command::Bench(Bench::Step(settings)) => {
+            begin(network::load(&settings.sources()), &|loaded| bench::step(settings, loaded))
+        }
+        Command::Bench(Bench::Collectives { settings, ranks }) => {
+            begin(network::load(&settings.sources()), &|loaded| {
+                bench::collectives(settings, loaded, ranks.map(|n| n.get()))
+            })
+        }
+        // All else needs one process. Of several, the first does it.
+        other => match job::environment()? {
+            Some(own) if own.launched && own.rank > 0 => Ok(0),
+            _ => alone(other).map(|()| 0),
+        },
+    }
+}
+
+/// Carries out a command that no other process takes part in.
+fn alone(command: &Command) -> Result<()> {
+    match command {
         Command::Eval { settings, model, ids: Some(ids) } => answer(settings, model, &ids.0),
         Command::Eval { settings, model, .. } => held_out(settings, model),
         Command::Export { run, out, dtype, json } => export(run, out, (*dtype).into(), *json),
@@ -35,7 +74,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             explain(settings, focus, svg.as_deref())
         }
         Command::Checkpoint(asked) => checkpoint::run(asked),
-        Command::Bench(bench) => bench::run(bench),
+        Command::Bench(Bench::Partition { settings, layers }) => {
+            bench::partition(settings, layers.map(|n| n.get()))
+        }
         Command::Schedule(asked) => schedule::run(asked),
         Command::Completions { shell } => {
             shell::completions(*shell);
@@ -46,21 +87,25 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             out::line(config::listing().trim_end());
             Ok(())
         }
+        Command::Launch { .. }
+        | Command::Train { .. }
+        | Command::Verify { .. }
+        | Command::Bench(_) => {
+            unreachable!("these are carried out by all processes")
+        }
     }
 }
 
-/// Trains, or goes on with a run.
-fn run_training(settings: &Settings, trace: Option<&Path>, resumed: Option<&Path>) -> Result<()> {
-    let output = if settings.json { Output::Json } else { Output::People };
-    let Some(given) = resumed else {
-        let loaded = network::load(&settings.sources())?;
-        return train(&loaded, output, trace).map(drop);
-    };
+/// Who reads what a run prints.
+fn output(settings: &Settings) -> Output {
+    if settings.json { Output::Json } else { Output::People }
+}
+
+/// The run that is to go on.
+fn found(settings: &Settings, given: &Path) -> Result<Resume> {
     // Where runs are is known without the run.
     let runs = network::load(&settings.sources()).map(|loaded| loaded.config.run.dir);
-    let resumed = Resume::find(given, &runs.unwrap_or_else(|_| "runs".into()))?;
-    let loaded = network::load(&resumed.sources(settings.sources()))?;
-    resume(&loaded, output, trace, &resumed).map(drop)
+    Resume::find(given, &runs.unwrap_or_else(|_| "runs".into()))
 }
 
 fn answer(settings: &Settings, model: &ModelSource, ids: &[i32]) -> Result<()> {
@@ -146,7 +191,7 @@ fn explain(settings: &Settings, focus: Focus, svg: Option<&Path>) -> Result<()> 
     if let Some(file) = svg {
         can_write(file, format!("--svg {} cannot be written", file.display()))?;
     }
-    let explanation = Explanation::new(&out::noted(network::load(&settings.sources())?), focus)?;
+    let explanation = Explanation::new(out::noted(&network::load(&settings.sources())?), focus)?;
     if let (Some(file), Some(drawing)) = (svg, explanation.drawing()) {
         write_atomic(file, |out| out.write_all(drawing.as_bytes()))?;
     }

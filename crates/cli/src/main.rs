@@ -9,6 +9,7 @@ mod args;
 mod bench;
 mod checkpoint;
 mod commands;
+mod launch;
 mod out;
 mod schedule;
 mod shell;
@@ -20,7 +21,8 @@ use clap::Parser;
 use clap::error::ErrorKind;
 
 use args::Args;
-use phalanx::error::Error;
+use phalanx::error::{Error, Problem};
+use phalanx::session::job;
 use phalanx_sys::{CountingAllocator, interrupt, memory};
 
 /// Counts allocations, so that `bench step` can report the memory in which the matrix library packs
@@ -48,10 +50,17 @@ fn main() -> ExitCode {
     };
     std::panic::set_hook(Box::new(|info| out::error(&bug(info))));
     match std::panic::catch_unwind(|| commands::run(&args)) {
-        Ok(Ok(())) => ended(),
+        Ok(Ok(0)) => {
+            job::end(None);
+            ended()
+        }
+        Ok(Ok(code)) => ExitCode::from(code),
         Ok(Err(error)) => fail(&error),
         // The panic hook has already printed what happened.
-        Err(_) => ExitCode::FAILURE,
+        Err(_) => {
+            job::end(Some(&Error::failed(Problem::new("a bug in phalanx"))));
+            ExitCode::FAILURE
+        }
     }
 }
 
@@ -79,7 +88,10 @@ fn ended() -> ExitCode {
 }
 
 fn fail(error: &Error) -> ExitCode {
-    out::error(&error.to_string());
+    // Of several processes, the one where it happened says it.
+    if job::end(Some(error)) {
+        out::error(&error.to_string());
+    }
     ExitCode::from(error.exit_code())
 }
 

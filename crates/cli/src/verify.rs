@@ -1,5 +1,6 @@
 //! `phalanx verify`: the comparison as a table.
 
+use phalanx::config::Loaded;
 use phalanx::error::{Error, Problem, Result};
 use phalanx::error::{bytes, counted};
 use phalanx::inspect::verify::{self, Mismatch, Verified};
@@ -11,9 +12,8 @@ use crate::out;
 const NAMED: usize = 8;
 
 /// Compares, prints, and fails if something differs.
-pub(crate) fn run(settings: &Settings, steps: usize) -> Result<()> {
-    let loaded = out::noted(verify::sources(&settings.sources())?);
-    let found = verify::verify(&loaded, steps)?;
+pub(crate) fn run(settings: &Settings, loaded: &Loaded, steps: usize) -> Result<()> {
+    let found = verify::verify(out::noted(loaded), steps)?;
     match settings.json {
         true => out::json(&found),
         false => out::line(&table(&found, steps)),

@@ -71,6 +71,14 @@ pub enum CommError {
         /// The rank of the endpoint.
         rank: usize,
     },
+    /// The processes of a job did not come together.
+    #[error("{problem}: {fix}")]
+    Meeting {
+        /// What is wrong, with the ranks.
+        problem: String,
+        /// What to do.
+        fix: String,
+    },
     /// The system refused something that the ranks need.
     #[error("{what}: {error}")]
     System {

@@ -14,6 +14,12 @@ pub trait Launcher {
 
     /// The ranks of a new world that live in this process, the lowest first; at least one.
     fn launch(&self) -> Result<Vec<LocalRank>, CommError>;
+
+    /// If the world has ranks in other processes: an endpoint of a second world of the same ranks,
+    /// over which processes exchange what their ranks answer. It is asked for once, after `launch`.
+    fn beside(&self) -> Result<Option<Box<dyn Communicator>>, CommError> {
+        Ok(None)
+    }
 }
 
 /// A rank that lives in this process.

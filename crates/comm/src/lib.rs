@@ -3,8 +3,8 @@
 //! A [`Group`] is an ordered list of ranks. Every rank holds one endpoint, a [`Communicator`]; it
 //! starts calls ([`Call`] is plain data) and waits for them. A [`Launcher`] starts the ranks of
 //! this process, and a [`RankPool`] runs them. With [`Threads`] every rank reads directly from the
-//! others' memory, without intermediate copies; with [`Streams`] ranks share no memory. Reductions
-//! are done in the order of the group, so their bits are the same on every rank and in every run. A
+//! others' memory, without intermediate copies; with [`Streams`] ranks share no memory, and with
+//! [`Processes`] every rank is a process. Reductions are done in the order of the group, so their bits are the same on every rank and in every run. A
 //! wrong, late or missing call is an error that names the ranks. See `docs/communication.md`.
 
 mod blocking;
@@ -13,11 +13,13 @@ mod call;
 mod communicator;
 mod element;
 mod error;
+mod exchange;
 mod group;
 mod header;
 mod kernel;
 mod launch;
 mod matching;
+mod processes;
 mod rank_pool;
 mod sanity;
 mod site;
@@ -36,6 +38,7 @@ pub use element::Element;
 pub use error::{CommError, Failure, Side};
 pub use group::{Group, GroupId};
 pub use launch::{Launcher, LocalRank};
+pub use processes::{BadEnvironment, Environment, Job, MeetingPoint, Processes, Token, names};
 pub use rank_pool::{PoolFailure, RankPool, run_ranks};
 pub use site::Site;
 pub use streams::Streams;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use crate::communicator::{Communicator, Stop};
 use crate::error::{CommError, Failure};
+use crate::exchange;
 use crate::launch::{Launcher, LocalRank};
 use crate::workers::Workers;
 
@@ -51,6 +52,8 @@ impl<E> From<Failure> for PoolFailure<E> {
 pub struct RankPool<S> {
     /// Dropped before the threads that made them.
     states: Vec<Option<S>>,
+    /// The line to the processes of the other ranks, if there are any.
+    beside: Option<Box<dyn Communicator>>,
     locals: Locals,
     world: usize,
 }
@@ -70,12 +73,15 @@ impl<S: Send> RankPool<S> {
         F: Fn(Box<dyn Communicator>) -> Result<S, E> + Sync,
     {
         // No rank runs yet, so the failure is attributed to the first.
-        let failed = |error: CommError| PoolFailure {
-            failure: Failure { rank: 0, message: error.to_string().into() },
-            error: None,
-            refused: true,
+        let failed = |error: CommError| match error {
+            CommError::Aborted(failure) => PoolFailure::from(failure),
+            error => {
+                let failure = Failure { rank: 0, message: error.to_string().into() };
+                PoolFailure { failure, error: None, refused: true }
+            }
         };
         let launched = launcher.launch().map_err(failed)?;
+        let beside = launcher.beside().map_err(failed)?;
         let ranks: Vec<usize> = launched.iter().map(|local| local.endpoint.rank()).collect();
         let stops = launched.iter().map(|local| local.endpoint.stopper()).collect();
         let workers = Workers::new(&ranks).map_err(failed)?;
@@ -88,7 +94,9 @@ impl<S: Send> RankPool<S> {
             phalanx_sys::bind_thread(&cores);
             make(endpoint).map(Some)
         });
-        Ok(Self { states: made?, locals, world: launcher.ranks() })
+        let mut pool = Self { states: Vec::new(), beside, locals, world: launcher.ranks() };
+        pool.states = made.map_err(|lost: PoolFailure<E>| pool.told(lost))?;
+        Ok(pool)
     }
 
     /// How many ranks the world has.
@@ -110,7 +118,34 @@ impl<S: Send> RankPool<S> {
         F: Fn(usize, &mut S) -> Result<T, E> + Sync,
     {
         let mut states: Vec<&mut S> = self.states.iter_mut().flatten().collect();
-        self.locals.run(&mut states, |rank, state| work(rank, state))
+        let done = self.locals.run(&mut states, |rank, state| work(rank, state));
+        done.map_err(|lost| self.told(lost))
+    }
+
+    /// What the processes of all ranks give, by rank; nothing if all ranks are in this process. Every
+    /// process must call it together, and has one rank.
+    pub fn exchange<E>(&mut self, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>, PoolFailure<E>> {
+        let Some(beside) = &mut self.beside else { return Ok(None) };
+        exchange::gather(beside.as_mut(), own).map(Some).map_err(|error| {
+            let rank = beside.rank();
+            let failure = match error {
+                CommError::Aborted(failure) => failure,
+                error => Failure { rank, message: error.to_string().into() },
+            };
+            // Here no rank is in a call, but elsewhere one may be.
+            self.locals.stops.iter().for_each(|stop| drop(stop.stop(&failure.message)));
+            failure.into()
+        })
+    }
+
+    /// Tells the other processes of a failure of this one, if they wait beside the ranks' world.
+    fn told<E>(&mut self, lost: PoolFailure<E>) -> PoolFailure<E> {
+        if let Some(beside) = &mut self.beside
+            && self.locals.ranks.contains(&lost.failure.rank)
+        {
+            beside.abort(&lost.failure.message);
+        }
+        lost
     }
 }
 

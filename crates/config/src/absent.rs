@@ -70,7 +70,7 @@ const ABSENT: &[(&[&str], &str)] = &[
             "nproc_per_node",
             "world_size",
         ],
-        "set parallel.dp, tp, cp and pp: ranks are threads of this process, as many as their product",
+        "set parallel.dp, tp, cp and pp: there are as many ranks as their product, threads or processes (run.ranks)",
     ),
     (
         &["experts", "num_experts", "ep", "expert_parallel", "moe"],

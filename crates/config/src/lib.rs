@@ -36,7 +36,7 @@ pub use parallel::{
     PipelineWarmup, SyncKind, TensorRules, TpKind, ZeroStage,
 };
 pub use precision::{FloatKind, PrecisionConfig};
-pub use run::{RunConfig, RunName};
+pub use run::{RankKind, RunConfig, RunName};
 pub use setting::{Bytes, Count, Fraction, NonNegative, Positive, Ratio, Setting};
 pub use sources::Sources;
 pub use train::{RecomputeKind, TrainConfig};

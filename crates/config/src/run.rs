@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use toml_edit::Value;
 
 use super::key::section;
-use super::setting::{Bytes, Count, Setting, quoted};
+use super::setting::{Bytes, Count, Setting, choice, quoted};
 use super::values::Values;
 use phalanx_error::Problem;
 
@@ -29,6 +29,25 @@ section! {
         keep: Count = "3"; aka "save_total_limit" "keep_latest_k" "keep_checkpoints",
         /// Memory that the plan of a rank may take; "none": the free memory of the machine.
         memory_limit: Option<Bytes> = "none"; aka "max_memory" "memory_budget",
+        /// What ranks are: threads of this process, processes that it starts, or processes that
+        /// another program has started (env: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or Slurm's).
+        ranks: RankKind = "threads"; aka "backend" "launcher" "distributed_backend",
+        /// Seconds that a rank waits for another, if ranks are processes.
+        timeout_s: Count = "100"; aka "timeout" "dist_timeout" "init_timeout_seconds",
+    }
+}
+
+choice! {
+    /// What ranks are.
+    pub enum RankKind {
+        /// Threads of one process.
+        Threads = "threads",
+        /// Processes that the command starts.
+        Processes = "processes",
+        /// Processes of an MPI job.
+        Mpi = "mpi" later,
+        /// Processes that another program has started.
+        Env = "env",
     }
 }
 
@@ -68,6 +87,11 @@ impl RunConfig {
     }
 
     pub(crate) fn check(&self, values: &mut Values) {
+        values.rule(&["run.ranks"], self.ranks != RankKind::Mpi, || {
+            Problem::new("run.ranks = \"mpi\" is not built yet")
+                .because("processes that mpirun starts can meet over TCP instead")
+                .nearest("run.ranks = \"env\", with MASTER_ADDR and MASTER_PORT set (mpirun -x)")
+        });
         let threads = self.threads.get();
         values.rule(&["run.threads"], threads <= MOST_THREADS, || {
             Problem::new(format!("run.threads = {threads} is more than a rank can use"))

@@ -98,7 +98,7 @@ pub fn sources(sources: &Sources) -> Result<Loaded> {
 
 /// Runs the steps on one rank and in the layout, and compares.
 pub fn verify(loaded: &Loaded, steps: usize) -> Result<Verified> {
-    verify_with(loaded, steps, &*host::threads())
+    verify_with(loaded, steps, &*host::ranks())
 }
 
 /// The same, on this backend.
@@ -279,8 +279,8 @@ impl Bounds {
 fn moved(session: &mut Session) -> Result<(Vec<CommRow>, Vec<Mismatch>)> {
     let mut rows: BTreeMap<Route, CommRow> = BTreeMap::new();
     let mut mismatches = Vec::new();
-    let (measured, local) = (session.measure()?, session.local().to_vec());
-    for (rank, Measured { predicted, moved, .. }) in local.into_iter().zip(measured) {
+    for (rank, measured) in session.measure()?.into_iter().enumerate() {
+        let Measured { predicted, moved, .. } = measured;
         let routes: BTreeSet<Route> = predicted.keys().chain(moved.keys()).cloned().collect();
         for route in routes {
             let predicted = predicted.get(&route).copied().unwrap_or_default();
@@ -312,7 +312,7 @@ fn memory(session: &mut Session) -> Result<(Vec<MemoryRow>, Vec<Mismatch>)> {
         .map(|category| MemoryRow { category: category.name(), predicted: 0, measured: 0 })
         .collect();
     let mut mismatches = Vec::new();
-    for (&rank, observed) in session.local().iter().zip(&observed) {
+    for (rank, observed) in observed.iter().enumerate() {
         let planned = &session.planned()[rank];
         for ((row, (category, written)), (_, planned)) in
             rows.iter_mut().zip(&observed.peaks).zip(planned)

@@ -8,7 +8,7 @@ use phalanx_data::check_vocabulary;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_ir::{DType, Model, Param};
 use phalanx_models::hf::{self, ModelSpec, WeightTensor};
-use phalanx_session::{Session, Settings, from_weights, initial};
+use phalanx_session::{Session, Settings, from_weights, initial, job};
 use phalanx_train::saved;
 use phalanx_train::steps::{Batches, TrainedStep, take_steps};
 
@@ -108,6 +108,9 @@ impl<'a> Training<'a> {
         hooks: Hooks<'a>,
     ) -> Result<Self> {
         let Ready { models, spec, batch, seq_len, microbatches } = ready;
+        // A program that was started as several processes trains on all of them.
+        job::join(job::TIMEOUT)?;
+        job::fits(settings.parallel.ranks())?;
         let session = match start {
             None => Session::new(&models, settings, &initial(seed))?,
             Some(path) => {
@@ -201,7 +204,9 @@ impl<'a> Training<'a> {
     /// Writes all weights as a `safetensors` file, atomically. Only one of them is in memory at a
     /// time.
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        saved::save_weights(path.as_ref(), &BTreeMap::new(), &mut self.session)
+        let save =
+            |session: &mut Session| saved::save_weights(path.as_ref(), &BTreeMap::new(), session);
+        self.session.led(save)?.unwrap_or(Ok(()))
     }
 
     /// Writes the model as a Hugging Face folder, with weights in this element type. Works for
@@ -210,13 +215,10 @@ impl<'a> Training<'a> {
         let Some(spec) = &self.forms.spec else {
             return Err(Mistake::NotExportable { model: self.forms.train.name.clone() }.into());
         };
-        Ok(hf::save(
-            dir.as_ref(),
-            spec,
-            &Live::new(&mut self.session),
-            dtype,
-            &hf::KeptKeys::default(),
-        )?)
+        let save = |session: &mut Session| {
+            hf::save(dir.as_ref(), spec, &Live::new(session), dtype, &hf::KeptKeys::default())
+        };
+        Ok(self.session.led(save)?.unwrap_or(Ok(()))?)
     }
 
     /// Reads a parameter by its name, whole and in full precision, even if it is sharded over ranks.

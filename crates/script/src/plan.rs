@@ -37,6 +37,18 @@ pub enum ScriptKey {
     Average,
 }
 
+impl ScriptKey {
+    /// Every key.
+    pub const ALL: [ScriptKey; 6] = [
+        ScriptKey::Train,
+        ScriptKey::SaveAndTrain,
+        ScriptKey::Save,
+        ScriptKey::Evaluate,
+        ScriptKey::Predict,
+        ScriptKey::Average,
+    ];
+}
+
 /// A checked script with its order and its memory plan, ready to run.
 #[derive(Clone, Debug)]
 pub struct PlannedScript {

@@ -1,12 +1,14 @@
 //! Where the ranks of a session run: an engine for each, and how they communicate.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use phalanx_call::Requirements;
 use phalanx_comm::{Communicator, Launcher, PoolFailure, RankPool};
 use phalanx_engine::{Counters, Engine};
 use phalanx_ir::DType;
 
+use super::codec::{decoded, encoded};
 use super::command::{Command, LocalRanks, Reply};
 use super::planner::Planner;
 use super::worker::RankWorker;
@@ -145,9 +147,27 @@ impl<E: Engine + Counters + Send> LocalRanks for RankPool<RankWorker<E>> {
         RankPool::local(self)
     }
 
-    fn ask(&mut self, command: Command<'_>) -> Result<Vec<Reply>> {
+    fn ask(&mut self, mut command: Command<'_>) -> Result<Vec<Reply>> {
         let ranks = self.ranks();
+        if let Command::Steps { trace: Some((_, origin)), .. } = &mut command {
+            // Processes leave the exchange together, and count from there.
+            if LocalRanks::exchange(self, &[])?.is_some() {
+                *origin = Instant::now();
+            }
+        }
         let answers = self.run(|_, worker| worker.answer(command));
-        answers.map_err(|failed: PoolFailure<Error>| lost(failed, ranks))
+        let answers = answers.map_err(|failed: PoolFailure<Error>| lost(failed, ranks))?;
+        if !command.is_for_all() || answers.len() == ranks {
+            return Ok(answers);
+        }
+        let own = answers.first().map(encoded).unwrap_or_default();
+        let Some(all) = LocalRanks::exchange(self, &own)? else { return Ok(answers) };
+        let broken = || Error::failed(Problem::new("a rank sent an answer that cannot be read"));
+        all.iter().map(|bytes| decoded(bytes).ok_or_else(broken)).collect()
+    }
+
+    fn exchange(&mut self, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
+        let ranks = self.ranks();
+        RankPool::exchange(self, own).map_err(|failed: PoolFailure<Error>| lost(failed, ranks))
     }
 }

@@ -3,7 +3,8 @@
 //! Ranks are loaded when they are launched ([`Backend::launch`](super::Backend::launch)) and stop
 //! when they are dropped; in between they execute commands. Commands are the interface of a process
 //! to its own ranks. Every process of a run is the same program and gives its own ranks the same
-//! commands, so commands never cross processes.
+//! commands, so commands never cross processes. Answers do, where ranks answer differently: so every
+//! process has all of them.
 
 use std::ops::Range;
 use std::path::Path;
@@ -68,6 +69,26 @@ pub enum Command<'a> {
     Observe,
     /// Reads what it has counted so far.
     Measure,
+}
+
+impl Command<'_> {
+    /// Whether every process needs the answers of all ranks: where ranks answer alike, or not at
+    /// all, its own are enough.
+    pub(super) fn is_for_all(&self) -> bool {
+        match self {
+            Command::Start(..)
+            | Command::Save { .. }
+            | Command::Evaluate(_)
+            | Command::Predict(_)
+            | Command::Write(..) => false,
+            Command::Steps { trace, .. } => trace.is_some(),
+            Command::Show { .. }
+            | Command::Saved
+            | Command::Read(_)
+            | Command::Observe
+            | Command::Measure => true,
+        }
+    }
 }
 
 /// Gives batches to ranks that ask for them.
@@ -213,6 +234,11 @@ pub trait LocalRanks: Send {
     /// The ranks that live here, the lowest first.
     fn local(&self) -> &[usize];
 
-    /// Gives every local rank a command; their answers, by local rank, or the first failure.
+    /// Gives every local rank a command; the answers, or the first failure. The answers are those of
+    /// all ranks of the world, by rank, if ranks answer differently, and otherwise of local ranks.
     fn ask(&mut self, command: Command<'_>) -> Result<Vec<Reply>>;
+
+    /// What the processes of all ranks give, by rank; nothing if all ranks are in this process. Every
+    /// process must call it together.
+    fn exchange(&mut self, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>>;
 }

@@ -1,13 +1,13 @@
-//! The default backend of the command and the library: ranks are threads on this machine's cores.
-//! Only this file names an engine and a transport.
+//! The default backends of the command and the library: ranks are threads on this machine's cores, or
+//! the processes of a job. Only this file names an engine and a transport.
 
 use std::sync::Arc;
 
 use phalanx_call::Requirements;
-use phalanx_comm::{Communicator, Launcher, Options, Threads};
+use phalanx_comm::{Communicator, Launcher, Options, Processes, Threads};
 use phalanx_cpu::{CpuEngine, CpuRequirements};
 
-use crate::{Backend, EngineBackend, Size};
+use crate::{Backend, EngineBackend, Size, job};
 use phalanx_error::Result;
 
 /// The memory that this machine's engine needs besides the values of programs.
@@ -15,29 +15,53 @@ pub fn requirements() -> Arc<dyn Requirements> {
     Arc::new(CpuRequirements)
 }
 
-/// Ranks as threads: the default.
+/// The processes of the job that this process has joined, each with one rank, if a session has as
+/// many ranks; otherwise threads.
+pub fn ranks() -> Box<dyn Backend> {
+    Box::new(backend(|_| Options::default()))
+}
+
+/// Ranks as threads.
 pub fn threads() -> Box<dyn Backend> {
     threads_with(Options::default())
 }
 
-/// Ranks as threads of a program that has the machine to itself: each is bound to its own core if
-/// there are enough cores.
+/// The same as [`ranks`], for a program that has the machine to itself: each rank is bound to its own
+/// core if there are enough cores.
 pub fn own_machine() -> Box<dyn Backend> {
     Box::new(backend(|size| Options { bind: size.ranks > 1, ..Options::default() }))
 }
 
 /// Ranks as threads that wait for each other as `options` say.
 pub fn threads_with(options: Options) -> Box<dyn Backend> {
-    Box::new(backend(move |_| options.clone()))
+    let launcher = |ranks, options| -> Box<dyn Launcher> { Box::new(Threads { ranks, options }) };
+    Box::new(over(launcher, move |_| options.clone()))
 }
 
 fn backend(options: impl Fn(Size) -> Options + Send + Sync) -> impl Backend {
+    over(job_or_threads, options)
+}
+
+/// Ranks in the processes of a job, if there is one of this size, and otherwise threads.
+fn job_or_threads(ranks: usize, options: Options) -> Box<dyn Launcher> {
+    match job::joined().filter(|job| job.ranks() == ranks) {
+        None => Box::new(Threads { ranks, options }),
+        Some(job) => {
+            let options = Options { timeout: job.wait(), ..options };
+            Box::new(Processes { job: job.clone(), options })
+        }
+    }
+}
+
+fn over(
+    launcher: impl Fn(usize, Options) -> Box<dyn Launcher> + Send + Sync,
+    options: impl Fn(Size) -> Options + Send + Sync,
+) -> impl Backend {
     EngineBackend {
         launcher: move |size: Size| -> Box<dyn Launcher> {
             let options = options(size);
             let depth = options.depth.max(size.depth.unwrap_or(0));
-            let options = Options { threads_per_rank: size.threads, depth, ..options };
-            Box::new(Threads { ranks: size.ranks, options })
+            launcher(size.ranks, Options { threads_per_rank: size.threads, depth, ..options })
         },
         engine: rank_engine,
         requirements: requirements(),
@@ -46,8 +70,7 @@ fn backend(options: impl Fn(Size) -> Options + Send + Sync) -> impl Backend {
 
 /// The launcher of such ranks for benchmarks of the transport alone, with one thread each.
 pub fn launcher(ranks: usize) -> Box<dyn Launcher> {
-    let options = Options { bind: ranks > 1, ..Options::default() };
-    Box::new(Threads { ranks, options })
+    job_or_threads(ranks, Options { bind: ranks > 1, ..Options::default() })
 }
 
 /// One rank's engine, with its endpoint to the others.

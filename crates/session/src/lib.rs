@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod codec;
 mod command;
 mod compile;
 pub mod corpus;
@@ -17,7 +18,9 @@ mod feed;
 pub mod folders;
 mod forward;
 pub mod host;
+pub mod job;
 mod known;
+pub mod launch;
 mod lowered;
 mod measure;
 mod models;
@@ -34,16 +37,18 @@ pub mod run_weights;
 mod save;
 mod settings;
 mod store;
+mod together;
 mod traced;
 mod worker;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_checkpoint::FileSummary;
-use phalanx_comm::{Failure, PoolFailure};
+use phalanx_comm::{Failure, Job, PoolFailure};
 use phalanx_ir::{DType, Param, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::Observed;
@@ -93,7 +98,7 @@ impl Prepared {
     /// Plans, compiles and loads everything on this machine, and refuses a plan that takes too much
     /// memory.
     pub fn new(models: &Models, settings: Settings) -> Result<Self> {
-        Self::of(&Lowered::new(models, settings)?, &*host::threads())
+        Self::of(&Lowered::new(models, settings)?, &*host::ranks())
     }
 
     /// The same for programs that are already compiled, on any backend.
@@ -109,7 +114,11 @@ impl Prepared {
         // Ranks that compile take memory and time, so a plan that does not fit starts none.
         Ok(match known.over() {
             Some(over) => Err(over),
-            None => Ok(Self { ranks: backend.launch(&planner)?, known }),
+            None => {
+                let mut ranks = backend.launch(&planner)?;
+                together::agree(&mut *ranks, "the plan", planner.digest()?)?;
+                Ok(Self { ranks, known })
+            }
         })
     }
 
@@ -126,7 +135,7 @@ impl Prepared {
     fn start_with(mut self, source: &dyn StateSource, steps: u64) -> Result<Session> {
         self.ranks.ask(Command::Start(source, steps))?;
         let Self { ranks, known } = self;
-        Ok(Session { ranks, known, steps, trace_at: None, trace: None })
+        Ok(Session { ranks, known, steps, trace_at: None, trace: None, leads: false })
     }
 
     /// The model's parameters, in its order.
@@ -143,6 +152,8 @@ pub struct Session {
     /// The step that is to be traced, and what was found.
     trace_at: Option<u64>,
     trace: Option<Trace>,
+    /// Whether the other processes do what this one says, instead of the same by themselves.
+    leads: bool,
 }
 
 impl Session {
@@ -271,8 +282,9 @@ impl Session {
         assemble(&self.known.params[param].name, &range.elements, pieces)
     }
 
-    /// For each local rank: which of some values of a state it holds.
+    /// For each rank: which of some values of a state it holds.
     pub fn held(&mut self, range: &StateRange) -> Result<Vec<Vec<StatePiece>>> {
+        self.tell_followers(range)?;
         let answers = self.ranks.ask(Command::Read(range))?;
         Ok(answers.into_iter().map(Reply::into_pieces).collect())
     }
@@ -412,17 +424,12 @@ impl Session {
         Ok(answers.into_iter().map(Reply::into_observed).collect())
     }
 
-    /// The ranks of this process, in the order of local answers.
-    pub fn local(&self) -> &[usize] {
-        self.ranks.local()
-    }
-
     /// For each rank of the world: what it is planned to write in a step, by category.
     pub fn planned(&self) -> &[Vec<(Category, usize)>] {
         &self.known.peaks
     }
 
-    /// For each local rank: what it has counted so far.
+    /// For each rank: what it has counted so far.
     pub fn measure(&mut self) -> Result<Vec<Measured>> {
         let answers = self.ranks.ask(Command::Measure)?;
         Ok(answers.into_iter().map(Reply::into_measured).collect())
@@ -438,6 +445,10 @@ impl Session {
 /// The error of a rank that failed, with the rank's number if there are several.
 pub fn lost(lost: impl Into<PoolFailure<Error>>, ranks: usize) -> Error {
     let lost = lost.into();
+    let elsewhere = |job: &Arc<Job>| job.ranks() == ranks && job.rank() != lost.failure.rank;
+    if !lost.refused && lost.error.is_none() && job::joined().is_some_and(elsewhere) {
+        return job::elsewhere(lost.failure, ranks);
+    }
     let Failure { rank, message } = lost.failure;
     let place = format!("on rank {rank} of {ranks}");
     match lost.error {

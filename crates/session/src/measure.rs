@@ -12,11 +12,29 @@ use std::time::Duration;
 use phalanx_ir::{DType, Model, Role};
 use phalanx_script::ScheduledRun;
 
-use super::{Field, Models, Parallel, Prepared, Settings, StepData, initial};
-use phalanx_error::Result;
+use super::codec::{decoded, encoded};
+use super::{Field, Models, Parallel, Prepared, Settings, StepData, initial, job};
+use phalanx_comm::CommError;
+use phalanx_error::{Error, Problem, Result};
 
 /// Steps that are timed, after one that is not.
 const STEPS: usize = 3;
+
+/// The same, measured by one process of a job for all of them: two would measure different costs, and
+/// split the model at different places.
+pub(super) fn costs_of_job(models: &Models, settings: &Settings) -> Result<Vec<f64>> {
+    let Some(job) = job::joined() else { return costs(models, settings) };
+    let own = match job.rank() {
+        0 => encoded(&costs(models, settings)?),
+        _ => Vec::new(),
+    };
+    let given = job.from_first(own).map_err(|error| match error {
+        CommError::Aborted(failure) => job::elsewhere(failure, job.ranks()),
+        error => Error::failed(Problem::new(error.to_string())),
+    })?;
+    let broken = || Error::failed(Problem::new("rank 0 sent costs that cannot be read"));
+    decoded(&given).ok_or_else(broken)
+}
 
 /// For each instance of the model: seconds of its forward and backward for one micro-batch.
 pub(super) fn costs(models: &Models, settings: &Settings) -> Result<Vec<f64>> {

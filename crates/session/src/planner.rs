@@ -4,7 +4,9 @@
 //! other rank. Ranks that do the same are one class: the plan of one of them is checked, and stands for
 //! all.
 
+use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{Hash, Hasher};
 use std::sync::OnceLock;
 
 use phalanx_ir::Model;
@@ -147,6 +149,26 @@ impl<'a> Planner<'a> {
             }
         }
         Ok(moved.into_values().collect())
+    }
+
+    /// A number that differs between plans: processes compare it, each having planned by itself.
+    pub(crate) fn digest(&self) -> Result<u64> {
+        let (mut hasher, settings) = (DefaultHasher::new(), &self.lowered.settings);
+        let numbers = (settings.precision, settings.optimizer, settings.clip, settings.seed);
+        format!("{numbers:?}").hash(&mut hasher);
+        for class in self.classes()? {
+            class.ranks.hash(&mut hasher);
+            for (key, planned) in class.plan.scripts() {
+                key.hash(&mut hasher);
+                let script = &planned.script;
+                script.programs.iter().for_each(|entry| entry.placed.hash.hash(&mut hasher));
+                script.buffers.iter().for_each(|buffer| buffer.bytes.hash(&mut hasher));
+                for action in &script.actions {
+                    (&action.label, action.lane).hash(&mut hasher);
+                }
+            }
+        }
+        Ok(hasher.finish())
     }
 
     fn plan_at(&self, at: RankPlace) -> Result<Plan> {

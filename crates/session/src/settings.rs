@@ -184,7 +184,7 @@ impl Settings {
     /// the same places.
     pub fn measured(mut self, models: &Models) -> Result<Self> {
         if self.parallel.pipeline.split == StageSplit::Measured {
-            self.parallel.pipeline.split = StageSplit::Costs(measure::costs(models, &self)?);
+            self.parallel.pipeline.split = StageSplit::Costs(measure::costs_of_job(models, &self)?);
         }
         Ok(self)
     }

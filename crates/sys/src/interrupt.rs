@@ -4,10 +4,12 @@
 //! A lost terminal (SIGHUP) and the warnings of batch systems (SIGUSR1, SIGXCPU) ask for the same,
 //! but only once: they come several times without anybody being impatient.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 /// How many times the user has asked to stop since listening began.
 static ASKED: AtomicUsize = AtomicUsize::new(0);
+/// Whether requests are passed on to other processes.
+static PASSING: AtomicBool = AtomicBool::new(false);
 /// Files that are being written.
 static WRITING: AtomicUsize = AtomicUsize::new(0);
 
@@ -27,6 +29,18 @@ impl Drop for Listening {
     fn drop(&mut self) {
         system::remove();
     }
+}
+
+/// The same for a program that passes these requests on to others, and ends when they have: a second
+/// request does not end it.
+pub fn listen_for_others() -> Listening {
+    PASSING.store(true, Relaxed);
+    listen()
+}
+
+/// How many times the user has asked to stop.
+pub fn requests() -> usize {
+    ASKED.load(Relaxed)
 }
 
 /// Whether the user has asked to stop.
@@ -63,7 +77,7 @@ pub fn survive_file_limit() {
 
 #[cfg(unix)]
 mod system {
-    use super::{ASKED, Relaxed, WRITING};
+    use super::{ASKED, PASSING, Relaxed, WRITING};
 
     const SIGNALS: [libc::c_int; 5] =
         [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGXCPU];
@@ -107,7 +121,8 @@ mod system {
         // The second ends the process unless a file is being written, which then stops; the third
         // always ends it.
         let before = ASKED.fetch_add(1, Relaxed);
-        if before >= 2 || before == 1 && WRITING.load(Relaxed) == 0 {
+        let busy = WRITING.load(Relaxed) > 0 || PASSING.load(Relaxed);
+        if before >= 2 || before == 1 && !busy {
             // SAFETY: both calls may be made in handlers; the signal takes effect on return.
             unsafe {
                 libc::signal(signal, libc::SIG_DFL);

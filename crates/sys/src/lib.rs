@@ -12,6 +12,7 @@ pub mod interrupt;
 pub mod memory;
 pub mod mmap;
 mod poll;
+pub mod process;
 mod read;
 mod stand_in;
 mod time;

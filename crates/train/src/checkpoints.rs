@@ -3,13 +3,15 @@
 //! A checkpoint is asked for after a step, written beside the next one, brought to the disk beside
 //! the one after that, and then committed: a step waits for it only if the disk is slower.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use phalanx_checkpoint::{Folder, Manifest, SavedRecord};
 use phalanx_config::Loaded;
 use phalanx_error::{Result, bytes};
-use phalanx_session::Session;
+use phalanx_session::{Session, job};
 
 use crate::report::Report;
 
@@ -18,7 +20,8 @@ pub const CHECKPOINTS: &str = "checkpoints";
 
 /// The checkpoints of a run.
 pub(crate) struct Checkpoints {
-    root: PathBuf,
+    /// Where they are; nothing in a process that commits none, because another one of the run does.
+    root: Option<PathBuf>,
     every: usize,
     period: Option<Duration>,
     keep: usize,
@@ -49,16 +52,16 @@ pub(crate) struct Facts {
 
 /// A checkpoint that was asked for and is not committed yet.
 struct Pending {
-    folder: Folder,
+    folder: Option<Folder>,
     step: u64,
 }
 
 impl Checkpoints {
     /// The checkpoints that a configuration asks for, if any, in a run's folder.
-    pub(crate) fn new(loaded: &Loaded, run: &Path, facts: Facts) -> Option<Self> {
+    pub(crate) fn new(loaded: &Loaded, run: Option<&Path>, facts: Facts) -> Option<Self> {
         let config = &loaded.config.run;
         config.saves().then(|| Self {
-            root: run.join(CHECKPOINTS),
+            root: run.map(|run| run.join(CHECKPOINTS)),
             every: config.checkpoint_every,
             period: (config.checkpoint_minutes > 0)
                 .then(|| Duration::from_secs(60 * config.checkpoint_minutes as u64)),
@@ -82,13 +85,12 @@ impl Checkpoints {
         if self.pending.as_ref().is_some_and(|pending| step >= pending.step + 2) {
             self.commit(session, report)?;
         }
-        if !self.is_due(step) {
+        if !self.is_due(session, step)? {
             return Ok(());
         }
         self.commit(session, report)?;
-        let folder = Folder::new(&self.root, step);
-        folder.create()?;
-        session.save_beside_next_step(&folder.temporary())?;
+        let (folder, place) = self.folder(session, step)?;
+        session.save_beside_next_step(&place)?;
         self.last = Instant::now();
         self.pending = Some(Pending { folder, step });
         Ok(())
@@ -105,16 +107,34 @@ impl Checkpoints {
         if self.committed == Some(step) || step == 0 {
             return Ok(());
         }
-        let folder = Folder::new(&self.root, step);
-        folder.create()?;
-        session.save_now(&folder.temporary())?;
+        let (folder, place) = self.folder(session, step)?;
+        session.save_now(&place)?;
         self.pending = Some(Pending { folder, step });
         self.commit(session, report)
     }
 
-    fn is_due(&self, step: u64) -> bool {
-        let by_steps = self.every > 0 && step.is_multiple_of(self.every as u64);
-        by_steps || self.period.is_some_and(|period| self.last.elapsed() >= period)
+    /// Whether it is time for a checkpoint, by the clock of any process.
+    fn is_due(&self, session: &mut Session, step: u64) -> Result<bool> {
+        if self.every > 0 && step.is_multiple_of(self.every as u64) {
+            return Ok(true);
+        }
+        let Some(period) = self.period else { return Ok(false) };
+        Ok(session.largest(u64::from(self.last.elapsed() >= period))? == 1)
+    }
+
+    /// Makes the folder of a checkpoint, in the process that writes the run's folder; gives where all
+    /// processes write their files.
+    fn folder(&self, session: &mut Session, step: u64) -> Result<(Option<Folder>, PathBuf)> {
+        let folder = self.root.as_ref().map(|root| Folder::new(root, step));
+        let made = folder.as_ref().map_or(Ok(()), Folder::create);
+        let place = folder.as_ref().filter(|_| made.is_ok()).map(Folder::temporary);
+        let place = place.map(|place| std::path::absolute(&place).unwrap_or(place));
+        let place = session.from_first(place.unwrap_or_default().as_os_str().as_bytes())?;
+        made?;
+        if place.is_empty() {
+            return Err(job::reported_by_first("the folder of a checkpoint could not be made"));
+        }
+        Ok((folder, PathBuf::from(OsString::from_vec(place))))
     }
 
     /// Waits for the checkpoint that is being written, and gives it its name.
@@ -137,8 +157,9 @@ impl Checkpoints {
             kinds,
             files,
         };
-        let path = folder.commit(&manifest, &self.config, self.keep)?;
         self.committed = Some(step);
+        let Some(folder) = folder else { return Ok(()) };
+        let path = folder.commit(&manifest, &self.config, self.keep)?;
         report.saved(step, &path, &bytes(size))
     }
 }

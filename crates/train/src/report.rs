@@ -40,7 +40,8 @@ pub(crate) struct Facts {
 pub(crate) struct Report {
     output: Output,
     progress: Option<Progress>,
-    run: RunDir,
+    /// None in a process that reports nothing, because another one of the run does.
+    run: Option<RunDir>,
     facts: Facts,
     plot: LossPlot,
     loss_z: ZScore,
@@ -55,7 +56,8 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub(crate) fn new(output: Output, run: RunDir, facts: Facts, plot: LossPlot) -> Self {
+    pub(crate) fn new(output: Output, run: Option<RunDir>, facts: Facts, plot: LossPlot) -> Self {
+        let output = if run.is_some() { output } else { Output::Silent };
         let stream = match output {
             Output::People => Some(OutputStream::Stdout),
             Output::Json => Some(OutputStream::Stderr),
@@ -77,14 +79,19 @@ impl Report {
         }
     }
 
-    /// The run's folder.
-    pub(crate) fn dir(&self) -> &Path {
-        self.run.path()
+    /// The run's folder, to write to; nothing in a process that writes nothing.
+    pub(crate) fn folder(&self) -> Option<&RunDir> {
+        self.run.as_ref()
     }
 
-    /// The run's folder, to write to.
-    pub(crate) fn folder(&self) -> &RunDir {
-        &self.run
+    /// Whether a line of the metrics could not be written.
+    pub(crate) fn broken(&self) -> bool {
+        self.run.as_ref().is_some_and(RunDir::broken)
+    }
+
+    /// Appends a line to the metrics.
+    fn append(&mut self, json: &str) -> Result<()> {
+        self.run.as_mut().map_or(Ok(()), |run| run.append(json))
     }
 
     /// Shows a line of the header to people.
@@ -115,7 +122,7 @@ impl Report {
         self.facts.gemm_seconds = self.facts.gemm_seconds.map(|gemm| gemm.min(seconds));
         self.plot.losses.push((step.step, step.loss));
         let json = step.to_json();
-        self.run.append(&json)?;
+        self.append(&json)?;
         self.print(&json);
         let (loss_z, grad_norm_z) = (self.loss_z.push(step.loss), self.norm_z.push(step.grad_norm));
         let last = self.facts.steps;
@@ -150,7 +157,7 @@ impl Report {
         self.plot.held_out.push((after_step, val_loss));
         self.evaluated = Some(val_loss);
         let json = evaluation.to_json();
-        self.run.append(&json)?;
+        self.append(&json)?;
         self.print(&json);
         let floor = match self.plot.entropy_floor {
             Some(floor) => {
@@ -167,7 +174,7 @@ impl Report {
         self.resumed_at = at_step as usize;
         self.plot.losses = earlier;
         let json = Resumed { at_step }.to_json();
-        self.run.append(&json)?;
+        self.append(&json)?;
         self.print(&json);
         Ok(())
     }
@@ -176,7 +183,7 @@ impl Report {
     pub(crate) fn saved(&mut self, step: u64, path: &Path, size: &str) -> Result<()> {
         let line = SavedLine { after_step: step, path: path.display().to_string() };
         let json = line.to_json();
-        self.run.append(&json)?;
+        self.append(&json)?;
         self.print(&json);
         self.line(&format!("checkpoint after step {step}: {} ({size})", line.path));
         Ok(())
@@ -210,7 +217,7 @@ impl Report {
     /// Reports how far one rank and many ranks differ.
     pub(crate) fn one_rank(&mut self, compared: OneRank, bound: f64) -> Result<()> {
         let json = compared.to_json();
-        self.run.append(&json)?;
+        self.append(&json)?;
         self.print(&json);
         let OneRank { steps, loss_max_rel } = compared;
         let steps = counted(steps, "step");
@@ -227,7 +234,7 @@ impl Report {
 
     /// Writes the plot, and reports the whole run.
     pub(crate) fn finish(mut self, parameters: u64, tokens_per_step: u64) -> Result<Summary> {
-        self.run.write_plot(&self.plot)?;
+        self.run.as_ref().map_or(Ok(()), |run| run.write_plot(&self.plot))?;
         let loss = |step: Option<&(usize, f64)>| step.map_or(f64::NAN, |(_, loss)| *loss);
         let seconds = self.spent.as_secs_f64();
         let steps = self.plot.losses.len();
@@ -246,11 +253,11 @@ impl Report {
             gemm_rate_fraction: self.facts.gemm_seconds.map(|gemm| gemm * taken as f64 / seconds),
             planned_bytes: Some(self.facts.planned),
             peak_rss_bytes: phalanx_sys::memory::peak_resident_bytes(),
-            run_dir: Some(self.dir().display().to_string()),
+            run_dir: self.run.as_ref().map(|run| run.path().display().to_string()),
             trace: self.traced.as_ref().map(|written| written.file.display().to_string()),
         };
         let json = summary.to_json();
-        self.run.append(&json)?;
+        self.append(&json)?;
         if let Some(progress) = &mut self.progress {
             progress.finish();
         }

@@ -9,6 +9,7 @@ use phalanx_sys::interrupt;
 
 use phalanx_error::{Error, Problem, Result};
 use phalanx_session::corpus::with_step_data;
+use phalanx_session::job;
 use phalanx_session::{Session, StepData, StepResult};
 
 /// Gives one batch after the other.
@@ -70,12 +71,32 @@ pub fn take_steps(
         }
         last = Some(result.loss);
         let taken = TrainedStep { step, result, lr, time };
-        let go_on = observe(session, taken)?;
-        if go_on.is_break() || interrupt::requested() {
-            break;
+        let observed = observe(session, taken);
+        let wish = match &observed {
+            Err(_) => Wish::Fail,
+            Ok(flow) if flow.is_break() || interrupt::requested() => Wish::Stop,
+            Ok(_) => Wish::GoOn,
+        };
+        // All processes end after the same step, whichever of them was asked to.
+        let agreed = session.largest(wish as u64)?;
+        if let Err(error) = observed {
+            return Err(error);
+        }
+        match agreed {
+            0 => {}
+            1 => break,
+            _ => return Err(job::reported_by_first("a file could not be written")),
         }
     }
     Ok(())
+}
+
+/// What a process wants after a step; the largest wish of all processes holds.
+#[derive(Clone, Copy)]
+enum Wish {
+    GoOn,
+    Stop,
+    Fail,
 }
 
 /// `remedies` are settings, besides the learning rate, that might help and are not yet on.

@@ -1,6 +1,8 @@
 //! A training run, from a configuration to a folder of results.
 
 use std::collections::BTreeMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -26,6 +28,7 @@ use phalanx_inspect::trace::{Tracing, traced_step};
 use phalanx_models::hf;
 use phalanx_session::corpus;
 use phalanx_session::host;
+use phalanx_session::job::{self, FailedElsewhere};
 use phalanx_session::network::{Network, describe_step};
 use phalanx_session::rate::LearningRate;
 use phalanx_session::{Backend, FULL, Lowered, Restored, Session, Settings};
@@ -35,6 +38,8 @@ pub use crate::report::Output;
 /// Trains as the configuration says. Whatever can be refused is refused before the run's folder
 /// is made and before anything is printed. One step is measured and written to `trace`, if there is
 /// one: see [`trace`](phalanx_inspect::trace).
+///
+/// In a job of several processes all of them call this; the one of rank 0 alone writes and reports.
 pub fn train(loaded: &Loaded, output: Output, trace: Option<&Path>) -> Result<Summary> {
     run(loaded, output, trace, None)
 }
@@ -63,36 +68,42 @@ fn run(
     trace: Option<&Path>,
     resumed: Option<&Resume>,
 ) -> Result<Summary> {
-    let tracing = trace.map(Tracing::new).transpose()?;
+    let first = job::is_first();
+    job::fits(loaded.config.parallel.ranks().get())?;
+    let tracing = trace.filter(|_| first).map(Tracing::new).transpose()?;
     let mut run = Run::prepare(loaded, tracing, resumed)?;
-    RunDir::check_room(loaded, run.weight_bytes())?;
+    run.agree(trace.is_some())?;
     let _listening = interrupt::listen();
-    let (folder, earlier) = open_folder(loaded, resumed)?;
+    let (folder, earlier) = match first {
+        true => {
+            RunDir::check_room(loaded, run.weight_bytes())?;
+            let (folder, earlier) = open_folder(loaded, resumed)?;
+            (Some(folder), earlier)
+        }
+        false => (None, Vec::new()),
+    };
     let mut report = Report::new(output, folder, run.facts(), run.plot());
     if let Some(resumed) = resumed {
         report.resumed(resumed.steps(), earlier)?;
     }
-    run.checkpoints = Checkpoints::new(loaded, report.dir(), run.checkpoint_facts(resumed));
-    for line in run.header(report.dir().display().to_string(), resumed) {
+    let dir = report.folder().map(|folder| folder.path().to_path_buf());
+    let facts = run.checkpoint_facts(resumed);
+    run.checkpoints = Checkpoints::new(loaded, dir.as_deref(), facts);
+    for line in dir.into_iter().flat_map(|dir| run.header(dir.display().to_string(), resumed)) {
         report.header(&line);
     }
     run.measure_products(&mut report);
     if let Err(error) = run.steps(&mut report) {
-        return Err(match report.folder().broken() {
-            // Metrics cannot be written any more, but the weights may still be saved.
-            true => error.because(run.save_after_error(&report)),
-            false => error,
-        });
+        return Err(run.after_error(&report, error));
     }
     if run.stopped_early() {
         report.line("stopping: the weights are being written (Ctrl-C again to stop without them)");
     }
     let saved = run.save_checkpoint(&mut report);
     // The weights are written first, so that no later error can lose them.
-    if let Err(error) = run.save(&report.folder().weights()) {
-        return Err(error.because(run.save_elsewhere(&report)));
-    }
-    let safe = format!("the weights are safe in {}", report.folder().weights().display());
+    run.save_or_rescue(&report)?;
+    let weights = report.folder().map(|folder| folder.weights().display().to_string());
+    let safe = format!("the weights are safe in {}", weights.unwrap_or_default());
     let (stopped, parameters) = (run.stopped_early(), run.parameters as u64);
     let traced = run.traced(&mut report).map_err(|error| error.because(&safe));
     let compared = match stopped {
@@ -102,7 +113,10 @@ fn run(
     let tokens_per_step = loaded.config.train.tokens_per_step() as u64;
     let summary = report.finish(parameters, tokens_per_step).map_err(|e| e.because(safe))?;
     if stopped {
-        return Err(Error::failed(stopped_early(loaded, &summary)));
+        return Err(match first {
+            true => Error::failed(stopped_early(loaded, &summary)),
+            false => job::reported_by_first("stopped on request"),
+        });
     }
     saved?;
     traced?;
@@ -141,9 +155,10 @@ impl<'a> Run<'a> {
         let backend = host::own_machine();
         let prepared = memory_advice::prepare(loaded, &network, &models, &lowered, &*backend)?;
         let replay = match resumed {
-            None => Replay::prepare(loaded, &models, &lowered.settings)?,
-            // Its first steps were taken earlier.
-            Some(_) => None,
+            // Where ranks are processes, one of them repeats steps for all.
+            None if job::is_first() => Replay::prepare(loaded, &models, &lowered.settings)?,
+            // The first steps of a run that goes on were taken earlier.
+            _ => None,
         };
         let corpus = corpus::open(loaded)?;
         let samples = resumed.map_or(0, |resumed| resumed.checkpoint.manifest().samples);
@@ -152,7 +167,7 @@ impl<'a> Run<'a> {
             true => corpus::held_out(loaded, &corpus)?,
             false => Vec::new(),
         };
-        let mut session = match resumed {
+        let session = match resumed {
             None => prepared.start(&*network.start())?,
             Some(Resume { checkpoint, .. }) => {
                 let optimizer = &lowered.settings.optimizer;
@@ -160,9 +175,6 @@ impl<'a> Run<'a> {
                 prepared.resume(&source, checkpoint.manifest().step)?
             }
         };
-        if tracing.is_some() {
-            session.trace_at(traced_step(config.train.steps.get()) as u64);
-        }
         Ok(Self {
             loaded,
             network,
@@ -177,6 +189,23 @@ impl<'a> Run<'a> {
             tracing,
             checkpoints: None,
         })
+    }
+
+    /// Makes sure that all processes of the run do the same, and lets them trace the same step.
+    fn agree(&mut self, traces: bool) -> Result<()> {
+        let config = &self.loaded.config;
+        let mut digest = DefaultHasher::new();
+        // Where results go concerns one process alone.
+        let (text, seed) = (config.to_toml(), config.run.seed);
+        let sections = text.split("\n[").filter(|section| !section.starts_with("run]"));
+        sections.for_each(|section| section.hash(&mut digest));
+        (traces, seed, self.session.steps()).hash(&mut digest);
+        (config.run.checkpoint_every, config.run.checkpoint_minutes).hash(&mut digest);
+        self.session.agree("the configuration", digest.finish())?;
+        if traces {
+            self.session.trace_at(traced_step(config.train.steps.get()) as u64);
+        }
+        Ok(())
     }
 
     fn facts(&self) -> Facts {
@@ -315,16 +344,19 @@ impl<'a> Run<'a> {
                 tokens_per_s: train.tokens_per_step() as f64 / time.as_secs_f64(),
                 step_ms: 1e3 * time.as_secs_f64(),
             };
-            report.step(line, time)?;
+            // An error of the report concerns one process; so all evaluate before it counts.
+            let mut reported = report.step(line, time);
             tracing.iter_mut().for_each(|tracing| tracing.look(session));
             if every > 0 && (step % every == 0 || step == steps) {
                 let val_loss = corpus::mean_loss(held_out, |data| session.evaluate(data))?;
-                report.evaluation(EvaluationLine { after_step: step, val_loss })?;
+                let line = EvaluationLine { after_step: step, val_loss };
+                reported = reported.and_then(|()| report.evaluation(line));
             }
             if let Some(checkpoints) = checkpoints.as_mut().filter(|_| step < steps) {
-                checkpoints.after_step(session, step as u64, report)?;
+                let saved = checkpoints.after_step(session, step as u64, report);
+                reported = reported.and(saved);
             }
-            Ok(ControlFlow::Continue(()))
+            reported.map(ControlFlow::Continue)
         };
         take_steps(session, &mut self.loader, steps, |step| rate.at(step), observe)
     }
@@ -338,22 +370,55 @@ impl<'a> Run<'a> {
         (self.session.steps() as usize) < self.loaded.config.train.steps.get()
     }
 
-    /// Tries to save the weights of a run whose folder cannot be written any more, and says whether
-    /// it worked.
-    fn save_after_error(&mut self, report: &Report) -> String {
-        let weights = report.folder().weights();
-        match self.save(&weights) {
-            Ok(()) => self.safe_in(&weights),
-            Err(_) => self.save_elsewhere(report),
+    /// The error that the run ends with when a step has failed.
+    fn after_error(&mut self, report: &Report, error: Error) -> Error {
+        if let (true, Some(folder)) = (report.broken(), report.folder()) {
+            // Metrics cannot be written any more, but the weights may still be saved.
+            let saved = self.on_first(|run| {
+                let weights = folder.weights();
+                match run.save(&weights) {
+                    Ok(()) => run.safe_in(&weights),
+                    Err(_) => run.save_elsewhere(folder),
+                }
+            });
+            return error.because(saved.ok().flatten().unwrap_or_default());
         }
+        if error.cause::<FailedElsewhere>().is_some() && !job::is_first() {
+            // Rank 0 may want to save the weights; if it does not, this ends at once.
+            let _ = self.session.follow();
+        }
+        error
+    }
+
+    /// Saves the weights, in another folder if the run's cannot be written.
+    fn save_or_rescue(&mut self, report: &Report) -> Result<()> {
+        let saved = self.on_first(|run| match report.folder() {
+            None => Ok(()),
+            Some(folder) => {
+                let saved = run.save(&folder.weights());
+                saved.map_err(|error| error.because(run.save_elsewhere(folder)))
+            }
+        });
+        saved?.unwrap_or(Ok(()))
+    }
+
+    /// Does something in the process that writes files; the others give what they hold.
+    fn on_first<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Result<Option<T>> {
+        if !self.session.lead() {
+            self.session.follow()?;
+            return Ok(None);
+        }
+        let done = work(self);
+        self.session.release()?;
+        Ok(Some(done))
     }
 
     /// Tries to save weights that cannot be written to the run's folder in another one, and says
     /// what became of them.
-    fn save_elsewhere(&mut self, report: &Report) -> String {
+    fn save_elsewhere(&mut self, folder: &RunDir) -> String {
         // Who asks twice to stop does not want the weights.
         let wanted = !interrupt::requested_twice();
-        let saved = wanted.then(|| report.folder().rescue(|path| self.save(path).is_ok()));
+        let saved = wanted.then(|| folder.rescue(|path| self.save(path).is_ok()));
         match saved.flatten() {
             Some(weights) => self.safe_in(&weights),
             None => {

@@ -40,6 +40,8 @@ pub(super) struct Endpoint {
     free: Vec<u32>,
     /// The calls that have not ended, in the order of their start.
     pub(super) order: Vec<u32>,
+    /// A rank that was found to have left.
+    pub(super) gone: Option<usize>,
     /// The call, by group and number, that was found not to match here.
     pub(super) mismatch: Option<(usize, u64)>,
     /// The call that another rank has found not to match.
@@ -79,6 +81,7 @@ impl Endpoint {
             calls: Vec::new(),
             free: Vec::new(),
             order: Vec::new(),
+            gone: None,
             mismatch: None,
             doubt: None,
             traffic: Traffic::default(),
@@ -136,7 +139,9 @@ impl Endpoint {
         let mismatch = self.mismatch.take();
         self.doubt = None;
         let message = error.to_string().into();
-        self.stop_others(Failure { rank: self.shared.rank, message }, mismatch);
+        // A rank that left without a word is the one to look at, not the one that noticed.
+        let rank = self.gone.unwrap_or(self.shared.rank);
+        self.stop_others(Failure { rank, message }, mismatch);
         error
     }
 

@@ -37,6 +37,9 @@ pub(super) enum Phase {
 /// Bytes before the body of a frame: how long the body is, and what kind of frame.
 const HEAD: usize = 5;
 
+/// The most bytes of a frame's body.
+const MOST: usize = 16 << 20;
+
 /// No channel, no site, no mismatch.
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -91,6 +94,9 @@ impl Frame {
     pub(super) fn read(bytes: &[u8]) -> Result<Option<(Frame, usize)>, &'static str> {
         let Some((head, rest)) = bytes.split_at_checked(HEAD) else { return Ok(None) };
         let len = Body(head).take32().ok_or(BROKEN)? as usize;
+        if len > MOST {
+            return Err(BROKEN);
+        }
         let Some(body) = rest.get(..len) else { return Ok(None) };
         let frame = Body(body).frame(head[4]).ok_or(BROKEN)?;
         Ok(Some((frame, HEAD + len)))
@@ -238,5 +244,6 @@ mod tests {
             at += len;
         }
         assert_eq!((at, Frame::read(&[0, 0, 0, 0, 9])), (bytes.len(), Err(BROKEN)));
+        assert_eq!(Frame::read(&[255, 255, 255, 255, 3]), Err(BROKEN));
     }
 }

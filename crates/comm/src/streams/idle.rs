@@ -65,10 +65,11 @@ impl Endpoint {
     }
 
     /// Fails if a rank that some call still needs has closed its stream.
-    fn check_streams(&self, waited: Duration) -> Result<(), CommError> {
+    fn check_streams(&mut self, waited: Duration) -> Result<(), CommError> {
         for &index in &self.order {
             let gone = |rank: usize| self.links[rank].gone.then_some(rank);
             if let Some(gone) = self.late(index).into_iter().find_map(gone) {
+                self.gone = Some(gone);
                 return Err(self.missing(index, waited, Some(gone)));
             }
         }

@@ -1,4 +1,4 @@
-//! Starts ranks that share no memory; for now in one process.
+//! Starts ranks that share no memory: all of one process, or one whose streams are open already.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -53,6 +53,17 @@ impl Streams {
         };
         Ok(streams.into_iter().zip(cores).enumerate().map(local).collect())
     }
+}
+
+/// The endpoint of a rank with these streams, by rank; none to itself.
+pub(crate) fn over_streams<S: Stream + 'static>(
+    rank: usize,
+    streams: Vec<Option<S>>,
+    options: Options,
+) -> Box<dyn Communicator> {
+    let boxed = |stream: Option<S>| stream.map(|stream| -> Box<dyn Stream> { Box::new(stream) });
+    let streams = streams.into_iter().map(boxed).collect();
+    Box::new(Endpoint::new(rank, streams, options))
 }
 
 impl Launcher for Streams {

@@ -9,9 +9,9 @@
 //! Part `i` of a reduction goes to rank `i`, which adds in the order of the group with the same
 //! kernel as threads: the bits are the same. For an `all_reduce` the results are sent back.
 //!
-//! Nothing here depends on where the other rank is. For now the launcher makes socket pairs inside
-//! a process; connections between hosts are streams too, and the test of random schedules has its
-//! own streams.
+//! Nothing here depends on where the other rank is. The launcher here makes socket pairs inside a
+//! process; processes on one or several hosts bring their own connections, and the test of random
+//! schedules has its own streams.
 
 mod calls;
 mod endpoint;
@@ -26,3 +26,4 @@ mod region;
 mod wire;
 
 pub use launcher::Streams;
+pub(crate) use launcher::over_streams;

@@ -3,6 +3,8 @@
 
 mod busy;
 mod conformance;
+mod environments;
+mod processes;
 mod same;
 mod streams;
 mod suite;

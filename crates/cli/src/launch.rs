@@ -1,0 +1,75 @@
+//! Ranks as processes: starting them, and taking part as one of them.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::CommandFactory;
+use phalanx::config::{Loaded, RankKind};
+use phalanx::error::{Error, Problem, Result};
+use phalanx::session::{job, launch};
+
+use crate::args::Args;
+
+/// How a command goes on.
+pub(crate) enum Begun {
+    /// It runs in this process, which may be one of several.
+    Here(Box<Loaded>),
+    /// It has run in processes that this one started, which ended with this exit code.
+    Done(u8),
+}
+
+/// Finds out what a configuration asks of ranks: joins the processes that others have started, or
+/// starts them. A bad configuration is reported after that, because one process does it for all.
+pub(crate) fn begin(loaded: Result<Loaded>) -> Result<Begun> {
+    let timeout = |loaded: &Loaded| Duration::from_secs(loaded.config.run.timeout_s.get() as u64);
+    let wait = loaded.as_ref().map_or(job::TIMEOUT, timeout);
+    let kind = loaded.as_ref().map_or(RankKind::Threads, |loaded| loaded.config.run.ranks);
+    let chosen = loaded.as_ref().is_ok_and(|loaded| loaded.by_user("run.ranks"));
+    if kind == RankKind::Threads && chosen {
+        job::stay_alone();
+        return Ok(Begun::Here(Box::new(loaded?)));
+    }
+    let job = job::join(wait)?;
+    let loaded = loaded?;
+    let ranks = loaded.config.parallel.ranks().get();
+    match kind {
+        _ if job.is_some() => Ok(Begun::Here(Box::new(loaded))),
+        RankKind::Processes if ranks > 1 => {
+            let program = launch::this_program(std::env::args_os().skip(1))?;
+            launch::launch(ranks, &program).map(Begun::Done)
+        }
+        RankKind::Env if ranks > 1 => {
+            let problem = Problem::new("run.ranks = \"env\", but no variable says which rank this is")
+                .because("expected RANK and WORLD_SIZE, or those of srun or mpirun")
+                .fix("start it with torchrun --no-python, srun or phalanx launch, or set RANK, WORLD_SIZE, \
+                      MASTER_ADDR and MASTER_PORT");
+            Err(Error::refused(loaded.located("run.ranks", problem)))
+        }
+        _ => Ok(Begun::Here(Box::new(loaded))),
+    }
+}
+
+/// `phalanx launch`: starts processes, and gives the exit code of the job.
+pub(crate) fn run(ranks: usize, exec: bool, words: &[OsString]) -> Result<u8> {
+    let [first, rest @ ..] = words else {
+        return Err(Error::refused(Problem::new("no command is given")));
+    };
+    if exec {
+        let (file, args) = (first.clone(), rest.to_vec());
+        return launch::launch(ranks, &launch::Launched { file, args, is_own: false });
+    }
+    let known: Vec<String> =
+        Args::command().get_subcommands().map(|own| own.get_name().to_owned()).collect();
+    match known.iter().any(|name| *first == **name) && first != "launch" {
+        true => launch::launch(ranks, &launch::this_program(words)?),
+        false => {
+            let first = first.to_string_lossy();
+            let problem =
+                Problem::new(format!("`{first}` is not a command that phalanx can launch"))
+                    .because(format!("commands: {}", known.join(", ")));
+            Err(Error::refused(
+                problem.fix("for another program: phalanx launch -n N --exec PROGRAM …"),
+            ))
+        }
+    }
+}

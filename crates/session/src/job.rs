@@ -1,0 +1,131 @@
+//! The job that this process is one of: its other processes run the same program, each with its own
+//! rank.
+//!
+//! A process belongs to one job for all its life, or to none. It joins it before it makes a session;
+//! from then on a session whose layout has as many ranks as the job runs on all processes, and a
+//! session of one rank (the reference of `verify`) runs in each of them.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use phalanx_comm::{BadEnvironment, CommError, Environment, Failure, Job};
+use phalanx_error::{Error, Problem, Result};
+
+/// How long processes wait for each other, if no configuration says it.
+pub const TIMEOUT: Duration = Duration::from_secs(100);
+
+/// How long a process that ends waits for another's last words.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+static JOB: OnceLock<Option<Arc<Job>>> = OnceLock::new();
+
+/// Who this process is, by its environment; nothing if it is alone.
+pub fn environment() -> Result<Option<Environment>> {
+    let found = Environment::find(&|name| std::env::var(name).ok());
+    found.map_err(|BadEnvironment { problem, fix }| Error::refused(Problem::new(problem).fix(fix)))
+}
+
+/// Meets the other processes of the job that the environment names, at the first call; waits at most
+/// this long for them. Gives the job, or nothing if this process is alone.
+pub fn join(wait: Duration) -> Result<Option<Arc<Job>>> {
+    if let Some(known) = JOB.get() {
+        return Ok(known.clone());
+    }
+    let Some(own) = environment()? else { return Ok(JOB.get_or_init(|| None).clone()) };
+    let job = Job::meet(&own, wait).map_err(|error| match error {
+        CommError::Aborted(failure) => elsewhere(failure, own.ranks),
+        CommError::Meeting { problem, fix } => Error::refused(Problem::new(problem).fix(fix)),
+        error => Error::refused(Problem::new(error.to_string())),
+    })?;
+    Ok(JOB.get_or_init(|| Some(Arc::new(job))).clone())
+}
+
+/// Makes this process one that is alone, whatever the environment says.
+pub fn stay_alone() {
+    JOB.get_or_init(|| None);
+}
+
+/// The job that this process has joined.
+pub fn joined() -> Option<&'static Arc<Job>> {
+    JOB.get().and_then(Option::as_ref)
+}
+
+/// Whether this process writes files and reports: the process of rank 0, and one that is alone.
+pub fn is_first() -> bool {
+    joined().is_none_or(|job| job.rank() == 0)
+}
+
+/// Refuses a layout that has another number of ranks than the job has processes.
+pub fn fits(ranks: usize) -> Result<()> {
+    let Some(job) = joined().filter(|job| job.ranks() != ranks) else { return Ok(()) };
+    let processes = job.ranks();
+    Err(Error::refused(
+        Problem::new(format!(
+            "the layout has {ranks} rank{}, but the job has {processes} processes",
+            if ranks == 1 { "" } else { "s" }
+        ))
+        .because("dp × tp × cp × pp is the number of ranks, and every process is one rank")
+        .fix(format!(
+            "start {ranks} processes, or set parallel.dp, tp, cp and pp so that their product is \
+             {processes}"
+        )),
+    ))
+}
+
+/// The cause of an error that happened in another process, which reports it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FailedElsewhere {
+    /// The rank where it happened.
+    pub rank: usize,
+}
+
+impl fmt::Display for FailedElsewhere {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "it happened in the process of rank {}", self.rank)
+    }
+}
+
+impl std::error::Error for FailedElsewhere {}
+
+/// The error of a process whose part is done, where rank 0 has failed and says why.
+pub fn reported_by_first(what: &str) -> Error {
+    elsewhere(Failure { rank: 0, message: what.into() }, joined().map_or(1, |job| job.ranks()))
+}
+
+/// The error of a process that was stopped by another.
+pub(crate) fn elsewhere(Failure { rank, message }: Failure, ranks: usize) -> Error {
+    let place = format!("on rank {rank} of {ranks}");
+    let problem = Problem::new(message.to_string()).because(place);
+    Error::failed(problem.caused_by(FailedElsewhere { rank }))
+}
+
+/// Tells the other processes how this one ends, and says whether it should report its error: an
+/// error of the job is reported once, by the process where it happened. Nothing is to be reported
+/// if all went well.
+pub fn end(error: Option<&Error>) -> bool {
+    let Some(error) = error else {
+        if let Some(job) = joined() {
+            job.end("");
+        }
+        return false;
+    };
+    let told = error.cause::<FailedElsewhere>();
+    let Some(job) = joined() else {
+        // Ranks that could not meet: the one that found out reports it.
+        return told.is_none();
+    };
+    let report = match (told, job.rank()) {
+        // If that process has died without a word, this one reports it, unless a launcher does.
+        (Some(FailedElsewhere { rank }), 0) => {
+            let words = job.ended(*rank, LAST_WORDS);
+            words.is_none() && !job.environment().launched
+        }
+        (Some(_), _) => false,
+        (None, _) => true,
+    };
+    let text = if report { error.to_string() } else { String::new() };
+    job.end(&text);
+    // What rank 0 has reported, such as a bad configuration, is not reported again.
+    report && (job.rank() == 0 || job.ended(0, LAST_WORDS).is_none_or(|words| words.is_empty()))
+}
