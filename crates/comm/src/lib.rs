@@ -3,7 +3,8 @@
 //! A [`Group`] is an ordered list of ranks. Every rank holds one endpoint, a [`Communicator`]; it
 //! starts calls ([`Call`] is plain data) and waits for them. A [`Launcher`] starts the ranks of
 //! this process, and a [`RankPool`] runs them. With [`Threads`] every rank reads directly from the
-//! others' memory, without intermediate copies; with [`Streams`] ranks share no memory. Reductions
+//! others' memory, without intermediate copies; with [`SharedWorld`] ranks are processes that share
+//! some of it; with [`Streams`] ranks share no memory. Reductions
 //! are done in the order of the group, so their bits are the same on every rank and in every run. A
 //! wrong, late or missing call is an error that names the ranks. See `docs/communication.md`.
 
@@ -39,6 +40,6 @@ pub use launch::{Launcher, LocalRank};
 pub use rank_pool::{PoolFailure, RankPool, run_ranks};
 pub use site::Site;
 pub use streams::Streams;
-pub use threads::{Options, Threads, Waiting};
+pub use threads::{Options, SharedWorld, Threads, Waiting};
 pub use traffic::{Traffic, TrafficCount};
 pub use volume::{Algorithm, volume};

@@ -29,7 +29,12 @@ unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
+const PAGE: usize = SharedMemory::PAGE;
+
 impl SharedMemory {
+    /// A multiple of the size of a page on every system.
+    pub const PAGE: usize = 64 << 10;
+
     /// New memory of this many bytes, all zero. Its size is final.
     pub fn create(bytes: usize) -> Result<Self, SysError> {
         let path = PathBuf::from("shared memory");
@@ -125,9 +130,6 @@ impl Drop for SharedMemory {
         system::unmap(self.base, self.len);
     }
 }
-
-/// A multiple of the size of a page on every system with this facility.
-const PAGE: usize = 64 << 10;
 
 /// The largest file that this process may make (`ulimit -f`); `None` without a limit.
 pub fn file_limit() -> Option<u64> {
