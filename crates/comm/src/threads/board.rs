@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::entries::{self, Key, Publisher};
-use super::wall::Wall;
+use super::wall::{Origin, Wall};
 use crate::blocks::Strides;
 use crate::call::{Call, CollectiveOp};
 use crate::error::{CommError, Side};
@@ -62,6 +62,7 @@ pub(super) struct Board {
     rings: Box<[Cell<*const Ring>]>,
     /// For each member the last entry of its list that was looked at.
     looked: Box<[Cell<u64>]>,
+    origin: Origin,
     wall: Arc<Wall>,
 }
 
@@ -81,7 +82,8 @@ impl Board {
             |&rank: &usize| if rank == own.rank { ring.as_ptr().cast_const() } else { NOT_FOUND };
         let rings = group.ranks().iter().map(found).map(Cell::new).collect();
         let looked = group.ranks().iter().map(|_| Cell::new(0)).collect();
-        Ok(Self { group, name, id, channel, depth, rings, looked, wall })
+        let origin = wall.origin;
+        Ok(Self { group, name, id, channel, depth, rings, looked, origin, wall })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -177,7 +179,7 @@ impl Board {
     /// Where this rank sees a spot that a member has posted.
     #[inline(always)]
     pub(super) fn at(&self, spot: u64) -> *mut u8 {
-        self.wall.at(spot)
+        self.origin.at(spot)
     }
 
     fn site(&self, member: usize, id: u32) -> Site {

@@ -11,7 +11,7 @@ use super::entries::Publisher;
 use super::idle::{Goal, Waited};
 use super::movement::Scratch;
 use super::progress::{Outstanding, Stage};
-use super::staging::{NoRoom, Staged, Staging};
+use super::staging::{NoRoom, Staging};
 use super::world::{Shared, Stopper};
 use crate::call::{Call, CollectiveOp};
 use crate::communicator::{Busy, Communicator, Handle, Stop};
@@ -203,12 +203,13 @@ impl Endpoint {
         if !self.groups[group].has_room() {
             self.wait_until(Goal::Room(group))?;
         }
-        self.own.name(&self.shared.wall, call.site)?;
-        // SAFETY: the caller follows the rules of `start`, and the call is valid.
-        let staged = unsafe { self.stage(call, send, receive)? };
-        let buffers = staged.as_ref().map(|staged| (staged.send, staged.receive.cast_const()));
-        let (send, receive) = buffers.unwrap_or((send, receive.cast_const()));
-        let (send, receive) = (self.shared.wall.spot(send), self.shared.wall.spot(receive));
+        let (send, receive, is_staged) = match self.staging {
+            None => (send, receive, false),
+            // SAFETY: the caller follows the rules of `start`, and the call is valid.
+            Some(_) => unsafe { self.share(call, send, receive)? },
+        };
+        let origin = self.shared.wall.origin;
+        let (send, receive) = (origin.spot(send), origin.spot(receive));
         let local = &mut self.groups[group];
         let (sequence, posting) = (local.posted, Posting::of(call, send, receive));
         local.posted += 1;
@@ -217,52 +218,43 @@ impl Endpoint {
         unsafe { local.board.post(local.me, sequence, posting, call.op) };
         self.shared.wake_members(&local.board, local.me);
         let (target, tag, stage) = (call.blocks.target, call.tag, Stage::Arrive);
-        let is_staged = staged.is_some();
         let call = Outstanding { group, sequence, stage, seen: 0, posting, target, tag, is_staged };
         let index = self.store(call);
-        if let (Some(staged), Some(staging)) = (staged, &mut self.staging) {
-            staging.began(index as usize, staged);
+        if let (true, Some(staging)) = (is_staged, &mut self.staging) {
+            staging.began(index as usize);
         }
         Ok(Handle(index))
     }
 
-    /// Copies what lies in memory that others do not see to where they do, once there is room.
+    /// Publishes what other processes need to know of a call: the name of its site, and what lies in
+    /// memory that they do not see, once there is room. Gives where both buffers are, and whether
+    /// one was replaced.
     ///
     /// # Safety
     /// As for `start`; and the call is valid.
-    #[inline(always)]
-    unsafe fn stage(
+    unsafe fn share(
         &mut self,
         call: &Call<'_>,
         send: *const u8,
         receive: *mut u8,
-    ) -> Result<Option<Staged>, CommError> {
-        // SAFETY: the caller's promises are passed on.
-        if self.staging.is_none() { Ok(None) } else { unsafe { self.restage(call, send, receive) } }
-    }
-
-    /// # Safety
-    /// As for `stage`.
-    unsafe fn restage(
-        &mut self,
-        call: &Call<'_>,
-        send: *const u8,
-        receive: *mut u8,
-    ) -> Result<Option<Staged>, CommError> {
+    ) -> Result<(*const u8, *mut u8, bool), CommError> {
+        self.own.name(&self.shared.wall, call.site)?;
         let local = &self.groups[call.group.index()];
         let place = (local.board.len(), local.me);
-        while let Some(staging) = &self.staging {
+        while let Some(staging) = &mut self.staging {
             // SAFETY: the caller's promises are passed on.
-            let no_room = match unsafe { staging.stage(call, place, send, receive) } {
-                Ok(staged) => return Ok(staged),
-                Err(no_room) => no_room,
-            };
-            match staging.outstanding() {
-                0 => return Err(self.too_large(call, &no_room)),
-                calls => self.wait_until(Goal::Staging(calls))?,
+            match unsafe { staging.stage(call, place, send, receive) } {
+                Ok(buffers) => return Ok(buffers),
+                Err(no_room) if staging.outstanding() == 0 => {
+                    return Err(self.too_large(call, &no_room));
+                }
+                Err(_) => {
+                    let goal = Goal::Staging(staging.outstanding());
+                    self.wait_until(goal)?;
+                }
             }
         }
-        Ok(None)
+        Ok((send, receive, false))
     }
 
     #[cold]

@@ -111,7 +111,7 @@ impl Publisher {
 
     /// Makes an entry visible to all; gives its spot.
     fn append(&mut self, wall: &Wall, entry: NonNull<u8>) -> u64 {
-        let spot = wall.spot(entry.as_ptr());
+        let spot = wall.origin.spot(entry.as_ptr());
         // As strong as the stamps of slots: a sleeper must not miss a ring any more than a call.
         link(wall, self.rank, self.last).store(spot, Ordering::SeqCst);
         self.last = spot;
@@ -144,7 +144,7 @@ pub(super) fn find_ring(
         if entry.kind == RING
             && entry.number == key.number()
             && entry.ranks() == key.group.ranks()
-            && let Some(start) = NonNull::new(wall.at(spot))
+            && let Some(start) = NonNull::new(wall.origin.at(spot))
         {
             // SAFETY: the ring follows the ranks, as `Publisher::ring` has written it.
             return Ok(unsafe { start.add(ring_at(entry.len)).cast() });
@@ -192,7 +192,7 @@ fn link(wall: &Wall, rank: usize, after: u64) -> &AtomicU64 {
 
 fn entry(wall: &Wall, spot: u64) -> &Entry {
     // SAFETY: spots of entries come from `append`, and entries live as long as the wall.
-    unsafe { &*wall.at(spot).cast::<Entry>() }
+    unsafe { &*wall.origin.at(spot).cast::<Entry>() }
 }
 
 /// Where a ring begins, behind an entry with this many ranks.

@@ -70,7 +70,7 @@ impl SharedWorld {
     }
 
     /// The same with this many bytes of data for each rank.
-    pub(super) fn with_room(
+    pub(crate) fn with_room(
         ranks: usize,
         options: &Options,
         room: usize,

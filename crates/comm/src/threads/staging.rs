@@ -12,8 +12,8 @@ use phalanx_sys::{Arena, SharedMemory};
 
 use super::room::Room;
 use super::wall::Wall;
-use crate::blocks::Strides;
-use crate::call::{Call, OpKind};
+use crate::blocks::{Blocks, Strides};
+use crate::call::{Call, CollectiveOp};
 use crate::error::CommError;
 use crate::kernel::{self, Meter, Place};
 
@@ -37,13 +37,10 @@ struct Lender {
     room: Mutex<Room>,
 }
 
-/// A call whose buffers were replaced.
-pub(super) struct Staged {
-    /// The call, as its endpoint numbers it.
+/// A call of which a buffer was replaced.
+struct Staged {
+    /// The call, as its endpoint numbers it; unknown before it was posted.
     call: usize,
-    /// Where its buffers are now.
-    pub(super) send: *const u8,
-    pub(super) receive: *mut u8,
     parts: [Range<usize>; 2],
     /// What is copied back at the end, if anything.
     result: Option<Copied>,
@@ -85,71 +82,61 @@ impl Staging {
         Lender::lend(&self.lender, bytes)
     }
 
-    /// Copies what a call sends to where others see it. Gives nothing if both buffers are there
-    /// already. There may be no room for it now, or never.
+    /// Copies what a call sends to where others see it. Gives where both buffers are now, and
+    /// whether one was replaced: then the call must be posted. There may be no room now, or never.
     ///
     /// # Safety
     /// As for `Communicator::start`, for a call that was found valid, of place `me` of a group of
     /// `n`.
     pub(super) unsafe fn stage(
-        &self,
+        &mut self,
         call: &Call<'_>,
         (n, me): (usize, usize),
         send: *const u8,
         receive: *mut u8,
-    ) -> Result<Option<Staged>, NoRoom> {
+    ) -> Result<(*const u8, *mut u8, bool), NoRoom> {
         let size = call.dtype.size();
         let (given, got) = call.elements(n, me).unwrap_or((0, 0));
-        let (gives, takes) = call.op.blocks(n, me);
-        let outside = |pointer: *const u8, elements: usize| match elements {
-            0 => 0,
-            _ if self.lender.holds(pointer, elements * size) => 0,
-            _ => elements * size,
+        let outside = |pointer: *const u8, elements: usize| match elements * size {
+            bytes if bytes == 0 || self.lender.holds(pointer, bytes) => 0,
+            bytes => bytes,
         };
-        let mut needed = [outside(send, given), outside(receive, got)];
+        let needed = [outside(send, given), outside(receive, got)];
         if needed == [0, 0] {
-            return Ok(None);
+            return Ok((send, receive, false));
         }
+        let (gives, takes) = call.op.blocks(n, me);
         let in_place = needed[0] == needed[1]
             && send == receive.cast_const()
             && call.blocks.source == call.blocks.target;
-        needed[1] = if in_place { 0 } else { needed[1] };
-        let parts = self.lender.take(needed)?;
-        let mut staged = Staged { call: 0, send, receive, parts, result: None };
-        let blocks = |from, to, blocks, elements, strides| {
-            let [outer, rows, len] = [call.blocks.outer, call.blocks.rows, call.blocks.len];
-            match call.op.kind() {
-                // Its blocks differ in size, but lie one after another.
-                OpKind::AllToAllRagged => {
-                    let shape = [1, 1, elements * size];
-                    Copied { from, to, blocks: 1, shape, strides, size }
-                }
-                _ => Copied { from, to, blocks, shape: [outer, rows, len * size], strides, size },
+        let parts = self.lender.take([needed[0], if in_place { 0 } else { needed[1] }])?;
+        let at = [&parts[0], &parts[usize::from(!in_place)]].map(|part| self.lender.at(part));
+        let (sent, received) = (
+            if needed[0] > 0 { at[0].cast_const() } else { send },
+            if needed[1] > 0 { at[1] } else { receive },
+        );
+        let source = Copied::of(call, call.blocks.source, gives, given);
+        let target = Copied::of(call, call.blocks.target, takes, got);
+        // SAFETY: the caller guarantees the blocks, the parts are as large as their span, and only
+        // what the result is added to is copied of the target.
+        unsafe {
+            if needed[0] > 0 {
+                source.between(send, at[0]).run();
             }
-        };
-        if needed[0] > 0 {
-            let to = self.lender.at(&staged.parts[0]);
-            staged.send = to;
-            // SAFETY: the caller guarantees the source blocks, and the part is as large as their
-            // span.
-            unsafe { blocks(send, to, gives, given, call.blocks.source).run() };
-        }
-        if needed[1] > 0 || in_place {
-            let to = self.lender.at(&staged.parts[usize::from(!in_place)]);
-            staged.receive = to;
-            let strides = call.blocks.target;
-            if call.accumulate {
-                // SAFETY: as above, for the target blocks, which the result is added to.
-                unsafe { blocks(receive, to, takes, got, strides).run() };
+            if needed[1] > 0 && call.accumulate {
+                target.between(receive, received).run();
             }
-            staged.result = Some(blocks(to, receive, takes, got, strides));
         }
-        Ok(Some(staged))
+        let result = (needed[1] > 0).then(|| target.between(received, receive));
+        self.calls.push(Staged { call: usize::MAX, parts, result });
+        Ok((sent, received, true))
     }
 
-    /// Remembers a staged call until it ends.
-    pub(super) fn began(&mut self, call: usize, staged: Staged) {
-        self.calls.push(Staged { call, ..staged });
+    /// Says which call the one that was staged last is.
+    pub(super) fn began(&mut self, call: usize) {
+        if let Some(staged) = self.calls.last_mut() {
+            staged.call = call;
+        }
     }
 
     /// Copies the result of a call that has ended to where it belongs.
@@ -255,6 +242,23 @@ impl Drop for Lent {
 }
 
 impl Copied {
+    /// Blocks of a call, this many or as many as there are elements, between buffers that follow.
+    fn of(call: &Call<'_>, strides: Strides, blocks: usize, elements: usize) -> Self {
+        let size = call.dtype.size();
+        let Blocks { outer, rows, len, .. } = call.blocks;
+        let (blocks, shape) = match call.op {
+            // Its blocks differ in size, but lie one after another.
+            CollectiveOp::AllToAllRagged { .. } => (1, [1, 1, elements * size]),
+            _ => (blocks, [outer, rows, len * size]),
+        };
+        let (from, to) = (std::ptr::null(), std::ptr::null_mut());
+        Self { from, to, blocks, shape, strides, size }
+    }
+
+    fn between(self, from: *const u8, to: *mut u8) -> Self {
+        Self { from, to, ..self }
+    }
+
     /// # Safety
     /// The blocks of both buffers may be read and written by this thread, and do not overlap.
     unsafe fn run(self) {

@@ -20,11 +20,28 @@ use crate::sync::Ordering;
 
 /// What all ranks of a world see.
 pub(super) struct Wall {
-    /// Where spots count from.
-    origin: usize,
+    pub(super) origin: Origin,
     head: NonNull<Head>,
     states: NonNull<[RankState]>,
     memory: Memory,
+}
+
+/// Where spots count from.
+#[derive(Clone, Copy)]
+pub(super) struct Origin(usize);
+
+impl Origin {
+    /// What other ranks call an address of this one.
+    #[inline(always)]
+    pub(super) fn spot(self, pointer: *const u8) -> u64 {
+        pointer.expose_provenance().wrapping_sub(self.0) as u64
+    }
+
+    /// Where this rank sees a spot.
+    #[inline(always)]
+    pub(super) fn at(self, spot: u64) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.0.wrapping_add(spot as usize))
+    }
 }
 
 enum Memory {
@@ -48,7 +65,7 @@ impl Wall {
         // the wall's other fields are no longer used.
         unsafe {
             write_words(block.0, depth, layout);
-            Self::over(block.0, 0, Memory::Own(Mutex::new(vec![block])))
+            Self::over(block.0, Origin(0), Memory::Own(Mutex::new(vec![block])))
         }
     }
 
@@ -65,12 +82,12 @@ impl Wall {
     pub(super) fn attach(memory: Arc<SharedMemory>) -> Self {
         let base = NonNull::new(memory.as_ptr()).unwrap_or(NonNull::dangling());
         // SAFETY: the memory begins with a head and states, and is mapped as long as the wall lives.
-        unsafe { Self::over(base, base.addr().get(), Memory::Shared(memory)) }
+        unsafe { Self::over(base, Origin(base.addr().get()), Memory::Shared(memory)) }
     }
 
     /// # Safety
     /// `base` is the head of a wall with its states, which `memory` keeps alive.
-    unsafe fn over(base: NonNull<u8>, origin: usize, memory: Memory) -> Self {
+    unsafe fn over(base: NonNull<u8>, origin: Origin, memory: Memory) -> Self {
         let head: NonNull<Head> = base.cast();
         // SAFETY: the caller guarantees head and states.
         let (count, first) = unsafe { (head.as_ref().layout.ranks + 1, head.add(1).cast()) };
@@ -109,18 +126,6 @@ impl Wall {
         }
     }
 
-    /// What other ranks call an address of this one.
-    #[inline(always)]
-    pub(super) fn spot(&self, pointer: *const u8) -> u64 {
-        pointer.expose_provenance().wrapping_sub(self.origin) as u64
-    }
-
-    /// Where this rank sees a spot.
-    #[inline(always)]
-    pub(super) fn at(&self, spot: u64) -> *mut u8 {
-        std::ptr::with_exposed_provenance_mut(self.origin.wrapping_add(spot as usize))
-    }
-
     /// Zeroed memory for what a rank publishes, aligned to two cache lines, never freed before the
     /// wall; `None` if its shelf is full.
     pub(super) fn allocate(&self, rank: usize, bytes: usize) -> Option<NonNull<u8>> {
@@ -137,7 +142,7 @@ impl Wall {
                 let taken = self.state(rank).used.fetch_add(bytes as u64, Ordering::SeqCst);
                 let start = shelf.start + taken as usize;
                 let fits = shelf.end.checked_sub(start).is_some_and(|left| bytes <= left);
-                NonNull::new(self.at(start as u64)).filter(|_| fits)
+                NonNull::new(self.origin.at(start as u64)).filter(|_| fits)
             }
         }
     }

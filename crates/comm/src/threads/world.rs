@@ -107,7 +107,7 @@ impl Shared {
             let text = NonNull::from_ref(message).cast();
             record.add(1).cast::<u8>().copy_from(text, message.len());
         }
-        self.wall.spot(start.as_ptr())
+        self.wall.origin.spot(start.as_ptr())
     }
 
     /// The first reason, once there is one.
@@ -116,7 +116,7 @@ impl Shared {
             0 | NO_RECORD => return None,
             spot => spot,
         };
-        let record: *const Record = self.wall.at(spot).cast();
+        let record: *const Record = self.wall.origin.at(spot).cast();
         // SAFETY: it was written before its spot was, and lives as long as the wall.
         let (rank, bytes) = unsafe {
             let text = record.add(1).cast::<u8>();

@@ -1,8 +1,10 @@
 //! Tests of the transports from outside.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
+mod attached;
 mod busy;
 mod conformance;
+mod processes;
 mod same;
 mod streams;
 mod suite;
