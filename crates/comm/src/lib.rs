@@ -21,6 +21,8 @@ mod launch;
 mod matching;
 mod rank_pool;
 mod sanity;
+#[cfg(test)]
+mod shared_world_tests;
 mod site;
 mod streams;
 mod sync;

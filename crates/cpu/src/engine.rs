@@ -104,8 +104,7 @@ impl CpuEngine {
 
     /// This rank's endpoint to the others, if there are any.
     fn communicator(&mut self) -> Option<&mut dyn Communicator> {
-        let line = self.comm.as_mut()?.get_mut().unwrap_or_else(PoisonError::into_inner);
-        Some(line.comm.as_mut())
+        communicator(&mut self.comm)
     }
 
     /// This engine's place in a program's mesh, which has these ranks; fails if it is not one of
@@ -194,6 +193,11 @@ impl CpuEngine {
             Some(why) => Err(failed(why)),
         }
     }
+}
+
+fn communicator(comm: &mut Option<Endpoint>) -> Option<&mut dyn Communicator> {
+    let line = comm.as_mut()?.get_mut().unwrap_or_else(PoisonError::into_inner);
+    Some(line.comm.as_mut())
 }
 
 /// The most threads an engine may have.
@@ -298,7 +302,7 @@ impl Engine for CpuEngine {
     }
 
     fn reserve(&mut self, tier: Tier, bytes: usize) -> Result<(), EngineError> {
-        self.arenas.reserve(tier, bytes)
+        self.arenas.reserve(tier, bytes, communicator(&mut self.comm))
     }
 
     fn prepare(&mut self, calls: Calls<Kernel>) -> Result<SequentialStep<Kernel>, EngineError> {

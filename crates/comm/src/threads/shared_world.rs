@@ -134,6 +134,12 @@ impl SharedWorld {
         self.shared.last_finished(rank)
     }
 
+    /// Leaves a rank's words as if it had died while it touched other memory.
+    #[cfg(test)]
+    pub(crate) fn plant_touching(&self, rank: usize) {
+        self.shared.wall.state(rank).touching.store(true, Ordering::SeqCst);
+    }
+
     /// Makes this process a rank of the world behind a file descriptor, which it has inherited or
     /// has open. Each rank is attached once.
     pub fn attach(number: RawFd, rank: usize, options: Options) -> Result<LocalRank, CommError> {
