@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use phalanx_call::MemoryKind;
+use phalanx_sys::Arena;
 
 use crate::call::Call;
 use crate::error::{CommError, Failure};
@@ -25,6 +26,14 @@ pub trait Communicator: Send {
 
     /// The kind of memory that calls read and write: an engine must compute in the same.
     fn memory(&self) -> MemoryKind;
+
+    /// Zeroed memory that calls need not copy to where other ranks see it: an engine keeps its
+    /// buffers there. `None` if all memory of this rank is like that. It must be dropped after the
+    /// endpoint, or when no call uses it.
+    fn arena(&mut self, bytes: usize) -> Result<Option<Arena>, CommError> {
+        let _ = bytes;
+        Ok(None)
+    }
 
     /// Makes a group known; the same group gives the same id. All members must do it, in an order
     /// that is the same wherever two groups share ranks.

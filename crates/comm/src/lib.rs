@@ -3,8 +3,10 @@
 //! A [`Group`] is an ordered list of ranks. Every rank holds one endpoint, a [`Communicator`]; it
 //! starts calls ([`Call`] is plain data) and waits for them. A [`Launcher`] starts the ranks of
 //! this process, and a [`RankPool`] runs them. With [`Threads`] every rank reads directly from the
-//! others' memory, without intermediate copies; with [`Streams`] ranks share no memory, and with
-//! [`Processes`] every rank is a process. Reductions are done in the order of the group, so their bits are the same on every rank and in every run. A
+//! others' memory, without intermediate copies; with [`SharedWorld`] ranks are processes that share
+//! some of it; with [`Streams`] ranks share no memory. With [`Processes`] the ranks are the processes
+//! of a job, which use the one or the other. Reductions are done in the order of the group, so their
+//! bits are the same on every rank and in every run. A
 //! wrong, late or missing call is an error that names the ranks. See `docs/communication.md`.
 
 mod blocking;
@@ -22,6 +24,8 @@ mod matching;
 mod processes;
 mod rank_pool;
 mod sanity;
+#[cfg(test)]
+mod shared_world_tests;
 mod site;
 mod streams;
 mod sync;
@@ -42,6 +46,6 @@ pub use processes::{BadEnvironment, Environment, Job, MeetingPoint, Processes, T
 pub use rank_pool::{PoolFailure, RankPool, run_ranks};
 pub use site::Site;
 pub use streams::Streams;
-pub use threads::{Options, Threads, Waiting};
+pub use threads::{Options, SharedWorld, Threads, Waiting};
 pub use traffic::{Traffic, TrafficCount};
 pub use volume::{Algorithm, volume};

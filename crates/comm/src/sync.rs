@@ -1,10 +1,15 @@
 //! The standard library's primitives that the protocol is made of, in one place: the test of random
 //! schedules compiles the protocol a second time with a scheduler's own primitives.
 
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use phalanx_sys::futex::{self, Wakers};
+
 pub(crate) use phalanx_sys::Poll;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(crate) use std::sync::{Mutex, MutexGuard};
-pub(crate) use std::thread::{Thread, current, park_timeout, yield_now};
+pub(crate) use std::thread::yield_now;
 
 /// Whether a clock decides when waiting has lasted too long.
 pub(crate) const TIMED: bool = true;
@@ -20,3 +25,40 @@ pub(crate) fn relax() {
 /// A point at which the scheduler of the test may switch threads; otherwise it does nothing.
 #[inline(always)]
 pub(crate) fn moment() {}
+
+/// What a rank sleeps on, in memory that others see. It sets the bell, looks once more, and sleeps;
+/// whoever changes something afterwards sees that it is set, and rings.
+#[repr(transparent)]
+pub(crate) struct Bell(AtomicU32);
+
+impl Bell {
+    pub(crate) fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// Says that this rank is about to sleep.
+    pub(crate) fn set(&self) {
+        self.0.store(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst) != 0
+    }
+
+    /// Says that this rank is awake.
+    pub(crate) fn clear(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// Sleeps while the bell is set, for at most this time.
+    pub(crate) fn sleep(&self, timeout: Duration, wakers: Wakers) {
+        futex::sleep_while(&self.0, 1, timeout, wakers);
+    }
+
+    /// Wakes the rank, if its bell is set.
+    pub(crate) fn ring(&self, wakers: Wakers) {
+        if self.is_set() && self.0.swap(0, Ordering::SeqCst) != 0 {
+            futex::wake(&self.0, wakers);
+        }
+    }
+}

@@ -110,8 +110,7 @@ impl CpuEngine {
 
     /// This rank's endpoint to the others, if there are any.
     fn communicator(&mut self) -> Option<&mut dyn Communicator> {
-        let line = self.comm.as_mut()?.get_mut().unwrap_or_else(PoisonError::into_inner);
-        Some(line.comm.as_mut())
+        communicator(&mut self.comm)
     }
 
     /// This engine's place in a program's mesh, which has these ranks; fails if it is not one of
@@ -205,6 +204,11 @@ impl CpuEngine {
 /// Whether a call copies to the disk.
 fn is_save(args: &Args<'_>) -> bool {
     matches!(args.outputs, [target] if target.span.tier == Tier::Disk)
+}
+
+fn communicator(comm: &mut Option<Endpoint>) -> Option<&mut dyn Communicator> {
+    let line = comm.as_mut()?.get_mut().unwrap_or_else(PoisonError::into_inner);
+    Some(line.comm.as_mut())
 }
 
 /// The most threads an engine may have.
@@ -314,7 +318,9 @@ impl Engine for CpuEngine {
         match tier {
             // It has no memory of its own: what is copied there goes to a store.
             Tier::Disk => Ok(()),
-            Tier::Device | Tier::Host => self.arenas.reserve(tier, bytes),
+            Tier::Device | Tier::Host => {
+                self.arenas.reserve(tier, bytes, communicator(&mut self.comm))
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! The few system facilities that need unsafe code or system calls: file maps, arenas, allocation
-//! counting, memory readings, signals, waiting for streams, and files that are replaced atomically.
+//! counting, memory readings, memory that processes share, signals, waiting for streams and for
+//! words of memory, and files that are replaced atomically.
 //! Everything here has a safe interface, so that the crates above can forbid unsafe code.
 
 pub mod arena;
@@ -8,12 +9,14 @@ pub mod count_alloc;
 mod diagnostic;
 pub mod disk;
 mod error;
+pub mod futex;
 pub mod interrupt;
 pub mod memory;
 pub mod mmap;
 mod poll;
 pub mod process;
 mod read;
+pub mod shared_memory;
 mod stand_in;
 mod time;
 
@@ -26,5 +29,6 @@ pub use error::{SysError, remedy};
 pub use mmap::FileMap;
 pub use poll::Poll;
 pub use read::{open_regular, read_regular, read_stream, read_text};
+pub use shared_memory::SharedMemory;
 pub use stand_in::StandIn;
 pub use time::thread_cpu_time;

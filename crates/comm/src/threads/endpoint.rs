@@ -4,11 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use phalanx_call::MemoryKind;
+use phalanx_sys::Arena;
 
 use super::board::{Board, Posting};
+use super::entries::Publisher;
 use super::idle::{Goal, Waited};
 use super::movement::Scratch;
 use super::progress::{Outstanding, Stage};
+use super::staging::{NoRoom, Staging};
 use super::world::{Shared, Stopper};
 use crate::call::{Call, CollectiveOp};
 use crate::communicator::{Busy, Communicator, Handle, Stop};
@@ -18,13 +21,14 @@ use crate::sanity::{self, Member};
 use crate::traffic::Traffic;
 use crate::volume::Algorithm;
 
-/// The endpoint of a rank that is a thread.
+/// The endpoint of a rank that is a thread, or a process of this machine.
 ///
 /// If it is dropped with calls outstanding, all ranks are stopped, and no rank touches this rank's
 /// memory any more.
 pub(crate) struct Endpoint {
     pub(super) shared: Arc<Shared>,
     pub(super) rank: usize,
+    own: Publisher,
     /// Groups and channels, as this endpoint numbers them.
     pub(super) groups: Vec<Local>,
     known: HashMap<Group, GroupId>,
@@ -37,15 +41,17 @@ pub(crate) struct Endpoint {
     pub(super) scratch: Scratch,
     pub(super) traffic: Traffic,
     pub(super) waited: Waited,
+    /// If ranks do not see all of each other's memory.
+    pub(super) staging: Option<Staging>,
 }
 
 // SAFETY: the raw pointers in outstanding calls are only followed under the rules of `start`,
-// which do not depend on the thread.
+// and those to rings lead to what lives as long as the wall; neither depends on the thread.
 unsafe impl Send for Endpoint {}
 
 /// A group as one of its members sees it.
 pub(super) struct Local {
-    pub(super) board: Arc<Board>,
+    pub(super) board: Board,
     /// This rank's place in the group.
     pub(super) me: usize,
     /// Calls posted so far.
@@ -74,11 +80,13 @@ impl Local {
 }
 
 impl Endpoint {
-    pub(super) fn new(shared: Arc<Shared>, rank: usize) -> Self {
-        let world = Group::world(shared.ranks.len());
+    pub(super) fn new(shared: Arc<Shared>, rank: usize) -> Result<Self, CommError> {
+        let world = Group::world(shared.wall.ranks());
+        let staging = Staging::of(&shared.wall, rank);
         let mut endpoint = Self {
             shared,
             rank,
+            own: Publisher::new(rank),
             groups: Vec::new(),
             known: HashMap::new(),
             channels: HashMap::new(),
@@ -88,16 +96,19 @@ impl Endpoint {
             scratch: Scratch::default(),
             traffic: Traffic::default(),
             waited: Waited::default(),
+            staging,
         };
-        let board = endpoint.shared.board(&world, None);
-        let id = endpoint.join(board, rank);
+        let id = endpoint.join(&world, None, rank)?;
         endpoint.known.insert(world, GroupId(id as u32));
-        endpoint
+        Ok(endpoint)
     }
 
-    fn join(&mut self, board: Arc<Board>, me: usize) -> usize {
+    /// Takes part in a group, or in a channel between two ranks, at a place.
+    fn join(&mut self, group: &Group, channel: Option<u32>, me: usize) -> Result<usize, CommError> {
+        let wall = self.shared.wall.clone();
+        let board = Board::new(wall, &mut self.own, group.clone(), channel)?;
         self.groups.push(Local { board, me, posted: 0, cursor: 0, finished: 0 });
-        self.groups.len() - 1
+        Ok(self.groups.len() - 1)
     }
 
     /// The error of a rank that is stopped by another one.
@@ -111,7 +122,7 @@ impl Endpoint {
     #[cold]
     fn fail(&mut self, error: CommError) -> CommError {
         if !matches!(error, CommError::Aborted(_)) {
-            self.shared.poison(self.rank, || error.to_string());
+            self.shared.poison(self.rank, self.rank, || error.to_string());
         }
         self.shared.quiesce();
         error
@@ -131,21 +142,20 @@ impl Endpoint {
     }
 
     /// The group that a call is matched in: its own, or the channel of a message.
-    fn lane(&mut self, call: &Call<'_>) -> usize {
+    fn lane(&mut self, call: &Call<'_>) -> Result<usize, CommError> {
         let ranks = self.groups[call.group.index()].board.group.ranks();
         let (from, to, channel) = match call.op {
             CollectiveOp::Send { to, channel } => (self.rank, ranks[to], channel),
             CollectiveOp::Receive { from, channel } => (ranks[from], self.rank, channel),
-            _ => return call.group.index(),
+            _ => return Ok(call.group.index()),
         };
         if let Some(&lane) = self.channels.get(&(from, to, channel)) {
-            return lane;
+            return Ok(lane);
         }
         let pair = Group::pair(from, to);
-        let board = self.shared.board(&pair, Some(channel));
-        let lane = self.join(board, usize::from(to == self.rank));
+        let lane = self.join(&pair, Some(channel), usize::from(to == self.rank))?;
         self.channels.insert((from, to, channel), lane);
-        lane
+        Ok(lane)
     }
 
     /// Refuses calls that are invalid whatever the other ranks do.
@@ -175,7 +185,10 @@ impl Endpoint {
     }
 
     /// Starts a call that was found valid.
-    fn post(
+    ///
+    /// # Safety
+    /// As for `start`.
+    unsafe fn post(
         &mut self,
         call: &Call<'_>,
         send: *const u8,
@@ -186,10 +199,17 @@ impl Endpoint {
         }
         self.check(call, send, receive)?;
         self.traffic.reserve(call.tag);
-        let group = self.lane(call);
+        let group = self.lane(call)?;
         if !self.groups[group].has_room() {
             self.wait_until(Goal::Room(group))?;
         }
+        let (send, receive, is_staged) = match self.staging {
+            None => (send, receive, false),
+            // SAFETY: the caller follows the rules of `start`, and the call is valid.
+            Some(_) => unsafe { self.share(call, send, receive)? },
+        };
+        let origin = self.shared.wall.origin;
+        let (send, receive) = (origin.spot(send), origin.spot(receive));
         let local = &mut self.groups[group];
         let (sequence, posting) = (local.posted, Posting::of(call, send, receive));
         local.posted += 1;
@@ -198,8 +218,53 @@ impl Endpoint {
         unsafe { local.board.post(local.me, sequence, posting, call.op) };
         self.shared.wake_members(&local.board, local.me);
         let (target, tag, stage) = (call.blocks.target, call.tag, Stage::Arrive);
-        let call = Outstanding { group, sequence, stage, seen: 0, posting, target, tag };
-        Ok(Handle(self.store(call)))
+        let call = Outstanding { group, sequence, stage, seen: 0, posting, target, tag, is_staged };
+        let index = self.store(call);
+        if let (true, Some(staging)) = (is_staged, &mut self.staging) {
+            staging.began(index as usize);
+        }
+        Ok(Handle(index))
+    }
+
+    /// Publishes what other processes need to know of a call: the name of its site, and what lies in
+    /// memory that they do not see, once there is room. Gives where both buffers are, and whether
+    /// one was replaced.
+    ///
+    /// # Safety
+    /// As for `start`; and the call is valid.
+    unsafe fn share(
+        &mut self,
+        call: &Call<'_>,
+        send: *const u8,
+        receive: *mut u8,
+    ) -> Result<(*const u8, *mut u8, bool), CommError> {
+        self.own.name(&self.shared.wall, call.site)?;
+        let local = &self.groups[call.group.index()];
+        let place = (local.board.len(), local.me);
+        while let Some(staging) = &mut self.staging {
+            // SAFETY: the caller's promises are passed on.
+            match unsafe { staging.stage(call, place, send, receive) } {
+                Ok(buffers) => return Ok(buffers),
+                Err(no_room) if staging.outstanding() == 0 => {
+                    return Err(self.too_large(call, &no_room));
+                }
+                Err(_) => {
+                    let goal = Goal::Staging(staging.outstanding());
+                    self.wait_until(goal)?;
+                }
+            }
+        }
+        Ok((send, receive, false))
+    }
+
+    #[cold]
+    fn too_large(&self, call: &Call<'_>, NoRoom { bytes, largest }: &NoRoom) -> CommError {
+        let problem = format!(
+            "its buffers are not in memory that other processes see, and copying their {bytes} \
+            bytes there does not fit into the {largest} that are free; take them from \
+            Communicator::arena"
+        );
+        CommError::BadCall { kind: call.op.kind(), site: call.site, rank: self.rank, problem }
     }
 
     fn known_call(&self, handle: &Handle) -> Result<usize, CommError> {
@@ -217,7 +282,7 @@ impl Communicator for Endpoint {
     }
 
     fn world(&self) -> usize {
-        self.shared.ranks.len()
+        self.shared.wall.ranks()
     }
 
     fn memory(&self) -> MemoryKind {
@@ -229,14 +294,17 @@ impl Communicator for Endpoint {
             return Ok(id);
         }
         let me = group.place_of(self.rank, self.world())?;
-        let board = self.shared.board(group, None);
-        let id = GroupId(self.join(board, me) as u32);
+        let id = GroupId(self.join(group, None, me)? as u32);
         self.known.insert(group.clone(), id);
         Ok(id)
     }
 
     fn members(&self, id: GroupId) -> &Group {
         &self.groups[id.index()].board.group
+    }
+
+    fn arena(&mut self, bytes: usize) -> Result<Option<Arena>, CommError> {
+        self.staging.as_ref().map(|staging| staging.arena(bytes)).transpose()
     }
 
     fn algorithm(&self, _call: &Call<'_>) -> Algorithm {
@@ -249,7 +317,8 @@ impl Communicator for Endpoint {
         send: *const u8,
         receive: *mut u8,
     ) -> Result<Handle, CommError> {
-        self.post(call, send, receive).map_err(|error| self.fail(error))
+        // SAFETY: the caller's promises are passed on.
+        unsafe { self.post(call, send, receive) }.map_err(|error| self.fail(error))
     }
 
     fn wait(&mut self, handle: Handle) -> Result<(), CommError> {
@@ -289,7 +358,7 @@ impl Communicator for Endpoint {
     }
 
     fn abort(&mut self, message: &str) {
-        self.shared.poison(self.rank, || message.to_string());
+        self.shared.poison(self.rank, self.rank, || message.to_string());
         self.shared.quiesce();
     }
 

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::endpoint::{Endpoint, Local};
+use super::head::ANYBODY;
 use super::progress::Stage;
-use super::world::ANYBODY;
 use crate::error::{CommError, Missing};
-use crate::sync::{SPINS, TIMED, current, park_timeout, relax};
+use crate::sync::{SPINS, TIMED, relax};
 
 /// How much time a rank has spent waiting.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,7 +26,12 @@ pub(super) enum Goal {
     Call(usize),
     /// A free slot for another call of a group.
     Room(usize),
+    /// Fewer staged calls than there are now.
+    Staging(usize),
 }
+
+/// A rank that waits for others asks so often whether their processes still live.
+const LIFE_SIGNS: Duration = Duration::from_millis(100);
 
 /// How much processor time a wait has used.
 ///
@@ -71,6 +76,7 @@ impl Endpoint {
         match goal {
             Goal::Call(index) => self.calls[index].stage == Stage::Done,
             Goal::Room(group) => self.groups[group].has_room(),
+            Goal::Staging(calls) => self.staging.as_ref().is_none_or(|s| s.outstanding() < calls),
         }
     }
 
@@ -106,14 +112,24 @@ impl Endpoint {
 
     /// Sleeps until something changes, unless it changed before the sleep.
     fn sleep(&mut self, goal: Goal, since: Instant) -> Result<(), CommError> {
-        self.shared.about_to_park(self.rank, self.waits_for(goal), current());
+        self.shared.about_to_park(self.rank, self.waits_for(goal));
         let moved = self.advance();
+        let (mut left, mut rested) = (Duration::ZERO, Duration::ZERO);
         if matches!(moved, Ok(false)) && !self.is_reached(goal) && !self.shared.is_poisoned() {
-            let left = self.shared.options.timeout.saturating_sub(since.elapsed());
-            park_timeout(left.max(Duration::from_millis(1)));
+            left = self.shared.options.timeout.saturating_sub(since.elapsed());
+            left = if self.staging.is_some() { left.min(LIFE_SIGNS) } else { left };
+            let start = Instant::now();
+            self.shared.park(self.rank, left.max(Duration::from_millis(1)));
+            rested = start.elapsed();
         }
         self.shared.awake(self.rank);
-        if !moved? && TIMED { self.check_clock(goal, since) } else { Ok(()) }
+        if moved? || !TIMED {
+            return Ok(());
+        }
+        if self.staging.is_some() && rested >= left {
+            self.check_life(goal)?;
+        }
+        self.check_clock(goal, since)
     }
 
     /// The rank that this rank waits for. With one call outstanding, only the first member that has
@@ -127,39 +143,69 @@ impl Endpoint {
         ranks.get(call.seen).map_or(ANYBODY, |&rank| rank as u64)
     }
 
+    /// Fails, and stops all ranks, if the process of a rank that this one waits for has ended.
+    #[cold]
+    fn check_life(&self, goal: Goal) -> Result<(), CommError> {
+        let (group, sequence, stage) = self.blocked(goal);
+        let late = self.late(group, sequence, stage);
+        let Some(lost) = late.into_iter().find(|&rank| self.shared.wall.is_gone(rank)) else {
+            return Ok(());
+        };
+        // Its last words came before its end, so look for them after it.
+        self.shared.poison(self.rank, lost, || {
+            format!("its process has ended; it {}", self.shared.last_finished(lost))
+        });
+        Err(self.aborted())
+    }
+
     fn check_clock(&self, goal: Goal, since: Instant) -> Result<(), CommError> {
         let waited = since.elapsed();
         if waited < self.shared.options.timeout {
             return Ok(());
         }
-        let (group, sequence, stage) = match goal {
-            Goal::Call(index) => self.blocking(index),
-            Goal::Room(group) => self.groups[group].oldest(group),
-        };
+        let (group, sequence, stage) = self.blocked(goal);
         Err(self.missing(group, sequence, stage, waited))
     }
 
-    /// The error that names the ranks that a call waits for.
-    #[cold]
-    fn missing(&self, group: usize, sequence: u64, stage: Stage, waited: Duration) -> CommError {
+    /// The call that this rank waits for, as group, number and stage.
+    fn blocked(&self, goal: Goal) -> (usize, u64, Stage) {
+        match goal {
+            Goal::Call(index) => self.blocking(index),
+            Goal::Room(group) => self.groups[group].oldest(group),
+            Goal::Staging(_) => {
+                let oldest = self.staging.as_ref().and_then(|staging| staging.oldest());
+                self.blocking(oldest.unwrap_or_default())
+            }
+        }
+    }
+
+    /// The ranks that a call of this one waits for.
+    fn late(&self, group: usize, sequence: u64, stage: Stage) -> Vec<usize> {
         let Local { board, me, .. } = &self.groups[group];
         let is_late = |member: &usize| match stage {
             Stage::Arrive => !board.has_posted(*member, sequence),
             _ => board.progress(*member) <= sequence,
         };
         let late = (0..board.len()).filter(|member| member != me).filter(is_late);
-        let missing: Vec<usize> = late.map(|member| board.group.ranks()[member]).collect();
+        late.map(|member| board.group.ranks()[member]).collect()
+    }
+
+    /// The error that names the ranks that a call waits for.
+    #[cold]
+    fn missing(&self, group: usize, sequence: u64, stage: Stage, waited: Duration) -> CommError {
+        let missing = self.late(group, sequence, stage);
         let last =
             missing.first().map_or_else(String::new, |&rank| self.shared.last_finished(rank));
+        let Local { board, me, .. } = &self.groups[group];
         // SAFETY: it is this rank's own posting, which only this rank overwrites.
-        let posting = unsafe { board.posting(*me, sequence) };
+        let call = unsafe { board.side(*me, sequence) };
         CommError::Missing(Box::new(Missing {
             rank: self.rank,
             missing,
             arrived: stage != Stage::Arrive,
             group: board.name.clone(),
             sequence,
-            call: posting.side(&board.group, *me),
+            call,
             waited,
             last,
         }))

@@ -1,6 +1,7 @@
 //! Starts ranks as threads: all ranks of the world are local.
 
-use super::world::{Options, World};
+use super::options::Options;
+use super::world::World;
 use crate::communicator::Communicator;
 use crate::error::CommError;
 use crate::launch::{Launcher, LocalRank, share_cores};
@@ -28,7 +29,7 @@ impl Launcher for Threads {
 
     fn launch(&self) -> Result<Vec<LocalRank>, CommError> {
         let (ranks, options) = (Launcher::ranks(self), &self.options);
-        let endpoints = World::new(ranks, options.clone()).into_endpoints();
+        let endpoints = World::new(ranks, options.clone()).into_endpoints()?;
         let cores = share_cores(ranks, options.threads_per_rank, options.bind);
         let local = |(endpoint, cores)| {
             let endpoint: Box<dyn Communicator> = Box::new(endpoint);

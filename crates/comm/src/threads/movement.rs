@@ -80,13 +80,13 @@ impl Movement<'_> {
             _ => (self.me + 1) % self.board.len(),
         };
         // SAFETY: the caller guarantees the peer's memory.
-        let send = unsafe { self.board.posting(peer, self.sequence).send };
+        let send = unsafe { self.board.at(self.board.posting(peer, self.sequence).send) };
         let row = header.shape[2] * self.size();
         let mut room = [0u8; 64];
         let mut done = 0;
         while done < room.len() {
             let len = row.min(room.len() - done);
-            let from = Place { base: send.cast_mut(), outer: 0, row: 0, foreign: true };
+            let from = Place { base: send, outer: 0, row: 0, foreign: true };
             let to = Place { base: room[done..].as_mut_ptr(), outer: 0, row: 0, foreign: false };
             // SAFETY: `len` bytes are in the peer's first row, and left in the room.
             unsafe { kernel::copy([1, 1, len], from, to, &mut self.meter) };
@@ -106,12 +106,12 @@ impl Movement<'_> {
     unsafe fn source(&self, member: usize, block: usize) -> Place {
         // SAFETY: the caller guarantees the posting.
         let posting = unsafe { self.board.posting(member, self.sequence) };
-        let base = posting.send.cast_mut();
+        let base = self.board.at(posting.send);
         Place { foreign: member != self.me, ..Place::of(base, posting.source, block, self.size()) }
     }
 
     fn target(&self, block: usize) -> Place {
-        Place::of(self.own.receive, self.target, block, self.size())
+        Place::of(self.board.at(self.own.receive), self.target, block, self.size())
     }
 
     /// Copies block `block` of a member to block `to` here.
@@ -148,9 +148,9 @@ impl Movement<'_> {
                 let (gives, _) = self.board.ragged(member, self.sequence);
                 let (_, takes) = self.board.ragged(self.me, self.sequence);
                 let before = |counts: &[usize], i: usize| counts[..i].iter().sum::<usize>() * unit;
-                let from = self.board.posting(member, self.sequence).send.cast_mut();
+                let from = self.board.at(self.board.posting(member, self.sequence).send);
                 let from = from.wrapping_add(before(gives, self.me));
-                let to = self.own.receive.wrapping_add(before(takes, member));
+                let to = self.board.at(self.own.receive).wrapping_add(before(takes, member));
                 let from = Place { base: from, outer: 0, row: 0, foreign: member != self.me };
                 let to = Place { base: to, outer: 0, row: 0, foreign: false };
                 kernel::copy([1, 1, takes[member] * unit], from, to, &mut self.meter);
@@ -190,7 +190,7 @@ impl Movement<'_> {
             let (source, first_target) = unsafe {
                 let first_target = (me + member) % n;
                 let posting = self.board.posting(first_target, self.sequence);
-                (self.source(member, 0), posting.receive)
+                (self.source(member, 0), self.board.at(posting.receive))
             };
             let base = source.base.wrapping_add(start);
             self.scratch.sources.push(Place { base, ..source });

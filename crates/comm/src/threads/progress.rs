@@ -28,6 +28,8 @@ pub(super) struct Outstanding {
     pub(super) posting: Posting,
     pub(super) target: Strides,
     pub(super) tag: u32,
+    /// Whether others read and write copies of its buffers.
+    pub(super) is_staged: bool,
 }
 
 /// What a call waits for.
@@ -134,7 +136,20 @@ impl Endpoint {
         call.stage = Stage::Done;
         let (kind, site) = (call.posting.header.kind, call.posting.site);
         self.shared.note(self.rank, board.id, call.sequence, kind, site);
+        if call.is_staged {
+            self.unstage(index);
+        }
         true
+    }
+
+    /// Takes the result of a call that has ended from where other ranks have written it.
+    fn unstage(&mut self, index: usize) {
+        let Some(staging) = &mut self.staging else { return };
+        let start = Instant::now();
+        // SAFETY: all ranks that touch the buffers have finished, and the call was not waited for
+        // yet, so that by the rules of `start` the user's buffers may be written.
+        unsafe { staging.end(index) };
+        self.waited.moving += start.elapsed();
     }
 
     /// Runs something that touches other ranks' memory; gives the bytes it touched there.

@@ -1,62 +1,21 @@
-//! What the ranks of a world share: boards, the first failure, and which ranks sleep.
+//! What the ranks of a world do to all others: stop them, wake them, and wait until none of them
+//! touches memory.
 
-use std::collections::HashMap;
-use std::sync::{Arc, PoisonError};
+use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::board::Board;
 use super::endpoint::Endpoint;
+use super::entries;
+use super::head::ANYBODY;
+use super::options::Options;
+use super::wall::Wall;
 use crate::call::OpKind;
 use crate::communicator::Stop;
-use crate::error::Failure;
-use crate::group::Group;
+use crate::error::{CommError, Failure};
 use crate::site::Site;
-use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Thread, moment, yield_now};
-
-/// How ranks wait for each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waiting {
-    /// Like `Spin` if every thread of every rank has a core, else like `Park`.
-    Auto,
-    /// Busy waiting for a fraction of a millisecond, then sleeping: the fastest, if every thread
-    /// has its own core.
-    Spin,
-    /// Sleeping at once, so that other threads can use the core.
-    Park,
-}
-
-/// The settings of a world.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The time after which a missing rank is an error.
-    pub timeout: Duration,
-    /// How ranks wait.
-    pub waiting: Waiting,
-    /// How many threads each rank computes with, for [`Waiting::Auto`].
-    pub threads_per_rank: usize,
-    /// Whether rank threads are bound to their own cores, `threads_per_rank` for each, if there are
-    /// enough for all. For programs that have the machine to themselves.
-    pub bind: bool,
-    /// How many calls of one group a rank can have outstanding before starting another one waits;
-    /// rounded up to a power of two.
-    pub depth: usize,
-    /// For tests of the counters: every call of this kind that moves data between ranks copies 64
-    /// bytes of a peer's memory more than it needs.
-    pub planted_copy: Option<OpKind>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            timeout: Duration::from_secs(60),
-            waiting: Waiting::Auto,
-            threads_per_rank: 1,
-            bind: false,
-            depth: 32,
-            planted_copy: None,
-        }
-    }
-}
+use crate::sync::{Ordering, moment, yield_now};
 
 /// The endpoints and shared state of ranks that are threads of this process.
 pub(crate) struct World {
@@ -66,27 +25,14 @@ pub(crate) struct World {
 impl World {
     /// A world of `ranks` ranks, at least one.
     pub(crate) fn new(ranks: usize, options: Options) -> Self {
-        let ranks = ranks.max(1);
-        let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        let spin = match options.waiting {
-            Waiting::Auto => ranks * options.threads_per_rank.max(1) <= cores(),
-            Waiting::Spin => true,
-            Waiting::Park => false,
-        };
-        let shared = Shared {
-            options,
-            spin,
-            ranks: (0..ranks).map(|_| RankState::default()).collect(),
-            poisoned: AtomicBool::new(false),
-            failure: Mutex::new(None),
-            boards: Mutex::new(Boards::default()),
-        };
-        Self { shared: Arc::new(shared) }
+        let wall = Wall::private(ranks.max(1), options.slots());
+        Self { shared: Arc::new(Shared::new(Arc::new(wall), options)) }
     }
 
     /// The endpoints, one for each rank, in order.
-    pub(crate) fn into_endpoints(self) -> Vec<Endpoint> {
-        (0..self.shared.ranks.len()).map(|rank| Endpoint::new(self.shared.clone(), rank)).collect()
+    pub(crate) fn into_endpoints(self) -> Result<Vec<Endpoint>, CommError> {
+        let ranks = 0..self.shared.wall.ranks();
+        ranks.map(|rank| Endpoint::new(self.shared.clone(), rank)).collect()
     }
 }
 
@@ -98,104 +44,100 @@ pub(super) struct Stopper {
 
 impl Stop for Stopper {
     fn stop(&self, message: &str) -> Failure {
-        self.shared.poison(self.rank, || message.to_string());
+        self.shared.poison(self.rank, self.rank, || message.to_string());
         let own = || Failure { rank: self.rank, message: message.into() };
         self.shared.failure().unwrap_or_else(own)
     }
 }
 
-/// State that all endpoints share.
+/// A wall with the settings of this process.
 pub(super) struct Shared {
     pub(super) options: Options,
     /// Whether waiting ranks spin for a while.
     pub(super) spin: bool,
-    pub(super) ranks: Box<[RankState]>,
-    poisoned: AtomicBool,
-    failure: Mutex<Option<Failure>>,
-    boards: Mutex<Boards>,
+    pub(super) wall: Arc<Wall>,
 }
 
-#[derive(Default)]
-struct Boards {
-    list: Vec<Arc<Board>>,
-    ids: HashMap<(Group, Option<u32>), usize>,
+/// A failure as it is on a wall; its message follows it.
+#[repr(C, align(128))]
+struct Record {
+    rank: usize,
+    len: usize,
 }
 
-/// What one rank publishes to all others, for all groups.
-#[derive(Default)]
-#[repr(align(128))]
-pub(super) struct RankState {
-    sleep: Sleep,
-    /// Whether it is touching others' memory now.
-    touching: AtomicBool,
-    /// What it finished last: one more than the sequence number, the board, and kind and site.
-    finished: AtomicU64,
-    finished_board: AtomicU64,
-    finished_call: AtomicU64,
-}
+/// In place of the spot of a record, if there was no room for one.
+const NO_RECORD: u64 = u64::MAX;
 
-/// On its own cache line, because others read it in every call, and the rank writes other fields in
-/// every call.
-#[derive(Default)]
-#[repr(align(128))]
-struct Sleep {
-    /// Whether it sleeps, or is about to.
-    parked: AtomicBool,
-    /// The rank that it waits for, or `ANYBODY`.
-    waits_for: AtomicU64,
-    /// The thread to wake.
-    thread: Mutex<Option<Thread>>,
-}
-
-/// Marks a sleeper that must be woken by every change.
-pub(super) const ANYBODY: u64 = u64::MAX;
+/// After this many looks at a rank that touches memory, and again after as many, it is asked whether
+/// its process still lives.
+const LOOKS: u32 = 256;
 
 impl Shared {
-    /// The board of a group, or of a channel between two ranks; made when first needed.
-    pub(super) fn board(&self, group: &Group, channel: Option<u32>) -> Arc<Board> {
-        let mut boards = lock(&self.boards);
-        let key = (group.clone(), channel);
-        if let Some(&id) = boards.ids.get(&key) {
-            return boards.list[id].clone();
-        }
-        let id = boards.list.len();
-        let name = match (channel, group.ranks()) {
-            (Some(channel), [from, to]) => format!("{from}->{to} (channel {channel})"),
-            _ => group.to_string(),
-        };
-        let board = Board::new(group.clone(), name.into(), id as u64, self.options.depth);
-        let board = Arc::new(board);
-        boards.ids.insert(key, id);
-        boards.list.push(board.clone());
-        board
+    pub(super) fn new(wall: Arc<Wall>, options: Options) -> Self {
+        let spin = options.spins(wall.ranks());
+        Self { options, spin, wall }
     }
 
     pub(super) fn is_poisoned(&self) -> bool {
-        self.poisoned.load(Ordering::SeqCst)
+        self.wall.head().failure.load(Ordering::SeqCst) != 0
     }
 
-    /// Stops all ranks; only the first reason is kept.
-    pub(super) fn poison(&self, rank: usize, message: impl FnOnce() -> String) {
-        let mut failure = lock(&self.failure);
-        if failure.is_none() {
-            *failure = Some(Failure { rank, message: message().into() });
+    /// Stops all ranks because of what happened on `rank`; only the first reason is kept. `by` is
+    /// the rank that says so, or whoever started them.
+    pub(super) fn poison(&self, by: usize, rank: usize, message: impl FnOnce() -> String) {
+        if !self.is_poisoned() {
+            let record = self.record(by, rank, &message());
+            let failure = &self.wall.head().failure;
+            // Of several at once the first counts, and the others' records are read by nobody.
+            let _ = failure.compare_exchange(0, record, Ordering::SeqCst, Ordering::SeqCst);
         }
-        drop(failure);
-        self.poisoned.store(true, Ordering::SeqCst);
-        for rank in 0..self.ranks.len() {
+        for rank in 0..self.wall.ranks() {
             self.wake(rank);
         }
     }
 
-    /// The first reason, once there is one.
-    pub(super) fn failure(&self) -> Option<Failure> {
-        lock(&self.failure).clone()
+    /// Writes a failure to the shelf of `by`; gives its spot.
+    fn record(&self, by: usize, rank: usize, message: &str) -> u64 {
+        let bytes = size_of::<Record>() + message.len();
+        // A full shelf may be the reason. That of whoever started the ranks has room.
+        let start = self.wall.allocate(by, bytes);
+        let start = start.or_else(|| self.wall.allocate(self.wall.ranks(), bytes));
+        let Some(start) = start else { return NO_RECORD };
+        // SAFETY: there is room for record and message, which nobody else knows yet.
+        unsafe {
+            let record = start.cast::<Record>();
+            record.write(Record { rank, len: message.len() });
+            let text = NonNull::from_ref(message).cast();
+            record.add(1).cast::<u8>().copy_from(text, message.len());
+        }
+        self.wall.origin.spot(start.as_ptr())
     }
 
-    /// Returns when no rank touches another's memory, now that the world is poisoned.
+    /// The first reason, once there is one.
+    pub(super) fn failure(&self) -> Option<Failure> {
+        let spot = match self.wall.head().failure.load(Ordering::SeqCst) {
+            0 | NO_RECORD => return None,
+            spot => spot,
+        };
+        let record: *const Record = self.wall.origin.at(spot).cast();
+        // SAFETY: it was written before its spot was, and lives as long as the wall.
+        let (rank, bytes) = unsafe {
+            let text = record.add(1).cast::<u8>();
+            ((*record).rank, std::slice::from_raw_parts(text, (*record).len))
+        };
+        Some(Failure { rank, message: String::from_utf8_lossy(bytes).into() })
+    }
+
+    /// Returns when no rank touches another's memory, now that the world is poisoned. A process
+    /// that has ended touches nothing, whatever it said last.
     pub(super) fn quiesce(&self) {
-        for state in &self.ranks {
-            while state.touching.load(Ordering::SeqCst) {
+        for rank in 0..self.wall.ranks() {
+            let mut looks = 0;
+            while self.wall.state(rank).touching.load(Ordering::SeqCst) {
+                looks += 1;
+                if looks % LOOKS == 0 && self.wall.is_gone(rank) {
+                    break;
+                }
                 yield_now();
             }
         }
@@ -206,9 +148,9 @@ impl Shared {
     /// A rank that fails frees its memory as soon as no rank touches other memory. So a rank first
     /// sets its `touching` flag and then checks for poison: one of the two always sees the other.
     pub(super) fn touch(&self, rank: usize, work: impl FnOnce()) -> Option<()> {
-        let touching = &self.ranks[rank].touching;
+        let touching = &self.wall.state(rank).touching;
         touching.store(true, Ordering::SeqCst);
-        let sound = !self.poisoned.load(Ordering::SeqCst);
+        let sound = !self.is_poisoned();
         if sound {
             moment();
             work();
@@ -218,9 +160,9 @@ impl Shared {
     }
 
     /// Records what a rank finished, for error messages.
-    pub(super) fn note(&self, rank: usize, board: u64, sequence: u64, kind: OpKind, site: Site) {
-        let state = &self.ranks[rank];
-        let call = (kind as u64) << 32 | u64::from(site.id());
+    pub(super) fn note(&self, rank: usize, board: u64, sequence: u64, kind: OpKind, site: u32) {
+        let state = self.wall.state(rank);
+        let call = (kind as u64) << 32 | u64::from(site);
         state.finished_board.store(board, Ordering::Relaxed);
         state.finished_call.store(call, Ordering::Relaxed);
         state.finished.store(sequence + 1, Ordering::Relaxed);
@@ -228,38 +170,42 @@ impl Shared {
 
     /// What a rank finished last, as text.
     pub(super) fn last_finished(&self, rank: usize) -> String {
-        let state = &self.ranks[rank];
+        let state = self.wall.state(rank);
         let finished = state.finished.load(Ordering::Relaxed);
         if finished == 0 {
             return "has finished no call yet".to_string();
         }
         let call = state.finished_call.load(Ordering::Relaxed);
-        let (kind, site) = (OpKind::ALL[(call >> 32) as usize], Site::from_id(call as u32));
-        let board = state.finished_board.load(Ordering::Relaxed) as usize;
-        let group = lock(&self.boards).list[board].name.clone();
+        let kind = OpKind::ALL[(call >> 32) as usize];
+        let site: Site = entries::site(&self.wall, rank, call as u32);
+        let group = entries::group_name(&self.wall, state.finished_board.load(Ordering::Relaxed));
         format!("last finished {kind} #{} of group {group} at `{site}`", finished - 1)
     }
 
     /// Marks a rank as about to sleep until another rank, or any rank, changes something; it must
     /// look once more after this.
-    pub(super) fn about_to_park(&self, rank: usize, waits_for: u64, thread: Thread) {
-        let state = &self.ranks[rank].sleep;
-        state.waits_for.store(waits_for, Ordering::SeqCst);
-        *lock(&state.thread) = Some(thread);
-        state.parked.store(true, Ordering::SeqCst);
+    pub(super) fn about_to_park(&self, rank: usize, waits_for: u64) {
+        let sleep = &self.wall.state(rank).sleep;
+        sleep.waits_for.store(waits_for, Ordering::SeqCst);
+        sleep.bell.set();
+    }
+
+    /// Sleeps until another rank wakes this one, or for this time.
+    pub(super) fn park(&self, rank: usize, timeout: Duration) {
+        self.wall.state(rank).sleep.bell.sleep(timeout, self.wall.wakers());
     }
 
     /// Marks a rank as awake.
     pub(super) fn awake(&self, rank: usize) {
-        self.ranks[rank].sleep.parked.store(false, Ordering::Relaxed);
+        self.wall.state(rank).sleep.bell.clear();
     }
 
     /// Wakes the members of a board that wait for a change by one of them.
     pub(super) fn wake_members(&self, board: &Board, me: usize) {
         let by = board.group.ranks()[me] as u64;
         for &rank in board.group.ranks() {
-            let sleep = &self.ranks[rank].sleep;
-            if sleep.parked.load(Ordering::SeqCst) {
+            let sleep = &self.wall.state(rank).sleep;
+            if sleep.bell.is_set() {
                 let waits_for = sleep.waits_for.load(Ordering::SeqCst);
                 if waits_for == by || waits_for == ANYBODY {
                     self.wake(rank);
@@ -269,16 +215,6 @@ impl Shared {
     }
 
     fn wake(&self, rank: usize) {
-        let state = &self.ranks[rank].sleep;
-        if state.parked.load(Ordering::SeqCst) && state.parked.swap(false, Ordering::SeqCst) {
-            let thread = lock(&state.thread).clone();
-            if let Some(thread) = thread {
-                thread.unpark();
-            }
-        }
+        self.wall.state(rank).sleep.bell.ring(self.wall.wakers());
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,9 @@
-//! The suite that every transport must pass: over threads that spin, threads that sleep, and ranks
-//! that share no memory.
+//! The suite that every transport must pass: over threads that spin, threads that sleep, threads
+//! that see only shared memory of each other, and ranks that share no memory.
 
 use phalanx_comm::{Failure, Launcher, Options, Streams, Threads, Waiting, run_ranks};
 
+use super::attached::Attached;
 use super::suite::{self, Settings, Transport, Work};
 
 /// A transport by its launcher.
@@ -28,6 +29,14 @@ fn spinning_threads_conform() {
 #[test]
 fn sleeping_threads_conform() {
     suite::run(&mut threads(Waiting::Park)).unwrap();
+}
+
+#[test]
+fn views_of_shared_memory_conform() {
+    for waiting in [Waiting::Spin, Waiting::Park] {
+        let launcher = |ranks, options| Attached { ranks, options: Options { waiting, ..options } };
+        suite::run(&mut Launched(launcher)).unwrap();
+    }
 }
 
 #[test]

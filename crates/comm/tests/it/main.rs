@@ -1,10 +1,12 @@
 //! Tests of the transports from outside.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
+mod attached;
 mod busy;
 mod conformance;
 mod environments;
 mod processes;
 mod same;
+mod shared;
 mod streams;
 mod suite;

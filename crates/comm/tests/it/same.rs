@@ -3,12 +3,14 @@
 use half::bf16;
 use phalanx_comm::{
     Blocks, Call, CollectiveOp, Collectives, CommError, Communicator, Element, Group, Launcher,
-    OpKind, ReduceOp, Streams, Strides, Threads, Traffic, run_ranks,
+    OpKind, Options, ReduceOp, Streams, Strides, Threads, Traffic, run_ranks,
 };
+
+use super::attached::Attached;
 
 /// Random calls on each transport.
 const CALLS: u64 = 1000;
-const RANKS: usize = 4;
+pub(crate) const RANKS: usize = 4;
 
 /// Numbers that are the same on every rank and transport.
 struct Dice(u64);
@@ -78,7 +80,7 @@ impl Value for i32 {
 }
 
 /// What a rank sees of all calls: the bytes that each one left, and what was counted.
-type Seen = (Vec<Vec<u8>>, Traffic);
+pub(crate) type Seen = (Vec<Vec<u8>>, Traffic);
 
 /// Does random call `number`, if this rank is in its group.
 fn one_call(endpoint: &mut dyn Communicator, number: u64) -> Result<Option<Vec<u8>>, CommError> {
@@ -140,11 +142,36 @@ fn typed_call<T: Value>(
     let send: Vec<T> = (0..given).map(value(1000 * me)).collect();
     // Alike on all members, as what an all_reduce adds to must be.
     let mut receive: Vec<T> = (0..got).map(value(17)).collect();
-    endpoint.run(&call, &send, &mut receive)?;
+    match number % 2 {
+        0 => endpoint.run(&call, &send, &mut receive)?,
+        _ => run_in_arena(endpoint, &call, &send, &mut receive)?,
+    }
     Ok(Some(bytemuck::cast_slice(&receive).to_vec()))
 }
 
-fn all_calls(launcher: &dyn Launcher) -> Vec<Seen> {
+/// Does a call on copies of the buffers in memory that other ranks see, if the endpoint has such
+/// memory.
+fn run_in_arena<T: Value>(
+    endpoint: &mut dyn Communicator,
+    call: &Call<'_>,
+    send: &[T],
+    receive: &mut [T],
+) -> Result<(), CommError> {
+    let (given, got) = (size_of_val(send), size_of_val(receive));
+    let Some(mut arena) = endpoint.arena(given.next_multiple_of(64) + got)? else {
+        return endpoint.run(call, send, receive);
+    };
+    let (first, second) = arena.as_mut_slice().split_at_mut(given.next_multiple_of(64));
+    let (first, second) = (&mut first[..given], &mut second[..got]);
+    first.copy_from_slice(bytemuck::cast_slice(send));
+    second.copy_from_slice(bytemuck::cast_slice(receive));
+    endpoint.run::<T>(call, bytemuck::cast_slice(first), bytemuck::cast_slice_mut(second))?;
+    receive.copy_from_slice(bytemuck::cast_slice(second));
+    Ok(())
+}
+
+/// What the local ranks of a launcher see.
+pub(crate) fn all_calls(launcher: &dyn Launcher) -> Vec<Seen> {
     let seen = run_ranks(launcher, |endpoint| {
         let mut results = Vec::new();
         for number in 0..CALLS {
@@ -155,13 +182,27 @@ fn all_calls(launcher: &dyn Launcher) -> Vec<Seen> {
     seen.unwrap()
 }
 
+/// All of what a rank has seen, in one number.
+pub(crate) fn digest((results, traffic): &Seen) -> u64 {
+    let counted = format!("{traffic:?}");
+    let bytes = results.iter().flatten().chain(counted.as_bytes());
+    bytes.fold(results.len() as u64, |digest, &byte| {
+        (digest.rotate_left(5) ^ u64::from(byte)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    })
+}
+
 #[test]
 fn random_calls_have_the_same_bits_and_traffic_on_every_transport() {
-    let (threads, streams) = (all_calls(&Threads::new(RANKS)), all_calls(&Streams::new(RANKS)));
-    for (rank, (threads, streams)) in threads.into_iter().zip(streams).enumerate() {
-        assert!(threads.0.len() > CALLS as usize / 3, "rank {rank} did {}", threads.0.len());
-        let differs = threads.0.iter().zip(&streams.0).position(|(one, other)| one != other);
-        assert_eq!((differs, threads.0.len()), (None, streams.0.len()), "rank {rank}");
-        assert_eq!(threads.1, streams.1, "rank {rank}");
+    let threads = all_calls(&Threads::new(RANKS));
+    let attached = Attached { ranks: RANKS, options: Options::default() };
+    for (name, others) in
+        [("streams", all_calls(&Streams::new(RANKS))), ("shared memory", all_calls(&attached))]
+    {
+        for (rank, (threads, other)) in threads.iter().zip(others).enumerate() {
+            assert!(threads.0.len() > CALLS as usize / 3, "rank {rank} did {}", threads.0.len());
+            let differs = threads.0.iter().zip(&other.0).position(|(one, other)| one != other);
+            assert_eq!((differs, threads.0.len()), (None, other.0.len()), "{name}, rank {rank}");
+            assert_eq!(threads.1, other.1, "{name}, rank {rank}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Small programs of ranks, each run under thousands of schedules.
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use phalanx_ir::DType;
@@ -15,23 +16,36 @@ use crate::group::{Group, GroupId};
 use crate::launch::{Launcher, LocalRank};
 use crate::pipe;
 use crate::streams::Streams;
-use crate::threads::{Options, Threads, Waiting};
+use crate::threads::{Options, SharedWorld, Threads, Waiting};
 
 /// Schedules per program and scheduler.
 const SCHEDULES: usize = 1500;
 
-/// Runs a program on ranks that sleep, on ranks that spin, and on ranks that share no memory, under
-/// many schedules.
+/// Bytes for the data of each rank where ranks are attached to shared memory, as processes are.
+const ROOM: usize = 2 << 20;
+
+/// Runs a program on ranks that sleep and on ranks that spin, which see all memory or each its own
+/// view of shared memory, and on ranks that share no memory, under many schedules.
 fn check(ranks: usize, program: fn(&mut dyn Communicator)) {
     for waiting in [Waiting::Park, Waiting::Spin] {
         let options = Options { waiting, depth: 2, ..Options::default() };
-        let threads = Threads { ranks, options };
+        let threads = Threads { ranks, options: options.clone() };
         schedule(program, move || threads.launch().unwrap());
+        schedule(program, move || attached(ranks, &options).1);
     }
     for room in pipe::ROOMS {
         let pair = move || pipe::pair(room);
         schedule(program, move || Streams::new(ranks).over(pair).unwrap());
     }
+}
+
+/// Ranks with their own views of shared memory.
+fn attached(ranks: usize, options: &Options) -> (SharedWorld, Vec<LocalRank>) {
+    let world = SharedWorld::with_room(ranks, options, ROOM).unwrap();
+    let fd = world.fd().as_raw_fd();
+    let attach = |rank| SharedWorld::attach(fd, rank, options.clone()).unwrap();
+    let locals = (0..ranks).map(attach).collect();
+    (world, locals)
 }
 
 fn schedule(
@@ -44,6 +58,10 @@ fn schedule(
         let threads: Vec<_> = launch().into_iter().map(spawn).collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     };
+    run(world);
+}
+
+fn run(world: impl Fn() + Send + Sync + Clone + 'static) {
     let mut config = Config::new();
     config.max_steps = shuttle::MaxSteps::FailAfter(200_000);
     Runner::new(RandomScheduler::new(SCHEDULES), config.clone()).run(world.clone());
@@ -96,6 +114,30 @@ fn buffers_are_free_when_a_call_returns() {
             assert_eq!(root, [7.0 + round as f32]);
             root.fill(-1000.0);
         }
+    });
+}
+
+/// The same where buffers lie in memory that all ranks see, if there is such memory.
+#[test]
+fn buffers_in_an_arena_are_free_when_a_call_returns() {
+    check(3, |endpoint| {
+        let me = endpoint.rank() as f32;
+        let mut arena = endpoint.arena(64).unwrap();
+        let mut own = [0f32; 4];
+        for round in 0..3 {
+            let values: &mut [f32] = match &mut arena {
+                Some(arena) => bytemuck::cast_slice_mut(&mut arena.as_mut_slice()[..16]),
+                None => &mut own,
+            };
+            values.fill(me + round as f32);
+            endpoint.all_reduce(GroupId::WORLD, SUM, values).unwrap();
+            assert_eq!(*values, [3.0 + 3.0 * round as f32; 4]);
+            values[0] = me * 10.0;
+            let (own, all) = values.split_at_mut(1);
+            endpoint.all_gather(GroupId::WORLD, own, all).unwrap();
+            assert_eq!(*all, [0.0, 10.0, 20.0]);
+        }
+        endpoint.barrier(GroupId::WORLD).unwrap();
     });
 }
 
@@ -222,6 +264,40 @@ fn a_rank_that_leaves_wakes_the_others() {
         let error = result.unwrap_err().to_string();
         assert!(error.contains("rank 0 failed: it left") || is_closed(&error), "{error}");
     });
+}
+
+/// A rank whose process ends says nothing; whoever started it does.
+#[test]
+fn a_rank_that_is_killed_is_named() {
+    let program = |mut local: LocalRank| {
+        let endpoint = local.endpoint.as_mut();
+        let (mut send, mut all) = ([endpoint.rank() as f32 + 1.0], [0f32; 3]);
+        let gather = call(GroupId::WORLD, CollectiveOp::AllGather, 1);
+        let handle = try_start(endpoint, &gather, &send, &mut all);
+        if endpoint.rank() == 2 {
+            // It may have posted, and nobody hears of it again.
+            drop(handle);
+            return Some(local);
+        }
+        let result = handle.and_then(|handle| endpoint.wait(handle));
+        send.fill(-1000.0);
+        let error = result.unwrap_err().to_string();
+        assert!(error.starts_with("stopped because rank 2 failed: killed; it has"), "{error}");
+        assert!(all.iter().all(|&x| x >= 0.0), "{all:?}");
+        None
+    };
+    for waiting in [Waiting::Park, Waiting::Spin] {
+        let options = Options { waiting, depth: 2, ..Options::default() };
+        let world = move || {
+            let (world, locals) = attached(3, &options);
+            let spawn = |local| shuttle::thread::spawn(move || program(local));
+            let threads: Vec<_> = locals.into_iter().map(spawn).collect();
+            world.ended(2, Some("killed"));
+            // The killed rank's endpoint is dropped after all have ended.
+            drop(threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>());
+        };
+        run(world);
+    }
 }
 
 /// Whether a rank has left without its last words, which a schedule that lets nobody else run keeps out of a

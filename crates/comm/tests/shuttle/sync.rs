@@ -1,11 +1,15 @@
 //! The primitives of the protocol, as the scheduler of random schedules has them.
 
 use std::os::fd::AsFd;
+use std::sync::PoisonError;
 use std::time::Duration;
+
+use phalanx_sys::futex::Wakers;
+use shuttle::thread::{Thread, current, park_timeout};
 
 pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(crate) use shuttle::sync::{Mutex, MutexGuard};
-pub(crate) use shuttle::thread::{Thread, current, park_timeout, yield_now};
+pub(crate) use shuttle::thread::yield_now;
 
 /// Nothing to wait on but the scheduler: others may run.
 #[derive(Default)]
@@ -38,4 +42,41 @@ pub(crate) fn relax() {
 /// Between looking and touching, others may run.
 pub(crate) fn moment() {
     yield_now();
+}
+
+/// What a rank sleeps on: the scheduler's own way to sleep. The lock is not the scheduler's, which
+/// cannot switch threads while it is held.
+pub(crate) struct Bell {
+    set: AtomicBool,
+    thread: std::sync::Mutex<Option<Thread>>,
+}
+
+impl Bell {
+    pub(crate) fn new() -> Self {
+        Self { set: AtomicBool::new(false), thread: Default::default() }
+    }
+
+    pub(crate) fn set(&self) {
+        *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(current());
+        self.set.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.set.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn clear(&self) {
+        self.set.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn sleep(&self, timeout: Duration, _wakers: Wakers) {
+        park_timeout(timeout);
+    }
+
+    pub(crate) fn ring(&self, _wakers: Wakers) {
+        if self.is_set() && self.set.swap(false, Ordering::SeqCst) {
+            let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            thread.into_iter().for_each(|thread| thread.unpark());
+        }
+    }
 }

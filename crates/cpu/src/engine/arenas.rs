@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use phalanx_call::Tier;
+use phalanx_comm::Communicator;
 use phalanx_engine::{EngineError, Span};
 use phalanx_sys::Arena;
 
@@ -13,9 +14,24 @@ use crate::tasks::Bases;
 pub(super) struct Arenas([Option<Arena>; Tier::ALL.len()]);
 
 impl Arenas {
-    pub(super) fn reserve(&mut self, tier: Tier, bytes: usize) -> Result<(), EngineError> {
+    /// Reserves the arena of a tier. Collectives and messages use that of the device, which
+    /// therefore lies where other ranks see it, if the endpoint knows such memory.
+    pub(super) fn reserve(
+        &mut self,
+        tier: Tier,
+        bytes: usize,
+        comm: Option<&mut dyn Communicator>,
+    ) -> Result<(), EngineError> {
         offered(tier, "arena")?;
-        self.0[tier.index()] = Some(allocate(bytes.max(1))?);
+        let bytes = bytes.max(1);
+        let lent = match comm.filter(|_| tier == Tier::Device) {
+            Some(comm) => comm
+                .arena(bytes)
+                .map_err(|error| EngineError::Memory { bytes, why: error.to_string() })?,
+            None => None,
+        };
+        let arena = lent.map_or_else(|| allocate(bytes), Ok)?;
+        self.0[tier.index()] = Some(arena);
         Ok(())
     }
 
@@ -75,4 +91,41 @@ pub(super) fn offered(tier: Tier, what: &str) -> Result<(), EngineError> {
 
 pub(super) fn allocate(bytes: usize) -> Result<Arena, EngineError> {
     Arena::new(bytes).map_err(|e| EngineError::Memory { bytes, why: e.to_string() })
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use phalanx_comm::{Options, SharedWorld};
+
+    use super::*;
+
+    /// What the system says about the memory that an address lies in.
+    fn mapping(address: usize) -> String {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let holds = |line: &&str| {
+            let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+            let [start, end] = [start, end].map(|hex| usize::from_str_radix(hex, 16).unwrap());
+            (start..end).contains(&address)
+        };
+        maps.lines().find(holds).unwrap().to_string()
+    }
+
+    #[test]
+    fn what_collectives_use_lies_where_other_processes_see_it() {
+        let world = SharedWorld::create(1, &Options::default()).unwrap();
+        let fd = world.fd().as_raw_fd();
+        let mut local = SharedWorld::attach(fd, 0, Options::default()).unwrap();
+        let mut arenas = Arenas::default();
+        for (tier, shared) in [(Tier::Device, true), (Tier::Host, false)] {
+            arenas.reserve(tier, 10_000, Some(local.endpoint.as_mut())).unwrap();
+            let said = mapping(arenas.bases().0[tier.index()].addr());
+            assert_eq!(said.contains("memfd:phalanx"), shared, "{tier}: {said}");
+            let mut out = [7; 16];
+            arenas.read(Span { tier, ..Span::device(9984, 16) }, &mut out).unwrap();
+            assert_eq!(out, [0; 16]);
+        }
+    }
 }

@@ -1,8 +1,11 @@
 //! Every op in random legal layouts, and every collective, on ranks that are threads.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsRawFd;
 
-use phalanx_comm::{Communicator, Launcher, RankPool, Streams, Threads};
+use phalanx_comm::{
+    CommError, Communicator, Launcher, LocalRank, Options, RankPool, SharedWorld, Streams, Threads,
+};
 use phalanx_cpu::{CpuEngine, CpuRequirements};
 use phalanx_engine::Counters;
 use phalanx_ir::ops::{Collective, CollectiveKind};
@@ -216,7 +219,7 @@ program t {
     let slots = phalanx_script::Slots::assign_for(&program, &CpuRequirements);
     let inputs = random_inputs(&program, 12, 1);
     let make = |endpoint| Ok::<_, String>(engine(1)(endpoint));
-    let launchers: [&dyn Launcher; 2] = [&Threads::new(4), &Streams::new(4)];
+    let launchers: [&dyn Launcher; 3] = [&Threads::new(4), &Streams::new(4), &Attached(4)];
     for launcher in launchers {
         let mut crew = RankPool::new(launcher, make).unwrap();
         let counted = crew.run(|rank, engine: &mut CpuEngine| {
@@ -226,6 +229,21 @@ program t {
             Ok::<_, String>(gathers.map(|(_, moved)| moved.bytes as usize).sum::<usize>())
         });
         assert_eq!(counted.unwrap(), vec![predicted; 4]);
+    }
+}
+
+/// Ranks that see only shared memory of each other, as processes do.
+struct Attached(usize);
+
+impl Launcher for Attached {
+    fn ranks(&self) -> usize {
+        self.0
+    }
+
+    fn launch(&self) -> Result<Vec<LocalRank>, CommError> {
+        let world = SharedWorld::create(self.0, &Options::default())?;
+        let fd = world.fd().as_raw_fd();
+        (0..self.0).map(|rank| SharedWorld::attach(fd, rank, Options::default())).collect()
     }
 }
 
