@@ -4,6 +4,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use phalanx_ir::DType;
+use phalanx_sys::Arena;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
 
@@ -125,10 +126,7 @@ fn buffers_in_an_arena_are_free_when_a_call_returns() {
         let mut arena = endpoint.arena(64).unwrap();
         let mut own = [0f32; 4];
         for round in 0..3 {
-            let values: &mut [f32] = match &mut arena {
-                Some(arena) => bytemuck::cast_slice_mut(&mut arena.as_mut_slice()[..16]),
-                None => &mut own,
-            };
+            let values = visible(&mut arena, &mut own);
             values.fill(me + round as f32);
             endpoint.all_reduce(GroupId::WORLD, SUM, values).unwrap();
             assert_eq!(*values, [3.0 + 3.0 * round as f32; 4]);
@@ -139,6 +137,14 @@ fn buffers_in_an_arena_are_free_when_a_call_returns() {
         }
         endpoint.barrier(GroupId::WORLD).unwrap();
     });
+}
+
+/// Memory that other ranks read: an arena where there are such, or any memory.
+fn visible<'a>(arena: &'a mut Option<Arena>, own: &'a mut [f32]) -> &'a mut [f32] {
+    match arena {
+        Some(arena) => bytemuck::cast_slice_mut(&mut arena.as_mut_slice()[..size_of_val(own)]),
+        None => own,
+    }
 }
 
 /// Waits in opposite orders over two groups, with more calls than slots.
@@ -228,9 +234,11 @@ fn mismatches_are_told_by_all() {
 fn memory_of_a_rank_that_fails_is_left_alone() {
     check(3, |endpoint| {
         let me = endpoint.rank();
-        let (mut send, mut all) = ([me as f32 + 1.0], [0f32; 3]);
+        let (mut arena, mut own) = (endpoint.arena(16).unwrap(), [0f32; 4]);
+        let (send, all) = visible(&mut arena, &mut own).split_at_mut(1);
+        send[0] = me as f32 + 1.0;
         let gather = call(GroupId::WORLD, CollectiveOp::AllGather, 1);
-        let handle = try_start(endpoint, &gather, &send, &mut all);
+        let handle = try_start(endpoint, &gather, send, all);
         if me == 2 {
             endpoint.abort("no more");
             send.fill(-1000.0);
