@@ -240,14 +240,11 @@ fn processes_end_with_their_launcher() {
 #[test]
 fn a_full_disk_does_not_take_the_weights_of_any_rank() {
     let dir = tempfile::tempdir().unwrap();
-    let keys =
-        sets("parallel.zero=3 train.steps=100000 run.name=a model.layers=1 train.seq_len=16");
+    let keys = sets("parallel.zero=3 train.steps=100000 run.name=a");
     // The weights fit below the limit; the metrics reach it after a while.
-    let done = under(
-        dir.path(),
-        "trap '' XFSZ; mkdir runs; ulimit -f 700; ",
-        &[&["launch", "-n", "2", "--", "train"], TINY, TWO, &keys],
-    );
+    let before = "trap '' XFSZ; mkdir runs; ulimit -f 64";
+    let launch: &[&str] = &["launch", "-n", "2", "--", "train"];
+    let done = under(dir.path(), before, &[launch, SMALL, TWO, &keys]);
     assert_eq!(done.code, 1, "{}", done.err);
     assert_eq!(done.err.matches("error:").count(), 1, "{}", done.err);
     assert!(done.err.contains("are safe in runs/a/model.safetensors"), "{}", done.err);
