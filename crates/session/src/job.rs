@@ -67,8 +67,8 @@ pub fn fits(ranks: usize) -> Result<()> {
         ))
         .because("dp × tp × cp × pp is the number of ranks, and every process is one rank")
         .fix(format!(
-            "start {ranks} processes, or set parallel.dp, tp, cp and pp so that their product is \
-             {processes}"
+            "set parallel.dp, tp, cp and pp so that their product is {processes}, or start {}",
+            if ranks == 1 { "one process".to_owned() } else { format!("{ranks} processes") }
         )),
     ))
 }

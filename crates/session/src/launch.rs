@@ -16,8 +16,10 @@ use phalanx_sys::process::{Signal, end_with_parent, send, signal_name};
 /// How often processes are looked at.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// How long the others have to end by themselves after one has failed, and then on request.
+/// How long the others have to end by themselves after one has failed, and then on request; less if it
+/// was ended by a signal, because it can say nothing and people wait for its name.
 const GRACE: Duration = Duration::from_secs(3);
+const SHORT_GRACE: Duration = Duration::from_millis(300);
 
 /// The program that the processes of a job run.
 #[derive(Clone, Debug)]
@@ -123,7 +125,8 @@ impl Children<'_> {
                 if let (None, Ok(Some(status))) = (*ended, child.try_wait()) {
                     *ended = Some(status);
                     if !status.success() && failed.is_none() {
-                        failed = Some((rank, Instant::now()));
+                        let grace = if status.signal().is_some() { SHORT_GRACE } else { GRACE };
+                        failed = Some((rank, Instant::now(), grace));
                     }
                 }
             }
@@ -131,17 +134,16 @@ impl Children<'_> {
                 passed += 1;
                 self.send(Signal::Interrupt);
             }
-            match failed.map(|(_, since)| since.elapsed()) {
-                Some(time) if time > 2 * GRACE => self.send(Signal::Kill),
-                Some(time) if time > GRACE => self.send(Signal::Terminate),
-                // One that was ended from outside says nothing: this names it at once.
+            match failed.map(|(_, since, grace)| (since.elapsed(), grace)) {
+                Some((time, grace)) if time > 2 * grace => self.send(Signal::Kill),
+                Some((time, grace)) if time > grace => self.send(Signal::Terminate),
                 _ => {}
             }
             std::thread::sleep(LOOK);
         }
         let ranks = self.list.len();
         let status = |rank: usize| self.list[rank].ended;
-        let Some((first, _)) = failed else { return Ok(0) };
+        let Some((first, ..)) = failed else { return Ok(0) };
         if let Some(signal) = status(first).and_then(|status| status.signal()) {
             return Err(Error::failed(ended_by(signal, first, ranks)));
         }

@@ -18,6 +18,8 @@ mod newcomer;
 mod outputs;
 mod pictures;
 mod pipelines;
+#[cfg(target_os = "linux")]
+mod processes;
 mod refusals;
 #[cfg(target_os = "linux")]
 mod rescues;

@@ -243,6 +243,9 @@ impl Guest<'_> {
                         let message = text.as_str().into();
                         return Err(CommError::Aborted(Failure { rank: 0, message }));
                     }
+                    Some(Note::Ended(problem)) => {
+                        return Err(meeting_error(problem, "give every process its own RANK"));
+                    }
                     // Not rank 0 of this job. Where there are several ports, it has another one.
                     Some(_) if addresses.len() == 1 => return Err(self.other_job(address)),
                     None if addresses.len() == 1 && !line.closed && left == ANSWER => {

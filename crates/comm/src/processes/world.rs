@@ -121,12 +121,15 @@ impl Job {
         let mut poll = Poll::default();
         loop {
             door.arrivals.listen(&door.listener);
-            while let Some((hello, mut socket)) = door.arrivals.next(&self.hello)? {
+            while let Some((hello, socket)) = door.arrivals.next(&self.hello)? {
+                let (mut line, rank) = (Line::new(socket), hello.rank as usize);
+                if hello.world == 0 {
+                    line.send(&Note::Ended(self.twice(rank)));
+                    continue;
+                }
                 // The line is only used to answer; data follow on the same stream.
-                let mut line = Line::new(socket);
                 line.send(&Note::Welcome);
-                socket = line.socket;
-                door.early.insert((hello.world, hello.rank as usize), socket);
+                door.early.insert((hello.world, rank), line.socket);
             }
             for (rank, call) in calls.iter_mut().enumerate() {
                 match call.as_mut().and_then(Line::next) {
@@ -181,6 +184,11 @@ impl Job {
             calls.push(Some(Line::new(socket)));
         }
         Ok(calls)
+    }
+
+    /// What a process is told that comes to the meeting when it is over.
+    fn twice(&self, rank: usize) -> String {
+        format!("another process is rank {rank} of {} already", self.ranks())
     }
 
     fn absent(&self, missing: &[usize]) -> CommError {

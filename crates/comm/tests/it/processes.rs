@@ -161,6 +161,25 @@ fn what_cannot_take_part_is_named_by_all() {
     );
 }
 
+/// A process that comes after the meeting is told so when rank 0 looks at its door again; the others
+/// are not disturbed.
+#[test]
+fn a_second_process_of_a_rank_is_told_after_the_meeting() {
+    let at = port();
+    let jobs = jobs(2, &at);
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| Job::meet(&environment(1, 2, &at), WAIT));
+        std::thread::sleep(Duration::from_millis(200));
+        let run = |job: &Arc<Job>| {
+            let launcher = Processes { job: job.clone(), options: Options::default() };
+            run_ranks(&launcher, |_| Ok::<_, CommError>(())).unwrap();
+        };
+        jobs.iter().for_each(|job| drop(scope.spawn(move || run(job))));
+        let text = late.join().unwrap().err().unwrap().to_string();
+        assert!(text.contains("another process is rank 1 of 2 already"), "{text}");
+    });
+}
+
 #[test]
 fn a_second_job_at_the_same_port_is_refused_and_does_not_disturb() {
     let at = port();
