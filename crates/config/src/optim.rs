@@ -91,16 +91,22 @@ impl OptimConfig {
             .because("the learning rate would never reach optim.lr")
             .nearest(format!("optim.warmup_steps = {steps}"))
         });
-        let sgd = self.kind == OptimKind::Sgd;
         let momentum = self.momentum.get();
-        values.rule(&["optim.momentum", "optim.kind"], sgd || momentum == 0.0, || {
-            Problem::new(format!(
-                "optim.momentum = {momentum:?} has no effect with optim.kind = adamw"
-            ))
-            .because("AdamW's momentum is the first of optim.betas")
-            .fix("set optim.betas instead, or optim.kind = \"sgd\"")
-        });
-        let moving = sgd && momentum > 0.0;
+        // What a kind has instead of `momentum`, if it does not read it.
+        let instead = match self.kind {
+            OptimKind::AdamW => Some("AdamW's momentum is the first of optim.betas"),
+            OptimKind::Sgd => None,
+        };
+        if let Some(why) = instead {
+            values.rule(&["optim.momentum", "optim.kind"], momentum == 0.0, || {
+                let kind = self.kind;
+                let what = format!("optim.momentum = {momentum:?} has no effect");
+                Problem::new(format!("{what} with optim.kind = {kind}"))
+                    .because(why)
+                    .fix("set optim.betas instead, or optim.kind = \"sgd\"")
+            });
+        }
+        let moving = instead.is_none() && momentum > 0.0;
         values.rule(&["optim.nesterov", "optim.momentum"], moving || !self.nesterov, || {
             Problem::new("optim.nesterov = true needs momentum")
                 .because("Nesterov's rule looks ahead along the momentum of optim.kind = sgd")

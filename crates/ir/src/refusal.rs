@@ -5,6 +5,7 @@ use std::fmt;
 
 use crate::layout::{Layout, Order};
 use crate::mesh::{Axis, Mesh};
+use crate::ops::{Op, OpDef};
 
 /// The place of a layout in an instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -173,8 +174,8 @@ pub enum RuleError {
 
 /// The instruction that the error is about.
 pub(crate) struct Case<'a> {
-    /// The op's name.
-    pub(crate) op: &'a str,
+    /// The op.
+    pub(crate) op: &'a Op,
     /// The mesh.
     pub(crate) mesh: &'a Mesh,
     /// Name and layout of each operand.
@@ -262,7 +263,7 @@ impl RuleError {
             ),
             RuleError::UnknownAxis { axis } => format!("the mesh has no axis `{axis}`"),
         };
-        format!("{}: {said}", case.op)
+        format!("{}: {said}", case.op.name())
     }
 
     /// Why it matters, and what to do instead.
@@ -368,7 +369,7 @@ fn partial_help(
     partial: &[usize],
     groups: &[Vec<usize>],
 ) -> Vec<String> {
-    let (name, ranks) = (case.op, case.mesh.count(&[axis]));
+    let (name, ranks) = (case.op.name(), case.mesh.count(&[axis]));
     let reduce = reduce_first(&case.operands[partial[0]].0, &[axis]);
     match name {
         "add" | "sub" => vec![
@@ -378,7 +379,7 @@ fn partial_help(
             ),
             format!("{reduce}, or add the other operand on coordinate 0 only (to_partial<{axis}>)"),
         ],
-        "adamw" | "sgd" => vec![
+        _ if case.op.is_update() => vec![
             format!(
                 "each of the {ranks} ranks would update with only its own summand of the gradient"
             ),

@@ -208,7 +208,7 @@ pub(crate) fn explain(
 ) -> VerifyError {
     let operands =
         (inputs.iter()).map(|&v| (text::value_name(program, v), &program.ty(v).layout)).collect();
-    let case = Case { op: op.name(), mesh: program.mesh(), operands };
+    let case = Case { op, mesh: program.mesh(), operands };
     VerifyError {
         program: program.name.clone(),
         axis: reason.axis(),

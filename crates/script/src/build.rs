@@ -16,7 +16,8 @@ mod world;
 
 use phalanx_autodiff::Phases;
 use phalanx_call::{Lane, Tier};
-use phalanx_ir::{DType, Mesh, Port, Program, Role, TensorType};
+use phalanx_ir::ops::{AdamW, Decay, Sgd};
+use phalanx_ir::{DType, Mesh, Op, Port, Program, Role, TensorType};
 use phalanx_spmd::Sharing;
 
 use crate::action::{
@@ -120,6 +121,19 @@ impl Optimizer {
     /// Gradient descent with momentum (0: none) and nothing else.
     pub const fn sgd(momentum: f64) -> Self {
         Optimizer::Sgd { momentum, nesterov: false, decay: 0.0 }
+    }
+
+    /// The op that applies it: `decays` gives the decay of a unit at this rate, and `narrow` is the
+    /// element type of the copy of weights that are masters.
+    pub(crate) fn op(self, decays: impl Fn(f64) -> Decay, narrow: Option<DType>) -> Op {
+        match self {
+            Optimizer::AdamW { beta1, beta2, eps, decay } => {
+                AdamW { beta1, beta2, eps, decay: decays(decay), narrow }.into()
+            }
+            Optimizer::Sgd { momentum, nesterov, decay } => {
+                Sgd { momentum, nesterov, decay: decays(decay), narrow }.into()
+            }
+        }
     }
 
     /// How many state buffers it keeps besides a master copy.

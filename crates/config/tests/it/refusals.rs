@@ -23,8 +23,14 @@ fn every_refusal_says_what_where_and_what_would_work() {
     if std::env::var_os("UPDATE_REFUSALS").is_some() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/refusals.txt");
         std::fs::write(path, &actual).unwrap();
-    } else {
-        assert_eq!(actual, expected);
+        return;
+    }
+    let differing = actual.split("===\n").zip(expected.split("===\n")).find(|(a, e)| a != e);
+    if let Some((actual, expected)) = differing {
+        panic!(
+            "the first case that differs:\n{actual}\nexpected:\n{expected}\n\
+             if the change is meant: UPDATE_REFUSALS=1 cargo test -p phalanx-config"
+        );
     }
 }
 

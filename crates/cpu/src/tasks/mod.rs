@@ -37,6 +37,7 @@ pub(crate) use message::transfer as message;
 pub(crate) use movement::{copy, copy_bytes};
 pub(crate) use transfer::{Endpoint, Outstanding, RankEndpoint, Transfer};
 pub(crate) use types::{for_float, for_floats};
+use update::Rule;
 
 /// One compiled call.
 pub(crate) trait Task: Send + Sync {
@@ -159,7 +160,8 @@ pub(crate) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
         Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) | Op::LinearCrossEntropy(_) => {
             loss::compile(op)
         }
-        Op::AdamW(_) | Op::Sgd(_) => update::compile(op),
+        Op::AdamW(adamw) => update::compile(op, Rule::AdamW(*adamw)),
+        Op::Sgd(sgd) => update::compile(op, Rule::Sgd(*sgd)),
         Op::MemberSquares(of) => members::squares(op, &of.bounds),
         Op::MemberScale(of) => members::scale(op, &of.bounds),
         Op::Collective(collective) => collective::compile(op, collective),

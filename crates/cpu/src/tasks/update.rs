@@ -4,20 +4,16 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use phalanx_engine::EngineError;
+use phalanx_ir::DType;
 use phalanx_ir::ops::{self, AdamW, Sgd};
-use phalanx_ir::{DType, Op};
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var};
 use crate::element::{CpuElement, CpuFloat};
 use crate::kernels::optim::{Adam, DecayKind, SgdStep, UpdatedWeights};
 
-pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
-    let rule = match op.instr.op {
-        Op::AdamW(adamw) => Rule::AdamW(adamw),
-        Op::Sgd(sgd) => Rule::Sgd(sgd),
-        _ => return Err(op.unsupported("it is not an update")),
-    };
-    let states = rule.states();
+pub(super) fn compile(op: &Operation<'_>, rule: Rule) -> Result<Tasks, EngineError> {
+    // Besides w, g, lr, step and clip.
+    let states = op.instr.inputs.len() - 5;
     let narrow = op.instr.outputs.len() > 1 + states;
     let vars = Vars {
         w: op.input(0),
@@ -49,20 +45,14 @@ pub(super) fn compile(op: &Operation<'_>) -> Result<Tasks, EngineError> {
     Ok(vec![task])
 }
 
+/// The update, with its constants.
 #[derive(Clone, Copy)]
-enum Rule {
+pub(super) enum Rule {
     AdamW(AdamW),
     Sgd(Sgd),
 }
 
 impl Rule {
-    fn states(&self) -> usize {
-        match self {
-            Rule::AdamW(_) => 2,
-            Rule::Sgd(_) => 1,
-        }
-    }
-
     fn decay(&self) -> ops::Decay {
         match self {
             Rule::AdamW(adamw) => adamw.decay,

@@ -57,6 +57,11 @@ pub(super) trait Elementwise {
     fn accumulates(&self) -> bool {
         true
     }
+
+    /// See [`OpDef::is_update`].
+    fn is_update(&self) -> bool {
+        false
+    }
 }
 
 impl<T: Elementwise> OpDef for T {
@@ -91,6 +96,10 @@ impl<T: Elementwise> OpDef for T {
 
     fn accumulates(&self, _result: usize) -> bool {
         Elementwise::accumulates(self)
+    }
+
+    fn is_update(&self) -> bool {
+        Elementwise::is_update(self)
     }
 }
 

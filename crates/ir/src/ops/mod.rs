@@ -142,6 +142,11 @@ pub trait OpDef {
         false
     }
 
+    /// Whether it updates weights and optimizer state in place, at the end of a step.
+    fn is_update(&self) -> bool {
+        false
+    }
+
     /// How many numbers per row, in the accumulator type, ranks exchange inside the op where its
     /// lowered factor is sharded.
     fn exchanges(&self) -> usize {
@@ -195,6 +200,7 @@ macro_rules! ops {
             fn accumulates(&self, result: usize) -> bool {
                 match self { $(Op::$variant(op) => op.accumulates(result)),* }
             }
+            fn is_update(&self) -> bool { match self { $(Op::$variant(op) => op.is_update()),* } }
             fn exchanges(&self) -> usize {
                 match self { $(Op::$variant(op) => op.exchanges()),* }
             }

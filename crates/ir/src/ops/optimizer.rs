@@ -182,6 +182,10 @@ impl<T: Update> Elementwise for T {
     fn accumulates(&self) -> bool {
         false
     }
+
+    fn is_update(&self) -> bool {
+        true
+    }
 }
 
 impl Update for AdamW {

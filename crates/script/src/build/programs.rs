@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use phalanx_ir::ops::{AdamW, Collective, CollectiveKind, Decay, Sgd};
+use phalanx_ir::ops::{Collective, CollectiveKind, Decay};
 use phalanx_ir::{Axis, Builder, DType, Mesh, Program, Role, Tensor, TensorType};
 
 use super::{
@@ -128,14 +128,7 @@ pub(super) fn update(
     operands.extend([b.scalar("lr"), b.scalar("step"), b.scalar("clip")]);
     let narrow = precision.has_masters().then_some(precision.weights);
     let decays = |rate: f64| Decay { rate, first: unit.decays, block: unit.elements };
-    let results = match optimizer {
-        Optimizer::AdamW { beta1, beta2, eps, decay } => {
-            b.apply_all(AdamW { beta1, beta2, eps, decay: decays(decay), narrow }, &operands)
-        }
-        Optimizer::Sgd { momentum, nesterov, decay } => {
-            b.apply_all(Sgd { momentum, nesterov, decay: decays(decay), narrow }, &operands)
-        }
-    };
+    let results = b.apply_all(optimizer.op(decays, narrow), &operands);
     for (i, value) in results.iter().enumerate() {
         b.port(&format!("o{i}"), Role::State, *value);
     }
