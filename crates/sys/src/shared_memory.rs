@@ -43,6 +43,10 @@ impl SharedMemory {
             move |source| SysError::File { path, doing, source }
         };
         let file = system::create().map_err(fail("creating it"))?;
+        if file_limit().is_some_and(|limit| limit < bytes as u64) {
+            // The system would not refuse, but end the process.
+            return Err(fail("setting its size")(io::ErrorKind::FileTooLarge.into()));
+        }
         file.set_len(bytes as u64).map_err(fail("setting its size"))?;
         // No process may cut it while others use it: they would be ended.
         system::seal(&file).map_err(fail("fixing its size"))?;
@@ -69,9 +73,10 @@ impl SharedMemory {
     }
 
     fn map(file: File, path: PathBuf, len: usize) -> Result<Self, SysError> {
-        let base = system::map(&file, len)
-            .map_err(|source| SysError::OutOfMemory { bytes: len, source })?;
-        Ok(Self { file, path, base, len })
+        match system::map(&file, len) {
+            Ok(base) => Ok(Self { file, path, base, len }),
+            Err(source) => Err(SysError::File { path, doing: "mapping it into memory", source }),
+        }
     }
 
     /// Lets the process that a command starts inherit this memory under the number of [`Self::fd`].
@@ -308,6 +313,6 @@ mod tests {
         let error = SharedMemory::open(one.as_raw_fd()).unwrap_err().to_string();
         assert!(error.contains(&format!("/proc/self/fd/{}", one.as_raw_fd())), "{error}");
         let error = SharedMemory::create(1 << 60).unwrap_err().to_string();
-        assert!(error.contains(&(1usize << 60).to_string()), "{error}");
+        assert!(error.contains("shared memory") && error.contains("mapping"), "{error}");
     }
 }
