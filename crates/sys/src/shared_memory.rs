@@ -120,8 +120,12 @@ impl SharedMemory {
 
     /// Holds a byte until this handle is dropped, or its process ends in whatever way. Returns
     /// whether it could: not if another handle holds it.
-    pub fn hold(&self, byte: usize) -> bool {
-        system::lock(&self.file, byte)
+    pub fn hold(&self, byte: usize) -> Result<bool, SysError> {
+        system::lock(&self.file, byte).map_err(|source| SysError::File {
+            path: self.path.clone(),
+            doing: "locking a byte of it",
+            source,
+        })
     }
 
     /// Whether another handle holds a byte.
@@ -204,10 +208,15 @@ mod system {
         lock
     }
 
-    pub(super) fn lock(file: &File, at: usize) -> bool {
+    pub(super) fn lock(file: &File, at: usize) -> io::Result<bool> {
         let lock = byte(at, libc::F_WRLCK);
         // SAFETY: the call reads the struct.
-        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) == 0 }
+        match done(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) if error.raw_os_error() == Some(libc::EACCES) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     pub(super) fn is_locked(file: &File, at: usize) -> bool {
@@ -255,8 +264,8 @@ mod system {
 
     pub(super) fn pass(_: BorrowedFd<'_>, _: &mut Command) {}
 
-    pub(super) fn lock(_: &File, _: usize) -> bool {
-        false
+    pub(super) fn lock(_: &File, _: usize) -> io::Result<bool> {
+        create().map(|_| false)
     }
 
     pub(super) fn is_locked(_: &File, _: usize) -> bool {
@@ -301,10 +310,10 @@ mod tests {
     fn a_held_byte_is_free_again_when_its_holder_is_gone() {
         let memory = SharedMemory::create(PAGE).unwrap();
         let holder = SharedMemory::open(memory.fd().as_raw_fd()).unwrap();
-        assert!(holder.hold(3) && memory.is_held(3) && !memory.is_held(4));
-        assert!(!memory.hold(3));
+        assert!(holder.hold(3).unwrap() && memory.is_held(3) && !memory.is_held(4));
+        assert!(!memory.hold(3).unwrap());
         drop(holder);
-        assert!(!memory.is_held(3) && memory.hold(3));
+        assert!(!memory.is_held(3) && memory.hold(3).unwrap());
     }
 
     #[test]

@@ -152,7 +152,7 @@ impl SharedWorld {
         let memory = Arc::new(memory);
         let wall = Wall::attach(memory.clone());
         // First the lock, so that a rank that has come and does not hold it is gone.
-        if !memory.hold(rank) {
+        if !memory.hold(rank).map_err(|error| refused(error.to_string()))? {
             return Err(refused("another process is this rank".to_string()));
         }
         if wall.state(rank).came.swap(true, Ordering::SeqCst) {
