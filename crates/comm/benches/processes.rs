@@ -1,8 +1,9 @@
 //! `all_reduce` between two threads and between two processes, in turns: `cargo bench -p phalanx-comm`.
 //!
 //! Ranks meet at a barrier, then each times one call; the time of a call is that of the slower rank,
-//! and a number is the median over the calls of a run. Processes keep their buffer in shared memory,
-//! or in memory of their own, so that it is staged. Runs alternate, and the table shows the median
+//! and a number is the median over the calls of a run. Buffers begin at a page, as an engine's do.
+//! Processes keep them in shared memory, or in memory of their own: then they are staged. Runs
+//! alternate, and the table shows the median
 //! over the runs. The number of rounds may be given as an argument.
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop")]
 
@@ -14,6 +15,7 @@ use phalanx_comm::{
     Collectives, CommError, Communicator, GroupId, Options, ReduceOp, SharedWorld, Threads,
     run_ranks,
 };
+use phalanx_sys::Arena;
 
 const RANKS: usize = 2;
 const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
@@ -52,9 +54,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 
 fn threads(bytes: usize) -> f64 {
     let launcher = Threads { ranks: RANKS, options: options() };
-    let medians = run_ranks(&launcher, |endpoint| {
-        measure(endpoint, &mut vec![0f32; bytes / size_of::<f32>()])
-    });
+    let medians = run_ranks(&launcher, |endpoint| measure(endpoint, Arena::new(bytes).unwrap()));
     medians.unwrap()[0]
 }
 
@@ -80,18 +80,16 @@ fn as_rank(told: &str) {
     let mut local = SharedWorld::attach(fd as i32, rank, options()).unwrap();
     phalanx_sys::bind_thread(&local.cores);
     let endpoint = local.endpoint.as_mut();
-    let median = match words[2] {
-        "staged" => measure(endpoint, &mut vec![0f32; bytes / size_of::<f32>()]),
-        _ => {
-            let mut arena = endpoint.arena(bytes).unwrap().unwrap();
-            measure(endpoint, bytemuck::cast_slice_mut(arena.as_mut_slice()))
-        }
+    let arena = match words[2] {
+        "staged" => Arena::new(bytes).unwrap(),
+        _ => endpoint.arena(bytes).unwrap().unwrap(),
     };
-    println!("{}", median.unwrap());
+    println!("{}", measure(endpoint, arena).unwrap());
 }
 
 /// The median time of a call in microseconds, of the slower rank.
-fn measure(endpoint: &mut dyn Communicator, values: &mut [f32]) -> Result<f64, CommError> {
+fn measure(endpoint: &mut dyn Communicator, mut arena: Arena) -> Result<f64, CommError> {
+    let values: &mut [f32] = bytemuck::cast_slice_mut(arena.as_mut_slice());
     let rounds = match size_of_val(values) {
         0..0x40000 => 2001,
         0x40000..0x200000 => 301,

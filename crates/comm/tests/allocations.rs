@@ -1,9 +1,11 @@
 //! Once warm, calls allocate nothing: neither blocking nor asynchronous ones, nor messages.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
+use std::os::fd::AsRawFd;
+
 use phalanx_comm::{
-    Blocks, Call, CollectiveOp, Collectives, CommError, Communicator, GroupId, Options, ReduceOp,
-    Threads, Waiting, run_ranks,
+    Blocks, Call, CollectiveOp, Collectives, CommError, Communicator, GroupId, Launcher, LocalRank,
+    Options, ReduceOp, SharedWorld, Threads, Waiting, run_ranks,
 };
 use phalanx_ir::DType;
 use phalanx_sys::{CountingAllocator, count_alloc};
@@ -15,24 +17,45 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 fn warm_calls_allocate_nothing() {
     for waiting in [Waiting::Spin, Waiting::Park] {
         let options = Options { waiting, ..Options::default() };
-        let counted = run_ranks(&Threads { ranks: 3, options }, |endpoint| {
-            let mut buffers = Buffers::new();
-            for _ in 0..50 {
-                buffers.step(endpoint)?;
-            }
-            endpoint.barrier(GroupId::WORLD)?;
-            let before = count_alloc::counts().allocations;
-            for _ in 0..200 {
-                buffers.step(endpoint)?;
-            }
-            // Nobody does anything else before all have counted.
-            endpoint.barrier(GroupId::WORLD)?;
-            let after = count_alloc::counts().allocations;
-            endpoint.barrier(GroupId::WORLD)?;
-            Ok::<_, CommError>(after - before)
-        });
-        assert_eq!(counted.unwrap(), [0, 0, 0], "{waiting:?}");
+        let attached = Attached(options.clone());
+        check(&format!("threads, {waiting:?}"), &Threads { ranks: 3, options });
+        check(&format!("shared memory, {waiting:?}"), &attached);
     }
+}
+
+/// Ranks that see only shared memory of each other, so that every call is staged.
+struct Attached(Options);
+
+impl Launcher for Attached {
+    fn ranks(&self) -> usize {
+        3
+    }
+
+    fn launch(&self) -> Result<Vec<LocalRank>, CommError> {
+        let world = SharedWorld::create(3, &self.0)?;
+        let fd = world.fd().as_raw_fd();
+        (0..3).map(|rank| SharedWorld::attach(fd, rank, self.0.clone())).collect()
+    }
+}
+
+fn check(name: &str, launcher: &dyn Launcher) {
+    let counted = run_ranks(launcher, |endpoint| {
+        let mut buffers = Buffers::new();
+        for _ in 0..50 {
+            buffers.step(endpoint)?;
+        }
+        endpoint.barrier(GroupId::WORLD)?;
+        let before = count_alloc::counts().allocations;
+        for _ in 0..200 {
+            buffers.step(endpoint)?;
+        }
+        // Nobody does anything else before all have counted.
+        endpoint.barrier(GroupId::WORLD)?;
+        let after = count_alloc::counts().allocations;
+        endpoint.barrier(GroupId::WORLD)?;
+        Ok::<_, CommError>(after - before)
+    });
+    assert_eq!(counted.unwrap(), [0, 0, 0], "{name}");
 }
 
 struct Buffers {

@@ -43,6 +43,10 @@ impl SharedMemory {
             move |source| SysError::File { path, doing, source }
         };
         let file = system::create().map_err(fail("creating it"))?;
+        if file_limit().is_some_and(|limit| limit < bytes as u64) {
+            // The system would not refuse, but end the process.
+            return Err(fail("setting its size")(io::ErrorKind::FileTooLarge.into()));
+        }
         file.set_len(bytes as u64).map_err(fail("setting its size"))?;
         // No process may cut it while others use it: they would be ended.
         system::seal(&file).map_err(fail("fixing its size"))?;
@@ -69,9 +73,10 @@ impl SharedMemory {
     }
 
     fn map(file: File, path: PathBuf, len: usize) -> Result<Self, SysError> {
-        let base = system::map(&file, len)
-            .map_err(|source| SysError::OutOfMemory { bytes: len, source })?;
-        Ok(Self { file, path, base, len })
+        match system::map(&file, len) {
+            Ok(base) => Ok(Self { file, path, base, len }),
+            Err(source) => Err(SysError::File { path, doing: "mapping it into memory", source }),
+        }
     }
 
     /// Lets the process that a command starts inherit this memory under the number of [`Self::fd`].
@@ -115,8 +120,12 @@ impl SharedMemory {
 
     /// Holds a byte until this handle is dropped, or its process ends in whatever way. Returns
     /// whether it could: not if another handle holds it.
-    pub fn hold(&self, byte: usize) -> bool {
-        system::lock(&self.file, byte)
+    pub fn hold(&self, byte: usize) -> Result<bool, SysError> {
+        system::lock(&self.file, byte).map_err(|source| SysError::File {
+            path: self.path.clone(),
+            doing: "locking a byte of it",
+            source,
+        })
     }
 
     /// Whether another handle holds a byte.
@@ -199,10 +208,15 @@ mod system {
         lock
     }
 
-    pub(super) fn lock(file: &File, at: usize) -> bool {
+    pub(super) fn lock(file: &File, at: usize) -> io::Result<bool> {
         let lock = byte(at, libc::F_WRLCK);
         // SAFETY: the call reads the struct.
-        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) == 0 }
+        match done(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) if error.raw_os_error() == Some(libc::EACCES) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     pub(super) fn is_locked(file: &File, at: usize) -> bool {
@@ -250,8 +264,8 @@ mod system {
 
     pub(super) fn pass(_: BorrowedFd<'_>, _: &mut Command) {}
 
-    pub(super) fn lock(_: &File, _: usize) -> bool {
-        false
+    pub(super) fn lock(_: &File, _: usize) -> io::Result<bool> {
+        create().map(|_| false)
     }
 
     pub(super) fn is_locked(_: &File, _: usize) -> bool {
@@ -296,10 +310,10 @@ mod tests {
     fn a_held_byte_is_free_again_when_its_holder_is_gone() {
         let memory = SharedMemory::create(PAGE).unwrap();
         let holder = SharedMemory::open(memory.fd().as_raw_fd()).unwrap();
-        assert!(holder.hold(3) && memory.is_held(3) && !memory.is_held(4));
-        assert!(!memory.hold(3));
+        assert!(holder.hold(3).unwrap() && memory.is_held(3) && !memory.is_held(4));
+        assert!(!memory.hold(3).unwrap());
         drop(holder);
-        assert!(!memory.is_held(3) && memory.hold(3));
+        assert!(!memory.is_held(3) && memory.hold(3).unwrap());
     }
 
     #[test]
@@ -308,6 +322,6 @@ mod tests {
         let error = SharedMemory::open(one.as_raw_fd()).unwrap_err().to_string();
         assert!(error.contains(&format!("/proc/self/fd/{}", one.as_raw_fd())), "{error}");
         let error = SharedMemory::create(1 << 60).unwrap_err().to_string();
-        assert!(error.contains(&(1usize << 60).to_string()), "{error}");
+        assert!(error.contains("shared memory") && error.contains("mapping"), "{error}");
     }
 }

@@ -79,10 +79,10 @@ impl SharedWorld {
         let whole = |bytes: usize| (bytes / WallLayout::STEP).max(1) * WallLayout::STEP;
         let (shelf, room) = (whole(SHELF_BYTES.min(room / 8)), whole(room));
         let layout = WallLayout { ranks, shelf, room };
-        let refused = |error: String| refused(&format!("shared memory for {ranks} ranks"), error);
+        let what = format!("a world of {ranks} ranks with {room} bytes each");
         let bytes = layout.bytes().filter(|&bytes| bytes <= isize::MAX as usize);
-        let bytes = bytes.ok_or_else(|| refused("there is no such size".to_string()))?;
-        let memory = SharedMemory::create(bytes).map_err(|error| refused(limits(&error)))?;
+        let bytes = bytes.ok_or_else(|| refused(&what, "there is no such size".to_string()))?;
+        let memory = SharedMemory::create(bytes).map_err(|error| refused(&what, limits(&error)))?;
         let memory = Arc::new(memory);
         let wall = Wall::create(memory.clone(), options.slots(), layout);
         let shared = Shared::new(Arc::new(wall), options.clone());
@@ -152,7 +152,7 @@ impl SharedWorld {
         let memory = Arc::new(memory);
         let wall = Wall::attach(memory.clone());
         // First the lock, so that a rank that has come and does not hold it is gone.
-        if !memory.hold(rank) {
+        if !memory.hold(rank).map_err(|error| refused(error.to_string()))? {
             return Err(refused("another process is this rank".to_string()));
         }
         if wall.state(rank).came.swap(true, Ordering::SeqCst) {

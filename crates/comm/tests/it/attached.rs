@@ -96,3 +96,34 @@ fn tempfile() -> std::fs::File {
     std::fs::remove_file(&path).unwrap();
     file
 }
+
+/// Where address space or files are limited, rooms are smaller; where even that does not fit, the
+/// message says what to allow.
+#[test]
+fn a_world_takes_what_the_system_allows() {
+    const TEST: &str = "attached::a_world_takes_what_the_system_allows";
+    if std::env::var_os("PHALANX_TEST_LIMITED").is_some() {
+        let sums = run_ranks(&attached(1), |endpoint| {
+            let mut arena = endpoint.arena(4096)?.unwrap();
+            let values: &mut [f32] = bytemuck::cast_slice_mut(arena.as_mut_slice());
+            values.fill(2.0);
+            endpoint.all_reduce(GroupId::WORLD, ReduceOp::Sum, values)?;
+            Ok::<_, CommError>(values[1023])
+        });
+        println!("\nsums {sums:?}");
+        return;
+    }
+    for (limit, expected) in [
+        ("true", "Ok([2.0])"),
+        ("ulimit -v 4000000", "Ok([2.0])"),
+        ("ulimit -f 100000", "Ok([2.0])"),
+        ("ulimit -f 10", "allow more address space (ulimit -v) and larger files (ulimit -f)"),
+    ] {
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &format!("{limit} && exec \"$@\""), "sh"]);
+        command.arg(std::env::current_exe().unwrap()).args(["--exact", TEST, "--nocapture"]);
+        let output = command.env("PHALANX_TEST_LIMITED", "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains(expected), "{limit}: {output:?}");
+    }
+}

@@ -7,6 +7,8 @@ use phalanx_comm::{
 };
 use phalanx_sys::thread_cpu_time;
 
+use super::attached::Attached;
+
 /// What one rank computes while the other waits.
 const WORK: Duration = Duration::from_millis(100);
 
@@ -48,7 +50,8 @@ fn check(name: &str, launcher: &dyn Launcher) {
 fn waiting_is_not_busy() {
     for waiting in [Waiting::Spin, Waiting::Park] {
         let options = Options { waiting, ..Options::default() };
-        check(&format!("{waiting:?}"), &Threads { ranks: 2, options });
+        check(&format!("{waiting:?}"), &Threads { ranks: 2, options: options.clone() });
+        check(&format!("shared memory, {waiting:?}"), &Attached { ranks: 2, options });
     }
     check("streams", &Streams::new(2));
 }
