@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crew_may_hold_some_of_the_ranks() {
+    fn a_rank_pool_may_hold_some_of_the_ranks() {
         let mut rank_pool =
             RankPool::new(&Upper, |endpoint| Ok::<_, CommError>(endpoint.rank())).unwrap();
         assert_eq!((rank_pool.ranks(), rank_pool.local()), (3, &[1, 2][..]));

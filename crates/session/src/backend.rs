@@ -92,7 +92,7 @@ pub struct EngineBackend<L, M> {
 }
 
 impl<L, M> EngineBackend<L, M> {
-    fn crew<E, S>(
+    fn pool<E, S>(
         &self,
         size: Size,
         make: impl Fn(usize, E) -> Result<S> + Sync,
@@ -126,14 +126,14 @@ where
 
     fn launch(&self, planner: &Planner<'_>) -> Result<Box<dyn LocalRanks>> {
         let load = |rank, engine: E| RankWorker::load(engine, planner, rank);
-        Ok(Box::new(self.crew(Size::of(planner.lowered), load)?))
+        Ok(Box::new(self.pool(Size::of(planner.lowered), load)?))
     }
 
     fn time_products(&self, size: Size, timing: &Timing<'_>) -> Result<Vec<Vec<ProductRounds>>> {
         let Timing { products, types, limits } = *timing;
-        let mut crew = self.crew(size, |_, engine: E| Ok(engine))?;
+        let mut pool = self.pool(size, |_, engine: E| Ok(engine))?;
         let timed =
-            crew.run(|_, engine| time_products(engine, products, types, limits, size.ranks));
+            pool.run(|_, engine| time_products(engine, products, types, limits, size.ranks));
         timed.map_err(|failed: PoolFailure<Error>| lost(failed, size.ranks))
     }
 }

@@ -217,10 +217,8 @@ fn meeting(
     variables: &Variables<'_>,
     place: &Place,
 ) -> Result<(MeetingPoint, Token), BadEnvironment> {
-    let own_token = match variables.text(names::TOKEN) {
-        None => None,
-        Some(text) => Some(Token::from_hex(&text).unwrap_or_else(|| Token::of(&text))),
-    };
+    let token = |text: String| Token::from_hex(&text).unwrap_or_else(|| Token::of(&text));
+    let own_token = variables.text(names::TOKEN).map(token);
     let run = variables.text("TORCHELASTIC_RUN_ID");
     let (host, port) = (variables.text("MASTER_ADDR"), variables.number("MASTER_PORT")?);
     let (host, ports, job) = match (host, port) {

@@ -140,9 +140,9 @@ impl Job {
                     _ => {}
                 }
             }
-            for rank in me + 1..self.ranks() {
+            for (rank, stream) in streams.iter_mut().enumerate().skip(me + 1) {
                 if let Some(socket) = door.early.remove(&(world, rank)) {
-                    streams[rank] = Some(socket);
+                    *stream = Some(socket);
                 }
             }
             let missing: Vec<usize> =
