@@ -3,7 +3,7 @@
 use phalanx_spmd::strategies::heads_fit;
 
 use super::model::assignments;
-use super::parallel::{CpKind, ParallelAxis};
+use super::parallel::{CpKind, ParallelAxis, ParallelConfig, TpKind};
 use super::values::Values;
 use super::{Config, ModelKind};
 use phalanx_error::Problem;
@@ -53,13 +53,21 @@ impl Config {
         let tp = self.parallel.tp.get();
         let keys = ["parallel.tp", "model.heads", "model.kv_heads"];
         let fits = heads_fit(heads, kv, tp);
-        values.rule(&keys, fits, || {
-            Problem::new(format!("parallel.tp = {tp} does not work with {}", of_heads(heads, kv)))
-                .because(why(heads, kv, tp))
-                .nearest(assignments("parallel.tp", &near(tp, |n| heads_fit(heads, kv, n))))
+        let (cp, ulysses) = (self.parallel.cp.get(), self.parallel.cp_kind == CpKind::Ulysses);
+        let splits = splits_heads(&self.parallel);
+        // Ulysses divides the heads of each rank of tp, whatever tp splits.
+        values.rule(&keys, fits || !(splits || ulysses && cp > 1), || {
+            let degrees = assignments("parallel.tp", &near(tp, |n| heads_fit(heads, kv, n)));
+            let problem = format!("parallel.tp = {tp} does not work with {}", of_heads(heads, kv));
+            let problem = Problem::new(problem).because(why(heads, kv, tp));
+            match splits {
+                true => problem.nearest(degrees),
+                false => problem
+                    .because("Ulysses divides the heads of each of them among ranks of cp")
+                    .nearest(format!("{degrees}; or parallel.cp_kind = \"allgather\"")),
+            }
         });
-        let cp = self.parallel.cp.get();
-        if !fits || self.parallel.cp_kind != CpKind::Ulysses {
+        if !fits || !ulysses {
             return;
         }
         let (heads, kv) = (heads / tp, kv.div_ceil(tp));
@@ -75,6 +83,16 @@ impl Config {
                 .because("Ulysses gives every rank whole sequences of some heads")
                 .nearest(format!("{degrees}; or parallel.cp_kind = \"allgather\""))
         });
+    }
+}
+
+/// Whether tp gives every rank heads of its own. A plan splits only what it names; if it splits
+/// attention by more ranks than there are heads, the partitioner refuses it.
+fn splits_heads(parallel: &ParallelConfig) -> bool {
+    match parallel.tp_kind {
+        TpKind::OneD => parallel.tp_plan.0.is_empty(),
+        // Not built yet, and refused as such.
+        TpKind::TwoD | TpKind::TwoAndAHalfD | TpKind::ThreeD => true,
     }
 }
 

@@ -388,7 +388,10 @@ impl ParallelConfig {
 
     /// Refuses kinds of context parallelism that do not exist yet.
     fn check_cp_kind(&self, values: &mut Values) {
-        let built = matches!(self.cp_kind, CpKind::Ulysses | CpKind::AllGather);
+        let built = match self.cp_kind {
+            CpKind::Ulysses | CpKind::AllGather => true,
+            CpKind::Ring | CpKind::Rsa => false,
+        };
         values.rule(&["parallel.cp_kind"], built, || {
             let kind = self.cp_kind.name();
             Problem::new(format!("parallel.cp_kind = \"{kind}\" is not built yet"))

@@ -211,7 +211,6 @@ fn flat<G: CpuElement<Acc = f32>>() {
         nesterov: true,
         weight_decay: 0.1,
         decay: DecayKind::L2,
-        first: false,
         clip: 0.5,
     };
     report(

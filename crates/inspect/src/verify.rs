@@ -255,11 +255,15 @@ impl Bounds {
     fn of(loaded: &Loaded) -> Self {
         let config = &loaded.config;
         let wide = |bound| Self { first: bound, losses: bound, params: Some(bound) };
-        let sgd = config.optim.kind == OptimKind::Sgd;
+        let f32_params = match config.optim.kind {
+            // It turns the rounding noise of zero gradients into full steps.
+            OptimKind::AdamW => None,
+            // Its steps are as small as the gradients.
+            OptimKind::Sgd => Some(1e-4),
+        };
         match config.precision.compute {
             FloatKind::F64 => wide(1e-10),
-            // Adam turns the rounding noise of zero gradients into full steps.
-            FloatKind::F32 => Self { first: 1e-5, losses: 1e-4, params: sgd.then_some(1e-4) },
+            FloatKind::F32 => Self { first: 1e-5, losses: 1e-4, params: f32_params },
             // bf16 has eight significant bits, and some hundred values are summed.
             _ => Self { first: 5e-2, losses: 5e-2, params: None },
         }

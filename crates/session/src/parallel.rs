@@ -10,8 +10,8 @@ use phalanx_spmd::strategies::{
 use phalanx_spmd::{Costs, Partition, Strategy};
 
 use super::pipeline::Pipeline;
-use phalanx_config::{CpKind, LayoutKind, ZeroStage};
-use phalanx_error::Result;
+use phalanx_config::{CpKind, LayoutKind, TpKind, ZeroStage};
+use phalanx_error::{Error, Problem, Result};
 
 /// A strategy that several threads may read.
 pub type SharedStrategy = Arc<dyn Strategy + Send + Sync>;
@@ -63,9 +63,12 @@ impl Parallel {
         }
         if config.tp.get() > 1 && !search {
             let plan = |plan: TensorPlan, (name, cut): &(String, Cut)| plan.cut(name, *cut);
-            strategies.push(match &config.tp_plan.0[..] {
-                [] => Arc::new(Megatron::default()),
-                rules => Arc::new(rules.iter().fold(TensorPlan::new("tp"), plan)),
+            strategies.push(match (config.tp_kind, &config.tp_plan.0[..]) {
+                (TpKind::OneD, []) => Arc::new(Megatron::default()),
+                (TpKind::OneD, rules) => Arc::new(rules.iter().fold(TensorPlan::new("tp"), plan)),
+                (kind @ (TpKind::TwoD | TpKind::TwoAndAHalfD | TpKind::ThreeD), _) => {
+                    return Err(unbuilt("tp_kind", kind.name()));
+                }
             });
         }
         if config.sp {
@@ -74,7 +77,10 @@ impl Parallel {
         if config.cp.get() > 1 && !search {
             strategies.push(match config.cp_kind {
                 CpKind::AllGather => Arc::new(AllGatherKv::default()),
-                _ => Arc::new(Ulysses::default()),
+                CpKind::Ulysses => Arc::new(Ulysses::default()),
+                kind @ (CpKind::Ring | CpKind::Rsa) => {
+                    return Err(unbuilt("cp_kind", kind.name()));
+                }
             });
         }
         Ok(Self { mesh, strategies, search, pipeline: Pipeline::new(config)? })
@@ -143,9 +149,38 @@ impl fmt::Debug for Parallel {
     }
 }
 
+/// A kind that files and options refuse already; a configuration made in code can still have it.
+fn unbuilt(key: &str, kind: &str) -> Error {
+    Error::refused(Problem::new(format!("parallel.{key} = \"{kind}\" is not built yet")))
+}
+
 /// The mesh of a configuration: its axes of more than one rank, slowest first.
 fn mesh(config: &phalanx_config::ParallelConfig) -> Result<Mesh> {
     let axes = config.order.axes().iter().rev();
     let axes = axes.map(|axis| (axis.name(), config.degree(*axis).get()));
     Ok(Mesh::new(axes.filter(|&(_, size)| size > 1))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_config::{Config, Count, Sources};
+
+    use super::*;
+
+    #[test]
+    fn a_kind_that_is_not_built_is_no_other_one() {
+        let config = Config::load(&Sources::default().preset("tiny")).unwrap().config.parallel;
+        let two = Count::new(2).unwrap();
+        let square = phalanx_config::ParallelConfig { tp: two, tp_kind: TpKind::TwoD, ..config };
+        let refused = Parallel::new(&square).unwrap_err();
+        assert!(refused.to_string().contains("tp_kind = \"2d\" is not built yet"), "{refused}");
+        let ring = phalanx_config::ParallelConfig {
+            tp_kind: TpKind::OneD,
+            cp: two,
+            cp_kind: CpKind::Ring,
+            ..square
+        };
+        let refused = Parallel::new(&ring).unwrap_err();
+        assert!(refused.to_string().contains("cp_kind = \"ring\" is not built yet"), "{refused}");
+    }
 }

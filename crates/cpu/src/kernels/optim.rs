@@ -49,8 +49,6 @@ pub struct SgdStep {
     pub weight_decay: f64,
     /// How the decay is applied.
     pub decay: DecayKind,
-    /// Whether this is the first step, which sets the momentum buffer instead of reading it.
-    pub first: bool,
     /// Multiplies every gradient.
     pub clip: f64,
 }
@@ -103,8 +101,8 @@ impl Adam {
 }
 
 impl SgdStep {
-    /// Updates `weights` from `grad`, and the momentum buffer, which may be empty if there is no
-    /// momentum.
+    /// Updates `weights` from `grad`, and the momentum buffer, which is zero before the first step
+    /// and may be empty if there is no momentum.
     pub fn update<G, A, C>(&self, grad: &[G], buffer: &mut [A], weights: UpdatedWeights<'_, A, C>)
     where
         A: CpuFloat,
@@ -131,11 +129,7 @@ impl SgdStep {
             );
             return;
         }
-        // The first step must not read the buffer, not even times zero: it may hold anything.
         assert_eq!(buffer.len(), grad.len());
-        if self.first {
-            buffer.fill(A::ZERO);
-        }
         let blocks = buffer.chunks_mut(BLOCK);
         weights.update(
             grad,

@@ -153,7 +153,6 @@ where
                     nesterov: s.nesterov,
                     weight_decay: rate,
                     decay: DecayKind::L2,
-                    first: step as u64 == 1,
                     clip,
                 }
                 .update(grad, state(0), weights),

@@ -1,5 +1,7 @@
 //! One instance of every op, with operands that fit it, in double precision and uneven sizes.
 
+use std::collections::BTreeSet;
+
 use phalanx_ir::ops::{
     AdamW, Attention, AttentionGrad, AttentionKind, Binary, BinaryKind, Bounds, Broadcast, Cast,
     Compare, CompareKind, Concat, CrossEntropy, CrossEntropyGrad, Decay, Dropout, Embedding,
@@ -11,6 +13,8 @@ use phalanx_ir::ops::{
 use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Form, Op, Phase, Program, Role, TensorType};
 use phalanx_reference::RefTensor;
+
+use crate::harness::on_reference;
 
 /// An op and its operands, each with its role; whether they are units.
 pub(crate) struct Case {
@@ -39,24 +43,28 @@ fn ids(shape: &[usize], bound: u32, ignored: bool) -> RefTensor {
     RefTensor::from_i32(shape, &values).unwrap()
 }
 
-/// The results of an op, by the interpreter.
-pub(crate) fn apply(op: &Op, operands: &[RefTensor]) -> Vec<RefTensor> {
-    let mut program = Program::new("apply", phalanx_ir::Mesh::single());
-    let names: Vec<String> = (0..operands.len()).map(|i| format!("in{i}")).collect();
-    let inputs: Vec<_> = (operands.iter().zip(&names))
-        .map(|(t, name)| program.input(name, Role::Data, TensorType::new(t.dtype(), t.shape())))
+/// A program of one op, and its inputs.
+pub(crate) fn alone(op: &Op, operands: &[RefTensor]) -> (Program, Vec<(String, RefTensor)>) {
+    let mut program = Program::new("alone", phalanx_ir::Mesh::single());
+    let named: Vec<(String, RefTensor)> =
+        (operands.iter().enumerate()).map(|(i, t)| (format!("in{i}"), t.clone())).collect();
+    let inputs: Vec<_> = (named.iter())
+        .map(|(name, t)| program.input(name, Role::Data, TensorType::new(t.dtype(), t.shape())))
         .collect();
     let outputs = program.push(op.clone(), &inputs, Phase::F).unwrap();
     for (i, value) in outputs.into_iter().enumerate() {
         program.output(format!("out{i}"), Role::Probe, value);
     }
-    let named: Vec<(&str, RefTensor)> =
-        names.iter().map(String::as_str).zip(operands.iter().cloned()).collect();
-    let results = phalanx_reference::run(&program, &named).unwrap();
-    results.into_iter().map(|(_, tensor)| tensor).collect()
+    (program, named)
 }
 
-/// Every op.
+/// The results of an op, by the interpreter.
+pub(crate) fn apply(op: &Op, operands: &[RefTensor]) -> Vec<RefTensor> {
+    let (program, inputs) = alone(op, operands);
+    on_reference(&program, &inputs)
+}
+
+/// Every op but collectives, whose operands only a mesh has.
 pub(crate) fn every() -> Vec<Case> {
     let mut cases = Cases(Vec::new());
     cases.products();
@@ -66,6 +74,9 @@ pub(crate) fn every() -> Vec<Case> {
     cases.losses();
     cases.positions();
     cases.updates();
+    let found: BTreeSet<&str> = cases.0.iter().map(|case| case.op.variant()).collect();
+    let all = Op::VARIANTS.iter().copied().filter(|&variant| variant != "Collective");
+    assert_eq!(found, all.collect(), "every op is there");
     cases.0
 }
 

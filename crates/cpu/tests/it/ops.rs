@@ -5,9 +5,11 @@ use phalanx_ir::ops::{
     EmbeddingGrad, LayerNormGrad, LinearCrossEntropy, MemberScale, MemberSquares, PackedMatmul,
     Pad, RmsNormGrad, RopeScaling, Rotary, Sgd, SoftmaxGrad, SumSquares, UnaryGrad, UnaryKind,
 };
-use phalanx_ir::{Builder, DType, Role, Tensor, TensorType};
+use phalanx_ir::{Builder, DType, OpDef, Role, Tensor, TensorType};
+use phalanx_reference::RefTensor;
 
-use crate::harness::{check, inputs, on_cpu, tolerance};
+use crate::cases::{self, Case};
+use crate::harness::{check, inputs, on_cpu, on_reference, tolerance};
 
 const FLOATS: [DType; 3] = [DType::F64, DType::F32, DType::Bf16];
 
@@ -336,6 +338,32 @@ fn updates() {
         let tolerance = if narrow.is_some() { 1e-2 } else { tolerance(state) };
         check(&b.finish().unwrap(), 10, tolerance);
     }
+}
+
+/// The padding of a unit is updated like the rest, and must stay zero.
+#[test]
+fn updates_map_zeros_to_zeros() {
+    for case in cases::every().iter().filter(|case| case.op.is_update()) {
+        for (dtype, step) in [(DType::F64, 1.0), (DType::F64, 3.0), (DType::F32, 1.0)] {
+            let (program, inputs) = cases::alone(&case.op, &zeros(case, dtype, step));
+            for results in [on_reference(&program, &inputs), on_cpu(&program, &inputs, 2, None)] {
+                let all_zero = results.iter().flat_map(RefTensor::values).all(|x| x == 0.0);
+                assert!(all_zero, "{} in step {step}: {results:?}", case.op.name());
+            }
+        }
+    }
+}
+
+/// Weights, gradient and states of zeros; then lr, step and clip.
+fn zeros(case: &Case, dtype: DType, step: f64) -> Vec<RefTensor> {
+    let of = |(t, _): &(RefTensor, Role)| match t.shape() {
+        [] => RefTensor::scalar(dtype, t.values()[0]),
+        shape => RefTensor::new(dtype, shape, &vec![0.0; t.values().len()]).unwrap(),
+    };
+    let mut operands: Vec<RefTensor> = case.operands.iter().map(of).collect();
+    let at = operands.len() - 2;
+    operands[at] = RefTensor::scalar(dtype, step);
+    operands
 }
 
 /// Of a unit that dies, which is scaled where it lies, and of one that stays; the same bits for any

@@ -162,6 +162,16 @@ macro_rules! ops {
         #[allow(missing_docs, reason = "each variant is documented at its own type")]
         pub enum Op { $($variant($inner)),* }
 
+        impl Op {
+            /// The names of all variants, so that a test can say which ones it leaves out.
+            pub const VARIANTS: &[&str] = &[$(stringify!($variant)),*];
+
+            /// The name of its variant.
+            pub fn variant(&self) -> &'static str {
+                match self { $(Op::$variant(_) => stringify!($variant)),* }
+            }
+        }
+
         impl OpDef for Op {
             fn name(&self) -> &'static str { match self { $(Op::$variant(op) => op.name()),* } }
             fn attrs(&self) -> Attrs { match self { $(Op::$variant(op) => op.attrs()),* } }

@@ -6,24 +6,6 @@ use std::collections::BTreeSet;
 use phalanx_ir::vjp::Vjp;
 use phalanx_ir::{Instr, Op, OpDef, Phase, Program, Role, TensorType, ValueId, text, verify};
 
-macro_rules! variants {
-    ($($variant:ident)*) => {
-        const ALL: &[&str] = &[$(stringify!($variant)),*];
-
-        fn variant(op: &Op) -> &'static str {
-            match op { $(Op::$variant(_) => stringify!($variant)),* }
-        }
-    };
-}
-
-variants! {
-    Matmul PackedMatmul Unary UnaryGrad Binary Compare Select Scale Shift Cast Fill Fused Reduce Broadcast
-    Reshape Transpose Slice Pad Concat Embedding EmbeddingGrad RmsNorm RmsNormGrad LayerNorm
-    LayerNormGrad Rotary Attention AttentionGrad Softmax SoftmaxGrad Dropout CrossEntropy
-    CrossEntropyGrad LinearCrossEntropy AdamW Sgd SumSquares MemberSquares
-    MemberScale ZeroPadding Collective
-}
-
 /// What only passes and scripts form.
 const FORMED: &str = "mesh a=2
 program formed {
@@ -74,8 +56,8 @@ pub(crate) fn every_op() -> Vec<Program> {
             out.extend(formed.map(|i| alone(&joint, i)));
         }
     }
-    let found: BTreeSet<&str> = out.iter().map(|p| variant(&p.instrs()[0].op)).collect();
-    assert_eq!(found, ALL.iter().copied().collect(), "every op is there");
+    let found: BTreeSet<&str> = out.iter().map(|p| p.instrs()[0].op.variant()).collect();
+    assert_eq!(found, Op::VARIANTS.iter().copied().collect(), "every op is there");
     out
 }
 

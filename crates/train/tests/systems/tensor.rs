@@ -2,9 +2,10 @@
 
 use phalanx_config::Loaded;
 use phalanx_script::Part;
+use phalanx_session::Lowered;
 use phalanx_spmd::strategies::{Cut, Megatron, Sequence, TensorPlan};
 
-use crate::support::{Laid, agrees, gpt, laid, llama, on, shared};
+use crate::support::{Laid, agrees, gpt, laid, llama, models, on, settings, shared};
 
 fn tp(loaded: &Loaded, degree: usize) -> Laid {
     laid(loaded, Some(on(&format!("tp={degree}"), [shared(Megatron::default())])))
@@ -56,6 +57,18 @@ fn weights_can_be_split_by_name() {
     agrees("only attention", &loaded, Some(on("tp=2", [shared(attention())])));
     let odd = TensorPlan::new("tp").rows("mlp.up").cut("attn.q", Cut::Dim(0)).rows("head");
     agrees("rows first", &loaded, Some(on("tp=2", [shared(odd)])));
+}
+
+/// Only ranks that split attention need a head each; a plan may leave it whole.
+#[test]
+fn a_plan_on_more_ranks_than_heads() {
+    let on_eight = |plan: &str| llama(&["parallel.tp=8", &format!("parallel.tp_plan={plan}")]);
+    agrees("mlp", &on_eight(r#"["mlp.down rows", "mlp.* columns"]"#), None);
+    let loaded = on_eight(r#"["attn.out rows", "attn.* columns"]"#);
+    let lowered = Lowered::new(&models(&loaded), settings(&loaded, None));
+    let Err(refused) = lowered else { panic!("attention has four heads") };
+    assert_eq!(refused.exit_code(), 2, "{refused}");
+    assert!(refused.to_string().contains("split it: tp = 4×2"), "{refused}");
 }
 
 /// A layer large enough that bytes count for more than calls.

@@ -119,19 +119,13 @@ fn sgd_agrees<A: CpuFloat, G: CpuElement<Acc = A>>() {
         nesterov: false,
         weight_decay: 0.0,
         decay: DecayKind::L2,
-        first: false,
         clip: 1.0,
     };
     let momentum = SgdStep { momentum: 0.9, weight_decay: 0.01, clip: 0.5, ..plain };
     let nesterov = SgdStep { nesterov: true, ..momentum };
     for (sgd, want) in [(plain, &SGD), (momentum, &SGD_MOMENTUM), (nesterov, &SGD_NESTEROV)] {
-        five_steps::<A, G>(want, sgd.clip, |step, grad, weights, buffer, _| {
-            // What the buffer holds before the first step must not matter.
-            let first = step == 1;
-            if first {
-                buffer.fill(A::NEG_INFINITY);
-            }
-            SgdStep { first, ..sgd }.update(grad, buffer, weights);
+        five_steps::<A, G>(want, sgd.clip, |_, grad, weights, buffer, _| {
+            sgd.update(grad, buffer, weights);
         });
     }
 }
@@ -158,7 +152,6 @@ fn decoupled_decay_shrinks_the_weights_alone() {
         nesterov: false,
         weight_decay: 0.5,
         decay: DecayKind::Decoupled,
-        first: true,
         clip: 1.0,
     };
     let (mut weight, mut buffer) = ([8.0f64], [0.0]);
