@@ -7,6 +7,7 @@ use phalanx_config::Config;
 use phalanx_error::bytes;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_session::host;
+use phalanx_session::job;
 use phalanx_session::lost;
 
 use crate::transport::{self, SIZES};
@@ -48,6 +49,7 @@ pub fn collectives(
     let own = config.parallel.ranks().get();
     let ranks = ranks.unwrap_or(if own > 1 { own } else { RANKS });
     check(ranks)?;
+    job::fits(ranks)?;
     let launcher = host::launcher(ranks);
     for size in SIZES {
         let rows = transport::collectives(&*launcher, &[size]).map_err(|f| lost(f, ranks))?;

@@ -15,6 +15,7 @@ use phalanx_config::{Config, Loaded};
 use phalanx_error::Result;
 use phalanx_session::corpus;
 use phalanx_session::host;
+use phalanx_session::job;
 use phalanx_session::network::Network;
 use phalanx_session::products::median;
 use phalanx_session::rate::LearningRate;
@@ -62,6 +63,7 @@ pub struct StepBench {
 /// Times full steps, clipping and optimizer included, on random tokens.
 pub fn step(loaded: &Loaded) -> Result<StepBench> {
     let config = &loaded.config;
+    job::fits(config.parallel.ranks().get())?;
     let network = Network::new(loaded)?;
     let lowered = Lowered::new(&network.models(config, false)?, Settings::new(config)?)?;
     let Timed { mut times, gemm_seconds, busy_seconds, kernel_scratch, packed } =

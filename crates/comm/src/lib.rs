@@ -42,7 +42,9 @@ pub use element::Element;
 pub use error::{CommError, Failure, Side};
 pub use group::{Group, GroupId};
 pub use launch::{Launcher, LocalRank};
-pub use processes::{BadEnvironment, Environment, Job, MeetingPoint, Processes, Token, names};
+pub use processes::{
+    BadEnvironment, Environment, MeetingPoint, Membership, Processes, Token, names,
+};
 pub use rank_pool::{PoolFailure, RankPool, run_ranks};
 pub use site::Site;
 pub use streams::Streams;

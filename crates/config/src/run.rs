@@ -46,6 +46,10 @@ choice! {
         Processes = "processes",
         /// Processes of an MPI job.
         Mpi = "mpi" later,
+        /// The name of processes over TCP in other systems.
+        Gloo = "gloo" later,
+        /// The name of processes with GPUs in other systems.
+        Nccl = "nccl" later,
         /// Processes that another program has started.
         Env = "env",
     }
@@ -87,10 +91,22 @@ impl RunConfig {
     }
 
     pub(crate) fn check(&self, values: &mut Values) {
-        values.rule(&["run.ranks"], self.ranks != RankKind::Mpi, || {
-            Problem::new("run.ranks = \"mpi\" is not built yet")
-                .because("processes that mpirun starts can meet over TCP instead")
-                .nearest("run.ranks = \"env\", with MASTER_ADDR and MASTER_PORT set (mpirun -x)")
+        let why = match self.ranks {
+            RankKind::Mpi => Some("processes that mpirun starts can meet over TCP instead"),
+            RankKind::Gloo => Some("processes over sockets and TCP need no other library here"),
+            RankKind::Nccl => {
+                Some("there is no GPU engine; on CPUs, processes communicate over TCP")
+            }
+            RankKind::Threads | RankKind::Processes | RankKind::Env => None,
+        };
+        let kind = self.ranks;
+        values.rule(&["run.ranks"], why.is_none(), || {
+            Problem::new(format!("run.ranks = \"{kind}\" is not built"))
+                .because(why.unwrap_or_default())
+                .nearest(
+                    "run.ranks = \"processes\", or \"env\" with RANK, WORLD_SIZE, MASTER_ADDR and \
+                     MASTER_PORT set",
+                )
         });
         let threads = self.threads.get();
         values.rule(&["run.threads"], threads <= MOST_THREADS, || {

@@ -17,6 +17,7 @@ use phalanx_config::{FloatKind, Loaded, OptimKind, Sources};
 use phalanx_error::{Error, Result};
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::host;
+use phalanx_session::job;
 use phalanx_session::network::{Network, load};
 use phalanx_session::{
     Backend, Lowered, Measured, MemoryLimit, Parallel, Prepared, Session, Settings, StepResult,
@@ -98,6 +99,7 @@ pub fn sources(sources: &Sources) -> Result<Loaded> {
 
 /// Runs the steps on one rank and in the layout, and compares.
 pub fn verify(loaded: &Loaded, steps: usize) -> Result<Verified> {
+    job::fits(loaded.config.parallel.ranks().get())?;
     verify_with(loaded, steps, &*host::ranks())
 }
 

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use phalanx_comm::{BadEnvironment, CommError, Environment, Failure, Job};
+use phalanx_comm::{BadEnvironment, CommError, Environment, Failure, Membership};
 use phalanx_error::{Error, Problem, Result};
 
 /// How long processes wait for each other, if no configuration says it.
@@ -18,7 +18,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(100);
 /// How long a process that ends waits for another's last words.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-static JOB: OnceLock<Option<Arc<Job>>> = OnceLock::new();
+static JOB: OnceLock<Option<Arc<Membership>>> = OnceLock::new();
 
 /// Who this process is, by its environment; nothing if it is alone.
 pub fn environment() -> Result<Option<Environment>> {
@@ -28,12 +28,12 @@ pub fn environment() -> Result<Option<Environment>> {
 
 /// Meets the other processes of the job that the environment names, at the first call; waits at most
 /// this long for them. Gives the job, or nothing if this process is alone.
-pub fn join(wait: Duration) -> Result<Option<Arc<Job>>> {
+pub fn join(wait: Duration) -> Result<Option<Arc<Membership>>> {
     if let Some(known) = JOB.get() {
         return Ok(known.clone());
     }
     let Some(own) = environment()? else { return Ok(JOB.get_or_init(|| None).clone()) };
-    let job = Job::meet(&own, wait).map_err(|error| match error {
+    let job = Membership::meet(&own, wait).map_err(|error| match error {
         CommError::Aborted(failure) => elsewhere(failure, own.ranks),
         CommError::Meeting { problem, fix } => Error::refused(Problem::new(problem).fix(fix)),
         error => Error::refused(Problem::new(error.to_string())),
@@ -47,7 +47,7 @@ pub fn stay_alone() {
 }
 
 /// The job that this process has joined.
-pub fn joined() -> Option<&'static Arc<Job>> {
+pub fn joined() -> Option<&'static Arc<Membership>> {
     JOB.get().and_then(Option::as_ref)
 }
 

@@ -48,7 +48,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_checkpoint::FileSummary;
-use phalanx_comm::{Failure, Job, PoolFailure};
+use phalanx_comm::{Failure, Membership, PoolFailure};
 use phalanx_ir::{DType, Param, Port, Program};
 use phalanx_models::hf;
 use phalanx_runtime::Observed;
@@ -445,7 +445,7 @@ impl Session {
 /// The error of a rank that failed, with the rank's number if there are several.
 pub fn lost(lost: impl Into<PoolFailure<Error>>, ranks: usize) -> Error {
     let lost = lost.into();
-    let elsewhere = |job: &Arc<Job>| job.ranks() == ranks && job.rank() != lost.failure.rank;
+    let elsewhere = |job: &Arc<Membership>| job.ranks() == ranks && job.rank() != lost.failure.rank;
     if !lost.refused && lost.error.is_none() && job::joined().is_some_and(elsewhere) {
         return job::elsewhere(lost.failure, ranks);
     }

@@ -127,7 +127,12 @@ fn refusals_are_told_once() {
     once(&[launch, TINY], &["the layout has 1 rank, but the job has 2 processes"]);
     once(&[launch, TINY, &["--set", "train.stepps=3"]], &["train.stepps", "train.steps"]);
     once(&[launch, TINY, TWO, &["--set", "run.dir=/proc/no"]], &["/proc/no"]);
-    once(&[launch, TINY, TWO, &["--set", "run.ranks=mpi"]], &["not built yet"]);
+    once(&[launch, TINY, TWO, &["--set", "run.ranks=mpi"]], &["\"mpi\" is not built"]);
+    once(&[launch, TINY, TWO, &["--set", "run.ranks=nccl"]], &["there is no GPU engine"]);
+    once(
+        &[&["launch", "-n", "2", "--", "verify"], TINY, &["--set", "parallel.dp=4"]],
+        &["the layout has 4 ranks, but the job has 2 processes"],
+    );
     once(&[&["train"], TINY, TWO, &["--set", "run.ranks=env"]], &["no variable says which rank"]);
     once(&[&["launch", "-n", "2", "--", "fly"]], &["`fly` is not a command", "--exec"]);
     once(&[&["launch", "-n", "2", "--exec", "/no/such"]], &["cannot start /no/such"]);

@@ -13,8 +13,8 @@ use super::socket::Address;
 use super::world::Door;
 use crate::error::{CommError, Failure};
 
-/// The processes of a job, as one of them knows them after they have met.
-pub struct Job {
+/// What a process knows of its job, once all its processes have met.
+pub struct Membership {
     pub(super) me: Environment,
     pub(super) hello: Hello,
     pub(super) door: Mutex<Door>,
@@ -25,7 +25,7 @@ pub struct Job {
     pub(super) wait: Duration,
 }
 
-impl Job {
+impl Membership {
     /// Meets the other processes; waits at most this long for them.
     pub fn meet(me: &Environment, wait: Duration) -> Result<Self, CommError> {
         let hello = Hello::new(me.token, me.rank, me.ranks);

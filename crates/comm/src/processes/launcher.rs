@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::environment::MeetingPoint;
-use super::job::Job;
+use super::job::Membership;
 use crate::communicator::Communicator;
 use crate::error::CommError;
 use crate::launch::{Launcher, LocalRank, share_cores};
@@ -24,7 +24,7 @@ const BETWEEN_COMMANDS: Duration = Duration::from_secs(24 * 3600);
 #[derive(Clone)]
 pub struct Processes {
     /// The processes, which have met.
-    pub job: Arc<Job>,
+    pub job: Arc<Membership>,
     /// How long they wait, and where they run.
     pub options: Options,
 }

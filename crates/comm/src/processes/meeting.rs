@@ -9,7 +9,7 @@ use phalanx_sys::Poll;
 use super::addresses::{candidates, path_of, read_table, write_table};
 use super::environment::{Environment, MeetingPoint};
 use super::hello::Hello;
-use super::job::{Job, meeting_error};
+use super::job::{Membership, meeting_error};
 use super::line::{Line, Note, write_all};
 use super::socket::{Address, Listener, Socket};
 use super::world::{Arrivals, Door};
@@ -33,7 +33,7 @@ pub(super) struct Host<'a> {
 }
 
 impl Host<'_> {
-    pub(super) fn gather(self) -> Result<Job, CommError> {
+    pub(super) fn gather(self) -> Result<Membership, CommError> {
         let (listener, address) = self.open()?;
         let mut lines: Vec<Option<Line>> = (0..self.me.ranks).map(|_| None).collect();
         let mut addresses = vec![None; self.me.ranks];
@@ -52,7 +52,7 @@ impl Host<'_> {
                 lines.iter_mut().flatten().for_each(|line| line.send(&note));
                 let door = Mutex::new(Door::new(listener, arrivals));
                 let (me, lines) = (self.me.clone(), Mutex::new(lines));
-                Ok(Job { me, hello: self.hello, door, addresses, lines, wait: self.wait })
+                Ok(Membership { me, hello: self.hello, door, addresses, lines, wait: self.wait })
             }
         }
     }
@@ -176,7 +176,7 @@ pub(super) struct Guest<'a> {
 }
 
 impl Guest<'_> {
-    pub(super) fn come(mut self) -> Result<Job, CommError> {
+    pub(super) fn come(mut self) -> Result<Membership, CommError> {
         let listener = self.listen()?;
         self.hello.port = listener.as_ref().map_or(0, Listener::port);
         let (mut line, listener) = self.find(listener)?;
@@ -204,7 +204,7 @@ impl Guest<'_> {
         lines[0] = Some(line);
         let (me, lines) = (self.me.clone(), Mutex::new(lines));
         let door = Mutex::new(Door::new(listener, Arrivals::default()));
-        Ok(Job { me, hello: self.hello, door, addresses, lines, wait: self.wait })
+        Ok(Membership { me, hello: self.hello, door, addresses, lines, wait: self.wait })
     }
 
     /// Opens the own socket, if ranks meet at a path. Otherwise the address is known only when rank

@@ -1,7 +1,7 @@
 //! Ranks that are processes, on one host or on several.
 //!
 //! Every process of a job is the same program and holds one rank. [`Environment`] says which rank it
-//! is and where ranks meet; [`Job::meet`] introduces all processes to each other. From then on each
+//! is and where ranks meet; [`Membership::meet`] introduces all processes to each other. From then on each
 //! has a listener that the others know, and rank 0 has a line to every other: over it processes say
 //! why they end, and rank 0 sends what only it has measured. A world is a set of fresh streams
 //! between all ranks ([`Processes`] launches one), so a process may take part in several worlds, one
@@ -24,5 +24,5 @@ mod world;
 
 pub use environment::{BadEnvironment, Environment, MeetingPoint, names};
 pub use hello::Token;
-pub use job::Job;
+pub use job::Membership;
 pub use launcher::Processes;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use phalanx_sys::Poll;
 
 use super::hello::{HELLO, Hello, Refusal};
-use super::job::{Job, meeting_error};
+use super::job::{Membership, meeting_error};
 use super::line::{Line, Note, write_all};
 use super::socket::{Listener, Socket};
 use crate::error::CommError;
@@ -108,7 +108,7 @@ impl Door {
     }
 }
 
-impl Job {
+impl Membership {
     /// A stream to every other process, by rank, for a new world. All processes must call it
     /// together; worlds are counted, so that a process that is ahead is not taken for another.
     pub(super) fn connect(&self) -> Result<Vec<Option<Socket>>, CommError> {

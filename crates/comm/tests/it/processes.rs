@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use phalanx_comm::{
-    CommError, Environment, Failure, Job, MeetingPoint, Options, Processes, RankPool, Token,
+    CommError, Environment, Failure, MeetingPoint, Membership, Options, Processes, RankPool, Token,
     run_ranks,
 };
 
@@ -34,15 +34,15 @@ fn environment(rank: usize, ranks: usize, meet: &MeetingPoint) -> Environment {
 }
 
 /// Lets processes meet, each on a thread of its own; gives what each found.
-fn meet(all: Vec<Environment>, wait: Duration) -> Vec<Result<Job, CommError>> {
+fn meet(all: Vec<Environment>, wait: Duration) -> Vec<Result<Membership, CommError>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> =
-            all.iter().map(|own| scope.spawn(move || Job::meet(own, wait))).collect();
+            all.iter().map(|own| scope.spawn(move || Membership::meet(own, wait))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
-fn jobs(ranks: usize, at: &MeetingPoint) -> Vec<Arc<Job>> {
+fn jobs(ranks: usize, at: &MeetingPoint) -> Vec<Arc<Membership>> {
     let all = (0..ranks).map(|rank| environment(rank, ranks, at)).collect();
     meet(all, WAIT).into_iter().map(|job| Arc::new(job.unwrap())).collect()
 }
@@ -50,7 +50,7 @@ fn jobs(ranks: usize, at: &MeetingPoint) -> Vec<Arc<Job>> {
 /// A transport whose worlds are all made by the same meeting of a number of ranks.
 struct Met {
     at: fn() -> MeetingPoint,
-    known: Vec<Vec<Arc<Job>>>,
+    known: Vec<Vec<Arc<Membership>>>,
 }
 
 impl Transport for Met {
@@ -61,7 +61,7 @@ impl Transport for Met {
         let jobs = self.known.iter().find(|jobs| jobs.len() == ranks).unwrap();
         let Settings { timeout, planted_copy } = settings;
         let options = Options { timeout, planted_copy, ..Options::default() };
-        let run = |job: &Arc<Job>| {
+        let run = |job: &Arc<Membership>| {
             let launcher = Processes { job: job.clone(), options: options.clone() };
             run_ranks(&launcher, work).map(drop)
         };
@@ -88,7 +88,7 @@ fn ranks_that_met_at_a_port_conform() {
 fn processes_exchange_bytes_and_failures() {
     let jobs = jobs(3, &path());
     let texts: Vec<String> = std::thread::scope(|scope| {
-        let run = |job: &Arc<Job>| {
+        let run = |job: &Arc<Membership>| {
             let (job, options) = (job.clone(), Options::default());
             let rank = job.rank();
             let mut pool = RankPool::new(&Processes { job, options }, Ok::<_, CommError>).unwrap();
@@ -113,7 +113,7 @@ fn processes_exchange_bytes_and_failures() {
 fn rank_0_gives_all_what_it_has() {
     for meet in [path(), port()] {
         let jobs = jobs(3, &meet);
-        let given = |job: &Job| job.from_first(vec![job.rank() as u8 + 7]).unwrap();
+        let given = |job: &Membership| job.from_first(vec![job.rank() as u8 + 7]).unwrap();
         std::thread::scope(|scope| {
             let threads: Vec<_> = jobs.iter().map(|job| scope.spawn(move || given(job))).collect();
             threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap(), [7]));
@@ -126,7 +126,8 @@ fn rank_0_gives_all_what_it_has() {
 }
 
 fn errors(all: Vec<Environment>, wait: Duration) -> Vec<String> {
-    let told = |job: Result<Job, CommError>| job.err().map_or("met".into(), |e| e.to_string());
+    let told =
+        |job: Result<Membership, CommError>| job.err().map_or("met".into(), |e| e.to_string());
     meet(all, wait).into_iter().map(told).collect()
 }
 
@@ -168,9 +169,9 @@ fn a_second_process_of_a_rank_is_told_after_the_meeting() {
     let at = port();
     let jobs = jobs(2, &at);
     std::thread::scope(|scope| {
-        let late = scope.spawn(|| Job::meet(&environment(1, 2, &at), WAIT));
+        let late = scope.spawn(|| Membership::meet(&environment(1, 2, &at), WAIT));
         std::thread::sleep(Duration::from_millis(200));
-        let run = |job: &Arc<Job>| {
+        let run = |job: &Arc<Membership>| {
             let launcher = Processes { job: job.clone(), options: Options::default() };
             run_ranks(&launcher, |_| Ok::<_, CommError>(())).unwrap();
         };
@@ -185,7 +186,7 @@ fn a_second_job_at_the_same_port_is_refused_and_does_not_disturb() {
     let at = port();
     let second = |rank| Environment { token: Token::of("second"), ..environment(rank, 2, &at) };
     std::thread::scope(|scope| {
-        let first = scope.spawn(|| Job::meet(&environment(0, 2, &at), WAIT));
+        let first = scope.spawn(|| Membership::meet(&environment(0, 2, &at), WAIT));
         while TcpStream::connect(address(&at)).is_err() {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -194,7 +195,7 @@ fn a_second_job_at_the_same_port_is_refused_and_does_not_disturb() {
         assert!(text.contains("choose another MASTER_PORT"), "{text}");
         let text = errors(vec![second(1)], WAIT).remove(0);
         assert!(text.contains("another job or program listens there"), "{text}");
-        assert!(Job::meet(&environment(1, 2, &at), WAIT).is_ok());
+        assert!(Membership::meet(&environment(1, 2, &at), WAIT).is_ok());
         assert!(first.join().unwrap().is_ok());
     });
 }
@@ -209,7 +210,7 @@ fn address(at: &MeetingPoint) -> (String, u16) {
 fn strangers_are_refused_before_anything_is_parsed() {
     let at = port();
     std::thread::scope(|scope| {
-        let host = scope.spawn(|| Job::meet(&environment(0, 2, &at), WAIT));
+        let host = scope.spawn(|| Membership::meet(&environment(0, 2, &at), WAIT));
         let mut slow = Vec::new();
         let mut word = 5_u64;
         for length in [0, 1, 79, 80, 81, 4096, 300_000] {
@@ -235,7 +236,7 @@ fn strangers_are_refused_before_anything_is_parsed() {
                 slow.push(stream);
             }
         }
-        assert!(Job::meet(&environment(1, 2, &at), WAIT).is_ok());
+        assert!(Membership::meet(&environment(1, 2, &at), WAIT).is_ok());
         assert!(host.join().unwrap().is_ok());
     });
 }
