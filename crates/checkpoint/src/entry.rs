@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// A rank's block of a parameter: a box of the whole, padded at the end of its dims.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Block {
+pub struct ParamBlock {
     /// The shape of the whole parameter, without padding.
     pub shape: Vec<usize>,
     /// The first index of the block in each dim.
@@ -17,11 +17,11 @@ pub struct Block {
 
 /// A piece of a file: consecutive elements of a rank's block of one parameter's state.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Entry {
+pub struct SavedEntry {
     /// The parameter's name.
     pub param: String,
     /// What is stored of it: `master` (its value in full precision), `exp_avg` and so on. The set
-    /// is open: whoever reads refuses a kind that it does not know.
+    /// is open: a reader refuses a kind that it does not know.
     pub kind: String,
     /// Which version of it, if several are kept; the newest is 0.
     #[serde(default)]
@@ -30,7 +30,7 @@ pub struct Entry {
     #[serde(default)]
     pub replica: usize,
     /// The block.
-    pub block: Block,
+    pub block: ParamBlock,
     /// Which elements of the block, in row-major order with its padding.
     pub elements: Range<usize>,
 }
@@ -46,7 +46,7 @@ pub struct StoredRun {
     pub at: usize,
 }
 
-impl Block {
+impl ParamBlock {
     /// The whole of a parameter.
     pub fn whole(shape: &[usize]) -> Self {
         let (shape, start) = (shape.to_vec(), vec![0; shape.len()]);
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     /// The global indices of a range of a block, element by element; nothing for padding.
-    fn by_hand(block: &Block, elements: Range<usize>) -> Vec<(usize, usize)> {
+    fn by_hand(block: &ParamBlock, elements: Range<usize>) -> Vec<(usize, usize)> {
         let mut found = Vec::new();
         for (at, element) in elements.enumerate() {
             let (mut rest, mut global, mut stride, mut valid) = (element, 0, 1, true);
@@ -164,7 +164,7 @@ mod tests {
             (vec![3, 4, 5], vec![2, 2, 3], vec![2, 3, 3]),
         ];
         for (shape, start, extent) in cases {
-            let block = Block { shape, start, extent };
+            let block = ParamBlock { shape, start, extent };
             let all = block.elements();
             for first in 0..=all {
                 for end in first..=all {
@@ -179,7 +179,8 @@ mod tests {
 
     #[test]
     fn rows_of_whole_trailing_dims_are_one_run() {
-        let block = Block { shape: vec![8, 3, 2], start: vec![2, 0, 0], extent: vec![4, 3, 2] };
+        let block =
+            ParamBlock { shape: vec![8, 3, 2], start: vec![2, 0, 0], extent: vec![4, 3, 2] };
         assert_eq!(block.runs(&(0..24)), [StoredRun { global: 12, len: 24, at: 0 }]);
     }
 }

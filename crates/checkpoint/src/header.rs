@@ -7,7 +7,7 @@ use std::ops::Range;
 use phalanx_ir::DType;
 use serde::{Deserialize, Serialize};
 
-use crate::entry::Entry;
+use crate::entry::SavedEntry;
 
 /// Data begin at a multiple of this, so that they can be written past the system's cache.
 const ALIGN: usize = 4096;
@@ -18,16 +18,16 @@ const ENTRIES: &str = "phalanx.entries";
 
 /// An entry and its place in the data of a file.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Placed {
+pub struct PlacedEntry {
     /// What it is.
-    pub entry: Entry,
+    pub entry: SavedEntry,
     /// Its element type.
     pub dtype: DType,
     /// Its first byte, counted from the start of the data.
     pub at: usize,
 }
 
-impl Placed {
+impl PlacedEntry {
     /// Its bytes, counted from the start of the data.
     pub fn bytes(&self) -> Range<usize> {
         self.at..self.at + self.entry.elements.len() * self.dtype.size()
@@ -38,7 +38,7 @@ impl Placed {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Header {
     /// The entries, in the order of their places.
-    pub placed: Vec<Placed>,
+    pub placed: Vec<PlacedEntry>,
     /// Bytes of data, with what belongs to no entry.
     pub data: usize,
 }
@@ -53,7 +53,7 @@ struct Tensor {
 
 impl Header {
     /// A header of these entries.
-    pub fn new(mut placed: Vec<Placed>, data: usize) -> Self {
+    pub fn new(mut placed: Vec<PlacedEntry>, data: usize) -> Self {
         placed.sort_by_key(|p| p.at);
         Self { placed, data }
     }
@@ -70,7 +70,7 @@ impl Header {
             }
         };
         for placed in &self.placed {
-            let Placed { entry, dtype, .. } = placed;
+            let PlacedEntry { entry, dtype, .. } = placed;
             padding(at..placed.at, &mut tensors);
             let name = format!("{}/{}@{}", entry.param, entry.kind, placed.at);
             at = placed.bytes().end;
@@ -110,7 +110,7 @@ impl Header {
         let mut all: serde_json::Map<String, serde_json::Value> =
             serde_json::from_slice(json).ok()?;
         let metadata = all.remove("__metadata__")?;
-        let mut entries: BTreeMap<String, Entry> =
+        let mut entries: BTreeMap<String, SavedEntry> =
             serde_json::from_str(metadata.get(ENTRIES)?.as_str()?).ok()?;
         let (mut placed, mut data) = (Vec::new(), 0);
         for (name, tensor) in all {
@@ -123,7 +123,7 @@ impl Header {
             let sound = entry.block.is_sound()
                 && range.start <= range.end
                 && range.end <= entry.block.elements();
-            let own = Placed { entry, dtype, at };
+            let own = PlacedEntry { entry, dtype, at };
             if !sound || own.bytes() != (at..end) {
                 return None;
             }
@@ -155,18 +155,18 @@ fn name_of(dtype: DType) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::entry::Block;
+    use crate::entry::ParamBlock;
 
-    fn placed(param: &str, elements: Range<usize>, at: usize) -> Placed {
-        let entry = Entry {
+    fn placed(param: &str, elements: Range<usize>, at: usize) -> PlacedEntry {
+        let entry = SavedEntry {
             param: param.to_owned(),
             kind: "master".to_owned(),
             version: 0,
             replica: 0,
-            block: Block { shape: vec![10, 4], start: vec![2, 0], extent: vec![4, 4] },
+            block: ParamBlock { shape: vec![10, 4], start: vec![2, 0], extent: vec![4, 4] },
             elements,
         };
-        Placed { entry, dtype: DType::F32, at }
+        PlacedEntry { entry, dtype: DType::F32, at }
     }
 
     #[test]

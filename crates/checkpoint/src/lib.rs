@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is a folder, `step-00000120`. Every rank that writes has one file in it, in the
 //! safetensors format: its buffers as they lie in memory. The header of a file says for each piece
-//! which [`Entry`] it is: a range of a block of a parameter, with the parameter's own global shape.
+//! which [`SavedEntry`] it is: a range of a block of a parameter, with the parameter's own global shape.
 //! So a reader asks for global ranges ([`Checkpoint::read`]) and needs to know nothing of the ranks
 //! that wrote. The [`Manifest`] says how far the run was, and has a hash of every 16 MiB, so that a
 //! part of a file can be checked without the rest.
@@ -18,9 +18,9 @@ mod manifest;
 mod reader;
 mod writer;
 
-pub use entry::{Block, Entry, StoredRun};
+pub use entry::{ParamBlock, SavedEntry, StoredRun};
 pub use folder::{CONFIG, Folder, LATEST, MANIFEST, newest};
-pub use header::{Header, Placed};
+pub use header::{Header, PlacedEntry};
 pub use manifest::{FORMAT, FileSummary, Manifest, Piece, SavedRecord};
 pub use reader::{Checked, Checkpoint};
 pub use writer::{FileWriter, PIECE_BYTES};

@@ -12,7 +12,7 @@ use phalanx_error::{Error, Problem, Result, bytes};
 use phalanx_ir::DType;
 
 use crate::folder::MANIFEST;
-use crate::header::{Header, Placed};
+use crate::header::{Header, PlacedEntry};
 use crate::manifest::{FORMAT, FileSummary, Manifest, Piece};
 
 /// A whole checkpoint: its manifest, and the headers of its files.
@@ -22,7 +22,7 @@ pub struct Checkpoint {
     manifest: Manifest,
     files: Vec<OpenFile>,
     /// By parameter and kind: the entries, as file and place.
-    index: BTreeMap<String, BTreeMap<String, Vec<(usize, Placed)>>>,
+    index: BTreeMap<String, BTreeMap<String, Vec<(usize, PlacedEntry)>>>,
     /// Where the elements of parameters lie, as far as they were asked for.
     known: Mutex<HashMap<(String, String), Runs>>,
     /// The pieces whose hashes were compared.
@@ -68,7 +68,8 @@ impl Checkpoint {
     pub fn open(path: &Path) -> Result<Self> {
         let manifest = read_manifest(path)?;
         let mut files = Vec::new();
-        let mut index: BTreeMap<String, BTreeMap<String, Vec<(usize, Placed)>>> = BTreeMap::new();
+        let mut index: BTreeMap<String, BTreeMap<String, Vec<(usize, PlacedEntry)>>> =
+            BTreeMap::new();
         for summary in &manifest.files {
             let (file, header, data) = open_file(path, summary)?;
             for placed in header.placed {
@@ -186,7 +187,7 @@ impl Checkpoint {
         let (dtype, shape) = (entries[0].1.dtype, &entries[0].1.entry.block.shape);
         let mut runs = Vec::new();
         for (file, placed) in entries {
-            let Placed { entry, at, .. } = placed;
+            let PlacedEntry { entry, at, .. } = placed;
             if placed.dtype != dtype || entry.block.shape != *shape {
                 let what = format!("its files disagree on the shape or type of {param}/{kind}");
                 return Err(self.damaged(&what));

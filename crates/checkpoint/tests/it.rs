@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use phalanx_checkpoint::{
-    Block, Checkpoint, Entry, FORMAT, FileWriter, Folder, Header, LATEST, MANIFEST, Manifest,
-    Placed, newest,
+    Checkpoint, FORMAT, FileWriter, Folder, Header, LATEST, MANIFEST, Manifest, ParamBlock,
+    PlacedEntry, SavedEntry, newest,
 };
 use phalanx_ir::DType;
 use phalanx_ir::random::Stream;
@@ -32,7 +32,7 @@ fn value(param: usize, element: usize) -> f32 {
 }
 
 /// A random division of a parameter: blocks of a padded grid, each cut into shards.
-fn divided(draws: &mut Draws, shape: &[usize]) -> Vec<(Block, Range<usize>)> {
+fn divided(draws: &mut Draws, shape: &[usize]) -> Vec<(ParamBlock, Range<usize>)> {
     let parts: Vec<usize> = shape.iter().map(|_| 1 + draws.below(3)).collect();
     let extent: Vec<usize> = shape.iter().zip(&parts).map(|(n, p)| n.div_ceil(*p)).collect();
     let blocks: usize = parts.iter().product();
@@ -43,7 +43,7 @@ fn divided(draws: &mut Draws, shape: &[usize]) -> Vec<(Block, Range<usize>)> {
             start[dim] = rest % parts[dim] * extent[dim];
             rest /= parts[dim];
         }
-        let block = Block { shape: shape.to_vec(), start, extent: extent.clone() };
+        let block = ParamBlock { shape: shape.to_vec(), start, extent: extent.clone() };
         let shards = 1 + draws.below(4);
         let size = block.elements().div_ceil(shards);
         for shard in 0..shards {
@@ -62,7 +62,7 @@ fn write(root: &Path, step: u64, draws: &mut Draws, shapes: &[Vec<usize>]) -> st
     let folder = Folder::new(root, step);
     folder.create().unwrap();
     let files = 1 + draws.below(4);
-    let mut pieces: Vec<Vec<(usize, Block, Range<usize>)>> = vec![Vec::new(); files];
+    let mut pieces: Vec<Vec<(usize, ParamBlock, Range<usize>)>> = vec![Vec::new(); files];
     for (param, shape) in shapes.iter().enumerate() {
         for (block, range) in divided(draws, shape) {
             pieces[draws.below(files)].push((param, block, range));
@@ -77,7 +77,7 @@ fn write(root: &Path, step: u64, draws: &mut Draws, shapes: &[Vec<usize>]) -> st
                 (0..run.len).for_each(|i| values[run.at + i] = value(param, run.global + i));
             }
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
-            let entry = Entry {
+            let entry = SavedEntry {
                 param: format!("p{param}"),
                 kind: "master".to_owned(),
                 version: 0,
@@ -85,7 +85,7 @@ fn write(root: &Path, step: u64, draws: &mut Draws, shapes: &[Vec<usize>]) -> st
                 block,
                 elements,
             };
-            placed.push(Placed { entry, dtype: DType::F32, at });
+            placed.push(PlacedEntry { entry, dtype: DType::F32, at });
             contents.push((at, bytes.clone()));
             at += bytes.len() + draws.below(3) * 64;
         }

@@ -24,7 +24,7 @@ fn world(ranks: usize) -> (SharedWorld, Vec<Box<dyn Communicator>>) {
     (world, endpoints)
 }
 
-/// A process that dies while it copies says for ever that it touches memory.
+/// A process that dies while it copies goes on saying that it touches memory.
 #[test]
 fn a_rank_that_died_while_touching_memory_is_not_waited_for() {
     for told in [true, false] {

@@ -27,7 +27,7 @@ pub(crate) fn relax() {
 pub(crate) fn moment() {}
 
 /// What a rank sleeps on, in memory that others see. It sets the bell, looks once more, and sleeps;
-/// whoever changes something afterwards sees that it is set, and rings.
+/// a rank that changes something afterwards sees that it is set, and rings.
 #[repr(transparent)]
 pub(crate) struct Bell(AtomicU32);
 

@@ -8,6 +8,7 @@
 
 mod absent;
 mod data;
+mod derived;
 mod fits;
 mod key;
 mod listing;

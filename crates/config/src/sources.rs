@@ -7,12 +7,13 @@ use std::sync::{Arc, OnceLock};
 
 use toml_edit::{Document, Item, TableLike, Value};
 
+use super::derived::drop_derived;
 use super::key::Key;
 use super::model::Origin;
 use super::setting::Setting;
 use super::suggest::{closest, not_a_section, not_nested, unknown_key};
 use super::values::{Given, Values};
-use super::{Config, keys, preset};
+use super::{keys, preset};
 use phalanx_error::{Error, Location, Problem, Result};
 use phalanx_sys::{SysError, read_regular, read_stream};
 
@@ -142,7 +143,7 @@ impl Sources {
         if let Some(path) = &self.run {
             let run = TomlSource::read(path, read_regular)?;
             run.add(&mut values, false)?;
-            self.drop_derived(&run, &mut values)?;
+            drop_derived(&run, self.cores, &mut values)?;
         }
         let file = self.file.as_ref().map(ConfigFile::read).transpose()?;
         let mut chosen = true;
@@ -183,24 +184,6 @@ impl Sources {
         let mut values = self.gather()?;
         let given = values.given.remove("model.from");
         Ok(given.and_then(|given| Some((Origin::read(&given.value)?, given.place))))
-    }
-
-    /// A run records every value, also those that followed from others. If the user changes the others,
-    /// they follow again; so here values go that are what the rest of the run gives.
-    fn drop_derived(&self, run: &TomlSource, values: &mut Values) -> Result<()> {
-        let derived: Vec<&'static Key> = keys().filter(|key| key.derived).collect();
-        let mut alone = Values::default();
-        run.add(&mut alone, false)?;
-        derived.iter().for_each(|key| drop(alone.given.remove(key.name)));
-        let follows = Config::resolve(&mut alone, self.cores).written();
-        for key in derived {
-            let own = values.given.get(key.name).and_then(|given| (key.normal)(&given.value));
-            let found = follows.iter().find(|(name, _)| *name == key.name);
-            if own.as_ref() == found.map(|(_, value)| value) {
-                values.given.remove(key.name);
-            }
-        }
-        Ok(())
     }
 
     /// The preset that everything else overrides, and where it was named.
@@ -244,7 +227,7 @@ impl ConfigFile {
 
 /// TOML text, and what it is called in messages.
 #[derive(Debug)]
-struct TomlSource {
+pub(crate) struct TomlSource {
     name: String,
     text: String,
 }
@@ -288,7 +271,7 @@ impl TomlSource {
     }
 
     /// Adds the keys to `values`, over earlier ones.
-    fn add(&self, values: &mut Values, by_user: bool) -> Result<()> {
+    pub(crate) fn add(&self, values: &mut Values, by_user: bool) -> Result<()> {
         let document = self.parse()?;
         for (section, item) in document.as_table().iter().filter(|(name, _)| *name != PRESET) {
             let known_section = super::SECTIONS.contains(&section);

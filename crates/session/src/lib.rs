@@ -43,11 +43,9 @@ mod worker;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use phalanx_checkpoint::FileSummary;
 use phalanx_comm::{Failure, Membership, PoolFailure};
 use phalanx_ir::{DType, Param, Port, Program};
 use phalanx_models::hf;
@@ -332,23 +330,6 @@ impl Session {
             self.write(param, kind, all.clone(), &bytes)?;
         }
         Ok(())
-    }
-
-    /// Lets every rank save its part of the state in the folder of a checkpoint, beside the next
-    /// step; [`Session::saved`] gives the files.
-    pub fn save_beside_next_step(&mut self, folder: &Path) -> Result<()> {
-        self.ranks.ask(Command::Save { folder, now: false }).map(drop)
-    }
-
-    /// The same at once.
-    pub fn save_now(&mut self, folder: &Path) -> Result<()> {
-        self.ranks.ask(Command::Save { folder, now: true }).map(drop)
-    }
-
-    /// Waits until all that was saved is on the disk; gives the files.
-    pub fn saved(&mut self) -> Result<Vec<FileSummary>> {
-        let answers = self.ranks.ask(Command::Saved)?;
-        Ok(answers.into_iter().filter_map(Reply::into_saved).collect())
     }
 
     /// Whether the session has a model that predicts.

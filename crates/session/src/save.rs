@@ -5,13 +5,34 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use phalanx_checkpoint::{Block, Entry, FileSummary, FileWriter, Header, Placed};
+use phalanx_checkpoint::{FileSummary, FileWriter, Header, ParamBlock, PlacedEntry, SavedEntry};
 use phalanx_engine::DiskStore;
 use phalanx_script::{BufferKey, PlannedScript, RankOnMesh, ScriptKey, State, StateKey, StateKind};
 
-use super::Lowered;
+use super::command::{Command, Reply};
 use super::planner::Planner;
+use super::{Lowered, Session};
 use phalanx_error::{Error, Problem, Result};
+
+/// Saving a session.
+impl Session {
+    /// Lets every rank save its part of the state in the folder of a checkpoint, beside the next
+    /// step; [`Session::saved`] gives the files.
+    pub fn save_beside_next_step(&mut self, folder: &Path) -> Result<()> {
+        self.ranks.ask(Command::Save { folder, now: false }).map(drop)
+    }
+
+    /// The same at once.
+    pub fn save_now(&mut self, folder: &Path) -> Result<()> {
+        self.ranks.ask(Command::Save { folder, now: true }).map(drop)
+    }
+
+    /// Waits until all that was saved is on the disk; gives the files.
+    pub fn saved(&mut self) -> Result<Vec<FileSummary>> {
+        let answers = self.ranks.ask(Command::Saved)?;
+        Ok(answers.into_iter().filter_map(Reply::into_saved).collect())
+    }
+}
 
 /// The kind of a parameter's value in full precision, in checkpoints.
 pub const FULL: &str = "master";
@@ -90,7 +111,7 @@ impl Saves {
                 if elements.is_empty() {
                     continue;
                 }
-                let entry = Entry {
+                let entry = SavedEntry {
                     param: planner.lowered.model.params()[member.param].name.clone(),
                     kind: kind.to_owned(),
                     version: 0,
@@ -99,7 +120,7 @@ impl Saves {
                     elements,
                 };
                 let dtype = held.dtype;
-                placed.push(Placed { entry, dtype, at: at + first * dtype.size() });
+                placed.push(PlacedEntry { entry, dtype, at: at + first * dtype.size() });
             }
             offsets.insert(key, at as u64);
             let bytes = state.script().buffers[held.buffer.0].bytes;
@@ -200,12 +221,12 @@ impl<'a> Blocks<'a> {
         Self { lowered, types: lowered.param_types(rank), ranks: lowered.at(rank) }
     }
 
-    fn of(&self, param: usize) -> Block {
+    fn of(&self, param: usize) -> ParamBlock {
         let shape = &self.lowered.model.params()[param].shape;
         let RankOnMesh { mesh, rank } = self.ranks;
         match &self.types[param] {
-            None => Block::whole(shape),
-            Some(ty) => Block {
+            None => ParamBlock::whole(shape),
+            Some(ty) => ParamBlock {
                 shape: shape.clone(),
                 start: (0..shape.len()).map(|dim| ty.global_index(mesh, rank, dim, 0)).collect(),
                 extent: ty.local_shape(mesh),
@@ -237,7 +258,7 @@ mod tests {
         for rank in 0..lowered.ranks() {
             let plan = planner.plan(rank).unwrap();
             let saves = Saves::new(&planner, rank, plan.state(), plan.scripts()).unwrap();
-            for Placed { entry, .. } in &saves.header.placed {
+            for PlacedEntry { entry, .. } in &saves.header.placed {
                 let elements = entry.block.shape.iter().product();
                 let key = (entry.param.clone(), entry.kind.clone());
                 let count = counts.entry(key).or_insert_with(|| vec![0; elements]);

@@ -25,7 +25,7 @@ enum Memory {
     Lent(Lent),
 }
 
-/// A part of memory that somebody else manages.
+/// A part of memory that its owner manages elsewhere.
 struct Lent {
     base: *mut u8,
     bytes: usize,
@@ -97,7 +97,7 @@ impl Arena {
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the pointer is valid for `len` bytes as long as `self` lives (a mapping,
         // lent memory, or dangling with length 0), the bytes are initialised (the system zeroes
-        // them, or the lender vouches for it), and the exclusive borrow prevents other safe uses.
+        // them, or the lender guarantees it), and the exclusive borrow prevents other safe uses.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
     }
 }

@@ -42,7 +42,7 @@ pub(super) struct RankState {
     pub(super) used: AtomicU64,
     /// Whether its process has come.
     pub(super) came: AtomicBool,
-    /// Whether its process has ended, as whoever started it says.
+    /// Whether its process has ended, as the starting process says.
     pub(super) gone: AtomicBool,
 }
 
@@ -77,7 +77,7 @@ impl RankState {
 
 /// How a wall is divided: head, a state for each rank, and if it is shared a shelf for each, where
 /// it publishes rings and names, and a room for each, where its data lie. There is one more state
-/// and one more shelf, of whoever started the ranks.
+/// and one more shelf, of the starting process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct WallLayout {

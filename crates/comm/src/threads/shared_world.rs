@@ -1,10 +1,10 @@
 //! A world whose ranks are processes of one machine: its memory, and how a process joins it.
 //!
-//! Whoever starts the ranks creates the world, and passes one file descriptor to each process. The
+//! The process that starts the ranks creates the world, and passes one file descriptor to each process. The
 //! memory behind it holds everything: boards, states, names, and a room for each rank's data. A
 //! room is as large as the machine's memory, and takes only what is touched.
 //!
-//! A rank that dies is noticed in two ways: whoever started it says so ([`SharedWorld::ended`]), and
+//! A rank that dies is noticed in two ways: the starting process says so ([`SharedWorld::ended`]), and
 //! each process holds a lock on its own byte of the file, which the system takes away with the
 //! process; a rank that waits long asks for it.
 
@@ -24,7 +24,7 @@ use crate::error::{CommError, Failure};
 use crate::launch::{LocalRank, share_cores};
 use crate::sync::Ordering;
 
-/// The memory of ranks that are processes, as whoever starts them holds it.
+/// The memory of ranks that are processes, as the starting process holds it.
 ///
 /// ```no_run
 /// # use phalanx_comm::{Options, SharedWorld};

@@ -104,7 +104,7 @@ impl Wall {
         self.states.len() - 1
     }
 
-    /// The state of a rank; that of whoever started them follows the last.
+    /// The state of a rank; that of the starting process follows the last.
     pub(super) fn state(&self, rank: usize) -> &RankState {
         // SAFETY: they live as long as the wall, and are only changed through atomics.
         unsafe { &self.states.as_ref()[rank] }

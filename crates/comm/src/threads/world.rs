@@ -83,7 +83,7 @@ impl Shared {
     }
 
     /// Stops all ranks because of what happened on `rank`; only the first reason is kept. `by` is
-    /// the rank that says so, or whoever started them.
+    /// the rank that says so, or the starting process.
     pub(super) fn poison(&self, by: usize, rank: usize, message: impl FnOnce() -> String) {
         if !self.is_poisoned() {
             let record = self.record(by, rank, &message());
@@ -99,7 +99,7 @@ impl Shared {
     /// Writes a failure to the shelf of `by`; gives its spot.
     fn record(&self, by: usize, rank: usize, message: &str) -> u64 {
         let bytes = size_of::<Record>() + message.len();
-        // A full shelf may be the reason. That of whoever started the ranks has room.
+        // A full shelf may be the reason. That of the starting process has room.
         let start = self.wall.allocate(by, bytes);
         let start = start.or_else(|| self.wall.allocate(self.wall.ranks(), bytes));
         let Some(start) = start else { return NO_RECORD };

@@ -1,0 +1,77 @@
+//! What a run says before its first step.
+
+use std::collections::BTreeMap;
+
+use phalanx_error::bytes;
+use phalanx_script::Category;
+use phalanx_session::network::describe_step;
+
+use super::Run;
+use crate::resume::Resume;
+
+impl Run<'_> {
+    /// What a reader wants to know before the first step.
+    pub(super) fn header(&self, dir: String, resumed: Option<&Resume>) -> Vec<String> {
+        let config = &self.loaded.config;
+        let memory = self.session.memory();
+        let parts: Vec<String> = (Category::ALL.into_iter())
+            .filter(|&category| memory.peak(category) > 0)
+            .map(|category| format!("{category} {}", bytes(memory.peak(category) as u64)))
+            .collect();
+        let floor = match self.corpus.entropy_floor() {
+            Some(floor) => format!(", entropy {floor:.4}"),
+            None => String::new(),
+        };
+        // The ranks of a pipeline hold different stages.
+        let whose = if config.parallel.pp.get() > 1 { "the largest rank" } else { "each rank" };
+        let together = match self.session.ranks() {
+            1 => String::new(),
+            _ => format!(", {} on all together", bytes(self.session.arena() as u64)),
+        };
+        let notes = self.loaded.notes.iter().map(|note| format!("note   {note}"));
+        let resumed = resumed.map(|resumed| self.going_on(resumed)).unwrap_or_default();
+        let lines = [
+            format!("config {}", self.loaded.origin()),
+            format!("model  {}", self.network.describe(config, self.parameters)),
+            format!("data   {}{floor}", self.corpus.describe()),
+            format!("step   {}", describe_step(config)),
+            format!("ranks  {}", self.session.layout()),
+            format!(
+                "plan   {} on {whose}{together}: {}",
+                bytes(self.session.rank_arena() as u64),
+                parts.join(", ")
+            ),
+            format!("moves  {}", self.moves()),
+            format!("run    {dir}"),
+        ];
+        lines.into_iter().chain(resumed).chain(notes).chain([String::new()]).collect()
+    }
+
+    /// What a reader wants to know of the checkpoint that a run goes on from.
+    fn going_on(&self, Resume { checkpoint, .. }: &Resume) -> Vec<String> {
+        let manifest = checkpoint.manifest();
+        let (step, path) = (manifest.step, checkpoint.path().display());
+        let mut lines = vec![format!("resume after step {step}, from {path}")];
+        let now = self.corpus.describe();
+        if manifest.corpus != now {
+            lines.push(format!("note   the data were {}", manifest.corpus));
+        }
+        lines
+    }
+
+    /// What ranks will exchange in a step, computed from the types of their scripts.
+    fn moves(&self) -> String {
+        let mut by_op: BTreeMap<&str, u64> = BTreeMap::new();
+        for (route, moved) in self.session.moved() {
+            *by_op.entry(route.op).or_default() += moved.bytes;
+        }
+        by_op.retain(|_, moved| *moved > 0);
+        let total: u64 = by_op.values().sum();
+        let each: Vec<String> =
+            by_op.iter().map(|(op, moved)| format!("{op} {}", bytes(*moved))).collect();
+        match self.session.ranks() {
+            1 => "nothing: there is one rank".to_owned(),
+            _ => format!("{} between ranks in each step: {}", bytes(total), each.join(", ")),
+        }
+    }
+}
