@@ -161,6 +161,8 @@ impl Long {
         let mut run = Command::new(env!("CARGO_BIN_EXE_phalanx"));
         run.current_dir(dir).args(["launch", "-n", "2", "--", "train"]).args(TINY).args(TWO);
         run.args(sets("train.steps=100000 run.name=a"));
+        // A launcher that is killed leaves its sockets behind.
+        run.env("TMPDIR", dir);
         let (launcher, out) = first_step(&mut run);
         Self { launcher, out }
     }
