@@ -7,11 +7,11 @@
 //! and reads it back. [`split`] says which layers of a model each stage has.
 //!
 //! ```
-//! use phalanx_pipeline::{Costs, Named, Shape, Times, simulate};
+//! use phalanx_pipeline::{NamedSchedule, ScheduleShape, Times, TurnCosts, simulate};
 //!
-//! let schedule = Named::OneFOneB.build(Shape::new(4, 8))?;
+//! let schedule = NamedSchedule::OneFOneB.build(ScheduleShape::new(4, 8))?;
 //! let times = Times { f: 1.0, b: 1.0, w: 1.0 };
-//! let timeline = simulate(&schedule, &Costs::even(times, 0.0)?)?;
+//! let timeline = simulate(&schedule, &TurnCosts::even(times, 0.0)?)?;
 //! assert_eq!(timeline.makespan, (8.0 + 4.0 - 1.0) * 3.0);
 //! assert_eq!(timeline.peak_in_flight, [4, 3, 2, 1]);
 //! # Ok::<(), phalanx_pipeline::PipelineError>(())

@@ -18,6 +18,9 @@ pub const TIMEOUT: Duration = Duration::from_secs(100);
 /// How long a process that ends waits for another's last words.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
+/// How long it may take to notice that another process has died.
+const SUDDEN_END: Duration = Duration::from_millis(100);
+
 static JOB: OnceLock<Option<Arc<Membership>>> = OnceLock::new();
 
 /// Who this process is, by its environment; nothing if it is alone.
@@ -122,7 +125,8 @@ pub fn end(error: Option<&Error>) -> bool {
             words.is_none() && !job.environment().launched
         }
         (Some(_), _) => false,
-        (None, _) => true,
+        // What fails because a process died is no error of its own: the launcher names that process.
+        (None, _) => !(job.environment().launched && job.lost_one(SUDDEN_END)),
     };
     let text = if report { error.to_string() } else { String::new() };
     job.end(&text);

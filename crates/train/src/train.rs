@@ -72,7 +72,7 @@ fn run(
     let tracing = trace.filter(|_| first).map(Tracing::new).transpose()?;
     let mut run = Run::prepare(loaded, tracing, resumed)?;
     run.agree(trace.is_some())?;
-    let _listening = interrupt::listen();
+    let listening = interrupt::listen();
     let (folder, earlier) = match first {
         true => {
             RunDir::check_room(loaded, run.weight_bytes())?;
@@ -112,6 +112,8 @@ fn run(
     let tokens_per_step = loaded.config.train.tokens_per_step() as u64;
     let summary = report.finish(parameters, tokens_per_step).map_err(|e| e.because(safe))?;
     if stopped {
+        // More requests may be on their way, and must not end the process before it has said why.
+        std::mem::forget(listening);
         return Err(match first {
             true => Error::failed(stopped_early(loaded, &summary)),
             false => job::reported_by_first("stopped on request"),

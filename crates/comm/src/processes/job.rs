@@ -107,6 +107,23 @@ impl Membership {
         }
     }
 
+    /// Whether a process that this one hears has ended without a word, or does so within this time.
+    pub fn lost_one(&self, patience: Duration) -> bool {
+        let start = Instant::now();
+        loop {
+            for line in self.lines().iter_mut().flatten() {
+                line.listen();
+                if line.closed && line.ended.is_none() {
+                    return true;
+                }
+            }
+            if start.elapsed() >= patience {
+                return false;
+            }
+            self.rest(&mut Poll::default());
+        }
+    }
+
     /// Fails if a process that this one hears has ended.
     pub(super) fn check_lines(&self) -> Result<(), CommError> {
         for (rank, line) in self.lines().iter_mut().enumerate() {
