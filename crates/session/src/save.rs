@@ -104,6 +104,7 @@ impl Saves {
         let blocks = Blocks::new(planner.lowered, rank);
         let names = planner.lowered.settings.optimizer.state_names();
         let (mut at, mut placed, mut offsets) = (0_usize, Vec::new(), BTreeMap::new());
+        let table = state.script();
         for (key, held) in state.saved().filter(|(key, _)| own.contains(key)) {
             let kind = kind_name(key.kind, names);
             for member in &state.units[key.unit].members {
@@ -123,7 +124,7 @@ impl Saves {
                 placed.push(PlacedEntry { entry, dtype, at: at + first * dtype.size() });
             }
             offsets.insert(key, at as u64);
-            let bytes = state.script().buffers[held.buffer.0].bytes;
+            let bytes = table.buffers[held.buffer.0].bytes;
             at = (at + bytes).next_multiple_of(ALIGN);
         }
         let places = scripts.filter(|(key, _)| saves(*key));
