@@ -157,7 +157,7 @@ impl fmt::Display for Data {
 pub struct Missing {
     /// The rank that waited.
     pub rank: usize,
-    /// The ranks that it waited for, by global rank.
+    /// The ranks that it waited for, by global rank: at least one.
     pub missing: Vec<usize>,
     /// Whether they called and never continued, or never called.
     pub arrived: bool,
@@ -169,7 +169,7 @@ pub struct Missing {
     pub call: Side,
     /// How long it waited.
     pub waited: Duration,
-    /// What the first missing rank called last, as text.
+    /// The first missing rank and what it called last, as text.
     pub last: String,
 }
 
@@ -182,7 +182,6 @@ impl fmt::Display for Missing {
         let data = Data { dtype: *dtype, shape: *shape };
         write!(f, "rank{plural} {} {did} {kind} #{}", ranks.join(", "), self.sequence)?;
         write!(f, " of group {} ({data}, at `{site}`), ", self.group)?;
-        write!(f, "rank {} waited {:.1} s; ", self.rank, self.waited.as_secs_f64())?;
-        write!(f, "rank {} {}", self.missing.first().copied().unwrap_or_default(), self.last)
+        write!(f, "rank {} waited {:.1} s; {}", self.rank, self.waited.as_secs_f64(), self.last)
     }
 }

@@ -103,9 +103,9 @@ impl Endpoint {
         let lane = &self.lanes[call.lane];
         let missing = gone.map_or_else(|| self.late(index), |gone| vec![gone]);
         let last = match (gone, missing.first()) {
-            (Some(_), _) => "has closed its stream".to_string(),
-            (None, Some(&rank)) => self.last_of(rank),
-            (None, None) => String::new(),
+            (Some(gone), _) => format!("rank {gone} has closed its stream"),
+            (None, Some(&rank)) => format!("rank {rank} {}", self.last_of(rank)),
+            (None, None) => "all ranks have come".to_string(),
         };
         CommError::Missing(Box::new(Missing {
             rank: self.shared.rank,

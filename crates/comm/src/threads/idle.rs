@@ -164,7 +164,11 @@ impl Endpoint {
             return Ok(());
         }
         let (group, sequence, stage) = self.blocked(goal);
-        Err(self.missing(group, sequence, stage, waited))
+        // If nobody is late any more, the others came at the last moment: the next look sees it.
+        let late = self.late(group, sequence, stage);
+        let Some(&first) = late.first() else { return Ok(()) };
+        let last = format!("rank {first} {}", self.shared.last_finished(first));
+        Err(self.missing((group, sequence, stage), late, last, waited))
     }
 
     /// The call that this rank waits for, as group, number and stage.
@@ -192,10 +196,13 @@ impl Endpoint {
 
     /// The error that names the ranks that a call waits for.
     #[cold]
-    fn missing(&self, group: usize, sequence: u64, stage: Stage, waited: Duration) -> CommError {
-        let missing = self.late(group, sequence, stage);
-        let last =
-            missing.first().map_or_else(String::new, |&rank| self.shared.last_finished(rank));
+    fn missing(
+        &self,
+        (group, sequence, stage): (usize, u64, Stage),
+        missing: Vec<usize>,
+        last: String,
+        waited: Duration,
+    ) -> CommError {
         let Local { board, me, .. } = &self.groups[group];
         // SAFETY: it is this rank's own posting, which only this rank overwrites.
         let call = unsafe { board.side(*me, sequence) };
