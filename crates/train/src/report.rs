@@ -262,9 +262,9 @@ impl Report {
             progress.finish();
         }
         let traced = self.traced.take().map(|written| where_traced(&written));
-        for line in closing(&summary).into_iter().chain(traced) {
-            self.line(&line);
-        }
+        closing(&summary).iter().for_each(|line| self.header(line));
+        // Not broken: people copy them.
+        next(&summary).iter().chain(&traced).for_each(|line| self.line(line));
         self.print(&json);
         Ok(summary)
     }
@@ -278,7 +278,7 @@ impl Report {
     }
 }
 
-/// What a reader wants to know when a run has ended, and what to do next.
+/// What a reader wants to know when a run has ended.
 fn closing(summary: &Summary) -> Vec<String> {
     let Summary { first_loss, last_loss, tokens, seconds, tokens_per_s, .. } = summary;
     let steps = counted(summary.steps, "step");
@@ -295,17 +295,21 @@ fn closing(summary: &Summary) -> Vec<String> {
         let reached = summary.val_loss.unwrap_or(*last_loss);
         lines.push(to_floor(*first_loss, reached, floor));
     }
-    if let Some(dir) = &summary.run_dir {
-        lines.extend([
-            format!("in {dir}: model.safetensors, loss.svg, metrics.jsonl, config.toml"),
-            format!("next: phalanx eval --model run:{dir}"),
-            format!("      phalanx export --run {dir} --out DIR    (for transformers)"),
-        ]);
-        // Who trained on a file knows how.
-        let own =
-            "      phalanx train --set data.kind=text --set data.path=FILE    (your own text)";
-        lines.extend(summary.entropy_floor.map(|_| own.to_owned()));
-    }
+    let files = "model.safetensors, loss.svg, metrics.jsonl, config.toml";
+    lines.extend(summary.run_dir.as_ref().map(|dir| format!("in {dir}: {files}")));
+    lines
+}
+
+/// Commands that a reader may want to run after a run.
+fn next(summary: &Summary) -> Vec<String> {
+    let Some(dir) = &summary.run_dir else { return Vec::new() };
+    let mut lines = vec![
+        format!("next: phalanx eval --model run:{dir}"),
+        format!("      phalanx export --run {dir} --out DIR  (transformers)"),
+    ];
+    // Who trained on a file knows how.
+    let own = "      phalanx train --set data.kind=text --set data.path=FILE  (your own text)";
+    lines.extend(summary.entropy_floor.map(|_| own.to_owned()));
     lines
 }
 
