@@ -225,7 +225,8 @@ pub(crate) enum Bench {
 /// A pipeline schedule, and the times that it is simulated with.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Schedule {
-    /// naive, gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v, or csv:FILE.
+    /// naive, gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v, v-half,
+    /// v-min, or csv:FILE.
     #[arg(required_unless_present = "compare")]
     pub(crate) name: Option<String>,
     /// Stage groups of the pipeline: groups of ranks that hold different layers (parallel.pp).
@@ -234,7 +235,8 @@ pub(crate) struct Schedule {
     /// Micro-batches of a step.
     #[arg(long, value_name = "m", value_parser = whole, allow_negative_numbers = true)]
     pub(crate) microbatches: Option<usize>,
-    /// Chunks of layers in a stage group. Default: 2 for interleaved, breadth-first and zb-v, else 1.
+    /// Chunks of layers in a stage group. Default: 2 for interleaved, breadth-first, zb-v,
+    /// v-half and v-min, else 1.
     #[arg(long, value_name = "v", value_parser = whole, allow_negative_numbers = true)]
     pub(crate) chunks: Option<usize>,
     /// How many forwards 1f1b starts with.

@@ -62,7 +62,7 @@ section! {
         /// the last; pb: links between stages count as stages too, for slow links.
         warmup: PipelineWarmup = "pa"; aka "pipeline_warmup",
         /// Chunks of layers that each stage group holds.
-        chunks: Count = "2 for interleaved, breadth-first and zb-v, else 1"
+        chunks: Count = "2 for interleaved, breadth-first, zb-v, v-half and v-min, else 1"
             => Count::new(schedule.usual_chunks()).unwrap_or(Count::MIN);
             aka "num_virtual_stages_per_rank" "virtual_pipeline_model_parallel_size" "num_model_chunks",
         /// How layers are divided evenly among pipeline stages.

@@ -6,7 +6,8 @@ use std::str::FromStr;
 use crate::error::{PipelineError, Result};
 use crate::schedule::Schedule;
 use crate::schedules::{
-    Warmup, breadth_first, gpipe, interleaved, naive, one_f_one_b, zb_h1, zb_h2, zb_v,
+    Warmup, breadth_first, gpipe, interleaved, naive, one_f_one_b, v_half, v_min, zb_h1, zb_h2,
+    zb_v,
 };
 use crate::words::counted;
 
@@ -29,6 +30,10 @@ pub enum NamedSchedule {
     ZbH2,
     /// Zero bubble in the shape of a V.
     ZbV,
+    /// A V with half the memory of 1F1B.
+    VHalf,
+    /// A V with a third of the memory of 1F1B.
+    VMin,
 }
 
 /// The size of a schedule.
@@ -63,7 +68,7 @@ impl ScheduleShape {
 
 impl NamedSchedule {
     /// Every schedule, the simplest first.
-    pub const ALL: [NamedSchedule; 8] = [
+    pub const ALL: [NamedSchedule; 10] = [
         NamedSchedule::Naive,
         NamedSchedule::GPipe,
         NamedSchedule::OneFOneB,
@@ -72,6 +77,8 @@ impl NamedSchedule {
         NamedSchedule::ZbH1,
         NamedSchedule::ZbH2,
         NamedSchedule::ZbV,
+        NamedSchedule::VHalf,
+        NamedSchedule::VMin,
     ];
 
     /// The name in configurations and on the command line.
@@ -85,15 +92,28 @@ impl NamedSchedule {
             NamedSchedule::ZbH1 => "zb-h1",
             NamedSchedule::ZbH2 => "zb-h2",
             NamedSchedule::ZbV => "zb-v",
+            NamedSchedule::VHalf => "v-half",
+            NamedSchedule::VMin => "v-min",
         }
     }
 
     /// How many chunks a stage group has by default.
     pub const fn usual_chunks(self) -> usize {
         match self {
-            NamedSchedule::Interleaved | NamedSchedule::BreadthFirst | NamedSchedule::ZbV => 2,
+            NamedSchedule::Interleaved | NamedSchedule::BreadthFirst => 2,
+            named if named.is_vee() => 2,
             _ => 1,
         }
+    }
+
+    /// Whether the model goes through the stage groups and back, so that each holds two chunks.
+    pub const fn is_vee(self) -> bool {
+        matches!(self, NamedSchedule::ZbV | NamedSchedule::VHalf | NamedSchedule::VMin)
+    }
+
+    /// Whether weight gradients are turns of their own.
+    pub const fn splits(self) -> bool {
+        self.is_vee() || matches!(self, NamedSchedule::ZbH1 | NamedSchedule::ZbH2)
     }
 
     /// The schedule of this shape.
@@ -110,6 +130,8 @@ impl NamedSchedule {
             NamedSchedule::ZbH1 => zb_h1(p, m),
             NamedSchedule::ZbH2 => zb_h2(p, m),
             NamedSchedule::ZbV => zb_v(p, m),
+            NamedSchedule::VHalf => v_half(p, m),
+            NamedSchedule::VMin => v_min(p, m),
         }
     }
 
@@ -145,8 +167,8 @@ impl NamedSchedule {
             );
         }
         match self {
-            NamedSchedule::ZbV if v != 2 => refuse(
-                format!("zb-v cannot have {}", counted(v, "chunk")),
+            _ if self.is_vee() && v != 2 => refuse(
+                format!("{self} cannot have {}", counted(v, "chunk")),
                 "each stage group holds two chunks, one on each side of the V",
                 "2 chunks; or interleaved, which takes any number".to_owned(),
             ),

@@ -113,6 +113,27 @@ fn chunks_shorten_the_filling() {
     }
 }
 
+/// Published peaks, and bubbles at equal times; the peaks hold at other times too, for the order is
+/// the same.
+#[test]
+fn blocks_of_a_v_bound_the_memory() {
+    for (p, m) in (2..=16).flat_map(|p| [p, p + 1, 2 * p, 3 * p + 2].map(|m| (p, m))) {
+        let odd = if p % 2 == 1 { 0.5 } else { 0.0 };
+        let thirds = if p % 3 == 0 { 1.0 } else { 0.0 };
+        for (named, kept, waits) in [
+            (NamedSchedule::VHalf, (p + 2) / 2, 1.5 * p as f64 - 1.5 - odd),
+            (NamedSchedule::VMin, (p + 4) / 3, 2.0 * p as f64 - 2.5 + thirds),
+        ] {
+            let schedule = build(named, p, m);
+            let found = run(&schedule, times(1.0, 1.0, 1.0), 0.0);
+            sane(&found, p, m, 3.0 * m as f64);
+            same(found.makespan - 3.0 * m as f64, waits, &format!("{named} {p} {m}"));
+            let most = found.peak_until_w.iter().max().unwrap();
+            assert_eq!(most.div_ceil(2), kept, "{named} {p} {m}: {:?}", found.peak_until_w);
+        }
+    }
+}
+
 /// The bubbles of the zero-bubble paper hold for tW ≤ min(tF, tB), full effect from m ≥ 2p − 1.
 #[test]
 fn weights_fill_the_bubble() {

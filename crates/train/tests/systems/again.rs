@@ -49,6 +49,7 @@ fn the_bits_are_those_of_keeping_everything() {
         NamedSchedule::GPipe,
         NamedSchedule::OneFOneB,
         NamedSchedule::ZbV,
+        NamedSchedule::VMin,
         NamedSchedule::BreadthFirst,
     ] {
         let schedule = format!("parallel.schedule={named}");

@@ -51,11 +51,13 @@ enum System {
     ZbH1,
     ZbH2,
     ZbV,
+    VHalf,
+    VMin,
 }
 
 use System as S;
 
-const ALL: [(System, &str); 25] = [
+const ALL: [(System, &str); 27] = [
     (S::Ddp, "ddp"),
     (S::Zero1, "zero-1"),
     (S::Zero2, "zero-2"),
@@ -81,6 +83,8 @@ const ALL: [(System, &str); 25] = [
     (S::ZbH1, "zb-h1"),
     (S::ZbH2, "zb-h2"),
     (S::ZbV, "zb-v"),
+    (S::VHalf, "v-half"),
+    (S::VMin, "v-min"),
 ];
 
 impl System {

@@ -32,6 +32,7 @@ fn two_tensor_ranks_and_four_do_what_one_rank_does() {
             NamedSchedule::OneFOneB,
             NamedSchedule::ZbH1,
             NamedSchedule::ZbV,
+            NamedSchedule::VHalf,
             NamedSchedule::BreadthFirst,
         ] {
             for sequence in [false, true] {
@@ -45,7 +46,7 @@ fn two_tensor_ranks_and_four_do_what_one_rank_does() {
                 // the parts of its sequence, or in slices that its readers gather.
                 let crossings = match named {
                     NamedSchedule::BreadthFirst => 3,
-                    NamedSchedule::ZbV => 2,
+                    named if named.is_vee() => 2,
                     _ => 1,
                 };
                 let expected = STEPS * MICROBATCHES * crossings * 2 * VALUE;

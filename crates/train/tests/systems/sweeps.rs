@@ -51,9 +51,7 @@ fn units_are_gathered_once_a_sweep_or_once_a_micro_batch() {
         for plan in plans(&small(llama, named), named, 3) {
             // Once for the forwards and once for the backwards. W reads no weights, and an embedding
             // has nothing to do in B.
-            let splits =
-                matches!(named, NamedSchedule::ZbH1 | NamedSchedule::ZbH2 | NamedSchedule::ZbV);
-            let ways = |unit: &Unit| if splits && unit.name == "embed" { 1 } else { 2 };
+            let ways = |unit: &Unit| if named.splits() && unit.name == "embed" { 1 } else { 2 };
             let each = if sweeps(named) { 1 } else { MICROBATCHES };
             let times: Vec<usize> = plan.units.iter().map(|unit| each * ways(unit)).collect();
             assert_eq!(counts(&plan, is_gather), times, "{named}");
@@ -106,7 +104,7 @@ fn gradients_are_summed_as_often_as_the_stage_says() {
 /// What stages share is summed once more, over the stages.
 #[test]
 fn tied_weights_are_summed_over_stages_once() {
-    for named in [NamedSchedule::OneFOneB, NamedSchedule::ZbV, NamedSchedule::BreadthFirst] {
+    for named in [NamedSchedule::OneFOneB, NamedSchedule::VHalf, NamedSchedule::BreadthFirst] {
         for zero in 1..=3 {
             let times = if zero == 1 || sweeps(named) { 1 } else { MICROBATCHES };
             for plan in plans(&small(gpt, named), named, zero) {
@@ -117,7 +115,7 @@ fn tied_weights_are_summed_over_stages_once() {
                     assert_eq!(found, times + more, "{what}");
                 }
                 let shared = plan.units.iter().any(|unit| unit.stage_groups.len() > 1);
-                assert_eq!(shared, named != NamedSchedule::ZbV, "{named}");
+                assert_eq!(shared, !named.is_vee(), "{named}");
             }
         }
     }

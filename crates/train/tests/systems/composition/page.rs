@@ -32,7 +32,7 @@ PHALANX_COMPOSITION=all cargo test --release -p phalanx-train --test systems com
 | mb | two micro-batches |
 | bf16 | 16-bit weights and computation, f32 masters (compared within 5%) |
 | gpt2 | GPT-2 with biases, a tied head and dropout; otherwise LLaMA with grouped heads |
-| naive, gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v | pipelines of two stages (two chunks each where there are chunks) and two micro-batches; with mb: four |
+| naive, gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v, v-half, v-min | pipelines of two stages (two chunks each where there are chunks) and two micro-batches; with mb: four |
 | 1f1b-pb | 1f1b with the longer warm-up, DAPPLE's PB |
 
 ✓ ran and matched · = two values of one setting, which cannot be combined · a number: refused, for the reason
