@@ -14,7 +14,7 @@ use phalanx_pipeline::{NamedSchedule, Warmup};
 use phalanx_session::host;
 use phalanx_session::{Backend, Parallel, Pipeline, SharedStrategy};
 use phalanx_spmd::strategies::{
-    AllGatherKv, Ddp, Fsdp, Megatron, Sequence, Ulysses, WeightUpdateSharding, Zero,
+    AllGatherKv, Ddp, Fsdp, Megatron, Sequence, TensorPlan, Ulysses, WeightUpdateSharding, Zero,
 };
 
 use crate::foreign;
@@ -23,7 +23,7 @@ use page::{read, written};
 
 mod page;
 
-/// A system, by its place in [`NAMES`].
+/// A system, by its place in [`ALL`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum System {
     Ddp,
@@ -35,6 +35,7 @@ enum System {
     Update,
     Tensor,
     Sequence,
+    Plan,
     Ulysses,
     AllGatherKv,
     Selective,
@@ -57,7 +58,7 @@ enum System {
 
 use System as S;
 
-const ALL: [(System, &str); 27] = [
+const ALL: [(System, &str); 28] = [
     (S::Ddp, "ddp"),
     (S::Zero1, "zero-1"),
     (S::Zero2, "zero-2"),
@@ -67,6 +68,7 @@ const ALL: [(System, &str); 27] = [
     (S::Update, "wus"),
     (S::Tensor, "tp"),
     (S::Sequence, "tp+sp"),
+    (S::Plan, "tp-plan"),
     (S::Ulysses, "ulysses"),
     (S::AllGatherKv, "ag-kv"),
     (S::Selective, "selective"),
@@ -86,6 +88,9 @@ const ALL: [(System, &str); 27] = [
     (S::VHalf, "v-half"),
     (S::VMin, "v-min"),
 ];
+
+/// The ways to split weights.
+const TENSOR: [System; 3] = [S::Tensor, S::Sequence, S::Plan];
 
 impl System {
     fn name(self) -> &'static str {
@@ -176,8 +181,7 @@ fn configuration(systems: &[System]) -> Loaded {
 /// The strategies on their mesh, of at most eight ranks in a stage.
 fn layout(systems: &[System]) -> Parallel {
     let has = |system| systems.contains(&system);
-    let (tensor, both) =
-        (has(S::Tensor) || has(S::Sequence), has(S::Ulysses) && has(S::AllGatherKv));
+    let (tensor, both) = (TENSOR.into_iter().any(has), has(S::Ulysses) && has(S::AllGatherKv));
     let context = has(S::Ulysses) || has(S::AllGatherKv);
     // Copies between groups and shards within; where ranks are few the groups are those of context
     // parallelism.
@@ -211,7 +215,10 @@ fn layout(systems: &[System]) -> Parallel {
             _ => None,
         });
     }
-    if tensor {
+    if has(S::Plan) {
+        // Only a part of the model: names decide, not what Megatron would find.
+        strategies.push(shared(TensorPlan::new("tp").rows("mlp.down").columns("mlp.*")));
+    } else if tensor {
         strategies.push(shared(Megatron::default()));
     }
     if has(S::Sequence) {
@@ -229,8 +236,15 @@ fn run(systems: &[System]) -> Cell {
 }
 
 fn run_on(systems: &[System], backend: &dyn Backend) -> Cell {
-    let pipelines = systems.iter().filter(|s| s.pipeline().is_some()).count();
-    if systems.contains(&S::Selective) && systems.contains(&S::Full) || pipelines > 1 {
+    let count = |is: &dyn Fn(&System) -> bool| systems.iter().filter(|s| is(s)).count();
+    let twice = [
+        count(&|s| s.pipeline().is_some()),
+        count(&|s| [S::Selective, S::Full].contains(s)),
+        // A plan by name stands in for the roles that Megatron infers.
+        count(&|s| [S::Tensor, S::Plan].contains(s)),
+        count(&|s| [S::Sequence, S::Plan].contains(s)),
+    ];
+    if twice.into_iter().any(|values| values > 1) {
         return Cell::Same;
     }
     let loaded = configuration(systems);

@@ -27,6 +27,7 @@ PHALANX_COMPOSITION=all cargo test --release -p phalanx-train --test systems com
 | hybrid | FSDP in groups of 2 of dp 4; with tp and cp together: in groups of cp, copies over dp |
 | wus | weight-update sharding |
 | tp, tp+sp | Megatron's tensor parallelism, without and with sequence parallelism, tp 2 |
+| tp-plan | tensor parallelism of the MLP alone, by parameter names, tp 2 |
 | ulysses, ag-kv | context parallelism by all-to-all, by gathered keys and values, cp 2; both: each on an axis of its own |
 | selective, full | recomputation (selective: with materialised attention) |
 | mb | two micro-batches |
