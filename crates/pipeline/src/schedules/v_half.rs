@@ -1,7 +1,7 @@
 //! V-Half (Qi et al., Pipeline Parallelism with Controllable Memory, 2024): half the memory of 1F1B.
 //!
-//! Stage group r holds the stages r and 2p − 1 − r, as in ZB-V. Its block sends a micro-batch there
-//! at two turns a group and back at one, so that each group keeps at most ⌊(p + 2)/2⌋ micro-batches'
+//! Stage group r holds the stages r and 2p − 1 − r, as in ZB-V. Its block sends a micro-batch down
+//! the V at two turns a group and up at one, so that each group keeps at most ⌊(p + 2)/2⌋ micro-batches'
 //! worth of memory, where the first group of 1F1B keeps p. If tF = tB = tW and m ≥ p, a step takes
 //! 3m + 1.5p − 1.5 parts of a share (0.5 less for odd p); 1F1B takes 3m + 3(p − 1).
 

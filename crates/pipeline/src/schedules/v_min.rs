@@ -1,8 +1,8 @@
 //! V-Min (Qi et al., Pipeline Parallelism with Controllable Memory, 2024): a third of the memory of
 //! 1F1B.
 //!
-//! Stage group r holds the stages r and 2p − 1 − r, as in ZB-V. Its block sends a micro-batch there
-//! and back without a wait, so that each group keeps at most ⌊(p + 4)/3⌋ micro-batches' worth of
+//! Stage group r holds the stages r and 2p − 1 − r, as in ZB-V. Its block sends a micro-batch down
+//! and up the V without a wait, so that each group keeps at most ⌊(p + 4)/3⌋ micro-batches' worth of
 //! memory, where the first group of 1F1B keeps p. If tF = tB = tW and m ≥ p, a step takes
 //! 3m + 2p − 2.5 parts of a share (one more if 3 divides p). Where the three times differ, every
 //! micro-batch waits: then V-Half is faster.

@@ -1,7 +1,7 @@
 //! Schedules from a building block (Qi et al., Pipeline Parallelism with Controllable Memory, 2024).
 //!
-//! A block says when one micro-batch passes each stage group of a V: forward there (chunk 0) and
-//! back (chunk 1), then backward there and back. The next micro-batch follows six turns later with
+//! A block says when one micro-batch passes each stage group of a V: forward down (chunk 0) and up
+//! (chunk 1), then backward down (chunk 1) and up (chunk 0). The next micro-batch follows six turns later with
 //! the same block, so the forwards and input gradients of all of them are in order. The time
 //! between F and B of a chunk is what decides its memory; a block that turns around sooner keeps
 //! less.
@@ -21,7 +21,7 @@ use crate::turn::Turn;
 /// The turns between a micro-batch and the next: three parts of two chunks.
 const PERIOD: usize = 6;
 
-/// When a micro-batch passes a stage group, in turns: F there, F back, B back, B there.
+/// When a micro-batch passes a stage group, in turns: F down, F up, B down, B up.
 pub(super) type Block = [usize; 4];
 
 /// The schedule of a block, in which no stage group keeps more than `limit` chunks from F to W.
