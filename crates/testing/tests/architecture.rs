@@ -9,9 +9,10 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Every crate with its height: dependencies point to lower ones.
-const HEIGHTS: [(&str, u32); 26] = [
+const HEIGHTS: [(&str, u32); 27] = [
     ("phalanx-ir", 0),
     ("phalanx-sys", 0),
+    ("phalanx-recovery", 0),
     ("phalanx-call", 1),
     ("phalanx-cost", 1),
     ("phalanx-autodiff", 1),
@@ -39,7 +40,7 @@ const HEIGHTS: [(&str, u32); 26] = [
 ];
 
 /// Crates that do no I/O, spawn no threads and need no safety arguments.
-const PURE: [&str; 10] = [
+const PURE: [&str; 11] = [
     "ir",
     "call",
     "cost",
@@ -50,6 +51,7 @@ const PURE: [&str; 10] = [
     "pipeline",
     "engine",
     "reference",
+    "recovery",
 ];
 
 /// Crates that may ask the compiler to trust them.
