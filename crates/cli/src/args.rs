@@ -74,8 +74,8 @@ pub(crate) enum Command {
     /// Starts ranks as processes on this host, all with the same command.
     ///
     /// Each process gets RANK, WORLD_SIZE and LOCAL_RANK; they meet at a socket of their own, and
-    /// rank 0 alone writes results. The layout must have N ranks. If one process dies, it is named
-    /// and the others are ended.
+    /// rank 0 alone writes results. The layout must have N ranks. If one process dies, it is named, and
+    /// training goes on with new processes, run.restarts times at most.
     #[command(after_long_help = LAUNCHED)]
     Launch {
         /// How many processes.
@@ -119,6 +119,17 @@ pub(crate) enum Command {
     /// Shows, checks or converts the checkpoints of runs.
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
+    /// Says what is the matter with a run: which rank the others wait for, and what it was doing.
+    ///
+    /// Works while the run is alive, if phalanx launch or run.ranks = "processes" has started it, and
+    /// after it died.
+    Doctor {
+        /// The folder of the run.
+        run: PathBuf,
+        /// Prints JSON: one compact object.
+        #[arg(long)]
+        json: bool,
+    },
     /// Shows a training step before it runs: its typed programs, its script, its memory.
     Explain {
         #[command(flatten)]

@@ -10,6 +10,7 @@ use phalanx::inspect::writable::can_write;
 use phalanx::ir::DType;
 use phalanx::models::hf::{self, Weights};
 use phalanx::session::{job, network};
+use phalanx::train::doctor;
 use phalanx::train::eval::{self, ModelSource};
 use phalanx::train::saved::Saved;
 use phalanx::train::{Output, Resume, resume, train};
@@ -74,6 +75,17 @@ fn alone(command: &Command) -> Result<()> {
             explain(settings, focus, svg.as_deref())
         }
         Command::Checkpoint(asked) => checkpoint::run(asked),
+        Command::Doctor { run, json } => {
+            let found = doctor::examine(run)?;
+            match json {
+                true => out::json(&found.json),
+                false => {
+                    out::line(&found.sentence);
+                    found.lines.iter().for_each(|line| out::line(line));
+                }
+            }
+            Ok(())
+        }
         Command::Bench(Bench::Partition { settings, layers }) => {
             bench::partition(settings, layers.map(|n| n.get()))
         }

@@ -1,14 +1,16 @@
 //! What every transport offers: one endpoint per rank, one way to start a call.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use phalanx_call::MemoryKind;
 use phalanx_sys::Arena;
 
-use crate::call::Call;
+use crate::call::{Call, OpKind};
 use crate::error::{CommError, Failure};
 use crate::group::{Group, GroupId};
+use crate::site::Site;
 use crate::traffic::Traffic;
 use crate::volume::Algorithm;
 
@@ -99,6 +101,24 @@ pub trait Stop: Send + Sync {
     /// Stops all ranks because this one failed with a message; returns the first failure, which may
     /// be an earlier one.
     fn stop(&self, message: &str) -> Failure;
+}
+
+/// Is told what a rank calls and whom it waits for, to record it. Telling allocates nothing.
+pub trait CallWatch: Send + Sync {
+    /// The rank has begun a call: the operation, the group's name, its number there, and its site.
+    fn began(&self, op: OpKind, group: &str, number: u64, site: Site);
+
+    /// A call has ended.
+    fn ended(&self, op: OpKind, group: &str, number: u64, site: Site);
+
+    /// The rank sleeps until another one does something, or does not any more.
+    fn waits(&self, rank: Option<usize>);
+}
+
+impl fmt::Debug for dyn CallWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CallWatch")
+    }
 }
 
 /// An outstanding call. It is waited for once.

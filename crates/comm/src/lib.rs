@@ -23,6 +23,7 @@ mod launch;
 mod matching;
 mod processes;
 mod rank_pool;
+mod recorder;
 mod sanity;
 #[cfg(test)]
 mod shared_world_tests;
@@ -37,15 +38,16 @@ mod workers;
 pub use blocking::Collectives;
 pub use blocks::{Blocks, Strides};
 pub use call::{Call, CollectiveOp, OpKind, ReduceOp};
-pub use communicator::{Busy, Communicator, Handle, Stop};
+pub use communicator::{Busy, CallWatch, Communicator, Handle, Stop};
 pub use element::Element;
 pub use error::{CommError, Failure, Side};
 pub use group::{Group, GroupId};
 pub use launch::{Launcher, LocalRank};
 pub use processes::{
-    BadEnvironment, Environment, MeetingPoint, Membership, Processes, Token, names,
+    BadEnvironment, Environment, MeetingPoint, Membership, Processes, StateMemory, Token, names,
 };
 pub use rank_pool::{PoolFailure, RankPool, run_ranks};
+pub use recorder::{Did, FlightRecorder, JobWords, RankWords, RecordedEvent};
 pub use site::Site;
 pub use streams::Streams;
 pub use threads::{Options, SharedWorld, Threads, Waiting};

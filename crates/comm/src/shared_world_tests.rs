@@ -11,7 +11,7 @@ use crate::blocks::Blocks;
 use crate::call::{Call, CollectiveOp, ReduceOp};
 use crate::communicator::Communicator;
 use crate::group::GroupId;
-use crate::threads::{Options, SharedWorld};
+use crate::threads::{ArenaLife, Options, SharedWorld};
 
 const ROOM: usize = 2 << 20;
 
@@ -43,6 +43,54 @@ fn a_rank_that_died_while_touching_memory_is_not_waited_for() {
         };
         assert_eq!(world.failure().unwrap().to_string(), expected);
     }
+}
+
+/// A process that is stopped while it copies may go on any time later; its memory stays.
+#[test]
+fn a_rank_that_is_stopped_while_touching_memory_is_not_waited_for_long() {
+    let (world, mut endpoints) = world(2);
+    world.plant_touching(1);
+    endpoints[0].abort("no more");
+    assert_eq!(world.failure().unwrap().to_string(), "rank 0 failed: no more");
+}
+
+/// What one process leaves in its arena, another one finds there.
+#[test]
+fn an_arena_is_taken_over_as_it_was_left() {
+    const BYTES: usize = 100_000;
+    let options = |arena| Options { arena, ..Options::default() };
+    let first = SharedWorld::with_room(2, &options(ArenaLife::Kept), ROOM).unwrap();
+    let fd = first.fd().as_raw_fd();
+    for rank in 0..2 {
+        let mut local = SharedWorld::attach(fd, rank, options(ArenaLife::Kept)).unwrap();
+        let mut arena = local.endpoint.arena(BYTES).unwrap().unwrap();
+        arena.as_mut_slice().fill(rank as u8 + 7);
+        // A process that has failed leaves in good order, too.
+        local.endpoint.abort("no more");
+    }
+    let holder = SharedWorld::attach(fd, 0, options(ArenaLife::Kept));
+    assert!(holder.err().unwrap().to_string().contains("start a new world"));
+    let next = SharedWorld::renew(fd, 2, &options(ArenaLife::TakenOver)).unwrap();
+    assert_eq!(next.failure(), None);
+    let fd = next.fd().as_raw_fd();
+    let attach = |rank, arena| SharedWorld::attach(fd, rank, options(arena)).unwrap().endpoint;
+    let mut endpoints = [0, 1].map(|rank| attach(rank, ArenaLife::TakenOver));
+    let wrong = endpoints[0].arena(BYTES + 1).unwrap_err().to_string();
+    assert!(wrong.contains("the arena that is to be taken over has 100000 bytes"), "{wrong}");
+    for (rank, endpoint) in endpoints.iter_mut().enumerate() {
+        let mut arena = endpoint.arena(BYTES).unwrap().unwrap();
+        assert!(arena.as_mut_slice().iter().all(|&byte| byte == rank as u8 + 7));
+    }
+    let held = SharedWorld::renew(fd, 2, &Options::default()).err().unwrap().to_string();
+    assert!(held.contains("the process of rank 0 still lives"), "{held}");
+    drop(endpoints);
+    let other = SharedWorld::renew(fd, 3, &Options::default()).err().unwrap().to_string();
+    assert!(other.contains("it has 2 ranks, not 3"), "{other}");
+    // A new arena begins with zeros, whatever was there.
+    let next = SharedWorld::renew(fd, 2, &Options::default()).unwrap();
+    let fresh = SharedWorld::attach(next.fd().as_raw_fd(), 0, Options::default());
+    let mut arena = fresh.unwrap().endpoint.arena(BYTES).unwrap().unwrap();
+    assert!(arena.as_mut_slice().iter().all(|&byte| byte == 0));
 }
 
 /// Together the calls need more room than there is, so that later ones wait for earlier ones.

@@ -19,6 +19,7 @@ mod precision;
 pub mod preset;
 mod run;
 mod setting;
+mod shrink;
 mod sources;
 mod stages;
 mod suggest;

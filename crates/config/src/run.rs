@@ -29,6 +29,12 @@ section! {
         keep: Count = "3"; aka "save_total_limit" "keep_latest_k" "keep_checkpoints",
         /// Memory that the plan of a rank may take; "none": the free memory of the machine.
         memory_limit: Option<Bytes> = "none"; aka "max_memory" "memory_budget",
+        /// How many times ranks that are processes of one host are started again after one was lost; 0:
+        /// never.
+        restarts: usize = "10"; aka "max_restarts",
+        /// The fewest ranks to go on with if one cannot be started again: the nearest layout that fits
+        /// continues from the newest checkpoint, with the same batch.
+        min_ranks: Count = "as many as the layout has" => ranks; aka "min_nodes" "elastic_min",
         /// What ranks are: threads of this process, processes that it starts, or processes that
         /// another program has started (env: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or Slurm's).
         ranks: RankKind = "threads"; aka "backend" "launcher" "distributed_backend",

@@ -13,7 +13,7 @@ use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slot, Slots, Tier};
 use phalanx_comm::Communicator;
 use phalanx_engine::{
     Args, CallTimes, Calls, DiskStore, Engine, EngineError, Event, SequentialStep, Span, Stamps,
-    Way,
+    StepWatch, Way,
 };
 use phalanx_ir::Program;
 use phalanx_sys::Arena;
@@ -55,6 +55,7 @@ pub struct CpuEngine {
     /// Collectives that were started and not yet waited for.
     started: Vec<Started>,
     stamps: Stamps,
+    watch: Option<Arc<dyn StepWatch>>,
 }
 
 impl CpuEngine {
@@ -105,6 +106,7 @@ impl CpuEngine {
             events: 0,
             started: Vec::with_capacity(MAX_STARTED),
             stamps: Stamps::default(),
+            watch: None,
         })
     }
 
@@ -342,6 +344,14 @@ impl Engine for CpuEngine {
 
     fn time(&mut self, origin: Option<Instant>) {
         self.stamps.time(origin);
+    }
+
+    fn watch(&mut self, watch: Option<Arc<dyn StepWatch>>) {
+        self.watch = watch;
+    }
+
+    fn watcher(&self) -> Option<Arc<dyn StepWatch>> {
+        self.watch.clone()
     }
 
     fn times(&mut self, step: &mut SequentialStep<Kernel>) -> Result<Vec<CallTimes>, EngineError> {

@@ -25,7 +25,9 @@ pub use counters::Counters;
 pub use disk::DiskStore;
 pub use late::Late;
 pub use stamps::{CallTimes, Stamps};
-pub use step::{Calls, KernelCall, SequentialStep, already_in_flight, in_order, untimed};
+pub use step::{
+    Calls, KernelCall, SequentialStep, StepWatch, already_in_flight, in_order, untimed,
+};
 
 /// A piece of a tier's arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -224,6 +226,17 @@ pub trait Engine {
     /// Turns timing on, with times counted from an origin, or off. Calls are issued in the same way
     /// as without timing.
     fn time(&mut self, origin: Option<Instant>);
+
+    /// Lets something be told of the calls of every step from now on, if this engine issues them one
+    /// by one.
+    fn watch(&mut self, watch: Option<Arc<dyn StepWatch>>) {
+        let _ = watch;
+    }
+
+    /// Who is told of calls.
+    fn watcher(&self) -> Option<Arc<dyn StepWatch>> {
+        None
+    }
 
     /// When each call of a step happened, in its last run, that was begun and ended while timing was
     /// on.

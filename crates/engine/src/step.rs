@@ -30,6 +30,15 @@ impl<K> KernelCall<K> {
     }
 }
 
+/// Is told which calls of a step an engine issues, by their numbers. Telling allocates nothing.
+pub trait StepWatch: Send + Sync {
+    /// The call is about to be issued.
+    fn issuing(&self, call: usize);
+
+    /// The call was issued; on the lane `Compute` of an engine that runs calls at once, it has ended.
+    fn issued(&self, call: usize);
+}
+
 /// The calls of a step, shared by the executor and the engine.
 pub type Calls<K> = Arc<[KernelCall<K>]>;
 
@@ -60,11 +69,16 @@ impl<K> SequentialStep<K> {
         }
         self.events.clear();
         self.in_flight = true;
-        for call in self.calls.iter() {
+        let watch = engine.watcher();
+        for (number, call) in self.calls.iter().enumerate() {
+            watch.iter().for_each(|watch| watch.issuing(number));
             self.after.clear();
             self.after.extend(call.after.iter().map(|&before| self.events[before]));
             match engine.launch(&call.kernel, &call.args(), call.lane, &self.after) {
-                Ok(event) => self.events.push(event),
+                Ok(event) => {
+                    self.events.push(event);
+                    watch.iter().for_each(|watch| watch.issued(number));
+                }
                 Err(error) => {
                     // Calls already launched still use memory that the caller may free, so wait for
                     // them. The launch error is returned, because it says more than later errors.

@@ -30,6 +30,8 @@ pub struct RankSight {
     pub call: String,
     /// The rank that it waits for, if it waits.
     pub waits_for: Option<usize>,
+    /// Whether it waits for all others, after a step.
+    pub meets: bool,
     /// How long ago it did something last.
     pub quiet: Duration,
 }
@@ -44,11 +46,16 @@ pub struct Blame {
 }
 
 /// Finds the rank that others wait for: one that has ended or is stopped, or else the one at the end
-/// of a chain of waiting ranks. Nothing if nobody waits and all live.
+/// of a chain of waiting ranks, or the one that all others wait for after a step. Nothing if nobody
+/// waits and all live.
 pub fn blame(ranks: &[RankSight]) -> Option<Blame> {
     let dead = ranks.iter().position(|sight| matches!(sight.life, Life::Ended(_)));
     let stopped = || ranks.iter().position(|sight| sight.life == Life::Stopped);
-    let rank = dead.or_else(stopped).or_else(|| last_of_chain(ranks))?;
+    let absent = || {
+        let some = ranks.iter().any(|sight| sight.meets);
+        ranks.iter().position(|sight| !sight.meets).filter(|_| some)
+    };
+    let rank = dead.or_else(stopped).or_else(|| last_of_chain(ranks)).or_else(absent)?;
     Some(Blame { rank, sentence: sentence(ranks, rank) })
 }
 
@@ -95,13 +102,13 @@ fn sentence(ranks: &[RankSight], rank: usize) -> String {
 
 /// Who waits for a rank, directly or behind others.
 fn waiting_for(ranks: &[RankSight], rank: usize) -> String {
-    let others: Vec<usize> = (0..ranks.len())
-        .filter(|&other| other != rank && ranks[other].waits_for.is_some())
-        .collect();
+    let waits = |other: &RankSight| other.waits_for.is_some() || other.meets;
+    let others: Vec<usize> =
+        (0..ranks.len()).filter(|&other| other != rank && waits(&ranks[other])).collect();
     let Some(&first) = others.first() else { return "no other rank waits for it yet".to_owned() };
     let names: Vec<String> = others.iter().map(usize::to_string).collect();
     let (noun, verb) = if others.len() == 1 { ("rank", "waits") } else { ("ranks", "wait") };
-    let call = &ranks[first].call;
+    let call = if ranks[first].meets { "" } else { &ranks[first].call };
     let on = if call.is_empty() { String::new() } else { format!(", rank {first} in {call}") };
     format!("{noun} {} {verb} for it{on}", names.join(", "))
 }
@@ -119,6 +126,7 @@ mod tests {
             action: action.to_owned(),
             call: "all_reduce #4 of group [0, 1, 2] at `norm`".to_owned(),
             waits_for: None,
+            meets: false,
             quiet: Duration::from_millis(1500),
         }
     }
@@ -137,6 +145,15 @@ mod tests {
              call was all_reduce #4 of group [0, 1, 2] at `norm`; ranks 0, 1 wait for it, rank 0 in \
              all_reduce #4 of group [0, 1, 2] at `norm`"
         );
+    }
+
+    #[test]
+    fn who_does_not_come_after_a_step_is_named() {
+        let met = RankSight { meets: true, inside: false, ..busy(7, "") };
+        let found = blame(&[met.clone(), busy(7, "update blocks.0"), met]).unwrap();
+        assert_eq!(found.rank, 1);
+        assert!(found.sentence.contains("in step 7, in `update blocks.0`"), "{}", found.sentence);
+        assert!(found.sentence.ends_with("; ranks 0, 2 wait for it"), "{}", found.sentence);
     }
 
     #[test]

@@ -67,6 +67,8 @@ pub struct Left {
     pub allowed: Option<Allowed>,
     /// By rank.
     pub progress: Vec<RankProgress>,
+    /// The furthest step that was reported, by whatever epoch.
+    pub reported: u64,
     /// Whether the memory in which ranks kept their state is still there.
     pub memory: bool,
     /// The step of the newest whole checkpoint.
@@ -330,7 +332,8 @@ impl Coordinator {
     }
 
     fn decide(&mut self, left: &Left) -> Vec<JobAction> {
-        let reached = left.progress.iter().map(|rank| rank.done).max().unwrap_or(0);
+        let done = left.progress.iter().map(|rank| rank.done);
+        let reached = done.chain([left.reported]).max().unwrap_or(0);
         let moved = reached > self.furthest;
         self.furthest = self.furthest.max(reached);
         self.fruitless = if moved { 0 } else { self.fruitless };

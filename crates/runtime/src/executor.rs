@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use phalanx_engine::{Calls, Engine, EngineError, KernelCall, Span};
 use phalanx_script::{
-    BufferId, BufferKey, Entry, HappensBefore, MemoryPlan, PlannedScript, Script, ScriptError,
-    Source, Tier,
+    Action, BufferId, BufferKey, Entry, HappensBefore, MemoryPlan, PlannedScript, Script,
+    ScriptError, Source, Tier,
 };
 
 use crate::bind::{Binder, span_of};
@@ -157,6 +157,12 @@ impl<E: Engine> Executor<E> {
     /// A loaded script.
     pub fn script(&self, id: ScriptId) -> &Script {
         &self.scripts[id.0].planned.script
+    }
+
+    /// The action of each call of a loaded script, with its number, in order of issue.
+    pub fn issued(&self, id: ScriptId) -> impl Iterator<Item = (usize, &Action)> {
+        let LoadedScript { planned, actions, .. } = &self.scripts[id.0];
+        actions.iter().map(|&action| (action, &planned.script.actions[action]))
     }
 
     /// A loaded script's memory plan.

@@ -12,7 +12,7 @@ use super::codec::{decoded, encoded};
 use super::command::{Command, LocalRanks, Reply};
 use super::planner::Planner;
 use super::worker::RankWorker;
-use super::{Lowered, lost};
+use super::{Lowered, job, lost};
 use crate::products::{Limits, ProductRounds, TimedProduct, time_products};
 use phalanx_error::{Error, Problem, Result};
 
@@ -38,6 +38,8 @@ pub struct Size {
     /// The most messages that a step has in flight on one channel, if it sends any: senders do not
     /// wait for receivers.
     pub depth: Option<usize>,
+    /// Whether ranks keep state there, which may outlive their processes.
+    pub keeps: bool,
 }
 
 impl Size {
@@ -62,7 +64,7 @@ impl Size {
         let settings = &lowered.settings;
         let messages = 4 * settings.microbatches * lowered.chunks();
         let depth = lowered.is_pipeline().then_some(messages);
-        Self { ranks: lowered.ranks(), threads: settings.threads, depth }
+        Self { ranks: lowered.ranks(), threads: settings.threads, depth, keeps: false }
     }
 }
 
@@ -126,7 +128,8 @@ where
 
     fn launch(&self, planner: &Planner<'_>) -> Result<Box<dyn LocalRanks>> {
         let load = |rank, engine: E| RankWorker::load(engine, planner, rank);
-        Ok(Box::new(self.pool(Size::of(planner.lowered), load)?))
+        let size = Size { keeps: planner.lowered.trains, ..Size::of(planner.lowered) };
+        Ok(Box::new(self.pool(size, load)?))
     }
 
     fn time_products(&self, size: Size, timing: &Timing<'_>) -> Result<Vec<Vec<ProductRounds>>> {
@@ -168,6 +171,12 @@ impl<E: Engine + Counters + Send> LocalRanks for RankPool<RankWorker<E>> {
 
     fn exchange(&mut self, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
         let ranks = self.ranks();
-        RankPool::exchange(self, own).map_err(|failed: PoolFailure<Error>| lost(failed, ranks))
+        let all = self.local().len() < ranks;
+        let words = job::recorder().zip(self.local().first()).filter(|_| all);
+        let words = words.map(|(recorder, &rank)| recorder.rank(rank));
+        words.iter().for_each(|words| words.set_meets(true));
+        let told = RankPool::exchange(self, own);
+        words.iter().for_each(|words| words.set_meets(false));
+        told.map_err(|failed: PoolFailure<Error>| lost(failed, ranks))
     }
 }

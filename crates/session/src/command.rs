@@ -27,6 +27,8 @@ pub enum Command<'a> {
     /// Allocates its memory and initialises its state: its part of what the source has, and zeros
     /// elsewhere. So many steps were already taken.
     Start(&'a dyn StateSource, u64),
+    /// Takes over the memory of an earlier process of this rank, with the state after so many steps.
+    TakeOver(u64),
     /// Saves its part of the state in the folder of a checkpoint: now, or beside the next step.
     Save {
         /// The folder.
@@ -77,6 +79,7 @@ impl Command<'_> {
     pub(super) fn is_for_all(&self) -> bool {
         match self {
             Command::Start(..)
+            | Command::TakeOver(_)
             | Command::Save { .. }
             | Command::Evaluate(_)
             | Command::Predict(_)

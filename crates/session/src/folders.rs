@@ -8,6 +8,9 @@ use phalanx_error::{Error, Problem, Result};
 /// The name of the resolved configuration within a run's folder.
 pub const RUN_CONFIG: &str = "config.toml";
 
+/// The folder of a run's checkpoints, within the run's folder.
+pub const CHECKPOINTS: &str = "checkpoints";
+
 /// Who wrote a folder with a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FolderKind {

@@ -2,12 +2,13 @@
 //! the processes of a job. Only this file names an engine and a transport.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use phalanx_call::Requirements;
-use phalanx_comm::{Communicator, Launcher, Options, Processes, Threads};
+use phalanx_comm::{Communicator, Launcher, Options, Processes, StateMemory, Threads};
 use phalanx_cpu::{CpuEngine, CpuRequirements};
 
-use crate::{Backend, EngineBackend, Size, job};
+use crate::{Backend, EngineBackend, Size, again, job};
 use phalanx_error::Result;
 
 /// The memory that this machine's engine needs besides the values of programs.
@@ -34,7 +35,9 @@ pub fn own_machine() -> Box<dyn Backend> {
 
 /// Ranks as threads that wait for each other as `options` say.
 pub fn threads_with(options: Options) -> Box<dyn Backend> {
-    let launcher = |ranks, options| -> Box<dyn Launcher> { Box::new(Threads { ranks, options }) };
+    let launcher = |size: Size, options| -> Box<dyn Launcher> {
+        Box::new(Threads { ranks: size.ranks, options })
+    };
     Box::new(over(launcher, move |_| options.clone()))
 }
 
@@ -43,25 +46,30 @@ fn backend(options: impl Fn(Size) -> Options + Send + Sync) -> impl Backend {
 }
 
 /// Ranks in the processes of a job, if there is one of this size, and otherwise threads.
-fn job_or_threads(ranks: usize, options: Options) -> Box<dyn Launcher> {
+fn job_or_threads(size: Size, options: Options) -> Box<dyn Launcher> {
+    let ranks = size.ranks;
     match job::joined().filter(|job| job.ranks() == ranks) {
         None => Box::new(Threads { ranks, options }),
         Some(job) => {
-            let options = Options { timeout: job.wait(), ..options };
-            Box::new(Processes { job: job.clone(), options })
+            let recorder = job::recorder().filter(|_| size.keeps).cloned();
+            let memory = if size.keeps { again::memory() } else { StateMemory::Own };
+            // Where the launcher ends ranks that hang, it does so before others lose patience.
+            let more = if memory == StateMemory::Own { Duration::ZERO } else { job::LONGER };
+            let options = Options { timeout: job.wait() + more, ..options };
+            Box::new(Processes { job: job.clone(), options, recorder, memory })
         }
     }
 }
 
 fn over(
-    launcher: impl Fn(usize, Options) -> Box<dyn Launcher> + Send + Sync,
+    launcher: impl Fn(Size, Options) -> Box<dyn Launcher> + Send + Sync,
     options: impl Fn(Size) -> Options + Send + Sync,
 ) -> impl Backend {
     EngineBackend {
         launcher: move |size: Size| -> Box<dyn Launcher> {
             let options = options(size);
             let depth = options.depth.max(size.depth.unwrap_or(0));
-            launcher(size.ranks, Options { threads_per_rank: size.threads, depth, ..options })
+            launcher(size, Options { threads_per_rank: size.threads, depth, ..options })
         },
         engine: rank_engine,
         requirements: requirements(),
@@ -70,7 +78,8 @@ fn over(
 
 /// The launcher of such ranks for benchmarks of the transport alone, with one thread each.
 pub fn launcher(ranks: usize) -> Box<dyn Launcher> {
-    job_or_threads(ranks, Options { bind: ranks > 1, ..Options::default() })
+    let size = Size { ranks, threads: 1, depth: None, keeps: false };
+    job_or_threads(size, Options { bind: ranks > 1, ..Options::default() })
 }
 
 /// One rank's engine, with its endpoint to the others.

@@ -9,7 +9,9 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use phalanx_comm::{BadEnvironment, CommError, Environment, Failure, Membership};
+use phalanx_comm::{
+    BadEnvironment, CommError, Environment, Failure, FlightRecorder, Membership, names,
+};
 use phalanx_error::{Error, Problem, Result};
 
 /// How long processes wait for each other, if no configuration says it.
@@ -20,6 +22,12 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// How long it may take to notice that another process has died.
 const SUDDEN_END: Duration = Duration::from_millis(100);
+
+/// How much longer a rank waits for others if the launcher watches them all: it knows more, and
+/// speaks first.
+pub(crate) const LONGER: Duration = Duration::from_secs(5);
+
+static RECORDER: OnceLock<Option<Arc<FlightRecorder>>> = OnceLock::new();
 
 static JOB: OnceLock<Option<Arc<Membership>>> = OnceLock::new();
 
@@ -35,13 +43,55 @@ pub fn join(wait: Duration) -> Result<Option<Arc<Membership>>> {
     if let Some(known) = JOB.get() {
         return Ok(known.clone());
     }
-    let Some(own) = environment()? else { return Ok(JOB.get_or_init(|| None).clone()) };
+    let Some(own) = environment()? else {
+        // A launcher may watch a process that is alone, too.
+        record(0, std::env::var_os(names::MEET).is_some())?;
+        return Ok(JOB.get_or_init(|| None).clone());
+    };
+    record(own.rank, own.launched)?;
     let job = Membership::meet(&own, wait).map_err(|error| match error {
         CommError::Aborted(failure) => elsewhere(failure, own.ranks),
         CommError::Meeting { problem, fix } => Error::refused(Problem::new(problem).fix(fix)),
         error => Error::refused(Problem::new(error.to_string())),
     })?;
     Ok(JOB.get_or_init(|| Some(Arc::new(job))).clone())
+}
+
+/// Opens the recorder that the launcher gave to this process, if it did, and lets a panic be known
+/// there: what the process has in memory is not to be trusted then.
+fn record(rank: usize, launched: bool) -> Result<()> {
+    let given = std::env::var(names::RECORDER).ok().filter(|_| launched);
+    let Some(given) = given else {
+        RECORDER.get_or_init(|| None);
+        return Ok(());
+    };
+    let told = |why: String| {
+        let problem =
+            Problem::new(format!("{} = {given} is not a recorder: {why}", names::RECORDER));
+        Error::refused(
+            problem.fix("start ranks with phalanx launch, and leave this variable alone"),
+        )
+    };
+    let number = given.parse().map_err(|_| told("not a number".to_owned()))?;
+    let recorder = FlightRecorder::open(number).map_err(|error| told(error.to_string()))?;
+    if rank >= recorder.ranks() {
+        return Err(told(format!("it has {} ranks", recorder.ranks())));
+    }
+    recorder.rank(rank).set_process(std::process::id());
+    let recorder = Arc::new(recorder);
+    let words = recorder.clone();
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        words.rank(rank).panic();
+        before(info);
+    }));
+    RECORDER.get_or_init(|| Some(recorder));
+    Ok(())
+}
+
+/// Where the processes of the job record what they do, if a launcher watches them.
+pub fn recorder() -> Option<&'static Arc<FlightRecorder>> {
+    RECORDER.get().and_then(Option::as_ref)
 }
 
 /// Makes this process one that is alone, whatever the environment says.

@@ -8,12 +8,14 @@
 
 #![forbid(unsafe_code)]
 
+pub mod again;
 mod backend;
 mod codec;
 mod command;
 mod compile;
 pub mod corpus;
 pub mod custom;
+mod fault;
 mod feed;
 pub mod folders;
 mod forward;
@@ -30,7 +32,9 @@ mod parallel;
 mod pipeline;
 mod planner;
 pub mod predict;
+mod prepared;
 pub mod products;
+mod pulse;
 pub mod rate;
 mod restore;
 pub mod run_weights;
@@ -64,6 +68,7 @@ pub(crate) use numbers::encode;
 pub use parallel::{Parallel, SharedStrategy};
 pub use pipeline::{Pipeline, PipelineOrder, StageSplit};
 pub use planner::{ClassPlan, Planner};
+pub use prepared::Prepared;
 pub use restore::{Restored, StateSource};
 pub use save::FULL;
 pub use settings::{MemoryExcess, MemoryLimit, Settings};
@@ -74,7 +79,6 @@ pub use worker::RankWorker;
 use command::Given;
 use known::Known;
 use phalanx_error::{Error, Problem, Result};
-use restore::NewRun;
 use store::assemble;
 
 /// The result of a step.
@@ -84,62 +88,6 @@ pub struct StepResult {
     pub loss: f64,
     /// The global norm of the gradient, before clipping.
     pub grad_norm: f64,
-}
-
-/// A session that is planned and compiled, but has no weights and no tensor memory yet.
-pub struct Prepared {
-    ranks: Box<dyn LocalRanks>,
-    known: Known,
-}
-
-impl Prepared {
-    /// Plans, compiles and loads everything on this machine, and refuses a plan that takes too much
-    /// memory.
-    pub fn new(models: &Models, settings: Settings) -> Result<Self> {
-        Self::of(&Lowered::new(models, settings)?, &*host::ranks())
-    }
-
-    /// The same for programs that are already compiled, on any backend.
-    pub fn of(lowered: &Lowered, backend: &dyn Backend) -> Result<Self> {
-        Self::load(lowered, backend)?.map_err(|over| Error::refused(over.problem()))
-    }
-
-    /// The same; gives how the plan exceeds its memory limit, if it does.
-    pub fn load(lowered: &Lowered, backend: &dyn Backend) -> Result<Result<Self, MemoryExcess>> {
-        Size::of(lowered).check()?;
-        let planner = Planner::new(lowered)?;
-        let known = Known::of(&planner)?;
-        // Ranks that compile take memory and time, so a plan that does not fit starts none.
-        Ok(match known.over() {
-            Some(over) => Err(over),
-            None => {
-                let mut ranks = backend.launch(&planner)?;
-                together::agree(&mut *ranks, "the plan", planner.digest()?)?;
-                Ok(Self { ranks, known })
-            }
-        })
-    }
-
-    /// Allocates memory and reads the initial weights from `read`: each rank its part.
-    pub fn start(self, read: &ReadParam<'_>) -> Result<Session> {
-        self.start_with(&NewRun(read), 0)
-    }
-
-    /// Allocates memory and goes on from a checkpoint, of any layout, after so many steps.
-    pub fn resume(self, source: &dyn StateSource, steps: u64) -> Result<Session> {
-        self.start_with(source, steps)
-    }
-
-    fn start_with(mut self, source: &dyn StateSource, steps: u64) -> Result<Session> {
-        self.ranks.ask(Command::Start(source, steps))?;
-        let Self { ranks, known } = self;
-        Ok(Session { ranks, known, steps, trace_at: None, trace: None, leads: false })
-    }
-
-    /// The model's parameters, in its order.
-    pub fn parameters(&self) -> &[Param] {
-        &self.known.params
-    }
 }
 
 /// A model in training.

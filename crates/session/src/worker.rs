@@ -22,6 +22,7 @@ use super::feed::{Feed, Scalars, StepData};
 use super::forward::{read_scalar, shown};
 use super::lowered::Lowered;
 use super::planner::Planner;
+use super::pulse::Pulse;
 use super::restore::{NewRun, StateSource};
 use super::save::Saves;
 use super::store::{ReadParam, Store, assemble};
@@ -44,6 +45,8 @@ pub struct RankWorker<E: Engine> {
     saves: Option<Saves>,
     /// The mesh of its stage group, and its place there.
     at: (Mesh, usize),
+    /// Where it records what it does, if it is watched.
+    pulse: Option<Pulse>,
 }
 
 /// The controller sees at least this many of the latest steps.
@@ -93,7 +96,20 @@ impl<E: Engine> RankWorker<E> {
         let saves = settings.saves && lowered.trains;
         let saves = saves.then(|| Saves::new(planner, rank, &state, plan.scripts())).transpose()?;
         let at = (ranks.mesh.clone(), ranks.rank);
-        Ok(Self { executor, settings, state, store, scripts, controller, records, saves, at })
+        let ids = scripts.values().map(|loaded| loaded.id);
+        let pulse = Pulse::start(&mut executor, ids, (rank, lowered.ranks()))?;
+        Ok(Self {
+            executor,
+            settings,
+            state,
+            store,
+            scripts,
+            controller,
+            records,
+            saves,
+            at,
+            pulse,
+        })
     }
 
     /// Allocates memory and initialises all state: this rank's part of the weights from `read`, and
@@ -104,12 +120,20 @@ impl<E: Engine> RankWorker<E> {
 
     /// The same with this rank's part of what `source` has. So many steps were already taken.
     pub fn start_from(&mut self, source: &dyn StateSource, steps: u64) -> Result<()> {
+        self.reserve(steps)?;
+        let script = self.any();
+        self.store.start(&mut self.executor, script, &self.state, source)?;
+        self.pulse.iter().for_each(|pulse| pulse.ready(steps));
+        Ok(())
+    }
+
+    /// Allocates memory; so many steps were already taken.
+    fn reserve(&mut self, steps: u64) -> Result<()> {
         self.executor.reserve()?;
         if steps > 0 {
             self.records.push(Record { step: steps, outcome: Outcome::Applied });
         }
-        let script = self.any();
-        self.store.start(&mut self.executor, script, &self.state, source)
+        Ok(())
     }
 
     /// Saves this rank's part of the state in a checkpoint's folder: now, or beside the next step.
@@ -120,6 +144,7 @@ impl<E: Engine> RankWorker<E> {
         let file = saves.open(folder, key)?;
         self.executor.engine_mut().mount(Some(file))?;
         if now {
+            self.pulse.iter().for_each(|pulse| pulse.look(script));
             self.executor.run(script)?;
             self.end_save()?;
         }
@@ -176,6 +201,7 @@ impl<E: Engine> RankWorker<E> {
             let key = if saves && trains { ScriptKey::SaveAndTrain } else { key };
             let id = self.fill(key, data, scalars)?;
             train = train.or(Some(id).filter(|_| trains));
+            self.pulse.iter().for_each(|pulse| pulse.begin(id, step));
             match origin.filter(|_| trains) {
                 None => self.executor.run(id)?,
                 Some(origin) => {
@@ -184,6 +210,7 @@ impl<E: Engine> RankWorker<E> {
                 }
             }
         }
+        self.pulse.iter().for_each(|pulse| pulse.end(step));
         if saves {
             self.end_save()?;
         }
@@ -222,6 +249,7 @@ impl<E: Engine> RankWorker<E> {
     fn forward(&mut self, key: ScriptKey, data: &StepData<'_>) -> Result<ScriptId> {
         let scalars = Scalars { lr: 0.0, step: self.steps_taken(), seed: self.settings.seed };
         let id = self.fill(key, data, scalars)?;
+        self.pulse.iter().for_each(|pulse| pulse.look(id));
         self.executor.run(id)?;
         Ok(id)
     }
@@ -348,6 +376,11 @@ impl<E: Engine + Counters> RankWorker<E> {
         Ok(match command {
             Command::Start(source, steps) => {
                 self.start_from(source, steps)?;
+                Reply::Done
+            }
+            Command::TakeOver(steps) => {
+                self.reserve(steps)?;
+                self.pulse.iter().for_each(|pulse| pulse.ready(steps));
                 Reply::Done
             }
             Command::Save { folder, now } => {

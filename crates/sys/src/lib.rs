@@ -31,4 +31,4 @@ pub use poll::Poll;
 pub use read::{open_regular, read_regular, read_stream, read_text};
 pub use shared_memory::SharedMemory;
 pub use stand_in::StandIn;
-pub use time::thread_cpu_time;
+pub use time::{machine_nanos, thread_cpu_time};

@@ -81,7 +81,7 @@ impl SharedMemory {
 
     /// Lets the process that a command starts inherit this memory under the number of [`Self::fd`].
     pub fn pass_to(&self, command: &mut Command) {
-        system::pass(self.file.as_fd(), command);
+        crate::process::pass_to(self.file.as_fd(), command);
     }
 
     /// The file descriptor, which other programs do not inherit by themselves.
@@ -149,7 +149,6 @@ pub fn file_limit() -> Option<u64> {
 mod system {
     use super::*;
     use std::os::fd::{AsRawFd, FromRawFd};
-    use std::os::unix::process::CommandExt;
 
     fn done(answer: libc::c_int) -> io::Result<libc::c_int> {
         if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
@@ -191,12 +190,6 @@ mod system {
     pub(super) fn keep(number: RawFd) -> io::Result<()> {
         // SAFETY: changes only a flag of a descriptor.
         done(unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) }).map(drop)
-    }
-
-    pub(super) fn pass(fd: BorrowedFd<'_>, command: &mut Command) {
-        let number = fd.as_raw_fd();
-        // SAFETY: between fork and exec only one system call is made, in the new process alone.
-        unsafe { command.pre_exec(move || done(libc::fcntl(number, libc::F_SETFD, 0)).map(drop)) };
     }
 
     fn byte(byte: usize, kind: libc::c_int) -> libc::flock {
@@ -261,8 +254,6 @@ mod system {
     pub(super) fn keep(_: RawFd) -> io::Result<()> {
         create().map(drop)
     }
-
-    pub(super) fn pass(_: BorrowedFd<'_>, _: &mut Command) {}
 
     pub(super) fn lock(_: &File, _: usize) -> io::Result<bool> {
         create().map(|_| false)

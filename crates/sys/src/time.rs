@@ -1,4 +1,4 @@
-//! The processor time of a thread.
+//! The processor time of a thread, and a clock that all processes of a machine share.
 
 use std::time::Duration;
 
@@ -11,6 +11,18 @@ pub fn thread_cpu_time() -> Duration {
         return Duration::ZERO;
     }
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Nanoseconds of the machine's clock that never goes back: the same for all its processes. Zero if
+/// the system does not report it.
+pub fn machine_nanos() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is valid for writing one `timespec`, all that the call does with it.
+    let failed = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    if failed != 0 {
+        return 0;
+    }
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 #[cfg(test)]
@@ -30,5 +42,12 @@ mod tests {
             std::hint::spin_loop();
         }
         assert!(clock.elapsed() >= Duration::from_millis(20));
+    }
+
+    #[test]
+    fn the_clock_of_the_machine_goes_on_while_nothing_is_computed() {
+        let start = machine_nanos();
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(machine_nanos() - start >= 5_000_000);
     }
 }

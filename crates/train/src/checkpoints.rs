@@ -15,8 +15,7 @@ use phalanx_session::{Session, job};
 
 use crate::report::Report;
 
-/// The folder of a run's checkpoints, within the run's folder.
-pub const CHECKPOINTS: &str = "checkpoints";
+pub use phalanx_session::folders::CHECKPOINTS;
 
 /// The checkpoints of a run.
 pub(crate) struct Checkpoints {

@@ -6,6 +6,7 @@
 
 mod checkpoints;
 mod convert;
+pub mod doctor;
 pub mod eval;
 pub mod metrics;
 pub mod output;
@@ -15,10 +16,13 @@ mod report;
 mod resume;
 pub mod rundir;
 pub mod saved;
+mod start;
 pub mod steps;
+mod times;
 mod train;
 
 pub use checkpoints::CHECKPOINTS;
 pub use convert::CheckpointWeights;
 pub use resume::Resume;
+pub use times::LedgerLine;
 pub use train::{Output, resume, train};

@@ -5,13 +5,18 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::metrics::{
-    EvaluationLine, LossPlot, OneRank, Resumed, SavedLine, Step, StepLine, Summary, ZScore,
+    EvaluationLine, LossPlot, OneRank, RestartLine, Resumed, SavedLine, Step, StepLine, Summary,
+    ZScore,
 };
 use crate::progress::{OutputStream, Progress, wrapped};
 use crate::rundir::RunDir;
+use crate::start::Restart;
+use crate::times::{LedgerLine, Times};
 use phalanx_error::Result;
 use phalanx_error::counted;
 use phalanx_inspect::trace::Written;
+use phalanx_recovery::Spent;
+use phalanx_session::again::Again;
 
 /// Who reads standard output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -53,6 +58,8 @@ pub(crate) struct Report {
     traced: Option<Written>,
     /// Steps that were taken before this program started.
     resumed_at: usize,
+    /// Where the time goes.
+    pub(crate) times: Times,
 }
 
 impl Report {
@@ -76,6 +83,7 @@ impl Report {
             evaluated: None,
             traced: None,
             resumed_at: 0,
+            times: Times::begin(),
         }
     }
 
@@ -169,13 +177,43 @@ impl Report {
         Ok(())
     }
 
-    /// Reports that the run goes on after a step, with the losses of the steps before it.
-    pub(crate) fn resumed(&mut self, at_step: u64, earlier: Vec<(usize, f64)>) -> Result<()> {
+    /// Reports that the run goes on after a step, with the steps before it.
+    pub(crate) fn resumed(&mut self, at_step: u64, earlier: &[Step]) -> Result<()> {
         self.resumed_at = at_step as usize;
-        self.plot.losses = earlier;
+        self.plot.losses = earlier.iter().map(|step| (step.step, step.loss)).collect();
         let json = Resumed { at_step }.to_json();
         self.append(&json)?;
         self.print(&json);
+        Ok(())
+    }
+
+    /// Reports that ranks were started again and go on after a step, with the steps before it.
+    pub(crate) fn restarted(
+        &mut self,
+        restart: &Restart,
+        at_step: u64,
+        earlier: &[Step],
+    ) -> Result<()> {
+        let Again { restarts, lost: (rank, cause, phase), first, .. } = &restart.again;
+        self.resumed_at = first.0 as usize;
+        self.plot.losses = earlier.iter().map(|step| (step.step, step.loss)).collect();
+        let own = earlier.iter().filter(|step| step.step > self.resumed_at);
+        self.spent = own.map(|step| Duration::from_secs_f64(step.step_ms / 1e3)).sum();
+        let from = restart.from();
+        let line = RestartLine {
+            restarts: *restarts,
+            rank: *rank,
+            cause: cause.clone(),
+            phase: phase.clone(),
+            from,
+            at_step,
+        };
+        let json = line.to_json();
+        self.append(&json)?;
+        self.print(&json);
+        self.line(&format!(
+            "restart {restarts}: rank {rank} {cause}; after step {at_step} from {from}"
+        ));
         Ok(())
     }
 
@@ -235,6 +273,9 @@ impl Report {
     /// Writes the plot, and reports the whole run.
     pub(crate) fn finish(mut self, parameters: u64, tokens_per_step: u64) -> Result<Summary> {
         self.run.as_ref().map_or(Ok(()), |run| run.write_plot(&self.plot))?;
+        self.times.mark(Spent::Start);
+        let ledger = LedgerLine::from(self.times.ledger());
+        self.run.as_ref().map_or(Ok(()), |run| run.write_ledger(&ledger.to_json()))?;
         let loss = |step: Option<&(usize, f64)>| step.map_or(f64::NAN, |(_, loss)| *loss);
         let seconds = self.spent.as_secs_f64();
         let steps = self.plot.losses.len();
@@ -255,6 +296,7 @@ impl Report {
             peak_rss_bytes: phalanx_sys::memory::peak_resident_bytes(),
             run_dir: self.run.as_ref().map(|run| run.path().display().to_string()),
             trace: self.traced.as_ref().map(|written| written.file.display().to_string()),
+            ledger,
         };
         let json = summary.to_json();
         self.append(&json)?;
@@ -262,7 +304,8 @@ impl Report {
             progress.finish();
         }
         let traced = self.traced.take().map(|written| where_traced(&written));
-        closing(&summary).iter().for_each(|line| self.header(line));
+        let time = self.times.ledger().line();
+        closing(&summary, &time).iter().for_each(|line| self.header(line));
         // Not broken: people copy them.
         next(&summary).iter().chain(&traced).for_each(|line| self.line(line));
         self.print(&json);
@@ -279,7 +322,7 @@ impl Report {
 }
 
 /// What a reader wants to know when a run has ended.
-fn closing(summary: &Summary) -> Vec<String> {
+fn closing(summary: &Summary, time: &str) -> Vec<String> {
     let Summary { first_loss, last_loss, tokens, seconds, tokens_per_s, .. } = summary;
     let steps = counted(summary.steps, "step");
     let mut lines = vec![
@@ -290,6 +333,7 @@ fn closing(summary: &Summary) -> Vec<String> {
         Some(loss) => format!("; on held-out data {loss:.4}"),
         None => String::new(),
     };
+    lines.push(time.to_owned());
     lines.push(format!("loss {first_loss:.4} → {last_loss:.4}{held_out}"));
     if let Some(floor) = summary.entropy_floor {
         let reached = summary.val_loss.unwrap_or(*last_loss);
@@ -353,7 +397,7 @@ mod tests {
     #[test]
     fn who_trained_on_a_file_is_not_told_to() {
         let summary = Summary { steps: 1, run_dir: Some("runs/a".into()), ..Summary::default() };
-        let tells = |summary: &Summary| closing(summary).concat().contains("your own text");
+        let tells = |summary: &Summary| next(summary).concat().contains("your own text");
         assert!(!tells(&summary));
         assert!(tells(&Summary { entropy_floor: Some(1.0), ..summary }));
     }
@@ -361,6 +405,7 @@ mod tests {
     #[test]
     fn one_step_is_no_steps() {
         let summary = Summary { steps: 1, ..Summary::default() };
-        assert!(closing(&summary)[1].starts_with("1 step, "), "{:?}", closing(&summary));
+        let lines = closing(&summary, "");
+        assert!(lines[1].starts_with("1 step, "), "{lines:?}");
     }
 }

@@ -34,6 +34,8 @@ pub struct RunDir {
 pub use phalanx_session::folders::RUN_CONFIG as CONFIG;
 /// The name of the metrics within a run's folder.
 pub const METRICS: &str = "metrics.jsonl";
+/// The name of the file that says where a run's time went.
+pub const LEDGER: &str = "ledger.json";
 /// The name of the picture within a run's folder.
 pub const PLOT: &str = "loss.svg";
 pub use phalanx_session::run_weights::WEIGHTS;
@@ -78,19 +80,15 @@ impl RunDir {
     }
 
     /// Opens the folder of a run that goes on after a step: what its metrics say of later steps is cut
-    /// off. Gives the losses of the steps before.
-    pub fn reopen(
-        path: &Path,
-        loaded: &Loaded,
-        after_step: u64,
-    ) -> Result<(Self, Vec<(usize, f64)>)> {
+    /// off. Gives the steps before.
+    pub fn reopen(path: &Path, loaded: &Loaded, after_step: u64) -> Result<(Self, Vec<Step>)> {
         let file = path.join(METRICS);
         let told = |error: io::Error| Error::refused(Problem::io("cannot read", &file, &error));
         let text = match fs::read_to_string(&file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             read => read.map_err(told)?,
         };
-        let (kept, losses) = until(&text, after_step);
+        let (kept, steps) = until(&text, after_step);
         write_atomic(&file, |out| out.write_all(kept.as_bytes()))?;
         let metrics = File::options().append(true).open(&file).map_err(told)?;
         let folder = File::open(path).map_err(told)?;
@@ -99,7 +97,7 @@ impl RunDir {
         let path = path.to_path_buf();
         let run = Self { path, home, folder, config, metrics, broken: false };
         run.write_file(CONFIG, run.config.as_bytes())?;
-        Ok((run, losses))
+        Ok((run, steps))
     }
 
     /// Refuses to start a run if the disk has no room for its weights, of this many bytes, at its
@@ -179,15 +177,20 @@ impl RunDir {
         Ok(self.write_file(PLOT, plot.to_svg().as_bytes())?)
     }
 
+    /// Writes where the time of the run went.
+    pub fn write_ledger(&self, json: &str) -> Result<()> {
+        Ok(self.write_file(LEDGER, format!("{json}\n").as_bytes())?)
+    }
+
     fn write_file(&self, name: &str, content: &[u8]) -> Result<(), SysError> {
         write_atomic(&self.path.join(name), |out| out.write_all(content))
     }
 }
 
-/// The lines of metrics up to a step, and the losses in them. A run that was killed may have written
+/// The lines of metrics up to a step, and the steps in them. A run that was killed may have written
 /// half a line.
-fn until(text: &str, after_step: u64) -> (String, Vec<(usize, f64)>) {
-    let (mut kept, mut losses) = (String::new(), Vec::new());
+fn until(text: &str, after_step: u64) -> (String, Vec<Step>) {
+    let (mut kept, mut steps) = (String::new(), Vec::new());
     for line in text.lines() {
         let Ok(found) = serde_json::from_str::<serde_json::Value>(line) else { continue };
         let at = found.get("step").or(found.get("after_step")).and_then(|step| step.as_u64());
@@ -195,12 +198,12 @@ fn until(text: &str, after_step: u64) -> (String, Vec<(usize, f64)>) {
             continue;
         }
         if let Ok(step) = serde_json::from_value::<Step>(found) {
-            losses.push((step.step, step.loss));
+            steps.push(step);
         }
         kept.push_str(line);
         kept.push('\n');
     }
-    (kept, losses)
+    (kept, steps)
 }
 
 /// The folder could not be made where `place` asked for it. Nothing has been started.

@@ -1,12 +1,14 @@
 //! A training run, from a configuration to a folder of results.
 
 mod opening;
+mod saving;
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use phalanx_data::{Batch, Corpus, Loader};
 use phalanx_sys::interrupt;
@@ -16,8 +18,8 @@ use crate::metrics::{EvaluationLine, LossPlot, Step, Summary};
 use crate::replay::{Outcome, Replay};
 use crate::report::{Facts, Report};
 use crate::resume::Resume;
-use crate::rundir::{METRICS, RunDir};
-use crate::saved;
+use crate::rundir::RunDir;
+use crate::start::{Restart, Start};
 use crate::steps::{TrainedStep, take_steps};
 use phalanx_bench::floor::{self, Effort};
 use phalanx_config::Loaded;
@@ -25,9 +27,11 @@ use phalanx_error::{Error, Problem, Result};
 use phalanx_inspect::memory_advice;
 use phalanx_inspect::trace::{Tracing, traced_step};
 use phalanx_models::hf;
+use phalanx_recovery::{Allowed, Spent};
+use phalanx_session::again;
 use phalanx_session::corpus;
 use phalanx_session::host;
-use phalanx_session::job::{self, FailedElsewhere};
+use phalanx_session::job;
 use phalanx_session::network::Network;
 use phalanx_session::rate::LearningRate;
 use phalanx_session::{Backend, FULL, Lowered, Restored, Session, Settings};
@@ -68,30 +72,48 @@ fn run(
     resumed: Option<&Resume>,
 ) -> Result<Summary> {
     let first = job::is_first();
+    let smaller = Restart::smaller(loaded)?;
+    let loaded = smaller.as_ref().unwrap_or(loaded);
     job::fits(loaded.config.parallel.ranks().get())?;
     let tracing = trace.filter(|_| first).map(Tracing::new).transpose()?;
-    let mut run = Run::prepare(loaded, tracing, resumed)?;
+    again::expect();
+    let restart = Restart::find()?;
+    let batch = loaded.config.train.batch_size.get() as u64;
+    let start = Restart::start(restart.as_ref(), resumed, batch);
+    let mut run = Run::prepare(loaded, tracing, &start, resumed.is_none())?;
     run.agree(trace.is_some())?;
     let listening = interrupt::listen();
-    let (folder, earlier) = match first {
-        true => {
+    let (folder, earlier) = match (first, &restart) {
+        (true, Some(restart)) => {
+            let (folder, earlier) = RunDir::reopen(&restart.folder(), loaded, start.taken().0)?;
+            (Some(folder), earlier)
+        }
+        (true, None) => {
             RunDir::check_room(loaded, run.weight_bytes())?;
             let (folder, earlier) = open_folder(loaded, resumed)?;
             (Some(folder), earlier)
         }
-        false => (None, Vec::new()),
+        (false, _) => (None, Vec::new()),
     };
     let mut report = Report::new(output, folder, run.facts(), run.plot());
-    if let Some(resumed) = resumed {
-        report.resumed(resumed.steps(), earlier)?;
+    match (&restart, resumed) {
+        (Some(restart), _) => report.restarted(restart, start.taken().0, &earlier)?,
+        (None, Some(resumed)) => report.resumed(resumed.steps(), &earlier)?,
+        (None, None) => {}
     }
     let dir = report.folder().map(|folder| folder.path().to_path_buf());
-    let facts = run.checkpoint_facts(resumed);
+    let facts = run.checkpoint_facts(&start);
     run.checkpoints = Checkpoints::new(loaded, dir.as_deref(), facts);
-    for line in dir.into_iter().flat_map(|dir| run.header(dir.display().to_string(), resumed)) {
-        report.header(&line);
+    if let (Some(dir), None) = (dir.as_ref(), &restart) {
+        let lines = run.header(dir.display().to_string(), resumed);
+        lines.iter().for_each(|line| report.header(line));
     }
-    run.measure_products(&mut report);
+    if let Some(dir) = &dir {
+        let first = restart.as_ref().map_or(start.taken(), |restart| restart.again.first);
+        run.allow_restarts(dir, first);
+    }
+    run.measure_products(&mut report, restart.is_some());
+    report.times.steps_begin();
     if let Err(error) = run.steps(&mut report) {
         return Err(run.after_error(&report, error));
     }
@@ -99,8 +121,10 @@ fn run(
         report.line("stopping: the weights are being written (Ctrl-C again to stop without them)");
     }
     let saved = run.save_checkpoint(&mut report);
+    report.times.mark(Spent::Checkpoint);
     // The weights are written first, so that no later error can lose them.
     run.save_or_rescue(&report)?;
+    again::finish();
     let weights = report.folder().map(|folder| folder.weights().display().to_string());
     let safe = format!("the weights are safe in {}", weights.unwrap_or_default());
     let (stopped, parameters) = (run.stopped_early(), run.parameters as u64);
@@ -145,7 +169,8 @@ impl<'a> Run<'a> {
     fn prepare(
         loaded: &'a Loaded,
         tracing: Option<Tracing>,
-        resumed: Option<&Resume>,
+        start: &Start<'_>,
+        is_new: bool,
     ) -> Result<Self> {
         let config = &loaded.config;
         let network = Network::new(loaded)?;
@@ -155,22 +180,23 @@ impl<'a> Run<'a> {
         let lowered = Lowered::new(&models, Settings::new(config)?)?;
         let backend = host::own_machine();
         let prepared = memory_advice::prepare(loaded, &network, &models, &lowered, &*backend)?;
-        let replay = match resumed {
+        let replay = match is_new && job::is_first() {
             // Where ranks are processes, one of them repeats steps for all.
-            None if job::is_first() => Replay::prepare(loaded, &models, &lowered.settings)?,
+            true => Replay::prepare(loaded, &models, &lowered.settings)?,
             // The first steps of a run that goes on were taken earlier.
-            _ => None,
+            false => None,
         };
         let corpus = corpus::open(loaded)?;
-        let samples = resumed.map_or(0, |resumed| resumed.checkpoint.manifest().samples);
+        let (_, samples) = start.taken();
         let loader = corpus::training_after(loaded, &corpus, samples)?;
         let held_out = match evaluates {
             true => corpus::held_out(loaded, &corpus)?,
             false => Vec::new(),
         };
-        let session = match resumed {
-            None => prepared.start(&*network.start())?,
-            Some(Resume { checkpoint, .. }) => {
+        let session = match start {
+            Start::New => prepared.start(&*network.start())?,
+            Start::Kept { step, .. } => prepared.take_over(*step)?,
+            Start::Saved(Resume { checkpoint, .. }) => {
                 let optimizer = &lowered.settings.optimizer;
                 let source = Restored::new(checkpoint, prepared.parameters(), optimizer)?;
                 prepared.resume(&source, checkpoint.manifest().step)?
@@ -234,15 +260,14 @@ impl<'a> Run<'a> {
     }
 
     /// What the manifests of checkpoints say of this run.
-    fn checkpoint_facts(&self, resumed: Option<&Resume>) -> checkpoints::Facts {
-        let start = resumed.map(|resumed| resumed.checkpoint.manifest());
+    fn checkpoint_facts(&self, start: &Start<'_>) -> checkpoints::Facts {
         let kinds = self.lowered.settings.optimizer.state_names().iter().copied().chain([FULL]);
         checkpoints::Facts {
             seed: self.loaded.config.run.seed,
             corpus: self.corpus.describe(),
             model: self.network.architecture.spec().map(|spec| hf::config_text(&spec)),
             layout: self.session.layout().to_owned(),
-            start: start.map_or((0, 0), |manifest| (manifest.step, manifest.samples)),
+            start: start.taken(),
             batch: self.loaded.config.train.batch_size.get() as u64,
             kinds: kinds.map(|kind| (kind.to_owned(), self.parameters as u64)).collect(),
         }
@@ -254,12 +279,32 @@ impl<'a> Run<'a> {
         checkpoints.at_end(&mut self.session, report)
     }
 
+    /// Lets the launcher start the ranks again if one is lost.
+    fn allow_restarts(&self, folder: &Path, first: (u64, u64)) {
+        let config = &self.loaded.config.run;
+        let ranks = self.session.ranks();
+        let smaller = self.loaded.config.shrink(ranks - 1);
+        let fewer = smaller.map(|smaller| smaller.parallel.ranks().get());
+        let fewer = fewer.filter(|fewer| *fewer >= config.min_ranks.get());
+        let allowed = Allowed { restarts: config.restarts as u64, fewer };
+        let timeout = Duration::from_secs(config.timeout_s.get() as u64);
+        again::allow(folder, allowed, timeout, first);
+    }
+
     /// Measures how fast the products of a step are alone, which step lines are compared with. It
-    /// only informs, so a run goes on without it.
-    fn measure_products(&self, report: &mut Report) {
+    /// only informs, so a run goes on without it. Who takes the place of others knows what they found.
+    fn measure_products(&self, report: &mut Report, again: bool) {
+        let recorder = job::recorder().map(|recorder| recorder.job());
+        if again {
+            return report.compare_with(recorder.and_then(|words| words.floor()));
+        }
         let compute = self.loaded.config.precision.compute.into();
         match floor::seconds(&self.lowered, &*self.backend, compute, Effort::SHORT) {
-            Ok(seconds) => report.compare_with(seconds),
+            Ok(seconds) => {
+                let known = recorder.zip(seconds).filter(|_| job::is_first());
+                known.into_iter().for_each(|(words, seconds)| words.set_floor(seconds));
+                report.compare_with(seconds);
+            }
             Err(error) => report.line(&format!("the GEMM rate was not measured: {error}")),
         }
     }
@@ -288,9 +333,11 @@ impl<'a> Run<'a> {
                 let line = EvaluationLine { after_step: step, val_loss };
                 reported = reported.and_then(|()| report.evaluation(line));
             }
+            report.times.step(step as u64);
             if let Some(checkpoints) = checkpoints.as_mut().filter(|_| step < steps) {
                 let saved = checkpoints.after_step(session, step as u64, report);
                 reported = reported.and(saved);
+                report.times.mark(Spent::Checkpoint);
             }
             reported.map(ControlFlow::Continue)
         };
@@ -304,76 +351,6 @@ impl<'a> Run<'a> {
 
     fn stopped_early(&self) -> bool {
         (self.session.steps() as usize) < self.loaded.config.train.steps.get()
-    }
-
-    /// The error that the run ends with when a step has failed.
-    fn after_error(&mut self, report: &Report, error: Error) -> Error {
-        if let (true, Some(folder)) = (report.broken(), report.folder()) {
-            // Metrics cannot be written any more, but the weights may still be saved.
-            let saved = self.on_first(|run| {
-                let weights = folder.weights();
-                match run.save(&weights) {
-                    Ok(()) => run.safe_in(&weights),
-                    Err(_) => run.save_elsewhere(folder),
-                }
-            });
-            return error.because(saved.ok().flatten().unwrap_or_default());
-        }
-        if error.cause::<FailedElsewhere>().is_some() && !job::is_first() {
-            // Rank 0 may want to save the weights; if it does not, this ends at once.
-            let _ = self.session.follow();
-        }
-        error
-    }
-
-    /// Saves the weights, in another folder if the run's cannot be written.
-    fn save_or_rescue(&mut self, report: &Report) -> Result<()> {
-        let saved = self.on_first(|run| match report.folder() {
-            None => Ok(()),
-            Some(folder) => {
-                let saved = run.save(&folder.weights());
-                saved.map_err(|error| error.because(run.save_elsewhere(folder)))
-            }
-        });
-        saved?.unwrap_or(Ok(()))
-    }
-
-    /// Does something in the process that writes files; the others give what they hold.
-    fn on_first<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> Result<Option<T>> {
-        if !self.session.lead() {
-            self.session.follow()?;
-            return Ok(None);
-        }
-        let done = work(self);
-        self.session.release()?;
-        Ok(Some(done))
-    }
-
-    /// Tries to save weights that cannot be written to the run's folder in another one, and says
-    /// what became of them.
-    fn save_elsewhere(&mut self, folder: &RunDir) -> String {
-        // Who asks twice to stop does not want the weights.
-        let wanted = !interrupt::requested_twice();
-        let saved = wanted.then(|| folder.rescue(|path| self.save(path).is_ok()));
-        match saved.flatten() {
-            Some(weights) => self.safe_in(&weights),
-            None => {
-                let steps = self.session.steps();
-                format!("the weights after step {steps} are lost; {METRICS} has the losses")
-            }
-        }
-    }
-
-    fn safe_in(&self, weights: &Path) -> String {
-        let steps = self.session.steps();
-        format!("the weights after step {steps} are safe in {}", weights.display())
-    }
-
-    fn save(&mut self, weights: &Path) -> Result<()> {
-        let Some(spec) = self.network.architecture.spec() else {
-            return Ok(());
-        };
-        saved::save(weights, &spec, &mut self.session)
     }
 
     /// Reports where the trace is, if there is one.
@@ -397,9 +374,8 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The folder of a run: a new one, or that of the run that goes on, with the losses of its earlier
-/// steps.
-fn open_folder(loaded: &Loaded, resumed: Option<&Resume>) -> Result<(RunDir, Vec<(usize, f64)>)> {
+/// The folder of a run: a new one, or that of the run that goes on, with its earlier steps.
+fn open_folder(loaded: &Loaded, resumed: Option<&Resume>) -> Result<(RunDir, Vec<Step>)> {
     let own = resumed.and_then(|resumed| resumed.run.as_deref());
     let name = loaded.config.run.name.as_ref().map(|name| name.as_str());
     let named =

@@ -33,7 +33,10 @@ fn a_run_that_is_asked_to_stop_keeps_its_weights() {
     assert_eq!(last["summary"]["tokens"], steps * 8 * 16);
     assert!(err.contains(&format!("stopped on request after step {steps} of 1000000")), "{err}");
     let run = dir.path().join("runs/a");
-    assert_eq!(names(&run), ["config.toml", "loss.svg", "metrics.jsonl", "model.safetensors"]);
+    assert_eq!(
+        names(&run),
+        ["config.toml", "ledger.json", "loss.svg", "metrics.jsonl", "model.safetensors"]
+    );
     phalanx(dir.path(), &[&["eval", "--model", "run:runs/a"]]).ok();
 }
 

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking, in its helpers too")]
 
 mod benchmarks;
+#[cfg(target_os = "linux")]
+mod chaos;
 mod command;
 mod documents;
 mod evaluating;
@@ -20,6 +22,8 @@ mod pictures;
 mod pipelines;
 #[cfg(target_os = "linux")]
 mod processes;
+#[cfg(target_os = "linux")]
+mod recovering;
 mod refusals;
 #[cfg(target_os = "linux")]
 mod rescues;

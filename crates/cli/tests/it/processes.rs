@@ -160,7 +160,7 @@ impl Long {
     fn start(dir: &Path) -> Self {
         let mut run = Command::new(env!("CARGO_BIN_EXE_phalanx"));
         run.current_dir(dir).args(["launch", "-n", "2", "--", "train"]).args(TINY).args(TWO);
-        run.args(sets("train.steps=100000 run.name=a"));
+        run.args(sets("train.steps=100000 run.name=a run.restarts=0"));
         // A launcher that is killed leaves its sockets behind.
         run.env("TMPDIR", dir);
         let (launcher, out) = first_step(&mut run);

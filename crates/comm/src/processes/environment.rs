@@ -14,6 +14,10 @@ pub mod names {
     pub const MEET: &str = "PHALANX_MEET";
     /// The job's token.
     pub const TOKEN: &str = "PHALANX_TOKEN";
+    /// The file descriptor of the job's flight recorder.
+    pub const RECORDER: &str = "PHALANX_RECORDER";
+    /// The file descriptor of the memory in which ranks before these kept their state.
+    pub const MEMORY: &str = "PHALANX_MEMORY";
 }
 
 /// Who a process is in its job.

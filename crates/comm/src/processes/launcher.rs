@@ -2,19 +2,20 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::environment::MeetingPoint;
 use super::job::Membership;
-use crate::communicator::Communicator;
+use crate::communicator::{CallWatch, Communicator};
 use crate::error::CommError;
 use crate::launch::{Launcher, LocalRank, share_cores};
+use crate::recorder::{CallRecorder, FlightRecorder};
 use crate::streams::over_streams;
-use crate::threads::{Options, SharedWorld};
+use crate::threads::{ArenaLife, Options, SharedWorld};
 
 /// How long processes wait for each other between commands: one may be writing a large file. A
 /// process that ends is noticed at once.
@@ -27,9 +28,41 @@ pub struct Processes {
     pub job: Arc<Membership>,
     /// How long they wait, and where they run.
     pub options: Options,
+    /// Where their calls are recorded, if anywhere.
+    pub recorder: Option<Arc<FlightRecorder>>,
+    /// The memory that they keep their state in.
+    pub memory: StateMemory,
+}
+
+/// Whether what ranks of one host keep in memory outlives their processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateMemory {
+    /// It ends with them.
+    Own,
+    /// The recorder says where it is, so that the launcher can hold it.
+    Held,
+    /// The same, and it is that of ranks before them, behind this file descriptor of the first rank.
+    TakenOver(RawFd),
+}
+
+/// The memory that this process shows to the launcher.
+static SHOWN: Mutex<Option<File>> = Mutex::new(None);
+
+fn show(memory: Option<File>) {
+    *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = memory;
 }
 
 impl Processes {
+    /// The processes of a job, whose memory ends with them, and whose calls nobody records.
+    pub fn new(job: Arc<Membership>, options: Options) -> Self {
+        Self { job, options, recorder: None, memory: StateMemory::Own }
+    }
+
+    /// Stops showing the launcher the memory that ranks keep their state in: it ends with the ranks.
+    pub fn hide_memory() {
+        show(None);
+    }
+
     /// Whether all ranks are on this host, so that they can share memory.
     fn is_one_host(&self) -> bool {
         let own = self.job.environment();
@@ -41,8 +74,12 @@ impl Processes {
     /// tells the others where they find it.
     fn share_memory(&self) -> Result<LocalRank, CommError> {
         let (job, rank) = (&self.job, self.job.rank());
-        let world = match rank {
-            0 => Some(SharedWorld::create(job.ranks(), &self.options)?),
+        let recorder = self.recorder.as_ref();
+        let world = match (rank, self.memory) {
+            (0, StateMemory::TakenOver(fd)) => {
+                Some(SharedWorld::renew(fd, job.ranks(), &self.options)?)
+            }
+            (0, _) => Some(SharedWorld::create(job.ranks(), &self.options)?),
             _ => None,
         };
         let place = world.as_ref().map(|world| {
@@ -55,9 +92,23 @@ impl Processes {
             what: format!("the memory that rank 0 shares, {}", place.display()),
             error: error.to_string(),
         })?;
-        let local = SharedWorld::attach(memory.as_raw_fd(), rank, self.options.clone())?;
+        let watch = recorder.cloned().map(|recorder| CallRecorder { recorder, rank });
+        let options = Options {
+            watch: watch.map(|watch| Arc::new(watch) as Arc<dyn CallWatch>),
+            arena: match self.memory {
+                StateMemory::Own => ArenaLife::Own,
+                StateMemory::Held => ArenaLife::Kept,
+                StateMemory::TakenOver(_) => ArenaLife::TakenOver,
+            },
+            ..self.options.clone()
+        };
+        let local = SharedWorld::attach(memory.as_raw_fd(), rank, options)?;
         // When all have connected, all have the memory, and rank 0 need not keep it for them.
         job.connect()?;
+        if let (0, Some(recorder), false) = (rank, recorder, self.memory == StateMemory::Own) {
+            recorder.job().set_world(memory.as_raw_fd());
+            show(Some(memory));
+        }
         Ok(local)
     }
 

@@ -25,4 +25,4 @@ mod world;
 pub use environment::{BadEnvironment, Environment, MeetingPoint, names};
 pub use hello::Token;
 pub use job::Membership;
-pub use launcher::Processes;
+pub use launcher::{Processes, StateMemory};

@@ -82,7 +82,7 @@ impl Local {
 impl Endpoint {
     pub(super) fn new(shared: Arc<Shared>, rank: usize) -> Result<Self, CommError> {
         let world = Group::world(shared.wall.ranks());
-        let staging = Staging::of(&shared.wall, rank);
+        let staging = Staging::of(&shared.wall, rank, shared.options.arena);
         let mut endpoint = Self {
             shared,
             rank,
@@ -216,6 +216,9 @@ impl Endpoint {
         // SAFETY: this endpoint alone posts for its rank, numbers are consecutive, and there is
         // room: all members have finished the call that was in the slot.
         unsafe { local.board.post(local.me, sequence, posting, call.op) };
+        if let Some(watch) = &self.shared.options.watch {
+            watch.began(call.op.kind(), &local.board.name, sequence, call.site);
+        }
         self.shared.wake_members(&local.board, local.me);
         let (target, tag, stage) = (call.blocks.target, call.tag, Stage::Arrive);
         let call = Outstanding { group, sequence, stage, seen: 0, posting, target, tag, is_staged };

@@ -44,6 +44,8 @@ pub(super) struct RankState {
     pub(super) came: AtomicBool,
     /// Whether its process has ended, as the starting process says.
     pub(super) gone: AtomicBool,
+    /// Where its arena lies in its room, and how many bytes it has; zeros before it has one.
+    pub(super) arena: [AtomicU64; 2],
 }
 
 /// On its own cache line, because others read it in every call, and the rank writes other fields in
@@ -71,6 +73,7 @@ impl RankState {
             used: AtomicU64::new(0),
             came: AtomicBool::new(false),
             gone: AtomicBool::new(false),
+            arena: [AtomicU64::new(0), AtomicU64::new(0)],
         }
     }
 }

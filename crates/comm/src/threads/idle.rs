@@ -66,6 +66,9 @@ impl Endpoint {
         let (start, moving) = (Instant::now(), self.waited.moving);
         let mut watch = Watch { start, asked: None };
         let result = self.wait_longer(goal, &mut watch);
+        if watch.asked.is_some() {
+            self.tell_wait(None);
+        }
         let moving = self.waited.moving - moving;
         self.waited.waited += start.elapsed().saturating_sub(moving);
         self.waited.spinning += watch.spinning().saturating_sub(moving);
@@ -110,6 +113,15 @@ impl Endpoint {
         }
     }
 
+    /// Says whom this rank waits for, or that it does not wait any more.
+    fn tell_wait(&self, goal: Option<Goal>) {
+        let Some(watch) = &self.shared.options.watch else { return };
+        watch.waits(goal.and_then(|goal| {
+            let (group, sequence, stage) = self.blocked(goal);
+            self.late(group, sequence, stage).next()
+        }));
+    }
+
     /// Sleeps until something changes, unless it changed before the sleep.
     fn sleep(&mut self, goal: Goal, since: Instant) -> Result<(), CommError> {
         self.shared.about_to_park(self.rank, self.waits_for(goal));
@@ -118,6 +130,7 @@ impl Endpoint {
         if matches!(moved, Ok(false)) && !self.is_reached(goal) && !self.shared.is_poisoned() {
             left = self.shared.options.timeout.saturating_sub(since.elapsed());
             left = if self.staging.is_some() { left.min(LIFE_SIGNS) } else { left };
+            self.tell_wait(Some(goal));
             let start = Instant::now();
             self.shared.park(self.rank, left.max(Duration::from_millis(1)));
             rested = start.elapsed();
@@ -147,8 +160,8 @@ impl Endpoint {
     #[cold]
     fn check_life(&self, goal: Goal) -> Result<(), CommError> {
         let (group, sequence, stage) = self.blocked(goal);
-        let late = self.late(group, sequence, stage);
-        let Some(lost) = late.into_iter().find(|&rank| self.shared.wall.is_gone(rank)) else {
+        let mut late = self.late(group, sequence, stage);
+        let Some(lost) = late.find(|&rank| self.shared.wall.is_gone(rank)) else {
             return Ok(());
         };
         // Its last words came before its end, so look for them after it.
@@ -165,7 +178,7 @@ impl Endpoint {
         }
         let (group, sequence, stage) = self.blocked(goal);
         // If nobody is late any more, the others came at the last moment: the next look sees it.
-        let late = self.late(group, sequence, stage);
+        let late: Vec<usize> = self.late(group, sequence, stage).collect();
         let Some(&first) = late.first() else { return Ok(()) };
         let last = format!("rank {first} {}", self.shared.last_finished(first));
         Err(self.missing((group, sequence, stage), late, last, waited))
@@ -184,14 +197,14 @@ impl Endpoint {
     }
 
     /// The ranks that a call of this one waits for.
-    fn late(&self, group: usize, sequence: u64, stage: Stage) -> Vec<usize> {
+    fn late(&self, group: usize, sequence: u64, stage: Stage) -> impl Iterator<Item = usize> {
         let Local { board, me, .. } = &self.groups[group];
-        let is_late = |member: &usize| match stage {
+        let is_late = move |member: &usize| match stage {
             Stage::Arrive => !board.has_posted(*member, sequence),
             _ => board.progress(*member) <= sequence,
         };
-        let late = (0..board.len()).filter(|member| member != me).filter(is_late);
-        late.map(|member| board.group.ranks()[member]).collect()
+        let late = (0..board.len()).filter(move |member| member != me).filter(is_late);
+        late.map(|member| board.group.ranks()[member])
     }
 
     /// The error that names the ranks that a call waits for.

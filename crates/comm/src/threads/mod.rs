@@ -17,5 +17,6 @@ mod wall;
 mod world;
 
 pub use launcher::Threads;
+pub(crate) use options::ArenaLife;
 pub use options::{Options, Waiting};
 pub use shared_world::SharedWorld;

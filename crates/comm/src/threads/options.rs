@@ -1,8 +1,10 @@
 //! The settings of a world.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call::OpKind;
+use crate::communicator::CallWatch;
 
 /// How ranks wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +36,22 @@ pub struct Options {
     /// For tests of the counters: every call of this kind that moves data between ranks copies 64
     /// bytes of a peer's memory more than it needs.
     pub planted_copy: Option<OpKind>,
+    /// Who is told of the calls of a rank that is a process, if anybody.
+    pub watch: Option<Arc<dyn CallWatch>>,
+    /// What becomes of the arena of a rank that is a process.
+    pub arena: ArenaLife,
+}
+
+/// How long the memory of an arena lives, where processes share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum ArenaLife {
+    /// As long as the arena.
+    #[default]
+    Own,
+    /// As long as a process holds the world: what is in it can be taken over.
+    Kept,
+    /// The same, and it begins as the last process of this rank has left it.
+    TakenOver,
 }
 
 impl Default for Options {
@@ -45,6 +63,8 @@ impl Default for Options {
             bind: false,
             depth: 32,
             planted_copy: None,
+            watch: None,
+            arena: ArenaLife::Own,
         }
     }
 }

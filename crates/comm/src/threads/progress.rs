@@ -13,6 +13,7 @@ use crate::blocks::Strides;
 use crate::call::OpKind;
 use crate::error::CommError;
 use crate::kernel::Meter;
+use crate::site::Site;
 
 /// From this block size on, a move is timed.
 const TIMED_BYTES: usize = 16 << 10;
@@ -136,6 +137,9 @@ impl Endpoint {
         call.stage = Stage::Done;
         let (kind, site) = (call.posting.header.kind, call.posting.site);
         self.shared.note(self.rank, board.id, call.sequence, kind, site);
+        if let Some(watch) = &self.shared.options.watch {
+            watch.ended(kind, &board.name, call.sequence, Site::from_id(site));
+        }
         if call.is_staged {
             self.unstage(index);
         }

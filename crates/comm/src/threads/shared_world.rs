@@ -89,6 +89,25 @@ impl SharedWorld {
         Ok(Self { shared, memory })
     }
 
+    /// A new world of this many ranks in the memory of one whose processes have all ended, behind a
+    /// file descriptor that this process has inherited. Arenas that ranks take over begin as they were.
+    pub fn renew(number: RawFd, ranks: usize, options: &Options) -> Result<Self, CommError> {
+        let refused = |error: String| refused("the memory of an earlier world", error);
+        let memory = SharedMemory::open(number).map_err(|error| refused(limits(&error)))?;
+        let layout = check_head(&memory).map_err(refused)?;
+        if layout.ranks != ranks {
+            return Err(refused(format!("it has {} ranks, not {ranks}", layout.ranks)));
+        }
+        if let Some(rank) = (0..ranks).find(|&rank| memory.is_held(rank)) {
+            return Err(refused(format!("the process of rank {rank} still lives")));
+        }
+        let memory = Arc::new(memory);
+        let wall = Wall::renew(memory.clone(), options.slots());
+        let wall = wall.map_err(|error| refused(error.to_string()))?;
+        let shared = Shared::new(Arc::new(wall), options.clone());
+        Ok(Self { shared, memory })
+    }
+
     /// How many ranks there are.
     pub fn ranks(&self) -> usize {
         self.shared.wall.ranks()

@@ -10,12 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use phalanx_sys::{Arena, SharedMemory};
 
+use super::options::ArenaLife;
 use super::room::Room;
 use super::wall::Wall;
 use crate::blocks::{Blocks, Strides};
 use crate::call::{Call, CollectiveOp};
 use crate::error::CommError;
 use crate::kernel::{self, Meter, Place};
+use crate::sync::Ordering;
 
 /// So much of the beginning of a room, where staged calls lie, stays in memory between calls.
 const KEPT_BYTES: usize = 64 << 20;
@@ -31,6 +33,8 @@ pub(super) struct Staging {
 struct Lender {
     rank: usize,
     memory: Arc<SharedMemory>,
+    wall: Arc<Wall>,
+    life: ArenaLife,
     /// Where the room lies in the memory.
     place: Range<usize>,
     /// The lock is this process's alone.
@@ -60,10 +64,11 @@ struct Copied {
 
 impl Staging {
     /// The room of a rank; `None` if ranks see all memory anyway.
-    pub(super) fn of(wall: &Wall, rank: usize) -> Option<Self> {
+    pub(super) fn of(wall: &Arc<Wall>, rank: usize, life: ArenaLife) -> Option<Self> {
         let (memory, place) = (wall.shared()?.clone(), wall.head().layout.room(rank));
         let room = Mutex::new(Room::new(place.len()));
-        let lender = Arc::new(Lender { rank, memory, place, room });
+        let wall = wall.clone();
+        let lender = Arc::new(Lender { rank, memory, wall, life, place, room });
         Some(Self { lender, calls: Vec::new() })
     }
 
@@ -181,10 +186,24 @@ impl Lender {
             ))
         })?;
         let lent = Lent { lender: lender.clone(), part: part.clone() };
-        // An earlier process of this rank may have used it, and arenas begin with zeros.
-        lender.clear(&part, 0).map_err(refused)?;
+        let known = &lender.wall.state(lender.rank).arena;
+        let here = [part.start as u64, bytes as u64];
+        if lender.life == ArenaLife::TakenOver {
+            let before = [0, 1].map(|at| known[at].load(Ordering::SeqCst));
+            if before != here {
+                return Err(refused(format!(
+                    "the arena that is to be taken over has {} bytes at {}, not {bytes} at {}",
+                    before[1], before[0], part.start
+                )));
+            }
+        } else {
+            // An earlier process of this rank may have used it, and arenas begin with zeros.
+            lender.clear(&part, 0).map_err(refused)?;
+        }
+        [0, 1].into_iter().for_each(|at| known[at].store(here[at], Ordering::SeqCst));
         // SAFETY: the part is aligned to pages, mapped as long as `lent` keeps the memory, zeroed
-        // by the system, and lent to nobody else until `lent` is dropped.
+        // by the system or written by an earlier process, and lent to nobody else until `lent` is
+        // dropped.
         Ok(unsafe { Arena::lent(lender.at(&part), bytes, Box::new(lent)) })
     }
 
@@ -237,6 +256,11 @@ struct Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
+        if self.lender.life != ArenaLife::Own {
+            // Another process may take it over.
+            self.lender.lock().give(self.part.clone());
+            return;
+        }
         self.lender.give(self.part.clone(), 0);
     }
 }

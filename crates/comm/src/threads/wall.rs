@@ -12,8 +12,8 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use phalanx_sys::SharedMemory;
 use phalanx_sys::futex::Wakers;
+use phalanx_sys::{SharedMemory, SysError};
 
 use super::head::{Head, RankState, WallLayout};
 use crate::sync::Ordering;
@@ -76,6 +76,23 @@ impl Wall {
         // SAFETY: the memory has room for the words, and nobody else knows it yet.
         unsafe { write_words(base, depth, layout) };
         Self::attach(memory)
+    }
+
+    /// A new wall in the memory of an old one, whose ranks have all ended; the caller has checked its
+    /// head. What lies in rooms stays, and where arenas are is still known.
+    pub(super) fn renew(memory: Arc<SharedMemory>, depth: usize) -> Result<Self, SysError> {
+        let old = Self::attach(memory.clone());
+        let (layout, ranks) = (old.head().layout, old.ranks());
+        let word = |rank: usize, at: usize| old.state(rank).arena[at].load(Ordering::SeqCst);
+        let arenas: Vec<[u64; 2]> = (0..ranks).map(|rank| [word(rank, 0), word(rank, 1)]).collect();
+        drop(old);
+        memory.clear(layout.shelf(0).start..layout.shelf(ranks).end)?;
+        let new = Self::create(memory, depth, layout);
+        for (rank, [start, bytes]) in arenas.into_iter().enumerate() {
+            new.state(rank).arena[0].store(start, Ordering::SeqCst);
+            new.state(rank).arena[1].store(bytes, Ordering::SeqCst);
+        }
+        Ok(new)
     }
 
     /// A wall that another process has made; the caller has checked its head.

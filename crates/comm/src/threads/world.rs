@@ -3,7 +3,7 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::board::Board;
 use super::endpoint::Endpoint;
@@ -72,6 +72,9 @@ const NO_RECORD: u64 = u64::MAX;
 /// its process still lives.
 const LOOKS: u32 = 256;
 
+/// A process that touches memory for so long is stopped.
+const STOPPED: Duration = Duration::from_secs(2);
+
 impl Shared {
     pub(super) fn new(wall: Arc<Wall>, options: Options) -> Self {
         let spin = options.spins(wall.ranks());
@@ -129,13 +132,19 @@ impl Shared {
     }
 
     /// Returns when no rank touches another's memory, now that the world is poisoned. A process
-    /// that has ended touches nothing, whatever it said last.
+    /// that has ended touches nothing, whatever it said last. One that is stopped may touch it when
+    /// it wakes: that memory is shared and stays mapped, nobody uses it after a failure, and who
+    /// makes a new world there ends all processes of the old one first. So nobody waits long for it.
     pub(super) fn quiesce(&self) {
+        let start = Instant::now();
         for rank in 0..self.wall.ranks() {
             let mut looks = 0;
             while self.wall.state(rank).touching.load(Ordering::SeqCst) {
                 looks += 1;
                 if looks % LOOKS == 0 && self.wall.is_gone(rank) {
+                    break;
+                }
+                if looks % LOOKS == 0 && self.wall.shared().is_some() && start.elapsed() > STOPPED {
                     break;
                 }
                 yield_now();

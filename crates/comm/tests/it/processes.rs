@@ -62,7 +62,7 @@ impl Transport for Met {
         let Settings { timeout, planted_copy } = settings;
         let options = Options { timeout, planted_copy, ..Options::default() };
         let run = |job: &Arc<Membership>| {
-            let launcher = Processes { job: job.clone(), options: options.clone() };
+            let launcher = Processes::new(job.clone(), options.clone());
             run_ranks(&launcher, work).map(drop)
         };
         std::thread::scope(|scope| {
@@ -91,7 +91,8 @@ fn processes_exchange_bytes_and_failures() {
         let run = |job: &Arc<Membership>| {
             let (job, options) = (job.clone(), Options::default());
             let rank = job.rank();
-            let mut pool = RankPool::new(&Processes { job, options }, Ok::<_, CommError>).unwrap();
+            let mut pool =
+                RankPool::new(&Processes::new(job, options), Ok::<_, CommError>).unwrap();
             assert_eq!((pool.ranks(), pool.local()), (3, &[rank][..]));
             let all = pool.exchange::<CommError>(&vec![rank as u8; 5 * rank]).unwrap().unwrap();
             assert_eq!(all, [vec![], vec![1; 5], vec![2; 10]]);
@@ -172,7 +173,7 @@ fn a_second_process_of_a_rank_is_told_after_the_meeting() {
         let late = scope.spawn(|| Membership::meet(&environment(1, 2, &at), WAIT));
         std::thread::sleep(Duration::from_millis(200));
         let run = |job: &Arc<Membership>| {
-            let launcher = Processes { job: job.clone(), options: Options::default() };
+            let launcher = Processes::new(job.clone(), Options::default());
             run_ranks(&launcher, |_| Ok::<_, CommError>(())).unwrap();
         };
         jobs.iter().for_each(|job| drop(scope.spawn(move || run(job))));

@@ -4,4 +4,5 @@
 
 mod keys;
 mod refusals;
+mod shrinking;
 mod sources;

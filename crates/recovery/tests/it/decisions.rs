@@ -18,7 +18,8 @@ fn at(entered: u64, done: u64) -> RankProgress {
 
 fn left(progress: &[RankProgress]) -> Left {
     let allowed = Some(Allowed { restarts: 9, fewer: None });
-    Left { allowed, progress: progress.to_vec(), memory: true, checkpoint: Some(4) }
+    let (progress, checkpoint) = (progress.to_vec(), Some(4));
+    Left { allowed, progress, reported: 0, memory: true, checkpoint }
 }
 
 /// A job of two ranks of which one was lost, up to the question of what is left.

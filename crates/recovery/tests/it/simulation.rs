@@ -121,6 +121,7 @@ impl Job {
         Left {
             allowed: Some(self.allowed),
             progress: self.processes.iter().map(|process| process.progress).collect(),
+            reported: 0,
             memory: true,
             checkpoint: self.checkpoint,
         }

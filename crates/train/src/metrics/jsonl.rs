@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::times::LedgerLine;
+
 /// One training step. Its JSON has exactly these keys.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Step {
@@ -74,6 +76,30 @@ impl Resumed {
     }
 }
 
+/// Ranks that were started again after one was lost.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct RestartLine {
+    /// How many times that happened so far.
+    pub restarts: u64,
+    /// The rank that was lost.
+    pub rank: usize,
+    /// How.
+    pub cause: String,
+    /// The phase of the step that it was in: F, B, reduce, update, save …; empty between steps.
+    pub phase: String,
+    /// Where the state comes from: memory, checkpoint or beginning.
+    pub from: &'static str,
+    /// Steps that count as taken.
+    pub at_step: u64,
+}
+
+impl RestartLine {
+    /// The event as a line of JSON, without the line break.
+    pub fn to_json(&self) -> String {
+        event("restart", self)
+    }
+}
+
 /// A checkpoint that is whole.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct SavedLine {
@@ -129,6 +155,8 @@ pub struct Summary {
     /// The measured timeline of a step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace: Option<String>,
+    /// Where the time went.
+    pub ledger: LedgerLine,
 }
 
 impl Summary {
@@ -139,6 +167,13 @@ impl Summary {
             summary: &'a Summary,
         }
         json(&Whole { summary: self })
+    }
+}
+
+impl LedgerLine {
+    /// The ledger as JSON.
+    pub fn to_json(&self) -> String {
+        json(self)
     }
 }
 

@@ -5,7 +5,7 @@ mod line;
 mod plot;
 mod zscore;
 
-pub use jsonl::{EvaluationLine, OneRank, Resumed, SavedLine, Step, Summary};
+pub use jsonl::{EvaluationLine, OneRank, RestartLine, Resumed, SavedLine, Step, Summary};
 pub use line::StepLine;
 pub use plot::LossPlot;
 pub use zscore::ZScore;
