@@ -277,7 +277,7 @@ impl Coordinator {
             Some(known @ None) => *known = Some(end.clone()),
             _ => return Vec::new(),
         }
-        // Who was ended by this job itself is no reason; but whoever broke has broken by itself.
+        // A rank that this job itself has ended is no reason; one that broke has broken by itself.
         let own = !self.killed || matches!(end, ProcessEnd::Broken(_));
         let worse = match &self.cause {
             None => end != ProcessEnd::Well,

@@ -11,6 +11,9 @@ pub const RUN_CONFIG: &str = "config.toml";
 /// The folder of a run's checkpoints, within the run's folder.
 pub const CHECKPOINTS: &str = "checkpoints";
 
+/// The file in a run's folder that says where its time went.
+pub const LEDGER: &str = "ledger.json";
+
 /// Who wrote a folder with a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FolderKind {

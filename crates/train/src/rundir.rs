@@ -34,8 +34,7 @@ pub struct RunDir {
 pub use phalanx_session::folders::RUN_CONFIG as CONFIG;
 /// The name of the metrics within a run's folder.
 pub const METRICS: &str = "metrics.jsonl";
-/// The name of the file that says where a run's time went.
-pub const LEDGER: &str = "ledger.json";
+pub use phalanx_session::folders::LEDGER;
 /// The name of the picture within a run's folder.
 pub const PLOT: &str = "loss.svg";
 pub use phalanx_session::run_weights::WEIGHTS;

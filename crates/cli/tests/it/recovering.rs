@@ -103,6 +103,9 @@ fn restarts_are_bounded_and_the_end_says_why() {
     );
     assert!(done.err.contains("the run does not go on: run.restarts = 0"), "{}", done.err);
     assert_eq!(done.err.matches("error:").count(), 1, "{}", done.err);
+    let text = fs::read_to_string(dir.join("runs/a/ledger.json")).unwrap();
+    let ledger: Value = serde_json::from_str(&text).unwrap();
+    assert!(ledger["start"].as_f64().unwrap() > 0.0 && ledger["restarts"] == 0, "{ledger}");
     let doctor = phalanx(dir, &[&["doctor", "runs/a"]]).ok();
     for word in
         ["the job is not alive", "rank 1 was ended by SIGKILL in step 2", "its last call was"]
@@ -200,6 +203,14 @@ fn a_stopped_rank_is_named_by_launcher_and_doctor_and_then_replaced() {
         assert!(err.contains(word), "`{word}` is not in {err}");
     }
     assert!(weights(dir, "a") == weights(dir, "whole"));
+    // A rank that hangs is not stopped, but does nothing while the other waits.
+    let patience = ["--set", "run.timeout_s=2"].map(str::to_owned);
+    let done = launch(dir, "b", &patience, "hang rank=0 step=3 phase=F").ok();
+    for word in ["has been busy for", "in step 3, in `embed F mb 0`", "rank 1 waits for it"] {
+        assert!(done.err.contains(word), "`{word}` is not in {}", done.err);
+    }
+    assert!(done.err.contains("going on from memory after step 2 (restart 1"), "{}", done.err);
+    assert!(weights(dir, "b") == weights(dir, "whole"));
     let doctor = phalanx(dir, &[&["doctor", "runs/a"]]).ok();
     assert!(doctor.out.contains("has ended as it should"), "{}", doctor.out);
     phalanx(dir, &[&["doctor", "runs"]]).refused(&["is not the folder of a run"]);

@@ -18,9 +18,9 @@ use phalanx_sys::{interrupt, machine_nanos};
 use serde_json::json;
 
 use super::children::{Children, Folder, Starting};
-use super::sight::{FLIGHT, JOB, put, report, sights};
+use super::sight::{FLIGHT, JOB, ledger, put, report, sights};
 use super::{Launched, system};
-use crate::folders::CHECKPOINTS;
+use crate::folders::{CHECKPOINTS, LEDGER};
 
 /// How often processes are looked at, and how often they are looked at closely.
 const LOOK: Duration = Duration::from_millis(5);
@@ -208,7 +208,10 @@ impl<'a> Agent<'a> {
         let inside = sights.iter().any(|sight| sight.inside);
         let apart = inside || sights.iter().any(|sight| sight.meets);
         let quiet = sights.iter().map(|sight| sight.quiet).min().unwrap_or_default();
-        let found = blame(&sights).filter(|_| stopped || apart && quiet >= QUIET);
+        let patience = self.recorder.job().timeout();
+        // Who has little patience wants to know early, too.
+        let long = if patience.is_zero() { QUIET } else { QUIET.min(patience / 2) };
+        let found = blame(&sights).filter(|_| stopped || apart && quiet >= long);
         let Some(found) = found else {
             self.named = None;
             return;
@@ -223,9 +226,8 @@ impl<'a> Agent<'a> {
             };
             tell(&format!("note: {}{help}", found.sentence));
         }
-        let patience = self.recorder.job().timeout();
         // Between steps a rank may write a large file, for which the others wait.
-        if (stopped || inside) && patience > Duration::ZERO && quiet >= patience {
+        if (stopped || inside) && !patience.is_zero() && quiet >= patience {
             self.lost = Some(found.clone());
             self.on(JobEvent::Hangs { epoch, rank: found.rank });
         }
@@ -314,6 +316,9 @@ impl<'a> Agent<'a> {
                 }
             }
             JobEnd::Lost { rank, end, why } => {
+                if let Some(folder) = &self.announced {
+                    put(folder, LEDGER, &ledger(&self.recorder));
+                }
                 let details = self.lost.as_ref().map(|lost| lost.sentence.clone());
                 Err(Error::failed(lost(rank, ranks, &end, details, &why)))
             }

@@ -76,15 +76,23 @@ pub fn report(recorder: &FlightRecorder, sights: &[RankSight], blame: Option<&Bl
             "events": events,
         })
     };
-    let ledger = recorder.job().ledger();
-    let spent = |kind: Spent| (kind.name().to_owned(), json!(ledger.spent(kind).as_secs_f64()));
     json!({
         "epoch": recorder.job().epoch(),
         "blame": blame.map(|blame| blame.rank),
         "sentence": blame.map(|blame| blame.sentence.clone()),
-        "seconds": serde_json::Map::from_iter(Spent::ALL.map(spent)),
+        "seconds": ledger(recorder),
         "ranks": sights.iter().enumerate().map(rank).collect::<Vec<_>>(),
     })
+}
+
+/// Where the time of a run went so far.
+pub(super) fn ledger(recorder: &FlightRecorder) -> Value {
+    let ledger = recorder.job().ledger();
+    let spent = |kind: Spent| (kind.name().to_owned(), json!(ledger.spent(kind).as_secs_f64()));
+    let mut all = serde_json::Map::from_iter(Spent::ALL.map(spent));
+    all.insert("restarts".to_owned(), json!(ledger.restarts));
+    all.insert("goodput".to_owned(), json!(ledger.goodput().unwrap_or(0.0)));
+    Value::Object(all)
 }
 
 /// Writes a file of a run's folder. It only informs: where it cannot be written, it is missing.
