@@ -7,6 +7,8 @@ write as many bytes as the call must.
 
     cargo build --release
     venv/bin/python tools/bench/collectives.py --gloo PATH/gloo_collectives.py --mpirun "mpirun --allow-run-as-root" --rounds 3
+
+`--ours` says how Phalanx is started, such as "target/release/phalanx launch -n 2 --" for ranks as processes.
 """
 import argparse, json, os, re, shlex, statistics, subprocess, sys, tempfile, time
 
@@ -38,17 +40,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gloo", help="the PyTorch script")
     parser.add_argument("--mpirun", help="the command that starts MPI programs, with its options")
-    parser.add_argument("--binary", default="target/release/phalanx")
+    parser.add_argument("--ours", default="target/release/phalanx", help="the command that starts Phalanx, with its options")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        commands = {"phalanx": ([args.binary, "bench", "collectives", "--ranks", str(args.ranks), "--json"], rows)}
+        commands = {"phalanx": (shlex.split(args.ours) + ["bench", "collectives", "--ranks", str(args.ranks), "--json"], rows)}
         if args.gloo:
             commands["gloo"] = ([sys.executable, args.gloo, str(args.ranks)], gloo_rows)
         if args.mpirun:
             program = os.path.join(folder, "collectives_mpi")
-            run(["mpicc", "-O2", os.path.join(HERE, "collectives_mpi.c"), "-o", program])
+            run([os.environ.get("MPICC", "mpicc"), "-O2", os.path.join(HERE, "collectives_mpi.c"), "-o", program])
             commands["mpi"] = (shlex.split(args.mpirun) + ["-n", str(args.ranks), program], rows)
         measured = {name: [] for name in commands}
         for n in range(args.rounds):

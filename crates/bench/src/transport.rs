@@ -2,7 +2,8 @@
 //!
 //! All ranks meet at a barrier, then each times the call; the time of a round is that of the
 //! slowest rank. The limit is the time in which all ranks, copying at once, would read and write as
-//! many bytes as the call must read and write, each once.
+//! many bytes as the call must read and write, each once. Buffers begin at a page and lie where a
+//! rank's engine keeps its own: between processes in memory that all of them see.
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use phalanx_comm::{
     Blocks, Call, CollectiveOp, Collectives, CommError, Communicator, Failure, GroupId, Launcher,
     OpKind, ReduceOp, run_ranks,
 };
+use phalanx_sys::Arena;
 
 /// The sizes that are measured: bytes of the full tensor.
 pub(crate) const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
@@ -55,7 +57,7 @@ pub(crate) fn collectives(launcher: &dyn Launcher, sizes: &[usize]) -> Result<Ve
 fn measure(launcher: &dyn Launcher, op: OpKind, bytes: usize) -> Result<Row, Failure> {
     let (ranks, rounds) = (launcher.ranks(), rounds(bytes));
     let mut slowest = run_ranks(launcher, |endpoint| {
-        let mut bench = Bench::new(op, bytes, ranks);
+        let mut bench = Bench::new(endpoint, op, bytes, ranks)?;
         let mut own = vec![[Duration::ZERO; 2]; rounds];
         for round in 0..WARM_UP + rounds {
             let copied = bench.time_copy(endpoint)?;
@@ -122,12 +124,17 @@ fn touched(op: OpKind, ranks: usize) -> f64 {
 struct Bench {
     op: OpKind,
     call: Call<'static>,
-    send: Vec<f32>,
-    receive: Vec<f32>,
+    send: Buffer,
+    receive: Buffer,
 }
 
 impl Bench {
-    fn new(op: OpKind, bytes: usize, ranks: usize) -> Self {
+    fn new(
+        endpoint: &mut dyn Communicator,
+        op: OpKind,
+        bytes: usize,
+        ranks: usize,
+    ) -> Result<Self, CommError> {
         let full = bytes / size_of::<f32>();
         let part = full / ranks;
         let (call, block) = match op {
@@ -140,13 +147,15 @@ impl Bench {
         // Ones everywhere, except in the buffer that is summed in place many times, which must stay
         // small.
         let value = if op == OpKind::AllReduce { 0.0 } else { 1.0 };
-        Self { op, call, send: vec![value; full], receive: vec![value; full] }
+        let (send, receive) =
+            (Buffer::new(endpoint, full, value)?, Buffer::new(endpoint, full, value)?);
+        Ok(Self { op, call, send, receive })
     }
 
     fn time_copy(&mut self, endpoint: &mut dyn Communicator) -> Result<Duration, CommError> {
         endpoint.barrier(GroupId::WORLD)?;
         let start = Instant::now();
-        self.receive.copy_from_slice(&self.send);
+        self.receive.values().copy_from_slice(self.send.values());
         Ok(start.elapsed())
     }
 
@@ -154,11 +163,34 @@ impl Bench {
         endpoint.barrier(GroupId::WORLD)?;
         let start = Instant::now();
         if self.op == OpKind::AllReduce {
-            endpoint.run_in_place(&self.call, &mut self.send)?;
+            endpoint.run_in_place(&self.call, self.send.values())?;
         } else {
-            endpoint.run(&self.call, &self.send, &mut self.receive)?;
+            endpoint.run(&self.call, self.send.values(), self.receive.values())?;
         }
         Ok(start.elapsed())
+    }
+}
+
+/// Values in memory that calls need not copy first, from the beginning of a page.
+struct Buffer(Arena);
+
+impl Buffer {
+    fn new(endpoint: &mut dyn Communicator, count: usize, value: f32) -> Result<Self, CommError> {
+        let bytes = count * size_of::<f32>();
+        let arena = match endpoint.arena(bytes)? {
+            Some(arena) => arena,
+            None => Arena::new(bytes).map_err(|error| CommError::System {
+                what: "memory for the tensors of a benchmark".to_owned(),
+                error: error.to_string(),
+            })?,
+        };
+        let mut buffer = Self(arena);
+        buffer.values().fill(value);
+        Ok(buffer)
+    }
+
+    fn values(&mut self) -> &mut [f32] {
+        bytemuck::cast_slice_mut(self.0.as_mut_slice())
     }
 }
 

@@ -3,14 +3,14 @@
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use phalanx::config::{self, Sources};
-use phalanx::ir::DType;
 use phalanx::pipeline::Warmup;
-use phalanx::script::Part;
+use phalanx::session::hosts::REMOTE_SHELL;
 use phalanx::train::eval::ModelSource;
+
+use crate::arg_values::{Dtype, Ids, Meet, PartArg, count, whole};
 
 /// The version, with facts of the build.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("PHALANX_BUILD"), ")");
@@ -28,8 +28,16 @@ const LAUNCHED: &str = "\
 Examples:
   phalanx launch -n 2 -- train --preset tiny --set parallel.dp=2
   phalanx launch -n 4 --exec ./my-program --its-option
+  phalanx launch -n 8 --hosts FILE -- train --preset tiny --set parallel.dp=8
 torchrun --no-python, srun, and RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand work too: \
 docs/processes.md.";
+
+/// How agents are started.
+const AGENTS: &str = "\
+Examples:
+  srun --ntasks-per-node=1 phalanx agent -n 4 -- train CONFIG.toml
+  phalanx agent -n 2 --first 2 --ranks 4 --meet host-a:29500 -- train CONFIG.toml
+PHALANX_TOKEN, the same for all, keeps other jobs out: docs/processes.md.";
 
 /// Trains large models on many ranks, and plans every step before it runs.
 ///
@@ -71,7 +79,7 @@ pub(crate) enum Command {
         #[arg(allow_negative_numbers = true)]
         steps: NonZeroUsize,
     },
-    /// Starts ranks as processes on this host, all with the same command.
+    /// Starts ranks as processes, all with the same command: on this host, or on those of a file.
     ///
     /// Each process gets RANK, WORLD_SIZE and LOCAL_RANK; they meet at a socket of their own, and
     /// rank 0 alone writes results. The layout must have N ranks. If one process dies, it is named, and
@@ -82,7 +90,44 @@ pub(crate) enum Command {
         #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = count)]
         #[arg(allow_negative_numbers = true)]
         ranks: NonZeroUsize,
+        /// Hosts for the ranks, one on each line: `name slots=4`. They need this program and this
+        /// folder under the same paths, and a remote shell that asks for no password.
+        #[arg(long, value_name = "FILE")]
+        hosts: Option<PathBuf>,
+        /// The remote shell and its options; it gets the host and a command.
+        #[arg(long, value_name = "PROGRAM", env = "PHALANX_RSH", default_value = REMOTE_SHELL)]
+        rsh: String,
         /// The command is another program, such as your own that uses the library.
+        #[arg(long)]
+        exec: bool,
+        /// A command of phalanx with its arguments, or another program with --exec.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        #[arg(value_name = "COMMAND")]
+        command: Vec<OsString>,
+    },
+    /// Starts the ranks of one host of several: as a task of srun, one on each host.
+    ///
+    /// Under srun all that is needed besides -n follows from its variables. `phalanx launch --hosts`
+    /// starts agents by itself.
+    #[command(after_long_help = AGENTS)]
+    Agent {
+        /// How many ranks this host has.
+        #[arg(short = 'n', value_name = "N", value_parser = count)]
+        #[arg(allow_negative_numbers = true)]
+        count: NonZeroUsize,
+        /// The first of them, if srun does not say it.
+        #[arg(long, value_name = "R", requires_all = ["ranks", "meet"], value_parser = whole)]
+        first: Option<usize>,
+        /// How many ranks there are on all hosts.
+        #[arg(long, value_name = "N", requires = "first", value_parser = count)]
+        ranks: Option<NonZeroUsize>,
+        /// Where ranks meet: the host of rank 0, and the first of 64 ports that it may use.
+        #[arg(long, value_name = "HOST:PORT", requires = "first")]
+        meet: Option<Meet>,
+        /// A launcher speaks to the agent over its standard input.
+        #[arg(long, requires = "first", hide = true)]
+        led: bool,
+        /// The command is another program.
         #[arg(long)]
         exec: bool,
         /// A command of phalanx with its arguments, or another program with --exec.
@@ -326,78 +371,5 @@ impl Settings {
             sources = sources.file(path);
         }
         self.set.iter().fold(sources, |sources, set| sources.set(set))
-    }
-}
-
-/// Token ids as they are written on a command line.
-#[derive(Clone, Debug)]
-pub(crate) struct Ids(pub(crate) Vec<i32>);
-
-impl FromStr for Ids {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let id = |id: &str| {
-            let found = id.trim();
-            found.parse().map_err(|_| match found {
-                "" => "an id is missing; write whole numbers and commas, such as 5,17".to_owned(),
-                _ => format!("`{found}` is not a token id; write whole numbers, such as 5,17"),
-            })
-        };
-        text.split(',').map(id).collect::<Result<_, _>>().map(Ids)
-    }
-}
-
-/// A whole number, 0 or more.
-fn whole(text: &str) -> Result<usize, String> {
-    text.trim().parse().map_err(|_| "write a whole number, such as 4".to_owned())
-}
-
-/// A whole number, 1 or more.
-fn count(text: &str) -> Result<NonZeroUsize, String> {
-    let number = whole(text).ok().and_then(NonZeroUsize::new);
-    number.ok_or_else(|| "write a whole number, 1 or more".to_owned())
-}
-
-/// A part of a segment.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-#[value(rename_all = "UPPER")]
-pub(crate) enum PartArg {
-    F,
-    B,
-    W,
-    Bw,
-    Fbw,
-}
-
-impl From<PartArg> for Part {
-    fn from(part: PartArg) -> Part {
-        match part {
-            PartArg::F => Part::F,
-            PartArg::B => Part::B,
-            PartArg::W => Part::W,
-            PartArg::Bw => Part::BW,
-            PartArg::Fbw => Part::FBW,
-        }
-    }
-}
-
-/// An element type of exported weights.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Dtype {
-    F64,
-    F32,
-    Bf16,
-    F16,
-}
-
-impl From<Dtype> for DType {
-    fn from(dtype: Dtype) -> DType {
-        match dtype {
-            Dtype::F64 => DType::F64,
-            Dtype::F32 => DType::F32,
-            Dtype::Bf16 => DType::Bf16,
-            Dtype::F16 => DType::F16,
-        }
     }
 }

@@ -9,6 +9,7 @@ use phalanx::inspect::verify::sources as verification;
 use phalanx::inspect::writable::can_write;
 use phalanx::ir::DType;
 use phalanx::models::hf::{self, Weights};
+use phalanx::session::hosts::Agent;
 use phalanx::session::{job, network};
 use phalanx::train::doctor;
 use phalanx::train::eval::{self, ModelSource};
@@ -29,7 +30,20 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         Begun::Done(code) => Ok(code),
     };
     match &args.command {
-        Command::Launch { ranks, exec, command } => launch::run(ranks.get(), *exec, command),
+        Command::Launch { ranks, hosts, rsh, exec, command } => {
+            let hosts = hosts.as_deref().map(|file| (file, rsh.as_str()));
+            launch::run(ranks.get(), hosts, *exec, command)
+        }
+        Command::Agent { count, first, ranks, meet, led, exec, command } => {
+            let program = launch::program(*exec, command)?;
+            let agent = match (first, ranks, meet) {
+                (Some(first), Some(ranks), Some(meet)) => {
+                    launch::agent(count.get(), *first, ranks.get(), meet, *led)?
+                }
+                _ => Agent::of_slurm(count.get())?,
+            };
+            agent.run(&program)
+        }
         Command::Train { settings, trace, resume: None } => {
             begin(network::load(&settings.sources()), &|loaded| {
                 train(loaded, output(settings), trace.as_deref()).map(drop)
@@ -100,6 +114,7 @@ fn alone(command: &Command) -> Result<()> {
             Ok(())
         }
         Command::Launch { .. }
+        | Command::Agent { .. }
         | Command::Train { .. }
         | Command::Verify { .. }
         | Command::Bench(_) => {

@@ -1,13 +1,16 @@
 //! Ranks as processes: starting them, and taking part as one of them.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::time::Duration;
 
 use clap::CommandFactory;
 use phalanx::config::{Loaded, RankKind};
 use phalanx::error::{Error, Problem, Result};
+use phalanx::session::hosts::{Agent, HostShare, launch_on_hosts};
 use phalanx::session::{job, launch};
 
+use crate::arg_values::Meet;
 use crate::args::Args;
 
 /// How a command goes on.
@@ -29,6 +32,19 @@ pub(crate) fn begin(loaded: Result<Loaded>) -> Result<Begun> {
         job::stay_alone();
         return Ok(Begun::Here(Box::new(loaded?)));
     }
+    let loaded = match loaded {
+        Ok(loaded) if kind == RankKind::Mpi => {
+            job::join_mpi(wait, loaded.config.parallel.ranks().get())?;
+            return Ok(Begun::Here(Box::new(loaded)));
+        }
+        // It may have asked for MPI; processes that cannot meet otherwise leave the report to rank 0.
+        Err(error) => match job::environment() {
+            Err(_) if job::is_later_rank() => return Ok(Begun::Done(error.exit_code())),
+            Err(_) => return Err(error),
+            Ok(_) => Err(error),
+        },
+        loaded => loaded,
+    };
     let job = job::join(wait)?;
     let loaded = loaded?;
     let ranks = loaded.config.parallel.ranks().get();
@@ -49,19 +65,52 @@ pub(crate) fn begin(loaded: Result<Loaded>) -> Result<Begun> {
     }
 }
 
-/// `phalanx launch`: starts processes, and gives the exit code of the job.
-pub(crate) fn run(ranks: usize, exec: bool, words: &[OsString]) -> Result<u8> {
+/// `phalanx launch`: starts processes here, or on the hosts of a file by a remote shell, and gives the
+/// exit code of the job.
+pub(crate) fn run(
+    ranks: usize,
+    hosts: Option<(&Path, &str)>,
+    exec: bool,
+    words: &[OsString],
+) -> Result<u8> {
+    let program = program(exec, words)?;
+    match hosts {
+        None => launch::launch(ranks, &program),
+        Some((file, shell)) => launch_on_hosts(ranks, file, shell, &program),
+    }
+}
+
+/// The agent of a host whose place was given.
+pub(crate) fn agent(
+    count: usize,
+    first: usize,
+    ranks: usize,
+    meet: &Meet,
+    is_led: bool,
+) -> Result<Agent> {
+    if first + count > ranks {
+        let problem = format!("--first {first} and -n {count} are more than --ranks {ranks}");
+        return Err(Error::refused(
+            Problem::new(problem).fix("--ranks is the number of ranks on all hosts"),
+        ));
+    }
+    let (host, meet) = (String::new(), (meet.host.clone(), meet.port));
+    Ok(Agent { share: HostShare { host, first, count, ranks, meet }, is_led })
+}
+
+/// What is launched: a command of phalanx, or another program.
+pub(crate) fn program(exec: bool, words: &[OsString]) -> Result<launch::Launched> {
     let [first, rest @ ..] = words else {
         return Err(Error::refused(Problem::new("no command is given")));
     };
     if exec {
         let (file, args) = (first.clone(), rest.to_vec());
-        return launch::launch(ranks, &launch::Launched { file, args, is_own: false });
+        return Ok(launch::Launched { file, args, is_own: false });
     }
     let known: Vec<String> =
         Args::command().get_subcommands().map(|own| own.get_name().to_owned()).collect();
-    match known.iter().any(|name| *first == **name) && first != "launch" {
-        true => launch::launch(ranks, &launch::this_program(words)?),
+    match known.iter().any(|name| *first == **name) && first != "launch" && first != "agent" {
+        true => launch::this_program(words),
         false => {
             let first = first.to_string_lossy();
             let problem =

@@ -5,6 +5,7 @@
 //! as one.
 #![forbid(unsafe_code)]
 
+mod arg_values;
 mod args;
 mod bench;
 mod checkpoint;

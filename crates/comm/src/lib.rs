@@ -4,8 +4,9 @@
 //! starts calls ([`Call`] is plain data) and waits for them. A [`Launcher`] starts the ranks of
 //! this process, and a [`RankPool`] runs them. With [`Threads`] every rank reads directly from the
 //! others' memory, without intermediate copies; with [`SharedWorld`] ranks are processes that share
-//! some of it; with [`Streams`] ranks share no memory. With [`Processes`] the ranks are the processes
-//! of a job, which use the one or the other. Reductions are done in the order of the group, so their
+//! some of it; with [`Streams`] ranks share no memory; with [`Mpi`] the streams
+//! between them go through an MPI library. With [`Processes`] the ranks are the processes
+//! of a job, which use one of these. Reductions are done in the order of the group, so their
 //! bits are the same on every rank and in every run. A
 //! wrong, late or missing call is an error that names the ranks. See `docs/communication.md`.
 
@@ -17,10 +18,12 @@ mod element;
 mod error;
 mod exchange;
 mod group;
+mod hash;
 mod header;
 mod kernel;
 mod launch;
 mod matching;
+mod mpi;
 mod processes;
 mod rank_pool;
 mod recorder;
@@ -43,8 +46,10 @@ pub use element::Element;
 pub use error::{CommError, Failure, Side};
 pub use group::{Group, GroupId};
 pub use launch::{Launcher, LocalRank};
+pub use mpi::{Mpi, find_shim};
 pub use processes::{
-    BadEnvironment, Environment, MeetingPoint, Membership, Processes, StateMemory, Token, names,
+    BadEnvironment, BadHostFile, Environment, HostShare, MeetingPoint, Membership, Processes,
+    StateMemory, Token, names,
 };
 pub use rank_pool::{PoolFailure, RankPool, run_ranks};
 pub use recorder::{Did, FlightRecorder, JobWords, RankWords, RecordedEvent};

@@ -35,8 +35,9 @@ section! {
         /// The fewest ranks to go on with if one cannot be started again: the nearest layout that fits
         /// continues from the newest checkpoint, with the same batch.
         min_ranks: Count = "as many as the layout has" => ranks; aka "min_nodes" "elastic_min",
-        /// What ranks are: threads of this process, processes that it starts, or processes that
-        /// another program has started (env: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or Slurm's).
+        /// What ranks are: threads of this process, processes that it starts, processes that another
+        /// program has started (env: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or Slurm's), or those
+        /// of mpirun, whose bytes go through the MPI library (mpi).
         ranks: RankKind = "threads"; aka "backend" "launcher" "distributed_backend",
         /// Seconds that a rank waits for another, if ranks are processes.
         timeout_s: Count = "100"; aka "timeout" "dist_timeout" "init_timeout_seconds",
@@ -51,7 +52,7 @@ choice! {
         /// Processes that the command starts.
         Processes = "processes",
         /// Processes of an MPI job.
-        Mpi = "mpi" later,
+        Mpi = "mpi",
         /// The name of processes over TCP in other systems.
         Gloo = "gloo" later,
         /// The name of processes with GPUs in other systems.
@@ -98,12 +99,11 @@ impl RunConfig {
 
     pub(crate) fn check(&self, values: &mut Values) {
         let why = match self.ranks {
-            RankKind::Mpi => Some("processes that mpirun starts can meet over TCP instead"),
             RankKind::Gloo => Some("processes over sockets and TCP need no other library here"),
             RankKind::Nccl => {
                 Some("there is no GPU engine; on CPUs, processes communicate over TCP")
             }
-            RankKind::Threads | RankKind::Processes | RankKind::Env => None,
+            RankKind::Threads | RankKind::Processes | RankKind::Mpi | RankKind::Env => None,
         };
         let kind = self.ranks;
         values.rule(&["run.ranks"], why.is_none(), || {

@@ -44,6 +44,7 @@
 //! | take a model | [`Mlp`], [`Gpt`], [`Llama`] |
 //! | write a model | [`Builder`] for its tensor code, [`Chain`] to put segments together |
 //! | use many ranks | [`Trainer::mesh`] and the strategies [`Ddp`], [`Zero`], [`Fsdp`], [`WeightUpdateSharding`], [`Megatron`], [`TensorPlan`], [`Sequence`], [`Ulysses`], [`AllGatherKv`] |
+//! | have ranks as processes, or on several hosts | [`Trainer::ranks`] |
 //! | have layouts searched | [`Automatic`] |
 //! | use a pipeline | an axis `pp` in [`Trainer::mesh`], and [`Trainer::schedule`] |
 //! | know what went wrong | [`Error`]: its text says what would work; [`Error::cause`] is typed, for the library's own refusals a [`Mistake`] |
@@ -166,6 +167,7 @@ mod evaluate;
 mod exports;
 mod forms;
 mod mistake;
+mod ranks_as;
 mod report;
 mod stepper;
 mod table;
@@ -193,6 +195,8 @@ pub use data_source::Data;
 pub use evaluate::Evaluation;
 pub use exports::*;
 pub use mistake::Mistake;
+pub use phalanx_session::job::is_first;
+pub use ranks_as::RanksAs::{self, Processes};
 pub use report::Report;
 pub use stepper::Stepper;
 pub use table::Table;

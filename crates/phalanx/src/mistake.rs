@@ -43,6 +43,9 @@ pub enum Mistake {
         "nothing is divided over the {size} ranks of the axis `{axis}`: they would all do the same"
     )]
     UnusedAxis { axis: String, size: usize },
+    /// Another number of processes than the mesh has ranks.
+    #[error("Trainer::ranks asks for {processes} processes, but the mesh needs {ranks}")]
+    Processes { processes: usize, ranks: usize },
     /// A model without a loss.
     #[error("model {model} has no loss to train")]
     NoLoss { model: String },
@@ -129,6 +132,9 @@ impl Mistake {
             M::UnusedAxis { axis, .. } => format!(
                 "add a strategy for `{axis}` with Trainer::strategy, annotate a value of the model \
                  with it (Tensor::annotate), or leave it out of Trainer::mesh"
+            ),
+            M::Processes { ranks, .. } => format!(
+                "every process is one rank: write Processes({ranks}), or change Trainer::mesh"
             ),
             M::NoLoss { .. } => "call Builder::loss in the last segment".into(),
             M::ReadsNothing { .. } => "declare a port with Builder::data".into(),

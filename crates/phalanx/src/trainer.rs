@@ -19,6 +19,7 @@ use crate::data_source::Data;
 use crate::evaluate::Evaluation;
 use crate::forms::{Asked, Ready, Subject, Use};
 use crate::mistake::{Mistake, check_clip, check_optimizer, check_rate};
+use crate::ranks_as::RanksAs;
 use crate::report::Report;
 use crate::stepper::Stepper;
 use crate::training::{Hooks, Training, Validation};
@@ -52,6 +53,7 @@ pub struct Trainer<'a> {
     threads: Option<usize>,
     memory_limit: Option<u64>,
     parallel: Parallel,
+    ranks: Option<RanksAs>,
     mesh_mistake: Option<IrError>,
     validation: Option<Validation>,
     hooks: Hooks<'a>,
@@ -114,6 +116,7 @@ impl<'a> Trainer<'a> {
             threads: None,
             memory_limit: None,
             parallel: Parallel::default(),
+            ranks: None,
             mesh_mistake: None,
             validation: None,
             hooks: Hooks::default(),
@@ -290,6 +293,7 @@ impl<'a> Trainer<'a> {
         let ready = self.subject.ready(self.asked, used).map_err(in_own_words)?;
         check_axes(&self.parallel, &ready.models.train)?;
         let settings = self.settings(&ready);
+        RanksAs::begin(self.ranks, settings.parallel.ranks())?;
         let Self { data, start, seed, hooks, validation, .. } = self;
         let training = Training::new(ready, settings, seed, start.as_deref(), hooks);
         training.and_then(|training| training.with_data(data, validation)).map_err(in_own_words)

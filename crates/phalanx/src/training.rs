@@ -8,7 +8,7 @@ use phalanx_data::check_vocabulary;
 use phalanx_error::{Error, Problem, Result};
 use phalanx_ir::{DType, Model, Param};
 use phalanx_models::hf::{self, ModelSpec, WeightTensor};
-use phalanx_session::{Session, Settings, from_weights, initial, job};
+use phalanx_session::{Session, Settings, from_weights, initial};
 use phalanx_train::saved;
 use phalanx_train::steps::{Batches, TrainedStep, take_steps};
 
@@ -108,9 +108,6 @@ impl<'a> Training<'a> {
         hooks: Hooks<'a>,
     ) -> Result<Self> {
         let Ready { models, spec, batch, seq_len, microbatches } = ready;
-        // A program that was started as several processes trains on all of them.
-        job::join(job::TIMEOUT)?;
-        job::fits(settings.parallel.ranks())?;
         let session = match start {
             None => Session::new(&models, settings, &initial(seed))?,
             Some(path) => {

@@ -6,11 +6,13 @@
 //! session of one rank (the reference of `verify`) runs in each of them.
 
 use std::fmt;
+use std::io::Write;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use phalanx_comm::{
-    BadEnvironment, CommError, Environment, Failure, FlightRecorder, Membership, names,
+    BadEnvironment, CommError, Environment, Failure, FlightRecorder, Membership, Mpi, find_shim,
+    names,
 };
 use phalanx_error::{Error, Problem, Result};
 
@@ -29,6 +31,9 @@ pub(crate) const LONGER: Duration = Duration::from_secs(5);
 
 static RECORDER: OnceLock<Option<Arc<FlightRecorder>>> = OnceLock::new();
 
+/// How long the processes of an MPI job that has failed have to leave it.
+const LEAVING: Duration = Duration::from_secs(5);
+
 static JOB: OnceLock<Option<Arc<Membership>>> = OnceLock::new();
 
 /// Who this process is, by its environment; nothing if it is alone.
@@ -43,18 +48,51 @@ pub fn join(wait: Duration) -> Result<Option<Arc<Membership>>> {
     if let Some(known) = JOB.get() {
         return Ok(known.clone());
     }
+    let tell = |text: &str| drop(writeln!(std::io::stderr(), "note: {text}"));
     let Some(own) = environment()? else {
         // A launcher may watch a process that is alone, too.
         record(0, std::env::var_os(names::MEET).is_some())?;
         return Ok(JOB.get_or_init(|| None).clone());
     };
     record(own.rank, own.launched)?;
-    let job = Membership::meet(&own, wait).map_err(|error| match error {
-        CommError::Aborted(failure) => elsewhere(failure, own.ranks),
+    let job =
+        Membership::meet_telling(&own, wait, &tell).map_err(|error| unmet(error, own.ranks))?;
+    Ok(JOB.get_or_init(|| Some(Arc::new(job))).clone())
+}
+
+/// Meets the other processes of an MPI job, for a layout with this many ranks, at the first call. Gives
+/// the job, or nothing if one rank is all.
+pub fn join_mpi(wait: Duration, ranks: usize) -> Result<Option<Arc<Membership>>> {
+    if let Some(known) = JOB.get() {
+        return Ok(known.clone());
+    }
+    let mpi = find_shim().and_then(|shim| Mpi::join(&shim)).map_err(|error| unmet(error, ranks))?;
+    if mpi.ranks() > 1 {
+        let job = Membership::meet_over(&mpi, wait).map_err(|error| unmet(error, ranks))?;
+        return Ok(JOB.get_or_init(|| Some(Arc::new(job))).clone());
+    }
+    let place = Environment::place(&|name| std::env::var(name).ok());
+    match place.filter(|(.., ranks)| *ranks > 1) {
+        None if ranks == 1 => Ok(JOB.get_or_init(|| None).clone()),
+        None => Err(Error::refused(
+            Problem::new(format!("ranks are to be MPI's, but {} knows one process", mpi.version()))
+                .fix(format!("start it with mpirun -n {ranks}")),
+        )),
+        Some(([_, name], _, ranks)) => Err(Error::refused(
+            Problem::new(format!("{name} = {ranks}, but {} knows one process", mpi.version()))
+                .because("it was started by another program than the mpirun of that library")
+                .fix("start it with that mpirun, or set MPICC to the mpicc of the library that started it"),
+        )),
+    }
+}
+
+/// Why processes did not come together.
+fn unmet(error: CommError, ranks: usize) -> Error {
+    match error {
+        CommError::Aborted(failure) => elsewhere(failure, ranks),
         CommError::Meeting { problem, fix } => Error::refused(Problem::new(problem).fix(fix)),
         error => Error::refused(Problem::new(error.to_string())),
-    })?;
-    Ok(JOB.get_or_init(|| Some(Arc::new(job))).clone())
+    }
 }
 
 /// Opens the recorder that the launcher gave to this process, if it did, and lets a panic be known
@@ -97,6 +135,11 @@ pub fn recorder() -> Option<&'static Arc<FlightRecorder>> {
 /// Makes this process one that is alone, whatever the environment says.
 pub fn stay_alone() {
     JOB.get_or_init(|| None);
+}
+
+/// Whether variables say that this process is a rank other than 0.
+pub fn is_later_rank() -> bool {
+    Environment::place(&|name| std::env::var(name).ok()).is_some_and(|(_, rank, _)| rank > 0)
 }
 
 /// The job that this process has joined.
@@ -180,6 +223,19 @@ pub fn end(error: Option<&Error>) -> bool {
     };
     let text = if report { error.to_string() } else { String::new() };
     job.end(&text);
+    if let Some(mpi) = job.mpi() {
+        end_mpi_soon(mpi.clone());
+    }
     // What rank 0 has reported, such as a bad configuration, is not reported again.
     report && (job.rank() == 0 || job.ended(0, LAST_WORDS).is_none_or(|words| words.is_empty()))
+}
+
+/// Ends the MPI job if its processes do not leave it together: one of them may wait without end.
+fn end_mpi_soon(mpi: Arc<Mpi>) {
+    let wait = move || {
+        std::thread::sleep(LEAVING);
+        mpi.abort(1);
+    };
+    // Without a thread, mpirun ends the others when this process has ended.
+    let _ = std::thread::Builder::new().spawn(wait);
 }

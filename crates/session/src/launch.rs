@@ -7,12 +7,15 @@
 mod agent;
 mod children;
 mod sight;
+mod watched;
 
 use std::ffi::{OsStr, OsString};
 
+use phalanx_comm::Token;
 use phalanx_error::{Error, Problem, Result};
 
 pub use sight::{FLIGHT, JOB, report, sights};
+pub(crate) use watched::{Control, INTERRUPT, Orders, WatchedProcesses, start_ranks};
 
 /// The program that the processes of a job run.
 #[derive(Clone, Debug)]
@@ -30,6 +33,11 @@ pub struct Launched {
 /// again with all others if the run allows it; otherwise it is an error, and the others are ended.
 pub fn launch(ranks: usize, program: &Launched) -> Result<u8> {
     agent::Agent::new(ranks, program)?.run()
+}
+
+/// A new token, which only processes of a job know.
+pub(crate) fn new_token() -> Result<Token> {
+    Token::random().map_err(|error| system("random numbers for a token", &error))
 }
 
 /// The command itself, as a program for [`launch`].

@@ -20,6 +20,7 @@ mod feed;
 pub mod folders;
 mod forward;
 pub mod host;
+pub mod hosts;
 pub mod job;
 mod known;
 pub mod launch;

@@ -1,4 +1,7 @@
 //! Waiting until one of several streams can be read or written.
+//!
+//! What has no descriptor, such as a message of another library, can only be looked at again and
+//! again: then a wait is short.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
@@ -7,12 +10,20 @@ use std::time::Duration;
 #[derive(Default)]
 pub struct Poll {
     streams: Vec<libc::pollfd>,
+    pause: Option<Duration>,
 }
 
 impl Poll {
     /// Forgets all streams.
     pub fn clear(&mut self) {
         self.streams.clear();
+        self.pause = None;
+    }
+
+    /// The wait also ends after this time, because something is waited for that is no stream. If it is
+    /// zero, other threads may run meanwhile, and that is all.
+    pub fn look_again(&mut self, after: Duration) {
+        self.pause = Some(self.pause.map_or(after, |pause| pause.min(after)));
     }
 
     /// Adds a stream that is waited for until it can be read, or also written. It must stay open
@@ -27,11 +38,19 @@ impl Poll {
     /// a reason: check again.
     pub fn wait(&mut self, timeout: Duration) {
         // Rounded up, so that a short rest is not spent in a loop.
-        let milliseconds = timeout.as_micros().div_ceil(1000).min(i32::MAX as u128) as i32;
+        let milliseconds = match self.pause {
+            Some(_) => 0,
+            None => timeout.as_micros().div_ceil(1000).min(i32::MAX as u128) as i32,
+        };
         let (list, count) = (self.streams.as_mut_ptr(), self.streams.len() as libc::nfds_t);
         // SAFETY: the list has as many entries as is said, all initialised, and is ours alone.
         // Failures mean that there is nothing to wait for, which callers detect themselves.
-        unsafe { libc::poll(list, count, milliseconds) };
+        let ready = unsafe { libc::poll(list, count, milliseconds) };
+        match self.pause.map(|pause| pause.min(timeout)) {
+            Some(pause) if ready <= 0 && !pause.is_zero() => std::thread::sleep(pause),
+            Some(_) => std::thread::yield_now(),
+            None => {}
+        }
     }
 }
 
@@ -56,5 +75,17 @@ mod tests {
         poll.add(&one, true);
         poll.wait(Duration::from_secs(60));
         assert_ne!(poll.streams[0].revents & libc::POLLOUT, 0);
+    }
+    #[test]
+    fn what_is_no_stream_ends_the_wait_soon() {
+        let (_one, other) = UnixStream::pair().unwrap();
+        let (start, mut poll) = (std::time::Instant::now(), Poll::default());
+        for pause in [Duration::ZERO, Duration::from_micros(50)] {
+            poll.clear();
+            poll.add(&other, false);
+            poll.look_again(pause);
+            poll.wait(Duration::from_secs(600));
+        }
+        assert!(start.elapsed() < Duration::from_secs(60));
     }
 }

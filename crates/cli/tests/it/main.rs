@@ -10,14 +10,22 @@ mod documents;
 mod evaluating;
 mod explaining;
 #[cfg(target_os = "linux")]
+mod hosts;
+#[cfg(target_os = "linux")]
 mod inputs;
 #[cfg(target_os = "linux")]
 mod interruptions;
 #[cfg(target_os = "linux")]
 mod limits;
+#[cfg(target_os = "linux")]
+mod mpi;
+#[cfg(target_os = "linux")]
+mod namespaces;
 mod newcomer;
 #[cfg(target_os = "linux")]
 mod outputs;
+#[cfg(target_os = "linux")]
+mod own_program;
 mod pictures;
 mod pipelines;
 #[cfg(target_os = "linux")]

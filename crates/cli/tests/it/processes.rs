@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 use crate::command::{Done, SMALL, first_step, phalanx, under};
 
 /// `tiny`, a few steps, one thread for each rank.
-const TINY: &[&str] =
+pub(crate) const TINY: &[&str] =
     &["--preset", "tiny", "--set", "run.threads=1", "--set", "train.batch_size=16", "--json"];
 
 const TWO: &[&str] = &["--set", "parallel.dp=2"];
 
-fn sets(keys: &str) -> Vec<&str> {
+pub(crate) fn sets(keys: &str) -> Vec<&str> {
     keys.split_whitespace().flat_map(|key| ["--set", key]).collect()
 }
 
 /// Losses and norms of all steps, and held-out losses, as they are printed.
-fn numbers(done: &Done) -> Vec<String> {
+pub(crate) fn numbers(done: &Done) -> Vec<String> {
     let shown = |line: &serde_json::Value| {
         let names = ["step", "loss", "grad_norm", "after_step", "val_loss"];
         names.map(|name| line[name].to_string()).join(" ")
@@ -127,7 +127,6 @@ fn refusals_are_told_once() {
     once(&[launch, TINY], &["the layout has 1 rank, but the job has 2 processes"]);
     once(&[launch, TINY, &["--set", "train.stepps=3"]], &["train.stepps", "train.steps"]);
     once(&[launch, TINY, TWO, &["--set", "run.dir=/proc/no"]], &["/proc/no"]);
-    once(&[launch, TINY, TWO, &["--set", "run.ranks=mpi"]], &["\"mpi\" is not built"]);
     once(&[launch, TINY, TWO, &["--set", "run.ranks=nccl"]], &["there is no GPU engine"]);
     once(
         &[&["launch", "-n", "2", "--", "verify"], TINY, &["--set", "parallel.dp=4"]],
@@ -186,7 +185,7 @@ impl Long {
     }
 }
 
-fn kill(signal: &str, process: &str) {
+pub(crate) fn kill(signal: &str, process: &str) {
     assert!(Command::new("kill").args([signal, process]).status().unwrap().success());
 }
 
@@ -322,4 +321,50 @@ fn what_is_wrong_with_processes_started_by_hand_is_said_once() {
     let threads = sets("train.steps=1 run.ranks=threads");
     let one = by_hand(dir.path(), &[], &[&["train"], TINY, TWO, &threads], &["1"]);
     assert!(one[0].status.success() && !one[0].stdout.is_empty(), "{}", text(&one[0]));
+}
+
+/// A byte more at the end of its file makes a program another build.
+#[test]
+fn a_rank_of_another_build_is_named_by_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let other = dir.path().join("other");
+    let mut bytes = std::fs::read(env!("CARGO_BIN_EXE_phalanx")).unwrap();
+    bytes.push(0);
+    std::fs::write(&other, bytes).unwrap();
+    std::fs::set_permissions(&other, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let script = "if [ $RANK = 1 ]; then exec ./other \"$@\"; else exec \"$0\" \"$@\"; fi";
+    let words = [&["launch", "-n", "2", "--exec", "sh", "-c", script][..]];
+    let train = sets("parallel.dp=2 train.steps=1");
+    let own = [env!("CARGO_BIN_EXE_phalanx"), "train"];
+    let done = phalanx(dir.path(), &[&words.concat(), &own, TINY, &train]);
+    assert_eq!(done.code, 1, "{}", done.err);
+    assert_eq!(done.err.matches("rank 1 runs another build").count(), 1, "{}", done.err);
+}
+
+/// Two jobs by hand at one port: the second is refused, at once.
+#[test]
+fn a_second_job_at_the_same_port_is_refused_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let train = sets("train.steps=1");
+    let place = [("MASTER_PORT", &*port), ("MASTER_ADDR", "127.0.0.1")];
+    let all = by_hand(dir.path(), &place, &[&["train"], TINY, TWO, &train], &["0"]);
+    let err = text(&all[0]);
+    assert_eq!(all[0].status.code(), Some(2), "{err}");
+    assert!(err.contains("rank 0 cannot listen at 127.0.0.1"), "{err}");
+    assert!(err.contains("choose another MASTER_PORT"), "{err}");
+}
+
+/// Nobody knows whether a rank will come; but people are told soon whom the others wait for.
+#[test]
+fn ranks_that_are_waited_for_are_named_while_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let train = sets("train.steps=1 run.timeout_s=6");
+    let alone = by_hand(dir.path(), &[], &[&["train"], TINY, TWO, &train], &["0"]);
+    let err = text(&alone[0]);
+    let (note, error) = err.split_once("error:").unwrap();
+    assert!(note.contains("note: rank 1 of 2 did not come to localhost:"), "{err}");
+    assert!(note.contains("see whether they were started"), "{err}");
+    assert!(error.contains("rank 1 of 2 did not come"), "{err}");
 }

@@ -13,6 +13,7 @@ pub(super) fn candidates(meet: &MeetingPoint) -> Result<Vec<Address>, CommError>
     let (host, ports) = match meet {
         MeetingPoint::Path(path) => return Ok(vec![Address::Path(path.clone())]),
         MeetingPoint::Host { host, ports } => (host, ports),
+        MeetingPoint::Mpi => return Ok(Vec::new()),
     };
     let found = (host.as_str(), 0).to_socket_addrs().map(|mut found| found.next());
     match found {
@@ -73,6 +74,7 @@ pub(super) fn read_table(
             let host = if host.is_loopback() || rank == 0 { reached? } else { host };
             Some(Address::Tcp(SocketAddr::new(host, u16::from_le_bytes([entry[16], entry[17]]))))
         }
+        MeetingPoint::Mpi => None,
     };
     bytes.chunks_exact(18).enumerate().map(entry).collect()
 }

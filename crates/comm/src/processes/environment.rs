@@ -18,6 +18,8 @@ pub mod names {
     pub const RECORDER: &str = "PHALANX_RECORDER";
     /// The file descriptor of the memory in which ranks before these kept their state.
     pub const MEMORY: &str = "PHALANX_MEMORY";
+    /// How many ports, from MASTER_PORT on, rank 0 may listen at: set by `phalanx agent`.
+    pub const PORTS: &str = "PHALANX_PORTS";
 }
 
 /// Who a process is in its job.
@@ -33,7 +35,8 @@ pub struct Environment {
     pub meet: MeetingPoint,
     /// What proves that a process belongs to the job.
     pub token: Token,
-    /// Whether `phalanx launch` started it: then that program tells people about lost processes.
+    /// Whether `phalanx launch`, `phalanx agent` or `mpirun` started it: then that program tells people
+    /// about lost processes.
     pub launched: bool,
 }
 
@@ -49,12 +52,15 @@ pub enum MeetingPoint {
         /// The ports to try, in this order.
         ports: Vec<u16>,
     },
+    /// Nowhere: an MPI library knows where ranks are.
+    Mpi,
 }
 
 impl fmt::Display for MeetingPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             MeetingPoint::Path(path) => write!(f, "{}", path.display()),
+            MeetingPoint::Mpi => f.write_str("the MPI job"),
             MeetingPoint::Host { host, ports } => match (ports.first(), ports.last()) {
                 (Some(first), Some(last)) if first != last => write!(f, "{host}:{first} to {last}"),
                 (Some(port), _) => write!(f, "{host}:{port}"),
@@ -74,7 +80,7 @@ pub struct BadEnvironment {
 }
 
 /// Ports that are tried where the named one is in use: torchrun's store has taken it.
-const TRIES: u16 = 64;
+pub(super) const TRIES: u16 = 64;
 
 impl Environment {
     /// Reads the variables; `None` if none of them says that this process is one of several.
@@ -96,19 +102,30 @@ impl Environment {
             None => meeting(&variables, &place)?,
         };
         let (rank, ranks) = (place.rank, place.ranks);
-        let launched = matches!(meet, MeetingPoint::Path(_));
+        let launched = matches!(meet, MeetingPoint::Path(_)) || get(names::PORTS).is_some();
         Ok(Some(Self { rank, ranks, local: place.local, meet, token, launched }))
     }
 }
 
-struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
+impl Environment {
+    /// The rank and the number of ranks that the variables of any program give this process, with
+    /// their names; no meeting point is needed.
+    pub fn place(
+        get: &dyn Fn(&str) -> Option<String>,
+    ) -> Option<([&'static str; 2], usize, usize)> {
+        let place = Place::find(&Variables(get)).ok().flatten()?;
+        Some((place.names, place.rank, place.ranks))
+    }
+}
+
+pub(super) struct Variables<'a>(pub(super) &'a dyn Fn(&str) -> Option<String>);
 
 impl Variables<'_> {
-    fn text(&self, name: &str) -> Option<String> {
+    pub(super) fn text(&self, name: &str) -> Option<String> {
         (self.0)(name).filter(|value| !value.is_empty())
     }
 
-    fn number(&self, name: &str) -> Result<Option<usize>, BadEnvironment> {
+    pub(super) fn number(&self, name: &str) -> Result<Option<usize>, BadEnvironment> {
         let Some(text) = self.text(name) else { return Ok(None) };
         match text.trim().parse() {
             Ok(number) => Ok(Some(number)),
@@ -155,8 +172,9 @@ impl Place {
             }
             found.extend(Self::read(variables, names)?);
         }
-        // A step of srun may start torchrun or phalanx launch, which then number their own ranks.
-        let nested = ["TORCHELASTIC_RUN_ID", names::MEET];
+        // A step of srun may start torchrun, phalanx launch or phalanx agent, which then number their
+        // own ranks.
+        let nested = ["TORCHELASTIC_RUN_ID", names::MEET, names::PORTS];
         if nested.iter().any(|name| variables.text(name).is_some()) {
             found.truncate(1);
         }
@@ -239,7 +257,9 @@ fn meeting(
                 Some(run) => (host, (port + 1..=port + TRIES).collect(), format!("torchrun {run}")),
                 None => {
                     let job = format!("{host}:{port}");
-                    (host, vec![port], job)
+                    let tries = variables.number(names::PORTS)?.unwrap_or(1);
+                    let tries = tries.clamp(1, usize::from(TRIES)) as u16;
+                    (host, (port..port + tries).collect(), job)
                 }
             }
         }
@@ -250,8 +270,16 @@ fn meeting(
             let (own, of) = (place.rank, place.ranks);
             return Err(bad(
                 format!("{rank} = {own} and {ranks} = {of} are set, but {missing} is not"),
-                "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, the same \
-                 for all; or start ranks with phalanx launch",
+                match rank.starts_with("OMPI") || rank.starts_with("PMI") {
+                    true => {
+                        "set run.ranks to \"mpi\", so that ranks meet and communicate over MPI; or let \
+                         mpirun pass MASTER_ADDR, the host of rank 0, and MASTER_PORT, a free port there"
+                    }
+                    false => {
+                        "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, the \
+                         same for all; or start ranks with phalanx launch"
+                    }
+                },
             ));
         }
     };
@@ -260,7 +288,9 @@ fn meeting(
 }
 
 /// The first host of a step of srun, and ports that follow from the job.
-fn slurm(variables: &Variables<'_>) -> Result<(String, Vec<u16>, String), BadEnvironment> {
+pub(super) fn slurm(
+    variables: &Variables<'_>,
+) -> Result<(String, Vec<u16>, String), BadEnvironment> {
     let list = variables.text("SLURM_STEP_NODELIST").unwrap_or_default();
     let Some(host) = first_host(&list) else {
         return Err(bad(
@@ -274,6 +304,6 @@ fn slurm(variables: &Variables<'_>) -> Result<(String, Vec<u16>, String), BadEnv
     Ok((host, (first..first + TRIES).collect(), format!("slurm {id}.{step}")))
 }
 
-fn bad(problem: impl Into<String>, fix: impl Into<String>) -> BadEnvironment {
+pub(super) fn bad(problem: impl Into<String>, fix: impl Into<String>) -> BadEnvironment {
     BadEnvironment { problem: problem.into(), fix: fix.into() }
 }

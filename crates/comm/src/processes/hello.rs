@@ -3,7 +3,8 @@
 use std::fmt;
 use std::io::Read;
 
-use super::identity::{build, hash, unit_names, units};
+use super::identity::{build, unit_names, units};
+use crate::hash::hash;
 
 /// What proves that a process belongs to a job.
 #[derive(Clone, Copy, Eq)]

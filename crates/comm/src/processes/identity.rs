@@ -7,6 +7,8 @@ use std::fs::File;
 use std::io::Read;
 use std::sync::OnceLock;
 
+use crate::hash::hash;
+
 /// A number that differs between builds: a hash of the running program's file.
 pub(super) fn build() -> u64 {
     static BUILD: OnceLock<u64> = OnceLock::new();
@@ -33,23 +35,6 @@ fn hash_file(path: &str) -> Option<u64> {
             return Some(total);
         }
     }
-}
-
-/// A hash that finds changes, at the speed of memory; it is no protection against intent.
-pub(super) fn hash(bytes: &[u8], seed: u64) -> u64 {
-    const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
-    let mix = |lane: u64, word: u64| (lane ^ word).wrapping_mul(ODD).rotate_left(29);
-    let mut lanes = [seed, seed ^ 1, seed ^ 2, seed ^ 3];
-    let mut chunks = bytes.chunks_exact(32);
-    for chunk in &mut chunks {
-        for (lane, word) in lanes.iter_mut().zip(chunk.chunks_exact(8)) {
-            let mut own = [0; 8];
-            own.copy_from_slice(word);
-            *lane = mix(*lane, u64::from_le_bytes(own));
-        }
-    }
-    let rest = chunks.remainder().iter().fold(bytes.len() as u64, |sum, &b| mix(sum, b.into()));
-    lanes.into_iter().fold(rest, mix)
 }
 
 /// The vector instructions that kernels choose by.
@@ -81,15 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_and_its_place_counts() {
-        let bytes: Vec<u8> = (0..100).collect();
-        let whole = hash(&bytes, 0);
-        for at in 0..bytes.len() {
-            let mut other = bytes.clone();
-            other[at] ^= 1;
-            assert_ne!(hash(&other, 0), whole, "{at}");
-            assert_ne!(hash(&bytes[..at], 0), whole, "{at}");
-        }
+    fn a_process_has_one_build_and_named_units() {
         assert_eq!(build(), build());
         assert_eq!(unit_names(0b101), "avx2+avx512f");
     }

@@ -1,37 +1,80 @@
 //! The meeting of a job's processes, and what they tell each other outside of any world.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use phalanx_sys::Poll;
 
-use super::environment::Environment;
-use super::hello::Hello;
+use super::environment::{Environment, MeetingPoint};
+use super::hello::{Hello, Token};
 use super::line::{Line, Note};
 use super::meeting::{Guest, Host};
 use super::socket::Address;
 use super::world::Door;
 use crate::error::{CommError, Failure};
+use crate::mpi::Mpi;
+use crate::streams::Stream;
 
 /// What a process knows of its job, once all its processes have met.
 pub struct Membership {
     pub(super) me: Environment,
     pub(super) hello: Hello,
-    pub(super) door: Mutex<Door>,
-    /// Where each process listens, by rank.
-    pub(super) addresses: Vec<Address>,
+    pub(super) reach: Reach,
     /// By rank: on rank 0 the lines to all others, elsewhere the one to rank 0.
     pub(super) lines: Mutex<Vec<Option<Line>>>,
     pub(super) wait: Duration,
 }
 
+/// How processes reach each other.
+pub(super) enum Reach {
+    /// Each has a door, at an address that all know, by rank.
+    Sockets { door: Mutex<Door>, addresses: Vec<Address> },
+    /// Through an MPI library.
+    Mpi(Arc<Mpi>),
+}
+
 impl Membership {
     /// Meets the other processes; waits at most this long for them.
     pub fn meet(me: &Environment, wait: Duration) -> Result<Self, CommError> {
-        let hello = Hello::new(me.token, me.rank, me.ranks);
+        Self::come_together(me, wait, None, &|_| {})
+    }
+
+    /// The same; if it takes more than a few seconds, `tell` is told what is waited for.
+    pub fn meet_telling(
+        me: &Environment,
+        wait: Duration,
+        tell: &dyn Fn(&str),
+    ) -> Result<Self, CommError> {
+        Self::come_together(me, wait, None, tell)
+    }
+
+    /// Meets the other processes of an MPI job.
+    pub fn meet_over(mpi: &Arc<Mpi>, wait: Duration) -> Result<Self, CommError> {
+        let (rank, ranks, token) = (mpi.rank(), mpi.ranks(), Token::of("mpi"));
+        let (local, meet) = (None, MeetingPoint::Mpi);
+        // mpirun tells people about lost processes.
+        let me = Environment { rank, ranks, local, meet, token, launched: true };
+        Self::come_together(&me, wait, Some(mpi), &|_| {})
+    }
+
+    fn come_together(
+        me: &Environment,
+        wait: Duration,
+        mpi: Option<&Arc<Mpi>>,
+        tell: &dyn Fn(&str),
+    ) -> Result<Self, CommError> {
+        let (hello, start) = (Hello::new(me.token, me.rank, me.ranks), Instant::now());
         match me.rank {
-            0 => Host { me, hello, wait, start: Instant::now() }.gather(),
-            _ => Guest { me, hello, wait, start: Instant::now() }.come(),
+            0 => Host { me, hello, wait, start, mpi, tell }.gather(),
+            _ => Guest { me, hello, wait, start, mpi, tell }.come(),
+        }
+    }
+
+    /// The MPI job that this one is.
+    pub fn mpi(&self) -> Option<&Arc<Mpi>> {
+        match &self.reach {
+            Reach::Mpi(mpi) => Some(mpi),
+            Reach::Sockets { .. } => None,
         }
     }
 
@@ -143,7 +186,7 @@ impl Membership {
     /// Sleeps until a line, or one of what is added already, can be read.
     pub(super) fn rest(&self, poll: &mut Poll) {
         for line in self.lines().iter().flatten().filter(|line| !line.closed) {
-            poll.add(&line.socket, false);
+            line.socket.watch(poll, false);
         }
         poll.wait(Duration::from_millis(50));
     }

@@ -15,7 +15,7 @@ use crate::error::CommError;
 use crate::launch::{Launcher, LocalRank, share_cores};
 use crate::recorder::{CallRecorder, FlightRecorder};
 use crate::streams::over_streams;
-use crate::threads::{ArenaLife, Options, SharedWorld};
+use crate::threads::{ArenaLife, Options, SharedWorld, Waiting};
 
 /// How long processes wait for each other between commands: one may be writing a large file. A
 /// process that ends is noticed at once.
@@ -119,7 +119,7 @@ impl Processes {
         let (place, count) = local.unwrap_or((0, 1));
         let cores = share_cores(count, threads_per_rank, bind && local.is_some()).remove(place);
         let streams = self.job.connect()?;
-        let endpoint = over_streams(self.job.rank(), streams, self.options.clone());
+        let endpoint = over_streams(self.job.rank(), streams, self.options.clone(), count);
         Ok(LocalRank { endpoint, cores })
     }
 }
@@ -138,7 +138,8 @@ impl Launcher for Processes {
     }
 
     fn beside(&self) -> Result<Option<Box<dyn Communicator>>, CommError> {
-        let options = Options { timeout: BETWEEN_COMMANDS, ..Options::default() };
-        Ok(Some(over_streams(self.job.rank(), self.job.connect()?, options)))
+        let waiting = Waiting::Park;
+        let options = Options { timeout: BETWEEN_COMMANDS, waiting, ..Options::default() };
+        Ok(Some(over_streams(self.job.rank(), self.job.connect()?, options, 1)))
     }
 }

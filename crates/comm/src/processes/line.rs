@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use phalanx_sys::Poll;
 
 use super::socket::Socket;
+use crate::streams::Stream;
 
 /// What is said on a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,7 +152,7 @@ pub(super) fn write_all(socket: &mut Socket, mut bytes: &[u8], patience: Duratio
                     return false;
                 }
                 poll.clear();
-                poll.add(&*socket, true);
+                socket.watch(&mut poll, true);
                 poll.wait(left.min(Duration::from_millis(50)));
             }
             Err(_) => return false,
@@ -200,6 +201,25 @@ mod tests {
             let (mut line, mut far) = pair();
             far.write_all(bytes).unwrap();
             assert_eq!((line.next(), line.closed), (None, true));
+        }
+    }
+    #[test]
+    fn other_bytes_are_never_more_than_they_are() {
+        let mut word = 3_u64;
+        let mut next = move || {
+            word = word.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (word >> 40) as usize
+        };
+        for _ in 0..20_000 {
+            let mut bytes: Vec<u8> = (0..next() % 40).map(|_| next() as u8).collect();
+            if bytes.len() >= HEAD && next() % 4 > 0 {
+                bytes[..HEAD].copy_from_slice(&[(next() % 6) as u8, next() as u8 % 48, 0, 0, 0]);
+            }
+            if let Ok(Some((_, len))) = read_note(&bytes) {
+                assert!((HEAD..=bytes.len()).contains(&len));
+            }
+            // What is asked for next is never more than a note may have.
+            assert!(missing(&bytes) <= u32::MAX as usize);
         }
     }
 }

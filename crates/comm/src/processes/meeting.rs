@@ -1,7 +1,7 @@
 //! How processes that know only where they meet find each other.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use phalanx_sys::Poll;
@@ -9,11 +9,13 @@ use phalanx_sys::Poll;
 use super::addresses::{candidates, path_of, read_table, write_table};
 use super::environment::{Environment, MeetingPoint};
 use super::hello::Hello;
-use super::job::{Membership, meeting_error};
+use super::job::{Membership, Reach, meeting_error};
 use super::line::{Line, Note, write_all};
 use super::socket::{Address, Listener, Socket};
 use super::world::{Arrivals, Door};
 use crate::error::{CommError, Failure};
+use crate::mpi::Mpi;
+use crate::streams::Stream;
 
 /// How long a process that could not connect waits before it tries again.
 const AGAIN: Duration = Duration::from_millis(10);
@@ -24,51 +26,67 @@ const ANSWER: Duration = Duration::from_secs(3);
 /// How long rank 0 answers after a meeting that failed.
 const LATE: Duration = Duration::from_millis(500);
 
+/// How long a process waits before it says what for.
+const NOTICE: Duration = Duration::from_secs(5);
+
 /// Rank 0 at the meeting.
 pub(super) struct Host<'a> {
     pub(super) me: &'a Environment,
     pub(super) hello: Hello,
     pub(super) wait: Duration,
     pub(super) start: Instant,
+    /// The MPI job whose processes meet, if it is one.
+    pub(super) mpi: Option<&'a Arc<Mpi>>,
+    /// Tells people what is waited for, if that lasts.
+    pub(super) tell: &'a dyn Fn(&str),
 }
 
 impl Host<'_> {
     pub(super) fn gather(self) -> Result<Membership, CommError> {
-        let (listener, address) = self.open()?;
         let mut lines: Vec<Option<Line>> = (0..self.me.ranks).map(|_| None).collect();
         let mut addresses = vec![None; self.me.ranks];
-        addresses[0] = Some(address);
-        let mut arrivals = Arrivals::default();
-        match self.receive(&listener, &mut arrivals, &mut lines, &mut addresses) {
+        let (listener, mut arrivals) = match self.mpi {
+            Some(mpi) => {
+                let lines = (1..self.me.ranks).map(|rank| Socket::Mpi(mpi.line(rank)));
+                (None, Arrivals::of(lines))
+            }
+            None => {
+                let (listener, address) = self.open()?;
+                addresses[0] = Some(address);
+                (Some(listener), Arrivals::default())
+            }
+        };
+        match self.receive(listener.as_ref(), &mut arrivals, &mut lines, &mut addresses) {
             Err(error) => {
                 let note = Note::Refused(error.to_string());
                 lines.iter_mut().flatten().for_each(|line| line.send(&note));
-                self.tell_late_ones(&listener, &mut arrivals, &note);
+                self.tell_late_ones(listener.as_ref(), &mut arrivals, &note);
                 Err(error)
             }
             Ok(()) => {
                 let addresses: Vec<Address> = addresses.into_iter().flatten().collect();
                 let note = Note::Table(write_table(&addresses));
                 lines.iter_mut().flatten().for_each(|line| line.send(&note));
-                let door = Mutex::new(Door::new(listener, arrivals));
+                let door = listener.map(|listener| Door::new(listener, arrivals));
+                let reach = reach(door, addresses, self.mpi)?;
                 let (me, lines) = (self.me.clone(), Mutex::new(lines));
-                Ok(Membership { me, hello: self.hello, door, addresses, lines, wait: self.wait })
+                Ok(Membership { me, hello: self.hello, reach, lines, wait: self.wait })
             }
         }
     }
 
     /// Tells ranks that come just after the meeting has failed, which would look for rank 0.
-    fn tell_late_ones(&self, listener: &Listener, arrivals: &mut Arrivals, note: &Note) {
+    fn tell_late_ones(&self, listener: Option<&Listener>, arrivals: &mut Arrivals, note: &Note) {
         let (start, mut poll) = (Instant::now(), Poll::default());
         while start.elapsed() < LATE {
-            arrivals.listen(listener);
+            listener.into_iter().for_each(|listener| arrivals.listen(listener));
             // Those that cannot take part are told so instead.
             if let Ok(Some((_, socket))) = arrivals.next(&self.hello) {
                 Line::new(socket).send(note);
                 continue;
             }
             poll.clear();
-            poll.add(listener, false);
+            listener.into_iter().for_each(|listener| poll.add(listener, false));
             arrivals.watch(&mut poll);
             poll.wait(LATE.saturating_sub(start.elapsed()));
         }
@@ -92,12 +110,12 @@ impl Host<'_> {
 
     fn receive(
         &self,
-        listener: &Listener,
+        listener: Option<&Listener>,
         arrivals: &mut Arrivals,
         lines: &mut [Option<Line>],
         addresses: &mut [Option<Address>],
     ) -> Result<(), CommError> {
-        let mut poll = Poll::default();
+        let (mut poll, mut told) = (Poll::default(), false);
         loop {
             let missing: Vec<usize> =
                 (1..lines.len()).filter(|&rank| lines[rank].is_none()).collect();
@@ -107,7 +125,15 @@ impl Host<'_> {
             if self.start.elapsed() >= self.wait {
                 return Err(self.missing(&missing));
             }
-            arrivals.listen(listener);
+            if self.start.elapsed() >= NOTICE && !std::mem::replace(&mut told, true) {
+                let (ranks, wait) = (named(&missing), self.wait.as_secs_f64());
+                (self.tell)(&format!(
+                    "{ranks} of {} did not come to {} yet: see whether they were started, and can reach \
+                     that address; rank 0 waits for {wait:.0} s in all (run.timeout_s)",
+                    self.me.ranks, self.me.meet
+                ));
+            }
+            listener.into_iter().for_each(|listener| arrivals.listen(listener));
             while let Some((hello, socket)) = arrivals.next(&self.hello)? {
                 self.welcome(hello, socket, lines, addresses)?;
             }
@@ -120,9 +146,9 @@ impl Host<'_> {
                 }
             }
             poll.clear();
-            poll.add(listener, false);
+            listener.into_iter().for_each(|listener| poll.add(listener, false));
             arrivals.watch(&mut poll);
-            lines.iter().flatten().for_each(|line| poll.add(&line.socket, false));
+            lines.iter().flatten().for_each(|line| line.socket.watch(&mut poll, false));
             let left = self.wait.saturating_sub(self.start.elapsed());
             poll.wait(left.min(Duration::from_millis(50)));
         }
@@ -142,11 +168,12 @@ impl Host<'_> {
             Line::new(socket).send(&Note::Refused(problem.clone()));
             return Err(meeting_error(problem, "give every process its own RANK"));
         }
-        addresses[rank] = Some(match (socket.ends(), &self.me.meet) {
-            (Some((seen, _)), _) => Address::Tcp(SocketAddr::new(seen, hello.port)),
-            (None, MeetingPoint::Path(path)) => Address::Path(path_of(path, rank)),
+        addresses[rank] = match (socket.ends(), &self.me.meet) {
+            (Some((seen, _)), _) => Some(Address::Tcp(SocketAddr::new(seen, hello.port))),
+            (None, MeetingPoint::Path(path)) => Some(Address::Path(path_of(path, rank))),
+            (None, MeetingPoint::Mpi) => None,
             (None, MeetingPoint::Host { .. }) => return Ok(()),
-        });
+        };
         let mut line = Line::new(socket);
         line.send(&Note::Welcome);
         lines[rank] = Some(line);
@@ -154,17 +181,18 @@ impl Host<'_> {
     }
 
     fn missing(&self, missing: &[usize]) -> CommError {
-        let names: Vec<String> = missing.iter().map(usize::to_string).collect();
-        let plural = if names.len() > 1 { "ranks" } else { "rank" };
         let (ranks, meet, waited) = (self.me.ranks, &self.me.meet, self.wait.as_secs_f64());
         meeting_error(
-            format!(
-                "{plural} {} of {ranks} did not come to {meet} within {waited:.1} s",
-                names.join(", ")
-            ),
+            format!("{} of {ranks} did not come to {meet} within {waited:.1} s", named(missing)),
             "see whether they were started, and can reach that address; run.timeout_s allows more time",
         )
     }
+}
+
+/// Ranks as text.
+fn named(ranks: &[usize]) -> String {
+    let names: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    format!("{} {}", if names.len() > 1 { "ranks" } else { "rank" }, names.join(", "))
 }
 
 /// Any other rank at the meeting.
@@ -173,13 +201,23 @@ pub(super) struct Guest<'a> {
     pub(super) hello: Hello,
     pub(super) wait: Duration,
     pub(super) start: Instant,
+    /// The MPI job whose processes meet, if it is one.
+    pub(super) mpi: Option<&'a Arc<Mpi>>,
+    /// Tells people what is waited for, if that lasts.
+    pub(super) tell: &'a dyn Fn(&str),
 }
 
 impl Guest<'_> {
     pub(super) fn come(mut self) -> Result<Membership, CommError> {
-        let listener = self.listen()?;
-        self.hello.port = listener.as_ref().map_or(0, Listener::port);
-        let (mut line, listener) = self.find(listener)?;
+        let (mut line, listener) = match self.mpi {
+            Some(mpi) => (self.greet(mpi), None),
+            None => {
+                let listener = self.listen()?;
+                self.hello.port = listener.as_ref().map_or(0, Listener::port);
+                let (line, listener) = self.find(listener)?;
+                (line, Some(listener))
+            }
+        };
         let table = loop {
             match line.next() {
                 Some(Note::Table(table)) => break table,
@@ -197,14 +235,24 @@ impl Guest<'_> {
             }
         };
         let reached = line.socket.ends().map(|(host, _)| host);
-        let addresses = read_table(&table, self.me, reached).ok_or_else(|| {
-            meeting_error("rank 0 sent an invalid list of addresses", "start the job again")
-        })?;
+        let addresses = match self.mpi {
+            Some(_) => Some(Vec::new()),
+            None => read_table(&table, self.me, reached),
+        };
+        let addresses = addresses.ok_or_else(invalid)?;
         let mut lines: Vec<Option<Line>> = (0..self.me.ranks).map(|_| None).collect();
         lines[0] = Some(line);
         let (me, lines) = (self.me.clone(), Mutex::new(lines));
-        let door = Mutex::new(Door::new(listener, Arrivals::default()));
-        Ok(Membership { me, hello: self.hello, door, addresses, lines, wait: self.wait })
+        let door = listener.map(|listener| Door::new(listener, Arrivals::default()));
+        let reach = reach(door, addresses, self.mpi)?;
+        Ok(Membership { me, hello: self.hello, reach, lines, wait: self.wait })
+    }
+
+    /// Says hello to rank 0 of an MPI job.
+    fn greet(&self, mpi: &Arc<Mpi>) -> Line {
+        let mut socket = Socket::Mpi(mpi.line(0));
+        write_all(&mut socket, &self.hello.bytes(), ANSWER);
+        Line::new(socket)
     }
 
     /// Opens the own socket, if ranks meet at a path. Otherwise the address is known only when rank
@@ -224,8 +272,16 @@ impl Guest<'_> {
 
     /// Finds rank 0, and is welcomed.
     fn find(&mut self, own: Option<Listener>) -> Result<(Line, Listener), CommError> {
-        let mut own = own;
+        let (mut own, mut told) = (own, false);
         while self.start.elapsed() < self.wait {
+            if self.start.elapsed() >= NOTICE && !std::mem::replace(&mut told, true) {
+                let (rank, wait) = (self.me.rank, self.wait.as_secs_f64());
+                (self.tell)(&format!(
+                    "rank {rank} has found no rank 0 at {} yet: see whether rank 0 was started, and \
+                     whether MASTER_ADDR names its host; it waits for {wait:.0} s in all (run.timeout_s)",
+                    self.me.meet
+                ));
+            }
             let addresses = candidates(&self.me.meet)?;
             for address in &addresses {
                 let left = self.wait.saturating_sub(self.start.elapsed()).min(ANSWER);
@@ -278,6 +334,23 @@ impl Guest<'_> {
     }
 }
 
+/// How a process reaches the others from now on.
+fn reach(
+    door: Option<Door>,
+    addresses: Vec<Address>,
+    mpi: Option<&Arc<Mpi>>,
+) -> Result<Reach, CommError> {
+    match (door, mpi) {
+        (_, Some(mpi)) => Ok(Reach::Mpi(mpi.clone())),
+        (Some(door), None) => Ok(Reach::Sockets { door: Mutex::new(door), addresses }),
+        (None, None) => Err(invalid()),
+    }
+}
+
+fn invalid() -> CommError {
+    meeting_error("rank 0 sent an invalid list of addresses", "start the job again")
+}
+
 /// The first note on a line, for at most this time.
 fn answer(line: &mut Line, patience: Duration) -> Option<Note> {
     let start = Instant::now();
@@ -298,6 +371,6 @@ fn beside(socket: &Socket) -> Address {
 
 fn rest(socket: &Socket) {
     let mut poll = Poll::default();
-    poll.add(socket, false);
+    socket.watch(&mut poll, false);
     poll.wait(Duration::from_millis(50));
 }

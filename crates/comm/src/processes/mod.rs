@@ -13,6 +13,7 @@
 mod addresses;
 mod environment;
 mod hello;
+mod hosts;
 mod identity;
 mod job;
 mod launcher;
@@ -24,5 +25,6 @@ mod world;
 
 pub use environment::{BadEnvironment, Environment, MeetingPoint, names};
 pub use hello::Token;
+pub use hosts::{BadHostFile, HostShare};
 pub use job::Membership;
 pub use launcher::{Processes, StateMemory};

@@ -1,4 +1,5 @@
-//! Unix sockets and TCP connections behind one type, none of which ever blocks once it is open.
+//! Unix sockets, TCP connections and streams of an MPI job behind one type, none of which ever blocks once
+//! it is open.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -6,6 +7,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::Duration;
+
+use phalanx_sys::Poll;
+
+use crate::mpi::MpiStream;
+use crate::streams::Stream;
 
 /// Where a process listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +33,7 @@ impl std::fmt::Display for Address {
 pub(super) enum Socket {
     Unix(UnixStream),
     Tcp(TcpStream),
+    Mpi(MpiStream),
 }
 
 impl Socket {
@@ -56,7 +63,7 @@ impl Socket {
     /// The addresses of the other end and of this one.
     pub(super) fn ends(&self) -> Option<(IpAddr, IpAddr)> {
         match self {
-            Socket::Unix(_) => None,
+            Socket::Unix(_) | Socket::Mpi(_) => None,
             Socket::Tcp(stream) => {
                 Some((stream.peer_addr().ok()?.ip(), stream.local_addr().ok()?.ip()))
             }
@@ -69,6 +76,7 @@ impl Read for Socket {
         match self {
             Socket::Unix(stream) => stream.read(bytes),
             Socket::Tcp(stream) => stream.read(bytes),
+            Socket::Mpi(stream) => stream.read(bytes),
         }
     }
 
@@ -76,6 +84,7 @@ impl Read for Socket {
         match self {
             Socket::Unix(stream) => stream.read_vectored(slices),
             Socket::Tcp(stream) => stream.read_vectored(slices),
+            Socket::Mpi(stream) => stream.read_vectored(slices),
         }
     }
 }
@@ -85,6 +94,7 @@ impl Write for Socket {
         match self {
             Socket::Unix(stream) => stream.write(bytes),
             Socket::Tcp(stream) => stream.write(bytes),
+            Socket::Mpi(stream) => stream.write(bytes),
         }
     }
 
@@ -92,6 +102,7 @@ impl Write for Socket {
         match self {
             Socket::Unix(stream) => stream.write_vectored(slices),
             Socket::Tcp(stream) => stream.write_vectored(slices),
+            Socket::Mpi(stream) => stream.write_vectored(slices),
         }
     }
 
@@ -100,11 +111,12 @@ impl Write for Socket {
     }
 }
 
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
+impl Stream for Socket {
+    fn watch(&self, poll: &mut Poll, write: bool) {
         match self {
-            Socket::Unix(stream) => stream.as_fd(),
-            Socket::Tcp(stream) => stream.as_fd(),
+            Socket::Unix(stream) => poll.add(stream, write),
+            Socket::Tcp(stream) => poll.add(stream, write),
+            Socket::Mpi(stream) => stream.watch(poll, write),
         }
     }
 }

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use phalanx_sys::Poll;
 
 use super::hello::{HELLO, Hello, Refusal};
-use super::job::{Membership, meeting_error};
+use super::job::{Membership, Reach, meeting_error};
 use super::line::{Line, Note, write_all};
-use super::socket::{Listener, Socket};
+use super::socket::{Address, Listener, Socket};
 use crate::error::CommError;
+use crate::streams::Stream;
 
 /// Connections that have not said who they are: the most at once, and how long each may take.
 const STRANGERS: usize = 256;
@@ -31,6 +32,13 @@ struct Arrival {
 }
 
 impl Arrivals {
+    /// Connections that are open already.
+    pub(super) fn of(sockets: impl Iterator<Item = Socket>) -> Self {
+        let since = Instant::now();
+        let arrival = |socket| Arrival { socket, held: [0; HELLO], count: 0, since };
+        Self { list: sockets.map(arrival).collect() }
+    }
+
     /// Takes all new connections.
     pub(super) fn listen(&mut self, listener: &Listener) {
         self.list.retain(|arrival| arrival.since.elapsed() < PATIENCE);
@@ -72,7 +80,7 @@ impl Arrivals {
 
     /// Adds all connections to what is waited for.
     pub(super) fn watch(&self, poll: &mut Poll) {
-        self.list.iter().for_each(|arrival| poll.add(&arrival.socket, false));
+        self.list.iter().for_each(|arrival| arrival.socket.watch(poll, false));
     }
 }
 
@@ -112,11 +120,18 @@ impl Membership {
     /// A stream to every other process, by rank, for a new world. All processes must call it
     /// together; worlds are counted, so that a process that is ahead is not taken for another.
     pub(super) fn connect(&self) -> Result<Vec<Option<Socket>>, CommError> {
-        let mut door = self.door.lock().unwrap_or_else(PoisonError::into_inner);
+        let (door, addresses) = match &self.reach {
+            Reach::Sockets { door, addresses } => (door, addresses),
+            Reach::Mpi(mpi) => {
+                let streams = mpi.streams(self.ranks()).unwrap_or_default();
+                return Ok(streams.into_iter().map(|stream| stream.map(Socket::Mpi)).collect());
+            }
+        };
+        let mut door = door.lock().unwrap_or_else(PoisonError::into_inner);
         let door = &mut *door;
         door.worlds += 1;
         let (world, me, start) = (door.worlds, self.rank(), Instant::now());
-        let mut calls = self.call(world)?;
+        let mut calls = self.call(addresses, world)?;
         let mut streams: Vec<Option<Socket>> = (0..self.ranks()).map(|_| None).collect();
         let mut poll = Poll::default();
         loop {
@@ -158,16 +173,16 @@ impl Membership {
             poll.add(&door.listener, false);
             door.arrivals.watch(&mut poll);
             let open = calls.iter().flatten().filter(|line| !line.closed);
-            open.for_each(|line| poll.add(&line.socket, false));
+            open.for_each(|line| line.socket.watch(&mut poll, false));
             self.rest(&mut poll);
         }
     }
 
     /// Calls all lower ranks, which listen since the meeting.
-    fn call(&self, world: u64) -> Result<Vec<Option<Line>>, CommError> {
+    fn call(&self, addresses: &[Address], world: u64) -> Result<Vec<Option<Line>>, CommError> {
         let hello = Hello { world, ..self.hello };
         let mut calls = Vec::new();
-        for (rank, address) in self.addresses.iter().enumerate().take(self.rank()) {
+        for (rank, address) in addresses.iter().enumerate().take(self.rank()) {
             let mut socket = Socket::connect(address, self.wait).map_err(|error| {
                 // If it has ended, that is the reason.
                 self.check_lines().err().unwrap_or_else(|| {

@@ -92,9 +92,10 @@ impl Outstanding {
             CollectiveOp::AllToAllRagged { send, receive } => [send, receive].concat(),
             _ => Vec::new(),
         };
-        let own = Announced { header: Header::of(call), site: call.site, counts };
-        let unknown =
-            Announced { header: Header::nothing(), site: Site::default(), counts: Vec::new() };
+        let own =
+            Announced { header: Header::of(call), site: call.site, counts, block: Vec::new() };
+        let (header, site) = (Header::nothing(), Site::default());
+        let unknown = Announced { header, site, counts: Vec::new(), block: Vec::new() };
         let mut announced = vec![(unknown, false); n];
         announced[me] = (own, true);
         let mut call = Self {
@@ -202,6 +203,26 @@ impl Outstanding {
         let known = &mut self.announced[member];
         self.silent -= usize::from(!known.1);
         *known = (announced, true);
+    }
+
+    /// Stores the blocks that came with the calls of members, now that all calls match. Fails with a
+    /// member whose block is not as long as its call says.
+    pub(super) fn store_early(&mut self) -> Result<(), usize> {
+        for member in 0..self.announced.len() {
+            let block = std::mem::take(&mut self.announced[member].0.block);
+            if block.is_empty() {
+                continue;
+            }
+            let incoming = self.given[member];
+            let Some(region) = incoming.region.filter(|_| incoming.left() == block.len()) else {
+                return Err(member);
+            };
+            // SAFETY: the call has not ended: by the rules of `start` its blocks may be written, and
+            // nothing else touches them.
+            unsafe { region.put(0, &block[..region.bytes()]) };
+            self.count_read(member, Phase::Given, block.len());
+        }
+        Ok(())
     }
 
     /// Whether a member has started the call.

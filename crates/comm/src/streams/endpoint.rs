@@ -48,6 +48,9 @@ pub(super) struct Endpoint {
     pub(super) doubt: Option<ReportedMismatch>,
     pub(super) traffic: Traffic,
     pub(super) waited: Duration,
+    /// Whether a rank that waits looks again for a while before it sleeps, and how long it has looked.
+    pub(super) spins: bool,
+    pub(super) spun: Duration,
     pub(super) poll: Poll,
     pub(super) sources: Vec<Place>,
     pub(super) pointers: Pointers,
@@ -65,16 +68,20 @@ pub(super) struct ReportedMismatch {
 }
 
 impl Endpoint {
-    /// The endpoint of a rank with these streams, by rank; none to itself.
+    /// The endpoint of a rank with these streams, by rank; none to itself. `local` ranks share this
+    /// host's cores.
     pub(super) fn new(
         rank: usize,
         streams: Vec<Option<Box<dyn Stream>>>,
         options: Options,
+        local: usize,
     ) -> Self {
         let world = Group::world(streams.len());
         let mut endpoint = Self {
             links: streams.iter().map(|_| Link::default()).collect(),
             shared: Arc::new(Shared::new(rank, streams)),
+            spins: options.spins(local),
+            spun: Duration::ZERO,
             options,
             lanes: Vec::new(),
             numbers: HashMap::new(),
@@ -296,10 +303,9 @@ impl Communicator for Endpoint {
         self.traffic.clear();
     }
 
-    /// A rank that waits here sleeps, so it uses no processor time.
     fn busy(&self) -> Busy {
-        let (busy, spinning) = (phalanx_sys::thread_cpu_time(), Duration::ZERO);
-        Busy { busy, spinning, waited: self.waited }
+        let busy = phalanx_sys::thread_cpu_time().saturating_sub(self.spun);
+        Busy { busy, spinning: self.spun, waited: self.waited + self.spun }
     }
 
     fn abort(&mut self, message: &str) {

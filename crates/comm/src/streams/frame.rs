@@ -15,8 +15,16 @@ pub(super) enum Frame {
     Group { number: u32, channel: Option<u32>, ranks: Vec<usize> },
     /// From now on this number means a call site.
     Site { number: u32, name: String },
-    /// The sender has started a call of a group.
-    Call { group: u32, sequence: u64, header: Header, site: u32, counts: Vec<usize> },
+    /// The sender has started a call of a group. `block` is what it gives the receiver, if that is
+    /// small; otherwise it follows when all members have started the call.
+    Call {
+        group: u32,
+        sequence: u64,
+        header: Header,
+        site: u32,
+        counts: Vec<usize>,
+        block: Vec<u8>,
+    },
     /// `bytes` bytes of a call follow this frame.
     Data { group: u32, sequence: u64, phase: Phase, bytes: usize },
     /// The sender stops, because of this rank. `mismatch` names a call that the receiver takes part
@@ -60,12 +68,14 @@ impl Frame {
                 out.extend_from_slice(name.as_bytes());
                 1
             }
-            Frame::Call { group, sequence, header, site, counts } => {
+            Frame::Call { group, sequence, header, site, counts, block } => {
                 put32(out, *group);
                 put64(out, *sequence);
                 put_header(out, header);
                 put32(out, *site);
+                put32(out, counts.len() as u32);
                 counts.iter().for_each(|&count| put64(out, count as u64));
+                out.extend_from_slice(block);
                 2
             }
             Frame::Data { group, sequence, phase, bytes } => {
@@ -144,7 +154,13 @@ impl Body<'_> {
                 sequence: self.take64()?,
                 header: self.header()?,
                 site: self.take32()?,
-                counts: self.numbers()?,
+                counts: {
+                    let count = self.take32()? as usize;
+                    let (counts, rest) = self.0.split_at_checked(count.checked_mul(8)?)?;
+                    self.0 = rest;
+                    Body(counts).numbers()?
+                },
+                block: self.0.to_vec(),
             },
             3 => Frame::Data {
                 group: self.take32()?,
@@ -228,7 +244,14 @@ mod tests {
             Frame::Group { number: 7, channel: Some(2), ranks: vec![4, 0] },
             Frame::Group { number: 8, channel: None, ranks: vec![] },
             Frame::Site { number: 1, name: "blocks.3 grad".to_string() },
-            Frame::Call { group: 7, sequence: 1 << 40, header, site: 1, counts: vec![1, 0, 9] },
+            Frame::Call {
+                group: 7,
+                sequence: 1 << 40,
+                header,
+                site: 1,
+                counts: vec![1, 0, 9],
+                block: vec![5; 100],
+            },
             Frame::Data { group: 7, sequence: 5, phase: Phase::Result, bytes: 1 << 33 },
             Frame::Abort { rank: 3, mismatch: Some((7, 5)), message: "no luck".to_string() },
             Frame::Abort { rank: 0, mismatch: None, message: String::new() },
@@ -245,5 +268,30 @@ mod tests {
         }
         assert_eq!((at, Frame::read(&[0, 0, 0, 0, 9])), (bytes.len(), Err(BROKEN)));
         assert_eq!(Frame::read(&[255, 255, 255, 255, 3]), Err(BROKEN));
+    }
+    /// Bytes of any kind are a frame of at most their length, an incomplete one, or an error.
+    #[test]
+    fn other_bytes_are_never_more_than_they_are() {
+        let mut word = 7_u64;
+        let mut next = move || {
+            word = word.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (word >> 40) as usize
+        };
+        for _ in 0..20_000 {
+            let mut bytes: Vec<u8> = (0..next() % 80).map(|_| next() as u8).collect();
+            // Often a length that fits, and a kind that exists.
+            if bytes.len() >= HEAD && next() % 4 > 0 {
+                let len = (bytes.len() - HEAD - next() % (bytes.len() - HEAD + 1)) as u32;
+                bytes[..4].copy_from_slice(&len.to_le_bytes());
+                bytes[4] = (next() % 6) as u8;
+            }
+            if let Ok(Some((frame, len))) = Frame::read(&bytes) {
+                assert!(len <= bytes.len());
+                let mut again = Vec::new();
+                frame.write(&mut again);
+                // Text that was not valid is longer as valid text.
+                assert!(again.len() <= 3 * len + HEAD, "{frame:?}");
+            }
+        }
     }
 }

@@ -6,20 +6,28 @@ use super::calls::Stage;
 use super::endpoint::Endpoint;
 use super::link::Last;
 use crate::error::{CommError, Missing};
+use crate::sync::{TIMED, relax};
 
 /// A rank that was stopped from outside notices it after at most this time.
 const REST: Duration = Duration::from_millis(50);
 
+/// How long a rank that has a core for itself looks for data before it sleeps.
+const LOOKING: Duration = Duration::from_micros(200);
+
 impl Endpoint {
     /// Makes progress on calls until one has ended.
     pub(super) fn wait_until_done(&mut self, index: u32) -> Result<(), CommError> {
-        let mut since = Instant::now();
+        let (mut since, mut looked) = (Instant::now(), false);
         loop {
             let failed = self.shared.failure().is_some();
             // Before this rank reports that it was stopped, it looks for a better error: all
             // members of a mismatched call detect the mismatch themselves.
             let moved = self.advance()?;
-            if self.calls[index as usize].stage == Stage::Done {
+            let done = self.calls[index as usize].stage == Stage::Done;
+            if (done || moved) && std::mem::take(&mut looked) {
+                self.spun += since.elapsed();
+            }
+            if done {
                 return Ok(());
             }
             if failed && !self.is_in_doubt() {
@@ -28,6 +36,15 @@ impl Endpoint {
             if moved {
                 since = Instant::now();
                 continue;
+            }
+            // What is on its way comes soon; a rank that sleeps would notice it late.
+            if TIMED && self.spins && since.elapsed() < LOOKING {
+                looked = true;
+                relax();
+                continue;
+            }
+            if std::mem::take(&mut looked) {
+                self.spun += since.elapsed();
             }
             self.check_streams(since.elapsed())?;
             if since.elapsed() >= self.options.timeout {
@@ -57,7 +74,7 @@ impl Endpoint {
         self.poll.clear();
         for (rank, link) in self.links.iter().enumerate().filter(|(_, link)| !link.gone) {
             if let Some(wire) = self.shared.wire(rank) {
-                self.poll.add(&*wire, wire.has_work(!link.blocks.is_empty()));
+                wire.watch(&mut self.poll, wire.has_work(!link.blocks.is_empty()));
             }
         }
         self.poll.wait(left.min(REST));

@@ -13,6 +13,8 @@ pub(super) struct Announced {
     pub(super) site: Site,
     /// For ragged calls: the counts sent to all members, then those received from them.
     pub(super) counts: Vec<usize>,
+    /// What it gives this rank, if it came with the call.
+    pub(super) block: Vec<u8>,
 }
 
 /// A group, or a channel between two ranks, in which calls are numbered.

@@ -12,8 +12,7 @@ use crate::threads::Options;
 
 /// Ranks of this process that communicate only over socket pairs.
 ///
-/// The options `waiting` and `depth` have no effect: ranks sleep while they wait, and may have any
-/// number of calls outstanding.
+/// The option `depth` has no effect: ranks may have any number of calls outstanding.
 #[derive(Clone, Debug)]
 pub struct Streams {
     /// How many; at least one.
@@ -47,7 +46,7 @@ impl Streams {
         }
         let cores = share_cores(ranks, options.threads_per_rank, options.bind);
         let local = |(rank, (streams, cores))| {
-            let endpoint = Endpoint::new(rank, streams, options.clone());
+            let endpoint = Endpoint::new(rank, streams, options.clone(), ranks);
             let endpoint: Box<dyn Communicator> = Box::new(endpoint);
             LocalRank { endpoint, cores }
         };
@@ -55,15 +54,17 @@ impl Streams {
     }
 }
 
-/// The endpoint of a rank with these streams, by rank; none to itself.
+/// The endpoint of a rank with these streams, by rank; none to itself. `local` ranks share this host's
+/// cores.
 pub(crate) fn over_streams<S: Stream + 'static>(
     rank: usize,
     streams: Vec<Option<S>>,
     options: Options,
+    local: usize,
 ) -> Box<dyn Communicator> {
     let boxed = |stream: Option<S>| stream.map(|stream| -> Box<dyn Stream> { Box::new(stream) });
     let streams = streams.into_iter().map(boxed).collect();
-    Box::new(Endpoint::new(rank, streams, options))
+    Box::new(Endpoint::new(rank, streams, options, local))
 }
 
 impl Launcher for Streams {

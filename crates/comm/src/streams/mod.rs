@@ -1,10 +1,11 @@
 //! The transport whose ranks share no memory: every rank has a byte stream to every other.
 //!
 //! A call has two steps. First every member announces its call to all others; a member that has all
-//! announcements compares them, so a mismatch is found before any data are sent. Then data follow,
+//! announcements compares them, so a mismatch is found before any block is written. Then data follow,
 //! directly from the sender's blocks into the receiver's: a sender knows that the receiver has made
 //! the call, so there is always memory for what arrives, and reading from a stream never blocks. So
-//! members may wait in different orders, and only reductions need staging buffers.
+//! members may wait in different orders, and only reductions need staging buffers. A small block goes
+//! together with the announcement, and is kept there until all announcements match: one way less.
 //!
 //! Part `i` of a reduction goes to rank `i`, which adds in the order of the group with the same
 //! kernel as threads: the bits are the same. For an `all_reduce` the results are sent back.
@@ -27,3 +28,4 @@ mod wire;
 
 pub use launcher::Streams;
 pub(crate) use launcher::over_streams;
+pub(crate) use wire::Stream;

@@ -91,10 +91,10 @@ impl Endpoint {
             Frame::Site { number, name } => {
                 self.links[peer].sites.insert(number, Site::named(&name));
             }
-            Frame::Call { group, sequence, header, site, counts } => {
+            Frame::Call { group, sequence, header, site, counts, block } => {
                 let site = self.links[peer].sites.get(&site).copied().unwrap_or_default();
                 let (lane, member) = self.known(peer, group)?;
-                let announced = Announced { header, site, counts };
+                let announced = Announced { header, site, counts, block };
                 match self.lanes[lane].find(sequence) {
                     Some(call) => self.calls[call as usize].announce(member, announced),
                     None => self.lanes[lane].keep(member, sequence, announced),
@@ -142,6 +142,11 @@ impl Endpoint {
                 if self.shared.failure().is_some() {
                     return Ok(false);
                 }
+                let (lane, early) = (call.lane, self.calls[index as usize].store_early());
+                if let Err(member) = early {
+                    let peer = self.lanes[lane].group.ranks()[member];
+                    return Err(self.broken(peer, "it sent unexpected data"));
+                }
                 self.give(index);
                 Ok(true)
             }
@@ -179,7 +184,8 @@ impl Endpoint {
         for member in (1..n).map(|step| (me + step) % n) {
             let plan = self.calls[index as usize].plan();
             let extra = if plan.gives_more(me, member) { planted } else { 0 };
-            if let Some(region) = plan.given(member) {
+            // What is small went with the call.
+            if let Some(region) = plan.given(member).filter(|region| !is_small(region, extra)) {
                 self.send(index, member, Phase::Given, region, extra);
             }
         }
@@ -244,20 +250,25 @@ impl Endpoint {
 
     /// Announces this rank's call to the members of its group.
     pub(super) fn announce(&mut self, index: u32) {
+        let planted = self.planted(self.calls[index as usize].header().kind);
         let call = &mut self.calls[index as usize];
         let lane = &mut self.lanes[call.lane];
         let (number, site) = (call.lane as u32, call.site());
-        let own = call.own();
-        let frame = Frame::Call {
-            group: number,
-            sequence: call.sequence,
-            header: own.header,
-            site: if site == Site::default() { NONE } else { site.id() },
-            counts: own.counts.clone(),
-        };
         for (member, &rank) in lane.group.ranks().iter().enumerate() {
             let link = &mut self.links[rank];
             let Some(mut wire) = self.shared.wire(rank) else { continue };
+            let (own, plan) = (call.own(), call.plan());
+            let extra = if plan.gives_more(plan.me, member) { planted } else { 0 };
+            let small = plan.given(member).filter(|region| is_small(region, extra));
+            let frame = Frame::Call {
+                group: number,
+                sequence: call.sequence,
+                header: own.header,
+                site: if site == Site::default() { NONE } else { site.id() },
+                counts: own.counts.clone(),
+                // SAFETY: by the rules of `start` the block is readable and nothing writes it.
+                block: small.map_or_else(Vec::new, |region| unsafe { region.copied(extra) }),
+            };
             if !std::mem::replace(&mut lane.named[member], true) {
                 let ranks = lane.group.ranks().to_vec();
                 wire.push(&Frame::Group { number, channel: lane.channel, ranks });
@@ -269,4 +280,14 @@ impl Endpoint {
             call.unwritten += 1;
         }
     }
+}
+
+/// The most bytes of a block that goes to a member together with the call. The member keeps it until
+/// all have started the call, so it must be small.
+const SMALL: usize = 32 << 10;
+
+/// Whether a block goes together with its call. One without bytes goes nowhere.
+fn is_small(region: &Region, extra: usize) -> bool {
+    let bytes = region.bytes();
+    bytes > 0 && bytes + extra <= SMALL
 }

@@ -63,6 +63,22 @@ impl Region {
         }
     }
 
+    /// All bytes, followed by this many zeros.
+    ///
+    /// # Safety
+    /// The block is readable and nothing writes it.
+    pub(super) unsafe fn copied(&self, zeros: usize) -> Vec<u8> {
+        let (bytes, mut copy) = (self.bytes(), Vec::new());
+        copy.reserve_exact(bytes + zeros);
+        while copy.len() < bytes {
+            let (base, len) = self.run(copy.len());
+            // SAFETY: the run lies inside the block, which the caller guarantees.
+            copy.extend_from_slice(unsafe { std::slice::from_raw_parts(base, len) });
+        }
+        copy.resize(bytes + zeros, 0);
+        copy
+    }
+
     /// Adds the places of the bytes `at..at + count` to what is read into next.
     ///
     /// # Safety
@@ -114,6 +130,9 @@ mod tests {
         };
         assert_eq!(bytes(0, 99), [1, 2, 3, 5, 6, 7, 13, 14, 15, 17, 18, 19]);
         assert_eq!((bytes(2, 5), bytes(12, 1)), (vec![3, 5, 6, 7, 13], vec![]));
+        // SAFETY: as above.
+        let copied = unsafe { region.copied(2) };
+        assert_eq!(copied, [1, 2, 3, 5, 6, 7, 13, 14, 15, 17, 18, 19, 0, 0]);
         // SAFETY: as above.
         unsafe { region.put(5, &[70, 130]) };
         assert_eq!((memory[7], memory[13]), (70, 130));

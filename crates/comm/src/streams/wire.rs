@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
-use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,18 @@ use crate::communicator::Stop;
 use crate::error::Failure;
 use crate::sync::{Mutex, MutexGuard, Poll, TIMED};
 
-/// A byte stream to another rank, which never blocks.
-pub(crate) trait Stream: Read + Write + AsFd + Send {}
+/// A byte stream to another rank, which never blocks. This is all that the transport needs of what lies
+/// below it: a socket, a connection, messages of an MPI library.
+pub(crate) trait Stream: Read + Write + Send {
+    /// Adds the stream to what is waited for, until it can be read, or also written.
+    fn watch(&self, poll: &mut Poll, write: bool);
+}
 
-impl<S: Read + Write + AsFd + Send> Stream for S {}
+impl Stream for UnixStream {
+    fn watch(&self, poll: &mut Poll, write: bool) {
+        poll.add(self, write);
+    }
+}
 
 /// The most bytes of one data frame: other frames may have to wait for so many bytes, and so many
 /// may have to be filled up when a rank stops.
@@ -94,7 +102,7 @@ impl Shared {
             for mut wire in (0..self.world()).filter_map(|rank| self.wire(rank)) {
                 wire.write(&mut VecDeque::new(), &mut |_| {});
                 if wire.has_control() {
-                    poll.add(&*wire, true);
+                    wire.watch(&mut poll, true);
                     left = true;
                 }
             }
@@ -165,12 +173,6 @@ pub(super) struct Wire {
     ended: bool,
 }
 
-impl AsFd for Wire {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.stream.as_fd()
-    }
-}
-
 /// What follows a block in tests of the counters.
 static NOTHING: [u8; 64] = [0; 64];
 
@@ -210,6 +212,11 @@ impl Wire {
         self.control.append(&mut self.next);
         self.taken = self.asked;
         self.ended = true;
+    }
+
+    /// Adds the stream to what is waited for.
+    pub(super) fn watch(&self, poll: &mut Poll, write: bool) {
+        self.stream.watch(poll, write);
     }
 
     /// Whether frames are waiting to be written.

@@ -71,7 +71,7 @@ impl Default for Options {
 
 impl Options {
     /// Whether waiting ranks of a world of this size spin for a while.
-    pub(super) fn spins(&self, ranks: usize) -> bool {
+    pub(crate) fn spins(&self, ranks: usize) -> bool {
         let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get());
         match self.waiting {
             Waiting::Auto => ranks * self.threads_per_rank.max(1) <= cores(),

@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use shuttle::sync::{Mutex, MutexGuard};
+
+use crate::streams::Stream;
+use crate::sync::Poll;
 
 /// Bytes that a queue holds: less than most frames, so that they come in pieces; or more than all
 /// frames of a program, so that a rank's words are with one rank and not yet with another.
@@ -60,12 +62,9 @@ impl Write for Pipe {
     }
 }
 
-impl AsFd for Pipe {
-    /// Nobody waits on it here.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the standard input is never closed, and not used.
-        unsafe { BorrowedFd::borrow_raw(0) }
-    }
+impl Stream for Pipe {
+    /// The scheduler alone decides who runs.
+    fn watch(&self, _poll: &mut Poll, _write: bool) {}
 }
 
 impl Drop for Pipe {

@@ -248,7 +248,8 @@ fn memory_of_a_rank_that_fails_is_left_alone() {
         let result = handle.and_then(|handle| endpoint.wait(handle));
         assert!(all.iter().all(|&x| x >= 0.0), "{all:?}");
         match result {
-            Ok(()) => panic!("rank 2 has left the call, so it cannot end"),
+            // Over streams, what it gave may have come with its call.
+            Ok(()) => assert_eq!(*all, [1.0, 2.0, 3.0]),
             Err(CommError::Aborted(failure)) => {
                 assert_eq!((failure.rank, &*failure.message), (2, "no more"));
             }
@@ -268,9 +269,13 @@ fn a_rank_that_leaves_wakes_the_others() {
             endpoint.abort("it left");
             return;
         }
-        let result = handle.and_then(|handle| endpoint.wait(handle));
-        let error = result.unwrap_err().to_string();
-        assert!(error.contains("rank 0 failed: it left") || is_closed(&error), "{error}");
+        match handle.and_then(|handle| endpoint.wait(handle)).map_err(|error| error.to_string()) {
+            // Over streams, what it gave may have come with its call.
+            Ok(()) => assert_eq!(receive, [2.0]),
+            Err(error) => {
+                assert!(error.contains("rank 0 failed: it left") || is_closed(&error), "{error}");
+            }
+        }
     });
 }
 

@@ -7,6 +7,7 @@ use phalanx_session::{PipelineOrder, StageSplit};
 use phalanx_spmd::Strategy;
 
 use super::Trainer;
+use crate::ranks_as::RanksAs;
 
 impl Trainer<'_> {
     /// The ranks and how they are arranged: `dp=2 tp=2` are four ranks, in two pairs that share the
@@ -18,6 +19,30 @@ impl Trainer<'_> {
         if let Some(mesh) = self.parsed(mesh) {
             self.parallel.mesh = mesh;
         }
+        self
+    }
+
+    /// What the ranks of the mesh are. Default: threads of this process; or, if it was started as one
+    /// of several processes, those.
+    ///
+    /// With [`Processes(n)`](RanksAs::Processes) the program starts itself once for each rank, and the
+    /// process that did so ends with them: what follows [`Trainer::run`], [`Trainer::build`] or
+    /// [`Trainer::stepper`] happens in the processes of ranks, in each of them. All have the same
+    /// losses and weights; [`is_first`](crate::is_first) tells which one should report.
+    ///
+    /// ```no_run
+    /// use phalanx::{Ddp, Mlp, Processes, Table, Trainer};
+    ///
+    /// let data = Table::new(4).input("x", vec![0.0, 1.0, 2.0, 3.0]).target("y", vec![1.0, 3.0, 5.0, 7.0]);
+    /// let trainer = Trainer::new(Mlp::regression(1, [], 1)).data(data).batch(4).lr(0.1);
+    /// let report = trainer.mesh("dp=2").strategy(Ddp::default()).ranks(Processes(2)).run()?;
+    /// if phalanx::is_first() {
+    ///     println!("loss {}", report.last_loss());
+    /// }
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    pub fn ranks(mut self, ranks: RanksAs) -> Self {
+        self.ranks = Some(ranks);
         self
     }
 

@@ -8,7 +8,7 @@ macro_rules! examples {
         $(
             #[allow(dead_code, unreachable_pub, reason = "the example's own main is not called")]
             #[path = $path]
-            mod $name;
+            pub(crate) mod $name;
         )*
         const TEXTS: &[(&str, &str)] = &[$((stringify!($name), include_str!($path))),*];
     };
@@ -18,6 +18,7 @@ examples!(
     custom_model = "../../examples/custom_model.rs",
     own_loop = "../../examples/own_loop.rs",
     mlp_regression = "../../examples/mlp_regression.rs",
+    processes = "../../examples/processes.rs",
     ddp = "../../examples/ddp.rs",
     fsdp = "../../examples/fsdp.rs",
     zero = "../../examples/zero.rs",

@@ -4,6 +4,7 @@
 
 mod documented;
 mod examples;
+mod processes;
 mod refusals;
 mod trainer;
 mod training;

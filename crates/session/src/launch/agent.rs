@@ -19,7 +19,7 @@ use serde_json::json;
 
 use super::children::{Children, Folder, Starting};
 use super::sight::{FLIGHT, JOB, ledger, put, report, sights};
-use super::{Launched, system};
+use super::{Launched, new_token};
 use crate::folders::{CHECKPOINTS, LEDGER};
 
 /// How often processes are looked at, and how often they are looked at closely.
@@ -59,7 +59,7 @@ pub(super) struct Agent<'a> {
 impl<'a> Agent<'a> {
     pub(super) fn new(ranks: usize, program: &'a Launched) -> Result<Self> {
         let folder = Folder::new()?;
-        let token = Token::random().map_err(|e| system("random numbers for a token", &e))?;
+        let token = new_token()?;
         let recorder = FlightRecorder::create(ranks);
         let recorder = recorder.map_err(|e| Error::refused(Problem::new(e.to_string())))?;
         recorder.job().keep(&Ledger::default(), machine_nanos());

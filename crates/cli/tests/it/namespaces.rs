@@ -1,0 +1,93 @@
+//! Two hosts as network namespaces of this one, joined by a virtual cable: each has addresses of its own,
+//! and no other way to the other. Where that is not allowed (it takes root), two names of the loopback
+//! device are the two hosts, and the test says so.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use crate::command::phalanx;
+use crate::processes::{TINY, numbers, sets};
+
+/// Two namespaces; they are removed with everything in them.
+struct Cable {
+    names: [String; 2],
+}
+
+const ADDRESSES: [&str; 2] = ["10.213.77.1", "10.213.77.2"];
+
+fn ip(words: &str) -> Result<(), String> {
+    let output = Command::new("ip").args(words.split_whitespace()).output();
+    let output = output.map_err(|error| format!("ip: {error}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("ip {words}: {}", String::from_utf8_lossy(&output.stderr).trim())),
+    }
+}
+
+impl Cable {
+    fn new() -> Result<Self, String> {
+        let own = std::process::id();
+        let cable = Self { names: [format!("phx{own}a"), format!("phx{own}b")] };
+        let [one, other] = &cable.names;
+        ip(&format!("netns add {one}"))?;
+        ip(&format!("netns add {other}"))?;
+        ip(&format!("link add {one} netns {one} type veth peer name {other} netns {other}"))?;
+        for (name, address) in cable.names.iter().zip(ADDRESSES) {
+            ip(&format!("-n {name} addr add {address}/24 dev {name}"))?;
+            ip(&format!("-n {name} link set {name} up"))?;
+            ip(&format!("-n {name} link set lo up"))?;
+        }
+        Ok(cable)
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        self.names.iter().for_each(|name| drop(ip(&format!("netns del {name}"))));
+    }
+}
+
+/// A remote shell that enters the namespace of an address, and the file of hosts.
+fn prepare(dir: &Path) -> Option<Cable> {
+    let cable = Cable::new().map_err(|why| {
+        println!("no network namespaces, so both hosts are the loopback device: {why}");
+    });
+    let (enter, hosts) = match &cable {
+        Ok(Cable { names: [one, other] }) => (
+            format!(
+                "case $host in {}) ns={one};; *) ns={other};; esac\nexec ip netns exec $ns",
+                ADDRESSES[0]
+            ),
+            ADDRESSES,
+        ),
+        Err(()) => ("exec".to_owned(), ["127.0.0.1", "localhost"]),
+    };
+    let shell = format!("#!/bin/sh\nhost=$1\nshift\n{enter} sh -c \"$*\"\n");
+    std::fs::write(dir.join("rsh"), shell).unwrap();
+    std::fs::set_permissions(dir.join("rsh"), PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::write(dir.join("hosts"), hosts.map(|host| format!("{host} slots=1\n")).concat())
+        .unwrap();
+    cable.ok()
+}
+
+#[test]
+fn two_hosts_have_the_bits_of_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    let _cable = prepare(dir.path());
+    let launch = ["launch", "-n", "2", "--hosts", "hosts", "--rsh", "./rsh", "--"];
+    for keys in ["parallel.dp=2 parallel.zero=3", "parallel.pp=2 train.microbatches=4"] {
+        let train = |name: &str, before: &[&str]| {
+            let own = format!("{keys} train.steps=2 run.name={name}");
+            phalanx(dir.path(), &[before, &["train"], TINY, &sets(&own)]).ok()
+        };
+        assert_eq!(numbers(&train("threads", &[])), numbers(&train("hosts", &launch)), "{keys}");
+        let weights =
+            |name| std::fs::read(dir.path().join("runs").join(name).join("model.safetensors"));
+        assert!(weights("threads").unwrap() == weights("hosts").unwrap(), "{keys}");
+        std::fs::remove_dir_all(dir.path().join("runs")).unwrap();
+    }
+    let keys = sets("parallel.tp=2 model.layers=2");
+    let found = phalanx(dir.path(), &[&launch, &["verify"], TINY, &keys]).ok().json().remove(0);
+    assert_eq!(found["ok"], true, "{found}");
+}
