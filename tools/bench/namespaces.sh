@@ -23,13 +23,14 @@ for pair in "$A vetha 10.213.78.1" "$B vethb 10.213.78.2"; do
   ip -n "$ns" link set "$device" up
   ip -n "$ns" link set lo up
 done
-# A remote shell that enters the namespace of an address, with a host name of its own.
+# A remote shell that enters the namespace of an address, with a host name and a core of its own: each host would bind its
+# first rank to the first core, which is the same here.
 cat >"$WORK/rsh" <<SHELL
 #!/bin/sh
 host=\$1
 shift
-case \$host in 10.213.78.1) ns=$A;; *) ns=$B;; esac
-exec ip netns exec \$ns unshare --uts sh -c "hostname \$ns; \$*"
+case \$host in 10.213.78.1) ns=$A core=0;; *) ns=$B core=1;; esac
+exec taskset -c \$core ip netns exec \$ns unshare --uts sh -c "hostname \$ns; \$*"
 SHELL
 chmod +x "$WORK/rsh"
 printf '10.213.78.1 slots=1\n10.213.78.2 slots=1\n' >"$WORK/hosts"

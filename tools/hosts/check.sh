@@ -6,6 +6,7 @@
 #   tools/hosts/check.sh            all of it
 #   tools/hosts/check.sh openmpi    one part: openmpi, mpich, slurm or torchrun
 #   NO_INSTALL=1 tools/hosts/check.sh …    with what is installed already
+#   PHALANX=… SUITE=… tools/hosts/check.sh …    with a command and a test binary of `phalanx-comm` that are built already
 #
 # Processes that it starts are ended by their numbers. Nothing outside this machine is reached except the package archive.
 set -euo pipefail
@@ -19,6 +20,7 @@ FAILED=0
 
 end() {
   for id in "${STARTED[@]}"; do kill "$id" 2>/dev/null || true; done
+  wait 2>/dev/null || true
   rm -rf "$WORK"
 }
 trap end EXIT
@@ -45,11 +47,13 @@ ok() {
   fi
 }
 
-say "building"
-cargo build --release --quiet
-PHALANX=${CARGO_TARGET_DIR:-$ROOT/target}/release/phalanx
-SUITE=$(cargo test --release --quiet -p phalanx-comm --test it --no-run --message-format=json |
-  sed -nE 's/.*"executable":"([^"]+\/it-[^"]+)".*/\1/p' | tail -1)
+if [ -z "${PHALANX:-}" ] || [ -z "${SUITE:-}" ]; then
+  say "building"
+  cargo build --release --quiet
+  PHALANX=${CARGO_TARGET_DIR:-$ROOT/target}/release/phalanx
+  SUITE=$(cargo test --release --quiet -p phalanx-comm --test it --no-run --message-format=json |
+    sed -nE 's/.*"executable":"([^"]+\/it-[^"]+)".*/\1/p' | tail -1)
+fi
 LAYOUTS=("parallel.dp=2 parallel.zero=2" "parallel.tp=2 parallel.sp=true" "parallel.pp=2 train.microbatches=4")
 
 # trained FOLDER LAYOUT COMMAND…: trains with `COMMAND… phalanx train`, and on threads, and compares weights.
@@ -98,7 +102,7 @@ slurm() {
   host=$(hostname -s)
   mkdir -p "$WORK/slurm/state" "$WORK/slurm/spool1" "$WORK/slurm/spool2"
   head -c 1024 /dev/urandom >"$WORK/slurm/munge.key"
-  chmod 700 "$WORK/slurm"; chmod 400 "$WORK/slurm/munge.key"
+  chmod 755 "$WORK" "$WORK/slurm"; chmod 400 "$WORK/slurm/munge.key"
   cat >"$WORK/slurm/slurm.conf" <<CONF
 ClusterName=phalanx
 SlurmctldHost=$host(127.0.0.1)
@@ -119,9 +123,10 @@ TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
+SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
-NodeName=n[1-2] NodeHostname=$host NodeAddr=127.0.0.1 Port=[17001-17002] CPUs=4 State=UNKNOWN
+NodeName=n[1-2] NodeHostname=$host NodeAddr=127.0.0.1 Port=[17001-17002] CPUs=2 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
 CONF
   export SLURM_CONF=$WORK/slurm/slurm.conf
@@ -139,7 +144,8 @@ CONF
     [ "$(sinfo -h -o %D -t idle 2>/dev/null)" = 2 ] && break
     sleep 1
   done
-  sinfo || { tail -5 "$WORK"/slurm/*.log; say "Slurm did not start"; FAILED=1; return 0; }
+  sinfo
+  [ "$(sinfo -h -o %D -t idle 2>/dev/null)" = 2 ] || { tail -5 "$WORK"/slurm/*.log; say "Slurm did not start"; FAILED=1; return 0; }
   # Both nodes are this host, whose name is not n1: the meeting point is given.
   export MASTER_ADDR=127.0.0.1
   MASTER_PORT=21100 layouts "srun, a task for each rank" "$ROOT/tools/hosts/with.sh" "srun -N 2 -n 2 --overcommit $PHALANX" ""

@@ -4,10 +4,12 @@
 
 mod collectives;
 pub mod floor;
+mod gpu_step;
 mod partition;
 mod step;
 mod transport;
 
 pub use collectives::{CollectiveRow, collectives};
+pub use gpu_step::{GpuStepBench, gpu_step};
 pub use partition::{PartitionBench, partition};
 pub use step::{StepBench, random_batch, step};

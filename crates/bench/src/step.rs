@@ -22,9 +22,9 @@ use phalanx_session::rate::LearningRate;
 use phalanx_session::{Lowered, Prepared, Session, Settings};
 
 /// Steps before the clock starts.
-const WARM_UP: usize = 3;
+pub(crate) const WARM_UP: usize = 3;
 /// Steps that are timed.
-const TIMED: usize = 12;
+pub(crate) const TIMED: usize = 12;
 
 /// The result of `bench step`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -69,9 +69,9 @@ pub fn step(loaded: &Loaded) -> Result<StepBench> {
     let Timed { mut times, gemm_seconds, busy_seconds, kernel_scratch, packed } =
         steps(config, &network, &lowered)?;
     // The steps' memory is free again by now, so the products do not add to the peak.
-    let compute = config.precision.compute.into();
-    let floor =
-        floor::seconds(&lowered, &*host::own_machine(), compute, Effort::CAREFUL)?.unwrap_or(0.0);
+    let (compute, device) = (config.precision.compute.into(), config.run.device);
+    let floor = floor::seconds(&lowered, &*host::own_machine(device), compute, Effort::CAREFUL)?
+        .unwrap_or(0.0);
     let total: f64 = times.iter().sum();
     let ranks = lowered.ranks();
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get()).min(ranks);
@@ -109,7 +109,8 @@ struct Timed {
 
 fn steps(config: &Config, network: &Network, lowered: &Lowered) -> Result<Timed> {
     let threads = config.run.threads.get();
-    let mut session = Prepared::of(lowered, &*host::own_machine())?.start(&*network.start())?;
+    let mut session =
+        Prepared::of(lowered, &*host::own_machine(config.run.device))?.start(&*network.start())?;
     let rate = LearningRate::new(config);
     let (mut times, mut before, mut allocated) = (Vec::new(), Usage::default(), counts());
     for step in 1..=WARM_UP + TIMED {

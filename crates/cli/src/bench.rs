@@ -1,7 +1,7 @@
 //! `phalanx bench`: each benchmark as JSON or as a few readable lines.
 
 use phalanx::bench;
-use phalanx::config::Loaded;
+use phalanx::config::{DeviceKind, Loaded};
 use phalanx::error::Result;
 use phalanx::error::{bytes, counted};
 use phalanx::session::network;
@@ -11,6 +11,9 @@ use crate::out;
 
 /// Times full steps.
 pub(crate) fn step(settings: &Settings, loaded: &Loaded) -> Result<()> {
+    if loaded.config.run.device == DeviceKind::Cuda {
+        return gpu_step(settings, loaded);
+    }
     let result = bench::step(out::noted(loaded))?;
     if settings.json {
         out::json(&result);
@@ -42,6 +45,36 @@ pub(crate) fn step(settings: &Settings, loaded: &Loaded) -> Result<()> {
                 format!("for {ms:.1} ms in all, {:.1}% of their cores", 100.0 * share),
             _ => "time not measured (needs run.threads = 1)".to_owned(),
         },
+    ));
+    Ok(())
+}
+
+/// Times full steps on a GPU.
+fn gpu_step(settings: &Settings, loaded: &Loaded) -> Result<()> {
+    let result = bench::gpu_step(out::noted(loaded))?;
+    if settings.json {
+        out::json(&result);
+        return Ok(());
+    }
+    let of_peak = result
+        .mfu
+        .map_or(String::new(), |mfu| format!(", {:.1}% of what it can do in bf16", 100.0 * mfu));
+    out::line(&format!(
+        "step            {:.1} ms (median), {:.1} ms (best)\n\
+         tokens          {:.0} per second\n\
+         products        {:.1} TFLOP/s{of_peak}\n\
+         GPU memory      {} in all, {} of it arenas and workspaces\n\
+         first step      after {:.1} s\n\
+         ranks           {} on {}",
+        result.median_ms,
+        result.best_ms,
+        result.tokens_per_s,
+        result.tflops,
+        bytes(result.peak_device_bytes),
+        bytes(result.planned_device_bytes),
+        result.start_s,
+        result.ranks,
+        result.gpu,
     ));
     Ok(())
 }

@@ -24,6 +24,7 @@ mod kernel;
 mod launch;
 mod matching;
 mod mpi;
+mod planned;
 mod processes;
 mod rank_pool;
 mod recorder;
@@ -47,6 +48,7 @@ pub use error::{CommError, Failure, Side};
 pub use group::{Group, GroupId};
 pub use launch::{Launcher, LocalRank};
 pub use mpi::{Mpi, find_shim};
+pub use planned::{CallSite, CountedEndpoint, PlacedCall, PlannedCollective};
 pub use processes::{
     BadEnvironment, BadHostFile, Environment, HostShare, MeetingPoint, Membership, Processes,
     StateMemory, Token, names,

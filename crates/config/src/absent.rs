@@ -59,17 +59,7 @@ const ABSENT: &[(&[&str], &str)] = &[
         "leave it out, and write phalanx train --resume DIR",
     ),
     (
-        &[
-            "gpus",
-            "gpu",
-            "num_gpus",
-            "device",
-            "devices",
-            "cuda",
-            "nnodes",
-            "nproc_per_node",
-            "world_size",
-        ],
+        &["gpus", "gpu", "num_gpus", "devices", "cuda", "nnodes", "nproc_per_node", "world_size"],
         "set parallel.dp, tp, cp and pp: there are as many ranks as their product, threads or processes (run.ranks)",
     ),
     (

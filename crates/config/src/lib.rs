@@ -38,7 +38,7 @@ pub use parallel::{
     PipelineWarmup, SyncKind, TensorRules, TpKind, ZeroStage,
 };
 pub use precision::{FloatKind, PrecisionConfig};
-pub use run::{RankKind, RunConfig, RunName};
+pub use run::{DeviceKind, RankKind, RunConfig, RunName};
 pub use setting::{Bytes, Count, Fraction, NonNegative, Positive, Ratio, Setting};
 pub use sources::Sources;
 pub use train::{RecomputeKind, TrainConfig};

@@ -39,6 +39,8 @@ section! {
         /// program has started (env: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or Slurm's), or those
         /// of mpirun, whose bytes go through the MPI library (mpi).
         ranks: RankKind = "threads"; aka "backend" "launcher" "distributed_backend",
+        /// Where programs run: on the processor's cores, or on a GPU.
+        device: DeviceKind = "cpu"; aka "accelerator",
         /// Seconds that a rank waits for another, if ranks are processes.
         timeout_s: Count = "100"; aka "timeout" "dist_timeout" "init_timeout_seconds",
     }
@@ -59,6 +61,16 @@ choice! {
         Nccl = "nccl" later,
         /// Processes that another program has started.
         Env = "env",
+    }
+}
+
+choice! {
+    /// Where programs run.
+    pub enum DeviceKind {
+        /// The processor's cores.
+        Cpu = "cpu",
+        /// An NVIDIA GPU.
+        Cuda = "cuda",
     }
 }
 
@@ -101,7 +113,7 @@ impl RunConfig {
         let why = match self.ranks {
             RankKind::Gloo => Some("processes over sockets and TCP need no other library here"),
             RankKind::Nccl => {
-                Some("there is no GPU engine; on CPUs, processes communicate over TCP")
+                Some("NCCL is not used yet; ranks on GPUs exchange through the host's memory")
             }
             RankKind::Threads | RankKind::Processes | RankKind::Mpi | RankKind::Env => None,
         };

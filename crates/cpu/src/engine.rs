@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slot, Slots, Tier};
-use phalanx_comm::Communicator;
+use phalanx_comm::{Communicator, CountedEndpoint};
 use phalanx_engine::{
     Args, CallTimes, Calls, DiskStore, Engine, EngineError, Event, SequentialStep, Span, Stamps,
     StepWatch, Way,
@@ -20,9 +20,7 @@ use phalanx_sys::Arena;
 
 use crate::pool::{Pool, PoolSettings};
 use crate::requirements::CpuRequirements;
-use crate::tasks::{
-    self, Bases, Context, Endpoint, Failure, Operation, Outstanding, RankEndpoint, Share, Var,
-};
+use crate::tasks::{self, Bases, Context, Endpoint, Failure, Operation, Outstanding, Share, Var};
 use arenas::{Arenas, allocate, offered};
 use disk::Disk;
 pub use kernel::Kernel;
@@ -81,7 +79,7 @@ impl CpuEngine {
             });
         }
         let engine = Self::with_pool(threads, threads.saturating_mul(world))?;
-        Ok(Self { comm: Some(Mutex::new(RankEndpoint::new(comm))), rank, world, ..engine })
+        Ok(Self { comm: Some(Mutex::new(CountedEndpoint::new(comm))), rank, world, ..engine })
     }
 
     /// `all` threads compute at the same time on this machine.
@@ -297,9 +295,7 @@ impl Engine for CpuEngine {
         let comm = self.comm.as_ref();
         let comm =
             comm.ok_or_else(|| failed("this engine has no other rank to communicate with".into()))?;
-        let transfer = tasks::message(comm, messages, way, label);
-        let task = Box::new(transfer.map_err(|e| failed(e.to_string()))?);
-        Ok(Kernel::of(label, task))
+        Ok(Kernel::of(label, Box::new(tasks::message(comm, messages, way, label))))
     }
 
     fn copy(

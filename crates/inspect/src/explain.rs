@@ -326,7 +326,7 @@ fn kernel_scratch(lowered: &Lowered) -> Result<usize> {
     if lowered.ranks() > 1 {
         return Ok(0);
     }
-    let mut ranks = host::threads().launch(&Planner::new(lowered)?)?;
+    let mut ranks = host::threads_of(lowered.settings.device).launch(&Planner::new(lowered)?)?;
     let answers = ranks.ask(Command::Measure)?;
     let beside = |answer: &Reply| match answer {
         Reply::Measured(measured) => measured.scratch_bytes,

@@ -13,7 +13,7 @@ use phalanx_script::{Category, Moved, Route};
 use serde::Serialize;
 
 use crate::memory_advice;
-use phalanx_config::{FloatKind, Loaded, OptimKind, Sources};
+use phalanx_config::{DeviceKind, FloatKind, Loaded, OptimKind, Sources};
 use phalanx_error::{Error, Result};
 use phalanx_session::corpus::{self, with_step_data};
 use phalanx_session::host;
@@ -100,7 +100,7 @@ pub fn sources(sources: &Sources) -> Result<Loaded> {
 /// Runs the steps on one rank and in the layout, and compares.
 pub fn verify(loaded: &Loaded, steps: usize) -> Result<Verified> {
     job::fits(loaded.config.parallel.ranks().get())?;
-    verify_with(loaded, steps, &*host::ranks())
+    verify_with(loaded, steps, &*host::ranks(loaded.config.run.device))
 }
 
 /// The same, on this backend.
@@ -122,7 +122,13 @@ pub fn verify_as(
         parallel: Parallel::default(),
         // A memory limit for each of many ranks does not apply to one rank that holds everything.
         memory_limit: MemoryLimit::of_machine(),
+        // Whatever the ranks compute on, they are compared with one that computes on the cores.
+        device: DeviceKind::Cpu,
         ..settings.clone()
+    };
+    let reference = match settings.device {
+        DeviceKind::Cpu => "one rank, same micro-batches",
+        DeviceKind::Cuda => "one rank on the CPU, same micro-batches",
     };
     let mut one = Prepared::new(&models, alone)?.start(&*network.start())?;
     let settings = settings.measured(&models)?;
@@ -149,7 +155,7 @@ pub fn verify_as(
     let bounds = Bounds::of(loaded);
     Ok(Verified {
         ok: bounds.hold(&found) && mismatches.is_empty(),
-        reference: "one rank, same micro-batches",
+        reference,
         loss_max_rel: found.loss,
         grad_norm_max_rel: found.grad_norm,
         grad_max_rel: found.gradients.largest,

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use phalanx_autodiff::Recompute;
+use phalanx_config::DeviceKind;
 use phalanx_error::Result;
 use phalanx_ir::{DType, IrError, Model, Role};
 use phalanx_models::Architecture;
@@ -316,6 +317,7 @@ impl<'a> Trainer<'a> {
                 None => MemoryLimit::of_machine(),
             },
             parallel: self.parallel.clone(),
+            device: DeviceKind::Cpu,
             threads: self.threads.unwrap_or_else(|| default_threads(self.parallel.ranks())).max(1),
             controller: Arc::new(EveryStep),
             saves: false,

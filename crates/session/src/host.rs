@@ -1,55 +1,109 @@
-//! The default backends of the command and the library: ranks are threads on this machine's cores, or
-//! the processes of a job. Only this file names an engine and a transport.
+//! The default backends of the command and the library: ranks are threads on this machine, or the
+//! processes of a job, and compute on its cores or on a GPU. Only this file names engines and
+//! transports.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use phalanx_call::Requirements;
 use phalanx_comm::{Communicator, Launcher, Options, Processes, StateMemory, Threads};
+use phalanx_config::DeviceKind;
 use phalanx_cpu::{CpuEngine, CpuRequirements};
+use phalanx_cuda::{CudaEngine, CudaRequirements, Device};
+use phalanx_engine::{Counters, Engine};
 
 use crate::{Backend, EngineBackend, Size, again, job};
-use phalanx_error::Result;
+use phalanx_error::{Error, Problem, Result};
 
-/// The memory that this machine's engine needs besides the values of programs.
+/// The memory that the CPU engine needs besides the values of programs.
 pub fn requirements() -> Arc<dyn Requirements> {
-    Arc::new(CpuRequirements)
+    requirements_of(DeviceKind::Cpu)
+}
+
+/// The memory that a device's engine needs besides the values of programs.
+pub fn requirements_of(device: DeviceKind) -> Arc<dyn Requirements> {
+    match device {
+        DeviceKind::Cpu => Arc::new(CpuRequirements),
+        DeviceKind::Cuda => Arc::new(CudaRequirements),
+    }
 }
 
 /// The processes of the job that this process has joined, each with one rank, if a session has as
 /// many ranks; otherwise threads.
-pub fn ranks() -> Box<dyn Backend> {
-    Box::new(backend(|_| Options::default()))
+pub fn ranks(device: DeviceKind) -> Box<dyn Backend> {
+    backend(device, job_or_threads, |_| Options::default())
 }
 
-/// Ranks as threads.
+/// Ranks as threads that compute on the cores.
 pub fn threads() -> Box<dyn Backend> {
-    threads_with(Options::default())
+    threads_of(DeviceKind::Cpu)
+}
+
+/// Ranks as threads that compute on a device.
+pub fn threads_of(device: DeviceKind) -> Box<dyn Backend> {
+    backend(device, only_threads, |_| Options::default())
 }
 
 /// The same as [`ranks`], for a program that has the machine to itself: each rank is bound to its own
 /// core if there are enough cores.
-pub fn own_machine() -> Box<dyn Backend> {
-    Box::new(backend(|size| Options { bind: size.ranks > 1, ..Options::default() }))
+pub fn own_machine(device: DeviceKind) -> Box<dyn Backend> {
+    // A rank that computes on a GPU only issues work.
+    let binds = device == DeviceKind::Cpu;
+    let options = move |size: Size| Options { bind: binds && size.ranks > 1, ..Options::default() };
+    backend(device, job_or_threads, options)
 }
 
-/// Ranks as threads that wait for each other as `options` say.
+/// Ranks as threads that wait for each other as `options` say, and compute on the cores.
 pub fn threads_with(options: Options) -> Box<dyn Backend> {
-    let launcher = |size: Size, options| -> Box<dyn Launcher> {
-        Box::new(Threads { ranks: size.ranks, options })
-    };
-    Box::new(over(launcher, move |_| options.clone()))
+    backend(DeviceKind::Cpu, only_threads, move |_| options.clone())
 }
 
-fn backend(options: impl Fn(Size) -> Options + Send + Sync) -> impl Backend {
-    over(job_or_threads, options)
+/// Refuses a device that is not there, in one message that says what is missing.
+pub fn require(device: DeviceKind) -> Result<()> {
+    match device {
+        DeviceKind::Cpu => Ok(()),
+        DeviceKind::Cuda => gpu().map(drop),
+    }
+}
+
+/// What a GPU is, for reports.
+#[derive(Clone, PartialEq, Debug)]
+pub struct GpuFacts {
+    /// Its name.
+    pub name: String,
+    /// Bytes of its memory that are free now.
+    pub free: usize,
+    /// Bytes of its memory.
+    pub total: usize,
+    /// Its peak rate of bf16 products in FLOP/s, if it is known.
+    pub bf16_rate: Option<f64>,
+}
+
+/// The GPU of this process; a refusal that says what is missing if there is none.
+pub fn gpu() -> Result<GpuFacts> {
+    let refused = |error: phalanx_cuda::CudaError| {
+        Error::refused(
+            Problem::new("run.device = \"cuda\" cannot be used here")
+                .because(error.to_string())
+                .nearest("run.device = \"cpu\""),
+        )
+    };
+    let device = phalanx_cuda::check().map_err(refused)?;
+    let (free, total) = device.memory().map_err(refused)?;
+    Ok(GpuFacts { name: device.name().to_owned(), free, total, bf16_rate: rate(&device) })
+}
+
+/// The vendor's number for dense products.
+fn rate(device: &Device) -> Option<f64> {
+    let known = [("H200", 989e12), ("H100", 989e12), ("A100", 312e12)];
+    known.iter().find(|(name, _)| device.name().contains(name)).map(|(_, rate)| *rate)
 }
 
 /// Ranks in the processes of a job, if there is one of this size, and otherwise threads.
 fn job_or_threads(size: Size, options: Options) -> Box<dyn Launcher> {
     let ranks = size.ranks;
     match job::joined().filter(|job| job.ranks() == ranks) {
-        None => Box::new(Threads { ranks, options }),
+        None => only_threads(size, options),
         Some(job) => {
             let recorder = job::recorder().filter(|_| size.keeps).cloned();
             let memory = if size.keeps { again::memory() } else { StateMemory::Own };
@@ -61,19 +115,41 @@ fn job_or_threads(size: Size, options: Options) -> Box<dyn Launcher> {
     }
 }
 
-fn over(
-    launcher: impl Fn(Size, Options) -> Box<dyn Launcher> + Send + Sync,
-    options: impl Fn(Size) -> Options + Send + Sync,
-) -> impl Backend {
-    EngineBackend {
+fn only_threads(size: Size, options: Options) -> Box<dyn Launcher> {
+    Box::new(Threads { ranks: size.ranks, options })
+}
+
+fn backend(
+    device: DeviceKind,
+    launcher: fn(Size, Options) -> Box<dyn Launcher>,
+    options: impl Fn(Size) -> Options + Send + Sync + 'static,
+) -> Box<dyn Backend> {
+    match device {
+        DeviceKind::Cpu => over(device, launcher, options, rank_engine),
+        DeviceKind::Cuda => {
+            over(device, launcher, options, |_, endpoint| Ok(CudaEngine::on_rank(endpoint)?))
+        }
+    }
+}
+
+fn over<E: Engine + Counters + Send + 'static>(
+    device: DeviceKind,
+    launcher: fn(Size, Options) -> Box<dyn Launcher>,
+    options: impl Fn(Size) -> Options + Send + Sync + 'static,
+    engine: impl Fn(usize, Box<dyn Communicator>) -> Result<E> + Send + Sync + 'static,
+) -> Box<dyn Backend> {
+    // The memory of a GPU ends with its process: there is nothing for others to take over.
+    let held = device == DeviceKind::Cpu;
+    Box::new(EngineBackend {
         launcher: move |size: Size| -> Box<dyn Launcher> {
             let options = options(size);
             let depth = options.depth.max(size.depth.unwrap_or(0));
+            let size = Size { keeps: size.keeps && held, ..size };
             launcher(size, Options { threads_per_rank: size.threads, depth, ..options })
         },
-        engine: rank_engine,
-        requirements: requirements(),
-    }
+        engine,
+        requirements: requirements_of(device),
+    })
 }
 
 /// The launcher of such ranks for benchmarks of the transport alone, with one thread each.
@@ -82,7 +158,7 @@ pub fn launcher(ranks: usize) -> Box<dyn Launcher> {
     job_or_threads(size, Options { bind: ranks > 1, ..Options::default() })
 }
 
-/// One rank's engine, with its endpoint to the others.
+/// One rank's engine on the cores, with its endpoint to the others.
 pub fn rank_engine(threads: usize, endpoint: Box<dyn Communicator>) -> Result<CpuEngine> {
     Ok(CpuEngine::on_rank(threads, endpoint)?)
 }

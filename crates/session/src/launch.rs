@@ -4,8 +4,8 @@
 //! What is done after a loss is decided by a [`Coordinator`](phalanx_recovery::Coordinator), which
 //! knows no processes; here are its hands and eyes.
 
-mod agent;
 mod children;
+mod job_loop;
 mod sight;
 mod watched;
 
@@ -32,7 +32,7 @@ pub struct Launched {
 /// all. Gives the exit code of the job. A process that is lost is named with its rank, and started
 /// again with all others if the run allows it; otherwise it is an error, and the others are ended.
 pub fn launch(ranks: usize, program: &Launched) -> Result<u8> {
-    agent::Agent::new(ranks, program)?.run()
+    job_loop::JobLoop::new(ranks, program)?.run()
 }
 
 /// A new token, which only processes of a job know.

@@ -82,7 +82,8 @@ impl Lowered {
     /// Partitions the models over their meshes and compiles their programs, for this machine's
     /// engine.
     pub fn new(models: &Models, settings: Settings) -> Result<Self> {
-        Self::for_engine(models, settings.measured(models)?, host::requirements())
+        let requirements = host::requirements_of(settings.device);
+        Self::for_engine(models, settings.measured(models)?, requirements)
     }
 
     /// The same, for engines with these requirements.

@@ -21,7 +21,8 @@ impl Prepared {
     /// Plans, compiles and loads everything on this machine, and refuses a plan that takes too much
     /// memory.
     pub fn new(models: &Models, settings: Settings) -> Result<Self> {
-        Self::of(&Lowered::new(models, settings)?, &*host::ranks())
+        let backend = host::ranks(settings.device);
+        Self::of(&Lowered::new(models, settings)?, &*backend)
     }
 
     /// The same for programs that are already compiled, on any backend.

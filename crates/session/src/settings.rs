@@ -9,8 +9,9 @@ use phalanx_sys::memory::Machine;
 
 use super::parallel::Parallel;
 use super::pipeline::{PipelineOrder, StageSplit};
-use super::{Models, measure};
-use phalanx_config::{Config, OptimKind};
+use super::{Models, host, measure};
+use crate::host::GpuFacts;
+use phalanx_config::{Config, DeviceKind, OptimKind};
 use phalanx_error::bytes;
 use phalanx_error::{Error, Problem, Result};
 
@@ -33,6 +34,8 @@ pub struct Settings {
     pub memory_limit: Option<MemoryLimit>,
     /// The ranks, and how they divide the work.
     pub parallel: Parallel,
+    /// Where programs run.
+    pub device: DeviceKind,
     /// Threads of each rank.
     pub threads: usize,
     /// Which scripts a step runs.
@@ -51,6 +54,18 @@ pub enum MemoryLimit {
 }
 
 impl MemoryLimit {
+    /// The free memory of where programs run. Refused if there is no such device.
+    pub fn of(device: DeviceKind) -> Result<Option<Self>> {
+        Ok(match device {
+            DeviceKind::Cpu => Self::of_machine(),
+            DeviceKind::Cuda => {
+                let GpuFacts { free, total, .. } = host::gpu()?;
+                let machine = Machine { total: total as u64, available: free as u64 };
+                Some(MemoryLimit::Machine(machine))
+            }
+        })
+    }
+
     /// The memory limit of a rank in bytes, if the configuration sets one.
     pub fn asked(self) -> Option<usize> {
         match self {
@@ -173,6 +188,7 @@ impl Settings {
             seed: 0,
             memory_limit: None,
             parallel: Parallel::default(),
+            device: DeviceKind::Cpu,
             threads,
             controller: Arc::new(EveryStep),
             saves: false,
@@ -204,6 +220,7 @@ impl Settings {
                 Optimizer::Sgd { momentum: optim.momentum.get(), nesterov: optim.nesterov, decay }
             }
         };
+        host::require(config.run.device)?;
         let mut parallel = Parallel::new(&config.parallel)?;
         parallel.pipeline.rematerialise =
             config.train.recompute == phalanx_config::RecomputeKind::Stage;
@@ -219,9 +236,10 @@ impl Settings {
             seed: config.run.seed,
             memory_limit: match config.run.memory_limit {
                 Some(limit) => Some(MemoryLimit::Asked(limit.0)),
-                None => MemoryLimit::of_machine(),
+                None => MemoryLimit::of(config.run.device)?,
             },
             parallel,
+            device: config.run.device,
             threads: config.run.threads.get(),
             controller: Arc::new(EveryStep),
             saves: config.run.saves(),

@@ -5,7 +5,7 @@
 //! numbers in the same way. [`run_on_ranks`] executes a partitioned program on simulated ranks, and
 //! [`threads`] on real ones, each with an engine; [`cases`] makes random ones and makes failures
 //! smaller, [`checks`] compares them with the interpreter, and [`layouts`] makes those of one
-//! instruction. [`suite`] is what every engine must pass, [`Wrapped`] an engine around another one,
+//! instruction; [`instances`] has one of every op. [`suite`] is what every engine must pass, [`Wrapped`] an engine around another one,
 //! [`Remote`] one on a thread whose memory the host cannot address; [`Errors`] is the one measure
 //! by which results are compared. No crate that users run depends on this one.
 #![forbid(unsafe_code)]
@@ -15,6 +15,7 @@ pub mod cases;
 pub mod checks;
 mod compile;
 mod errors;
+pub mod instances;
 pub mod layouts;
 mod ranks;
 mod remote;

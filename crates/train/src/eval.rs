@@ -92,7 +92,9 @@ pub fn answer(source: &ModelSource, sources: &Sources, ids: &[i32]) -> Result<An
     let model = architecture(&config.model, spec).logits(shape, compute)?;
     let (stored, threads) = (config.precision.weights.into(), config.run.threads.get());
     let read = from_weights(&*weights);
-    let mut forward = Forward::new(&*host::threads(), threads, &model, stored, 1, &read)?;
+    host::require(config.run.device)?;
+    let backend = host::threads_of(config.run.device);
+    let mut forward = Forward::new(&*backend, threads, &model, stored, 1, &read)?;
     forward.run(&StepData {
         fields: &[(port::IDS, Field::I32(ids))],
         count: 1,
@@ -160,7 +162,9 @@ fn evaluate(loaded: &Loaded, spec: ModelSpec, weights: &dyn Weights) -> Result<H
     let parts = config.train.microbatches.get();
     let (stored, threads) = (config.precision.weights.into(), config.run.threads.get());
     let read = from_weights(weights);
-    let mut forward = Forward::new(&*host::threads(), threads, &model, stored, parts, &read)?;
+    host::require(config.run.device)?;
+    let backend = host::threads_of(config.run.device);
+    let mut forward = Forward::new(&*backend, threads, &model, stored, parts, &read)?;
     let loss = corpus::mean_loss(&batches, |data| {
         forward.run(data)?;
         Ok(forward.loss())

@@ -178,7 +178,7 @@ impl<'a> Run<'a> {
         let models = network.models(config, evaluates)?;
         // A plan that does not fit is refused before data are opened and weights are made.
         let lowered = Lowered::new(&models, Settings::new(config)?)?;
-        let backend = host::own_machine();
+        let backend = host::own_machine(config.run.device);
         let prepared = memory_advice::prepare(loaded, &network, &models, &lowered, &*backend)?;
         let replay = match is_new && job::is_first() {
             // Where ranks are processes, one of them repeats steps for all.

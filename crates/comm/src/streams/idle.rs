@@ -6,7 +6,7 @@ use super::calls::Stage;
 use super::endpoint::Endpoint;
 use super::link::Last;
 use crate::error::{CommError, Missing};
-use crate::sync::{TIMED, relax};
+use crate::sync::{TIMED, yield_now};
 
 /// A rank that was stopped from outside notices it after at most this time.
 const REST: Duration = Duration::from_millis(50);
@@ -40,7 +40,7 @@ impl Endpoint {
             // What is on its way comes soon; a rank that sleeps would notice it late.
             if TIMED && self.spins && since.elapsed() < LOOKING {
                 looked = true;
-                relax();
+                yield_now();
                 continue;
             }
             if std::mem::take(&mut looked) {

@@ -6,13 +6,14 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use phalanx_engine::EngineError;
+use phalanx_ir::StridedLoop;
 use phalanx_ir::ops::{Matmul, PackedMatmul};
 
 use super::{Access, Context, Operation, Share, Task, Tasks, Var, for_floats, task};
 use crate::element::CpuElement;
 use crate::kernels::gemm::{Packing, ProductPart, matmul, matmul_scratch, matmul_turns};
 use crate::kernels::matrix::{Mat, MatMut};
-use loops::{Dims, Loop, Own, Shared};
+use loops::{Dims, Own, Shared};
 
 pub(super) fn compile(op: &Operation<'_>, spec: &Matmul) -> Result<Tasks, EngineError> {
     let [a, b] = [op.input(0), op.input(1)];
@@ -151,7 +152,9 @@ impl<T: CpuElement, C: CpuElement<Acc = T::Acc>> Product<T, C> {
         at: [usize; 3],
     ) -> ProductPart<'a, T, C> {
         let (m, n, k) = (own.rows, own.cols, own.inner);
-        let strides = |r: Loop, c: Loop, t: usize| [r.strides[t] as isize, c.strides[t] as isize];
+        let strides = |r: StridedLoop, c: StridedLoop, t: usize| {
+            [r.strides[t] as isize, c.strides[t] as isize]
+        };
         // SAFETY: the axes describe these three tensors, whose places the planner gave; a worker's
         // share of the result is its own, and the operands are written by nobody meanwhile.
         unsafe {
@@ -206,7 +209,7 @@ impl<T: CpuElement, C: CpuElement<Acc = T::Acc>> Product<T, C> {
         addend: &Var,
         at: usize,
         c: &mut MatMut<'_, C>,
-        [m, n]: [Loop; 2],
+        [m, n]: [StridedLoop; 2],
     ) {
         if addend.slot == self.out.slot {
             return;

@@ -2,10 +2,9 @@
 
 use std::sync::PoisonError;
 
-use phalanx_call::{Block, Message, Slot};
-use phalanx_comm::{Blocks, Call, CollectiveOp, CommError, GroupId, Site, Strides};
+use phalanx_call::{Message, Slot};
 use phalanx_engine::Way;
-use phalanx_ir::{Axis, DType};
+use phalanx_ir::DType;
 
 use super::Var;
 use super::transfer::{Endpoint, Transfer};
@@ -16,21 +15,9 @@ pub(crate) fn transfer(
     messages: &[Message],
     way: Way,
     label: &str,
-) -> Result<Transfer, CommError> {
+) -> Transfer {
     let mut line = endpoint.lock().unwrap_or_else(PoisonError::into_inner);
-    let (site, tag) = (Site::named(label), line.tag(vec![Axis::STAGES]));
-    let mut calls = Vec::new();
-    for message in messages {
-        let Message { peer, channel, dtype, ref blocks, .. } = *message;
-        let op = match way {
-            Way::Send => CollectiveOp::Send { to: peer, channel },
-            Way::Receive => CollectiveOp::Receive { from: peer, channel },
-        };
-        for block in blocks {
-            let call = Call::new(GroupId::WORLD, op, dtype, rows(block));
-            calls.push((block.first, call.at(site).tagged(tag)));
-        }
-    }
+    let calls = line.messages(messages, way == Way::Send, label);
     let dtype = messages.first().map_or(DType::F32, |message| message.dtype);
     let slot = match way {
         Way::Send => Slot::Input(0),
@@ -38,11 +25,5 @@ pub(crate) fn transfer(
     };
     // Both sides of the call are the one buffer; each kind of call uses its own.
     let buffer = || Var { slot, dtype, shape: vec![], valid: vec![] };
-    Ok(Transfer::of(calls, buffer(), buffer()))
-}
-
-fn rows(block: &Block) -> Blocks {
-    let Block { stride, rows, len, .. } = *block;
-    let strides = Strides { block: 0, outer: rows * stride, row: stride };
-    Blocks { outer: 1, rows, len, source: strides, target: strides }
+    Transfer::of(calls, buffer(), buffer())
 }

@@ -35,7 +35,7 @@ pub(crate) use access::{Access, Share, Var};
 pub(crate) use context::{Bases, Context, Failure};
 pub(crate) use message::transfer as message;
 pub(crate) use movement::{copy, copy_bytes};
-pub(crate) use transfer::{Endpoint, Outstanding, RankEndpoint, Transfer};
+pub(crate) use transfer::{Endpoint, Outstanding, Transfer};
 pub(crate) use types::{for_float, for_floats};
 use update::Rule;
 

@@ -3,45 +3,36 @@
 //! The first worker, which is the thread that launched the program, communicates for its rank; the
 //! others meet it at the barriers that the accesses here ask for.
 
-use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use phalanx_comm::{Blocks, Call, CommError, Communicator, Group, Handle, Site};
+use phalanx_comm::{Call, CallSite, CommError, Communicator, CountedEndpoint, Handle, PlacedCall};
 use phalanx_engine::EngineError;
-use phalanx_ir::ops::Collective;
-use phalanx_ir::{Axis, OpDef};
 
 use super::{Access, Context, Operation, Share, Task, Var};
 
 /// The endpoint of an engine's rank, which one worker at a time uses.
-pub(crate) type Endpoint = Mutex<RankEndpoint>;
+pub(crate) type Endpoint = Mutex<CountedEndpoint>;
 
-/// A rank's endpoint to the others.
-pub(crate) struct RankEndpoint {
-    pub(crate) comm: Box<dyn Communicator>,
-    /// For each tag: the axes whose traffic is counted under it.
-    pub(crate) counted: Vec<Vec<Axis>>,
-}
-
-impl RankEndpoint {
-    pub(crate) fn new(comm: Box<dyn Communicator>) -> Self {
-        Self { comm, counted: Vec::new() }
-    }
-
-    /// The tag under which traffic over these axes is counted.
-    pub(super) fn tag(&mut self, axes: Vec<Axis>) -> u32 {
-        let known = self.counted.iter().position(|counted| *counted == axes);
-        known.unwrap_or_else(|| {
-            self.counted.push(axes);
-            self.counted.len() - 1
-        }) as u32
+impl Operation<'_> {
+    /// Plans calls with this rank's endpoint.
+    pub(super) fn plan<R>(
+        &self,
+        plan: impl FnOnce(&mut CountedEndpoint, CallSite<'_>) -> Result<R, CommError>,
+    ) -> Result<R, EngineError> {
+        let endpoint = self.comm.ok_or_else(|| {
+            self.unsupported("other ranks take part; make the engine with CpuEngine::on_rank")
+        })?;
+        let Operation { program, instr, rank, ranks, .. } = *self;
+        let mut line = endpoint.lock().unwrap_or_else(PoisonError::into_inner);
+        let planned = plan(&mut line, CallSite { program, instr, rank, ranks });
+        planned.map_err(|e| self.unsupported(e.to_string()))
     }
 }
 
 /// A collective as calls of the communicator, prepared when its program is compiled.
 pub(crate) struct Transfer {
     /// One for each piece, and the first element that it takes of every block.
-    calls: Vec<(usize, Call<'static>)>,
+    calls: Vec<PlacedCall>,
     source: Var,
     target: Var,
     /// Where its handles are kept while it runs as one task.
@@ -61,47 +52,9 @@ fn wait_for(outstanding: &Outstanding, comm: &mut dyn Communicator) -> Result<()
 }
 
 impl Transfer {
-    pub(super) fn new(
-        op: &Operation<'_>,
-        axes: &[Axis],
-        kind: phalanx_comm::CollectiveOp<'static>,
-        blocks: Blocks,
-        source: Var,
-        target: Var,
-    ) -> Result<Self, EngineError> {
-        let endpoint = op.comm.ok_or_else(|| {
-            op.unsupported("other ranks take part; make the engine with CpuEngine::on_rank")
-        })?;
-        let name = op.instr.op.name();
-        let site = Site::named(&format!("{} {name} %{}", op.program.name, op.instr.outputs[0].0));
-        let mesh = op.program.mesh();
-        let members: Vec<usize> =
-            mesh.group(op.rank, axes).into_iter().map(|place| op.ranks[place]).collect();
-        let mut line = endpoint.lock().unwrap_or_else(PoisonError::into_inner);
-        let group = Group::new(members).and_then(|group| line.comm.group(&group));
-        let group = group.map_err(|e| op.unsupported(e.to_string()))?;
-        // Traffic is counted by the axes that it goes over.
-        let tag = line.tag(mesh.axes_of(mesh.mask(axes)));
-        let call = Call::new(group, kind, source.dtype, blocks).at(site).tagged(tag);
-        Ok(Self { calls: vec![(0, call)], source, target, outstanding: Outstanding::default() })
-    }
-
-    /// Calls that move elements between two buffers, or one buffer and other ranks; each with the first
-    /// element that it takes.
-    pub(super) fn of(calls: Vec<(usize, Call<'static>)>, source: Var, target: Var) -> Self {
+    /// Calls that move elements between two buffers, or one buffer and other ranks.
+    pub(super) fn of(calls: Vec<PlacedCall>, source: Var, target: Var) -> Self {
         Self { calls, source, target, outstanding: Outstanding::default() }
-    }
-
-    /// The same in pieces: each call takes some columns of every block.
-    pub(super) fn cut(mut self, collective: &Collective) -> Self {
-        if let ([(_, whole)], true) = (&self.calls[..], collective.pieces > 1) {
-            let piece = |columns: Range<usize>| {
-                let blocks = Blocks { len: columns.len(), ..whole.blocks };
-                (columns.start, Call { blocks, ..*whole })
-            };
-            self.calls = collective.cuts(whole.blocks.len).map(piece).collect();
-        }
-        self
     }
 
     /// Starts every call, and stores the handles to wait for.

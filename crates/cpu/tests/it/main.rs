@@ -1,7 +1,6 @@
 //! The CPU engine against the reference interpreter, on any number of threads.
 #![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
 
-mod cases;
 mod harness;
 mod lanes;
 mod ops;

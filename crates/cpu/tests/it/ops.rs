@@ -8,8 +8,8 @@ use phalanx_ir::ops::{
 use phalanx_ir::{Builder, DType, OpDef, Role, Tensor, TensorType};
 use phalanx_reference::RefTensor;
 
-use crate::cases::{self, Case};
 use crate::harness::{check, inputs, on_cpu, on_reference, tolerance};
+use phalanx_testing::instances::{self as cases, OpInstance};
 
 const FLOATS: [DType; 3] = [DType::F64, DType::F32, DType::Bf16];
 
@@ -355,7 +355,7 @@ fn updates_map_zeros_to_zeros() {
 }
 
 /// Weights, gradient and states of zeros; then lr, step and clip.
-fn zeros(case: &Case, dtype: DType, step: f64) -> Vec<RefTensor> {
+fn zeros(case: &OpInstance, dtype: DType, step: f64) -> Vec<RefTensor> {
     let of = |(t, _): &(RefTensor, Role)| match t.shape() {
         [] => RefTensor::scalar(dtype, t.values()[0]),
         shape => RefTensor::new(dtype, shape, &vec![0.0; t.values().len()]).unwrap(),

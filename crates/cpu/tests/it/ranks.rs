@@ -15,65 +15,19 @@ use phalanx_ir::{
 use phalanx_reference::RefTensor;
 use phalanx_testing::asked_seeds;
 use phalanx_testing::cases::Dice;
-use phalanx_testing::layouts::{Operand, random_mesh, random_program};
+use phalanx_testing::instances::{self as cases, OpInstance, tolerance};
+use phalanx_testing::layouts::random_mesh;
 use phalanx_testing::threads::{Ranks, furthest, random_inputs};
-
-use crate::cases::{self, Case};
-
-/// Shares of partial sums in single precision are rounded each by itself.
-fn tolerance(dtype: DType) -> f64 {
-    match dtype {
-        DType::F32 => 1e-6,
-        DType::Bf16 => 0.05,
-        _ => 1e-12,
-    }
-}
 
 fn engine(threads: usize) -> impl Fn(Box<dyn Communicator>) -> CpuEngine + Sync {
     move |endpoint| CpuEngine::on_rank(threads, endpoint).unwrap()
 }
 
 /// Random layouts of one op; says how many were legal and ran.
-fn check(case: &Case, seeds: std::ops::Range<u64>, threads: usize) -> usize {
-    let tensors: Vec<RefTensor> = case.operands.iter().map(|(t, _)| t.clone()).collect();
-    let expected = cases::apply(&case.op, &tensors);
-    let operands: Vec<Operand> = (case.operands.iter())
-        .map(|(t, role)| {
-            // Scalars and factors are none.
-            let unit = t.shape().len() == 1 && t.shape() == tensors[0].shape();
-            let form = if unit { case.form } else { Form::Tensor };
-            ((t.dtype(), t.shape().to_vec()), form, *role)
-        })
-        .collect();
-    let (mut ran, mut ranks) = (0, Ranks::new(engine(threads)));
-    for seed in seeds {
-        let mut dice = Dice::new(seed);
-        let mesh = random_mesh(&mut dice);
-        let Some(program) = random_program(&case.op, &operands, &mesh, &mut dice) else { continue };
-        let before = dice.percent(30).then_some(0.75);
-        let found = match ranks.run(&program, &tensors, before) {
-            Ok(found) => found,
-            // Said in so many words where a kernel knows blocks alone.
-            Err(why) if why.contains("in blocks") => continue,
-            Err(why) => panic!("seed {seed}: {why}\n{program}"),
-        };
-        for ((port, found), expected) in program.outputs().iter().zip(&found).zip(&expected) {
-            let more = before.filter(|_| port.role == Role::Gradient).unwrap_or(0.0);
-            let values: Vec<f64> = expected.values().iter().map(|x| x + more).collect();
-            let expected = RefTensor::new(expected.dtype(), expected.shape(), &values).unwrap();
-            let off = furthest(found, &expected);
-            assert!(
-                off <= tolerance(expected.dtype()),
-                "seed {seed}, {threads} threads, before {before:?}: {} is off by {off:e}\n{program}\
-                 found {:?}\nexpected {:?}",
-                port.name,
-                found.values(),
-                expected.values()
-            );
-        }
-        ran += 1;
-    }
-    ran
+fn check(case: &OpInstance, seeds: std::ops::Range<u64>, threads: usize) -> usize {
+    let mut ranks = Ranks::new(engine(threads));
+    let ran = case.in_random_layouts(seeds, &mut ranks);
+    ran.unwrap_or_else(|why| panic!("{threads} threads: {why}"))
 }
 
 /// The seeds that each op is tried with; others are asked for by the environment.

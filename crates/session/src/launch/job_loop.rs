@@ -33,7 +33,7 @@ const GRACE: Duration = Duration::from_secs(3);
 const QUIET: Duration = Duration::from_secs(10);
 
 /// A job as its launcher sees it.
-pub(super) struct Agent<'a> {
+pub(super) struct JobLoop<'a> {
     program: &'a Launched,
     folder: Folder,
     token: Token,
@@ -56,7 +56,7 @@ pub(super) struct Agent<'a> {
     announced: Option<PathBuf>,
 }
 
-impl<'a> Agent<'a> {
+impl<'a> JobLoop<'a> {
     pub(super) fn new(ranks: usize, program: &'a Launched) -> Result<Self> {
         let folder = Folder::new()?;
         let token = new_token()?;

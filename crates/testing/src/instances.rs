@@ -1,7 +1,10 @@
 //! One instance of every op, with operands that fit it, in double precision and uneven sizes.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
+use phalanx_comm::Communicator;
+use phalanx_engine::Engine;
 use phalanx_ir::ops::{
     AdamW, Attention, AttentionGrad, AttentionKind, Binary, BinaryKind, Bounds, Broadcast, Cast,
     Compare, CompareKind, Concat, CrossEntropy, CrossEntropyGrad, Decay, Dropout, Embedding,
@@ -14,16 +17,88 @@ use phalanx_ir::random::Stream;
 use phalanx_ir::{DType, Form, Op, Phase, Program, Role, TensorType};
 use phalanx_reference::RefTensor;
 
-use crate::harness::on_reference;
+use crate::cases::Dice;
+use crate::layouts::{Operand, random_mesh, random_program};
+use crate::threads::{Ranks, furthest};
 
-/// An op and its operands, each with its role; whether they are units.
-pub(crate) struct Case {
-    pub(crate) op: Op,
-    pub(crate) operands: Vec<(RefTensor, Role)>,
-    pub(crate) form: Form,
+/// An op with operands that fit it.
+#[derive(Clone, Debug)]
+pub struct OpInstance {
+    /// The op.
+    pub op: Op,
+    /// Its operands, each with its role.
+    pub operands: Vec<(RefTensor, Role)>,
+    /// Whether they are units.
+    pub form: Form,
 }
 
 const F64: DType = DType::F64;
+
+/// How far results on ranks may be from the interpreter's. Shares of partial sums in single precision
+/// are rounded each by itself.
+pub fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 1e-6,
+        DType::Bf16 => 0.05,
+        _ => 1e-12,
+    }
+}
+
+impl OpInstance {
+    /// Runs it in a random layout for each of these seeds, and compares with the interpreter. Says how
+    /// many layouts were legal and ran, or what was wrong in the first.
+    pub fn in_random_layouts<E, F>(
+        &self,
+        seeds: Range<u64>,
+        ranks: &mut Ranks<E, F>,
+    ) -> Result<usize, String>
+    where
+        E: Engine + Send,
+        F: Fn(Box<dyn Communicator>) -> E + Sync,
+    {
+        let tensors: Vec<RefTensor> = self.operands.iter().map(|(t, _)| t.clone()).collect();
+        let expected = apply(&self.op, &tensors);
+        let operands: Vec<Operand> = (self.operands.iter())
+            .map(|(t, role)| {
+                // Scalars and factors are none.
+                let unit = t.shape().len() == 1 && t.shape() == tensors[0].shape();
+                let form = if unit { self.form } else { Form::Tensor };
+                ((t.dtype(), t.shape().to_vec()), form, *role)
+            })
+            .collect();
+        let mut ran = 0;
+        for seed in seeds {
+            let mut dice = Dice::new(seed);
+            let mesh = random_mesh(&mut dice);
+            let Some(program) = random_program(&self.op, &operands, &mesh, &mut dice) else {
+                continue;
+            };
+            let before = dice.percent(30).then_some(0.75);
+            let found = match ranks.run(&program, &tensors, before) {
+                Ok(found) => found,
+                // Said in so many words where a kernel knows blocks alone.
+                Err(why) if why.contains("in blocks") => continue,
+                Err(why) => return Err(format!("seed {seed}: {why}\n{program}")),
+            };
+            for ((port, found), expected) in program.outputs().iter().zip(&found).zip(&expected) {
+                let more = before.filter(|_| port.role == Role::Gradient).unwrap_or(0.0);
+                let values: Vec<f64> = expected.values().iter().map(|x| x + more).collect();
+                let expected = RefTensor::new(expected.dtype(), expected.shape(), &values).unwrap();
+                let off = furthest(found, &expected);
+                if off > tolerance(expected.dtype()) {
+                    let (found, expected) = (found.values(), expected.values());
+                    return Err(format!(
+                        "seed {seed}, before {before:?}: {} is off by {off:e}\n{program}found \
+                         {found:?}\nexpected {expected:?}",
+                        port.name
+                    ));
+                }
+            }
+            ran += 1;
+        }
+        Ok(ran)
+    }
+}
 
 fn normal(name: &str, shape: &[usize]) -> RefTensor {
     RefTensor::normal(F64, shape, Stream::named(5, name))
@@ -44,7 +119,7 @@ fn ids(shape: &[usize], bound: u32, ignored: bool) -> RefTensor {
 }
 
 /// A program of one op, and its inputs.
-pub(crate) fn alone(op: &Op, operands: &[RefTensor]) -> (Program, Vec<(String, RefTensor)>) {
+pub fn alone(op: &Op, operands: &[RefTensor]) -> (Program, Vec<(String, RefTensor)>) {
     let mut program = Program::new("alone", phalanx_ir::Mesh::single());
     let named: Vec<(String, RefTensor)> =
         (operands.iter().enumerate()).map(|(i, t)| (format!("in{i}"), t.clone())).collect();
@@ -59,13 +134,16 @@ pub(crate) fn alone(op: &Op, operands: &[RefTensor]) -> (Program, Vec<(String, R
 }
 
 /// The results of an op, by the interpreter.
-pub(crate) fn apply(op: &Op, operands: &[RefTensor]) -> Vec<RefTensor> {
+pub fn apply(op: &Op, operands: &[RefTensor]) -> Vec<RefTensor> {
     let (program, inputs) = alone(op, operands);
-    on_reference(&program, &inputs)
+    let named: Vec<(&str, RefTensor)> =
+        inputs.iter().map(|(n, t)| (n.as_str(), t.clone())).collect();
+    let outputs = phalanx_reference::run(&program, &named).unwrap();
+    outputs.into_iter().map(|(_, tensor)| tensor).collect()
 }
 
 /// Every op but collectives, whose operands only a mesh has.
-pub(crate) fn every() -> Vec<Case> {
+pub fn every() -> Vec<OpInstance> {
     let mut cases = Cases(Vec::new());
     cases.products();
     cases.elementwise();
@@ -80,12 +158,12 @@ pub(crate) fn every() -> Vec<Case> {
     cases.0
 }
 
-struct Cases(Vec<Case>);
+struct Cases(Vec<OpInstance>);
 
 impl Cases {
     fn add(&mut self, op: impl Into<Op>, operands: &[&RefTensor]) {
         let operands = operands.iter().map(|&t| (t.clone(), Role::Data)).collect();
-        self.0.push(Case { op: op.into(), operands, form: Form::Tensor });
+        self.0.push(OpInstance { op: op.into(), operands, form: Form::Tensor });
     }
 
     /// The last operand is a random key.

@@ -1,0 +1,316 @@
+//! The CUDA engine: kernels over one arena of a GPU's memory, issued on one stream.
+
+mod arenas;
+mod compile;
+mod counted;
+mod disk;
+mod issue;
+mod staging;
+mod timing;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
+use phalanx_comm::{Communicator, CountedEndpoint};
+use phalanx_engine::{
+    Args, CallTimes, Calls, DiskStore, Engine, EngineError, Event, SequentialStep, Span, Way,
+};
+use phalanx_ir::Program;
+
+use crate::device::{Device, DeviceMemory, PinnedMemory, Stream};
+use crate::fused_attention::{AttentionLibrary, AttentionPlan, FusedShape};
+use crate::products::{ProductLibrary, ProductPlan, ProductShape};
+use crate::requirements::CudaRequirements;
+use crate::tasks::{self, Task};
+use arenas::Arenas;
+use staging::{InFlight, Staging};
+use timing::Timing;
+
+pub use compile::CudaKernel;
+use compile::What;
+
+/// Runs programs on a GPU.
+///
+/// Everything that a rank issues goes to one stream, so calls run in the order in which they are
+/// launched. A rank of several has an endpoint to the others ([`CudaEngine::on_rank`]); ranks may
+/// share the GPU. What they exchange goes through the host's memory. A program that is a single
+/// collective and is launched on another lane than [`Lane::Compute`] is only started: it ends when its
+/// event is waited for, or when a later launch needs it.
+pub struct CudaEngine {
+    /// Dropped first: others may be reading what it sends.
+    endpoint: Option<CountedEndpoint>,
+    rank: usize,
+    world: usize,
+    stream: Stream,
+    library: ProductLibrary,
+    plans: HashMap<ProductShape, Option<Arc<ProductPlan>>>,
+    constants: HashMap<Vec<u8>, Arc<DeviceMemory>>,
+    /// Workspace of the library of products.
+    workspace: DeviceMemory,
+    /// The library of attention, if it is installed, with what it planned and its workspace.
+    attention: Option<AttentionLibrary>,
+    attention_plans: HashMap<FusedShape, Option<Arc<AttentionPlan>>>,
+    attention_workspace: Option<DeviceMemory>,
+    arenas: Arenas,
+    /// Where kernels report bad ids, and the programs and operands by number.
+    fault: PinnedMemory,
+    sites: Vec<(String, &'static str)>,
+    disk: Option<Arc<dyn DiskStore>>,
+    staging: Staging,
+    /// Collectives of the running program that were started, by the value that is their handle.
+    pending: Vec<(usize, InFlight)>,
+    /// Collectives and messages that were launched and have not ended.
+    started: Vec<(Event, InFlight)>,
+    events: u64,
+    /// All events up to this one have happened.
+    waited: u64,
+    timing: Timing,
+    device: Arc<Device>,
+}
+
+/// Memory of a GPU, as transports and engines name it.
+pub(crate) const MEMORY: MemoryKind = MemoryKind::named("cuda");
+
+impl CudaEngine {
+    /// An engine of the only rank.
+    pub fn new() -> Result<Self, EngineError> {
+        let device = Device::first()?;
+        let (stream, library) = (Stream::new(&device)?, ProductLibrary::new()?);
+        Ok(Self {
+            endpoint: None,
+            rank: 0,
+            world: 1,
+            workspace: DeviceMemory::new(&device, crate::products::WORKSPACE)?,
+            fault: PinnedMemory::new(&device, 64)?,
+            attention: AttentionLibrary::new(stream.handle()).ok(),
+            attention_plans: HashMap::new(),
+            attention_workspace: None,
+            stream,
+            library,
+            plans: HashMap::new(),
+            constants: HashMap::new(),
+            arenas: Arenas::default(),
+            sites: Vec::new(),
+            disk: None,
+            staging: Staging::default(),
+            pending: Vec::new(),
+            started: Vec::new(),
+            events: 0,
+            waited: 0,
+            timing: Timing::default(),
+            device,
+        })
+    }
+
+    /// One rank's engine, with its endpoint to the others, which must move the host's memory.
+    pub fn on_rank(comm: Box<dyn Communicator>) -> Result<Self, EngineError> {
+        let (rank, world) = (comm.rank(), comm.world());
+        if comm.memory() != MemoryKind::HOST {
+            return Err(EngineError::Failed {
+                program: format!("endpoint of rank {rank}"),
+                why: format!(
+                    "its transport moves {} memory, but GPUs exchange through {} memory here",
+                    comm.memory(),
+                    MemoryKind::HOST
+                ),
+            });
+        }
+        Ok(Self { endpoint: Some(CountedEndpoint::new(comm)), rank, world, ..Self::new()? })
+    }
+
+    /// The GPU.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// This engine's place in a program's mesh, which has these ranks; fails if it is not one of
+    /// them.
+    fn place_in(&self, program: &Program, ranks: &[usize]) -> Result<usize, EngineError> {
+        let place = ranks.iter().position(|&rank| rank == self.rank);
+        let world = ranks.iter().all(|&rank| rank < self.world);
+        match place {
+            _ if program.mesh().ranks() == 1 => Ok(0),
+            Some(place) if world && ranks.len() == program.mesh().ranks() => Ok(place),
+            _ => Err(EngineError::Failed {
+                program: program.name.clone(),
+                why: format!(
+                    "its mesh ({}) has {} ranks, given as {ranks:?}, but this engine is rank {} of \
+                     {}; make one engine for each rank with CudaEngine::on_rank",
+                    program.mesh(),
+                    program.mesh().ranks(),
+                    self.rank,
+                    self.world
+                ),
+            }),
+        }
+    }
+}
+
+impl Engine for CudaEngine {
+    type Kernel = CudaKernel;
+    type Step = SequentialStep<CudaKernel>;
+
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn memory(&self) -> MemoryKind {
+        MEMORY
+    }
+
+    fn requirements(&self) -> Arc<dyn Requirements> {
+        Arc::new(CudaRequirements)
+    }
+
+    fn compile(
+        &mut self,
+        program: &Program,
+        slots: &Slots,
+        ranks: &[usize],
+    ) -> Result<CudaKernel, EngineError> {
+        self.compiled(program, slots, ranks)
+    }
+
+    fn connect(
+        &mut self,
+        messages: &[Message],
+        way: Way,
+        label: &str,
+    ) -> Result<CudaKernel, EngineError> {
+        let failed = |why: &str| EngineError::Failed { program: label.to_owned(), why: why.into() };
+        let endpoint = self.endpoint.as_mut();
+        let endpoint =
+            endpoint.ok_or_else(|| failed("this engine has no other rank to communicate with"))?;
+        let transfer = tasks::message(endpoint, messages, way, label);
+        Ok(CudaKernel::of(label, What::Task(Box::new(Task::Transfer(transfer)))))
+    }
+
+    fn copy(
+        &mut self,
+        _from: Tier,
+        _into: Tier,
+        _bytes: usize,
+        label: &str,
+    ) -> Result<CudaKernel, EngineError> {
+        Ok(CudaKernel::of(label, What::Copy))
+    }
+
+    fn reserve(&mut self, tier: Tier, bytes: usize) -> Result<(), EngineError> {
+        self.arenas.reserve(&self.device, &self.stream, tier, bytes)?;
+        self.reserve_attention()
+    }
+
+    fn mount(&mut self, store: Option<Arc<dyn DiskStore>>) -> Result<(), EngineError> {
+        self.disk = store;
+        Ok(())
+    }
+
+    fn prepare(&mut self, calls: Calls<CudaKernel>) -> Result<Self::Step, EngineError> {
+        SequentialStep::new(calls)
+    }
+
+    fn begin(&mut self, step: &mut Self::Step) -> Result<(), EngineError> {
+        step.begin(self)
+    }
+
+    fn end(&mut self, step: &mut Self::Step) -> Result<(), EngineError> {
+        step.end(self)
+    }
+
+    fn time(&mut self, origin: Option<Instant>) {
+        self.timing.time(origin, &self.stream);
+    }
+
+    fn times(&mut self, step: &mut Self::Step) -> Result<Vec<CallTimes>, EngineError> {
+        step.times(self)
+    }
+
+    fn launch(
+        &mut self,
+        kernel: &CudaKernel,
+        args: &Args<'_>,
+        lane: Lane,
+        after: &[Event],
+    ) -> Result<Event, EngineError> {
+        self.device.enter()?;
+        self.events += 1;
+        let event = Event(self.events);
+        self.timing.issue(event);
+        // Everything else is on the same stream, so it comes before this.
+        after.iter().try_for_each(|&event| self.finish(event))?;
+        match kernel.transfer().filter(|_| lane != Lane::Compute) {
+            Some(transfer) => {
+                self.timing.stamps.start(event);
+                let flight = self.start(transfer, args, &kernel.name)?;
+                self.started.push((event, flight));
+            }
+            None => {
+                let begun = self.timing.mark(&self.stream)?;
+                self.issue(kernel, args, |_| true)?;
+                self.timing.keep(event, begun, &self.stream)?;
+            }
+        }
+        Ok(event)
+    }
+
+    fn wait(&mut self, event: Event) -> Result<(), EngineError> {
+        self.device.enter()?;
+        self.finish(event)?;
+        if event.0 > self.waited {
+            self.stream.wait()?;
+            self.waited = self.events;
+            self.check_ids()?;
+        }
+        Ok(())
+    }
+
+    fn is_over(&mut self, event: Event) -> Result<bool, EngineError> {
+        self.has_ended(event)
+    }
+
+    fn happened(&self, event: Event) -> Option<CallTimes> {
+        self.timing.of(event)
+    }
+
+    fn upload(&mut self, into: Span, bytes: &[u8]) -> Result<(), EngineError> {
+        self.device.enter()?;
+        self.arenas.write(&self.stream, into, bytes)
+    }
+
+    fn download(&mut self, from: Span, out: &mut [u8]) -> Result<(), EngineError> {
+        self.device.enter()?;
+        self.arenas.read(&self.stream, from, out)
+    }
+
+    fn launch_observed(
+        &mut self,
+        kernel: &CudaKernel,
+        args: &Args<'_>,
+        pattern: u8,
+    ) -> Result<Option<Vec<Vec<bool>>>, EngineError> {
+        self.device.enter()?;
+        let lives = &kernel.slots.live_ranges;
+        let mut written: Vec<Vec<bool>> = lives.iter().map(|_| Vec::new()).collect();
+        for instr in 0..=kernel.instrs {
+            let block = |life: &phalanx_call::LiveRange| {
+                Span::device(args.workspace.offset + life.offset, life.bytes)
+            };
+            for life in lives.iter().filter(|life| life.birth == instr) {
+                self.upload(block(life), &vec![pattern; life.bytes])?;
+            }
+            self.issue(kernel, args, |of| of == instr)?;
+            for (life, written) in lives.iter().zip(&mut written) {
+                if life.death == instr {
+                    let mut bytes = vec![0; life.bytes];
+                    self.download(block(life), &mut bytes)?;
+                    *written = bytes.iter().map(|&b| b != pattern).collect();
+                }
+            }
+        }
+        self.stream.wait()?;
+        self.check_ids()?;
+        Ok(Some(written))
+    }
+}

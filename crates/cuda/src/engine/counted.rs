@@ -1,0 +1,32 @@
+//! What the engine counts.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use phalanx_call::{Moved, Route};
+use phalanx_comm::CountedEndpoint;
+use phalanx_engine::Counters;
+
+use super::CudaEngine;
+
+impl Counters for CudaEngine {
+    fn moved(&mut self) -> BTreeMap<Route, Moved> {
+        self.endpoint.as_ref().map(CountedEndpoint::moved).unwrap_or_default()
+    }
+
+    /// Not measured: products run while the host issues what follows.
+    fn products(&mut self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// The libraries' workspaces, and tables that kernels read.
+    fn scratch_bytes(&mut self) -> usize {
+        let tables: usize = self.constants.values().map(|memory| memory.bytes()).sum();
+        let attention = self.attention_workspace.as_ref().map_or(0, |memory| memory.bytes());
+        self.workspace.bytes() + attention + tables
+    }
+
+    fn busy(&mut self) -> Option<Duration> {
+        self.communicator().map(|comm| comm.busy().busy)
+    }
+}

@@ -1,0 +1,144 @@
+//! Attention by cuDNN, in bf16: the whole of it, forward or backward, is one fused kernel.
+
+mod descriptor;
+mod graph;
+mod scaled;
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::error::CudaError;
+use crate::libraries::{Address, Cudnn, Handle};
+use crate::tasks::{Place, Run};
+use graph::{Bound, TensorId};
+
+/// The sizes of a causal attention over whole sequences: q and o are `[batch, positions, heads, size]`,
+/// k and v have fewer heads or as many.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct FusedShape {
+    pub(crate) batch: usize,
+    pub(crate) positions: usize,
+    pub(crate) heads: usize,
+    pub(crate) groups: usize,
+    pub(crate) size: usize,
+    pub(crate) backward: bool,
+}
+
+impl FusedShape {
+    /// Whether the library has kernels for such heads.
+    pub(crate) fn is_supported(&self) -> bool {
+        self.size.is_multiple_of(8) && self.size <= 128 && self.positions >= 64
+    }
+}
+
+/// The library, for one rank.
+pub(crate) struct AttentionLibrary {
+    table: &'static Cudnn,
+    handle: Handle,
+}
+
+// SAFETY: the handle is this value's own, and one thread at a time uses it.
+unsafe impl Send for AttentionLibrary {}
+
+impl AttentionLibrary {
+    /// The library, which works on this stream.
+    pub(crate) fn new(stream: Handle) -> Result<Self, CudaError> {
+        let table = Cudnn::get()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the out-pointer is valid, and the stream outlives the library.
+        unsafe {
+            check(table, "cudnnCreate", (table.cudnnCreate)(&mut handle))?;
+            check(table, "cudnnSetStream", (table.cudnnSetStream)(handle, stream))?;
+        }
+        Ok(Self { table, handle })
+    }
+
+    /// The library's first proposal for an attention.
+    pub(crate) fn plan(&self, shape: &FusedShape) -> Result<AttentionPlan, CudaError> {
+        let made = match shape.backward {
+            false => scaled::forward(self, shape),
+            true => scaled::backward(self, shape),
+        }?;
+        Ok(AttentionPlan { made })
+    }
+}
+
+impl Drop for AttentionLibrary {
+    fn drop(&mut self) {
+        // SAFETY: the handle is this value's own.
+        unsafe { (self.table.cudnnDestroy)(self.handle) };
+    }
+}
+
+/// An attention that the library can run.
+pub(crate) struct AttentionPlan {
+    made: scaled::Attention,
+}
+
+impl AttentionPlan {
+    /// Bytes of workspace that it needs.
+    pub(crate) fn workspace(&self) -> usize {
+        self.made.plan.workspace
+    }
+}
+
+/// A call of a plan: its operands in the plan's order.
+///
+/// Forward: q, k, v, o, log-sum-exp. Backward: q, k, v, o, log-sum-exp, do, dq, dk, dv, and a number
+/// for each query.
+pub(crate) struct FusedCall {
+    plan: std::sync::Arc<AttentionPlan>,
+    operands: Vec<Place>,
+    /// What the library binds to addresses, for those that were used before.
+    bound: Mutex<Vec<(Vec<Address>, Bound)>>,
+}
+
+impl FusedCall {
+    pub(crate) fn new(plan: std::sync::Arc<AttentionPlan>, operands: Vec<Place>) -> Self {
+        Self { plan, operands, bound: Mutex::default() }
+    }
+
+    /// Issues it.
+    ///
+    /// # Safety
+    /// The operands are this run's to use, and the workspace is as large as the plan asks for.
+    pub(crate) unsafe fn run(
+        &self,
+        run: &Run<'_>,
+        library: &AttentionLibrary,
+        workspace: Address,
+    ) -> Result<(), CudaError> {
+        let made = &self.plan.made;
+        let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = |known: &[Address]| {
+            known[0] == workspace
+                && known[1..].iter().zip(&self.operands).all(|(a, p)| *a == run.address(*p))
+        };
+        let at = match bound.iter().position(|(known, _)| same(known)) {
+            Some(at) => at,
+            None => {
+                let addresses: Vec<Address> =
+                    self.operands.iter().map(|place| run.address(*place)).collect();
+                let memory: Vec<(TensorId, Address)> =
+                    made.tensors.iter().copied().zip(addresses.iter().copied()).collect();
+                let pack = made.plan.bind(library, &memory, &made.scalars, workspace)?;
+                bound.push(([vec![workspace], addresses].concat(), pack));
+                bound.len() - 1
+            }
+        };
+        // SAFETY: the caller's; every tensor of the graph is bound.
+        unsafe { made.plan.run(library, &bound[at].1) }
+    }
+}
+
+/// Fails unless a call's status is success.
+fn check(table: &Cudnn, function: &'static str, status: i32) -> Result<(), CudaError> {
+    if status == 0 {
+        return Ok(());
+    }
+    let mut text = vec![0u8; 1024];
+    // SAFETY: the buffer has the size that is given.
+    unsafe { (table.cudnnGetLastErrorString)(text.as_mut_ptr(), text.len()) };
+    let said = String::from_utf8_lossy(&text);
+    let why = format!("{} (status {status})", said.trim_end_matches('\0'));
+    Err(CudaError::Call { function, why })
+}

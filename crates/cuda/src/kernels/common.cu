@@ -1,0 +1,144 @@
+// Types and helpers of all kernels. There are no CUDA headers: NVRTC alone compiles this.
+//
+// Every value is computed in the accumulator of its element type and rounded when it is stored.
+// Contraction of products and sums is off for the whole program (so that fused groups give the bits
+// of separate ops); loops of products ask for it by `fma`.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+struct bf16 {
+    u16 bits;
+};
+
+template <class T> struct Of;
+template <> struct Of<double> { typedef double Acc; };
+template <> struct Of<float> { typedef float Acc; };
+template <> struct Of<bf16> { typedef float Acc; };
+
+__device__ __forceinline__ double load(double x) { return x; }
+__device__ __forceinline__ float load(float x) { return x; }
+__device__ __forceinline__ float load(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+
+// The nearest number of an element type, ties to even.
+template <class T> struct Store;
+template <> struct Store<double> {
+    static __device__ __forceinline__ double of(double x) { return x; }
+};
+template <> struct Store<float> {
+    static __device__ __forceinline__ float of(float x) { return x; }
+    static __device__ __forceinline__ float of(double x) { return (float)x; }
+};
+template <> struct Store<bf16> {
+    static __device__ __forceinline__ bf16 of(float x) {
+        bf16 y;
+#ifdef __CUDA_ARCH__
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#else
+        u32 b = __float_as_uint(x);
+        y.bits = (b & 0x7fffffff) > 0x7f800000 ? (u16)(b >> 16 | 0x40)
+                                               : (u16)((b + 0x7fff + (b >> 16 & 1)) >> 16);
+#endif
+        return y;
+    }
+    static __device__ __forceinline__ bf16 of(double x) { return of((float)x); }
+};
+
+// Several elements that are read or written at once.
+template <class T, int N> struct alignas(sizeof(T) * N) Pack {
+    T at[N];
+};
+
+__device__ __forceinline__ bool aligned(const void* p, int bytes) {
+    return ((u64)p & (u64)(bytes - 1)) == 0;
+}
+
+__device__ __forceinline__ u64 thread_index() {
+    return (u64)blockIdx.x * blockDim.x + threadIdx.x;
+}
+
+__device__ __forceinline__ u64 thread_count() { return (u64)gridDim.x * blockDim.x; }
+
+// The part of a dim that this rank holds: its local-to-global map.
+struct Part {
+    i64 order, shard, shards, extent;
+
+    __device__ __forceinline__ i64 global(i64 local) const {
+        if (shards == 1) return local;
+        i64 block = extent / shards;
+        if (order == 0) return shard * block + local;
+        if (order == 1) return local * shards + shard;
+        i64 half = block / 2;
+        return local < half ? shard * half + local : (2 * shards - 1 - shard) * half + local - half;
+    }
+
+    __device__ __forceinline__ i64 len() const { return extent / shards; }
+};
+
+// Extents of up to eight dims, and how many elements of each are valid; the rest is padding.
+struct Extents {
+    i64 rank;
+    i64 size[8];
+    i64 valid[8];
+
+    __device__ __forceinline__ bool holds(i64 index) const {
+        for (int d = (int)rank - 1; d >= 0; d--) {
+            if (index % size[d] >= valid[d]) return false;
+            index /= size[d];
+        }
+        return true;
+    }
+};
+
+// Where a kernel reports an id that names nothing: the first one counts.
+struct Fault {
+    i64 code, site, value, limit;
+};
+
+__device__ __forceinline__ void report(Fault* fault, i64 site, i64 value, i64 limit) {
+    if (fault->code == 0) {
+        fault->site = site;
+        fault->value = value;
+        fault->limit = limit;
+        __threadfence_system();
+        fault->code = 1;
+    }
+}
+
+struct Sum {
+    template <class A> __device__ __forceinline__ A operator()(A a, A b) const { return a + b; }
+};
+
+// The larger one; a NaN stays a NaN.
+struct Larger {
+    template <class A> __device__ __forceinline__ A operator()(A a, A b) const {
+        return a != a ? a : (b != b ? b : (a > b ? a : b));
+    }
+};
+
+// The reduction of one number of each thread of a warp, the same on all of them.
+template <class A, class F> __device__ __forceinline__ A warp_reduce(A x, F f) {
+    for (int apart = 16; apart > 0; apart >>= 1) x = f(x, __shfl_xor_sync(0xffffffffu, x, apart));
+    return x;
+}
+
+// The same over a block of whole warps, in a fixed order.
+template <class A, class F> __device__ __forceinline__ A block_reduce(A x, F f) {
+    __shared__ A of_warps[32];
+    x = warp_reduce(x, f);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = of_warps[0];
+    for (int warp = 1; warp < (int)blockDim.x / 32; warp++) x = f(x, of_warps[warp]);
+    return x;
+}
+
+template <class A> __device__ __forceinline__ A infinity();
+template <> __device__ __forceinline__ float infinity<float>() { return __uint_as_float(0x7f800000u); }
+template <> __device__ __forceinline__ double infinity<double>() {
+    return __longlong_as_double(0x7ff0000000000000ll);
+}

@@ -1,0 +1,194 @@
+//! Matrix products: by the library where its matrices can describe the operands, otherwise by a kernel
+//! of our own.
+
+mod plan;
+
+use std::sync::Arc;
+
+use phalanx_call::Slot;
+use phalanx_engine::EngineError;
+use phalanx_ir::{DType, ProductLoops, StridedLoop};
+
+use crate::error::CudaError;
+use crate::kernels::{KernelSpec, Source};
+use crate::tasks::{Arg, KernelTask, Operation, Place, Run};
+
+pub(crate) use plan::{ProductLibrary, ProductPlan, ProductShape, WORKSPACE};
+
+/// When a product is added to what its result holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Adding {
+    Always,
+    /// If the output in this slot is added to.
+    If(Slot),
+}
+
+/// Where the operands of a product lie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operands {
+    pub(crate) a: Place,
+    pub(crate) b: Place,
+    /// Added to the product; it has the shape of the result.
+    pub(crate) addend: Option<Place>,
+    pub(crate) out: Place,
+    pub(crate) adding: Adding,
+}
+
+/// A product that is ready to run.
+pub(crate) struct Product {
+    operands: Operands,
+    loops: ProductLoops,
+    /// Bytes of an element of the operands, and of the result.
+    sizes: [usize; 2],
+    how: How,
+}
+
+enum How {
+    /// The library, with the number of the outer loop that is its batch.
+    Library(Arc<ProductPlan>, Option<usize>),
+    Own(KernelTask),
+}
+
+impl Product {
+    /// A product of operands and a result of these types.
+    pub(crate) fn new(
+        op: &mut Operation<'_>,
+        loops: ProductLoops,
+        [of, out]: [DType; 2],
+        operands: Operands,
+    ) -> Result<Self, EngineError> {
+        let sizes = [of.size(), out.size()];
+        let batch = (0..loops.outer.len()).max_by_key(|&i| loops.outer[i].size);
+        let shape = ProductShape::of(&loops, batch.map(|i| loops.outer[i]), [of, out]);
+        let plan = match shape {
+            None => None,
+            Some(shape) => op.engine.product(&shape)?,
+        };
+        let how = match plan {
+            Some(plan) => How::Library(plan, batch),
+            None => How::Own(own(op, &loops, [of, out], &operands)?),
+        };
+        Ok(Self { operands, loops, sizes, how })
+    }
+
+    /// The kernel that has to be compiled for it.
+    pub(crate) fn own_kernel(&mut self) -> Option<&mut KernelTask> {
+        match &mut self.how {
+            How::Own(kernel) => Some(kernel),
+            How::Library(..) => None,
+        }
+    }
+
+    /// Issues it.
+    ///
+    /// # Safety
+    /// The operands are this run's to use.
+    pub(crate) unsafe fn run(
+        &self,
+        run: &Run<'_>,
+        library: &ProductLibrary,
+    ) -> Result<(), CudaError> {
+        let (plan, batch) = match &self.how {
+            // SAFETY: the caller's; the arguments are made for the kernel.
+            How::Own(kernel) => return unsafe { kernel.run(run) },
+            How::Library(plan, batch) => (plan, *batch),
+        };
+        let adds = match self.operands.adding {
+            Adding::Always => true,
+            Adding::If(slot) => run.adds(slot),
+        };
+        let around: Vec<StridedLoop> = (self.loops.outer.iter().enumerate())
+            .filter(|(i, _)| Some(*i) != batch)
+            .map(|(_, axis)| *axis)
+            .collect();
+        for outer in offsets(&around) {
+            for (term, inner) in offsets(&self.loops.sums).enumerate() {
+                let at: [usize; 3] = std::array::from_fn(|t| outer[t] + inner[t]);
+                let Operands { a, b, addend, out, .. } = self.operands;
+                let [size, out_size] = self.sizes;
+                let out = run.address(out.add(at[2] * out_size));
+                let old = match addend {
+                    Some(addend) if term == 0 => Some(run.address(addend.add(at[2] * out_size))),
+                    _ => (adds || term > 0).then_some(out),
+                };
+                let (a, b) = (run.address(a.add(at[0] * size)), run.address(b.add(at[1] * size)));
+                // SAFETY: the plan was made for matrices of these strides, which lie in operands
+                // that the caller gives.
+                unsafe { plan.run(library, run, a, b, old, out)? };
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where the steps of nested loops begin in a, b and the result.
+fn offsets(loops: &[StridedLoop]) -> impl Iterator<Item = [usize; 3]> {
+    let total: usize = loops.iter().map(|axis| axis.size).product();
+    let loops = loops.to_vec();
+    (0..total).map(move |index| {
+        let (mut rest, mut at) = (index, [0; 3]);
+        for axis in loops.iter().rev() {
+            for (at, stride) in at.iter_mut().zip(axis.strides) {
+                *at += rest % axis.size * stride;
+            }
+            rest /= axis.size;
+        }
+        at
+    })
+}
+
+/// The most loops around a product, and of sums, that the own kernel takes.
+const MOST_LOOPS: usize = 6;
+
+fn own(
+    op: &Operation<'_>,
+    loops: &ProductLoops,
+    [of, out]: [DType; 2],
+    operands: &Operands,
+) -> Result<KernelTask, EngineError> {
+    let ProductLoops { rows, cols, inner, outer, sums } = loops;
+    if outer.len().max(sums.len()) > MOST_LOOPS {
+        return Err(op.unsupported("it has too many dims that cannot be merged"));
+    }
+    let sizes = [rows.size, cols.size, inner.size];
+    let strides = [
+        rows.strides[0],
+        inner.strides[0],
+        inner.strides[1],
+        cols.strides[1],
+        rows.strides[2],
+        cols.strides[2],
+    ];
+    let mut words: Vec<i64> = sizes.iter().chain(&strides).map(|&n| n as i64).collect();
+    let of_loops = |loops: &[StridedLoop], tensors: usize, words: &mut Vec<i64>| {
+        let steps: usize = loops.iter().map(|axis| axis.size).product();
+        words.extend([loops.len() as i64, steps as i64]);
+        let mut push = |of: &dyn Fn(&StridedLoop) -> usize| {
+            words.extend((0..MOST_LOOPS).map(|i| loops.get(i).map_or(1, |axis| of(axis) as i64)));
+        };
+        push(&|axis| axis.size);
+        (0..tensors).for_each(|t| push(&|axis| axis.strides[t]));
+        steps
+    };
+    let batch = of_loops(outer, 3, &mut words);
+    of_loops(sums, 2, &mut words);
+    let Operands { a, b, addend, out: target, adding } = *operands;
+    let kernel = KernelSpec::of(Source::Product, "einsum", &[op.float(of)?, op.float(out)?]);
+    let args = vec![
+        Arg::Pointer(a),
+        Arg::Pointer(b),
+        addend.map_or(Arg::Null, Arg::Pointer),
+        Arg::Pointer(target),
+        Arg::Words(words),
+        match adding {
+            Adding::Always => Arg::Int(1),
+            Adding::If(slot) => Arg::Adds(slot),
+        },
+    ];
+    let tiles = rows.size.div_ceil(TILE).max(1) * cols.size.div_ceil(TILE).max(1);
+    let blocks = [tiles as u32, batch.clamp(1, 65_535) as u32, 1];
+    Ok(KernelTask::new(kernel, blocks, (TILE * TILE) as u32, args))
+}
+
+/// The side of a tile of the own kernel.
+const TILE: usize = 16;

@@ -1,0 +1,99 @@
+//! The scratch memory that kernels need in a program's workspace: a pure function of the types.
+
+use phalanx_call::{ALIGN, Requirements};
+use phalanx_ir::ops::LinearCrossEntropy;
+use phalanx_ir::{Exchange, Instr, Mesh, Op, Program, TensorType};
+
+/// What the CUDA engine needs, on any GPU.
+///
+/// The workspaces of NVIDIA's libraries are not part of a plan: the engine allocates one for each
+/// rank, and counts it as memory beside the arenas.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CudaRequirements;
+
+impl Requirements for CudaRequirements {
+    /// The kernel's own scratch memory, followed by the numbers that ranks exchange inside the op.
+    fn scratch(&self, program: &Program, instr: &Instr) -> usize {
+        let exchanged = Exchange::of(program, instr).map_or(0, |e| e.bytes(program.mesh()));
+        match exchanged {
+            0 => own(program, instr),
+            _ => exchange_offset(program, instr) + exchanged,
+        }
+    }
+}
+
+/// Where in an instruction's scratch memory the exchanged numbers begin.
+pub(crate) fn exchange_offset(program: &Program, instr: &Instr) -> usize {
+    own(program, instr).next_multiple_of(ALIGN)
+}
+
+/// In how many parts the rows of a norm's gradient are summed: a block of threads takes each.
+pub(crate) fn norm_parts(rows: usize) -> usize {
+    rows.clamp(1, 1056)
+}
+
+/// In how many parts the elements behind each of some results are summed. Enough threads for a large
+/// GPU, and each with several elements.
+pub(crate) fn reduce_parts(results: usize, elements: usize) -> usize {
+    let wanted = (1usize << 19).div_ceil(results.max(1));
+    wanted.min(elements.div_ceil(8)).clamp(1, 1 << 16)
+}
+
+/// Bytes of logits that a chunk of the fused loss may have.
+const LOGITS: usize = 1 << 30;
+
+/// The rows of a chunk of the fused loss: more than the op asks for, because every chunk reads and
+/// writes the weight's gradient once, and a large product is a fast one.
+pub(crate) fn chunk_rows(
+    loss: &LinearCrossEntropy,
+    mesh: &Mesh,
+    x: &TensorType,
+    w: &TensorType,
+) -> usize {
+    let row = loss.vocab(&w.shape) * x.dtype.size();
+    loss.chunk.max(LOGITS / row.max(1)).min(rows(mesh, x)).max(1)
+}
+
+/// Bytes of the logits of one chunk, in the element type of x.
+pub(crate) fn chunk_bytes(
+    loss: &LinearCrossEntropy,
+    mesh: &Mesh,
+    x: &TensorType,
+    w: &TensorType,
+) -> usize {
+    let rows = chunk_rows(loss, mesh, x, w).min(rows(mesh, x));
+    rows * loss.vocab(&w.shape) * x.dtype.size()
+}
+
+/// What a kernel needs besides operands, results and exchanged numbers.
+fn own(program: &Program, instr: &Instr) -> usize {
+    let (mesh, ty) = (program.mesh(), |i: usize| program.ty(instr.inputs[i]));
+    let elements = |ty: &TensorType| ty.local_shape(mesh).iter().product::<usize>();
+    match &instr.op {
+        Op::RmsNormGrad(_) => norm_bytes(mesh, ty(0), 1),
+        Op::LayerNormGrad(_) => norm_bytes(mesh, ty(0), 2),
+        Op::LinearCrossEntropy(loss) => chunk_bytes(loss, mesh, ty(0), ty(1)),
+        Op::Reduce(_) | Op::SumSquares(_) => {
+            let results = elements(program.ty(instr.outputs[0]));
+            let parts = reduce_parts(results, elements(ty(0)) / results.max(1));
+            parts * results * size_of::<f64>()
+        }
+        // One number for each query.
+        Op::AttentionGrad(_) => {
+            let q = ty(0).local_shape(mesh);
+            q[0] * q[1] * q[2] * ty(0).dtype.accumulator().size()
+        }
+        _ => 0,
+    }
+}
+
+/// Bytes of the parts' sums, for `vectors` gradients of the local width of `x`.
+fn norm_bytes(mesh: &Mesh, x: &TensorType, vectors: usize) -> usize {
+    let width = x.local_shape(mesh).last().copied().unwrap_or(0);
+    norm_parts(rows(mesh, x)) * vectors * width * x.dtype.accumulator().size()
+}
+
+fn rows(mesh: &Mesh, x: &TensorType) -> usize {
+    let shape = x.local_shape(mesh);
+    shape[..shape.len().saturating_sub(1)].iter().product()
+}

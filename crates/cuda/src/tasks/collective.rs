@@ -1,0 +1,124 @@
+//! What ranks do together: calls of a transport of the host's memory.
+//!
+//! Ranks that share a GPU, or have one each, exchange through the host: what a rank gives is copied
+//! there, the transport moves it, and what it gets is copied back. So every transport serves, sums
+//! are in the order of the ranks, and traffic is counted as everywhere.
+
+use phalanx_call::{Message, Slot};
+use phalanx_comm::{
+    Blocks, CallSite, CollectiveOp, CommError, CountedEndpoint, PlacedCall, PlannedCollective,
+};
+use phalanx_engine::{EngineError, Way};
+use phalanx_ir::Exchange;
+use phalanx_ir::ops::{Collective, CollectiveKind};
+
+use super::movement::{filled, sliced};
+use super::{Operation, Place, Task, Tasks, copy};
+
+/// A collective as calls of the transport, prepared when its program is compiled.
+pub(crate) struct Transfer {
+    pub(crate) calls: Vec<PlacedCall>,
+    /// What is given, and how many bytes; nothing if it only receives.
+    pub(crate) source: Option<(Place, Extent)>,
+    /// What is received into; nothing if it only sends.
+    pub(crate) target: Option<(Place, Extent)>,
+    /// Whether the calls write only a part of the target.
+    pub(crate) partly: bool,
+}
+
+/// How many bytes a side of a transfer has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Extent {
+    Bytes(usize),
+    /// All of the buffer that the call is bound to.
+    Bound,
+}
+
+pub(super) fn compile(
+    op: &mut Operation<'_>,
+    collective: &Collective,
+) -> Result<Tasks, EngineError> {
+    if collective.kind == CollectiveKind::Done {
+        return done(op);
+    }
+    let (x, out) = (op.input(0), op.output(0));
+    let planned = PlannedCollective::of(op.program, op.instr, collective, op.rank);
+    Ok(match planned.map_err(|why| op.unsupported(why))? {
+        PlannedCollective::Zeros => vec![filled(op, &out, 0.0)?],
+        PlannedCollective::Copy => vec![copy(&*op.engine, &x, &out)],
+        PlannedCollective::Slice { dim, start } => sliced(op, &x, &out, dim, start),
+        PlannedCollective::Calls { axes, op: kind, blocks } => {
+            let calls = plan(op, |line, at| line.calls(at, collective, &axes, kind, blocks))?;
+            let transfer = Transfer {
+                calls,
+                source: Some((x.place(), Extent::Bytes(x.bytes()))),
+                target: Some((out.place(), Extent::Bytes(out.bytes()))),
+                partly: false,
+            };
+            match collective.start {
+                false => vec![Task::Transfer(transfer)],
+                true => vec![Task::Start(transfer, op.instr.outputs[0].index())],
+            }
+        }
+    })
+}
+
+fn done(op: &Operation<'_>) -> Result<Tasks, EngineError> {
+    let handle = op.instr.inputs[0];
+    let elsewhere =
+        || op.unsupported("the collective that it waits for is started in another program");
+    match PlannedCollective::ends_at_start(op.program, handle).ok_or_else(elsewhere)? {
+        true => Ok(vec![]),
+        false => Ok(vec![Task::Done(handle.index())]),
+    }
+}
+
+/// The gather of the numbers that an op exchanges inside, at an offset of its scratch memory.
+pub(super) fn gather(
+    op: &mut Operation<'_>,
+    exchange: &Exchange,
+    offset: usize,
+) -> Result<Transfer, EngineError> {
+    let (mesh, elements) = (op.program.mesh(), exchange.elements());
+    let all = op.scratch_at(offset)?;
+    let bytes = elements * exchange.dtype.size();
+    let own = all.add(mesh.shard(op.rank, &exchange.axes) * bytes);
+    let total = bytes * mesh.count(&exchange.axes);
+    let (kind, blocks) = (CollectiveOp::AllGather, Blocks::contiguous(elements));
+    let call = plan(op, |line, at| line.call(at, &exchange.axes, kind, exchange.dtype, blocks))?;
+    Ok(Transfer {
+        calls: vec![(0, call)],
+        source: Some((own, Extent::Bytes(bytes))),
+        target: Some((all, Extent::Bytes(total))),
+        partly: false,
+    })
+}
+
+/// Messages to or from ranks of other stages, as one buffer's.
+pub(crate) fn message(
+    endpoint: &mut CountedEndpoint,
+    messages: &[Message],
+    way: Way,
+    label: &str,
+) -> Transfer {
+    let calls = endpoint.messages(messages, way == Way::Send, label);
+    let buffer = |slot| Some((Place { slot, offset: 0 }, Extent::Bound));
+    let (source, target) = match way {
+        Way::Send => (buffer(Slot::Input(0)), None),
+        Way::Receive => (None, buffer(Slot::Output(0))),
+    };
+    Transfer { calls, source, target, partly: true }
+}
+
+fn plan<R>(
+    op: &mut Operation<'_>,
+    plan: impl FnOnce(&mut CountedEndpoint, CallSite<'_>) -> Result<R, CommError>,
+) -> Result<R, EngineError> {
+    let (program, instr, rank, ranks) = (op.program, op.instr, op.rank, op.ranks);
+    let Some(line) = op.engine.endpoint() else {
+        let why = "other ranks take part; make the engine with CudaEngine::on_rank";
+        return Err(op.unsupported(why));
+    };
+    let planned = plan(line, CallSite { program, instr, rank, ranks });
+    planned.map_err(|e| op.unsupported(e.to_string()))
+}

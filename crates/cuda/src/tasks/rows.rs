@@ -1,0 +1,189 @@
+//! Norms, softmax and cross-entropy: a block of threads for each row.
+//!
+//! Where ranks hold parts of a row, each measures its part, all gather the numbers, and each merges
+//! them in the order of the ranks.
+
+use phalanx_engine::EngineError;
+use phalanx_ir::{Exchange, Op};
+
+use super::collective::gather;
+use super::var::extents;
+use super::{Arg, KernelTask, Operation, Task, Tasks, Var};
+use crate::kernels::{KernelSpec, MOST_SHARED, Source};
+use crate::requirements::{exchange_offset, norm_parts};
+
+pub(super) fn compile(op: &mut Operation<'_>) -> Result<Tasks, EngineError> {
+    let (kind, eps) = match &op.instr.op {
+        Op::RmsNorm(n) => ("RMS", n.eps),
+        Op::LayerNorm(n) => ("LAYER", n.eps),
+        Op::Softmax(_) => ("SOFTMAX", 0.0),
+        Op::SoftmaxGrad(_) => ("SOFTMAX_GRAD", 0.0),
+        Op::CrossEntropy(_) => ("ENTROPY", 0.0),
+        Op::CrossEntropyGrad(_) => ("ENTROPY_GRAD", 0.0),
+        Op::RmsNormGrad(_) => ("RMS_GRAD", 0.0),
+        Op::LayerNormGrad(_) => ("LAYER_GRAD", 0.0),
+        _ => return Err(op.unsupported("it does not work on rows")),
+    };
+    let (inputs, outputs) = (op.inputs(), op.outputs());
+    let (x, value) = (&inputs[0], op.instr.inputs[0]);
+    if x.rows() == 0 {
+        return Ok(vec![]);
+    }
+    let part = op.part(value, x.shape.len() - 1);
+    let has_classes = matches!(op.instr.op, Op::CrossEntropy(_) | Op::CrossEntropyGrad(_));
+    if has_classes && part.start().is_none() {
+        return Err(op.unsupported("classes are sharded, but not in blocks"));
+    }
+    let exchange = Exchange::of(op.program, op.instr);
+    let mesh = op.program.mesh();
+    let dims = x.shape.len() - 1;
+    let total = op.program.ty(value).shape[dims];
+    let mut words = vec![x.width() as i64, x.valid_width() as i64, total as i64];
+    words.push(part.start().unwrap_or(0) as i64);
+    words.extend(match &exchange {
+        None => [0, 0, 0],
+        Some(e) => {
+            [mesh.count(&e.axes) as i64, mesh.shard(op.rank, &e.axes) as i64, e.numbers as i64]
+        }
+    });
+    words.push(eps.to_bits() as i64);
+    words.extend(extents(&x.shape[..dims], &x.valid[..dims]));
+    words.push(x.rows() as i64);
+    let name = op.float(x.dtype)?;
+    let operands = Arg::Pointers(operands(&inputs, &outputs));
+    let (blocks, threads) = (x.rows().min(1 << 20) as u32, threads(x.width()));
+    let mut tasks = Vec::new();
+    let (mut gathered, mut counts) = (Arg::Null, Arg::Null);
+    if let Some(exchange) = &exchange {
+        let offset = exchange_offset(op.program, op.instr);
+        gathered = Arg::Pointer(op.scratch_at(offset)?);
+        counts = valid_counts(op, exchange)?;
+        let kernel = KernelSpec::of(Source::Rows, "measure", &[name, kind]);
+        let args = vec![operands.clone(), Arg::Words(words.clone()), gathered.clone()];
+        tasks.push(Task::Kernel(KernelTask::new(kernel, [blocks, 1, 1], threads, args)));
+        tasks.push(Task::Transfer(gather(op, exchange, offset)?));
+    }
+    let words = Arg::Words(words);
+    if let Some(whole) = whole_rows(op, kind, &inputs, &outputs, &operands, &words)? {
+        return Ok(whole);
+    }
+    if matches!(op.instr.op, Op::RmsNormGrad(_) | Op::LayerNormGrad(_)) {
+        let args = vec![operands, words, gathered, counts];
+        tasks.extend(norm_gradient(op, kind, &inputs[0], &outputs[1..], args)?);
+        return Ok(tasks);
+    }
+    let site = op.engine.site(&op.program.name, "target");
+    let args = vec![operands, words, gathered, counts, Arg::Fault, Arg::Int(site)];
+    let kernel = KernelSpec::of(Source::Rows, "finish", &[name, kind]);
+    tasks.push(Task::Kernel(KernelTask::new(kernel, [blocks, 1, 1], threads, args)));
+    Ok(tasks)
+}
+
+/// The tasks of a norm or its gradient over whole rows without padding, several elements at a time;
+/// nothing for other ops and rows.
+fn whole_rows(
+    op: &Operation<'_>,
+    kind: &'static str,
+    inputs: &[Var],
+    outputs: &[Var],
+    operands: &Arg,
+    words: &Arg,
+) -> Result<Option<Tasks>, EngineError> {
+    let x = &inputs[0];
+    let is_gradient = match kind {
+        "RMS" | "LAYER" => false,
+        "RMS_GRAD" | "LAYER_GRAD" => true,
+        _ => return Ok(None),
+    };
+    let wide = 16 / x.dtype.size();
+    let shared = NORM_WARPS * (outputs.len() - 1) * x.width() * x.dtype.accumulator().size();
+    let whole = x.valid == x.shape && op.part(op.instr.inputs[0], x.shape.len() - 1).shards == 1;
+    // Slots are aligned, so rows are if their width is.
+    if !whole || !x.width().is_multiple_of(wide) || (is_gradient && shared > MOST_SHARED as usize) {
+        return Ok(None);
+    }
+    let (name, wide) = (op.float(x.dtype)?, wide.to_string());
+    let threads = 32 * NORM_WARPS as u32;
+    let mut args = vec![operands.clone(), words.clone()];
+    if !is_gradient {
+        let kernel = KernelSpec::of(Source::Rows, "norm_rows", &[name, kind, &wide]);
+        let blocks = [x.rows().div_ceil(NORM_WARPS).min(1 << 20) as u32, 1, 1];
+        return Ok(Some(vec![Task::Kernel(KernelTask::new(kernel, blocks, threads, args))]));
+    }
+    args.push(Arg::Pointer(op.scratch_at(0)?));
+    let kernel = KernelSpec::of(Source::Rows, "norm_rows_grad", &[name, kind, &wide]);
+    let blocks = [norm_parts(x.rows()) as u32, 1, 1];
+    let first = KernelTask::new(kernel, blocks, threads, args).sharing(shared);
+    let mut tasks = vec![Task::Kernel(first)];
+    tasks.extend(summed_parts(op, x, &outputs[1..])?);
+    Ok(Some(tasks))
+}
+
+/// Warps of a block of the kernels of whole rows, as they have it.
+const NORM_WARPS: usize = 8;
+
+/// dx, with the sums of each part of the rows; then the sum of the parts for each vector.
+fn norm_gradient(
+    op: &Operation<'_>,
+    kind: &'static str,
+    x: &Var,
+    vectors: &[Var],
+    mut args: Vec<Arg>,
+) -> Result<Tasks, EngineError> {
+    let acc = x.dtype.accumulator();
+    let parts = norm_parts(x.rows());
+    let shared = vectors.len() * x.width() * acc.size();
+    if shared > MOST_SHARED as usize {
+        return Err(op.unsupported(format!("rows of {} elements are too wide", x.width())));
+    }
+    let sums = op.scratch_at(0)?;
+    args.push(Arg::Pointer(sums));
+    let kernel = KernelSpec::of(Source::Rows, "finish_norm_grad", &[op.float(x.dtype)?, kind]);
+    let blocks = [parts as u32, 1, 1];
+    let first = KernelTask::new(kernel, blocks, threads(x.width()), args).sharing(shared);
+    let mut tasks = vec![Task::Kernel(first)];
+    tasks.extend(summed_parts(op, x, vectors)?);
+    Ok(tasks)
+}
+
+/// The sum of the parts in the scratch memory, for each vector.
+fn summed_parts(op: &Operation<'_>, x: &Var, vectors: &[Var]) -> Result<Tasks, EngineError> {
+    let (acc, sums) = (x.dtype.accumulator(), op.scratch_at(0)?);
+    let (parts, stride) = (norm_parts(x.rows()), vectors.len() * x.width());
+    let mut tasks = Vec::new();
+    for (i, out) in vectors.iter().enumerate() {
+        let kernel =
+            KernelSpec::of(Source::Rows, "sum_parts", &[op.float(acc)?, op.float(out.dtype)?]);
+        let own = Arg::Pointer(sums.add(i * x.width() * acc.size()));
+        let numbers = [parts, stride, out.width(), out.valid_width()];
+        let mut args = vec![own, out.arg()];
+        args.extend(numbers.map(|n| Arg::Int(n as i64)));
+        args.push(out.adds());
+        // A block has 32 columns and eight warps, as the kernel has it.
+        let blocks = [out.width().div_ceil(32).max(1) as u32, 1, 1];
+        tasks.push(Task::Kernel(KernelTask::new(kernel, blocks, 256, args)));
+    }
+    Ok(tasks)
+}
+
+/// For each part of a row: how many valid elements it has.
+fn valid_counts(op: &mut Operation<'_>, exchange: &Exchange) -> Result<Arg, EngineError> {
+    let (mesh, ty) = (op.program.mesh(), op.program.ty(op.instr.inputs[0]));
+    let last = |rank: usize| ty.local_valid(mesh, rank).last().copied().unwrap_or(1) as i64;
+    let counts = mesh.group(op.rank, &exchange.axes).into_iter().map(last);
+    let bytes: Vec<u8> = counts.flat_map(i64::to_ne_bytes).collect();
+    op.engine.constant(&bytes)
+}
+
+/// Five operands and three results, with nulls for those that an op does not have.
+fn operands(inputs: &[Var], outputs: &[Var]) -> Vec<Option<super::Place>> {
+    let places = |vars: &[Var], n: usize| -> Vec<Option<super::Place>> {
+        (0..n).map(|i| vars.get(i).map(Var::place)).collect()
+    };
+    [places(inputs, 5), places(outputs, 3)].concat()
+}
+
+/// Threads of a block that works on rows of this width: whole warps.
+pub(super) fn threads(width: usize) -> u32 {
+    (width.div_ceil(4).next_multiple_of(32)).clamp(32, 512) as u32
+}

@@ -1,0 +1,10 @@
+//! The CUDA engine against the reference interpreter. What needs a GPU says so where there is none.
+#![allow(clippy::unwrap_used, reason = "a test that fails should stop")]
+
+mod gpu;
+mod ids;
+mod layouts;
+mod ops;
+mod partitioned;
+mod sources;
+mod suite;
