@@ -16,6 +16,7 @@ use phalanx_call::{Lane, MemoryKind, Message, Requirements, Slots, Tier};
 use phalanx_comm::{Communicator, CountedEndpoint};
 use phalanx_engine::{
     Args, CallTimes, Calls, DiskStore, Engine, EngineError, Event, SequentialStep, Span, Way,
+    place_in_mesh,
 };
 use phalanx_ir::Program;
 
@@ -125,26 +126,9 @@ impl CudaEngine {
         &self.device
     }
 
-    /// This engine's place in a program's mesh, which has these ranks; fails if it is not one of
-    /// them.
+    /// This engine's place in a program's mesh, which has these ranks.
     fn place_in(&self, program: &Program, ranks: &[usize]) -> Result<usize, EngineError> {
-        let place = ranks.iter().position(|&rank| rank == self.rank);
-        let world = ranks.iter().all(|&rank| rank < self.world);
-        match place {
-            _ if program.mesh().ranks() == 1 => Ok(0),
-            Some(place) if world && ranks.len() == program.mesh().ranks() => Ok(place),
-            _ => Err(EngineError::Failed {
-                program: program.name.clone(),
-                why: format!(
-                    "its mesh ({}) has {} ranks, given as {ranks:?}, but this engine is rank {} of \
-                     {}; make one engine for each rank with CudaEngine::on_rank",
-                    program.mesh(),
-                    program.mesh().ranks(),
-                    self.rank,
-                    self.world
-                ),
-            }),
-        }
+        place_in_mesh(program, ranks, (self.rank, self.world), "CudaEngine::on_rank")
     }
 }
 

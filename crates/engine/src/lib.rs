@@ -12,6 +12,7 @@
 mod counters;
 mod disk;
 mod late;
+mod place;
 mod stamps;
 mod step;
 
@@ -24,6 +25,7 @@ use phalanx_ir::Program;
 pub use counters::Counters;
 pub use disk::DiskStore;
 pub use late::Late;
+pub use place::place_in_mesh;
 pub use stamps::{CallTimes, Stamps};
 pub use step::{
     Calls, KernelCall, SequentialStep, StepWatch, already_in_flight, in_order, untimed,
