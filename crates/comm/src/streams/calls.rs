@@ -1,5 +1,7 @@
 //! A call of this rank from its start to its end.
 
+use std::ops::Range;
+
 use super::frame::Phase;
 use super::lane::Announced;
 use super::plan::Plan;
@@ -23,6 +25,10 @@ pub(super) enum Stage {
     /// The place in the list of calls is free.
     Free,
 }
+
+/// Blocks are reduced in pieces of so many bytes: a piece fits a core's cache, and every element type
+/// divides it.
+const PIECE: usize = 128 << 10;
 
 /// A block that is received.
 #[derive(Clone, Copy, Default)]
@@ -70,7 +76,10 @@ pub(super) struct Outstanding {
     pub(super) unread_results: usize,
     /// Frames and blocks that have not been written to their end.
     pub(super) unwritten: usize,
-    pub(super) reduced: bool,
+    /// Bytes of given blocks that have been written.
+    sent: usize,
+    /// Bytes of this rank's reduced block that are done.
+    reduced: usize,
     /// Blocks to be reduced, from every member except this rank. Stored as words, so that every
     /// element type is aligned.
     staging: Vec<u64>,
@@ -80,13 +89,14 @@ pub(super) struct Outstanding {
 
 impl Outstanding {
     /// A call of a group of `n` in which this rank has place `me`. `extra` bytes follow one of the
-    /// blocks, in tests of the counters.
+    /// blocks, in tests of the counters. Memory for staging is taken from `spare`.
     pub(super) fn new(
         call: &Call<'_>,
         (lane, sequence): (usize, u64),
         (n, me): (usize, usize),
         (send, receive): (*const u8, *mut u8),
         extra: usize,
+        spare: &mut Vec<u64>,
     ) -> Self {
         let counts = match call.op {
             CollectiveOp::AllToAllRagged { send, receive } => [send, receive].concat(),
@@ -115,19 +125,21 @@ impl Outstanding {
             unread: 0,
             unread_results: 0,
             unwritten: 0,
-            reduced: false,
+            sent: 0,
+            reduced: 0,
             staging: Vec::new(),
             bytes: 0,
         };
-        call.expect_blocks(extra);
+        call.expect_blocks(extra, spare);
         call
     }
 
     /// Finds the memory for everything that will be received.
-    fn expect_blocks(&mut self, extra: usize) {
+    fn expect_blocks(&mut self, extra: usize, spare: &mut Vec<u64>) {
         let (n, me, room) = (self.announced.len(), self.me, self.staged_bytes().div_ceil(8));
         if self.plan().reduces() {
-            self.staging = vec![0; room * (n - 1)];
+            self.staging = std::mem::take(spare);
+            self.staging.resize(self.staging.len().max(room * (n - 1)), 0);
         }
         let staging = self.staging.as_mut_ptr();
         for member in 0..n {
@@ -141,8 +153,7 @@ impl Outstanding {
             } else {
                 plan.taken(member)
             };
-            let result = (plan.header.kind == OpKind::AllReduce && member != me)
-                .then(|| plan.result(member));
+            let result = (plan.sends_results() && member != me).then(|| plan.result(member));
             let (given, result) = (Incoming::new(region, extra), Incoming::new(result, 0));
             self.unread += usize::from(given.region.is_some());
             self.unread_results += usize::from(result.region.is_some());
@@ -182,6 +193,42 @@ impl Outstanding {
             target: self.target,
             counts,
         }
+    }
+
+    /// The bytes of this rank's block that can be reduced now, if there are any: of a dense block, whole
+    /// pieces that have come from all members while they are still in a cache; of a strided one, all.
+    pub(super) fn ready(&self) -> Option<Range<usize>> {
+        let (plan, all) = (self.plan(), self.staged_bytes());
+        if self.is_reduced() {
+            return None;
+        }
+        let come = if self.unread == 0 {
+            all
+        } else if plan.reduces_dense() {
+            let others = (0..self.given.len()).filter(|&member| member != self.me);
+            others.map(|member| self.given[member].at).min().unwrap_or(all)
+        } else {
+            0
+        };
+        // In one exchange the result may take the place of what the other rank still has to get.
+        let end = come.min(all).min(if plan.at_once() { self.sent } else { all });
+        let end = if end < all { end / PIECE * PIECE } else { all };
+        (end > self.reduced).then_some(self.reduced..end)
+    }
+
+    /// Notes that bytes of given blocks have left this rank.
+    pub(super) fn count_sent(&mut self, bytes: usize) {
+        self.sent += bytes;
+    }
+
+    /// Notes that the bytes before this one are reduced.
+    pub(super) fn reduced_to(&mut self, end: usize) {
+        self.reduced = end;
+    }
+
+    /// Whether nothing is left to be reduced here.
+    pub(super) fn is_reduced(&self) -> bool {
+        !self.plan().reduces() || self.reduced == self.staged_bytes()
     }
 
     /// Where the block of a member that will be reduced lies.
@@ -248,10 +295,14 @@ impl Outstanding {
         }
     }
 
-    /// Ends the call: staged blocks are not needed any more.
-    pub(super) fn finish(&mut self) {
+    /// Ends the call. Staged blocks are not needed any more: the next reduction may have their memory, as
+    /// fresh memory would cost a page fault for every 4 KiB.
+    pub(super) fn finish(&mut self, spare: &mut Vec<u64>) {
         self.stage = Stage::Done;
-        self.staging = Vec::new();
+        let staging = std::mem::take(&mut self.staging);
+        if staging.len() > spare.len() {
+            *spare = staging;
+        }
     }
 
     pub(super) fn incoming(&mut self, member: usize, phase: Phase) -> &mut Incoming {

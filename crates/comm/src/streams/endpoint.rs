@@ -52,6 +52,8 @@ pub(super) struct Endpoint {
     pub(super) spins: bool,
     pub(super) spun: Duration,
     pub(super) poll: Poll,
+    /// Memory of an ended reduction, for the next one.
+    pub(super) spare: Vec<u64>,
     pub(super) sources: Vec<Place>,
     pub(super) pointers: Pointers,
 }
@@ -94,6 +96,7 @@ impl Endpoint {
             traffic: Traffic::default(),
             waited: Duration::ZERO,
             poll: Poll::default(),
+            spare: Vec::new(),
             sources: Vec::new(),
             pointers: Pointers::default(),
         };
@@ -197,7 +200,8 @@ impl Endpoint {
         let sequence = lane.started;
         lane.started += 1;
         let place = (lane.group.len(), lane.me);
-        let mut call = Outstanding::new(call, (number, sequence), place, (send, receive), extra);
+        let (at, memory, spare) = ((number, sequence), (send, receive), &mut self.spare);
+        let mut call = Outstanding::new(call, at, place, memory, extra, spare);
         while let Some((member, announced)) = lane.take_early(sequence) {
             call.announce(member, announced);
         }

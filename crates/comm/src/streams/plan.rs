@@ -1,5 +1,7 @@
 //! Which blocks of a call go from which rank to which.
 
+use std::ops::Range;
+
 use super::region::Region;
 use crate::blocks::{Strides, part};
 use crate::call::OpKind;
@@ -67,12 +69,32 @@ impl Plan<'_> {
         }
     }
 
+    /// Whether an `all_reduce` goes in one exchange: two ranks give each other everything and both reduce it.
+    /// That moves as many bytes as parts and their results, with one way less to wait for.
+    pub(super) fn at_once(&self) -> bool {
+        self.header.kind == OpKind::AllReduce && self.n == 2
+    }
+
+    /// Whether each member's reduced part goes to all others.
+    pub(super) fn sends_results(&self) -> bool {
+        self.header.kind == OpKind::AllReduce && !self.at_once()
+    }
+
     /// `outer`, `rows` and elements of the block that this rank reduces.
     pub(super) fn reduced_shape(&self) -> [usize; 3] {
         match self.header.kind {
-            OpKind::AllReduce => [1, 1, part(self.header.count(), self.n, self.me).len()],
+            OpKind::AllReduce => [1, 1, self.part_of(self.me).len()],
             _ => self.header.shape,
         }
+    }
+
+    /// Whether the own block and the result of a reduction are contiguous, so that any piece of them can be
+    /// reduced by itself.
+    pub(super) fn reduces_dense(&self) -> bool {
+        let [outer, rows, len] = self.reduced_shape();
+        let shape = [outer, rows, len * self.size()];
+        let own = self.given(self.me).is_some_and(|region| region.place.is_dense(shape));
+        self.header.kind == OpKind::AllReduce || (own && self.reduced_into().is_dense(shape))
     }
 
     /// Where its reduced block goes.
@@ -81,6 +103,14 @@ impl Plan<'_> {
             OpKind::AllReduce => self.result(self.me).place,
             _ => Place::of(self.receive, self.target, 0, self.size()),
         }
+    }
+
+    /// What an `all_reduce` in one exchange counts for this rank beyond what it receives: with parts and results
+    /// it would be twice its own part, and counters do not depend on the way that was taken.
+    pub(super) fn uncounted(&self) -> i64 {
+        let own = part(self.header.count(), self.n, self.me).len() as i64;
+        let size = self.size() as i64;
+        if self.at_once() { (2 * own - self.header.count() as i64) * size } else { 0 }
     }
 
     /// Where the part of an `all_reduce` that a member has reduced is stored.
@@ -107,9 +137,17 @@ impl Plan<'_> {
         [outer, rows, len * self.size()]
     }
 
+    /// The elements of an `all_reduce` that a member reduces.
+    fn part_of(&self, member: usize) -> Range<usize> {
+        match self.at_once() {
+            true => 0..self.header.count(),
+            false => part(self.header.count(), self.n, member),
+        }
+    }
+
     /// A member's part of an `all_reduce`.
     fn part(&self, base: *mut u8, member: usize) -> Region {
-        let part = part(self.header.count(), self.n, member);
+        let part = self.part_of(member);
         Region::flat(base.wrapping_add(part.start * self.size()), part.len() * self.size())
     }
 

@@ -1,5 +1,7 @@
 //! Progress without waiting: reads and writes streams, and advances calls.
 
+use std::ops::Range;
+
 use super::calls::Stage;
 use super::endpoint::Endpoint;
 use super::frame::{Frame, NONE, Phase};
@@ -42,8 +44,9 @@ impl Endpoint {
         let mut tell = |written: Written| {
             let call = &mut calls[written.call as usize];
             call.unwritten -= usize::from(written.all);
-            if written.phase == Phase::Result {
-                call.bytes += written.bytes as u64;
+            match written.phase {
+                Phase::Given => call.count_sent(written.bytes),
+                Phase::Result => call.bytes += written.bytes as u64,
             }
         };
         let moved = wire.write(&mut link.blocks, &mut tell);
@@ -56,17 +59,18 @@ impl Endpoint {
         moved
     }
 
-    /// Reads as much as a stream has.
+    /// Reads what a stream has, but only so much data that the other direction, other streams and
+    /// reductions of what has come get their turn.
     fn read(&mut self, peer: usize) -> Result<bool, CommError> {
-        let mut moved = false;
-        while !self.links[peer].gone {
+        let (mut moved, mut data) = (false, 0);
+        while !self.links[peer].gone && data < READS {
             let link = &mut self.links[peer];
             let Some(mut wire) = self.shared.wire(peer) else { return Ok(moved) };
             let came = link.inbox.read(&mut wire, &mut self.calls);
             drop(wire);
             match came.map_err(|problem| self.broken(peer, problem))? {
                 ReadResult::Frame(frame) => self.handle(peer, frame)?,
-                ReadResult::Data => {}
+                ReadResult::Data => data += 1,
                 ReadResult::Nothing => return Ok(moved),
                 ReadResult::End => self.links[peer].gone = true,
             }
@@ -150,14 +154,17 @@ impl Endpoint {
                 self.give(index);
                 Ok(true)
             }
-            Stage::Move if call.unread == 0 && call.plan().reduces() && !call.reduced => {
-                self.reduce(index);
-                Ok(true)
-            }
-            Stage::Move if call.unread + call.unread_results + call.unwritten == 0 => {
-                self.end(index);
-                Ok(true)
-            }
+            Stage::Move => match call.ready() {
+                Some(piece) => {
+                    self.reduce(index, piece);
+                    Ok(true)
+                }
+                None if call.unread + call.unread_results + call.unwritten == 0 => {
+                    self.end(index);
+                    Ok(true)
+                }
+                None => Ok(false),
+            },
             _ => Ok(false),
         }
     }
@@ -204,14 +211,21 @@ impl Endpoint {
         self.links[peer].blocks.push_back(block);
     }
 
-    /// Reduces what all have given, in the order of the group, and sends the result if all need it.
-    fn reduce(&mut self, index: u32) {
+    /// Reduces a piece that all have given, in the order of the group, and sends the result if all need it.
+    fn reduce(&mut self, index: u32, piece: Range<usize>) {
         let call = &mut self.calls[index as usize];
-        call.reduced = true;
+        call.reduced_to(piece.end);
         let plan = call.plan();
-        let (n, me, header) = (plan.n, plan.me, *plan.header);
+        let (n, me, header, again) = (plan.n, plan.me, *plan.header, plan.sends_results());
         self.sources.clear();
         self.sources.extend((0..n).filter_map(|member| call.reduced_from(member)));
+        let (mut shape, mut target) = (plan.reduced_shape(), plan.reduced_into());
+        if plan.reduces_dense() {
+            shape = [1, 1, piece.len() / header.dtype.size()];
+            for place in self.sources.iter_mut().chain([&mut target]) {
+                place.base = place.base.wrapping_add(piece.start);
+            }
+        }
         let combine = Combine {
             dtype: header.dtype,
             reduction: header.reduction.unwrap_or(ReduceOp::Sum),
@@ -219,15 +233,14 @@ impl Endpoint {
             // No other rank shares these caches.
             stream: false,
         };
-        let (shape, target, meter) =
-            (plan.reduced_shape(), [plan.reduced_into()], &mut Meter::default());
+        let meter = &mut Meter::default();
         // SAFETY: by the rules of `start` the own blocks are this call's; the others' are staged
-        // here, as large, and aligned to words.
+        // here, as large, and aligned to words. A piece lies inside its block.
         unsafe {
-            kernel::reduce(combine, shape, &self.sources, &target, &mut self.pointers, meter);
+            kernel::reduce(combine, shape, &self.sources, &[target], &mut self.pointers, meter);
         }
-        let result = plan.result(me);
-        if header.kind == OpKind::AllReduce {
+        if again {
+            let result = Region::flat(target.base, piece.len());
             for member in (1..n).map(|step| (me + step) % n) {
                 self.send(index, member, Phase::Result, result, 0);
             }
@@ -237,11 +250,12 @@ impl Endpoint {
     /// Everything was received and sent.
     fn end(&mut self, index: u32) {
         let call = &mut self.calls[index as usize];
-        call.finish();
+        call.finish(&mut self.spare);
         let lane = &mut self.lanes[call.lane];
         lane.open.retain(|&(_, open)| open != index);
         let (kind, site, sequence) = (call.header().kind, call.site(), call.sequence);
-        self.traffic.add(call.tag, kind, 1, call.bytes);
+        let bytes = call.bytes.saturating_add_signed(call.plan().uncounted());
+        self.traffic.add(call.tag, kind, 1, bytes);
         for (member, &rank) in lane.group.ranks().iter().enumerate() {
             let seen = call.hears_from(member);
             self.links[rank].last = Some(Last { kind, lane: call.lane, sequence, site, seen });
@@ -260,6 +274,7 @@ impl Endpoint {
             let (own, plan) = (call.own(), call.plan());
             let extra = if plan.gives_more(plan.me, member) { planted } else { 0 };
             let small = plan.given(member).filter(|region| is_small(region, extra));
+            let early = small.map_or(0, |region| region.bytes());
             let frame = Frame::Call {
                 group: number,
                 sequence: call.sequence,
@@ -278,9 +293,13 @@ impl Endpoint {
             }
             link.marks.push_back((wire.push(&frame), index));
             call.unwritten += 1;
+            call.count_sent(early);
         }
     }
 }
+
+/// How often data is read from one stream before the others have their turn; at most a data frame each.
+const READS: usize = 4;
 
 /// The most bytes of a block that goes to a member together with the call. The member keeps it until
 /// all have started the call, so it must be small.
