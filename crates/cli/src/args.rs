@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use phalanx::config::{self, Sources};
-use phalanx::pipeline::Warmup;
+use phalanx::pipeline::{Concat, Warmup};
 use phalanx::session::hosts::REMOTE_SHELL;
 use phalanx::train::eval::ModelSource;
 
@@ -282,7 +282,7 @@ pub(crate) enum Bench {
 #[derive(clap::Args, Debug)]
 pub(crate) struct Schedule {
     /// naive, gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v, v-half,
-    /// v-min, or csv:FILE.
+    /// v-min, chimera, or csv:FILE.
     #[arg(required_unless_present = "compare")]
     pub(crate) name: Option<String>,
     /// Stage groups of the pipeline: groups of ranks that hold different layers (parallel.pp).
@@ -298,6 +298,12 @@ pub(crate) struct Schedule {
     /// How many forwards 1f1b starts with.
     #[arg(long, value_enum, default_value = "pa")]
     pub(crate) warmup: WarmupArg,
+    /// Pipelines in each direction of chimera.
+    #[arg(long, value_name = "f", value_parser = whole, default_value = "1", allow_negative_numbers = true)]
+    pub(crate) pairs: usize,
+    /// How chimera runs more micro-batches than stages.
+    #[arg(long, value_enum, default_value = "direct")]
+    pub(crate) concat: ConcatArg,
     /// Time of a forward: one micro-batch through all layers of one stage group.
     #[arg(long, value_name = "TIME", default_value = "1", allow_negative_numbers = true)]
     pub(crate) tf: f64,
@@ -338,6 +344,27 @@ impl From<WarmupArg> for Warmup {
         match warmup {
             WarmupArg::Pa => Warmup::Pa,
             WarmupArg::Pb => Warmup::Pb,
+        }
+    }
+}
+
+/// How the rounds of Chimera follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ConcatArg {
+    /// Round after round.
+    Direct,
+    /// Two forwards, then their two backwards.
+    Doubling,
+    /// As doubling, with micro-batches in two halves.
+    Halving,
+}
+
+impl From<ConcatArg> for Concat {
+    fn from(concat: ConcatArg) -> Concat {
+        match concat {
+            ConcatArg::Direct => Concat::Direct,
+            ConcatArg::Doubling => Concat::Doubling,
+            ConcatArg::Halving => Concat::Halving,
         }
     }
 }

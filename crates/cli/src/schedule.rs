@@ -14,7 +14,7 @@ use phalanx::train::progress::{OutputStream, Style};
 use phalanx_sys::{Staged, disk::goal_of};
 use serde::Serialize;
 
-use crate::args::{Schedule as Asked, WarmupArg};
+use crate::args::{ConcatArg, Schedule as Asked, WarmupArg};
 use crate::out;
 
 /// The line width when the output is not a terminal.
@@ -154,6 +154,9 @@ impl Wanted {
         if !self.compared || named == NamedSchedule::OneFOneB {
             shape = shape.warmup(Warmup::from(asked.warmup));
         }
+        if !self.compared || named == NamedSchedule::Chimera {
+            shape = shape.pairs(asked.pairs).concat(asked.concat.into());
+        }
         Ok(named.build(shape)?)
     }
 }
@@ -195,6 +198,16 @@ fn check_read(asked: &Asked, wanted: &[Wanted]) -> Result<()> {
                 a choice",
                 "1f1b",
             )
+        }
+        _ if (asked.pairs, asked.concat) != (1, ConcatArg::Direct)
+            && !by(&|named| named == NamedSchedule::Chimera) =>
+        {
+            let (key, value) = match asked.pairs {
+                1 => ("concat", format!("{:?}", asked.concat).to_lowercase()),
+                pairs => ("pairs", pairs.to_string()),
+            };
+            let why = "a table states which replicas each stage group holds, and only chimera has several";
+            refuse(key, value, why, "chimera")
         }
         _ => Ok(()),
     }
@@ -252,8 +265,8 @@ impl<'a> Numbers<'a> {
         Numbers {
             schedule: schedule.name(),
             stages: schedule.stage_groups(),
-            microbatches: schedule.microbatches(),
-            chunks: schedule.chunks(),
+            microbatches: schedule.microbatches() / schedule.pieces(),
+            chunks: schedule.placement().share(0, 0),
             tf: asked.tf,
             tb: asked.tb,
             tw: asked.tw,

@@ -1,6 +1,6 @@
 //! `[parallel]`: how the work is divided among ranks.
 
-use phalanx_pipeline::{NamedSchedule, Warmup};
+use phalanx_pipeline::{Concat, NamedSchedule, Warmup};
 use phalanx_spmd::strategies::Cut;
 use toml_edit::Value;
 
@@ -65,6 +65,11 @@ section! {
         chunks: Count = "2 for interleaved, breadth-first, zb-v, v-half and v-min, else 1"
             => Count::new(schedule.usual_chunks()).unwrap_or(Count::MIN);
             aka "num_virtual_stages_per_rank" "virtual_pipeline_model_parallel_size" "num_model_chunks",
+        /// Pipelines in each direction of chimera.
+        pairs: Count = "1"; aka "chimera_pairs",
+        /// How chimera runs more micro-batches than stages. direct: round after round; doubling: two
+        /// forwards, then their backwards; halving: the same with micro-batches in two halves.
+        concat: ConcatKind = "direct"; aka "chimera_concat",
         /// How layers are divided evenly among pipeline stages.
         split: PipelineSplit = "flops"; aka "pipeline_split" "pp_split" "partition_method",
         /// Order of the axes in the numbering of ranks, fastest first; axes left out have degree 1.
@@ -141,6 +146,18 @@ choice! {
 }
 
 choice! {
+    /// How chimera runs more micro-batches than stages.
+    pub enum ConcatKind {
+        /// Round after round.
+        Direct = "direct",
+        /// Two forwards, then their two backwards.
+        Doubling = "doubling",
+        /// As doubling, with micro-batches in two halves.
+        Halving = "halving",
+    }
+}
+
+choice! {
     /// How layers are divided evenly among pipeline stages.
     pub enum PipelineSplit {
         /// By the FLOPs of their layers, embedding and head included.
@@ -157,6 +174,16 @@ impl From<PipelineWarmup> for Warmup {
         match warmup {
             PipelineWarmup::Pa => Warmup::Pa,
             PipelineWarmup::Pb => Warmup::Pb,
+        }
+    }
+}
+
+impl From<ConcatKind> for Concat {
+    fn from(concat: ConcatKind) -> Self {
+        match concat {
+            ConcatKind::Direct => Concat::Direct,
+            ConcatKind::Doubling => Concat::Doubling,
+            ConcatKind::Halving => Concat::Halving,
         }
     }
 }

@@ -3,9 +3,9 @@
 //! Every pipeline setting of a user is applied or refused. One stage is a pipeline too: its
 //! schedule says when each micro-batch runs forward and backward.
 
-use phalanx_pipeline::{NamedSchedule, Schedule, ScheduleShape, split};
+use phalanx_pipeline::{Concat, NamedSchedule, Schedule, ScheduleShape, split};
 
-use super::parallel::{PipelineSchedule, PipelineSplit, PipelineWarmup};
+use super::parallel::{ConcatKind, PipelineSchedule, PipelineSplit, PipelineWarmup};
 use super::setting::{Count, Setting};
 use super::values::Values;
 use super::{Config, ModelKind, RecomputeKind};
@@ -15,6 +15,8 @@ const PP: &str = "parallel.pp";
 const SCHEDULE: &str = "parallel.schedule";
 const CHUNKS: &str = "parallel.chunks";
 const WARMUP: &str = "parallel.warmup";
+const PAIRS: &str = "parallel.pairs";
+const CONCAT: &str = "parallel.concat";
 const SPLIT: &str = "parallel.split";
 
 /// Pipeline settings of a preset are for its own pipeline: they are dropped if the user has none,
@@ -30,13 +32,18 @@ pub(super) fn drop_unused_preset(values: &mut Values) {
     };
     let dropped = values.drop_of_preset(|key| match key {
         SCHEDULE | SPLIT => none,
-        CHUNKS | WARMUP => none || other,
+        CHUNKS | WARMUP | PAIRS | CONCAT => none || other,
         _ => false,
     });
     values.note_dropped(&dropped, &cause, "set it too to keep it");
 }
 
 impl Config {
+    /// The micro-batches of a step, halves counted.
+    pub fn microbatches(&self) -> usize {
+        self.train.microbatches.get() * Concat::from(self.parallel.concat).pieces()
+    }
+
     /// Each stage needs layers, and a schedule may need a certain number of micro-batches. A table
     /// is checked when it is read.
     pub(super) fn check_pipeline(&self, values: &mut Values) {
@@ -45,12 +52,14 @@ impl Config {
         };
         let (parallel, stages) = (&self.parallel, self.parallel.pp.get());
         let shape = ScheduleShape::new(stages, self.train.microbatches.get());
-        let built = named.build(shape.chunks(parallel.chunks.get()).warmup(parallel.warmup.into()));
-        let keys = [SCHEDULE, PP, CHUNKS, WARMUP, "train.microbatches"];
+        let shape = shape.chunks(parallel.chunks.get()).warmup(parallel.warmup.into());
+        let built = named.build(shape.pairs(parallel.pairs.get()).concat(parallel.concat.into()));
+        let keys = [SCHEDULE, PP, CHUNKS, WARMUP, PAIRS, CONCAT, "train.microbatches"];
         let legal = built.is_ok();
         values.rule(&keys, legal, || {
             built.clone().err().map_or_else(|| Problem::new(""), Problem::from)
         });
+        self.check_halves(values);
         if let Ok(schedule) = &built {
             let enough = self.enough_layers(schedule);
             values.rule(&[PP, CHUNKS, "model.layers"], enough.is_ok(), || {
@@ -63,6 +72,28 @@ impl Config {
         if let Ok(schedule) = &built {
             self.check_stages_again(schedule, values);
         }
+    }
+
+    /// Half a micro-batch is whole sequences too.
+    fn check_halves(&self, values: &mut Values) {
+        let (batch, parts) = (self.train.batch_size.get(), self.train.microbatches.get());
+        let (dp, pieces) = (self.parallel.dp.get(), self.microbatches() / parts);
+        let whole = dp.saturating_mul(parts);
+        // Micro-batches that are not whole already are refused elsewhere.
+        let cut = !batch.is_multiple_of(whole) || batch.is_multiple_of(whole * pieces);
+        values.rule(
+            &[CONCAT, "train.batch_size", "train.microbatches", "parallel.dp"],
+            cut,
+            || {
+                let concat = self.parallel.concat.write();
+                Problem::new(format!(
+                    "{CONCAT} = {concat} cannot cut micro-batches of {} sequences in {pieces}",
+                    batch / whole
+                ))
+                .because("batch_size = dp × microbatches × micro-batch, all whole numbers")
+                .nearest(format!("train.batch_size = {}", batch.next_multiple_of(whole * pieces)))
+            },
+        );
     }
 
     /// If every backward directly follows its forward, there is nothing to recompute.
@@ -140,6 +171,16 @@ impl Config {
                 .because("a table states which chunks each stage group holds")
                 .fix(format!("leave {CHUNKS} out, or {SCHEDULE} = \"interleaved\""))
         });
+        for (key, value, usual) in [
+            (PAIRS, parallel.pairs.to_string(), parallel.pairs == Count::MIN),
+            (CONCAT, parallel.concat.write(), parallel.concat == ConcatKind::Direct),
+        ] {
+            values.rule(&[key, SCHEDULE], usual || !values.by_user(key), || {
+                Problem::new(format!("{key} = {value} has no effect with {SCHEDULE} = {schedule}"))
+                    .because("a table states which replicas each stage group holds")
+                    .fix(format!("leave {key} out, or {SCHEDULE} = \"chimera\""))
+            });
+        }
         let read = parallel.warmup == PipelineWarmup::Pa || !values.by_user(WARMUP);
         values.rule(&[WARMUP, SCHEDULE], read, || {
             let warmup = parallel.warmup.write();

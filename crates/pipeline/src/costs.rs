@@ -4,7 +4,6 @@ use phalanx_script::Part;
 
 use crate::error::{PipelineError, Result};
 use crate::flow::Phase;
-use crate::placement::Placement;
 use crate::schedule::Schedule;
 use crate::simulate::Timeline;
 use crate::turn::Turn;
@@ -28,7 +27,8 @@ pub struct TurnCosts {
 
 #[derive(Clone, PartialEq, Debug)]
 enum Shares {
-    /// All layers of a stage group take this long, and each of its chunks an equal part of it.
+    /// All layers that a stage group has of one replica take this long, and each of their chunks an equal part
+    /// of it.
     Devices(Times),
     /// Each stage takes this long.
     Stages(Vec<Times>),
@@ -36,7 +36,7 @@ enum Shares {
 
 impl TurnCosts {
     /// The same for all stage groups: `times` is what one micro-batch takes for all layers of a
-    /// group, of which each of its `v` chunks takes `1/v`. A hop delays the arrival of a message;
+    /// group (of one replica, if it holds several), of which each of its `v` chunks takes `1/v`. A hop delays the arrival of a message;
     /// no group is busy with it.
     pub fn even(times: Times, hop: f64) -> Result<Self> {
         TurnCosts { shares: Shares::Devices(times), hop }.legal()
@@ -74,7 +74,8 @@ impl TurnCosts {
     }
 
     /// How long a turn of a stage group takes.
-    pub(crate) fn of(&self, placement: &Placement, stage_group: usize, turn: &Turn) -> f64 {
+    pub(crate) fn of(&self, schedule: &Schedule, stage_group: usize, turn: &Turn) -> f64 {
+        let placement = schedule.placement();
         let sum = |times: &Times| -> f64 {
             // A second forward takes as long as the first one.
             let part = if turn.part == Part::R { Part::F } else { turn.part };
@@ -88,7 +89,9 @@ impl TurnCosts {
                 .sum()
         };
         match &self.shares {
-            Shares::Devices(times) => sum(times) / placement.chunks(stage_group) as f64,
+            Shares::Devices(times) => {
+                sum(times) / (placement.share(stage_group, turn.chunk) * schedule.pieces()) as f64
+            }
             Shares::Stages(stages) => {
                 let held = placement.held(stage_group, turn.chunk);
                 held.and_then(|held| stages.get(held.stage)).map_or(0.0, sum)

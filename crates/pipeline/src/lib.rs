@@ -44,6 +44,6 @@ pub use named::{NamedSchedule, ScheduleShape};
 pub use phalanx_script::Part;
 pub use placement::{HeldStage, Placement};
 pub use schedule::Schedule;
-pub use schedules::Warmup;
+pub use schedules::{Concat, Warmup};
 pub use simulate::{Timed, Timeline, simulate};
 pub use turn::{Turn, Turns, b, bwd, fwd, w, weave};

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use crate::error::{PipelineError, Result};
 use crate::schedule::Schedule;
 use crate::schedules::{
-    Warmup, breadth_first, gpipe, interleaved, naive, one_f_one_b, v_half, v_min, zb_h1, zb_h2,
-    zb_v,
+    Concat, Warmup, breadth_first, chimera, gpipe, interleaved, naive, one_f_one_b, v_half, v_min,
+    zb_h1, zb_h2, zb_v,
 };
 use crate::words::counted;
 
@@ -34,6 +34,8 @@ pub enum NamedSchedule {
     VHalf,
     /// A V with a third of the memory of 1F1B.
     VMin,
+    /// Pipelines in both directions.
+    Chimera,
 }
 
 /// The size of a schedule.
@@ -47,17 +49,32 @@ pub struct ScheduleShape {
     pub chunks: Option<usize>,
     /// How many forwards 1F1B starts with.
     pub warmup: Warmup,
+    /// Pipelines in each direction of Chimera, and how its rounds follow each other.
+    pub pairs: usize,
+    /// How Chimera runs more micro-batches than stage groups.
+    pub concat: Concat,
 }
 
 impl ScheduleShape {
     /// This many stage groups and micro-batches, everything else by default.
     pub fn new(stage_groups: usize, microbatches: usize) -> Self {
-        ScheduleShape { stage_groups, microbatches, chunks: None, warmup: Warmup::Pa }
+        let (warmup, concat) = (Warmup::Pa, Concat::Direct);
+        ScheduleShape { stage_groups, microbatches, chunks: None, warmup, pairs: 1, concat }
     }
 
     /// The same with this many chunks per stage group.
     pub fn chunks(self, chunks: usize) -> Self {
         ScheduleShape { chunks: Some(chunks), ..self }
+    }
+
+    /// The same with so many pipelines in each direction.
+    pub fn pairs(self, pairs: usize) -> Self {
+        ScheduleShape { pairs, ..self }
+    }
+
+    /// The same with another way from round to round.
+    pub fn concat(self, concat: Concat) -> Self {
+        ScheduleShape { concat, ..self }
     }
 
     /// The same with another warm-up.
@@ -68,7 +85,7 @@ impl ScheduleShape {
 
 impl NamedSchedule {
     /// Every schedule, the simplest first.
-    pub const ALL: [NamedSchedule; 10] = [
+    pub const ALL: [NamedSchedule; 11] = [
         NamedSchedule::Naive,
         NamedSchedule::GPipe,
         NamedSchedule::OneFOneB,
@@ -79,6 +96,7 @@ impl NamedSchedule {
         NamedSchedule::ZbV,
         NamedSchedule::VHalf,
         NamedSchedule::VMin,
+        NamedSchedule::Chimera,
     ];
 
     /// The name in configurations and on the command line.
@@ -94,6 +112,7 @@ impl NamedSchedule {
             NamedSchedule::ZbV => "zb-v",
             NamedSchedule::VHalf => "v-half",
             NamedSchedule::VMin => "v-min",
+            NamedSchedule::Chimera => "chimera",
         }
     }
 
@@ -120,7 +139,7 @@ impl NamedSchedule {
     pub fn build(self, shape: ScheduleShape) -> Result<Schedule> {
         let ScheduleShape { stage_groups: p, microbatches: m, warmup, .. } = shape;
         let v = shape.chunks.unwrap_or(self.usual_chunks());
-        self.legal(p, m, v, warmup)?;
+        self.legal(p, m, v, &shape)?;
         match self {
             NamedSchedule::Naive => naive(p, m),
             NamedSchedule::GPipe => gpipe(p, m),
@@ -132,10 +151,12 @@ impl NamedSchedule {
             NamedSchedule::ZbV => zb_v(p, m),
             NamedSchedule::VHalf => v_half(p, m),
             NamedSchedule::VMin => v_min(p, m),
+            NamedSchedule::Chimera => chimera(p, m, shape.pairs, shape.concat),
         }
     }
 
-    fn legal(self, p: usize, m: usize, v: usize, warmup: Warmup) -> Result<()> {
+    fn legal(self, p: usize, m: usize, v: usize, shape: &ScheduleShape) -> Result<()> {
+        let ScheduleShape { warmup, pairs, concat, .. } = *shape;
         let refuse = |what: String, why: &str, nearest: String| {
             Err(PipelineError::Shape { what, why: why.to_owned(), nearest })
         };
@@ -182,6 +203,13 @@ impl NamedSchedule {
                 "only 1f1b has a choice of warm-up",
                 "warm-up pa; or 1f1b".to_owned(),
             ),
+            _ if (pairs, concat) != (1, Concat::Direct) && self != NamedSchedule::Chimera => {
+                refuse(
+                    format!("{self} cannot have pairs or a concatenation"),
+                    "only chimera has pipelines in both directions",
+                    "1 pair and direct; or chimera".to_owned(),
+                )
+            }
             _ => Ok(()),
         }
     }

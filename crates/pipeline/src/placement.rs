@@ -101,6 +101,19 @@ impl Placement {
         self.stage_groups.get(stage_group).map_or(0, Vec::len)
     }
 
+    /// How many replicas of the model there are.
+    pub fn replicas(&self) -> usize {
+        self.stage_groups.iter().flatten().map(|held| held.replica + 1).max().unwrap_or(0)
+    }
+
+    /// How many chunks a stage group holds of the replica that one of its chunks belongs to: together they are
+    /// the group's share of a model.
+    pub fn share(&self, stage_group: usize, chunk: usize) -> usize {
+        let own = self.held(stage_group, chunk).map(|held| held.replica);
+        let row = self.stage_groups.get(stage_group).into_iter().flatten();
+        row.filter(|held| Some(held.replica) == own).count().max(1)
+    }
+
     /// What a chunk of a stage group is.
     pub fn held(&self, stage_group: usize, chunk: usize) -> Option<HeldStage> {
         self.stage_groups.get(stage_group)?.get(chunk).copied()

@@ -26,6 +26,7 @@ pub struct Schedule {
     turns: Vec<Vec<Turn>>,
     index: Index,
     splits: bool,
+    pieces: usize,
 }
 
 impl Schedule {
@@ -75,7 +76,7 @@ impl Schedule {
         check::listed(&turns, written)?;
         let index = check::complete(microbatches, &placement, &turns, written)?;
         let splits = turns.iter().flatten().any(|turn| turn.part == Part::W);
-        Ok(Schedule { name: name.into(), microbatches, placement, turns, index, splits })
+        Ok(Schedule { name: name.into(), microbatches, placement, turns, index, splits, pieces: 1 })
     }
 
     /// The same with second forwards as separate turns ([`Part::R`]), right before the backwards
@@ -92,6 +93,16 @@ impl Schedule {
         }
         let index = check::complete(self.microbatches, &self.placement, &turns, Written::Lists)?;
         Ok(Schedule { turns, index, ..self.clone() })
+    }
+
+    /// The same, where each micro-batch is one of so many pieces of one that the user counts.
+    pub(crate) fn in_pieces(self, pieces: usize) -> Self {
+        Schedule { pieces, ..self }
+    }
+
+    /// In how many pieces a micro-batch of the user is cut; each of them is a micro-batch here.
+    pub fn pieces(&self) -> usize {
+        self.pieces
     }
 
     /// Its name.

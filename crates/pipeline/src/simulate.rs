@@ -51,9 +51,7 @@ pub struct Timeline {
 /// Simulates a schedule.
 pub fn simulate(schedule: &Schedule, costs: &TurnCosts) -> Result<Timeline> {
     costs.fit(schedule)?;
-    let work = |stage_group: usize, timed: &Timed| {
-        costs.of(schedule.placement(), stage_group, &timed.turn)
-    };
+    let work = |stage_group: usize, timed: &Timed| costs.of(schedule, stage_group, &timed.turn);
     let timeline = Timeline::of(schedule, play(schedule, costs), work);
     match timeline.makespan.is_finite() {
         true => Ok(timeline),
@@ -128,7 +126,7 @@ fn play(schedule: &Schedule, costs: &TurnCosts) -> Vec<Vec<Timed>> {
             stage_groups[needed.stage_group][needed.index].end + hop
         });
         let start = arrived.fold(free, f64::max);
-        let end = start + costs.of(schedule.placement(), at.stage_group, &turn);
+        let end = start + costs.of(schedule, at.stage_group, &turn);
         stage_groups[at.stage_group].push(Timed { turn, stage: schedule.stage(at), start, end });
     });
     stage_groups

@@ -158,6 +158,8 @@ struct Described {
     partial: BTreeSet<Axis>,
     /// The stage groups whose instances have it.
     stage_groups: Vec<usize>,
+    /// Whether these hold different instances, so that each would group it in its own way.
+    tied: bool,
 }
 
 impl Described {
@@ -172,6 +174,11 @@ impl Described {
 fn described(world: &World<'_>, stage_group: usize) -> Result<Vec<Described>, ScriptError> {
     let (model, holders) = (world.model, &world.holders);
     let StageGroup { compiled, mesh, .. } = world.stage_groups[stage_group];
+    let tied = |param: usize| {
+        let mut held = holders[param].iter().map(|&group| world.held(group));
+        let first = held.next();
+        held.any(|other| Some(other) != first)
+    };
     let mut found: Vec<Option<Described>> = vec![None; model.params().len()];
     for instance in model.instances() {
         for (local, &param) in &instance.params {
@@ -189,6 +196,7 @@ fn described(world: &World<'_>, stage_group: usize) -> Result<Vec<Described>, Sc
                 // A parameter that is not trained has no gradient to sum.
                 partial: gradient.map_or(BTreeSet::new(), |g| g.layout.partial().clone()),
                 stage_groups: holders[param].clone(),
+                tied: tied(param),
             };
             match &found[param] {
                 Some(other) if !own.alike(other) || own.elements != other.elements => {
@@ -216,6 +224,7 @@ fn described(world: &World<'_>, stage_group: usize) -> Result<Vec<Described>, Sc
             blocks: Vec::new(),
             partial: BTreeSet::new(),
             stage_groups: holders[param].clone(),
+            tied: tied(param),
         });
     }
     Ok(found.into_iter().flatten().collect())
@@ -242,9 +251,9 @@ fn by_instance(
             if !seen.insert(described.param) {
                 continue;
             }
-            // Parameters that stage groups share are one unit in each of them, whichever instances
-            // read them there.
-            let from = if described.stage_groups.len() > 1 { 0 } else { first };
+            // Parameters that different stage groups share are one unit in each of them, whichever
+            // instances read them there.
+            let from = if described.tied { 0 } else { first };
             match groups[from..].iter_mut().find(|(_, group)| group[0].alike(described)) {
                 Some((_, group)) => group.push(described.clone()),
                 None => groups.push((instance.name.clone(), vec![described.clone()])),
@@ -254,7 +263,7 @@ fn by_instance(
         for (name, group) in groups[first..].iter_mut().skip(1) {
             let cut = group[0].blocks.iter().map(|axis| format!("+cut.{axis}"));
             let summed = group[0].partial.iter().map(|axis| format!("+sum.{axis}"));
-            let tied = (group[0].stage_groups.len() > 1).then(|| "+tied".to_owned());
+            let tied = group[0].tied.then(|| "+tied".to_owned());
             let suffix: String = cut.chain(summed).chain(tied).collect();
             *name += if suffix.is_empty() { "+whole" } else { &suffix };
         }

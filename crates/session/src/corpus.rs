@@ -87,7 +87,7 @@ pub fn mean_loss(
 fn loader(loaded: &Loaded, corpus: &Arc<dyn Corpus>, split: Split, samples: u64) -> Result<Loader> {
     let config = &loaded.config;
     let settings = LoaderConfig {
-        microbatches: config.train.microbatches.get(),
+        microbatches: config.microbatches(),
         split,
         val_fraction: match (config.data.kind, config.data.val_fraction.get()) {
             // The synthetic source has no end, so it always has something to evaluate on.

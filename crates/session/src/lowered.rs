@@ -104,8 +104,13 @@ impl Lowered {
                 on_mesh.push(OnMesh::new(models, &settings, &mesh)?);
             }
             let held: BTreeSet<usize> = turns.iter().map(|turn| turn.instance).collect();
+            // Of a stage that several groups hold, each evaluates the micro-batches that it trains.
+            let trained: BTreeSet<(usize, usize)> =
+                turns.iter().map(|turn| (turn.instance, turn.microbatch)).collect();
             let once = |(key, own): (ScriptKey, &ForwardModel)| {
-                (key, forward(held.iter().copied(), own.microbatches))
+                let mut runs = forward(held.iter().copied(), own.microbatches);
+                runs.retain(|run| trained.contains(&(run.instance, run.microbatch % parts)));
+                (key, runs)
             };
             let forward = models.forward().map(once).collect();
             let turns = merged(turns, model, &on_mesh[index].partition);

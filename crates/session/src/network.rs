@@ -87,10 +87,10 @@ impl Network {
         let compute = config.precision.compute.into();
         let shape = BatchShape {
             // The batch of all data-parallel ranks together: programs have global shapes.
-            batch: config.train.batch_size.get() / config.train.microbatches.get(),
+            batch: config.train.batch_size.get() / config.microbatches(),
             seq: config.train.seq_len.get(),
         };
-        let microbatches = config.train.microbatches.get();
+        let microbatches = config.microbatches();
         let build = |purpose| self.architecture.build(shape, compute, purpose);
         let evaluation = || {
             let model = build(Purpose::Evaluate)?;
@@ -135,7 +135,7 @@ pub fn describe_step(config: &Config) -> String {
         "{} of {}, {}, {}",
         counted(train.batch_size.get(), "sequence"),
         counted(train.seq_len.get(), "token"),
-        match train.microbatches.get() {
+        match config.microbatches() {
             1 => "at once".to_owned(),
             parts => format!("in {parts} micro-batches"),
         },

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_ir::{Mesh, Model};
-use phalanx_pipeline::{NamedSchedule, Schedule, ScheduleShape, Warmup, split};
+use phalanx_pipeline::{Concat, NamedSchedule, Schedule, ScheduleShape, Warmup, split};
 use phalanx_script::ScheduledRun;
 
 use crate::custom::read_schedule;
@@ -20,6 +20,10 @@ pub struct Pipeline {
     pub chunks: Option<usize>,
     /// How many forwards 1F1B starts with.
     pub warmup: Warmup,
+    /// Pipelines in each direction of Chimera.
+    pub pairs: usize,
+    /// How Chimera runs more micro-batches than stage groups.
+    pub concat: Concat,
     /// Which layers a stage gets.
     pub split: StageSplit,
     /// Whether a stage keeps only its input and recomputes its forward before the backward.
@@ -70,6 +74,8 @@ impl Default for Pipeline {
             order: PipelineOrder::Named(NamedSchedule::OneFOneB),
             chunks: None,
             warmup: Warmup::Pa,
+            pairs: 1,
+            concat: Concat::Direct,
             split: StageSplit::default(),
             rematerialise: false,
             meshes: Vec::new(),
@@ -94,7 +100,8 @@ impl Pipeline {
             PipelineSplit::Count => StageSplit::Count,
             PipelineSplit::Measured => StageSplit::Measured,
         };
-        Ok(Self { order, chunks, warmup, split, ..Self::default() })
+        let (pairs, concat) = (config.pairs.get(), config.concat.into());
+        Ok(Self { order, chunks, warmup, pairs, concat, split, ..Self::default() })
     }
 
     /// What the schedule is called.
@@ -117,9 +124,11 @@ impl Pipeline {
             PipelineOrder::Named(named) => {
                 let shape = ScheduleShape {
                     stage_groups,
-                    microbatches,
+                    microbatches: microbatches / self.concat.pieces(),
                     chunks: self.chunks,
                     warmup: self.warmup,
+                    pairs: self.pairs,
+                    concat: self.concat,
                 };
                 Ok(named.build(shape)?)
             }
@@ -139,23 +148,16 @@ impl Pipeline {
                         ));
                     }
                 }
-                let several = schedule.all().find(|(at, turn)| {
-                    let held = schedule.placement().held(at.stage_group, turn.chunk);
-                    turn.version > 0 || held.is_some_and(|held| held.replica > 0)
-                });
-                if let Some((at, turn)) = several {
+                let other = schedule.all().find(|(_, turn)| turn.version > 0);
+                if let Some((at, turn)) = other {
                     return Err(Error::refused(
                         Problem::new(format!(
-                            "{}: turn {turn} of stage group {} uses another weight version or \
-                            replica",
+                            "{}: turn {turn} of stage group {} uses another weight version",
                             schedule.name(),
                             at.stage_group
                         ))
-                        .because(
-                            "pipelines without a flush and bidirectional pipelines are not \
-                            built yet",
-                        )
-                        .nearest("one replica, and version 0 everywhere"),
+                        .because("pipelines without a flush are not built yet")
+                        .nearest("version 0 everywhere"),
                     ));
                 }
                 Ok(Schedule::clone(schedule))

@@ -231,7 +231,7 @@ impl Settings {
             precision: precision(&config.precision),
             optimizer,
             clip: optim.clip.0.map(|norm| norm.get()),
-            microbatches: config.train.microbatches.get(),
+            microbatches: config.microbatches(),
             recompute: config.train.recompute.in_segments(),
             seed: config.run.seed,
             memory_limit: match config.run.memory_limit {

@@ -154,12 +154,12 @@ fn evaluate(loaded: &Loaded, spec: ModelSpec, weights: &dyn Weights) -> Result<H
     let corpus = corpus::open(loaded)?;
     let batches = corpus::held_out(loaded, &corpus)?;
     let shape = BatchShape {
-        batch: config.train.batch_size.get() / config.train.microbatches.get(),
+        batch: config.train.batch_size.get() / config.microbatches(),
         seq: config.train.seq_len.get(),
     };
     let model =
         architecture(&config.model, spec).evaluation(shape, config.precision.compute.into())?;
-    let parts = config.train.microbatches.get();
+    let parts = config.microbatches();
     let (stored, threads) = (config.precision.weights.into(), config.run.threads.get());
     let read = from_weights(weights);
     host::require(config.run.device)?;

@@ -279,7 +279,8 @@ impl Report {
         let loss = |step: Option<&(usize, f64)>| step.map_or(f64::NAN, |(_, loss)| *loss);
         let seconds = self.spent.as_secs_f64();
         let steps = self.plot.losses.len();
-        let taken = steps - self.resumed_at.min(steps);
+        // A run that was resumed under another name has no losses of the steps before.
+        let taken = self.plot.losses.iter().filter(|(step, _)| *step > self.resumed_at).count();
         let tokens = tokens_per_step * taken as u64;
         let summary = Summary {
             steps,

@@ -11,7 +11,15 @@ fn drawings_in_the_documentation_are_what_is_drawn() {
     let dir = tempfile::tempdir().unwrap();
     let drawn = dir.path().join("docs/pictures");
     fs::create_dir_all(&drawn).unwrap();
-    let systems = ["gpipe", "one_f_one_b", "interleaved", "breadth_first", "zero_bubble", "v_half"];
+    let systems = [
+        "gpipe",
+        "one_f_one_b",
+        "interleaved",
+        "breadth_first",
+        "zero_bubble",
+        "v_half",
+        "chimera",
+    ];
     let pages = systems.map(|page| format!("systems/{page}.md")).into_iter();
     for page in pages.chain(["parallelism.md".to_owned()]) {
         let text = fs::read_to_string(docs.join(page)).unwrap();

@@ -47,11 +47,13 @@ impl<'a> Panel<'a> {
     /// The size as text, such as `4 stage_groups, 8 micro-batches`.
     fn title(&self) -> String {
         let Panel { schedule, .. } = self;
-        let chunks = match schedule.chunks() {
-            1 => String::new(),
-            v => format!(" of {v} chunks"),
+        let chunks = match (schedule.placement().share(0, 0), schedule.placement().replicas()) {
+            (1, 1) => String::new(),
+            (v, 1) => format!(" of {v} chunks"),
+            (1, replicas) => format!(", {replicas} pipelines"),
+            (v, replicas) => format!(" of {v} chunks, {replicas} pipelines"),
         };
-        let (p, m) = (schedule.stage_groups(), schedule.microbatches());
+        let (p, m) = (schedule.stage_groups(), schedule.microbatches() / schedule.pieces());
         let (stage_groups, batches) = (counted(p, "device"), counted(m, "micro-batch"));
         let named = match self.label {
             Some(_) => format!("{}, ", schedule.name()),
@@ -79,10 +81,11 @@ impl<'a> Panel<'a> {
         format!("makespan {}, bubble {:.1}%{span}", self.time(*makespan), 100.0 * bubble_total)
     }
 
-    /// The largest number of micro-batches that a stage group keeps, each counted for all its
-    /// chunks together: until their B, and until their W.
+    /// The largest number of micro-batches that a stage group keeps, each counted for all chunks of its replica
+    /// together: until their B, and until their W.
     fn peaks(&self, stage_group: usize) -> (f64, f64) {
-        let chunks = self.schedule.placement().chunks(stage_group).max(1) as f64;
+        let share = self.schedule.placement().share(stage_group, 0) * self.schedule.pieces();
+        let chunks = share as f64;
         let Timeline { peak_in_flight, peak_until_w, .. } = self.timeline;
         (peak_in_flight[stage_group] as f64 / chunks, peak_until_w[stage_group] as f64 / chunks)
     }
@@ -104,6 +107,18 @@ fn shortest(panels: &[Panel<'_>]) -> f64 {
 fn any_again(panels: &[Panel<'_>]) -> bool {
     let mut turns = panels.iter().flat_map(|panel| panel.schedule.all());
     turns.any(|(_, turn)| turn.part == Part::R)
+}
+
+/// What the shades of a block mean, if there are several.
+fn shades(panels: &[Panel<'_>]) -> Option<&'static str> {
+    let placements = || panels.iter().map(|panel| panel.schedule.placement());
+    match placements().any(|placement| placement.replicas() > 1) {
+        true => Some("light: pipeline that goes down; dark: up"),
+        false if panels.iter().any(|panel| panel.schedule.chunks() > 1) => {
+            Some("later chunks are darker")
+        }
+        false => None,
+    }
 }
 
 /// The kinds of turns that pictures distinguish.

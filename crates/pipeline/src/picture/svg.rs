@@ -5,7 +5,7 @@
 
 use super::scale::ticks;
 use super::svg_page::{Anchor, Page, Weight};
-use super::{Panel, TurnKind, any_again, longest, short, shortest};
+use super::{Panel, TurnKind, any_again, longest, shades, short, shortest};
 use crate::simulate::Timed;
 
 /// The height of a row and the space between two rows, in pixels.
@@ -193,8 +193,8 @@ impl Drawing {
         }
         self.page.waiting((x, y), (14.0, 14.0));
         x = self.word(x + 14.0, y, "waits");
-        if chunks > 1 {
-            self.word(x - 5.0, y, "(later chunks are darker)");
+        if let Some(words) = shades(panels) {
+            self.word(x - 5.0, y, &format!("({words})"));
         }
     }
 

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::scale::ticks;
-use super::{Panel, TurnKind, any_again, longest, short, shortest};
+use super::{Panel, TurnKind, any_again, longest, shades, short, shortest};
 use crate::simulate::Timed;
 
 /// How to draw for a terminal.
@@ -182,7 +182,6 @@ impl Canvas {
     fn legend(&self, panels: &[Panel<'_>]) -> String {
         let splits = panels.iter().any(|panel| panel.schedule.splits());
         let whole = panels.iter().any(|panel| !panel.schedule.splits());
-        let chunks = panels.iter().map(|panel| panel.schedule.chunks()).max().unwrap_or(1);
         let mut words = vec![(TurnKind::Forward, "forward")];
         if any_again(panels) {
             words.push((TurnKind::Again, "forward run again"));
@@ -208,10 +207,12 @@ impl Canvas {
                 }
             })
             .collect();
-        if chunks > 1 {
-            parts.push(match self.colour {
-                true => "later chunks darker".to_owned(),
-                false => "b, c, d after a number: second, third, fourth chunk".to_owned(),
+        if let Some(words) = shades(panels) {
+            let replicas = panels.iter().any(|panel| panel.schedule.placement().replicas() > 1);
+            parts.push(match (self.colour, replicas) {
+                (true, _) => words.to_owned(),
+                (false, true) => "b after a number: of the pipeline that goes up".to_owned(),
+                (false, false) => "b, c, d after a number: second, third, fourth chunk".to_owned(),
             });
         }
         if !self.colour {

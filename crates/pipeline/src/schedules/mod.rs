@@ -1,6 +1,7 @@
 //! The systems: one small file each, with its rule.
 
 mod breadth_first;
+mod chimera;
 mod gpipe;
 mod interleaved;
 mod naive;
@@ -13,6 +14,7 @@ mod zb_h2;
 mod zb_v;
 
 pub use breadth_first::breadth_first;
+pub use chimera::{Concat, chimera};
 pub use gpipe::gpipe;
 pub use interleaved::interleaved;
 pub use naive::naive;

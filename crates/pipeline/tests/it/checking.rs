@@ -1,11 +1,11 @@
 //! Schedules that are wrong, each in one way, and what the checker says.
 
 use phalanx_pipeline::{
-    Direction, HeldStage, NamedSchedule, Part, PipelineError, Placement, Schedule, ScheduleShape,
-    Turn, Turns, b, bwd, fwd, w, weave,
+    Direction, HeldStage, Part, PipelineError, Placement, Schedule, Turn, Turns, b, bwd, fwd, w,
+    weave,
 };
 
-use crate::support::{grid, run, times};
+use crate::support::{all, grid, run, times};
 
 /// Two devices, one stage each, with these lists.
 fn two(m: usize, first: Turns, second: Turns) -> Result<Schedule, PipelineError> {
@@ -148,7 +148,7 @@ fn replicas_run_side_by_side() {
     ];
     let schedule = Schedule::from_lists("both ways", 2, both(), lists).unwrap();
     let found = run(&schedule, times(2.0, 2.0, 0.0), 0.0);
-    assert_eq!(found.makespan, 4.0, "each of 2 micro-batches takes 4 halves of a share");
+    assert_eq!(found.makespan, 8.0, "two forwards and two backwards, each of a whole share");
     let lists = vec![
         f.clone().then(up(fwd(1..2))).then(back.clone()).list(),
         f.clone().then(back.clone()).then(up(fwd(0..1))).list(),
@@ -167,11 +167,7 @@ fn replicas_run_side_by_side() {
 #[test]
 fn each_boundary_is_crossed_twice_by_each_microbatch() {
     for (p, m) in grid().filter(|(p, m)| *p <= 6 && *m <= 14) {
-        for named in NamedSchedule::ALL {
-            let Ok(schedule) = named.build(ScheduleShape::new(p, m)) else {
-                assert!(named == NamedSchedule::Interleaved && m % p != 0);
-                continue;
-            };
+        for (named, schedule) in all(p, m) {
             let stages = schedule.placement().stages();
             let within = match named {
                 named if named.is_vee() => 1,

@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 
-use phalanx_pipeline::{NamedSchedule, Part, Schedule, ScheduleShape, Times, TurnCosts, simulate};
+use phalanx_pipeline::{
+    HeldStage, NamedSchedule, Part, Schedule, ScheduleShape, Times, TurnCosts, simulate,
+};
 
-use crate::support::{build, same, times};
+use crate::support::{all, same, times};
 
 /// Numbers between 1 and 10 that look random and are always the same.
 struct Numbers(u64);
@@ -33,12 +35,13 @@ fn fixed_point(
         for stage_group in 0..schedule.stage_groups() {
             let mut free = 0.0_f64;
             for turn in schedule.turns(stage_group) {
-                let stage = schedule.placement().held(stage_group, turn.chunk).unwrap().stage;
+                let HeldStage { stage, replica } =
+                    schedule.placement().held(stage_group, turn.chunk).unwrap();
                 let get =
                     |part, stage| ends.get(&(part, stage, turn.microbatch)).copied().unwrap_or(0.0);
                 let lag = |other: usize| {
-                    let holds =
-                        |c| schedule.placement().held(stage_group, c).unwrap().stage == other;
+                    let needed = HeldStage { stage: other, replica };
+                    let holds = |c| schedule.placement().held(stage_group, c) == Some(needed);
                     if (0..schedule.placement().chunks(stage_group)).any(holds) { 0.0 } else { hop }
                 };
                 let t = stages[stage];
@@ -72,8 +75,7 @@ fn fixed_point(
 fn the_simulator_finds_the_fixed_point() {
     let mut numbers = Numbers(1);
     for (p, m) in [(1, 3), (2, 4), (3, 6), (4, 4), (5, 10), (4, 12)] {
-        for named in NamedSchedule::ALL {
-            let schedule = build(named, p, m);
+        for (named, schedule) in all(p, m) {
             let stages = numbers.stages(schedule.placement().stages());
             let hop = numbers.next() / 4.0;
             let costs = TurnCosts::uneven(stages.clone(), hop).unwrap();

@@ -61,6 +61,8 @@ pub(super) struct Links {
     pub(super) outgoing: Vec<Vec<Link>>,
     /// How values cross between stage groups.
     pub(super) crossings: Vec<Crossing>,
+    /// For each turn of each stage group: how many turns, one after the other, end with it at least.
+    pub(super) levels: Vec<Vec<usize>>,
 }
 
 impl Links {
@@ -74,13 +76,14 @@ impl Links {
             incoming: vec![Vec::new(); stage_groups.len()],
             outgoing: vec![Vec::new(); stage_groups.len()],
             crossings: Vec::new(),
+            levels: Vec::new(),
         };
         if stage_groups.len() < 2 {
             return Ok(links);
         }
         let mut all = found(model, stage_groups, wiring)?;
         in_order(model, &all)?;
-        settle(stage_groups, &mut all)?;
+        links.levels = settle(stage_groups, &mut all)?;
         links.crossings = crossings(model, stage_groups, library, &mut all)?;
         for link in all {
             links.outgoing[link.from.stage_group].push(link.clone());
@@ -240,13 +243,17 @@ fn in_order(model: &Model, links: &[Link]) -> Result<(), ScriptError> {
 }
 
 /// Finds when each sent value is known to have arrived, with vector clocks: for every turn, how
-/// many turns of each stage group are over when it begins.
-fn settle(stage_groups: &[StageGroup<'_>], links: &mut [Link]) -> Result<(), ScriptError> {
+/// many turns of each stage group are over when it begins. Returns the levels of all turns.
+fn settle(
+    stage_groups: &[StageGroup<'_>],
+    links: &mut [Link],
+) -> Result<Vec<Vec<usize>>, ScriptError> {
     let mut needs: BTreeMap<Point, Vec<Point>> = BTreeMap::new();
     for link in links.iter() {
         needs.entry(link.to).or_default().push(link.from);
     }
     let mut clocks: Vec<Vec<Vec<usize>>> = vec![Vec::new(); stage_groups.len()];
+    let mut levels: Vec<Vec<usize>> = vec![Vec::new(); stage_groups.len()];
     let mut moved = true;
     while moved {
         moved = false;
@@ -268,6 +275,9 @@ fn settle(stage_groups: &[StageGroup<'_>], links: &mut [Link]) -> Result<(), Scr
                     clock[point.stage_group] = clock[point.stage_group].max(point.turn + 1);
                 }
                 clocks[stage_group].push(clock);
+                let before = needed.iter().map(|p| levels[p.stage_group][p.turn]);
+                let before = before.chain(levels[stage_group].last().copied()).max();
+                levels[stage_group].push(before.map_or(0, |level| level + 1));
                 moved = true;
             }
         }
@@ -287,5 +297,5 @@ fn settle(stage_groups: &[StageGroup<'_>], links: &mut [Link]) -> Result<(), Scr
         let first = own.partition_point(|clock| !known(clock));
         link.settled = (first < own.len()).then_some(first);
     }
-    Ok(())
+    Ok(levels)
 }

@@ -5,8 +5,12 @@
 //! communication while micro-batches accumulate). Where gradients are kept in shards, the gradient
 //! of a micro-batch is written to its own buffer and summed into the shard at once; all
 //! micro-batches share one such buffer where a stage group runs them through its layers together.
+//!
+//! What several stage groups hold (tied weights, the replicas of a stage in Chimera) is summed over them as soon as
+//! the last of them has contributed. All must start these sums in one order: that of their last contributions in
+//! the whole pipeline.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use phalanx_spmd::Reduction;
 
@@ -14,7 +18,7 @@ use super::collect::sweeps;
 use super::{
     Action, Binder, Buffer, BufferId, Category, Contribution, Kind, Lane, Mesh, Places, Program,
     Role, Run, ScheduledRun, ScriptError, Source, Tier, TrainingScript, Unit, UnitBuffers, View,
-    Write, programs,
+    World, Write, programs,
 };
 use crate::action::{Accumulator, ProgramId};
 use crate::key::BufferKey;
@@ -33,6 +37,9 @@ pub(super) struct Reducer<'a> {
     runs: BTreeMap<(usize, usize), Vec<usize>>,
     /// The buffer for a unit's gradient of the current group, if it is a separate one.
     formed: BTreeMap<(usize, usize), BufferId>,
+    /// The units that stage groups share, in the order in which they are summed, with the level of their last
+    /// contribution in any stage group; those that are not summed yet.
+    shared: VecDeque<(usize, usize)>,
     /// For each unit: the program that sums such a gradient into its shard, once it is needed.
     scatters: Vec<Option<ProgramId>>,
 }
@@ -55,6 +62,7 @@ impl<'a> Reducer<'a> {
             together: sweeps(training.stage_group().turns),
             runs: BTreeMap::new(),
             formed: BTreeMap::new(),
+            shared: shared(training.world, units),
             scatters: vec![None; units.len()],
         };
         for (index, turn) in training.stage_group().turns.iter().enumerate() {
@@ -116,16 +124,17 @@ impl<'a> Reducer<'a> {
                 }
             }
         }
+        let own = &self.training.world.links.levels[self.training.at.stage_group..];
+        let level = own.first().map_or(0, |levels| levels[run]);
+        while let Some((_, unit)) = self.shared.pop_front_if(|(complete, _)| *complete <= level) {
+            self.sum_groups(unit, binder)?;
+        }
         Ok(())
     }
 
-    /// After the last turn: sums what stage groups share. All of them do it in the same order.
+    /// After the last turn: sums what stage groups share and other groups complete later.
     pub(super) fn finish(self, binder: &mut Binder<'_>) -> Result<(), ScriptError> {
-        let first = |unit: &usize| self.units[*unit].members.iter().map(|m| m.param).min();
-        let mut shared: Vec<usize> =
-            (0..self.units.len()).filter(|&unit| self.units[unit].stage_groups.len() > 1).collect();
-        shared.sort_by_key(first);
-        shared.into_iter().try_for_each(|unit| self.sum_groups(unit, binder))
+        self.shared.iter().try_for_each(|(_, unit)| self.sum_groups(*unit, binder))
     }
 
     /// Every rank gets the sum.
@@ -302,4 +311,26 @@ impl<'a> Reducer<'a> {
         let ports = program.outputs_with(Role::Gradient);
         ports.filter_map(|port| instance.params.get(&port.name).copied()).collect()
     }
+}
+
+/// The units that stage groups share, ordered by the level of the last turn of any stage group that works on an
+/// instance which has them.
+fn shared(world: &World<'_>, units: &[Unit]) -> VecDeque<(usize, usize)> {
+    let complete = |unit: &Unit| {
+        let uses = |turn: &ScheduledRun| {
+            let params = &world.model.instances()[turn.instance].params;
+            unit.members.iter().any(|member| params.values().any(|param| *param == member.param))
+        };
+        let last = |&group: &usize| {
+            let turn = world.stage_groups[group].turns.iter().rposition(uses)?;
+            Some(world.links.levels[group][turn])
+        };
+        unit.stage_groups.iter().filter_map(last).max().unwrap_or(0)
+    };
+    let shared = (0..units.len()).filter(|&unit| units[unit].stage_groups.len() > 1);
+    let mut shared: Vec<(usize, usize)> =
+        shared.map(|unit| (complete(&units[unit]), unit)).collect();
+    let first = |unit: usize| units[unit].members.iter().map(|member| member.param).min();
+    shared.sort_by_key(|&(level, unit)| (level, first(unit)));
+    shared.into()
 }

@@ -61,6 +61,11 @@ impl<'a> World<'a> {
         self.held[stage_group].contains(&instance)
     }
 
+    /// The instances that a stage group's turns work on.
+    pub(crate) fn held(&self, stage_group: usize) -> &BTreeSet<usize> {
+        &self.held[stage_group]
+    }
+
     /// Ranks that do the same, each on its part of the data: those of a stage group. Ranks that
     /// receive values with padding in different places, which they set to zero, are in different
     /// classes.
@@ -98,7 +103,7 @@ impl<'a> World<'a> {
 
     /// What another rank of a script's class sends and receives in its actions.
     pub fn messages(&self, script: &Script, at: RankPlace) -> Vec<(usize, Vec<Message>)> {
-        let Links { incoming, outgoing, crossings } = &self.links;
+        let Links { incoming, outgoing, crossings, .. } = &self.links;
         let rank = self.stage_groups[at.stage_group].ranks[at.place];
         // Scripts have sends and receives in the order of the links.
         let (mut sent, mut taken) =

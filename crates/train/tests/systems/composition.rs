@@ -54,11 +54,12 @@ enum System {
     ZbV,
     VHalf,
     VMin,
+    Chimera,
 }
 
 use System as S;
 
-const ALL: [(System, &str); 28] = [
+const ALL: [(System, &str); 29] = [
     (S::Ddp, "ddp"),
     (S::Zero1, "zero-1"),
     (S::Zero2, "zero-2"),
@@ -87,6 +88,7 @@ const ALL: [(System, &str); 28] = [
     (S::ZbV, "zb-v"),
     (S::VHalf, "v-half"),
     (S::VMin, "v-min"),
+    (S::Chimera, "chimera"),
 ];
 
 /// The ways to split weights.

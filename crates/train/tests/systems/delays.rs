@@ -140,9 +140,13 @@ impl Pipe {
 fn pipes() -> Vec<Pipe> {
     let mut all = Vec::new();
     for (number, schedule) in NamedSchedule::ALL.into_iter().enumerate() {
-        // Interleaving needs as many micro-batches as stages, or a multiple.
-        let odd = if schedule == NamedSchedule::Interleaved { 6 } else { 5 };
-        all.extend([(2, 8), (3, odd), (4, 4)].map(|(pp, m)| Pipe::new(schedule, pp, m)));
+        // Interleaving needs as many micro-batches as stages, or a multiple; Chimera needs even numbers.
+        let odd = match schedule {
+            NamedSchedule::Interleaved => (3, 6),
+            NamedSchedule::Chimera => (4, 6),
+            _ => (3, 5),
+        };
+        all.extend([(2, 8), odd, (4, 4)].map(|(pp, m)| Pipe::new(schedule, pp, m)));
         for turn in (number % 2..LAYOUTS.len()).step_by(2) {
             let tied = (number + turn) / 2 % 2 == 1;
             let m = if turn < 4 { 4 } else { 2 };
@@ -150,7 +154,7 @@ fn pipes() -> Vec<Pipe> {
         }
         if schedule != NamedSchedule::Naive {
             let (layout, tied) = (AGAIN[number % 3], number % 2 == 1);
-            all.push(Pipe { again: true, ..Pipe::new(schedule, 3, odd) });
+            all.push(Pipe { again: true, ..Pipe::new(schedule, odd.0, odd.1) });
             all.push(Pipe { again: true, layout, tied, ..Pipe::new(schedule, 2, 4) });
         }
     }

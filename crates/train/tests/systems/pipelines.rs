@@ -52,6 +52,13 @@ fn shapes(schedule: NamedSchedule) -> &'static [Shape] {
             (4, 2, 0, false),
             (2, 3, 1, false),
         ],
+        NamedSchedule::Chimera => &[
+            (2, 4, 0, false),
+            (4, 4, 0, true),
+            (2, 2, 0, false),
+            (4, 6, 0, false),
+            (4, 2, 0, false),
+        ],
         _ => &[
             (2, 4, 0, false),
             (3, 5, 0, true),
@@ -209,7 +216,8 @@ fn one_stage_follows_its_schedule() {
         found.memory.iter().find(|row| row.category == "residuals").unwrap().measured
     };
     let one = kept(&agrees("no schedule", &llama(&["train.microbatches=4"]), None));
-    for schedule in NamedSchedule::ALL {
+    // Two directions need two stages.
+    for schedule in NamedSchedule::ALL.into_iter().filter(|s| *s != NamedSchedule::Chimera) {
         let set = format!("parallel.schedule={schedule}");
         let sets = ["train.microbatches=4", &set, "parallel.dp=2", "parallel.zero=3"];
         agrees(&set, &llama(&sets), None);

@@ -40,6 +40,11 @@ fn counts(plan: &TrainPlan, kind: fn(&Action) -> bool) -> Vec<usize> {
     plan.units.iter().map(|unit| about(&unit.name)).collect()
 }
 
+/// How many micro-batches go through each of a device's chunks.
+fn each(named: NamedSchedule) -> usize {
+    if named == NamedSchedule::Chimera { MICROBATCHES / 2 } else { MICROBATCHES }
+}
+
 /// Whether a device takes all micro-batches through a chunk before it turns to anything else.
 fn sweeps(named: NamedSchedule) -> bool {
     matches!(named, NamedSchedule::GPipe | NamedSchedule::BreadthFirst)
@@ -52,7 +57,7 @@ fn units_are_gathered_once_a_sweep_or_once_a_micro_batch() {
             // Once for the forwards and once for the backwards. W reads no weights, and an embedding
             // has nothing to do in B.
             let ways = |unit: &Unit| if named.splits() && unit.name == "embed" { 1 } else { 2 };
-            let each = if sweeps(named) { 1 } else { MICROBATCHES };
+            let each = if sweeps(named) { 1 } else { each(named) };
             let times: Vec<usize> = plan.units.iter().map(|unit| each * ways(unit)).collect();
             assert_eq!(counts(&plan, is_gather), times, "{named}");
             let released =
@@ -90,7 +95,9 @@ fn gradients_are_summed_as_often_as_the_stage_says() {
             for plan in plans(&small(llama, named), named, zero) {
                 // Whole gradients are summed when the step's last contribution is there, shards for
                 // every micro-batch, or for all of a sweep.
-                let times = if zero == 1 || sweeps(named) { 1 } else { MICROBATCHES };
+                let times = if zero == 1 || sweeps(named) { 1 } else { each(named) };
+                // Replicas of a stage sum once more.
+                let times = times + usize::from(named == NamedSchedule::Chimera);
                 let what = format!("{named}, stage {zero}");
                 assert_eq!(counts(&plan, is_reduce), vec![times; plan.units.len()], "{what}");
                 // At the other stages, updated weights are gathered once.

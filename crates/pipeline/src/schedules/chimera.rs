@@ -1,0 +1,143 @@
+//! Chimera (Li and Hoefler, SC 2021): pipelines in both directions through the same stage groups.
+//!
+//! Every stage group holds a stage of a pipeline that goes down and one of a pipeline that goes up, so
+//! where one direction waits the other works. With f pairs of pipelines, each of the 2f takes its share of the
+//! micro-batches, and the 2f copies of a stage sum their gradients. For m = p a step takes
+//! m·min(tF, tB) + (m + p/f − 2)·max(tF, tB); a stage group keeps at most p micro-batches, but 2f copies of weights,
+//! gradients and optimizer state.
+//!
+//! The order comes from slots of equal length: stage s runs its forward number q at s + 2q and its backward at
+//! p − 1 − s + 2q, where q counts what its pipeline has started. Two directions never want the same slot, as one
+//! number is either a forward or a backward. [`Concat`] says how more than p micro-batches follow each other.
+
+use phalanx_script::Part;
+
+use crate::error::{PipelineError, Result};
+use crate::placement::{HeldStage, Placement};
+use crate::schedule::Schedule;
+use crate::turn::Turn;
+use crate::words::counted;
+
+/// How Chimera runs more micro-batches than stage groups.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Concat {
+    /// Rounds of p micro-batches follow each other. Between rounds a group waits (p − 2)·tF if tB = 2tF.
+    #[default]
+    Direct,
+    /// Two forwards, then their two backwards: no waiting between rounds if tB = 2tF, and up to twice the
+    /// memory.
+    Doubling,
+    /// As doubling, with every micro-batch in two halves: the memory of direct rounds, and smaller products.
+    Halving,
+}
+
+impl Concat {
+    /// In how many pieces each micro-batch is cut.
+    pub const fn pieces(self) -> usize {
+        match self {
+            Concat::Direct | Concat::Doubling => 1,
+            Concat::Halving => 2,
+        }
+    }
+}
+
+/// Chimera of `m` micro-batches over `p` stage groups, with `pairs` pipelines in each direction.
+pub fn chimera(p: usize, m: usize, pairs: usize, concat: Concat) -> Result<Schedule> {
+    legal(p, m, pairs, concat)?;
+    let pieces = concat.pieces();
+    let placement = both_ways(p, pairs)?;
+    let pipelines = 2 * pairs;
+    let list = |group: usize| {
+        let mut turns: Vec<(usize, Turn)> = Vec::new();
+        for microbatch in 0..pieces * m {
+            let chunk = microbatch % pipelines;
+            let Some(HeldStage { stage, .. }) = placement.held(group, chunk) else { continue };
+            let number = match concat {
+                Concat::Direct => rounds(p, pairs, microbatch / pipelines),
+                Concat::Doubling | Concat::Halving => doubled(p, pieces * m, microbatch / 2),
+            };
+            let turn = |part| Turn { part, microbatch, chunk, version: 0 };
+            turns.push((stage + 2 * number.forward, turn(Part::F)));
+            turns.push((p - 1 - stage + 2 * number.backward, turn(Part::BW)));
+        }
+        turns.sort_by_key(|(slot, turn)| (*slot, turn.microbatch));
+        turns.into_iter().map(|(_, turn)| turn).collect()
+    };
+    let lists = (0..p).map(list).collect();
+    Ok(Schedule::from_lists("chimera", pieces * m, placement, lists)?.in_pieces(pieces))
+}
+
+/// Down pipeline i has stage s on group s + i·p/f, and its up pipeline the same mirrored. Chunk 2i goes down and
+/// chunk 2i + 1 up.
+fn both_ways(p: usize, pairs: usize) -> Result<Placement> {
+    let held = |group: usize, chunk: usize| {
+        let turned = p - (chunk / 2) * (p / pairs);
+        let stage = if chunk.is_multiple_of(2) { group } else { p - 1 - group };
+        HeldStage { stage: (stage + turned) % p, replica: chunk }
+    };
+    Placement::new((0..p).map(|d| (0..2 * pairs).map(|c| held(d, c)).collect()).collect())
+}
+
+/// Which of its pipeline's starts a micro-batch's forward and backward are.
+struct Number {
+    forward: usize,
+    backward: usize,
+}
+
+/// Rounds of forwards and backwards; `own` counts the micro-batches of one pipeline.
+fn rounds(p: usize, pairs: usize, own: usize) -> Number {
+    let (round, at) = (own / (p / (2 * pairs)), own % (p / (2 * pairs)));
+    let forward = p * round + at;
+    Number { forward, backward: forward + p / 2 }
+}
+
+/// p/2 pairs of forwards, then two backwards and a pair of forwards in turn; `m` counts the micro-batches of
+/// both directions, `own` those of one.
+fn doubled(p: usize, m: usize, own: usize) -> Number {
+    let (fill, pair) = (p / 2, own / 2);
+    let mixed = (m / 4).saturating_sub(fill);
+    let forward = if pair < fill { pair } else { 3 * pair - 2 * fill + 2 };
+    let backward = fill + own + pair.min(mixed);
+    Number { forward, backward }
+}
+
+fn legal(p: usize, m: usize, pairs: usize, concat: Concat) -> Result<()> {
+    let refuse = |what: String, why: &str, nearest: String| {
+        Err(PipelineError::Shape {
+            what: format!("chimera cannot have {what}"),
+            why: why.to_owned(),
+            nearest,
+        })
+    };
+    if !p.is_multiple_of(2) {
+        let why = "the pipelines of both directions meet between two stage groups";
+        return refuse(counted(p, "stage"), why, format!("{} or {} stages", (p - 1).max(2), p + 1));
+    }
+    if pairs == 0 || !(p / 2).is_multiple_of(pairs) {
+        let most = (1..=p / 2).filter(|pairs| (p / 2).is_multiple_of(*pairs));
+        let fits: Vec<String> = most.map(|pairs| pairs.to_string()).collect();
+        let why = "pipelines of one direction start at equal distances in half of the stage groups";
+        return refuse(format!("{} over {p} stages", counted(pairs, "pair")), why, fits.join(", "));
+    }
+    if concat != Concat::Direct && pairs > 1 {
+        let why = "pairs of forwards are worked out for one pipeline in each direction";
+        return refuse(
+            format!("{pairs} pairs with doubling or halving"),
+            why,
+            "1 pair, or direct".to_owned(),
+        );
+    }
+    let (unit, why) = match concat {
+        Concat::Direct => (2 * pairs, "every pipeline takes as many micro-batches"),
+        Concat::Doubling => (4, "both directions take micro-batches by twos"),
+        Concat::Halving => (2, "both directions take as many micro-batches"),
+    };
+    match m % unit {
+        0 => Ok(()),
+        rest => {
+            let (below, above) = (m - rest, m - rest + unit);
+            let below = if below == 0 { String::new() } else { format!("{below} or ") };
+            refuse(counted(m, "micro-batch"), why, format!("{below}{above} micro-batches"))
+        }
+    }
+}
